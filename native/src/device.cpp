@@ -1,0 +1,163 @@
+#include "device.h"
+
+#include "error.h"
+
+#include <algorithm>
+#include <map>
+
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#endif
+
+namespace lapilli {
+
+namespace {
+
+constexpr uint32_t most_queues = 4;
+
+void relax() {
+#if defined(__x86_64__) || defined(_M_X64)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+} // namespace
+
+std::shared_ptr<Device> Device::open(Instance& instance, uint32_t index) {
+  static std::mutex mutex;
+  static auto& devices = *new std::map<std::pair<Instance*, uint32_t>, std::weak_ptr<Device>>;
+  const std::lock_guard lock(mutex);
+  std::weak_ptr<Device>& known = devices[{&instance, index}];
+  if (auto device = known.lock())
+    return device;
+  std::shared_ptr<Device> device(new Device(instance, index));
+  known = device;
+  return device;
+}
+
+Device::Device(Instance& instance, uint32_t device_index)
+    : capabilities(instance.devices[device_index]), index(device_index) {
+  const uint32_t count = std::min(capabilities.queue_count, capabilities.is_cpu() ? 1u : most_queues);
+  const std::vector<float> priorities(count, 1.0f);
+  VkDeviceQueueCreateInfo queue_info{};
+  queue_info.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO;
+  queue_info.queueFamilyIndex = capabilities.queue_family;
+  queue_info.queueCount = count;
+  queue_info.pQueuePriorities = priorities.data();
+
+  FeatureChain features;
+  wanted_features(instance.vk, capabilities, features);
+  VkDeviceCreateInfo info{};
+  info.sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO;
+  info.pNext = &features.core;
+  info.queueCreateInfoCount = 1;
+  info.pQueueCreateInfos = &queue_info;
+  info.enabledExtensionCount = static_cast<uint32_t>(capabilities.extensions.names.size());
+  info.ppEnabledExtensionNames = capabilities.extensions.names.data();
+  check(instance.vk.CreateDevice(capabilities.handle, &info, nullptr, &handle), "vkCreateDevice");
+  vk.load([&](const char* name) { return instance.vk.GetDeviceProcAddr(handle, name); });
+  for (uint32_t i = 0; i < count; ++i) {
+    queues_.push_back(std::make_unique<Queue>());
+    vk.GetDeviceQueue(handle, capabilities.queue_family, i, &queues_.back()->handle);
+  }
+  // A software driver needs the processor for the work itself.
+  spin_nanoseconds_ = capabilities.is_cpu() ? 0 : capabilities.is_discrete() ? 2'000'000 : 200'000;
+}
+
+Device::~Device() { vk.DestroyDevice(handle, nullptr); }
+
+Queue& Device::next_queue() { return *queues_[next_++ % queues_.size()]; }
+
+void Device::submit(Queue& queue, VkCommandBuffer commands, VkFence fence) {
+  VkSubmitInfo info{};
+  info.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO;
+  info.commandBufferCount = 1;
+  info.pCommandBuffers = &commands;
+  const std::lock_guard lock(queue.mutex);
+  check(vk.QueueSubmit(queue.handle, 1, &info, fence), "vkQueueSubmit");
+}
+
+bool Device::wait(VkFence fence, uint64_t timeout) const {
+  const auto signalled = [&] {
+    const VkResult result = vk.GetFenceStatus(handle, fence);
+    if (result == VK_NOT_READY)
+      return false;
+    check(result, "vkGetFenceStatus");
+    return true;
+  };
+  if (signalled())
+    return true;
+  const uint64_t start = nanoseconds_now();
+  const uint64_t spin = std::min(spin_nanoseconds_, timeout);
+  uint64_t passed = 0;
+  while (passed < spin) {
+    for (int i = 0; i < 16; ++i)
+      relax();
+    if (signalled())
+      return true;
+    passed = nanoseconds_now() - start;
+  }
+  if (passed >= timeout)
+    return false;
+  const VkResult result =
+      vk.WaitForFences(handle, 1, &fence, 1, timeout == no_timeout ? no_timeout : timeout - passed);
+  if (result == VK_TIMEOUT)
+    return false;
+  check(result, "vkWaitForFences");
+  return true;
+}
+
+Commands::Commands(Device& device) : device_(device), queue_(device.next_queue()) {
+  VkCommandPoolCreateInfo pool_info{};
+  pool_info.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO;
+  pool_info.flags = VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT;
+  pool_info.queueFamilyIndex = device.capabilities.queue_family;
+  check(device.vk.CreateCommandPool(device.handle, &pool_info, nullptr, &pool_), "vkCreateCommandPool");
+  VkFenceCreateInfo fence_info{};
+  fence_info.sType = VK_STRUCTURE_TYPE_FENCE_CREATE_INFO;
+  const VkResult result = device.vk.CreateFence(device.handle, &fence_info, nullptr, &fence_);
+  if (result != VK_SUCCESS) {
+    device.vk.DestroyCommandPool(device.handle, pool_, nullptr);
+    check(result, "vkCreateFence");
+  }
+}
+
+Commands::~Commands() {
+  device_.vk.DestroyFence(device_.handle, fence_, nullptr);
+  device_.vk.DestroyCommandPool(device_.handle, pool_, nullptr);
+}
+
+VkCommandBuffer Commands::allocate() {
+  VkCommandBufferAllocateInfo info{};
+  info.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO;
+  info.commandPool = pool_;
+  info.level = VK_COMMAND_BUFFER_LEVEL_PRIMARY;
+  info.commandBufferCount = 1;
+  VkCommandBuffer commands = VK_NULL_HANDLE;
+  check(device_.vk.AllocateCommandBuffers(device_.handle, &info, &commands), "vkAllocateCommandBuffers");
+  return commands;
+}
+
+void Commands::begin(VkCommandBuffer commands) {
+  VkCommandBufferBeginInfo info{};
+  info.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO;
+  check(device_.vk.BeginCommandBuffer(commands, &info), "vkBeginCommandBuffer");
+}
+
+void Commands::end(VkCommandBuffer commands) {
+  check(device_.vk.EndCommandBuffer(commands), "vkEndCommandBuffer");
+}
+
+void Commands::submit(VkCommandBuffer commands) {
+  check(device_.vk.ResetFences(device_.handle, 1, &fence_), "vkResetFences");
+  device_.submit(queue_, commands, fence_);
+}
+
+void Commands::submit_and_wait(VkCommandBuffer commands) {
+  submit(commands);
+  wait(no_timeout);
+}
+
+} // namespace lapilli

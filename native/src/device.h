@@ -1,0 +1,70 @@
+// A logical device. All programs of a process on the same physical device share it.
+#pragma once
+
+#include "instance.h"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+namespace lapilli {
+
+struct Queue {
+  VkQueue handle = VK_NULL_HANDLE;
+  std::mutex mutex; // queues are externally synchronised
+};
+
+class Device {
+public:
+  // Opens the device, or returns the one that is open already.
+  static std::shared_ptr<Device> open(Instance& instance, uint32_t index);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const Capabilities& capabilities;
+  const uint32_t index; // among Instance::devices
+  DeviceFunctions vk;
+  VkDevice handle = VK_NULL_HANDLE;
+
+  // Runs are spread over a few queues, so that those in flight at the same time need not wait for each other's barriers.
+  Queue& next_queue();
+  void submit(Queue& queue, VkCommandBuffer commands, VkFence fence);
+
+  // False when the fence is not signalled within `timeout` nanoseconds. Spins for a moment before it sleeps, where that
+  // saves the time of waking up.
+  bool wait(VkFence fence, uint64_t timeout) const;
+
+private:
+  Device(Instance& instance, uint32_t index);
+
+  std::vector<std::unique_ptr<Queue>> queues_;
+  std::atomic<uint32_t> next_{0};
+  uint64_t spin_nanoseconds_;
+};
+
+// Command buffers of one thread or one run, with a fence to wait for them.
+class Commands {
+public:
+  explicit Commands(Device& device);
+  ~Commands();
+  Commands(const Commands&) = delete;
+  Commands& operator=(const Commands&) = delete;
+
+  VkCommandBuffer allocate();
+  void begin(VkCommandBuffer commands);
+  void end(VkCommandBuffer commands);
+  void submit(VkCommandBuffer commands);
+  bool wait(uint64_t timeout) const { return device_.wait(fence_, timeout); }
+  void submit_and_wait(VkCommandBuffer commands);
+
+private:
+  Device& device_;
+  Queue& queue_;
+  VkCommandPool pool_ = VK_NULL_HANDLE;
+  VkFence fence_ = VK_NULL_HANDLE;
+};
+
+inline constexpr uint64_t no_timeout = UINT64_MAX;
+
+} // namespace lapilli

@@ -1,0 +1,181 @@
+#include "expr.h"
+
+#include "error.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace lapilli {
+
+namespace {
+constexpr int64_t lowest = std::numeric_limits<int64_t>::min();
+constexpr int64_t highest = std::numeric_limits<int64_t>::max();
+} // namespace
+
+bool add(int64_t a, int64_t b, int64_t& result) {
+  if (b > 0 ? a > highest - b : a < lowest - b)
+    return false;
+  result = a + b;
+  return true;
+}
+
+bool subtract(int64_t a, int64_t b, int64_t& result) {
+  if (b > 0 ? a < lowest + b : a > highest + b)
+    return false;
+  result = a - b;
+  return true;
+}
+
+bool multiply(int64_t a, int64_t b, int64_t& result) {
+  if (a != 0 && b != 0) {
+    if ((a == -1 && b == lowest) || (b == -1 && a == lowest))
+      return false;
+    if (a > 0 ? (b > 0 ? a > highest / b : (b != -1 && b < lowest / a)) : (b > 0 ? a < lowest / b : b < highest / a))
+      return false;
+  }
+  result = a * b;
+  return true;
+}
+
+bool floor_divide(int64_t a, int64_t b, int64_t& result) {
+  if (b == 0 || (a == lowest && b == -1))
+    return false;
+  result = a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0);
+  return true;
+}
+
+bool floor_modulo(int64_t a, int64_t b, int64_t& result) {
+  if (b == 0 || (a == lowest && b == -1))
+    return false;
+  const int64_t rest = a % b;
+  result = rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+  return true;
+}
+
+bool tensor_bytes(std::span<const int64_t> shape, DType dtype, uint64_t& bytes) {
+  int64_t product = size_of(dtype);
+  for (const int64_t size : shape)
+    if (size < 0 || !multiply(product, size, product))
+      return false;
+  bytes = static_cast<uint64_t>(product);
+  return true;
+}
+
+Values::Values(std::span<const Expr> pool, std::span<const int64_t> symbols)
+    : values_(pool.size()), valid_(pool.size()) {
+  for (size_t i = 0; i < pool.size(); ++i) {
+    const Expr& expr = pool[i];
+    if (expr.op == ExprOp::constant) {
+      values_[i] = expr.value;
+      valid_[i] = true;
+      continue;
+    }
+    if (expr.op == ExprOp::symbol) {
+      values_[i] = symbols[static_cast<size_t>(expr.value)];
+      valid_[i] = true;
+      continue;
+    }
+    if (!valid_[expr.a] || !valid_[expr.b])
+      continue;
+    const int64_t a = values_[expr.a];
+    const int64_t b = values_[expr.b];
+    int64_t result = 0;
+    bool fits = true;
+    switch (expr.op) {
+    case ExprOp::add:
+      fits = add(a, b, result);
+      break;
+    case ExprOp::sub:
+      fits = subtract(a, b, result);
+      break;
+    case ExprOp::mul:
+      fits = multiply(a, b, result);
+      break;
+    case ExprOp::floordiv:
+      fits = floor_divide(a, b, result);
+      break;
+    case ExprOp::mod:
+      fits = floor_modulo(a, b, result);
+      break;
+    case ExprOp::min:
+      result = std::min(a, b);
+      break;
+    case ExprOp::max:
+      result = std::max(a, b);
+      break;
+    case ExprOp::constant:
+    case ExprOp::symbol:
+      break;
+    }
+    values_[i] = result;
+    valid_[i] = fits;
+  }
+}
+
+int64_t Values::operator[](ExprIndex index) const {
+  if (!valid_[index])
+    invalid_file("A size of the program cannot be computed for these inputs: expression ", index,
+                 " overflows or divides by zero. Compile the model again with narrower bounds of its dynamic dimensions.");
+  return values_[index];
+}
+
+uint64_t Values::size(ExprIndex index, const char* what) const {
+  const int64_t value = (*this)[index];
+  check_file(value >= 0, "The program is damaged: ", what, " comes out as ", value, " for these inputs.");
+  return static_cast<uint64_t>(value);
+}
+
+std::vector<bool> symbolic(std::span<const Expr> pool) {
+  std::vector<bool> result(pool.size());
+  for (size_t i = 0; i < pool.size(); ++i) {
+    const Expr& expr = pool[i];
+    if (expr.op == ExprOp::symbol)
+      result[i] = true;
+    else if (expr.op != ExprOp::constant)
+      result[i] = result[expr.a] || result[expr.b];
+  }
+  return result;
+}
+
+std::vector<std::string> texts(std::span<const Expr> pool, std::span<const Symbol> symbols) {
+  constexpr size_t longest = 200;
+  std::vector<std::string> result(pool.size());
+  const auto part = [&](ExprIndex index) {
+    return result[index].size() <= longest ? result[index] : cat("e", index);
+  };
+  for (size_t i = 0; i < pool.size(); ++i) {
+    const Expr& expr = pool[i];
+    switch (expr.op) {
+    case ExprOp::constant:
+      result[i] = std::to_string(expr.value);
+      break;
+    case ExprOp::symbol:
+      result[i] = symbols[static_cast<size_t>(expr.value)].name;
+      break;
+    case ExprOp::add:
+      result[i] = cat("(", part(expr.a), " + ", part(expr.b), ")");
+      break;
+    case ExprOp::sub:
+      result[i] = cat("(", part(expr.a), " - ", part(expr.b), ")");
+      break;
+    case ExprOp::mul:
+      result[i] = cat("(", part(expr.a), " * ", part(expr.b), ")");
+      break;
+    case ExprOp::floordiv:
+      result[i] = cat("(", part(expr.a), " // ", part(expr.b), ")");
+      break;
+    case ExprOp::mod:
+      result[i] = cat("(", part(expr.a), " % ", part(expr.b), ")");
+      break;
+    case ExprOp::min:
+      result[i] = cat("min(", part(expr.a), ", ", part(expr.b), ")");
+      break;
+    case ExprOp::max:
+      result[i] = cat("max(", part(expr.a), ", ", part(expr.b), ")");
+      break;
+    }
+  }
+  return result;
+}
+
+} // namespace lapilli

@@ -1,0 +1,233 @@
+#include "instance.h"
+
+#include "error.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <mutex>
+
+namespace lapilli {
+
+namespace {
+
+constexpr const char* validation_layer = "VK_LAYER_KHRONOS_validation";
+
+PFN_vkGetInstanceProcAddr open_loader() {
+#if defined(_WIN32)
+  constexpr std::array names{"vulkan-1.dll"};
+#elif defined(__APPLE__)
+  constexpr std::array names{"libvulkan.1.dylib", "libvulkan.dylib", "libMoltenVK.dylib"};
+#else
+  constexpr std::array names{"libvulkan.so.1", "libvulkan.so"};
+#endif
+  for (const char* name : names)
+    if (void* library = open_library(name))
+      if (void* symbol = find_symbol(library, "vkGetInstanceProcAddr"))
+        return reinterpret_cast<PFN_vkGetInstanceProcAddr>(symbol);
+  fail(LAPILLI_NO_DRIVER, "No Vulkan loader was found on this machine (", names[0],
+       "). Install it together with a driver for your GPU; on Debian: apt install libvulkan1 mesa-vulkan-drivers "
+       "(which also has a software driver).");
+}
+
+// Prints what the validation layer reports, and appends it to $LAPILLI_VALIDATION_LOG for tests.
+VkBool32 VKAPI_PTR report(VkDebugUtilsMessageSeverityFlagBitsEXT severity, VkDebugUtilsMessageTypeFlagsEXT,
+                          const VkDebugUtilsMessengerCallbackDataEXT* data, void*) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  const char* kind = severity == VK_DEBUG_UTILS_MESSAGE_SEVERITY_ERROR_BIT_EXT ? "error" : "warning";
+  const char* text = data != nullptr && data->pMessage != nullptr ? data->pMessage : "";
+  std::fprintf(stderr, "Vulkan validation %s: %s\n", kind, text);
+  if (const auto path = environment("LAPILLI_VALIDATION_LOG"))
+    if (std::FILE* file = std::fopen(path->c_str(), "a")) {
+      std::fprintf(file, "%s: %s\n", kind, text);
+      std::fclose(file);
+    }
+  return 0;
+}
+
+std::vector<VkExtensionProperties> extensions(const GlobalFunctions& vk, const char* layer) {
+  uint32_t count = 0;
+  if (vk.EnumerateInstanceExtensionProperties(layer, &count, nullptr) != VK_SUCCESS)
+    return {};
+  std::vector<VkExtensionProperties> found(count);
+  vk.EnumerateInstanceExtensionProperties(layer, &count, found.data());
+  found.resize(count);
+  return found;
+}
+
+bool has(const std::vector<VkExtensionProperties>& found, const char* name) {
+  return std::ranges::any_of(found, [&](const auto& item) { return std::strcmp(item.extensionName, name) == 0; });
+}
+
+int rank(VkPhysicalDeviceType type) {
+  switch (type) {
+  case VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU:
+    return 0;
+  case VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU:
+    return 1;
+  case VK_PHYSICAL_DEVICE_TYPE_VIRTUAL_GPU:
+    return 2;
+  case VK_PHYSICAL_DEVICE_TYPE_CPU:
+    return 4;
+  default:
+    return 3;
+  }
+}
+
+} // namespace
+
+void check(VkResult result, const char* call) {
+  switch (result) {
+  case VK_SUCCESS:
+  case VK_INCOMPLETE:
+    return;
+  case VK_ERROR_OUT_OF_HOST_MEMORY:
+    fail(LAPILLI_OUT_OF_MEMORY, "The machine is out of memory (", call, "). Close other programs, or run smaller inputs.");
+  case VK_ERROR_OUT_OF_DEVICE_MEMORY:
+    fail(LAPILLI_OUT_OF_MEMORY, "The device is out of memory (", call,
+         "). Release other programs, run smaller inputs, or choose another device with LAPILLI_DEVICE.");
+  case VK_ERROR_DEVICE_LOST:
+    fail(LAPILLI_DEVICE_LOST, "The device stopped working (", call,
+         "). Load the program again; if it happens again, update the driver or choose another device with LAPILLI_DEVICE.");
+  default:
+    fail(LAPILLI_INTERNAL, call, " failed with Vulkan result ", static_cast<int>(result),
+         ". Run with LAPILLI_VALIDATION=1 and report what it prints.");
+  }
+}
+
+bool validation_by_environment() {
+  const auto value = environment("LAPILLI_VALIDATION");
+  return value && *value != "0";
+}
+
+Instance& Instance::get(bool validation) {
+  static std::mutex mutex;
+  static std::array<Instance*, 2> instances{};
+  const std::lock_guard lock(mutex);
+  Instance*& instance = instances[validation ? 1 : 0];
+  if (instance == nullptr)
+    instance = new Instance(validation);
+  return *instance;
+}
+
+Instance::Instance(bool with_validation) : validation(with_validation) {
+  get_proc = open_loader();
+  GlobalFunctions global;
+  global.load([&](const char* name) { return get_proc(nullptr, name); });
+  create(global);
+  vk.load([&](const char* name) { return get_proc(handle, name); });
+  enumerate();
+}
+
+void Instance::create(const GlobalFunctions& global) {
+  uint32_t version = VK_MAKE_API_VERSION(0, 1, 0, 0);
+  if (global.EnumerateInstanceVersion != nullptr)
+    global.EnumerateInstanceVersion(&version);
+  if (version < VK_MAKE_API_VERSION(0, 1, 1, 0))
+    fail(LAPILLI_NO_DRIVER, "The Vulkan loader of this machine knows Vulkan 1.0 only, and Lapilli needs 1.1: update it.");
+
+  VkApplicationInfo application{};
+  application.sType = VK_STRUCTURE_TYPE_APPLICATION_INFO;
+  application.pApplicationName = "lapilli";
+  application.pEngineName = "lapilli";
+  application.apiVersion = VK_MAKE_API_VERSION(0, 1, 3, 0);
+
+  std::vector<const char*> names;
+  VkInstanceCreateInfo info{};
+  info.sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO;
+  info.pApplicationInfo = &application;
+  const auto available = extensions(global, nullptr);
+  if (has(available, VK_KHR_PORTABILITY_ENUMERATION_EXTENSION_NAME)) {
+    names.push_back(VK_KHR_PORTABILITY_ENUMERATION_EXTENSION_NAME);
+    info.flags = VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR;
+  }
+
+  VkDebugUtilsMessengerCreateInfoEXT messenger{};
+  VkValidationFeaturesEXT features{};
+  const VkValidationFeatureEnableEXT synchronization = VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT;
+  if (validation) {
+    uint32_t count = 0;
+    global.EnumerateInstanceLayerProperties(&count, nullptr);
+    std::vector<VkLayerProperties> layers(count);
+    global.EnumerateInstanceLayerProperties(&count, layers.data());
+    const auto offered = extensions(global, validation_layer);
+    if (std::ranges::none_of(layers, [](const auto& l) { return std::strcmp(l.layerName, validation_layer) == 0; }) ||
+        !(has(offered, VK_EXT_DEBUG_UTILS_EXTENSION_NAME) || has(available, VK_EXT_DEBUG_UTILS_EXTENSION_NAME)))
+      fail(LAPILLI_NO_DRIVER, "Validation was asked for, and ", validation_layer,
+           " is not installed. On Debian: apt install vulkan-validationlayers. Or unset LAPILLI_VALIDATION.");
+    names.push_back(VK_EXT_DEBUG_UTILS_EXTENSION_NAME);
+    messenger.sType = VK_STRUCTURE_TYPE_DEBUG_UTILS_MESSENGER_CREATE_INFO_EXT;
+    messenger.messageSeverity =
+        VK_DEBUG_UTILS_MESSAGE_SEVERITY_WARNING_BIT_EXT | VK_DEBUG_UTILS_MESSAGE_SEVERITY_ERROR_BIT_EXT;
+    messenger.messageType = VK_DEBUG_UTILS_MESSAGE_TYPE_VALIDATION_BIT_EXT;
+    messenger.pfnUserCallback = report;
+    info.pNext = &messenger;
+    if (has(offered, VK_EXT_VALIDATION_FEATURES_EXTENSION_NAME)) {
+      names.push_back(VK_EXT_VALIDATION_FEATURES_EXTENSION_NAME);
+      features.sType = VK_STRUCTURE_TYPE_VALIDATION_FEATURES_EXT;
+      features.enabledValidationFeatureCount = 1;
+      features.pEnabledValidationFeatures = &synchronization;
+      messenger.pNext = &features;
+    }
+    info.enabledLayerCount = 1;
+    info.ppEnabledLayerNames = &validation_layer;
+  }
+  info.enabledExtensionCount = static_cast<uint32_t>(names.size());
+  info.ppEnabledExtensionNames = names.data();
+  const VkResult result = global.CreateInstance(&info, nullptr, &handle);
+  if (result == VK_ERROR_INCOMPATIBLE_DRIVER || result == VK_ERROR_INITIALIZATION_FAILED)
+    fail(LAPILLI_NO_DRIVER, "No Vulkan driver was found on this machine. Install the driver of your GPU, or a software "
+                            "driver; on Debian: apt install mesa-vulkan-drivers.");
+  check(result, "vkCreateInstance");
+  if (validation) {
+    vk.load([&](const char* name) { return get_proc(handle, name); });
+    messenger.pNext = nullptr;
+    VkDebugUtilsMessengerEXT created = VK_NULL_HANDLE;
+    check(vk.CreateDebugUtilsMessengerEXT(handle, &messenger, nullptr, &created), "vkCreateDebugUtilsMessengerEXT");
+  }
+}
+
+void Instance::enumerate() {
+  uint32_t count = 0;
+  VkResult result = vk.EnumeratePhysicalDevices(handle, &count, nullptr);
+  std::vector<VkPhysicalDevice> found(count);
+  if (result == VK_SUCCESS && count > 0)
+    result = vk.EnumeratePhysicalDevices(handle, &count, found.data());
+  if (result != VK_SUCCESS && result != VK_INCOMPLETE && result != VK_ERROR_INITIALIZATION_FAILED)
+    check(result, "vkEnumeratePhysicalDevices");
+  found.resize(count);
+  for (const VkPhysicalDevice device : found)
+    if (auto capabilities = query_capabilities(vk, device))
+      devices.push_back(std::move(*capabilities));
+  std::ranges::stable_sort(devices, std::less{}, [](const Capabilities& device) { return rank(device.type); });
+}
+
+uint32_t Instance::select(const char* wanted) const {
+  if (devices.empty())
+    fail(LAPILLI_NO_DRIVER, "No Vulkan device was found on this machine. Install the driver of your GPU, or a software "
+                            "driver; on Debian: apt install mesa-vulkan-drivers.");
+  std::string text = wanted != nullptr ? wanted : environment("LAPILLI_DEVICE").value_or("");
+  if (text.empty())
+    return 0;
+  uint32_t index = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), index);
+  if (error == std::errc() && end == text.data() + text.size()) {
+    if (index < devices.size())
+      return index;
+  } else {
+    for (uint32_t i = 0; i < devices.size(); ++i)
+      if (contains_ignoring_case(devices[i].name, text))
+        return i;
+  }
+  std::vector<std::string> names;
+  for (uint32_t i = 0; i < devices.size(); ++i)
+    names.push_back(cat(i, " (", devices[i].name, ")"));
+  fail(LAPILLI_NO_DEVICE, "There is no Vulkan device \"", text, "\"", wanted == nullptr ? " (from LAPILLI_DEVICE)" : "",
+       "; this machine has ", listed(names), ". Give an index or a part of a name.");
+}
+
+} // namespace lapilli

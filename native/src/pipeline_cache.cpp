@@ -1,0 +1,82 @@
+#include "pipeline_cache.h"
+
+#include "checksum.h"
+#include "text.h"
+
+#include <cstring>
+#include <fstream>
+
+namespace lapilli {
+
+namespace {
+
+struct Header {
+  std::array<char, 8> magic;
+  uint32_t version;
+  uint32_t vendor_id;
+  uint32_t device_id;
+  uint32_t driver_version;
+  std::array<uint8_t, 16> cache_uuid;
+  std::array<uint8_t, 16> driver_uuid;
+  uint64_t size;
+  uint64_t checksum; // XXH64 of the data, seed 0
+};
+static_assert(sizeof(Header) == 72);
+
+constexpr uint32_t version = 1;
+constexpr uint64_t largest = uint64_t{256} << 20; // a file that grew beyond this is begun anew
+
+Header header_for(const Capabilities& device, Bytes data) {
+  return {{'L', 'A', 'P', 'C', 'A', 'C', 'H', 'E'},
+          version,
+          device.vendor_id,
+          device.device_id,
+          device.driver_version,
+          device.cache_uuid,
+          device.driver_uuid,
+          data.size(),
+          xxh64(data.data(), data.size(), 0)};
+}
+
+std::string hex(const std::array<uint8_t, 16>& bytes) {
+  constexpr std::string_view digits = "0123456789abcdef";
+  std::string text;
+  for (const uint8_t byte : bytes) {
+    text += digits[byte >> 4];
+    text += digits[byte & 15];
+  }
+  return text;
+}
+
+} // namespace
+
+std::filesystem::path pipeline_cache_file(const std::filesystem::path& folder, const Capabilities& device) {
+  return folder / cat("pipelines-", device.vendor_id, "-", device.device_id, "-", hex(device.cache_uuid), "-v", version,
+                      ".bin");
+}
+
+std::vector<std::byte> read_pipeline_cache(const std::filesystem::path& file, const Capabilities& device) {
+  std::error_code error;
+  const uint64_t size = std::filesystem::file_size(file, error);
+  if (error || size <= sizeof(Header) || size > largest)
+    return {};
+  std::vector<std::byte> bytes(static_cast<size_t>(size));
+  std::ifstream stream(file, std::ios::binary);
+  if (!stream.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size())))
+    return {};
+  std::vector<std::byte> data(bytes.begin() + sizeof(Header), bytes.end());
+  const Header expected = header_for(device, data);
+  if (std::memcmp(bytes.data(), &expected, sizeof expected) != 0)
+    return {};
+  return data;
+}
+
+bool write_pipeline_cache(const std::filesystem::path& file, const Capabilities& device, Bytes data) {
+  if (data.empty() || data.size() + sizeof(Header) > largest)
+    return false;
+  const Header header = header_for(device, data);
+  const std::array<Bytes, 2> parts{std::as_bytes(std::span(&header, 1)), data};
+  return replace_file(file, parts);
+}
+
+} // namespace lapilli

@@ -1,0 +1,61 @@
+// The compute pipelines of the kernels that a program uses.
+#pragma once
+
+#include "device.h"
+
+#include <filesystem>
+#include <map>
+#include <thread>
+
+namespace lapilli {
+
+struct Pipeline {
+  VkPipeline handle = VK_NULL_HANDLE;
+  VkPipelineLayout layout = VK_NULL_HANDLE;
+  VkDescriptorSetLayout set_layout = VK_NULL_HANDLE;
+};
+
+// Pipelines are compiled by the driver, on several threads: construction starts them, finish() waits for them.
+class Pipelines {
+public:
+  // `used[i]`: kernel i is needed. `cache_folder` may be empty: no cache on disk.
+  Pipelines(Device& device, std::span<const Kernel> kernels, const std::vector<bool>& used,
+            const std::filesystem::path& cache_folder);
+  ~Pipelines();
+  Pipelines(const Pipelines&) = delete;
+  Pipelines& operator=(const Pipelines&) = delete;
+
+  // Throws what a thread threw. Afterwards the kernels' code is not needed any more.
+  void finish();
+
+  const Pipeline& operator[](uint32_t kernel) const { return pipelines_[kernel]; }
+
+  // What became of the cache file, for lapilli_program_info.
+  const std::filesystem::path& cache_file() const { return cache_file_; }
+  bool cache_found() const { return cache_found_; }
+  uint32_t compiled() const { return compiled_; } // pipelines that were not in the cache
+
+private:
+  void create_layouts(const Kernel& kernel, Pipeline& pipeline);
+  void work(std::span<const Kernel> kernels);
+  void create(const Kernel& kernel, Pipeline& pipeline);
+  void store_cache();
+  void join();
+
+  Device& device_;
+  std::vector<Pipeline> pipelines_;
+  std::map<uint32_t, VkDescriptorSetLayout> set_layouts_;                        // by bindings
+  std::map<std::pair<uint32_t, uint32_t>, VkPipelineLayout> pipeline_layouts_; // by bindings and push constants
+  VkPipelineCache cache_ = VK_NULL_HANDLE;
+  std::filesystem::path cache_file_;
+  bool cache_found_ = false;
+  size_t cache_size_ = 0;
+  std::vector<uint32_t> queue_; // kernels to compile
+  std::atomic<size_t> next_{0};
+  std::atomic<uint32_t> compiled_{0};
+  std::mutex error_mutex_;
+  std::exception_ptr error_;
+  std::vector<std::thread> threads_;
+};
+
+} // namespace lapilli

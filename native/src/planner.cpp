@@ -1,0 +1,125 @@
+#include "planner.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <tuple>
+
+namespace lapilli {
+
+namespace {
+
+struct Placed {
+  uint64_t offset, end;
+  uint32_t first, last;
+};
+
+using Block = std::vector<Placed>; // by offset
+
+constexpr uint64_t none = std::numeric_limits<uint64_t>::max();
+
+// The start of the smallest gap that takes `size` bytes during first..last; otherwise the end of all that is alive then.
+uint64_t best_offset(const Block& block, uint64_t size, uint32_t first, uint32_t last) {
+  uint64_t best = none, best_gap = none, end = 0;
+  for (const Placed& other : block) {
+    if (other.last < first || last < other.first)
+      continue;
+    if (other.offset > end) {
+      const uint64_t gap = other.offset - end;
+      if (gap >= size && gap < best_gap) {
+        best = end;
+        best_gap = gap;
+      }
+    }
+    end = std::max(end, other.end);
+  }
+  return best == none ? end : best;
+}
+
+MemoryPlan place(std::span<const Lifetime> buffers, std::span<const uint32_t> order, uint64_t alignment, uint64_t limit) {
+  MemoryPlan plan;
+  plan.places.resize(buffers.size());
+  std::vector<Block> blocks;
+  for (const uint32_t index : order) {
+    const Lifetime& buffer = buffers[index];
+    const uint64_t size = align_up(std::max<uint64_t>(buffer.size, 1), alignment);
+    uint32_t block = 0;
+    uint64_t offset = 0;
+    for (;; ++block) {
+      if (block == blocks.size()) {
+        blocks.emplace_back();
+        plan.blocks.push_back(0);
+        offset = 0;
+        break;
+      }
+      offset = best_offset(blocks[block], size, buffer.first, buffer.last);
+      if (offset + size <= limit)
+        break;
+    }
+    const Placed placed{offset, offset + size, buffer.first, buffer.last};
+    const auto at = std::ranges::upper_bound(blocks[block], offset, {}, &Placed::offset);
+    blocks[block].insert(at, placed);
+    plan.blocks[block] = std::max(plan.blocks[block], offset + size);
+    plan.places[index] = {block, offset};
+  }
+  plan.total = std::accumulate(plan.blocks.begin(), plan.blocks.end(), uint64_t{0});
+  return plan;
+}
+
+void measure(MemoryPlan& plan, std::span<const Lifetime> buffers, uint64_t alignment) {
+  std::vector<std::tuple<uint32_t, int, uint64_t>> events; // at each command births come before deaths
+  for (const Lifetime& buffer : buffers) {
+    const uint64_t size = align_up(std::max<uint64_t>(buffer.size, 1), alignment);
+    plan.sum += size;
+    events.emplace_back(buffer.first, 0, size);
+    events.emplace_back(buffer.last, 1, size);
+  }
+  std::ranges::sort(events);
+  uint64_t alive = 0;
+  for (const auto& [command, death, size] : events) {
+    alive = death != 0 ? alive - size : alive + size;
+    plan.lower_bound = std::max(plan.lower_bound, alive);
+  }
+}
+
+} // namespace
+
+MemoryPlan plan_memory(std::span<const Lifetime> buffers, uint64_t alignment, uint64_t block_limit) {
+  std::vector<uint32_t> order(buffers.size());
+  std::iota(order.begin(), order.end(), 0u);
+  MemoryPlan measured;
+  measure(measured, buffers, alignment);
+
+  const auto length = [&](uint32_t i) { return buffers[i].last - buffers[i].first; };
+  std::ranges::stable_sort(order, std::greater{}, [&](uint32_t i) { return std::tuple(buffers[i].size, length(i)); });
+  MemoryPlan best = place(buffers, order, alignment, block_limit);
+  if (best.total > measured.lower_bound) {
+    std::ranges::stable_sort(order, std::greater{}, [&](uint32_t i) { return std::tuple(length(i), buffers[i].size); });
+    if (MemoryPlan other = place(buffers, order, alignment, block_limit); other.total < best.total)
+      best = std::move(other);
+  }
+  if (best.total > measured.lower_bound) {
+    std::ranges::stable_sort(order, std::less{}, [&](uint32_t i) { return std::tuple(buffers[i].first, ~buffers[i].size); });
+    if (MemoryPlan other = place(buffers, order, alignment, block_limit); other.total < best.total)
+      best = std::move(other);
+  }
+  best.sum = measured.sum;
+  best.lower_bound = measured.lower_bound;
+  return best;
+}
+
+MemoryPlan plan_without_sharing(std::span<const uint64_t> sizes, uint64_t alignment, uint64_t block_limit) {
+  MemoryPlan plan;
+  for (const uint64_t wanted : sizes) {
+    const uint64_t size = align_up(std::max<uint64_t>(wanted, 1), alignment);
+    if (plan.blocks.empty() || plan.blocks.back() + size > block_limit)
+      plan.blocks.push_back(0);
+    plan.places.push_back({static_cast<uint32_t>(plan.blocks.size() - 1), plan.blocks.back()});
+    plan.blocks.back() += size;
+    plan.sum += size;
+  }
+  plan.total = plan.lower_bound = plan.sum;
+  return plan;
+}
+
+} // namespace lapilli

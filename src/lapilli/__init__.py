@@ -1,0 +1,99 @@
+"""Lapilli: PyTorch models on any device that speaks Vulkan.
+
+program = lapilli.compile(model, (image,), precision="fp16")   # needs the extra `compile`
+logits = program(image)                                         # torch in, torch out; NumPy in, NumPy out
+program.save("model.lap")
+lapilli.load("model.lap")(image)                                # needs neither torch nor a shader compiler
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
+
+from lapilli.errors import (
+    CompileError,
+    DeviceLostError,
+    InvalidFileError,
+    InvalidInputError,
+    LapilliError,
+    NoDeviceError,
+    NoDriverError,
+    OutOfMemoryError,
+    PlayerError,
+    ReadError,
+    RunTimeoutError,
+    UnsupportedOperatorError,
+)
+from lapilli.runtime.devices import Device, devices, is_available
+from lapilli.runtime.preprocess import Preprocess
+from lapilli.runtime.program import Future, Program, load
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "CompileError",
+    "Device",
+    "DeviceLostError",
+    "Future",
+    "InvalidFileError",
+    "InvalidInputError",
+    "LapilliError",
+    "NoDeviceError",
+    "NoDriverError",
+    "OutOfMemoryError",
+    "PlayerError",
+    "Preprocess",
+    "Program",
+    "ReadError",
+    "RunTimeoutError",
+    "UnsupportedOperatorError",
+    "compile",
+    "devices",
+    "is_available",
+    "load",
+]
+
+__version__ = "0.1.0"
+
+
+def compile(
+    model: torch.nn.Module | torch.export.ExportedProgram | str | PathLike[str],
+    example_inputs: tuple[Any, ...] = (),
+    *,
+    precision: Literal["fp32", "fp16"] = "fp32",
+    dynamic_shapes: Any = None,
+    target: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> Program:
+    """Compiles a model to a program, ready to run and to save. Needs the extra: `pip install lapilli[compile]`.
+
+    model: a module in eval mode, an ExportedProgram, or the path of a `.pt2` file.
+    example_inputs: positional inputs of a module; an ExportedProgram and a `.pt2` bring their own.
+    precision: "fp32", or "fp16" for 16-bit storage with 32-bit accumulation. Inputs and outputs keep their dtypes.
+    dynamic_shapes: as in `torch.export.export`: which sizes may change from run to run, with their bounds.
+    target: the device to compile for (an index or a part of its name); None: plans for every kind of device.
+    metadata: strings that travel in the file, such as `preprocess` and `labels`.
+
+    Raises CompileError, UnsupportedOperatorError for an operator without a lowering, LapilliError where torch or the
+    shader compiler is missing.
+    """
+    missing = [name for name in ("torch", "slangtorch") if find_spec(name) is None]
+    if missing:
+        raise LapilliError(
+            f"Compiling needs {' and '.join(missing)}, not installed here. Do: pip install 'lapilli[compile]'. "
+            "(Loading and running programs does not need them.)"
+        )
+    from lapilli.compiler import compile as compile_model
+
+    return compile_model(
+        model,
+        example_inputs,
+        precision=precision,
+        dynamic_shapes=dynamic_shapes,
+        target=target,
+        metadata=metadata,
+    )

@@ -1,0 +1,5 @@
+"""From a source of a model to a torch.export.ExportedProgram."""
+
+from lapilli.capture.sources import capture
+
+__all__ = ["capture"]

@@ -1,0 +1,24 @@
+"""The command `lapilli`, one file per subcommand. Needs NumPy, cffi, click, rich and Pillow; torch only to compile."""
+
+from __future__ import annotations
+
+import click
+
+from lapilli import __version__
+from lapilli.cli.bench import bench
+from lapilli.cli.common import Group
+from lapilli.cli.compile import compile_
+from lapilli.cli.devices import devices
+from lapilli.cli.inspect import inspect
+from lapilli.cli.profile import profile
+from lapilli.cli.run import run
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="lapilli")
+def main() -> None:
+    """Lapilli: PyTorch models on any device that speaks Vulkan."""
+
+
+for command in (devices, compile_, run, bench, profile, inspect):
+    main.add_command(command)

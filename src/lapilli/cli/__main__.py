@@ -1,0 +1,5 @@
+"""`python -m lapilli.cli`."""
+
+from lapilli.cli import main
+
+main()

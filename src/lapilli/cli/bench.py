@@ -1,0 +1,157 @@
+"""`lapilli bench`: how long a run takes, how long the load, how much memory."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lapilli.cli.common import (
+    PROGRAM,
+    console,
+    device_option,
+    dims_option,
+    duration,
+    json_option,
+    peak_memory,
+    print_json,
+    progress_console,
+    random_inputs,
+    shapes,
+    size,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from lapilli.runtime.program import Program
+
+
+@dataclass(frozen=True)
+class Result:
+    """Seconds and bytes."""
+
+    program: str
+    device: str
+    plan: str
+    inputs: list[list[int]]
+    iterations: int
+    median_s: float
+    p95_s: float
+    min_s: float
+    mean_s: float
+    microseconds_per_iter: float
+    iters_per_second: float
+    load_s: float
+    load_parts_s: dict[str, float]
+    first_run_s: float
+    device_memory: dict[str, int]
+    peak_rss: int
+    peak_rss_before_load: int
+
+
+@click.command()
+@click.argument("program", type=PROGRAM)
+@click.option(
+    "--warmup", default=10, show_default=True, type=click.IntRange(min=0), help="Runs before the clock starts."
+)
+@click.option("--iter", "iterations", default=50, show_default=True, type=click.IntRange(min=1), help="Runs to time.")
+@device_option
+@dims_option
+@json_option
+def bench(
+    program: Path,
+    warmup: int,
+    iterations: int,
+    device: str | None,
+    input_dims: str | None,
+    input_type: str | None,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Time PROGRAM on random inputs, wall clock from NumPy arrays to NumPy arrays, upload and download included."""
+    import lapilli
+
+    before = peak_memory()
+    start = time.perf_counter()
+    with lapilli.load(program, device=device) as loaded:
+        load_s = time.perf_counter() - start
+        inputs = random_inputs(loaded.inputs, input_dims, input_type, seed)
+        start = time.perf_counter()
+        loaded.run_flat(inputs)
+        first_run_s = time.perf_counter() - start
+        times = sorted(_times(loaded, inputs, warmup, iterations))
+        mean = statistics.fmean(times)
+        result = Result(
+            program=str(program),
+            device=loaded.device.name,
+            plan=loaded.plan,
+            inputs=[list(array.shape) for array in inputs],
+            iterations=iterations,
+            median_s=statistics.median(times),
+            p95_s=times[round(0.95 * (len(times) - 1))],
+            min_s=times[0],
+            mean_s=mean,
+            microseconds_per_iter=mean * 1e6,
+            iters_per_second=1 / mean,
+            load_s=load_s,
+            load_parts_s={part: ns * 1e-9 for part, ns in asdict(loaded.load_times()).items()},
+            first_run_s=first_run_s,
+            device_memory=asdict(loaded.memory()),
+            peak_rss=peak_memory(),
+            peak_rss_before_load=before,
+        )
+    if as_json:
+        print_json(asdict(result))
+    else:
+        _print(result, shapes(inputs))
+
+
+def _times(program: Program, inputs: list[NDArray[Any]], warmup: int, iterations: int) -> list[float]:
+    """Seconds of every run after the warm-up; the progress bar moves between runs, outside the measured time."""
+    from rich.progress import Progress
+
+    times = []
+    with Progress(console=progress_console(), transient=True) as progress:
+        task = progress.add_task("warming up", total=warmup + iterations)
+        for i in range(warmup + iterations):
+            start = time.perf_counter()
+            program.run_flat(inputs)
+            times.append(time.perf_counter() - start)
+            progress.update(task, advance=1, description="running" if i >= warmup else "warming up")
+    return times[warmup:]
+
+
+def _print(result: Result, inputs: str) -> None:
+    from rich.table import Table
+
+    memory = result.device_memory
+    parts = ", ".join(f"{part} {duration(s)}" for part, s in result.load_parts_s.items() if part != "total")
+    shares = (
+        f"constants {size(memory['constants'])}, arena {size(memory['arena'])}, without sharing "
+        f"{size(memory['arena_sum'])}, inputs and outputs {size(memory['io'])}"
+    )
+    grown = result.peak_rss - result.peak_rss_before_load
+    table = Table.grid(padding=(0, 2))
+    for name, value in (
+        ("program", f"{result.program}, input {inputs}"),
+        ("device", f"{result.device}, plan {result.plan}"),
+        ("median", duration(result.median_s)),
+        ("p95", duration(result.p95_s)),
+        ("min", duration(result.min_s)),
+        ("load", f"{duration(result.load_s)}  ({parts})"),
+        ("first run", duration(result.first_run_s)),
+        ("device memory", f"{size(memory['device_total'])}  ({shares})"),
+        ("peak RSS", f"{size(result.peak_rss)}  (+{size(grown)} by load and runs)"),
+    ):
+        table.add_row(f"[bold]{name}[/bold]", value)
+    out = console()
+    out.print(table)
+    out.print(
+        f"\nMain run finished. Microseconds per iter: {result.microseconds_per_iter:.1f}. "
+        f"Iters per second: {result.iters_per_second:.2f}"
+    )

@@ -1,0 +1,132 @@
+"""`lapilli inspect`: what is in a program."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lapilli.cli.common import PROGRAM, console, json_option, parse_sizes, print_json, size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lapilli.runtime.description import Description, MemoryPlan, Plan
+
+
+@click.command()
+@click.argument("program", type=PROGRAM)
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page that needs nothing else.")
+@click.option("--set", "sizes", metavar="NAME=SIZE", multiple=True, help="Value of a dynamic size; default: its least.")
+@click.option("--all", "everything", is_flag=True, help="Every dispatch and every constant.")
+@json_option
+def inspect(program: Path, html: Path | None, sizes: tuple[str, ...], everything: bool, as_json: bool) -> None:
+    """Show the plans, kernels, memory plan and constants of PROGRAM. Needs no device."""
+    from lapilli.runtime.description import Description
+
+    description = Description.of(program)
+    method = description.methods[0]
+    values = parse_sizes(sizes, {symbol.name: max(1, symbol.min) for symbol in method.symbols})
+    memory = [description.memory(plan, list(values.values())) for plan in method.plans]
+    if html is not None:
+        from lapilli.cli.page import page
+        from lapilli.runtime.files import replace
+
+        with replace(html) as file:
+            file.write(page(program, description, memory, values).encode())
+    if as_json:
+        node = asdict(description) | {"source": str(program), "bytes": program.stat().st_size, "sizes": values}
+        print_json(node | {"memory": [asdict(plan) for plan in memory]})
+    elif html is None:
+        _print(console(), program, description, memory, values, everything)
+    else:
+        console().print(f"Wrote {html}")
+
+
+def overview(program: Path, description: Description, values: dict[str, int]) -> list[tuple[str, str]]:
+    """What the file is, as names and values."""
+    method = description.methods[0]
+    constants = sum(constant.size for constant in description.constants)
+    rows = [
+        ("file", f"{program}, {size(program.stat().st_size)}, by {description.producer}"),
+        ("inputs", "\n".join(map(str, method.inputs)) or "none"),
+        ("outputs", "\n".join(map(str, method.outputs)) or "none"),
+        ("constants", f"{len(description.constants)}, {size(constants)}"),
+        ("kernels", f"{len(description.kernels)}, {size(sum(kernel.code_size for kernel in description.kernels))}"),
+        (
+            "metadata",
+            ", ".join(f"{key} ({len(value)} characters)" for key, value in description.metadata.items()) or "none",
+        ),
+    ]
+    if values:
+        rows.insert(3, ("sizes shown", ", ".join(f"{name}={value}" for name, value in values.items())))
+    return rows
+
+
+def requirements(plan: Plan) -> str:
+    """What a device must have for a plan, as one line."""
+    parts = []
+    for name, value in plan.requirements.items():
+        if name == "features":
+            parts += value
+        elif name != "max_workgroup_size" and value and value != "any":
+            parts.append(f"{name.replace('_', ' ')} {value}")
+    return ", ".join(parts) or "any device"
+
+
+def arena(memory: MemoryPlan) -> str:
+    """The memory plan in a line."""
+    saved = f", {1 - memory.arena / memory.total:.0%} saved by sharing" if memory.total else ""
+    return (
+        f"arena {size(memory.arena)}; all its tensors {size(memory.total)}{saved}; most alive at once "
+        f"{size(memory.lower_bound)}"
+    )
+
+
+def _print(
+    out: Console,
+    program: Path,
+    description: Description,
+    memory: list[MemoryPlan],
+    values: dict[str, int],
+    everything: bool,
+) -> None:
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    for name, value in overview(program, description, values):
+        grid.add_row(f"[bold]{name}[/bold]", value)
+    out.print(grid)
+    for plan, plan_memory in zip(description.methods[0].plans, memory, strict=True):
+        barriers = sum(dispatch.barrier for dispatch in plan.run)
+        out.print(f"\n[bold]plan {plan.name}[/bold]: needs {requirements(plan)}")
+        out.print(f"{len(plan.run)} dispatches, {barriers} barriers; {len(plan.load)} dispatches at load")
+        out.print(arena(plan_memory))
+        table = Table("#", "operators", "kernel", "work groups", "MFLOP", "MB", "barrier")
+        for i, (dispatch, cost) in enumerate(zip(plan.run, plan_memory.commands, strict=True)):
+            if everything or i < 30:
+                table.add_row(str(i), dispatch.label, dispatch.kernel, *_cost(cost), "●" if dispatch.barrier else "")
+        out.print(table)
+        if not everything and len(plan.run) > 30:
+            out.print(f"… {len(plan.run) - 30} more: --all")
+    table = Table("kernel", "code", "work group", "subgroup", "shared memory", title="kernels", title_justify="left")
+    for kernel in description.kernels:
+        local = "×".join(map(str, kernel.local))
+        table.add_row(
+            kernel.name, size(kernel.code_size), local, str(kernel.subgroup_size or "any"), size(kernel.shared_size)
+        )
+    out.print(table)
+    constants = sorted(description.constants, key=lambda constant: -constant.size)
+    table = Table("constant", "dtype", "shape", "size", title="constants, largest first", title_justify="left")
+    for constant in constants if everything else constants[:10]:
+        table.add_row(constant.name, constant.dtype, "×".join(map(str, constant.shape)), size(constant.size))
+    out.print(table)
+    if not everything and len(constants) > 10:
+        out.print(f"… {len(constants) - 10} more: --all")
+
+
+def _cost(cost: Any) -> tuple[str, str, str]:
+    groups = "×".join(map(str, cost.groups))
+    return groups, f"{cost.flops * 1e-6:.1f}" if cost.flops else "", f"{cost.bytes * 1e-6:.2f}" if cost.bytes else ""

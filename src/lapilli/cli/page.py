@@ -1,0 +1,111 @@
+"""The page that `lapilli inspect --html` writes: one file, no scripts, nothing fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from lapilli.cli.common import size
+from lapilli.cli.inspect import arena, overview, requirements
+from lapilli.runtime.description import Description, MemoryPlan, Plan
+
+STYLE = """
+:root { color-scheme: light dark; --line: #8884; --soft: #8882; --accent: #3b6ea5; }
+body { font: 14px/1.45 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; width: 100%; }
+td, th { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+th { position: sticky; top: 0; background: Canvas; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td:first-child { white-space: nowrap; }
+tr.barrier td { border-top: 2px solid var(--accent); }
+details { margin: .6rem 0; } summary { cursor: pointer; }
+svg { width: 100%; height: auto; background: var(--soft); border-radius: 4px; }
+rect { stroke: Canvas; stroke-width: .6; } rect:hover { fill-opacity: 1; }
+p.note { color: GrayText; }
+"""
+
+
+def page(program: Path, description: Description, memory: Sequence[MemoryPlan], values: dict[str, int]) -> str:
+    """HTML of a program: overview, then for every plan its memory plan as a picture and its dispatches."""
+    parts = [f"<h1>{escape(program.name)}</h1>", _table([], overview(program, description, values))]
+    for plan, plan_memory in zip(description.methods[0].plans, memory, strict=True):
+        parts.append(f"<h2>Plan {escape(plan.name)}</h2><p>Needs {escape(requirements(plan))}.</p>")
+        parts.append(f"<h3>Memory</h3><p>{escape(arena(plan_memory))}.</p>{_picture(plan, plan_memory)}")
+        rows = [
+            (
+                str(i),
+                dispatch.label,
+                dispatch.kernel,
+                "×".join(map(str, cost.groups)),
+                f"{cost.flops * 1e-6:.2f}" if cost.flops else "",
+                f"{cost.bytes * 1e-6:.2f}" if cost.bytes else "",
+            )
+            for i, (dispatch, cost) in enumerate(zip(plan.run, plan_memory.commands, strict=True))
+        ]
+        marked = {i for i, dispatch in enumerate(plan.run) if dispatch.barrier}
+        parts.append(f"<h3>{len(rows)} dispatches, {len(marked)} barriers (a line above)</h3>")
+        parts.append(_table(["#", "operators", "kernel", "work groups", "MFLOP", "MB"], rows, marked))
+        if plan.load:
+            loads = [(str(i), dispatch.label, dispatch.kernel) for i, dispatch in enumerate(plan.load)]
+            table = _table(["#", "operators", "kernel"], loads)
+            parts.append(f"<details><summary>{len(loads)} dispatches once at load</summary>{table}</details>")
+    kernels = [
+        (k.name, "×".join(map(str, k.local)), str(k.subgroup_size or "any"), size(k.shared_size), size(k.code_size))
+        for k in description.kernels
+    ]
+    parts.append("<h2>Kernels</h2>" + _table(["name", "work group", "subgroup", "shared memory", "code"], kernels))
+    constants = [(c.name, c.dtype, "×".join(map(str, c.shape)), size(c.size)) for c in description.constants]
+    parts.append(f"<h2>Constants</h2><details><summary>{len(constants)} constants</summary>")
+    parts.append(_table(["name", "dtype", "shape", "size"], constants) + "</details>")
+    metadata = [(key, value if len(value) < 400 else value[:400] + " …") for key, value in description.metadata.items()]
+    parts.append("<h2>Metadata</h2>" + _table([], metadata))
+    head = f'<meta charset="utf-8"><title>{escape(program.name)}</title><style>{STYLE}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]], marked: set[int] | None = None) -> str:
+    """A table; columns whose cells all look like numbers or sizes stand right. A name that appears makes a header."""
+    numeric = [all(cell == "" or cell[0].isdigit() for cell in column) for column in zip(*rows, strict=True)] or [
+        False
+    ] * len(names)
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        attributes = [' class="n"' if numeric[i] else "" for i in range(len(cells))]
+        text = [escape(cell).replace("\n", "<br>") for cell in cells]
+        return "".join(f"<{tag}{attributes[i]}>{text[i]}</{tag}>" for i in range(len(cells)))
+
+    head = f"<tr>{row(names, 'th')}</tr>" if names else ""
+    body = "".join(
+        f"<tr{' class=barrier' if marked and i in marked else ''}>{row(cells, 'td')}</tr>"
+        for i, cells in enumerate(rows)
+    )
+    return f"<table>{head}{body}</table>"
+
+
+def _picture(plan: Plan, memory: MemoryPlan) -> str:
+    """The arena: run commands from left to right, addresses from the bottom up, one box a buffer."""
+    if not memory.arena or not plan.run:
+        return ""
+    width, height, n = 1000.0, 280.0, len(plan.run)
+    boxes = []
+    ends: dict[int, int] = {}
+    for placement in memory.placements:
+        ends[placement.block] = max(ends.get(placement.block, 0), placement.offset + placement.size)
+    bases = {block: sum(ends[other] for other in ends if other < block) for block in ends}
+    top = max(1, sum(ends.values()))
+    for placement in memory.placements:
+        buffer = plan.buffers[placement.buffer]
+        x, w = buffer.first / n * width, (buffer.last - buffer.first + 1) / n * width
+        h = placement.size / top * height
+        y = height - (bases[placement.block] + placement.offset) / top * height - h
+        hue = placement.buffer * 137 % 360  # neighbours differ
+        name = buffer.name or f"buffer {placement.buffer}"
+        title = f"{name}: {size(placement.size)}, commands {buffer.first} to {buffer.last}"
+        place = f'x="{x:.2f}" y="{y:.2f}" width="{w:.2f}" height="{h:.2f}"'
+        boxes.append(
+            f'<rect {place} fill="hsl({hue} 55% 55%)" fill-opacity=".75"><title>{escape(title)}</title></rect>'
+        )
+    note = '<p class="note">Left to right: dispatches. Bottom to top: addresses. A box: one tensor while it lives.</p>'
+    return f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img">{"".join(boxes)}</svg>{note}'

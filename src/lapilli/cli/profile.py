@@ -1,0 +1,126 @@
+"""`lapilli profile`: the time of every kernel by the device's own clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lapilli.cli.common import (
+    PROGRAM,
+    console,
+    device_option,
+    dims_option,
+    duration,
+    json_option,
+    print_json,
+    progress_console,
+    random_inputs,
+    shapes,
+)
+
+if TYPE_CHECKING:
+    from lapilli.runtime.program import KernelTime, Profile
+
+
+@click.command()
+@click.argument("program", type=PROGRAM)
+@click.option("--repeat", default=10, show_default=True, type=click.IntRange(min=1), help="Runs; the median counts.")
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Trace file for chrome://tracing or ui.perfetto.dev. Default: PROGRAM with .trace.json.",
+)
+@click.option("--sort", type=click.Choice(["time", "order"]), default="order", show_default=True)
+@device_option
+@dims_option
+@json_option
+def profile(
+    program: Path,
+    repeat: int,
+    trace: Path | None,
+    sort: str,
+    device: str | None,
+    input_dims: str | None,
+    input_type: str | None,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Time every kernel of PROGRAM with GPU timestamps, each alone: a table and a trace file."""
+    import lapilli
+    from lapilli.runtime.files import replace
+
+    with lapilli.load(program, device=device) as loaded:
+        inputs = random_inputs(loaded.inputs, input_dims, input_type, seed)
+        with progress_console().status("profiling"):
+            times = loaded.profile(inputs, repeat)
+        where = f"{loaded.device.name}, plan {loaded.plan}"
+    trace = trace or program.with_suffix(".trace.json")
+    with replace(trace) as file:
+        file.write(json.dumps(_trace(times.kernels, program.name, where)).encode())
+    if as_json:
+        print_json({"program": str(program), "device": where, "trace": str(trace), **asdict(times)})
+    else:
+        _print(times, f"{program.name}, {shapes(inputs)}, {where}", sort == "time")
+        console().print(f"Trace: {trace} (open it in ui.perfetto.dev or chrome://tracing)")
+
+
+def _print(times: Profile, title: str, by_time: bool) -> None:
+    from rich.table import Table
+
+    total = sum(kernel.seconds for kernel in times.kernels) or 1.0
+    table = Table(title=title, title_justify="left")
+    for name in ("#", "operators", "kernel"):
+        table.add_column(name, overflow="fold")
+    for name in ("time", "share", "GFLOP/s", "GB/s", "work groups"):
+        table.add_column(name, justify="right", no_wrap=True)
+    rows = list(enumerate(times.kernels))
+    if by_time:
+        rows.sort(key=lambda row: -row[1].seconds)
+    for i, kernel in rows:
+        table.add_row(
+            str(i),
+            kernel.label,
+            kernel.kernel,
+            duration(kernel.seconds),
+            f"{kernel.seconds / total:.1%}",
+            _rate(kernel.flops, kernel.seconds),
+            _rate(kernel.bytes, kernel.seconds),
+            "×".join(map(str, kernel.groups)),
+        )
+    out = console()
+    out.print(table)
+    out.print(
+        f"{len(times.kernels)} dispatches: {duration(total)} as a sum of each alone, {duration(times.seconds)} in a run"
+    )
+
+
+def _rate(amount: int, seconds: float) -> str:
+    return f"{amount / seconds * 1e-9:.1f}" if amount and seconds else ""
+
+
+def _trace(kernels: Sequence[KernelTime], name: str, device: str) -> dict[str, object]:
+    """Chrome's trace event format: one complete event a kernel, microseconds, laid end to end as they ran alone."""
+    events: list[dict[str, object]] = [
+        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"{name} on {device}"}},
+        {"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": "device"}},
+    ]
+    now = 0.0
+    for kernel in kernels:
+        args = {"kernel": kernel.kernel, "groups": list(kernel.groups), "flops": kernel.flops, "bytes": kernel.bytes}
+        event = {
+            "ph": "X",
+            "pid": 1,
+            "tid": 1,
+            "ts": now,
+            "dur": kernel.seconds * 1e6,
+            "name": kernel.label,
+            "args": args,
+        }
+        events.append(event)
+        now += kernel.seconds * 1e6
+    return {"traceEvents": events, "displayTimeUnit": "ns"}

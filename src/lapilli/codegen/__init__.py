@@ -1,0 +1,1 @@
+"""From tasks to Slang, and from Slang to SPIR-V."""

@@ -1,0 +1,121 @@
+"""Slang sources to SPIR-V: a cache on disk, and several compiler processes for what is not in it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from lapilli.codegen import slang
+from lapilli.errors import CompileError
+
+Progress = Callable[[int, int], None]
+_PARALLEL = 6  # kernels from which a second process pays its start
+
+
+def cache_dir() -> Path:
+    """$LAPILLI_CACHE_DIR, else the user's cache folder."""
+    given = os.environ.get("LAPILLI_CACHE_DIR")
+    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lapilli"
+    return base / "kernels"
+
+
+@lru_cache(maxsize=1)
+def _environment() -> bytes:
+    """What decides about the code besides the source: the compiler and our modules."""
+    h = hashlib.sha256()
+    library = Path(slang.library())
+    h.update(f"{library.name} {library.stat().st_size}".encode())
+    for module in sorted(slang.KERNELS.glob("*.slang")):
+        h.update(module.read_bytes())
+    for part in ("slang.py", "spirv.py"):
+        h.update((Path(slang.__file__).parent / part).read_bytes())
+    return h.digest()
+
+
+def _key(source: str) -> str:
+    return hashlib.sha256(_environment() + source.encode()).hexdigest()
+
+
+def build(sources: Iterable[str], progress: Progress | None = None) -> dict[str, bytes]:
+    """SPIR-V by source. progress(done, all) is called as kernels get ready."""
+    todo = list(dict.fromkeys(sources))
+    folder = cache_dir()
+    done: dict[str, bytes] = {}
+    for source in todo:
+        try:
+            done[source] = (folder / _key(source)).read_bytes()
+        except OSError:
+            continue
+    missing = [s for s in todo if s not in done]
+    if progress:
+        progress(len(done), len(todo))
+    workers = min(os.cpu_count() or 1, len(missing) // _PARALLEL)
+    fresh = _in_processes(missing, workers) if workers > 1 else _here(missing)
+    for source, code in fresh:
+        done[source] = code
+        _store(folder / _key(source), code)
+        if progress:
+            progress(len(done), len(todo))
+    return done
+
+
+def _store(path: Path, code: bytes) -> None:
+    """Atomically; a cache that cannot be written is no error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
+            f.write(code)
+        os.replace(f.name, path)
+    except OSError:
+        pass
+
+
+@lru_cache(maxsize=1)
+def _compiler() -> slang.Compiler:
+    return slang.Compiler()
+
+
+def _here(sources: list[str]) -> Iterable[tuple[str, bytes]]:
+    for s in sources:
+        yield s, _compiler().compile(s)
+
+
+def _in_processes(sources: list[str], workers: int) -> Iterable[tuple[str, bytes]]:
+    """Every process compiles every n-th source. (Not multiprocessing: that would run the user's script again.)"""
+    import lapilli
+
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(p).parent) for p in lapilli.__path__] + sys.path)}
+    running = []
+    for n in range(workers):
+        share = sources[n::workers]
+        p = subprocess.Popen(
+            [sys.executable, "-m", "lapilli.codegen.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+        )
+        assert p.stdin is not None
+        p.stdin.write(pickle.dumps(share))
+        p.stdin.close()
+        running.append((p, share))
+    try:
+        for p, share in running:
+            assert p.stdout is not None
+            for s in share:
+                try:
+                    code = pickle.load(p.stdout)
+                except EOFError as error:
+                    raise CompileError("a process of the Slang compiler ended early; its message is above") from error
+                if isinstance(code, str):
+                    raise CompileError(code)
+                yield s, code
+    finally:
+        for p, _ in running:
+            p.kill()
+            p.wait()
+            if p.stdout is not None:
+                p.stdout.close()

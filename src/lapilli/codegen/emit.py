@@ -1,0 +1,383 @@
+"""Scalar and integer expressions as Slang text.
+
+An `Emitter` writes statements into a block and remembers what it has named, so that a value is computed once. With `lanes` of
+4 it computes four neighbouring elements at a time: every load must then be the same for all lanes, or read four neighbours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select
+from lapilli.ir.integer import Atom, Extremum, Indirect, Int, IntLike, Quotient, Remainder, Symbol, Var, as_int, is_nonnegative
+from lapilli.ir.node import Node
+from lapilli.schedule.layout import Layout
+
+LANES = 4
+
+
+class NotVectorizable(Exception):
+    """Four neighbouring elements cannot be computed together."""
+
+
+@dataclass
+class Binding:
+    """A storage buffer of a kernel: which tensor, and as what it is seen."""
+
+    node: Node
+    type: str  # element type in Slang
+    written: bool = False
+
+
+@dataclass
+class Kernel:
+    """What all kernels of the generator share: bindings and parameters, collected while the code is written."""
+
+    layouts: dict[int, Layout]
+    half: bool  # 16-bit types may be used
+    bindings: list[Binding] = field(default_factory=list)
+    params: list[tuple[str, Int]] = field(default_factory=list)
+
+    def bind(self, node: Node, type: str, written: bool = False) -> str:
+        for k, b in enumerate(self.bindings):
+            if b.node is node and b.type == type and b.written == written:
+                return f"b{k}"
+        self.bindings.append(Binding(node, type, written))
+        return f"b{len(self.bindings) - 1}"
+
+    def param(self, value: IntLike, name: str = "") -> str:
+        """A size as text: a literal when it is known, else a member of the parameter block."""
+        v = as_int(value)
+        if v.value is not None:
+            return str(v.value)
+        return self.runtime(v, name)
+
+    def runtime(self, value: IntLike, name: str = "") -> str:
+        """A member of the parameter block, even when the value is known: one kernel then serves many sizes."""
+        v = as_int(value)
+        for known, i in self.params:
+            if i == v and (not name or known == name):
+                return f"P.{known}"
+        known = name or f"p{len(self.params)}"
+        self.params.append((known, v))
+        return f"P.{known}"
+
+    def header(self) -> str:
+        lines = ["import lapilli_math;"]
+        for k, b in enumerate(self.bindings):
+            kind = "RWStructuredBuffer" if b.written else "StructuredBuffer"
+            lines.append(f"[[vk::binding({k}, 0)]] {kind}<{b.type}> b{k};")
+        if self.params:
+            lines.append("struct Params { " + " ".join(f"int {name};" for name, _ in self.params) + " };")
+            lines.append("static Params P;")
+        return "\n".join(lines) + "\n"
+
+    def entry(self, size: tuple[int, int, int], body: str) -> str:
+        """The entry point. `gid` is the work group, `tid` the invocation in it, `li` its number."""
+        uniform = ", uniform Params params" if self.params else ""
+        start = "    P = params;\n" if self.params else ""
+        return (
+            f'[shader("compute")]\n[numthreads({size[0]}, {size[1]}, {size[2]})]\n'
+            f"void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID, uint li : SV_GroupIndex{uniform})\n"
+            f"{{\n{start}{body}}}\n"
+        )
+
+
+def stored_as(dtype: DType, half: bool) -> str:
+    """The Slang type of a buffer's elements: sub-word types that the device lacks are seen as words."""
+    if dtype is DType.float32:
+        return "float"
+    if dtype is DType.float16 and half:
+        return "half"
+    if dtype is DType.int64:
+        return "int2"
+    return "int" if dtype is DType.int32 else "uint"
+
+
+_TYPES = {DType.float32: "float", DType.int32: "int", DType.bool: "bool"}
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "bitand": "&",
+    "bitor": "|", "bitxor": "^", "shl": "<<", "shr": ">>",
+}  # fmt: skip
+_DIRECT = {
+    "abs": "abs", "floor": "floor", "ceil": "ceil", "round": "round", "trunc": "trunc", "sqrt": "sqrt", "rsqrt": "rsqrt",
+    "exp": "exp", "exp2": "exp2", "log": "log", "log2": "log2", "log10": "log10", "sin": "sin", "cos": "cos", "tan": "tan",
+    "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh", "isnan": "isnan", "isinf": "isinf",
+    "atan2": "atan2",
+}  # fmt: skip
+_GENERIC = {"erf": "erf_any", "expm1": "expm1_any", "log1p": "log1p_any", "tanh": "tanh_any", "pow": "pow_any",
+            "mod": "mod_any", "fmod": "fmod_any", "floordiv": "floordiv_any"}  # fmt: skip
+
+
+def literal(value: float | int | bool, dtype: DType) -> str:
+    if dtype is DType.bool:
+        return "true" if value else "false"
+    if dtype is DType.int32:
+        return str(int(value)) if value > -(2**31) else "(-2147483647 - 1)"
+    v = float(value)
+    if math.isnan(v):
+        return "asfloat(0x7fc00000)"
+    if math.isinf(v) or abs(v) > 3.4028234e38:
+        return "asfloat(0x7f800000)" if v > 0 else "asfloat(0xff800000)"
+    return f"{v!r}f" if "e" in repr(v) or "." in repr(v) else f"{v!r}.0f"
+
+
+class Emitter:
+    """Writes a block of statements.
+
+    names: text of variables (axis variables and symbols); lane: the variable 0..3 that runs over the lanes, when vectorised;
+    values: texts of loads that are known (accumulators), by node id."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        names: dict[Atom, str],
+        lane: Int | None = None,
+        values: dict[int, str] | None = None,
+        indent: str = "    ",
+    ) -> None:
+        self.kernel = kernel
+        self.names = names
+        self.lane = lane
+        self.values = values or {}
+        self.lines: list[str] = []
+        self.indent = indent
+        self._known: list[dict[tuple[int, bool], str]] = [{}]
+        self._counter = [0]
+
+    # -- statements
+    def line(self, text: str) -> None:
+        self.lines.append(self.indent + text)
+
+    def fresh(self) -> str:
+        self._counter[0] += 1
+        return f"v{self._counter[0]}"
+
+    def text(self) -> str:
+        return "".join(f"{line}\n" for line in self.lines)
+
+    def child(self) -> Emitter:
+        """An emitter for a nested block: it sees what is named here."""
+        inner = Emitter(self.kernel, dict(self.names), self.lane, dict(self.values), self.indent + "    ")
+        inner._known = [*self._known, {}]
+        inner._counter = self._counter
+        return inner
+
+    # -- integers
+    def int(self, value: IntLike) -> str:
+        v = as_int(value)
+        parts: list[str] = []
+        for m, c in v.terms:
+            factors = [self._atom(a) for a in m]
+            if c == -1 and parts:
+                parts.append("- " + " * ".join(factors))
+                continue
+            if c != 1:
+                factors.insert(0, str(abs(c)) if parts else str(c))
+            sign = "" if not parts else ("- " if c < 0 else "+ ")
+            parts.append(sign + " * ".join(factors))
+        if v.const or not parts:
+            parts.append(str(v.const) if not parts else f"{'-' if v.const < 0 else '+'} {abs(v.const)}")
+        return parts[0] if len(parts) == 1 and "-" not in parts[0] and "*" not in parts[0] else "(" + " ".join(parts) + ")"
+
+    def _atom(self, a: Atom) -> str:
+        known = self.names.get(a)
+        if known is not None:
+            return known
+        if isinstance(a, Symbol):
+            return self.kernel.param(Int((((a,), 1),), 0), a.name)
+        if isinstance(a, Quotient | Remainder):
+            op, slow = ("/", "floordiv") if isinstance(a, Quotient) else ("%", "floormod")
+            if is_nonnegative(a.x) and is_nonnegative(a.y):
+                return f"int(uint({self.int(a.x)}) {op} uint({self.int(a.y)}))"
+            return f"{slow}({self.int(a.x)}, {self.int(a.y)})"
+        if isinstance(a, Extremum):
+            return f"{a.op}({self.int(a.x)}, {self.int(a.y)})"
+        if isinstance(a, Indirect):
+            return self.scalar(a.expr)
+        assert isinstance(a, Var)
+        raise KeyError(f"axis variable {a} has no name in this kernel")
+
+    # -- elements
+    def scalar(self, e: Expr) -> str:
+        """The text of a value that is the same for all lanes."""
+        if self.lane is None:
+            return self.value(e)
+        return self._emit(e, 1)
+
+    def value(self, e: Expr) -> str:
+        """The text of a value, for all lanes."""
+        return self._emit(e, 1 if self.lane is None else LANES)
+
+    def _type(self, dtype: DType, lanes: int) -> str:
+        return _TYPES[dtype] + ("" if lanes == 1 else str(lanes))
+
+    def _splat(self, text: str, dtype: DType, lanes: int) -> str:
+        return text if lanes == 1 else f"{self._type(dtype, lanes)}({text})"
+
+    def _emit(self, e: Expr, lanes: int) -> str:
+        for scope in reversed(self._known):
+            if (e.id, lanes > 1) in scope:
+                return scope[e.id, lanes > 1]
+        if isinstance(e, Const):
+            return self._splat(literal(e.value, e.dtype), e.dtype, lanes)
+        if isinstance(e, Load) and e.node.id in self.values:
+            return self.values[e.node.id]
+        if isinstance(e, Select):
+            text = self._select(e, lanes)
+        else:
+            code = self._load(e, lanes) if isinstance(e, Load) else self._index(e, lanes) if isinstance(e, Index) else self._op(e, lanes)
+            text = self.fresh()
+            self.line(f"{self._type(e.dtype, lanes)} {text} = {code};")
+        self._known[-1][e.id, lanes > 1] = text
+        return text
+
+    def _index(self, e: Index, lanes: int) -> str:
+        if lanes == 1 or self.lane is None:
+            return self.int(e.value)
+        lane = next(iter(self.lane.atoms()))
+        if lane not in e.value.atoms():
+            return f"int4({self.int(e.value)})"
+        texts = [self.int(e.value.substitute({lane: n})) for n in range(LANES)]
+        return f"int4({', '.join(texts)})"
+
+    def _select(self, e: Select, lanes: int) -> str:
+        if self.lane is not None and lanes > 1:
+            lane = next(iter(self.lane.atoms()))
+            if any(lane in g.atoms() and any(g.substitute({lane: n}) != g.substitute({lane: 0}) for n in range(1, LANES)) for g in e.guards):
+                raise NotVectorizable("a guard differs between lanes")
+            guards = [g.substitute({lane: 0}) for g in e.guards]
+        else:
+            guards = list(e.guards)
+        text = self.fresh()
+        condition = " && ".join(f"{self.int(g)} >= 0" for g in guards)
+        kind = self._type(e.dtype, lanes)
+        other_constant = isinstance(e.other, Const)
+        self.line(f"{kind} {text}{' = ' + self._emit(e.other, lanes) if other_constant else ''};")
+        then = self.child()
+        then.line(f"{text} = {then._emit(e.then, lanes)};")
+        self.line(f"if ({condition})")
+        self.line("{")
+        self.lines += then.lines
+        self.line("}")
+        if not other_constant:
+            other = self.child()
+            other.line(f"{text} = {other._emit(e.other, lanes)};")
+            self.line("else")
+            self.line("{")
+            self.lines += other.lines
+            self.line("}")
+        return text
+
+    def _op(self, e: Expr, lanes: int) -> str:
+        assert isinstance(e, Op)
+        args = [self._emit(a, lanes) for a in e.args]
+        op, integer = e.op, e.args[0].dtype is DType.int32
+        if op == "cast":
+            return f"{self._type(e.dtype, lanes)}({args[0]})" if e.dtype is not DType.bool else f"({args[0]} != {self._splat(literal(0, e.args[0].dtype), e.args[0].dtype, lanes)})"
+        if op in ("min", "max"):  # NaN wins
+            sign = "<" if op == "max" else ">"
+            if isinstance(e.args[1], Const):
+                return self._choose(f"{args[0]} {sign} {args[1]}", args[1], args[0], lanes)
+            sign = ">" if op == "max" else "<"
+            if integer:
+                return f"{op}({args[0]}, {args[1]})"
+            either = f"or({args[0]} {sign} {args[1]}, {args[0]} != {args[0]})" if lanes > 1 else f"{args[0]} {sign} {args[1]} || {args[0]} != {args[0]}"
+            return self._choose(either, args[0], args[1], lanes)
+        if op == "where":
+            return self._choose(args[0], args[1], args[2], lanes)
+        if op in ("and", "or"):
+            return f"{op}({args[0]}, {args[1]})" if lanes > 1 else f"({args[0]} {'&&' if op == 'and' else '||'} {args[1]})"
+        if op == "xor":
+            return f"({args[0]} != {args[1]})"
+        if op == "not":
+            return f"!{args[0]}"
+        if op == "bitnot":
+            return f"~{args[0]}"
+        if op == "neg":
+            return f"-{args[0]}"
+        if op == "reciprocal":
+            return f"({self._splat('1.0f', e.dtype, lanes)} / {args[0]})"
+        if op == "sign":
+            zero = self._splat(literal(0, e.dtype), e.dtype, lanes)
+            kind = self._type(e.dtype, lanes)
+            return f"({kind}({args[0]} > {zero}) - {kind}({args[0]} < {zero}))"
+        if op in _INFIX:
+            return f"({args[0]} {_INFIX[op]} {args[1]})"
+        if op == "div":
+            return f"({args[0]} / {args[1]})"
+        if op in ("asinh", "acosh", "atanh"):
+            x, one = args[0], self._splat("1.0f", e.dtype, lanes)
+            return {
+                "asinh": f"(sign({x}) * log(abs({x}) + sqrt({x} * {x} + {one})))",
+                "acosh": f"log({x} + sqrt({x} * {x} - {one}))",
+                "atanh": f"({self._splat('0.5f', e.dtype, lanes)} * log(({one} + {x}) / ({one} - {x})))",
+            }[op]
+        if op in _GENERIC:
+            if lanes > 1:
+                return f"{_GENERIC[op]}({', '.join(args)})"
+            kind = f"vector<{_TYPES[e.args[0].dtype]}, 1>"
+            return f"{_GENERIC[op]}({', '.join(f'{kind}({a})' for a in args)})[0]"
+        if op == "isnan" and integer:
+            return "false"
+        return f"{_DIRECT[op]}({', '.join(args)})"
+
+    @staticmethod
+    def _choose(condition: str, a: str, b: str, lanes: int) -> str:
+        return f"select({condition}, {a}, {b})" if lanes > 1 else f"({condition} ? {a} : {b})"
+
+    # -- memory
+    def _load(self, e: Load, lanes: int) -> str:
+        offset = self.kernel.layouts[e.node.id].offset(e.index)
+        if self.lane is None or lanes == 1:
+            return self.load_at(e.node, offset)
+        lane = next(iter(self.lane.atoms()))
+        first = offset.substitute({lane: 0})
+        steps = [offset.substitute({lane: n}) - first for n in range(1, LANES)]
+        if all(s == 0 for s in steps):
+            return self._splat(self.load_at(e.node, first), e.dtype, lanes)
+        if [s.value for s in steps] == [1, 2, 3] and first % LANES == 0 and self._wide(e.node):
+            kind = stored_as(e.node.dtype, self.kernel.half)
+            buffer = self.kernel.bind(e.node, f"{kind}4")
+            text = f"{buffer}[{self.int(first // LANES)}]"
+            return f"float4({text})" if kind == "half" else text
+        texts = [self.load_at(e.node, offset.substitute({lane: n})) for n in range(LANES)]
+        return f"{self._type(e.dtype, lanes)}({', '.join(texts)})"
+
+    def _wide(self, node: Node) -> bool:
+        return node.dtype in (DType.float32, DType.int32) or (node.dtype is DType.float16 and self.kernel.half)
+
+    def load_at(self, node: Node, offset: Int) -> str:
+        """One element at an offset, converted to its compute type."""
+        dtype = node.dtype
+        kind = stored_as(dtype, self.kernel.half)
+        buffer = self.kernel.bind(node, kind)
+        if kind in ("float", "int"):
+            return f"{buffer}[{self.int(offset)}]"
+        if kind == "half":
+            return f"float({buffer}[{self.int(offset)}])"
+        if dtype is DType.int64:
+            return f"{buffer}[{self.int(offset)}].x"
+        per_word = 4 // dtype.size
+        bits = 8 * dtype.size
+        word = f"{buffer}[{self.int(offset // per_word)}]"
+        shift = offset % per_word
+        raw = f"({word} >> (uint({self.int(shift)}) * {bits}u))" if shift != 0 else f"({word})"
+        if dtype is DType.float16:
+            return f"f16tof32({raw} & 0xffffu)"
+        if dtype is DType.bfloat16:
+            return f"asfloat({raw} << 16)"
+        if dtype is DType.bool:
+            return f"(({raw} & 0xffu) != 0u)"
+        if dtype is DType.uint8:
+            return f"int({raw} & 0xffu)"
+        return f"(int({raw} << {32 - bits}u) >> {32 - bits})"
+
+
+def lanes_of(text: str, n: int) -> str:
+    return f"{text}[{n}]"
+
+
+_ = Callable

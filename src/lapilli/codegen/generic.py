@@ -1,0 +1,288 @@
+"""Kernels from the IR alone: pointwise maps and reductions of any form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, literal, stored_as
+from lapilli.codegen.kernel import Written, finish, linear_groups
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, cost, rewrite
+from lapilli.ir.integer import Atom, Int, Var, as_int, ceildiv, of, product
+from lapilli.ir.node import Node, Reduce
+from lapilli.schedule.layout import Layout
+from lapilli.schedule.realize import as_var, estimate
+from lapilli.schedule.target import Target
+from lapilli.schedule.task import Task
+
+_CHUNK = 256  # terms that are summed before they join the total: rounding errors grow with the logarithm, not the count
+
+
+def write(task: Task, layouts: Mapping[int, Layout], target: Target) -> Written:
+    """The kernel of a task, four elements an invocation where that is possible."""
+    for lanes in (LANES, 1):
+        try:
+            return _Writer(task, dict(layouts), target, lanes).write()
+        except NotVectorizable:
+            continue
+    raise AssertionError("a scalar kernel can always be written")
+
+
+class _Writer:
+    def __init__(self, task: Task, layouts: dict[int, Layout], target: Target, lanes: int) -> None:
+        self.task, self.target, self.lanes = task, target, lanes
+        self.kernel = Kernel(layouts, target.half)
+        self.layout = layouts[task.out.id]
+        self.count = product([a.extent for a in task.axes])
+        self.per_word = _per_word(task.out.dtype, target.half)
+        if lanes > 1 and (self.per_word > 1 or self.count % LANES != 0):
+            raise NotVectorizable("the number of elements is not a multiple of 4")
+        if self.count == 0 or 0 in task.out.shape:
+            self.count = as_int(0)
+
+    def write(self) -> Written:
+        if self.per_word > 1:
+            return self._packed()
+        work = self.count // self.lanes
+        core = self.task.core
+        split = self._split(core, work) if core is not None else 1
+        size = (256 if self.target.kind == "any" else 128) if split == 1 else max(1, 256 // split)
+        groups, group = linear_groups(work, size)
+        v = Var("t", work)
+        mapping, lane = self._axes(of(v))
+        names: dict[Atom, str] = {v: "t"}
+        local = (size, 1, 1) if split == 1 else (size, split, 1)
+        e = Emitter(self.kernel, names, lane)
+        e.line(f"int t = {group} * {size} + int(tid.x);")
+        if split == 1:
+            e.line(f"if (t >= {self.kernel.param(work)}) return;")
+        value = rewrite(self.task.value, mapping)
+        offset = self.layout.offset([i.substitute(mapping) for i in self.task.store])
+        if core is not None:
+            accumulator = self._reduce(e, core, mapping, split, size)
+            e.values[core.id] = accumulator
+        self._store(e, value, offset)
+        written = finish(self.kernel, self.task, e.text(), groups, local, "map" if core is None else f"reduce_{core.op}")
+        per_element = cost(self.task.value)
+        written.flops = self.count * max(per_element, 1)
+        if core is not None:
+            assert self.task.core_body is not None
+            if split > 1:
+                kind = self._kind(self.task.core_body)
+                written.source = written.source.replace(
+                    '[shader("compute")]', f"groupshared {kind} shared_values[{size * split}];\n[shader(\"compute\")]"
+                )
+                written.shared = 4 * self.lanes * size * split
+            written.flops = self.count * product([a.extent for a in core.raxes]) * max(1, cost(self.task.core_body) + 1)
+        return written
+
+    def _axes(self, v: Int) -> tuple[dict[Atom, Int], Int | None]:
+        """The task's axes from the number of the invocation, walking memory in order."""
+        lane = of(Var("lane", as_int(LANES))) if self.lanes > 1 else None
+        rest = v * self.lanes + lane if lane is not None else v
+        mapping: dict[Atom, Int] = {a: as_int(0) for a in self.task.axes}
+        stored = [as_var(self.task.store[d]) for d in self.layout.order]
+        axes = [a for a in stored if a is not None]
+        for k, a in enumerate(reversed(axes)):
+            mapping[a] = rest % a.extent if k + 1 < len(axes) else rest
+            rest = rest // a.extent
+        return mapping, lane
+
+    def _store(self, e: Emitter, value: Expr, offset: Int) -> None:
+        out = self.task.out
+        kind = stored_as(out.dtype, self.target.half)
+        text = e.value(value)
+        if e.lane is not None:
+            lane = next(iter(e.lane.atoms()))
+            first = offset.substitute({lane: 0})
+            if [(offset.substitute({lane: n}) - first).value for n in range(1, LANES)] != [1, 2, 3] or first % LANES != 0:
+                raise NotVectorizable("the result is not stored in sequence")
+            if kind == "int2":
+                raise NotVectorizable("64-bit integers are stored one by one")
+            buffer = self.kernel.bind(out, f"{kind}4", written=True)
+            e.line(f"{buffer}[{e.int(first // LANES)}] = {kind}4({text});")
+            return
+        buffer = self.kernel.bind(out, kind, written=True)
+        if kind == "int2":
+            e.line(f"{buffer}[{e.int(offset)}] = int2({text}, {text} >> 31);")
+        else:
+            e.line(f"{buffer}[{e.int(offset)}] = {kind}({text});")
+
+    # -- reductions
+    def _split(self, core: Reduce, work: Int) -> int:
+        """Invocations that share one reduction: more where there are few results and long reductions."""
+        if self.target.kind == "any" or core.op.startswith("arg") or core.op in ("any", "all"):
+            return 1
+        length = estimate(product([a.extent for a in core.raxes]))
+        free = 64 * 128 // max(1, estimate(work))
+        split = 1
+        while split < 256 and split * 2 <= free and split * 8 <= length:
+            split *= 2
+        return split
+
+    def _kind(self, body: Expr) -> str:
+        base = {DType.float32: "float", DType.int32: "int", DType.bool: "bool"}[body.dtype]
+        return base if self.lanes == 1 else f"{base}{LANES}"
+
+    def _reduce(self, e: Emitter, core: Reduce, mapping: dict[Atom, Int], split: int, size: int) -> str:
+        """Writes the loops; returns the text of the result."""
+        body = self.task.core_body
+        assert body is not None
+        if core.op.startswith("arg") and self.lanes > 1:
+            raise NotVectorizable("positions are found one by one")
+        kind = self._kind(body)
+        e.line(f"{kind} acc = {self._initial(core.op, body.dtype)};")
+        if core.op.startswith("arg"):
+            e.line("int place = 0; int step = 0;")
+        if split > 1:
+            e.line(f"if (t < {self.kernel.param(self.count // self.lanes)})")
+            e.line("{")
+            self._strided_loop(e, core, body, mapping, split)
+            e.line("}")
+            self._combine(e, core.op, split, size)
+            return "acc"
+        self._nested_loops(e, core, body, mapping)
+        return "place" if core.op.startswith("arg") else "acc"
+
+    def _initial(self, op: str, dtype: DType) -> str:
+        low = literal(float("-inf"), dtype) if dtype is DType.float32 else "(-2147483647 - 1)"
+        high = literal(float("inf"), dtype) if dtype is DType.float32 else "2147483647"
+        if dtype is DType.bool:
+            low, high = "false", "true"
+        one, zero = literal(1, dtype), literal(0, dtype)
+        start = {"sum": zero, "prod": one, "max": low, "min": high, "any": "false", "all": "true", "argmax": low, "argmin": high}
+        return start[op] if self.lanes == 1 else f"{self._kind_of(dtype)}({start[op]})"
+
+    def _kind_of(self, dtype: DType) -> str:
+        return {DType.float32: "float4", DType.int32: "int4", DType.bool: "bool4"}[dtype]
+
+    def _update(self, e: Emitter, op: str, acc: str, x: str) -> None:
+        wide = self.lanes > 1
+        if op in ("sum", "prod"):
+            e.line(f"{acc} {'+' if op == 'sum' else '*'}= {x};")
+        elif op in ("any", "all"):
+            sign = "||" if op == "any" else "&&"
+            e.line(f"{acc} = {('or' if op == 'any' else 'and') + f'({acc}, {x})' if wide else f'{acc} {sign} {x}'};")
+        elif op in ("max", "min"):
+            sign = ">" if op == "max" else "<"
+            if wide:
+                e.line(f"{acc} = select(or({x} {sign} {acc}, {x} != {x}), {x}, {acc});")
+            else:
+                e.line(f"{acc} = ({x} {sign} {acc} || {x} != {x}) ? {x} : {acc};")
+        else:
+            sign = ">" if op == "argmax" else "<"
+            e.line(f"if (({x} {sign} {acc} || {x} != {x}) && {acc} == {acc} || step == 0) {{ {acc} = {x}; place = step; }}")
+            e.line("step++;")
+
+    def _nested_loops(self, e: Emitter, core: Reduce, body: Expr, mapping: dict[Atom, Int]) -> None:
+        axes = [a for a in core.raxes if a.extent != 1]
+        inner = e
+        opened: list[Emitter] = []
+        bound = dict(mapping)
+        for a in core.raxes:
+            if a.extent == 1:
+                bound[a] = as_int(0)
+        sums = core.op == "sum" and body.dtype is DType.float32
+        last = axes[-1] if axes else None
+        chunked = sums and last is not None and (last.extent.bounds[1] or 2**31) > 2 * _CHUNK
+        for k, a in enumerate(axes):
+            name = f"r{k}"
+            inner.names[a] = name
+            if sums and a is last and (len(axes) > 1 or chunked):
+                if chunked:
+                    inner.line(f"for (int c = 0; c < {self.kernel.param(a.extent)}; c += {_CHUNK})")
+                    inner.line("{")
+                    opened.append(inner)
+                    inner = inner.child()
+                inner.line(f"{self._kind(body)} part = {self._initial('sum', body.dtype)};")
+            start, end = ("c", f"min(c + {_CHUNK}, {self.kernel.param(a.extent)})") if a is last and chunked else ("0", self.kernel.param(a.extent))
+            inner.line(f"for (int {name} = {start}; {name} < {end}; ++{name})")
+            inner.line("{")
+            opened.append(inner)
+            inner = inner.child()
+        part = "part" if sums and axes and (len(axes) > 1 or chunked) else "acc"
+        text = inner.value(rewrite(body, bound))
+        self._update(inner, core.op, part, text)
+        for depth, outer in enumerate(reversed(opened)):
+            outer.lines += inner.lines
+            outer.line("}")
+            if depth == 0 and part == "part":
+                outer.line("acc += part;")
+            inner = outer
+
+    def _strided_loop(self, e: Emitter, core: Reduce, body: Expr, mapping: dict[Atom, Int], split: int) -> None:
+        total = product([a.extent for a in core.raxes])
+        q = Var("q", total)
+        rest = of(q)
+        bound = dict(mapping)
+        for k, a in enumerate(reversed(core.raxes)):
+            bound[a] = rest % a.extent if k + 1 < len(core.raxes) else rest
+            rest = rest // a.extent
+        e.line(f"for (int q = int(tid.y); q < {self.kernel.param(total)}; q += {split})")
+        e.line("{")
+        inner = e.child()
+        inner.names[q] = "q"
+        self._update(inner, core.op, "acc", inner.value(rewrite(body, bound)))
+        e.lines += inner.lines
+        e.line("}")
+
+    def _combine(self, e: Emitter, op: str, split: int, size: int) -> None:
+        """A tree over the invocations of a result, in a fixed order."""
+        e.line("shared_values[li] = acc;")
+        e.line("GroupMemoryBarrierWithGroupSync();")
+        step = split // 2
+        while step:
+            e.line(f"if (tid.y < {step})")
+            e.line("{")
+            inner = e.child()
+            x = inner.fresh()
+            inner.line(f"let {x} = shared_values[li + {step * size}];")
+            self._update(inner, op, "acc", x)
+            inner.line("shared_values[li] = acc;")
+            e.lines += inner.lines
+            e.line("}")
+            e.line("GroupMemoryBarrierWithGroupSync();")
+            step //= 2
+        e.line(f"if (tid.y > 0 || t >= {self.kernel.param(self.count // self.lanes)}) return;")
+
+    # -- results of fewer than 32 bits where the device stores whole words only
+    def _packed(self) -> Written:
+        task, per = self.task, self.per_word
+        bits = 32 // per
+        words = ceildiv(self.count, per)
+        groups, group = linear_groups(words, 128)
+        w = Var("w", words)
+        e = Emitter(self.kernel, {w: "w"})
+        e.line(f"int w = {group} * 128 + int(tid.x);")
+        e.line(f"if (w >= {self.kernel.param(words)}) return;")
+        e.line("uint packed = 0u;")
+        e.line(f"for (int k = 0; k < {per}; ++k)")
+        e.line("{")
+        inner = e.child()
+        t = Var("t", self.count)
+        inner.names[t] = "t"
+        inner.line(f"int t = w * {per} + k;")
+        inner.line(f"if (t >= {self.kernel.param(self.count)}) break;")
+        mapping, _ = self._axes(of(t))
+        if task.core is not None:
+            inner.values[task.core.id] = self._reduce(inner, task.core, mapping, 1, 1)
+        text = inner.value(rewrite(task.value, mapping))
+        raw = {
+            DType.float16: f"f32tof16({text})", DType.bool: f"({text} ? 1u : 0u)",
+            DType.bfloat16: f"bfloat16_bits({text})",
+        }.get(task.out.dtype, f"(uint({text}) & {hex((1 << bits) - 1)}u)")  # fmt: skip
+        inner.line(f"packed |= {raw} << (uint(k) * {bits}u);")
+        e.lines += inner.lines
+        e.line("}")
+        buffer = self.kernel.bind(task.out, "uint", written=True)
+        e.line(f"{buffer}[w] = packed;")
+        return finish(self.kernel, task, e.text(), groups, (128, 1, 1), "map_packed")
+
+
+def _per_word(dtype: DType, half: bool) -> int:
+    if dtype in (DType.float32, DType.int32, DType.int64) or (dtype is DType.float16 and half):
+        return 1
+    return 4 // dtype.size
+
+
+_ = Node

@@ -1,0 +1,45 @@
+"""A kernel that has been written: source and how to dispatch it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lapilli.codegen.emit import Binding, Kernel
+from lapilli.ir.integer import Int, as_int, ceildiv, minimum
+from lapilli.schedule.task import Task
+
+MAX_GROUPS = 65535  # per dimension, on every device
+
+
+@dataclass
+class Written:
+    """groups: work groups in x, y, z; params: the 32-bit words of the parameter block, in order."""
+
+    task: Task
+    source: str
+    bindings: list[Binding]
+    params: list[Int]
+    groups: tuple[Int, Int, Int]
+    local: tuple[int, int, int]
+    name: str
+    flops: Int = field(default_factory=lambda: as_int(0))
+    shared: int = 0
+    subgroup: int = 0
+    subgroup_operations: int = 0
+    matrix: bool = False  # uses cooperative matrices
+    bindings_used: int = 0
+
+
+def linear_groups(count: Int, size: int) -> tuple[tuple[Int, Int, Int], str]:
+    """Groups for `count` invocations in groups of `size`, folded into two dimensions when there are many, and the text
+    of the group's number."""
+    groups = ceildiv(count, size)
+    hi = groups.bounds[1]
+    if hi is not None and hi <= MAX_GROUPS:
+        return (groups, as_int(1), as_int(1)), "int(gid.x)"
+    return (minimum(groups, MAX_GROUPS), ceildiv(groups, MAX_GROUPS), as_int(1)), f"(int(gid.y) * {MAX_GROUPS} + int(gid.x))"
+
+
+def finish(kernel: Kernel, task: Task, body: str, groups: tuple[Int, Int, Int], local: tuple[int, int, int], name: str) -> Written:
+    entry = kernel.entry(local, body)
+    return Written(task, kernel.header() + entry, kernel.bindings, [i for _, i in kernel.params], groups, local, name)

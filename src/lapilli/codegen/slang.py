@@ -1,0 +1,150 @@
+"""The Slang compiler, called through ctypes: libslang-compiler of the package slangtorch.
+
+Its interfaces are COM-like: an object is a pointer to a table of functions, which are called here by their position. One
+session serves one process; load and link are not safe to share between threads, so a lock is held around them."""
+
+from __future__ import annotations
+
+import ctypes as c
+import glob
+import importlib.util
+import os
+import threading
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from lapilli.codegen.spirv import strip
+from lapilli.errors import CompileError
+
+KERNELS = Path(__file__).resolve().parent.parent / "kernels"
+
+_SPIRV = 6
+_OPTION = {"Capability": 39, "DebugInformation": 44, "Optimization": 46, "EmitSpirvDirectly": 58, "SkipSPIRVValidation": 29}
+_CREATE_SESSION, _FIND_PROFILE, _BUILD_TAG, _FIND_CAPABILITY = 3, 4, 8, 22  # of the global session
+_COMPOSE = 6  # of a session
+_FIND_ENTRY = 17  # of a module
+_CODE, _LINK = 6, 10  # of a component
+
+
+class _Value(c.Structure):
+    _fields_ = [("kind", c.c_int32), ("i0", c.c_int32), ("i1", c.c_int32), ("s0", c.c_char_p), ("s1", c.c_char_p)]
+
+
+class _Option(c.Structure):
+    _fields_ = [("name", c.c_int32), ("value", _Value)]
+
+
+class _Target(c.Structure):
+    _fields_ = [
+        ("size", c.c_size_t), ("format", c.c_int32), ("profile", c.c_uint32), ("flags", c.c_uint32),
+        ("floating", c.c_uint32), ("line", c.c_uint32), ("scalar", c.c_bool), ("options", c.POINTER(_Option)),
+        ("n_options", c.c_uint32),
+    ]  # fmt: skip
+
+
+class _Session(c.Structure):
+    _fields_ = [
+        ("size", c.c_size_t), ("targets", c.POINTER(_Target)), ("n_targets", c.c_int64), ("flags", c.c_uint32),
+        ("matrix", c.c_uint32), ("paths", c.POINTER(c.c_char_p)), ("n_paths", c.c_int64), ("macros", c.c_void_p),
+        ("n_macros", c.c_int64), ("files", c.c_void_p), ("effects", c.c_bool), ("glsl", c.c_bool),
+        ("options", c.POINTER(_Option)), ("n_options", c.c_uint32), ("skip_validation", c.c_bool),
+    ]  # fmt: skip
+
+
+def _call(obj: Any, slot: int, result: Any, *args: tuple[Any, Any]) -> Any:
+    table = c.cast(c.cast(obj, c.POINTER(c.c_void_p))[0], c.POINTER(c.c_void_p))
+    return c.CFUNCTYPE(result, c.c_void_p, *(t for t, _ in args))(table[slot])(obj, *(v for _, v in args))
+
+
+def _take(blob: c.c_void_p) -> bytes:
+    """The bytes of a blob, which is released."""
+    if not blob:
+        return b""
+    data = c.string_at(_call(blob, 3, c.c_void_p), _call(blob, 4, c.c_size_t))
+    _call(blob, 2, c.c_uint32)
+    return data
+
+
+@lru_cache(maxsize=1)
+def library() -> str:
+    """Path of libslang-compiler: of $LAPILLI_SLANG, or of the package slangtorch or slangpy."""
+    given = os.environ.get("LAPILLI_SLANG")
+    if given:
+        return given
+    for package, pattern in (("slangtorch", "bin/libslang-compiler.so.0.*"), ("slangtorch", "bin/slang-compiler.dll"),
+                             ("slangpy", "*slang-compiler*")):  # fmt: skip
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin:
+            found = sorted(glob.glob(str(Path(spec.origin).parent / pattern)))
+            if found:
+                return found[0]
+    raise CompileError("the Slang compiler is missing: pip install 'lapilli[compile]'")
+
+
+class Compiler:
+    """A session for SPIR-V with the modules of `kernels/` in reach."""
+
+    def __init__(self) -> None:
+        lib = c.CDLL(library())
+        lib.slang_createGlobalSession.argtypes = [c.c_int64, c.POINTER(c.c_void_p)]
+        self._load = lib.slang_loadModuleFromSource
+        self._load.restype = c.c_void_p
+        self._load.argtypes = [c.c_void_p, c.c_char_p, c.c_char_p, c.c_char_p, c.c_size_t, c.POINTER(c.c_void_p)]
+        self._lock = threading.Lock()
+        self._count = 0
+        self._global = c.c_void_p()
+        if lib.slang_createGlobalSession(0, c.byref(self._global)):
+            raise CompileError(f"the Slang compiler {library()} does not start")
+        self._session = c.c_void_p()
+        self._create()
+
+    @property
+    def version(self) -> str:
+        tag: bytes = _call(self._global, _BUILD_TAG, c.c_char_p)
+        return tag.decode()
+
+    def _create(self) -> None:
+        options = (_Option * 2)()
+        for option, name, value in zip(options, ("EmitSpirvDirectly", "SkipSPIRVValidation"), (1, 1), strict=True):
+            option.name, option.value = _OPTION[name], _Value(0, value, 0, None, None)
+        profile = _call(self._global, _FIND_PROFILE, c.c_uint32, (c.c_char_p, b"spirv_1_3"))
+        target = _Target(c.sizeof(_Target), _SPIRV, profile, 1 << 10, 0, 0, False, options, len(options))
+        paths = (c.c_char_p * 1)(str(KERNELS).encode())
+        self._keep = (options, target, paths)
+        desc = _Session(c.sizeof(_Session), c.pointer(target), 1, 0, 1, paths, 1)
+        if _call(self._global, _CREATE_SESSION, c.c_int32, (c.c_void_p, c.addressof(desc)),
+                 (c.c_void_p, c.addressof(self._session))):  # fmt: skip
+            raise CompileError("the Slang compiler refuses to create a session")
+
+    def compile(self, source: str, entry: str = "main") -> bytes:
+        """SPIR-V of an entry point. Raises CompileError with the compiler's messages and the source."""
+        with self._lock:
+            self._count += 1
+            name = f"kernel{self._count}"
+            text, diagnostics = source.encode(), c.c_void_p()
+            module = self._load(self._session, name.encode(), f"{name}.slang".encode(), text, len(text), c.byref(diagnostics))
+            self._check(bool(module), diagnostics, source)
+            point = c.c_void_p()
+            failed = _call(module, _FIND_ENTRY, c.c_int32, (c.c_char_p, entry.encode()), (c.c_void_p, c.addressof(point)))
+            self._check(not failed, c.c_void_p(), source)
+            parts = (c.c_void_p * 2)(module, point.value)
+            whole, linked, code = c.c_void_p(), c.c_void_p(), c.c_void_p()
+            failed = _call(self._session, _COMPOSE, c.c_int32, (c.c_void_p, c.addressof(parts)), (c.c_int64, 2),
+                           (c.c_void_p, c.addressof(whole)), (c.c_void_p, c.addressof(diagnostics)))  # fmt: skip
+            self._check(not failed, diagnostics, source)
+            failed = _call(whole, _LINK, c.c_int32, (c.c_void_p, c.addressof(linked)), (c.c_void_p, c.addressof(diagnostics)))
+            self._check(not failed, diagnostics, source)
+            failed = _call(linked, _CODE, c.c_int32, (c.c_int64, 0), (c.c_int64, 0), (c.c_void_p, c.addressof(code)),
+                           (c.c_void_p, c.addressof(diagnostics)))  # fmt: skip
+            self._check(not failed, diagnostics, source)
+            return strip(_take(code))
+
+    @staticmethod
+    def _check(ok: bool, diagnostics: c.c_void_p, source: str) -> None:
+        """The compiler can report success with errors in its messages."""
+        messages = _take(diagnostics).decode(errors="replace")
+        diagnostics.value = None
+        if not ok or "error" in messages and ": error" in messages:
+            numbered = "\n".join(f"{n:4} {line}" for n, line in enumerate(source.splitlines(), 1))
+            raise CompileError(f"a generated kernel does not compile (please report this):\n{messages}\n{numbered}")

@@ -1,0 +1,25 @@
+"""A compiler process: a pickled list of sources comes in, pickled SPIR-V (or a message) goes out, one by one."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+
+from lapilli.codegen.slang import Compiler
+from lapilli.errors import CompileError
+
+
+def main() -> None:
+    sources = pickle.load(sys.stdin.buffer)
+    compiler = Compiler()
+    for source in sources:
+        try:
+            result: bytes | str = compiler.compile(source)
+        except CompileError as error:
+            result = str(error)
+        sys.stdout.buffer.write(pickle.dumps(result))
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

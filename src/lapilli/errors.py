@@ -1,0 +1,51 @@
+"""What can go wrong, as exceptions: every message says what was given, what is possible and what to do."""
+
+from __future__ import annotations
+
+
+class LapilliError(Exception):
+    """Base of all errors that Lapilli raises on purpose."""
+
+
+class InvalidInputError(LapilliError, ValueError):
+    """An argument or input does not fit: count, shape, dtype, rank or an unknown name."""
+
+
+class InvalidFileError(LapilliError):
+    """A file is not a Lapilli program, is damaged or truncated, or is of another version."""
+
+
+class NoDriverError(LapilliError):
+    """There is no Vulkan loader or driver on this machine."""
+
+
+class NoDeviceError(LapilliError):
+    """There is no such device, or none that satisfies a plan of the program."""
+
+
+class OutOfMemoryError(LapilliError, MemoryError):
+    """The host or the device has not enough memory."""
+
+
+class DeviceLostError(LapilliError):
+    """The device stopped working while it ran a program."""
+
+
+class RunTimeoutError(LapilliError, TimeoutError):
+    """A run was not finished within the given time."""
+
+
+class PlayerError(LapilliError):
+    """The native player is missing or failed in a way that it should not."""
+
+
+class ReadError(LapilliError, OSError):
+    """A file cannot be opened or read."""
+
+
+class CompileError(LapilliError):
+    """A model cannot be compiled."""
+
+
+class UnsupportedOperatorError(CompileError):
+    """The model uses an operator that has no lowering."""

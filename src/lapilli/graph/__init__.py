@@ -1,0 +1,1 @@
+"""Passes over the exported FX graph of ATen operators."""

@@ -1,0 +1,88 @@
+"""Folding: batch norm into the convolution before it, and whatever depends on constants only."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from lapilli.graph.module import Module
+
+aten = torch.ops.aten
+
+
+def fold_batch_norm(module: Module) -> int:
+    """conv -> batch norm becomes one convolution. Returns how many were folded.
+
+    w' = w * gamma / sqrt(var + eps);  b' = (b - mean) * gamma / sqrt(var + eps) + beta, computed in float64."""
+    folded = 0
+    for norm in list(module.graph.nodes):
+        if norm.target is not aten._native_batch_norm_legit_no_training.default:
+            continue
+        conv = norm.args[0]
+        if conv.target is not aten.convolution.default or len(conv.users) != 1 or conv in module.outputs:
+            continue
+        w, b = conv.args[1], conv.args[2]
+        gamma, beta, mean, variance = norm.args[1:5]
+        if any(n is not None and n not in module.constants for n in (w, b, gamma, beta, mean, variance)):
+            continue
+        if any(user.target is not operator.getitem or user.args[1] != 0 for user in norm.users):
+            continue
+        values = [None if n is None else module.constants[n].double() for n in (w, b, gamma, beta, mean, variance)]
+        weight, bias = _folded(values, norm.args[6], transposed=conv.args[6], groups=conv.args[8])
+        dtype = module.constants[w].dtype
+        new_w = module.add_constant(weight.to(dtype), f"{conv.name}_weight")
+        new_b = module.add_constant(bias.to(dtype), f"{conv.name}_bias")
+        conv.args = (conv.args[0], new_w, new_b, *conv.args[3:])
+        for user in list(norm.users):
+            module.replace(user, conv)
+        folded += 1
+    module.clean()
+    return folded
+
+
+def _folded(values: list[Any], eps: float, transposed: bool, groups: int) -> tuple[torch.Tensor, torch.Tensor]:
+    w, b, gamma, beta, mean, variance = values
+    scale = torch.rsqrt(variance + eps)
+    if gamma is not None:
+        scale = scale * gamma
+    bias = (0 if b is None else b) - mean
+    bias = bias * scale + (0 if beta is None else beta)
+    if not transposed:
+        return w * scale.reshape(-1, *[1] * (w.dim() - 1)), bias
+    # transposed weights are [C, O/groups, ...]: output o of group g belongs to rows of that group
+    per_group = scale.reshape(groups, 1, -1).expand(groups, w.shape[0] // groups, -1).reshape(w.shape[0], -1)
+    return w * per_group.reshape(*per_group.shape, *[1] * (w.dim() - 2)), bias
+
+
+def fold_constants(module: Module, limit: int = 1 << 26) -> int:
+    """Compute on the host, once, what depends on constants only. Results over `limit` bytes that grow their
+    operands are left to the device. Returns how many calls were folded."""
+    folded = 0
+    values: dict[fx.Node, Any] = dict(module.constants)
+    for node in list(module.graph.nodes):
+        if node.op != "call_function" or not node.all_input_nodes or "random" in str(getattr(node.target, "tags", "")):
+            continue
+        if any(n not in values for n in node.all_input_nodes):
+            continue
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
+        with torch.no_grad():
+            result = node.target(*args, **kwargs)
+        if isinstance(result, torch.Tensor) and result.nbytes > max(limit, sum(_bytes(values[n]) for n in node.all_input_nodes)):
+            continue
+        values[node] = result
+    for node in list(module.graph.nodes):
+        value = values.get(node)
+        if node.op == "call_function" and isinstance(value, torch.Tensor):
+            if all(u in values for u in node.users) and node not in module.outputs:
+                continue  # only folded calls read it
+            module.replace(node, module.add_constant(value.detach().clone(), f"{node.name}_folded"))
+            folded += 1
+    module.clean()
+    return folded
+
+
+def _bytes(value: Any) -> int:
+    return value.nbytes if isinstance(value, torch.Tensor) else 0

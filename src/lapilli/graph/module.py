@@ -1,0 +1,96 @@
+"""An exported model with its constants at hand: what the graph passes work on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+
+from lapilli.errors import CompileError
+
+
+@dataclass
+class Module:
+    """graph: ATen calls; constants: the tensors behind placeholders that are not inputs; outputs: values in order;
+    fixed_inputs and fixed_outputs: leaves of the call that are no tensors, by position; ranges: bounds of size symbols."""
+
+    graph: fx.Graph
+    constants: dict[fx.Node, torch.Tensor]
+    outputs: list[fx.Node]
+    fixed_inputs: dict[int, Any]
+    fixed_outputs: dict[int, Any]
+    ranges: Mapping[Any, Any]
+    arrays: dict[tuple[fx.Node, bool], npt.NDArray[Any]] = field(default_factory=dict)
+
+    @classmethod
+    def from_exported(cls, program: ExportedProgram) -> Module:
+        graph = program.graph_module.graph
+        placeholders = {n.name: n for n in graph.nodes if n.op == "placeholder"}
+        constants: dict[fx.Node, torch.Tensor] = {}
+        fixed_inputs: dict[int, Any] = {}
+        position = 0
+        for spec in program.graph_signature.input_specs:
+            node = placeholders[spec.arg.name]
+            if spec.kind is InputKind.USER_INPUT:
+                if isinstance(spec.arg, ConstantArgument):
+                    fixed_inputs[position] = spec.arg.value
+                position += 1
+                continue
+            if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+                assert spec.target is not None
+                source = program.state_dict if spec.target in program.state_dict else program.constants
+                constants[node] = source[spec.target].detach()
+            else:
+                raise CompileError(f"the exported program has an input of kind {spec.kind.name}, which is not supported")
+        result = next(n for n in graph.nodes if n.op == "output").args[0]
+        outputs: list[fx.Node] = []
+        fixed_outputs: dict[int, Any] = {}
+        for place, (spec, value) in enumerate(zip(program.graph_signature.output_specs, result, strict=True)):
+            if spec.kind is not OutputKind.USER_OUTPUT:
+                raise CompileError(
+                    f"the model changes its state while it runs ({spec.kind.name.lower()}: {spec.target}); "
+                    "put it into inference mode with model.eval()"
+                )
+            if isinstance(value, fx.Node) and isinstance(value.meta["val"], torch.Tensor):
+                outputs.append(value)
+            elif isinstance(value, fx.Node):
+                raise CompileError("the model returns a size that depends on its inputs; return tensors only")
+            else:
+                fixed_outputs[place] = value
+        return cls(graph, constants, outputs, fixed_inputs, fixed_outputs, program.range_constraints)
+
+    def add_constant(self, tensor: torch.Tensor, name: str) -> fx.Node:
+        """A new constant, placed before all calls."""
+        first = next(n for n in self.graph.nodes if n.op != "placeholder")
+        with self.graph.inserting_before(first):
+            node = self.graph.placeholder(name)
+        node.meta["val"] = tensor
+        self.constants[node] = tensor
+        return node
+
+    def replace(self, old: fx.Node, new: fx.Node) -> None:
+        """Let every user of a value, outputs included, read another."""
+        old.replace_all_uses_with(new)
+        self.outputs = [new if o is old else o for o in self.outputs]
+
+    def clean(self) -> None:
+        """Drop calls and constants that nothing reads."""
+        for node in reversed(list(self.graph.nodes)):
+            if not node.users and (node.op == "call_function" or node in self.constants):
+                self.constants.pop(node, None)
+                self.graph.erase_node(node)
+
+    def array(self, node: fx.Node, half: bool) -> npt.NDArray[Any]:
+        """A constant as NumPy (bfloat16 as its bits), rounded to half precision if asked; the same array every time."""
+        key = (node, half)
+        if key not in self.arrays:
+            tensor = self.constants[node].detach().contiguous()
+            tensor = tensor.half() if half else tensor
+            self.arrays[key] = (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+        return self.arrays[key]

@@ -1,0 +1,50 @@
+"""Element types: how a tensor is stored, and in which type its elements are computed."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class DType(Enum):
+    """Storage types. Values are the numbers of the file format (`native/schema/program.fbs`)."""
+
+    bool = 0
+    uint8 = 1
+    int8 = 2
+    int16 = 3
+    int32 = 4
+    int64 = 5
+    float16 = 6
+    bfloat16 = 7
+    float32 = 8
+    float64 = 9
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element in memory."""
+        return _SIZES[self]
+
+    @property
+    def is_float(self) -> bool:  # type: ignore[valid-type]
+        return self in (DType.float16, DType.bfloat16, DType.float32, DType.float64)
+
+    @property
+    def compute(self) -> DType:
+        """The type in which kernels compute: float32 for floats, int32 for integers, bool."""
+        if self.is_float:
+            return DType.float32
+        return DType.bool if self is DType.bool else DType.int32
+
+
+_SIZES = {
+    DType.bool: 1,
+    DType.uint8: 1,
+    DType.int8: 1,
+    DType.int16: 2,
+    DType.int32: 4,
+    DType.int64: 8,
+    DType.float16: 2,
+    DType.bfloat16: 2,
+    DType.float32: 4,
+    DType.float64: 8,
+}

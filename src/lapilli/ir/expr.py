@@ -1,0 +1,328 @@
+"""Scalar expressions: what a kernel computes for one element.
+
+Expressions are immutable and interned: two that are built alike are the same object, so that common subexpressions are found
+by identity. Types are compute types: float32, int32, bool.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.integer import Atom, Indirect, Int, IntLike, as_int, is_nonnegative, of
+
+if TYPE_CHECKING:
+    from lapilli.ir.node import Node
+
+Scalar: TypeAlias = "Expr | int | float | bool"
+
+_interned: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
+_ids = itertools.count()
+
+UNARY = frozenset(
+    "neg abs sign floor ceil round trunc sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh "
+    "tanh asinh acosh atanh erf reciprocal isnan isinf not bitnot".split()
+)
+BINARY = frozenset(
+    "add sub mul div floordiv mod fmod pow atan2 min max and or xor bitand bitor bitxor shl shr eq ne lt le gt ge".split()
+)
+COMPARISONS = frozenset("eq ne lt le gt ge and or xor not isnan isinf".split())
+
+
+class Expr:
+    """A scalar value. Build with the functions below, not with the classes."""
+
+    __slots__ = ("__weakref__", "dtype", "id")
+    dtype: DType
+    id: int
+
+    @property
+    def key(self) -> str:
+        return f"e{self.id}"
+
+    @property
+    def args(self) -> tuple[Expr, ...]:
+        return ()
+
+    def __add__(self, other: Scalar) -> Expr:
+        return binary("add", self, other)
+
+    def __radd__(self, other: Scalar) -> Expr:
+        return binary("add", other, self)
+
+    def __sub__(self, other: Scalar) -> Expr:
+        return binary("sub", self, other)
+
+    def __rsub__(self, other: Scalar) -> Expr:
+        return binary("sub", other, self)
+
+    def __mul__(self, other: Scalar) -> Expr:
+        return binary("mul", self, other)
+
+    def __rmul__(self, other: Scalar) -> Expr:
+        return binary("mul", other, self)
+
+    def __truediv__(self, other: Scalar) -> Expr:
+        return binary("div", self, other)
+
+    def __rtruediv__(self, other: Scalar) -> Expr:
+        return binary("div", other, self)
+
+    def __neg__(self) -> Expr:
+        return unary("neg", self)
+
+    def __repr__(self) -> str:
+        return show(self)
+
+
+class Const(Expr):
+    __slots__ = ("value",)
+    value: float | int | bool
+
+
+class Load(Expr):
+    """An element of a tensor value."""
+
+    __slots__ = ("index", "node")
+    node: Node
+    index: tuple[Int, ...]
+
+
+class Index(Expr):
+    """An integer expression as a scalar."""
+
+    __slots__ = ("value",)
+    value: Int
+
+
+class Op(Expr):
+    __slots__ = ("_args", "op")
+    op: str
+    _args: tuple[Expr, ...]
+
+    @property
+    def args(self) -> tuple[Expr, ...]:
+        return self._args
+
+
+class Select(Expr):
+    """`then` where every guard is >= 0, else `other`; the branch that is not taken is not evaluated."""
+
+    __slots__ = ("guards", "other", "then")
+    guards: tuple[Int, ...]
+    then: Expr
+    other: Expr
+
+    @property
+    def args(self) -> tuple[Expr, ...]:
+        return self.then, self.other
+
+
+def _intern(cls: type[Expr], key: tuple[Any, ...], **fields: Any) -> Expr:
+    full = (cls, *key)
+    found = _interned.get(full)
+    if found is None:
+        found = cls()
+        found.id = next(_ids)
+        for name, value in fields.items():
+            setattr(found, name, value)
+        _interned[full] = found
+    return found
+
+
+def const(value: float | int | bool, dtype: DType | None = None) -> Expr:
+    if dtype is None:
+        dtype = DType.bool if isinstance(value, bool) else DType.int32 if isinstance(value, int) else DType.float32
+    if dtype is DType.float32:
+        value = float(value)
+        return _intern(Const, (dtype, struct.pack("<d", value)), dtype=dtype, value=value)
+    value = bool(value) if dtype is DType.bool else int(value)
+    return _intern(Const, (dtype, value), dtype=dtype, value=value)
+
+
+def load(node: Node, index: tuple[Int, ...] | list[Int]) -> Expr:
+    index = tuple(index)
+    assert len(index) == len(node.shape), f"{node}: {len(index)} indices for rank {len(node.shape)}"
+    return _intern(Load, (node.id, *(i.key for i in index)), dtype=node.dtype.compute, node=node, index=index)
+
+
+def index(value: IntLike, dtype: DType = DType.int32) -> Expr:
+    v = as_int(value)
+    if v.value is not None:
+        return const(v.value, dtype)
+    e = _intern(Index, (v.key,), dtype=DType.int32, value=v)
+    return cast_to(e, dtype)
+
+
+def indirect(e: Expr, extent: IntLike) -> Int:
+    """A computed index, 0 <= e < extent."""
+    if isinstance(e, Index):
+        return e.value
+    if isinstance(e, Const):
+        return as_int(int(e.value))
+    return of(Indirect(e, as_int(extent)))
+
+
+def as_expr(x: Scalar, like: Expr | None = None) -> Expr:
+    if isinstance(x, Expr):
+        return x
+    return const(x, like.dtype if like is not None else None)
+
+
+def _op(name: str, dtype: DType, *args: Expr) -> Expr:
+    return _intern(Op, (name, dtype, *(a.id for a in args)), dtype=dtype, op=name, _args=args)
+
+
+def unary(name: str, x: Expr) -> Expr:
+    assert name in UNARY, name
+    return _op(name, DType.bool if name in COMPARISONS else x.dtype, x)
+
+
+def binary(name: str, a: Scalar, b: Scalar) -> Expr:
+    assert name in BINARY, name
+    x = as_expr(a, b if isinstance(b, Expr) else None)
+    y = as_expr(b, x)
+    if x.dtype is not y.dtype:
+        raise TypeError(f"{name} of {x.dtype.name} and {y.dtype.name}")
+    folded = _fold(name, x, y)
+    return folded if folded is not None else _op(name, DType.bool if name in COMPARISONS else x.dtype, x, y)
+
+
+def _fold(name: str, x: Expr, y: Expr) -> Expr | None:
+    """Identities that hold for every value, NaN and signed zero included."""
+    if isinstance(y, Const):
+        if name == "mul" and y.value == 1 or name == "div" and y.value == 1:
+            return x
+        if name == "sub" and y.value == 0 and y.dtype is not DType.bool:
+            return x
+        if name == "add" and y.value == 0 and y.dtype is DType.int32:
+            return x
+    if isinstance(x, Const) and name == "mul" and x.value == 1:
+        return y
+    return None
+
+
+def cast_to(x: Expr, dtype: DType) -> Expr:
+    if x.dtype is dtype:
+        return x
+    if isinstance(x, Const):
+        return const(x.value, dtype)
+    return _op("cast", dtype, x)
+
+
+def where(condition: Expr, a: Expr, b: Expr) -> Expr:
+    """Both sides are evaluated."""
+    assert condition.dtype is DType.bool and a.dtype is b.dtype, (condition.dtype, a.dtype, b.dtype)
+    return a if a is b else _op("where", a.dtype, condition, a, b)
+
+
+def select(guards: tuple[Int, ...] | list[Int], then: Expr, other: Expr) -> Expr:
+    """`then` where all guards are >= 0, else `other`. Guards that always hold vanish."""
+    assert then.dtype is other.dtype, (then.dtype, other.dtype)
+    live = tuple(sorted({g for g in guards if not is_nonnegative(g)}, key=lambda g: g.key))
+    if not live or then is other:
+        return then
+    for g in live:
+        hi = g.bounds[1]
+        if hi is not None and hi < 0:
+            return other
+    return _intern(
+        Select, (*(g.key for g in live), "?", then.id, other.id), dtype=then.dtype, guards=live, then=then, other=other
+    )
+
+
+def ints_of(e: Expr) -> tuple[Int, ...]:
+    """Integer expressions that this expression itself (not its arguments) reads."""
+    if isinstance(e, Load):
+        return e.index
+    if isinstance(e, Index):
+        return (e.value,)
+    return e.guards if isinstance(e, Select) else ()
+
+
+def walk(root: Expr, through_indirect: bool = True) -> Iterator[Expr]:
+    """Every expression below and with root, each once, arguments first."""
+    seen: set[int] = set()
+
+    def visit(e: Expr) -> Iterator[Expr]:
+        if e.id in seen:
+            return
+        seen.add(e.id)
+        for a in e.args:
+            yield from visit(a)
+        if through_indirect:
+            for i in ints_of(e):
+                for atom in i.atoms():
+                    if isinstance(atom, Indirect):
+                        yield from visit(atom.expr)
+        yield e
+
+    yield from visit(root)
+
+
+def loads(root: Expr) -> list[Load]:
+    return [e for e in walk(root) if isinstance(e, Load)]
+
+
+def rewrite(
+    root: Expr, mapping: Mapping[Atom, IntLike] | None = None, on_load: Callable[[Load], Expr | None] | None = None
+) -> Expr:
+    """Substitute axis variables, and replace loads (`on_load` sees the load with its new index; None keeps it)."""
+    mapping = mapping or {}
+    memo: dict[int, Expr] = {}
+
+    def ints(i: Int) -> Int:
+        return i.substitute(mapping, lambda atom: indirect(visit(atom.expr), atom.extent.substitute(mapping)))
+
+    def visit(e: Expr) -> Expr:
+        done = memo.get(e.id)
+        if done is not None:
+            return done
+        result: Expr
+        if isinstance(e, Const):
+            result = e
+        elif isinstance(e, Load):
+            result = load(e.node, [ints(i) for i in e.index])
+            replaced = on_load(cast(Load, result)) if on_load else None
+            result = result if replaced is None else replaced
+        elif isinstance(e, Index):
+            result = index(ints(e.value))
+        elif isinstance(e, Select):
+            result = select([ints(g) for g in e.guards], visit(e.then), visit(e.other))
+        else:
+            assert isinstance(e, Op)
+            args = [visit(a) for a in e.args]
+            if e.op == "cast":
+                result = cast_to(args[0], e.dtype)
+            elif e.op in BINARY:
+                result = binary(e.op, *args)
+            else:
+                result = _op(e.op, e.dtype, *args)
+        memo[e.id] = result
+        return result
+
+    return visit(root)
+
+
+def cost(root: Expr) -> int:
+    """Arithmetic operations, roughly: transcendental functions count more."""
+    heavy = {"exp", "log", "pow", "erf", "tanh", "sin", "cos", "div", "sqrt", "rsqrt", "expm1", "log1p", "sinh", "cosh"}
+    return sum((8 if e.op in heavy else 1) for e in walk(root) if isinstance(e, Op) and e.op != "cast")
+
+
+def show(e: Expr) -> str:
+    if isinstance(e, Const):
+        return repr(e.value)
+    if isinstance(e, Load):
+        return f"{e.node.name}[{', '.join(map(repr, e.index))}]"
+    if isinstance(e, Index):
+        return f"({e.value!r})"
+    if isinstance(e, Select):
+        return f"select({' and '.join(f'{g!r} >= 0' for g in e.guards)}, {show(e.then)}, {show(e.other)})"
+    assert isinstance(e, Op)
+    name = f"{e.op}<{e.dtype.name}>" if e.op == "cast" else e.op
+    return f"{name}({', '.join(map(show, e.args))})"

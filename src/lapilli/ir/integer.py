@@ -1,0 +1,584 @@
+"""Integer expressions over axis variables and size symbols, with bounds-driven simplification.
+
+An `Int` is a sum of products of atoms with integer coefficients, kept in canonical form, so that equal expressions are equal
+objects by `==`. Division and modulus are simplified when the bounds of what they read allow it:
+
+>>> c, h = var("c", 8), var("h", 4)
+>>> (h * 8 + c) // 8
+h
+>>> ((h * 8 + c) % 8) + 8 * ((h * 8 + c) // 8)
+c + 8*h
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Union
+
+if TYPE_CHECKING:
+    from lapilli.ir.expr import Expr
+
+IntLike = Union["Int", int]
+Monomial = tuple["Atom", ...]
+Bounds = tuple[int | None, int | None]
+"""Inclusive lower and upper bound; None is unbounded."""
+
+_ids = itertools.count()
+
+
+@dataclass(frozen=True, eq=False)
+class Atom:
+    """What an integer expression is made of. Atoms of a class are ordered by `key`, so that sums have one form."""
+
+    @property
+    def key(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def bounds(self) -> Bounds:
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(self) is type(other) and self.key == other.key)  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        return self.key
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Symbol(Atom):
+    """A size that is known when the program runs: a dynamic dimension with its bounds."""
+
+    name: str
+    min: int = 0
+    max: int | None = None
+
+    @property
+    def key(self) -> str:
+        return self.name
+
+    @property
+    def bounds(self) -> Bounds:
+        return self.min, self.max
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Var(Atom):
+    """An axis variable: 0 <= value < extent."""
+
+    name: str
+    extent: Int
+    id: int = field(default_factory=lambda: next(_ids))
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}.{self.id}"
+
+    @property
+    def bounds(self) -> Bounds:
+        hi = self.extent.bounds[1]
+        return 0, None if hi is None else max(hi - 1, 0)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Quotient(Atom):
+    """x // y, rounded toward minus infinity."""
+
+    x: Int
+    y: Int
+
+    @property
+    def key(self) -> str:
+        return f"({self.x.key})//({self.y.key})"
+
+    @property
+    def bounds(self) -> Bounds:
+        (lo, hi), (ylo, yhi) = self.x.bounds, self.y.bounds
+        if ylo is None or ylo <= 0:
+            return None, None
+        low = None if lo is None else (lo // ylo if lo < 0 else (0 if yhi is None else lo // yhi))
+        high = None if hi is None else (hi // ylo if hi >= 0 else (-1 if yhi is None else hi // yhi))
+        return low, high
+
+    def __repr__(self) -> str:
+        return f"({self.x} // {self.y})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Remainder(Atom):
+    """x % y with the sign of y."""
+
+    x: Int
+    y: Int
+
+    @property
+    def key(self) -> str:
+        return f"({self.x.key})%({self.y.key})"
+
+    @property
+    def bounds(self) -> Bounds:
+        hi = self.y.bounds[1]
+        xlo, xhi = self.x.bounds
+        top = None if hi is None else hi - 1
+        if xlo is not None and xlo >= 0 and xhi is not None:
+            top = xhi if top is None else min(top, xhi)
+        return 0, top
+
+    def __repr__(self) -> str:
+        return f"({self.x} % {self.y})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Extremum(Atom):
+    """min(x, y) or max(x, y)."""
+
+    op: str
+    x: Int
+    y: Int
+
+    @property
+    def key(self) -> str:
+        return f"{self.op}({self.x.key},{self.y.key})"
+
+    @property
+    def bounds(self) -> Bounds:
+        (al, ah), (bl, bh) = self.x.bounds, self.y.bounds
+        if self.op == "min":
+            low = None if al is None or bl is None else min(al, bl)
+            highs = [v for v in (ah, bh) if v is not None]
+            return low, min(highs) if highs else None
+        lows = [v for v in (al, bl) if v is not None]
+        return (max(lows) if lows else None), (None if ah is None or bh is None else max(ah, bh))
+
+    def __repr__(self) -> str:
+        return f"{self.op}({self.x}, {self.y})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Indirect(Atom):
+    """An index that is computed by a scalar expression (a gather): 0 <= value < extent is the lowering's duty."""
+
+    expr: Expr
+    extent: Int
+
+    @property
+    def key(self) -> str:
+        return f"indirect[{self.expr.key}]"
+
+    @property
+    def bounds(self) -> Bounds:
+        hi = self.extent.bounds[1]
+        return 0, None if hi is None else max(hi - 1, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Int:
+    """An integer expression in canonical form: const + sum of coefficient * monomial."""
+
+    terms: tuple[tuple[Monomial, int], ...]
+    const: int
+    key: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        parts = [f"{c}*" + "*".join(a.key for a in m) for m, c in self.terms]
+        object.__setattr__(self, "key", "+".join([*parts, str(self.const)]))
+
+    # -- arithmetic
+    def __add__(self, other: IntLike) -> Int:
+        o = as_int(other)
+        if not o.terms and not o.const:
+            return self
+        terms = dict(self.terms)
+        for m, c in o.terms:
+            terms[m] = terms.get(m, 0) + c
+        return _make(terms, self.const + o.const)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Int:
+        return self * -1
+
+    def __sub__(self, other: IntLike) -> Int:
+        return self + as_int(other) * -1
+
+    def __rsub__(self, other: IntLike) -> Int:
+        return as_int(other) - self
+
+    def __mul__(self, other: IntLike) -> Int:
+        o = as_int(other)
+        if not o.terms:
+            return _make({m: c * o.const for m, c in self.terms}, self.const * o.const)
+        terms: dict[Monomial, int] = {}
+        for (m1, c1), (m2, c2) in itertools.product(self._all(), o._all()):
+            m = tuple(sorted(m1 + m2, key=lambda a: a.key))
+            terms[m] = terms.get(m, 0) + c1 * c2
+        const = terms.pop((), 0)
+        return _make(terms, const)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: IntLike) -> Int:
+        return floordiv(self, as_int(other))
+
+    def __rfloordiv__(self, other: IntLike) -> Int:
+        return floordiv(as_int(other), self)
+
+    def __mod__(self, other: IntLike) -> Int:
+        return mod(self, as_int(other))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int):
+            return not self.terms and self.const == other
+        return isinstance(other, Int) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        parts = []
+        for m, c in self.terms:
+            text = "*".join(map(repr, m))
+            parts.append(text if c == 1 else f"{c}*{text}")
+        if self.const or not parts:
+            parts.append(str(self.const))
+        return " + ".join(parts)
+
+    def _all(self) -> tuple[tuple[Monomial, int], ...]:
+        return (*self.terms, ((), self.const)) if self.const else self.terms
+
+    # -- questions
+    @property
+    def value(self) -> int | None:
+        """The number, when the expression is constant."""
+        return None if self.terms else self.const
+
+    @property
+    def bounds(self) -> Bounds:
+        lo: int | None = self.const
+        hi: int | None = self.const
+        for m, c in self.terms:
+            a, b = _product_bounds(m)
+            if c < 0:
+                a, b = b, a
+            lo = None if lo is None or a is None else lo + c * a
+            hi = None if hi is None or b is None else hi + c * b
+        return lo, hi
+
+    def atoms(self) -> set[Atom]:
+        """All variables and symbols that the expression reads (Indirect atoms as themselves)."""
+        found: set[Atom] = set()
+        for m, _ in self.terms:
+            for a in m:
+                if isinstance(a, Quotient | Remainder | Extremum):
+                    found |= a.x.atoms() | a.y.atoms()
+                else:
+                    found.add(a)
+        return found
+
+    def substitute(self, mapping: Mapping[Atom, IntLike], indirect: Callable[[Indirect], Int] | None = None) -> Int:
+        """Replace variables or symbols; `indirect` rewrites computed indices."""
+        if not self.terms:
+            return self
+        result = as_int(self.const)
+        for m, c in self.terms:
+            product = as_int(c)
+            for a in m:
+                product = product * _substitute_atom(a, mapping, indirect)
+            result = result + product
+        return result
+
+    def evaluate(self, values: Mapping[Atom, Any]) -> Any:
+        """The number for given values of variables and symbols (integers or integer arrays)."""
+        total: Any = self.const
+        for m, c in self.terms:
+            product: Any = c
+            for a in m:
+                product = product * _evaluate_atom(a, values)
+            total = total + product
+        return total
+
+
+def _evaluate_atom(a: Atom, values: Mapping[Atom, Any]) -> Any:
+    if a in values:
+        return values[a]
+    if isinstance(a, Quotient):
+        return a.x.evaluate(values) // a.y.evaluate(values)
+    if isinstance(a, Remainder):
+        return a.x.evaluate(values) % a.y.evaluate(values)
+    if isinstance(a, Extremum):
+        import numpy as np
+
+        f = np.minimum if a.op == "min" else np.maximum
+        return f(a.x.evaluate(values), a.y.evaluate(values))
+    raise KeyError(f"no value for {a!r}")
+
+
+def _substitute_atom(a: Atom, mapping: Mapping[Atom, IntLike], indirect: Callable[[Indirect], Int] | None) -> Int:
+    if a in mapping:
+        return as_int(mapping[a])
+    if isinstance(a, Quotient):
+        return floordiv(a.x.substitute(mapping, indirect), a.y.substitute(mapping, indirect))
+    if isinstance(a, Remainder):
+        return mod(a.x.substitute(mapping, indirect), a.y.substitute(mapping, indirect))
+    if isinstance(a, Extremum):
+        return _extremum(a.op, a.x.substitute(mapping, indirect), a.y.substitute(mapping, indirect))
+    if isinstance(a, Indirect) and indirect is not None:
+        return indirect(a)
+    return of(a)
+
+
+def _product_bounds(m: Monomial) -> Bounds:
+    lo: int | None = 1
+    hi: int | None = 1
+    for a in m:
+        al, ah = a.bounds
+        if al is not None and al >= 0 and lo is not None and lo >= 0:  # the usual case: sizes and indices
+            lo = lo * al
+            hi = None if hi is None or ah is None else hi * ah
+            continue
+        if al is None or ah is None or lo is None or hi is None:
+            return None, None
+        corners = [lo * al, lo * ah, hi * al, hi * ah]
+        lo, hi = min(corners), max(corners)
+    return lo, hi
+
+
+def _make(terms: dict[Monomial, int], const: int) -> Int:
+    terms = {m: c for m, c in terms.items() if c}
+    if terms:
+        terms = _recombine(terms)
+    ordered = sorted(terms.items(), key=lambda t: ([a.key for a in t[0]]))
+    result = Int(tuple((m, c) for m, c in ordered if m), const + sum(c for m, c in ordered if not m))
+    return result
+
+
+def _recombine(terms: dict[Monomial, int]) -> dict[Monomial, int]:
+    """r * (x % y) + r * y * (x // y) = r * x, for any common factor r."""
+    if len(terms) < 2:
+        return terms
+    for m, c in list(terms.items()):
+        for a in m:
+            if not isinstance(a, Remainder):
+                continue
+            rest = list(m)
+            rest.remove(a)
+            quotient = floordiv(a.x, a.y)
+            scaled = quotient * a.y * Int(((tuple(rest), c),), 0) if rest else quotient * a.y * c
+            whole = list(scaled._all())
+            if len(whole) != 1:
+                continue
+            wm, wc = whole[0]
+            if terms.get(wm) == wc and wm != m:
+                left = {k: v for k, v in terms.items() if k not in (m, wm)}
+                extra = a.x * (Int(((tuple(rest), c),), 0) if rest else c)
+                for em, ec in extra._all():
+                    left[em] = left.get(em, 0) + ec
+                return _recombine({k: v for k, v in left.items() if v})
+    return terms
+
+
+def as_int(x: IntLike) -> Int:
+    return x if isinstance(x, Int) else Int((), int(x))
+
+
+def of(atom: Atom) -> Int:
+    return Int((((atom,), 1),), 0)
+
+
+def var(name: str, extent: IntLike) -> Int:
+    return of(Var(name, as_int(extent)))
+
+
+def symbol(name: str, min: int = 0, max: int | None = None) -> Int:
+    return of(Symbol(name, min, max))
+
+
+def _divide_term(m: Monomial, c: int, dm: Monomial, dc: int) -> tuple[Monomial, int] | None:
+    if c % dc:
+        return None
+    rest = list(m)
+    for a in dm:
+        if a not in rest:
+            return None
+        rest.remove(a)
+    return tuple(rest), c // dc
+
+
+def _upper(x: Int) -> Int:
+    """An upper bound of x over its axis variables, as an expression over symbols (only positive linear uses)."""
+    result = as_int(x.const)
+    for m, c in x.terms:
+        product = as_int(c)
+        for a in m:
+            if isinstance(a, Var) and c > 0:
+                product = product * (a.extent - 1)
+            elif isinstance(a, Remainder) and c > 0:
+                product = product * (a.y - 1)
+            else:
+                product = product * of(a)
+        result = result + product
+    return result
+
+
+def is_below(x: Int, y: Int) -> bool:
+    """Whether x < y is known for all values."""
+    for upper in (x, _upper(x)):
+        lo = (y - upper).bounds[0]
+        if lo is not None and lo >= 1:
+            return True
+    return False
+
+
+def is_nonnegative(x: Int) -> bool:
+    """Whether x >= 0 is known for all values."""
+    lo = x.bounds[0]
+    if lo is not None:
+        if lo >= 0:
+            return True
+    negative = Int(tuple((m, c) for m, c in x.terms if c < 0), 0)
+    if negative.terms:  # size - 1 - index >= 0
+        upper = _upper(-negative)
+        lo = (x - negative - upper).bounds[0]
+        return lo is not None and lo >= 0
+    return False
+
+
+def floordiv(x: Int, y: Int) -> Int:
+    if y.value == 1:
+        return x
+    if y.value == 0:
+        raise ZeroDivisionError(f"{x} // 0")
+    if x.value is not None and y.value is not None:
+        return as_int(x.value // y.value)
+    if len(y._all()) == 1:
+        dm, dc = y._all()[0]
+        if dc > 0:
+            whole = as_int(0)
+            rest = as_int(0)
+            for m, c in x._all():
+                quotient = _divide_term(m, c, dm, dc)
+                if quotient is not None:
+                    whole = whole + _term(*quotient)
+                elif not dm and not m and abs(c) >= dc:  # constants: keep 0 <= rest < dc
+                    whole, rest = whole + c // dc, rest + c % dc
+                else:
+                    rest = rest + _term(m, c)
+            if not rest.terms and rest.const == 0:
+                return whole
+            if is_nonnegative(rest) and is_below(rest, y):
+                return whole
+            if whole.terms or whole.const:
+                return whole + floordiv(rest, y)
+            if not dm:
+                reduced = _reduce_by_gcd(rest, dc)
+                if reduced is not None:
+                    return floordiv(*reduced)
+            if len(rest.terms) == 1 and rest.const == 0 and rest.terms[0][1] == 1 and len(rest.terms[0][0]) == 1:
+                inner = rest.terms[0][0][0]
+                if isinstance(inner, Quotient) and _positive(inner.y):
+                    return floordiv(inner.x, inner.y * y)
+                if isinstance(inner, Remainder):  # (x % (y * z)) // y = (x // y) % z
+                    parts = [_divide_term(m, c, dm, dc) for m, c in inner.y._all()]
+                    if len(parts) == 1 and parts[0] is not None:
+                        return mod(floordiv(inner.x, y), _term(*parts[0]))
+    elif is_nonnegative(x) and is_below(x, y):
+        return as_int(0)
+    return of(Quotient(x, y))
+
+
+def _reduce_by_gcd(x: Int, d: int) -> tuple[Int, Int] | None:
+    """(g*a + c) // (g*e) = a // e when 0 <= c < g, where c gathers the terms that g does not divide."""
+    coefficients = sorted({math.gcd(c, d) for _, c in x._all()} - {1}, reverse=True)
+    for g in coefficients:
+        small = as_int(0)
+        big = as_int(0)
+        for m, c in x._all():
+            if c % g == 0:
+                big = big + _term(m, c // g)
+            elif not m:
+                big, small = big + c // g, small + c % g
+            else:
+                small = small + _term(m, c)
+        if big.terms and is_nonnegative(small) and is_below(small, as_int(g)):
+            return big, as_int(d // g)
+    return None
+
+
+def _term(m: Monomial, c: int) -> Int:
+    return Int(((m, c),), 0) if m else as_int(c)
+
+
+def _positive(x: Int) -> bool:
+    lo = x.bounds[0]
+    return lo is not None and lo > 0
+
+
+def mod(x: Int, y: Int) -> Int:
+    if y.value == 1:
+        return as_int(0)
+    if x.value is not None and y.value is not None:
+        return as_int(x.value % y.value)
+    if len(y._all()) == 1:
+        dm, dc = y._all()[0]
+        if dc > 0:
+            rest = as_int(0)
+            for m, c in x._all():
+                if _divide_term(m, c, dm, dc) is not None:
+                    continue
+                if not dm:
+                    c = c % dc if not m else c
+                rest = rest + _term(m, c)
+            if is_nonnegative(rest) and is_below(rest, y):
+                return rest
+            if len(rest.terms) == 1 and rest.const == 0 and len(rest.terms[0][0]) == 1 and rest.terms[0][1] == 1:
+                inner = rest.terms[0][0][0]
+                if isinstance(inner, Remainder):  # (x % (k * y)) % y = x % y
+                    if all(_divide_term(m, c, dm, dc) is not None for m, c in inner.y._all()):
+                        return mod(inner.x, y)
+            if not dm:
+                for g in sorted({math.gcd(c, dc) for _, c in rest._all()} - {1}, reverse=True):
+                    big = Int(tuple((m, c) for m, c in rest.terms if c % g == 0), rest.const // g * g)
+                    small = rest - big
+                    if big.terms and is_nonnegative(small) and is_below(small, as_int(g)) and (big.terms != rest.terms or g > 1):
+                        scaled = Int(tuple((m, c // g) for m, c in big.terms), big.const // g)
+                        return mod(scaled, as_int(dc // g)) * g + small
+            return of(Remainder(rest, y))
+    elif is_nonnegative(x) and is_below(x, y):
+        return x
+    return of(Remainder(x, y))
+
+
+def _extremum(op: str, x: Int, y: Int) -> Int:
+    if x == y:
+        return x
+    difference = (x - y).bounds
+    if difference[0] is not None and difference[0] >= 0:
+        return y if op == "min" else x
+    if difference[1] is not None and difference[1] <= 0:
+        return x if op == "min" else y
+    return of(Extremum(op, x, y))
+
+
+def minimum(x: IntLike, y: IntLike) -> Int:
+    return _extremum("min", as_int(x), as_int(y))
+
+
+def maximum(x: IntLike, y: IntLike) -> Int:
+    return _extremum("max", as_int(x), as_int(y))
+
+
+def ceildiv(x: IntLike, y: IntLike) -> Int:
+    return (as_int(x) + as_int(y) - 1) // as_int(y)
+
+
+def product(sizes: tuple[Int, ...] | list[Int]) -> Int:
+    return math.prod(sizes, start=as_int(1))

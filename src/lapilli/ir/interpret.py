@@ -1,0 +1,110 @@
+"""The kernel IR run by NumPy: what a graph means, with no GPU. Slow, exact, for tests and `verify=True`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select
+from lapilli.ir.integer import Atom, Indirect, Int, Var
+from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce
+
+Array = npt.NDArray[Any]
+_erf = np.vectorize(math.erf, otypes=[float])
+
+_COMPUTE = {DType.float32: np.float32, DType.int32: np.int32, DType.bool: np.bool_}
+
+_FUNCTIONS: dict[str, Any] = {
+    "neg": np.negative, "abs": np.abs, "sign": np.sign, "floor": np.floor, "ceil": np.ceil, "round": np.rint,
+    "trunc": np.trunc, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "exp": np.exp, "exp2": np.exp2,
+    "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p, "sin": np.sin, "cos": np.cos,
+    "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
+    "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "erf": _erf,
+    "reciprocal": lambda x: 1 / x, "isnan": np.isnan, "isinf": np.isinf, "not": np.logical_not, "bitnot": np.invert,
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.true_divide, "floordiv": np.floor_divide,
+    "mod": np.mod, "fmod": np.fmod, "pow": np.power, "atan2": np.arctan2, "min": np.minimum, "max": np.maximum,
+    "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "bitand": np.bitwise_and, "bitor": np.bitwise_or,
+    "bitxor": np.bitwise_xor, "shl": np.left_shift, "shr": np.right_shift, "eq": np.equal, "ne": np.not_equal,
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "where": np.where,
+}  # fmt: skip
+
+_REDUCTIONS: dict[str, Any] = {
+    "sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max, "any": np.any, "all": np.all,
+}  # fmt: skip
+_NUMPY = {d: np.dtype("float32" if d is DType.bfloat16 else d.name) for d in DType}
+
+
+def run(graph: Graph, inputs: Sequence[Array], symbols: Mapping[str, int] | None = None) -> list[Array]:
+    """The graph's outputs for given inputs; symbols: values of the dynamic sizes."""
+    sizes: dict[Atom, int] = {}
+    for name, value in (symbols or {}).items():
+        sizes[next(iter(graph.symbols[name].atoms()))] = value
+    values: dict[int, Array] = {}
+    for node in graph.nodes():
+        if isinstance(node, Input):
+            values[node.id] = np.asarray(inputs[node.index])
+        else:
+            values[node.id] = evaluate(node, values, sizes)
+    return [values[o.id] for o in graph.outputs]
+
+
+def evaluate(node: Node, values: Mapping[int, Array], sizes: Mapping[Atom, int]) -> Array:
+    """One value, from the values that it reads."""
+    if isinstance(node, Constant):
+        return np.asarray(node.value)
+    assert isinstance(node, Map | Reduce)
+    axes: tuple[Var, ...] = node.axes + (node.raxes if isinstance(node, Reduce) else ())
+    shape = tuple(int(a.extent.evaluate(sizes)) for a in axes)
+    env: dict[Atom, Any] = dict(sizes)
+    for d, axis in enumerate(axes):
+        env[axis] = np.arange(shape[d], dtype=np.int64).reshape([-1 if i == d else 1 for i in range(len(axes))])
+    with np.errstate(all="ignore"):
+        result = np.broadcast_to(_scalar(node.body, env, values, {}), shape)
+        if isinstance(node, Reduce):
+            rdims = tuple(range(len(node.axes), len(axes)))
+            if node.op in ("argmax", "argmin"):
+                flat = result.reshape(*shape[: len(node.axes)], -1)
+                result = getattr(np, node.op)(flat, axis=-1)
+            elif node.op in ("max", "min") and 0 in shape:
+                result = np.zeros(shape[: len(node.axes)])
+            else:
+                exact = result.astype(np.float64) if result.dtype == np.float32 and node.op in ("sum", "prod") else result
+                result = _REDUCTIONS[node.op](exact, axis=rdims)
+        return np.asarray(result).astype(_NUMPY[node.dtype])
+
+
+def _scalar(e: Expr, env: Mapping[Atom, Any], values: Mapping[int, Array], memo: dict[int, Any]) -> Any:
+    if e.id in memo:
+        return memo[e.id]
+    result: Any
+    if isinstance(e, Const):
+        result = _COMPUTE[e.dtype](e.value)
+    elif isinstance(e, Index):
+        result = np.asarray(_int(e.value, env, values, memo)).astype(np.int32)
+    elif isinstance(e, Load):
+        array = values[e.node.id]
+        index = [np.clip(_int(i, env, values, memo), 0, max(n - 1, 0)) for i, n in zip(e.index, array.shape, strict=True)]
+        empty = array.size == 0
+        result = np.zeros((), _COMPUTE[e.dtype]) if empty else array[tuple(index)].astype(_COMPUTE[e.dtype])
+    elif isinstance(e, Select):
+        ok: Any = np.True_
+        for g in e.guards:
+            ok = np.logical_and(ok, np.asarray(_int(g, env, values, memo)) >= 0)
+        result = np.where(ok, _scalar(e.then, env, values, memo), _scalar(e.other, env, values, memo))
+    else:
+        assert isinstance(e, Op)
+        args = [_scalar(a, env, values, memo) for a in e.args]
+        result = args[0] if e.op == "cast" else _FUNCTIONS[e.op](*args)
+        result = np.asarray(result).astype(_COMPUTE[e.dtype])
+    memo[e.id] = result
+    return result
+
+
+def _int(i: Int, env: Mapping[Atom, Any], values: Mapping[int, Array], memo: dict[int, Any]) -> Any:
+    computed = {a: _scalar(a.expr, env, values, memo).astype(np.int64) for a in i.atoms() if isinstance(a, Indirect)}
+    return i.evaluate({**env, **computed} if computed else env)

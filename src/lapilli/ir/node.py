@@ -1,0 +1,165 @@
+"""Tensor values: functions from indices to scalar expressions.
+
+A `Map` is a function of its axes; views, broadcasts, pads and concatenations are Maps whose body is a load at other indices.
+A `Reduce` folds such a function over further axes. Matrix products and convolutions are Reduces too, and carry a note of what
+they are, for which there are kernel templates.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, Load, const, load, loads
+from lapilli.ir.integer import Int, Var, var
+
+_ids = itertools.count()
+
+
+@dataclass(eq=False)
+class Node:
+    """A tensor value: shape and storage type. `origin` names the operators it comes from."""
+
+    shape: tuple[Int, ...]
+    dtype: DType
+    name: str = ""
+    origin: str = ""
+    id: int = field(default_factory=lambda: next(_ids))
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.dtype.name}{list(self.shape)}"
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+@dataclass(eq=False, repr=False)
+class Input(Node):
+    """An input of the program (dense, row-major)."""
+
+    index: int = 0
+
+
+@dataclass(eq=False, repr=False)
+class Constant(Node):
+    """A weight or another constant (dense, row-major)."""
+
+    value: npt.NDArray[np.generic] = field(default_factory=lambda: np.zeros(()))
+
+
+@dataclass(eq=False, repr=False)
+class Map(Node):
+    """out[axes] = body(axes)"""
+
+    axes: tuple[Var, ...] = ()
+    body: Expr = const(0.0)
+
+    @property
+    def view_of(self) -> Load | None:
+        """The load, when this Map only reads another value at other indices and changes no type."""
+        return self.body if isinstance(self.body, Load) and self.body.node.dtype.compute is self.dtype.compute else None
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """out[b, m, n] = sum_k a[b, m, k] * w[b, k, n].
+
+    The loads of the Reduce's body tell the operands: `a` reads `lhs` and `w` reads `rhs`. rows and columns say which output
+    axes are m and n; the axes before them are the batch."""
+
+    lhs: Node
+    rhs: Node
+    batch: tuple[Var, ...]
+    rows: tuple[Var, ...]
+    column: Var
+    inner: Var
+    lhs_index: tuple[Int, ...]
+    rhs_index: tuple[Int, ...]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """N-dimensional convolution of x [N, C, *spatial] with w [O, C/groups, *kernel] (not transposed)."""
+
+    x: Node
+    weight: Node
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+@dataclass(eq=False, repr=False)
+class Reduce(Node):
+    """out[axes] = op over raxes of body(axes, raxes). op: sum, prod, min, max, any, all, argmin, argmax."""
+
+    axes: tuple[Var, ...] = ()
+    raxes: tuple[Var, ...] = ()
+    op: str = "sum"
+    body: Expr = const(0.0)
+    contraction: Matmul | Convolution | None = None
+
+
+@dataclass
+class Graph:
+    """What `lower` hands to `schedule`: values in topological order, inputs and outputs of the program."""
+
+    inputs: list[Input]
+    outputs: list[Node]
+    symbols: dict[str, Int]
+
+    def nodes(self) -> list[Node]:
+        """All values that the outputs need, producers first."""
+        order: list[Node] = []
+        seen: set[int] = set()
+        stack: list[tuple[Node, Iterator[Node]]] = []
+        for out in self.outputs:
+            if out.id in seen:
+                continue
+            seen.add(out.id)
+            stack.append((out, iter(operands(out))))
+            while stack:
+                node, rest = stack[-1]
+                for child in rest:
+                    if child.id not in seen:
+                        seen.add(child.id)
+                        stack.append((child, iter(operands(child))))
+                        break
+                else:
+                    stack.pop()
+                    order.append(node)
+        return order
+
+
+def operands(node: Node) -> list[Node]:
+    """The values that a value reads, each once."""
+    if not isinstance(node, Map | Reduce):
+        return []
+    found: dict[int, Node] = {}
+    for item in loads(node.body):
+        found.setdefault(item.node.id, item.node)
+    return list(found.values())
+
+
+def axes_of(shape: tuple[Int, ...]) -> tuple[Int, ...]:
+    """Fresh axis variables for a shape. An axis of size 1 is the constant 0."""
+    names = "ijklmnop"
+    return tuple(var(names[d % 8], size) for d, size in enumerate(shape))
+
+
+def the_var(i: Int) -> Var:
+    atom = i.terms[0][0][0]
+    assert isinstance(atom, Var)
+    return atom
+
+
+def identity_load(node: Node, axes: tuple[Var, ...]) -> Expr:
+    from lapilli.ir.integer import of
+
+    return load(node, [of(a) for a in axes])

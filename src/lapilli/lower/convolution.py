@@ -1,0 +1,66 @@
+"""Convolution in one to three dimensions: any stride, padding, dilation and groups, and transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lapilli.ir.expr import Expr, const, load, select
+from lapilli.ir.integer import Int
+from lapilli.ir.node import Convolution, Node, Reduce
+from lapilli.lower.registry import Call, lowering
+
+aten = torch.ops.aten
+
+
+@lowering(aten.convolution.default)
+def convolution(
+    call: Call, x: Node, weight: Node, bias: Node | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
+) -> Node:  # fmt: skip
+    n = len(weight.shape) - 2
+    if x.rank == n + 1:  # no batch
+        raise TypeError("convolution of an input without a batch dimension: add one with x[None]")
+    params = [list(p) * n if len(p) == 1 else list(p) for p in (stride, padding, dilation)]
+    r = _transposed(call, x, weight, *params, groups) if transposed else _forward(call, x, weight, *params, groups)
+    if bias is None:
+        return r
+    return call.map(lambda *at: load(r, at) + load(bias, [at[1]]))
+
+
+def _forward(call: Call, x: Node, w: Node, stride: list[int], padding: list[int], dilation: list[int], groups: int) -> Reduce:
+    per_group = w.shape[0] // groups
+    channels = w.shape[1]
+
+    def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
+        places = [i * s - p + k * d for i, s, p, k, d in zip(at[2:], stride, padding, r[1:], dilation, strict=True)]
+        guards = [g for i, size in zip(places, x.shape[2:], strict=True) for g in (i, size - 1 - i)]
+        c = r[0] if groups == 1 else at[1] // per_group * channels + r[0]
+        return select(guards, load(x, [at[0], c, *places]), const(0, x.dtype.compute)) * load(w, [at[1], *r])
+
+    result = call.reduce("sum", body, call.shape, w.shape[1:])
+    result.contraction = Convolution(x, w, tuple(stride), tuple(padding), tuple(dilation), groups)
+    return result
+
+
+def _transposed(
+    call: Call, x: Node, w: Node, stride: list[int], padding: list[int], dilation: list[int], groups: int
+) -> Reduce:
+    """Gathered: output o takes input i with i*stride - padding + k*dilation = o. w is [C, O/groups, *kernel]."""
+    per_group = w.shape[1]
+    channels = x.shape[1] // groups
+
+    def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
+        places, guards = [], []
+        for i, s, p, k, d, size in zip(at[2:], stride, padding, r[1:], dilation, x.shape[2:], strict=True):
+            t = i + p - k * d
+            places.append(t // s)
+            guards += [t, size - 1 - places[-1]]
+            if s > 1:
+                guards.append(-(t % s))
+        c = r[0] if groups == 1 else at[1] // per_group * channels + r[0]
+        o = at[1] if groups == 1 else at[1] % per_group
+        return select(guards, load(x, [at[0], c, *places]), const(0, x.dtype.compute)) * load(w, [c, o, *r[1:]])
+
+    return call.reduce("sum", body, call.shape, [channels, *w.shape[2:]])

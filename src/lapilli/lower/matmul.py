@@ -1,0 +1,111 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import cast_to, const, load
+from lapilli.ir.integer import Int
+from lapilli.ir.node import Map, Matmul, Node, Reduce
+from lapilli.lower.registry import Call, element, fresh_axes, lowering
+
+aten = torch.ops.aten
+
+
+def product(call: Call, a: Node, b: Node, transposed: bool = False, batch: int = 0) -> Reduce:
+    """out[batch, rows, n] = sum_k a[batch, rows, k] * b[batch, k, n] (b[batch, n, k] when transposed)."""
+    shape = (*a.shape[:-1], b.shape[-2] if transposed else b.shape[-1])
+    kind = call.dtype.compute
+    axes, at = fresh_axes(shape)
+    raxes, r = fresh_axes((a.shape[-1],), "k")
+    left: list[Int] = [*at[:-1], r[0]]
+    right: list[Int] = [*at[:batch], at[-1], r[0]] if transposed else [*at[:batch], r[0], at[-1]]
+    body = cast_to(load(a, left), kind) * cast_to(load(b, right), kind)
+    note = Matmul(a, b, axes[:batch], axes[batch:-1], axes[-1], raxes[0], tuple(left), tuple(right))
+    floats = kind is DType.float32
+    return Reduce(
+        shape, call.storage(call.dtype), call.name, call.op, axes=axes, raxes=raxes, op="sum", body=body,
+        contraction=note if floats else None,
+    )  # fmt: skip
+
+
+def _plus(call: Call, r: Node, bias: Node | None, beta: float = 1, alpha: float = 1) -> Node:
+    kind = call.dtype.compute
+    if bias is None or beta == 0:
+        return r if alpha == 1 else call.map(lambda *at: load(r, at) * const(alpha, kind))
+    return call.map(lambda *at: load(r, at) * const(alpha, kind) + element(bias, at, kind) * const(beta, kind))
+
+
+@lowering(aten.linear.default)
+def linear(call: Call, x: Node, weight: Node, bias: Node | None = None) -> Node:
+    if weight.rank == 1:
+        return _vector(call, x, weight) if bias is None else _plus(call, _vector(call, x, weight), bias)
+    return _plus(call, product(call, x, weight, transposed=True), bias)
+
+
+def _vector(call: Call, x: Node, w: Node) -> Node:
+    k = x.shape[-1]
+    kind = call.dtype.compute
+    return call.reduce("sum", lambda at, r: cast_to(load(x, [*at, r[0]]), kind) * cast_to(load(w, [r[0]]), kind), x.shape[:-1], [k])
+
+
+@lowering(aten.mm.default)
+def mm(call: Call, a: Node, b: Node) -> Node:
+    return product(call, a, b)
+
+
+@lowering(aten.bmm.default)
+def bmm(call: Call, a: Node, b: Node) -> Node:
+    return product(call, a, b, batch=1)
+
+
+@lowering(aten.addmm.default)
+def addmm(call: Call, bias: Node, a: Node, b: Node, *, beta: float = 1, alpha: float = 1) -> Node:
+    return _plus(call, product(call, a, b), bias, beta, alpha)
+
+
+@lowering(aten.baddbmm.default)
+def baddbmm(call: Call, bias: Node, a: Node, b: Node, *, beta: float = 1, alpha: float = 1) -> Node:
+    return _plus(call, product(call, a, b, batch=1), bias, beta, alpha)
+
+
+@lowering(aten.mv.default)
+def mv(call: Call, a: Node, v: Node) -> Node:
+    return _vector(call, a, v)
+
+
+@lowering(aten.dot.default)
+def dot(call: Call, a: Node, b: Node) -> Node:
+    return _vector(call, a, b)
+
+
+@lowering(aten.matmul.default)
+def matmul(call: Call, a: Node, b: Node) -> Node:
+    """torch.matmul: vectors, matrices, and batches with broadcasting."""
+    if b.rank == 1:
+        return _vector(call, a, b)
+    if a.rank == 1:
+        kind = call.dtype.compute
+        return call.reduce(
+            "sum",
+            lambda at, r: cast_to(load(a, [r[0]]), kind) * cast_to(load(b, [*at[:-1], r[0], at[-1]]), kind),
+            call.shape,
+            [a.shape[0]],
+        )
+    if b.rank == 2:
+        return product(call, a, b)
+    batch = call.shape[:-2]
+
+    def expanded(x: Node) -> Map:
+        from lapilli.lower.registry import broadcast
+
+        shape = (*batch, *x.shape[-2:])
+        return call.map(lambda *at: load(x, broadcast(x, at)), shape=shape, dtype=x.dtype)
+
+    return product(call, expanded(a), expanded(b), batch=len(batch))
+
+
+_: Any = None

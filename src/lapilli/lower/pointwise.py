@@ -1,0 +1,360 @@
+"""Pointwise operators: arithmetic, comparison, activation, conversion."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, as_expr, binary, cast_to, const, index, unary, where
+from lapilli.ir.node import Map, Node
+from lapilli.lower.registry import Call, Operand, common_type, element, lowering
+
+aten = torch.ops.aten
+
+
+def clamp(x: Expr, lo: float | None, hi: float | None) -> Expr:
+    """min(max(x, lo), hi); NaN stays NaN."""
+    if lo is not None:
+        x = binary("max", x, const(lo, x.dtype))
+    if hi is not None:
+        x = binary("min", x, const(hi, x.dtype))
+    return x
+
+
+def sigmoid(x: Expr) -> Expr:
+    return 1.0 / (unary("exp", -x) + 1.0)
+
+
+def softplus(x: Expr, beta: float = 1.0, threshold: float = 20.0) -> Expr:
+    scaled = x * float(beta)
+    return where(binary("gt", scaled, float(threshold)), x, unary("log1p", unary("exp", scaled)) / float(beta))
+
+
+def gelu(x: Expr, approximate: str = "none") -> Expr:
+    """x * Phi(x), exact by erf, or the tanh approximation (Hendrycks and Gimpel 2016)."""
+    if approximate == "tanh":
+        inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
+        return x * 0.5 * (unary("tanh", inner) + 1.0)
+    return x * 0.5 * (unary("erf", x * math.sqrt(0.5)) + 1.0)
+
+
+# Float functions of one value: the result is floating point whatever goes in.
+_FLOAT = {
+    "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log2": "log2", "log10": "log10", "log1p": "log1p",
+    "sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sin", "cos": "cos", "tan": "tan", "asin": "asin", "acos": "acos",
+    "atan": "atan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh", "asinh": "asinh", "acosh": "acosh", "atanh": "atanh",
+    "erf": "erf", "reciprocal": "reciprocal",
+}  # fmt: skip
+
+# Activations with float parameters: (x, *parameters) -> expression.
+_ACTIVATIONS: dict[Any, Any] = {
+    aten.relu.default: lambda x: clamp(x, 0, None),
+    aten.relu6.default: lambda x: clamp(x, 0, 6),
+    aten.hardtanh.default: lambda x, lo=-1.0, hi=1.0: clamp(x, lo, hi),
+    aten.sigmoid.default: sigmoid,
+    aten.silu.default: lambda x: x * sigmoid(x),
+    aten.mish.default: lambda x: x * unary("tanh", softplus(x)),
+    aten.hardsigmoid.default: lambda x: clamp(x + 3.0, 0, 6) / 6.0,
+    aten.hardswish.default: lambda x: x * clamp(x + 3.0, 0, 6) / 6.0,
+    aten.softplus.default: softplus,
+    aten.leaky_relu.default: lambda x, slope=0.01: where(binary("gt", x, 0.0), x, x * float(slope)),
+    aten.elu.default: lambda x, alpha=1.0, scale=1.0, input_scale=1.0: where(
+        binary("gt", x, 0.0), x * float(scale), unary("expm1", x * float(input_scale)) * float(alpha * scale)
+    ),
+    aten.log_sigmoid.default: lambda x: -softplus(-x, 1.0, 88.0),
+    aten.logit.default: lambda x, eps=None: (lambda y: unary("log", y / (1.0 - y)))(
+        x if eps is None else clamp(x, eps, 1 - eps)
+    ),
+}
+
+
+def _register_tables() -> None:
+    def float_function(name: str) -> Any:
+        return lambda call, x: call.pointwise(lambda a: unary(name, a), x, compute=DType.float32)
+
+    for aten_name, name in _FLOAT.items():
+        lowering(getattr(aten, aten_name).default)(float_function(name))
+
+    def activation(f: Any) -> Any:
+        def build(call: Call, x: Node, *args: Any) -> Node:
+            kind = call.dtype.compute if call.dtype.is_float else x.dtype.compute
+            return call.pointwise(lambda a: f(a, *args), x, compute=kind)
+
+        return build
+
+    for overload, f in _ACTIVATIONS.items():
+        lowering(overload)(activation(f))
+
+    def comparison(name: str) -> Any:
+        return lambda call, a, b: call.pointwise(lambda x, y: binary(name, x, y), a, b)
+
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        packet = getattr(aten, name)
+        lowering(packet.Tensor, packet.Scalar)(comparison(name))
+
+    def logical(name: str) -> Any:
+        return lambda call, a, b: call.pointwise(lambda x, y: binary(name, x, y), a, b, compute=DType.bool)
+
+    for name in ("and", "or", "xor"):
+        lowering(getattr(aten, f"logical_{name}").default)(logical(name))
+
+    def bitwise(name: str) -> Any:
+        def build(call: Call, a: Operand, b: Operand) -> Node:
+            kind = common_type((a, b))
+            op = name if kind is DType.bool else f"bit{name}"
+            return call.pointwise(lambda x, y: binary(op, x, y), a, b)
+
+        return build
+
+    for name in ("and", "or", "xor"):
+        packet = getattr(aten, f"bitwise_{name}")
+        lowering(packet.Tensor, packet.Scalar)(bitwise(name))
+
+    def binary_op(name: str) -> Any:
+        return lambda call, a, b: call.pointwise(lambda x, y: binary(name, x, y), a, b, compute=call.dtype.compute)
+
+    for aten_name, name in {"maximum": "max", "minimum": "min", "atan2": "atan2"}.items():
+        lowering(getattr(aten, aten_name).default)(binary_op(name))
+    lowering(aten.mul.Tensor, aten.mul.Scalar)(_multiply)
+    lowering(aten.remainder.Tensor, aten.remainder.Scalar)(binary_op("mod"))
+    lowering(aten.fmod.Tensor, aten.fmod.Scalar)(binary_op("fmod"))
+    lowering(aten.pow.Tensor_Tensor, aten.pow.Scalar)(binary_op("pow"))
+
+    def rounding(name: str) -> Any:
+        def build(call: Call, x: Node) -> Node:
+            integer = x.dtype.compute is not DType.float32
+            return call.pointwise((lambda a: a) if integer else (lambda a: unary(name, a)), x)
+
+        return build
+
+    for name in ("floor", "ceil", "round", "trunc"):
+        lowering(getattr(aten, name).default)(rounding(name))
+
+
+def _multiply(call: Call, a: Operand, b: Operand) -> Node:
+    if call.dtype is DType.bool:
+        return call.pointwise(lambda x, y: binary("and", x, y), a, b)
+    return call.pointwise(lambda x, y: x * y, a, b, compute=call.dtype.compute)
+
+
+_register_tables()
+
+
+@lowering(aten.add.Tensor, aten.add.Scalar)
+def add(call: Call, a: Operand, b: Operand, alpha: float = 1) -> Node:
+    if call.dtype is DType.bool:
+        return call.pointwise(lambda x, y: binary("or", x, y), a, b)
+    kind = call.dtype.compute
+    return call.pointwise(lambda x, y: x + y * const(alpha, kind), a, b, compute=kind)
+
+
+@lowering(aten.sub.Tensor, aten.sub.Scalar)
+def sub(call: Call, a: Operand, b: Operand, alpha: float = 1) -> Node:
+    kind = call.dtype.compute
+    return call.pointwise(lambda x, y: x - y * const(alpha, kind), a, b, compute=kind)
+
+
+@lowering(aten.rsub.Scalar, aten.rsub.Tensor)
+def rsub(call: Call, a: Operand, b: Operand, alpha: float = 1) -> Node:
+    return sub(call, b, a, alpha)
+
+
+@lowering(aten.div.Tensor, aten.div.Scalar)
+def div(call: Call, a: Operand, b: Operand) -> Node:
+    return call.pointwise(lambda x, y: x / y, a, b, compute=DType.float32)
+
+
+@lowering(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(call: Call, a: Operand, b: Operand, rounding_mode: str | None = None) -> Node:
+    if rounding_mode is None:
+        return div(call, a, b)
+    kind = call.dtype.compute
+    if rounding_mode == "floor":
+        return call.pointwise(lambda x, y: binary("floordiv", x, y), a, b, compute=kind)
+    if kind is DType.float32:
+        return call.pointwise(lambda x, y: unary("trunc", x / y), a, b, compute=kind)
+    return call.pointwise(lambda x, y: x / y, a, b, compute=kind)
+
+
+@lowering(aten.floor_divide.default)
+def floor_divide(call: Call, a: Operand, b: Operand) -> Node:
+    return div_mode(call, a, b, "floor")
+
+
+@lowering(aten.pow.Tensor_Scalar)
+def pow_scalar(call: Call, x: Node, exponent: float) -> Node:
+    simple = {
+        0: lambda a: const(1, a.dtype), 1: lambda a: a, 2: lambda a: a * a, 3: lambda a: a * a * a,
+        0.5: lambda a: unary("sqrt", a), -0.5: lambda a: unary("rsqrt", a), -1: lambda a: unary("reciprocal", a),
+    }.get(exponent)  # fmt: skip
+    kind = call.dtype.compute
+    if simple is not None and (kind is DType.float32 or exponent in (0, 1, 2, 3)):
+        return call.pointwise(simple, x, compute=kind)
+    return call.pointwise(lambda a: binary("pow", a, const(exponent, kind)), x, compute=kind)
+
+
+@lowering(aten.clamp.default)
+def clamp_scalar(call: Call, x: Node, lo: float | None = None, hi: float | None = None) -> Node:
+    return call.pointwise(lambda a: clamp(a, lo, hi), x, compute=call.dtype.compute)
+
+
+@lowering(aten.clamp_min.default)
+def clamp_min(call: Call, x: Node, lo: float) -> Node:
+    return clamp_scalar(call, x, lo)
+
+
+@lowering(aten.clamp_max.default)
+def clamp_max(call: Call, x: Node, hi: float) -> Node:
+    return clamp_scalar(call, x, None, hi)
+
+
+@lowering(aten.clamp.Tensor)
+def clamp_tensor(call: Call, x: Node, lo: Node | None = None, hi: Node | None = None) -> Node:
+    kind = call.dtype.compute
+
+    def body(*at: Any) -> Expr:
+        e = element(x, at, kind)
+        if lo is not None:
+            e = binary("max", e, element(lo, at, kind))
+        return e if hi is None else binary("min", e, element(hi, at, kind))
+
+    return call.map(body)
+
+
+@lowering(aten.gelu.default)
+def gelu_op(call: Call, x: Node, approximate: str = "none") -> Node:
+    return call.pointwise(lambda a: gelu(a, approximate), x)
+
+
+@lowering(aten.prelu.default, aten._prelu_kernel.default)
+def prelu(call: Call, x: Node, weight: Node) -> Node:
+    def body(*at: Any) -> Expr:
+        a = element(x, at)
+        slope = element(weight, at) if weight.rank == x.rank else element(weight, [at[1] if len(at) > 1 else at[0]])
+        return where(binary("gt", a, 0.0), a, a * slope)
+
+    return call.map(body)
+
+
+@lowering(aten.neg.default)
+def neg(call: Call, x: Node) -> Node:
+    return call.pointwise(lambda a: -a, x)
+
+
+@lowering(aten.abs.default)
+def abs_(call: Call, x: Node) -> Node:
+    return call.pointwise(lambda a: unary("abs", a), x)
+
+
+@lowering(aten.sign.default)
+def sign(call: Call, x: Node) -> Node:
+    return call.pointwise(lambda a: unary("sign", a), x)
+
+
+@lowering(aten.square.default)
+def square(call: Call, x: Node) -> Node:
+    return call.pointwise(lambda a: a * a, x)
+
+
+@lowering(aten.logical_not.default)
+def logical_not(call: Call, x: Node) -> Node:
+    return call.pointwise(lambda a: unary("not", a), x, compute=DType.bool)
+
+
+@lowering(aten.bitwise_not.default)
+def bitwise_not(call: Call, x: Node) -> Node:
+    return call.pointwise(lambda a: unary("not" if a.dtype is DType.bool else "bitnot", a), x)
+
+
+@lowering(aten.isnan.default)
+def isnan(call: Call, x: Node) -> Node:
+    return call.pointwise(lambda a: unary("isnan", a) if a.dtype is DType.float32 else const(False), x)
+
+
+@lowering(aten.isinf.default)
+def isinf(call: Call, x: Node) -> Node:
+    return call.pointwise(lambda a: unary("isinf", a) if a.dtype is DType.float32 else const(False), x)
+
+
+@lowering(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+def where_op(call: Call, condition: Node, a: Operand, b: Operand) -> Node:
+    kind = call.dtype.compute
+    return call.map(lambda *at: where(element(condition, at, DType.bool), element(a, at, kind), element(b, at, kind)))
+
+
+@lowering(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(call: Call, x: Node, mask: Node, value: Operand) -> Node:
+    return where_op(call, mask, value, x)
+
+
+@lowering(aten.addcmul.default)
+def addcmul(call: Call, x: Node, a: Node, b: Node, value: float = 1) -> Node:
+    kind = call.dtype.compute
+    return call.pointwise(lambda s, p, q: s + p * q * const(value, kind), x, a, b, compute=kind)
+
+
+@lowering(aten.addcdiv.default)
+def addcdiv(call: Call, x: Node, a: Node, b: Node, value: float = 1) -> Node:
+    return call.pointwise(lambda s, p, q: s + p * float(value) / q, x, a, b, compute=DType.float32)
+
+
+@lowering(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(call: Call, a: Node, b: Node, weight: Operand) -> Node:
+    return call.pointwise(lambda x, y, w: x + (y - x) * w, a, b, weight, compute=DType.float32)
+
+
+@lowering(aten._to_copy.default, aten.to.dtype, aten._to_dtype.default if hasattr(aten, "_to_dtype") else aten.to.other)
+def convert_type(call: Call, x: Node, *_: Any, **__: Any) -> Node:
+    if x.dtype is call.storage(call.dtype) and call.dtype.compute is x.dtype.compute:
+        return call.pointwise(lambda a: a, x)
+    if x.dtype.is_float and call.dtype.compute is DType.int32:
+        return call.pointwise(lambda a: cast_to(unary("trunc", a), DType.int32), x)
+    return call.pointwise(lambda a: a, x)
+
+
+@lowering(aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, aten.contiguous.default)
+def identity(call: Call, x: Node, *_: Any, **__: Any) -> Node:
+    return call.pointwise(lambda a: a, x)
+
+
+@lowering(aten.full.default, aten.full_like.default)
+def full(call: Call, _: Any, value: float, **__: Any) -> Node:
+    return call.map(lambda *at: const(value, call.dtype.compute))
+
+
+@lowering(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
+def zeros(call: Call, *_: Any, **__: Any) -> Node:
+    return full(call, None, 0)
+
+
+@lowering(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
+def ones(call: Call, *_: Any, **__: Any) -> Node:
+    return full(call, None, 1)
+
+
+@lowering(aten.scalar_tensor.default)
+def scalar_tensor(call: Call, value: float, **_: Any) -> Node:
+    return full(call, None, value)
+
+
+@lowering(aten.arange.start_step)
+def arange(call: Call, start: Any, end: Any, step: Any = 1, **_: Any) -> Map:
+    def body(i: Any) -> Expr:
+        if call.dtype.is_float:
+            return index(i, DType.float32) * as_expr(float(step)) + as_expr(float(start))
+        return index(i * step + start)
+
+    return call.map(body)
+
+
+@lowering(aten.arange.start)
+def arange_start(call: Call, start: Any, end: Any, **_: Any) -> Map:
+    return arange(call, start, end)
+
+
+@lowering(aten.arange.default)
+def arange_end(call: Call, end: Any, **_: Any) -> Map:
+    return arange(call, 0, end)

@@ -1,0 +1,183 @@
+"""Reductions over dimensions, and softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary
+from lapilli.ir.integer import Int, as_int, product
+from lapilli.ir.node import Node, Reduce
+from lapilli.lower.registry import Call, element, lowering, normalize_dims
+
+aten = torch.ops.aten
+Dims = int | Sequence[int] | None
+
+
+def over(
+    call: Call,
+    op: str,
+    x: Node,
+    dims: Sequence[int],
+    f: Callable[[Expr], Expr] = lambda e: e,
+    kind: DType | None = None,
+    dtype: DType | None = None,
+    name: str = "",
+) -> Reduce:
+    """Reduce x over dims; the result has the other dimensions only."""
+    kept = [d for d in range(x.rank) if d not in dims]
+
+    def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
+        full: list[Int] = [as_int(0)] * x.rank
+        for d, i in zip(kept, at, strict=True):
+            full[d] = i
+        for d, i in zip(dims, r, strict=True):
+            full[d] = i
+        return f(cast_to(load(x, full), kind or x.dtype.compute))
+
+    return call.reduce(op, body, [x.shape[d] for d in kept], [x.shape[d] for d in dims], dtype, name)
+
+
+def keep(call: Call, r: Node, dims: Sequence[int], rank: int, f: Callable[[Expr], Expr] = lambda e: e) -> Node:
+    """The result of `over` in the shape of the call (with or without the reduced dimensions)."""
+    if len(call.shape) == rank:
+        return call.map(lambda *at: f(load(r, [i for d, i in enumerate(at) if d not in dims])))
+    return call.map(lambda *at: f(load(r, at)))
+
+
+def count(x: Node, dims: Sequence[int]) -> Int:
+    return product([x.shape[d] for d in dims])
+
+
+@lowering(aten.sum.dim_IntList, aten.sum.default)
+def sum_(call: Call, x: Node, dims: Dims = None, keepdim: bool = False, **_: Any) -> Node:
+    d = normalize_dims(dims, x.rank)
+    return keep(call, over(call, "sum", x, d, kind=call.dtype.compute), d, x.rank)
+
+
+@lowering(aten.mean.dim, aten.mean.default)
+def mean(call: Call, x: Node, dims: Dims = None, keepdim: bool = False, **_: Any) -> Node:
+    d = normalize_dims(dims, x.rank)
+    n = index(count(x, d), DType.float32)
+    return keep(call, over(call, "sum", x, d, dtype=DType.float32), d, x.rank, lambda e: e / n)
+
+
+def _extremum(op: str) -> Callable[..., Node]:
+    def build(call: Call, x: Node, dims: Dims = None, keepdim: bool = False) -> Node:
+        d = normalize_dims(dims, x.rank)
+        return keep(call, over(call, op, x, d), d, x.rank)
+
+    return build
+
+
+for _name, _op in {"amax": "max", "amin": "min"}.items():
+    lowering(getattr(aten, _name).default)(_extremum(_op))
+for _name in ("max", "min"):
+    lowering(getattr(aten, _name).default)(_extremum(_name))
+
+
+def _with_index(op: str) -> Callable[..., tuple[Node, Node]]:
+    def build(call: Call, x: Node, dim: int, keepdim: bool = False) -> tuple[Node, Node]:
+        d = normalize_dims(dim, x.rank) if x.rank else []
+        value = keep(call, over(call, op, x, d), d, x.rank)
+        place = over(call, f"arg{op}", x, d, dtype=DType.int64, name="_index")
+        indices = keep(_second(call), place, d, x.rank)
+        return value, indices
+
+    return build
+
+
+def _second(call: Call) -> Call:
+    return Call(call.name + "_index", call.op, call.shapes[1:], call.dtypes[1:], call.half)
+
+
+for _name in ("max", "min"):
+    lowering(getattr(aten, _name).dim)(_with_index(_name))
+
+
+def _arg(op: str) -> Callable[..., Node]:
+    def build(call: Call, x: Node, dim: int | None = None, keepdim: bool = False) -> Node:
+        d = normalize_dims(dim, x.rank)
+        return keep(call, over(call, op, x, d, dtype=DType.int64), d, x.rank)
+
+    return build
+
+
+for _name in ("argmax", "argmin"):
+    lowering(getattr(aten, _name).default)(_arg(_name))
+
+
+@lowering(aten.prod.default)
+def prod_all(call: Call, x: Node, **_: Any) -> Node:
+    d = list(range(x.rank))
+    return keep(call, over(call, "prod", x, d, kind=call.dtype.compute), d, x.rank)
+
+
+@lowering(aten.prod.dim_int)
+def prod(call: Call, x: Node, dim: int, keepdim: bool = False, **_: Any) -> Node:
+    d = normalize_dims(dim, x.rank) if x.rank else []
+    return keep(call, over(call, "prod", x, d, kind=call.dtype.compute), d, x.rank)
+
+
+@lowering(aten.any.default, aten.any.dim, aten.any.dims)
+def any_(call: Call, x: Node, dims: Dims = None, keepdim: bool = False) -> Node:
+    d = normalize_dims(dims, x.rank) if x.rank else []
+    return keep(call, over(call, "any", x, d, kind=DType.bool), d, x.rank)
+
+
+@lowering(aten.all.default, aten.all.dim, aten.all.dims)
+def all_(call: Call, x: Node, dims: Dims = None, keepdim: bool = False) -> Node:
+    d = normalize_dims(dims, x.rank) if x.rank else []
+    return keep(call, over(call, "all", x, d, kind=DType.bool), d, x.rank)
+
+
+@lowering(aten.var.correction)
+def var(call: Call, x: Node, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Node:
+    """Two passes, as numerically safe as Welford's for one kernel per row."""
+    d = normalize_dims(dims, x.rank)
+    centered = center(call, x, d)
+    n = index(count(x, d), DType.float32) - float(1 if correction is None else correction)
+    total = over(call, "sum", centered, d, lambda e: e * e, dtype=DType.float32)
+    return keep(call, total, d, x.rank, lambda e: e / binary("max", n, 0.0))
+
+
+def center(call: Call, x: Node, d: Sequence[int]) -> Node:
+    """x minus its mean over the dimensions d, as an unrealised value."""
+    total = over(call, "sum", x, d, kind=DType.float32, dtype=DType.float32, name="_mean")
+    n = index(count(x, d), DType.float32)
+    kept = [k for k in range(x.rank) if k not in d]
+    return call.map(
+        lambda *at: element(x, at, DType.float32) - load(total, [at[k] for k in kept]) / n,
+        shape=x.shape,
+        dtype=DType.float32,
+    )
+
+
+def softmax_parts(call: Call, x: Node, dim: int) -> tuple[Node, Node, list[int]]:
+    """exp(x - max) unrealised, its sum over dim, and the other dimensions."""
+    d = [dim % x.rank] if x.rank else []
+    kept = [k for k in range(x.rank) if k not in d]
+    top = over(call, "max", x, d, dtype=x.dtype, name="_max")
+    shifted = call.map(
+        lambda *at: element(x, at, DType.float32) - load(top, [at[k] for k in kept]), shape=x.shape, dtype=DType.float32
+    )
+    total = over(call, "sum", shifted, d, lambda e: unary("exp", e), dtype=DType.float32, name="_sum")
+    return shifted, total, kept
+
+
+@lowering(aten._softmax.default, aten.softmax.int)
+def softmax(call: Call, x: Node, dim: int, *_: Any, **__: Any) -> Node:
+    shifted, total, kept = softmax_parts(call, x, dim)
+    return call.map(lambda *at: unary("exp", load(shifted, at)) / load(total, [at[k] for k in kept]))
+
+
+@lowering(aten._log_softmax.default, aten.log_softmax.int)
+def log_softmax(call: Call, x: Node, dim: int, *_: Any, **__: Any) -> Node:
+    shifted, total, kept = softmax_parts(call, x, dim)
+    return call.map(lambda *at: load(shifted, at) - unary("log", load(total, [at[k] for k in kept])))
+
+
+_ = const

@@ -1,0 +1,188 @@
+"""The operator registry: an ATen overload is described once, by a function that builds its kernel IR.
+
+    @lowering(aten.relu.default)
+    def relu(call: Call, x: Node) -> Node:
+        return call.pointwise(lambda a: binary("max", a, 0.0), x)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, cast_to, const, index, load
+from lapilli.ir.integer import Int, Var, as_int, of, var
+from lapilli.ir.node import Map, Matmul, Convolution, Node, Reduce
+
+Operand = Node | Int | int | float | bool
+Body = Callable[..., Expr]
+Lowering = Callable[..., Any]
+
+lowerings: dict[torch._ops.OpOverload, Lowering] = {}
+
+_FROM_TORCH = {
+    torch.bool: DType.bool, torch.uint8: DType.uint8, torch.int8: DType.int8, torch.int16: DType.int16,
+    torch.int32: DType.int32, torch.int64: DType.int64, torch.float16: DType.float16, torch.bfloat16: DType.bfloat16,
+    torch.float32: DType.float32, torch.float64: DType.float64,
+}  # fmt: skip
+
+
+def from_torch(dtype: torch.dtype) -> DType:
+    """The storage type of a torch dtype; complex and quantized types raise TypeError."""
+    if dtype not in _FROM_TORCH:
+        raise TypeError(f"{dtype} tensors are not supported; use a real floating-point, integer or bool type")
+    return _FROM_TORCH[dtype]
+
+
+def lowering(*overloads: Any) -> Callable[[Lowering], Lowering]:
+    """Register a function as the lowering of operator overloads."""
+
+    def register(f: Lowering) -> Lowering:
+        for overload in overloads:
+            assert overload not in lowerings, f"{overload} is registered twice"
+            lowerings[overload] = f
+        return f
+
+    return register
+
+
+def is_supported(overload: Any) -> bool:
+    return overload in lowerings
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator call: what torch says about its result, and helpers to build it."""
+
+    name: str  # of the FX node
+    op: str  # "aten.relu.default"
+    shapes: tuple[tuple[Int, ...], ...]  # of the results
+    dtypes: tuple[DType, ...]
+    half: bool  # store float32 intermediates as float16
+
+    @property
+    def shape(self) -> tuple[Int, ...]:
+        return self.shapes[0]
+
+    @property
+    def dtype(self) -> DType:
+        return self.dtypes[0]
+
+    def storage(self, dtype: DType) -> DType:
+        """How a value of this dtype is kept between kernels."""
+        if dtype is DType.float32 and self.half:
+            return DType.float16
+        if dtype is DType.float64:
+            raise TypeError(f"{self.op}: float64 is not supported on the GPU; convert the model with .float()")
+        if dtype in (DType.bool, DType.uint8, DType.int8, DType.int16, DType.int64):
+            return DType.int32
+        return dtype
+
+    def map(self, body: Callable[..., Expr], shape: Sequence[Int] | None = None, dtype: DType | None = None) -> Map:
+        """out[i, j, ...] = body(i, j, ...), converted to the result's type."""
+        sizes = tuple(self.shape if shape is None else shape)
+        dtype = self.dtype if dtype is None else dtype
+        axes, index_ = fresh_axes(sizes)
+        value = convert(body(*index_), dtype)
+        return Map(sizes, self.storage(dtype), self.name, self.op, axes=axes, body=value)
+
+    def pointwise(self, f: Body, *args: Operand, compute: DType | None = None, dtype: DType | None = None) -> Map:
+        """f on the elements of broadcast operands, converted to the type `compute` (default: their common type)."""
+        kind = compute or common_type(args)
+        return self.map(lambda *i: f(*(element(a, i, kind) for a in args)), dtype=dtype)
+
+    def reduce(
+        self,
+        op: str,
+        body: Callable[[tuple[Int, ...], tuple[Int, ...]], Expr],
+        sizes: Sequence[Int],
+        over: Sequence[Int],
+        dtype: DType | None = None,
+        name: str = "",
+    ) -> Reduce:
+        """out[axes] = op over r of body(axes, r)."""
+        axes, index_ = fresh_axes(tuple(sizes))
+        raxes, rindex = fresh_axes(tuple(over), "rstuvwxy")
+        kept = dtype or self.dtype
+        return Reduce(
+            tuple(sizes), self.storage(kept), self.name + name, self.op, axes=axes, raxes=raxes, op=op,
+            body=body(index_, rindex),
+        )  # fmt: skip
+
+
+def fresh_axes(shape: tuple[Int, ...], names: str = "ijklmnop") -> tuple[tuple[Var, ...], tuple[Int, ...]]:
+    """Axis variables for a shape, and how to write them: an axis of size 1 is the index 0."""
+    made = [var(names[d % len(names)], size) for d, size in enumerate(shape)]
+    axes: list[Var] = []
+    for v in made:
+        atom = v.terms[0][0][0]
+        assert isinstance(atom, Var)
+        axes.append(atom)
+    return tuple(axes), tuple(as_int(0) if a.extent == 1 else of(a) for a in axes)
+
+
+def convert(e: Expr, dtype: DType) -> Expr:
+    """To the compute type of a storage type, wrapping integers as the storage type would."""
+    e = cast_to(e, dtype.compute)
+    if dtype is DType.uint8:
+        return e & 255 if isinstance(e, int) else _wrap(e, 8, False)
+    if dtype is DType.int8:
+        return _wrap(e, 8, True)
+    return _wrap(e, 16, True) if dtype is DType.int16 else e
+
+
+def _wrap(e: Expr, bits: int, signed: bool) -> Expr:
+    from lapilli.ir.expr import Load, binary
+
+    if isinstance(e, Load) and e.node.dtype.compute is DType.int32 and e.node.dtype.size * 8 == bits:
+        return e
+    if not signed:
+        return binary("bitand", e, (1 << bits) - 1)
+    shift = 32 - bits
+    return binary("shr", binary("shl", e, shift), shift)
+
+
+def common_type(args: Sequence[Operand]) -> DType:
+    """The compute type in which operands meet."""
+    kinds = {a.dtype.compute if isinstance(a, Node) else _kind(a) for a in args}
+    for kind in (DType.float32, DType.int32):
+        if kind in kinds:
+            return kind
+    return DType.bool
+
+
+def _kind(x: Any) -> DType:
+    return DType.bool if isinstance(x, bool) else DType.float32 if isinstance(x, float) else DType.int32
+
+
+def element(a: Operand, at: Sequence[Int], kind: DType | None = None) -> Expr:
+    """The element of a broadcast operand at an output index."""
+    if isinstance(a, Node):
+        e = load(a, broadcast(a, at))
+    elif isinstance(a, Int):
+        e = index(a)
+    else:
+        e = const(a)
+    return e if kind is None else cast_to(e, kind)
+
+
+def broadcast(a: Node, at: Sequence[Int]) -> list[Int]:
+    tail = list(at)[len(at) - len(a.shape) :]
+    return [as_int(0) if size == 1 else i for size, i in zip(a.shape, tail, strict=True)]
+
+
+def normalize_dims(dims: int | Sequence[int] | None, rank: int) -> list[int]:
+    """Dimensions as non-negative numbers; None or an empty list means all."""
+    if dims is None or (isinstance(dims, Sequence) and not dims):
+        return list(range(rank))
+    listed = [dims] if isinstance(dims, int) else list(dims)
+    return [d % max(rank, 1) for d in listed]
+
+
+def contraction(call: Call, r: Reduce, note: Matmul | Convolution) -> Reduce:
+    r.contraction = note
+    return r

@@ -1,0 +1,310 @@
+"""Operators that only move elements: views, slices, concatenation, padding. They are index maps, and cost nothing by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lapilli.ir.expr import Expr, cast_to, const, indirect, load, select
+from lapilli.ir.integer import Int, IntLike, as_int, maximum, minimum, product
+from lapilli.ir.node import Map, Node
+from lapilli.lower.registry import Call, broadcast, lowering, normalize_dims
+
+aten = torch.ops.aten
+
+
+def reshape_index(at: Sequence[Int], to: Sequence[Int], source: Sequence[Int]) -> list[Int]:
+    """Where the element `at` of a tensor of shape `to` lies in a tensor of shape `source` with as many elements.
+
+    Dimensions are matched in groups of equal products, so that untouched dimensions keep their index."""
+    result: list[Int] = []
+    i = j = 0
+    while j < len(source) or i < len(to):
+        outs, ins = [i], [j]
+        p = to[i] if i < len(to) else as_int(1)
+        q = source[j] if j < len(source) else as_int(1)
+        i, j = i + 1, j + 1
+        while p != q:
+            smaller = _smaller(p, q)
+            if i < len(to) and (smaller == "p" or j >= len(source)):
+                p, i = p * to[i], i + 1
+                outs.append(i - 1)
+            elif j < len(source):
+                q, j = q * source[j], j + 1
+                ins.append(j - 1)
+            else:
+                break
+        linear = as_int(0)
+        for d in outs:
+            if d < len(to):
+                linear = linear * to[d] + at[d]
+        indices: list[Int] = []
+        for d in reversed([d for d in ins if d < len(source)]):
+            indices.append(linear % source[d] if d != ins[0] else linear)
+            linear = linear // source[d]
+        result += reversed(indices)
+    return result
+
+
+def _smaller(p: Int, q: Int) -> str:
+    lo = (q - p).bounds[0]
+    if lo is not None and lo >= 0:
+        return "p"
+    hi = (q - p).bounds[1]
+    if hi is not None and hi <= 0:
+        return "q"
+    return "p" if len(p.terms) <= len(q.terms) else "q"  # symbolic: grow the simpler side
+
+
+@lowering(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+def view(call: Call, x: Node, _: Any) -> Map:
+    return call.map(lambda *at: load(x, reshape_index(at, call.shape, x.shape)))
+
+
+@lowering(aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.unsqueeze.default)
+def squeeze(call: Call, x: Node, *_: Any) -> Map:
+    return view(call, x, None)
+
+
+@lowering(aten.flatten.using_ints, aten.unflatten.int)
+def flatten(call: Call, x: Node, *_: Any) -> Map:
+    return view(call, x, None)
+
+
+@lowering(aten.expand.default)
+def expand(call: Call, x: Node, *_: Any, **__: Any) -> Map:
+    return call.map(lambda *at: load(x, broadcast(x, at)))
+
+
+@lowering(aten.permute.default)
+def permute(call: Call, x: Node, dims: Sequence[int]) -> Map:
+    order = normalize_dims(dims, x.rank) if x.rank else []
+
+    def body(*at: Int) -> Expr:
+        index: list[Int] = [as_int(0)] * x.rank
+        for i, d in enumerate(order):
+            index[d] = at[i]
+        return load(x, index)
+
+    return call.map(body)
+
+
+@lowering(aten.transpose.int)
+def transpose(call: Call, x: Node, a: int, b: int) -> Map:
+    order = list(range(x.rank))
+    if x.rank:
+        a, b = a % x.rank, b % x.rank
+        order[a], order[b] = order[b], order[a]
+    return permute(call, x, order)
+
+
+@lowering(aten.t.default)
+def t(call: Call, x: Node) -> Map:
+    return permute(call, x, list(reversed(range(x.rank))))
+
+
+def _clamp_index(i: IntLike, size: Int) -> Int:
+    if isinstance(i, int) and i < 0:
+        return maximum(size + i, 0)
+    return minimum(i, size)
+
+
+@lowering(aten.slice.Tensor)
+def slice_(
+    call: Call, x: Node, dim: int = 0, start: IntLike | None = None, end: IntLike | None = None, step: int = 1
+) -> Map:
+    d = dim % x.rank
+    first = _clamp_index(0 if start is None else start, x.shape[d])
+    return call.map(lambda *at: load(x, [i if k != d else i * step + first for k, i in enumerate(at)]))
+
+
+@lowering(aten.select.int)
+def select_(call: Call, x: Node, dim: int, position: IntLike) -> Map:
+    d = dim % x.rank
+    p = as_int(position)
+    if p.value is not None and p.value < 0:
+        p = p + x.shape[d]
+    return call.map(lambda *at: load(x, [*at[:d], p, *at[d:]]))
+
+
+@lowering(aten.split_with_sizes.default)
+def split_with_sizes(call: Call, x: Node, sizes: Sequence[IntLike], dim: int = 0) -> list[Map]:
+    d = dim % x.rank
+    parts: list[Map] = []
+    start = as_int(0)
+    for n, size in enumerate(sizes):
+        first = start
+
+        def body(*at: Int, first: Int = first) -> Expr:
+            return load(x, [i if k != d else i + first for k, i in enumerate(at)])
+
+        parts.append(call.map(body, shape=call.shapes[n]))
+        start = start + size
+    return parts
+
+
+@lowering(aten.split.Tensor)
+def split(call: Call, x: Node, size: IntLike, dim: int = 0) -> list[Map]:
+    return split_with_sizes(call, x, [s[dim % x.rank] for s in call.shapes], dim)
+
+
+@lowering(aten.chunk.default)
+def chunk(call: Call, x: Node, _: int, dim: int = 0) -> list[Map]:
+    return split_with_sizes(call, x, [s[dim % x.rank] for s in call.shapes], dim)
+
+
+@lowering(aten.unbind.int)
+def unbind(call: Call, x: Node, dim: int = 0) -> list[Map]:
+    d = dim % x.rank
+
+    def part(n: int) -> Map:
+        return call.map(lambda *at: load(x, [*at[:d], as_int(n), *at[d:]]), shape=call.shapes[n])
+
+    return [part(n) for n in range(len(call.shapes))]
+
+
+_CAT = 8  # tensors joined by one kernel: devices bind few buffers at a time
+
+
+@lowering(aten.cat.default)
+def cat(call: Call, tensors: Sequence[Node], dim: int = 0) -> Map:
+    present = [x for x in tensors if not (x.rank == 1 and x.shape[0] == 0 and len(call.shape) != 1)]
+    d = dim % len(call.shape)
+    while len(present) > _CAT:
+        present = [_join(call, present[k : k + _CAT], d) for k in range(0, len(present), _CAT)]
+    return _join(call, present, d)
+
+
+def _join(call: Call, tensors: Sequence[Node], d: int) -> Map:
+    kind = call.dtype.compute
+    starts = [as_int(0)]
+    for x in tensors:
+        starts.append(starts[-1] + x.shape[d])
+
+    def body(*at: Int) -> Expr:
+        result: Expr | None = None
+        for x, start in reversed(list(zip(tensors, starts, strict=False))):
+            e = cast_to(load(x, [i if k != d else i - start for k, i in enumerate(at)]), kind)
+            # from the last to the first: at[d] < end of this one
+            result = e if result is None else select([start + x.shape[d] - 1 - at[d]], e, result)
+        return result if result is not None else const(0, kind)
+
+    return call.map(body, shape=[starts[-1] if k == d else s for k, s in enumerate(call.shape)])
+
+
+@lowering(aten.stack.default)
+def stack(call: Call, tensors: Sequence[Node], dim: int = 0) -> Map:
+    d = dim % len(call.shape)
+
+    def body(*at: Int) -> Expr:
+        rest = [*at[:d], *at[d + 1 :]]
+        result = load(tensors[-1], rest)
+        for n in range(len(tensors) - 2, -1, -1):
+            result = select([n - at[d]], load(tensors[n], rest), result)
+        return result
+
+    return call.map(body)
+
+
+def _pads(pads: Sequence[IntLike], rank: int) -> list[tuple[Int, Int]]:
+    """torch's flat (last dimension first) padding list as (before, after) per dimension."""
+    result = [(as_int(0), as_int(0))] * rank
+    for n in range(len(pads) // 2):
+        result[rank - 1 - n] = (as_int(pads[2 * n]), as_int(pads[2 * n + 1]))
+    return result
+
+
+@lowering(aten.constant_pad_nd.default)
+def constant_pad(call: Call, x: Node, pads: Sequence[IntLike], value: float = 0) -> Map:
+    widths = _pads(pads, x.rank)
+
+    def body(*at: Int) -> Expr:
+        inner = [i - before for i, (before, _) in zip(at, widths, strict=True)]
+        guards = [g for i, n in zip(inner, x.shape, strict=True) for g in (i, n - 1 - i)]
+        return select(guards, load(x, inner), const(value, x.dtype.compute))
+
+    return call.map(body)
+
+
+def _bounded(call: Call, x: Node, pads: Sequence[IntLike], place: Any) -> Map:
+    widths = _pads(pads, x.rank)
+    return call.map(
+        lambda *at: load(
+            x, [i if b == 0 and a == 0 else place(i - b, n) for i, (b, a), n in zip(at, widths, x.shape, strict=True)]
+        )
+    )
+
+
+@lowering(*(getattr(aten, f"replication_pad{n}d").default for n in (1, 2, 3)))
+def replication_pad(call: Call, x: Node, pads: Sequence[IntLike]) -> Map:
+    return _bounded(call, x, pads, lambda i, n: maximum(minimum(i, n - 1), 0))
+
+
+@lowering(*(getattr(aten, f"reflection_pad{n}d").default for n in (1, 2, 3)))
+def reflection_pad(call: Call, x: Node, pads: Sequence[IntLike]) -> Map:
+    return _bounded(call, x, pads, lambda i, n: minimum(maximum(i, -i), (n - 1) * 2 - maximum(i, -i)))
+
+
+@lowering(aten.flip.default)
+def flip(call: Call, x: Node, dims: Sequence[int]) -> Map:
+    flipped = set(normalize_dims(dims, x.rank)) if dims else set()
+    return call.map(lambda *at: load(x, [x.shape[d] - 1 - i if d in flipped else i for d, i in enumerate(at)]))
+
+
+@lowering(aten.roll.default)
+def roll(call: Call, x: Node, shifts: Sequence[IntLike], dims: Sequence[int] = ()) -> Map:
+    if not dims:
+        n = product(x.shape)
+        return call.map(
+            lambda *at: load(x, reshape_index([(reshape_index(at, x.shape, [n])[0] - shifts[0]) % n], [n], x.shape))
+        )
+    by = dict(zip(normalize_dims(dims, x.rank), shifts, strict=True))
+    return call.map(lambda *at: load(x, [(i - by[d]) % x.shape[d] if d in by else i for d, i in enumerate(at)]))
+
+
+@lowering(aten.repeat.default)
+def repeat(call: Call, x: Node, _: Any) -> Map:
+    return call.map(
+        lambda *at: load(x, [i % n for i, n in zip(at[len(at) - x.rank :], x.shape, strict=True)])
+    )
+
+
+@lowering(aten.pixel_shuffle.default)
+def pixel_shuffle(call: Call, x: Node, r: int) -> Map:
+    return call.map(lambda *at: load(x, [*at[:-3], at[-3] * (r * r) + at[-2] % r * r + at[-1] % r, at[-2] // r, at[-1] // r]))
+
+
+@lowering(aten.pixel_unshuffle.default)
+def pixel_unshuffle(call: Call, x: Node, r: int) -> Map:
+    return call.map(
+        lambda *at: load(x, [*at[:-3], at[-3] // (r * r), at[-2] * r + at[-3] // r % r, at[-1] * r + at[-3] % r])
+    )
+
+
+@lowering(aten.tril.default)
+def tril(call: Call, x: Node, diagonal: int = 0) -> Map:
+    return call.map(lambda *at: select([at[-2] + diagonal - at[-1]], load(x, at), const(0, x.dtype.compute)))
+
+
+@lowering(aten.triu.default)
+def triu(call: Call, x: Node, diagonal: int = 0) -> Map:
+    return call.map(lambda *at: select([at[-1] - diagonal - at[-2]], load(x, at), const(0, x.dtype.compute)))
+
+
+@lowering(aten.index_select.default)
+def index_select(call: Call, x: Node, dim: int, positions: Node) -> Map:
+    d = dim % x.rank
+
+    def body(*at: Int) -> Expr:
+        chosen = indirect(load(positions, [at[d]] if positions.rank else []), x.shape[d])
+        return load(x, [i if k != d else chosen for k, i in enumerate(at)])
+
+    return call.map(body)
+
+
+@lowering(aten.embedding.default)
+def embedding(call: Call, weight: Node, positions: Node, *_: Any) -> Map:
+    return call.map(lambda *at: load(weight, [indirect(load(positions, at[:-1]), weight.shape[0]), at[-1]]))
+

@@ -1,0 +1,468 @@
+"""The native player from Python: a thin, typed binding over ``lapilli.h`` (cffi in ABI mode, so nothing is compiled).
+
+Arrays are NumPy, dense and row-major. NumPy has no bfloat16: such tensors are ``uint16`` arrays holding the bits (arrays
+of the ``ml_dtypes`` type are accepted too). All functions may be called from several threads; the GIL is released while
+the player works.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import cffi
+import numpy as np
+import numpy.typing as npt
+
+from lapilli import errors
+
+Array: TypeAlias = npt.NDArray[Any]
+Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview"
+
+_EXCEPTIONS: dict[int, type[errors.LapilliError]] = {
+    1: errors.InvalidInputError,
+    2: errors.InvalidFileError,
+    3: errors.ReadError,
+    4: errors.NoDriverError,
+    5: errors.NoDeviceError,
+    6: errors.OutOfMemoryError,
+    7: errors.DeviceLostError,
+    8: errors.RunTimeoutError,
+    9: errors.PlayerError,
+}
+
+# In the order of lapilli_dtype; uint16 stands for the bits of bfloat16.
+_DTYPES: tuple[np.dtype[Any], ...] = tuple(
+    np.dtype(name)
+    for name in (
+        "bool",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "uint16",
+        "float32",
+        "float64",
+    )
+)
+_DTYPE_CODES: dict[np.dtype[Any], int] = {dtype: code for code, dtype in enumerate(_DTYPES)}
+_BFLOAT16 = 7
+_MAX_RANK = 8
+_NO_LIMIT = 2**64 - 1
+
+
+def _library_file() -> Path:
+    """The player's library: ``$LAPILLI_LIBRARY``, else the one installed in this package."""
+    override = os.environ.get("LAPILLI_LIBRARY")
+    if override:
+        return Path(override)
+    name = {"win32": "lapilli.dll", "darwin": "liblapilli.dylib"}.get(sys.platform, "liblapilli.so")
+    import lapilli
+
+    for folder in lapilli.__path__:  # an editable install has two: the source tree and site-packages
+        candidate = Path(folder) / name
+        if candidate.exists():
+            return candidate
+    raise errors.PlayerError(
+        f"The native player ({name}) is not beside the lapilli package. Install the package with pip, or set "
+        "LAPILLI_LIBRARY to the built library."
+    )
+
+
+@functools.cache
+def _player() -> tuple[cffi.FFI, Any]:
+    """The cffi instance and the opened library."""
+    path = _library_file()
+    header = path.with_name("lapilli.h")
+    try:
+        text = header.read_text(encoding="utf-8")
+    except OSError as error:
+        raise errors.PlayerError(f"The player's header {header} cannot be read ({error}); install it again.") from None
+    ffi = cffi.FFI()
+    ffi.cdef(text.split("/* BEGIN CDEF", 1)[1].split("*/", 1)[1].split("/* END CDEF", 1)[0])
+    try:
+        library = ffi.dlopen(str(path))
+    except OSError as error:
+        raise errors.PlayerError(f"The native player {path} cannot be loaded: {error}") from None
+    return ffi, library
+
+
+def _check(status: int) -> None:
+    """Raise the exception for a status other than LAPILLI_OK."""
+    if status:
+        ffi, library = _player()
+        message = ffi.string(library.lapilli_last_error()).decode("utf-8", "replace")
+        raise _EXCEPTIONS.get(status, errors.PlayerError)(message)
+
+
+def _take_json(pointer: Any) -> Any:
+    """Parse a JSON string that belongs to us and free it."""
+    ffi, library = _player()
+    try:
+        return json.loads(ffi.string(pointer[0]))
+    finally:
+        library.lapilli_free(pointer[0])
+
+
+def _as_path(source: str | os.PathLike[str]) -> bytes:
+    return os.fsencode(os.fspath(source))
+
+
+def version() -> str:
+    """The player's version."""
+    ffi, library = _player()
+    return str(ffi.string(library.lapilli_version()).decode())
+
+
+def checksum(data: Any, seed: int = 0) -> int:
+    """XXH64 of the bytes of ``data`` (anything with a contiguous buffer), as stored in the header of a program file."""
+    ffi, library = _player()
+    view = ffi.from_buffer(data)
+    return int(library.lapilli_checksum(view, len(view), seed))
+
+
+def devices() -> list[dict[str, Any]]:
+    """The Vulkan devices of this machine, best first; see ``lapilli_devices`` in ``lapilli.h`` for the keys.
+
+    Raises:
+        NoDriverError: there is no Vulkan loader or driver.
+    """
+    ffi, library = _player()
+    text = ffi.new("char **")
+    _check(library.lapilli_devices(text))
+    result: list[dict[str, Any]] = _take_json(text)
+    return result
+
+
+def describe(source: Source, *, verify: bool = True) -> dict[str, Any]:
+    """Verify a program (a path, or the bytes of a file) and describe what is in it; needs no device.
+
+    Args:
+        verify: also verify the checksum; the structure is always verified.
+
+    Raises:
+        InvalidFileError: it is not a program, damaged, truncated or of another version.
+        ReadError: the file cannot be read.
+    """
+    ffi, library = _player()
+    text = ffi.new("char **")
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        view = ffi.from_buffer(source)
+        _check(library.lapilli_describe(view, len(view), not verify, text))
+    else:
+        _check(library.lapilli_describe_file(_as_path(source), not verify, text))
+    result: dict[str, Any] = _take_json(text)
+    return result
+
+
+def plan_memory(
+    source: Source, *, method: int = 0, plan: int = 0, symbols: Sequence[int] = (), verify: bool = True
+) -> dict[str, Any]:
+    """Where the arena's buffers are placed, and what each command costs, for given values of the symbols.
+
+    Returns:
+        ``arena``, ``sum`` and ``lower_bound`` in bytes, ``buffers`` (``buffer``, ``block``, ``offset``, ``size``) and
+        ``commands`` (``groups``, ``flops``, ``bytes``) of every run.
+    """
+    ffi, library = _player()
+    text = ffi.new("char **")
+    values = ffi.new("int64_t[]", list(symbols))
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        view = ffi.from_buffer(source)
+        _check(library.lapilli_plan_memory(view, len(view), not verify, method, plan, values, len(symbols), text))
+    else:
+        path = _as_path(source)
+        _check(library.lapilli_plan_memory_file(path, not verify, method, plan, values, len(symbols), text))
+    result: dict[str, Any] = _take_json(text)
+    return result
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of a loaded program: its name, and how many inputs, outputs and run commands it has."""
+
+    name: str
+    inputs: int
+    outputs: int
+    commands: int
+
+
+@dataclass(frozen=True)
+class MemoryInfo:
+    """Device memory of a program in bytes; see ``lapilli_memory_info``."""
+
+    constants: int
+    arena: int
+    arena_sum: int
+    io: int
+    device_total: int
+
+
+@dataclass(frozen=True)
+class LoadTimes:
+    """Nanoseconds that the parts of a load took; see ``lapilli_load_times``."""
+
+    open: int
+    device: int
+    pipelines: int
+    constants: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Nanoseconds of every run command (each alone) and of one whole run."""
+
+    commands: list[int]
+    total: int
+
+
+def _tensors(inputs: Sequence[Array]) -> tuple[Any, list[Any]]:
+    """A C array of tensors over the inputs' memory, and what must stay alive as long as it is used."""
+    ffi, _ = _player()
+    tensors = ffi.new("lapilli_tensor[]", len(inputs))
+    alive: list[Any] = []
+    for index, given in enumerate(inputs):
+        array = np.asarray(given, order="C")
+        code = _DTYPE_CODES.get(array.dtype)
+        if code is None:
+            if array.dtype.name != "bfloat16":
+                raise errors.InvalidInputError(
+                    f"Input {index} has dtype {array.dtype}; accepted are bool, uint8, int8, int16, int32, int64, "
+                    "float16, float32, float64 and the bits of bfloat16 as uint16."
+                )
+            array, code = array.view(np.uint16), _BFLOAT16
+        if array.ndim > _MAX_RANK:
+            raise errors.InvalidInputError(
+                f"Input {index} has {array.ndim} dimensions; at most {_MAX_RANK} are possible."
+            )
+        view = ffi.from_buffer(array)
+        alive.append(view)  # holds the array too
+        tensor = tensors[index]
+        tensor.data = view
+        tensor.size = array.nbytes
+        tensor.shape[0 : array.ndim] = array.shape
+        tensor.rank = array.ndim
+        tensor.dtype = code
+    return tensors, alive
+
+
+class NativeRun:
+    """One run in flight or finished. Release it, or use it as a context manager; deleting it releases it too."""
+
+    def __init__(self, handle: Any, n_outputs: int) -> None:
+        self._handle = handle
+        self._n_outputs = n_outputs
+
+    def _run(self) -> Any:
+        if self._handle is None:
+            raise errors.InvalidInputError("This run is released; submit the program again for new results.")
+        return self._handle
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the run is finished.
+
+        Args:
+            timeout: seconds; None waits without limit.
+
+        Raises:
+            RunTimeoutError: it is not finished by then; it goes on, and can be waited for again.
+        """
+        nanoseconds = _NO_LIMIT if timeout is None else max(0, min(int(timeout * 1e9), _NO_LIMIT - 1))
+        _check(_player()[1].lapilli_wait(self._run(), nanoseconds))
+
+    def done(self) -> bool:
+        """Whether the run is finished."""
+        try:
+            self.wait(0)
+        except errors.RunTimeoutError:
+            return False
+        return True
+
+    def outputs(self) -> list[Array]:
+        """Wait, and copy the outputs into new arrays."""
+        ffi, library = _player()
+        run = self._run()
+        _check(library.lapilli_wait(run, _NO_LIMIT))
+        tensor = ffi.new("lapilli_tensor *")
+        arrays: list[Array] = []
+        for index in range(self._n_outputs):
+            _check(library.lapilli_output(run, index, tensor))
+            array = np.empty(tuple(tensor.shape[0 : tensor.rank]), _DTYPES[tensor.dtype])
+            if tensor.size:
+                ffi.memmove(ffi.from_buffer(array), tensor.data, tensor.size)
+            arrays.append(array)
+        return arrays
+
+    def release(self) -> None:
+        """Give the run back; waits if it is still running. Calling it twice is fine."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            _player()[1].lapilli_release(handle)
+
+    def __enter__(self) -> NativeRun:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()
+
+
+class NativeProgram:
+    """A program loaded on one device. Close it, or use it as a context manager; deleting it closes it too."""
+
+    def __init__(self, handle: Any) -> None:
+        _, library = _player()
+        # A thread inside a call holds its own reference, so closing from another thread ends the program after the call.
+        self._handle = _player()[0].gc(handle, library.lapilli_destroy)
+        self.methods = [self._method(index) for index in range(library.lapilli_method_count(handle))]
+
+    @classmethod
+    def load(
+        cls,
+        source: Source,
+        *,
+        device: str | int | None = None,
+        plan: str | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        staging_size: int = 0,
+        verify: bool = True,
+        validation: bool = False,
+    ) -> NativeProgram:
+        """Load a program from a file (which is memory-mapped) or from the bytes of one.
+
+        Args:
+            device: index or part of a name; None: the environment variable ``LAPILLI_DEVICE``, else the best one.
+            plan: name of the plan to take; None: the first that the device satisfies.
+            cache_dir: folder of the pipeline cache; None: the user's cache folder; ``""``: none on disk.
+            staging_size: bytes of the upload buffer; 0: 16 MiB.
+            verify: verify the checksum; the structure is always verified.
+            validation: turn the Vulkan validation layer on.
+        """
+        ffi, library = _player()
+        options = ffi.new("lapilli_load_options *")
+        names = [
+            ffi.NULL if text is None else ffi.new("char[]", os.fsencode(text))
+            for text in (None if device is None else str(device), plan, cache_dir)
+        ]
+        options.device, options.plan, options.cache_dir = names
+        options.staging_size = staging_size
+        options.skip_checksum = not verify
+        options.validation = validation
+        program = ffi.new("lapilli_program **")
+        if isinstance(source, (bytes, bytearray, memoryview)):
+            view = ffi.from_buffer(source)
+            _check(library.lapilli_load_memory(view, len(view), options, program))
+        else:
+            _check(library.lapilli_load(_as_path(source), options, program))
+        return cls(program[0])
+
+    def _program(self) -> Any:
+        handle = self._handle
+        if handle is None:
+            raise errors.InvalidInputError("This program is closed; load it again to run it.")
+        return handle
+
+    def _method(self, index: int) -> Method:
+        ffi, library = _player()
+        info = ffi.new("lapilli_method_info *")
+        _check(library.lapilli_method(self._program(), index, info))
+        return Method(ffi.string(info.name).decode(), info.inputs, info.outputs, info.commands)
+
+    def run(self, inputs: Sequence[Array], method: int = 0) -> list[Array]:
+        """Run and wait.
+
+        Args:
+            inputs: one array for every input of the method, of the dtype and shape it declares.
+            method: index of the method.
+
+        Raises:
+            InvalidInputError: count, dtype, rank or shape do not fit; the message names the input and what is accepted.
+        """
+        with self.submit(inputs, method) as run:
+            return run.outputs()
+
+    def submit(self, inputs: Sequence[Array], method: int = 0) -> NativeRun:
+        """Start a run without waiting for it; the inputs are copied before this returns."""
+        ffi, library = _player()
+        tensors, alive = _tensors(inputs)
+        run = ffi.new("lapilli_run **")
+        _check(library.lapilli_submit(self._program(), method, tensors, len(inputs), run))
+        del alive
+        return NativeRun(run[0], self.methods[method].outputs)
+
+    def profile(self, inputs: Sequence[Array], repeat: int = 10, method: int = 0) -> Profile:
+        """Time every run command alone with GPU timestamps, ``repeat`` times; medians in nanoseconds."""
+        ffi, library = _player()
+        tensors, alive = _tensors(inputs)
+        program = self._program()
+        count = ffi.new("uint32_t *")
+        total = ffi.new("uint64_t *")
+        times = ffi.new("uint64_t[]", self.methods[method].commands if method < len(self.methods) else 0)
+        _check(
+            library.lapilli_profile(
+                program, method, tensors, len(inputs), repeat, times, len(times), count, total
+            )
+        )
+        del alive
+        return Profile([int(time) for time in times], int(total[0]))
+
+    def read_buffer(self, inputs: Sequence[Array], command: int, buffer: int, size: int, method: int = 0) -> Array:
+        """The first ``size`` bytes of a buffer of the plan after running up to and including ``command``."""
+        ffi, library = _player()
+        tensors, alive = _tensors(inputs)
+        data = np.empty(size, np.uint8)
+        _check(
+            library.lapilli_read_buffer(
+                self._program(), method, tensors, len(inputs), command, buffer, ffi.from_buffer(data), size
+            )
+        )
+        del alive
+        return data
+
+    def memory(self) -> MemoryInfo:
+        """Device memory that the program takes now."""
+        ffi, library = _player()
+        info = ffi.new("lapilli_memory_info *")
+        _check(library.lapilli_program_memory(self._program(), info))
+        return MemoryInfo(info.constants, info.arena, info.arena_sum, info.io, info.device_total)
+
+    def load_times(self) -> LoadTimes:
+        """How long the parts of the load took."""
+        ffi, library = _player()
+        times = ffi.new("lapilli_load_times *")
+        _check(library.lapilli_program_load_times(self._program(), times))
+        return LoadTimes(times.open, times.device, times.pipelines, times.constants, times.total)
+
+    def info(self) -> dict[str, Any]:
+        """The chosen device and plans, and for every better plan what the device lacks."""
+        ffi, library = _player()
+        text = ffi.new("char **")
+        _check(library.lapilli_program_info(self._program(), text))
+        result: dict[str, Any] = _take_json(text)
+        return result
+
+    def close(self) -> None:
+        """Release the program and its device memory, after its runs have finished. Calling it twice is fine."""
+        self._handle = None
+
+    def __enter__(self) -> NativeProgram:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,268 @@
+"""From kernels in order to the bytes of a program file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import flatbuffers
+import numpy as np
+
+from lapilli.codegen.kernel import Written
+from lapilli.ir.dtype import DType
+from lapilli.ir.integer import Atom, Extremum, Indirect, Int, Quotient, Remainder, Symbol, as_int, ceildiv, product
+from lapilli.ir.node import Constant, Graph, Input, Node
+from lapilli.program import schema as fb
+from lapilli.program.container import to_bytes
+from lapilli.schedule.order import Order
+from lapilli.schedule.target import Target
+
+_FEATURES = ("storage_16bit", "storage_8bit", "float16", "int8", "int16", "int64", "float64", "cooperative_matrix",
+             "subgroup_size_control", "integer_dot_product", "vulkan_memory_model")  # fmt: skip
+_FEATURE = {name: 1 << bit for bit, name in enumerate(_FEATURES)}
+
+
+@dataclass(frozen=True)
+class PlanSource:
+    """What is written as one plan: kernels by output of their task."""
+
+    target: Target
+    order: Order
+    kernels: Mapping[int, Written]
+    outputs: Sequence[Node]
+
+
+class _Pool:
+    """The expression pool of a method: every integer expression once, operands first."""
+
+    _OPS = {"add": 2, "mul": 4, "floordiv": 5, "mod": 6, "min": 7, "max": 8}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.exprs: list[Any] = []
+        self.known: dict[tuple[int, int, int, int], int] = {}
+        self.memo: dict[str, int] = {}
+        self.symbols: dict[Atom, int] = {}
+
+    def _add(self, op: int, value: int = 0, a: int = 0, b: int = 0) -> int:
+        key = (op, value, a, b)
+        if key not in self.known:
+            entry = fb.ExprT()
+            entry.op, entry.value, entry.a, entry.b = op, value, a, b
+            self.known[key] = len(self.exprs)
+            self.exprs.append(entry)
+        return self.known[key]
+
+    def __call__(self, x: Int | int) -> int:
+        v = as_int(x)
+        if v.key not in self.memo:
+            self.memo[v.key] = self._sum(v)
+        return self.memo[v.key]
+
+    def _sum(self, v: Int) -> int:
+        total: int | None = None
+        for m, c in v.terms:
+            term: int | None = None if c == 1 else self._add(0, c)
+            for a in m:
+                atom = self._atom(a)
+                term = atom if term is None else self._add(self._OPS["mul"], 0, term, atom)
+            assert term is not None
+            total = term if total is None else self._add(self._OPS["add"], 0, total, term)
+        if total is None:
+            return self._add(0, v.const)
+        return self._add(self._OPS["add"], 0, total, self._add(0, v.const)) if v.const else total
+
+    def _atom(self, a: Atom) -> int:
+        if isinstance(a, Symbol):
+            return self._add(1, self.symbols[a])
+        if isinstance(a, Quotient | Remainder):
+            return self._add(self._OPS["floordiv" if isinstance(a, Quotient) else "mod"], 0, self(a.x), self(a.y))
+        assert isinstance(a, Extremum), f"{a!r} is no size"
+        return self._add(self._OPS[a.op], 0, self(a.x), self(a.y))
+
+
+@dataclass
+class Writer:
+    """Collects constants, kernels and plans of a program; `bytes` writes the file."""
+
+    data: list[bytes | memoryview] = field(default_factory=list)
+    size: int = 0
+    constants: dict[int, int] = field(default_factory=dict)  # id of the array -> index
+    kernels: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.program = fb.ProgramT()
+        self.program.constants, self.program.kernels, self.program.methods = [], [], []
+        self.program.metadata = []
+
+    def _append(self, chunk: bytes | memoryview) -> int:
+        offset = self.size
+        self.data.append(chunk)
+        padding = -len(chunk) % 64
+        if padding:
+            self.data.append(bytes(padding))
+        self.size += len(chunk) + padding
+        return offset
+
+    def constant(self, node: Constant) -> int:
+        key = id(node.value)
+        if key not in self.constants:
+            array = np.ascontiguousarray(node.value)
+            c = fb.ConstantT()
+            c.name, c.dtype = node.name, node.dtype.value
+            c.shape = [int(s) for s in array.shape]
+            c.size = array.nbytes
+            c.offset = self._append(memoryview(array.reshape(-1).view(np.uint8)) if array.size else b"")
+            self.constants[key] = len(self.program.constants)
+            self.program.constants.append(c)
+        return self.constants[key]
+
+    def kernel(self, written: Written, code: bytes) -> int:
+        if written.source not in self.kernels:
+            k = fb.KernelT()
+            k.name, k.codeSize, k.codeOffset = written.name, len(code), self._append(code)
+            k.bindings, k.pushSize = len(written.bindings), 4 * len(written.params)
+            k.localX, k.localY, k.localZ = written.local
+            k.subgroupSize, k.sharedSize = written.subgroup, written.shared
+            self.kernels[written.source] = len(self.program.kernels)
+            self.program.kernels.append(k)
+        return self.kernels[written.source]
+
+    def method(self, name: str, graph: Graph, plans: Sequence[PlanSource], codes: Mapping[str, bytes]) -> None:
+        m = fb.MethodT()
+        m.name = name
+        pool = _Pool()
+        m.symbols = _symbols(graph, pool)
+        m.inputs = [_spec(n, pool) for n in graph.inputs]
+        m.outputs = [_spec(n, pool) for n in graph.outputs]
+        m.plans = [_PlanWriter(self, pool, p, codes).write() for p in plans]
+        m.exprs = pool.exprs
+        self.program.methods.append(m)
+
+    def bytes(self, producer: str, metadata: Mapping[str, str]) -> bytes:
+        self.program.producer = producer
+        for key in sorted(metadata):
+            entry = fb.MetadataT()
+            entry.key, entry.value = key, metadata[key]
+            self.program.metadata.append(entry)
+        builder = flatbuffers.Builder(1 << 16)
+        builder.Finish(self.program.Pack(builder), b"LAPI")
+        return to_bytes(bytes(builder.Output()), self.data)
+
+
+def _symbols(graph: Graph, pool: _Pool) -> list[Any]:
+    """Every symbol is read from the first input axis whose size it is."""
+    made = []
+    for name, value in graph.symbols.items():
+        atom = next(iter(value.atoms()))
+        assert isinstance(atom, Symbol)
+        place = next(((n.index, d) for n in graph.inputs for d, s in enumerate(n.shape) if s == value), None)
+        if place is None:
+            raise ValueError(f"the size {name} is not the size of any input dimension")
+        s = fb.SymbolT()
+        s.name, s.min, s.max = name, atom.min, -1 if atom.max is None else atom.max
+        s.input, s.axis = place
+        pool.symbols[atom] = len(made)
+        made.append(s)
+    return made
+
+
+def _spec(n: Node, pool: _Pool) -> Any:
+    t = fb.TensorSpecT()
+    t.name = n.name.removesuffix("_out")
+    t.dtype, t.shape = n.dtype.value, [pool(s) for s in n.shape]
+    return t
+
+
+def nbytes(n: Node) -> Int:
+    """Bytes of a value, in whole words."""
+    return ceildiv(product(n.shape) * n.dtype.size, 4) * 4
+
+
+class _PlanWriter:
+    def __init__(self, writer: Writer, pool: _Pool, plan: PlanSource, codes: Mapping[str, bytes]) -> None:
+        self.writer, self.pool, self.plan, self.codes = writer, pool, plan, codes
+        self.buffers: list[Any] = []
+        self.index: dict[tuple[int, bool], int] = {}
+        self.packed = {t.out.id for t in plan.order.load}
+        self.read_at_run = {r.id for t in plan.order.run for r in self._nodes(t)}
+
+    def _nodes(self, task: Any) -> list[Node]:
+        return [b.node for b in self.plan.kernels[task.out.id].bindings]
+
+    def write(self) -> Any:
+        p = fb.PlanT()
+        p.name = self.plan.target.name
+        order = self.plan.order
+        p.load = [self._dispatch(t, b, True) for t, b in zip(order.load, order.load_barriers, strict=True)]
+        p.run = [self._dispatch(t, b, False) for t, b in zip(order.run, order.run_barriers, strict=True)]
+        p.buffers = self.buffers
+        p.requirements = self._requirements()
+        return p
+
+    def _buffer(self, n: Node, at_load: bool) -> int:
+        loading = at_load and isinstance(n, Constant) and n.id not in self.read_at_run
+        key = (n.id, loading)
+        if key not in self.index:
+            b = fb.BufferT()
+            b.name, b.size = n.name, self.pool(nbytes(n))
+            outputs = [o.id for o in self.plan.outputs]
+            if isinstance(n, Constant):
+                b.kind = fb.BufferKind.load_constant if loading else fb.BufferKind.constant
+                b.index = self.writer.constant(n)
+            elif isinstance(n, Input):
+                b.kind, b.index = fb.BufferKind.input, n.index
+            elif n.id in outputs:
+                b.kind, b.index = fb.BufferKind.output, outputs.index(n.id)
+            elif n.id in self.packed:
+                b.kind = fb.BufferKind.packed
+            else:
+                b.kind = fb.BufferKind.arena
+                b.first, b.last = self.plan.order.lifetimes[n.id]
+            self.index[key] = len(self.buffers)
+            self.buffers.append(b)
+        return self.index[key]
+
+    def _dispatch(self, task: Any, barrier: bool, at_load: bool) -> Any:
+        w = self.plan.kernels[task.out.id]
+        d = fb.DispatchT()
+        d.kernel = self.writer.kernel(w, self.codes[w.source])
+        d.bindings, d.written = [], 0
+        moved = as_int(0)
+        for k, b in enumerate(w.bindings):
+            binding = fb.BindingT()
+            binding.buffer = self._buffer(b.node, at_load)
+            binding.offset, binding.size = self.pool(0), self.pool(nbytes(b.node))
+            d.bindings.append(binding)
+            d.written |= int(b.written) << k
+            moved = moved + nbytes(b.node)
+        d.params = [self.pool(x) for x in w.params]
+        d.groupsX, d.groupsY, d.groupsZ = (self.pool(g) for g in w.groups)
+        d.barrier, d.label = barrier, task.label
+        d.flops, d.bytes = self.pool(w.flops), self.pool(moved)
+        return d
+
+    def _requirements(self) -> Any:
+        used = list(self.plan.kernels.values())
+        r = fb.RequirementsT()
+        target = self.plan.target
+        r.device = fb.DeviceKind.gpu if target.kind == "gpu" else fb.DeviceKind.any
+        r.features = 0
+        if target.half and any("half" in w.source for w in used):
+            r.features |= _FEATURE["storage_16bit"] | _FEATURE["float16"]
+        if any(w.matrix for w in used):
+            r.features |= _FEATURE["cooperative_matrix"] | _FEATURE["vulkan_memory_model"]
+        locals_ = [w.local for w in used] or [(1, 1, 1)]
+        r.maxWorkgroupInvocations = max(x * y * z for x, y, z in locals_)
+        r.maxWorkgroupSizeX, r.maxWorkgroupSizeY, r.maxWorkgroupSizeZ = (max(v) for v in zip(*locals_, strict=True))
+        r.sharedMemory = max((w.shared for w in used), default=0)
+        r.subgroupSize = max((w.subgroup for w in used), default=0)
+        r.subgroupOperations = 0
+        for w in used:
+            r.subgroupOperations |= w.subgroup_operations
+        r.maxBindings = max((len(w.bindings) for w in used), default=0)
+        return r
+
+
+_ = (DType, Indirect, json)

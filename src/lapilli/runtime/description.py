@@ -1,0 +1,248 @@
+"""What is in a program file: methods, plans, kernels, constants, memory plan. Needs the player, but no device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lapilli import player
+from lapilli.errors import InvalidInputError
+
+Size = int | str
+"""A number, or an expression over the dynamic sizes as text: `N`, `(N * 49)`."""
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A dynamic size: the size of axis `axis` of input `input`, from `min` to `max` (None: no bound)."""
+
+    name: str
+    min: int
+    max: int | None
+    input: int
+    axis: int
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output: dense, row-major."""
+
+    name: str
+    dtype: str
+    shape: tuple[Size, ...]
+    symbols: tuple[Symbol, ...] = ()
+
+    def __str__(self) -> str:
+        bounds = {symbol.name: f"{symbol.min}..{'' if symbol.max is None else symbol.max}" for symbol in self.symbols}
+        sizes = [f"{size}={bounds[size]}" if size in bounds else str(size) for size in map(str, self.shape)]
+        return f"{self.name!r}: {self.dtype}[{', '.join(sizes)}]"
+
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The dtype for NumPy arrays. Raises InvalidInputError for bfloat16, unless ml_dtypes has brought it."""
+        try:
+            return np.dtype(self.dtype)
+        except TypeError:
+            message = (
+                f"{self} is bfloat16, which NumPy lacks: call the program with torch tensors, or import ml_dtypes."
+            )
+            raise InvalidInputError(message) from None
+
+    def least_shape(self) -> tuple[int, ...]:
+        """The shape with every dynamic size at its least value, but at least 1.
+
+        Raises InvalidInputError where a size is computed from dynamic ones.
+        """
+        values = {symbol.name: max(1, symbol.min) for symbol in self.symbols}
+        sizes = [size if isinstance(size, int) else values.get(size) for size in self.shape]
+        if None in sizes:
+            raise InvalidInputError(f"The sizes of {self} must be given: --input_dims.")
+        return tuple(size for size in sizes if size is not None)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A weight in the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """SPIR-V code and what it needs."""
+
+    name: str
+    code_size: int
+    local: tuple[int, int, int]
+    subgroup_size: int
+    shared_size: int
+    bindings: int
+    push_size: int
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer of a plan; `first` and `last` are the run commands between which an arena buffer lives."""
+
+    kind: str
+    name: str
+    size: Size
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """One kernel launch; `groups` are its work groups, `label` the operators it computes."""
+
+    label: str
+    kernel: str
+    groups: tuple[Size, ...]
+    barrier: bool
+    buffers: tuple[int, ...]
+    written: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to run a method, for devices that meet its requirements."""
+
+    index: int
+    name: str
+    requirements: Mapping[str, Any]
+    buffers: tuple[Buffer, ...]
+    load: tuple[Dispatch, ...]
+    run: tuple[Dispatch, ...]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A function of the program."""
+
+    name: str
+    symbols: tuple[Symbol, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    plans: tuple[Plan, ...]
+
+    def plan(self, name: str) -> Plan:
+        """The plan of a name."""
+        return next(plan for plan in self.plans if plan.name == name)
+
+    def symbol_values(self, inputs: Sequence[NDArray[Any]]) -> tuple[int, ...]:
+        """The dynamic sizes that inputs have."""
+        return tuple(inputs[symbol.input].shape[symbol.axis] for symbol in self.symbols)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a buffer of a plan lies: which block of the arena, offset and size in bytes."""
+
+    buffer: int
+    block: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work of a dispatch for given sizes."""
+
+    groups: tuple[int, ...]
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of a plan's arena for given sizes; `total`: without sharing; `lower_bound`: the most alive at once."""
+
+    arena: int
+    total: int
+    lower_bound: int
+    placements: tuple[Placement, ...]
+    commands: tuple[Cost, ...]
+
+
+@dataclass(frozen=True)
+class Description:
+    """A program file."""
+
+    source: str | PathLike[str] | bytes
+    producer: str
+    methods: tuple[Method, ...]
+    constants: tuple[Constant, ...]
+    kernels: tuple[Kernel, ...]
+    metadata: Mapping[str, str]
+
+    @staticmethod
+    def of(source: str | PathLike[str] | bytes, *, verify: bool = True) -> Description:
+        """Describes a file (path) or the bytes of one; `verify` also checks its checksum.
+
+        Raises ReadError, InvalidFileError.
+        """
+        node = player.describe(source, verify=verify)
+        kernels = tuple(
+            Kernel(
+                k["name"],
+                k["code_size"],
+                tuple(k["local"]),
+                k["subgroup_size"],
+                k["shared_size"],
+                k["bindings"],
+                k["push_size"],
+            )
+            for k in node["kernels"]
+        )
+        constants = tuple(Constant(c["name"], c["dtype"], tuple(c["shape"]), c["size"]) for c in node["constants"])
+        methods = tuple(_method(method, kernels) for method in node["methods"])
+        return Description(source, node["producer"], methods, constants, kernels, node["metadata"])
+
+    def memory(self, plan: Plan, symbols: Sequence[int], method: int = 0) -> MemoryPlan:
+        """The memory plan for values of the method's symbols, and the work of every run command."""
+        node = player.plan_memory(self.source, method=method, plan=plan.index, symbols=symbols, verify=False)
+        return MemoryPlan(
+            node["arena"],
+            node["sum"],
+            node["lower_bound"],
+            tuple(Placement(b["buffer"], b["block"], b["offset"], b["size"]) for b in node["buffers"]),
+            tuple(Cost(tuple(c["groups"]), c["flops"], c["bytes"]) for c in node["commands"]),
+        )
+
+
+def _method(node: Mapping[str, Any], kernels: Sequence[Kernel]) -> Method:
+    symbols = tuple(
+        Symbol(s["name"], s["min"], s["max"], s["input"], s["axis"]) for s in node["symbols"]
+    )
+    return Method(
+        node["name"],
+        symbols,
+        tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"]), symbols) for t in node["inputs"]),
+        tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"]), symbols) for t in node["outputs"]),
+        tuple(_plan(i, plan, kernels) for i, plan in enumerate(node["plans"])),
+    )
+
+
+def _plan(index: int, node: Mapping[str, Any], kernels: Sequence[Kernel]) -> Plan:
+    def dispatches(key: str) -> tuple[Dispatch, ...]:
+        return tuple(
+            Dispatch(
+                d["label"],
+                kernels[d["kernel"]].name,
+                tuple(d["groups"]),
+                d["barrier"],
+                tuple(b["buffer"] for b in d["bindings"]),
+                tuple(b["written"] for b in d["bindings"]),
+            )
+            for d in node[key]
+        )
+
+    buffers = tuple(Buffer(b["kind"], b["name"], b["size"], b["first"], b["last"]) for b in node["buffers"])
+    return Plan(index, node["name"], node["requirements"], buffers, dispatches("load"), dispatches("run"))

@@ -1,0 +1,137 @@
+"""From a photo to the model's input: what a program's metadata says under `preprocess`.
+
+The metadata value is JSON: `{"size": [height, width], "resize": shorter side or null, "crop_pct": fraction,
+"interpolation": "bilinear" | "bicubic" | "nearest" | "lanczos", "scale": factor, "mean": [...], "std": [...]}`.
+With `resize` the photo's shorter side is scaled to it and the centre of `size` is cut out (torchvision's presets);
+without it the centre, `crop_pct` of what fits, is cut out and scaled to `size` (EfficientNet). A pixel p, 0 to 255,
+becomes `(p * scale - mean) / std`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lapilli.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+METADATA_KEY = "preprocess"
+LABELS_KEY = "labels"
+
+Interpolation = Literal["bilinear", "bicubic", "nearest", "lanczos"]
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """How a photo becomes an input of shape (1, channels, height, width); channels = len(mean): 1 (grey) or 3 (RGB)."""
+
+    size: tuple[int, int]
+    """(height, width) in pixels."""
+    resize: int | None = None
+    """Shorter side in pixels before the centre crop, or None: crop first, then scale."""
+    crop_pct: float = 1.0
+    interpolation: Interpolation = "bilinear"
+    scale: float = 1 / 255
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInputError for values that no photo could go through."""
+        if len(self.size) != 2 or min(self.size) < 1 or (self.resize is not None and self.resize < max(self.size)):
+            raise InvalidInputError(
+                f"preprocess: size must be [height, width], resize at least as large; got {self.size}, {self.resize}."
+            )
+        if self.interpolation not in get_args(Interpolation):
+            choices = ", ".join(get_args(Interpolation))
+            raise InvalidInputError(f"preprocess: interpolation must be one of {choices}, not {self.interpolation!r}.")
+        if (
+            len(self.mean) not in (1, 3)
+            or len(self.std) != len(self.mean)
+            or 0 in self.std
+            or not 0 < self.crop_pct <= 1
+        ):
+            raise InvalidInputError(
+                "preprocess: mean and std must have 1 or 3 values each, std no zero, and crop_pct be in (0, 1]."
+            )
+
+    def dumps(self) -> str:
+        """The metadata value."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def loads(text: str) -> Preprocess:
+        """From the metadata value. Raises InvalidInputError where it is not of the form above."""
+        try:
+            node: dict[str, Any] = json.loads(text)
+            unknown = set(node) - {field.name for field in fields(Preprocess)}
+            if unknown:
+                raise InvalidInputError(f"preprocess: unknown {', '.join(sorted(unknown))}.")
+            values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in node.items()}
+            return Preprocess(**values)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise InvalidInputError(f"preprocess: the metadata {text[:80]!r} cannot be read: {error}") from error
+
+    def __call__(self, image: Image) -> NDArray[np.float32]:
+        """The input for one photo: float32, (1, channels, height, width)."""
+        from PIL import Image as images
+
+        photo = image.convert("L" if len(self.mean) == 1 else "RGB")
+        filters = {
+            "bilinear": images.Resampling.BILINEAR,
+            "bicubic": images.Resampling.BICUBIC,
+            "nearest": images.Resampling.NEAREST,
+            "lanczos": images.Resampling.LANCZOS,
+        }
+        height, width = self.size
+        if self.resize is not None:
+            shorter = min(photo.size)
+            scaled = [self.resize * side // shorter for side in photo.size]
+            photo = photo.resize((scaled[0], scaled[1]), filters[self.interpolation])
+            left, top = round((photo.width - width) / 2), round((photo.height - height) / 2)
+            photo = photo.crop((left, top, left + width, top + height))
+        else:
+            fit = min(photo.width / width, photo.height / height) * self.crop_pct
+            box = (max(1, int(fit * width)), max(1, int(fit * height)))
+            left, top = (photo.width - box[0]) // 2, (photo.height - box[1]) // 2
+            photo = photo.crop((left, top, left + box[0], top + box[1]))
+            photo = photo.resize((width, height), filters[self.interpolation])
+        pixels = np.asarray(photo, dtype=np.float32).reshape(height, width, len(self.mean))
+        mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
+        values = (pixels * np.float32(self.scale) - mean) / std
+        return np.ascontiguousarray(values.transpose(2, 0, 1)[None], dtype=np.float32)
+
+
+def open_photo(path: Path) -> Image:
+    """A photo from a file, turned as its EXIF orientation says. Raises InvalidInputError where it is no image."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            photo: Image.Image = ImageOps.exif_transpose(image)
+            photo.load()
+            return photo
+    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+        raise InvalidInputError(f"{path} cannot be read as a photo: {error}") from error
+
+
+def softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    """Probabilities over the last axis; values that are probabilities already (at least 0, sum 1) stay as they are."""
+    values = logits.astype(np.float64)
+    if values.size and values.min() >= 0 and np.allclose(values.sum(-1), 1, atol=1e-3):
+        return values
+    exp = np.exp(values - values.max(-1, keepdims=True))
+    return np.asarray(exp / exp.sum(-1, keepdims=True))
+
+
+def top(logits: NDArray[np.floating[Any]], k: int, labels: list[str] | None = None) -> list[tuple[str, float]]:
+    """The k most probable classes as (label, probability) of one row of logits."""
+    probabilities = softmax(logits.reshape(-1))
+    best = np.argsort(probabilities)[::-1][:k]
+    return [(labels[i] if labels and i < len(labels) else f"class {i}", float(probabilities[i])) for i in best.tolist()]

@@ -1,0 +1,268 @@
+"""A program on a device: call it, submit it, save it, ask it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from numpy.typing import NDArray
+
+from lapilli.errors import InvalidInputError, ReadError, RunTimeoutError
+from lapilli.player import LoadTimes, MemoryInfo, NativeProgram, NativeRun
+from lapilli.runtime import tensors
+from lapilli.runtime.description import Description, TensorSpec
+from lapilli.runtime.devices import Device
+from lapilli.runtime.files import replace
+from lapilli.runtime.structure import METADATA_KEY, Structure
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One dispatch of a run, timed alone on the device."""
+
+    label: str
+    kernel: str
+    seconds: float
+    groups: tuple[int, ...]
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Times of a run by the device's own clock."""
+
+    kernels: tuple[KernelTime, ...]
+    seconds: float
+    """Of a whole run, without the host and without the extra barriers that the kernels' times need."""
+
+
+class Future:
+    """A run in flight; like `concurrent.futures.Future`, but it cannot be cancelled."""
+
+    def __init__(self, program: Program, run: NativeRun, torch: bool) -> None:
+        self._program, self._run, self._torch = program, run, torch
+        self._lock = threading.Lock()
+        self._outputs: list[NDArray[Any]] | None = None
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Whether the run is finished."""
+        if not self._lock.acquire(blocking=False):
+            return False  # another thread waits for it
+        try:
+            return self._outputs is not None or self._error is not None or self._run.done()
+        finally:
+            self._lock.release()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits at most `timeout` seconds (None: without limit) and gives what a call of the program gives.
+
+        Raises RunTimeoutError, a TimeoutError, where it takes longer; the run goes on and can be waited for again.
+        """
+        self._finish(timeout)
+        if self._error is not None:
+            raise self._error
+        assert self._outputs is not None
+        return self._program._wrap(self._outputs, self._torch)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the run failed with, or None; waits as `result` does."""
+        self._finish(timeout)
+        return self._error
+
+    def _finish(self, timeout: float | None = None) -> None:
+        end = None if timeout is None else time.monotonic() + timeout
+        if not self._lock.acquire(timeout=-1 if timeout is None else max(0, timeout)):
+            raise RunTimeoutError(f"The run is not finished after {timeout} s; wait longer.")
+        try:
+            if self._outputs is None and self._error is None:
+                self._run.wait(None if end is None else max(0, end - time.monotonic()))
+                self._outputs = self._run.outputs()
+                self._run.release()
+        except RunTimeoutError:
+            raise
+        except BaseException as error:
+            self._error = error
+            self._run.release()
+        finally:
+            self._lock.release()
+
+
+class Program:
+    """A compiled model on one device.
+
+    Made by `lapilli.compile` and `lapilli.load`. It may be called from several threads at once. It holds device memory
+    until it is closed, used up as a context manager, or collected.
+    """
+
+    def __init__(self, source: Path | bytes, device: str | int | None = None) -> None:
+        self._source = source
+        self._native = NativeProgram.load(source, device=device, validation=os.environ.get("LAPILLI_VALIDATION") == "1")
+        self._close = weakref.finalize(self, self._native.close)
+        try:
+            self._description = Description.of(source, verify=False)  # the load has verified it
+            method = self._description.methods[0]
+            text = self.metadata.get(METADATA_KEY)
+            self._structure = (
+                Structure.flat(len(method.inputs), len(method.outputs)) if text is None else Structure.loads(text)
+            )
+            self._structure.check(len(method.inputs), len(method.outputs))
+            self._stamp = _stamp(source)
+        except BaseException:
+            self._close()
+            raise
+        info = self._native.info()
+        self._device = Device.from_json(info["device"])
+        self._plan = self._description.methods[0].plan(info["methods"][0]["plan"])
+        self._futures: weakref.WeakSet[Future] = weakref.WeakSet()
+
+    @classmethod
+    def _from_bytes(cls, data: bytes, device: str | int | None = None) -> Program:
+        """A program from the bytes of a file: what the compiler ends with."""
+        return cls(data, device)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the model on its inputs, nested as the model has them; waits for the result.
+
+        torch tensors (on the CPU) in, torch tensors out; NumPy arrays in, NumPy arrays out. Nothing is cast: dtypes and
+        shapes must be those of `inputs`. No gradients are recorded.
+
+        Raises InvalidInputError that says what was given and what is accepted.
+        """
+        arrays, torch = tensors.to_arrays(self._structure.flatten_call(args, kwargs), self.inputs)
+        return self._wrap(self._open().run(arrays), torch)
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future:
+        """Starts a run and returns at once; the inputs are copied and may be changed. Several runs may be in flight."""
+        arrays, torch = tensors.to_arrays(self._structure.flatten_call(args, kwargs), self.inputs)
+        future = Future(self, self._open().submit(arrays), torch)
+        self._futures.add(future)
+        return future
+
+    def run_flat(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Runs on the flat list of `inputs` and gives the flat list of `outputs`, as NumPy arrays."""
+        arrays, _ = tensors.to_arrays(inputs, self.inputs)
+        return tensors.from_arrays(self._open().run(arrays), self.outputs, torch=False)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the program to a file, which appears whole or not at all. Raises OSError where that fails."""
+        if isinstance(self._source, bytes):
+            with replace(path) as file:
+                file.write(self._source)
+            return
+        if _stamp(self._source) != self._stamp:
+            raise ReadError(
+                f"{self._source} was changed since the program was loaded from it; load it again to save it."
+            )
+        with open(self._source, "rb") as source, replace(path) as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Name, dtype and shape of every input tensor, in the order of `run_flat`."""
+        return self._description.methods[0].inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Name, dtype and shape of every output tensor."""
+        return self._description.methods[0].outputs
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Strings that travel in the file."""
+        return self._description.metadata
+
+    @property
+    def device(self) -> Device:
+        """Where it runs."""
+        return self._device
+
+    @property
+    def plan(self) -> str:
+        """Name of the plan that was taken for the device."""
+        return self._plan.name
+
+    @property
+    def description(self) -> Description:
+        """What is in the file: plans, kernels, constants."""
+        return self._description
+
+    def memory(self) -> MemoryInfo:
+        """Device memory that it takes now, in bytes."""
+        return self._open().memory()
+
+    def load_times(self) -> LoadTimes:
+        """Nanoseconds that the parts of the load took."""
+        return self._open().load_times()
+
+    def missing(self) -> dict[str, list[str]]:
+        """For every plan better than the one taken: what the device lacks for it."""
+        info = self._open().info()
+        return {plan["name"]: list(plan["missing"]) for plan in info["methods"][0]["rejected"]}
+
+    def profile(self, inputs: Sequence[NDArray[Any]], repeat: int = 10) -> Profile:
+        """Times every dispatch alone, `repeat` times, and gives the medians, with the work that the plan states."""
+        arrays, _ = tensors.to_arrays(inputs, self.inputs)
+        times = self._open().profile(arrays, repeat)
+        method = self._description.methods[0]
+        costs = self._description.memory(self._plan, method.symbol_values(arrays)).commands
+        kernels = tuple(
+            KernelTime(dispatch.label, dispatch.kernel, ns * 1e-9, cost.groups, cost.flops, cost.bytes)
+            for dispatch, cost, ns in zip(self._plan.run, costs, times.commands, strict=True)
+        )
+        return Profile(kernels, times.total * 1e-9)
+
+    def close(self) -> None:
+        """Gives the device memory back. Runs in flight are waited for; their futures keep their results."""
+        for future in list(self._futures):
+            future._finish()
+        self._close()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        def show(specs: Sequence[TensorSpec]) -> str:
+            return ", ".join(map(str, specs))
+
+        return f"Program({show(self.inputs)} -> {show(self.outputs)}; plan {self.plan} on {self.device.name})"
+
+    def _open(self) -> NativeProgram:
+        if not self._close.alive:
+            raise InvalidInputError("This program is closed; load it again to use it.")
+        return self._native
+
+    def _wrap(self, outputs: list[NDArray[Any]], torch: bool) -> Any:
+        return self._structure.unflatten_outputs(tensors.from_arrays(outputs, self.outputs, torch))
+
+
+def load(path: str | os.PathLike[str], device: str | int | None = None) -> Program:
+    """Loads a program from a file and makes it ready to run.
+
+    device: index or part of a name (see `devices`); None: the environment variable LAPILLI_DEVICE, else the best one.
+
+    Raises ReadError, InvalidFileError (damaged, or no program), NoDriverError, NoDeviceError, OutOfMemoryError.
+    """
+    return Program(Path(path), device)
+
+
+def _stamp(source: Path | bytes) -> tuple[int, ...]:
+    """What tells whether a file is still the one that was loaded."""
+    if isinstance(source, bytes):
+        return ()
+    stat = source.stat()
+    return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)

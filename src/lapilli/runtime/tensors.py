@@ -1,0 +1,83 @@
+"""Between people's tensors (torch or NumPy) and the player's arrays. torch is used only where its tensors are given."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lapilli.errors import InvalidInputError
+from lapilli.runtime.description import TensorSpec
+
+
+def to_arrays(leaves: Sequence[Any], specs: Sequence[TensorSpec]) -> tuple[list[NDArray[Any]], bool]:
+    """Contiguous arrays over the tensors' memory where they are contiguous (else over a copy), and whether any of them
+    was torch's. Shapes and dtypes that NumPy has are left to the player to check.
+
+    Raises InvalidInputError for what is no tensor, not on the CPU, not dense, or bfloat16 in a form that NumPy lacks.
+    """
+    if len(leaves) != len(specs):
+        raise InvalidInputError(f"{len(leaves)} tensors were given; the program takes {len(specs)}: {listed(specs)}.")
+    torch = sys.modules.get("torch")
+    any_torch = False
+    arrays: list[NDArray[Any]] = []
+    for leaf, spec in zip(leaves, specs, strict=True):
+        if isinstance(leaf, np.ndarray | np.generic):
+            array = np.asarray(leaf)
+            if spec.dtype == "bfloat16" and array.dtype.name != "bfloat16":
+                raise InvalidInputError(
+                    f"Input {spec} cannot be given as {array.dtype}: NumPy has no bfloat16. Give a torch tensor (or an "
+                    "array of the package ml_dtypes)."
+                )
+            arrays.append(array)
+        elif torch is not None and isinstance(leaf, torch.Tensor):
+            arrays.append(_from_torch(leaf, spec, torch))
+            any_torch = True
+        else:
+            raise InvalidInputError(
+                f"Input {spec} was given as {type(leaf).__name__}; give a NumPy array or a torch tensor."
+            )
+    return arrays, any_torch
+
+
+def from_arrays(arrays: list[NDArray[Any]], specs: Sequence[TensorSpec], torch: bool) -> list[Any]:
+    """The player's outputs as torch tensors or NumPy arrays; no copy."""
+    if torch:
+        module = sys.modules["torch"]
+        return [
+            module.from_numpy(array).view(module.bfloat16) if spec.dtype == "bfloat16" else module.from_numpy(array)
+            for array, spec in zip(arrays, specs, strict=True)
+        ]
+    return [
+        array.view(spec.numpy_dtype()) if spec.dtype == "bfloat16" else array
+        for array, spec in zip(arrays, specs, strict=True)
+    ]
+
+
+def listed(specs: Sequence[TensorSpec]) -> str:
+    """Specs for an error message."""
+    return "; ".join(map(str, specs)) or "none"
+
+
+def _from_torch(tensor: Any, spec: TensorSpec, torch: Any) -> NDArray[Any]:
+    if tensor.device.type != "cpu":
+        raise InvalidInputError(f"Input {spec} is on {tensor.device}; give a tensor on the CPU (tensor.cpu()).")
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise InvalidInputError(f"Input {spec} is sparse or quantized; give a dense tensor.")
+    tensor = tensor.detach().resolve_neg().contiguous()
+    if tensor.dtype is torch.bfloat16:
+        if spec.dtype != "bfloat16":
+            raise InvalidInputError(
+                f"Input {spec} was given as torch.bfloat16; convert it with .to(torch.{spec.dtype})."
+            )
+        tensor = tensor.view(torch.uint16)
+    elif spec.dtype == "bfloat16":
+        raise InvalidInputError(f"Input {spec} was given as {tensor.dtype}; convert it with .to(torch.bfloat16).")
+    try:
+        array: NDArray[Any] = tensor.numpy()
+    except (TypeError, RuntimeError) as error:
+        raise InvalidInputError(f"Input {spec} was given as {tensor.dtype}, which programs do not take.") from error
+    return array

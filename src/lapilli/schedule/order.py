@@ -1,0 +1,67 @@
+"""When kernels run: levels with a barrier between them, and how long every buffer lives.
+
+A task's level is one more than the highest level it reads, so tasks of one level are independent and run side by side. What
+depends on constants alone runs once, at load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lapilli.ir.node import Constant, Node
+from lapilli.schedule.task import Task
+
+
+@dataclass(frozen=True)
+class Order:
+    """Tasks in the order of their commands; barrier[i]: wait before command i; first and last: commands between whose
+    barriers a value lives."""
+
+    load: list[Task]
+    load_barriers: list[bool]
+    run: list[Task]
+    run_barriers: list[bool]
+    lifetimes: dict[int, tuple[int, int]]
+
+
+def order(tasks: Sequence[Task], outputs: Sequence[Node]) -> Order:
+    fixed = {o.id for o in outputs}
+    at_load: set[int] = set()
+    for t in tasks:
+        if t.out.id not in fixed and all(isinstance(r, Constant) or r.id in at_load for r in t.reads()):
+            at_load.add(t.out.id)
+    load = [t for t in tasks if t.out.id in at_load]
+    run = [t for t in tasks if t.out.id not in at_load]
+    load_order, load_levels = _by_level(load)
+    run_order, run_levels = _by_level(run)
+    return Order(
+        load_order, _barriers(load_levels), run_order, _barriers(run_levels), _lifetimes(run_order, run_levels)
+    )
+
+
+def _by_level(tasks: Sequence[Task]) -> tuple[list[Task], list[int]]:
+    level: dict[int, int] = {}
+    for t in tasks:
+        level[t.out.id] = 1 + max((level.get(r.id, -1) for r in t.reads()), default=-1)
+    ordered = sorted(tasks, key=lambda t: level[t.out.id])  # stable: producers first
+    return ordered, [level[t.out.id] for t in ordered]
+
+
+def _barriers(levels: Sequence[int]) -> list[bool]:
+    return [k > 0 and level != levels[k - 1] for k, level in enumerate(levels)]
+
+
+def _lifetimes(tasks: Sequence[Task], levels: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """First and last command of the levels in which a value is written and last read."""
+    starts: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    for k, level in enumerate(levels):
+        starts.setdefault(level, k)
+        ends[level] = k
+    lives: dict[int, tuple[int, int]] = {}
+    for t, level in zip(tasks, levels, strict=True):
+        lives[t.out.id] = (starts[level], ends[level])
+        for r in t.reads():
+            if r.id in lives:
+                lives[r.id] = (lives[r.id][0], ends[level])
+    return lives

@@ -1,0 +1,189 @@
+"""Which values get memory of their own, and which are computed where they are read.
+
+Views always vanish into their readers. A pointwise value vanishes into its only reader when that repeats no costly work. What
+is left - outputs, reductions, operands of contractions, values with several readers - is realised; `reasons` says why.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from lapilli.ir.expr import Expr, Load, Select, cost, loads, rewrite, walk
+from lapilli.ir.integer import Extremum, Indirect, Int, Quotient, Remainder, Symbol, Var, of, product
+from lapilli.ir.node import Convolution, Graph, Map, Matmul, Node, Reduce
+
+
+@dataclass
+class Realized:
+    """Values to realise, producers first, with bodies that read realised values only."""
+
+    nodes: list[Map | Reduce]
+    bodies: dict[int, Expr]
+    users: dict[int, list[Node]]
+    reasons: dict[int, str] = field(default_factory=dict)
+    origins: dict[int, list[str]] = field(default_factory=dict)  # operators that a body computes
+    views: dict[int, Map] = field(default_factory=dict)  # views that vanished
+
+
+_READS = 12  # buffers that one kernel reads at most
+
+
+def estimate(size: Int) -> int:
+    """A size as a number: dynamic dimensions count as 8, or as their bound if that is smaller."""
+    values = {a: max(a.min, min(8, a.max or 8)) for a in size.atoms() if isinstance(a, Symbol)}
+    result = size.evaluate(values)
+    return int(result)
+
+
+def realize(graph: Graph) -> Realized:
+    nodes = graph.nodes()
+    forced = _operand_copies(nodes)
+    outputs = {o.id for o in graph.outputs}
+    views = {
+        n.id: n
+        for n in nodes
+        if isinstance(n, Map) and n.view_of is not None and n.id not in outputs and n.id not in forced
+    }
+    bodies: dict[int, Expr] = {}
+
+    def inline(n: Map, at: Load) -> Expr:
+        return rewrite(bodies[n.id], dict(zip(n.axes, at.index, strict=True)))
+
+    kept: list[Map | Reduce] = []
+    for n in nodes:
+        if isinstance(n, Map | Reduce):
+            bodies[n.id] = rewrite(n.body, on_load=lambda ld: inline(views[ld.node.id], ld) if ld.node.id in views else None)
+            if n.id not in views:
+                kept.append(n)
+
+    users: dict[int, list[Node]] = defaultdict(list)
+    for n in kept:
+        for read in {ld.node.id: ld.node for ld in loads(bodies[n.id])}.values():
+            users[read.id].append(n)
+
+    result = Realized([], bodies, users, views=views)
+    inlined: dict[int, Map] = {}
+    for n in kept:
+        swallowed = dict.fromkeys(ld.node.id for ld in loads(bodies[n.id]) if ld.node.id in inlined)
+        result.origins[n.id] = [o for i in swallowed for o in result.origins[i]] + [n.origin]
+        bodies[n.id] = rewrite(
+            bodies[n.id], on_load=lambda ld: inline(inlined[ld.node.id], ld) if ld.node.id in inlined else None
+        )
+        reason = _reason(n, bodies, users, outputs, forced)
+        if reason is None:
+            assert isinstance(n, Map)
+            inlined[n.id] = n
+        else:
+            result.nodes.append(n)
+            result.reasons[n.id] = reason
+    # users of realised values, after inlining
+    final: dict[int, list[Node]] = defaultdict(list)
+    for real in result.nodes:
+        for read in {ld.node.id: ld.node for ld in loads(bodies[real.id])}.values():
+            final[read.id].append(real)
+    result.users = final
+    return result
+
+
+def _reason(n: Map | Reduce, bodies: dict[int, Expr], users: dict[int, list[Node]], outputs: set[int], forced: set[int]) -> str | None:
+    """Why a value is realised, or None when it vanishes into its readers."""
+    if n.id in outputs:
+        return "output"
+    if isinstance(n, Reduce):
+        return "reduction"
+    if n.id in forced:
+        return "operand of a contraction, not strided"
+    body = bodies[n.id]
+    readers = users[n.id]
+    reads = loads(body)
+    if not reads:
+        return None
+    if len(readers) > 1:
+        return f"read by {len(readers)}"
+    if not readers:
+        return "output"
+    reader = readers[0]
+    if len({ld.node.id for ld in reads} | {ld.node.id for ld in loads(bodies[reader.id])}) > _READS:
+        return f"its reader would read more than {_READS} buffers"
+    at = {ld.index for ld in loads(bodies[reader.id]) if ld.node is n}
+    aligned = len(at) == 1 and is_permutation(next(iter(at)), reader)
+    if any(_is_core(ld, n, users) for ld in reads):  # the epilogue of a reduction
+        if isinstance(reader, Map) and aligned:
+            return None
+        return "epilogue"
+    work = cost(body) + sum(isinstance(e, Select) for e in walk(body))
+    if isinstance(reader, Reduce):
+        if reader.contraction is not None:
+            return "operand of a contraction"
+        repeats = estimate(product([a.extent for a in reader.axes + reader.raxes])) / max(1, estimate(product(n.shape)))
+        return None if repeats <= 1 or work <= 2 else "would be computed repeatedly by a reduction"
+    grows = estimate(product(reader.shape)) > estimate(product(n.shape)) or len(at) > 1
+    return None if not grows or work <= 2 else "would be computed repeatedly by a broadcast"
+
+
+def _is_core(ld: Load, n: Map, users: dict[int, list[Node]]) -> bool:
+    return isinstance(ld.node, Reduce) and len(users[ld.node.id]) == 1 and is_permutation(ld.index, n)
+
+
+def is_permutation(index: tuple[Int, ...], reader: Node) -> bool:
+    """Whether every index is an axis of the reader (each once) or 0 in an axis of size 1, and no axis is left out."""
+    assert isinstance(reader, Map | Reduce)
+    seen: set[Var] = set()
+    for i in index:
+        if i == 0:
+            continue
+        atom = as_var(i)
+        if atom is None or atom in seen or atom not in reader.axes:
+            return False
+        seen.add(atom)
+    return all(a in seen or a.extent == 1 for a in reader.axes)
+
+
+def as_var(i: Int) -> Var | None:
+    """The axis variable, when the expression is one."""
+    if i.const == 0 and len(i.terms) == 1 and i.terms[0][1] == 1 and len(i.terms[0][0]) == 1:
+        atom = i.terms[0][0][0]
+        return atom if isinstance(atom, Var) else None
+    return None
+
+
+def chase(node: Node, index: tuple[Int, ...], views: dict[int, Map] | None = None) -> tuple[Node, tuple[Int, ...]]:
+    """Through views to the value that is really read, and where."""
+    while isinstance(node, Map) and node.view_of is not None and (views is None or node.id in views):
+        source = rewrite(node.body, dict(zip(node.axes, index, strict=True)))
+        assert isinstance(source, Load)
+        node, index = source.node, source.index
+    return node, index
+
+
+def is_affine(index: tuple[Int, ...]) -> bool:
+    return not any(isinstance(a, Quotient | Remainder | Extremum | Indirect) for i in index for m, _ in i.terms for a in m)
+
+
+def operand_indices(r: Reduce) -> list[tuple[Node, tuple[Int, ...]]]:
+    """The operands of a contraction and where it reads them (for a convolution: at fresh indices)."""
+    note = r.contraction
+    if isinstance(note, Matmul):
+        return [(note.lhs, note.lhs_index), (note.rhs, note.rhs_index)]
+    assert isinstance(note, Convolution)
+    fresh = tuple(of(Var(f"x{d}", size)) for d, size in enumerate(note.x.shape))
+    return [(note.x, fresh)]
+
+
+def _operand_copies(nodes: list[Node]) -> set[int]:
+    """Views between a contraction and memory that no strides can describe: these are copied."""
+    forced: set[int] = set()
+    for n in nodes:
+        if isinstance(n, Reduce) and n.contraction is not None:
+            for operand, index in operand_indices(n):
+                root, at = chase(operand, index)
+                if operand is not root and (not is_affine(at) or any(_scaled(i) for i in at)):
+                    forced.add(operand.id)
+    return forced
+
+
+def _scaled(i: Int) -> bool:
+    """Reads every second element, or backwards: no kernel template likes that."""
+    return any(c < 0 for _, c in i.terms)
+

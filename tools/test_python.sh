@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# The Python tests under the Vulkan validation layers: `rich` on lavapipe, `poor` (those marked poor_device) on SwiftShader.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+kind=$1
+shift
+venv=${VENV:-.venv}
+if [ "$kind" = poor ]; then
+  driver=$PWD/.cache/swiftshader/icd.json
+  set -- -m poor_device "$@"
+else
+  driver=$(find /usr/share/vulkan/icd.d /usr/local/share/vulkan/icd.d /etc/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/null | head -1)
+fi
+export VK_DRIVER_FILES=$driver VK_ICD_FILENAMES=$driver
+export XDG_CACHE_HOME=$PWD/.cache/test # not the user's kernels and pipelines
+export LAPILLI_VALIDATION=1 LAPILLI_VALIDATION_LOG=$PWD/build/validation-$kind.log
+mkdir -p build "$XDG_CACHE_HOME"
+: >"$LAPILLI_VALIDATION_LOG"
+exec "$venv/bin/python" -m pytest -n 2 --dist worksteal "$@"
