@@ -45,4 +45,4 @@ bench: setup-demo ## Time classifiers against torch on this machine
 	$(PY) benchmarks/classifiers.py
 
 clean: ## Remove builds, caches and the environment
-	rm -rf .venv .cache build demo .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-bare .cache build demo .mypy_cache .pytest_cache .ruff_cache

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tiny
+from numpy.typing import NDArray
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -17,3 +20,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if reports:
         print(f"\nThe Vulkan validation layers reported ({log}):\n{reports[:4000]}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture
+def weights() -> NDArray[np.float32]:
+    """Of the program `scaled`."""
+    return np.array([1, 2, 3], np.float32)
+
+
+@pytest.fixture
+def scaled(weights: NDArray[np.float32], tmp_path: Path) -> Path:
+    """A program file: y = x * weights²; x float32 (N, 3), N from 1 to 16."""
+    path = tmp_path / "scaled.lap"
+    path.write_bytes(tiny.scales(weights))
+    return path

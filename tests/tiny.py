@@ -1,4 +1,4 @@
-"""Tiny programs written by hand: a Slang kernel, a FlatBuffer, a file. No compiler, so that the runtime is tested alone."""
+"""Tiny programs written by hand: a Slang kernel, a FlatBuffer, a file: the runtime tested without the compiler."""
 
 from __future__ import annotations
 
@@ -197,8 +197,10 @@ def copies(*dtypes: str, shape: Sequence[Size] = (4,), metadata: Mapping[str, st
 def scales(
     weights: NDArray[np.float32], rows: Size = "N", high: int = 16, metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """y = x * weights * weights; x of shape (rows, len(weights)), rows dynamic where it is a name. Two run commands with
-    an arena tensor between them; the weights are copied to a packed buffer by a load command."""
+    """y = x * weights * weights; x of shape (rows, len(weights)), rows dynamic where it is a name.
+
+    Two run commands with an arena tensor between them; the weights are copied to a packed buffer by a load command.
+    """
     tiny = Tiny(metadata)
     if isinstance(rows, str):
         tiny.symbol(rows, 1, high, 0, 0)

@@ -84,9 +84,14 @@ environment() {
 
 pip_install() { "$python" -m pip install -q "$@"; }
 
+# All that goes into a wheel.
+package_sources() {
+  find pyproject.toml native src -type f -not -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum | sha256sum
+}
+
 package() {
-  local sources
-  sources=$(cat pyproject.toml $(git ls-files -co --exclude-standard native 2>/dev/null || find native -type f) | sha256sum)
+  local sources # Python files are used in place
+  sources=$(find pyproject.toml native -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum)
   done_before package "$sources" && return
   command -v g++ >/dev/null || apt_install g++
   say "lapilli with its native player"
@@ -104,9 +109,26 @@ models() {
 }
 
 test_tools() {
-  done_before test_tools "$(cat pyproject.toml | sha256sum)" && return
+  done_before test_tools "$(sha256sum <pyproject.toml)" && return
   say "test tools"
-  pip_install -e '.[compile,test]'
+  "$python" - >"$stamps/requirements.txt" <<'END'
+import tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["test"], sep="\n")
+END
+  pip_install -r "$stamps/requirements.txt"
+  mark_done
+}
+
+# What people who only run programs have: the wheel and what it asks for, no torch.
+bare_environment() {
+  local sources
+  sources=$(package_sources)
+  done_before bare "$sources" && [ -x "$venv-bare/bin/python" ] && return
+  say "an environment without torch"
+  rm -rf "$venv-bare" build/wheel
+  "$python" -m pip wheel -q --no-deps -w build/wheel .
+  "$python" -m venv "$venv-bare"
+  "$venv-bare/bin/python" -m pip install -q build/wheel/*.whl
   mark_done
 }
 
@@ -118,4 +140,5 @@ if [ "$goal" = test ]; then
   validation_layers
   swiftshader
   test_tools
+  bare_environment
 fi

@@ -67,8 +67,9 @@ std::optional<Capabilities> query_capabilities(const InstanceFunctions& vk, VkPh
 // Links the structures of `chain` that the device knows, and sets in them what the player turns on.
 void wanted_features(const InstanceFunctions& vk, const Capabilities& device, FeatureChain& chain);
 
-// Why the device cannot run this plan, in words; empty when it can.
-std::vector<std::string> missing(const Capabilities& device, const Plan& plan, std::span<const Kernel> kernels);
+// Why the device cannot run this plan of a method, in words; empty when it can.
+std::vector<std::string> missing(const Capabilities& device, const Method& method, const Plan& plan,
+                                 std::span<const Kernel> kernels);
 
 void describe(const Capabilities& device, uint32_t index, Json& json);
 

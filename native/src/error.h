@@ -10,7 +10,7 @@ namespace lapilli {
 
 class Error : public std::runtime_error {
 public:
-  Error(lapilli_status status, const std::string& message) : std::runtime_error(message), status(status) {}
+  Error(lapilli_status code, const std::string& message) : std::runtime_error(message), status(code) {}
   lapilli_status status;
 };
 

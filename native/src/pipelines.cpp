@@ -35,13 +35,14 @@ Pipelines::Pipelines(Device& device, std::span<const Kernel> kernels, const std:
     for (size_t i = 0; i < count; ++i)
       threads_.emplace_back([this, kernels] { work(kernels); });
   } catch (...) {
-    join();
-    this->~Pipelines();
+    release();
     throw;
   }
 }
 
-Pipelines::~Pipelines() {
+Pipelines::~Pipelines() { release(); }
+
+void Pipelines::release() {
   join();
   const DeviceFunctions& vk = device_.vk;
   for (const Pipeline& pipeline : pipelines_)
@@ -52,3 +53,121 @@ Pipelines::~Pipelines() {
     vk.DestroyDescriptorSetLayout(device_.handle, layout, nullptr);
   vk.DestroyPipelineCache(device_.handle, cache_, nullptr);
 }
+
+void Pipelines::join() {
+  for (std::thread& thread : threads_)
+    thread.join();
+  threads_.clear();
+}
+
+void Pipelines::create_layouts(const Kernel& kernel, Pipeline& pipeline) {
+  const DeviceFunctions& vk = device_.vk;
+  VkDescriptorSetLayout& set_layout = set_layouts_[kernel.bindings];
+  if (set_layout == VK_NULL_HANDLE) {
+    std::vector<VkDescriptorSetLayoutBinding> bindings(kernel.bindings);
+    for (uint32_t i = 0; i < kernel.bindings; ++i)
+      bindings[i] = {i, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT, nullptr};
+    VkDescriptorSetLayoutCreateInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO;
+    info.bindingCount = kernel.bindings;
+    info.pBindings = bindings.data();
+    check(vk.CreateDescriptorSetLayout(device_.handle, &info, nullptr, &set_layout), "vkCreateDescriptorSetLayout");
+  }
+  VkPipelineLayout& layout = pipeline_layouts_[{kernel.bindings, kernel.push_size}];
+  if (layout == VK_NULL_HANDLE) {
+    const VkPushConstantRange range{VK_SHADER_STAGE_COMPUTE_BIT, 0, kernel.push_size};
+    VkPipelineLayoutCreateInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO;
+    info.setLayoutCount = 1;
+    info.pSetLayouts = &set_layout;
+    info.pushConstantRangeCount = kernel.push_size > 0 ? 1 : 0;
+    info.pPushConstantRanges = &range;
+    check(vk.CreatePipelineLayout(device_.handle, &info, nullptr, &layout), "vkCreatePipelineLayout");
+  }
+  pipeline.set_layout = set_layout;
+  pipeline.layout = layout;
+}
+
+void Pipelines::work(std::span<const Kernel> kernels) {
+  try {
+    for (size_t i = next_++; i < queue_.size(); i = next_++)
+      create(kernels[queue_[i]], pipelines_[queue_[i]]);
+  } catch (...) {
+    const std::lock_guard lock(error_mutex_);
+    if (!error_)
+      error_ = std::current_exception();
+    next_ = queue_.size(); // the other threads stop too
+  }
+}
+
+void Pipelines::create(const Kernel& kernel, Pipeline& pipeline) {
+  const DeviceFunctions& vk = device_.vk;
+  const Capabilities& capabilities = device_.capabilities;
+  std::vector<uint32_t> code(kernel.code.size() / 4);
+  std::memcpy(code.data(), kernel.code.data(), kernel.code.size());
+  VkShaderModuleCreateInfo module_info{};
+  module_info.sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO;
+  module_info.codeSize = kernel.code.size();
+  module_info.pCode = code.data();
+  VkShaderModule module = VK_NULL_HANDLE;
+  check(vk.CreateShaderModule(device_.handle, &module_info, nullptr, &module), "vkCreateShaderModule");
+
+  VkComputePipelineCreateInfo info{};
+  info.sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO;
+  info.stage.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO;
+  info.stage.stage = VK_SHADER_STAGE_COMPUTE_BIT;
+  info.stage.module = module;
+  info.stage.pName = kernel.entry_point.c_str();
+  info.layout = pipeline.layout;
+  VkPipelineShaderStageRequiredSubgroupSizeCreateInfo subgroup{};
+  if (kernel.subgroup_size != 0 && capabilities.has(Feature::subgroup_size_control)) {
+    subgroup.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO;
+    subgroup.requiredSubgroupSize = kernel.subgroup_size;
+    info.stage.pNext = &subgroup;
+    if (capabilities.full_subgroups && kernel.local[0] % kernel.subgroup_size == 0)
+      info.stage.flags = VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT;
+  }
+  VkPipelineCreationFeedback feedback{};
+  VkPipelineCreationFeedback stage_feedback{};
+  VkPipelineCreationFeedbackCreateInfo feedback_info{};
+  if (capabilities.extensions.creation_feedback) {
+    feedback_info.sType = VK_STRUCTURE_TYPE_PIPELINE_CREATION_FEEDBACK_CREATE_INFO;
+    feedback_info.pPipelineCreationFeedback = &feedback;
+    feedback_info.pipelineStageCreationFeedbackCount = 1;
+    feedback_info.pPipelineStageCreationFeedbacks = &stage_feedback;
+    info.pNext = &feedback_info;
+  }
+  const VkResult result = vk.CreateComputePipelines(device_.handle, cache_, 1, &info, nullptr, &pipeline.handle);
+  vk.DestroyShaderModule(device_.handle, module, nullptr);
+  if (result != VK_SUCCESS && result != VK_ERROR_OUT_OF_HOST_MEMORY && result != VK_ERROR_OUT_OF_DEVICE_MEMORY &&
+      result != VK_ERROR_DEVICE_LOST)
+    fail(LAPILLI_INTERNAL, "The driver of ", capabilities.name, " (", capabilities.driver, ") cannot compile kernel "",
+         kernel.name, "" (Vulkan result ", static_cast<int>(result),
+         "). Update the driver, or choose another plan or device.");
+  check(result, "vkCreateComputePipelines");
+  const bool hit = (feedback.flags & VK_PIPELINE_CREATION_FEEDBACK_VALID_BIT) != 0 &&
+                   (feedback.flags & VK_PIPELINE_CREATION_FEEDBACK_APPLICATION_PIPELINE_CACHE_HIT_BIT) != 0;
+  if (!hit)
+    ++compiled_;
+}
+
+void Pipelines::finish() {
+  join();
+  if (error_)
+    std::rethrow_exception(error_);
+  if (!cache_file_.empty() && compiled_ > 0)
+    store_cache();
+}
+
+void Pipelines::store_cache() {
+  const DeviceFunctions& vk = device_.vk;
+  size_t size = 0;
+  if (vk.GetPipelineCacheData(device_.handle, cache_, &size, nullptr) != VK_SUCCESS || size == cache_size_)
+    return; // nothing new: some drivers do not say which pipelines they found
+  std::vector<std::byte> data(size);
+  if (vk.GetPipelineCacheData(device_.handle, cache_, &size, data.data()) != VK_SUCCESS)
+    return;
+  write_pipeline_cache(cache_file_, device_.capabilities, Bytes(data).first(size));
+}
+
+} // namespace lapilli

@@ -41,6 +41,7 @@ private:
   void create(const Kernel& kernel, Pipeline& pipeline);
   void store_cache();
   void join();
+  void release();
 
   Device& device_;
   std::vector<Pipeline> pipelines_;

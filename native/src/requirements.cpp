@@ -2,7 +2,7 @@
 
 #include "capabilities.h"
 #include "describe.h"
-#include "text.h"
+#include "expr.h"
 
 #include <algorithm>
 
@@ -92,6 +92,10 @@ public:
 
   std::vector<std::string> reasons() && { return std::move(reasons_); }
 
+  void binding(uint64_t size) {
+    at_most("bytes of a buffer at once", size, device_.limits.maxStorageBufferRange);
+  }
+
 private:
   void add(const std::string& reason) {
     if (std::ranges::find(reasons_, reason) == reasons_.end())
@@ -145,16 +149,23 @@ private:
 
 } // namespace
 
-std::vector<std::string> missing(const Capabilities& device, const Plan& plan, std::span<const Kernel> kernels) {
+std::vector<std::string> missing(const Capabilities& device, const Method& method, const Plan& plan,
+                                 std::span<const Kernel> kernels) {
   Judge judge(device);
   judge.plan(plan.requirements);
+  const std::vector<bool> dynamic = symbolic(method.exprs);
+  const Values values(method.exprs, std::vector<int64_t>(method.symbols.size()));
   std::vector<bool> seen(kernels.size());
   for (const auto* commands : {&plan.load, &plan.run})
-    for (const Dispatch& command : *commands)
+    for (const Dispatch& command : *commands) {
       if (!seen[command.kernel]) {
         seen[command.kernel] = true;
         judge.kernel(kernels[command.kernel]);
       }
+      for (const Binding& binding : command.bindings)
+        if (!dynamic[binding.size]) // other sizes are checked when a run is recorded
+          judge.binding(values.size(binding.size, "the size of a binding"));
+    }
   return std::move(judge).reasons();
 }
 

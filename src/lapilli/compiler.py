@@ -11,7 +11,7 @@ from lapilli import __version__
 from lapilli.capture import capture
 from lapilli.capture.sources import Source
 from lapilli.codegen.build import build
-from lapilli.codegen.select import write_all
+from lapilli.codegen.select import choose_templates, write_all
 from lapilli.errors import CompileError
 from lapilli.graph.module import Module
 from lapilli.graph.passes import prepare
@@ -68,7 +68,7 @@ def compile_to_bytes(
     exported = capture(model, example_inputs, dynamic_shapes)
     module = prepare(exported)
     graphs = {half: lower(module, precision, half) for half in {t.half for t in targets}}
-    schedules = [schedule(graphs[t.half], t) for t in targets]
+    schedules = [schedule(graphs[t.half], t, choose_templates) for t in targets]
     kernels = [write_all(s) for s in schedules]
     codes = build(
         (w.source for written in kernels for w in written.values()),

@@ -6,7 +6,6 @@ An `Emitter` writes statements into a block and remembers what it has named, so 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lapilli.ir.dtype import DType
@@ -29,6 +28,7 @@ class Binding:
     node: Node
     type: str  # element type in Slang
     written: bool = False
+    texel: bool = False  # a uniform texel buffer: four elements a fetch
 
 
 @dataclass
@@ -37,22 +37,34 @@ class Kernel:
 
     layouts: dict[int, Layout]
     half: bool  # 16-bit types may be used
+    texel: bool = False  # vectors are read through texel buffers
+    lift: bool = False  # sizes become parameters, so that one kernel serves many shapes
     bindings: list[Binding] = field(default_factory=list)
     params: list[tuple[str, Int]] = field(default_factory=list)
 
-    def bind(self, node: Node, type: str, written: bool = False) -> str:
+    def bind(self, node: Node, type: str, written: bool = False, texel: bool = False) -> str:
         for k, b in enumerate(self.bindings):
-            if b.node is node and b.type == type and b.written == written:
+            if b.node is node and (b.type, b.written, b.texel) == (type, written, texel):
                 return f"b{k}"
-        self.bindings.append(Binding(node, type, written))
+        self.bindings.append(Binding(node, type, written, texel))
         return f"b{len(self.bindings) - 1}"
+
+    def bind_vector(self, node: Node) -> str:
+        """Four elements at a time, for reading: the text `b[i]` is a float4 or int4."""
+        kind = stored_as(node.dtype, self.half)
+        if self.texel and kind in ("float", "half"):
+            return self.bind(node, "float4", texel=True)
+        return self.bind(node, f"{kind}4")
 
     def param(self, value: IntLike, name: str = "") -> str:
         """A size as text: a literal when it is known, else a member of the parameter block."""
         v = as_int(value)
         if v.value is not None:
-            return str(v.value)
+            return self.number(v.value)
         return self.runtime(v, name)
+
+    def number(self, value: int) -> str:
+        return self.runtime(value) if self.lift and abs(value) > 4 else str(value)
 
     def runtime(self, value: IntLike, name: str = "") -> str:
         """A member of the parameter block, even when the value is known: one kernel then serves many sizes."""
@@ -67,7 +79,7 @@ class Kernel:
     def header(self) -> str:
         lines = ["import lapilli_math;"]
         for k, b in enumerate(self.bindings):
-            kind = "RWStructuredBuffer" if b.written else "StructuredBuffer"
+            kind = "RWStructuredBuffer" if b.written else "Buffer" if b.texel else "StructuredBuffer"
             lines.append(f"[[vk::binding({k}, 0)]] {kind}<{b.type}> b{k};")
         if self.params:
             lines.append("struct Params { " + " ".join(f"int {name};" for name, _ in self.params) + " };")
@@ -175,11 +187,12 @@ class Emitter:
                 parts.append("- " + " * ".join(factors))
                 continue
             if c != 1:
-                factors.insert(0, str(abs(c)) if parts else str(c))
+                factors.insert(0, self.kernel.number(abs(c) if parts else c))
             sign = "" if not parts else ("- " if c < 0 else "+ ")
             parts.append(sign + " * ".join(factors))
         if v.const or not parts:
-            parts.append(str(v.const) if not parts else f"{'-' if v.const < 0 else '+'} {abs(v.const)}")
+            number = self.kernel.number(abs(v.const) if parts else v.const)
+            parts.append(number if not parts else f"{'-' if v.const < 0 else '+'} {number}")
         return parts[0] if len(parts) == 1 and "-" not in parts[0] and "*" not in parts[0] else "(" + " ".join(parts) + ")"
 
     def _atom(self, a: Atom) -> str:
@@ -339,10 +352,8 @@ class Emitter:
         if all(s == 0 for s in steps):
             return self._splat(self.load_at(e.node, first), e.dtype, lanes)
         if [s.value for s in steps] == [1, 2, 3] and first % LANES == 0 and self._wide(e.node):
-            kind = stored_as(e.node.dtype, self.kernel.half)
-            buffer = self.kernel.bind(e.node, f"{kind}4")
-            text = f"{buffer}[{self.int(first // LANES)}]"
-            return f"float4({text})" if kind == "half" else text
+            text = f"{self.kernel.bind_vector(e.node)}[{self.int(first // LANES)}]"
+            return f"float4({text})" if e.node.dtype is DType.float16 else text
         texts = [self.load_at(e.node, offset.substitute({lane: n})) for n in range(LANES)]
         return f"{self._type(e.dtype, lanes)}({', '.join(texts)})"
 
@@ -375,9 +386,3 @@ class Emitter:
             return f"int({raw} & 0xffu)"
         return f"(int({raw} << {32 - bits}u) >> {32 - bits})"
 
-
-def lanes_of(text: str, n: int) -> str:
-    return f"{text}[{n}]"
-
-
-_ = Callable

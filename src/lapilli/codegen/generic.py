@@ -18,20 +18,26 @@ from lapilli.schedule.task import Task
 _CHUNK = 256  # terms that are summed before they join the total: rounding errors grow with the logarithm, not the count
 
 
-def write(task: Task, layouts: Mapping[int, Layout], target: Target) -> Written:
-    """The kernel of a task, four elements an invocation where that is possible."""
-    for lanes in (LANES, 1):
-        try:
-            return _Writer(task, dict(layouts), target, lanes).write()
-        except NotVectorizable:
-            continue
+_MAX_PARAMS = 32  # 128 bytes, on every device
+
+
+def write(task: Task, layouts: Mapping[int, Layout], target: Target, lift: bool = False) -> Written:
+    """The kernel of a task, four elements an invocation where that is possible. lift: sizes become parameters."""
+    for lifted in (True, False) if lift else (False,):
+        for lanes in (LANES, 1):
+            try:
+                written = _Writer(task, dict(layouts), target, lanes, lifted).write()
+            except NotVectorizable:
+                continue
+            if len(written.params) <= _MAX_PARAMS:
+                return written
     raise AssertionError("a scalar kernel can always be written")
 
 
 class _Writer:
-    def __init__(self, task: Task, layouts: dict[int, Layout], target: Target, lanes: int) -> None:
+    def __init__(self, task: Task, layouts: dict[int, Layout], target: Target, lanes: int, lift: bool) -> None:
         self.task, self.target, self.lanes = task, target, lanes
-        self.kernel = Kernel(layouts, target.half)
+        self.kernel = Kernel(layouts, target.half, target.texel, lift)
         self.layout = layouts[task.out.id]
         self.count = product([a.extent for a in task.axes])
         self.per_word = _per_word(task.out.dtype, target.half)

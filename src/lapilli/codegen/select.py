@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
-from lapilli.codegen import generic
+from lapilli.codegen import cpu, generic
 from lapilli.codegen.kernel import Written
+from lapilli.codegen.template import Context
+from lapilli.ir.node import Map
+from lapilli.schedule.layout import Layout
 from lapilli.schedule.plan import Schedule
+from lapilli.schedule.target import Target
+from lapilli.schedule.task import Task
+
+
+def choose_templates(
+    tasks: list[Task], layouts: dict[int, Layout], views: dict[int, Map], target: Target
+) -> list[Task]:
+    """Gives contractions their templates. Returns all tasks, those that templates need before their readers."""
+    ctx = Context(target, layouts, views)
+    result: list[Task] = []
+    for task in tasks:
+        if task.core is not None and task.core.contraction is not None and target.kind == "any":
+            cpu.choose(task, ctx)
+        result += [*ctx.added, task]
+        ctx.added.clear()
+    return result
 
 
 def write_all(s: Schedule) -> dict[int, Written]:
     """The kernel of every task, by the id of its result."""
-    return {t.out.id: generic.write(t, s.layouts, s.target) for t in s.tasks}
+    ctx = Context(s.target, s.layouts, s.views)
+    loading = {t.out.id for t in s.order.load}
+
+    def write(t: Task) -> Written:
+        if t.template is not None:
+            return t.template.write(t, ctx)
+        return generic.write(t, s.layouts, s.target, lift=t.out.id in loading)
+
+    return {t.out.id: write(t) for t in s.tasks}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from lapilli.ir.node import Graph
+from lapilli.ir.node import Graph, Map
 from lapilli.schedule.layout import Layout, assign
 from lapilli.schedule.order import Order, order
-from lapilli.schedule.realize import realize
+from lapilli.schedule.realize import Realized, realize
 from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task, make_tasks
 
@@ -18,10 +19,17 @@ class Schedule:
     graph: Graph
     tasks: list[Task]
     layouts: dict[int, Layout]
+    views: dict[int, Map]
     order: Order
 
 
-def schedule(graph: Graph, target: Target) -> Schedule:
-    tasks = make_tasks(realize(graph))
+Choose = Callable[[list[Task], dict[int, Layout], dict[int, Map], Target], list[Task]]
+
+
+def schedule(graph: Graph, target: Target, choose: Choose) -> Schedule:
+    """choose: gives tasks their kernel templates, and returns all tasks with those that templates need."""
+    realized: Realized = realize(graph)
+    tasks = make_tasks(realized)
     layouts = assign(tasks, list(graph.inputs), graph.outputs)
-    return Schedule(target, graph, tasks, layouts, order(tasks, graph.outputs))
+    tasks = choose(tasks, layouts, realized.views, target)
+    return Schedule(target, graph, tasks, layouts, realized.views, order(tasks, graph.outputs))

@@ -15,6 +15,7 @@ class Target:
     name: str
     kind: str
     half: bool = False
+    texel: bool = False  # vectors are read through uniform texel buffers, which software drivers do best
     cooperative_matrix: bool = False
     work_groups: int = 264  # work groups that fill the device
 
@@ -22,12 +23,13 @@ class Target:
 GPU_MATRIX = Target("gpu-fp16-matrix", "gpu", half=True, cooperative_matrix=True)
 GPU_HALF = Target("gpu-fp16", "gpu", half=True)
 GPU = Target("gpu-fp32", "gpu")
-ANY_HALF = Target("any-fp16", "any", half=True)
+CPU_HALF = Target("cpu-fp16", "any", half=True, texel=True)
+CPU = Target("cpu-fp32", "any", texel=True)
 ANY = Target("any-fp32", "any")
 
-TARGETS = {t.name: t for t in (GPU_MATRIX, GPU_HALF, GPU, ANY_HALF, ANY)}
+TARGETS = {t.name: t for t in (GPU_MATRIX, GPU_HALF, GPU, CPU_HALF, CPU, ANY)}
 
 
 def plans_for(precision: str) -> list[Target]:
     """The targets of a portable program, best first. A half-precision program runs without 16-bit storage too."""
-    return [GPU_MATRIX, GPU_HALF, ANY_HALF, ANY] if precision == "fp16" else [GPU, ANY]
+    return [GPU_MATRIX, GPU_HALF, CPU_HALF, GPU, ANY] if precision == "fp16" else [GPU, CPU, ANY]

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from lapilli.ir.expr import Expr, Load, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.schedule.realize import Realized, as_var, is_permutation
+
+
+class Template(Protocol):
+    """A hand-written kernel that computes a task's reduction; the epilogue is generated into it."""
+
+    @property
+    def operands(self) -> list[Node]: ...
+
+    def write(self, task: Task, ctx: Any) -> Any:
+        """The kernel (codegen.kernel.Written), in a codegen.template.Context."""
 
 
 @dataclass(eq=False)
@@ -22,6 +33,7 @@ class Task:
     core_body: Expr | None = None
     origins: list[str] = field(default_factory=list)
     reason: str = ""
+    template: Template | None = None
 
     @property
     def label(self) -> str:
@@ -29,8 +41,8 @@ class Task:
         return " + ".join(dict.fromkeys(o for o in self.origins if o not in ("output", "constant")))
 
     def reads(self) -> list[Node]:
-        found: dict[int, Node] = {}
-        for e in (self.core_body, self.value):
+        found: dict[int, Node] = {n.id: n for n in self.template.operands} if self.template is not None else {}
+        for e in (self.core_body if self.template is None else None, self.value):
             for ld in loads(e) if e is not None else []:
                 if ld.node is not self.core:
                     found.setdefault(ld.node.id, ld.node)

@@ -1,0 +1,399 @@
+// The C ABI: every function turns exceptions into a status and a message of the calling thread.
+
+#include "checksum.h"
+#include "describe.h"
+#include "error.h"
+#include "inputs.h"
+#include "json.h"
+#include "program.h"
+#include "reader.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#define LAPILLI_STRING(x) #x
+#define LAPILLI_TEXT(x) LAPILLI_STRING(x)
+
+struct lapilli_program {
+  std::shared_ptr<lapilli::Program> program;
+};
+
+namespace lapilli {
+
+namespace {
+
+struct LastError {
+  std::string text;
+  const char* message = "";
+};
+thread_local LastError last_error;
+
+void remember(const char* message) noexcept {
+  try {
+    last_error.text = message;
+    last_error.message = last_error.text.c_str();
+  } catch (...) {
+    last_error.message = "The machine is out of memory.";
+  }
+}
+
+template <class F> lapilli_status guarded(F&& f) noexcept {
+  try {
+    f();
+    return LAPILLI_OK;
+  } catch (const Error& error) {
+    remember(error.what());
+    return error.status;
+  } catch (const std::bad_alloc&) {
+    remember("The machine is out of memory. Close other programs, or run smaller inputs.");
+    return LAPILLI_OUT_OF_MEMORY;
+  } catch (const std::length_error&) {
+    remember("The machine is out of memory: a size is too large.");
+    return LAPILLI_OUT_OF_MEMORY;
+  } catch (const std::exception& error) {
+    remember(error.what());
+    return LAPILLI_INTERNAL;
+  } catch (...) {
+    remember("An unknown error occurred in the player.");
+    return LAPILLI_INTERNAL;
+  }
+}
+
+void need(const void* pointer, const char* name) {
+  if (pointer == nullptr)
+    fail(LAPILLI_INVALID_ARGUMENT, "The argument `", name, "` is null.");
+}
+
+template <class T> std::span<T> items(T* pointer, uint64_t count, const char* name) {
+  if (count > 0)
+    need(pointer, name);
+  return {pointer, static_cast<size_t>(count)};
+}
+
+void give(const std::string& text, char** out) {
+  auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy == nullptr)
+    throw std::bad_alloc();
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  *out = copy;
+}
+
+Bytes given_bytes(const void* data, uint64_t size) {
+  need(data, "data");
+  return {static_cast<const std::byte*>(data), static_cast<size_t>(size)};
+}
+
+// The bytes at an address of which FlatBuffers can read; a copy where the caller's are not aligned.
+class Aligned {
+public:
+  explicit Aligned(Bytes bytes) : bytes_(bytes) {
+    if (reinterpret_cast<uintptr_t>(bytes.data()) % alignof(uint64_t) == 0)
+      return;
+    copy_.resize((bytes.size() + 7) / 8);
+    std::memcpy(copy_.data(), bytes.data(), bytes.size());
+    bytes_ = std::as_bytes(std::span(copy_)).first(bytes.size());
+  }
+  Bytes bytes() const { return bytes_; }
+
+private:
+  Bytes bytes_;
+  std::vector<uint64_t> copy_;
+};
+
+void describe_bytes(Bytes bytes, bool mapped, bool verify, char** json) {
+  need(json, "json");
+  const Container container = open_container(bytes, verify, mapped);
+  give(describe(read_model(container), container), json);
+}
+
+void plan_bytes(Bytes bytes, bool mapped, bool verify, uint32_t method, uint32_t plan, std::span<const int64_t> symbols,
+                char** json) {
+  need(json, "json");
+  give(describe_memory(read_model(open_container(bytes, verify, mapped)), method, plan, symbols), json);
+}
+
+void load(Bytes bytes, bool mapped, const lapilli_load_options* options, uint64_t started, lapilli_program** program) {
+  const lapilli_load_options defaults{};
+  auto handle = std::make_unique<lapilli_program>();
+  handle->program = Program::load(bytes, mapped, options != nullptr ? *options : defaults, started);
+  *program = handle.release();
+}
+
+Program& checked(lapilli_program* program) {
+  need(program, "program");
+  return *program->program;
+}
+
+Run& checked(lapilli_run* run) {
+  need(run, "run");
+  if (!run->program)
+    fail(LAPILLI_INVALID_ARGUMENT, "This run was released already.");
+  return static_cast<Run&>(*run);
+}
+
+void fill_spec(const Method& method, const TensorSpec& from, lapilli_spec& to) {
+  to = {};
+  to.name = from.name.c_str();
+  to.dtype = static_cast<uint32_t>(from.dtype);
+  to.rank = static_cast<uint32_t>(from.shape.size());
+  const std::vector<bool> dynamic = symbolic(method.exprs);
+  const Values values(method.exprs, std::vector<int64_t>(method.symbols.size()));
+  for (uint32_t axis = 0; axis < to.rank; ++axis) {
+    const ExprIndex index = from.shape[axis];
+    const Expr& expr = method.exprs[index];
+    to.shape[axis] = to.min[axis] = to.max[axis] = dynamic[index] ? -1 : values[index];
+    if (expr.op == ExprOp::symbol) {
+      to.min[axis] = method.symbols[static_cast<size_t>(expr.value)].min;
+      to.max[axis] = method.symbols[static_cast<size_t>(expr.value)].max;
+    }
+  }
+}
+
+template <class Specs> const TensorSpec& at(const Specs& specs, uint32_t index, const char* what) {
+  if (index >= specs.size())
+    fail(LAPILLI_INVALID_ARGUMENT, "There is no ", what, " ", index, ": the method has ", specs.size(), ".");
+  return specs[index];
+}
+
+void fill_output(const Run& run, const Method& method, uint32_t index, lapilli_tensor& tensor) {
+  const Run::Tensor& output = run.outputs()[index];
+  tensor.size = output.bytes;
+  tensor.rank = static_cast<uint32_t>(output.shape.size());
+  tensor.dtype = static_cast<uint32_t>(method.outputs[index].dtype);
+  std::ranges::copy(output.shape, tensor.shape);
+}
+
+void run_sync(Program& program, uint32_t index, std::span<const lapilli_tensor> inputs, std::span<lapilli_tensor> outputs) {
+  const Method& method = program.method(index);
+  if (outputs.size() != method.outputs.size())
+    fail(LAPILLI_INVALID_ARGUMENT, "Method \"", method.name, "\" has ", method.outputs.size(), " outputs, and room for ",
+         outputs.size(), " was given.");
+  bool enough = true;
+  std::vector<lapilli_tensor> needed(outputs.begin(), outputs.end());
+  program.output_tensors(index, inputs, needed);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    enough = enough && outputs[i].size >= needed[i].size && (outputs[i].data != nullptr || needed[i].size == 0);
+    outputs[i] = needed[i];
+  }
+  if (!enough)
+    fail(LAPILLI_INVALID_ARGUMENT, "An output buffer is null or too small; the needed sizes were written to `outputs`.");
+  Run& run = program.submit(index, inputs);
+  try {
+    run.wait(no_timeout);
+    for (uint32_t i = 0; i < outputs.size(); ++i) {
+      fill_output(run, method, i, outputs[i]);
+      if (outputs[i].size > 0)
+        std::memcpy(outputs[i].data, run.outputs()[i].mapped, static_cast<size_t>(outputs[i].size));
+    }
+  } catch (...) {
+    program.release(run);
+    throw;
+  }
+  program.release(run);
+}
+
+} // namespace
+
+} // namespace lapilli
+
+using namespace lapilli;
+
+const char* lapilli_version(void) { return LAPILLI_TEXT(LAPILLI_VERSION); }
+
+const char* lapilli_last_error(void) { return last_error.message; }
+
+uint64_t lapilli_checksum(const void* data, uint64_t size, uint64_t seed) {
+  return xxh64(data, data != nullptr ? static_cast<size_t>(size) : 0, seed);
+}
+
+void lapilli_free(void* p) { std::free(p); }
+
+lapilli_status lapilli_devices(char** json) {
+  return guarded([&] {
+    need(json, "json");
+    const Instance& instance = Instance::get(validation_by_environment());
+    Json text;
+    text.array([&] {
+      for (uint32_t i = 0; i < instance.devices.size(); ++i)
+        describe(instance.devices[i], i, text);
+    });
+    give(text.text(), json);
+  });
+}
+
+lapilli_status lapilli_load(const char* path, const lapilli_load_options* options, lapilli_program** program) {
+  return guarded([&] {
+    need(path, "path");
+    need(program, "program");
+    const uint64_t started = nanoseconds_now();
+    const MappedFile file(path);
+    load(file.bytes(), true, options, started, program);
+  });
+}
+
+lapilli_status lapilli_load_memory(const void* data, uint64_t size, const lapilli_load_options* options,
+                                   lapilli_program** program) {
+  return guarded([&] {
+    need(program, "program");
+    const uint64_t started = nanoseconds_now();
+    const Aligned aligned(given_bytes(data, size));
+    load(aligned.bytes(), false, options, started, program);
+  });
+}
+
+void lapilli_destroy(lapilli_program* program) {
+  if (program == nullptr)
+    return;
+  program->program->wait_for_all();
+  delete program;
+}
+
+lapilli_status lapilli_describe(const void* data, uint64_t size, int32_t skip_checksum, char** json) {
+  return guarded([&] {
+    const Aligned aligned(given_bytes(data, size));
+    describe_bytes(aligned.bytes(), false, skip_checksum == 0, json);
+  });
+}
+
+lapilli_status lapilli_describe_file(const char* path, int32_t skip_checksum, char** json) {
+  return guarded([&] {
+    need(path, "path");
+    const MappedFile file(path);
+    describe_bytes(file.bytes(), true, skip_checksum == 0, json);
+  });
+}
+
+lapilli_status lapilli_program_info(lapilli_program* program, char** json) {
+  return guarded([&] {
+    need(json, "json");
+    give(checked(program).info(), json);
+  });
+}
+
+lapilli_status lapilli_program_memory(lapilli_program* program, lapilli_memory_info* info) {
+  return guarded([&] {
+    need(info, "info");
+    *info = checked(program).memory();
+  });
+}
+
+lapilli_status lapilli_program_load_times(lapilli_program* program, lapilli_load_times* times) {
+  return guarded([&] {
+    need(times, "times");
+    *times = checked(program).load_times();
+  });
+}
+
+uint32_t lapilli_method_count(lapilli_program* program) {
+  return program != nullptr ? static_cast<uint32_t>(program->program->model().methods.size()) : 0;
+}
+
+lapilli_status lapilli_method(lapilli_program* program, uint32_t method, lapilli_method_info* info) {
+  return guarded([&] {
+    need(info, "info");
+    const Method& found = checked(program).method(method);
+    *info = {found.name.c_str(), static_cast<uint32_t>(found.inputs.size()), static_cast<uint32_t>(found.outputs.size()),
+             static_cast<uint32_t>(program->program->plan(method).run.size())};
+  });
+}
+
+lapilli_status lapilli_input_spec(lapilli_program* program, uint32_t method, uint32_t index, lapilli_spec* spec) {
+  return guarded([&] {
+    need(spec, "spec");
+    const Method& found = checked(program).method(method);
+    fill_spec(found, at(found.inputs, index, "input"), *spec);
+  });
+}
+
+lapilli_status lapilli_output_spec(lapilli_program* program, uint32_t method, uint32_t index, lapilli_spec* spec) {
+  return guarded([&] {
+    need(spec, "spec");
+    const Method& found = checked(program).method(method);
+    fill_spec(found, at(found.outputs, index, "output"), *spec);
+  });
+}
+
+lapilli_status lapilli_plan_memory(const void* data, uint64_t size, int32_t skip_checksum, uint32_t method, uint32_t plan,
+                                   const int64_t* symbols, uint32_t n_symbols, char** json) {
+  return guarded([&] {
+    const Aligned aligned(given_bytes(data, size));
+    plan_bytes(aligned.bytes(), false, skip_checksum == 0, method, plan, items(symbols, n_symbols, "symbols"), json);
+  });
+}
+
+lapilli_status lapilli_plan_memory_file(const char* path, int32_t skip_checksum, uint32_t method, uint32_t plan,
+                                        const int64_t* symbols, uint32_t n_symbols, char** json) {
+  return guarded([&] {
+    need(path, "path");
+    const MappedFile file(path);
+    plan_bytes(file.bytes(), true, skip_checksum == 0, method, plan, items(symbols, n_symbols, "symbols"), json);
+  });
+}
+
+lapilli_status lapilli_run_sync(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs, uint32_t n_inputs,
+                                lapilli_tensor* outputs, uint32_t n_outputs) {
+  return guarded([&] {
+    run_sync(checked(program), method, items(inputs, n_inputs, "inputs"), items(outputs, n_outputs, "outputs"));
+  });
+}
+
+lapilli_status lapilli_submit(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs, uint32_t n_inputs,
+                              lapilli_run** run) {
+  return guarded([&] {
+    need(run, "run");
+    Run& submitted = checked(program).submit(method, items(inputs, n_inputs, "inputs"));
+    submitted.program = program->program;
+    *run = &submitted;
+  });
+}
+
+lapilli_status lapilli_wait(lapilli_run* run, uint64_t timeout) {
+  return guarded([&] {
+    if (!checked(run).wait(timeout))
+      fail(LAPILLI_TIMEOUT, "The run is not finished after ", timeout / 1'000'000, " ms. Wait for it again, or release it.");
+  });
+}
+
+lapilli_status lapilli_output(lapilli_run* run, uint32_t index, lapilli_tensor* tensor) {
+  return guarded([&] {
+    need(tensor, "tensor");
+    const Run& finished = checked(run);
+    const Method& method = run->program->method(finished.method);
+    at(method.outputs, index, "output");
+    if (finished.in_flight())
+      fail(LAPILLI_INVALID_ARGUMENT, "The run is not finished: call lapilli_wait first.");
+    fill_output(finished, method, index, *tensor);
+    tensor->data = finished.outputs()[index].mapped;
+  });
+}
+
+void lapilli_release(lapilli_run* run) {
+  if (run == nullptr || !run->program)
+    return;
+  const std::shared_ptr<Program> program = std::move(run->program);
+  program->release(static_cast<Run&>(*run));
+}
+
+lapilli_status lapilli_profile(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs, uint32_t n_inputs,
+                               uint32_t repeat, uint64_t* nanoseconds, uint32_t n, uint32_t* count, uint64_t* total) {
+  return guarded([&] {
+    need(count, "count");
+    need(total, "total");
+    const size_t commands = checked(program).plan(method).run.size();
+    *count = static_cast<uint32_t>(commands);
+    const auto times = items(nanoseconds, n, "nanoseconds");
+    if (times.size() < commands)
+      fail(LAPILLI_INVALID_ARGUMENT, "There is room for ", n, " times, and the plan has ", commands, " run commands.");
+    program->program->profile(method, items(inputs, n_inputs, "inputs"), std::max(repeat, 1u), times, *total);
+  });
+}
+
+lapilli_status lapilli_read_buffer(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs,
+                                   uint32_t n_inputs, uint32_t command, uint32_t buffer, void* data, uint64_t size) {
+  return guarded([&] {
+    checked(program).read_buffer(method, items(inputs, n_inputs, "inputs"), command, buffer,
+                                 items(static_cast<std::byte*>(data), size, "data"));
+  });
+}

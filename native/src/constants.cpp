@@ -1,0 +1,120 @@
+#include "constants.h"
+
+#include "error.h"
+#include "staging.h"
+
+#include <algorithm>
+
+namespace lapilli {
+
+Constants::Constants(Device& device, const Model& model, std::span<const uint32_t> plans, uint64_t staging_size,
+                     bool mapped_file, MemoryCounter& counter)
+    : device_(device), model_(model), plans_(plans), staging_size_(staging_size), mapped_file_(mapped_file),
+      counter_(counter) {
+  place();
+  upload();
+}
+
+// Every canonical constant has one place, however many methods read it; every packed buffer has its own.
+void Constants::place() {
+  std::map<uint32_t, uint32_t> known; // constant -> place
+  std::vector<std::vector<uint32_t>> place_of(model_.methods.size());
+  constexpr uint32_t elsewhere = UINT32_MAX;
+  for (uint32_t m = 0; m < model_.methods.size(); ++m) {
+    const Method& method = model_.methods[m];
+    const Values values(method.exprs, std::vector<int64_t>(method.symbols.size()));
+    for (const Buffer& buffer : method.plans[plans_[m]].buffers) {
+      uint32_t place = elsewhere;
+      if (buffer.kind == BufferKind::constant || buffer.kind == BufferKind::packed) {
+        const uint64_t size = values.size(buffer.size, "the size of a constant");
+        if (size > device_.capabilities.device_memory())
+          fail(LAPILLI_OUT_OF_MEMORY, device_.capabilities.name, " has ",
+               human_size(device_.capabilities.device_memory()), " of memory, and buffer \"", buffer.name,
+               "\" of the program takes ", human_size(size), ". Choose another device with LAPILLI_DEVICE.");
+        place = static_cast<uint32_t>(sizes_.size());
+        if (buffer.kind == BufferKind::constant) {
+          check_file(size >= model_.constants[buffer.index].bytes.size(), "The program is damaged: buffer \"",
+                     buffer.name, "\" is smaller than its constant.");
+          const auto [found, inserted] = known.emplace(buffer.index, place);
+          place = found->second;
+          if (!inserted)
+            sizes_[place] = std::max(sizes_[place], size);
+          else
+            uploads_.emplace_back(buffer.index, place);
+        }
+        if (place == sizes_.size())
+          sizes_.push_back(size);
+      }
+      place_of[m].push_back(place);
+    }
+  }
+  const Capabilities& device = device_.capabilities;
+  const MemoryPlan plan = plan_without_sharing(sizes_, binding_alignment(device), device.max_allocation);
+  if (plan.total > device.device_memory())
+    fail(LAPILLI_OUT_OF_MEMORY, device.name, " has ", human_size(device.device_memory()),
+         " of memory, and the constants of the program take ", human_size(plan.total),
+         ". Choose another device with LAPILLI_DEVICE.");
+  places_ = plan.places;
+  blocks_.ensure(device_, plan.blocks, MemoryUse::device, counter_, "constants");
+  for (uint32_t m = 0; m < model_.methods.size(); ++m) {
+    std::vector<Region>& regions = regions_.emplace_back();
+    for (const uint32_t place : place_of[m])
+      regions.push_back(place == elsewhere ? Region{} : blocks_.region(places_[place], sizes_[place]));
+  }
+}
+
+void Constants::upload() {
+  uint64_t total = 0;
+  for (const auto& [constant, place] : uploads_)
+    total += align_up(sizes_[place], 4);
+  if (total == 0)
+    return;
+  std::optional<Staging> staging;
+  for (const auto& [constant, place] : uploads_) {
+    const Bytes bytes = model_.constants[constant].bytes;
+    if (std::byte* mapped = blocks_.mapped(places_[place])) {
+      copy_constant(mapped, sizes_[place], bytes, 0, mapped_file_);
+      continue;
+    }
+    if (!staging)
+      staging.emplace(device_, std::min(staging_size_, total), counter_);
+    staging->upload(bytes, blocks_.region(places_[place], align_up(sizes_[place], 4)), mapped_file_);
+  }
+  if (staging)
+    staging->flush();
+}
+
+void Constants::pack(const Pipelines& pipelines) {
+  for (uint32_t m = 0; m < model_.methods.size(); ++m) {
+    const Method& method = model_.methods[m];
+    const Plan& plan = method.plans[plans_[m]];
+    if (plan.load.empty())
+      continue;
+    const Values values(method.exprs, std::vector<int64_t>(method.symbols.size()));
+    uint64_t needed = 0;
+    for (const Buffer& buffer : plan.buffers)
+      if (buffer.kind == BufferKind::load_constant) {
+        const uint64_t size = values.size(buffer.size, "the size of a constant");
+        check_file(size >= model_.constants[buffer.index].bytes.size() && size < uint64_t{1} << 40,
+                   "The program is damaged: buffer \"", buffer.name, "\" of ", size, " bytes does not fit its constant.");
+        needed += align_up(std::max<uint64_t>(size, 1), binding_alignment(device_.capabilities));
+      }
+    Staging staging(device_, std::min(staging_size_, std::max<uint64_t>(needed, 1)), counter_);
+    DescriptorSets sets(device_, plan.load, pipelines);
+    std::vector<Region> regions = regions_[m];
+    for (size_t i = 0; i < plan.load.size(); ++i) {
+      const Dispatch& command = plan.load[i];
+      staging.hold(command, plan, model_, values, regions, mapped_file_);
+      const ResolvedDispatch resolved = resolve(device_, command, values, regions);
+      if (resolved.empty())
+        continue;
+      sets.update(i, command, resolved);
+      if (command.barrier)
+        barrier(device_, staging.commands(), stage::compute_write, stage::compute);
+      record(device_, staging.commands(), command, resolved, pipelines[command.kernel], sets[i]);
+    }
+    staging.flush();
+  }
+}
+
+} // namespace lapilli

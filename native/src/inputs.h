@@ -1,0 +1,25 @@
+// Checking what a caller gives against what a method takes.
+#pragma once
+
+#include "run.h"
+
+namespace lapilli {
+
+struct SymbolValues {
+  std::array<int64_t, max_symbols> values;
+  size_t count = 0;
+  std::span<const int64_t> used() const { return std::span(values).first(count); }
+};
+
+// Checks count, dtypes and ranks, and reads the values of the symbols, which must lie within their bounds.
+// Throws INVALID_ARGUMENT with the name of the input, what was given and what is accepted.
+void read_symbols(const Method& method, std::span<const lapilli_tensor> inputs, SymbolValues& symbols);
+
+// Checks every dimension and the number of bytes against the tensors of a run that is prepared for these symbols.
+void check_shapes(const Method& method, std::span<const lapilli_tensor> inputs, std::span<const Run::Tensor> expected,
+                  std::span<const int64_t> symbols);
+
+// "(N, 3, 224, 224) with N in 1..16".
+std::string shape_text(const Method& method, const TensorSpec& spec);
+
+} // namespace lapilli

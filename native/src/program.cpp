@@ -1,0 +1,290 @@
+#include "program.h"
+
+#include "error.h"
+#include "inputs.h"
+#include "json.h"
+#include "reader.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace lapilli {
+
+namespace {
+
+constexpr uint64_t default_staging = uint64_t{16} << 20;
+constexpr uint64_t smallest_staging = uint64_t{64} << 10;
+
+} // namespace
+
+std::shared_ptr<Program> Program::load(Bytes file, bool mapped, const lapilli_load_options& options, uint64_t started) {
+  Model model = read_model(open_container(file, options.skip_checksum == 0, mapped));
+  const uint64_t opened = nanoseconds_now();
+  Instance& instance = Instance::get(options.validation != 0 || validation_by_environment());
+  std::shared_ptr<Device> device = Device::open(instance, instance.select(options.device));
+  const std::shared_ptr<Program> program(new Program(std::move(model), std::move(device)));
+  program->times_.open = opened - started;
+  program->times_.device = nanoseconds_now() - opened;
+  program->choose_plans(options.plan);
+  program->prepare(file, mapped, options);
+  program->times_.total = nanoseconds_now() - started;
+  return program;
+}
+
+void Program::choose_plans(const char* wanted) {
+  const Capabilities& device = device_->capabilities;
+  bool found_wanted = wanted == nullptr;
+  std::vector<std::string> names;
+  for (const Method& method : model_.methods) {
+    const bool named = wanted != nullptr && std::ranges::any_of(method.plans, [&](const Plan& p) { return p.name == wanted; });
+    found_wanted = found_wanted || named;
+    std::vector<Rejected>& rejected = rejected_.emplace_back();
+    uint32_t taken = UINT32_MAX;
+    for (uint32_t i = 0; i < method.plans.size() && taken == UINT32_MAX; ++i) {
+      const Plan& plan = method.plans[i];
+      names.push_back(plan.name);
+      if (named && plan.name != wanted)
+        continue;
+      std::vector<std::string> reasons = missing(device, method, plan, model_.kernels);
+      if (reasons.empty())
+        taken = i;
+      else
+        rejected.push_back({plan.name, std::move(reasons)});
+    }
+    if (taken == UINT32_MAX) {
+      std::string text;
+      for (const Rejected& plan : rejected)
+        text += cat(" Plan \"", plan.plan, "\": ", listed(plan.reasons), ".");
+      fail(LAPILLI_NO_DEVICE, device.name, " cannot run method \"", method.name, "\" of this program.", text,
+           " Choose another device with LAPILLI_DEVICE, or compile the model for this one.");
+    }
+    plans_.push_back(taken);
+  }
+  if (!found_wanted)
+    fail(LAPILLI_INVALID_ARGUMENT, "The program has no plan \"", wanted, "\"; it has ", listed(names), ".");
+}
+
+void Program::prepare(Bytes file, bool mapped, const lapilli_load_options& options) {
+  std::vector<bool> used(model_.kernels.size());
+  for (uint32_t m = 0; m < model_.methods.size(); ++m)
+    for (const auto* commands : {&plan(m).load, &plan(m).run})
+      for (const Dispatch& command : *commands)
+        used[command.kernel] = true;
+  const Paths paths = choose_paths(device_->capabilities);
+  const uint64_t start = nanoseconds_now();
+  const std::filesystem::path folder = options.cache_dir != nullptr ? options.cache_dir : cache_folder();
+  pipelines_ = std::make_unique<Pipelines>(*device_, model_.kernels, used, folder);
+  const uint64_t staging = options.staging_size != 0 ? std::max(options.staging_size, smallest_staging) : default_staging;
+  constants_ = std::make_unique<Constants>(*device_, model_, plans_, staging, mapped, counter_); // while the driver compiles
+  const uint64_t uploaded = nanoseconds_now();
+  pipelines_->finish();
+  const uint64_t compiled = nanoseconds_now();
+  constants_->pack(*pipelines_);
+  times_.pipelines = compiled - start;
+  times_.constants = uploaded - start + (nanoseconds_now() - compiled);
+  for (uint32_t m = 0; m < model_.methods.size(); ++m)
+    shared_.push_back({*device_, model_.methods[m], plan(m), *pipelines_, constants_->regions(m), paths, counter_});
+  if (mapped)
+    release_pages(file);
+  // From here on the file may go away.
+  for (Kernel& kernel : model_.kernels)
+    kernel.code = {};
+  for (Constant& constant : model_.constants)
+    constant.bytes = {};
+}
+
+Program::~Program() { wait_for_all(); }
+
+const Method& Program::method(uint32_t index) const {
+  if (index >= model_.methods.size())
+    fail(LAPILLI_INVALID_ARGUMENT, "There is no method ", index, ": the program has ", model_.methods.size(), ".");
+  return model_.methods[index];
+}
+
+const Plan& Program::plan(uint32_t index) const { return method(index).plans[plans_[index]]; }
+
+Run& Program::acquire(uint32_t method, std::span<const int64_t> symbols) {
+  Run* run = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    // The one recorded for these sizes, else any of this method.
+    auto found = std::ranges::find_if(
+        idle_, [&](const Run* idle) { return idle->method == method && idle->prepared_for(symbols); });
+    if (found == idle_.end())
+      found = std::ranges::find_if(idle_, [&](const Run* idle) { return idle->method == method; });
+    if (found != idle_.end()) {
+      run = *found;
+      idle_.erase(found);
+    }
+  }
+  const auto prepare = [&] {
+    if (run == nullptr) {
+      auto created = std::make_unique<Run>(shared_[method], method);
+      const std::lock_guard lock(mutex_);
+      idle_.reserve(runs_.size() + 1); // so that release() does not allocate
+      run = created.get();
+      runs_.push_back(std::move(created));
+    }
+    run->prepare(symbols);
+  };
+  if (run != nullptr && run->prepared_for(symbols))
+    return *run;
+  try {
+    try {
+      prepare();
+    } catch (const Error& error) {
+      if (error.status != LAPILLI_OUT_OF_MEMORY)
+        throw;
+      discard_idle_runs(); // what they hold may be enough
+      prepare();
+    }
+  } catch (...) {
+    if (run != nullptr)
+      release(*run);
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  last_arena_ = run->arena_planned();
+  last_arena_sum_ = run->arena_sum();
+  return *run;
+}
+
+void Program::discard_idle_runs() {
+  const std::lock_guard lock(mutex_);
+  for (const Run* run : idle_)
+    std::erase_if(runs_, [&](const auto& item) { return item.get() == run; });
+  idle_.clear();
+}
+
+Run& Program::acquire_with(uint32_t index, std::span<const lapilli_tensor> inputs) {
+  const Method& wanted = method(index);
+  SymbolValues symbols;
+  read_symbols(wanted, inputs, symbols);
+  Run& run = acquire(index, symbols.used());
+  try {
+    check_shapes(wanted, inputs, run.inputs(), symbols.used());
+  } catch (...) {
+    release(run);
+    throw;
+  }
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (inputs[i].size > 0)
+      std::memcpy(run.inputs()[i].mapped, inputs[i].data, static_cast<size_t>(inputs[i].size));
+  return run;
+}
+
+Run& Program::submit(uint32_t index, std::span<const lapilli_tensor> inputs) {
+  Run& run = acquire_with(index, inputs);
+  try {
+    run.submit();
+  } catch (...) {
+    release(run);
+    throw;
+  }
+  return run;
+}
+
+void Program::release(Run& run) noexcept {
+  try {
+    run.wait(no_timeout);
+  } catch (...) {
+    return; // the device is lost: the run is not used again
+  }
+  const std::lock_guard lock(mutex_);
+  idle_.push_back(&run);
+}
+
+void Program::wait_for_all() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (const auto& run : runs_) {
+    try {
+      run->wait(no_timeout);
+    } catch (...) {
+      continue; // the device is lost: nothing runs any more
+    }
+  }
+}
+
+void Program::output_tensors(uint32_t index, std::span<const lapilli_tensor> inputs, std::span<lapilli_tensor> outputs) {
+  const Method& wanted = method(index);
+  SymbolValues symbols;
+  read_symbols(wanted, inputs, symbols);
+  const Values values(wanted.exprs, symbols.used());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const TensorSpec& spec = wanted.outputs[i];
+    outputs[i].rank = static_cast<uint32_t>(spec.shape.size());
+    outputs[i].dtype = static_cast<uint32_t>(spec.dtype);
+    for (size_t axis = 0; axis < spec.shape.size(); ++axis)
+      outputs[i].shape[axis] = values[spec.shape[axis]];
+    check_file(tensor_bytes(std::span(outputs[i].shape).first(spec.shape.size()), spec.dtype, outputs[i].size),
+               "The program is damaged: output \"", spec.name, "\" is too large for these inputs.");
+  }
+}
+
+void Program::profile(uint32_t index, std::span<const lapilli_tensor> inputs, uint32_t repeat,
+                      std::span<uint64_t> nanoseconds, uint64_t& total) {
+  Run& run = acquire_with(index, inputs);
+  try {
+    run.profile(repeat, nanoseconds, total);
+  } catch (...) {
+    release(run);
+    throw;
+  }
+  release(run);
+}
+
+void Program::read_buffer(uint32_t index, std::span<const lapilli_tensor> inputs, uint32_t command, uint32_t buffer,
+                          std::span<std::byte> to) {
+  Run& run = acquire_with(index, inputs);
+  try {
+    run.read_buffer(command, buffer, to);
+  } catch (...) {
+    release(run);
+    throw;
+  }
+  release(run);
+}
+
+std::string Program::info() const {
+  Json json;
+  json.object([&] {
+    json.key("device");
+    describe(device_->capabilities, device_->index, json);
+    json.key("methods");
+    json.array([&] {
+      for (uint32_t m = 0; m < model_.methods.size(); ++m)
+        json.object([&] {
+          json.field("name", model_.methods[m].name);
+          json.field("plan", plan(m).name);
+          json.field("plan_index", plans_[m]);
+          json.key("missing");
+          json.array([&] {
+            for (const Rejected& rejected : rejected_[m])
+              json.object([&] {
+                json.field("plan", rejected.plan);
+                json.list("reasons", rejected.reasons);
+              });
+          });
+        });
+    });
+    json.field("input_path", name_of(shared_.front().paths.input));
+    json.field("output_path", name_of(shared_.front().paths.output));
+    json.key("pipeline_cache");
+    json.object([&] {
+      json.field("file", pipelines_->cache_file().string());
+      json.field("found", pipelines_->cache_found());
+      json.field("compiled", pipelines_->compiled());
+    });
+  });
+  return json.text();
+}
+
+lapilli_memory_info Program::memory() const {
+  const std::lock_guard lock(mutex_);
+  uint64_t io = 0;
+  for (const auto& run : runs_)
+    io += run->io_size();
+  return {constants_->size(), last_arena_, last_arena_sum_, io, counter_.load()};
+}
+
+} // namespace lapilli

@@ -1,0 +1,64 @@
+// A loaded program: its plans on one device, and the runs that are in use or wait to be used again.
+#pragma once
+
+#include "run.h"
+
+namespace lapilli {
+
+class Program : public std::enable_shared_from_this<Program> {
+public:
+  // `file` is needed until this returns. `mapped`: it is a mapped file. `opened`: when the load began and how long opening took.
+  static std::shared_ptr<Program> load(Bytes file, bool mapped, const lapilli_load_options& options, uint64_t started);
+  ~Program();
+
+  const Model& model() const { return model_; }
+  const Plan& plan(uint32_t method) const;
+  const Method& method(uint32_t index) const;
+
+  // A run with its inputs in place, submitted.
+  Run& submit(uint32_t method, std::span<const lapilli_tensor> inputs);
+  void release(Run& run) noexcept;
+  void wait_for_all() noexcept;
+
+  void profile(uint32_t method, std::span<const lapilli_tensor> inputs, uint32_t repeat, std::span<uint64_t> nanoseconds,
+               uint64_t& total);
+  void read_buffer(uint32_t method, std::span<const lapilli_tensor> inputs, uint32_t command, uint32_t buffer,
+                   std::span<std::byte> to);
+
+  // The shapes and bytes of the outputs for these inputs, without running.
+  void output_tensors(uint32_t method, std::span<const lapilli_tensor> inputs, std::span<lapilli_tensor> outputs);
+
+  std::string info() const;
+  lapilli_memory_info memory() const;
+  const lapilli_load_times& load_times() const { return times_; }
+
+private:
+  Program(Model model, std::shared_ptr<Device> device) : model_(std::move(model)), device_(std::move(device)) {}
+  void choose_plans(const char* wanted);
+  void prepare(Bytes file, bool mapped, const lapilli_load_options& options);
+  Run& acquire(uint32_t method, std::span<const int64_t> symbols);
+  Run& acquire_with(uint32_t method, std::span<const lapilli_tensor> inputs);
+  void discard_idle_runs();
+
+  struct Rejected {
+    std::string plan;
+    std::vector<std::string> reasons;
+  };
+
+  MemoryCounter counter_{0};
+  Model model_;
+  std::shared_ptr<Device> device_;
+  std::vector<uint32_t> plans_;                  // the plan taken of each method
+  std::vector<std::vector<Rejected>> rejected_;  // better plans that the device cannot run
+  std::unique_ptr<Pipelines> pipelines_;
+  std::unique_ptr<Constants> constants_;
+  std::vector<Shared> shared_; // of each method
+  lapilli_load_times times_{};
+
+  mutable std::mutex mutex_; // guards the runs below
+  std::vector<std::unique_ptr<Run>> runs_;
+  std::vector<Run*> idle_;
+  uint64_t last_arena_ = 0, last_arena_sum_ = 0;
+};
+
+} // namespace lapilli

@@ -1,0 +1,266 @@
+#include "run.h"
+
+#include "error.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace lapilli {
+
+namespace {
+
+constexpr uint64_t largest_arena_buffer = uint64_t{1} << 40; // beyond, sums could overflow
+
+} // namespace
+
+Paths choose_paths(const Capabilities& device) {
+  Paths paths{InputPath::direct, OutputPath::direct};
+  if (device.is_discrete())
+    paths.input = has_large_bar(device) ? InputPath::bar : InputPath::staging;
+  if (const auto wanted = environment("LAPILLI_INPUT_PATH")) {
+    if (*wanted == "bar")
+      paths.input = InputPath::bar;
+    else if (*wanted == "staging")
+      paths.input = InputPath::staging;
+    else if (*wanted == "direct")
+      paths.input = InputPath::direct;
+    else
+      fail(LAPILLI_INVALID_ARGUMENT, "LAPILLI_INPUT_PATH is \"", *wanted, "\"; it can be bar, staging or direct.");
+  }
+  if (const auto wanted = environment("LAPILLI_OUTPUT_PATH")) {
+    if (*wanted == "staging")
+      paths.output = OutputPath::staging;
+    else if (*wanted != "direct")
+      fail(LAPILLI_INVALID_ARGUMENT, "LAPILLI_OUTPUT_PATH is \"", *wanted, "\"; it can be staging or direct.");
+  }
+  return paths;
+}
+
+const char* name_of(InputPath path) {
+  return path == InputPath::bar ? "bar" : path == InputPath::staging ? "staging" : "direct";
+}
+
+const char* name_of(OutputPath path) { return path == OutputPath::staging ? "staging" : "direct"; }
+
+Run::Run(const Shared& shared, uint32_t method_index)
+    : method(method_index), shared_(shared), resolved_(shared.plan.run.size()),
+      sets_(shared.device, shared.plan.run, shared.pipelines), pool_(shared.device), commands_(pool_.allocate()) {}
+
+bool Run::prepared_for(std::span<const int64_t> symbols) const {
+  return prepared_ && std::ranges::equal(symbols_, symbols);
+}
+
+void Run::prepare(std::span<const int64_t> symbols) {
+  if (prepared_for(symbols))
+    return;
+  prepared_ = false;
+  symbols_.assign(symbols.begin(), symbols.end());
+  const Values values(shared_.method.exprs, symbols_);
+  regions_.assign(shared_.constants.begin(), shared_.constants.end());
+  place_arena(values);
+  place_tensors(values);
+  for (size_t i = 0; i < resolved_.size(); ++i) {
+    const Dispatch& command = shared_.plan.run[i];
+    resolved_[i] = resolve(shared_.device, command, values, regions_);
+    sets_.update(i, command, resolved_[i]);
+  }
+  record_all();
+  prepared_ = true;
+}
+
+void Run::place_arena(const Values& values) {
+  std::vector<uint32_t> indices;
+  std::vector<Lifetime> lifetimes;
+  const Capabilities& device = shared_.device.capabilities;
+  for (uint32_t i = 0; i < shared_.plan.buffers.size(); ++i) {
+    const Buffer& buffer = shared_.plan.buffers[i];
+    if (buffer.kind != BufferKind::arena)
+      continue;
+    const uint64_t size = values.size(buffer.size, "the size of a buffer");
+    if (size > std::min(device.max_allocation, largest_arena_buffer))
+      fail(LAPILLI_OUT_OF_MEMORY, "For these inputs the program needs a buffer of ", human_size(size), " (", buffer.name,
+           "), and ", device.name, " allows ", human_size(device.max_allocation),
+           ". Run smaller inputs, or choose another device with LAPILLI_DEVICE.");
+    indices.push_back(i);
+    lifetimes.push_back({size, buffer.first, buffer.last});
+  }
+  const uint64_t alignment = binding_alignment(device);
+  const MemoryPlan plan = plan_memory(lifetimes, alignment, device.max_allocation / alignment * alignment);
+  arena_.ensure(shared_.device, plan.blocks, MemoryUse::device, shared_.counter, "temporary tensors");
+  for (size_t i = 0; i < indices.size(); ++i)
+    regions_[indices[i]] = arena_.region(plan.places[i], lifetimes[i].size);
+  arena_planned_ = plan.total;
+  arena_sum_ = plan.sum;
+}
+
+std::vector<Run::Tensor> Run::tensors(std::span<const TensorSpec> specs, const Values& values) const {
+  std::vector<Tensor> result;
+  for (const TensorSpec& spec : specs) {
+    Tensor& tensor = result.emplace_back();
+    for (const ExprIndex size : spec.shape)
+      tensor.shape.push_back(static_cast<int64_t>(values.size(size, "a dimension")));
+    check_file(tensor_bytes(tensor.shape, spec.dtype, tensor.bytes), "The program is damaged: \"", spec.name,
+               "\" is too large for these inputs.");
+  }
+  return result;
+}
+
+// Whether a command reads what it did not itself write there: then the buffer should be the device's own.
+bool Run::is_read(uint32_t buffer) const {
+  for (const Dispatch& command : shared_.plan.run)
+    for (size_t i = 0; i < command.bindings.size(); ++i)
+      if (command.bindings[i].buffer == buffer && (command.written >> i & 1) == 0)
+        return true;
+  return false;
+}
+
+// Inputs and outputs are laid one after the other, in host memory and, where a copy is made, in device memory too.
+void Run::place_tensors(const Values& values) {
+  const Capabilities& device = shared_.device.capabilities;
+  const uint64_t alignment = binding_alignment(device);
+  inputs_ = tensors(shared_.method.inputs, values);
+  outputs_ = tensors(shared_.method.outputs, values);
+  std::vector<uint64_t> input_sizes, output_sizes, copied_sizes;
+  std::vector<uint32_t> input_buffer(inputs_.size(), UINT32_MAX), output_buffer(outputs_.size());
+  for (uint32_t i = 0; i < shared_.plan.buffers.size(); ++i) {
+    const Buffer& buffer = shared_.plan.buffers[i];
+    if (buffer.kind == BufferKind::input)
+      input_buffer[buffer.index] = i;
+    else if (buffer.kind == BufferKind::output)
+      output_buffer[buffer.index] = i;
+  }
+  const auto size_of = [&](const Tensor& tensor, uint32_t buffer) {
+    if (buffer == UINT32_MAX)
+      return tensor.bytes; // an input that no command reads
+    const uint64_t size = values.size(shared_.plan.buffers[buffer].size, "the size of a buffer");
+    check_file(size >= tensor.bytes, "The program is damaged: buffer \"", shared_.plan.buffers[buffer].name, "\" of ",
+               size, " bytes does not hold its tensor of ", tensor.bytes, ".");
+    if (size > device.max_allocation)
+      fail(LAPILLI_OUT_OF_MEMORY, "An input or output of ", human_size(size), " is too large: ", device.name, " allows ",
+           human_size(device.max_allocation), ". Run smaller inputs, or choose another device with LAPILLI_DEVICE.");
+    return size;
+  };
+  for (size_t i = 0; i < inputs_.size(); ++i)
+    input_sizes.push_back(size_of(inputs_[i], input_buffer[i]));
+  std::vector<uint32_t> copied(outputs_.size(), UINT32_MAX);
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    output_sizes.push_back(size_of(outputs_[i], output_buffer[i]));
+    if (shared_.paths.output == OutputPath::staging || (device.is_discrete() && is_read(output_buffer[i]))) {
+      copied[i] = static_cast<uint32_t>(copied_sizes.size());
+      copied_sizes.push_back(output_sizes.back());
+    }
+  }
+
+  const uint64_t limit = device.max_allocation / alignment * alignment;
+  const MemoryPlan input_plan = plan_without_sharing(input_sizes, alignment, limit);
+  const MemoryPlan output_plan = plan_without_sharing(output_sizes, alignment, limit);
+  const MemoryPlan copied_plan = plan_without_sharing(copied_sizes, alignment, limit);
+  const bool copy_inputs = shared_.paths.input == InputPath::staging;
+  input_host_.ensure(shared_.device, input_plan.blocks,
+                     shared_.paths.input == InputPath::bar ? MemoryUse::bar : MemoryUse::upload, shared_.counter, "inputs");
+  if (copy_inputs)
+    input_device_.ensure(shared_.device, input_plan.blocks, MemoryUse::device, shared_.counter, "inputs");
+  output_host_.ensure(shared_.device, output_plan.blocks, MemoryUse::readback, shared_.counter, "outputs");
+  output_device_.ensure(shared_.device, copied_plan.blocks, MemoryUse::device, shared_.counter, "outputs");
+
+  uploads_.clear();
+  downloads_.clear();
+  direct_outputs_ = false;
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    const Place& place = input_plan.places[i];
+    Region region = input_host_.region(place, input_sizes[i]);
+    inputs_[i].mapped = input_host_.mapped(place);
+    // What lies between the tensor and the end of its buffer is zero.
+    std::memset(inputs_[i].mapped + inputs_[i].bytes, 0, static_cast<size_t>(input_sizes[i] - inputs_[i].bytes));
+    if (copy_inputs) {
+      const Region on_device = input_device_.region(place, input_sizes[i]);
+      if (input_sizes[i] > 0)
+        uploads_.push_back({region, on_device});
+      region = on_device;
+    }
+    if (input_buffer[i] != UINT32_MAX)
+      regions_[input_buffer[i]] = region;
+  }
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    const Place& place = output_plan.places[i];
+    Region region = output_host_.region(place, output_sizes[i]);
+    outputs_[i].mapped = output_host_.mapped(place);
+    if (copied[i] != UINT32_MAX) {
+      const Region on_device = output_device_.region(copied_plan.places[copied[i]], output_sizes[i]);
+      if (output_sizes[i] > 0)
+        downloads_.push_back({on_device, region});
+      region = on_device;
+    } else {
+      direct_outputs_ = true;
+    }
+    regions_[output_buffer[i]] = region;
+  }
+}
+
+void Run::record_uploads(VkCommandBuffer commands) {
+  barrier(shared_.device, commands, stage::host_write, stage::compute_read | stage::transfer_read);
+  for (const Copy& copy : uploads_) {
+    const VkBufferCopy part{copy.from.offset, copy.to.offset, copy.from.size};
+    shared_.device.vk.CmdCopyBuffer(commands, copy.from.buffer, copy.to.buffer, 1, &part);
+  }
+  if (!uploads_.empty())
+    barrier(shared_.device, commands, stage::transfer_write, stage::compute_read);
+}
+
+void Run::record_downloads(VkCommandBuffer commands) {
+  if (downloads_.empty())
+    return barrier(shared_.device, commands, stage::compute_write, stage::host_read);
+  const Stage written = stage::compute_write;
+  barrier(shared_.device, commands, written, stage::transfer_read);
+  for (const Copy& copy : downloads_) {
+    const VkBufferCopy part{copy.from.offset, copy.to.offset, copy.from.size};
+    shared_.device.vk.CmdCopyBuffer(commands, copy.from.buffer, copy.to.buffer, 1, &part);
+  }
+  barrier(shared_.device, commands, direct_outputs_ ? stage::compute_write | stage::transfer_write : stage::transfer_write,
+          stage::host_read);
+}
+
+// Commands first..last-1, with the barriers that the plan asks for. A command that is left out passes its barrier on.
+void Run::record_dispatches(VkCommandBuffer commands, size_t first, size_t last) {
+  bool wait = false, any = false;
+  for (size_t i = first; i < last; ++i) {
+    const Dispatch& command = shared_.plan.run[i];
+    wait = wait || command.barrier;
+    if (resolved_[i].empty())
+      continue;
+    if (wait && any)
+      barrier(shared_.device, commands, stage::compute_write, stage::compute);
+    wait = false;
+    any = true;
+    record(shared_.device, commands, command, resolved_[i], shared_.pipelines[command.kernel], sets_[i]);
+  }
+}
+
+void Run::record_all() {
+  pool_.begin(commands_);
+  record_uploads(commands_);
+  record_dispatches(commands_, 0, resolved_.size());
+  record_downloads(commands_);
+  pool_.end(commands_);
+}
+
+void Run::submit() {
+  pool_.submit(commands_);
+  in_flight_ = true;
+}
+
+bool Run::wait(uint64_t timeout) {
+  if (!in_flight_)
+    return true;
+  if (!pool_.wait(timeout))
+    return false;
+  if (in_flight_.exchange(false))
+    output_host_.invalidate();
+  return true;
+}
+
+uint64_t Run::io_size() const {
+  return input_host_.size() + input_device_.size() + output_host_.size() + output_device_.size();
+}
+
+} // namespace lapilli

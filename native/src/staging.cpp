@@ -1,0 +1,104 @@
+#include "staging.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace lapilli {
+
+void copy_constant(std::byte* to, uint64_t size, Bytes constant, uint64_t offset, bool mapped_file) {
+  constexpr uint64_t piece = uint64_t{4} << 20;
+  const uint64_t from_file = offset < constant.size() ? std::min<uint64_t>(size, constant.size() - offset) : 0;
+  for (uint64_t done = 0; done < from_file; done += piece) {
+    const Bytes part = constant.subspan(static_cast<size_t>(offset + done),
+                                        static_cast<size_t>(std::min(piece, from_file - done)));
+    std::memcpy(to + done, part.data(), part.size());
+    if (mapped_file)
+      release_pages(part);
+  }
+  std::memset(to + from_file, 0, static_cast<size_t>(size - from_file));
+}
+
+Staging::Staging(Device& device, uint64_t size, MemoryCounter& counter)
+    : device_(device), counter_(counter),
+      buffer_(device, size, has_large_bar(device.capabilities) ? MemoryUse::bar : MemoryUse::upload, counter,
+              "staging memory"),
+      pool_(device), commands_(pool_.allocate()) {}
+
+VkCommandBuffer Staging::commands() {
+  if (!recording_) {
+    pool_.begin(commands_);
+    barrier(device_, commands_, stage::host_write, stage::compute_read | stage::transfer_read);
+    recording_ = true;
+  }
+  return commands_;
+}
+
+void Staging::flush() {
+  if (recording_) {
+    barrier(device_, commands_, stage::compute_write | stage::transfer_write, stage::compute | stage::transfer_read);
+    pool_.end(commands_);
+    recording_ = false;
+    pool_.submit_and_wait(commands_);
+  }
+  used_ = 0;
+  held_.clear();
+  large_.clear();
+}
+
+void Staging::upload(Bytes constant, const Region& to, bool mapped_file) {
+  uint64_t done = 0;
+  while (done < to.size) {
+    if (used_ == buffer_.size())
+      flush();
+    const uint64_t size = std::min(buffer_.size() - used_, to.size - done);
+    copy_constant(buffer_.mapped() + used_, size, constant, done, mapped_file);
+    const VkBufferCopy copy{used_, to.offset + done, size};
+    device_.vk.CmdCopyBuffer(commands(), buffer_.handle(), to.buffer, 1, &copy);
+    used_ = std::min(align_up(used_ + size, 16), buffer_.size());
+    done += size;
+  }
+}
+
+std::vector<uint32_t> Staging::lacking(const Dispatch& command, const Plan& plan) const {
+  std::vector<uint32_t> result;
+  for (const Binding& binding : command.bindings)
+    if (plan.buffers[binding.buffer].kind == BufferKind::load_constant &&
+        std::ranges::find(held_, binding.buffer) == held_.end() &&
+        std::ranges::find(result, binding.buffer) == result.end())
+      result.push_back(binding.buffer);
+  return result;
+}
+
+void Staging::hold(const Dispatch& command, const Plan& plan, const Model& model, const Values& values,
+                   std::vector<Region>& regions, bool mapped_file) {
+  const uint64_t alignment = binding_alignment(device_.capabilities);
+  const auto size_of = [&](uint32_t buffer) {
+    return values.size(plan.buffers[buffer].size, "the size of a constant");
+  };
+  std::vector<uint32_t> wanted = lacking(command, plan);
+  uint64_t bytes = 0;
+  for (const uint32_t buffer : wanted)
+    bytes += align_up(size_of(buffer), alignment);
+  if (bytes > buffer_.size() - used_ || !large_.empty()) {
+    flush();
+    wanted = lacking(command, plan);
+  }
+  for (const uint32_t buffer : wanted) {
+    const Bytes constant = model.constants[plan.buffers[buffer].index].bytes;
+    const uint64_t size = size_of(buffer);
+    std::byte* to = nullptr;
+    if (align_up(size, alignment) <= buffer_.size() - used_) {
+      regions[buffer] = {buffer_.handle(), used_, size};
+      to = buffer_.mapped() + used_;
+      used_ += align_up(size, alignment);
+    } else {
+      const GpuBuffer& large = large_.emplace_back(device_, size, MemoryUse::upload, counter_, "a constant to be packed");
+      regions[buffer] = {large.handle(), 0, size};
+      to = large.mapped();
+    }
+    copy_constant(to, size, constant, 0, mapped_file);
+    held_.push_back(buffer);
+  }
+}
+
+} // namespace lapilli

@@ -1,0 +1,43 @@
+// The bounded buffer through which constants travel from the file to the device.
+#pragma once
+
+#include "dispatch.h"
+
+namespace lapilli {
+
+// Copies bytes [offset, offset + size) of a constant that is followed by zeros. The pages of a mapped file are given back.
+void copy_constant(std::byte* to, uint64_t size, Bytes constant, uint64_t offset, bool mapped_file);
+
+class Staging {
+public:
+  Staging(Device& device, uint64_t size, MemoryCounter& counter);
+
+  // Uploads a constant in pieces; what is left of `to` becomes zero.
+  void upload(Bytes constant, const Region& to, bool mapped_file);
+
+  // Makes the constants that a load command reads available to it, in the staging buffer itself, and sets their regions.
+  // Commands recorded so far are run first when there is no room.
+  void hold(const Dispatch& command, const Plan& plan, const Model& model, const Values& values,
+            std::vector<Region>& regions, bool mapped_file);
+
+  // Where commands that read the staging buffer are recorded.
+  VkCommandBuffer commands();
+
+  // Runs what was recorded and waits; afterwards the buffer is empty again.
+  void flush();
+
+private:
+  std::vector<uint32_t> lacking(const Dispatch& command, const Plan& plan) const;
+
+  Device& device_;
+  MemoryCounter& counter_;
+  GpuBuffer buffer_;
+  Commands pool_;
+  VkCommandBuffer commands_;
+  bool recording_ = false;
+  uint64_t used_ = 0;
+  std::vector<uint32_t> held_;   // buffers of the plan
+  std::vector<GpuBuffer> large_; // for constants that do not fit
+};
+
+} // namespace lapilli

@@ -1,0 +1,433 @@
+"""Contractions on drivers of type CPU: register tiles, no barriers (kernels/cpu_*.slang)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lapilli.codegen.kernel import Written, linear_groups
+from lapilli.codegen.template import MAX_PARAMS, Context, Wrapper, simple_task
+from lapilli.ir.dtype import DType
+from lapilli.ir.integer import Int, as_int, ceildiv, of
+from lapilli.ir.node import Convolution, Matmul, Node
+from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
+from lapilli.schedule.layout import Layout
+from lapilli.schedule.realize import estimate
+from lapilli.schedule.task import Task
+
+_SIZE = 64  # invocations in a work group
+_QUAD_OPERATIONS = 1 << 7  # VK_SUBGROUP_FEATURE_QUAD_BIT
+_BASIC_OPERATIONS = 1 << 0
+
+
+def choose(task: Task, ctx: Context) -> None:
+    """Give the task a template where one fits; operands are packed by tasks of their own."""
+    assert task.core is not None
+    if isinstance(task.core.contraction, Matmul):
+        view = matmul_view(task.core, ctx.views, ctx.layouts)
+        if view is not None:
+            task.template = _matmul(task, view, ctx)
+    elif isinstance(task.core.contraction, Convolution):
+        conv = convolution_view(task.core, ctx.views, ctx.layouts)
+        if conv is not None:
+            task.template = _convolution(task, conv, ctx)
+
+
+def _aligned(x: Int) -> bool:
+    return x % 4 == 0
+
+
+# -- matrix products
+
+
+@dataclass(frozen=True)
+class CpuMatmul:
+    """batch, m, n, k; x: rows of k consecutive elements; w: packed; offset and strides of x in elements."""
+
+    batch: Int
+    m: Int
+    n: Int
+    k: Int
+    x: Operand  # strides (batch, row, k)
+    w: Node
+    shared_w: bool
+
+    @property
+    def operands(self) -> list[Node]:
+        return [self.x.node, self.w]
+
+    def write(self, task: Task, ctx: Context) -> Written:
+        return _within_limit(lambda lift: self._write(task, ctx, lift))
+
+    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
+        k4 = ceildiv(self.k, 4)
+        few = (self.m.bounds[1] or 4) < 4 or self.m.bounds[0] is None or (self.m.bounds[0] or 0) < 4
+        w = Wrapper(task, ctx, "cpu_matmul", lift)
+        vec = _epilogue(w, task, self.batch * self.m, self.n)
+        _source(w, "X", self.x.node)
+        _source(w, "W", self.w)
+        m_hint, n4 = estimate(self.m), estimate(ceildiv(self.n, 4))
+        w.params(
+            M=self.m, N=self.n, K4=k4, B=self.batch, xOff4=self.x.offset // 4, xRow4=self.x.strides[1] // 4,
+            xBatch4=self.x.strides[0] // 4, wBatch4=0 if self.shared_w else ceildiv(self.n, 4) * k4 * 4,
+            mFast=int(m_hint < 128),
+        )  # fmt: skip
+        if few:
+            count = self.batch * self.m * ceildiv(self.n, 4)
+            groups, group = linear_groups(count, _SIZE)
+            call = f"matvec<X, W, E, {int(vec)}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
+            written = w.finish(call, groups, (_SIZE, 1, 1), "matvec", "MatmulParams", ["cpu_common"])
+        else:
+            tm, tn = matmul_tile(m_hint, n4, estimate(self.batch))
+            blocks = self.batch * ceildiv(self.m, 4 * tm) * ceildiv(ceildiv(self.n, 4), tn // 4)
+            groups, group = linear_groups(blocks * 4, _SIZE)
+            call = f"matmul<X, W, E, {tm}, {tn}, {int(vec)}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
+            written = w.finish(call, groups, (_SIZE, 1, 1), "matmul", "MatmulParams", ["cpu_common"])
+            written.subgroup_operations = _BASIC_OPERATIONS | _QUAD_OPERATIONS
+        written.flops = self.batch * self.m * self.n * self.k * 2
+        return written
+
+
+def matmul_tile(m: int, n4: int, batch: int) -> tuple[int, int]:
+    """Rows and columns an invocation computes: 4 x 16 where the matrix is large enough."""
+    tn = 16 if n4 >= 4 else 8 if n4 >= 2 else 4
+    return 4, tn
+
+
+def _matmul(task: Task, v: MatmulView, ctx: Context) -> CpuMatmul | None:
+    x = v.lhs
+    if x.strides[2] != 1 or not _aligned(v.k) or not all(_aligned(s) for s in (x.offset, *x.strides[:2])):
+        return None
+    if not x.node.dtype.is_float or not v.rhs.node.dtype.is_float:
+        return None
+    return CpuMatmul(v.batch, v.m, v.n, v.k, x, pack_matrix(v.rhs, v, ctx), v.rhs.strides[0] == 0 or v.batch == 1)
+
+
+def pack_matrix(rhs: Operand, v: MatmulView, ctx: Context) -> Node:
+    """rhs[b, k, n] as [b, n / 4, k, n % 4], zero-padded in k and n to multiples of 4."""
+    shared = rhs.strides[0] == 0 or v.batch == 1
+    flat = _flat(rhs.node, ctx)
+    batch = as_int(1) if shared else v.batch
+
+    def body(b: Int, n4: Int, k: Int, lane: Int) -> object:
+        n = n4 * 4 + lane
+        at = rhs.offset + b * rhs.strides[0] + k * rhs.strides[1] + n * rhs.strides[2]
+        return [v.k - 1 - k, v.n - 1 - n], flat(at)
+
+    return ctx.packed("matrix", rhs.node, [batch, ceildiv(v.n, 4), ceildiv(v.k, 4) * 4, 4], body)
+
+
+def _flat(node: Node, ctx: Context) -> object:
+    """An element of a value by its offset in memory."""
+    from lapilli.ir.expr import load
+
+    layout = ctx.layouts[node.id]
+
+    def at(offset: Int) -> object:
+        index: list[Int] = [as_int(0)] * node.rank
+        rest = offset
+        for d in reversed(layout.order):
+            index[d] = rest % node.shape[d] if d != layout.order[0] else rest
+            rest = rest // node.shape[d]
+        return load(node, tuple(index))
+
+    return at
+
+
+# -- convolutions
+
+
+@dataclass(frozen=True)
+class CpuConvolution:
+    """Direct or depthwise; x has channel stride 1 and everything else a multiple of 4 elements."""
+
+    v: ConvolutionView
+    x: Operand
+    w: Node
+    depthwise: bool
+
+    @property
+    def operands(self) -> list[Node]:
+        return [self.x.node, self.w]
+
+    def write(self, task: Task, ctx: Context) -> Written:
+        return _within_limit(lambda lift: self._write(task, ctx, lift))
+
+    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
+        v = self.v
+        w = Wrapper(task, ctx, "cpu_conv", lift)
+        vec = _epilogue(w, task, v.rows, v.out_channels)
+        _source(w, "X", self.x.node)
+        _source(w, "W", self.w)
+        per_group = v.channels // v.groups
+        out4 = ceildiv(v.out_channels, 4)
+        tw = _strip(v)
+        strips = v.n * v.out_h * ceildiv(v.out_w, tw) * (v.out_channels // 4)
+        w.params(
+            M=v.rows, N=v.out_channels, C4=ceildiv(per_group, 4), OH=v.out_h, OW=v.out_w, H=v.h, W=v.w, KH=v.kernel[0],
+            KW=v.kernel[1], SH=v.stride[0], SW=v.stride[1], PH=v.padding[0], PW=v.padding[1], DH=v.dilation[0],
+            DW=v.dilation[1], xOff=self.x.offset // 4, xN=self.x.strides[0] // 4, xH=self.x.strides[2] // 4,
+            xW=self.x.strides[3] // 4, mFast=int(estimate(v.rows) < 128),
+            groupN4=out4 if v.groups == 1 else v.out_channels // v.groups // 4, xC=0,
+            lanes=strips if self.depthwise else 0,
+        )  # fmt: skip
+        if self.depthwise:
+            groups, group = linear_groups(strips, _SIZE)
+            share = int(v.dilation[1] == 1)
+            call = (
+                f"convDepthwise<X, W, E, {tw}, {v.kernel[1]}, {v.stride[1]}, {share}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
+            )
+            written = w.finish(call, groups, (_SIZE, 1, 1), "depthwise", "ConvParams", ["cpu_common"])
+            written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
+            return written
+        tm, tn = _direct_tile(v)
+        q = (per_group.value or 4) if (per_group.value or 4) < 4 else 4
+        blocks = ceildiv(v.rows, 4 * tm) * ceildiv(out4, tn // 4)
+        groups, group = linear_groups(blocks * 4, _SIZE)
+        call = f"convDirect<X, W, E, {tm}, {tn}, {q}, {int(vec)}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
+        written = w.finish(call, groups, (_SIZE, 1, 1), "convolution", "ConvParams", ["cpu_common"])
+        written.subgroup_operations = _BASIC_OPERATIONS | _QUAD_OPERATIONS
+        written.flops = v.rows * v.out_channels * per_group * (2 * v.kernel[0] * v.kernel[1])
+        return written
+
+
+def _strip(v: ConvolutionView) -> int:
+    """Neighbouring outputs that an invocation of the depthwise kernel computes."""
+    lo = v.out_w.bounds[0] or 1
+    return 4 if lo >= 4 else 2 if lo >= 2 else 1
+
+
+def _direct_tile(v: ConvolutionView) -> tuple[int, int]:
+    rows = v.rows.bounds[0] or 1
+    tm = 4 if rows >= 4 else 2 if rows >= 2 else 1
+    out4 = estimate(ceildiv(v.out_channels, 4)) if v.groups == 1 else estimate(v.out_channels // v.groups) // 4
+    tn = 16 if out4 % 4 == 0 or (v.groups == 1 and out4 >= 4) else 8 if out4 % 2 == 0 or (v.groups == 1 and out4 >= 2) else 4
+    return tm, tn
+
+
+def _convolution(task: Task, v: ConvolutionView, ctx: Context) -> object | None:
+    if not v.x.node.dtype.is_float or not v.weight.dtype.is_float or v.weight.id not in ctx.layouts:
+        return None
+    per_in, per_out = v.channels // v.groups, v.out_channels // v.groups
+    if v.is_depthwise and _aligned(v.out_channels) and v.out_channels == v.channels and v.kernel[1] <= 7:
+        x = _channels_last(v, ctx)
+        return CpuConvolution(v, x, _pack_depthwise(v, ctx), True)
+    if v.groups > 1 and not (_aligned(per_in) and _aligned(per_out)):
+        return None
+    x = _channels_last(v, ctx)
+    if v.is_pointwise and _aligned(v.channels) and _nested(x, v):
+        m = v.rows
+        if (m.bounds[0] or 0) >= 4:
+            packed = _pack_filter(v, ctx)
+            operand = Operand(x.node, x.offset, (as_int(0), x.strides[3], as_int(1)))
+            return CpuMatmul(as_int(1), m, v.out_channels, v.channels, operand, packed, True)
+    if _winograd_pays(v):
+        return _winograd(task, v, x, ctx)
+    return CpuConvolution(v, x, _pack_filter(v, ctx), False)
+
+
+def _nested(x: Operand, v: ConvolutionView) -> bool:
+    """Whether all positions lie at one stride."""
+    h_ok = v.h == 1 or x.strides[2] == x.strides[3] * v.w
+    return h_ok and (v.n == 1 or x.strides[0] == x.strides[3] * v.w * v.h)
+
+
+def _channels_last(v: ConvolutionView, ctx: Context) -> Operand:
+    """x itself when its channels are consecutive and aligned, else a copy padded to whole vectors of channels."""
+    x = v.x
+    channels_ok = x.strides[1] == 1 or v.channels == 1
+    if channels_ok and _aligned(v.channels) and all(_aligned(s) for s in (x.offset, x.strides[0], x.strides[2], x.strides[3])):
+        return x
+    flat = _flat(x.node, ctx)
+    c4 = ceildiv(v.channels, 4) * 4
+
+    def body(n: Int, h: Int, w: Int, c: Int) -> object:
+        at = x.offset + n * x.strides[0] + c * x.strides[1] + h * x.strides[2] + w * x.strides[3]
+        return [v.channels - 1 - c], flat(at)  # type: ignore[operator]
+
+    node = ctx.packed("channels_last", x.node, [v.n, v.h, v.w, c4], body)
+    return Operand(node, as_int(0), (v.h * v.w * c4, as_int(1), v.w * c4, c4))
+
+
+def _pack_filter(v: ConvolutionView, ctx: Context) -> Node:
+    """[O, C, kh, kw] as [O / 4, kh, kw, C, O % 4], zero-padded in O and C to multiples of 4."""
+    per_in = v.channels // v.groups
+    kh, kw = v.kernel
+
+    def body(o4: Int, h: Int, w: Int, c: Int, lane: Int) -> object:
+        o = o4 * 4 + lane
+        return [v.out_channels - 1 - o, per_in - 1 - c], ctx.read(v.weight, _filter_index(v, o, c, h, w))
+
+    return ctx.packed("filter", v.weight, [ceildiv(v.out_channels, 4), kh, kw, ceildiv(per_in, 4) * 4, 4], body)
+
+
+def _filter_index(v: ConvolutionView, o: Int, c: Int, h: Int, w: Int) -> list[Int]:
+    return [o, c, w] if v.weight.rank == 3 else [o, c, h, w]
+
+
+def _pack_depthwise(v: ConvolutionView, ctx: Context) -> Node:
+    """[C, 1, kh, kw] as [kh, kw, C]."""
+    zero = as_int(0)
+    return ctx.packed(
+        "depthwise", v.weight, [*v.kernel, v.out_channels],
+        lambda h, w, c: ([], ctx.read(v.weight, _filter_index(v, c, zero, h, w))),
+    )  # fmt: skip
+
+
+# -- Winograd
+
+
+def _winograd_pays(v: ConvolutionView) -> bool:
+    plain = v.kernel == (3, 3) and v.stride == (1, 1) and v.dilation == (1, 1) and v.groups == 1
+    return plain and _aligned(v.channels) and _aligned(v.out_channels) and estimate(v.channels) >= 32 and estimate(v.out_channels) >= 32
+
+
+def winograd_tile(v: ConvolutionView) -> int:
+    """Outputs of a tile in each direction."""
+    return 4
+
+
+@dataclass(frozen=True)
+class _Winograd:
+    """One of the three steps around the matrix product; `step` names the kernel."""
+
+    step: str
+    v: ConvolutionView
+    tile: int
+    source: Operand
+
+    @property
+    def operands(self) -> list[Node]:
+        return [self.source.node]
+
+    def write(self, task: Task, ctx: Context) -> Written:
+        return _within_limit(lambda lift: self._write(task, ctx, lift))
+
+    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
+        v, t = self.v, self.tile
+        w = Wrapper(task, ctx, "cpu_winograd", lift)
+        th, tw = ceildiv(v.out_h, t), ceildiv(v.out_w, t)
+        tiles = v.n * th * tw
+        if self.step == "winogradWeight":
+            rows = ((t + 2) * (t + 2)) * ceildiv(v.out_channels, 4) * v.channels
+            _matrix_epilogue(w, task, rows, as_int(4), vector=False)
+            _scalar_source(w, "W", self.source.node)
+            w.params(N=v.out_channels, C=v.channels)
+            count = v.out_channels * v.channels * (t + 2)
+            struct, generics = "WinogradWeightParams", "W, E"
+        else:
+            first = self.step == "winogradInput"
+            if first:
+                _matrix_epilogue(w, task, tiles * ((t + 2) * (t + 2)), v.channels)
+            else:
+                _epilogue(w, task, v.rows, v.out_channels)
+            _source(w, "X", self.source.node)
+            x = self.source
+            n4 = (v.channels if first else v.out_channels) // 4
+            offsets = (x.offset, x.strides[0], x.strides[2], x.strides[3]) if first else (as_int(0),) * 4
+            w.params(
+                tiles=tiles, tilesH=th, tilesW=tw, N4=n4, OH=v.out_h, OW=v.out_w, H=v.h, W=v.w, PH=v.padding[0],
+                PW=v.padding[1], xOff=offsets[0] // 4, xN=offsets[1] // 4, xH=offsets[2] // 4, xW=offsets[3] // 4,
+                N=v.out_channels,
+            )  # fmt: skip
+            count = tiles * n4
+            struct, generics = "WinogradParams", "X, E"
+        groups, group = linear_groups(count, _SIZE)
+        call = f"{self.step}<{generics}, {t}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
+        return w.finish(call, groups, (_SIZE, 1, 1), self.step, struct, ["cpu_common"])
+
+
+def _winograd(task: Task, v: ConvolutionView, x: Operand, ctx: Context) -> _Winograd:
+    """Adds the tasks of the transforms and of the matrix product; the task itself becomes the output transform."""
+    t = winograd_tile(v)
+    points = as_int((t + 2) * (t + 2))
+    tiles = v.n * ceildiv(v.out_h, t) * ceildiv(v.out_w, t)
+    c, o = v.channels, v.out_channels
+    name = task.out.name
+
+    def node(shape: list[Int], what: str) -> Node:
+        return Node(tuple(shape), DType.float32, f"{name}_{what}", "winograd")
+
+    weight = node([points * ceildiv(o, 4) * c, as_int(4)], "winograd_weight")
+    inputs = node([points * tiles, c], "winograd_input")
+    products = node([points * tiles, o], "winograd_product")
+    origins = task.origins[:1]
+    for out, template, label in (
+        (weight, _Winograd("winogradWeight", v, t, Operand(v.weight, as_int(0), ())), "winograd weights"),
+        (inputs, _Winograd("winogradInput", v, t, x), "winograd input"),
+        (
+            products,
+            CpuMatmul(points, tiles, o, c, Operand(inputs, as_int(0), (tiles * c, c, as_int(1))), weight, False),
+            "winograd product",
+        ),
+    ):
+        step = simple_task(out, [f"{origins[0]} ({label})"], label)
+        step.template = template
+        ctx.add(step)
+    return _Winograd("winogradOutput", v, t, Operand(products, as_int(0), ()))
+
+
+# -- shared
+
+
+def _within_limit(write: object) -> Written:
+    """With sizes as parameters when they fit, else with sizes in the code."""
+    written: Written = write(True)  # type: ignore[operator]
+    return written if len(written.params) <= MAX_PARAMS else write(False)  # type: ignore[operator,no-any-return]
+
+
+def _source(w: Wrapper, name: str, node: Node) -> None:
+    """Reads a buffer four elements at a time."""
+    b = w.vector(node)
+    w.structs.append(
+        f"struct {name} : ISource\n{{\n    static float load(int i) {{ return {b}[i / 4][i % 4]; }}\n"
+        f"    static float4 load4(int i) {{ return float4({b}[i]); }}\n}};\n"
+    )
+
+
+def _scalar_source(w: Wrapper, name: str, node: Node) -> None:
+    """Reads a buffer element by element."""
+    from lapilli.codegen.emit import Emitter
+    from lapilli.ir.integer import Var
+
+    i = Var("i", as_int(1 << 30))
+    e = Emitter(w.kernel, {i: "i"})
+    w.structs.append(
+        f"struct {name} : ISource\n{{\n    static float load(int i) {{ return {e.load_at(node, of(i))}; }}\n"
+        "    static float4 load4(int i) { return float4(0.0f); }\n};\n"
+    )
+
+
+def _epilogue(w: Wrapper, task: Task, rows: Int, columns: Int) -> bool:
+    """For a contraction of the graph: the columns are its last (matmul) or second (convolution) axis."""
+    core = task.core
+    assert core is not None
+    if core.contraction is None:  # a step of Winograd's
+        return _matrix_epilogue(w, task, rows, columns)
+    note = core.contraction
+    column = note.column if isinstance(note, Matmul) else core.axes[1]
+    others = [a for a in core.axes if a is not column]
+    return w.epilogue(rows, columns, row_major(others, column))
+
+
+def row_major(others: list[object], column: object) -> object:
+    """The axes of a task from a linear row over `others` and a column."""
+
+    def mapping(m: Int, n: Int) -> dict[object, Int]:
+        axes: dict[object, Int] = {column: n}
+        rest = m
+        for a in reversed(others):
+            extent = a.extent  # type: ignore[attr-defined]
+            axes[a] = rest % extent if a is not others[0] else rest
+            rest = rest // extent
+        return axes
+
+    return mapping
+
+
+def _matrix_epilogue(w: Wrapper, task: Task, rows: Int, columns: Int, vector: bool = True) -> bool:
+    """The result is a matrix; its rows and columns are the task's axes, whatever their shape."""
+    axes = task.axes
+    return w.epilogue(rows, columns, row_major(list(axes[:-1]), axes[-1]), vector=vector)
+
+
+_ = Layout

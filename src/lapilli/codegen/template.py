@@ -1,0 +1,178 @@
+"""What all kernel templates share: the wrapper around a hand-written kernel, with sources and the epilogue generated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, stored_as
+from lapilli.codegen.kernel import Written
+from lapilli.ir.expr import Expr, const, load, rewrite, select
+from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, ceildiv, of
+from lapilli.ir.node import Map, Node, Reduce
+from lapilli.lower.registry import fresh_axes
+from lapilli.schedule.layout import Layout
+from lapilli.schedule.target import Target
+from lapilli.schedule.task import Task
+
+MAX_PARAMS = 32
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a template sees of the schedule."""
+
+    target: Target
+    layouts: dict[int, Layout]
+    views: Mapping[int, Map]
+    added: list[Task] = field(default_factory=list)  # tasks that templates need: packed weights, padded operands
+
+    def add(self, task: Task, layout: Layout | None = None) -> Node:
+        self.layouts[task.out.id] = layout or Layout.of(task.out.shape, range(task.out.rank))
+        self.added.append(task)
+        return task.out
+
+    def add_map(self, node: Map, layout: Layout | None = None) -> Node:
+        at = tuple(as_int(0) if a.extent == 1 else of(a) for a in node.axes)
+        return self.add(Task(node, node.axes, at, node.body, origins=[node.origin], reason="packed operand"), layout)
+
+    def read(self, node: Node, index: Sequence[Int]) -> Expr:
+        """An element of a value, seen through the views that have no memory."""
+
+        def through(ld: Expr) -> Expr | None:
+            from lapilli.ir.expr import Load
+
+            assert isinstance(ld, Load)
+            view = self.views.get(ld.node.id)
+            if view is None:
+                return None
+            return rewrite(view.body, dict(zip(view.axes, ld.index, strict=True)), through)
+
+        first = load(node, tuple(index))
+        return rewrite(first, {}, through)
+
+    def packed(self, name: str, like: Node, shape: Sequence[IntLike], body: object) -> Node:
+        """A copy of an operand in a kernel's own layout: body(*axes) gives (guards, value)."""
+        sizes = tuple(as_int(s) for s in shape)
+        axes, at = fresh_axes(sizes)
+        guards, value = body(*at)  # type: ignore[operator]
+        padded = select(guards, value, const(0, value.dtype))
+        return self.add_map(Map(sizes, like.dtype, f"{like.name}_{name}", f"pack {name}", axes=axes, body=padded))
+
+
+def accumulator(shape: Sequence[Int]) -> Reduce:
+    """A stand-in for the value that a template computes, where no operator of the graph does."""
+    axes, _ = fresh_axes(tuple(shape))
+    from lapilli.ir.dtype import DType
+
+    return Reduce(tuple(shape), DType.float32, "acc", "", axes=axes)
+
+
+def simple_task(out: Node, origins: list[str], reason: str) -> Task:
+    """A task that stores a template's result as it is."""
+    core = accumulator(out.shape)
+    at = tuple(as_int(0) if a.extent == 1 else of(a) for a in core.axes)
+    return Task(out, core.axes, at, load(core, at), core, None, origins, reason)
+
+
+class Wrapper:
+    """Writes the Slang around a template kernel: buffers, parameter block, sources, epilogue, entry point."""
+
+    def __init__(self, task: Task, ctx: Context, module: str, lift: bool = True) -> None:
+        self.task, self.ctx, self.module = task, ctx, module
+        self.kernel = Kernel(ctx.layouts, ctx.target.half, ctx.target.texel, lift)
+        self.structs: list[str] = []
+        self.fields: list[tuple[str, Int]] = []
+
+    def params(self, **values: IntLike) -> None:
+        """The words of the template's own parameter struct, in its order."""
+        self.fields += [(name, as_int(v)) for name, v in values.items()]
+
+    def vector(self, node: Node) -> str:
+        """A buffer read four elements at a time, as an expression of type float4 at an index `i`."""
+        return self.kernel.bind_vector(node)
+
+    def epilogue(self, rows: Int, columns: Int, mapping: object, signature: str = "uint m, uint n", vector: bool = True) -> bool:
+        """struct E with store and store4. mapping(m, n) gives the task's axes for a row and a column.
+
+        Returns whether four columns are stored together."""
+        wide = vector and columns % LANES == 0
+        four = self._store(rows, columns, mapping, LANES) if wide else None
+        body4 = four if four is not None else "".join(
+            f"        store({_arguments(signature, f'n + {k}')}, v[{k}]);\n" for k in range(LANES)
+        )
+        one = self._store(rows, columns, mapping, 1) if four is None else "        ;\n"
+        self.structs.append(
+            "struct E : IEpilogue\n{\n"
+            f"    static void store({signature}, float v)\n    {{\n{one}    }}\n"
+            f"    static void store4({signature}, float4 v)\n    {{\n{body4}    }}\n}};\n"
+        )
+        return wide
+
+    def _store(self, rows: Int, columns: Int, mapping: object, lanes: int) -> str | None:
+        task = self.task
+        assert task.core is not None
+        m = Var("m", rows)
+        names: dict[Atom, str] = {m: "int(m)"}
+        if lanes > 1:
+            n4, lane = Var("n4", columns // LANES), Var("lane", as_int(LANES))
+            names[n4] = "int(n / 4)"
+            column, lane_int = of(n4) * LANES + of(lane), of(lane)
+        else:
+            n = Var("n", columns)
+            names[n] = "int(n)"
+            column, lane_int = of(n), None
+        axes: dict[Atom, Int] = mapping(of(m), column)  # type: ignore[operator]
+        e = Emitter(self.kernel, names, lane_int, {task.core.id: "v"}, "        ")
+        kind = stored_as(task.out.dtype, self.kernel.half)
+        saved = list(self.kernel.bindings), list(self.kernel.params)
+        offset = self.ctx.layouts[task.out.id].offset([i.substitute(axes) for i in task.store])
+        try:
+            text = e.value(rewrite(task.value, axes))
+            if lanes > 1:
+                first = offset.substitute({lane: 0})
+                steps = [(offset.substitute({lane: k}) - first) for k in range(1, LANES)]
+                if [s.value for s in steps] == [1, 2, 3] and first % LANES == 0 and kind in ("float", "half"):
+                    buffer = self.kernel.bind(task.out, f"{kind}4", written=True)
+                    e.line(f"{buffer}[{e.int(first // LANES)}] = {kind}4({text});")
+                    return e.text()
+                if kind not in ("float", "half"):
+                    raise NotVectorizable
+                buffer = self.kernel.bind(task.out, kind, written=True)
+                for k in range(LANES):
+                    e.line(f"{buffer}[{e.int(offset.substitute({lane: k}))}] = {kind}({text}[{k}]);")
+                return e.text()
+            buffer = self.kernel.bind(task.out, kind, written=True)
+            e.line(f"{buffer}[{e.int(offset)}] = {kind}({text});")
+            return e.text()
+        except NotVectorizable:
+            self.kernel.bindings, self.kernel.params = saved
+            return None
+
+    def finish(self, call: str, groups: tuple[IntLike, IntLike, IntLike], local: tuple[int, int, int], name: str,
+               struct: str, imports: Sequence[str] = ()) -> Written:  # fmt: skip
+        """call: the statement that runs the template; `T` in it is its parameter struct."""
+        lines = ["import lapilli_math;", f"import {self.module};", *(f"import {i};" for i in imports)]
+        for k, b in enumerate(self.kernel.bindings):
+            kind = "RWStructuredBuffer" if b.written else "Buffer" if b.texel else "StructuredBuffer"
+            lines.append(f"[[vk::binding({k}, 0)]] {kind}<{b.type}> b{k};")
+        extra = "".join(f" int {n};" for n, _ in self.kernel.params)
+        lines.append(f"struct Params {{ {struct} t;{extra} }};")
+        lines.append("static Params P;")
+        lines += self.structs
+        lines.append(
+            f'[shader("compute")]\n[numthreads({local[0]}, {local[1]}, {local[2]})]\n'
+            "void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID, uint li : SV_GroupIndex, uniform Params params)\n"
+            f"{{\n    P = params;\n    {call}\n}}\n"
+        )
+        words = [v for _, v in self.fields] + [v for _, v in self.kernel.params]
+        x, y, z = (as_int(g) for g in groups)
+        return Written(self.task, "\n".join(lines), self.kernel.bindings, words, (x, y, z), local, name)
+
+
+def _arguments(signature: str, column: str) -> str:
+    names = [part.split()[-1] for part in signature.split(",")]
+    return ", ".join(column if n == "n" else n for n in names)
+
+
+_ = ceildiv

@@ -1,0 +1,161 @@
+"""Matrix products and convolutions as kernel templates see them: sizes, and operands with strides into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lapilli.ir.integer import Int, Var, as_int, product
+from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce
+from lapilli.schedule.layout import Layout
+from lapilli.schedule.realize import chase, is_affine, operand_indices
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A value in memory: element (i, j, ...) lies at offset + i*strides[0] + j*strides[1] + ..."""
+
+    node: Node
+    offset: Int
+    strides: tuple[Int, ...]
+
+
+@dataclass(frozen=True)
+class MatmulView:
+    """out[b, m, n] = sum_k lhs[b, m, k] * rhs[b, k, n]; operand strides are (batch, row, column)."""
+
+    batch: Int
+    m: Int
+    n: Int
+    k: Int
+    lhs: Operand
+    rhs: Operand
+
+
+@dataclass(frozen=True)
+class ConvolutionView:
+    """A 2-D convolution (1-D ones have height 1); x strides are (n, c, h, w); weight is [out, in/groups, kh, kw]."""
+
+    n: Int
+    channels: Int
+    h: Int
+    w: Int
+    out_channels: Int
+    out_h: Int
+    out_w: Int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+    x: Operand
+    weight: Node
+
+    @property
+    def rows(self) -> Int:
+        """Output positions: n * out_h * out_w."""
+        return self.n * self.out_h * self.out_w
+
+    @property
+    def is_pointwise(self) -> bool:
+        """A 1x1 convolution that is a matrix product over positions."""
+        return self.kernel == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0) and self.groups == 1
+
+    @property
+    def is_depthwise(self) -> bool:
+        return self.groups > 1 and self.channels == self.groups and self.out_channels == self.groups
+
+
+def operand(node: Node, index: tuple[Int, ...], axes: Sequence[Var | None], views: Mapping[int, Map],
+            layouts: Mapping[int, Layout]) -> Operand | None:  # fmt: skip
+    """Where `node[index]` lies, with a stride for every axis; None when strides cannot say it, or when the value has no
+    memory of its own. An axis of None has size 1."""
+    root, at = chase(node, index, dict(views))
+    if root.id not in layouts or not is_affine(at):
+        return None
+    place = layouts[root.id].offset(at)
+    strides: list[Int] = []
+    offset = place
+    for a in axes:
+        if a is None:
+            strides.append(as_int(0))
+            continue
+        step = place.substitute({a: 1}) - place.substitute({a: 0})
+        if any(isinstance(v, Var) for v in step.atoms()):
+            return None
+        strides.append(step)
+        offset = offset.substitute({a: 0})
+    if any(isinstance(v, Var) for v in offset.atoms()):
+        return None
+    return Operand(root, offset, tuple(strides))
+
+
+def _merged(strides: Sequence[Int], extents: Sequence[Int]) -> Int | None:
+    """One stride for nested axes, outermost first; None when they do not nest."""
+    real = [(s, e) for s, e in zip(strides, extents, strict=True) if e != 1]
+    if not real:
+        return as_int(0)
+    for (outer, _), (inner, extent) in zip(real, real[1:], strict=False):
+        if outer != inner * extent:
+            return None
+    return real[-1][0]
+
+
+def _flatten(found: Operand | None, groups: Sequence[Sequence[Var]]) -> Operand | None:
+    """An operand whose axes are merged group by group."""
+    if found is None:
+        return None
+    strides: list[Int] = []
+    at = 0
+    for group in groups:
+        part = found.strides[at : at + len(group)]
+        at += len(group)
+        one = _merged(part, [a.extent for a in group])
+        if one is None:
+            return None
+        strides.append(one)
+    return Operand(found.node, found.offset, tuple(strides))
+
+
+def matmul_view(r: Reduce, views: Mapping[int, Map], layouts: Mapping[int, Layout]) -> MatmulView | None:
+    note = r.contraction
+    assert isinstance(note, Matmul)
+    left = [*note.batch, *note.rows, note.inner]
+    right = [*note.batch, note.inner, note.column]
+    lhs = _flatten(operand(note.lhs, note.lhs_index, left, views, layouts), [note.batch, note.rows, [note.inner]])
+    rhs = _flatten(operand(note.rhs, note.rhs_index, right, views, layouts), [note.batch, [note.inner], [note.column]])
+    if lhs is None or rhs is None:
+        return None
+    return MatmulView(
+        product([a.extent for a in note.batch]), product([a.extent for a in note.rows]), note.column.extent,
+        note.inner.extent, lhs, rhs,
+    )  # fmt: skip
+
+
+def convolution_view(r: Reduce, views: Mapping[int, Map], layouts: Mapping[int, Layout]) -> ConvolutionView | None:
+    note = r.contraction
+    assert isinstance(note, Convolution)
+    spatial = len(note.stride)
+    if spatial > 2:
+        return None
+    ((x, fresh),) = operand_indices(r)
+    axes = [next(iter(i.atoms())) for i in fresh]
+    found = operand(x, fresh, [a if isinstance(a, Var) else None for a in axes], views, layouts)
+    if found is None:
+        return None
+    missing = 2 - spatial
+    zero, one = (as_int(0),) * missing, (1,) * missing
+    strides = (*found.strides[:2], *zero, *found.strides[2:])
+    h, w = (*(as_int(1),) * missing, *x.shape[2:])
+    out_h, out_w = (*(as_int(1),) * missing, *r.shape[2:])
+    kernel = tuple(s.value for s in note.weight.shape[2:])
+    if any(k is None for k in kernel):
+        return None
+    kh, kw = (*one, *(k for k in kernel if k is not None))
+    sh, sw = (*one, *note.stride)
+    ph, pw = (*(0,) * missing, *note.padding)
+    dh, dw = (*one, *note.dilation)
+    return ConvolutionView(
+        x.shape[0], x.shape[1], h, w, r.shape[1], out_h, out_w, (kh, kw), (sh, sw), (ph, pw), (dh, dw), note.groups,
+        Operand(found.node, found.offset, strides), note.weight,
+    )  # fmt: skip
