@@ -10,14 +10,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(_WIN32)
-#define LAPILLI_API __declspec(dllexport)
-#else
-#define LAPILLI_API __attribute__((visibility("default")))
-#endif
-
 #ifdef __cplusplus
 extern "C" {
+#endif
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)
 #endif
 
 /* BEGIN CDEF (read by cffi: plain C from here on) */
@@ -169,6 +166,9 @@ lapilli_status lapilli_read_buffer(lapilli_program *program, uint32_t method, co
 
 /* END CDEF */
 
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif
 #ifdef __cplusplus
 }
 #endif

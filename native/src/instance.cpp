@@ -63,6 +63,74 @@ bool has(const std::vector<VkExtensionProperties>& found, const char* name) {
   return std::ranges::any_of(found, [&](const auto& item) { return std::strcmp(item.extensionName, name) == 0; });
 }
 
+VkDebugUtilsMessengerCreateInfoEXT messenger_info() {
+  VkDebugUtilsMessengerCreateInfoEXT info{};
+  info.sType = VK_STRUCTURE_TYPE_DEBUG_UTILS_MESSENGER_CREATE_INFO_EXT;
+  info.messageSeverity = VK_DEBUG_UTILS_MESSAGE_SEVERITY_WARNING_BIT_EXT | VK_DEBUG_UTILS_MESSAGE_SEVERITY_ERROR_BIT_EXT;
+  info.messageType = VK_DEBUG_UTILS_MESSAGE_TYPE_VALIDATION_BIT_EXT;
+  info.pfnUserCallback = report;
+  return info;
+}
+
+VkInstance create(const GlobalFunctions& vk, bool validation) {
+  uint32_t version = VK_MAKE_API_VERSION(0, 1, 0, 0);
+  if (vk.EnumerateInstanceVersion != nullptr)
+    vk.EnumerateInstanceVersion(&version);
+  if (version < VK_MAKE_API_VERSION(0, 1, 1, 0))
+    fail(LAPILLI_NO_DRIVER, "The Vulkan loader of this machine knows Vulkan 1.0 only, and Lapilli needs 1.1: update it.");
+
+  VkApplicationInfo application{};
+  application.sType = VK_STRUCTURE_TYPE_APPLICATION_INFO;
+  application.pApplicationName = "lapilli";
+  application.pEngineName = "lapilli";
+  application.apiVersion = VK_MAKE_API_VERSION(0, 1, 3, 0);
+
+  std::vector<const char*> names;
+  VkInstanceCreateInfo info{};
+  info.sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO;
+  info.pApplicationInfo = &application;
+  const auto available = extensions(vk, nullptr);
+  if (has(available, VK_KHR_PORTABILITY_ENUMERATION_EXTENSION_NAME)) {
+    names.push_back(VK_KHR_PORTABILITY_ENUMERATION_EXTENSION_NAME);
+    info.flags = VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR;
+  }
+
+  VkDebugUtilsMessengerCreateInfoEXT messenger = messenger_info(); // for what happens during creation itself
+  VkValidationFeaturesEXT features{};
+  const VkValidationFeatureEnableEXT synchronization = VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT;
+  if (validation) {
+    uint32_t count = 0;
+    vk.EnumerateInstanceLayerProperties(&count, nullptr);
+    std::vector<VkLayerProperties> layers(count);
+    vk.EnumerateInstanceLayerProperties(&count, layers.data());
+    const auto offered = extensions(vk, validation_layer);
+    if (std::ranges::none_of(layers, [](const auto& l) { return std::strcmp(l.layerName, validation_layer) == 0; }) ||
+        !(has(offered, VK_EXT_DEBUG_UTILS_EXTENSION_NAME) || has(available, VK_EXT_DEBUG_UTILS_EXTENSION_NAME)))
+      fail(LAPILLI_NO_DRIVER, "Validation was asked for, and ", validation_layer,
+           " is not installed. On Debian: apt install vulkan-validationlayers. Or unset LAPILLI_VALIDATION.");
+    names.push_back(VK_EXT_DEBUG_UTILS_EXTENSION_NAME);
+    info.pNext = &messenger;
+    if (has(offered, VK_EXT_VALIDATION_FEATURES_EXTENSION_NAME)) {
+      names.push_back(VK_EXT_VALIDATION_FEATURES_EXTENSION_NAME);
+      features.sType = VK_STRUCTURE_TYPE_VALIDATION_FEATURES_EXT;
+      features.enabledValidationFeatureCount = 1;
+      features.pEnabledValidationFeatures = &synchronization;
+      messenger.pNext = &features;
+    }
+    info.enabledLayerCount = 1;
+    info.ppEnabledLayerNames = &validation_layer;
+  }
+  info.enabledExtensionCount = static_cast<uint32_t>(names.size());
+  info.ppEnabledExtensionNames = names.data();
+  VkInstance instance = VK_NULL_HANDLE;
+  const VkResult result = vk.CreateInstance(&info, nullptr, &instance);
+  if (result == VK_ERROR_INCOMPATIBLE_DRIVER || result == VK_ERROR_INITIALIZATION_FAILED)
+    fail(LAPILLI_NO_DRIVER, "No Vulkan driver was found on this machine. Install the driver of your GPU, or a software "
+                            "driver; on Debian: apt install mesa-vulkan-drivers.");
+  check(result, "vkCreateInstance");
+  return instance;
+}
+
 int rank(VkPhysicalDeviceType type) {
   switch (type) {
   case VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU:
@@ -118,77 +186,14 @@ Instance::Instance(bool with_validation) : validation(with_validation) {
   get_proc = open_loader();
   GlobalFunctions global;
   global.load([&](const char* name) { return get_proc(nullptr, name); });
-  create(global);
+  handle = create(global, validation);
   vk.load([&](const char* name) { return get_proc(handle, name); });
+  if (validation) {
+    const VkDebugUtilsMessengerCreateInfoEXT info = messenger_info();
+    VkDebugUtilsMessengerEXT messenger = VK_NULL_HANDLE;
+    check(vk.CreateDebugUtilsMessengerEXT(handle, &info, nullptr, &messenger), "vkCreateDebugUtilsMessengerEXT");
+  }
   enumerate();
-}
-
-void Instance::create(const GlobalFunctions& global) {
-  uint32_t version = VK_MAKE_API_VERSION(0, 1, 0, 0);
-  if (global.EnumerateInstanceVersion != nullptr)
-    global.EnumerateInstanceVersion(&version);
-  if (version < VK_MAKE_API_VERSION(0, 1, 1, 0))
-    fail(LAPILLI_NO_DRIVER, "The Vulkan loader of this machine knows Vulkan 1.0 only, and Lapilli needs 1.1: update it.");
-
-  VkApplicationInfo application{};
-  application.sType = VK_STRUCTURE_TYPE_APPLICATION_INFO;
-  application.pApplicationName = "lapilli";
-  application.pEngineName = "lapilli";
-  application.apiVersion = VK_MAKE_API_VERSION(0, 1, 3, 0);
-
-  std::vector<const char*> names;
-  VkInstanceCreateInfo info{};
-  info.sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO;
-  info.pApplicationInfo = &application;
-  const auto available = extensions(global, nullptr);
-  if (has(available, VK_KHR_PORTABILITY_ENUMERATION_EXTENSION_NAME)) {
-    names.push_back(VK_KHR_PORTABILITY_ENUMERATION_EXTENSION_NAME);
-    info.flags = VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR;
-  }
-
-  VkDebugUtilsMessengerCreateInfoEXT messenger{};
-  VkValidationFeaturesEXT features{};
-  const VkValidationFeatureEnableEXT synchronization = VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT;
-  if (validation) {
-    uint32_t count = 0;
-    global.EnumerateInstanceLayerProperties(&count, nullptr);
-    std::vector<VkLayerProperties> layers(count);
-    global.EnumerateInstanceLayerProperties(&count, layers.data());
-    const auto offered = extensions(global, validation_layer);
-    if (std::ranges::none_of(layers, [](const auto& l) { return std::strcmp(l.layerName, validation_layer) == 0; }) ||
-        !(has(offered, VK_EXT_DEBUG_UTILS_EXTENSION_NAME) || has(available, VK_EXT_DEBUG_UTILS_EXTENSION_NAME)))
-      fail(LAPILLI_NO_DRIVER, "Validation was asked for, and ", validation_layer,
-           " is not installed. On Debian: apt install vulkan-validationlayers. Or unset LAPILLI_VALIDATION.");
-    names.push_back(VK_EXT_DEBUG_UTILS_EXTENSION_NAME);
-    messenger.sType = VK_STRUCTURE_TYPE_DEBUG_UTILS_MESSENGER_CREATE_INFO_EXT;
-    messenger.messageSeverity =
-        VK_DEBUG_UTILS_MESSAGE_SEVERITY_WARNING_BIT_EXT | VK_DEBUG_UTILS_MESSAGE_SEVERITY_ERROR_BIT_EXT;
-    messenger.messageType = VK_DEBUG_UTILS_MESSAGE_TYPE_VALIDATION_BIT_EXT;
-    messenger.pfnUserCallback = report;
-    info.pNext = &messenger;
-    if (has(offered, VK_EXT_VALIDATION_FEATURES_EXTENSION_NAME)) {
-      names.push_back(VK_EXT_VALIDATION_FEATURES_EXTENSION_NAME);
-      features.sType = VK_STRUCTURE_TYPE_VALIDATION_FEATURES_EXT;
-      features.enabledValidationFeatureCount = 1;
-      features.pEnabledValidationFeatures = &synchronization;
-      messenger.pNext = &features;
-    }
-    info.enabledLayerCount = 1;
-    info.ppEnabledLayerNames = &validation_layer;
-  }
-  info.enabledExtensionCount = static_cast<uint32_t>(names.size());
-  info.ppEnabledExtensionNames = names.data();
-  const VkResult result = global.CreateInstance(&info, nullptr, &handle);
-  if (result == VK_ERROR_INCOMPATIBLE_DRIVER || result == VK_ERROR_INITIALIZATION_FAILED)
-    fail(LAPILLI_NO_DRIVER, "No Vulkan driver was found on this machine. Install the driver of your GPU, or a software "
-                            "driver; on Debian: apt install mesa-vulkan-drivers.");
-  check(result, "vkCreateInstance");
-  if (validation) {
-    vk.load([&](const char* name) { return get_proc(handle, name); });
-    messenger.pNext = nullptr;
-    VkDebugUtilsMessengerEXT created = VK_NULL_HANDLE;
-    check(vk.CreateDebugUtilsMessengerEXT(handle, &messenger, nullptr, &created), "vkCreateDebugUtilsMessengerEXT");
-  }
 }
 
 void Instance::enumerate() {

@@ -30,7 +30,6 @@ public:
 
 private:
   explicit Instance(bool validation);
-  void create(const GlobalFunctions& vk);
   void enumerate();
 };
 

@@ -141,8 +141,8 @@ void Pipelines::create(const Kernel& kernel, Pipeline& pipeline) {
   vk.DestroyShaderModule(device_.handle, module, nullptr);
   if (result != VK_SUCCESS && result != VK_ERROR_OUT_OF_HOST_MEMORY && result != VK_ERROR_OUT_OF_DEVICE_MEMORY &&
       result != VK_ERROR_DEVICE_LOST)
-    fail(LAPILLI_INTERNAL, "The driver of ", capabilities.name, " (", capabilities.driver, ") cannot compile kernel "",
-         kernel.name, "" (Vulkan result ", static_cast<int>(result),
+    fail(LAPILLI_INTERNAL, "The driver of ", capabilities.name, " (", capabilities.driver, ") cannot compile kernel \"",
+         kernel.name, "\" (Vulkan result ", static_cast<int>(result),
          "). Update the driver, or choose another plan or device.");
   check(result, "vkCreateComputePipelines");
   const bool hit = (feedback.flags & VK_PIPELINE_CREATION_FEEDBACK_VALID_BIT) != 0 &&

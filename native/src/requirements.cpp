@@ -3,6 +3,7 @@
 #include "capabilities.h"
 #include "describe.h"
 #include "expr.h"
+#include "text.h"
 
 #include <algorithm>
 

@@ -8,8 +8,7 @@ lapilli.load("model.lap")(image)                                # needs neither 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,6 +26,7 @@ from lapilli.errors import (
     RunTimeoutError,
     UnsupportedOperatorError,
 )
+from lapilli.runtime.compiler import require_compiler
 from lapilli.runtime.devices import Device, devices, is_available
 from lapilli.runtime.preprocess import Preprocess
 from lapilli.runtime.program import Future, Program, load
@@ -62,31 +62,28 @@ __version__ = "0.1.0"
 
 def compile(
     model: torch.nn.Module | torch.export.ExportedProgram | str | PathLike[str],
-    example_inputs: tuple[Any, ...] = (),
+    example_inputs: Any = None,
     *,
     precision: Literal["fp32", "fp16"] = "fp32",
     dynamic_shapes: Any = None,
     target: str | None = None,
     metadata: Mapping[str, str] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> Program:
     """Compiles a model to a program, ready to run and to save. Needs the extra: `pip install lapilli[compile]`.
 
-    model: a module in eval mode, an ExportedProgram, or the path of a `.pt2` file.
-    example_inputs: positional inputs of a module; an ExportedProgram and a `.pt2` bring their own.
+    model: a module (compiled as it is in eval mode), an ExportedProgram, or the path of a `.pt2` file.
+    example_inputs: arguments of a module, as a tuple or a dict of keywords; an ExportedProgram brings its own.
     precision: "fp32", or "fp16" for 16-bit storage with 32-bit accumulation. Inputs and outputs keep their dtypes.
     dynamic_shapes: as in `torch.export.export`: which sizes may change from run to run, with their bounds.
-    target: the device to compile for (an index or a part of its name); None: plans for every kind of device.
+    target: name of the one plan to make; None: plans for every kind of device.
     metadata: strings that travel in the file, such as `preprocess` and `labels`.
+    progress: called with (stage, done, all) while kernels are compiled.
 
     Raises CompileError, UnsupportedOperatorError for an operator without a lowering, LapilliError where torch or the
     shader compiler is missing.
     """
-    missing = [name for name in ("torch", "slangtorch") if find_spec(name) is None]
-    if missing:
-        raise LapilliError(
-            f"Compiling needs {' and '.join(missing)}, not installed here. Do: pip install 'lapilli[compile]'. "
-            "(Loading and running programs does not need them.)"
-        )
+    require_compiler()
     from lapilli.compiler import compile as compile_model
 
     return compile_model(
@@ -96,4 +93,5 @@ def compile(
         dynamic_shapes=dynamic_shapes,
         target=target,
         metadata=metadata,
+        progress=progress,
     )

@@ -10,13 +10,15 @@ import click
 
 from lapilli.cli.common import console, duration, print_json, progress_console, size
 from lapilli.errors import InvalidInputError
+from lapilli.runtime.compiler import require_compiler
+from lapilli.runtime.files import replace
 
 
 @click.command("compile")
 @click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: MODEL with .lap.")
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True)
-@click.option("--target", metavar="INDEX|NAME", help="Compile for this device only. Default: plans for every kind.")
+@click.option("--target", metavar="PLAN", help="Name of the one plan to make. Default: plans for every kind of device.")
 @click.option("--metadata", "pairs", metavar="KEY=VALUE", multiple=True, help="Kept in the file; VALUE may be @FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compile_(
@@ -27,19 +29,28 @@ def compile_(
     if output.resolve() == model.resolve():
         raise InvalidInputError(f"The output {output} would replace the model; name another file with -o.")
     metadata = dict(_pair(pair) for pair in pairs)
-    import lapilli
+    require_compiler()
+    from rich.progress import Progress
+
+    from lapilli.compiler import compile_to_bytes
+    from lapilli.runtime.description import Description
 
     start = time.perf_counter()
-    with progress_console().status(f"compiling {model.name}"):
-        program = lapilli.compile(
-            model, precision="fp16" if precision == "fp16" else "fp32", target=target, metadata=metadata
-        )
-        program.save(output)
+    with Progress(console=progress_console(), transient=True) as bar:
+        task = bar.add_task(f"reading {model.name}", total=None)
+
+        def progress(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total)
+
+        data = compile_to_bytes(model, precision=precision, target=target, metadata=metadata, progress=progress)
+    with replace(output) as file:
+        file.write(data)
     seconds = time.perf_counter() - start
+    plans = [plan.name for plan in Description.of(data).methods[0].plans]
     if as_json:
-        print_json({"output": str(output), "bytes": output.stat().st_size, "seconds": seconds, "plan": program.plan})
-        return
-    console().print(f"{output}: {size(output.stat().st_size)} in {duration(seconds)}, plan {program.plan}")
+        print_json({"output": str(output), "bytes": len(data), "seconds": seconds, "plans": plans})
+    else:
+        console().print(f"{output}: {size(len(data))} in {duration(seconds)}, plans {', '.join(plans)}")
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -77,14 +77,9 @@ def _store(path: Path, code: bytes) -> None:
         pass
 
 
-@lru_cache(maxsize=1)
-def _compiler() -> slang.Compiler:
-    return slang.Compiler()
-
-
 def _here(sources: list[str]) -> Iterable[tuple[str, bytes]]:
     for s in sources:
-        yield s, _compiler().compile(s)
+        yield s, slang.compile(s)
 
 
 def _in_processes(sources: list[str], workers: int) -> Iterable[tuple[str, bytes]]:

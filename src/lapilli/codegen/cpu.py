@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lapilli.codegen.kernel import Written, linear_groups
-from lapilli.codegen.template import MAX_PARAMS, Context, Wrapper, simple_task
+from lapilli.codegen.packing import channels_last, filter_index, flat, pack_depthwise
+from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load, simple_task, within_limit
 from lapilli.ir.dtype import DType
-from lapilli.ir.integer import Int, as_int, ceildiv, of
+from lapilli.ir.integer import Int, as_int, ceildiv
 from lapilli.ir.node import Convolution, Matmul, Node
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
-from lapilli.schedule.layout import Layout
 from lapilli.schedule.realize import estimate
 from lapilli.schedule.task import Task
 
@@ -32,7 +32,7 @@ def choose(task: Task, ctx: Context) -> None:
             task.template = _convolution(task, conv, ctx)
 
 
-def _aligned(x: Int) -> bool:
+def is_aligned(x: Int) -> bool:
     return x % 4 == 0
 
 
@@ -56,7 +56,7 @@ class CpuMatmul:
         return [self.x.node, self.w]
 
     def write(self, task: Task, ctx: Context) -> Written:
-        return _within_limit(lambda lift: self._write(task, ctx, lift))
+        return within_limit(lambda lift: self._write(task, ctx, lift))
 
     def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
         k4 = ceildiv(self.k, 4)
@@ -95,7 +95,7 @@ def matmul_tile(m: int, n4: int, batch: int) -> tuple[int, int]:
 
 def _matmul(task: Task, v: MatmulView, ctx: Context) -> CpuMatmul | None:
     x = v.lhs
-    if x.strides[2] != 1 or not _aligned(v.k) or not all(_aligned(s) for s in (x.offset, *x.strides[:2])):
+    if x.strides[2] != 1 or not is_aligned(v.k) or not all(is_aligned(s) for s in (x.offset, *x.strides[:2])):
         return None
     if not x.node.dtype.is_float or not v.rhs.node.dtype.is_float:
         return None
@@ -105,32 +105,15 @@ def _matmul(task: Task, v: MatmulView, ctx: Context) -> CpuMatmul | None:
 def pack_matrix(rhs: Operand, v: MatmulView, ctx: Context) -> Node:
     """rhs[b, k, n] as [b, n / 4, k, n % 4], zero-padded in k and n to multiples of 4."""
     shared = rhs.strides[0] == 0 or v.batch == 1
-    flat = _flat(rhs.node, ctx)
+    element = flat(rhs.node, ctx)
     batch = as_int(1) if shared else v.batch
 
     def body(b: Int, n4: Int, k: Int, lane: Int) -> object:
         n = n4 * 4 + lane
         at = rhs.offset + b * rhs.strides[0] + k * rhs.strides[1] + n * rhs.strides[2]
-        return [v.k - 1 - k, v.n - 1 - n], flat(at)
+        return [v.k - 1 - k, v.n - 1 - n], element(at)
 
     return ctx.packed("matrix", rhs.node, [batch, ceildiv(v.n, 4), ceildiv(v.k, 4) * 4, 4], body)
-
-
-def _flat(node: Node, ctx: Context) -> object:
-    """An element of a value by its offset in memory."""
-    from lapilli.ir.expr import load
-
-    layout = ctx.layouts[node.id]
-
-    def at(offset: Int) -> object:
-        index: list[Int] = [as_int(0)] * node.rank
-        rest = offset
-        for d in reversed(layout.order):
-            index[d] = rest % node.shape[d] if d != layout.order[0] else rest
-            rest = rest // node.shape[d]
-        return load(node, tuple(index))
-
-    return at
 
 
 # -- convolutions
@@ -150,7 +133,7 @@ class CpuConvolution:
         return [self.x.node, self.w]
 
     def write(self, task: Task, ctx: Context) -> Written:
-        return _within_limit(lambda lift: self._write(task, ctx, lift))
+        return within_limit(lambda lift: self._write(task, ctx, lift))
 
     def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
         v = self.v
@@ -208,13 +191,13 @@ def _convolution(task: Task, v: ConvolutionView, ctx: Context) -> object | None:
     if not v.x.node.dtype.is_float or not v.weight.dtype.is_float or v.weight.id not in ctx.layouts:
         return None
     per_in, per_out = v.channels // v.groups, v.out_channels // v.groups
-    if v.is_depthwise and _aligned(v.out_channels) and v.out_channels == v.channels and v.kernel[1] <= 7:
-        x = _channels_last(v, ctx)
-        return CpuConvolution(v, x, _pack_depthwise(v, ctx), True)
-    if v.groups > 1 and not (_aligned(per_in) and _aligned(per_out)):
+    if v.is_depthwise and is_aligned(v.out_channels) and v.out_channels == v.channels and v.kernel[1] <= 7:
+        x = channels_last(v, ctx)
+        return CpuConvolution(v, x, pack_depthwise(v, ctx), True)
+    if v.groups > 1 and not (is_aligned(per_in) and is_aligned(per_out)):
         return None
-    x = _channels_last(v, ctx)
-    if v.is_pointwise and _aligned(v.channels) and _nested(x, v):
+    x = channels_last(v, ctx)
+    if v.is_pointwise and is_aligned(v.channels) and _nested(x, v):
         m = v.rows
         if (m.bounds[0] or 0) >= 4:
             packed = _pack_filter(v, ctx)
@@ -231,23 +214,6 @@ def _nested(x: Operand, v: ConvolutionView) -> bool:
     return h_ok and (v.n == 1 or x.strides[0] == x.strides[3] * v.w * v.h)
 
 
-def _channels_last(v: ConvolutionView, ctx: Context) -> Operand:
-    """x itself when its channels are consecutive and aligned, else a copy padded to whole vectors of channels."""
-    x = v.x
-    channels_ok = x.strides[1] == 1 or v.channels == 1
-    if channels_ok and _aligned(v.channels) and all(_aligned(s) for s in (x.offset, x.strides[0], x.strides[2], x.strides[3])):
-        return x
-    flat = _flat(x.node, ctx)
-    c4 = ceildiv(v.channels, 4) * 4
-
-    def body(n: Int, h: Int, w: Int, c: Int) -> object:
-        at = x.offset + n * x.strides[0] + c * x.strides[1] + h * x.strides[2] + w * x.strides[3]
-        return [v.channels - 1 - c], flat(at)  # type: ignore[operator]
-
-    node = ctx.packed("channels_last", x.node, [v.n, v.h, v.w, c4], body)
-    return Operand(node, as_int(0), (v.h * v.w * c4, as_int(1), v.w * c4, c4))
-
-
 def _pack_filter(v: ConvolutionView, ctx: Context) -> Node:
     """[O, C, kh, kw] as [O / 4, kh, kw, C, O % 4], zero-padded in O and C to multiples of 4."""
     per_in = v.channels // v.groups
@@ -255,22 +221,9 @@ def _pack_filter(v: ConvolutionView, ctx: Context) -> Node:
 
     def body(o4: Int, h: Int, w: Int, c: Int, lane: Int) -> object:
         o = o4 * 4 + lane
-        return [v.out_channels - 1 - o, per_in - 1 - c], ctx.read(v.weight, _filter_index(v, o, c, h, w))
+        return [v.out_channels - 1 - o, per_in - 1 - c], ctx.read(v.weight, filter_index(v, o, c, h, w))
 
     return ctx.packed("filter", v.weight, [ceildiv(v.out_channels, 4), kh, kw, ceildiv(per_in, 4) * 4, 4], body)
-
-
-def _filter_index(v: ConvolutionView, o: Int, c: Int, h: Int, w: Int) -> list[Int]:
-    return [o, c, w] if v.weight.rank == 3 else [o, c, h, w]
-
-
-def _pack_depthwise(v: ConvolutionView, ctx: Context) -> Node:
-    """[C, 1, kh, kw] as [kh, kw, C]."""
-    zero = as_int(0)
-    return ctx.packed(
-        "depthwise", v.weight, [*v.kernel, v.out_channels],
-        lambda h, w, c: ([], ctx.read(v.weight, _filter_index(v, c, zero, h, w))),
-    )  # fmt: skip
 
 
 # -- Winograd
@@ -278,7 +231,7 @@ def _pack_depthwise(v: ConvolutionView, ctx: Context) -> Node:
 
 def _winograd_pays(v: ConvolutionView) -> bool:
     plain = v.kernel == (3, 3) and v.stride == (1, 1) and v.dilation == (1, 1) and v.groups == 1
-    return plain and _aligned(v.channels) and _aligned(v.out_channels) and estimate(v.channels) >= 32 and estimate(v.out_channels) >= 32
+    return plain and is_aligned(v.channels) and is_aligned(v.out_channels) and estimate(v.channels) >= 32 and estimate(v.out_channels) >= 32
 
 
 def winograd_tile(v: ConvolutionView) -> int:
@@ -300,7 +253,7 @@ class _Winograd:
         return [self.source.node]
 
     def write(self, task: Task, ctx: Context) -> Written:
-        return _within_limit(lambda lift: self._write(task, ctx, lift))
+        return within_limit(lambda lift: self._write(task, ctx, lift))
 
     def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
         v, t = self.v, self.tile
@@ -310,7 +263,7 @@ class _Winograd:
         if self.step == "winogradWeight":
             rows = ((t + 2) * (t + 2)) * ceildiv(v.out_channels, 4) * v.channels
             _matrix_epilogue(w, task, rows, as_int(4), vector=False)
-            _scalar_source(w, "W", self.source.node)
+            _element_source(w, "W", self.source.node)
             w.params(N=v.out_channels, C=v.channels)
             count = v.out_channels * v.channels * (t + 2)
             struct, generics = "WinogradWeightParams", "W, E"
@@ -369,12 +322,6 @@ def _winograd(task: Task, v: ConvolutionView, x: Operand, ctx: Context) -> _Wino
 # -- shared
 
 
-def _within_limit(write: object) -> Written:
-    """With sizes as parameters when they fit, else with sizes in the code."""
-    written: Written = write(True)  # type: ignore[operator]
-    return written if len(written.params) <= MAX_PARAMS else write(False)  # type: ignore[operator,no-any-return]
-
-
 def _source(w: Wrapper, name: str, node: Node) -> None:
     """Reads a buffer four elements at a time."""
     b = w.vector(node)
@@ -384,15 +331,10 @@ def _source(w: Wrapper, name: str, node: Node) -> None:
     )
 
 
-def _scalar_source(w: Wrapper, name: str, node: Node) -> None:
+def _element_source(w: Wrapper, name: str, node: Node) -> None:
     """Reads a buffer element by element."""
-    from lapilli.codegen.emit import Emitter
-    from lapilli.ir.integer import Var
-
-    i = Var("i", as_int(1 << 30))
-    e = Emitter(w.kernel, {i: "i"})
     w.structs.append(
-        f"struct {name} : ISource\n{{\n    static float load(int i) {{ return {e.load_at(node, of(i))}; }}\n"
+        f"struct {name} : ISource\n{{\n    static float load(int i) {{ return {scalar_load(w, node, 'i')}; }}\n"
         "    static float4 load4(int i) { return float4(0.0f); }\n};\n"
     )
 
@@ -409,25 +351,8 @@ def _epilogue(w: Wrapper, task: Task, rows: Int, columns: Int) -> bool:
     return w.epilogue(rows, columns, row_major(others, column))
 
 
-def row_major(others: list[object], column: object) -> object:
-    """The axes of a task from a linear row over `others` and a column."""
-
-    def mapping(m: Int, n: Int) -> dict[object, Int]:
-        axes: dict[object, Int] = {column: n}
-        rest = m
-        for a in reversed(others):
-            extent = a.extent  # type: ignore[attr-defined]
-            axes[a] = rest % extent if a is not others[0] else rest
-            rest = rest // extent
-        return axes
-
-    return mapping
-
-
 def _matrix_epilogue(w: Wrapper, task: Task, rows: Int, columns: Int, vector: bool = True) -> bool:
     """The result is a matrix; its rows and columns are the task's axes, whatever their shape."""
     axes = task.axes
     return w.epilogue(rows, columns, row_major(list(axes[:-1]), axes[-1]), vector=vector)
 
-
-_ = Layout

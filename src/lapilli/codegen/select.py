@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lapilli.codegen import cpu, generic
+from lapilli.codegen import cpu, generic, gpu
 from lapilli.codegen.kernel import Written
 from lapilli.codegen.template import Context
 from lapilli.ir.node import Map
@@ -19,8 +19,8 @@ def choose_templates(
     ctx = Context(target, layouts, views)
     result: list[Task] = []
     for task in tasks:
-        if task.core is not None and task.core.contraction is not None and target.kind == "any":
-            cpu.choose(task, ctx)
+        if task.core is not None and task.core.contraction is not None:
+            (gpu if target.kind == "gpu" else cpu).choose(task, ctx)
         result += [*ctx.added, task]
         ctx.added.clear()
     return result

@@ -83,9 +83,9 @@ def library() -> str:
 
 
 class Compiler:
-    """A session for SPIR-V with the modules of `kernels/` in reach."""
+    """A session for SPIR-V with the modules of `kernels/` in reach. Cooperative matrices need the profile spirv_1_6."""
 
-    def __init__(self) -> None:
+    def __init__(self, profile: str = "spirv_1_3") -> None:
         lib = c.CDLL(library())
         lib.slang_createGlobalSession.argtypes = [c.c_int64, c.POINTER(c.c_void_p)]
         self._load = lib.slang_loadModuleFromSource
@@ -97,18 +97,18 @@ class Compiler:
         if lib.slang_createGlobalSession(0, c.byref(self._global)):
             raise CompileError(f"the Slang compiler {library()} does not start")
         self._session = c.c_void_p()
-        self._create()
+        self._create(profile)
 
     @property
     def version(self) -> str:
         tag: bytes = _call(self._global, _BUILD_TAG, c.c_char_p)
         return tag.decode()
 
-    def _create(self) -> None:
+    def _create(self, name: str) -> None:
         options = (_Option * 2)()
         for option, name, value in zip(options, ("EmitSpirvDirectly", "SkipSPIRVValidation"), (1, 1), strict=True):
             option.name, option.value = _OPTION[name], _Value(0, value, 0, None, None)
-        profile = _call(self._global, _FIND_PROFILE, c.c_uint32, (c.c_char_p, b"spirv_1_3"))
+        profile = _call(self._global, _FIND_PROFILE, c.c_uint32, (c.c_char_p, name.encode()))
         target = _Target(c.sizeof(_Target), _SPIRV, profile, 1 << 10, 0, 0, False, options, len(options))
         paths = (c.c_char_p * 1)(str(KERNELS).encode())
         self._keep = (options, target, paths)
@@ -148,3 +148,18 @@ class Compiler:
         if not ok or "error" in messages and ": error" in messages:
             numbered = "\n".join(f"{n:4} {line}" for n, line in enumerate(source.splitlines(), 1))
             raise CompileError(f"a generated kernel does not compile (please report this):\n{messages}\n{numbered}")
+
+
+def profile_of(source: str) -> str:
+    """The SPIR-V version that a kernel needs."""
+    return "spirv_1_6" if "coopmat" in source else "spirv_1_3"
+
+
+@lru_cache(maxsize=2)
+def _compiler(profile: str) -> Compiler:
+    return Compiler(profile)
+
+
+def compile(source: str) -> bytes:
+    """SPIR-V of a kernel's entry point `main`, by this process's compiler."""
+    return _compiler(profile_of(source)).compile(source)

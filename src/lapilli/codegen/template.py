@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, stored_as
 from lapilli.codegen.kernel import Written
 from lapilli.ir.expr import Expr, const, load, rewrite, select
-from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, ceildiv, of
+from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, of
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.lower.registry import fresh_axes
 from lapilli.schedule.layout import Layout
@@ -123,6 +123,9 @@ class Wrapper:
             names[n] = "int(n)"
             column, lane_int = of(n), None
         axes: dict[Atom, Int] = mapping(of(m), column)  # type: ignore[operator]
+        batch = getattr(mapping, "var", None)
+        if batch is not None:
+            names[batch] = "int(b)"
         e = Emitter(self.kernel, names, lane_int, {task.core.id: "v"}, "        ")
         kind = stored_as(task.out.dtype, self.kernel.half)
         saved = list(self.kernel.bindings), list(self.kernel.params)
@@ -150,14 +153,16 @@ class Wrapper:
             return None
 
     def finish(self, call: str, groups: tuple[IntLike, IntLike, IntLike], local: tuple[int, int, int], name: str,
-               struct: str, imports: Sequence[str] = ()) -> Written:  # fmt: skip
-        """call: the statement that runs the template; `T` in it is its parameter struct."""
+               struct: str, imports: Sequence[str] = (), plain: bool = False) -> Written:  # fmt: skip
+        """call: the statement that runs the template; its parameters are `P.t` of type `struct` (plain: `struct` declares
+        the members itself)."""
         lines = ["import lapilli_math;", f"import {self.module};", *(f"import {i};" for i in imports)]
         for k, b in enumerate(self.kernel.bindings):
             kind = "RWStructuredBuffer" if b.written else "Buffer" if b.texel else "StructuredBuffer"
             lines.append(f"[[vk::binding({k}, 0)]] {kind}<{b.type}> b{k};")
         extra = "".join(f" int {n};" for n, _ in self.kernel.params)
-        lines.append(f"struct Params {{ {struct} t;{extra} }};")
+        members = struct if plain else f"{struct} t;"
+        lines.append(f"struct Params {{ {members}{extra} }};")
         lines.append("static Params P;")
         lines += self.structs
         lines.append(
@@ -175,4 +180,27 @@ def _arguments(signature: str, column: str) -> str:
     return ", ".join(column if n == "n" else n for n in names)
 
 
-_ = ceildiv
+def row_major(others: Sequence[Var], column: Var) -> Callable[[Int, Int], dict[Atom, Int]]:
+    """The axes of a task from a linear row over `others` and a column."""
+
+    def mapping(m: Int, n: Int) -> dict[Atom, Int]:
+        axes: dict[Atom, Int] = {column: n}
+        rest = m
+        for a in reversed(others):
+            axes[a] = rest % a.extent if a is not others[0] else rest
+            rest = rest // a.extent
+        return axes
+
+    return mapping
+
+
+def within_limit(write: Callable[[bool], Written]) -> Written:
+    """With sizes as parameters when they fit, else with sizes in the code."""
+    written = write(True)
+    return written if len(written.params) <= MAX_PARAMS else write(False)
+
+
+def scalar_load(w: Wrapper, node: Node, index: str) -> str:
+    """One element of a buffer as a float, at an offset given as text."""
+    i = Var("i", as_int(1 << 30))
+    return Emitter(w.kernel, {i: index}).load_at(node, of(i))

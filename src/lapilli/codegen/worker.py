@@ -5,16 +5,15 @@ from __future__ import annotations
 import pickle
 import sys
 
-from lapilli.codegen.slang import Compiler
+from lapilli.codegen import slang
 from lapilli.errors import CompileError
 
 
 def main() -> None:
     sources = pickle.load(sys.stdin.buffer)
-    compiler = Compiler()
     for source in sources:
         try:
-            result: bytes | str = compiler.compile(source)
+            result: bytes | str = slang.compile(source)
         except CompileError as error:
             result = str(error)
         sys.stdout.buffer.write(pickle.dumps(result))

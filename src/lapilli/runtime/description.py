@@ -218,9 +218,7 @@ class Description:
 
 
 def _method(node: Mapping[str, Any], kernels: Sequence[Kernel]) -> Method:
-    symbols = tuple(
-        Symbol(s["name"], s["min"], s["max"], s["input"], s["axis"]) for s in node["symbols"]
-    )
+    symbols = tuple(Symbol(s["name"], s["min"], s["max"], s["input"], s["axis"]) for s in node["symbols"])
     return Method(
         node["name"],
         symbols,

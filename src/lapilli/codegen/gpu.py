@@ -1,0 +1,459 @@
+"""Contractions on GPUs: shared-memory tiles, on matrix units where the device has them (kernels/gpu_*.slang)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lapilli.codegen import tiles
+from lapilli.codegen.kernel import Written
+from lapilli.codegen.packing import channels_last, filter_index, flat, pack_depthwise
+from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load, within_limit
+from lapilli.ir.dtype import DType
+from lapilli.ir.integer import Int, IntLike, Var, as_int, ceildiv, of, product
+from lapilli.ir.node import Convolution, Matmul, Node
+from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
+from lapilli.schedule.realize import estimate
+from lapilli.schedule.task import Task
+
+_SIGNATURE = "uint b, uint m, uint n"
+_SUBGROUP_BASIC, _SUBGROUP_ARITHMETIC = 1, 4
+
+
+def choose(task: Task, ctx: Context) -> None:
+    """Give the task a template where one fits; operands are packed by tasks of their own."""
+    assert task.core is not None
+    if isinstance(task.core.contraction, Matmul):
+        view = matmul_view(task.core, ctx.views, ctx.layouts)
+        if view is not None and view.lhs.node.dtype.is_float and view.rhs.node.dtype.is_float:
+            task.template = _matmul(view, ctx)
+    elif isinstance(task.core.contraction, Convolution):
+        conv = convolution_view(task.core, ctx.views, ctx.layouts)
+        if conv is not None and conv.x.node.dtype.is_float and conv.weight.dtype.is_float:
+            task.template = _convolution(conv, ctx)
+
+
+def _all_multiples(n: int, *values: IntLike) -> bool:
+    return all(as_int(v) % n == 0 for v in values)
+
+
+def _halves(*nodes: Node) -> bool:
+    return all(n.dtype is DType.float16 for n in nodes)
+
+
+# -- the left operand of a tile kernel: how rows are read
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """policy: Slang type (its source is X); struct and words: its parameter struct; width: elements a load."""
+
+    policy: str
+    struct: str
+    words: dict[str, IntLike]
+    node: Node
+    width: int
+    modules: tuple[str, ...]
+
+
+def _matmul_rows(x: Operand, k: Int, matrix: bool) -> _Rows | None:
+    batch, row, step = x.strides
+    if matrix:
+        if step != 1 or not _all_multiples(8, k, batch, row, x.offset) or x.offset != 0:
+            return None
+        return _Rows("MatmulA<X>", "MatmulParams", {"lda8": row // 8, "batchA8": batch // 8}, x.node, 8, ())
+    if x.offset != 0:
+        return None
+    wide = step == 1 and _all_multiples(4, k, batch, row)
+    unit = 4 if wide else 1
+    words: dict[str, IntLike] = {"K": k, "lda": row // unit, "columnA": step, "batchA": batch // unit}
+    return _Rows("VectorA<X>" if wide else "ScalarA<X>", "MatmulParams4", words, x.node, 4 if wide else 1, ())
+
+
+def _conv_rows(v: ConvolutionView, x: Operand, matrix: bool, batch: Int) -> _Rows | None:
+    """batch: the stride between images (or groups)."""
+    c = v.channels // v.groups
+    common: dict[str, IntLike] = {
+        "strideH": v.stride[0], "strideW": v.stride[1], "padH": v.padding[0], "padW": v.padding[1],
+    }  # fmt: skip
+    if x.offset != 0:
+        return None
+    if matrix:
+        line = x.strides[3] * v.w
+        if x.strides[1] != 1 or not _all_multiples(8, c, batch, x.strides[3]) or (v.h != 1 and x.strides[2] != line):
+            return None
+        words = {
+            "H": v.h, "W": v.w, "C8": c // 8, "OW": v.out_w, "KW": v.kernel[1], **common, "dilationH": v.dilation[0],
+            "dilationW": v.dilation[1], "pixel8": x.strides[3] // 8, "batchA8": batch // 8,
+        }  # fmt: skip
+        return _Rows("ConvA<X>", "ConvParams", words, x.node, 8, ("gpu_conv_coopmat",))
+    wide = x.strides[1] == 1 and _all_multiples(4, c, batch, x.strides[2], x.strides[3])
+    unit = 4 if wide else 1
+    words = {
+        "H": v.h, "W": v.w, "C": c // unit, "OW": v.out_w, "KW": v.kernel[1], "K": c * (v.kernel[0] * v.kernel[1]), **common,
+        "dilationH": v.dilation[0], "dilationW": v.dilation[1], "pixel": x.strides[3] // unit, "batchA": batch // unit,
+        "line": x.strides[2] // unit, "channel": x.strides[1] // unit if unit == 1 else 1,
+    }  # fmt: skip
+    return _Rows("ConvVectorA<X>" if wide else "ConvScalarA<X>", "ConvParams4", words, x.node, 4 if wide else 1, ("gpu_conv",))
+
+
+def _first_layer_rows(v: ConvolutionView) -> _Rows | None:
+    """An image of few channels, read element by element with any strides."""
+    c = v.channels.value
+    if c is None or c > 4 or v.dilation != (1, 1) or v.groups != 1 or v.x.offset != 0:
+        return None
+    words: dict[str, IntLike] = {
+        "H": v.h, "W": v.w, "OW": v.out_w, "strideH": v.stride[0], "strideW": v.stride[1], "padH": v.padding[0],
+        "padW": v.padding[1], "batch": v.x.strides[0], "channel": v.x.strides[1], "line": v.x.strides[2], "column": v.x.strides[3],
+    }  # fmt: skip
+    policy = f"ConvFirstA<X, {c}, {v.kernel[0]}, {v.kernel[1]}>"
+    return _Rows(policy, "ConvFirstParams", words, v.x.node, 1, ("gpu_conv_coopmat",))
+
+
+# -- the tile kernels
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """out[b, m, n] with rows from `rows` and columns from the packed (or plain) right operand."""
+
+    rows: _Rows
+    w: Node
+    batch: Int
+    m: Int
+    n: Int
+    k: Int
+    matrix: bool
+    batch_w: Int  # elements between batches of w, 0 for weights
+    row_w: Int  # elements between rows (k) of w
+
+    @property
+    def operands(self) -> list[Node]:
+        return [self.rows.node, self.w]
+
+    def write(self, task: Task, ctx: Context) -> Written:
+        written = within_limit(lambda lift: self._matrix(task, ctx, lift) if self.matrix else self._simt(task, ctx, lift))
+        written.flops = self.batch * self.m * self.n * self.k * 2
+        return written
+
+    def _sizes(self) -> tuple[int, int, int, int]:
+        return estimate(self.batch), estimate(self.m), estimate(self.n), estimate(self.k)
+
+    def _matrix(self, task: Task, ctx: Context, lift: bool) -> Written:
+        t = tiles.matrix_tile(*self._sizes(), ctx.target.work_groups)
+        w = Wrapper(task, ctx, "gpu_matmul_coopmat", lift)
+        w.epilogue(self.m, self.n, _batched(task), _SIGNATURE)
+        if self.rows.width == 8:
+            _source8(w, "X", self.rows.node)
+        else:
+            _source(w, "X", self.rows.node, vector=False)
+        _source8(w, "W", self.w)
+        tm, tn = ceildiv(self.m, t.bm), ceildiv(self.n, t.bn)
+        k8 = ceildiv(self.k, 8)
+        w.params(
+            M=self.m, N=self.n, K8=k8, ldb8=self.row_w // 8, batchB8=self.batch_w // 8, tilesM=tm, tilesN=tn, splitK8=k8, slices=1
+        )  # fmt: skip
+        w.params(**self.rows.words)
+        swizzle = t.swizzle
+        groups = (tm * tn, as_int(1), self.batch) if swizzle else (tn, tm, self.batch)
+        call = (
+            f"coopmat_tile<{self.rows.policy}, W, E, NoSplit, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, {t.sk}, {t.ep}, "
+            f"{int(swizzle)}, 0>(P.a, P.t, gid, li);"
+        )
+        written = w.finish(
+            call, groups, (t.invocations, 1, 1), "matmul_matrix" if self.rows.struct == "MatmulParams" else "convolution_matrix",
+            f"TileParams t; {self.rows.struct} a;", ["gpu_interfaces", *self.rows.modules], plain=True,
+        )  # fmt: skip
+        written.shared, written.subgroup, written.matrix = t.shared, 32, True
+        written.subgroup_operations = _SUBGROUP_BASIC
+        return written
+
+    def _simt(self, task: Task, ctx: Context, lift: bool) -> Written:
+        bm, bn, bk, tm, tn = tiles.simt_tile(*self._sizes(), ctx.target.work_groups)
+        w = Wrapper(task, ctx, "gpu_matmul", lift)
+        w.epilogue(self.m, self.n, _batched(task), _SIGNATURE)
+        _source(w, "X", self.rows.node, vector=self.rows.width == 4)
+        _source(w, "W", self.w, vector=True)
+        w.params(M=self.m, N=self.n, K=self.k, ldb=self.row_w // 4, columnB=1, batchB=self.batch_w // 4)
+        w.params(**self.rows.words)
+        groups = (ceildiv(self.n, bn), ceildiv(self.m, bm), self.batch)
+        size = (bm // tm) * (bn // tn)
+        call = f"simt_tile<{self.rows.policy}, VectorB<W>, E, {bm}, {bn}, {bk}, {tm}, {tn}>(P.a, P.t, gid, li);"
+        written = w.finish(
+            call, groups, (size, 1, 1), "matmul" if self.rows.struct == "MatmulParams4" else "convolution",
+            f"SimtParams t; {self.rows.struct} a;", ["gpu_interfaces", *self.rows.modules], plain=True,
+        )  # fmt: skip
+        written.shared = 4 * bk * (bm + 4) + 4 * bk * bn
+        return written
+
+
+def _matmul(v: MatmulView, ctx: Context) -> object | None:
+    if v.lhs.offset == 0 and _halves(v.lhs.node, v.rhs.node) and v.m == 1 and v.batch == 1 and ctx.target.half:
+        found = _matvec(v)
+        if found is not None:
+            return found
+    matrix = ctx.target.cooperative_matrix and _halves(v.lhs.node, v.rhs.node)
+    rows = _matmul_rows(v.lhs, v.k, True) if matrix else None
+    if rows is None:
+        matrix = False
+        rows = _matmul_rows(v.lhs, v.k, False)
+    if rows is None:
+        return None
+    unit = 8 if matrix else 4
+    rhs = v.rhs
+    if rhs.strides[2] == 1 and rhs.offset == 0 and _all_multiples(unit, v.n, *rhs.strides[:2]):
+        return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, matrix, rhs.strides[0], rhs.strides[1])
+    shared = rhs.strides[0] == 0 or v.batch == 1
+    element = flat(rhs.node, ctx)
+    n_padded = ceildiv(v.n, unit) * unit
+
+    def body(b: Int, k: Int, n: Int) -> object:
+        return [v.n - 1 - n], element(rhs.offset + b * rhs.strides[0] + k * rhs.strides[1] + n * rhs.strides[2])
+
+    packed = ctx.packed("matrix", rhs.node, [as_int(1) if shared else v.batch, v.k, n_padded], body)
+    return Tiles(rows, packed, v.batch, v.m, v.n, v.k, matrix, as_int(0) if shared else v.k * n_padded, n_padded)
+
+
+def _convolution(v: ConvolutionView, ctx: Context) -> object | None:
+    if v.is_depthwise and v.out_channels == v.channels and v.channels % 4 == 0:
+        return _depthwise(v, ctx)
+    if v.groups > 1 and v.n != 1:
+        return None
+    first = _first_layer_rows(v)
+    matrix = ctx.target.cooperative_matrix and _halves(v.weight)
+    rows: _Rows | None
+    order = "channels last"
+    if first is not None and matrix:
+        rows, order = first, "channels first"
+    elif first is not None and v.out_channels % 4 == 0 and v.kernel[0] * v.kernel[1] * (v.channels.value or 4) <= 192:
+        return _direct(v, ctx)
+    else:
+        per_group = v.channels // v.groups
+        unit = 8 if matrix and per_group % 8 == 0 else 4
+        matrix = matrix and unit == 8 and ctx.target.half and v.x.node.dtype is DType.float16
+        x = channels_last(v, ctx, unit) if v.groups == 1 and (per_group % 4 == 0) else v.x
+        batch = per_group * x.strides[1] if v.groups > 1 else x.strides[0]
+        rows = _conv_rows(v, x, matrix, batch)
+        if rows is None and matrix:
+            matrix = False
+            rows = _conv_rows(v, x, False, batch)
+    if rows is None:
+        return None
+    return _tiles_of_convolution(v, rows, matrix, order, ctx)
+
+
+def _tiles_of_convolution(v: ConvolutionView, rows: _Rows, matrix: bool, order: str, ctx: Context) -> Tiles:
+    """Weights packed as [groups, K, N] with K in the order in which the rows are read."""
+    c, o = v.channels // v.groups, v.out_channels // v.groups
+    kh, kw = v.kernel
+    unit = 8 if matrix else 4
+    k = c * (kh * kw)
+    k_padded, o_padded = (ceildiv(k, 8) * 8 if matrix else k), ceildiv(o, unit) * unit
+
+    def body(g: Int, at: Int, n: Int) -> object:
+        if order == "channels last":
+            index = (at % c, at // (c * kw), at // c % kw)
+        else:
+            index = (at // (kh * kw), at // kw % kh, at % kw)
+        channel, y, x = index
+        return [k - 1 - at, o - 1 - n], ctx.read(v.weight, filter_index(v, g * o + n, channel, y, x))
+
+    packed = ctx.packed("filter", v.weight, [as_int(v.groups), k_padded, o_padded], body)
+    batch = as_int(v.groups) if v.groups > 1 else v.n
+    return Tiles(
+        rows, packed, batch, v.out_h * v.out_w, o, k, matrix, k_padded * o_padded if v.groups > 1 else as_int(0), o_padded
+    )
+
+
+# -- the other kernels
+
+
+@dataclass(frozen=True)
+class _Direct:
+    v: ConvolutionView
+    w: Node
+
+    @property
+    def operands(self) -> list[Node]:
+        return [self.v.x.node, self.w]
+
+    def write(self, task: Task, ctx: Context) -> Written:
+        return within_limit(lambda lift: self._write(task, ctx, lift))
+
+    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
+        v, size = self.v, 64
+        w = Wrapper(task, ctx, "gpu_conv_direct", lift)
+        w.epilogue(v.out_h * v.out_w, v.out_channels, _batched(task), _SIGNATURE)
+        _source(w, "X", v.x.node, vector=False)
+        _source(w, "W", self.w, vector=True)
+        s = v.x.strides
+        w.params(
+            H=v.h, W=v.w, OH=v.out_h, OW=v.out_w, N=v.out_channels, strideH=v.stride[0], strideW=v.stride[1], padH=v.padding[0],
+            padW=v.padding[1], batch=s[0], channel=s[1], line=s[2], column=s[3],
+        )  # fmt: skip
+        wide = 16 if v.out_channels % 16 == 0 else 8 if v.out_channels % 8 == 0 else 4
+        groups = (ceildiv(v.out_h * v.out_w, size), v.out_channels // wide, v.n)
+        call = f"conv_direct<X, W, E, {v.channels}, {v.kernel[0]}, {v.kernel[1]}, {wide}, {size}>(P.t, gid, li);"
+        written = w.finish(call, groups, (size, 1, 1), "convolution_direct", "ConvDirectParams", ["gpu_interfaces"])
+        taps = (v.channels.value or 1) * v.kernel[0] * v.kernel[1]
+        written.shared = 4 * taps * wide
+        written.flops = v.rows * v.out_channels * (2 * taps)
+        return written
+
+
+def _direct(v: ConvolutionView, ctx: Context) -> _Direct:
+    kh, kw = v.kernel
+
+    def body(k: Int, n: Int) -> object:
+        return [], ctx.read(v.weight, filter_index(v, n, k // (kh * kw), k // kw % kh, k % kw))
+
+    return _Direct(v, ctx.packed("filter", v.weight, [v.channels * (kh * kw), v.out_channels], body))
+
+
+@dataclass(frozen=True)
+class _Depthwise:
+    v: ConvolutionView
+    x: Operand
+    w: Node
+
+    @property
+    def operands(self) -> list[Node]:
+        return [self.x.node, self.w]
+
+    def write(self, task: Task, ctx: Context) -> Written:
+        return within_limit(lambda lift: self._write(task, ctx, lift))
+
+    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
+        v = self.v
+        w = Wrapper(task, ctx, "gpu_depthwise", lift)
+        w.epilogue(v.out_h * v.out_w, v.out_channels, _batched(task), _SIGNATURE)
+        work = estimate(v.rows * v.channels)
+        eight = _halves(self.x.node, self.w) and ctx.target.half and v.channels % 8 == 0 and tiles.depthwise_wide(work)
+        outputs = 1 if v.dilation[1] != 1 else tiles.depthwise_outputs(work, v.stride[1])
+        lanes = 8 if eight else 4
+        if eight:
+            _source8(w, "X", self.x.node)
+            _source8(w, "W", self.w)
+        else:
+            _source(w, "X", self.x.node, vector=True)
+            _source(w, "W", self.w, vector=True)
+        w.params(
+            H=v.h, W=v.w, OW=v.out_w, groups=v.channels // lanes, padH=v.padding[0], padW=v.padding[1], strideH=v.stride[0],
+            dilationH=v.dilation[0], dilationW=v.dilation[1],
+        )  # fmt: skip
+        size = 64
+        groups = (ceildiv(ceildiv(v.out_w, outputs) * (v.channels // lanes), size), v.out_h, v.n)
+        call = f"depthwise{lanes}<X, W, E, {v.kernel[0]}, {v.kernel[1]}, {v.stride[1]}, {outputs}, {size}>(P.t, gid, li);"
+        written = w.finish(call, groups, (size, 1, 1), "depthwise", "DepthwiseParams", ["gpu_interfaces"])
+        written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
+        return written
+
+
+def _depthwise(v: ConvolutionView, ctx: Context) -> _Depthwise | None:
+    x = channels_last(v, ctx, 4)
+    dense = x.strides[3] == v.channels and (v.h == 1 or x.strides[2] == v.channels * v.w)
+    dense = dense and (v.n == 1 or x.strides[0] == v.channels * v.w * v.h) and x.offset == 0
+    if not dense:
+        x = channels_last(v, ctx, 4, copy=True)
+    return _Depthwise(v, x, pack_depthwise(v, ctx))
+
+
+@dataclass(frozen=True)
+class _Matvec:
+    """A linear layer at batch 1; w keeps torch's layout [N, K]."""
+
+    x: Node
+    w: Node
+    n: Int
+    k: Int
+    row: Int
+
+    @property
+    def operands(self) -> list[Node]:
+        return [self.x, self.w]
+
+    def write(self, task: Task, ctx: Context) -> Written:
+        return within_limit(lambda lift: self._write(task, ctx, lift))
+
+    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
+        w = Wrapper(task, ctx, "gpu_matvec", lift)
+        w.epilogue(as_int(1), self.n, _batched(task), _SIGNATURE, vector=False)
+        _source8(w, "X", self.x)
+        _source8(w, "W", self.w)
+        w.params(N=self.n, K8=self.k // 8, ldw8=self.row // 8, ldx8=self.k // 8)
+        rows, size = tiles.matvec_rows(estimate(self.n)), 64
+        groups = (ceildiv(self.n, rows * size // 32), as_int(1), as_int(1))
+        written = w.finish(f"matvec<X, W, E, {size}, {rows}>(P.t, gid, li);", groups, (size, 1, 1), "matvec", "MatvecParams",
+                           ["gpu_interfaces"])  # fmt: skip
+        written.subgroup = 32
+        written.subgroup_operations = _SUBGROUP_BASIC | _SUBGROUP_ARITHMETIC
+        written.flops = self.n * self.k * 2
+        return written
+
+
+def _matvec(v: MatmulView) -> _Matvec | None:
+    x, w = v.lhs, v.rhs
+    if x.strides[2] != 1 or w.strides[1] != 1 or w.offset != 0 or not _all_multiples(8, v.k, w.strides[2]):
+        return None
+    return _Matvec(x.node, w.node, v.n, v.k, w.strides[2])
+
+
+# -- shared
+
+
+def _batched(task: Task) -> Callable[[Int, Int], dict[object, Int]]:
+    """The task's axes from (b, m, n): b is an image, a group, or a batch."""
+    core = task.core
+    assert core is not None
+    note = core.contraction
+    b = of(Var("b", as_int(1 << 30)))
+    del b
+    if isinstance(note, Matmul):
+        return _BatchMapping(list(note.batch), list(note.rows), note.column, 1)
+    assert isinstance(note, Convolution)
+    n, o = core.axes[0], core.axes[1]
+    if note.groups > 1 and n.extent == 1 and not _is_depthwise(note):
+        return _BatchMapping([n], list(core.axes[2:]), o, note.groups)
+    return _BatchMapping([n], list(core.axes[2:]), o, 1)
+
+
+def _is_depthwise(note: Convolution) -> bool:
+    return note.x.shape[1] == note.groups
+
+
+class _BatchMapping:
+    """Axes of a task from a batch, a row and a column; with groups, the batch is the group of the columns."""
+
+    def __init__(self, batch: list[Var], rows: list[Var], column: Var, groups: int) -> None:
+        self.batch, self.rows, self.column, self.groups = batch, rows, column, groups
+        count = as_int(groups) if groups > 1 else product([a.extent for a in batch])
+        self.var = Var("b", count)
+
+    def __call__(self, m: Int, n: Int) -> dict[object, Int]:
+        axes = row_major(self.rows, self.column)(m, n)
+        b = as_int(0) if self.var.extent == 1 else of(self.var)
+        if self.groups > 1:
+            axes[self.column] = b * (self.column.extent // self.groups) + n
+            for a in self.batch:
+                axes[a] = as_int(0)
+            return axes
+        rest = b
+        for k, a in enumerate(reversed(self.batch)):
+            axes[a] = rest % a.extent if k + 1 < len(self.batch) else rest
+            rest = rest // a.extent
+        return axes
+
+
+def _source8(w: Wrapper, name: str, node: Node) -> None:
+    b = w.kernel.bind(node, "uint4")
+    w.structs.append(f"struct {name} : ISource8\n{{\n    static uint4 load8(uint i) {{ return {b}[i]; }}\n}};\n")
+
+
+def _source(w: Wrapper, name: str, node: Node, vector: bool) -> None:
+    """Reads four elements at a time, or one by one: only the form that is used gets a buffer."""
+    four = f"float4({w.vector(node)}[i])" if vector else "float4(0.0f)"
+    one = "0.0f" if vector else scalar_load(w, node, "int(i)")
+    w.structs.append(
+        f"struct {name} : ISource\n{{\n    static float4 load4(uint i) {{ return {four}; }}\n"
+        f"    static float load(uint i) {{ return {one}; }}\n}};\n"
+    )

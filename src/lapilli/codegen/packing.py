@@ -1,0 +1,56 @@
+"""Operands in the layouts that kernels want: copies made by generated kernels, at load where they depend on constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lapilli.codegen.template import Context
+from lapilli.ir.expr import Expr, load
+from lapilli.ir.integer import Int, as_int, ceildiv
+from lapilli.ir.node import Node
+from lapilli.schedule.contraction import ConvolutionView, Operand
+
+
+def flat(node: Node, ctx: Context) -> Callable[[Int], Expr]:
+    """An element of a value by its offset in memory."""
+    layout = ctx.layouts[node.id]
+
+    def at(offset: Int) -> Expr:
+        index: list[Int] = [as_int(0)] * node.rank
+        rest = offset
+        for d in reversed(layout.order):
+            index[d] = rest % node.shape[d] if d != layout.order[0] else rest
+            rest = rest // node.shape[d]
+        return load(node, tuple(index))
+
+    return at
+
+
+def channels_last(v: ConvolutionView, ctx: Context, unit: int = 4, copy: bool = False) -> Operand:
+    """x itself when its channels are consecutive and aligned to `unit`, else a copy padded to whole vectors of channels."""
+    x = v.x
+    aligned = all(s % unit == 0 for s in (v.channels, x.offset, x.strides[0], x.strides[2], x.strides[3]))
+    if not copy and x.strides[1] == 1 and aligned:
+        return x
+    element = flat(x.node, ctx)
+    c = ceildiv(v.channels, unit) * unit
+
+    def body(n: Int, h: Int, w: Int, channel: Int) -> object:
+        at = x.offset + n * x.strides[0] + channel * x.strides[1] + h * x.strides[2] + w * x.strides[3]
+        return [v.channels - 1 - channel], element(at)
+
+    node = ctx.packed("channels_last", x.node, [v.n, v.h, v.w, c], body)
+    return Operand(node, as_int(0), (v.h * v.w * c, as_int(1), v.w * c, c))
+
+
+def filter_index(v: ConvolutionView, o: Int, c: Int, h: Int, w: Int) -> list[Int]:
+    return [o, c, w] if v.weight.rank == 3 else [o, c, h, w]
+
+
+def pack_depthwise(v: ConvolutionView, ctx: Context) -> Node:
+    """[C, 1, kh, kw] as [kh, kw, C]."""
+    zero = as_int(0)
+    return ctx.packed(
+        "depthwise", v.weight, [*v.kernel, v.out_channels],
+        lambda h, w, c: ([], ctx.read(v.weight, filter_index(v, c, zero, h, w))),
+    )  # fmt: skip

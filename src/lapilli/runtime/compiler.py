@@ -1,0 +1,17 @@
+"""Whether models can be compiled here."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from lapilli.errors import CompileError
+
+
+def require_compiler() -> None:
+    """Raises CompileError that says what to install, where a package that the compiler needs is missing."""
+    missing = [name for name in ("torch", "slangtorch", "flatbuffers") if find_spec(name) is None]
+    if missing:
+        raise CompileError(
+            f"Compiling needs {' and '.join(missing)}, not installed here. Do: pip install 'lapilli[compile]'. "
+            "(Loading and running programs does not need them.)"
+        )
