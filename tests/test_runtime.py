@@ -173,9 +173,10 @@ def test_inputs_may_be_changed_after_submit(scaled: Path) -> None:
 
 
 def test_a_run_that_takes_time_can_be_waited_for() -> None:
-    with Program._from_bytes(tiny.slow(200_000_000)) as program:
+    x = np.arange(tiny.SLOW, dtype=np.int32)
+    with Program._from_bytes(tiny.slow(60_000)) as program:
         start = time.perf_counter()
-        future = program.submit(np.arange(64, dtype=np.int32))
+        future = program.submit(x)
         assert time.perf_counter() - start < 0.2
         with pytest.raises(lapilli.RunTimeoutError):
             future.result(timeout=0.01)
@@ -184,7 +185,7 @@ def test_a_run_that_takes_time_can_be_waited_for() -> None:
         assert not future.done()
         first = future.result()
         assert future.done()
-        np.testing.assert_array_equal(program(np.arange(64, dtype=np.int32)), first)
+        np.testing.assert_array_equal(program(x), first)
 
 
 def test_results_outlive_the_program(scaled: Path) -> None:

@@ -16,6 +16,7 @@ from lapilli.program import schema as fb
 from lapilli.program.container import to_bytes
 
 GROUP = 64
+SLOW = 1 << 15
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 SIZES = (1, 1, 1, 2, 4, 8, 2, 2, 4, 8)
 Size = int | str
@@ -32,7 +33,7 @@ _FLOATS = "StructuredBuffer<float> x, StructuredBuffer<float> w, RWStructuredBuf
 KERNELS = {  # buffers, body; params are n (elements) and m
     "copy": (2, _HEAD.format(buffers=_WORDS, body="y[i] = x[i];")),
     "scale": (3, _HEAD.format(buffers=_FLOATS, body="y[i] = x[i] * w[i % p.m];")),
-    "slow": (  # m steps of an iteration that no compiler takes out
+    "slow": (  # m steps of an iteration that no compiler takes out; lavapipe ends every loop after 65,535
         2,
         _HEAD.format(
             buffers=_WORDS, body="uint v = x[i]; for (uint k = 0; k < p.m; k++) v = v * 1664525u + (v >> 7); y[i] = v;"
@@ -225,8 +226,8 @@ def classes(side: int, metadata: Mapping[str, str]) -> bytes:
 
 
 def slow(rounds: int) -> bytes:
-    """64 integers through `rounds` steps each."""
+    """SLOW integers through `rounds` steps each."""
     tiny = Tiny()
-    x, y = tiny.input("x", "int32", (64,)), tiny.output("y", "int32", (64,))
-    tiny.dispatch("slow", (x, y), tiny.number(64), rounds)
+    x, y = tiny.input("x", "int32", (SLOW,)), tiny.output("y", "int32", (SLOW,))
+    tiny.dispatch("slow", (x, y), tiny.number(SLOW), rounds)
     return tiny.bytes()

@@ -280,6 +280,8 @@ void describe(const Capabilities& device, uint32_t index, Json& json) {
       json.field("storage_buffers", limits.maxPerStageDescriptorStorageBuffers);
       json.field("storage_buffer_range", limits.maxStorageBufferRange);
       json.field("storage_buffer_offset_alignment", limits.minStorageBufferOffsetAlignment);
+      json.field("texel_elements", limits.maxTexelBufferElements);
+      json.field("texel_offset_alignment", limits.minTexelBufferOffsetAlignment);
       json.field("allocation", device.max_allocation);
       json.field("subgroup_size", device.subgroup_size);
       json.field("min_subgroup_size", device.min_subgroup_size);

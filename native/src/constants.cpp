@@ -100,15 +100,16 @@ void Constants::pack(const Pipelines& pipelines) {
         needed += align_up(std::max<uint64_t>(size, 1), binding_alignment(device_.capabilities));
       }
     Staging staging(device_, std::min(staging_size_, std::max<uint64_t>(needed, 1)), counter_);
-    DescriptorSets sets(device_, plan.load, pipelines);
+    DescriptorSets sets(device_, plan.load, model_.kernels, pipelines);
     std::vector<Region> regions = regions_[m];
     for (size_t i = 0; i < plan.load.size(); ++i) {
       const Dispatch& command = plan.load[i];
       staging.hold(command, plan, model_, values, regions, mapped_file_);
-      const ResolvedDispatch resolved = resolve(device_, command, values, regions);
+      const Kernel& kernel = model_.kernels[command.kernel];
+      const ResolvedDispatch resolved = resolve(device_, command, kernel, values, regions);
       if (resolved.empty())
         continue;
-      sets.update(i, command, resolved);
+      sets.update(i, kernel, resolved);
       if (command.barrier)
         barrier(device_, staging.commands(), stage::compute_write, stage::compute);
       record(device_, staging.commands(), command, resolved, pipelines[command.kernel], sets[i]);

@@ -61,6 +61,11 @@ private:
     json_.object([&] {
       json_.field("name", item.name);
       json_.field("bindings", item.bindings);
+      json_.key("types");
+      json_.array([&] {
+        for (const BindingType type : item.types)
+          json_.value(schema::EnumNameBindingType(type));
+      });
       json_.field("push_size", item.push_size);
       json_.list("local", item.local);
       json_.field("subgroup_size", item.subgroup_size);
@@ -168,6 +173,7 @@ private:
       json_.field("subgroup_size", item.subgroup_size);
       json_.field("subgroup_operations", item.subgroup_operations);
       json_.field("max_bindings", item.max_bindings);
+      json_.field("max_texel_elements", item.max_texel_elements);
     });
   }
 

@@ -8,29 +8,34 @@ namespace lapilli {
 
 namespace {
 
-Region resolve_binding(const Device& device, const Dispatch& command, const Binding& binding, const Values& values,
-                       std::span<const Region> regions) {
+Region resolve_binding(const Device& device, const Dispatch& command, const Binding& binding, BindingType type,
+                       const Values& values, std::span<const Region> regions) {
   const Region& region = regions[binding.buffer];
   const VkPhysicalDeviceLimits& limits = device.capabilities.limits;
   const uint64_t offset = values.size(binding.offset, "the offset of a binding");
   const uint64_t size = values.size(binding.size, "the size of a binding");
   check_file(offset <= region.size && size <= region.size - offset, "The program is damaged: \"", command.label,
              "\" uses bytes ", offset, " to ", offset + size, " of a buffer of ", region.size, ".");
+  const uint32_t texel = texel_size(type);
   if (size == 0)
-    return {region.buffer, region.offset, 4}; // nothing is read or written, and Vulkan wants a range
-  check_file(offset % limits.minStorageBufferOffsetAlignment == 0, "The program cannot run on ",
+    return {region.buffer, region.offset, texel != 0 ? texel : 4}; // nothing is read or written; Vulkan wants a range
+  const uint64_t alignment = texel != 0 ? limits.minTexelBufferOffsetAlignment : limits.minStorageBufferOffsetAlignment;
+  check_file(offset % alignment == 0, "The program cannot run on ",
              device.capabilities.name, ": \"", command.label, "\" uses a buffer from offset ", offset,
-             ", and the device wants multiples of ", limits.minStorageBufferOffsetAlignment, ".");
-  if (size > limits.maxStorageBufferRange)
+             ", and the device wants multiples of ", alignment, ".");
+  const uint64_t limit =
+      texel != 0 ? uint64_t{limits.maxTexelBufferElements} * texel : uint64_t{limits.maxStorageBufferRange};
+  if (size > limit)
     fail(LAPILLI_NO_DEVICE, device.capabilities.name, " cannot use ", human_size(size), " of a buffer at once, as \"",
-         command.label, "\" must for these inputs: its limit is ", human_size(limits.maxStorageBufferRange),
+         command.label, "\" must for these inputs: its limit is ", human_size(limit),
          ". Run smaller inputs, or choose another device with LAPILLI_DEVICE.");
-  return {region.buffer, region.offset + offset, size};
+  // Texel buffers hold whole elements; places are padded to more than one.
+  return {region.buffer, region.offset + offset, texel != 0 ? align_up(size, texel) : size};
 }
 
 } // namespace
 
-ResolvedDispatch resolve(const Device& device, const Dispatch& command, const Values& values,
+ResolvedDispatch resolve(const Device& device, const Dispatch& command, const Kernel& kernel, const Values& values,
                          std::span<const Region> regions) {
   ResolvedDispatch result;
   const VkPhysicalDeviceLimits& limits = device.capabilities.limits;
@@ -47,26 +52,29 @@ ResolvedDispatch resolve(const Device& device, const Dispatch& command, const Va
   for (size_t i = 0; i < command.params.size(); ++i)
     result.params[i] = static_cast<uint32_t>(static_cast<uint64_t>(values[command.params[i]]));
   for (size_t i = 0; i < command.bindings.size(); ++i)
-    result.bindings[i] = resolve_binding(device, command, command.bindings[i], values, regions);
+    result.bindings[i] = resolve_binding(device, command, command.bindings[i], kernel.types[i], values, regions);
   return result;
 }
 
-DescriptorSets::DescriptorSets(Device& device, std::span<const Dispatch> commands, const Pipelines& pipelines)
-    : device_(device), sets_(commands.size()) {
-  uint32_t buffers = 0;
+DescriptorSets::DescriptorSets(Device& device, std::span<const Dispatch> commands, std::span<const Kernel> kernels,
+                               const Pipelines& pipelines)
+    : device_(device), sets_(commands.size()), views_(commands.size()) {
+  uint32_t storage = 0, texel = 0;
   std::vector<VkDescriptorSetLayout> layouts;
   for (const Dispatch& command : commands) {
-    buffers += static_cast<uint32_t>(command.bindings.size());
+    for (const BindingType type : kernels[command.kernel].types)
+      ++(type == BindingType::storage ? storage : texel);
     layouts.push_back(pipelines[command.kernel].set_layout);
   }
   if (commands.empty())
     return;
-  const VkDescriptorPoolSize size{VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, std::max(buffers, 1u)};
+  const std::array<VkDescriptorPoolSize, 2> sizes{{{VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, std::max(storage, 1u)},
+                                                   {VK_DESCRIPTOR_TYPE_UNIFORM_TEXEL_BUFFER, texel}}};
   VkDescriptorPoolCreateInfo info{};
   info.sType = VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO;
   info.maxSets = static_cast<uint32_t>(commands.size());
-  info.poolSizeCount = 1;
-  info.pPoolSizes = &size;
+  info.poolSizeCount = texel > 0 ? 2 : 1;
+  info.pPoolSizes = sizes.data();
   check(device.vk.CreateDescriptorPool(device.handle, &info, nullptr, &pool_), "vkCreateDescriptorPool");
   VkDescriptorSetAllocateInfo allocate{};
   allocate.sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO;
@@ -80,22 +88,53 @@ DescriptorSets::DescriptorSets(Device& device, std::span<const Dispatch> command
   }
 }
 
-DescriptorSets::~DescriptorSets() { device_.vk.DestroyDescriptorPool(device_.handle, pool_, nullptr); }
+DescriptorSets::~DescriptorSets() {
+  for (const auto& views : views_)
+    for (const VkBufferView view : views)
+      device_.vk.DestroyBufferView(device_.handle, view, nullptr);
+  device_.vk.DestroyDescriptorPool(device_.handle, pool_, nullptr);
+}
 
-void DescriptorSets::update(size_t command, const Dispatch& dispatch, const ResolvedDispatch& resolved) {
-  const size_t count = dispatch.bindings.size();
-  if (count == 0 || resolved.empty())
+VkBufferView DescriptorSets::create_view(const Region& region, BindingType type) {
+  VkBufferViewCreateInfo info{};
+  info.sType = VK_STRUCTURE_TYPE_BUFFER_VIEW_CREATE_INFO;
+  info.buffer = region.buffer;
+  info.format =
+      type == BindingType::texel_float16 ? VK_FORMAT_R16G16B16A16_SFLOAT : VK_FORMAT_R32G32B32A32_SFLOAT;
+  info.offset = region.offset;
+  info.range = region.size;
+  VkBufferView view = VK_NULL_HANDLE;
+  check(device_.vk.CreateBufferView(device_.handle, &info, nullptr, &view), "vkCreateBufferView");
+  return view;
+}
+
+void DescriptorSets::update(size_t command, const Kernel& kernel, const ResolvedDispatch& resolved) {
+  std::vector<VkBufferView>& views = views_[command];
+  for (const VkBufferView view : views)
+    device_.vk.DestroyBufferView(device_.handle, view, nullptr);
+  views.clear();
+  if (kernel.bindings == 0 || resolved.empty())
     return;
+  views.reserve(kernel.bindings); // the writes point into it
   std::array<VkDescriptorBufferInfo, max_bindings> infos{};
-  for (size_t i = 0; i < count; ++i)
-    infos[i] = {resolved.bindings[i].buffer, resolved.bindings[i].offset, resolved.bindings[i].size};
-  VkWriteDescriptorSet write{};
-  write.sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET;
-  write.dstSet = sets_[command];
-  write.descriptorCount = static_cast<uint32_t>(count); // continues over the following bindings
-  write.descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER;
-  write.pBufferInfo = infos.data();
-  device_.vk.UpdateDescriptorSets(device_.handle, 1, &write, 0, nullptr);
+  std::array<VkWriteDescriptorSet, max_bindings> writes{};
+  for (uint32_t i = 0; i < kernel.bindings; ++i) {
+    const Region& region = resolved.bindings[i];
+    VkWriteDescriptorSet& write = writes[i];
+    write.sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET;
+    write.dstSet = sets_[command];
+    write.dstBinding = i;
+    write.descriptorCount = 1;
+    write.descriptorType = descriptor_type(kernel.types[i]);
+    if (kernel.types[i] == BindingType::storage) {
+      infos[i] = {region.buffer, region.offset, region.size};
+      write.pBufferInfo = &infos[i];
+    } else {
+      views.push_back(create_view(region, kernel.types[i]));
+      write.pTexelBufferView = &views.back();
+    }
+  }
+  device_.vk.UpdateDescriptorSets(device_.handle, kernel.bindings, writes.data(), 0, nullptr);
 }
 
 void record(const Device& device, VkCommandBuffer commands, const Dispatch& dispatch, const ResolvedDispatch& resolved,

@@ -17,24 +17,28 @@ struct ResolvedDispatch {
 };
 
 // `regions[i]`: where buffer i of the plan is.
-ResolvedDispatch resolve(const Device& device, const Dispatch& command, const Values& values,
+ResolvedDispatch resolve(const Device& device, const Dispatch& command, const Kernel& kernel, const Values& values,
                          std::span<const Region> regions);
 
 // A descriptor set for each of a list of commands.
 class DescriptorSets {
 public:
-  DescriptorSets(Device& device, std::span<const Dispatch> commands, const Pipelines& pipelines);
+  DescriptorSets(Device& device, std::span<const Dispatch> commands, std::span<const Kernel> kernels,
+                 const Pipelines& pipelines);
   ~DescriptorSets();
   DescriptorSets(const DescriptorSets&) = delete;
   DescriptorSets& operator=(const DescriptorSets&) = delete;
 
-  void update(size_t command, const Dispatch& dispatch, const ResolvedDispatch& resolved);
+  void update(size_t command, const Kernel& kernel, const ResolvedDispatch& resolved);
   VkDescriptorSet operator[](size_t command) const { return sets_[command]; }
 
 private:
+  VkBufferView create_view(const Region& region, BindingType type);
+
   Device& device_;
   VkDescriptorPool pool_ = VK_NULL_HANDLE;
   std::vector<VkDescriptorSet> sets_;
+  std::vector<std::vector<VkBufferView>> views_; // of texel buffers, for each command
 };
 
 // Binds the pipeline, the descriptors and the push constants, and dispatches.

@@ -64,7 +64,8 @@ GpuBuffer::GpuBuffer(Device& device, uint64_t size, MemoryUse use, MemoryCounter
     VkBufferCreateInfo info{};
     info.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO;
     info.size = size_;
-    info.usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT;
+    info.usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_UNIFORM_TEXEL_BUFFER_BIT |
+                 VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT;
     info.sharingMode = VK_SHARING_MODE_EXCLUSIVE;
     check(device.vk.CreateBuffer(device.handle, &info, nullptr, &buffer_), "vkCreateBuffer");
     VkMemoryRequirements needed{};
@@ -171,7 +172,8 @@ bool has_large_bar(const Capabilities& device) {
 }
 
 uint64_t binding_alignment(const Capabilities& device) {
-  return std::max<uint64_t>(256, device.limits.minStorageBufferOffsetAlignment);
+  return std::max<uint64_t>(
+      {256, device.limits.minStorageBufferOffsetAlignment, device.limits.minTexelBufferOffsetAlignment});
 }
 
 } // namespace lapilli

@@ -22,6 +22,18 @@ uint32_t size_of(DType dtype) {
   return 0;
 }
 
+uint32_t texel_size(BindingType type) {
+  switch (type) {
+  case BindingType::texel_float32:
+    return 16;
+  case BindingType::texel_float16:
+    return 8;
+  case BindingType::storage:
+    break;
+  }
+  return 0;
+}
+
 const char* name_of(DType dtype) { return dtype == DType::bool_ ? "bool" : schema::EnumNameDType(dtype); }
 
 const char* name_of(BufferKind kind) { return schema::EnumNameBufferKind(kind); }

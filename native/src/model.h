@@ -12,6 +12,7 @@
 
 namespace lapilli {
 
+using schema::BindingType;
 using schema::BufferKind;
 using schema::DeviceKind;
 using schema::DType;
@@ -57,6 +58,7 @@ struct Kernel {
   std::array<uint32_t, 3> local;
   uint32_t subgroup_size;
   uint32_t shared_size;
+  std::vector<BindingType> types; // one per binding
   std::string entry_point;
   uint32_t spirv_version;             // 0x00010300: 1.3
   std::vector<uint32_t> capabilities; // SPIR-V numbers, sorted
@@ -97,6 +99,7 @@ struct Requirements {
   uint32_t subgroup_size = 0;
   uint32_t subgroup_operations = 0; // VkSubgroupFeatureFlagBits
   uint32_t max_bindings = 0;
+  uint32_t max_texel_elements = 0;
 };
 
 struct Plan {
@@ -130,6 +133,7 @@ inline constexpr uint32_t max_push_size = 128;
 inline constexpr size_t max_symbols = 32;
 
 uint32_t size_of(DType dtype);
+uint32_t texel_size(BindingType type); // bytes of an element of a texel buffer; 0 for a storage buffer
 const char* name_of(DType dtype);
 const char* name_of(BufferKind kind);
 

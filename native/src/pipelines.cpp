@@ -62,18 +62,18 @@ void Pipelines::join() {
 
 void Pipelines::create_layouts(const Kernel& kernel, Pipeline& pipeline) {
   const DeviceFunctions& vk = device_.vk;
-  VkDescriptorSetLayout& set_layout = set_layouts_[kernel.bindings];
+  VkDescriptorSetLayout& set_layout = set_layouts_[kernel.types];
   if (set_layout == VK_NULL_HANDLE) {
     std::vector<VkDescriptorSetLayoutBinding> bindings(kernel.bindings);
     for (uint32_t i = 0; i < kernel.bindings; ++i)
-      bindings[i] = {i, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT, nullptr};
+      bindings[i] = {i, descriptor_type(kernel.types[i]), 1, VK_SHADER_STAGE_COMPUTE_BIT, nullptr};
     VkDescriptorSetLayoutCreateInfo info{};
     info.sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO;
     info.bindingCount = kernel.bindings;
     info.pBindings = bindings.data();
     check(vk.CreateDescriptorSetLayout(device_.handle, &info, nullptr, &set_layout), "vkCreateDescriptorSetLayout");
   }
-  VkPipelineLayout& layout = pipeline_layouts_[{kernel.bindings, kernel.push_size}];
+  VkPipelineLayout& layout = pipeline_layouts_[{kernel.types, kernel.push_size}];
   if (layout == VK_NULL_HANDLE) {
     const VkPushConstantRange range{VK_SHADER_STAGE_COMPUTE_BIT, 0, kernel.push_size};
     VkPipelineLayoutCreateInfo info{};

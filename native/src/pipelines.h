@@ -15,6 +15,10 @@ struct Pipeline {
   VkDescriptorSetLayout set_layout = VK_NULL_HANDLE;
 };
 
+inline VkDescriptorType descriptor_type(BindingType type) {
+  return type == BindingType::storage ? VK_DESCRIPTOR_TYPE_STORAGE_BUFFER : VK_DESCRIPTOR_TYPE_UNIFORM_TEXEL_BUFFER;
+}
+
 // Pipelines are compiled by the driver, on several threads: construction starts them, finish() waits for them.
 class Pipelines {
 public:
@@ -45,8 +49,9 @@ private:
 
   Device& device_;
   std::vector<Pipeline> pipelines_;
-  std::map<uint32_t, VkDescriptorSetLayout> set_layouts_;                        // by bindings
-  std::map<std::pair<uint32_t, uint32_t>, VkPipelineLayout> pipeline_layouts_; // by bindings and push constants
+  using Types = std::vector<BindingType>;
+  std::map<Types, VkDescriptorSetLayout> set_layouts_;
+  std::map<std::pair<Types, uint32_t>, VkPipelineLayout> pipeline_layouts_; // by push constants too
   VkPipelineCache cache_ = VK_NULL_HANDLE;
   std::filesystem::path cache_file_;
   bool cache_found_ = false;

@@ -83,7 +83,7 @@ void Program::prepare(Bytes file, bool mapped, const lapilli_load_options& optio
   times_.pipelines = compiled - start;
   times_.constants = uploaded - start + (nanoseconds_now() - compiled);
   for (uint32_t m = 0; m < model_.methods.size(); ++m)
-    shared_.push_back({*device_, model_.methods[m], plan(m), *pipelines_, constants_->regions(m), paths, counter_});
+    shared_.push_back({*device_, model_.methods[m], plan(m), model_.kernels, *pipelines_, constants_->regions(m), paths, counter_});
   if (mapped)
     release_pages(file);
   // From here on the file may go away.

@@ -116,6 +116,15 @@ private:
     result.subgroup_size = found.subgroup_size();
     result.shared_size = found.shared_size();
     check_file(result.bindings <= max_bindings, "The program is damaged: ", what, " has ", result.bindings, " bindings.");
+    result.types.assign(result.bindings, BindingType::storage);
+    if (const auto* types = found.texel(); types != nullptr && types->size() > 0) {
+      check_file(types->size() == result.bindings, "The program is damaged: ", what, " has ", result.bindings,
+                 " bindings and ", types->size(), " types of them.");
+      for (uint32_t i = 0; i < result.bindings; ++i) {
+        result.types[i] = static_cast<BindingType>(types->Get(i));
+        check_file(result.types[i] <= BindingType::MAX, "The program is damaged: ", what, " has a binding of unknown type.");
+      }
+    }
     check_file(result.push_size <= max_push_size && result.push_size % 4 == 0, "The program is damaged: ", what, " has ",
                result.push_size, " bytes of push constants.");
     const uint32_t subgroup = result.subgroup_size;
@@ -198,7 +207,8 @@ private:
           requirements->shared_memory(),
           requirements->subgroup_size(),
           requirements->subgroup_operations(),
-          requirements->max_bindings()};
+          requirements->max_bindings(),
+          requirements->max_texel_elements()};
     check_file(result.requirements.device <= DeviceKind::MAX, "The program is damaged: plan \"", result.name,
                "\" asks for an unknown kind of device.");
     const size_t n_run = found.run() == nullptr ? 0 : found.run()->size();
@@ -294,12 +304,12 @@ private:
     expr(result.flops, method, "a number of operations");
     expr(result.bytes, method, "a number of bytes");
     for (size_t i = 0; i < result.bindings.size(); ++i)
-      binding(result, i, what, position, loading, method, plan);
+      binding(result, i, kernel.types[i], what, position, loading, method, plan);
     return result;
   }
 
-  static void binding(const Dispatch& dispatch, size_t index, const std::string& what, uint32_t position, bool loading,
-                      const Method& method, const Plan& plan) {
+  static void binding(const Dispatch& dispatch, size_t index, BindingType type, const std::string& what,
+                      uint32_t position, bool loading, const Method& method, const Plan& plan) {
     const Binding& binding = dispatch.bindings[index];
     expr(binding.offset, method, "a binding");
     expr(binding.size, method, "a binding");
@@ -307,6 +317,7 @@ private:
                " of ", plan.buffers.size(), ".");
     const Buffer& buffer = plan.buffers[binding.buffer];
     const bool written = dispatch.written >> index & 1;
+    check_file(!written || type == BindingType::storage, "The program is damaged: ", what, " writes a texel buffer.");
     bool allowed = false;
     switch (buffer.kind) {
     case BufferKind::constant:

@@ -58,6 +58,7 @@ public:
               limits.maxComputeWorkGroupSize[i]);
     at_most("bytes of shared memory", wanted.shared_memory, limits.maxComputeSharedMemorySize);
     at_most("storage buffers in a kernel", wanted.max_bindings, limits.maxPerStageDescriptorStorageBuffers);
+    at_most("elements in a texel buffer", wanted.max_texel_elements, limits.maxTexelBufferElements);
     subgroup_size(wanted.subgroup_size);
     subgroup_operations(wanted.subgroup_operations);
   }
@@ -69,7 +70,10 @@ public:
     for (size_t i = 0; i < 3; ++i)
       at_most("invocations along an axis of a work group", kernel.local[i], limits.maxComputeWorkGroupSize[i]);
     at_most("bytes of shared memory", kernel.shared_size, limits.maxComputeSharedMemorySize);
-    at_most("storage buffers in a kernel", kernel.bindings, limits.maxPerStageDescriptorStorageBuffers);
+    const auto storage = std::ranges::count(kernel.types, BindingType::storage);
+    at_most("storage buffers in a kernel", static_cast<uint64_t>(storage), limits.maxPerStageDescriptorStorageBuffers);
+    at_most("texel buffers in a kernel", kernel.types.size() - static_cast<size_t>(storage),
+            limits.maxPerStageDescriptorSampledImages);
     at_most("bytes of push constants", kernel.push_size, limits.maxPushConstantsSize);
     subgroup_size(kernel.subgroup_size);
     const uint32_t spirv_minor = kernel.spirv_version >> 8 & 0xff;
@@ -93,8 +97,11 @@ public:
 
   std::vector<std::string> reasons() && { return std::move(reasons_); }
 
-  void binding(uint64_t size) {
-    at_most("bytes of a buffer at once", size, device_.limits.maxStorageBufferRange);
+  void binding(BindingType type, uint64_t size) {
+    if (const uint32_t texel = texel_size(type))
+      at_most("elements in a texel buffer", size / texel, device_.limits.maxTexelBufferElements);
+    else
+      at_most("bytes of a storage buffer at once", size, device_.limits.maxStorageBufferRange);
   }
 
 private:
@@ -163,9 +170,9 @@ std::vector<std::string> missing(const Capabilities& device, const Method& metho
         seen[command.kernel] = true;
         judge.kernel(kernels[command.kernel]);
       }
-      for (const Binding& binding : command.bindings)
-        if (!dynamic[binding.size]) // other sizes are checked when a run is recorded
-          judge.binding(values.size(binding.size, "the size of a binding"));
+      for (size_t i = 0; i < command.bindings.size(); ++i)
+        if (const Binding& binding = command.bindings[i]; !dynamic[binding.size]) // others: when a run is recorded
+          judge.binding(kernels[command.kernel].types[i], values.size(binding.size, "the size of a binding"));
     }
   return std::move(judge).reasons();
 }

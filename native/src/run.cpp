@@ -44,7 +44,7 @@ const char* name_of(OutputPath path) { return path == OutputPath::staging ? "sta
 
 Run::Run(const Shared& shared, uint32_t method_index)
     : method(method_index), shared_(shared), resolved_(shared.plan.run.size()),
-      sets_(shared.device, shared.plan.run, shared.pipelines), pool_(shared.device), commands_(pool_.allocate()) {}
+      sets_(shared.device, shared.plan.run, shared.kernels, shared.pipelines), pool_(shared.device), commands_(pool_.allocate()) {}
 
 bool Run::prepared_for(std::span<const int64_t> symbols) const {
   return prepared_ && std::ranges::equal(symbols_, symbols);
@@ -61,8 +61,9 @@ void Run::prepare(std::span<const int64_t> symbols) {
   place_tensors(values);
   for (size_t i = 0; i < resolved_.size(); ++i) {
     const Dispatch& command = shared_.plan.run[i];
-    resolved_[i] = resolve(shared_.device, command, values, regions_);
-    sets_.update(i, command, resolved_[i]);
+    const Kernel& kernel = shared_.kernels[command.kernel];
+    resolved_[i] = resolve(shared_.device, command, kernel, values, regions_);
+    sets_.update(i, kernel, resolved_[i]);
   }
   record_all();
   prepared_ = true;

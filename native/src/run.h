@@ -42,6 +42,7 @@ struct Shared {
   Device& device;
   const Method& method;
   const Plan& plan;
+  std::span<const Kernel> kernels;
   const Pipelines& pipelines;
   std::span<const Region> constants; // of the plan's buffers
   Paths paths;

@@ -260,13 +260,17 @@ private:
     case storage_private:
     case storage_function:
       return;
-    case storage_uniform: // SPIR-V before 1.3 wrote storage buffers so
+    case storage_uniform_constant: // a texel buffer
+    case storage_uniform:          // SPIR-V before 1.3 wrote storage buffers so
     case storage_buffer: {
       const auto found = decorations_.find(variable.id);
       check(found != decorations_.end() && found->second.binding, "has a buffer without a binding");
       check(found->second.set.value_or(0) == 0 && *found->second.binding < kernel_.bindings, "reads binding ",
             *found->second.binding, " of set ", found->second.set.value_or(0), ", and the program gives ",
             kernel_.bindings, " bindings of set 0");
+      const bool texel = kernel_.types[*found->second.binding] != BindingType::storage;
+      check(texel == (variable.storage == storage_uniform_constant), "sees binding ", *found->second.binding,
+            " as another type of buffer than the program says");
       return;
     }
     case storage_push_constant: {

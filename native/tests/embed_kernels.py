@@ -44,7 +44,7 @@ def main() -> None:
     for name in re.findall(r"^void (\w+)\(", source.read_text(encoding="utf-8"), re.MULTILINE):
         output = folder / f"{name}.spv"
         command = [slangc(), source, "-entry", name, "-stage", "compute", "-target", "spirv", "-profile", "spirv_1_3"]
-        subprocess.run([*command, "-g0", "-o", output], check=True)
+        subprocess.run([*command, "-O0", "-g0", "-o", output], check=True)
         code = words(output.read_bytes())
         output.unlink()
         lines.append(f"inline constexpr uint32_t {name}[] = {{")

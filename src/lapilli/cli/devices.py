@@ -24,8 +24,13 @@ def devices(as_json: bool) -> None:
     table = Table("#", "name", "type", "driver", "Vulkan", "memory", "features", title="Vulkan devices, best first")
     for device in found:
         features = ", ".join(name for name, there in device.features.items() if there)
-        driver = f"{device.driver} {device.driver_version}"
         table.add_row(
-            str(device.index), device.name, device.type, driver, device.api_version, size(device.memory), features
+            str(device.index),
+            device.name,
+            device.type,
+            device.driver,
+            device.api_version,
+            size(device.memory),
+            features,
         )
     console().print(table)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from lapilli.codegen import tiles
 from lapilli.codegen.kernel import Written
-from lapilli.codegen.packing import channels_last, filter_index, flat, pack_depthwise
-from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load, within_limit
+from lapilli.codegen.packing import channels_last, filter_index, flat, is_nested, pack_depthwise
+from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load
 from lapilli.ir.dtype import DType
-from lapilli.ir.integer import Int, IntLike, Var, as_int, ceildiv, of, product
+from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, ceildiv, of, product
 from lapilli.ir.node import Convolution, Matmul, Node
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
 from lapilli.schedule.realize import estimate
@@ -126,23 +126,25 @@ class Tiles:
     matrix: bool
     batch_w: Int  # elements between batches of w, 0 for weights
     row_w: Int  # elements between rows (k) of w
+    flat_rows: bool = False  # a convolution whose rows run over all images
 
     @property
     def operands(self) -> list[Node]:
         return [self.rows.node, self.w]
 
     def write(self, task: Task, ctx: Context) -> Written:
-        written = within_limit(lambda lift: self._matrix(task, ctx, lift) if self.matrix else self._simt(task, ctx, lift))
+        written = self._matrix(task, ctx) if self.matrix else self._simt(task, ctx)
         written.flops = self.batch * self.m * self.n * self.k * 2
         return written
 
     def _sizes(self) -> tuple[int, int, int, int]:
         return estimate(self.batch), estimate(self.m), estimate(self.n), estimate(self.k)
 
-    def _matrix(self, task: Task, ctx: Context, lift: bool) -> Written:
-        t = tiles.matrix_tile(*self._sizes(), ctx.target.work_groups)
-        w = Wrapper(task, ctx, "gpu_matmul_coopmat", lift)
-        w.epilogue(self.m, self.n, _batched(task), _SIGNATURE)
+    def _matrix(self, task: Task, ctx: Context) -> Written:
+        convolution = self.rows.struct != "MatmulParams"
+        t = tiles.matrix_tile(*self._sizes(), ctx.target.multiprocessors, convolution)
+        w = Wrapper(task, ctx, "gpu_matmul_coopmat", lift=_lift(ctx))
+        w.epilogue(self.m, self.n, _batched(task, self.flat_rows), _SIGNATURE)
         if self.rows.width == 8:
             _source8(w, "X", self.rows.node)
         else:
@@ -153,7 +155,7 @@ class Tiles:
         w.params(
             M=self.m, N=self.n, K8=k8, ldb8=self.row_w // 8, batchB8=self.batch_w // 8, tilesM=tm, tilesN=tn, splitK8=k8, slices=1
         )  # fmt: skip
-        w.params(**self.rows.words)
+        w.params("a", **self.rows.words)
         swizzle = t.swizzle
         groups = (tm * tn, as_int(1), self.batch) if swizzle else (tn, tm, self.batch)
         call = (
@@ -168,14 +170,14 @@ class Tiles:
         written.subgroup_operations = _SUBGROUP_BASIC
         return written
 
-    def _simt(self, task: Task, ctx: Context, lift: bool) -> Written:
-        bm, bn, bk, tm, tn = tiles.simt_tile(*self._sizes(), ctx.target.work_groups)
-        w = Wrapper(task, ctx, "gpu_matmul", lift)
-        w.epilogue(self.m, self.n, _batched(task), _SIGNATURE)
+    def _simt(self, task: Task, ctx: Context) -> Written:
+        bm, bn, bk, tm, tn = tiles.simt_tile(*self._sizes(), ctx.target.multiprocessors)
+        w = Wrapper(task, ctx, "gpu_matmul", lift=_lift(ctx))
+        w.epilogue(self.m, self.n, _batched(task, self.flat_rows), _SIGNATURE)
         _source(w, "X", self.rows.node, vector=self.rows.width == 4)
         _source(w, "W", self.w, vector=True)
         w.params(M=self.m, N=self.n, K=self.k, ldb=self.row_w // 4, columnB=1, batchB=self.batch_w // 4)
-        w.params(**self.rows.words)
+        w.params("a", **self.rows.words)
         groups = (ceildiv(self.n, bn), ceildiv(self.m, bm), self.batch)
         size = (bm // tm) * (bn // tn)
         call = f"simt_tile<{self.rows.policy}, VectorB<W>, E, {bm}, {bn}, {bk}, {tm}, {tn}>(P.a, P.t, gid, li);"
@@ -233,6 +235,10 @@ def _convolution(v: ConvolutionView, ctx: Context) -> object | None:
         matrix = matrix and unit == 8 and ctx.target.half and v.x.node.dtype is DType.float16
         x = channels_last(v, ctx, unit) if v.groups == 1 and (per_group % 4 == 0) else v.x
         batch = per_group * x.strides[1] if v.groups > 1 else x.strides[0]
+        if v.is_pointwise and is_nested(x, v):
+            rows = _matmul_rows(Operand(x.node, x.offset, (as_int(0), x.strides[3], x.strides[1])), v.channels, matrix)
+            if rows is not None:
+                return _tiles_of_convolution(v, rows, matrix, order, ctx, flat_rows=True)
         rows = _conv_rows(v, x, matrix, batch)
         if rows is None and matrix:
             matrix = False
@@ -242,8 +248,10 @@ def _convolution(v: ConvolutionView, ctx: Context) -> object | None:
     return _tiles_of_convolution(v, rows, matrix, order, ctx)
 
 
-def _tiles_of_convolution(v: ConvolutionView, rows: _Rows, matrix: bool, order: str, ctx: Context) -> Tiles:
-    """Weights packed as [groups, K, N] with K in the order in which the rows are read."""
+def _tiles_of_convolution(
+    v: ConvolutionView, rows: _Rows, matrix: bool, order: str, ctx: Context, flat_rows: bool = False
+) -> Tiles:
+    """Weights packed as [groups, K, N] with K in the order in which the rows are read. flat_rows: images are more rows."""
     c, o = v.channels // v.groups, v.out_channels // v.groups
     kh, kw = v.kernel
     unit = 8 if matrix else 4
@@ -259,10 +267,10 @@ def _tiles_of_convolution(v: ConvolutionView, rows: _Rows, matrix: bool, order: 
         return [k - 1 - at, o - 1 - n], ctx.read(v.weight, filter_index(v, g * o + n, channel, y, x))
 
     packed = ctx.packed("filter", v.weight, [as_int(v.groups), k_padded, o_padded], body)
-    batch = as_int(v.groups) if v.groups > 1 else v.n
-    return Tiles(
-        rows, packed, batch, v.out_h * v.out_w, o, k, matrix, k_padded * o_padded if v.groups > 1 else as_int(0), o_padded
-    )
+    batch = as_int(v.groups) if v.groups > 1 else as_int(1) if flat_rows else v.n
+    m = v.rows if flat_rows else v.out_h * v.out_w
+    batch_w = k_padded * o_padded if v.groups > 1 else as_int(0)
+    return Tiles(rows, packed, batch, m, o, k, matrix, batch_w, o_padded, flat_rows)
 
 
 # -- the other kernels
@@ -278,11 +286,11 @@ class _Direct:
         return [self.v.x.node, self.w]
 
     def write(self, task: Task, ctx: Context) -> Written:
-        return within_limit(lambda lift: self._write(task, ctx, lift))
+        return self._write(task, ctx)
 
-    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
+    def _write(self, task: Task, ctx: Context) -> Written:
         v, size = self.v, 64
-        w = Wrapper(task, ctx, "gpu_conv_direct", lift)
+        w = Wrapper(task, ctx, "gpu_conv_direct", lift=_lift(ctx))
         w.epilogue(v.out_h * v.out_w, v.out_channels, _batched(task), _SIGNATURE)
         _source(w, "X", v.x.node, vector=False)
         _source(w, "W", self.w, vector=True)
@@ -291,7 +299,7 @@ class _Direct:
             H=v.h, W=v.w, OH=v.out_h, OW=v.out_w, N=v.out_channels, strideH=v.stride[0], strideW=v.stride[1], padH=v.padding[0],
             padW=v.padding[1], batch=s[0], channel=s[1], line=s[2], column=s[3],
         )  # fmt: skip
-        wide = 16 if v.out_channels % 16 == 0 else 8 if v.out_channels % 8 == 0 else 4
+        wide = 8 if v.out_channels % 8 == 0 else 4
         groups = (ceildiv(v.out_h * v.out_w, size), v.out_channels // wide, v.n)
         call = f"conv_direct<X, W, E, {v.channels}, {v.kernel[0]}, {v.kernel[1]}, {wide}, {size}>(P.t, gid, li);"
         written = w.finish(call, groups, (size, 1, 1), "convolution_direct", "ConvDirectParams", ["gpu_interfaces"])
@@ -321,29 +329,21 @@ class _Depthwise:
         return [self.x.node, self.w]
 
     def write(self, task: Task, ctx: Context) -> Written:
-        return within_limit(lambda lift: self._write(task, ctx, lift))
+        return self._write(task, ctx)
 
-    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
+    def _write(self, task: Task, ctx: Context) -> Written:
         v = self.v
-        w = Wrapper(task, ctx, "gpu_depthwise", lift)
+        w = Wrapper(task, ctx, "gpu_depthwise", lift=_lift(ctx))
         w.epilogue(v.out_h * v.out_w, v.out_channels, _batched(task), _SIGNATURE)
-        work = estimate(v.rows * v.channels)
-        eight = _halves(self.x.node, self.w) and ctx.target.half and v.channels % 8 == 0 and tiles.depthwise_wide(work)
-        outputs = 1 if v.dilation[1] != 1 else tiles.depthwise_outputs(work, v.stride[1])
-        lanes = 8 if eight else 4
-        if eight:
-            _source8(w, "X", self.x.node)
-            _source8(w, "W", self.w)
-        else:
-            _source(w, "X", self.x.node, vector=True)
-            _source(w, "W", self.w, vector=True)
+        _source(w, "X", self.x.node, vector=True)
+        _source(w, "W", self.w, vector=True)
         w.params(
-            H=v.h, W=v.w, OW=v.out_w, groups=v.channels // lanes, padH=v.padding[0], padW=v.padding[1], strideH=v.stride[0],
+            H=v.h, W=v.w, OW=v.out_w, groups=v.channels // 4, padH=v.padding[0], padW=v.padding[1], strideH=v.stride[0],
             dilationH=v.dilation[0], dilationW=v.dilation[1],
         )  # fmt: skip
-        size = 64
-        groups = (ceildiv(ceildiv(v.out_w, outputs) * (v.channels // lanes), size), v.out_h, v.n)
-        call = f"depthwise{lanes}<X, W, E, {v.kernel[0]}, {v.kernel[1]}, {v.stride[1]}, {outputs}, {size}>(P.t, gid, li);"
+        size = 128  # one pixel and four channels an invocation: more of either lost
+        groups = (ceildiv(v.out_w * (v.channels // 4), size), v.out_h, v.n)
+        call = f"depthwise4<X, W, E, {v.kernel[0]}, {v.kernel[1]}, {v.stride[1]}, 1, {size}>(P.t, gid, li);"
         written = w.finish(call, groups, (size, 1, 1), "depthwise", "DepthwiseParams", ["gpu_interfaces"])
         written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
         return written
@@ -373,17 +373,17 @@ class _Matvec:
         return [self.x, self.w]
 
     def write(self, task: Task, ctx: Context) -> Written:
-        return within_limit(lambda lift: self._write(task, ctx, lift))
+        return self._write(task, ctx)
 
-    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
-        w = Wrapper(task, ctx, "gpu_matvec", lift)
+    def _write(self, task: Task, ctx: Context) -> Written:
+        w = Wrapper(task, ctx, "gpu_matvec", lift=_lift(ctx))
         w.epilogue(as_int(1), self.n, _batched(task), _SIGNATURE, vector=False)
         _source8(w, "X", self.x)
         _source8(w, "W", self.w)
         w.params(N=self.n, K8=self.k // 8, ldw8=self.row // 8, ldx8=self.k // 8)
-        rows, size = tiles.matvec_rows(estimate(self.n)), 64
-        groups = (ceildiv(self.n, rows * size // 32), as_int(1), as_int(1))
-        written = w.finish(f"matvec<X, W, E, {size}, {rows}>(P.t, gid, li);", groups, (size, 1, 1), "matvec", "MatvecParams",
+        size = 128
+        groups = (ceildiv(self.n, size // 32), as_int(1), as_int(1))
+        written = w.finish(f"matvec<X, W, E, {size}, 1>(P.t, gid, li);", groups, (size, 1, 1), "matvec", "MatvecParams",
                            ["gpu_interfaces"])  # fmt: skip
         written.subgroup = 32
         written.subgroup_operations = _SUBGROUP_BASIC | _SUBGROUP_ARITHMETIC
@@ -401,17 +401,22 @@ def _matvec(v: MatmulView) -> _Matvec | None:
 # -- shared
 
 
-def _batched(task: Task) -> Callable[[Int, Int], dict[object, Int]]:
+def _lift(ctx: Context) -> bool:
+    """Sizes are compiled in where speed is worth more pipelines: on matrix units."""
+    return not ctx.target.cooperative_matrix
+
+
+def _batched(task: Task, flat_rows: bool = False) -> Callable[[Int, Int], dict[Atom, Int]]:
     """The task's axes from (b, m, n): b is an image, a group, or a batch."""
     core = task.core
     assert core is not None
     note = core.contraction
-    b = of(Var("b", as_int(1 << 30)))
-    del b
     if isinstance(note, Matmul):
         return _BatchMapping(list(note.batch), list(note.rows), note.column, 1)
     assert isinstance(note, Convolution)
     n, o = core.axes[0], core.axes[1]
+    if flat_rows:
+        return _BatchMapping([], [n, *core.axes[2:]], o, 1)
     if note.groups > 1 and n.extent == 1 and not _is_depthwise(note):
         return _BatchMapping([n], list(core.axes[2:]), o, note.groups)
     return _BatchMapping([n], list(core.axes[2:]), o, 1)
@@ -429,7 +434,7 @@ class _BatchMapping:
         count = as_int(groups) if groups > 1 else product([a.extent for a in batch])
         self.var = Var("b", count)
 
-    def __call__(self, m: Int, n: Int) -> dict[object, Int]:
+    def __call__(self, m: Int, n: Int) -> dict[Atom, Int]:
         axes = row_major(self.rows, self.column)(m, n)
         b = as_int(0) if self.var.extent == 1 else of(self.var)
         if self.groups > 1:

@@ -54,3 +54,9 @@ def pack_depthwise(v: ConvolutionView, ctx: Context) -> Node:
         "depthwise", v.weight, [*v.kernel, v.out_channels],
         lambda h, w, c: ([], ctx.read(v.weight, filter_index(v, c, zero, h, w))),
     )  # fmt: skip
+
+
+def is_nested(x: Operand, v: ConvolutionView) -> bool:
+    """Whether all positions lie at one stride."""
+    h_ok = v.h == 1 or x.strides[2] == x.strides[3] * v.w
+    return h_ok and (v.n == 1 or x.strides[0] == x.strides[3] * v.w * v.h)

@@ -12,6 +12,9 @@ from lapilli.graph.module import Module
 
 aten = torch.ops.aten
 
+_NORMS = (aten.batch_norm.default, aten._native_batch_norm_legit_no_training.default)
+_CONVOLUTIONS = (aten.convolution.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+
 
 def fold_batch_norm(module: Module) -> int:
     """conv -> batch norm becomes one convolution. Returns how many were folded.
@@ -19,25 +22,28 @@ def fold_batch_norm(module: Module) -> int:
     w' = w * gamma / sqrt(var + eps);  b' = (b - mean) * gamma / sqrt(var + eps) + beta, computed in float64."""
     folded = 0
     for norm in list(module.graph.nodes):
-        if norm.target is not aten._native_batch_norm_legit_no_training.default:
+        if norm.target not in _NORMS or (norm.target is aten.batch_norm.default and norm.args[5]):
             continue
         conv = norm.args[0]
-        if conv.target is not aten.convolution.default or len(conv.users) != 1 or conv in module.outputs:
+        if conv.target not in _CONVOLUTIONS or len(conv.users) != 1 or conv in module.outputs:
             continue
-        w, b = conv.args[1], conv.args[2]
+        w, b = conv.args[1], conv.args[2] if len(conv.args) > 2 else None
         gamma, beta, mean, variance = norm.args[1:5]
+        transposed = conv.target is aten.convolution.default and conv.args[6]
         if any(n is not None and n not in module.constants for n in (w, b, gamma, beta, mean, variance)):
             continue
-        if any(user.target is not operator.getitem or user.args[1] != 0 for user in norm.users):
+        results = [norm] if norm.target is aten.batch_norm.default else list(norm.users)
+        if any(r is not norm and (r.target is not operator.getitem or r.args[1] != 0) for r in results):
             continue
         values = [None if n is None else module.constants[n].double() for n in (w, b, gamma, beta, mean, variance)]
-        weight, bias = _folded(values, norm.args[6], transposed=conv.args[6], groups=conv.args[8])
+        eps = norm.args[7 if norm.target is aten.batch_norm.default else 6]
+        weight, bias = _folded(values, eps, transposed, conv.args[8] if transposed else 1)
         dtype = module.constants[w].dtype
         new_w = module.add_constant(weight.to(dtype), f"{conv.name}_weight")
         new_b = module.add_constant(bias.to(dtype), f"{conv.name}_bias")
         conv.args = (conv.args[0], new_w, new_b, *conv.args[3:])
-        for user in list(norm.users):
-            module.replace(user, conv)
+        for r in results:
+            module.replace(r, conv)
         folded += 1
     module.clean()
     return folded

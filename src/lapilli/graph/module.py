@@ -29,14 +29,18 @@ class Module:
     arrays: dict[tuple[fx.Node, bool], npt.NDArray[Any]] = field(default_factory=dict)
 
     @classmethod
-    def from_exported(cls, program: ExportedProgram) -> Module:
+    def from_exported(cls, program: ExportedProgram, copy: bool = False) -> Module:
+        """copy: leave the program's own graph alone."""
         graph = program.graph_module.graph
-        placeholders = {n.name: n for n in graph.nodes if n.op == "placeholder"}
+        if copy:
+            graph = fx.Graph()
+            result = graph.graph_copy(program.graph_module.graph, {})
+            graph.output(result)
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
         constants: dict[fx.Node, torch.Tensor] = {}
         fixed_inputs: dict[int, Any] = {}
         position = 0
-        for spec in program.graph_signature.input_specs:
-            node = placeholders[spec.arg.name]
+        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
             if spec.kind is InputKind.USER_INPUT:
                 if isinstance(spec.arg, ConstantArgument):
                     fixed_inputs[position] = spec.arg.value
@@ -48,10 +52,10 @@ class Module:
                 constants[node] = source[spec.target].detach()
             else:
                 raise CompileError(f"the exported program has an input of kind {spec.kind.name}, which is not supported")
-        result = next(n for n in graph.nodes if n.op == "output").args[0]
+        returned = next(n for n in graph.nodes if n.op == "output").args[0]
         outputs: list[fx.Node] = []
         fixed_outputs: dict[int, Any] = {}
-        for place, (spec, value) in enumerate(zip(program.graph_signature.output_specs, result, strict=True)):
+        for place, (spec, value) in enumerate(zip(program.graph_signature.output_specs, returned, strict=True)):
             if spec.kind is not OutputKind.USER_OUTPUT:
                 raise CompileError(
                     f"the model changes its state while it runs ({spec.kind.name.lower()}: {spec.target}); "

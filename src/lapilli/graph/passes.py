@@ -2,30 +2,69 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import torch
+from torch import fx
 from torch.export import ExportedProgram
 
 from lapilli.graph.decompose import decompose
 from lapilli.graph.fold import fold_batch_norm, fold_constants
+from lapilli.graph.functionalize import functionalize
 from lapilli.graph.module import Module
+from lapilli.lower.registry import is_supported
+
+aten = torch.ops.aten
 
 
 def prepare(program: ExportedProgram) -> Module:
-    """Decompose, then fold. Order matters: batch norm is folded while its constants are still parameters."""
-    module = Module.from_exported(decompose(program))
-    remove_assertions(module)
+    """Functional core operators, with batch norm and constants folded.
+
+    torch's own decomposition traces the model again; it is left out when every operator is known as it stands."""
+    module = _as_it_stands(program)
+    if module is None:
+        module = Module.from_exported(decompose(program))
+        clean_up(module)
     fold_batch_norm(module)
     fold_constants(module)
     return module
 
 
-def remove_assertions(module: Module) -> None:
-    """Shape assertions: the player checks sizes against their bounds itself."""
+def _as_it_stands(program: ExportedProgram) -> Module | None:
+    module = Module.from_exported(program, copy=True)
+    if not functionalize(module):
+        return None
+    clean_up(module)
+    return module if all(_is_known(n) for n in module.graph.nodes) else None
+
+
+def _is_known(node: fx.Node) -> bool:
+    if node.op != "call_function" or node.target is operator.getitem or is_supported(node.target):
+        return True
+    return isinstance(node.meta.get("val"), int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def clean_up(module: Module) -> None:
+    """Shape assertions go (the player checks sizes against their bounds itself), and so does what does nothing at
+    inference."""
     for node in reversed(list(module.graph.nodes)):
+        if node.op != "call_function":
+            continue
         name = str(node.target)
-        if node.op == "call_function" and not node.users and ("assert" in name or "sym_constrain" in name):
+        if not node.users and ("assert" in name or "sym_constrain" in name):
+            module.graph.erase_node(node)
+        elif _is_identity(node):
+            module.replace(node, node.args[0])
             module.graph.erase_node(node)
     module.clean()
 
 
-_ = torch
+def _is_identity(node: fx.Node) -> bool:
+    if node.target in (aten.dropout.default, aten.feature_dropout.default):
+        return not _argument(node, 2)
+    return node.target in (aten.contiguous.default, aten.detach.default, aten.alias.default)
+
+
+def _argument(node: fx.Node, position: int) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get("train")

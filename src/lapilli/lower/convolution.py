@@ -22,11 +22,21 @@ def convolution(
     n = len(weight.shape) - 2
     if x.rank == n + 1:  # no batch
         raise TypeError("convolution of an input without a batch dimension: add one with x[None]")
-    params = [list(p) * n if len(p) == 1 else list(p) for p in (stride, padding, dilation)]
+    params = [[p] * n if isinstance(p, int) else list(p) * n if len(p) == 1 else list(p) for p in (stride, padding, dilation)]
     r = _transposed(call, x, weight, *params, groups) if transposed else _forward(call, x, weight, *params, groups)
     if bias is None:
         return r
     return call.map(lambda *at: load(r, at) + load(bias, [at[1]]))
+
+
+def _direct(
+    call: Call, x: Node, weight: Node, bias: Node | None = None, stride: Sequence[int] = (1,), padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,), groups: int = 1,
+) -> Node:  # fmt: skip
+    return convolution(call, x, weight, bias, stride, padding, dilation, False, (0,), groups)
+
+
+lowering(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)(_direct)
 
 
 def _forward(call: Call, x: Node, w: Node, stride: list[int], padding: list[int], dilation: list[int], groups: int) -> Reduce:

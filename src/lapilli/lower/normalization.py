@@ -36,6 +36,17 @@ def batch_norm(
     return [call.map(body)]
 
 
+@lowering(aten.batch_norm.default)
+def batch_norm_composite(
+    call: Call, x: Node, weight: Node | None, bias: Node | None, mean: Node | None, variance: Node | None, training: bool,
+    momentum: float, eps: float, _: bool,
+) -> Node:  # fmt: skip
+    if training or mean is None or variance is None:
+        raise TypeError("batch norm without running statistics is not supported; put the model into inference mode with eval()")
+    result: Node = batch_norm(call, x, weight, bias, mean, variance, momentum, eps)[0]
+    return result
+
+
 @lowering(aten.native_layer_norm.default, aten.layer_norm.default)
 def layer_norm(
     call: Call, x: Node, shape: Sequence[Any], weight: Node | None = None, bias: Node | None = None, eps: float = 1e-5, *_: Any

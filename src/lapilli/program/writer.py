@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,18 +9,21 @@ from typing import Any
 import flatbuffers
 import numpy as np
 
+from lapilli.codegen.emit import Binding
 from lapilli.codegen.kernel import Written
 from lapilli.ir.dtype import DType
-from lapilli.ir.integer import Atom, Extremum, Indirect, Int, Quotient, Remainder, Symbol, as_int, ceildiv, product
+from lapilli.ir.integer import Atom, Extremum, Int, Quotient, Remainder, Symbol, as_int, ceildiv, product
 from lapilli.ir.node import Constant, Graph, Input, Node
 from lapilli.program import schema as fb
-from lapilli.program.container import to_bytes
+from lapilli.program.container import aligned, to_bytes
 from lapilli.schedule.order import Order
 from lapilli.schedule.target import Target
 
 _FEATURES = ("storage_16bit", "storage_8bit", "float16", "int8", "int16", "int64", "float64", "cooperative_matrix",
              "subgroup_size_control", "integer_dot_product", "vulkan_memory_model")  # fmt: skip
 _FEATURE = {name: 1 << bit for bit, name in enumerate(_FEATURES)}
+
+_TEXEL_ELEMENTS = 1 << 24  # what a device must offer for a plan that reads through texel buffers
 
 
 @dataclass(frozen=True)
@@ -97,12 +99,9 @@ class Writer:
         self.program.metadata = []
 
     def _append(self, chunk: bytes | memoryview) -> int:
-        offset = self.size
+        offset = aligned(self.size)
         self.data.append(chunk)
-        padding = -len(chunk) % 64
-        if padding:
-            self.data.append(bytes(padding))
-        self.size += len(chunk) + padding
+        self.size = offset + len(chunk)
         return offset
 
     def constant(self, node: Constant) -> int:
@@ -125,6 +124,8 @@ class Writer:
             k.bindings, k.pushSize = len(written.bindings), 4 * len(written.params)
             k.localX, k.localY, k.localZ = written.local
             k.subgroupSize, k.sharedSize = written.subgroup, written.shared
+            if any(b.texel for b in written.bindings):
+                k.texel = [_binding_type(b) for b in written.bindings]
             self.kernels[written.source] = len(self.program.kernels)
             self.program.kernels.append(k)
         return self.kernels[written.source]
@@ -173,6 +174,13 @@ def _spec(n: Node, pool: _Pool) -> Any:
     t.name = n.name.removesuffix("_out")
     t.dtype, t.shape = n.dtype.value, [pool(s) for s in n.shape]
     return t
+
+
+def _binding_type(b: Binding) -> int:
+    if not b.texel:
+        return int(fb.BindingType.storage)
+    half = b.node.dtype is DType.float16
+    return int(fb.BindingType.texel_float16 if half else fb.BindingType.texel_float32)
 
 
 def nbytes(n: Node) -> Int:
@@ -262,7 +270,6 @@ class _PlanWriter:
         for w in used:
             r.subgroupOperations |= w.subgroup_operations
         r.maxBindings = max((len(w.bindings) for w in used), default=0)
+        r.maxTexelElements = _TEXEL_ELEMENTS if target.texel else 0
         return r
 
-
-_ = (DType, Indirect, json)

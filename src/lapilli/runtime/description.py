@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lapilli import player
 from lapilli.errors import InvalidInputError
+from lapilli.runtime.files import named
 
 Size = int | str
 """A number, or an expression over the dynamic sizes as text: `N`, `(N * 49)`."""
@@ -132,10 +133,6 @@ class Method:
     outputs: tuple[TensorSpec, ...]
     plans: tuple[Plan, ...]
 
-    def plan(self, name: str) -> Plan:
-        """The plan of a name."""
-        return next(plan for plan in self.plans if plan.name == name)
-
     def symbol_values(self, inputs: Sequence[NDArray[Any]]) -> tuple[int, ...]:
         """The dynamic sizes that inputs have."""
         return tuple(inputs[symbol.input].shape[symbol.axis] for symbol in self.symbols)
@@ -188,7 +185,8 @@ class Description:
 
         Raises ReadError, InvalidFileError.
         """
-        node = player.describe(source, verify=verify)
+        with named(source):
+            node = player.describe(source, verify=verify)
         kernels = tuple(
             Kernel(
                 k["name"],

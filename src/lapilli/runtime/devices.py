@@ -19,11 +19,13 @@ class Device:
     type: str
     """discrete, integrated, virtual, cpu or other."""
     driver: str
-    driver_version: str
     api_version: str
     memory: int
     """Bytes of device-local memory."""
     vendor_id: int
+    """PCI vendor."""
+    driver_version: int
+    """In the driver's own packing; `driver` has it in words."""
     limits: Mapping[str, int]
     """By Vulkan's names: bytes, invocations, counts."""
     features: Mapping[str, bool]

@@ -9,6 +9,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from lapilli.errors import InvalidFileError
+
+
+@contextmanager
+def named(source: object) -> Iterator[None]:
+    """Puts the path before what is wrong with the file."""
+    try:
+        yield
+    except InvalidFileError as error:
+        if isinstance(source, bytes):
+            raise
+        raise InvalidFileError(f"{source}: {error}") from None
+
 
 @contextmanager
 def replace(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:

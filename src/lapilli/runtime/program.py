@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from lapilli.errors import InvalidInputError, ReadError, RunTimeoutError
 from lapilli.player import LoadTimes, MemoryInfo, NativeProgram, NativeRun
 from lapilli.runtime import tensors
-from lapilli.runtime.description import Description, TensorSpec
+from lapilli.runtime.description import Description, Plan, TensorSpec
 from lapilli.runtime.devices import Device
-from lapilli.runtime.files import replace
+from lapilli.runtime.files import named, replace
 from lapilli.runtime.structure import METADATA_KEY, Structure
 
 
@@ -106,7 +106,8 @@ class Program:
 
     def __init__(self, source: Path | bytes, device: str | int | None = None) -> None:
         self._source = source
-        self._native = NativeProgram.load(source, device=device, validation=os.environ.get("LAPILLI_VALIDATION") == "1")
+        with named(source):
+            self._native = NativeProgram.load(source, device=device)
         self._close = weakref.finalize(self, self._native.close)
         try:
             self._description = Description.of(source, verify=False)  # the load has verified it
@@ -122,7 +123,7 @@ class Program:
             raise
         info = self._native.info()
         self._device = Device.from_json(info["device"])
-        self._plan = self._description.methods[0].plan(info["methods"][0]["plan"])
+        self._plan: Plan = self._description.methods[0].plans[info["methods"][0]["plan_index"]]
         self._futures: weakref.WeakSet[Future] = weakref.WeakSet()
 
     @classmethod
@@ -207,7 +208,7 @@ class Program:
     def missing(self) -> dict[str, list[str]]:
         """For every plan better than the one taken: what the device lacks for it."""
         info = self._open().info()
-        return {plan["name"]: list(plan["missing"]) for plan in info["methods"][0]["rejected"]}
+        return {rejected["plan"]: list(rejected["reasons"]) for rejected in info["methods"][0]["missing"]}
 
     def profile(self, inputs: Sequence[NDArray[Any]], repeat: int = 10) -> Profile:
         """Times every dispatch alone, `repeat` times, and gives the medians, with the work that the plan states."""

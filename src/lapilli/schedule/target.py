@@ -17,7 +17,7 @@ class Target:
     half: bool = False
     texel: bool = False  # vectors are read through uniform texel buffers, which software drivers do best
     cooperative_matrix: bool = False
-    work_groups: int = 264  # work groups that fill the device
+    multiprocessors: int = 132  # what tiles are chosen for
 
 
 GPU_MATRIX = Target("gpu-fp16-matrix", "gpu", half=True, cooperative_matrix=True)

@@ -1,0 +1,175 @@
+/* Lapilli player: runs .lap programs on any Vulkan device. C ABI, the only way in.
+ *
+ * Every function returns a status and never aborts or throws; on failure lapilli_last_error() holds a sentence that says
+ * what was given, what is possible and what to do. All functions may be called from any thread. One program may be run
+ * from several threads at once, and several runs of it may be in flight.
+ */
+#ifndef LAPILLI_H
+#define LAPILLI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)
+#endif
+
+/* BEGIN CDEF (read by cffi: plain C from here on) */
+
+typedef enum lapilli_status {
+  LAPILLI_OK = 0,
+  LAPILLI_INVALID_ARGUMENT = 1,    /* wrong count, shape, dtype or rank of an input; unknown name */
+  LAPILLI_INVALID_FILE = 2,        /* not a program, damaged, truncated, or of another version */
+  LAPILLI_IO_ERROR = 3,            /* the file cannot be opened or read */
+  LAPILLI_NO_DRIVER = 4,           /* no Vulkan loader or driver on this machine */
+  LAPILLI_NO_DEVICE = 5,           /* no such device, or none that satisfies a plan of the program */
+  LAPILLI_OUT_OF_MEMORY = 6,       /* host or device memory */
+  LAPILLI_DEVICE_LOST = 7,
+  LAPILLI_TIMEOUT = 8,
+  LAPILLI_INTERNAL = 9
+} lapilli_status;
+
+typedef enum lapilli_dtype {
+  LAPILLI_BOOL = 0, LAPILLI_UINT8 = 1, LAPILLI_INT8 = 2, LAPILLI_INT16 = 3, LAPILLI_INT32 = 4, LAPILLI_INT64 = 5,
+  LAPILLI_FLOAT16 = 6, LAPILLI_BFLOAT16 = 7, LAPILLI_FLOAT32 = 8, LAPILLI_FLOAT64 = 9
+} lapilli_dtype;
+
+typedef enum lapilli_device_type {
+  LAPILLI_DEVICE_OTHER = 0, LAPILLI_DEVICE_INTEGRATED = 1, LAPILLI_DEVICE_DISCRETE = 2, LAPILLI_DEVICE_VIRTUAL = 3,
+  LAPILLI_DEVICE_CPU = 4
+} lapilli_device_type;
+
+#define LAPILLI_MAX_RANK 8
+
+typedef struct lapilli_program lapilli_program; /* a loaded program on one device */
+typedef struct lapilli_run lapilli_run;         /* one run in flight or finished */
+
+/* A dense row-major tensor in host memory. */
+typedef struct lapilli_tensor {
+  void *data;
+  uint64_t size;       /* bytes */
+  int64_t shape[8];
+  uint32_t rank;
+  uint32_t dtype;      /* lapilli_dtype */
+} lapilli_tensor;
+
+typedef struct lapilli_load_options {
+  const char *device;      /* index or part of a name; NULL: the environment variable LAPILLI_DEVICE, else the best device */
+  const char *plan;        /* name of the plan to take; NULL: the first that the device satisfies */
+  const char *cache_dir;   /* pipeline cache; NULL: the user's cache folder; "": no cache on disk */
+  uint64_t staging_size;   /* bytes of the upload buffer; 0: 16 MiB */
+  int32_t skip_checksum;   /* 1: do not verify the checksum (structure is always verified) */
+  int32_t validation;      /* 1: enable VK_LAYER_KHRONOS_validation with synchronization validation */
+} lapilli_load_options;
+
+typedef struct lapilli_memory_info {
+  uint64_t constants;      /* bytes on the device: constants and packed constants */
+  uint64_t arena;          /* bytes of one run's arena at the sizes last recorded */
+  uint64_t arena_sum;      /* bytes all arena tensors would take without sharing */
+  uint64_t io;             /* bytes of input and output buffers */
+  uint64_t device_total;   /* all device memory allocated by this program */
+} lapilli_memory_info;
+
+typedef struct lapilli_load_times {  /* nanoseconds */
+  uint64_t open;           /* map, verify */
+  uint64_t device;         /* instance and device creation (0 when already there) */
+  uint64_t pipelines;      /* shader modules and pipelines */
+  uint64_t constants;      /* upload and load commands */
+  uint64_t total;
+} lapilli_load_times;
+
+typedef struct lapilli_method_info {
+  const char *name;        /* valid as long as the program */
+  uint32_t inputs;
+  uint32_t outputs;
+  uint32_t commands;       /* dispatches of a run in the chosen plan */
+} lapilli_method_info;
+
+/* What an input or output must be. A dynamic size has shape -1 and, where it is known, bounds (-1: unknown or none). */
+typedef struct lapilli_spec {
+  const char *name;        /* valid as long as the program */
+  uint32_t dtype;          /* lapilli_dtype */
+  uint32_t rank;
+  int64_t shape[8];
+  int64_t min[8];
+  int64_t max[8];
+} lapilli_spec;
+
+const char *lapilli_version(void);
+const char *lapilli_last_error(void);   /* of this thread; never NULL */
+
+/* 64-bit checksum as stored in the header of a file (XXH64 with seed `seed`). */
+uint64_t lapilli_checksum(const void *data, uint64_t size, uint64_t seed);
+
+/* Devices, best first: discrete, integrated, virtual, other, CPU. A JSON array of objects: index, name, type, vendor_id,
+ * driver, driver_version, api_version, memory (bytes), limits {...}, features {...}. The string belongs to the caller. */
+lapilli_status lapilli_devices(char **json);
+void lapilli_free(void *p);
+
+/* Load a program from a file (memory-mapped) or from memory. Neither is needed any more when the call returns. */
+lapilli_status lapilli_load(const char *path, const lapilli_load_options *options, lapilli_program **program);
+lapilli_status lapilli_load_memory(const void *data, uint64_t size, const lapilli_load_options *options, lapilli_program **program);
+void lapilli_destroy(lapilli_program *program);   /* waits for its runs */
+
+/* Verify a file and describe it (no device needed): JSON with methods, symbols, inputs, outputs, plans (requirements,
+ * buffers, dispatches), kernels, constants, metadata. */
+lapilli_status lapilli_describe(const void *data, uint64_t size, int32_t skip_checksum, char **json);
+lapilli_status lapilli_describe_file(const char *path, int32_t skip_checksum, char **json);
+
+/* Of a loaded program: the chosen device and plan, and for every better plan what the device lacks: JSON. */
+lapilli_status lapilli_program_info(lapilli_program *program, char **json);
+lapilli_status lapilli_program_memory(lapilli_program *program, lapilli_memory_info *info);
+lapilli_status lapilli_program_load_times(lapilli_program *program, lapilli_load_times *times);
+
+/* The methods of a program and the tensors that they take and give. */
+uint32_t lapilli_method_count(lapilli_program *program);
+lapilli_status lapilli_method(lapilli_program *program, uint32_t method, lapilli_method_info *info);
+lapilli_status lapilli_input_spec(lapilli_program *program, uint32_t method, uint32_t index, lapilli_spec *spec);
+lapilli_status lapilli_output_spec(lapilli_program *program, uint32_t method, uint32_t index, lapilli_spec *spec);
+
+/* Where the memory planner puts arena buffers for given sizes, and what the commands cost: JSON {arena, sum, lower_bound,
+ * buffers: [{buffer, block, offset, size}], commands: [{groups: [x, y, z], flops, bytes}]}.
+ * method and plan by index; symbols: one value per symbol of the method. No device is needed. */
+lapilli_status lapilli_plan_memory(const void *data, uint64_t size, int32_t skip_checksum, uint32_t method, uint32_t plan,
+                                   const int64_t *symbols, uint32_t n_symbols, char **json);
+lapilli_status lapilli_plan_memory_file(const char *path, int32_t skip_checksum, uint32_t method, uint32_t plan,
+                                        const int64_t *symbols, uint32_t n_symbols, char **json);
+
+/* Run and wait. Outputs: data points to caller memory of at least the output's size; shape, rank, dtype and size are
+ * written back. Output buffers that are too small: LAPILLI_INVALID_ARGUMENT and the needed sizes are written. */
+lapilli_status lapilli_run_sync(lapilli_program *program, uint32_t method, const lapilli_tensor *inputs, uint32_t n_inputs,
+                                lapilli_tensor *outputs, uint32_t n_outputs);
+
+/* Submit without waiting. The inputs are copied before it returns. */
+lapilli_status lapilli_submit(lapilli_program *program, uint32_t method, const lapilli_tensor *inputs, uint32_t n_inputs,
+                              lapilli_run **run);
+/* Wait for a run; timeout in nanoseconds (UINT64_MAX: no limit); LAPILLI_TIMEOUT when it is not finished then. */
+lapilli_status lapilli_wait(lapilli_run *run, uint64_t timeout);
+/* After a successful wait: output i. data points into memory of the run, valid until lapilli_release. */
+lapilli_status lapilli_output(lapilli_run *run, uint32_t index, lapilli_tensor *tensor);
+/* Give a run back (waits for it if it is still running). */
+void lapilli_release(lapilli_run *run);
+
+/* Run once with a GPU timestamp around every dispatch: nanoseconds[i] for run command i of the plan (0 when left out),
+ * and the whole run's time in *total. n is the capacity; *count receives the number of commands. Each dispatch is timed
+ * alone (a barrier before and after), `repeat` times; the median is reported. */
+lapilli_status lapilli_profile(lapilli_program *program, uint32_t method, const lapilli_tensor *inputs, uint32_t n_inputs,
+                               uint32_t repeat, uint64_t *nanoseconds, uint32_t n, uint32_t *count, uint64_t *total);
+
+/* Contents of a device buffer of the plan after running up to and including command `command` (for verification):
+ * bytes are copied to data. */
+lapilli_status lapilli_read_buffer(lapilli_program *program, uint32_t method, const lapilli_tensor *inputs, uint32_t n_inputs,
+                                   uint32_t command, uint32_t buffer, void *data, uint64_t size);
+
+/* END CDEF */
+
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif
+#ifdef __cplusplus
+}
+#endif
+#endif
