@@ -31,19 +31,24 @@ done_before() {
 }
 mark_done() { mkdir -p "$stamps" && printf '%s\n' "$inputs" >"$stamp"; }
 
+# manifest FOLDER PATTERN: whether the Vulkan loader finds such a file in one of its folders.
+manifest() {
+  local found
+  found=$(find {/usr,/usr/local}/share/vulkan/"$1" /etc/vulkan/"$1" -name "$2" 2>/dev/null || true)
+  [ -n "$found" ]
+}
+
 vulkan() {
-  local folders=(/usr/share/vulkan/icd.d /usr/local/share/vulkan/icd.d /etc/vulkan/icd.d)
   local want='*.json'
   [ "$goal" != test ] || want='lvp_icd*.json' # the tests run on lavapipe
   if [ -z "${VK_DRIVER_FILES:-${VK_ICD_FILENAMES:-}}" ] || [ "$goal" = test ]; then
-    find "${folders[@]}" -name "$want" 2>/dev/null | grep -q . || apt_install mesa-vulkan-drivers
+    manifest icd.d "$want" || apt_install mesa-vulkan-drivers
   fi
-  ldconfig -p | grep -q 'libvulkan\.so\.1' || apt_install libvulkan1
+  [[ $(PATH=$PATH:/sbin:/usr/sbin ldconfig -p) == *libvulkan.so.1* ]] || apt_install libvulkan1
 }
 
 validation_layers() {
-  find /usr/share/vulkan/explicit_layer.d /etc/vulkan/explicit_layer.d -iname '*khronos_validation*' 2>/dev/null | grep -q . ||
-    apt_install vulkan-validationlayers
+  manifest explicit_layer.d '*khronos_validation*' || apt_install vulkan-validationlayers
 }
 
 # SwiftShader, a poor device (no 16-bit types, 256 invocations), comes inside Debian's Chromium: one library is taken out.

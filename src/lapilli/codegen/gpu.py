@@ -190,7 +190,7 @@ class Tiles:
 
 
 def _matmul(v: MatmulView, ctx: Context) -> object | None:
-    if v.lhs.offset == 0 and _halves(v.lhs.node, v.rhs.node) and v.m == 1 and v.batch == 1 and ctx.target.half:
+    if ctx.target.cooperative_matrix and v.lhs.offset == 0 and _halves(v.lhs.node, v.rhs.node) and v.m == 1 and v.batch == 1:
         found = _matvec(v)
         if found is not None:
             return found

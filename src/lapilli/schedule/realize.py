@@ -107,7 +107,7 @@ def _reason(n: Map | Reduce, bodies: dict[int, Expr], users: dict[int, list[Node
     if len({ld.node.id for ld in reads} | {ld.node.id for ld in loads(bodies[reader.id])}) > _READS:
         return f"its reader would read more than {_READS} buffers"
     at = {ld.index for ld in loads(bodies[reader.id]) if ld.node is n}
-    aligned = len(at) == 1 and is_permutation(next(iter(at)), reader)
+    aligned = len(at) == 1 and is_permutation(n, next(iter(at)), reader)
     if any(_is_core(ld, n, users) for ld in reads):  # the epilogue of a reduction
         if isinstance(reader, Map) and aligned:
             return None
@@ -123,18 +123,19 @@ def _reason(n: Map | Reduce, bodies: dict[int, Expr], users: dict[int, list[Node
 
 
 def _is_core(ld: Load, n: Map, users: dict[int, list[Node]]) -> bool:
-    return isinstance(ld.node, Reduce) and len(users[ld.node.id]) == 1 and is_permutation(ld.index, n)
+    return isinstance(ld.node, Reduce) and len(users[ld.node.id]) == 1 and is_permutation(ld.node, ld.index, n)
 
 
-def is_permutation(index: tuple[Int, ...], reader: Node) -> bool:
-    """Whether every index is an axis of the reader (each once) or 0 in an axis of size 1, and no axis is left out."""
+def is_permutation(node: Node, index: tuple[Int, ...], reader: Node) -> bool:
+    """Whether a reader reads all of a value, each element once: every index is an axis of the reader, of the same extent,
+    or 0 in a dimension of size 1, and no axis is left out."""
     assert isinstance(reader, Map | Reduce)
     seen: set[Var] = set()
-    for i in index:
-        if i == 0:
+    for i, size in zip(index, node.shape, strict=True):
+        if i == 0 and size == 1:
             continue
         atom = as_var(i)
-        if atom is None or atom in seen or atom not in reader.axes:
+        if atom is None or atom in seen or atom not in reader.axes or atom.extent != size:
             return False
         seen.add(atom)
     return all(a in seen or a.extent == 1 for a in reader.axes)

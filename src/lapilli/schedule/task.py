@@ -92,7 +92,7 @@ def _cores(n: Map, realized: Realized) -> list[Reduce]:
     for found in by_core.values():
         core = found[0].node
         assert isinstance(core, Reduce)
-        if len(found) == 1 and len(realized.users[core.id]) == 1 and is_permutation(found[0].index, n):
+        if len(found) == 1 and len(realized.users[core.id]) == 1 and is_permutation(core, found[0].index, n):
             result.append(core)
     return result
 

@@ -1,0 +1,243 @@
+#include "samples.h"
+
+#include "kernels.h"
+#include "lapilli.h"
+
+#include <cstring>
+#include <fstream>
+
+namespace {
+
+constexpr size_t header_size = 64;
+
+size_t aligned(size_t offset) { return (offset + 63) / 64 * 64; }
+
+template <class T> void put(FileBytes& bytes, size_t offset, T value) {
+  std::memcpy(bytes.data() + offset, &value, sizeof value);
+}
+
+} // namespace
+
+uint64_t ProgramBuilder::section(const void* data, size_t size) {
+  const size_t offset = aligned(data_.size());
+  data_.resize(offset + size);
+  if (size > 0)
+    std::memcpy(data_.data() + offset, data, size);
+  return offset;
+}
+
+uint32_t ProgramBuilder::kernel(const std::string& name, std::span<const uint32_t> code, uint32_t bindings,
+                                uint32_t local_x, std::vector<schema::BindingType> types) {
+  auto kernel = std::make_unique<schema::KernelT>();
+  kernel->name = name;
+  kernel->code_offset = section(code.data(), code.size_bytes());
+  kernel->code_size = code.size_bytes();
+  kernel->bindings = bindings;
+  kernel->push_size = 8;
+  kernel->local_x = local_x;
+  kernel->texel = std::move(types);
+  program.kernels.push_back(std::move(kernel));
+  return static_cast<uint32_t>(program.kernels.size() - 1);
+}
+
+uint32_t ProgramBuilder::constant(const std::string& name, std::span<const float> values) {
+  auto constant = std::make_unique<schema::ConstantT>();
+  constant->name = name;
+  constant->dtype = schema::DType::float32;
+  constant->shape = {static_cast<uint32_t>(values.size())};
+  constant->offset = section(values.data(), values.size_bytes());
+  constant->size = values.size_bytes();
+  program.constants.push_back(std::move(constant));
+  return static_cast<uint32_t>(program.constants.size() - 1);
+}
+
+FileBytes ProgramBuilder::finish() {
+  program.producer = "lapilli tests";
+  flatbuffers::FlatBufferBuilder builder;
+  builder.Finish(schema::Program::Pack(builder, &program), schema::ProgramIdentifier());
+  const size_t structure = builder.GetSize();
+  const size_t data_offset = aligned(header_size + structure);
+  FileBytes file(data_offset + data_.size());
+  std::memcpy(file.data(), "LAPILLI", 8);
+  put<uint32_t>(file, 8, 1);
+  put<uint32_t>(file, 12, header_size);
+  put<uint64_t>(file, 16, header_size);
+  put<uint64_t>(file, 24, structure);
+  put<uint64_t>(file, 32, data_offset);
+  put<uint64_t>(file, 40, data_.size());
+  std::memcpy(file.data() + header_size, builder.GetBufferPointer(), structure);
+  if (!data_.empty())
+    std::memcpy(file.data() + data_offset, data_.data(), data_.size());
+  repair_checksum(file);
+  return file;
+}
+
+bool repair_checksum(FileBytes& file) {
+  if (file.size() < header_size)
+    return false;
+  put<uint64_t>(file, 48, 0);
+  const uint64_t seed = lapilli_checksum(file.data(), header_size, 0);
+  put<uint64_t>(file, 48, lapilli_checksum(file.data() + header_size, file.size() - header_size, seed));
+  return true;
+}
+
+uint32_t MethodBuilder::add(schema::ExprOp op, int64_t value, uint32_t a, uint32_t b) {
+  method.exprs.emplace_back(value, a, b, op);
+  return static_cast<uint32_t>(method.exprs.size() - 1);
+}
+
+uint32_t MethodBuilder::symbol(const std::string& name, int64_t min, int64_t max, uint32_t input, uint32_t axis) {
+  auto symbol = std::make_unique<schema::SymbolT>();
+  symbol->name = name;
+  symbol->min = min;
+  symbol->max = max;
+  symbol->input = input;
+  symbol->axis = axis;
+  method.symbols.push_back(std::move(symbol));
+  return add(schema::ExprOp::symbol, static_cast<int64_t>(method.symbols.size() - 1), 0, 0);
+}
+
+static std::unique_ptr<schema::TensorSpecT> tensor(const std::string& name, std::vector<uint32_t> shape,
+                                                   schema::DType dtype) {
+  auto spec = std::make_unique<schema::TensorSpecT>();
+  spec->name = name;
+  spec->dtype = dtype;
+  spec->shape = std::move(shape);
+  return spec;
+}
+
+void MethodBuilder::input(const std::string& name, std::vector<uint32_t> shape, schema::DType dtype) {
+  method.inputs.push_back(tensor(name, std::move(shape), dtype));
+}
+
+void MethodBuilder::output(const std::string& name, std::vector<uint32_t> shape, schema::DType dtype) {
+  method.outputs.push_back(tensor(name, std::move(shape), dtype));
+}
+
+uint32_t PlanBuilder::buffer(schema::BufferKind kind, uint32_t size, uint32_t index, uint32_t first, uint32_t last) {
+  auto buffer = std::make_unique<schema::BufferT>();
+  buffer->kind = kind;
+  buffer->size = size;
+  buffer->index = index;
+  buffer->first = first;
+  buffer->last = last;
+  buffer->name = "buffer " + std::to_string(plan.buffers.size());
+  plan.buffers.push_back(std::move(buffer));
+  return static_cast<uint32_t>(plan.buffers.size() - 1);
+}
+
+schema::DispatchT& PlanBuilder::dispatch(bool load, uint32_t kernel, std::vector<Bound> bindings,
+                                         std::vector<uint32_t> params, uint32_t groups_x, uint32_t one, bool barrier,
+                                         const std::string& label) {
+  auto dispatch = std::make_unique<schema::DispatchT>();
+  dispatch->kernel = kernel;
+  for (size_t i = 0; i < bindings.size(); ++i) {
+    dispatch->bindings.emplace_back(bindings[i].buffer, 0u, bindings[i].size);
+    dispatch->written |= bindings[i].written ? 1u << i : 0u;
+  }
+  dispatch->params = std::move(params);
+  dispatch->groups_x = groups_x;
+  dispatch->groups_y = dispatch->groups_z = one;
+  dispatch->barrier = barrier;
+  dispatch->label = label;
+  auto& commands = load ? plan.load : plan.run;
+  commands.push_back(std::move(dispatch));
+  return *commands.back();
+}
+
+FileBytes sample_program(const SampleOptions& options) {
+  using schema::BufferKind;
+  ProgramBuilder builder;
+  const uint32_t add = builder.kernel("add", kernels::add, 3);
+  const uint32_t scale = builder.kernel("scale", kernels::scale, 2);
+  const uint32_t doubling = options.texel ? builder.kernel("scale_texel", kernels::scale_texel, 2, 64,
+                                                           {schema::BindingType::texel_float32, schema::BindingType::storage})
+                                          : scale;
+  std::vector<float> weights(options.width), fives(options.width, 5.0f);
+  for (uint32_t i = 0; i < options.width; ++i)
+    weights[i] = static_cast<float>(i);
+  const uint32_t w = builder.constant("w", weights);
+  const uint32_t c = builder.constant("c", fives);
+
+  MethodBuilder m;
+  m.method.name = "forward";
+  const uint32_t batch = m.symbol("N", 0, options.max_batch, 0, 0);
+  const uint32_t width = m.number(options.width);
+  const uint32_t one = m.number(1);
+  const uint32_t items = m.op(schema::ExprOp::mul, batch, width);
+  const uint32_t bytes = m.times(items, 4);
+  const uint32_t weight_bytes = m.number(4 * options.width);
+  m.input("x", {batch, width});
+  m.output("y", {batch, width});
+
+  const auto make_plan = [&](const std::string& name) {
+    auto p = std::make_unique<PlanBuilder>(name);
+    const uint32_t given = p->buffer(BufferKind::load_constant, weight_bytes, w);
+    const uint32_t packed = p->buffer(BufferKind::packed, weight_bytes);
+    const uint32_t added = p->buffer(BufferKind::constant, weight_bytes, c);
+    const uint32_t x = p->buffer(BufferKind::input, bytes);
+    const uint32_t t1 = p->buffer(BufferKind::arena, bytes, 0, 0, 1);
+    const uint32_t t2 = p->buffer(BufferKind::arena, bytes, 0, 1, 2);
+    const uint32_t y = p->buffer(BufferKind::output, bytes);
+    if (options.scratch > 0)
+      p->buffer(BufferKind::arena, m.number(options.scratch), 0, 0, 0);
+    p->dispatch(true, scale, {{given, weight_bytes}, {packed, weight_bytes, true}}, {width, m.number(3)},
+                m.number((options.width + 63) / 64), one, false, "pack w");
+    const uint32_t groups = m.groups(items, 64);
+    p->dispatch(false, add, {{x, bytes}, {packed, weight_bytes}, {t1, bytes, true}}, {items, width}, groups, one, false,
+                "x + 3 w")
+        .flops = items;
+    p->dispatch(false, doubling, {{t1, bytes}, {t2, bytes, true}}, {items, m.number(2)}, groups, one, true, "times 2");
+    p->dispatch(false, add, {{t2, bytes}, {added, weight_bytes}, {y, bytes, true}}, {items, width}, groups, one, true,
+                "plus c");
+    return p;
+  };
+  if (options.impossible_first || options.impossible_only) {
+    auto plan = make_plan("impossible");
+    plan->plan.requirements = std::make_unique<schema::RequirementsT>();
+    plan->plan.requirements->max_workgroup_invocations = 1u << 30;
+    plan->plan.requirements->features = uint64_t{1} << 40;
+    m.method.plans.push_back(std::make_unique<schema::PlanT>(plan->plan));
+  }
+  if (!options.impossible_only)
+    m.method.plans.push_back(std::make_unique<schema::PlanT>(make_plan("portable")->plan));
+  builder.program.methods.push_back(std::make_unique<schema::MethodT>(m.method));
+  auto entry = std::make_unique<schema::MetadataT>();
+  entry->key = "labels";
+  entry->value = "[\"a\", \"b\"]";
+  builder.program.metadata.push_back(std::move(entry));
+  return builder.finish();
+}
+
+float sample_result(float x, uint32_t column) { return 2.0f * (x + 3.0f * static_cast<float>(column)) + 5.0f; }
+
+FileBytes slow_program(int64_t count) {
+  ProgramBuilder builder;
+  const uint32_t slow = builder.kernel("slow", kernels::slow, 2, 1);
+  MethodBuilder m;
+  m.method.name = "forward";
+  const uint32_t one = m.number(1);
+  const uint32_t bytes = m.number(4);
+  m.input("x", {one});
+  m.output("y", {one});
+  PlanBuilder p("portable");
+  const uint32_t x = p.buffer(schema::BufferKind::input, bytes);
+  const uint32_t y = p.buffer(schema::BufferKind::output, bytes);
+  p.dispatch(false, slow, {{x, bytes}, {y, bytes, true}}, {m.number(count), m.number(1000)}, one, one, false, "slow");
+  m.method.plans.push_back(std::make_unique<schema::PlanT>(p.plan));
+  builder.program.methods.push_back(std::make_unique<schema::MethodT>(m.method));
+  return builder.finish();
+}
+
+void write_file(const std::string& path, std::span<const std::byte> bytes) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+}
+
+FileBytes read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  FileBytes bytes(file ? static_cast<size_t>(file.tellg()) : 0);
+  file.seekg(0);
+  file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  return bytes;
+}

@@ -1,0 +1,85 @@
+// Small programs for tests, built without the compiler.
+#pragma once
+
+#include "program_generated.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace schema = lapilli::schema;
+
+using FileBytes = std::vector<std::byte>;
+
+// Puts the parts of a program together, and the file around them.
+class ProgramBuilder {
+public:
+  uint32_t kernel(const std::string& name, std::span<const uint32_t> code, uint32_t bindings, uint32_t local_x = 64,
+                  std::vector<schema::BindingType> types = {});
+  uint32_t constant(const std::string& name, std::span<const float> values);
+  FileBytes finish();
+
+  schema::ProgramT program;
+
+private:
+  uint64_t section(const void* data, size_t size);
+  FileBytes data_;
+};
+
+class MethodBuilder {
+public:
+  MethodBuilder() { number(0); } // expression 0: a cost that is not counted
+  uint32_t number(int64_t value) { return add(schema::ExprOp::constant, value, 0, 0); }
+  uint32_t symbol(const std::string& name, int64_t min, int64_t max, uint32_t input, uint32_t axis);
+  uint32_t op(schema::ExprOp op, uint32_t a, uint32_t b) { return add(op, 0, a, b); }
+  uint32_t times(uint32_t a, int64_t b) { return op(schema::ExprOp::mul, a, number(b)); }
+  uint32_t groups(uint32_t items, int64_t size) { // ceil(items / size)
+    return op(schema::ExprOp::floordiv, op(schema::ExprOp::add, items, number(size - 1)), number(size));
+  }
+  void input(const std::string& name, std::vector<uint32_t> shape, schema::DType dtype = schema::DType::float32);
+  void output(const std::string& name, std::vector<uint32_t> shape, schema::DType dtype = schema::DType::float32);
+
+  schema::MethodT method;
+
+private:
+  uint32_t add(schema::ExprOp op, int64_t value, uint32_t a, uint32_t b);
+};
+
+class PlanBuilder {
+public:
+  explicit PlanBuilder(const std::string& name) { plan.name = name; }
+  uint32_t buffer(schema::BufferKind kind, uint32_t size, uint32_t index = 0, uint32_t first = 0, uint32_t last = 0);
+  struct Bound {
+    uint32_t buffer;
+    uint32_t size;
+    bool written = false;
+  };
+  schema::DispatchT& dispatch(bool load, uint32_t kernel, std::vector<Bound> bindings, std::vector<uint32_t> params,
+                              uint32_t groups_x, uint32_t one, bool barrier, const std::string& label);
+
+  schema::PlanT plan;
+};
+
+struct SampleOptions {
+  uint32_t width = 7;
+  int64_t max_batch = 16;
+  bool texel = false;             // the second kernel reads through a texel buffer
+  int64_t scratch = 0;            // bytes of one more arena buffer
+  bool impossible_first = false;  // a better plan that no device satisfies
+  bool impossible_only = false;
+};
+
+// y = 2 (x + 3 w) + c, for x of shape (N, width), N in 0..max_batch, w[i] = i, c = 5. 3 w is computed at load.
+FileBytes sample_program(const SampleOptions& options = {});
+float sample_result(float x, uint32_t column);
+
+// y = x after count * 1000 steps that take a while; x and y have one element.
+FileBytes slow_program(int64_t count);
+
+// Makes the checksum fit the bytes. False when they are too few for a header.
+bool repair_checksum(FileBytes& file);
+
+void write_file(const std::string& path, std::span<const std::byte> bytes);
+FileBytes read_file(const std::string& path);

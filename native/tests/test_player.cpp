@@ -1,0 +1,451 @@
+// Programs on a device, through the C ABI.
+
+#include "check.h"
+#include "lapilli.h"
+#include "samples.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+#include <thread>
+
+namespace {
+
+bool with_validation = false;
+
+// A loaded program that is destroyed at the end of the scope.
+class Program {
+public:
+  explicit Program(const FileBytes& file, lapilli_load_options options = {}) {
+    options.validation = with_validation ? 1 : 0;
+    status = lapilli_load_memory(file.data(), file.size(), &options, &handle);
+    if (status != LAPILLI_OK)
+      message = lapilli_last_error();
+  }
+  ~Program() { lapilli_destroy(handle); }
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  void destroy() {
+    lapilli_destroy(handle);
+    handle = nullptr;
+  }
+  std::string info() const {
+    char* json = nullptr;
+    CHECK(lapilli_program_info(handle, &json) == LAPILLI_OK);
+    std::string text = json != nullptr ? json : "";
+    lapilli_free(json);
+    return text;
+  }
+
+  lapilli_program* handle = nullptr;
+  lapilli_status status = LAPILLI_INTERNAL;
+  std::string message;
+};
+
+lapilli_tensor tensor(std::vector<float>& values, std::vector<int64_t> shape) {
+  lapilli_tensor result{};
+  result.data = values.data();
+  result.size = values.size() * sizeof(float);
+  result.rank = static_cast<uint32_t>(shape.size());
+  std::ranges::copy(shape, result.shape);
+  result.dtype = LAPILLI_FLOAT32;
+  return result;
+}
+
+std::vector<float> random_values(size_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<float> values(count);
+  for (float& value : values)
+    value = static_cast<float>(random() % 1000) / 8.0f;
+  return values;
+}
+
+bool is_sample_result(const std::vector<float>& x, const float* y, uint32_t width) {
+  for (size_t i = 0; i < x.size(); ++i)
+    if (std::abs(y[i] - sample_result(x[i], static_cast<uint32_t>(i % width))) > 1e-3f * (1.0f + std::abs(y[i])))
+      return false;
+  return true;
+}
+
+lapilli_status run_once(lapilli_program* program, int64_t batch, uint32_t width, unsigned seed, bool& correct) {
+  std::vector<float> x = random_values(static_cast<size_t>(batch) * width, seed), y(x.size());
+  const lapilli_tensor input = tensor(x, {batch, width});
+  lapilli_tensor output = tensor(y, {});
+  const lapilli_status status = lapilli_run_sync(program, 0, &input, 1, &output, 1);
+  correct = status == LAPILLI_OK && output.rank == 2 && output.shape[0] == batch && output.shape[1] == width &&
+            output.size == y.size() * sizeof(float) && is_sample_result(x, y.data(), width);
+  return status;
+}
+
+void check_run(lapilli_program* program, int64_t batch, uint32_t width = 7, unsigned seed = 1) {
+  bool correct = false;
+  CHECK(run_once(program, batch, width, seed, correct) == LAPILLI_OK);
+  CHECK(correct);
+}
+
+// Sets a variable of the environment for a scope.
+class Environment {
+public:
+  Environment(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~Environment() { unsetenv(name_); }
+
+private:
+  const char* name_;
+};
+
+} // namespace
+
+TEST(devices_are_listed) {
+  char* json = nullptr;
+  CHECK(lapilli_devices(&json) == LAPILLI_OK);
+  CHECK(json != nullptr && std::string(json).find("\"name\"") != std::string::npos);
+  lapilli_free(json);
+}
+
+TEST(every_size_runs) {
+  const Program program(sample_program());
+  CHECK(program.status == LAPILLI_OK);
+  for (const int64_t batch : {1, 16, 2, 7, 0, 3, 3, 16})
+    check_run(program.handle, batch);
+  lapilli_memory_info memory{};
+  CHECK(lapilli_program_memory(program.handle, &memory) == LAPILLI_OK);
+  CHECK(memory.constants > 0 && memory.arena > 0 && memory.arena_sum >= memory.arena && memory.io > 0);
+  CHECK(memory.device_total >= memory.constants + memory.arena + memory.io);
+  lapilli_load_times times{};
+  CHECK(lapilli_program_load_times(program.handle, &times) == LAPILLI_OK);
+  CHECK(times.total >= times.open + times.device);
+}
+
+TEST(texel_buffers_are_read) {
+  const Program program(sample_program({.texel = true}));
+  CHECK(program.status == LAPILLI_OK);
+  for (const int64_t batch : {1, 5, 16, 0})
+    check_run(program.handle, batch);
+}
+
+TEST(results_are_identical_bits) {
+  const Program program(sample_program({.width = 1000}));
+  std::vector<float> x = random_values(4000, 5), first;
+  for (int i = 0; i < 10; ++i) {
+    std::vector<float> y(x.size());
+    const lapilli_tensor input = tensor(x, {4, 1000});
+    lapilli_tensor output = tensor(y, {});
+    CHECK(lapilli_run_sync(program.handle, 0, &input, 1, &output, 1) == LAPILLI_OK);
+    if (first.empty())
+      first = y;
+    CHECK(std::memcmp(first.data(), y.data(), y.size() * sizeof(float)) == 0);
+  }
+}
+
+TEST(a_file_is_loaded) {
+  const std::string path = (std::filesystem::temp_directory_path() / "lapilli_test.lap").string();
+  write_file(path, sample_program({.width = 100000}));
+  lapilli_load_options options{};
+  options.validation = with_validation ? 1 : 0;
+  lapilli_program* program = nullptr;
+  CHECK(lapilli_load(path.c_str(), &options, &program) == LAPILLI_OK);
+  std::filesystem::remove(path); // it is not needed any more
+  check_run(program, 2, 100000);
+  lapilli_destroy(program);
+  CHECK(lapilli_load(path.c_str(), &options, &program) == LAPILLI_IO_ERROR);
+  CHECK(lapilli_load("/", &options, &program) == LAPILLI_IO_ERROR);
+  CHECK(lapilli_load("/dev/null", &options, &program) == LAPILLI_IO_ERROR);
+  CHECK(lapilli_load(nullptr, &options, &program) == LAPILLI_INVALID_ARGUMENT);
+}
+
+TEST(constants_larger_than_the_staging_buffer) {
+  lapilli_load_options options{};
+  options.staging_size = 1; // the smallest there is: 64 KiB
+  const Program program(sample_program({.width = 300000}), options);
+  CHECK(program.status == LAPILLI_OK);
+  check_run(program.handle, 2, 300000);
+}
+
+TEST(many_runs_in_flight) {
+  const Program program(sample_program());
+  std::vector<lapilli_run*> runs;
+  std::vector<std::vector<float>> inputs;
+  for (int64_t i = 0; i < 12; ++i) {
+    const int64_t batch = 1 + i % 4;
+    inputs.push_back(random_values(static_cast<size_t>(batch) * 7, static_cast<unsigned>(i)));
+    const lapilli_tensor input = tensor(inputs.back(), {batch, 7});
+    lapilli_run* run = nullptr;
+    CHECK(lapilli_submit(program.handle, 0, &input, 1, &run) == LAPILLI_OK);
+    runs.push_back(run);
+  }
+  for (size_t i = runs.size(); i-- > 0;) {
+    CHECK(lapilli_wait(runs[i], UINT64_MAX) == LAPILLI_OK);
+    lapilli_tensor output{};
+    CHECK(lapilli_output(runs[i], 0, &output) == LAPILLI_OK);
+    CHECK(output.size == inputs[i].size() * sizeof(float));
+    CHECK(is_sample_result(inputs[i], static_cast<const float*>(output.data), 7));
+    CHECK(lapilli_output(runs[i], 1, &output) == LAPILLI_INVALID_ARGUMENT);
+  }
+  for (lapilli_run* run : runs)
+    lapilli_release(run);
+  check_run(program.handle, 5);
+}
+
+TEST(threads_share_programs) {
+  const Program first(sample_program()), second(sample_program({.width = 33}));
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      for (unsigned i = 0; i < 40; ++i) {
+        const bool one = (t + i) % 2 == 0;
+        bool correct = false;
+        run_once(one ? first.handle : second.handle, 1 + (t * 7 + i) % 16, one ? 7 : 33, t * 100 + i, correct);
+        wrong += correct ? 0 : 1;
+        if (i % 10 == 0) {
+          const Program own(sample_program({.width = 3}));
+          run_once(own.handle, 2, 3, i, correct);
+          wrong += correct ? 0 : 1;
+        }
+      }
+    });
+  for (std::thread& thread : threads)
+    thread.join();
+  CHECK(wrong == 0);
+}
+
+TEST(waiting_has_a_limit) {
+  Program program(slow_program(30000));
+  CHECK(program.status == LAPILLI_OK);
+  std::vector<float> x{42.5f};
+  const lapilli_tensor input = tensor(x, {1});
+  lapilli_run *run = nullptr, *other = nullptr;
+  CHECK(lapilli_submit(program.handle, 0, &input, 1, &run) == LAPILLI_OK);
+  CHECK(lapilli_submit(program.handle, 0, &input, 1, &other) == LAPILLI_OK);
+  lapilli_tensor output{};
+  CHECK(lapilli_wait(run, 1000) == LAPILLI_TIMEOUT);
+  CHECK(lapilli_output(run, 0, &output) == LAPILLI_INVALID_ARGUMENT);
+  CHECK(lapilli_wait(run, UINT64_MAX) == LAPILLI_OK);
+  CHECK(lapilli_output(run, 0, &output) == LAPILLI_OK);
+  CHECK(*static_cast<const float*>(output.data) == 42.5f);
+  program.destroy(); // waits for the other run, and the runs stay valid until they are released
+  CHECK(lapilli_wait(other, 0) == LAPILLI_OK);
+  CHECK(lapilli_output(other, 0, &output) == LAPILLI_OK);
+  CHECK(*static_cast<const float*>(output.data) == 42.5f);
+  lapilli_release(run);
+  lapilli_release(other);
+}
+
+TEST(wrong_inputs_are_explained) {
+  const Program program(sample_program());
+  std::vector<float> x(200), y(200);
+  lapilli_tensor output = tensor(y, {});
+  const auto refused = [&](lapilli_tensor input, uint32_t count, const char* words) {
+    const lapilli_tensor inputs[] = {input, input};
+    CHECK(lapilli_run_sync(program.handle, 0, inputs, count, &output, 1) == LAPILLI_INVALID_ARGUMENT);
+    lapilli_run* run = nullptr;
+    CHECK(lapilli_submit(program.handle, 0, inputs, count, &run) == LAPILLI_INVALID_ARGUMENT);
+    const std::string message = lapilli_last_error();
+    if (message.find(words) == std::string::npos) {
+      std::fprintf(stderr, "message: %s\n", message.c_str());
+      CHECK(false);
+    }
+  };
+  std::vector<float> three(21);
+  const lapilli_tensor good = tensor(three, {3, 7});
+  refused(good, 2, "takes 1 input");
+  refused(good, 0, "takes 1 input");
+  lapilli_tensor bad = good;
+  bad.dtype = LAPILLI_INT32;
+  refused(bad, 1, "given as int32");
+  bad.dtype = 77;
+  refused(bad, 1, "unknown dtype");
+  bad = good;
+  bad.rank = 3;
+  refused(bad, 1, "3 dimensions");
+  bad.rank = 99;
+  refused(bad, 1, "99 dimensions");
+  bad = good;
+  bad.shape[0] = 17;
+  refused(bad, 1, "N in 0..16");
+  bad.shape[0] = -1;
+  refused(bad, 1, "N in 0..16");
+  bad = good;
+  bad.shape[1] = 8;
+  refused(bad, 1, "(3, 8)");
+  bad = good;
+  bad.size = 20;
+  refused(bad, 1, "20 bytes");
+  bad = good;
+  bad.data = nullptr;
+  refused(bad, 1, "null");
+  CHECK(lapilli_run_sync(program.handle, 1, &good, 1, &output, 1) == LAPILLI_INVALID_ARGUMENT);
+  CHECK(lapilli_run_sync(program.handle, 0, &good, 1, &output, 0) == LAPILLI_INVALID_ARGUMENT);
+  CHECK(lapilli_run_sync(nullptr, 0, &good, 1, &output, 1) == LAPILLI_INVALID_ARGUMENT);
+  output.size = 8;
+  CHECK(lapilli_run_sync(program.handle, 0, &good, 1, &output, 1) == LAPILLI_INVALID_ARGUMENT);
+  CHECK(output.size == 84 && output.rank == 2 && output.shape[0] == 3);
+  check_run(program.handle, 3);
+}
+
+TEST(specs_say_what_is_accepted) {
+  const Program program(sample_program());
+  CHECK(lapilli_method_count(program.handle) == 1);
+  lapilli_method_info info{};
+  CHECK(lapilli_method(program.handle, 0, &info) == LAPILLI_OK);
+  CHECK(std::string(info.name) == "forward" && info.inputs == 1 && info.outputs == 1 && info.commands == 3);
+  lapilli_spec spec{};
+  CHECK(lapilli_input_spec(program.handle, 0, 0, &spec) == LAPILLI_OK);
+  CHECK(spec.rank == 2 && spec.shape[0] == -1 && spec.min[0] == 0 && spec.max[0] == 16 && spec.shape[1] == 7);
+  CHECK(lapilli_output_spec(program.handle, 0, 0, &spec) == LAPILLI_OK && std::string(spec.name) == "y");
+  CHECK(lapilli_input_spec(program.handle, 0, 1, &spec) == LAPILLI_INVALID_ARGUMENT);
+}
+
+TEST(the_first_possible_plan_is_taken) {
+  const Program program(sample_program({.impossible_first = true}));
+  CHECK(program.status == LAPILLI_OK);
+  const std::string info = program.info();
+  CHECK(info.find("\"plan\":\"portable\"") != std::string::npos);
+  CHECK(info.find("\"plan\":\"impossible\",\"reasons\":[") != std::string::npos);
+  check_run(program.handle, 2);
+
+  const Program none(sample_program({.impossible_only = true}));
+  CHECK(none.status == LAPILLI_NO_DEVICE);
+  CHECK(none.message.find("1073741824 invocations") != std::string::npos);
+
+  lapilli_load_options options{};
+  options.plan = "impossible";
+  CHECK(Program(sample_program({.impossible_first = true}), options).status == LAPILLI_NO_DEVICE);
+  options.plan = "other";
+  const Program other(sample_program(), options);
+  CHECK(other.status == LAPILLI_INVALID_ARGUMENT && other.message.find("portable") != std::string::npos);
+}
+
+TEST(devices_are_chosen_by_name_and_index) {
+  lapilli_load_options options{};
+  options.device = "no such device";
+  const Program none(sample_program(), options);
+  CHECK(none.status == LAPILLI_NO_DEVICE && none.message.find("0 (") != std::string::npos);
+  options.device = "99";
+  CHECK(Program(sample_program(), options).status == LAPILLI_NO_DEVICE);
+  options.device = "0";
+  CHECK(Program(sample_program(), options).status == LAPILLI_OK);
+}
+
+TEST(too_much_memory_is_refused) {
+  const Program program(sample_program({.scratch = int64_t{1} << 39}));
+  CHECK(program.status == LAPILLI_OK);
+  bool correct = false;
+  CHECK(run_once(program.handle, 1, 7, 1, correct) == LAPILLI_OUT_OF_MEMORY);
+  CHECK(std::string(lapilli_last_error()).find("512.0 GiB") != std::string::npos);
+}
+
+TEST(every_path_of_inputs_and_outputs) {
+  for (const char* input : {"bar", "staging", "direct"})
+    for (const char* output : {"direct", "staging"}) {
+      const Environment in("LAPILLI_INPUT_PATH", input), out("LAPILLI_OUTPUT_PATH", output);
+      const Program program(sample_program());
+      CHECK(program.status == LAPILLI_OK);
+      for (const int64_t batch : {2, 16, 0, 1})
+        check_run(program.handle, batch);
+    }
+  const Environment wrong("LAPILLI_INPUT_PATH", "pigeon");
+  CHECK(Program(sample_program()).status == LAPILLI_INVALID_ARGUMENT);
+}
+
+TEST(commands_are_timed) {
+  const Program program(sample_program());
+  std::vector<float> x = random_values(14, 3);
+  const lapilli_tensor input = tensor(x, {2, 7});
+  uint64_t times[3] = {}, total = 0;
+  uint32_t count = 0;
+  CHECK(lapilli_profile(program.handle, 0, &input, 1, 5, times, 3, &count, &total) == LAPILLI_OK);
+  CHECK(count == 3 && total > 0 && times[0] > 0 && times[2] > 0);
+  CHECK(lapilli_profile(program.handle, 0, &input, 1, 5, times, 2, &count, &total) == LAPILLI_INVALID_ARGUMENT);
+  const lapilli_tensor empty = tensor(x, {0, 7});
+  lapilli_tensor nothing = empty;
+  nothing.size = 0;
+  CHECK(lapilli_profile(program.handle, 0, &nothing, 1, 2, times, 3, &count, &total) == LAPILLI_OK);
+  CHECK(times[0] == 0);
+}
+
+TEST(buffers_are_read) {
+  const Program program(sample_program());
+  std::vector<float> x = random_values(14, 3), values(14);
+  const lapilli_tensor input = tensor(x, {2, 7});
+  const auto read = [&](uint32_t command, uint32_t buffer, uint64_t size) {
+    return lapilli_read_buffer(program.handle, 0, &input, 1, command, buffer, values.data(), size);
+  };
+  CHECK(read(0, 4, 56) == LAPILLI_OK); // x + 3 w
+  for (size_t i = 0; i < values.size(); ++i)
+    CHECK(std::abs(values[i] - (x[i] + 3.0f * static_cast<float>(i % 7))) < 1e-3f);
+  CHECK(read(2, 6, 56) == LAPILLI_OK); // the output
+  CHECK(is_sample_result(x, values.data(), 7));
+  CHECK(read(0, 1, 28) == LAPILLI_OK && values[2] == 6.0f); // packed weights
+  CHECK(read(0, 0, 28) == LAPILLI_INVALID_ARGUMENT);        // is gone after load
+  CHECK(read(3, 4, 56) == LAPILLI_INVALID_ARGUMENT);
+  CHECK(read(0, 99, 4) == LAPILLI_INVALID_ARGUMENT);
+  CHECK(read(0, 4, 57) == LAPILLI_INVALID_ARGUMENT);
+}
+
+TEST(a_damaged_pipeline_cache_is_ignored) {
+  const std::filesystem::path folder = std::filesystem::temp_directory_path() / "lapilli_test_cache";
+  std::filesystem::remove_all(folder);
+  const std::string name = folder.string();
+  lapilli_load_options options{};
+  options.cache_dir = name.c_str();
+  CHECK(Program(sample_program(), options).status == LAPILLI_OK);
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    files.push_back(entry.path());
+  CHECK(files.size() == 1); // and no temporary file
+  if (files.empty())
+    return;
+  const FileBytes good = read_file(files[0].string());
+  CHECK(Program(sample_program(), options).info().find("\"found\":true") != std::string::npos);
+  for (const size_t keep : {size_t{0}, size_t{10}, good.size() - 1, good.size()}) {
+    FileBytes bad(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(keep));
+    if (keep == good.size())
+      bad[keep - 5] ^= std::byte{1};
+    write_file(files[0].string(), bad);
+    const Program program(sample_program(), options);
+    CHECK(program.status == LAPILLI_OK);
+    CHECK(program.info().find("\"found\":false") != std::string::npos);
+    check_run(program.handle, 1);
+  }
+  CHECK(Program(sample_program(), options).info().find("\"found\":true") != std::string::npos); // it was replaced
+  std::filesystem::remove_all(folder);
+  const std::string impossible = "/proc/no/such/folder";
+  options.cache_dir = impossible.c_str();
+  CHECK(Program(sample_program(), options).status == LAPILLI_OK);
+  options.cache_dir = "";
+  CHECK(Program(sample_program(), options).status == LAPILLI_OK);
+}
+
+TEST(programs_come_and_go) {
+  for (int i = 0; i < 20; ++i) {
+    const Program program(sample_program());
+    check_run(program.handle, 1 + i % 16);
+  }
+}
+
+// Last: nothing above was reported.
+TEST(validation_has_nothing_to_say) {
+  if (!with_validation)
+    return;
+  const char* path = std::getenv("LAPILLI_VALIDATION_LOG");
+  CHECK(path == nullptr || read_file(path).empty());
+}
+
+int main(int argc, char** argv) {
+  if (const char* path = std::getenv("LAPILLI_VALIDATION_LOG"))
+    std::filesystem::remove(path);
+  const FileBytes file = sample_program();
+  lapilli_load_options options{};
+  options.validation = 1;
+  lapilli_program* program = nullptr;
+  with_validation = lapilli_load_memory(file.data(), file.size(), &options, &program) == LAPILLI_OK;
+  lapilli_destroy(program);
+  if (!with_validation)
+    std::printf("     without validation: %s\n", lapilli_last_error());
+  return run_tests(argc, argv);
+}

@@ -1,0 +1,163 @@
+// Damaged files: every one must be refused, or described without harm. Built with AddressSanitizer by LAPILLI_ASAN=ON.
+
+#include "check.h"
+#include "lapilli.h"
+#include "samples.h"
+
+#include <algorithm>
+#include <random>
+
+namespace {
+
+struct Outcome {
+  lapilli_status status;
+  std::string text;
+};
+
+Outcome describe(const FileBytes& file) {
+  const FileBytes copy(file.begin(), file.end()); // exactly as long as the file: reading beyond is noticed
+  char* json = nullptr;
+  const lapilli_status status = lapilli_describe(copy.data(), copy.size(), 0, &json);
+  Outcome outcome{status, status == LAPILLI_OK ? json : lapilli_last_error()};
+  lapilli_free(json);
+  return outcome;
+}
+
+lapilli_status plan(const FileBytes& file, int64_t batch) {
+  char* json = nullptr;
+  const lapilli_status status = lapilli_plan_memory(file.data(), file.size(), 0, 0, 0, &batch, 1, &json);
+  lapilli_free(json);
+  return status;
+}
+
+bool expected(lapilli_status status) {
+  return status == LAPILLI_OK || status == LAPILLI_INVALID_FILE || status == LAPILLI_OUT_OF_MEMORY ||
+         status == LAPILLI_INVALID_ARGUMENT;
+}
+
+void mutate(FileBytes& file, std::mt19937& random) {
+  const auto byte = [&] { return static_cast<std::byte>(random()); };
+  const auto place = [&] { return random() % file.size(); };
+  switch (random() % 6) {
+  case 0: // one bit
+    file[place()] ^= static_cast<std::byte>(1u << (random() % 8));
+    break;
+  case 1: // a few bytes
+    for (uint32_t i = 0; i < 1 + random() % 8; ++i)
+      file[place()] = byte();
+    break;
+  case 2: { // a 32-bit number at its edges
+    constexpr uint32_t edges[] = {0, 1, 0x7fffffff, 0x80000000, 0xffffffff, 0xfffffffe, 64, 0x10000};
+    const size_t at = place() / 4 * 4;
+    const uint32_t value = edges[random() % std::size(edges)];
+    if (at + 4 <= file.size())
+      std::memcpy(file.data() + at, &value, 4);
+    break;
+  }
+  case 3: // truncated
+    file.resize(place());
+    break;
+  case 4: // longer
+    for (uint32_t i = 0; i < 1 + random() % 100; ++i)
+      file.push_back(byte());
+    break;
+  default: { // a piece copied to elsewhere
+    const size_t from = place(), to = place();
+    const size_t length = std::min({size_t{1} + random() % 64, file.size() - from, file.size() - to});
+    std::memmove(file.data() + to, file.data() + from, length);
+    break;
+  }
+  }
+}
+
+} // namespace
+
+TEST(the_sample_is_described) {
+  const Outcome outcome = describe(sample_program());
+  CHECK(outcome.status == LAPILLI_OK);
+  CHECK(outcome.text.find("\"forward\"") != std::string::npos);
+  CHECK(outcome.text.find("(N * 7)") != std::string::npos);
+  CHECK(plan(sample_program(), 3) == LAPILLI_OK);
+  CHECK(describe(sample_program({.texel = true})).status == LAPILLI_OK);
+}
+
+TEST(any_changed_byte_is_found) {
+  const FileBytes file = sample_program();
+  for (size_t i = 0; i < file.size(); ++i) {
+    FileBytes changed = file;
+    changed[i] ^= std::byte{0x10};
+    CHECK(describe(changed).status == LAPILLI_INVALID_FILE);
+  }
+}
+
+TEST(any_truncation_is_found) {
+  const FileBytes file = sample_program();
+  for (size_t size = 1; size < file.size(); size += 13) {
+    FileBytes shorter(file.begin(), file.begin() + static_cast<std::ptrdiff_t>(size));
+    CHECK(describe(shorter).status == LAPILLI_INVALID_FILE);
+    repair_checksum(shorter);
+    CHECK(describe(shorter).status == LAPILLI_INVALID_FILE);
+  }
+}
+
+TEST(two_thousand_mutations_do_no_harm) {
+  std::mt19937 random(20261121);
+  const FileBytes samples[] = {sample_program(), sample_program({.texel = true, .impossible_first = true})};
+  int passed = 0;
+  for (int i = 0; i < 2000; ++i) {
+    FileBytes file = samples[random() % 2];
+    mutate(file, random);
+    if (i % 2 == 0)
+      repair_checksum(file);
+    const Outcome outcome = describe(file);
+    CHECK(expected(outcome.status));
+    CHECK(outcome.status == LAPILLI_OK || !outcome.text.empty());
+    if (outcome.status != LAPILLI_OK)
+      continue;
+    ++passed;
+    for (const int64_t batch : {int64_t{3}, int64_t{0}, int64_t{1} << 62, int64_t{-1}})
+      CHECK(expected(plan(file, batch)));
+  }
+  std::printf("     %d of 2000 mutated files were still valid\n", passed);
+}
+
+// Mutations of the structure alone reach deeper, since most of a file is code and constants.
+TEST(mutations_of_the_structure_do_no_harm) {
+  std::mt19937 random(7);
+  const FileBytes sample = sample_program({.impossible_first = true});
+  uint64_t structure = 0;
+  std::memcpy(&structure, sample.data() + 24, sizeof structure);
+  for (int i = 0; i < 4000; ++i) {
+    FileBytes file = sample;
+    for (uint32_t j = 0; j < 1 + random() % 3; ++j)
+      file[64 + random() % structure] = static_cast<std::byte>(random());
+    repair_checksum(file);
+    const Outcome outcome = describe(file);
+    CHECK(expected(outcome.status));
+    if (outcome.status == LAPILLI_OK)
+      for (const int64_t batch : {int64_t{3}, int64_t{1} << 62})
+        CHECK(expected(plan(file, batch)));
+  }
+}
+
+TEST(other_versions_and_other_files_are_named) {
+  FileBytes newer = sample_program();
+  newer[8] = std::byte{2};
+  repair_checksum(newer);
+  CHECK(describe(newer).text.find("version 2") != std::string::npos);
+  FileBytes other(1000, std::byte{'x'});
+  CHECK(describe(other).text.find("not a Lapilli program") != std::string::npos);
+  CHECK(describe(FileBytes(3)).status == LAPILLI_INVALID_FILE);
+  CHECK(lapilli_describe(nullptr, 0, 0, nullptr) == LAPILLI_INVALID_ARGUMENT);
+}
+
+TEST(unaligned_memory_is_read) {
+  const FileBytes file = sample_program();
+  FileBytes shifted(file.size() + 1);
+  std::copy(file.begin(), file.end(), shifted.begin() + 1);
+  char* json = nullptr;
+  CHECK(lapilli_describe(shifted.data() + 1, file.size(), 0, &json) == LAPILLI_OK);
+  lapilli_free(json);
+}
+
+int main(int argc, char** argv) { return run_tests(argc, argv); }
