@@ -89,19 +89,38 @@ environment() {
 
 pip_install() { "$python" -m pip install -q "$@"; }
 
-# All that goes into a wheel.
-package_sources() {
-  find pyproject.toml native src -type f -not -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum | sha256sum
+# list TABLE KEY: the requirements in a list of pyproject.toml.
+requirements() {
+  "$python" - "$@" <<'END'
+import sys, tomllib
+table = tomllib.load(open("pyproject.toml", "rb"))
+for key in sys.argv[1:-1]:
+    table = table[key]
+print(*table[sys.argv[-1]], sep="\n")
+END
 }
 
-package() {
-  local sources # Python files are used in place
-  sources=$(find pyproject.toml native -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum)
-  done_before package "$sources" && return
+# What builds the package is installed here rather than in an environment of each build, so that a build goes on where the
+# last one stopped: the editable package and the wheel come from one folder.
+build_tools() {
+  done_before build_tools "$(requirements build-system requires)" && return
   command -v g++ >/dev/null || apt_install g++
-  say "lapilli with its native player"
-  pip_install -e '.[compile]'
+  pip_install -r <(requirements build-system requires) 'cmake>=3.25' ninja
   mark_done
+}
+build=(--no-build-isolation -C build-dir=build/package)
+export PATH=$PWD/$venv/bin:$PATH
+
+sources() { find "$@" -type f -not -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum | sha256sum; }
+
+package() {
+  local have
+  have=$(sources pyproject.toml native) # Python files are used in place
+  done_before package "$have" && return
+  build_tools
+  say "lapilli with its native player"
+  pip_install "${build[@]}" -e '.[compile]'
+  mark_done package "$have"
 }
 
 models() {
@@ -114,25 +133,23 @@ models() {
 }
 
 test_tools() {
-  done_before test_tools "$(sha256sum <pyproject.toml)" && return
+  done_before test_tools "$(requirements project optional-dependencies test)" && return
   say "test tools"
-  "$python" - >"$stamps/requirements.txt" <<'END'
-import tomllib
-print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["test"], sep="\n")
-END
-  pip_install -r "$stamps/requirements.txt"
+  pip_install -r <(requirements project optional-dependencies test)
   mark_done
 }
 
 # What people who only run programs have: the wheel and what it asks for, no torch.
 bare_environment() {
-  local sources
-  sources=$(package_sources)
-  done_before bare "$sources" && [ -x "$venv-bare/bin/python" ] && return
+  local have
+  have=$(sources pyproject.toml native src)
+  done_before bare "$have" && [ -x "$venv-bare/bin/python" ] && return
   say "an environment without torch"
-  rm -rf "$venv-bare" build/wheel
-  "$python" -m pip wheel -q --no-deps -w build/wheel .
-  "$python" -m venv "$venv-bare"
+  build_tools
+  rm -rf build/wheel
+  "$python" -m pip wheel -q "${build[@]}" --no-deps -w build/wheel .
+  [ -x "$venv-bare/bin/python" ] || "$python" -m venv "$venv-bare"
+  "$venv-bare/bin/python" -m pip install -q --force-reinstall --no-deps build/wheel/*.whl
   "$venv-bare/bin/python" -m pip install -q build/wheel/*.whl
   mark_done
 }

@@ -211,19 +211,20 @@ FileBytes sample_program(const SampleOptions& options) {
 
 float sample_result(float x, uint32_t column) { return 2.0f * (x + 3.0f * static_cast<float>(column)) + 5.0f; }
 
-FileBytes slow_program(int64_t count) {
+FileBytes slow_program(uint32_t count) {
   ProgramBuilder builder;
   const uint32_t slow = builder.kernel("slow", kernels::slow, 2, 1);
   MethodBuilder m;
   m.method.name = "forward";
   const uint32_t one = m.number(1);
-  const uint32_t bytes = m.number(4);
+  const uint32_t items = m.number(count);
+  const uint32_t bytes = m.number(4 * count);
   m.input("x", {one});
-  m.output("y", {one});
+  m.output("y", {items});
   PlanBuilder p("portable");
-  const uint32_t x = p.buffer(schema::BufferKind::input, bytes);
+  const uint32_t x = p.buffer(schema::BufferKind::input, m.number(4));
   const uint32_t y = p.buffer(schema::BufferKind::output, bytes);
-  p.dispatch(false, slow, {{x, bytes}, {y, bytes, true}}, {m.number(count), m.number(1000)}, one, one, false, "slow");
+  p.dispatch(false, slow, {{x, m.number(4)}, {y, bytes, true}}, {m.number(60), m.number(1000)}, items, one, false, "slow");
   m.method.plans.push_back(std::make_unique<schema::PlanT>(p.plan));
   builder.program.methods.push_back(std::make_unique<schema::MethodT>(m.method));
   return builder.finish();

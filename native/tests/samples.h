@@ -75,8 +75,8 @@ struct SampleOptions {
 FileBytes sample_program(const SampleOptions& options = {});
 float sample_result(float x, uint32_t column);
 
-// y = x after count * 1000 steps that take a while; x and y have one element.
-FileBytes slow_program(int64_t count);
+// y[i] = x[0] for i < count; each takes a fraction of a millisecond on one core.
+FileBytes slow_program(uint32_t count);
 
 // Makes the checksum fit the bytes. False when they are too few for a header.
 bool repair_checksum(FileBytes& file);
