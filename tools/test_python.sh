@@ -5,17 +5,17 @@ cd "$(dirname "$0")/.."
 
 kind=$1
 shift
-venv=${VENV:-.venv}
+venv=$(realpath -ms "${VENV:-.venv}")
 if [ "$kind" = poor ]; then
   driver=$PWD/.cache/swiftshader/icd.json
   set -- -m poor_device "$@"
 else
-  driver=$(find /usr/share/vulkan/icd.d /usr/local/share/vulkan/icd.d /etc/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/null | head -1)
+  driver=$(find {/usr,/usr/local}/share/vulkan/icd.d /etc/vulkan/icd.d -name "lvp_icd*.json" 2>/dev/null | head -1 || true)
 fi
 export VK_DRIVER_FILES=$driver VK_ICD_FILENAMES=$driver
 export XDG_CACHE_HOME=$PWD/.cache/test # not the user's kernels and pipelines
 export LAPILLI_VALIDATION=1 LAPILLI_VALIDATION_LOG=$PWD/build/validation-$kind.log
-bare=$(realpath -m "$venv-bare")/bin/python
+bare=$venv-bare/bin/python
 [ ! -x "$bare" ] || export LAPILLI_TEST_BARE_PYTHON=$bare
 mkdir -p build "$XDG_CACHE_HOME"
 : >"$LAPILLI_VALIDATION_LOG"

@@ -1,8 +1,8 @@
 """Write the Vulkan declarations that the player uses as one C++ header.
 
 The registry (vk.xml) comes from the PyPI package vulkan-object, or from the path given. What is used is read from the
-sources themselves: every `Vk...` type, `VK_...` constant, and every call through a function table, `vk.Name(`. Types that
-those need by value follow; types that are only pointed to stay opaque. So there is no list to maintain.
+sources themselves: every `Vk...` type, every `VK_...` constant, and every call through a function table, `vk.Name(`.
+Types that those need by value follow; types that are only pointed to stay opaque. So there is no list to maintain.
 
     python gen_vulkan.py --output vulkan.h [--registry vk.xml] SOURCE...
 """
@@ -98,9 +98,8 @@ class Registry:
         if element.get("alias"):
             value = element.get("alias", "")
         elif element.get("bitpos"):
-            value = f"1ull << {element.get('bitpos')}" if int(element.get("bitpos", "0")) > 30 else (
-                f"1 << {element.get('bitpos')}"
-            )
+            bit = int(element.get("bitpos", "0"))
+            value = f"1ull << {bit}" if bit > 30 else f"1 << {bit}"
         elif element.get("offset"):
             extension = int(element.get("extnumber") or number or "1")
             value = f"{element.get('dir', '')}{1000000000 + (extension - 1) * 1000 + int(element.get('offset', '0'))}"
@@ -243,12 +242,12 @@ def main() -> None:
         first = params[0].findtext("type") or ""
         if name == "vkGetInstanceProcAddr":
             continue
-        level = "Instance" if first in INSTANCE_HANDLES else "Device" if first in registry.types and (
-            registry.types[first].get("category") == "handle"
-        ) else "Global"
-        if name == "vkGetDeviceProcAddr":
-            level = "Instance"
-        groups[level].append(name)
+        if first in INSTANCE_HANDLES or name == "vkGetDeviceProcAddr":
+            groups["Instance"].append(name)
+        elif first in registry.types and registry.types[first].get("category") == "handle":
+            groups["Device"].append(name)
+        else:
+            groups["Global"].append(name)
 
     free = sorted(name for name in header.constants - header.enumerated if name in registry.values)
     members = {member for values in registry.members.values() for member in values}

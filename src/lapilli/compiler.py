@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -20,7 +20,7 @@ from lapilli.program.writer import PlanSource, Writer
 from lapilli.runtime import structure
 from lapilli.runtime.program import Program
 from lapilli.runtime.structure import METADATA_KEY
-from lapilli.schedule.plan import schedule
+from lapilli.schedule.plan import Schedule, schedule
 from lapilli.schedule.target import TARGETS, Target, plans_for
 
 Progress = Callable[[str, int, int], None]
@@ -67,6 +67,18 @@ def compile_to_bytes(
     metadata = _checked(metadata)
     exported = capture(model, example_inputs, dynamic_shapes)
     module = prepare(exported)
+    metadata[METADATA_KEY] = _structure(exported, module)
+    return assemble(module, precision, targets, metadata, progress)[0]
+
+
+def assemble(
+    module: Module,
+    precision: str,
+    targets: Sequence[Target],
+    metadata: Mapping[str, str],
+    progress: Progress | None = None,
+) -> tuple[bytes, list[Schedule]]:
+    """The program file of a prepared module, and the schedules of its plans, one for every target."""
     graphs = {half: lower(module, precision, half) for half in {t.half for t in targets}}
     schedules = [schedule(graphs[t.half], t, choose_templates) for t in targets]
     kernels = [write_all(s) for s in schedules]
@@ -77,7 +89,7 @@ def compile_to_bytes(
     writer = Writer()
     plans = [PlanSource(s.target, s.order, k, s.graph.outputs) for s, k in zip(schedules, kernels, strict=True)]
     writer.method("forward", schedules[0].graph, plans, codes)
-    return writer.bytes(f"lapilli {__version__}", {**metadata, METADATA_KEY: _structure(exported, module)})
+    return writer.bytes(f"lapilli {__version__}", metadata), schedules
 
 
 def _targets(precision: str, target: str | None) -> list[Target]:

@@ -1,8 +1,8 @@
 """The native player from Python: a thin, typed binding over ``lapilli.h`` (cffi in ABI mode, so nothing is compiled).
 
-Arrays are NumPy, dense and row-major. NumPy has no bfloat16: such tensors are ``uint16`` arrays holding the bits (arrays
-of the ``ml_dtypes`` type are accepted too). All functions may be called from several threads; the GIL is released while
-the player works.
+Arrays are NumPy, dense and row-major. NumPy has no bfloat16: such tensors are ``uint16`` arrays holding the bits
+(arrays of the ``ml_dtypes`` type are accepted too). All functions may be called from several threads; the GIL is
+released while the player works.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ class NativeProgram:
 
     def __init__(self, handle: Any) -> None:
         _, library = _player()
-        # A thread inside a call holds its own reference, so closing from another thread ends the program after the call.
+        # A thread inside a call holds its own reference: closing from another thread ends the program after the call.
         self._handle = _player()[0].gc(handle, library.lapilli_destroy)
         self.methods = [self._method(index) for index in range(library.lapilli_method_count(handle))]
 
@@ -412,11 +412,7 @@ class NativeProgram:
         count = ffi.new("uint32_t *")
         total = ffi.new("uint64_t *")
         times = ffi.new("uint64_t[]", self.methods[method].commands if method < len(self.methods) else 0)
-        _check(
-            library.lapilli_profile(
-                program, method, tensors, len(inputs), repeat, times, len(times), count, total
-            )
-        )
+        _check(library.lapilli_profile(program, method, tensors, len(inputs), repeat, times, len(times), count, total))
         del alive
         return Profile([int(time) for time in times], int(total[0]))
 
