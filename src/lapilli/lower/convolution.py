@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from lapilli.ir.expr import Expr, const, load, select
-from lapilli.ir.integer import Int
+from lapilli.ir.integer import Int, as_int
 from lapilli.ir.node import Convolution, Node, Reduce
 from lapilli.lower.registry import Call, lowering
 
@@ -21,7 +22,11 @@ def convolution(
 ) -> Node:  # fmt: skip
     n = len(weight.shape) - 2
     if x.rank == n + 1:  # no batch
-        raise TypeError("convolution of an input without a batch dimension: add one with x[None]")
+        one = as_int(1)
+        batched = replace(call, shapes=((one, *call.shape),))
+        first = batched.map(lambda *at: load(x, at[1:]), shape=(one, *x.shape), dtype=x.dtype)
+        whole = convolution(batched, first, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+        return call.map(lambda *at: load(whole, [as_int(0), *at]))
     params = [[p] * n if isinstance(p, int) else list(p) * n if len(p) == 1 else list(p) for p in (stride, padding, dilation)]
     r = _transposed(call, x, weight, *params, groups) if transposed else _forward(call, x, weight, *params, groups)
     if bias is None:

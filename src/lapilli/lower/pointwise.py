@@ -9,6 +9,7 @@ import torch
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, as_expr, binary, cast_to, const, index, unary, where
+from lapilli.ir.integer import as_int
 from lapilli.ir.node import Map, Node
 from lapilli.lower.registry import Call, Operand, common_type, element, lowering
 
@@ -233,7 +234,7 @@ def gelu_op(call: Call, x: Node, approximate: str = "none") -> Node:
 def prelu(call: Call, x: Node, weight: Node) -> Node:
     def body(*at: Any) -> Expr:
         a = element(x, at)
-        slope = element(weight, at) if weight.rank == x.rank else element(weight, [at[1] if len(at) > 1 else at[0]])
+        slope = element(weight, at) if weight.rank == x.rank else element(weight, at[1:2] or at[:1] or [as_int(0)])
         return where(binary("gt", a, 0.0), a, a * slope)
 
     return call.map(body)

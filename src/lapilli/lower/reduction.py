@@ -81,7 +81,7 @@ for _name in ("max", "min"):
 
 def _with_index(op: str) -> Callable[..., tuple[Node, Node]]:
     def build(call: Call, x: Node, dim: int, keepdim: bool = False) -> tuple[Node, Node]:
-        d = normalize_dims(dim, x.rank) if x.rank else []
+        d = normalize_dims(dim, x.rank)
         value = keep(call, over(call, op, x, d), d, x.rank)
         place = over(call, f"arg{op}", x, d, dtype=DType.int64, name="_index")
         indices = keep(_second(call), place, d, x.rank)
@@ -118,19 +118,19 @@ def prod_all(call: Call, x: Node, **_: Any) -> Node:
 
 @lowering(aten.prod.dim_int)
 def prod(call: Call, x: Node, dim: int, keepdim: bool = False, **_: Any) -> Node:
-    d = normalize_dims(dim, x.rank) if x.rank else []
+    d = normalize_dims(dim, x.rank)
     return keep(call, over(call, "prod", x, d, kind=call.dtype.compute), d, x.rank)
 
 
 @lowering(aten.any.default, aten.any.dim, aten.any.dims)
 def any_(call: Call, x: Node, dims: Dims = None, keepdim: bool = False) -> Node:
-    d = normalize_dims(dims, x.rank) if x.rank else []
+    d = normalize_dims(dims, x.rank)
     return keep(call, over(call, "any", x, d, kind=DType.bool), d, x.rank)
 
 
 @lowering(aten.all.default, aten.all.dim, aten.all.dims)
 def all_(call: Call, x: Node, dims: Dims = None, keepdim: bool = False) -> Node:
-    d = normalize_dims(dims, x.rank) if x.rank else []
+    d = normalize_dims(dims, x.rank)
     return keep(call, over(call, "all", x, d, kind=DType.bool), d, x.rank)
 
 
@@ -158,7 +158,7 @@ def center(call: Call, x: Node, d: Sequence[int]) -> Node:
 
 def softmax_parts(call: Call, x: Node, dim: int) -> tuple[Node, Node, list[int]]:
     """exp(x - max) unrealised, its sum over dim, and the other dimensions."""
-    d = [dim % x.rank] if x.rank else []
+    d = normalize_dims(dim, x.rank)
     kept = [k for k in range(x.rank) if k not in d]
     top = over(call, "max", x, d, dtype=x.dtype, name="_max")
     shifted = call.map(

@@ -176,11 +176,11 @@ def broadcast(a: Node, at: Sequence[Int]) -> list[Int]:
 
 
 def normalize_dims(dims: int | Sequence[int] | None, rank: int) -> list[int]:
-    """Dimensions as non-negative numbers; None or an empty list means all."""
+    """Dimensions as non-negative numbers; None or an empty list means all. A scalar has none, whatever is asked."""
     if dims is None or (isinstance(dims, Sequence) and not dims):
         return list(range(rank))
     listed = [dims] if isinstance(dims, int) else list(dims)
-    return [d % max(rank, 1) for d in listed]
+    return [d % rank for d in listed] if rank else []
 
 
 def contraction(call: Call, r: Reduce, note: Matmul | Convolution) -> Reduce:

@@ -80,7 +80,7 @@ def expand(call: Call, x: Node, *_: Any, **__: Any) -> Map:
 
 @lowering(aten.permute.default)
 def permute(call: Call, x: Node, dims: Sequence[int]) -> Map:
-    order = normalize_dims(dims, x.rank) if x.rank else []
+    order = normalize_dims(dims, x.rank)
 
     def body(*at: Int) -> Expr:
         index: list[Int] = [as_int(0)] * x.rank
@@ -295,6 +295,8 @@ def triu(call: Call, x: Node, diagonal: int = 0) -> Map:
 
 @lowering(aten.index_select.default)
 def index_select(call: Call, x: Node, dim: int, positions: Node) -> Map:
+    if not x.rank:
+        return call.map(lambda *at: load(x, []))
     d = dim % x.rank
 
     def body(*at: Int) -> Expr:

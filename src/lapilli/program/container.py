@@ -93,10 +93,12 @@ def _write_sections(file: BinaryIO, structure: bytes, data_chunks: Iterable[Any]
     file.write(bytes(data_offset - end))
     end = data_offset
     for chunk in data_chunks:
-        with memoryview(chunk) as view, view.cast("B") as raw:
+        with memoryview(chunk) as view:
             file.write(bytes(aligned(end) - end))
-            file.write(raw)
-            end = aligned(end) + raw.nbytes
+            end = aligned(end) + view.nbytes
+            if view.nbytes:  # an empty view cannot be cast
+                with view.cast("B") as raw:
+                    file.write(raw)
     return HEADER_SIZE, len(structure), data_offset, end - data_offset
 
 
