@@ -10,8 +10,14 @@ export VK_DRIVER_FILES=$driver VK_ICD_FILENAMES=$driver
 
 cmake -S native -B build/native -G Ninja -DLAPILLI_TESTS=ON -DCMAKE_BUILD_TYPE=Release >/dev/null
 cmake --build build/native
+rm -f build/native/tests/validation.log
 ctest --test-dir build/native --output-on-failure
+if [ -s build/native/tests/validation.log ]; then
+  echo "The Vulkan validation layers reported:" >&2
+  cat build/native/tests/validation.log >&2
+  exit 1
+fi
 
-cmake -S native -B build/asan -G Ninja -DLAPILLI_TESTS=ON -DLAPILLI_ASAN=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null
+cmake -S native -B build/asan -G Ninja -DLAPILLI_TESTS=ON -DLAPILLI_ASAN=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 >/dev/null
 cmake --build build/asan --target test_units test_reader
 ctest --test-dir build/asan --output-on-failure -R 'units|reader'

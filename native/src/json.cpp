@@ -1,6 +1,7 @@
 #include "json.h"
 
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 
@@ -33,8 +34,8 @@ void Json::value(double number) {
     return null();
   separate();
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.17g", number);
-  out_ += text.data();
+  const auto result = std::to_chars(text.data(), text.data() + text.size(), number); // knows no locale
+  out_.append(text.data(), result.ptr);
 }
 
 void Json::quote(std::string_view text) {

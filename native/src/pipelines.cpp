@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <system_error>
 
 namespace lapilli {
 
@@ -32,8 +33,7 @@ Pipelines::Pipelines(Device& device, std::span<const Kernel> kernels, const std:
     // The largest kernels take the longest: they go first.
     std::ranges::stable_sort(queue_, std::greater{}, [&](uint32_t i) { return kernels[i].code.size(); });
     const size_t count = std::min<size_t>({queue_.size(), std::max(1u, std::thread::hardware_concurrency()), 8});
-    for (size_t i = 0; i < count; ++i)
-      threads_.emplace_back([this, kernels] { work(kernels); });
+    start(count, kernels);
   } catch (...) {
     release();
     throw;
@@ -52,6 +52,16 @@ void Pipelines::release() {
   for (const auto& [key, layout] : set_layouts_)
     vk.DestroyDescriptorSetLayout(device_.handle, layout, nullptr);
   vk.DestroyPipelineCache(device_.handle, cache_, nullptr);
+}
+
+void Pipelines::start(size_t count, std::span<const Kernel> kernels) {
+  try {
+    for (size_t i = 0; i < count; ++i)
+      threads_.emplace_back([this, kernels] { work(kernels); });
+  } catch (const std::system_error&) {
+    if (threads_.empty()) // the system gives no more threads
+      work(kernels);
+  }
 }
 
 void Pipelines::join() {

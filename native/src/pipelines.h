@@ -41,6 +41,7 @@ public:
 
 private:
   void create_layouts(const Kernel& kernel, Pipeline& pipeline);
+  void start(size_t count, std::span<const Kernel> kernels);
   void work(std::span<const Kernel> kernels);
   void create(const Kernel& kernel, Pipeline& pipeline);
   void store_cache();

@@ -122,8 +122,8 @@ Run& Program::acquire(uint32_t method, std::span<const int64_t> symbols) {
       auto created = std::make_unique<Run>(shared_[method], method);
       const std::lock_guard lock(mutex_);
       idle_.reserve(runs_.size() + 1); // so that release() does not allocate
-      run = created.get();
       runs_.push_back(std::move(created));
+      run = runs_.back().get();
     }
     run->prepare(symbols);
   };

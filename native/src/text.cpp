@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
+#include <charconv>
 
 namespace lapilli {
 
@@ -17,8 +17,8 @@ std::string human_size(uint64_t bytes) {
     ++unit;
   }
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.1f %s", value, units[unit]);
-  return text.data();
+  const auto result = std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed, 1);
+  return cat(std::string_view(text.data(), result.ptr), " ", units[unit]);
 }
 
 bool contains_ignoring_case(std::string_view text, std::string_view part) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -120,3 +121,9 @@ def _structure(exported: ExportedProgram, module: Module) -> str:
     inputs = structure.from_torch(call.in_spec, module.fixed_inputs)
     outputs = structure.from_torch(call.out_spec, module.fixed_outputs)
     return structure.Structure(inputs, outputs).dumps()
+
+
+def _decisions(schedules: list[Schedule]) -> str:
+    """Why every value of a plan was realised, in the order of its commands, for `lapilli inspect`."""
+    reasons = {s.target.name: {"load": [t.reason for t in s.order.load], "run": [t.reason for t in s.order.run]} for s in schedules}
+    return json.dumps(reasons, separators=(",", ":"))

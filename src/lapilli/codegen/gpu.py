@@ -16,6 +16,7 @@ from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, c
 from lapilli.schedule.realize import estimate
 from lapilli.schedule.task import Task
 
+MATRIX_SUBGROUP = 32  # subgroup size that the matrix kernels are written for
 _SIGNATURE = "uint b, uint m, uint n"
 _SUBGROUP_BASIC, _SUBGROUP_ARITHMETIC = 1, 4
 
@@ -169,7 +170,7 @@ class Tiles:
             call, groups, (t.invocations, 1, 1), "matmul_matrix" if self.rows.struct == "MatmulParams" else "convolution_matrix",
             f"TileParams t; {self.rows.struct} a;", ["gpu_interfaces", *self.rows.modules], plain=True,
         )  # fmt: skip
-        written.shared, written.subgroup, written.matrix = t.shared, 32, True
+        written.shared, written.subgroup, written.matrix = t.shared, MATRIX_SUBGROUP, True
         written.subgroup_operations = _SUBGROUP_BASIC
         return written
 

@@ -20,7 +20,7 @@ from lapilli.errors import CompileError
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 
 _SPIRV = 6
-_OPTION = {"Capability": 39, "DebugInformation": 44, "Optimization": 46, "EmitSpirvDirectly": 58, "SkipSPIRVValidation": 29}
+_OPTION = {"MacroDefine": 0, "EmitSpirvDirectly": 58, "SkipSPIRVValidation": 29}
 _CREATE_SESSION, _FIND_PROFILE, _BUILD_TAG, _FIND_CAPABILITY = 3, 4, 8, 22  # of the global session
 _COMPOSE = 6  # of a session
 _FIND_ENTRY = 17  # of a module
@@ -83,9 +83,11 @@ def library() -> str:
 
 
 class Compiler:
-    """A session for SPIR-V with the modules of `kernels/` in reach. Cooperative matrices need the profile spirv_1_6."""
+    """A session for SPIR-V with the modules of `kernels/` in reach. Cooperative matrices need the profile spirv_1_6.
 
-    def __init__(self, profile: str = "spirv_1_3") -> None:
+    defines: macros for all modules; kernels know LAPILLI_EMULATE_COOPMAT, with which tests run the matrix kernels anywhere."""
+
+    def __init__(self, profile: str = "spirv_1_3", defines: tuple[str, ...] = ()) -> None:
         lib = c.CDLL(library())
         lib.slang_createGlobalSession.argtypes = [c.c_int64, c.POINTER(c.c_void_p)]
         self._load = lib.slang_loadModuleFromSource
@@ -97,22 +99,26 @@ class Compiler:
         if lib.slang_createGlobalSession(0, c.byref(self._global)):
             raise CompileError(f"the Slang compiler {library()} does not start")
         self._session = c.c_void_p()
-        self._create(profile)
+        self._create(profile, defines)
 
     @property
     def version(self) -> str:
         tag: bytes = _call(self._global, _BUILD_TAG, c.c_char_p)
         return tag.decode()
 
-    def _create(self, name: str) -> None:
+    def _create(self, name: str, defines: tuple[str, ...]) -> None:
         options = (_Option * 2)()
         for option, name, value in zip(options, ("EmitSpirvDirectly", "SkipSPIRVValidation"), (1, 1), strict=True):
             option.name, option.value = _OPTION[name], _Value(0, value, 0, None, None)
         profile = _call(self._global, _FIND_PROFILE, c.c_uint32, (c.c_char_p, name.encode()))
         target = _Target(c.sizeof(_Target), _SPIRV, profile, 1 << 10, 0, 0, False, options, len(options))
         paths = (c.c_char_p * 1)(str(KERNELS).encode())
-        self._keep = (options, target, paths)
+        macros = (_Option * max(1, len(defines)))()
+        for macro, define in zip(macros, defines, strict=False):
+            macro.name, macro.value = _OPTION["MacroDefine"], _Value(1, 0, 0, define.encode(), b"1")
+        self._keep = (options, target, paths, macros)
         desc = _Session(c.sizeof(_Session), c.pointer(target), 1, 0, 1, paths, 1)
+        desc.options, desc.n_options = macros, len(defines)
         if _call(self._global, _CREATE_SESSION, c.c_int32, (c.c_void_p, c.addressof(desc)),
                  (c.c_void_p, c.addressof(self._session))):  # fmt: skip
             raise CompileError("the Slang compiler refuses to create a session")
@@ -152,14 +158,18 @@ class Compiler:
 
 def profile_of(source: str) -> str:
     """The SPIR-V version that a kernel needs."""
-    return "spirv_1_6" if "coopmat" in source else "spirv_1_3"
+    return "spirv_1_6" if "coopmat" in source and not DEFINES else "spirv_1_3"
 
 
-@lru_cache(maxsize=2)
-def _compiler(profile: str) -> Compiler:
-    return Compiler(profile)
+DEFINES: tuple[str, ...] = ()
+"""Macros of this process's compilers."""
+
+
+@lru_cache(maxsize=4)
+def _compiler(profile: str, defines: tuple[str, ...]) -> Compiler:
+    return Compiler(profile, defines)
 
 
 def compile(source: str) -> bytes:
     """SPIR-V of a kernel's entry point `main`, by this process's compiler."""
-    return _compiler(profile_of(source)).compile(source)
+    return _compiler(profile_of(source), DEFINES).compile(source)

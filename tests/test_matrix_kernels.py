@@ -1,0 +1,53 @@
+"""The matrix-unit kernels, run by the emulation of `gpu_matmul_coopmat.slang` where the device has no matrix units.
+
+What is shown is the wiring - packing, strides, tiles, ragged edges, epilogues; speed and the real instructions are for the
+device benchmarks."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import lapilli
+from lapilli.codegen import gpu, slang
+from lapilli.program import schema, writer
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    """Plans for matrix units that any device accepts."""
+    monkeypatch.setattr(slang, "DEFINES", ("LAPILLI_EMULATE_COOPMAT",))
+    monkeypatch.setattr(gpu, "MATRIX_SUBGROUP", 0)
+    monkeypatch.setattr(schema.DeviceKind, "gpu", schema.DeviceKind.any)
+    monkeypatch.setattr(writer, "_FEATURE", {**writer._FEATURE, "cooperative_matrix": 0, "vulkan_memory_model": 0})
+    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
+
+
+MODELS = {
+    "first layer, ragged columns": (nn.Conv2d(3, 12, 3, 2, 1), (1, 3, 13, 11)),
+    "pointwise, batch of 2": (nn.Sequential(nn.Conv2d(3, 16, 1), nn.Conv2d(16, 24, 1), nn.ReLU6()), (2, 3, 5, 7)),
+    "3x3, stride and dilation": (
+        nn.Sequential(nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 3, 2, 1), nn.Conv2d(16, 8, 3, 1, 2, dilation=2)), (1, 3, 9, 8)),
+    "groups of 8 channels": (nn.Sequential(nn.Conv2d(3, 16, 1), nn.Conv2d(16, 32, 3, 1, 1, groups=2)), (1, 3, 6, 5)),
+    "linear, several rows": (nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 7)), (3, 24)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_matrix_kernels_agree(emulated: None, name: str) -> None:
+    torch.manual_seed(0)
+    model, shape = MODELS[name]
+    x = torch.randn(shape)
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(x.double()).float()
+        half = copy.deepcopy(model).half()(x.half()).float()
+    with lapilli.compile(model, (x,), precision="fp16", target="gpu-fp16-matrix") as program:
+        result = program(x)
+    error = ((result - exact).norm() / exact.norm()).item()
+    # no worse than torch's own half precision; the floor is one unit of rounding, for models where torch rounds luckily
+    assert error <= max(((half - exact).norm() / exact.norm()).item(), 2**-11), error
+    assert np.isfinite(result.numpy()).all()
