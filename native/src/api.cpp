@@ -165,11 +165,12 @@ void fill_output(const Run& run, const Method& method, uint32_t index, lapilli_t
   std::ranges::copy(output.shape, tensor.shape);
 }
 
-void run_sync(Program& program, uint32_t index, std::span<const lapilli_tensor> inputs, std::span<lapilli_tensor> outputs) {
+void run_sync(Program& program, uint32_t index, std::span<const lapilli_tensor> inputs,
+              std::span<lapilli_tensor> outputs) {
   const Method& method = program.method(index);
   if (outputs.size() != method.outputs.size())
-    fail(LAPILLI_INVALID_ARGUMENT, "Method \"", method.name, "\" has ", method.outputs.size(), " outputs, and room for ",
-         outputs.size(), " was given.");
+    fail(LAPILLI_INVALID_ARGUMENT, "Method \"", method.name, "\" has ", method.outputs.size(),
+         " outputs, and room for ", outputs.size(), " was given.");
   bool enough = true;
   std::vector<lapilli_tensor> needed(outputs.begin(), outputs.end());
   program.output_tensors(index, inputs, needed);
@@ -178,7 +179,8 @@ void run_sync(Program& program, uint32_t index, std::span<const lapilli_tensor> 
     outputs[i] = needed[i];
   }
   if (!enough)
-    fail(LAPILLI_INVALID_ARGUMENT, "An output buffer is null or too small; the needed sizes were written to `outputs`.");
+    fail(LAPILLI_INVALID_ARGUMENT,
+         "An output buffer is null or too small; the needed sizes were written to `outputs`.");
   Run& run = program.submit(index, inputs);
   try {
     run.wait(no_timeout);
@@ -294,7 +296,8 @@ lapilli_status lapilli_method(lapilli_program* program, uint32_t method, lapilli
   return guarded([&] {
     need(info, "info");
     const Method& found = checked(program).method(method);
-    *info = {found.name.c_str(), static_cast<uint32_t>(found.inputs.size()), static_cast<uint32_t>(found.outputs.size()),
+    *info = {found.name.c_str(), static_cast<uint32_t>(found.inputs.size()),
+             static_cast<uint32_t>(found.outputs.size()),
              static_cast<uint32_t>(program->program->plan(method).run.size())};
   });
 }
@@ -315,8 +318,8 @@ lapilli_status lapilli_output_spec(lapilli_program* program, uint32_t method, ui
   });
 }
 
-lapilli_status lapilli_plan_memory(const void* data, uint64_t size, int32_t skip_checksum, uint32_t method, uint32_t plan,
-                                   const int64_t* symbols, uint32_t n_symbols, char** json) {
+lapilli_status lapilli_plan_memory(const void* data, uint64_t size, int32_t skip_checksum, uint32_t method,
+                                   uint32_t plan, const int64_t* symbols, uint32_t n_symbols, char** json) {
   return guarded([&] {
     const Aligned aligned(given_bytes(data, size));
     plan_bytes(aligned.bytes(), false, skip_checksum == 0, method, plan, items(symbols, n_symbols, "symbols"), json);
@@ -332,15 +335,15 @@ lapilli_status lapilli_plan_memory_file(const char* path, int32_t skip_checksum,
   });
 }
 
-lapilli_status lapilli_run_sync(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs, uint32_t n_inputs,
-                                lapilli_tensor* outputs, uint32_t n_outputs) {
+lapilli_status lapilli_run_sync(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs,
+                                uint32_t n_inputs, lapilli_tensor* outputs, uint32_t n_outputs) {
   return guarded([&] {
     run_sync(checked(program), method, items(inputs, n_inputs, "inputs"), items(outputs, n_outputs, "outputs"));
   });
 }
 
-lapilli_status lapilli_submit(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs, uint32_t n_inputs,
-                              lapilli_run** run) {
+lapilli_status lapilli_submit(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs,
+                              uint32_t n_inputs, lapilli_run** run) {
   return guarded([&] {
     need(run, "run");
     Run& submitted = checked(program).submit(method, items(inputs, n_inputs, "inputs"));
@@ -352,7 +355,8 @@ lapilli_status lapilli_submit(lapilli_program* program, uint32_t method, const l
 lapilli_status lapilli_wait(lapilli_run* run, uint64_t timeout) {
   return guarded([&] {
     if (!checked(run).wait(timeout))
-      fail(LAPILLI_TIMEOUT, "The run is not finished after ", timeout / 1'000'000, " ms. Wait for it again, or release it.");
+      fail(LAPILLI_TIMEOUT, "The run is not finished after ", timeout / 1'000'000,
+           " ms. Wait for it again, or release it.");
   });
 }
 
@@ -376,8 +380,9 @@ void lapilli_release(lapilli_run* run) {
   program->release(static_cast<Run&>(*run));
 }
 
-lapilli_status lapilli_profile(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs, uint32_t n_inputs,
-                               uint32_t repeat, uint64_t* nanoseconds, uint32_t n, uint32_t* count, uint64_t* total) {
+lapilli_status lapilli_profile(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs,
+                               uint32_t n_inputs, uint32_t repeat, uint64_t* nanoseconds, uint32_t n, uint32_t* count,
+                               uint64_t* total) {
   return guarded([&] {
     need(count, "count");
     need(total, "total");

@@ -130,9 +130,10 @@ bool query_cooperative_matrices(const InstanceFunctions& vk, Capabilities& resul
       continue;
     result.cooperative_matrices.push_back(cat(component_name(shape.AType), " ", shape.MSize, "x", shape.NSize, "x",
                                               shape.KSize, " -> ", component_name(shape.ResultType)));
-    found = found || (shape.AType == VK_COMPONENT_TYPE_FLOAT16_KHR && shape.BType == VK_COMPONENT_TYPE_FLOAT16_KHR &&
-                      shape.CType == VK_COMPONENT_TYPE_FLOAT32_KHR && shape.ResultType == VK_COMPONENT_TYPE_FLOAT32_KHR &&
-                      shape.MSize == 16 && shape.NSize == 16 && shape.KSize == 16);
+    found =
+        found || (shape.AType == VK_COMPONENT_TYPE_FLOAT16_KHR && shape.BType == VK_COMPONENT_TYPE_FLOAT16_KHR &&
+                  shape.CType == VK_COMPONENT_TYPE_FLOAT32_KHR && shape.ResultType == VK_COMPONENT_TYPE_FLOAT32_KHR &&
+                  shape.MSize == 16 && shape.NSize == 16 && shape.KSize == 16);
   }
   return found;
 }
@@ -266,8 +267,9 @@ void describe(const Capabilities& device, uint32_t index, Json& json) {
     json.field("device_id", device.device_id);
     json.field("driver", device.driver);
     json.field("driver_version", device.driver_version);
-    json.field("api_version", cat(VK_API_VERSION_MAJOR(device.api_version), ".", VK_API_VERSION_MINOR(device.api_version),
-                                  ".", VK_API_VERSION_PATCH(device.api_version)));
+    json.field("api_version",
+               cat(VK_API_VERSION_MAJOR(device.api_version), ".", VK_API_VERSION_MINOR(device.api_version), ".",
+                   VK_API_VERSION_PATCH(device.api_version)));
     json.field("memory", device.device_memory());
     json.key("limits");
     json.object([&] {

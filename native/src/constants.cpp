@@ -96,7 +96,8 @@ void Constants::pack(const Pipelines& pipelines) {
       if (buffer.kind == BufferKind::load_constant) {
         const uint64_t size = values.size(buffer.size, "the size of a constant");
         check_file(size >= model_.constants[buffer.index].bytes.size() && size < uint64_t{1} << 40,
-                   "The program is damaged: buffer \"", buffer.name, "\" of ", size, " bytes does not fit its constant.");
+                   "The program is damaged: buffer \"", buffer.name, "\" of ", size,
+                   " bytes does not fit its constant.");
         needed += align_up(std::max<uint64_t>(size, 1), binding_alignment(device_.capabilities));
       }
     Staging staging(device_, std::min(staging_size_, std::max<uint64_t>(needed, 1)), counter_);

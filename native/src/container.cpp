@@ -63,8 +63,9 @@ Container open_container(Bytes file, bool verify_checksum, bool mapped) {
              header.data_size, " bytes begin at ", header.data_offset, ".");
   if (verify_checksum) {
     const uint64_t found = compute_checksum(header, file.subspan(header_size), mapped);
-    check_file(found == header.checksum,
-               "The program is damaged: its checksum does not fit. Copy or download it again, or compile the model again.");
+    check_file(
+        found == header.checksum,
+        "The program is damaged: its checksum does not fit. Copy or download it again, or compile the model again.");
   }
   return {file.subspan(header_size, static_cast<size_t>(header.structure_size)),
           file.subspan(static_cast<size_t>(header.data_offset)), file.size()};

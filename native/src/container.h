@@ -10,7 +10,8 @@
 //            checksum is zero
 //   56..63   zero
 //
-// The checksum guards against damage, not against malice. Whatever it says, the structure is verified before it is used.
+// The checksum guards against damage, not against malice. Whatever it says, the structure is verified before it is
+// used.
 #pragma once
 
 #include "platform.h"

@@ -267,7 +267,8 @@ std::string describe_memory(const Model& model, uint32_t method_index, uint32_t 
   for (uint32_t i = 0; i < plan.buffers.size(); ++i)
     if (const Buffer& buffer = plan.buffers[i]; buffer.kind == BufferKind::arena) {
       const uint64_t size = values.size(buffer.size, "the size of a buffer");
-      check_file(size < uint64_t{1} << 40, "The program is damaged: buffer \"", buffer.name, "\" has ", size, " bytes.");
+      check_file(size < uint64_t{1} << 40, "The program is damaged: buffer \"", buffer.name, "\" has ", size,
+                 " bytes.");
       indices.push_back(i);
       lifetimes.push_back({size, buffer.first, buffer.last});
     }

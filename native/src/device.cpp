@@ -101,8 +101,7 @@ bool Device::wait(VkFence fence, uint64_t timeout) const {
   }
   if (passed >= timeout)
     return false;
-  const VkResult result =
-      vk.WaitForFences(handle, 1, &fence, 1, timeout == no_timeout ? no_timeout : timeout - passed);
+  const VkResult result = vk.WaitForFences(handle, 1, &fence, 1, timeout == no_timeout ? no_timeout : timeout - passed);
   if (result == VK_TIMEOUT)
     return false;
   check(result, "vkWaitForFences");
@@ -146,9 +145,7 @@ void Commands::begin(VkCommandBuffer commands) {
   check(device_.vk.BeginCommandBuffer(commands, &info), "vkBeginCommandBuffer");
 }
 
-void Commands::end(VkCommandBuffer commands) {
-  check(device_.vk.EndCommandBuffer(commands), "vkEndCommandBuffer");
-}
+void Commands::end(VkCommandBuffer commands) { check(device_.vk.EndCommandBuffer(commands), "vkEndCommandBuffer"); }
 
 void Commands::submit(VkCommandBuffer commands) {
   check(device_.vk.ResetFences(device_.handle, 1, &fence_), "vkResetFences");

@@ -27,7 +27,8 @@ public:
   DeviceFunctions vk;
   VkDevice handle = VK_NULL_HANDLE;
 
-  // Runs are spread over a few queues, so that those in flight at the same time need not wait for each other's barriers.
+  // Runs are spread over a few queues, so that those in flight at the same time need not wait for each other's
+  // barriers.
   Queue& next_queue();
   void submit(Queue& queue, VkCommandBuffer commands, VkFence fence);
 

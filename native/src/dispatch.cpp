@@ -20,9 +20,8 @@ Region resolve_binding(const Device& device, const Dispatch& command, const Bind
   if (size == 0)
     return {region.buffer, region.offset, texel != 0 ? texel : 4}; // nothing is read or written; Vulkan wants a range
   const uint64_t alignment = texel != 0 ? limits.minTexelBufferOffsetAlignment : limits.minStorageBufferOffsetAlignment;
-  check_file(offset % alignment == 0, "The program cannot run on ",
-             device.capabilities.name, ": \"", command.label, "\" uses a buffer from offset ", offset,
-             ", and the device wants multiples of ", alignment, ".");
+  check_file(offset % alignment == 0, "The program cannot run on ", device.capabilities.name, ": \"", command.label,
+             "\" uses a buffer from offset ", offset, ", and the device wants multiples of ", alignment, ".");
   const uint64_t limit =
       texel != 0 ? uint64_t{limits.maxTexelBufferElements} * texel : uint64_t{limits.maxStorageBufferRange};
   if (size > limit)
@@ -68,8 +67,8 @@ DescriptorSets::DescriptorSets(Device& device, std::span<const Dispatch> command
   }
   if (commands.empty())
     return;
-  const std::array<VkDescriptorPoolSize, 2> sizes{{{VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, std::max(storage, 1u)},
-                                                   {VK_DESCRIPTOR_TYPE_UNIFORM_TEXEL_BUFFER, texel}}};
+  const std::array<VkDescriptorPoolSize, 2> sizes{
+      {{VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, std::max(storage, 1u)}, {VK_DESCRIPTOR_TYPE_UNIFORM_TEXEL_BUFFER, texel}}};
   VkDescriptorPoolCreateInfo info{};
   info.sType = VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO;
   info.maxSets = static_cast<uint32_t>(commands.size());
@@ -99,8 +98,7 @@ VkBufferView DescriptorSets::create_view(const Region& region, BindingType type)
   VkBufferViewCreateInfo info{};
   info.sType = VK_STRUCTURE_TYPE_BUFFER_VIEW_CREATE_INFO;
   info.buffer = region.buffer;
-  info.format =
-      type == BindingType::texel_float16 ? VK_FORMAT_R16G16B16A16_SFLOAT : VK_FORMAT_R32G32B32A32_SFLOAT;
+  info.format = type == BindingType::texel_float16 ? VK_FORMAT_R16G16B16A16_SFLOAT : VK_FORMAT_R32G32B32A32_SFLOAT;
   info.offset = region.offset;
   info.range = region.size;
   VkBufferView view = VK_NULL_HANDLE;

@@ -114,8 +114,9 @@ Values::Values(std::span<const Expr> pool, std::span<const int64_t> symbols)
 
 int64_t Values::operator[](ExprIndex index) const {
   if (!valid_[index])
-    invalid_file("A size of the program cannot be computed for these inputs: expression ", index,
-                 " overflows or divides by zero. Compile the model again with narrower bounds of its dynamic dimensions.");
+    invalid_file(
+        "A size of the program cannot be computed for these inputs: expression ", index,
+        " overflows or divides by zero. Compile the model again with narrower bounds of its dynamic dimensions.");
   return values_[index];
 }
 
@@ -140,9 +141,7 @@ std::vector<bool> symbolic(std::span<const Expr> pool) {
 std::vector<std::string> texts(std::span<const Expr> pool, std::span<const Symbol> symbols) {
   constexpr size_t longest = 200;
   std::vector<std::string> result(pool.size());
-  const auto part = [&](ExprIndex index) {
-    return result[index].size() <= longest ? result[index] : cat("e", index);
-  };
+  const auto part = [&](ExprIndex index) { return result[index].size() <= longest ? result[index] : cat("e", index); };
   for (size_t i = 0; i < pool.size(); ++i) {
     const Expr& expr = pool[i];
     switch (expr.op) {

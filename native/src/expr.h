@@ -7,8 +7,8 @@
 
 namespace lapilli {
 
-// The value of every expression of a pool. One that overflows or divides by zero has no value: using it is an error, but
-// only using it, so that an expression that another plan needs does no harm.
+// The value of every expression of a pool. One that overflows or divides by zero has no value: using it is an error,
+// but only using it, so that an expression that another plan needs does no harm.
 class Values {
 public:
   Values() = default;

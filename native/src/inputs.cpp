@@ -73,7 +73,8 @@ void read_symbols(const Method& method, std::span<const lapilli_tensor> inputs, 
     const TensorSpec& spec = method.inputs[i];
     if (given.dtype != static_cast<uint32_t>(spec.dtype))
       fail(LAPILLI_INVALID_ARGUMENT, described(method, i), "; it was given as ",
-           given.dtype <= static_cast<uint32_t>(DType::MAX) ? name_of(static_cast<DType>(given.dtype)) : "an unknown dtype",
+           given.dtype <= static_cast<uint32_t>(DType::MAX) ? name_of(static_cast<DType>(given.dtype))
+                                                            : "an unknown dtype",
            ".");
     if (given.rank != spec.shape.size())
       fail(LAPILLI_INVALID_ARGUMENT, described(method, i), "; it was given with ", given.rank, " dimensions, ",

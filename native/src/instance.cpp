@@ -66,7 +66,8 @@ bool has(const std::vector<VkExtensionProperties>& found, const char* name) {
 VkDebugUtilsMessengerCreateInfoEXT messenger_info() {
   VkDebugUtilsMessengerCreateInfoEXT info{};
   info.sType = VK_STRUCTURE_TYPE_DEBUG_UTILS_MESSENGER_CREATE_INFO_EXT;
-  info.messageSeverity = VK_DEBUG_UTILS_MESSAGE_SEVERITY_WARNING_BIT_EXT | VK_DEBUG_UTILS_MESSAGE_SEVERITY_ERROR_BIT_EXT;
+  info.messageSeverity =
+      VK_DEBUG_UTILS_MESSAGE_SEVERITY_WARNING_BIT_EXT | VK_DEBUG_UTILS_MESSAGE_SEVERITY_ERROR_BIT_EXT;
   info.messageType = VK_DEBUG_UTILS_MESSAGE_TYPE_VALIDATION_BIT_EXT;
   info.pfnUserCallback = report;
   return info;
@@ -77,7 +78,8 @@ VkInstance create(const GlobalFunctions& vk, bool validation) {
   if (vk.EnumerateInstanceVersion != nullptr)
     vk.EnumerateInstanceVersion(&version);
   if (version < VK_MAKE_API_VERSION(0, 1, 1, 0))
-    fail(LAPILLI_NO_DRIVER, "The Vulkan loader of this machine knows Vulkan 1.0 only, and Lapilli needs 1.1: update it.");
+    fail(LAPILLI_NO_DRIVER,
+         "The Vulkan loader of this machine knows Vulkan 1.0 only, and Lapilli needs 1.1: update it.");
 
   VkApplicationInfo application{};
   application.sType = VK_STRUCTURE_TYPE_APPLICATION_INFO;
@@ -154,13 +156,15 @@ void check(VkResult result, const char* call) {
   case VK_INCOMPLETE:
     return;
   case VK_ERROR_OUT_OF_HOST_MEMORY:
-    fail(LAPILLI_OUT_OF_MEMORY, "The machine is out of memory (", call, "). Close other programs, or run smaller inputs.");
+    fail(LAPILLI_OUT_OF_MEMORY, "The machine is out of memory (", call,
+         "). Close other programs, or run smaller inputs.");
   case VK_ERROR_OUT_OF_DEVICE_MEMORY:
     fail(LAPILLI_OUT_OF_MEMORY, "The device is out of memory (", call,
          "). Release other programs, run smaller inputs, or choose another device with LAPILLI_DEVICE.");
   case VK_ERROR_DEVICE_LOST:
     fail(LAPILLI_DEVICE_LOST, "The device stopped working (", call,
-         "). Load the program again; if it happens again, update the driver or choose another device with LAPILLI_DEVICE.");
+         "). Load the program again; if it happens again, update the driver or choose another device with "
+         "LAPILLI_DEVICE.");
   default:
     fail(LAPILLI_INTERNAL, call, " failed with Vulkan result ", static_cast<int>(result),
          ". Run with LAPILLI_VALIDATION=1 and report what it prints.");

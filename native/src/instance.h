@@ -8,11 +8,12 @@
 
 namespace lapilli {
 
-// Throws an Error for every result that is not a success: OUT_OF_MEMORY, DEVICE_LOST, or INTERNAL with the name of `call`.
+// Throws an Error for every result that is not a success: OUT_OF_MEMORY, DEVICE_LOST, or INTERNAL with the name of
+// `call`.
 void check(VkResult result, const char* call);
 
-// There is one instance with and one without validation. They are made when first needed and live as long as the process:
-// drivers do not like to be torn down while it ends.
+// There is one instance with and one without validation. They are made when first needed and live as long as the
+// process: drivers do not like to be torn down while it ends.
 class Instance {
 public:
   static Instance& get(bool validation);

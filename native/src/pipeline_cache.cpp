@@ -51,8 +51,8 @@ std::string hex(const std::array<uint8_t, 16>& bytes) {
 } // namespace
 
 std::filesystem::path pipeline_cache_file(const std::filesystem::path& folder, const Capabilities& device) {
-  return folder / cat("pipelines-", device.vendor_id, "-", device.device_id, "-", hex(device.cache_uuid), "-v", version,
-                      ".bin");
+  return folder /
+         cat("pipelines-", device.vendor_id, "-", device.device_id, "-", hex(device.cache_uuid), "-v", version, ".bin");
 }
 
 std::vector<std::byte> read_pipeline_cache(const std::filesystem::path& file, const Capabilities& device) {

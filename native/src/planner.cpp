@@ -18,7 +18,8 @@ using Block = std::vector<Placed>; // by offset
 
 constexpr uint64_t none = std::numeric_limits<uint64_t>::max();
 
-// The start of the smallest gap that takes `size` bytes during first..last; otherwise the end of all that is alive then.
+// The start of the smallest gap that takes `size` bytes during first..last; otherwise the end of all that is alive
+// then.
 uint64_t best_offset(const Block& block, uint64_t size, uint32_t first, uint32_t last) {
   uint64_t best = none, best_gap = none, end = 0;
   for (const Placed& other : block) {
@@ -36,7 +37,8 @@ uint64_t best_offset(const Block& block, uint64_t size, uint32_t first, uint32_t
   return best == none ? end : best;
 }
 
-MemoryPlan place(std::span<const Lifetime> buffers, std::span<const uint32_t> order, uint64_t alignment, uint64_t limit) {
+MemoryPlan place(std::span<const Lifetime> buffers, std::span<const uint32_t> order, uint64_t alignment,
+                 uint64_t limit) {
   MemoryPlan plan;
   plan.places.resize(buffers.size());
   std::vector<Block> blocks;
@@ -99,7 +101,8 @@ MemoryPlan plan_memory(std::span<const Lifetime> buffers, uint64_t alignment, ui
       best = std::move(other);
   }
   if (best.total > measured.lower_bound) {
-    std::ranges::stable_sort(order, std::less{}, [&](uint32_t i) { return std::tuple(buffers[i].first, ~buffers[i].size); });
+    std::ranges::stable_sort(order, std::less{},
+                             [&](uint32_t i) { return std::tuple(buffers[i].first, ~buffers[i].size); });
     if (MemoryPlan other = place(buffers, order, alignment, block_limit); other.total < best.total)
       best = std::move(other);
   }

@@ -25,10 +25,10 @@ struct MemoryPlan {
   uint64_t lower_bound = 0;     // the most bytes that are alive at one command: no plan can be smaller
 };
 
-// Greedy: buffers one by one in a fixed order, each into the smallest gap between those placed earlier that are alive at the
-// same time ("Efficient Memory Management for Deep Neural Net Inference", Pisarchyk and Lee, 2020, greedy by size). A few
-// orders are tried and the smallest result is kept; the same input gives the same plan.
-// `alignment` is a power of two; no block is larger than `block_limit`, so a buffer must not be either.
+// Greedy: buffers one by one in a fixed order, each into the smallest gap between those placed earlier that are alive
+// at the same time ("Efficient Memory Management for Deep Neural Net Inference", Pisarchyk and Lee, 2020, greedy by
+// size). A few orders are tried and the smallest result is kept; the same input gives the same plan. `alignment` is a
+// power of two; no block is larger than `block_limit`, so a buffer must not be either.
 MemoryPlan plan_memory(std::span<const Lifetime> buffers, uint64_t alignment, uint64_t block_limit);
 
 // One after the other without sharing.

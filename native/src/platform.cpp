@@ -26,9 +26,9 @@ namespace lapilli {
 #if defined(_WIN32)
 
 MappedFile::MappedFile(const char* path) {
-  const HANDLE file = CreateFileW(std::filesystem::path(reinterpret_cast<const char8_t*>(path)).c_str(), GENERIC_READ,
-                                  FILE_SHARE_READ | FILE_SHARE_DELETE, nullptr, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL,
-                                  nullptr);
+  const HANDLE file =
+      CreateFileW(std::filesystem::path(reinterpret_cast<const char8_t*>(path)).c_str(), GENERIC_READ,
+                  FILE_SHARE_READ | FILE_SHARE_DELETE, nullptr, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, nullptr);
   if (file == INVALID_HANDLE_VALUE)
     fail(LAPILLI_IO_ERROR, "Cannot open ", path, " (Windows error ", GetLastError(), ").");
   LARGE_INTEGER size{};
@@ -67,7 +67,7 @@ MappedFile::MappedFile(const char* path) {
   const int file = open(path, O_RDONLY | O_CLOEXEC);
   if (file < 0)
     fail(LAPILLI_IO_ERROR, "Cannot open ", path, ": ", std::strerror(errno), ".");
-  struct stat status {};
+  struct stat status{};
   const bool known = fstat(file, &status) == 0;
   if (!known || !S_ISREG(status.st_mode)) {
     close(file);

@@ -54,7 +54,8 @@ private:
 
 uint64_t elapsed(const Capabilities& device, uint64_t from, uint64_t to) {
   const uint64_t mask = device.timestamp_bits >= 64 ? UINT64_MAX : (uint64_t{1} << device.timestamp_bits) - 1;
-  return static_cast<uint64_t>(static_cast<double>((to - from) & mask) * static_cast<double>(device.limits.timestampPeriod));
+  return static_cast<uint64_t>(static_cast<double>((to - from) & mask) *
+                               static_cast<double>(device.limits.timestampPeriod));
 }
 
 } // namespace
@@ -118,7 +119,8 @@ void Run::profile_by_timestamps(uint32_t repeat, std::vector<std::vector<uint64_
 }
 
 // For queues without timestamps: every command is submitted alone and the host's clock is read.
-void Run::profile_by_clock(uint32_t repeat, std::vector<std::vector<uint64_t>>& samples, std::vector<uint64_t>& totals) {
+void Run::profile_by_clock(uint32_t repeat, std::vector<std::vector<uint64_t>>& samples,
+                           std::vector<uint64_t>& totals) {
   Commands pool(shared_.device);
   const VkCommandBuffer commands = pool.allocate();
   for (uint32_t r = 0; r < repeat; ++r) {
@@ -146,7 +148,8 @@ void Run::read_buffer(uint32_t command, uint32_t buffer, std::span<std::byte> to
          " buffers (those of kind load_constant exist only while loading).");
   const Region& region = regions_[buffer];
   if (to.size() > region.size)
-    fail(LAPILLI_INVALID_ARGUMENT, "Buffer ", buffer, " has ", region.size, " bytes, and ", to.size(), " were asked for.");
+    fail(LAPILLI_INVALID_ARGUMENT, "Buffer ", buffer, " has ", region.size, " bytes, and ", to.size(),
+         " were asked for.");
   if (to.empty())
     return;
   const GpuBuffer host(shared_.device, to.size(), MemoryUse::readback, shared_.counter, "a copy of a buffer");
@@ -155,7 +158,8 @@ void Run::read_buffer(uint32_t command, uint32_t buffer, std::span<std::byte> to
   pool.begin(commands);
   record_uploads(commands);
   record_dispatches(commands, 0, command + 1);
-  barrier(shared_.device, commands, stage::compute_write | stage::host_write | stage::transfer_write, stage::transfer_read);
+  barrier(shared_.device, commands, stage::compute_write | stage::host_write | stage::transfer_write,
+          stage::transfer_read);
   const VkBufferCopy copy{region.offset, 0, to.size()};
   shared_.device.vk.CmdCopyBuffer(commands, region.buffer, host.handle(), 1, &copy);
   barrier(shared_.device, commands, stage::transfer_write, stage::host_read);

@@ -36,7 +36,8 @@ void Program::choose_plans(const char* wanted) {
   bool found_wanted = wanted == nullptr;
   std::vector<std::string> names;
   for (const Method& method : model_.methods) {
-    const bool named = wanted != nullptr && std::ranges::any_of(method.plans, [&](const Plan& p) { return p.name == wanted; });
+    const bool named =
+        wanted != nullptr && std::ranges::any_of(method.plans, [&](const Plan& p) { return p.name == wanted; });
     found_wanted = found_wanted || named;
     std::vector<Rejected>& rejected = rejected_.emplace_back();
     uint32_t taken = UINT32_MAX;
@@ -74,8 +75,10 @@ void Program::prepare(Bytes file, bool mapped, const lapilli_load_options& optio
   const uint64_t start = nanoseconds_now();
   const std::filesystem::path folder = options.cache_dir != nullptr ? options.cache_dir : cache_folder();
   pipelines_ = std::make_unique<Pipelines>(*device_, model_.kernels, used, folder);
-  const uint64_t staging = options.staging_size != 0 ? std::max(options.staging_size, smallest_staging) : default_staging;
-  constants_ = std::make_unique<Constants>(*device_, model_, plans_, staging, mapped, counter_); // while the driver compiles
+  const uint64_t staging =
+      options.staging_size != 0 ? std::max(options.staging_size, smallest_staging) : default_staging;
+  constants_ =
+      std::make_unique<Constants>(*device_, model_, plans_, staging, mapped, counter_); // while the driver compiles
   const uint64_t uploaded = nanoseconds_now();
   pipelines_->finish();
   const uint64_t compiled = nanoseconds_now();
@@ -83,7 +86,8 @@ void Program::prepare(Bytes file, bool mapped, const lapilli_load_options& optio
   times_.pipelines = compiled - start;
   times_.constants = uploaded - start + (nanoseconds_now() - compiled);
   for (uint32_t m = 0; m < model_.methods.size(); ++m)
-    shared_.push_back({*device_, model_.methods[m], plan(m), model_.kernels, *pipelines_, constants_->regions(m), paths, counter_});
+    shared_.push_back(
+        {*device_, model_.methods[m], plan(m), model_.kernels, *pipelines_, constants_->regions(m), paths, counter_});
   if (mapped)
     release_pages(file);
   // From here on the file may go away.
@@ -205,7 +209,8 @@ void Program::wait_for_all() noexcept {
   }
 }
 
-void Program::output_tensors(uint32_t index, std::span<const lapilli_tensor> inputs, std::span<lapilli_tensor> outputs) {
+void Program::output_tensors(uint32_t index, std::span<const lapilli_tensor> inputs,
+                             std::span<lapilli_tensor> outputs) {
   const Method& wanted = method(index);
   SymbolValues symbols;
   read_symbols(wanted, inputs, symbols);

@@ -7,7 +7,8 @@ namespace lapilli {
 
 class Program : public std::enable_shared_from_this<Program> {
 public:
-  // `file` is needed until this returns. `mapped`: it is a mapped file. `opened`: when the load began and how long opening took.
+  // `file` is needed until this returns. `mapped`: it is a mapped file. `opened`: when the load began and how long
+  // opening took.
   static std::shared_ptr<Program> load(Bytes file, bool mapped, const lapilli_load_options& options, uint64_t started);
   ~Program();
 
@@ -20,8 +21,8 @@ public:
   void release(Run& run) noexcept;
   void wait_for_all() noexcept;
 
-  void profile(uint32_t method, std::span<const lapilli_tensor> inputs, uint32_t repeat, std::span<uint64_t> nanoseconds,
-               uint64_t& total);
+  void profile(uint32_t method, std::span<const lapilli_tensor> inputs, uint32_t repeat,
+               std::span<uint64_t> nanoseconds, uint64_t& total);
   void read_buffer(uint32_t method, std::span<const lapilli_tensor> inputs, uint32_t command, uint32_t buffer,
                    std::span<std::byte> to);
 
@@ -48,8 +49,8 @@ private:
   MemoryCounter counter_{0};
   Model model_;
   std::shared_ptr<Device> device_;
-  std::vector<uint32_t> plans_;                  // the plan taken of each method
-  std::vector<std::vector<Rejected>> rejected_;  // better plans that the device cannot run
+  std::vector<uint32_t> plans_;                 // the plan taken of each method
+  std::vector<std::vector<Rejected>> rejected_; // better plans that the device cannot run
   std::unique_ptr<Pipelines> pipelines_;
   std::unique_ptr<Constants> constants_;
   std::vector<Shared> shared_; // of each method

@@ -14,8 +14,8 @@ namespace {
 template <class T> using Vector = flatbuffers::Vector<T>;
 template <class T> using Tables = const Vector<flatbuffers::Offset<T>>*;
 
-// Several offsets of a FlatBuffer may point to the same bytes, so a small damaged file could describe a huge program. All
-// that is copied out of the structure counts against a budget that is proportional to its size.
+// Several offsets of a FlatBuffer may point to the same bytes, so a small damaged file could describe a huge program.
+// All that is copied out of the structure counts against a budget that is proportional to its size.
 class Reader {
 public:
   explicit Reader(const Container& container)
@@ -24,9 +24,8 @@ public:
   Model run() {
     const schema::Program* program = verified_root();
     model_.producer = text(program->producer());
-    each(program->metadata(), [&](const schema::Metadata& entry) {
-      model_.metadata.emplace_back(text(entry.key()), text(entry.value()));
-    });
+    each(program->metadata(),
+         [&](const schema::Metadata& entry) { model_.metadata.emplace_back(text(entry.key()), text(entry.value())); });
     each(program->constants(), [&](const schema::Constant& found) { constant(found); });
     each(program->kernels(), [&](const schema::Kernel& found) { kernel(found); });
     each(program->methods(), [&](const schema::Method& found) { method(found); });
@@ -82,7 +81,8 @@ private:
     const uint64_t total = container_.data.size();
     check_file(offset <= total && size <= total - offset, "The program is damaged: ", what, " (", size, " bytes at ",
                offset, ") lies outside of the data section of ", total, " bytes.");
-    check_file(offset % 64 == 0, "The program is damaged: ", what, " is at ", offset, ", which is not a multiple of 64.");
+    check_file(offset % 64 == 0, "The program is damaged: ", what, " is at ", offset,
+               ", which is not a multiple of 64.");
     return container_.data.subspan(static_cast<size_t>(offset), static_cast<size_t>(size));
   }
 
@@ -95,7 +95,8 @@ private:
     Constant result{text(found.name()), found.dtype(), numbers(found.shape()), found.offset(), {}};
     const std::string what = cat("constant \"", result.name, "\"");
     dtype(result.dtype, what);
-    check_file(result.shape.size() <= 64, "The program is damaged: ", what, " has ", result.shape.size(), " dimensions.");
+    check_file(result.shape.size() <= 64, "The program is damaged: ", what, " has ", result.shape.size(),
+               " dimensions.");
     result.bytes = section(found.offset(), found.size(), what);
     const std::vector<int64_t> shape(result.shape.begin(), result.shape.end());
     uint64_t bytes = 0;
@@ -115,18 +116,20 @@ private:
     result.local = {found.local_x(), found.local_y(), found.local_z()};
     result.subgroup_size = found.subgroup_size();
     result.shared_size = found.shared_size();
-    check_file(result.bindings <= max_bindings, "The program is damaged: ", what, " has ", result.bindings, " bindings.");
+    check_file(result.bindings <= max_bindings, "The program is damaged: ", what, " has ", result.bindings,
+               " bindings.");
     result.types.assign(result.bindings, BindingType::storage);
     if (const auto* types = found.texel(); types != nullptr && types->size() > 0) {
       check_file(types->size() == result.bindings, "The program is damaged: ", what, " has ", result.bindings,
                  " bindings and ", types->size(), " types of them.");
       for (uint32_t i = 0; i < result.bindings; ++i) {
         result.types[i] = static_cast<BindingType>(types->Get(i));
-        check_file(result.types[i] <= BindingType::MAX, "The program is damaged: ", what, " has a binding of unknown type.");
+        check_file(result.types[i] <= BindingType::MAX, "The program is damaged: ", what,
+                   " has a binding of unknown type.");
       }
     }
-    check_file(result.push_size <= max_push_size && result.push_size % 4 == 0, "The program is damaged: ", what, " has ",
-               result.push_size, " bytes of push constants.");
+    check_file(result.push_size <= max_push_size && result.push_size % 4 == 0, "The program is damaged: ", what,
+               " has ", result.push_size, " bytes of push constants.");
     const uint32_t subgroup = result.subgroup_size;
     check_file(subgroup <= 1024 && (subgroup & (subgroup - 1)) == 0, "The program is damaged: ", what,
                " wants subgroups of ", subgroup, ".");
@@ -152,8 +155,8 @@ private:
       check_file(symbol.input < result.inputs.size() && symbol.axis < result.inputs[symbol.input].shape.size(),
                  "The program is damaged: symbol ", symbol.name, " is read from axis ", symbol.axis, " of input ",
                  symbol.input, ", which does not exist.");
-      check_file(symbol.min >= 0 && (symbol.max == -1 || symbol.max >= symbol.min),
-                 "The program is damaged: symbol ", symbol.name, " has bounds ", symbol.min, "..", symbol.max, ".");
+      check_file(symbol.min >= 0 && (symbol.max == -1 || symbol.max >= symbol.min), "The program is damaged: symbol ",
+                 symbol.name, " has bounds ", symbol.min, "..", symbol.max, ".");
     }
     const std::vector<bool> dynamic = symbolic(result.exprs);
     each(found.plans(), [&](const schema::Plan& plan_found) { plan(plan_found, result, dynamic); });
@@ -198,17 +201,16 @@ private:
     Plan result{};
     result.name = text(found.name());
     if (const auto* requirements = found.requirements())
-      result.requirements = {
-          requirements->device(),
-          requirements->features(),
-          requirements->max_workgroup_invocations(),
-          {requirements->max_workgroup_size_x(), requirements->max_workgroup_size_y(),
-           requirements->max_workgroup_size_z()},
-          requirements->shared_memory(),
-          requirements->subgroup_size(),
-          requirements->subgroup_operations(),
-          requirements->max_bindings(),
-          requirements->max_texel_elements()};
+      result.requirements = {requirements->device(),
+                             requirements->features(),
+                             requirements->max_workgroup_invocations(),
+                             {requirements->max_workgroup_size_x(), requirements->max_workgroup_size_y(),
+                              requirements->max_workgroup_size_z()},
+                             requirements->shared_memory(),
+                             requirements->subgroup_size(),
+                             requirements->subgroup_operations(),
+                             requirements->max_bindings(),
+                             requirements->max_texel_elements()};
     check_file(result.requirements.device <= DeviceKind::MAX, "The program is damaged: plan \"", result.name,
                "\" asks for an unknown kind of device.");
     const size_t n_run = found.run() == nullptr ? 0 : found.run()->size();
@@ -216,8 +218,8 @@ private:
     each(found.buffers(), [&](const schema::Buffer& item) {
       Buffer buffer{text(item.name()), item.kind(), item.index(), item.size(), item.first(), item.last()};
       const auto below = [&](size_t count) {
-        check_file(buffer.index < count, "The program is damaged: buffer \"", buffer.name, "\" has index ", buffer.index,
-                   " of ", count, ".");
+        check_file(buffer.index < count, "The program is damaged: buffer \"", buffer.name, "\" has index ",
+                   buffer.index, " of ", count, ".");
       };
       expr(buffer.size, method, "a buffer");
       switch (buffer.kind) {
@@ -249,7 +251,8 @@ private:
     for (const uint32_t count : seen_inputs)
       check_file(count <= 1, "The program is damaged: plan \"", result.name, "\" has two buffers for one input.");
     for (const uint32_t count : seen_outputs)
-      check_file(count == 1, "The program is damaged: plan \"", result.name, "\" must have one buffer for each output.");
+      check_file(count == 1, "The program is damaged: plan \"", result.name,
+                 "\" must have one buffer for each output.");
     commands(found.load(), result.load, true, method, result, dynamic);
     commands(found.run(), result.run, false, method, result, dynamic);
     method.plans.push_back(std::move(result));
@@ -295,8 +298,8 @@ private:
     check_file(result.params.size() * 4 == kernel.push_size, "The program is damaged: ", what, " gives ",
                result.params.size() * 4, " bytes of push constants to kernel \"", kernel.name, "\", which has ",
                kernel.push_size, ".");
-    check_file(kernel.bindings == max_bindings || result.written >> kernel.bindings == 0, "The program is damaged: ", what,
-               " writes bindings that it does not have.");
+    check_file(kernel.bindings == max_bindings || result.written >> kernel.bindings == 0,
+               "The program is damaged: ", what, " writes bindings that it does not have.");
     for (const ExprIndex index : result.params)
       expr(index, method, "a parameter");
     for (const ExprIndex index : result.groups)

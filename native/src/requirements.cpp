@@ -38,7 +38,7 @@ constexpr Needed size_control{0, bit(Feature::subgroup_size_control), "control o
 
 // SPIR-V capabilities of subgroup operations: GroupNonUniform (61) is basic, and the rest follow in Vulkan's order.
 constexpr uint32_t first_subgroup_capability = 61, last_subgroup_capability = 68;
-constexpr const char* subgroup_names[] = {"basic",   "vote",      "arithmetic", "ballot", "shuffle", "relative shuffle",
+constexpr const char* subgroup_names[] = {"basic",     "vote", "arithmetic", "ballot", "shuffle", "relative shuffle",
                                           "clustered", "quad"};
 
 class Judge {
@@ -80,8 +80,8 @@ public:
     const uint32_t vulkan_minor = VK_API_VERSION_MINOR(device_.api_version);
     const uint32_t wanted_minor = spirv_minor >= 6 ? 3 : spirv_minor >= 4 ? 2 : 1;
     if (vulkan_minor < wanted_minor)
-      add(cat("its kernels are SPIR-V 1.", spirv_minor, ", which needs Vulkan 1.", wanted_minor, ", and the device has 1.",
-              vulkan_minor));
+      add(cat("its kernels are SPIR-V 1.", spirv_minor, ", which needs Vulkan 1.", wanted_minor,
+              ", and the device has 1.", vulkan_minor));
     for (const uint32_t capability : kernel.capabilities) {
       for (const Needed& item : needed)
         if (item.capability == capability && (device_.features & item.feature) == 0)

@@ -44,7 +44,8 @@ const char* name_of(OutputPath path) { return path == OutputPath::staging ? "sta
 
 Run::Run(const Shared& shared, uint32_t method_index)
     : method(method_index), shared_(shared), resolved_(shared.plan.run.size()),
-      sets_(shared.device, shared.plan.run, shared.kernels, shared.pipelines), pool_(shared.device), commands_(pool_.allocate()) {}
+      sets_(shared.device, shared.plan.run, shared.kernels, shared.pipelines), pool_(shared.device),
+      commands_(pool_.allocate()) {}
 
 bool Run::prepared_for(std::span<const int64_t> symbols) const {
   return prepared_ && std::ranges::equal(symbols_, symbols);
@@ -79,8 +80,8 @@ void Run::place_arena(const Values& values) {
       continue;
     const uint64_t size = values.size(buffer.size, "the size of a buffer");
     if (size > std::min(device.max_allocation, largest_arena_buffer))
-      fail(LAPILLI_OUT_OF_MEMORY, "For these inputs the program needs a buffer of ", human_size(size), " (", buffer.name,
-           "), and ", device.name, " allows ", human_size(device.max_allocation),
+      fail(LAPILLI_OUT_OF_MEMORY, "For these inputs the program needs a buffer of ", human_size(size), " (",
+           buffer.name, "), and ", device.name, " allows ", human_size(device.max_allocation),
            ". Run smaller inputs, or choose another device with LAPILLI_DEVICE.");
     indices.push_back(i);
     lifetimes.push_back({size, buffer.first, buffer.last});
@@ -137,8 +138,9 @@ void Run::place_tensors(const Values& values) {
     check_file(size >= tensor.bytes, "The program is damaged: buffer \"", shared_.plan.buffers[buffer].name, "\" of ",
                size, " bytes does not hold its tensor of ", tensor.bytes, ".");
     if (size > device.max_allocation)
-      fail(LAPILLI_OUT_OF_MEMORY, "An input or output of ", human_size(size), " is too large: ", device.name, " allows ",
-           human_size(device.max_allocation), ". Run smaller inputs, or choose another device with LAPILLI_DEVICE.");
+      fail(LAPILLI_OUT_OF_MEMORY, "An input or output of ", human_size(size), " is too large: ", device.name,
+           " allows ", human_size(device.max_allocation),
+           ". Run smaller inputs, or choose another device with LAPILLI_DEVICE.");
     return size;
   };
   for (size_t i = 0; i < inputs_.size(); ++i)
@@ -158,7 +160,8 @@ void Run::place_tensors(const Values& values) {
   const MemoryPlan copied_plan = plan_without_sharing(copied_sizes, alignment, limit);
   const bool copy_inputs = shared_.paths.input == InputPath::staging;
   input_host_.ensure(shared_.device, input_plan.blocks,
-                     shared_.paths.input == InputPath::bar ? MemoryUse::bar : MemoryUse::upload, shared_.counter, "inputs");
+                     shared_.paths.input == InputPath::bar ? MemoryUse::bar : MemoryUse::upload, shared_.counter,
+                     "inputs");
   if (copy_inputs)
     input_device_.ensure(shared_.device, input_plan.blocks, MemoryUse::device, shared_.counter, "inputs");
   output_host_.ensure(shared_.device, output_plan.blocks, MemoryUse::readback, shared_.counter, "outputs");
@@ -217,8 +220,8 @@ void Run::record_downloads(VkCommandBuffer commands) {
     const VkBufferCopy part{copy.from.offset, copy.to.offset, copy.from.size};
     shared_.device.vk.CmdCopyBuffer(commands, copy.from.buffer, copy.to.buffer, 1, &part);
   }
-  barrier(shared_.device, commands, direct_outputs_ ? stage::compute_write | stage::transfer_write : stage::transfer_write,
-          stage::host_read);
+  barrier(shared_.device, commands,
+          direct_outputs_ ? stage::compute_write | stage::transfer_write : stage::transfer_write, stage::host_read);
 }
 
 // Commands first..last-1, with the barriers that the plan asks for. A command that is left out passes its barrier on.

@@ -90,7 +90,8 @@ private:
   void record_uploads(VkCommandBuffer commands);
   void record_downloads(VkCommandBuffer commands);
   void record_dispatches(VkCommandBuffer commands, size_t first, size_t last);
-  void profile_by_timestamps(uint32_t repeat, std::vector<std::vector<uint64_t>>& samples, std::vector<uint64_t>& totals);
+  void profile_by_timestamps(uint32_t repeat, std::vector<std::vector<uint64_t>>& samples,
+                             std::vector<uint64_t>& totals);
   void profile_by_clock(uint32_t repeat, std::vector<std::vector<uint64_t>>& samples, std::vector<uint64_t>& totals);
 
   struct Copy {

@@ -164,7 +164,8 @@ private:
       break;
     case op_decorate:
       need(2);
-      if (operands[1] == decoration_set || operands[1] == decoration_binding || operands[1] == decoration_array_stride) {
+      if (operands[1] == decoration_set || operands[1] == decoration_binding ||
+          operands[1] == decoration_array_stride) {
         need(3);
         Decorations& found = decorations_[id(operands[0])];
         (operands[1] == decoration_set       ? found.set
@@ -177,7 +178,8 @@ private:
       if (operands[2] == decoration_offset || operands[2] == decoration_matrix_stride) {
         need(4);
         Decorations& found = decorations_[id(operands[0])];
-        (operands[2] == decoration_offset ? found.offsets : found.matrix_strides).emplace_back(operands[1], operands[3]);
+        (operands[2] == decoration_offset ? found.offsets : found.matrix_strides)
+            .emplace_back(operands[1], operands[3]);
       }
       break;
     default:
@@ -195,9 +197,7 @@ private:
   uint64_t bytes(uint32_t index, uint32_t depth) {
     check(depth < 16 && ++steps_ < 4096, "has push constants that are nested too deeply");
     const Type& found = type(index);
-    const auto need = [&](size_t count) {
-      check(found.operands.size() >= count, "has a type without its operands");
-    };
+    const auto need = [&](size_t count) { check(found.operands.size() >= count, "has a type without its operands"); };
     switch (found.op) {
     case op_type_int:
     case op_type_float:

@@ -9,8 +9,8 @@ void copy_constant(std::byte* to, uint64_t size, Bytes constant, uint64_t offset
   constexpr uint64_t piece = uint64_t{4} << 20;
   const uint64_t from_file = offset < constant.size() ? std::min<uint64_t>(size, constant.size() - offset) : 0;
   for (uint64_t done = 0; done < from_file; done += piece) {
-    const Bytes part = constant.subspan(static_cast<size_t>(offset + done),
-                                        static_cast<size_t>(std::min(piece, from_file - done)));
+    const Bytes part =
+        constant.subspan(static_cast<size_t>(offset + done), static_cast<size_t>(std::min(piece, from_file - done)));
     std::memcpy(to + done, part.data(), part.size());
     if (mapped_file)
       release_pages(part);
@@ -92,7 +92,8 @@ void Staging::hold(const Dispatch& command, const Plan& plan, const Model& model
       to = buffer_.mapped() + used_;
       used_ += align_up(size, alignment);
     } else {
-      const GpuBuffer& large = large_.emplace_back(device_, size, MemoryUse::upload, counter_, "a constant to be packed");
+      const GpuBuffer& large =
+          large_.emplace_back(device_, size, MemoryUse::upload, counter_, "a constant to be packed");
       regions[buffer] = {large.handle(), 0, size};
       to = large.mapped();
     }

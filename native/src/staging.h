@@ -5,7 +5,8 @@
 
 namespace lapilli {
 
-// Copies bytes [offset, offset + size) of a constant that is followed by zeros. The pages of a mapped file are given back.
+// Copies bytes [offset, offset + size) of a constant that is followed by zeros. The pages of a mapped file are given
+// back.
 void copy_constant(std::byte* to, uint64_t size, Bytes constant, uint64_t offset, bool mapped_file);
 
 class Staging {
@@ -15,8 +16,8 @@ public:
   // Uploads a constant in pieces; what is left of `to` becomes zero.
   void upload(Bytes constant, const Region& to, bool mapped_file);
 
-  // Makes the constants that a load command reads available to it, in the staging buffer itself, and sets their regions.
-  // Commands recorded so far are run first when there is no room.
+  // Makes the constants that a load command reads available to it, in the staging buffer itself, and sets their
+  // regions. Commands recorded so far are run first when there is no room.
   void hold(const Dispatch& command, const Plan& plan, const Model& model, const Values& values,
             std::vector<Region>& regions, bool mapped_file);
 

@@ -1,4 +1,5 @@
-// The smallest test framework: TEST(name) { CHECK(...); } and a main that runs them all, or those named on the command line.
+// The smallest test framework: TEST(name) { CHECK(...); } and a main that runs them all, or those named on the command
+// line.
 #pragma once
 
 #include <cstdio>
@@ -18,17 +19,17 @@ inline std::vector<Test>& all_tests() {
 }
 inline int failures = 0;
 
-#define TEST(name)                                                                                                      \
-  static void name();                                                                                                  \
-  static const bool name##_known = (all_tests().push_back({#name, name}), true);                                       \
+#define TEST(name)                                                               \
+  static void name();                                                            \
+  static const bool name##_known = (all_tests().push_back({#name, name}), true); \
   static void name()
 
-#define CHECK(...)                                                                                                      \
-  do {                                                                                                                 \
-    if (!(__VA_ARGS__)) {                                                                                               \
-      ++failures;                                                                                                      \
-      std::fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #__VA_ARGS__);                              \
-    }                                                                                                                  \
+#define CHECK(...)                                                                         \
+  do {                                                                                     \
+    if (!(__VA_ARGS__)) {                                                                  \
+      ++failures;                                                                          \
+      std::fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #__VA_ARGS__); \
+    }                                                                                      \
   } while (false)
 
 inline int run_tests(int argc, char** argv) {

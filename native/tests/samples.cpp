@@ -150,9 +150,10 @@ FileBytes sample_program(const SampleOptions& options) {
   ProgramBuilder builder;
   const uint32_t add = builder.kernel("add", kernels::add, 3);
   const uint32_t scale = builder.kernel("scale", kernels::scale, 2);
-  const uint32_t doubling = options.texel ? builder.kernel("scale_texel", kernels::scale_texel, 2, 64,
-                                                           {schema::BindingType::texel_float32, schema::BindingType::storage})
-                                          : scale;
+  const uint32_t doubling = options.texel
+                                ? builder.kernel("scale_texel", kernels::scale_texel, 2, 64,
+                                                 {schema::BindingType::texel_float32, schema::BindingType::storage})
+                                : scale;
   std::vector<float> weights(options.width), fives(options.width, 5.0f);
   for (uint32_t i = 0; i < options.width; ++i)
     weights[i] = static_cast<float>(i);
@@ -224,7 +225,8 @@ FileBytes slow_program(uint32_t count) {
   PlanBuilder p("portable");
   const uint32_t x = p.buffer(schema::BufferKind::input, m.number(4));
   const uint32_t y = p.buffer(schema::BufferKind::output, bytes);
-  p.dispatch(false, slow, {{x, m.number(4)}, {y, bytes, true}}, {m.number(60), m.number(1000)}, items, one, false, "slow");
+  p.dispatch(false, slow, {{x, m.number(4)}, {y, bytes, true}}, {m.number(60), m.number(1000)}, items, one, false,
+             "slow");
   m.method.plans.push_back(std::make_unique<schema::PlanT>(p.plan));
   builder.program.methods.push_back(std::make_unique<schema::MethodT>(m.method));
   return builder.finish();

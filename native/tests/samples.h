@@ -65,9 +65,9 @@ public:
 struct SampleOptions {
   uint32_t width = 7;
   int64_t max_batch = 16;
-  bool texel = false;             // the second kernel reads through a texel buffer
-  int64_t scratch = 0;            // bytes of one more arena buffer
-  bool impossible_first = false;  // a better plan that no device satisfies
+  bool texel = false;            // the second kernel reads through a texel buffer
+  int64_t scratch = 0;           // bytes of one more arena buffer
+  bool impossible_first = false; // a better plan that no device satisfies
   bool impossible_only = false;
 };
 

@@ -164,8 +164,9 @@ TEST(json_is_always_valid) {
     json.key("nothing");
     json.null();
   });
-  CHECK(json.text() == "{\"a\\\"b\":\"tab\\u0009quote\\\"back\\\\\",\"bad\":\"x\xef\xbf\xbd\xef\xbf\xbd(\xef\xbf\xbd\xef\xbf\xbd\","
-                       "\"good\":\"\xc3\xa4\xe2\x82\xac\xf0\x9f\x8c\x8b\",\"numbers\":[1,-2],\"flag\":true,\"nothing\":null}");
+  CHECK(json.text() ==
+        "{\"a\\\"b\":\"tab\\u0009quote\\\"back\\\\\",\"bad\":\"x\xef\xbf\xbd\xef\xbf\xbd(\xef\xbf\xbd\xef\xbf\xbd\","
+        "\"good\":\"\xc3\xa4\xe2\x82\xac\xf0\x9f\x8c\x8b\",\"numbers\":[1,-2],\"flag\":true,\"nothing\":null}");
 }
 
 TEST(text_for_people) {

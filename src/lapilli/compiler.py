@@ -109,7 +109,9 @@ def _checked(metadata: Mapping[str, str] | None) -> dict[str, str]:
     result = dict(metadata or {})
     for key, value in result.items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise CompileError(f"metadata must map strings to strings; {key!r} is a {type(value).__name__} (use json.dumps)")
+            raise CompileError(
+                f"metadata must map strings to strings; {key!r} is a {type(value).__name__} (use json.dumps)"
+            )
         if key.startswith("lapilli."):
             raise CompileError(f"metadata key {key!r}: names that begin with 'lapilli.' are reserved")
     return result
@@ -125,5 +127,8 @@ def _structure(exported: ExportedProgram, module: Module) -> str:
 
 def _decisions(schedules: list[Schedule]) -> str:
     """Why every value of a plan was realised, in the order of its commands, for `lapilli inspect`."""
-    reasons = {s.target.name: {"load": [t.reason for t in s.order.load], "run": [t.reason for t in s.order.run]} for s in schedules}
+    reasons = {
+        s.target.name: {"load": [t.reason for t in s.order.load], "run": [t.reason for t in s.order.run]}
+        for s in schedules
+    }
     return json.dumps(reasons, separators=(",", ":"))

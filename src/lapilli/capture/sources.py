@@ -48,7 +48,9 @@ def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example_inputs, torch.Tensor):
         raise CompileError("example_inputs is a tensor: give a tuple of the model's arguments, such as (x,)")
     if not isinstance(example_inputs, tuple | list):
-        raise CompileError(f"example_inputs is a {type(example_inputs).__name__}: give a tuple of the model's arguments")
+        raise CompileError(
+            f"example_inputs is a {type(example_inputs).__name__}: give a tuple of the model's arguments"
+        )
     return tuple(example_inputs), {}
 
 

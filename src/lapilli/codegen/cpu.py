@@ -8,11 +8,12 @@ from lapilli.codegen.kernel import Written, linear_groups
 from lapilli.codegen.packing import channels_last, filter_index, flat, is_nested, pack_depthwise
 from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load, simple_task, within_limit
 from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, as_int, ceildiv
 from lapilli.ir.node import Convolution, Matmul, Node
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
 from lapilli.schedule.realize import estimate
-from lapilli.schedule.task import Task
+from lapilli.schedule.task import Task, Template
 
 _SIZE = 64  # invocations in a work group
 _QUAD_OPERATIONS = 1 << 7  # VK_SUBGROUP_FEATURE_QUAD_BIT
@@ -106,7 +107,7 @@ def pack_matrix(rhs: Operand, v: MatmulView, ctx: Context) -> Node:
     element = flat(rhs.node, ctx)
     batch = as_int(1) if shared else v.batch
 
-    def body(b: Int, n4: Int, k: Int, lane: Int) -> object:
+    def body(b: Int, n4: Int, k: Int, lane: Int) -> tuple[list[Int], Expr]:
         n = n4 * 4 + lane
         at = rhs.offset + b * rhs.strides[0] + k * rhs.strides[1] + n * rhs.strides[2]
         return [v.k - 1 - k, v.n - 1 - n], element(at)
@@ -154,9 +155,7 @@ class CpuConvolution:
         if self.depthwise:
             groups, group = linear_groups(strips, _SIZE)
             share = int(v.dilation[1] == 1)
-            call = (
-                f"convDepthwise<X, W, E, {tw}, {v.kernel[1]}, {v.stride[1]}, {share}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
-            )
+            call = f"convDepthwise<X, W, E, {tw}, {v.kernel[1]}, {v.stride[1]}, {share}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
             written = w.finish(call, groups, (_SIZE, 1, 1), "depthwise", "ConvParams", ["cpu_common"])
             written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
             return written
@@ -183,7 +182,7 @@ def _direct_tile(v: ConvolutionView) -> tuple[int, int]:
     return tm, 8 if (per_group % 8 == 0 if v.groups > 1 else estimate(per_group) > 4) else 4
 
 
-def _convolution(task: Task, v: ConvolutionView, ctx: Context) -> object | None:
+def _convolution(task: Task, v: ConvolutionView, ctx: Context) -> Template | None:
     if not v.x.node.dtype.is_float or not v.weight.dtype.is_float or v.weight.id not in ctx.layouts:
         return None
     per_in, per_out = v.channels // v.groups, v.out_channels // v.groups
@@ -209,7 +208,7 @@ def _pack_filter(v: ConvolutionView, ctx: Context) -> Node:
     per_in = v.channels // v.groups
     kh, kw = v.kernel
 
-    def body(o4: Int, h: Int, w: Int, c: Int, lane: Int) -> object:
+    def body(o4: Int, h: Int, w: Int, c: Int, lane: Int) -> tuple[list[Int], Expr]:
         o = o4 * 4 + lane
         return [v.out_channels - 1 - o, per_in - 1 - c], ctx.read(v.weight, filter_index(v, o, c, h, w))
 
@@ -221,7 +220,13 @@ def _pack_filter(v: ConvolutionView, ctx: Context) -> Node:
 
 def _winograd_pays(v: ConvolutionView) -> bool:
     plain = v.kernel == (3, 3) and v.stride == (1, 1) and v.dilation == (1, 1) and v.groups == 1
-    return plain and is_aligned(v.channels) and is_aligned(v.out_channels) and estimate(v.channels) >= 32 and estimate(v.out_channels) >= 32
+    return (
+        plain
+        and is_aligned(v.channels)
+        and is_aligned(v.out_channels)
+        and estimate(v.channels) >= 32
+        and estimate(v.out_channels) >= 32
+    )
 
 
 def winograd_tile(v: ConvolutionView) -> int:
@@ -345,4 +350,3 @@ def _matrix_epilogue(w: Wrapper, task: Task, rows: Int, columns: Int, vector: bo
     """The result is a matrix; its rows and columns are the task's axes, whatever their shape."""
     axes = task.axes
     return w.epilogue(rows, columns, row_major(list(axes[:-1]), axes[-1]), vector=vector)
-

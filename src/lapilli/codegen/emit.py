@@ -10,7 +10,19 @@ from dataclasses import dataclass, field
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select, reads, substitute
-from lapilli.ir.integer import Atom, Extremum, Indirect, Int, IntLike, Quotient, Remainder, Symbol, Var, as_int, is_nonnegative
+from lapilli.ir.integer import (
+    Atom,
+    Extremum,
+    Indirect,
+    Int,
+    IntLike,
+    Quotient,
+    Remainder,
+    Symbol,
+    Var,
+    as_int,
+    is_nonnegative,
+)
 from lapilli.ir.node import Node
 from lapilli.schedule.layout import Layout
 
@@ -120,7 +132,13 @@ _DIRECT = {
     "atan2": "atan2",
 }  # fmt: skip
 # written in lapilli_math.slang
-_GENERIC = {op: f"{op}_any" for op in "erf expm1 log1p tanh pow mod fmod floordiv asin acos sinh asinh acosh atanh".split()}
+_GENERIC = {
+    op: f"{op}_any"
+    for op in (
+        "erf", "expm1", "log1p", "tanh", "pow", "mod", "fmod", "floordiv", "asin", "acos", "sinh", "asinh", "acosh",
+        "atanh",
+    )
+}  # fmt: skip
 
 
 def literal(value: float | int | bool, dtype: DType) -> str:
@@ -178,7 +196,7 @@ class Emitter:
         return inner
 
     # -- integers
-    def int(self, value: IntLike) -> str:
+    def integer(self, value: IntLike) -> str:
         v = as_int(value)
         parts: list[str] = []
         for m, c in v.terms:
@@ -193,7 +211,9 @@ class Emitter:
         if v.const or not parts:
             number = self.kernel.number(abs(v.const) if parts else v.const)
             parts.append(number if not parts else f"{'-' if v.const < 0 else '+'} {number}")
-        return parts[0] if len(parts) == 1 and "-" not in parts[0] and "*" not in parts[0] else "(" + " ".join(parts) + ")"
+        return (
+            parts[0] if len(parts) == 1 and "-" not in parts[0] and "*" not in parts[0] else "(" + " ".join(parts) + ")"
+        )
 
     def _atom(self, a: Atom) -> str:
         known = self.names.get(a)
@@ -204,10 +224,10 @@ class Emitter:
         if isinstance(a, Quotient | Remainder):
             op, slow = ("/", "floordiv") if isinstance(a, Quotient) else ("%", "floormod")
             if is_nonnegative(a.x) and is_nonnegative(a.y):
-                return f"int(uint({self.int(a.x)}) {op} uint({self.int(a.y)}))"
-            return f"{slow}({self.int(a.x)}, {self.int(a.y)})"
+                return f"int(uint({self.integer(a.x)}) {op} uint({self.integer(a.y)}))"
+            return f"{slow}({self.integer(a.x)}, {self.integer(a.y)})"
         if isinstance(a, Extremum):
-            return f"{a.op}({self.int(a.x)}, {self.int(a.y)})"
+            return f"{a.op}({self.integer(a.x)}, {self.integer(a.y)})"
         if isinstance(a, Indirect):
             return self.scalar(a.expr)
         assert isinstance(a, Var)
@@ -241,7 +261,13 @@ class Emitter:
         if isinstance(e, Select):
             text = self._select(e, lanes)
         else:
-            code = self._load(e, lanes) if isinstance(e, Load) else self._index(e, lanes) if isinstance(e, Index) else self._op(e, lanes)
+            code = (
+                self._load(e, lanes)
+                if isinstance(e, Load)
+                else self._index(e, lanes)
+                if isinstance(e, Index)
+                else self._op(e, lanes)
+            )
             text = self.fresh()
             self.line(f"{self._type(e.dtype, lanes)} {text} = {code};")
         self._known[-1][e.id, lanes > 1] = text
@@ -249,23 +275,26 @@ class Emitter:
 
     def _index(self, e: Index, lanes: int) -> str:
         if lanes == 1 or self.lane is None:
-            return self.int(e.value)
+            return self.integer(e.value)
         lane = next(iter(self.lane.atoms()))
         if not reads(e.value, lane):
-            return f"int4({self.int(e.value)})"
-        texts = [self.int(substitute(e.value, {lane: n})) for n in range(LANES)]
+            return f"int4({self.integer(e.value)})"
+        texts = [self.integer(substitute(e.value, {lane: n})) for n in range(LANES)]
         return f"int4({', '.join(texts)})"
 
     def _select(self, e: Select, lanes: int) -> str:
         if self.lane is not None and lanes > 1:
             lane = next(iter(self.lane.atoms()))
-            if any(reads(g, lane) and any(substitute(g, {lane: n}) != substitute(g, {lane: 0}) for n in range(1, LANES)) for g in e.guards):
+            if any(
+                reads(g, lane) and any(substitute(g, {lane: n}) != substitute(g, {lane: 0}) for n in range(1, LANES))
+                for g in e.guards
+            ):
                 raise NotVectorizable("a guard differs between lanes")
             guards = [substitute(g, {lane: 0}) for g in e.guards]
         else:
             guards = list(e.guards)
         text = self.fresh()
-        condition = " && ".join(f"{self.int(g)} >= 0" for g in guards)
+        condition = " && ".join(f"{self.integer(g)} >= 0" for g in guards)
         kind = self._type(e.dtype, lanes)
         other_constant = isinstance(e.other, Const)
         self.line(f"{kind} {text}{' = ' + self._emit(e.other, lanes) if other_constant else ''};")
@@ -289,7 +318,11 @@ class Emitter:
         args = [self._emit(a, lanes) for a in e.args]
         op, integer = e.op, e.args[0].dtype is DType.int32
         if op == "cast":
-            return f"{self._type(e.dtype, lanes)}({args[0]})" if e.dtype is not DType.bool else f"({args[0]} != {self._splat(literal(0, e.args[0].dtype), e.args[0].dtype, lanes)})"
+            return (
+                f"{self._type(e.dtype, lanes)}({args[0]})"
+                if e.dtype is not DType.bool
+                else f"({args[0]} != {self._splat(literal(0, e.args[0].dtype), e.args[0].dtype, lanes)})"
+            )
         if op in ("min", "max"):  # NaN wins
             sign = "<" if op == "max" else ">"
             if isinstance(e.args[1], Const):
@@ -297,12 +330,18 @@ class Emitter:
             sign = ">" if op == "max" else "<"
             if integer:
                 return f"{op}({args[0]}, {args[1]})"
-            either = f"or({args[0]} {sign} {args[1]}, {args[0]} != {args[0]})" if lanes > 1 else f"{args[0]} {sign} {args[1]} || {args[0]} != {args[0]}"
+            either = (
+                f"or({args[0]} {sign} {args[1]}, {args[0]} != {args[0]})"
+                if lanes > 1
+                else f"{args[0]} {sign} {args[1]} || {args[0]} != {args[0]}"
+            )
             return self._choose(either, args[0], args[1], lanes)
         if op == "where":
             return self._choose(args[0], args[1], args[2], lanes)
         if op in ("and", "or"):
-            return f"{op}({args[0]}, {args[1]})" if lanes > 1 else f"({args[0]} {'&&' if op == 'and' else '||'} {args[1]})"
+            return (
+                f"{op}({args[0]}, {args[1]})" if lanes > 1 else f"({args[0]} {'&&' if op == 'and' else '||'} {args[1]})"
+            )
         if op == "xor":
             return f"({args[0]} != {args[1]})"
         if op == "not":
@@ -345,7 +384,7 @@ class Emitter:
         if all(s == 0 for s in steps):
             return self._splat(self.load_at(e.node, first), e.dtype, lanes)
         if [s.value for s in steps] == [1, 2, 3] and first % LANES == 0 and self._wide(e.node):
-            text = f"{self.kernel.bind_vector(e.node)}[{self.int(first // LANES)}]"
+            text = f"{self.kernel.bind_vector(e.node)}[{self.integer(first // LANES)}]"
             return f"float4({text})" if e.node.dtype is DType.float16 else text
         texts = [self.load_at(e.node, substitute(offset, {lane: n})) for n in range(LANES)]
         return f"{self._type(e.dtype, lanes)}({', '.join(texts)})"
@@ -359,16 +398,16 @@ class Emitter:
         kind = stored_as(dtype, self.kernel.half)
         buffer = self.kernel.bind(node, kind)
         if kind in ("float", "int"):
-            return f"{buffer}[{self.int(offset)}]"
+            return f"{buffer}[{self.integer(offset)}]"
         if kind == "half":
-            return f"float({buffer}[{self.int(offset)}])"
+            return f"float({buffer}[{self.integer(offset)}])"
         if dtype is DType.int64:
-            return f"{buffer}[{self.int(offset)}].x"
+            return f"{buffer}[{self.integer(offset)}].x"
         per_word = 4 // dtype.size
         bits = 8 * dtype.size
-        word = f"{buffer}[{self.int(offset // per_word)}]"
+        word = f"{buffer}[{self.integer(offset // per_word)}]"
         shift = offset % per_word
-        raw = f"({word} >> (uint({self.int(shift)}) * {bits}u))" if shift != 0 else f"({word})"
+        raw = f"({word} >> (uint({self.integer(shift)}) * {bits}u))" if shift != 0 else f"({word})"
         if dtype is DType.float16:
             return f"f16tof32({raw} & 0xffffu)"
         if dtype is DType.bfloat16:
@@ -378,4 +417,3 @@ class Emitter:
         if dtype is DType.uint8:
             return f"int({raw} & 0xffu)"
         return f"(int({raw} << {32 - bits}u) >> {32 - bits})"
-

@@ -68,7 +68,9 @@ class _Writer:
             accumulator = self._reduce(e, core, mapping, split, size)
             e.values[core.id] = accumulator
         self._store(e, value, offset)
-        written = finish(self.kernel, self.task, e.text(), groups, local, "map" if core is None else f"reduce_{core.op}")
+        written = finish(
+            self.kernel, self.task, e.text(), groups, local, "map" if core is None else f"reduce_{core.op}"
+        )
         per_element = cost(self.task.value)
         written.flops = self.count * max(per_element, 1)
         if core is not None:
@@ -76,7 +78,7 @@ class _Writer:
             if split > 1:
                 kind = self._kind(self.task.core_body)
                 written.source = written.source.replace(
-                    '[shader("compute")]', f"groupshared {kind} shared_values[{size * split}];\n[shader(\"compute\")]"
+                    '[shader("compute")]', f'groupshared {kind} shared_values[{size * split}];\n[shader("compute")]'
                 )
                 written.shared = 4 * self.lanes * size * split
             written.flops = self.count * product([a.extent for a in core.raxes]) * max(1, cost(self.task.core_body) + 1)
@@ -101,18 +103,22 @@ class _Writer:
         if e.lane is not None:
             lane = next(iter(e.lane.atoms()))
             first = offset.substitute({lane: 0})
-            if [(offset.substitute({lane: n}) - first).value for n in range(1, LANES)] != [1, 2, 3] or first % LANES != 0:
+            if [(offset.substitute({lane: n}) - first).value for n in range(1, LANES)] != [
+                1,
+                2,
+                3,
+            ] or first % LANES != 0:
                 raise NotVectorizable("the result is not stored in sequence")
             if kind == "int2":
                 raise NotVectorizable("64-bit integers are stored one by one")
             buffer = self.kernel.bind(out, f"{kind}4", written=True)
-            e.line(f"{buffer}[{e.int(first // LANES)}] = {kind}4({text});")
+            e.line(f"{buffer}[{e.integer(first // LANES)}] = {kind}4({text});")
             return
         buffer = self.kernel.bind(out, kind, written=True)
         if kind == "int2":
-            e.line(f"{buffer}[{e.int(offset)}] = int2({text}, {text} >> 31);")
+            e.line(f"{buffer}[{e.integer(offset)}] = int2({text}, {text} >> 31);")
         else:
-            e.line(f"{buffer}[{e.int(offset)}] = {kind}({text});")
+            e.line(f"{buffer}[{e.integer(offset)}] = {kind}({text});")
 
     # -- reductions
     def _split(self, core: Reduce, work: Int) -> int:
@@ -156,7 +162,16 @@ class _Writer:
         if dtype is DType.bool:
             low, high = "false", "true"
         one, zero = literal(1, dtype), literal(0, dtype)
-        start = {"sum": zero, "prod": one, "max": low, "min": high, "any": "false", "all": "true", "argmax": low, "argmin": high}
+        start = {
+            "sum": zero,
+            "prod": one,
+            "max": low,
+            "min": high,
+            "any": "false",
+            "all": "true",
+            "argmax": low,
+            "argmin": high,
+        }
         return start[op] if self.lanes == 1 else f"{self._kind_of(dtype)}({start[op]})"
 
     def _kind_of(self, dtype: DType) -> str:
@@ -177,7 +192,9 @@ class _Writer:
                 e.line(f"{acc} = ({x} {sign} {acc} || {x} != {x}) ? {x} : {acc};")
         else:
             sign = ">" if op == "argmax" else "<"
-            e.line(f"if (({x} {sign} {acc} || {x} != {x}) && {acc} == {acc} || step == 0) {{ {acc} = {x}; place = step; }}")
+            e.line(
+                f"if (({x} {sign} {acc} || {x} != {x}) && {acc} == {acc} || step == 0) {{ {acc} = {x}; place = step; }}"
+            )
             e.line("step++;")
 
     def _nested_loops(self, e: Emitter, core: Reduce, body: Expr, mapping: dict[Atom, Int]) -> None:
@@ -201,7 +218,11 @@ class _Writer:
                     opened.append(inner)
                     inner = inner.child()
                 inner.line(f"{self._kind(body)} part = {self._initial('sum', body.dtype)};")
-            start, end = ("c", f"min(c + {_CHUNK}, {self.kernel.param(a.extent)})") if a is last and chunked else ("0", self.kernel.param(a.extent))
+            start, end = (
+                ("c", f"min(c + {_CHUNK}, {self.kernel.param(a.extent)})")
+                if a is last and chunked
+                else ("0", self.kernel.param(a.extent))
+            )
             inner.line(f"for (int {name} = {start}; {name} < {end}; ++{name})")
             inner.line("{")
             opened.append(inner)

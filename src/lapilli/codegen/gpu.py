@@ -10,11 +10,12 @@ from lapilli.codegen.kernel import Written
 from lapilli.codegen.packing import channels_last, filter_index, flat, is_nested, pack_depthwise
 from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load
 from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, ceildiv, of, product
 from lapilli.ir.node import Convolution, Matmul, Node
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
 from lapilli.schedule.realize import estimate
-from lapilli.schedule.task import Task
+from lapilli.schedule.task import Task, Template
 
 MATRIX_SUBGROUP = 32  # subgroup size that the matrix kernels are written for
 _SIGNATURE = "uint b, uint m, uint n"
@@ -95,7 +96,9 @@ def _conv_rows(v: ConvolutionView, x: Operand, matrix: bool, batch: Int) -> _Row
         "dilationH": v.dilation[0], "dilationW": v.dilation[1], "pixel": x.strides[3] // unit, "batchA": batch // unit,
         "line": x.strides[2] // unit, "channel": x.strides[1] // unit if unit == 1 else 1,
     }  # fmt: skip
-    return _Rows("ConvVectorA<X>" if wide else "ConvScalarA<X>", "ConvParams4", words, x.node, 4 if wide else 1, ("gpu_conv",))
+    return _Rows(
+        "ConvVectorA<X>" if wide else "ConvScalarA<X>", "ConvParams4", words, x.node, 4 if wide else 1, ("gpu_conv",)
+    )
 
 
 def _first_layer_rows(v: ConvolutionView) -> _Rows | None:
@@ -193,8 +196,14 @@ class Tiles:
         return written
 
 
-def _matmul(v: MatmulView, ctx: Context) -> object | None:
-    if ctx.target.cooperative_matrix and v.lhs.offset == 0 and _halves(v.lhs.node, v.rhs.node) and v.m == 1 and v.batch == 1:
+def _matmul(v: MatmulView, ctx: Context) -> Template | None:
+    if (
+        ctx.target.cooperative_matrix
+        and v.lhs.offset == 0
+        and _halves(v.lhs.node, v.rhs.node)
+        and v.m == 1
+        and v.batch == 1
+    ):
         found = _matvec(v)
         if found is not None:
             return found
@@ -213,14 +222,14 @@ def _matmul(v: MatmulView, ctx: Context) -> object | None:
     element = flat(rhs.node, ctx)
     n_padded = ceildiv(v.n, unit) * unit
 
-    def body(b: Int, k: Int, n: Int) -> object:
+    def body(b: Int, k: Int, n: Int) -> tuple[list[Int], Expr]:
         return [v.n - 1 - n], element(rhs.offset + b * rhs.strides[0] + k * rhs.strides[1] + n * rhs.strides[2])
 
     packed = ctx.packed("matrix", rhs.node, [as_int(1) if shared else v.batch, v.k, n_padded], body)
     return Tiles(rows, packed, v.batch, v.m, v.n, v.k, matrix, as_int(0) if shared else v.k * n_padded, n_padded)
 
 
-def _convolution(v: ConvolutionView, ctx: Context) -> object | None:
+def _convolution(v: ConvolutionView, ctx: Context) -> Template | None:
     if v.is_depthwise and v.out_channels == v.channels and v.channels % 4 == 0:
         return _depthwise(v, ctx)
     if v.groups > 1 and v.n != 1:
@@ -262,7 +271,7 @@ def _tiles_of_convolution(
     k = c * (kh * kw)
     k_padded, o_padded = (ceildiv(k, 8) * 8 if matrix else k), ceildiv(o, unit) * unit
 
-    def body(g: Int, at: Int, n: Int) -> object:
+    def body(g: Int, at: Int, n: Int) -> tuple[list[Int], Expr]:
         if order == "channels last":
             index = (at % c, at // (c * kw), at // c % kw)
         else:
@@ -316,7 +325,7 @@ class _Direct:
 def _direct(v: ConvolutionView, ctx: Context) -> _Direct:
     kh, kw = v.kernel
 
-    def body(k: Int, n: Int) -> object:
+    def body(k: Int, n: Int) -> tuple[list[Int], Expr]:
         return [], ctx.read(v.weight, filter_index(v, n, k // (kh * kw), k // kw % kh, k % kw))
 
     return _Direct(v, ctx.packed("filter", v.weight, [v.channels * (kh * kw), v.out_channels], body))

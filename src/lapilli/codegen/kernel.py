@@ -37,9 +37,15 @@ def linear_groups(count: Int, size: int) -> tuple[tuple[Int, Int, Int], str]:
     hi = groups.bounds[1]
     if hi is not None and hi <= MAX_GROUPS:
         return (groups, as_int(1), as_int(1)), "int(gid.x)"
-    return (minimum(groups, MAX_GROUPS), ceildiv(groups, MAX_GROUPS), as_int(1)), f"(int(gid.y) * {MAX_GROUPS} + int(gid.x))"
+    return (
+        minimum(groups, MAX_GROUPS),
+        ceildiv(groups, MAX_GROUPS),
+        as_int(1),
+    ), f"(int(gid.y) * {MAX_GROUPS} + int(gid.x))"
 
 
-def finish(kernel: Kernel, task: Task, body: str, groups: tuple[Int, Int, Int], local: tuple[int, int, int], name: str) -> Written:
+def finish(
+    kernel: Kernel, task: Task, body: str, groups: tuple[Int, Int, Int], local: tuple[int, int, int], name: str
+) -> Written:
     entry = kernel.entry(local, body)
     return Written(task, kernel.header() + entry, kernel.bindings, [i for _, i in kernel.params], groups, local, name)

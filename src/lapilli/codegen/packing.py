@@ -35,7 +35,7 @@ def channels_last(v: ConvolutionView, ctx: Context, unit: int = 4, copy: bool = 
     element = flat(x.node, ctx)
     c = ceildiv(v.channels, unit) * unit
 
-    def body(n: Int, h: Int, w: Int, channel: Int) -> object:
+    def body(n: Int, h: Int, w: Int, channel: Int) -> tuple[list[Int], Expr]:
         at = x.offset + n * x.strides[0] + channel * x.strides[1] + h * x.strides[2] + w * x.strides[3]
         return [v.channels - 1 - channel], element(at)
 

@@ -33,7 +33,8 @@ def write_all(s: Schedule) -> dict[int, Written]:
 
     def write(t: Task) -> Written:
         if t.template is not None:
-            return t.template.write(t, ctx)
+            written: Written = t.template.write(t, ctx)
+            return written
         return generic.write(t, s.layouts, s.target, lift=t.out.id in loading)
 
     return {t.out.id: write(t) for t in s.tasks}

@@ -129,17 +129,23 @@ class Compiler:
             self._count += 1
             name = f"kernel{self._count}"
             text, diagnostics = source.encode(), c.c_void_p()
-            module = self._load(self._session, name.encode(), f"{name}.slang".encode(), text, len(text), c.byref(diagnostics))
+            module = self._load(
+                self._session, name.encode(), f"{name}.slang".encode(), text, len(text), c.byref(diagnostics)
+            )
             self._check(bool(module), diagnostics, source)
             point = c.c_void_p()
-            failed = _call(module, _FIND_ENTRY, c.c_int32, (c.c_char_p, entry.encode()), (c.c_void_p, c.addressof(point)))
+            failed = _call(
+                module, _FIND_ENTRY, c.c_int32, (c.c_char_p, entry.encode()), (c.c_void_p, c.addressof(point))
+            )
             self._check(not failed, c.c_void_p(), source)
             parts = (c.c_void_p * 2)(module, point.value)
             whole, linked, code = c.c_void_p(), c.c_void_p(), c.c_void_p()
             failed = _call(self._session, _COMPOSE, c.c_int32, (c.c_void_p, c.addressof(parts)), (c.c_int64, 2),
                            (c.c_void_p, c.addressof(whole)), (c.c_void_p, c.addressof(diagnostics)))  # fmt: skip
             self._check(not failed, diagnostics, source)
-            failed = _call(whole, _LINK, c.c_int32, (c.c_void_p, c.addressof(linked)), (c.c_void_p, c.addressof(diagnostics)))
+            failed = _call(
+                whole, _LINK, c.c_int32, (c.c_void_p, c.addressof(linked)), (c.c_void_p, c.addressof(diagnostics))
+            )
             self._check(not failed, diagnostics, source)
             failed = _call(linked, _CODE, c.c_int32, (c.c_int64, 0), (c.c_int64, 0), (c.c_void_p, c.addressof(code)),
                            (c.c_void_p, c.addressof(diagnostics)))  # fmt: skip
@@ -151,7 +157,7 @@ class Compiler:
         """The compiler can report success with errors in its messages."""
         messages = _take(diagnostics).decode(errors="replace")
         diagnostics.value = None
-        if not ok or "error" in messages and ": error" in messages:
+        if not ok or ("error" in messages and ": error" in messages):
             numbered = "\n".join(f"{n:4} {line}" for n, line in enumerate(source.splitlines(), 1))
             raise CompileError(f"a generated kernel does not compile (please report this):\n{messages}\n{numbered}")
 

@@ -16,6 +16,10 @@ from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task
 
 MAX_PARAMS = 32
+PackedBody = Callable[..., tuple[list[Int], Expr]]
+"""For the indices of a packed operand: guards, and the element where they hold."""
+Mapped = Callable[[Int, Int], dict[Atom, Int]]
+"""The axes of a task for a row and a column of its result."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,11 @@ class Context:
         first = load(node, tuple(index))
         return rewrite(first, {}, through)
 
-    def packed(self, name: str, like: Node, shape: Sequence[IntLike], body: object) -> Node:
+    def packed(self, name: str, like: Node, shape: Sequence[IntLike], body: PackedBody) -> Node:
         """A copy of an operand in a kernel's own layout: body(*axes) gives (guards, value)."""
         sizes = tuple(as_int(s) for s in shape)
         axes, at = fresh_axes(sizes)
-        guards, value = body(*at)  # type: ignore[operator]
+        guards, value = body(*at)
         padded = select(guards, value, const(0, value.dtype))
         return self.add_map(Map(sizes, like.dtype, f"{like.name}_{name}", f"pack {name}", axes=axes, body=padded))
 
@@ -92,14 +96,18 @@ class Wrapper:
         """A buffer read four elements at a time, as an expression of type float4 at an index `i`."""
         return self.kernel.bind_vector(node)
 
-    def epilogue(self, rows: Int, columns: Int, mapping: object, signature: str = "uint m, uint n", vector: bool = True) -> bool:
+    def epilogue(
+        self, rows: Int, columns: Int, mapping: Mapped, signature: str = "uint m, uint n", vector: bool = True
+    ) -> bool:
         """struct E with store and store4. mapping(m, n) gives the task's axes for a row and a column.
 
         Returns whether four columns are stored together."""
         wide = vector and columns % LANES == 0
         four = self._store(rows, columns, mapping, LANES) if wide else None
-        body4 = four if four is not None else "".join(
-            f"        store({_arguments(signature, f'n + {k}')}, v[{k}]);\n" for k in range(LANES)
+        body4 = (
+            four
+            if four is not None
+            else "".join(f"        store({_arguments(signature, f'n + {k}')}, v[{k}]);\n" for k in range(LANES))
         )
         one = self._store(rows, columns, mapping, 1) if four is None else "        ;\n"
         self.structs.append(
@@ -109,7 +117,7 @@ class Wrapper:
         )
         return wide
 
-    def _store(self, rows: Int, columns: Int, mapping: object, lanes: int) -> str | None:
+    def _store(self, rows: Int, columns: Int, mapping: Mapped, lanes: int) -> str | None:
         task = self.task
         assert task.core is not None
         m = Var("m", rows)
@@ -122,7 +130,7 @@ class Wrapper:
             n = Var("n", columns)
             names[n] = "int(n)"
             column, lane_int = of(n), None
-        axes: dict[Atom, Int] = mapping(of(m), column)  # type: ignore[operator]
+        axes: dict[Atom, Int] = mapping(of(m), column)
         batch = getattr(mapping, "var", None)
         if batch is not None:
             names[batch] = "int(b)"
@@ -137,16 +145,16 @@ class Wrapper:
                 steps = [(offset.substitute({lane: k}) - first) for k in range(1, LANES)]
                 if [s.value for s in steps] == [1, 2, 3] and first % LANES == 0 and kind in ("float", "half"):
                     buffer = self.kernel.bind(task.out, f"{kind}4", written=True)
-                    e.line(f"{buffer}[{e.int(first // LANES)}] = {kind}4({text});")
+                    e.line(f"{buffer}[{e.integer(first // LANES)}] = {kind}4({text});")
                     return e.text()
                 if kind not in ("float", "half"):
                     raise NotVectorizable
                 buffer = self.kernel.bind(task.out, kind, written=True)
                 for k in range(LANES):
-                    e.line(f"{buffer}[{e.int(offset.substitute({lane: k}))}] = {kind}({text}[{k}]);")
+                    e.line(f"{buffer}[{e.integer(offset.substitute({lane: k}))}] = {kind}({text}[{k}]);")
                 return e.text()
             buffer = self.kernel.bind(task.out, kind, written=True)
-            e.line(f"{buffer}[{e.int(offset)}] = {kind}({text});")
+            e.line(f"{buffer}[{e.integer(offset)}] = {kind}({text});")
             return e.text()
         except NotVectorizable:
             self.kernel.bindings, self.kernel.params = saved

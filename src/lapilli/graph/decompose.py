@@ -28,4 +28,5 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
         if overload in KEPT and is_supported(overload):
             del table[overload]
     with torch.no_grad():
-        return program.run_decompositions(table)
+        decomposed: ExportedProgram = program.run_decompositions(table)
+    return decomposed

@@ -76,7 +76,9 @@ def fold_constants(module: Module, limit: int = 1 << 26) -> int:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
         with torch.no_grad():
             result = node.target(*args, **kwargs)
-        if isinstance(result, torch.Tensor) and result.nbytes > max(limit, sum(_bytes(values[n]) for n in node.all_input_nodes)):
+        if isinstance(result, torch.Tensor) and result.nbytes > max(
+            limit, sum(_bytes(values[n]) for n in node.all_input_nodes)
+        ):
             continue
         values[node] = result
     for node in list(module.graph.nodes):

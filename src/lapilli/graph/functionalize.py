@@ -29,8 +29,8 @@ def functionalize(module: Module) -> bool:
         plan.append((node, written, functional))
     for node, written, functional in plan:
         node.target = functional
-        later = _after(node)
-        written.replace_all_uses_with(node, delete_user_cb=lambda user, later=later: user in later)
+        for user in _after(node) & set(written.users):
+            user.replace_input_with(written, node)
     return True
 
 

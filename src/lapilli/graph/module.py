@@ -51,7 +51,9 @@ class Module:
                 source = program.state_dict if spec.target in program.state_dict else program.constants
                 constants[node] = source[spec.target].detach()
             else:
-                raise CompileError(f"the exported program has an input of kind {spec.kind.name}, which is not supported")
+                raise CompileError(
+                    f"the exported program has an input of kind {spec.kind.name}, which is not supported"
+                )
         returned = next(n for n in graph.nodes if n.op == "output").args[0]
         outputs: list[fx.Node] = []
         fixed_outputs: dict[int, Any] = {}

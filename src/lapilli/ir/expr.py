@@ -23,14 +23,16 @@ Scalar: TypeAlias = "Expr | int | float | bool"
 _interned: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
 _ids = itertools.count()
 
-UNARY = frozenset(
-    "neg abs sign floor ceil round trunc sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh "
-    "tanh asinh acosh atanh erf reciprocal isnan isinf not bitnot".split()
-)
-BINARY = frozenset(
-    "add sub mul div floordiv mod fmod pow atan2 min max and or xor bitand bitor bitxor shl shr eq ne lt le gt ge".split()
-)
-COMPARISONS = frozenset("eq ne lt le gt ge and or xor not isnan isinf".split())
+UNARY = frozenset({
+    "neg", "abs", "sign", "floor", "ceil", "round", "trunc", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2",
+    "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh",
+    "atanh", "erf", "reciprocal", "isnan", "isinf", "not", "bitnot",
+})  # fmt: skip
+BINARY = frozenset({
+    "add", "sub", "mul", "div", "floordiv", "mod", "fmod", "pow", "atan2", "min", "max", "and", "or", "xor",
+    "bitand", "bitor", "bitxor", "shl", "shr", "eq", "ne", "lt", "le", "gt", "ge",
+})  # fmt: skip
+COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "isnan", "isinf"])
 
 
 class Expr:
@@ -195,7 +197,7 @@ def binary(name: str, a: Scalar, b: Scalar) -> Expr:
 def _fold(name: str, x: Expr, y: Expr) -> Expr | None:
     """Identities that hold for every value, NaN and signed zero included."""
     if isinstance(y, Const):
-        if name == "mul" and y.value == 1 or name == "div" and y.value == 1:
+        if (name == "mul" and y.value == 1) or (name == "div" and y.value == 1):
             return x
         if name == "sub" and y.value == 0 and y.dtype is not DType.bool:
             return x
@@ -276,7 +278,7 @@ def substitute(i: Int, mapping: Mapping[Atom, IntLike]) -> Int:
 def reads(i: Int, atom: Atom) -> bool:
     """Whether an integer expression depends on a variable, through computed indices too."""
     return any(
-        a == atom or isinstance(a, Indirect) and any(reads(j, atom) for e in walk(a.expr) for j in ints_of(e))
+        a == atom or (isinstance(a, Indirect) and any(reads(j, atom) for e in walk(a.expr) for j in ints_of(e)))
         for a in i.atoms()
     )
 

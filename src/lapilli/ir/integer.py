@@ -42,7 +42,7 @@ class Atom:
         raise NotImplementedError
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (type(self) is type(other) and self.key == other.key)  # type: ignore[attr-defined]
+        return self is other or (type(self) is type(other) and self.key == other.key)
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -441,9 +441,8 @@ def is_below(x: Int, y: Int) -> bool:
 def is_nonnegative(x: Int) -> bool:
     """Whether x >= 0 is known for all values."""
     lo = x.bounds[0]
-    if lo is not None:
-        if lo >= 0:
-            return True
+    if lo is not None and lo >= 0:
+        return True
     negative = Int(tuple((m, c) for m, c in x.terms if c < 0), 0)
     if negative.terms:  # size - 1 - index >= 0
         upper = _upper(-negative)
@@ -543,14 +542,18 @@ def mod(x: Int, y: Int) -> Int:
                 return rest
             if len(rest.terms) == 1 and rest.const == 0 and len(rest.terms[0][0]) == 1 and rest.terms[0][1] == 1:
                 inner = rest.terms[0][0][0]
-                if isinstance(inner, Remainder):  # (x % (k * y)) % y = x % y
-                    if all(_divide_term(m, c, dm, dc) is not None for m, c in inner.y._all()):
-                        return mod(inner.x, y)
+                if isinstance(inner, Remainder) and all(_divide_term(m, c, dm, dc) for m, c in inner.y._all()):
+                    return mod(inner.x, y)  # (x % (k * y)) % y = x % y
             if not dm:
                 for g in sorted({math.gcd(c, dc) for _, c in rest._all()} - {1}, reverse=True):
                     big = Int(tuple((m, c) for m, c in rest.terms if c % g == 0), rest.const // g * g)
                     small = rest - big
-                    if big.terms and is_nonnegative(small) and is_below(small, as_int(g)) and (big.terms != rest.terms or g > 1):
+                    if (
+                        big.terms
+                        and is_nonnegative(small)
+                        and is_below(small, as_int(g))
+                        and (big.terms != rest.terms or g > 1)
+                    ):
                         scaled = Int(tuple((m, c // g) for m, c in big.terms), big.const // g)
                         return mod(scaled, as_int(dc // g)) * g + small
             return of(Remainder(rest, y))

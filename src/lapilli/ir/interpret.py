@@ -73,7 +73,9 @@ def evaluate(node: Node, values: Mapping[int, Array], sizes: Mapping[Atom, int])
             elif node.op in ("max", "min") and 0 in shape:
                 result = np.zeros(shape[: len(node.axes)])
             else:
-                exact = result.astype(np.float64) if result.dtype == np.float32 and node.op in ("sum", "prod") else result
+                exact = (
+                    result.astype(np.float64) if result.dtype == np.float32 and node.op in ("sum", "prod") else result
+                )
                 result = _REDUCTIONS[node.op](exact, axis=rdims)
         return np.asarray(result).astype(_NUMPY[node.dtype])
 
@@ -88,7 +90,9 @@ def _scalar(e: Expr, env: Mapping[Atom, Any], values: Mapping[int, Array], memo:
         result = np.asarray(_int(e.value, env, values, memo)).astype(np.int32)
     elif isinstance(e, Load):
         array = values[e.node.id]
-        index = [np.clip(_int(i, env, values, memo), 0, max(n - 1, 0)) for i, n in zip(e.index, array.shape, strict=True)]
+        index = [
+            np.clip(_int(i, env, values, memo), 0, max(n - 1, 0)) for i, n in zip(e.index, array.shape, strict=True)
+        ]
         empty = array.size == 0
         result = np.zeros((), _COMPUTE[e.dtype]) if empty else array[tuple(index)].astype(_COMPUTE[e.dtype])
     elif isinstance(e, Select):
@@ -106,5 +110,7 @@ def _scalar(e: Expr, env: Mapping[Atom, Any], values: Mapping[int, Array], memo:
 
 
 def _int(i: Int, env: Mapping[Atom, Any], values: Mapping[int, Array], memo: dict[int, Any]) -> Any:
-    computed = {a: _scalar(a.expr, env, values, memo).astype(np.int64) for a in i.atoms() if isinstance(a, Indirect)}
-    return i.evaluate({**env, **computed} if computed else env)
+    computed: dict[Atom, Any] = {
+        a: _scalar(a.expr, env, values, memo).astype(np.int64) for a in i.atoms() if isinstance(a, Indirect)
+    }
+    return i.evaluate({**env, **computed})

@@ -19,6 +19,7 @@ from lapilli.ir.expr import Expr, Load, const, load, loads
 from lapilli.ir.integer import Int, Var, var
 
 _ids = itertools.count()
+_ZERO = const(0.0)
 
 
 @dataclass(eq=False)
@@ -58,7 +59,7 @@ class Map(Node):
     """out[axes] = body(axes)"""
 
     axes: tuple[Var, ...] = ()
-    body: Expr = const(0.0)
+    body: Expr = _ZERO
 
     @property
     def view_of(self) -> Load | None:
@@ -102,7 +103,7 @@ class Reduce(Node):
     axes: tuple[Var, ...] = ()
     raxes: tuple[Var, ...] = ()
     op: str = "sum"
-    body: Expr = const(0.0)
+    body: Expr = _ZERO
     contraction: Matmul | Convolution | None = None
 
 

@@ -27,11 +27,17 @@ def convolution(
         first = batched.map(lambda *at: load(x, at[1:]), shape=(one, *x.shape), dtype=x.dtype)
         whole = convolution(batched, first, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
         return call.map(lambda *at: load(whole, [as_int(0), *at]))
-    params = [[p] * n if isinstance(p, int) else list(p) * n if len(p) == 1 else list(p) for p in (stride, padding, dilation)]
-    r = _transposed(call, x, weight, *params, groups) if transposed else _forward(call, x, weight, *params, groups)
+    build = _transposed if transposed else _forward
+    r = build(call, x, weight, _each(stride, n), _each(padding, n), _each(dilation, n), groups)
     if bias is None:
         return r
     return call.map(lambda *at: load(r, at) + load(bias, [at[1]]))
+
+
+def _each(value: int | Sequence[int], n: int) -> list[int]:
+    """A number for every spatial dimension."""
+    listed = [value] if isinstance(value, int) else list(value)
+    return listed * n if len(listed) == 1 else listed
 
 
 def _direct(
@@ -44,7 +50,9 @@ def _direct(
 lowering(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)(_direct)
 
 
-def _forward(call: Call, x: Node, w: Node, stride: list[int], padding: list[int], dilation: list[int], groups: int) -> Reduce:
+def _forward(
+    call: Call, x: Node, w: Node, stride: list[int], padding: list[int], dilation: list[int], groups: int
+) -> Reduce:
     per_group = w.shape[0] // groups
     channels = w.shape[1]
 

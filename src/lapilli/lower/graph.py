@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
@@ -52,7 +52,7 @@ class Symbols:
                 result = result * args[0]
             return result
         kind = type(e).__name__
-        binary = {
+        binary: dict[str, Callable[[Int, Int], Int]] = {
             "FloorDiv": lambda a, b: a // b, "CleanDiv": lambda a, b: a // b, "Mod": lambda a, b: a % b,
             "PythonMod": lambda a, b: a % b, "Min": minimum, "Max": maximum,
         }  # fmt: skip
@@ -114,14 +114,18 @@ def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, in
     if constant is not None:
         dtype = from_torch(constant.dtype)
         if dtype is DType.float64:
-            raise TypeError(f"{node.name} is float64, which is not supported on the GPU; convert the model with .float()")
+            raise TypeError(
+                f"{node.name} is float64, which is not supported on the GPU; convert the model with .float()"
+            )
         rounded = half and dtype is DType.float32 and constant.dim() > 1
         shape = tuple(as_int(s) for s in constant.shape)
         kept = DType.float16 if rounded else dtype
         return Constant(shape, kept, node.name, "constant", value=module.array(node, rounded))
     val = node.meta["val"]
     if isinstance(val, torch.SymInt):
-        raise TypeError(f"input {node.name} is a number that varies between calls; pass it as a tensor, or fix its value")
+        raise TypeError(
+            f"input {node.name} is a number that varies between calls; pass it as a tensor, or fix its value"
+        )
     if not isinstance(val, torch.Tensor):
         return val
     dtype = from_torch(val.dtype)
@@ -152,7 +156,8 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], symbols: Symbols, half: 
         tuple(from_torch(r.dtype) for r in results),
         half,
     )
-    made = lowerings[node.target](call, *value(node.args), **{k: value(v) for k, v in node.kwargs.items()})
+    target: Any = node.target
+    made = lowerings[target](call, *value(node.args), **{k: value(v) for k, v in node.kwargs.items()})
     return made
 
 
@@ -169,5 +174,3 @@ def _as_output(values: Mapping[fx.Node, Any], arg: fx.Node, symbols: Symbols) ->
     body = cast_to(load(node, [as_int(0) if the_var(a).extent == 1 else a for a in axes]), dtype.compute)
     return Map(node.shape, dtype, f"{node.name}_out", "output", axes=tuple(the_var(a) for a in axes), body=body)
 
-
-_ = Sequence

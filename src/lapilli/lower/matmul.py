@@ -49,7 +49,9 @@ def linear(call: Call, x: Node, weight: Node, bias: Node | None = None) -> Node:
 def _vector(call: Call, x: Node, w: Node) -> Node:
     k = x.shape[-1]
     kind = call.dtype.compute
-    return call.reduce("sum", lambda at, r: cast_to(load(x, [*at, r[0]]), kind) * cast_to(load(w, [r[0]]), kind), x.shape[:-1], [k])
+    return call.reduce(
+        "sum", lambda at, r: cast_to(load(x, [*at, r[0]]), kind) * cast_to(load(w, [r[0]]), kind), x.shape[:-1], [k]
+    )
 
 
 @lowering(aten.mm.default)

@@ -42,14 +42,22 @@ def batch_norm_composite(
     momentum: float, eps: float, _: bool,
 ) -> Node:  # fmt: skip
     if training or mean is None or variance is None:
-        raise TypeError("batch norm without running statistics is not supported; put the model into inference mode with eval()")
+        raise TypeError(
+            "batch norm without running statistics is not supported; put the model into inference mode with eval()"
+        )
     result: Node = batch_norm(call, x, weight, bias, mean, variance, momentum, eps)[0]
     return result
 
 
 @lowering(aten.native_layer_norm.default, aten.layer_norm.default)
 def layer_norm(
-    call: Call, x: Node, shape: Sequence[Any], weight: Node | None = None, bias: Node | None = None, eps: float = 1e-5, *_: Any
+    call: Call,
+    x: Node,
+    shape: Sequence[Any],
+    weight: Node | None = None,
+    bias: Node | None = None,
+    eps: float = 1e-5,
+    *_: Any,
 ) -> Any:
     d = list(range(x.rank - len(shape), x.rank))
     centered, variance = _moments(call, x, d)

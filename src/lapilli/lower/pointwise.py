@@ -252,7 +252,7 @@ def abs_(call: Call, x: Node) -> Node:
 
 @lowering(aten.sign.default)
 def sign(call: Call, x: Node) -> Node:
-    return call.pointwise(lambda a: unary("sign", a), x)
+    return call.pointwise(lambda a: a if a.dtype is DType.bool else unary("sign", a), x)
 
 
 @lowering(aten.square.default)
@@ -316,7 +316,9 @@ def convert_type(call: Call, x: Node, *_: Any, **__: Any) -> Node:
     return call.pointwise(lambda a: a, x)
 
 
-@lowering(aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, aten.contiguous.default)
+@lowering(
+    aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, aten.contiguous.default
+)
 def identity(call: Call, x: Node, *_: Any, **__: Any) -> Node:
     return call.pointwise(lambda a: a, x)
 

@@ -22,7 +22,14 @@ def _each(value: int | Sequence[int], n: int) -> list[int]:
 
 
 def _window(
-    call: Call, op: str, x: Node, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], empty: float
+    call: Call,
+    op: str,
+    x: Node,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    empty: float,
 ) -> Reduce:
     """op over the window of every output position; places outside count as `empty`."""
     n = len(kernel)
@@ -36,34 +43,47 @@ def _window(
     return call.reduce(op, body, call.shape, [as_int(k) for k in kernel])
 
 
-def _max_pool(call: Call, n: int, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1) -> Reduce:
+def _max_pool(
+    call: Call, n: int, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1
+) -> Reduce:
     k = _each(kernel, n)
-    lowest = float("-inf") if x.dtype.is_float else -(2**31)
-    return _window(call, "max", x, k, _each(stride or k, n), _each(padding, n), _each(dilation, n), lowest)
+    return _window(call, "max", x, k, _each(stride or k, n), _each(padding, n), _each(dilation, n), _lowest(x))
+
+
+def _lowest(x: Node) -> float:
+    return float("-inf") if x.dtype.is_float else -(2**31)
 
 
 @lowering(aten.max_pool1d.default)
-def max_pool1d(call: Call, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> Node:
+def max_pool1d(
+    call: Call, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
+) -> Node:
     return _max_pool(call, 1, x, kernel, stride, padding, dilation)
 
 
 @lowering(aten.max_pool2d.default)
-def max_pool2d(call: Call, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> Node:
+def max_pool2d(
+    call: Call, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
+) -> Node:
     return _max_pool(call, 2, x, kernel, stride, padding, dilation)
 
 
 @lowering(aten.max_pool3d.default)
-def max_pool3d(call: Call, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> Node:
+def max_pool3d(
+    call: Call, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
+) -> Node:
     return _max_pool(call, 3, x, kernel, stride, padding, dilation)
 
 
 def _with_indices(n: int) -> Any:
-    def build(call: Call, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> Any:
+    def build(
+        call: Call, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
+    ) -> Any:
         values = _max_pool(call, n, x, kernel, stride, padding, dilation)
         k, pad, dil = _each(kernel, n), _each(padding, n), _each(dilation, n)
         step = _each(stride or k, n)
         second = Call(call.name + "_index", call.op, call.shapes[1:], call.dtypes[1:], call.half)
-        place = _window(second, "argmax", x, k, step, pad, dil, float("-inf"))
+        place = _window(second, "argmax", x, k, step, pad, dil, _lowest(x))
 
         def flat(*at: Int) -> Expr:
             rest = load(place, at)
@@ -73,7 +93,7 @@ def _with_indices(n: int) -> Any:
                 inner *= k[d]
             for d in range(n):
                 inner //= k[d]
-                within = rest // inner if False else _divide(rest, inner)
+                within = _divide(rest, inner)
                 rest = rest - within * inner
                 position = index(at[-n + d] * step[d] - pad[d]) + within * dil[d]
                 result = result * index(x.shape[-n + d]) + position
@@ -109,7 +129,7 @@ def _avg_pool(
             length = x.shape[-n + d]
             end = minimum(start + k[d], length + pad[d])
             size = size * (end - start if include_pad else minimum(end, length) - maximum(start, 0))
-        return load(total, at) / index(size if divisor is None else divisor, DType.float32)
+        return load(total, at) / index(size if divisor is None else divisor, x.dtype.compute)
 
     return call.map(body)
 

@@ -1,22 +1,22 @@
 """The operator registry: an ATen overload is described once, by a function that builds its kernel IR.
 
-    @lowering(aten.relu.default)
-    def relu(call: Call, x: Node) -> Node:
-        return call.pointwise(lambda a: binary("max", a, 0.0), x)
+@lowering(aten.relu.default)
+def relu(call: Call, x: Node) -> Node:
+    return call.pointwise(lambda a: binary("max", a, 0.0), x)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cast_to, const, index, load
 from lapilli.ir.integer import Int, Var, as_int, of, var
-from lapilli.ir.node import Map, Matmul, Convolution, Node, Reduce
+from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce
 
 Operand = Node | Int | int | float | bool
 Body = Callable[..., Expr]
@@ -38,10 +38,13 @@ def from_torch(dtype: torch.dtype) -> DType:
     return _FROM_TORCH[dtype]
 
 
-def lowering(*overloads: Any) -> Callable[[Lowering], Lowering]:
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def lowering(*overloads: Any) -> Callable[[F], F]:
     """Register a function as the lowering of operator overloads."""
 
-    def register(f: Lowering) -> Lowering:
+    def register(f: F) -> F:
         for overload in overloads:
             assert overload not in lowerings, f"{overload} is registered twice"
             lowerings[overload] = f

@@ -49,6 +49,8 @@ def _nearest(call: Call, x: Node, n: int, scales: Sequence[float | None], exact:
 
 
 def _linear(call: Call, x: Node, n: int, align_corners: bool, scales: Sequence[float | None]) -> Node:
+    if not x.dtype.is_float:
+        raise TypeError(f"{call.op} of {call.dtype.name} is not supported: convert the tensor to float first")
     ratios = _scales(call, x, n, scales)
 
     def body(*at: Int) -> Expr:

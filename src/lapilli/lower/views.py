@@ -266,14 +266,14 @@ def roll(call: Call, x: Node, shifts: Sequence[IntLike], dims: Sequence[int] = (
 
 @lowering(aten.repeat.default)
 def repeat(call: Call, x: Node, _: Any) -> Map:
-    return call.map(
-        lambda *at: load(x, [i % n for i, n in zip(at[len(at) - x.rank :], x.shape, strict=True)])
-    )
+    return call.map(lambda *at: load(x, [i % n for i, n in zip(at[len(at) - x.rank :], x.shape, strict=True)]))
 
 
 @lowering(aten.pixel_shuffle.default)
 def pixel_shuffle(call: Call, x: Node, r: int) -> Map:
-    return call.map(lambda *at: load(x, [*at[:-3], at[-3] * (r * r) + at[-2] % r * r + at[-1] % r, at[-2] // r, at[-1] // r]))
+    return call.map(
+        lambda *at: load(x, [*at[:-3], at[-3] * (r * r) + at[-2] % r * r + at[-1] % r, at[-2] // r, at[-1] // r])
+    )
 
 
 @lowering(aten.pixel_unshuffle.default)
@@ -309,4 +309,3 @@ def index_select(call: Call, x: Node, dim: int, positions: Node) -> Map:
 @lowering(aten.embedding.default)
 def embedding(call: Call, weight: Node, positions: Node, *_: Any) -> Map:
     return call.map(lambda *at: load(weight, [indirect(load(positions, at[:-1]), weight.shape[0]), at[-1]]))
-

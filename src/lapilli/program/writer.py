@@ -112,7 +112,7 @@ class Writer:
             c.name, c.dtype = node.name, node.dtype.value
             c.shape = [int(s) for s in array.shape]
             c.size = array.nbytes
-            c.offset = self._append(memoryview(array.reshape(-1).view(np.uint8)) if array.size else b"")
+            c.offset = self._append(array.reshape(-1).view(np.uint8).data if array.size else b"")
             self.constants[key] = len(self.program.constants)
             self.program.constants.append(c)
         return self.constants[key]
@@ -154,7 +154,7 @@ class Writer:
 
 def _symbols(graph: Graph, pool: _Pool) -> list[Any]:
     """Every symbol is read from the first input axis whose size it is."""
-    made = []
+    made: list[Any] = []
     for name, value in graph.symbols.items():
         atom = next(iter(value.atoms()))
         assert isinstance(atom, Symbol)
@@ -272,4 +272,3 @@ class _PlanWriter:
         r.maxBindings = max((len(w.bindings) for w in used), default=0)
         r.maxTexelElements = _TEXEL_ELEMENTS if target.texel else 0
         return r
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -95,7 +96,7 @@ def _merged(strides: Sequence[Int], extents: Sequence[Int]) -> Int | None:
     real = [(s, e) for s, e in zip(strides, extents, strict=True) if e != 1]
     if not real:
         return as_int(0)
-    for (outer, _), (inner, extent) in zip(real, real[1:], strict=False):
+    for (outer, _), (inner, extent) in itertools.pairwise(real):
         if outer != inner * extent:
             return None
     return real[-1][0]

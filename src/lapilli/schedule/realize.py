@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from lapilli.ir.expr import Expr, Load, Select, cost, loads, rewrite, walk
-from lapilli.ir.integer import Extremum, Indirect, Int, Quotient, Remainder, Symbol, Var, of, product
+from lapilli.ir.integer import Atom, Extremum, Indirect, Int, Quotient, Remainder, Symbol, Var, of, product
 from lapilli.ir.node import Convolution, Graph, Map, Matmul, Node, Reduce
 
 
@@ -31,7 +31,7 @@ _READS = 12  # buffers that one kernel reads at most
 
 def estimate(size: Int) -> int:
     """A size as a number: dynamic dimensions count as 8, or as their bound if that is smaller."""
-    values = {a: max(a.min, min(8, a.max or 8)) for a in size.atoms() if isinstance(a, Symbol)}
+    values: dict[Atom, int] = {a: max(a.min, min(8, a.max or 8)) for a in size.atoms() if isinstance(a, Symbol)}
     result = size.evaluate(values)
     return int(result)
 
@@ -53,7 +53,9 @@ def realize(graph: Graph) -> Realized:
     kept: list[Map | Reduce] = []
     for n in nodes:
         if isinstance(n, Map | Reduce):
-            bodies[n.id] = rewrite(n.body, on_load=lambda ld: inline(views[ld.node.id], ld) if ld.node.id in views else None)
+            bodies[n.id] = rewrite(
+                n.body, on_load=lambda ld: inline(views[ld.node.id], ld) if ld.node.id in views else None
+            )
             if n.id not in views:
                 kept.append(n)
 
@@ -86,7 +88,9 @@ def realize(graph: Graph) -> Realized:
     return result
 
 
-def _reason(n: Map | Reduce, bodies: dict[int, Expr], users: dict[int, list[Node]], outputs: set[int], forced: set[int]) -> str | None:
+def _reason(
+    n: Map | Reduce, bodies: dict[int, Expr], users: dict[int, list[Node]], outputs: set[int], forced: set[int]
+) -> str | None:
     """Why a value is realised, or None when it vanishes into its readers."""
     if n.id in outputs:
         return "output"
@@ -159,7 +163,9 @@ def chase(node: Node, index: tuple[Int, ...], views: dict[int, Map] | None = Non
 
 
 def is_affine(index: tuple[Int, ...]) -> bool:
-    return not any(isinstance(a, Quotient | Remainder | Extremum | Indirect) for i in index for m, _ in i.terms for a in m)
+    return not any(
+        isinstance(a, Quotient | Remainder | Extremum | Indirect) for i in index for m, _ in i.terms for a in m
+    )
 
 
 def operand_indices(r: Reduce) -> list[tuple[Node, tuple[Int, ...]]]:
@@ -187,4 +193,3 @@ def _operand_copies(nodes: list[Node]) -> set[int]:
 def _scaled(i: Int) -> bool:
     """Reads every second element, or backwards: no kernel template likes that."""
     return any(c < 0 for _, c in i.terms)
-

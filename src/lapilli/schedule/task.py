@@ -74,7 +74,18 @@ def make_tasks(realized: Realized) -> list[Task]:
         elif n.id in absorbed:
             tasks.append(_with_core(n, absorbed[n.id], realized))
         else:
-            tasks.append(Task(n, n.axes, tuple(_axis(a) for a in n.axes), body, None, None, realized.origins[n.id], realized.reasons[n.id]))
+            tasks.append(
+                Task(
+                    n,
+                    n.axes,
+                    tuple(_axis(a) for a in n.axes),
+                    body,
+                    None,
+                    None,
+                    realized.origins[n.id],
+                    realized.reasons[n.id],
+                )
+            )
     return tasks
 
 
@@ -108,6 +119,12 @@ def _with_core(n: Map, core: Reduce, realized: Realized) -> Task:
     value = rewrite(body, mapping)
     store = tuple(mapping[a] for a in n.axes)
     return Task(
-        n, core.axes, store, value, core, realized.bodies[core.id], [*realized.origins[core.id], *realized.origins[n.id]], "epilogue of " + core.origin
+        n,
+        core.axes,
+        store,
+        value,
+        core,
+        realized.bodies[core.id],
+        [*realized.origins[core.id], *realized.origins[n.id]],
+        "epilogue of " + core.origin,
     )
-
