@@ -16,6 +16,13 @@ struct Placed {
 
 using Block = std::vector<Placed>; // by offset
 
+// What a buffer takes. A size with zeros in bits 8 to 15 gets one step more, so that a texel view over the whole room has
+// other bits there: lavapipe's compiler takes them for a property of the view, and compiles a kernel again for each kind.
+uint64_t room(uint64_t size, uint64_t alignment) {
+  const uint64_t taken = align_up(std::max<uint64_t>(size, 1), alignment);
+  return (taken >> 8 & 0xff) == 0 ? taken + alignment : taken;
+}
+
 constexpr uint64_t none = std::numeric_limits<uint64_t>::max();
 
 // The start of the smallest gap that takes `size` bytes during first..last; otherwise the end of all that is alive
@@ -44,7 +51,7 @@ MemoryPlan place(std::span<const Lifetime> buffers, std::span<const uint32_t> or
   std::vector<Block> blocks;
   for (const uint32_t index : order) {
     const Lifetime& buffer = buffers[index];
-    const uint64_t size = align_up(std::max<uint64_t>(buffer.size, 1), alignment);
+    const uint64_t size = room(buffer.size, alignment);
     uint32_t block = 0;
     uint64_t offset = 0;
     for (;; ++block) {
@@ -71,7 +78,7 @@ MemoryPlan place(std::span<const Lifetime> buffers, std::span<const uint32_t> or
 void measure(MemoryPlan& plan, std::span<const Lifetime> buffers, uint64_t alignment) {
   std::vector<std::tuple<uint32_t, int, uint64_t>> events; // at each command births come before deaths
   for (const Lifetime& buffer : buffers) {
-    const uint64_t size = align_up(std::max<uint64_t>(buffer.size, 1), alignment);
+    const uint64_t size = room(buffer.size, alignment);
     plan.sum += size;
     events.emplace_back(buffer.first, 0, size);
     events.emplace_back(buffer.last, 1, size);
@@ -114,7 +121,7 @@ MemoryPlan plan_memory(std::span<const Lifetime> buffers, uint64_t alignment, ui
 MemoryPlan plan_without_sharing(std::span<const uint64_t> sizes, uint64_t alignment, uint64_t block_limit) {
   MemoryPlan plan;
   for (const uint64_t wanted : sizes) {
-    const uint64_t size = align_up(std::max<uint64_t>(wanted, 1), alignment);
+    const uint64_t size = room(wanted, alignment);
     if (plan.blocks.empty() || plan.blocks.back() + size > block_limit)
       plan.blocks.push_back(0);
     plan.places.push_back({static_cast<uint32_t>(plan.blocks.size() - 1), plan.blocks.back()});

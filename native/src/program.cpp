@@ -13,6 +13,7 @@ namespace lapilli {
 namespace {
 
 constexpr uint64_t default_staging = uint64_t{16} << 20;
+constexpr uint64_t cpu_staging = uint64_t{2} << 20; // there the copy costs nothing, and memory is the host's
 constexpr uint64_t smallest_staging = uint64_t{64} << 10;
 
 } // namespace
@@ -76,7 +77,9 @@ void Program::prepare(Bytes file, bool mapped, const lapilli_load_options& optio
   const std::filesystem::path folder = options.cache_dir != nullptr ? options.cache_dir : cache_folder();
   pipelines_ = std::make_unique<Pipelines>(*device_, model_.kernels, used, folder);
   const uint64_t staging =
-      options.staging_size != 0 ? std::max(options.staging_size, smallest_staging) : default_staging;
+      options.staging_size != 0                ? std::max(options.staging_size, smallest_staging)
+      : device_->capabilities.is_cpu() ? cpu_staging
+                                       : default_staging;
   constants_ =
       std::make_unique<Constants>(*device_, model_, plans_, staging, mapped, counter_); // while the driver compiles
   const uint64_t uploaded = nanoseconds_now();

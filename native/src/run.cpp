@@ -116,6 +116,9 @@ bool Run::is_read(uint32_t buffer) const {
   return false;
 }
 
+// Above this a copy by the device is faster than a kernel that writes over the bus.
+constexpr uint64_t large_output = uint64_t{256} << 10;
+
 // Inputs and outputs are laid one after the other, in host memory and, where a copy is made, in device memory too.
 void Run::place_tensors(const Values& values) {
   const Capabilities& device = shared_.device.capabilities;
@@ -148,7 +151,7 @@ void Run::place_tensors(const Values& values) {
   std::vector<uint32_t> copied(outputs_.size(), UINT32_MAX);
   for (size_t i = 0; i < outputs_.size(); ++i) {
     output_sizes.push_back(size_of(outputs_[i], output_buffer[i]));
-    if (shared_.paths.output == OutputPath::staging || (device.is_discrete() && is_read(output_buffer[i]))) {
+    if (shared_.paths.output == OutputPath::staging || (device.is_discrete() && (output_sizes.back() > large_output || is_read(output_buffer[i])))) {
       copied[i] = static_cast<uint32_t>(copied_sizes.size());
       copied_sizes.push_back(output_sizes.back());
     }

@@ -19,7 +19,7 @@ td, th { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align
 th { position: sticky; top: 0; background: Canvas; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 td:first-child { white-space: nowrap; }
-tr.barrier td { border-top: 2px solid var(--accent); }
+tr.barrier td:first-child { box-shadow: inset 3px 0 var(--accent); }
 details { margin: .6rem 0; } summary { cursor: pointer; }
 svg { width: 100%; height: auto; background: var(--soft); border-radius: 4px; }
 rect { stroke: Canvas; stroke-width: .6; } rect:hover { fill-opacity: 1; }
@@ -45,7 +45,7 @@ def page(program: Path, description: Description, memory: Sequence[MemoryPlan], 
             for i, (dispatch, cost) in enumerate(zip(plan.run, plan_memory.commands, strict=True))
         ]
         marked = {i for i, dispatch in enumerate(plan.run) if dispatch.barrier}
-        parts.append(f"<h3>{len(rows)} dispatches, {len(marked)} barriers (a line above)</h3>")
+        parts.append(f"<h3>{len(rows)} dispatches, {len(marked)} barriers (marked at the left)</h3>")
         parts.append(_table(["#", "operators", "kernel", "work groups", "MFLOP", "MB"], rows, marked))
         if plan.load:
             loads = [(str(i), dispatch.label, dispatch.kernel) for i, dispatch in enumerate(plan.load)]

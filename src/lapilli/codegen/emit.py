@@ -128,8 +128,7 @@ _INFIX = {
 _DIRECT = {
     "abs": "abs", "floor": "floor", "ceil": "ceil", "round": "round", "trunc": "trunc", "sqrt": "sqrt", "rsqrt": "rsqrt",
     "exp": "exp", "exp2": "exp2", "log": "log", "log2": "log2", "log10": "log10", "sin": "sin", "cos": "cos", "tan": "tan",
-    "atan": "atan", "cosh": "cosh", "isnan": "isnan", "isinf": "isinf",
-    "atan2": "atan2",
+    "cosh": "cosh", "isnan": "isnan", "isinf": "isinf",
 }  # fmt: skip
 # written in lapilli_math.slang
 _GENERIC = {
