@@ -50,6 +50,12 @@ def compile_one(name: str, precision: str, path: Path) -> None:
     print(json.dumps({"seconds": time.perf_counter() - start}))
 
 
+def driver_memory() -> int:
+    """Bytes of peak memory that the Vulkan drivers take as soon as devices are listed, before any program."""
+    code = "from lapilli.cli.common import peak_memory as p; import lapilli; a = p(); lapilli.devices(); print(p() - a)"
+    return int(fresh(["-c", code], Caches()))
+
+
 def torch_times(name: str, precision: str, threads: int | None) -> dict[str, float]:
     """Median seconds of torch for the model: on the CPU (fp32), and with CUDA, host to host and as a CUDA graph."""
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("torchvision") is None:
@@ -123,6 +129,7 @@ def main() -> None:
                     "load+run warm": warm["load_s"] + warm["first_run_s"],
                     "lapilli": warm["median_s"],
                     "memory": warm["peak_rss"] - warm["peak_rss_before_load"],
+                    "driver": driver_memory(),
                     "file": path.stat().st_size,
                     "bench": warm,
                 }
@@ -133,11 +140,15 @@ def main() -> None:
     used = [key for key in times if any(key in row for row in raw)]
     rows = [
         [row["model"], row["precision"], *(cell(row.get(key)) for key in used)]
-        + ([f"{row['memory'] / 1e6:.0f}", f"{row['file'] / 1e6:.1f}"] if "memory" in row else [])
+        + (
+            [f"{row['memory'] / 1e6:.0f}", f"{row['driver'] / 1e6:.0f}", f"{row['file'] / 1e6:.1f}"]
+            if "memory" in row
+            else []
+        )
         for row in raw
     ]
     columns = ["model", "precision", *(f"{key}, ms" for key in used)]
-    columns += ["memory, +MB", "file, MB"] if any("memory" in row for row in raw) else []
+    columns += ["memory, +MB", "of it the driver", "file, MB"] if any("memory" in row for row in raw) else []
     report("classifiers", device or "compiling only", columns, rows, raw)
 
 

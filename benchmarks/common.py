@@ -50,19 +50,19 @@ class Caches:
         }
 
 
-def fresh(command: Sequence[str], caches: Caches) -> dict[str, Any]:
+def fresh(command: Sequence[str], caches: Caches) -> Any:
     """Runs a Python command in a process of its own; its standard output is JSON."""
     done = subprocess.run(
         [sys.executable, *command], env=caches.environment(), stdout=subprocess.PIPE, text=True, check=True
     )
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    return json.loads(done.stdout)
 
 
 def bench(program: Path, caches: Caches, warmup: int, iterations: int, device: str | None) -> dict[str, Any]:
     """`lapilli bench --json` in a process of its own."""
     command = ["-m", "lapilli.cli", "bench", str(program), "--json", "--warmup", str(warmup), "--iter", str(iterations)]
-    return fresh([*command, *(["--device", device] if device else [])], caches)
+    result: dict[str, Any] = fresh([*command, *(["--device", device] if device else [])], caches)
+    return result
 
 
 def report(name: str, device: str, columns: Sequence[str], rows: Sequence[Sequence[str]], raw: object) -> None:

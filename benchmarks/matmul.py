@@ -68,12 +68,12 @@ def main() -> None:
     raw: dict[str, Any] = {"n": n, "kernel": kernel.kernel, "kernel_s": kernel.seconds, "run_s": times.seconds}
     raw |= {"torch_s": theirs}
     rows = [
-        ["lapilli, the kernel", f"{kernel.seconds * 1e3:.3f}", f"{flops / kernel.seconds * 1e-12:.1f}", kernel.kernel]
+        ["lapilli, the kernel", f"{kernel.seconds * 1e3:.3f}", f"{flops / kernel.seconds * 1e-12:.3g}", kernel.kernel]
     ]
-    rows.append(["lapilli, the run", f"{times.seconds * 1e3:.3f}", f"{flops / times.seconds * 1e-12:.1f}", ""])
+    rows.append(["lapilli, the run", f"{times.seconds * 1e3:.3f}", f"{flops / times.seconds * 1e-12:.3g}", ""])
     if theirs is not None:
         share = f"ours: {theirs / kernel.seconds:.0%} of it"
-        rows.append(["torch CUDA", f"{theirs * 1e3:.3f}", f"{flops / theirs * 1e-12:.1f}", share])
+        rows.append(["torch CUDA", f"{theirs * 1e3:.3f}", f"{flops / theirs * 1e-12:.3g}", share])
     report(f"matmul_{n}", device, [f"{n}³ fp16", "ms", "TFLOP/s", ""], rows, raw)
 
 

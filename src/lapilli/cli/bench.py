@@ -19,7 +19,7 @@ from lapilli.cli.common import (
     json_option,
     peak_memory,
     print_json,
-    progress_console,
+    progress_bar,
     random_inputs,
     shapes,
     size,
@@ -113,10 +113,8 @@ def bench(
 
 def _times(program: Program, inputs: list[NDArray[Any]], warmup: int, iterations: int) -> list[float]:
     """Seconds of every run after the warm-up; the progress bar moves between runs, outside the measured time."""
-    from rich.progress import Progress
-
     times = []
-    with Progress(console=progress_console(), transient=True) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("warming up", total=warmup + iterations)
         for i in range(warmup + iterations):
             start = time.perf_counter()

@@ -16,6 +16,7 @@ from lapilli.runtime.description import TensorSpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import Console
+    from rich.progress import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,6 +55,14 @@ def progress_console() -> Console:
     from rich.console import Console
 
     return Console(stderr=True)
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr that goes away when it is done; nothing where stderr is no terminal."""
+    from rich.progress import Progress
+
+    console = progress_console()
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
 def print_json(value: object) -> None:

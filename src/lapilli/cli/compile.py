@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from lapilli.cli.common import console, duration, print_json, progress_console, size
+from lapilli.cli.common import console, duration, print_json, progress_bar, size
 from lapilli.errors import InvalidInputError
 from lapilli.runtime.compiler import require_compiler
 from lapilli.runtime.files import replace
@@ -30,13 +30,11 @@ def compile_(
         raise InvalidInputError(f"The output {output} would replace the model; name another file with -o.")
     metadata = dict(_pair(pair) for pair in pairs)
     require_compiler()
-    from rich.progress import Progress
-
     from lapilli.compiler import compile_to_bytes
     from lapilli.runtime.description import Description
 
     start = time.perf_counter()
-    with Progress(console=progress_console(), transient=True) as bar:
+    with progress_bar() as bar:
         task = bar.add_task(f"reading {model.name}", total=None)
 
         def progress(stage: str, done: int, total: int) -> None:

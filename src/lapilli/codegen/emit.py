@@ -134,8 +134,8 @@ _DIRECT = {
 _GENERIC = {
     op: f"{op}_any"
     for op in (
-        "erf", "expm1", "log1p", "tanh", "pow", "mod", "fmod", "floordiv", "asin", "acos", "sinh", "asinh", "acosh",
-        "atanh",
+        "erf", "expm1", "log1p", "tanh", "pow", "mod", "fmod", "floordiv", "asin", "acos", "atan", "atan2", "sinh", "asinh",
+        "acosh", "atanh",
     )
 }  # fmt: skip
 

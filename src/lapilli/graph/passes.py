@@ -13,6 +13,7 @@ from lapilli.graph.decompose import decompose
 from lapilli.graph.fold import fold_batch_norm, fold_constants
 from lapilli.graph.functionalize import functionalize
 from lapilli.graph.module import Module
+from lapilli.graph.split import split_large_weights
 from lapilli.lower.registry import is_supported
 
 aten = torch.ops.aten
@@ -28,6 +29,7 @@ def prepare(program: ExportedProgram) -> Module:
         clean_up(module)
     fold_batch_norm(module)
     fold_constants(module)
+    split_large_weights(module)
     return module
 
 
