@@ -96,7 +96,7 @@ def _matmul(task: Task, v: MatmulView, ctx: Context) -> CpuMatmul | None:
     x = v.lhs
     if x.strides[2] != 1 or not is_aligned(v.k) or not all(is_aligned(s) for s in (x.offset, *x.strides[:2])):
         return None
-    if not x.node.dtype.is_float or not v.rhs.node.dtype.is_float:
+    if not ctx.is_float(x.node) or not v.rhs.node.dtype.is_float:
         return None
     return CpuMatmul(v.batch, v.m, v.n, v.k, x, pack_matrix(v.rhs, v, ctx), v.rhs.strides[0] == 0 or v.batch == 1)
 
@@ -183,7 +183,7 @@ def _direct_tile(v: ConvolutionView) -> tuple[int, int]:
 
 
 def _convolution(task: Task, v: ConvolutionView, ctx: Context) -> Template | None:
-    if not v.x.node.dtype.is_float or not v.weight.dtype.is_float or v.weight.id not in ctx.layouts:
+    if not ctx.is_float(v.x.node) or not v.weight.dtype.is_float or v.weight.id not in ctx.layouts:
         return None
     per_in, per_out = v.channels // v.groups, v.out_channels // v.groups
     if v.is_depthwise and is_aligned(v.out_channels) and v.out_channels == v.channels and v.kernel[1] <= 7:

@@ -9,7 +9,7 @@ from lapilli.codegen.kernel import Written, finish, linear_groups
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cost, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, ceildiv, of, product
-from lapilli.ir.node import Node, Reduce
+from lapilli.ir.node import Reduce
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.realize import as_var, estimate
 from lapilli.schedule.target import Target
@@ -310,6 +310,3 @@ def _per_word(dtype: DType, half: bool) -> int:
     if dtype in (DType.float32, DType.int32, DType.int64) or (dtype is DType.float16 and half):
         return 1
     return 4 // dtype.size
-
-
-_ = Node

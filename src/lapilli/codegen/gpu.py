@@ -27,11 +27,11 @@ def choose(task: Task, ctx: Context) -> None:
     assert task.core is not None
     if isinstance(task.core.contraction, Matmul):
         view = matmul_view(task.core, ctx.views, ctx.layouts)
-        if view is not None and view.lhs.node.dtype.is_float and view.rhs.node.dtype.is_float:
+        if view is not None and ctx.is_float(view.lhs.node) and view.rhs.node.dtype.is_float:
             task.template = _matmul(view, ctx)
     elif isinstance(task.core.contraction, Convolution):
         conv = convolution_view(task.core, ctx.views, ctx.layouts)
-        if conv is not None and conv.x.node.dtype.is_float and conv.weight.dtype.is_float:
+        if conv is not None and ctx.is_float(conv.x.node) and conv.weight.dtype.is_float:
             task.template = _convolution(conv, ctx)
 
 
@@ -216,7 +216,8 @@ def _matmul(v: MatmulView, ctx: Context) -> Template | None:
         return None
     unit = 8 if matrix else 4
     rhs = v.rhs
-    if rhs.strides[2] == 1 and rhs.offset == 0 and _all_multiples(unit, v.n, *rhs.strides[:2]):
+    plain = ctx.is_float(rhs.node) and rhs.strides[2] == 1 and rhs.offset == 0
+    if plain and _all_multiples(unit, v.n, *rhs.strides[:2]):
         return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, matrix, rhs.strides[0], rhs.strides[1])
     shared = rhs.strides[0] == 0 or v.batch == 1
     element = flat(rhs.node, ctx)

@@ -19,7 +19,7 @@ def choose_templates(
     ctx = Context(target, layouts, views)
     result: list[Task] = []
     for task in tasks:
-        if task.core is not None and task.core.contraction is not None:
+        if task.core is not None and task.core.contraction is not None and ctx.is_float(task.out):
             (gpu if target.kind == "gpu" else cpu).choose(task, ctx)
         result += [*ctx.added, task]
         ctx.added.clear()

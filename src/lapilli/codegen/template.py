@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, stored_as
 from lapilli.codegen.kernel import Written
-from lapilli.ir.expr import Expr, const, load, rewrite, select
+from lapilli.ir.dtype import DType
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, Load, const, load, rewrite, select
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, of
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.lower.registry import fresh_axes
@@ -44,8 +46,6 @@ class Context:
         """An element of a value, seen through the views that have no memory."""
 
         def through(ld: Expr) -> Expr | None:
-            from lapilli.ir.expr import Load
-
             assert isinstance(ld, Load)
             view = self.views.get(ld.node.id)
             if view is None:
@@ -55,20 +55,23 @@ class Context:
         first = load(node, tuple(index))
         return rewrite(first, {}, through)
 
+    def is_float(self, node: Node) -> bool:
+        """Whether kernels see a value's elements as floats: half precision is packed into words where the device lacks it."""
+        return stored_as(node.dtype, self.target.half) in ("float", "half")
+
     def packed(self, name: str, like: Node, shape: Sequence[IntLike], body: PackedBody) -> Node:
         """A copy of an operand in a kernel's own layout: body(*axes) gives (guards, value)."""
         sizes = tuple(as_int(s) for s in shape)
         axes, at = fresh_axes(sizes)
         guards, value = body(*at)
         padded = select(guards, value, const(0, value.dtype))
-        return self.add_map(Map(sizes, like.dtype, f"{like.name}_{name}", f"pack {name}", axes=axes, body=padded))
+        kept = like.dtype if self.is_float(like) else DType.float32
+        return self.add_map(Map(sizes, kept, f"{like.name}_{name}", f"pack {name}", axes=axes, body=padded))
 
 
 def accumulator(shape: Sequence[Int]) -> Reduce:
     """A stand-in for the value that a template computes, where no operator of the graph does."""
     axes, _ = fresh_axes(tuple(shape))
-    from lapilli.ir.dtype import DType
-
     return Reduce(tuple(shape), DType.float32, "acc", "", axes=axes)
 
 

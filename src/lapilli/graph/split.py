@@ -25,7 +25,10 @@ def split_large_weights(module: Module, limit: int = LIMIT) -> int:
             continue
         parts = -(-weight.numel() * 4 // limit)
         rows = -(-weight.shape[0] // parts // 8) * 8  # whole vectors
-        pieces = [_piece(module, node, weight, bias, k, min(rows, weight.shape[0] - k)) for k in range(0, weight.shape[0], rows)]
+        pieces = [
+            _piece(module, node, weight, bias, k, min(rows, weight.shape[0] - k))
+            for k in range(0, weight.shape[0], rows)
+        ]
         with module.graph.inserting_before(node):
             joined = module.graph.call_function(aten.cat.default, (pieces, -1))
         joined.meta["val"] = node.meta["val"]
@@ -35,7 +38,9 @@ def split_large_weights(module: Module, limit: int = LIMIT) -> int:
     return split
 
 
-def _piece(module: Module, node: fx.Node, weight: torch.Tensor, bias: torch.Tensor | None, first: int, rows: int) -> fx.Node:
+def _piece(
+    module: Module, node: fx.Node, weight: torch.Tensor, bias: torch.Tensor | None, first: int, rows: int
+) -> fx.Node:
     """The part of a linear layer that computes some of its outputs."""
     w = module.add_constant(weight[first : first + rows], f"{node.name}_weight_{first}")
     b = None if bias is None else module.add_constant(bias[first : first + rows], f"{node.name}_bias_{first}")

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, Load, const, load, loads
-from lapilli.ir.integer import Int, Var, var
+from lapilli.ir.expr import Expr, Load, const, loads
+from lapilli.ir.integer import Int, Var
 
 _ids = itertools.count()
 _ZERO = const(0.0)
@@ -146,21 +146,3 @@ def operands(node: Node) -> list[Node]:
     for item in loads(node.body):
         found.setdefault(item.node.id, item.node)
     return list(found.values())
-
-
-def axes_of(shape: tuple[Int, ...]) -> tuple[Int, ...]:
-    """Fresh axis variables for a shape. An axis of size 1 is the constant 0."""
-    names = "ijklmnop"
-    return tuple(var(names[d % 8], size) for d, size in enumerate(shape))
-
-
-def the_var(i: Int) -> Var:
-    atom = i.terms[0][0][0]
-    assert isinstance(atom, Var)
-    return atom
-
-
-def identity_load(node: Node, axes: tuple[Var, ...]) -> Expr:
-    from lapilli.ir.integer import of
-
-    return load(node, [of(a) for a in axes])

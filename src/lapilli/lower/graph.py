@@ -13,10 +13,10 @@ from torch import fx
 from lapilli.errors import UnsupportedOperatorError
 from lapilli.graph.module import Module
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import load
+from lapilli.ir.expr import cast_to, load
 from lapilli.ir.integer import Int, as_int, maximum, minimum, symbol
-from lapilli.ir.node import Constant, Graph, Input, Node
-from lapilli.lower.registry import Call, from_torch, lowerings
+from lapilli.ir.node import Constant, Graph, Input, Map, Node
+from lapilli.lower.registry import Call, fresh_axes, from_torch, lowerings
 
 
 class Symbols:
@@ -97,7 +97,7 @@ def lower(module: Module, precision: str = "fp32", half_storage: bool = True) ->
         elif node.op == "call_function":
             values[node] = _call(node, values, symbols, half)
         elif node.op == "output":
-            outputs = [_as_output(values, arg, symbols) for arg in module.outputs]
+            outputs = [_as_output(values, arg) for arg in module.outputs]
     return Graph(inputs, outputs, symbols.known)
 
 
@@ -161,16 +161,10 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], symbols: Symbols, half: 
     return made
 
 
-def _as_output(values: Mapping[fx.Node, Any], arg: fx.Node, symbols: Symbols) -> Node:
+def _as_output(values: Mapping[fx.Node, Any], arg: fx.Node) -> Node:
     """Outputs have torch's own type and are dense: a Map of their own unless the value is made so already."""
-    from lapilli.ir.node import Map, axes_of, the_var
-
     node = values[arg]
-    val = arg.meta["val"]
-    dtype = from_torch(val.dtype)
-    axes = axes_of(node.shape)
-    from lapilli.ir.expr import cast_to
-
-    body = cast_to(load(node, [as_int(0) if the_var(a).extent == 1 else a for a in axes]), dtype.compute)
-    return Map(node.shape, dtype, f"{node.name}_out", "output", axes=tuple(the_var(a) for a in axes), body=body)
-
+    dtype = from_torch(arg.meta["val"].dtype)
+    axes, at = fresh_axes(node.shape)
+    body = cast_to(load(node, at), dtype.compute)
+    return Map(node.shape, dtype, f"{node.name}_out", "output", axes=axes, body=body)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import cast_to, const, load
 from lapilli.ir.integer import Int
 from lapilli.ir.node import Map, Matmul, Node, Reduce
-from lapilli.lower.registry import Call, element, fresh_axes, lowering
+from lapilli.lower.registry import Call, broadcast, element, fresh_axes, lowering
 
 aten = torch.ops.aten
 
@@ -102,12 +100,7 @@ def matmul(call: Call, a: Node, b: Node) -> Node:
     batch = call.shape[:-2]
 
     def expanded(x: Node) -> Map:
-        from lapilli.lower.registry import broadcast
-
         shape = (*batch, *x.shape[-2:])
         return call.map(lambda *at: load(x, broadcast(x, at)), shape=shape, dtype=x.dtype)
 
     return product(call, expanded(a), expanded(b), batch=len(batch))
-
-
-_: Any = None

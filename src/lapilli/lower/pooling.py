@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, const, index, load, select
+from lapilli.ir.expr import Expr, binary, const, index, load, select
 from lapilli.ir.integer import Int, as_int, ceildiv, maximum, minimum
 from lapilli.ir.node import Node, Reduce
 from lapilli.lower.registry import Call, lowering
@@ -105,8 +105,6 @@ def _with_indices(n: int) -> Any:
 
 
 def _divide(e: Expr, by: int) -> Expr:
-    from lapilli.ir.expr import binary
-
     return e if by == 1 else binary("floordiv", e, by)
 
 

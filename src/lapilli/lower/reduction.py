@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary
+from lapilli.ir.expr import Expr, binary, cast_to, index, load, unary
 from lapilli.ir.integer import Int, as_int, product
 from lapilli.ir.node import Node, Reduce
 from lapilli.lower.registry import Call, element, lowering, normalize_dims
@@ -178,6 +178,3 @@ def softmax(call: Call, x: Node, dim: int, *_: Any, **__: Any) -> Node:
 def log_softmax(call: Call, x: Node, dim: int, *_: Any, **__: Any) -> Node:
     shifted, total, kept = softmax_parts(call, x, dim)
     return call.map(lambda *at: load(shifted, at) - unary("log", load(total, [at[k] for k in kept])))
-
-
-_ = const

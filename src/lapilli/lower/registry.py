@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, cast_to, const, index, load
+from lapilli.ir.expr import Expr, Load, binary, cast_to, const, index, load
 from lapilli.ir.integer import Int, Var, as_int, of, var
 from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce
 
@@ -139,8 +139,6 @@ def convert(e: Expr, dtype: DType) -> Expr:
 
 
 def _wrap(e: Expr, bits: int, signed: bool) -> Expr:
-    from lapilli.ir.expr import Load, binary
-
     if isinstance(e, Load) and e.node.dtype.compute is DType.int32 and e.node.dtype.size * 8 == bits:
         return e
     if not signed:

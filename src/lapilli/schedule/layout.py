@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lapilli.ir.expr import Load, loads
 from lapilli.ir.integer import Int, Var, as_int, product
-from lapilli.ir.node import Constant, Convolution, Input, Node, Reduce
+from lapilli.ir.node import Constant, Convolution, Input, Node
 from lapilli.schedule.realize import chase, estimate, operand_indices
 from lapilli.schedule.task import Task
 
@@ -126,6 +126,3 @@ def _seen_order(ld: Load, axes: Sequence[object], layouts: dict[int, Layout]) ->
     rest = [k for k in range(len(axes)) if k not in order]
     moving = [k for k in rest if isinstance(a := axes[k], Var) and a.extent != 1]
     return None if moving else (*rest, *order)
-
-
-_ = Reduce

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lapilli.ir.expr import Expr, Load, loads, rewrite
+from lapilli.ir.expr import Expr, Load, load, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.schedule.realize import Realized, as_var, is_permutation
@@ -68,8 +68,6 @@ def make_tasks(realized: Realized) -> list[Task]:
         body = realized.bodies[n.id]
         if isinstance(n, Reduce):
             at = tuple(_axis(a) for a in n.axes)
-            from lapilli.ir.expr import load
-
             tasks.append(Task(n, n.axes, at, load(n, at), n, body, realized.origins[n.id], realized.reasons[n.id]))
         elif n.id in absorbed:
             tasks.append(_with_core(n, absorbed[n.id], realized))
