@@ -37,8 +37,9 @@ class Task:
 
     @property
     def label(self) -> str:
-        """The operators it computes, in order, each run of equals once."""
-        return " + ".join(dict.fromkeys(o for o in self.origins if o not in ("output", "constant")))
+        """The operators it computes, in order, each once: "conv2d + relu"."""
+        names = (o.removeprefix("aten.").split(".")[0] for o in self.origins if o not in ("output", "constant"))
+        return " + ".join(dict.fromkeys(names))
 
     def reads(self) -> list[Node]:
         found: dict[int, Node] = {n.id: n for n in self.template.operands} if self.template is not None else {}
