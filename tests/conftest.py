@@ -34,3 +34,11 @@ def scaled(weights: NDArray[np.float32], tmp_path: Path) -> Path:
     path = tmp_path / "scaled.lap"
     path.write_bytes(tiny.scales(weights))
     return path
+
+
+@pytest.fixture
+def gpu_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans for GPUs are made for every device, so that their kernels run here too."""
+    from lapilli.program import schema
+
+    monkeypatch.setattr(schema.DeviceKind, "gpu", schema.DeviceKind.any)

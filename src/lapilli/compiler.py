@@ -122,7 +122,10 @@ def _structure(exported: ExportedProgram, module: Module) -> str:
     call = exported.call_spec
     inputs = structure.from_torch(call.in_spec, module.fixed_inputs)
     outputs = structure.from_torch(call.out_spec, module.fixed_outputs)
-    return structure.Structure(inputs, outputs).dumps()
+    signature = exported.module_call_graph[0].signature
+    given = (signature.forward_arg_names or []) if signature is not None else []
+    names = tuple(given[: len(inputs.children[0].children)])
+    return structure.Structure(inputs, outputs, names).dumps()
 
 
 def _decisions(schedules: list[Schedule]) -> str:

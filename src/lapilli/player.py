@@ -260,6 +260,7 @@ class NativeRun:
     """One run in flight or finished. Release it, or use it as a context manager; deleting it releases it too."""
 
     def __init__(self, handle: Any, n_outputs: int) -> None:
+        self._library = _player()[1]  # kept here for __del__, which may run while the interpreter ends
         self._handle = handle
         self._n_outputs = n_outputs
 
@@ -278,7 +279,7 @@ class NativeRun:
             RunTimeoutError: it is not finished by then; it goes on, and can be waited for again.
         """
         nanoseconds = _NO_LIMIT if timeout is None else max(0, min(int(timeout * 1e9), _NO_LIMIT - 1))
-        _check(_player()[1].lapilli_wait(self._run(), nanoseconds))
+        _check(self._library.lapilli_wait(self._run(), nanoseconds))
 
     def done(self) -> bool:
         """Whether the run is finished."""
@@ -290,7 +291,7 @@ class NativeRun:
 
     def outputs(self) -> list[Array]:
         """Wait, and copy the outputs into new arrays."""
-        ffi, library = _player()
+        ffi, library = _player()[0], self._library
         run = self._run()
         _check(library.lapilli_wait(run, _NO_LIMIT))
         tensor = ffi.new("lapilli_tensor *")
@@ -307,7 +308,7 @@ class NativeRun:
         """Give the run back; waits if it is still running. Calling it twice is fine."""
         handle, self._handle = self._handle, None
         if handle is not None:
-            _player()[1].lapilli_release(handle)
+            self._library.lapilli_release(handle)
 
     def __enter__(self) -> NativeRun:
         return self

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, stored_as
 from lapilli.codegen.kernel import Written
 from lapilli.ir.dtype import DType
-from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, const, load, rewrite, select
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, of
 from lapilli.ir.node import Map, Node, Reduce

@@ -49,6 +49,40 @@ def fold_batch_norm(module: Module) -> int:
     return folded
 
 
+def fold_padding(module: Module) -> int:
+    """Zero padding before a convolution becomes the convolution's own. Returns how many were folded.
+
+    A kernel starts at the padding before and ends with its output, whose size is known: what is padded after the image needs
+    no name of its own, and may differ."""
+    folded = 0
+    for conv in list(module.graph.nodes):
+        pad = conv.args[0] if conv.target in (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default) else None
+        if not isinstance(pad, fx.Node) or pad.target not in (aten.pad.default, aten.constant_pad_nd.default):
+            continue
+        spatial = conv.meta["val"].dim() - 2
+        if len(pad.users) != 1 or pad in module.outputs or not _pads_with_zeros(pad, spatial):
+            continue
+        before = [pad.args[1][2 * d] if 2 * d < len(pad.args[1]) else 0 for d in range(spatial)][::-1]
+        own = list(conv.args[4]) if len(conv.args) > 4 else [0]
+        own = own * spatial if len(own) == 1 else own
+        args = [*conv.args, *(None, [1], [0])[len(conv.args) - 2 :]][: max(len(conv.args), 5)]
+        args[0] = pad.args[0]
+        args[4] = [p + q for p, q in zip(own, before, strict=True)]
+        conv.args = tuple(args)
+        folded += 1
+    module.clean()
+    return folded
+
+
+def _pads_with_zeros(pad: fx.Node, spatial: int) -> bool:
+    widths = pad.args[1]
+    mode = pad.args[2] if pad.target is aten.pad.default and len(pad.args) > 2 else "constant"
+    position = 3 if pad.target is aten.pad.default else 2
+    value = pad.args[position] if len(pad.args) > position else 0
+    known = all(isinstance(w, int) and w >= 0 for w in widths)
+    return mode == "constant" and not value and known and len(widths) <= 2 * spatial
+
+
 def _folded(values: list[Any], eps: float, transposed: bool, groups: int) -> tuple[torch.Tensor, torch.Tensor]:
     w, b, gamma, beta, mean, variance = values
     scale = torch.rsqrt(variance + eps)

@@ -10,7 +10,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from lapilli.graph.decompose import decompose
-from lapilli.graph.fold import fold_batch_norm, fold_constants
+from lapilli.graph.fold import fold_batch_norm, fold_constants, fold_padding
 from lapilli.graph.functionalize import functionalize
 from lapilli.graph.module import Module
 from lapilli.graph.split import split_large_weights
@@ -28,6 +28,7 @@ def prepare(program: ExportedProgram) -> Module:
         module = Module.from_exported(decompose(program))
         clean_up(module)
     fold_batch_norm(module)
+    fold_padding(module)
     fold_constants(module)
     split_large_weights(module)
     return module

@@ -16,6 +16,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Union
 
 if TYPE_CHECKING:
@@ -197,6 +198,8 @@ class Int:
         o = as_int(other)
         if not o.terms and not o.const:
             return self
+        if not self.terms and not self.const:
+            return o
         terms = dict(self.terms)
         for m, c in o.terms:
             terms[m] = terms.get(m, 0) + c
@@ -215,6 +218,10 @@ class Int:
 
     def __mul__(self, other: IntLike) -> Int:
         o = as_int(other)
+        if not o.terms and o.const == 1:
+            return self
+        if not self.terms and self.const == 1:
+            return o
         if not o.terms:
             return _make({m: c * o.const for m, c in self.terms}, self.const * o.const)
         terms: dict[Monomial, int] = {}
@@ -354,8 +361,9 @@ def _product_bounds(m: Monomial) -> Bounds:
 
 def _make(terms: dict[Monomial, int], const: int) -> Int:
     terms = {m: c for m, c in terms.items() if c}
-    if terms:
-        terms = _recombine(terms)
+    if not terms:
+        return as_int(const)
+    terms = _recombine(terms)
     ordered = sorted(terms.items(), key=lambda t: ([a.key for a in t[0]]))
     result = Int(tuple((m, c) for m, c in ordered if m), const + sum(c for m, c in ordered if not m))
     return result
@@ -363,7 +371,7 @@ def _make(terms: dict[Monomial, int], const: int) -> Int:
 
 def _recombine(terms: dict[Monomial, int]) -> dict[Monomial, int]:
     """r * (x % y) + r * y * (x // y) = r * x, for any common factor r."""
-    if len(terms) < 2:
+    if len(terms) < 2 or not any(isinstance(a, Remainder) for m in terms for a in m):
         return terms
     for m, c in list(terms.items()):
         for a in m:
@@ -387,7 +395,12 @@ def _recombine(terms: dict[Monomial, int]) -> dict[Monomial, int]:
 
 
 def as_int(x: IntLike) -> Int:
-    return x if isinstance(x, Int) else Int((), int(x))
+    return x if isinstance(x, Int) else _number(int(x))
+
+
+@lru_cache(maxsize=4096)
+def _number(x: int) -> Int:
+    return Int((), x)
 
 
 def of(atom: Atom) -> Int:

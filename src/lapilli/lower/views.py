@@ -228,6 +228,15 @@ def constant_pad(call: Call, x: Node, pads: Sequence[IntLike], value: float = 0)
     return call.map(body)
 
 
+@lowering(aten.pad.default)
+def pad(call: Call, x: Node, pads: Sequence[IntLike], mode: str = "constant", value: float | None = None) -> Map:
+    if mode == "constant":
+        return constant_pad(call, x, pads, value or 0)
+    if mode == "circular":
+        return _bounded(call, x, pads, lambda i, n: i % n)
+    return (replication_pad if mode == "replicate" else reflection_pad)(call, x, pads)
+
+
 def _bounded(call: Call, x: Node, pads: Sequence[IntLike], place: Any) -> Map:
     widths = _pads(pads, x.rank)
     return call.map(

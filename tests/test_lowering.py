@@ -1,0 +1,112 @@
+"""Every lowering, run by the NumPy interpreter, against torch."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from agreement import Case, assert_agree, expected, inputs_of, module_of, relative_error, samples, through_interpreter
+from operator_cases import CASES
+
+from lapilli.ir import interpret
+from lapilli.lower import lower, lowerings
+
+DTYPES = (torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
+def check_half(got: Sequence[Any], cases: Sequence[Case]) -> None:
+    """Against float64, half-precision results are no worse than torch's own, with a floor of one rounding of a half (2^-11):
+    torch may hit the nearest number by luck, and whoever rounds once can be off by that much."""
+    exact = expected(cases, lambda t: t.double() if t.is_floating_point() else t)
+    for ours, half, best in zip(got, expected(cases), exact, strict=True):
+        if half.is_floating_point():
+            finite = torch.isfinite(half.double()) == torch.isfinite(best)  # where half overflows, so may we
+            theirs = relative_error(half.double()[finite], best[finite])
+            assert relative_error(ours[finite.numpy()], best[finite]) <= max(theirs, 2**-11)
+        else:
+            np.testing.assert_array_equal(ours, half.numpy())
+
+
+@pytest.mark.parametrize("overload", lowerings, ids=str)
+def test_agrees_with_torch(overload: Any) -> None:
+    """On torch's own samples in all element types, and on ours."""
+    cases = list(CASES.get(overload, []))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for dtype in DTYPES:
+            cases += samples(overload, dtype, 6)
+        assert cases, "there is no sample of this operator: add one to operator_cases.py"
+        for case in cases:
+            try:
+                assert_agree(through_interpreter([case]), expected([case]))
+            except Exception as error:
+                error.add_note(repr(case))
+                raise
+
+
+@pytest.mark.parametrize("overload", lowerings, ids=str)
+def test_half_precision(overload: Any) -> None:
+    cases = samples(overload, torch.float16, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for case in cases:
+            try:
+                check_half(through_interpreter([case]), [case])
+            except Exception as error:
+                error.add_note(repr(case))
+                raise
+
+
+SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, -3.0, 1e30, float("inf"), float("-inf"), float("nan")])
+_POINTWISE = [
+    o for o in lowerings
+    if o in (torch.ops.aten.relu.default, torch.ops.aten.hardtanh.default, torch.ops.aten.abs.default,
+             torch.ops.aten.exp.default, torch.ops.aten.sqrt.default, torch.ops.aten.sigmoid.default,
+             torch.ops.aten.tanh.default, torch.ops.aten.isnan.default, torch.ops.aten.isinf.default,
+             torch.ops.aten.floor.default, torch.ops.aten.relu6.default, torch.ops.aten.log.default,
+             torch.ops.aten.hardswish.default, torch.ops.aten.neg.default, torch.ops.aten.reciprocal.default,
+             torch.ops.aten.rsqrt.default)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("overload", _POINTWISE, ids=str)
+def test_nan_and_infinity_of_one_value(overload: Any) -> None:
+    case = Case(overload, (SPECIAL,))
+    np.testing.assert_allclose(through_interpreter([case])[0], expected([case])[0].numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["add", "mul", "div", "maximum", "minimum", "eq", "lt", "ge"])
+def test_nan_and_infinity_of_two_values(name: str) -> None:
+    pairs = torch.tensor(list(itertools.product(SPECIAL.tolist(), repeat=2)))
+    packet = getattr(torch.ops.aten, name)
+    case = Case(packet.default if name in ("maximum", "minimum") else packet.Tensor, (pairs[:, 0], pairs[:, 1]))
+    np.testing.assert_allclose(through_interpreter([case])[0], expected([case])[0].numpy(), rtol=1e-6)
+
+
+def test_inputs_that_are_not_contiguous() -> None:
+    x = torch.randn(6, 8).t()[::2]
+    case = Case(torch.ops.aten.add.Tensor, (x, x.flip(0)))
+    assert_agree(interpret.run(lower(module_of([case])), inputs_of([case])), expected([case]))
+
+
+def test_float64_is_refused_with_advice() -> None:
+    case = Case(torch.ops.aten.add.Tensor, (torch.ones(2, dtype=torch.float64), 1))
+    with pytest.raises(TypeError, match=r"float64 is not supported on the GPU; convert the model with \.float\(\)"):
+        lower(module_of([case]))
+
+
+def test_complex_numbers_are_refused() -> None:
+    case = Case(torch.ops.aten.add.Tensor, (torch.ones(2, dtype=torch.complex64), 1))
+    with pytest.raises(TypeError, match="complex64 tensors are not supported"):
+        lower(module_of([case]))
+
+
+def test_interpolation_of_integers_is_refused() -> None:
+    case = Case(torch.ops.aten.upsample_bilinear2d.default, (torch.ones(1, 1, 2, 2, dtype=torch.uint8), [4, 4], False))
+    with pytest.raises(TypeError, match="convert the tensor to float first"):
+        lower(module_of([case]))
