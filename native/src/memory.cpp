@@ -52,8 +52,8 @@ uint32_t memory_type(const Capabilities& device, uint32_t allowed, MemoryUse use
 GpuBuffer::GpuBuffer(Device& device, uint64_t size, MemoryUse use, MemoryCounter& counter, const char* what)
     : device_(&device), counter_(&counter), size_(std::max<uint64_t>(align_up(size, 256), 256)) {
   const Capabilities& capabilities = device.capabilities;
-  // lavapipe compiles a kernel again for texel views of a buffer whose size is a power of two. The first step of 256 bytes
-  // is for views that end in the padding (see resolve_binding).
+  // lavapipe compiles a kernel again for texel views of a buffer whose size is a power of two. The first step of 256
+  // bytes is for views that end in the padding (see resolve_binding).
   if (capabilities.is_cpu())
     size_ += std::has_single_bit(size_ + 256) ? 512 : 256;
   const auto out_of_memory = [&](uint64_t limit) {

@@ -76,10 +76,9 @@ void Program::prepare(Bytes file, bool mapped, const lapilli_load_options& optio
   const uint64_t start = nanoseconds_now();
   const std::filesystem::path folder = options.cache_dir != nullptr ? options.cache_dir : cache_folder();
   pipelines_ = std::make_unique<Pipelines>(*device_, model_.kernels, used, folder);
-  const uint64_t staging =
-      options.staging_size != 0                ? std::max(options.staging_size, smallest_staging)
-      : device_->capabilities.is_cpu() ? cpu_staging
-                                       : default_staging;
+  const uint64_t staging = options.staging_size != 0        ? std::max(options.staging_size, smallest_staging)
+                           : device_->capabilities.is_cpu() ? cpu_staging
+                                                            : default_staging;
   constants_ =
       std::make_unique<Constants>(*device_, model_, plans_, staging, mapped, counter_); // while the driver compiles
   const uint64_t uploaded = nanoseconds_now();

@@ -151,7 +151,8 @@ void Run::place_tensors(const Values& values) {
   std::vector<uint32_t> copied(outputs_.size(), UINT32_MAX);
   for (size_t i = 0; i < outputs_.size(); ++i) {
     output_sizes.push_back(size_of(outputs_[i], output_buffer[i]));
-    if (shared_.paths.output == OutputPath::staging || (device.is_discrete() && (output_sizes.back() > large_output || is_read(output_buffer[i])))) {
+    if (shared_.paths.output == OutputPath::staging ||
+        (device.is_discrete() && (output_sizes.back() > large_output || is_read(output_buffer[i])))) {
       copied[i] = static_cast<uint32_t>(copied_sizes.size());
       copied_sizes.push_back(output_sizes.back());
     }

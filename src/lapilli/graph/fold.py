@@ -60,22 +60,22 @@ def fold_padding(module: Module) -> int:
         if not isinstance(pad, fx.Node) or pad.target not in (aten.pad.default, aten.constant_pad_nd.default):
             continue
         spatial = conv.meta["val"].dim() - 2
+        given: list[Any] = list(conv.args)
+        widths: Any = pad.args[1]
         if len(pad.users) != 1 or pad in module.outputs or not _pads_with_zeros(pad, spatial):
             continue
-        before = [pad.args[1][2 * d] if 2 * d < len(pad.args[1]) else 0 for d in range(spatial)][::-1]
-        own = list(conv.args[4]) if len(conv.args) > 4 else [0]
-        own = own * spatial if len(own) == 1 else own
-        args = [*conv.args, *(None, [1], [0])[len(conv.args) - 2 :]][: max(len(conv.args), 5)]
-        args[0] = pad.args[0]
-        args[4] = [p + q for p, q in zip(own, before, strict=True)]
-        conv.args = tuple(args)
+        before = [widths[2 * d] if 2 * d < len(widths) else 0 for d in range(spatial)][::-1]
+        given += [None, [1], [0]][len(given) - 2 :]  # bias, stride, padding
+        own = given[4] * spatial if len(given[4]) == 1 else given[4]
+        given[0], given[4] = pad.args[0], [p + q for p, q in zip(own, before, strict=True)]
+        conv.args = tuple(given)
         folded += 1
     module.clean()
     return folded
 
 
 def _pads_with_zeros(pad: fx.Node, spatial: int) -> bool:
-    widths = pad.args[1]
+    widths: Any = pad.args[1]
     mode = pad.args[2] if pad.target is aten.pad.default and len(pad.args) > 2 else "constant"
     position = 3 if pad.target is aten.pad.default else 2
     value = pad.args[position] if len(pad.args) > position else 0

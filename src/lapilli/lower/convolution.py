@@ -10,7 +10,7 @@ import torch
 from lapilli.ir.expr import Expr, const, load, select
 from lapilli.ir.integer import Int, as_int
 from lapilli.ir.node import Convolution, Node, Reduce
-from lapilli.lower.registry import Call, lowering
+from lapilli.lower.registry import LONGEST, Call, lowering
 
 aten = torch.ops.aten
 
@@ -62,8 +62,9 @@ def _forward(
         c = r[0] if groups == 1 else at[1] // per_group * channels + r[0]
         return select(guards, load(x, [at[0], c, *places]), const(0, x.dtype.compute)) * load(w, [at[1], *r])
 
-    result = call.reduce("sum", body, call.shape, w.shape[1:])
-    result.contraction = Convolution(x, w, tuple(stride), tuple(padding), tuple(dilation), groups)
+    result = call.reduce("sum", body, call.shape, w.shape[1:], longest=LONGEST)
+    if len(result.raxes) == len(w.shape) - 1:  # not made in two steps
+        result.contraction = Convolution(x, w, tuple(stride), tuple(padding), tuple(dilation), groups)
     return result
 
 

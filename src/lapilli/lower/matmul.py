@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import cast_to, const, load
+from lapilli.ir.expr import Expr, cast_to, const, load
 from lapilli.ir.integer import Int
 from lapilli.ir.node import Map, Matmul, Node, Reduce
-from lapilli.lower.registry import Call, broadcast, element, fresh_axes, lowering
+from lapilli.lower.registry import LONGEST, Call, broadcast, element, fresh_axes, lowering
 
 aten = torch.ops.aten
 
@@ -19,6 +19,9 @@ def product(call: Call, a: Node, b: Node, transposed: bool = False, batch: int =
     kind = call.dtype.compute
     axes, at = fresh_axes(shape)
     raxes, r = fresh_axes((a.shape[-1],), "k")
+    longest = a.shape[-1].bounds[1]
+    if longest is None or longest > LONGEST:
+        return _long_product(call, a, b, shape, transposed, batch)
     left: list[Int] = [*at[:-1], r[0]]
     right: list[Int] = [*at[:batch], at[-1], r[0]] if transposed else [*at[:batch], r[0], at[-1]]
     body = cast_to(load(a, left), kind) * cast_to(load(b, right), kind)
@@ -28,6 +31,17 @@ def product(call: Call, a: Node, b: Node, transposed: bool = False, batch: int =
         shape, call.storage(call.dtype), call.name, call.op, axes=axes, raxes=raxes, op="sum", body=body,
         contraction=note if floats else None,
     )  # fmt: skip
+
+
+def _long_product(call: Call, a: Node, b: Node, shape: tuple[Int, ...], transposed: bool, batch: int) -> Reduce:
+    """With an inner dimension of which one invocation cannot do all."""
+    kind = call.dtype.compute
+
+    def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
+        right = [*at[:batch], at[-1], r[0]] if transposed else [*at[:batch], r[0], at[-1]]
+        return cast_to(load(a, [*at[:-1], r[0]]), kind) * cast_to(load(b, right), kind)
+
+    return call.reduce("sum", body, shape, [a.shape[-1]])
 
 
 def _plus(call: Call, r: Node, bias: Node | None, beta: float = 1, alpha: float = 1) -> Node:

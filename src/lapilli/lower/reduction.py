@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, binary, cast_to, index, load, unary
+from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary, where
 from lapilli.ir.integer import Int, as_int, product
 from lapilli.ir.node import Node, Reduce
-from lapilli.lower.registry import Call, element, lowering, normalize_dims
+from lapilli.lower.registry import LONG, Call, element, lowering, normalize_dims
 
 aten = torch.ops.aten
 Dims = int | Sequence[int] | None
@@ -83,11 +83,35 @@ def _with_index(op: str) -> Callable[..., tuple[Node, Node]]:
     def build(call: Call, x: Node, dim: int, keepdim: bool = False) -> tuple[Node, Node]:
         d = normalize_dims(dim, x.rank)
         value = keep(call, over(call, op, x, d), d, x.rank)
-        place = over(call, f"arg{op}", x, d, dtype=DType.int64, name="_index")
+        place = position(call, op, x, d, "_index")
         indices = keep(_second(call), place, d, x.rank)
         return value, indices
 
     return build
+
+
+def position(call: Call, op: str, x: Node, d: Sequence[int], name: str = "") -> Reduce:
+    """Where the first maximum or minimum (or the first NaN) lies in the dimensions d, counted row by row."""
+    longest = count(x, d).bounds[1]
+    if longest is not None and longest <= LONG:
+        return over(call, f"arg{op}", x, d, dtype=DType.int64, name=name)
+    best = over(call, op, x, d, dtype=x.dtype, name=f"{name}_value")
+    kept = [k for k in range(x.rank) if k not in d]
+
+    def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
+        full: list[Int] = [as_int(0)] * x.rank
+        for k, i in (*zip(kept, at, strict=True), *zip(d, r, strict=True)):
+            full[k] = i
+        linear = as_int(0)
+        for k, i in zip(d, r, strict=True):
+            linear = linear * x.shape[k] + i
+        value, top = load(x, full), load(best, at)
+        found = binary("eq", value, top)
+        if value.dtype is DType.float32:
+            found = binary("or", found, binary("ne", value, value))
+        return where(found, index(linear), const(2**31 - 1))
+
+    return call.reduce("min", body, [x.shape[k] for k in kept], [x.shape[k] for k in d], DType.int64, name)
 
 
 def _second(call: Call) -> Call:
@@ -101,13 +125,13 @@ for _name in ("max", "min"):
 def _arg(op: str) -> Callable[..., Node]:
     def build(call: Call, x: Node, dim: int | None = None, keepdim: bool = False) -> Node:
         d = normalize_dims(dim, x.rank)
-        return keep(call, over(call, op, x, d, dtype=DType.int64), d, x.rank)
+        return keep(call, position(call, op, x, d), d, x.rank)
 
     return build
 
 
-for _name in ("argmax", "argmin"):
-    lowering(getattr(aten, _name).default)(_arg(_name))
+for _name in ("max", "min"):
+    lowering(getattr(aten, f"arg{_name}").default)(_arg(_name))
 
 
 @lowering(aten.prod.default)

@@ -7,6 +7,7 @@ def relu(call: Call, x: Node) -> Node:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,13 +15,18 @@ from typing import Any, TypeVar
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, Load, binary, cast_to, const, index, load
-from lapilli.ir.integer import Int, Var, as_int, of, var
+from lapilli.ir.expr import Expr, Load, binary, cast_to, const, index, load, select
+from lapilli.ir.integer import Int, Var, as_int, ceildiv, of, var
 from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce
 
 Operand = Node | Int | int | float | bool
 Body = Callable[..., Expr]
 Lowering = Callable[..., Any]
+
+LONG = 8192
+"""Elements of the longest reduction that one invocation does alone by choice, ..."""
+LONGEST = 1 << 15
+"""... and of the longest that it may have to: lavapipe ends loops after 65,535 rounds, without a word."""
 
 lowerings: dict[torch._ops.OpOverload, Lowering] = {}
 
@@ -106,15 +112,58 @@ class Call:
         over: Sequence[Int],
         dtype: DType | None = None,
         name: str = "",
+        longest: int = LONG,
     ) -> Reduce:
-        """out[axes] = op over r of body(axes, r)."""
-        axes, index_ = fresh_axes(tuple(sizes))
-        raxes, rindex = fresh_axes(tuple(over), "rstuvwxy")
-        kept = dtype or self.dtype
+        """out[axes] = op over r of body(axes, r).
+
+        A result that is asked for as float32 is a step of an operator, and stays so in half precision. Long reductions are
+        made in two steps, so that more invocations work on them."""
+        stored = dtype if dtype is DType.float32 else self.storage(dtype or self.dtype)
+        total = math.prod(over, start=as_int(1))
+        length = total.bounds[1]
+        if not op.startswith("arg") and (length is None or length > longest):
+            return self._in_two_steps(op, body, tuple(sizes), tuple(over), stored, name)
+        axes, at = fresh_axes(tuple(sizes))
+        raxes, r = fresh_axes(tuple(over), "rstuvwxy")
         return Reduce(
-            tuple(sizes), self.storage(kept), self.name + name, self.op, axes=axes, raxes=raxes, op=op,
-            body=body(index_, rindex),
+            tuple(sizes), stored, self.name + name, self.op, axes=axes, raxes=raxes, op=op, body=body(at, r)
         )  # fmt: skip
+
+    def _in_two_steps(
+        self,
+        op: str,
+        body: Callable[[tuple[Int, ...], tuple[Int, ...]], Expr],
+        sizes: tuple[Int, ...],
+        over: tuple[Int, ...],
+        stored: DType,
+        name: str,
+    ) -> Reduce:
+        """Pieces of LONG elements first, then the results of the pieces."""
+        total = math.prod(over, start=as_int(1))
+        pieces = ceildiv(total, LONG)
+
+        def piece(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
+            rest = at[-1] * LONG + r[0]
+            place: list[Int] = []
+            for size in reversed(over[1:]):
+                place.append(rest % size)
+                rest = rest // size
+            value = body(at[:-1], (rest, *reversed(place)))
+            return select([total - 1 - at[-1] * LONG - r[0]], value, neutral(op, value.dtype))
+
+        partial = self.reduce(op, piece, (*sizes, pieces), (as_int(LONG),), None, f"{name}_pieces")
+        partial.dtype = partial.body.dtype if partial.body.dtype is not DType.bool else DType.int32
+        whole = self.reduce(op, lambda at, r: cast_to(load(partial, [*at, r[0]]), partial.body.dtype), sizes, (pieces,), None, name)
+        whole.dtype = stored
+        return whole
+
+
+def neutral(op: str, dtype: DType) -> Expr:
+    """What changes no result of a reduction."""
+    if op in ("max", "min"):
+        integer = -(2**31) if op == "max" else 2**31 - 1
+        return const(float("-inf" if op == "max" else "inf") if dtype is DType.float32 else integer, dtype)
+    return const({"sum": 0, "prod": 1, "any": False, "all": True}[op], dtype)
 
 
 def fresh_axes(shape: tuple[Int, ...], names: str = "ijklmnop") -> tuple[tuple[Var, ...], tuple[Int, ...]]:
