@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     for overload in list(table):
         if overload in KEPT and is_supported(overload):
             del table[overload]
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its tree specs
         decomposed: ExportedProgram = program.run_decompositions(table)
     return decomposed
