@@ -28,10 +28,12 @@ def _scalar_overloads() -> Cases:
         overload = getattr(aten, name).Scalar
         found[overload] = [Case(overload, (f(3, 5), 2)), Case(overload, (ints(7), 3)), Case(overload, (ints(4), 1.5))]
         tensor = getattr(aten, name).Tensor
-        found[tensor] = [Case(tensor, (f(3, 5), 0.5)), Case(tensor, (ints(6), -2))]
+        found[tensor] = [Case(tensor, (f(3, 5), f(5))), Case(tensor, (ints(6), f(6)))]
     for name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
         overload = getattr(aten, name).Scalar
         found[overload] = [Case(overload, (ints(9), 6)), Case(overload, (ints(5) > 0, True))]
+    for name in ("add", "sub", "mul", "div"):  # torch.export writes x + 2 so
+        found[getattr(aten, name).Tensor] += [Case(getattr(aten, name).Tensor, (x, 2)) for x in (f(3, 5), ints(6))]
     found[aten.add.Tensor].append(Case(aten.add.Tensor, (f(4), f(4)), {"alpha": 2.5}))
     found[aten.div.Scalar_mode] = [
         Case(aten.div.Scalar_mode, (x, 3), {"rounding_mode": mode}) for x in (f(9), ints(9)) for mode in ("floor", "trunc", None)

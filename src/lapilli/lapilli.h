@@ -119,7 +119,9 @@ void lapilli_destroy(lapilli_program *program);   /* waits for its runs */
 lapilli_status lapilli_describe(const void *data, uint64_t size, int32_t skip_checksum, char **json);
 lapilli_status lapilli_describe_file(const char *path, int32_t skip_checksum, char **json);
 
-/* Of a loaded program: the chosen device and plan, and for every better plan what the device lacks: JSON. */
+/* Of a loaded program: JSON {device: {as in lapilli_devices}, methods: [{name, plan, plan_index, missing: [{plan,
+ * reasons: [sentences]}]}], input_path, output_path, pipeline_cache: {file, found, compiled}}; `missing` has the better
+ * plans and what the device lacks for them. */
 lapilli_status lapilli_program_info(lapilli_program *program, char **json);
 lapilli_status lapilli_program_memory(lapilli_program *program, lapilli_memory_info *info);
 lapilli_status lapilli_program_load_times(lapilli_program *program, lapilli_load_times *times);

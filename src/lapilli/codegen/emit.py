@@ -408,7 +408,7 @@ class Emitter:
         shift = offset % per_word
         raw = f"({word} >> (uint({self.integer(shift)}) * {bits}u))" if shift != 0 else f"({word})"
         if dtype is DType.float16:
-            return f"f16tof32({raw} & 0xffffu)"
+            return f"unpackHalf2x16ToFloat({raw} & 0xffffu).x"
         if dtype is DType.bfloat16:
             return f"asfloat({raw} << 16)"
         if dtype is DType.bool:

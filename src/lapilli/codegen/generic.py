@@ -295,7 +295,7 @@ class _Writer:
             inner.values[task.core.id] = self._reduce(inner, task.core, mapping, 1, 1)
         text = inner.value(rewrite(task.value, mapping))
         raw = {
-            DType.float16: f"f32tof16({text})", DType.bool: f"({text} ? 1u : 0u)",
+            DType.float16: f"packHalf2x16(float2({text}, 0.0f))", DType.bool: f"({text} ? 1u : 0u)",
             DType.bfloat16: f"bfloat16_bits({text})",
         }.get(task.out.dtype, f"(uint({text}) & {hex((1 << bits) - 1)}u)")  # fmt: skip
         inner.line(f"packed |= {raw} << (uint(k) * {bits}u);")

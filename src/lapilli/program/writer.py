@@ -134,6 +134,7 @@ class Writer:
         m = fb.MethodT()
         m.name = name
         pool = _Pool()
+        pool(0)  # expression 0 of `flops` and `bytes` means "not counted"
         m.symbols = _symbols(graph, pool)
         m.inputs = [_spec(n, pool) for n in graph.inputs]
         m.outputs = [_spec(n, pool) for n in graph.outputs]
