@@ -66,7 +66,9 @@ def module_of(cases: Sequence[Case]) -> Module:
     outputs: list[fx.Node] = []
     for case, row in zip(cases, places, strict=True):
         given = iter(row)
-        args, kwargs = tree_map(lambda a, given=given: next(given) if isinstance(a, torch.Tensor) else a, (case.args, case.kwargs))
+        args, kwargs = tree_map(
+            lambda a, given=given: next(given) if isinstance(a, torch.Tensor) else a, (case.args, case.kwargs)
+        )
         call = graph.call_function(case.overload, tuple(args), kwargs)
         with torch.no_grad():
             result = case.overload(*case.args, **case.kwargs)
@@ -95,7 +97,9 @@ def inputs_of(cases: Sequence[Case]) -> list[Array]:
     return [t.numpy() for case in cases for t in case.tensors]
 
 
-def expected(cases: Sequence[Case], convert: Callable[[torch.Tensor], torch.Tensor] = lambda t: t) -> list[torch.Tensor]:
+def expected(
+    cases: Sequence[Case], convert: Callable[[torch.Tensor], torch.Tensor] = lambda t: t
+) -> list[torch.Tensor]:
     """torch's results of all calls, those that only a backward pass reads left out."""
     found = []
     for case in cases:
@@ -204,7 +208,10 @@ def samples(overload: torch._ops.OpOverload, dtype: torch.dtype, limit: int) -> 
         if dtype not in info.supported_dtypes("cpu"):
             continue
         for sample in itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=False), 150):
-            args, kwargs = (sample.input, *sample.args), {k: v for k, v in sample.kwargs.items() if k != "return_indices"}
+            args, kwargs = (
+                (sample.input, *sample.args),
+                {k: v for k, v in sample.kwargs.items() if k != "return_indices"},
+            )
             for case in _cases(overload, info, args, kwargs):
                 if _is_usable(case):
                     found.setdefault(repr(case), case)
@@ -247,7 +254,11 @@ def _bind(overload: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[s
         if a.name not in values and not a.has_default_value():
             return None
         placed.append(values.pop(a.name, a.default_value if a.has_default_value() else None))
-    while placed and positional[len(placed) - 1].has_default_value() and _same(placed[-1], positional[len(placed) - 1].default_value):
+    while (
+        placed
+        and positional[len(placed) - 1].has_default_value()
+        and _same(placed[-1], positional[len(placed) - 1].default_value)
+    ):
         placed.pop()
     case = Case(overload, tuple(placed), values)
     try:
@@ -267,4 +278,6 @@ _TYPES = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.i
 def _is_usable(case: Case) -> bool:
     """Whether the GPU has the types (no float64, no complex), and the sizes are those of a test."""
     results = case()
-    return bool(results) and all(t.dtype in _TYPES and t.numel() <= 20000 and t.layout is torch.strided for t in [*case.tensors, *results])
+    return bool(results) and all(
+        t.dtype in _TYPES and t.numel() <= 20000 and t.layout is torch.strided for t in [*case.tensors, *results]
+    )

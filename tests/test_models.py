@@ -26,7 +26,10 @@ POOR = ("mobilenet_v2", "shufflenet_v2_x0_5", "regnet_y_400mf")  # on SwiftShade
 
 @cache
 def model_of(name: str) -> torch.nn.Module:
-    """Random weights of our own seed, with batch norm statistics of one batch, so that activations keep their scale."""
+    """Random weights of our own seed, with batch norm statistics of one batch, so that activations keep their scale.
+
+    The affine parts of the norms (0.5 and 1, about) make the network as well-conditioned as a trained one: with 1 and 0, each
+    of 50 layers doubles a rounding error, and torch itself is off by 2e-5 from float64."""
     torch.manual_seed(20)
     options: dict[str, Any] = {"aux_logits": False, "init_weights": True} if name == "googlenet" else {}
     model: torch.nn.Module = getattr(models, name)(weights=None, **options)
@@ -34,6 +37,8 @@ def model_of(name: str) -> torch.nn.Module:
     for norm in norms:
         norm.momentum = 1.0
         norm.train()
+        torch.nn.init.uniform_(norm.weight, 0.4, 0.6)
+        torch.nn.init.normal_(norm.bias, 1.0, 0.2)
     with torch.no_grad():
         model(torch.randn(4, 3, SIDES[name], SIDES[name]))
     return model.eval()

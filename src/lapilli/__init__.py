@@ -34,6 +34,8 @@ from lapilli.runtime.program import Future, Program, load
 if TYPE_CHECKING:
     import torch
 
+    from lapilli.verification import Check
+
 __all__ = [
     "CompileError",
     "Device",
@@ -55,6 +57,7 @@ __all__ = [
     "devices",
     "is_available",
     "load",
+    "verify",
 ]
 
 __version__ = "0.1.0"
@@ -95,3 +98,25 @@ def compile(
         metadata=metadata,
         progress=progress,
     )
+
+
+def verify(
+    model: torch.nn.Module | torch.export.ExportedProgram | str | PathLike[str],
+    example_inputs: Any = None,
+    *,
+    precision: Literal["fp32", "fp16"] = "fp32",
+    target: str | None = None,
+    device: str | int | None = None,
+    inputs: Any = None,
+    dynamic_shapes: Any = None,
+) -> list[Check]:
+    """Finds the kernel that is wrong: runs a model kernel by kernel on a device, and compares each with what its operators
+    mean, computed by NumPy from the same values. Needs the extra: `pip install lapilli[compile]`.
+
+    Arguments as for `compile` and `load`; inputs: tensors to run on, default those of example_inputs.
+    Returns for every kernel its operators, its name, and its own relative error (norm). Slow: seconds to minutes.
+    """
+    require_compiler()
+    from lapilli.verification import verify as verify_model
+
+    return verify_model(model, example_inputs, precision, target, device, inputs, dynamic_shapes)

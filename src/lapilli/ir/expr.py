@@ -32,6 +32,11 @@ BINARY = frozenset({
     "add", "sub", "mul", "div", "floordiv", "mod", "fmod", "pow", "atan2", "min", "max", "and", "or", "xor",
     "bitand", "bitor", "bitxor", "shl", "shr", "eq", "ne", "lt", "le", "gt", "ge",
 })  # fmt: skip
+# An order of bools in terms of logic (operation, is the left side negated, is the right): shaders cannot compare them.
+_ON_BOOLS = {
+    "lt": ("and", True, False), "le": ("or", True, False), "gt": ("and", False, True), "ge": ("or", False, True),
+    "min": ("and", False, False), "max": ("or", False, False),
+}  # fmt: skip
 COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "isnan", "isinf"])
 
 
@@ -190,6 +195,9 @@ def binary(name: str, a: Scalar, b: Scalar) -> Expr:
     y = as_expr(b, x)
     if x.dtype is not y.dtype:
         raise TypeError(f"{name} of {x.dtype.name} and {y.dtype.name}")
+    if x.dtype is DType.bool and name in _ON_BOOLS:
+        operation, left, right = _ON_BOOLS[name]
+        return _op(operation, DType.bool, unary("not", x) if left else x, unary("not", y) if right else y)
     folded = _fold(name, x, y)
     return folded if folded is not None else _op(name, DType.bool if name in COMPARISONS else x.dtype, x, y)
 

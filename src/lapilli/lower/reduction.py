@@ -16,6 +16,8 @@ from lapilli.lower.registry import LONG, Call, element, lowering, normalize_dims
 aten = torch.ops.aten
 Dims = int | Sequence[int] | None
 
+_ON_BOOLS = {"max": "any", "min": "all"}  # bools have no order in a shader
+
 
 def over(
     call: Call,
@@ -29,6 +31,11 @@ def over(
 ) -> Reduce:
     """Reduce x over dims; the result has the other dimensions only."""
     kept = [d for d in range(x.rank) if d not in dims]
+    kind = kind or x.dtype.compute
+    if kind is DType.bool and op in _ON_BOOLS:
+        op = _ON_BOOLS[op]
+    elif kind is DType.bool and op.startswith("arg"):
+        kind = DType.int32
 
     def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
         full: list[Int] = [as_int(0)] * x.rank
@@ -36,7 +43,7 @@ def over(
             full[d] = i
         for d, i in zip(dims, r, strict=True):
             full[d] = i
-        return f(cast_to(load(x, full), kind or x.dtype.compute))
+        return f(cast_to(load(x, full), kind))
 
     return call.reduce(op, body, [x.shape[d] for d in kept], [x.shape[d] for d in dims], dtype, name)
 

@@ -153,7 +153,9 @@ class Call:
 
         partial = self.reduce(op, piece, (*sizes, pieces), (as_int(LONG),), None, f"{name}_pieces")
         partial.dtype = partial.body.dtype if partial.body.dtype is not DType.bool else DType.int32
-        whole = self.reduce(op, lambda at, r: cast_to(load(partial, [*at, r[0]]), partial.body.dtype), sizes, (pieces,), None, name)
+        whole = self.reduce(
+            op, lambda at, r: cast_to(load(partial, [*at, r[0]]), partial.body.dtype), sizes, (pieces,), None, name
+        )
         whole.dtype = stored
         return whole
 

@@ -1,0 +1,179 @@
+"""Which kernel is wrong: every kernel of a program against the meaning of its part of the graph, run by NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils._pytree import tree_leaves
+
+from lapilli.capture import capture
+from lapilli.capture.sources import Source
+from lapilli.compiler import assemble
+from lapilli.errors import CompileError
+from lapilli.graph.passes import prepare
+from lapilli.ir.dtype import DType
+from lapilli.ir.integer import Atom
+from lapilli.ir.interpret import evaluate
+from lapilli.ir.node import Constant, Graph, Map, Node, Reduce
+from lapilli.player import NativeProgram
+from lapilli.runtime.description import Description
+from lapilli.schedule.layout import Layout
+from lapilli.schedule.plan import Schedule
+from lapilli.schedule.target import TARGETS
+from lapilli.schedule.task import Task
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Check:
+    """label: the operators that the kernel computes; kernel: its name; error: norm of the difference over the norm of what
+    is right (NaN where NaN or infinity are in other places)."""
+
+    label: str
+    kernel: str
+    error: float
+
+
+def verify(
+    model: Source,
+    example_inputs: Any = None,
+    precision: str = "fp32",
+    target: str | None = None,
+    device: str | int | None = None,
+    inputs: Sequence[Any] | None = None,
+    dynamic_shapes: Any = None,
+) -> list[Check]:
+    """Run a model kernel by kernel on a device, and compare each with the kernel IR run by NumPy on the same values.
+
+    A kernel reads what the device computed before it, so errors do not add up: the one that is wrong stands out. Kernels that
+    are steps of one algorithm (Winograd's transforms) are checked together, where it ends. Slow: seconds to minutes.
+
+    model, example_inputs, precision, target, dynamic_shapes: as for `lapilli.compile`; target None takes the plan that the
+    device would run. inputs: a flat list of tensors to run on; default: those of example_inputs.
+    Returns a check for every kernel, in the order of the run; kernels that only pack weights come first."""
+    exported = capture(model, example_inputs, dynamic_shapes)
+    module = prepare(exported)
+    given = tree_leaves(inputs if inputs is not None else exported.example_inputs)
+    arrays = [a.detach().cpu().numpy() if isinstance(a, torch.Tensor) else np.asarray(a) for a in given]
+    if target is None:
+        target = _taken(module, precision, device)
+    elif target not in TARGETS:
+        raise CompileError(f"target is {target!r}: choose one of {', '.join(TARGETS)}")
+    data, (schedule,) = assemble(module, precision, [TARGETS[target]], {})
+    native = NativeProgram.load(data, device=device)
+    try:
+        return _Run(data, native, schedule, arrays).checks()
+    finally:
+        native.close()
+
+
+def _taken(module: Any, precision: str, device: str | int | None) -> str:
+    """The name of the plan that a device takes."""
+    from lapilli.schedule.target import plans_for
+
+    data, _ = assemble(module, precision, plans_for(precision), {})
+    native = NativeProgram.load(data, device=device)
+    try:
+        return str(native.info()["methods"][0]["plan"])
+    finally:
+        native.close()
+
+
+class _Run:
+    """values: what the device computed, as arrays of the values' own shapes."""
+
+    def __init__(self, data: bytes, native: NativeProgram, schedule: Schedule, inputs: Sequence[Array]) -> None:
+        self.native, self.schedule, self.inputs = native, schedule, list(inputs)
+        self.plan = Description.of(data, verify=False).methods[0].plans[0]
+        self.sizes = _sizes(schedule.graph, inputs)
+        self.values: dict[int, Array] = {n.id: np.asarray(inputs[n.index]) for n in schedule.graph.inputs}
+
+    def checks(self) -> list[Check]:
+        found: list[Check] = []
+        order = self.schedule.order
+        for tasks, dispatches, loading in ((order.load, self.plan.load, True), (order.run, self.plan.run, False)):
+            for k, (task, dispatch) in enumerate(zip(tasks, dispatches, strict=True)):
+                buffer = dispatch.buffers[dispatch.written.index(True)]
+                got = self._read(task.out, buffer, 0 if loading else k)
+                self.values[task.out.id] = got
+                want = self._meaning(task)
+                if want is not None:
+                    found.append(Check(task.label, dispatch.kernel, _error(got, want)))
+        return found
+
+    def _read(self, node: Node, buffer: int, command: int) -> Array:
+        """A value from the device's memory."""
+        shape = [int(s.evaluate(self.sizes)) for s in node.shape]
+        layout = self.schedule.layouts[node.id]
+        dtype = np.dtype("int16" if node.dtype is DType.bfloat16 else node.dtype.name)
+        count = int(np.prod(shape))
+        if not count or not self.plan.run:
+            return np.zeros(shape, dtype)
+        raw = self.native.read_buffer(self.inputs, command, buffer, -(-count * dtype.itemsize // 4) * 4)
+        return _ordered(raw.view(np.uint8)[: count * dtype.itemsize].view(dtype), shape, layout)
+
+    def _meaning(self, task: Task) -> Array | None:
+        """What a kernel should have stored; None for the inner steps of an algorithm."""
+        out = task.out
+        core = task.core
+        if not isinstance(out, Map | Reduce):
+            return None
+        values = dict(self.values)
+        for read in _leaves(task):
+            if isinstance(read, Constant):
+                values[read.id] = evaluate(read, {}, {})
+        if core is not None:
+            assert task.core_body is not None
+            whole = Reduce(
+                core.shape, DType.float32 if core.dtype.is_float else core.dtype,
+                axes=core.axes, raxes=core.raxes, op=core.op, body=task.core_body,
+            )  # fmt: skip
+            values[core.id] = evaluate(whole, values, self.sizes)
+        over = tuple(a.extent for a in task.axes)
+        result = evaluate(Map(over, out.dtype, axes=task.axes, body=task.value), values, self.sizes)
+        # from the task's axes to the dimensions of what is stored
+        places = [next((k for k, a in enumerate(task.axes) if a in i.atoms()), None) for i in task.store]
+        used = [p for p in places if p is not None]
+        rest = [k for k in range(len(task.axes)) if k not in used]  # axes of size 1
+        shape = [int(s.evaluate(self.sizes)) for s in out.shape]
+        return result.transpose([*used, *rest]).reshape(shape)
+
+
+def _leaves(task: Task) -> list[Node]:
+    from lapilli.ir.expr import loads
+
+    return [ld.node for e in (task.core_body, task.value) if e is not None for ld in loads(e)]
+
+
+def _sizes(graph: Graph, inputs: Sequence[Array]) -> Mapping[Atom, int]:
+    """The dynamic sizes that the inputs have."""
+    found: dict[Atom, int] = {}
+    for symbol in graph.symbols.values():
+        atom = next(iter(symbol.atoms()))
+        for n in graph.inputs:
+            for size, actual in zip(n.shape, inputs[n.index].shape, strict=True):
+                if size == symbol:
+                    found[atom] = int(actual)
+    return found
+
+
+def _ordered(flat: Array, shape: Sequence[int], layout: Layout) -> Array:
+    """Memory in a layout, as an array in the order of its dimensions."""
+    stored = flat.reshape([shape[d] for d in layout.order])
+    return stored.transpose(np.argsort(layout.order).tolist()) if shape else stored.reshape(())
+
+
+def _error(got: Array, want: Array) -> float:
+    a, b = got.astype(np.float64), want.astype(np.float64)
+    finite = np.isfinite(b)
+    if not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return float("nan")
+    size = float(np.linalg.norm(b[finite]))
+    difference = float(np.linalg.norm(a[finite] - b[finite]))
+    return difference / size if size else difference

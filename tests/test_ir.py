@@ -1,0 +1,148 @@
+"""Scalar expressions and tensor values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import (
+    Const,
+    Load,
+    Select,
+    binary,
+    cast_to,
+    const,
+    cost,
+    index,
+    indirect,
+    load,
+    loads,
+    reads,
+    rewrite,
+    select,
+    substitute,
+    unary,
+    where,
+)
+from lapilli.ir.integer import as_int, of, var
+from lapilli.ir.interpret import evaluate, run
+from lapilli.ir.node import Constant, Graph, Input, Map, Reduce, axes_of, operands, the_var
+
+
+def vector(n: int = 6) -> Input:
+    return Input((as_int(n),), DType.float32, "x")
+
+
+def mapped(x: Input, f: object) -> Map:
+    axes = axes_of(x.shape)
+    return Map(x.shape, DType.float32, "y", axes=tuple(map(the_var, axes)), body=f(load(x, axes)))  # type: ignore[operator]
+
+
+def test_expressions_that_are_built_alike_are_one_object() -> None:
+    x = vector()
+    i = var("i", 6)
+    assert load(x, [i]) * 2.0 is load(x, [i]) * 2.0
+    assert load(x, [i]) is not load(x, [i + 1])
+    assert const(0.0) is not const(-0.0)
+    assert const(1) is not const(1.0) and const(True) is not const(1)
+
+
+def test_identities_that_hold_for_every_value() -> None:
+    e = load(vector(), [var("i", 6)])
+    assert e * 1.0 is e and e / 1.0 is e and e - 0.0 is e
+    assert e + 0.0 is not e  # -0 + 0 is 0
+    assert e * 0.0 is not const(0.0)  # NaN
+    assert cast_to(e, DType.float32) is e
+    assert cast_to(const(2), DType.float32) is const(2.0)
+
+
+def test_types_must_meet() -> None:
+    with pytest.raises(TypeError, match="add of float32 and int32"):
+        binary("add", const(1.0), const(1))
+
+
+def test_an_order_of_bools_is_logic() -> None:
+    """Shaders cannot compare bools: all four pairs give what numbers would."""
+    for name, want in (("lt", np.less), ("le", np.less_equal), ("gt", np.greater), ("ge", np.greater_equal),
+                       ("min", np.minimum), ("max", np.maximum)):  # fmt: skip
+        for a in (False, True):
+            for b in (False, True):
+                node = Map(
+                    (as_int(1),), DType.bool, axes=(the_var(var("i", 1)),), body=binary(name, const(a), const(b))
+                )
+                assert evaluate(node, {}, {})[0] == want(a, b)
+
+
+def test_guards_that_always_hold_vanish() -> None:
+    i = var("i", 6)
+    e = load(vector(), [i])
+    assert select([i, 5 - i], e, const(0.0)) is e
+    assert select([i - 6], e, const(0.0)) is const(0.0)
+    kept = select([i - 1, 5 - i], e, const(0.0))
+    assert isinstance(kept, Select) and kept.guards == (i - 1,)
+    assert where(const(True), e, e) is e
+
+
+def test_rewriting_substitutes_axes_everywhere() -> None:
+    x, i, j = vector(), var("i", 6), var("j", 3)
+    e = select([i - 1], load(x, [i]) * cast_to(index(i), DType.float32), const(0.0))
+    new = rewrite(e, {the_var(i): j + 1})
+    assert new is load(x, [j + 1]) * cast_to(index(j + 1), DType.float32)  # the guard is known now
+
+
+def test_rewriting_replaces_loads() -> None:
+    x, y, i = vector(), vector(), var("i", 6)
+    e = load(x, [i]) + load(x, [5 - i])
+    new = rewrite(e, on_load=lambda ld: load(y, ld.index) * 2.0)
+    assert [ld.node for ld in loads(new)] == [y, y]
+
+
+def test_computed_indices_are_seen_and_rewritten() -> None:
+    x, at, i = vector(), Input((as_int(4),), DType.int32, "at"), var("i", 4)
+    place = indirect(load(at, [i]), 6)
+    e = load(x, [place])
+    assert {ld.node for ld in loads(e)} == {x, at}
+    assert reads(place, the_var(i)) and not reads(place, the_var(var("k", 4)))
+    fixed = substitute(place, {the_var(i): 2})
+    assert fixed == indirect(load(at, [as_int(2)]), 6)
+    assert indirect(index(i), 6) == i
+
+
+def test_cost_counts_each_operation_once() -> None:
+    e = load(vector(), [var("i", 6)])
+    assert cost(e) == 0
+    assert cost(e + e * e) == 2
+    assert cost(unary("exp", e)) > cost(e + 1.0)
+
+
+def test_nodes_come_in_topological_order() -> None:
+    x = vector()
+    a = mapped(x, lambda e: e + 1.0)
+    b = mapped(a, lambda e: e * 2.0)  # type: ignore[arg-type]
+    graph = Graph([x], [b, a], {})
+    assert [n.id for n in graph.nodes()] == [x.id, a.id, b.id]
+    assert operands(b) == [a]
+
+
+def test_views_are_told_from_computations() -> None:
+    x = vector()
+    assert isinstance(mapped(x, lambda e: e).view_of, Load)
+    assert mapped(x, lambda e: e + 1.0).view_of is None
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max", "argmin", "argmax"])
+def test_interpreted_reductions(op: str) -> None:
+    values = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
+    x = Constant((as_int(3), as_int(5)), DType.float32, "x", value=values)
+    i, r = var("i", 3), var("r", 5)
+    dtype = DType.int64 if op.startswith("arg") else DType.float32
+    node = Reduce((as_int(3),), dtype, axes=(the_var(i),), raxes=(the_var(r),), op=op, body=load(x, [i, r]))
+    want = getattr(np, op)(values.astype(np.float64) if op in ("sum", "prod") else values, axis=1)
+    np.testing.assert_allclose(run(Graph([], [node], {}), [])[0], want, rtol=1e-6)
+
+
+def test_storage_types_compute_in_few_types() -> None:
+    assert {d.compute for d in DType} == {DType.float32, DType.int32, DType.bool}
+    assert DType.float16.size == 2 and DType.bfloat16.is_float and not DType.bool.is_float
+    assert isinstance(const(2.5), Const) and of(the_var(var("i", 2))).bounds == (0, 1)
