@@ -59,7 +59,7 @@ def fold_padding(module: Module) -> int:
         pad = conv.args[0] if conv.target in (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default) else None
         if not isinstance(pad, fx.Node) or pad.target not in (aten.pad.default, aten.constant_pad_nd.default):
             continue
-        spatial = conv.meta["val"].dim() - 2
+        spatial = conv.args[1].meta["val"].dim() - 2
         given: list[Any] = list(conv.args)
         widths: Any = pad.args[1]
         if len(pad.users) != 1 or pad in module.outputs or not _pads_with_zeros(pad, spatial):
@@ -103,7 +103,9 @@ def fold_constants(module: Module, limit: int = 1 << 26) -> int:
     folded = 0
     values: dict[fx.Node, Any] = dict(module.constants)
     for node in list(module.graph.nodes):
-        if node.op != "call_function" or not node.all_input_nodes or "random" in str(getattr(node.target, "tags", "")):
+        if node.op != "call_function" or not node.all_input_nodes:
+            continue
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             continue
         if any(n not in values for n in node.all_input_nodes):
             continue

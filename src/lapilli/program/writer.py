@@ -9,12 +9,12 @@ from typing import Any
 import flatbuffers
 import numpy as np
 
+import lapilli.program.schema as fb
 from lapilli.codegen.emit import Binding
 from lapilli.codegen.kernel import Written
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import Atom, Extremum, Int, Quotient, Remainder, Symbol, as_int, ceildiv, product
 from lapilli.ir.node import Constant, Graph, Input, Node
-from lapilli.program import schema as fb
 from lapilli.program.container import aligned, to_bytes
 from lapilli.schedule.order import Order
 from lapilli.schedule.target import Target

@@ -1,0 +1,145 @@
+"""Sizes that are known when the program runs: one program for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from agreement import FLOAT_BOUND, relative_error
+from test_models import image, model_of
+from torch import nn
+from torch.export import Dim
+
+import lapilli
+
+ANY_ORDER = (2, 16, 1, 7, 3, 16, 1)
+
+
+def small() -> nn.Module:
+    """Convolutions of every kind of kernel, a residual, and a classifier."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+            self.depthwise = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+            self.point = nn.Conv2d(8, 32, 1)
+            self.wide = nn.Conv2d(32, 32, 3, padding=1)
+            self.head = nn.Linear(32, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.relu(self.first(x))
+            x = self.point(x + nn.functional.hardswish(self.depthwise(x)))
+            x = nn.functional.max_pool2d(x + self.wide(x), 2)
+            return self.head(x.mean((2, 3))).softmax(-1)
+
+    torch.manual_seed(5)
+    return Net().eval()
+
+
+def agree(program: lapilli.Program, model: nn.Module, x: torch.Tensor) -> None:
+    with torch.no_grad():
+        assert relative_error(program(x), model(x)) <= FLOAT_BOUND
+
+
+@pytest.mark.parametrize(
+    "target", [None, pytest.param("any-fp32", marks=pytest.mark.poor_device), "cpu-fp32", "gpu-fp32"]
+)
+def test_batches_in_any_order(target: str | None, gpu_plans: None) -> None:
+    model = small()
+    batch = Dim("batch", min=1, max=16)
+    program = lapilli.compile(model, (torch.randn(2, 3, 16, 14),), dynamic_shapes=({0: batch},), target=target)
+    for n in ANY_ORDER:
+        agree(program, model, torch.randn(n, 3, 16, 14))
+
+
+@pytest.mark.parametrize("target", [None, "gpu-fp32"])
+def test_image_sizes_in_any_order(target: str | None, gpu_plans: None) -> None:
+    """Batch, height and width all vary; odd sizes too."""
+    model = small()
+    shapes = ({0: Dim("batch", min=1, max=4), 2: Dim("height", min=8, max=64), 3: Dim("width", min=8, max=64)},)
+    program = lapilli.compile(model, (torch.randn(2, 3, 16, 20),), dynamic_shapes=shapes, target=target)
+    for n, h, w in ((1, 16, 16), (3, 9, 31), (4, 64, 8), (2, 33, 33), (1, 8, 8), (3, 9, 31)):
+        agree(program, model, torch.randn(n, 3, h, w))
+
+
+def test_a_classifier() -> None:
+    """MobileNetV2 for batches of 1 to 16."""
+    model = model_of("mobilenet_v2")
+    x = image("mobilenet_v2", 16)
+    program = lapilli.compile(model, (x[:2],), dynamic_shapes=({0: Dim("batch", min=1, max=16)},), target="cpu-fp32")
+    with torch.no_grad():
+        want = model(x)
+    for n in (16, 1, 7):
+        assert relative_error(program(x[:n]), want[:n]) <= FLOAT_BOUND
+
+
+def test_same_bits_after_other_sizes() -> None:
+    model = small()
+    program = lapilli.compile(model, (torch.randn(2, 3, 16, 14),), dynamic_shapes=({0: Dim("batch", min=1, max=16)},))
+    x = torch.randn(5, 3, 16, 14)
+    first = program(x)
+    program(torch.randn(9, 3, 16, 14))
+    assert torch.equal(program(x), first)
+
+
+@pytest.mark.poor_device
+def test_sizes_out_of_bounds() -> None:
+    program = lapilli.compile(
+        nn.Linear(4, 3), (torch.randn(2, 4),), dynamic_shapes=({0: Dim("batch", min=1, max=16)},), target="any-fp32"
+    )
+    for bad in (torch.randn(17, 4), torch.randn(0, 4), torch.randn(2, 5)):
+        with pytest.raises(lapilli.InvalidInputError):
+            program(bad)
+    assert program(torch.randn(16, 4)).shape == (16, 3)
+
+
+CASES: list[tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...]]] = [
+    ("pointwise", lambda x: (x * 2 + 1).relu(), ((3, 5),)),
+    ("reduction over the dynamic size", lambda x: x.sum(0), ((3, 5),)),
+    ("softmax over the dynamic size", lambda x: x.softmax(0), ((3, 5),)),
+    ("mean, divided by the dynamic size", lambda x: x.mean(), ((3, 5),)),
+    ("flatten", lambda x: x.flatten(1) * 2, ((3, 4, 5),)),
+    ("reshape that merges the dynamic size", lambda x: x.reshape(-1, 5) + 1, ((3, 4, 5),)),
+    ("split and merge heads", lambda x: x.view(x.shape[0], 4, 2, 3).transpose(1, 2).reshape(x.shape[0], -1), ((3, 24),)),
+    ("cat with itself", lambda x: torch.cat([x, x * 2], 0), ((3, 5),)),
+    ("slice from the end", lambda x: x[:, -2:] + x[:, :2], ((3, 5),)),
+    ("flip along the dynamic size", lambda x: x.flip(0), ((3, 5),)),
+    ("transpose", lambda x: x.t() + 1, ((3, 5),)),
+    ("pad the dynamic size", lambda x: nn.functional.pad(x, (0, 0, 1, 2)), ((3, 5),)),
+    ("matmul", lambda x, w: x @ w, ((3, 8), (8, 6))),
+    ("matmul with itself", lambda x: x @ x.t(), ((3, 8),)),
+    ("batched matmul", lambda x: x @ x.transpose(1, 2), ((3, 4, 8),)),
+    ("layer norm", lambda x: nn.functional.layer_norm(x, (8,)), ((3, 8),)),
+    ("group norm", lambda x: nn.functional.group_norm(x, 2), ((3, 4, 6),)),
+    ("max pool", lambda x: nn.functional.max_pool2d(x, 3, 2, 1), ((3, 2, 7, 7),)),
+    ("adaptive pool", lambda x: nn.functional.adaptive_avg_pool2d(x, (3, 2)), ((3, 2, 7, 7),)),
+    ("upsample", lambda x: nn.functional.interpolate(x, scale_factor=2.0), ((3, 2, 4, 4),)),
+    ("size as a number", lambda x: x * x.shape[0], ((3, 5),)),
+    ("stack and unbind", lambda x: torch.stack(list(x.unbind(1)), 0), ((3, 3),)),
+    ("argmax", lambda x: x.argmax(1), ((3, 7),)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("f, shapes", [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_operators(f: Callable[..., Any], shapes: tuple[tuple[int, ...], ...]) -> None:
+    """The first size of the first input varies."""
+
+    class Model(nn.Module):
+        def forward(self, *args: torch.Tensor) -> Any:
+            return f(*args)
+
+    n = Dim("n", min=1, max=32)
+    dynamic = (({0: n}, *[None] * (len(shapes) - 1)),)
+    torch.manual_seed(6)
+    rest = [torch.randn(s) for s in shapes[1:]]
+    program = lapilli.compile(Model(), (torch.randn(shapes[0]), *rest), dynamic_shapes=dynamic, target="any-fp32")
+    for size in (3, 1, 32, 5):
+        x = torch.randn(size, *shapes[0][1:])
+        want, got = f(x, *rest), program(x, *rest)
+        if want.is_floating_point():
+            assert relative_error(got, want) <= FLOAT_BOUND
+        else:
+            assert torch.equal(got, want)
