@@ -103,7 +103,10 @@ def test_all_sources_give_the_same(tmp_path: Path) -> None:
 
 
 def test_compiling_leaves_the_exported_program_alone() -> None:
-    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True)).eval(), torch.randn(1, 3, 5, 5)
+    model, x = (
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True)).eval(),
+        torch.randn(1, 3, 5, 5),
+    )
     exported = torch.export.export(model, (x,))
     before = str(exported.graph)
     prepare(exported)
