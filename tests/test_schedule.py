@@ -74,11 +74,6 @@ def test_residual_is_an_epilogue() -> None:
     assert any(t.reads() for t in cores[1:]) and cores[0].out in cores[1].reads()
 
 
-def test_an_epilogue_that_reshapes() -> None:
-    model = nn.Sequential(nn.Conv2d(8, 4, 1), nn.Flatten(), nn.ReLU())
-    assert [t.core is not None for t in plan(model, X).order.run if not t.label.startswith("pack")] == [True]
-
-
 def test_a_value_that_two_kernels_read_is_realised_once() -> None:
     def f(x: torch.Tensor) -> Any:
         y = x.exp()
@@ -168,8 +163,10 @@ def test_arena_is_smaller_than_the_sum_of_its_tensors() -> None:
     import lapilli
 
     model = nn.Sequential(*[m for _ in range(6) for m in (nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())])
-    memory = lapilli.compile(model, (X,), target="any-fp32").memory()
-    assert memory.arena < 0.6 * memory.arena_sum
+    program = lapilli.compile(model, (X,), target="any-fp32")
+    program(X)
+    memory = program.memory()
+    assert 0 < memory.arena < 0.6 * memory.arena_sum
 
 
 # -- targets

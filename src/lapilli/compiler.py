@@ -90,7 +90,8 @@ def assemble(
     writer = Writer()
     plans = [PlanSource(s.target, s.order, k, s.graph.outputs) for s, k in zip(schedules, kernels, strict=True)]
     writer.method("forward", schedules[0].graph, plans, codes)
-    return writer.bytes(f"lapilli {__version__}", metadata), schedules
+    decisions = {"lapilli.schedule": _decisions(schedules)}
+    return writer.bytes(f"lapilli {__version__}", {**metadata, **decisions}), schedules
 
 
 def _targets(precision: str, target: str | None) -> list[Target]:

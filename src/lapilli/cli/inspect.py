@@ -104,10 +104,12 @@ def _print(
         out.print(f"\n[bold]plan {plan.name}[/bold]: needs {requirements(plan)}")
         out.print(f"{len(plan.run)} dispatches, {barriers} barriers; {len(plan.load)} dispatches at load")
         out.print(arena(plan_memory))
-        table = Table("#", "operators", "kernel", "work groups", "MFLOP", "MB", "barrier")
-        for i, (dispatch, cost) in enumerate(zip(plan.run, plan_memory.commands, strict=True)):
+        table = Table("#", "operators", "kernel", "work groups", "MFLOP", "MB", "barrier", "why realised")
+        reasons = description.reasons(plan)
+        for i, (dispatch, cost, why) in enumerate(zip(plan.run, plan_memory.commands, reasons, strict=True)):
             if everything or i < 30:
-                table.add_row(str(i), dispatch.label, dispatch.kernel, *_cost(cost), "●" if dispatch.barrier else "")
+                mark = "●" if dispatch.barrier else ""
+                table.add_row(str(i), dispatch.label, dispatch.kernel, *_cost(cost), mark, why)
         out.print(table)
         if not everything and len(plan.run) > 30:
             out.print(f"… {len(plan.run) - 30} more: --all")

@@ -41,12 +41,15 @@ def page(program: Path, description: Description, memory: Sequence[MemoryPlan], 
                 "×".join(map(str, cost.groups)),
                 f"{cost.flops * 1e-6:.2f}" if cost.flops else "",
                 f"{cost.bytes * 1e-6:.2f}" if cost.bytes else "",
+                why,
             )
-            for i, (dispatch, cost) in enumerate(zip(plan.run, plan_memory.commands, strict=True))
+            for i, (dispatch, cost, why) in enumerate(
+                zip(plan.run, plan_memory.commands, description.reasons(plan), strict=True)
+            )
         ]
         marked = {i for i, dispatch in enumerate(plan.run) if dispatch.barrier}
         parts.append(f"<h3>{len(rows)} dispatches, {len(marked)} barriers (marked at the left)</h3>")
-        parts.append(_table(["#", "operators", "kernel", "work groups", "MFLOP", "MB"], rows, marked))
+        parts.append(_table(["#", "operators", "kernel", "work groups", "MFLOP", "MB", "why realised"], rows, marked))
         if plan.load:
             loads = [(str(i), dispatch.label, dispatch.kernel) for i, dispatch in enumerate(plan.load)]
             table = _table(["#", "operators", "kernel"], loads)

@@ -16,6 +16,7 @@ from lapilli.codegen import slang
 from lapilli.errors import CompileError
 
 Progress = Callable[[int, int], None]
+_DIGEST = hashlib.sha256().digest_size
 _PARALLEL = 6  # kernels from which a second process pays its start
 
 
@@ -49,10 +50,9 @@ def build(sources: Iterable[str], progress: Progress | None = None) -> dict[str,
     folder = cache_dir()
     done: dict[str, bytes] = {}
     for source in todo:
-        try:
-            done[source] = (folder / _key(source)).read_bytes()
-        except OSError:
-            continue
+        code = _stored(folder / _key(source))
+        if code is not None:
+            done[source] = code
     missing = [s for s in todo if s not in done]
     if progress:
         progress(len(done), len(todo))
@@ -66,12 +66,22 @@ def build(sources: Iterable[str], progress: Progress | None = None) -> dict[str,
     return done
 
 
+def _stored(path: Path) -> bytes | None:
+    """A kernel of the cache; None when it is not there, or damaged."""
+    try:
+        entry = path.read_bytes()
+    except OSError:
+        return None
+    code = entry[_DIGEST:]
+    return code if hashlib.sha256(code).digest() == entry[:_DIGEST] else None
+
+
 def _store(path: Path, code: bytes) -> None:
-    """Atomically; a cache that cannot be written is no error."""
+    """A digest and the code, atomically; a cache that cannot be written is no error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
-            f.write(code)
+            f.write(hashlib.sha256(code).digest() + code)
         os.replace(f.name, path)
     except OSError:
         pass

@@ -11,7 +11,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, index, load, unary
 from lapilli.ir.integer import Int
 from lapilli.ir.node import Node
-from lapilli.lower.reduction import center, count, over
+from lapilli.lower.reduction import Element, center, count, over_each
 from lapilli.lower.registry import Call, lowering
 from lapilli.lower.views import reshape_index
 
@@ -63,7 +63,7 @@ def layer_norm(
     centered, variance = _moments(call, x, d)
 
     def body(*at: Int) -> Expr:
-        e = load(centered, at) * unary("rsqrt", load(variance, at[: d[0]]) / index(count(x, d), DType.float32) + eps)
+        e = centered(at) * unary("rsqrt", load(variance, at[: d[0]]) / index(count(x, d), DType.float32) + eps)
         if weight is not None:
             e = e * load(weight, at[d[0] :])
         return e if bias is None else e + load(bias, at[d[0] :])
@@ -72,10 +72,12 @@ def layer_norm(
     return [result] if call.op.startswith("aten.native") else result
 
 
-def _moments(call: Call, x: Node, d: Sequence[int]) -> tuple[Node, Node]:
-    """x - mean, unrealised, and the sum of its squares over d."""
+def _moments(call: Call, x: Node, d: Sequence[int]) -> tuple[Element, Node]:
+    """x - mean, which is computed where it is read, and the sum of its squares over d."""
     centered = center(call, x, d)
-    return centered, over(call, "sum", centered, d, lambda e: e * e, dtype=DType.float32, name="_squares")
+    return centered, over_each(
+        call, "sum", x.shape, d, lambda at: centered(at) * centered(at), DType.float32, "_squares"
+    )
 
 
 @lowering(aten.group_norm.default)
@@ -90,7 +92,7 @@ def group_norm(
 
     def body(*at: Int) -> Expr:
         g = reshape_index(at, x.shape, split)
-        e = load(centered, g) * unary("rsqrt", load(variance, g[:2]) / index(count(grouped, d), DType.float32) + eps)
+        e = centered(g) * unary("rsqrt", load(variance, g[:2]) / index(count(grouped, d), DType.float32) + eps)
         if weight is not None:
             e = e * load(weight, [at[1]])
         return e if bias is None else e + load(bias, [at[1]])

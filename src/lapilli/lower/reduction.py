@@ -15,6 +15,7 @@ from lapilli.lower.registry import LONG, Call, element, lowering, normalize_dims
 
 aten = torch.ops.aten
 Dims = int | Sequence[int] | None
+Element = Callable[[Sequence[Int]], Expr]
 
 _ON_BOOLS = {"max": "any", "min": "all"}  # bools have no order in a shader
 
@@ -29,23 +30,37 @@ def over(
     dtype: DType | None = None,
     name: str = "",
 ) -> Reduce:
-    """Reduce x over dims; the result has the other dimensions only."""
-    kept = [d for d in range(x.rank) if d not in dims]
+    """Reduce f of the elements of x over dims; the result has the other dimensions only."""
     kind = kind or x.dtype.compute
     if kind is DType.bool and op in _ON_BOOLS:
         op = _ON_BOOLS[op]
     elif kind is DType.bool and op.startswith("arg"):
         kind = DType.int32
 
+    return over_each(call, op, x.shape, dims, lambda at: f(cast_to(load(x, at), kind)), dtype, name)
+
+
+def over_each(
+    call: Call,
+    op: str,
+    shape: Sequence[Int],
+    dims: Sequence[int],
+    f: Element,
+    dtype: DType | None = None,
+    name: str = "",
+) -> Reduce:
+    """Reduce f(index), over all indices of a shape, over dims."""
+    kept = [d for d in range(len(shape)) if d not in dims]
+
     def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
-        full: list[Int] = [as_int(0)] * x.rank
+        full: list[Int] = [as_int(0)] * len(shape)
         for d, i in zip(kept, at, strict=True):
             full[d] = i
         for d, i in zip(dims, r, strict=True):
             full[d] = i
-        return f(cast_to(load(x, full), kind))
+        return f(full)
 
-    return call.reduce(op, body, [x.shape[d] for d in kept], [x.shape[d] for d in dims], dtype, name)
+    return call.reduce(op, body, [shape[d] for d in kept], [shape[d] for d in dims], dtype, name)
 
 
 def keep(call: Call, r: Node, dims: Sequence[int], rank: int, f: Callable[[Expr], Expr] = lambda e: e) -> Node:
@@ -171,41 +186,39 @@ def var(call: Call, x: Node, dims: Dims = None, *, correction: float | None = No
     d = normalize_dims(dims, x.rank)
     centered = center(call, x, d)
     n = index(count(x, d), DType.float32) - float(1 if correction is None else correction)
-    total = over(call, "sum", centered, d, lambda e: e * e, dtype=DType.float32)
+    total = over_each(call, "sum", x.shape, d, lambda at: centered(at) * centered(at), DType.float32)
     return keep(call, total, d, x.rank, lambda e: e / binary("max", n, 0.0))
 
 
-def center(call: Call, x: Node, d: Sequence[int]) -> Node:
-    """x minus its mean over the dimensions d, as an unrealised value."""
+def center(call: Call, x: Node, d: Sequence[int]) -> Element:
+    """x minus its mean over the dimensions d. Readers compute it again: it gets no memory, in which it would be rounded."""
     total = over(call, "sum", x, d, kind=DType.float32, dtype=DType.float32, name="_mean")
     n = index(count(x, d), DType.float32)
-    kept = [k for k in range(x.rank) if k not in d]
-    return call.map(
-        lambda *at: element(x, at, DType.float32) - load(total, [at[k] for k in kept]) / n,
-        shape=x.shape,
-        dtype=DType.float32,
-    )
+    return lambda at: element(x, at, DType.float32) - load(total, [i for k, i in enumerate(at) if k not in d]) / n
 
 
-def softmax_parts(call: Call, x: Node, dim: int) -> tuple[Node, Node, list[int]]:
-    """exp(x - max) unrealised, its sum over dim, and the other dimensions."""
+def softmax_parts(call: Call, x: Node, dim: int) -> tuple[Element, Element]:
+    """x - max, which is computed where it is read, and the sum of its exponentials over dim."""
     d = normalize_dims(dim, x.rank)
-    kept = [k for k in range(x.rank) if k not in d]
     top = over(call, "max", x, d, dtype=x.dtype, name="_max")
-    shifted = call.map(
-        lambda *at: element(x, at, DType.float32) - load(top, [at[k] for k in kept]), shape=x.shape, dtype=DType.float32
-    )
-    total = over(call, "sum", shifted, d, lambda e: unary("exp", e), dtype=DType.float32, name="_sum")
-    return shifted, total, kept
+
+    def without(at: Sequence[Int]) -> list[Int]:
+        return [i for k, i in enumerate(at) if k not in d]
+
+    def shifted(at: Sequence[Int]) -> Expr:
+        return element(x, at, DType.float32) - cast_to(load(top, without(at)), DType.float32)
+
+    total = over_each(call, "sum", x.shape, d, lambda at: unary("exp", shifted(at)), DType.float32, "_sum")
+    return shifted, lambda at: load(total, without(at))
 
 
 @lowering(aten._softmax.default, aten.softmax.int)
 def softmax(call: Call, x: Node, dim: int, *_: Any, **__: Any) -> Node:
-    shifted, total, kept = softmax_parts(call, x, dim)
-    return call.map(lambda *at: unary("exp", load(shifted, at)) / load(total, [at[k] for k in kept]))
+    shifted, total = softmax_parts(call, x, dim)
+    return call.map(lambda *at: unary("exp", shifted(at)) / total(at))
 
 
 @lowering(aten._log_softmax.default, aten.log_softmax.int)
 def log_softmax(call: Call, x: Node, dim: int, *_: Any, **__: Any) -> Node:
-    shifted, total, kept = softmax_parts(call, x, dim)
-    return call.map(lambda *at: load(shifted, at) - unary("log", load(total, [at[k] for k in kept])))
+    shifted, total = softmax_parts(call, x, dim)
+    return call.map(lambda *at: shifted(at) - unary("log", total(at)))

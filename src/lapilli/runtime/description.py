@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -202,6 +203,12 @@ class Description:
         constants = tuple(Constant(c["name"], c["dtype"], tuple(c["shape"]), c["size"]) for c in node["constants"])
         methods = tuple(_method(method, kernels) for method in node["methods"])
         return Description(source, node["producer"], methods, constants, kernels, node["metadata"])
+
+    def reasons(self, plan: Plan) -> tuple[str, ...]:
+        """Why the result of every run command has memory of its own, in the compiler's words; empty if it left none."""
+        decisions = json.loads(self.metadata.get("lapilli.schedule", "{}"))
+        found = tuple(map(str, decisions.get(plan.name, {}).get("run", ())))
+        return found if len(found) == len(plan.run) else ("",) * len(plan.run)
 
     def memory(self, plan: Plan, symbols: Sequence[int], method: int = 0) -> MemoryPlan:
         """The memory plan for values of the method's symbols, and the work of every run command."""
