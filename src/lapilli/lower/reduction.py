@@ -37,7 +37,7 @@ def over(
     elif kind is DType.bool and op.startswith("arg"):
         kind = DType.int32
 
-    return over_each(call, op, x.shape, dims, lambda at: f(cast_to(load(x, at), kind)), dtype, name)
+    return over_each(call, op, x.shape, dims, lambda at: f(cast_to(load(x, tuple(at)), kind)), dtype, name)
 
 
 def over_each(
