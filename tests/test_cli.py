@@ -134,12 +134,12 @@ def test_inspect(cli: Cli, scaled: Path, classes: Path, tmp_path: Path) -> None:
         "weights",
         "scale",
         "64×1×1",
-        "most alive at once 256 B",
+        "most alive at once 512 B",
         "N=16",
     ):
         assert word in text
     result = json.loads(cli("inspect", scaled, "--json").stdout)
-    assert result["sizes"] == {"N": 1} and result["memory"][0]["lower_bound"] == 256
+    assert result["sizes"] == {"N": 1} and result["memory"][0]["lower_bound"] == 512
     assert [plan["name"] for plan in result["methods"][0]["plans"]] == ["tiny"]
     cli("inspect", classes, "--html", "page.html")
     page = Page()

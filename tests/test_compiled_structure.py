@@ -68,7 +68,6 @@ def test_nested_model() -> None:
             program({"image": batch["image"]}, scale=scale)
 
 
-@pytest.mark.xfail(reason="the compiler does not hand over the names of the parameters yet", strict=False)
 def test_positional_parameters_may_be_given_as_keywords() -> None:
     x = torch.rand(2, 3)
     with lapilli.compile(Shifted(), (x, torch.ones(3))) as program:
