@@ -83,10 +83,16 @@ def test_convolutions(target: str, gpu_plans: None) -> None:
     assert_agree(on_device(cases, target), expected(cases))
 
 
+def test_nan_and_infinity_in_functions() -> None:
+    """Not on SwiftShader: its exp and log make numbers of NaN, which Vulkan leaves to the driver."""
+    overloads = [aten.sigmoid, aten.tanh, aten.exp, aten.atan, aten.asinh, aten.log1p, aten.expm1]
+    cases = [Case(o.default, (SPECIAL,)) for o in overloads]
+    assert_agree(on_device(cases, "any-fp32"), expected(cases))
+
+
 @pytest.mark.poor_device
-def test_nan_and_infinity() -> None:
-    overloads = [aten.relu, aten.relu6, aten.abs, aten.sigmoid, aten.tanh, aten.isnan, aten.isinf, aten.floor, aten.hardswish,
-                 aten.exp, aten.atan, aten.asinh, aten.log1p, aten.expm1]  # fmt: skip
+def test_nan_and_infinity_in_arithmetic() -> None:
+    overloads = [aten.relu, aten.relu6, aten.abs, aten.isnan, aten.isinf, aten.floor, aten.hardswish]
     cases = [Case(o.default, (SPECIAL,)) for o in overloads]
     pairs = torch.cartesian_prod(SPECIAL, SPECIAL)
     cases += [Case(o.default, (pairs[:, 0], pairs[:, 1])) for o in (aten.maximum, aten.minimum)]

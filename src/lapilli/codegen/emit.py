@@ -127,15 +127,14 @@ _INFIX = {
 }  # fmt: skip
 _DIRECT = {
     "abs": "abs", "floor": "floor", "ceil": "ceil", "round": "round", "trunc": "trunc", "sqrt": "sqrt", "rsqrt": "rsqrt",
-    "exp": "exp", "exp2": "exp2", "log": "log", "log2": "log2", "log10": "log10", "sin": "sin", "cos": "cos", "tan": "tan",
-    "cosh": "cosh", "isnan": "isnan", "isinf": "isinf",
+    "sin": "sin", "cos": "cos", "tan": "tan", "isnan": "isnan", "isinf": "isinf",
 }  # fmt: skip
 # written in lapilli_math.slang
 _GENERIC = {
     op: f"{op}_any"
     for op in (
-        "erf", "expm1", "log1p", "tanh", "pow", "mod", "fmod", "floordiv", "asin", "acos", "atan", "atan2", "sinh", "asinh",
-        "acosh", "atanh",
+        "exp", "exp2", "log", "log2", "log10", "expm1", "log1p", "erf", "pow", "mod", "fmod", "floordiv",
+        "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
     )
 }  # fmt: skip
 
