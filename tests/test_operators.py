@@ -83,8 +83,9 @@ def test_convolutions(target: str, gpu_plans: None) -> None:
     assert_agree(on_device(cases, target), expected(cases))
 
 
+@pytest.mark.poor_device
 def test_nan_and_infinity_in_functions() -> None:
-    """Not on SwiftShader: its exp and log make numbers of NaN, which Vulkan leaves to the driver."""
+    """SwiftShader's own exp and log make numbers of NaN, which Vulkan leaves to the driver; ours must not."""
     overloads = [aten.sigmoid, aten.tanh, aten.exp, aten.atan, aten.asinh, aten.log1p, aten.expm1]
     cases = [Case(o.default, (SPECIAL,)) for o in overloads]
     assert_agree(on_device(cases, "any-fp32"), expected(cases))
