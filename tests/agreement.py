@@ -201,7 +201,7 @@ def samples(overload: torch._ops.OpOverload, dtype: torch.dtype, limit: int) -> 
     packet = overload._schema.name.split("::")[1]
     infos = [*_op_db().get(packet, []), *_op_db().get(f"nn.functional.{packet}", [])]
     if not infos and packet in _REACHED_BY:
-        infos = [*_op_db().get(_REACHED_BY[packet], [])]
+        infos = _op_db().get(_REACHED_BY[packet], [])
     found: dict[str, Case] = {}
     torch.manual_seed(0)
     for info in infos:
