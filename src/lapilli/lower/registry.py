@@ -29,6 +29,8 @@ LONGEST = 1 << 15
 """... and of the longest that it may have to: lavapipe ends loops after 65,535 rounds, without a word."""
 
 lowerings: dict[torch._ops.OpOverload, Lowering] = {}
+decompositions: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
+"""Operators that are described in terms of other ATen operators: functions on torch tensors."""
 
 _FROM_TORCH = {
     torch.bool: DType.bool, torch.uint8: DType.uint8, torch.int8: DType.int8, torch.int16: DType.int16,
@@ -54,6 +56,18 @@ def lowering(*overloads: Any) -> Callable[[F], F]:
         for overload in overloads:
             assert overload not in lowerings, f"{overload} is registered twice"
             lowerings[overload] = f
+        return f
+
+    return register
+
+
+def decomposition(*overloads: Any) -> Callable[[F], F]:
+    """Register a function of torch tensors, of the operator's own arguments, as the meaning of operator overloads."""
+
+    def register(f: F) -> F:
+        for overload in overloads:
+            assert overload not in lowerings and overload not in decompositions, f"{overload} is registered twice"
+            decompositions[overload] = f
         return f
 
     return register
