@@ -88,7 +88,7 @@ def assemble(
         None if progress is None else lambda done, total: progress("kernels", done, total),
     )
     writer = Writer()
-    plans = [PlanSource(s.target, s.order, k, s.graph.outputs) for s, k in zip(schedules, kernels, strict=True)]
+    plans = [PlanSource(s.target, s.order, k, s.graph.outputs, s.stored) for s, k in zip(schedules, kernels, strict=True)]
     writer.method("forward", schedules[0].graph, plans, codes)
     decisions = {"lapilli.schedule": _decisions(schedules)}
     return writer.bytes(f"lapilli {__version__}", {**metadata, **decisions}), schedules
@@ -126,7 +126,7 @@ def _structure(exported: ExportedProgram, module: Module) -> str:
     signature = exported.module_call_graph[0].signature
     given = (signature.forward_arg_names or []) if signature is not None else []
     names = tuple(given[: len(inputs.children[0].children)])
-    return structure.Structure(inputs, outputs, names).dumps()
+    return structure.Structure(inputs, outputs, names, tuple(module.updates)).dumps()
 
 
 def _decisions(schedules: list[Schedule]) -> str:

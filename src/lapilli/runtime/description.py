@@ -77,6 +77,14 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class State(TensorSpec):
+    """A tensor that stays on the device from run to run; `constant` is the one that it begins as (None: zeros)."""
+
+    size: int = 0
+    constant: int | None = None
+
+
+@dataclass(frozen=True)
 class Kernel:
     """SPIR-V code and what it needs."""
 
@@ -177,7 +185,9 @@ class Description:
     producer: str
     methods: tuple[Method, ...]
     constants: tuple[Constant, ...]
+    states: tuple[State, ...]
     kernels: tuple[Kernel, ...]
+    host_operators: tuple[str, ...]
     metadata: Mapping[str, str]
 
     @staticmethod
@@ -202,7 +212,11 @@ class Description:
         )
         constants = tuple(Constant(c["name"], c["dtype"], tuple(c["shape"]), c["size"]) for c in node["constants"])
         methods = tuple(_method(method, kernels) for method in node["methods"])
-        return Description(source, node["producer"], methods, constants, kernels, node["metadata"])
+        states = tuple(
+            State(s["name"], s["dtype"], tuple(s["shape"]), (), s["size"], s["constant"]) for s in node["states"]
+        )
+        host = tuple(node["host_operators"])
+        return Description(source, node["producer"], methods, constants, states, kernels, host, node["metadata"])
 
     def reasons(self, plan: Plan) -> tuple[str, ...]:
         """Why the result of every run command has memory of its own, in the compiler's words; empty if it left none."""

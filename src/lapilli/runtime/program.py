@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from lapilli.errors import InvalidInputError, ReadError, RunTimeoutError
@@ -48,8 +49,8 @@ class Profile:
 class Future:
     """A run in flight; like `concurrent.futures.Future`, but it cannot be cancelled."""
 
-    def __init__(self, program: Program, run: NativeRun, torch: bool) -> None:
-        self._program, self._run, self._torch = program, run, torch
+    def __init__(self, program: Program, run: NativeRun, leaves: list[Any], torch: bool) -> None:
+        self._program, self._run, self._leaves, self._torch = program, run, leaves, torch
         self._lock = threading.Lock()
         self._outputs: list[NDArray[Any]] | None = None
         self._error: BaseException | None = None
@@ -88,6 +89,7 @@ class Future:
                 self._run.wait(None if end is None else max(0, end - time.monotonic()))
                 self._outputs = self._run.outputs()
                 self._run.release()
+                self._program._update(self._leaves, self._outputs, self._torch)
         except RunTimeoutError:
             raise
         except BaseException as error:
@@ -107,7 +109,7 @@ class Program:
     def __init__(self, source: Path | bytes, device: str | int | None = None) -> None:
         self._source = source
         with named(source):
-            self._native = NativeProgram.load(source, device=device)
+            self._native = NativeProgram.load(source, device=device, allow_host=True)
         self._close = weakref.finalize(self, self._native.close)
         try:
             self._description = Description.of(source, verify=False)  # the load has verified it
@@ -135,22 +137,28 @@ class Program:
         """Runs the model on its inputs, nested as the model has them; waits for the result.
 
         torch tensors (on the CPU) in, torch tensors out; NumPy arrays in, NumPy arrays out. Nothing is cast: dtypes and
-        shapes must be those of `inputs`. No gradients are recorded.
+        shapes must be those of `inputs`. No gradients are recorded. Inputs that the model changes in place are changed; buffers
+        that it changes are kept on the device from run to run (`state`, `reset`).
 
         Raises InvalidInputError that says what was given and what is accepted.
         """
-        arrays, torch = tensors.to_arrays(self._structure.flatten_call(args, kwargs), self.inputs)
-        return self._wrap(self._open().run(arrays), torch)
+        leaves, arrays, torch = self._arrays(args, kwargs)
+        outputs = self._open().run(arrays)
+        self._update(leaves, outputs, torch)
+        return self._wrap(outputs, torch)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future:
-        """Starts a run and returns at once; the inputs are copied and may be changed. Several runs may be in flight."""
-        arrays, torch = tensors.to_arrays(self._structure.flatten_call(args, kwargs), self.inputs)
-        future = Future(self, self._open().submit(arrays), torch)
+        """Starts a run and returns at once; the inputs are copied and may be changed. Several runs may be in flight.
+
+        Inputs that the model itself changes get their new values when the future's result is taken."""
+        leaves, arrays, torch = self._arrays(args, kwargs)
+        future = Future(self, self._open().submit(arrays), leaves, torch)
         self._futures.add(future)
         return future
 
     def run_flat(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Runs on the flat list of `inputs` and gives the flat list of `outputs`, as NumPy arrays."""
+        """Runs on the flat list of `inputs` and gives the flat list of `outputs`, as NumPy arrays. The new values of inputs
+        that the model changes are the last outputs; the arrays given are left alone."""
         arrays, _ = tensors.to_arrays(inputs, self.inputs)
         return tensors.from_arrays(self._open().run(arrays), self.outputs, torch=False)
 
@@ -166,6 +174,36 @@ class Program:
             )
         with open(self._source, "rb") as source, replace(path) as file:
             shutil.copyfileobj(source, file, 1 << 20)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """The buffers of the model that its runs change, by name, as they are after the runs submitted so far.
+
+        Programs hold their own: a second one, loaded from the same file, begins anew."""
+        native = self._open()
+        values = [native.read_state(number) for number in range(len(self._description.states))]
+        specs = self._description.states
+        return {s.name: v for s, v in zip(specs, tensors.from_arrays(values, specs, torch=False), strict=True)}
+
+    def set_state(self, values: Mapping[str, Any]) -> None:
+        """Gives buffers, by name, other values (NumPy arrays or torch tensors of their dtypes and shapes).
+
+        Raises InvalidInputError where there is no such buffer, or the value does not fit it; then none is changed."""
+        specs = {spec.name: spec for spec in self._description.states}
+        unknown = [name for name in values if name not in specs]
+        if unknown:
+            raise InvalidInputError(f"The program has no state {unknown}; it has {list(specs) or 'none'}.")
+        arrays, _ = tensors.to_arrays(list(values.values()), [specs[name] for name in values])
+        for name, array in zip(values, arrays, strict=True):
+            spec = specs[name]
+            if array.shape != spec.shape or array.dtype != (np.uint16 if spec.dtype == "bfloat16" else spec.dtype):
+                raise InvalidInputError(f"State {spec} cannot be given as {array.dtype} of shape {array.shape}.")
+        numbers = list(specs)
+        for name, array in zip(values, arrays, strict=True):
+            self._open().write_state(numbers.index(name), array)
+
+    def reset(self) -> None:
+        """Gives the buffers that runs change their initial values back, after the runs submitted so far."""
+        self._open().reset()
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -246,6 +284,24 @@ class Program:
         if not self._close.alive:
             raise InvalidInputError("This program is closed; load it again to use it.")
         return self._native
+
+    def _arrays(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any], list[NDArray[Any]], bool]:
+        """The tensors of a call, the same as arrays, and whether any is torch's."""
+        leaves = self._structure.flatten_call(args, kwargs)
+        arrays, torch = tensors.to_arrays(leaves, self.inputs)
+        for number in self._structure.updates:
+            tensors.check_writable(leaves[number], self.inputs[number])
+        return leaves, arrays, torch
+
+    def _update(self, leaves: Sequence[Any], outputs: Sequence[NDArray[Any]], torch: bool) -> None:
+        """Gives the inputs that the model changes their new values."""
+        count = len(self._structure.updates)
+        if count:
+            new = tensors.from_arrays(list(outputs[-count:]), self.outputs[-count:], torch)
+            for number, value in zip(self._structure.updates, new, strict=True):
+                tensors.update(leaves[number], value)
 
     def _wrap(self, outputs: list[NDArray[Any]], torch: bool) -> Any:
         return self._structure.unflatten_outputs(tensors.from_arrays(outputs, self.outputs, torch))
