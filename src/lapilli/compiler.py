@@ -88,7 +88,9 @@ def assemble(
         None if progress is None else lambda done, total: progress("kernels", done, total),
     )
     writer = Writer()
-    plans = [PlanSource(s.target, s.order, k, s.graph.outputs, s.stored) for s, k in zip(schedules, kernels, strict=True)]
+    plans = [
+        PlanSource(s.target, s.order, k, s.graph.outputs, s.stored) for s, k in zip(schedules, kernels, strict=True)
+    ]
     writer.method("forward", schedules[0].graph, plans, codes)
     decisions = {"lapilli.schedule": _decisions(schedules)}
     return writer.bytes(f"lapilli {__version__}", {**metadata, **decisions}), schedules

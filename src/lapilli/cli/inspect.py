@@ -54,6 +54,8 @@ def overview(program: Path, description: Description, values: dict[str, int]) ->
         ("inputs", "\n".join(map(str, method.inputs)) or "none"),
         ("outputs", "\n".join(map(str, method.outputs)) or "none"),
         ("constants", f"{len(description.constants)}, {size(constants)}"),
+        ("states", "\n".join(map(str, description.states)) or "none"),
+        ("computed by torch", ", ".join(description.host_operators) or "nothing"),
         ("kernels", f"{len(description.kernels)}, {size(sum(kernel.code_size for kernel in description.kernels))}"),
         (
             "metadata",

@@ -125,7 +125,8 @@ class Module:
                 self.graph.erase_node(node)
 
     def array(self, node: fx.Node, half: bool) -> npt.NDArray[Any]:
-        """A constant, or the initial value of a state, as NumPy (bfloat16 as its bits), rounded to half precision if asked; the same array every time."""
+        """A constant, or the initial value of a state, as NumPy (bfloat16 as its bits), rounded to half precision if asked;
+        the same array every time."""
         key = (node, half)
         if key not in self.arrays:
             tensor = self.states[node].value if node in self.states else self.constants[node]

@@ -285,9 +285,7 @@ class Program:
             raise InvalidInputError("This program is closed; load it again to use it.")
         return self._native
 
-    def _arrays(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[list[Any], list[NDArray[Any]], bool]:
+    def _arrays(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], list[NDArray[Any]], bool]:
         """The tensors of a call, the same as arrays, and whether any is torch's."""
         leaves = self._structure.flatten_call(args, kwargs)
         arrays, torch = tensors.to_arrays(leaves, self.inputs)
