@@ -121,6 +121,7 @@ class _Run:
 
     def _meaning(self, task: Task) -> Array | None:
         """What a kernel should have stored; None for the inner steps of an algorithm."""
+        task = task.whole or task
         out = task.out
         core = task.core
         if not isinstance(out, Map | Reduce):

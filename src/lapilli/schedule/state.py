@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, load, loads
 from lapilli.ir.integer import Int, of
 from lapilli.ir.node import Graph, Map, Node, State, operands
 from lapilli.lower.registry import fresh_axes
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.task import Task
+from lapilli.schedule.window import window
 
 
 def in_place(graph: Graph) -> Graph:
@@ -52,16 +54,22 @@ def _copied(copy: Node) -> Map | None:
 
 
 def settle(
-    stores: Sequence[tuple[State, Node]], tasks: Sequence[Task], layouts: dict[int, Layout]
+    stores: Sequence[tuple[State, Node]], tasks: Sequence[Task], layouts: dict[int, Layout], half: bool
 ) -> tuple[list[Task], dict[int, State]]:
     """The tasks, and which of their results lie in which state. A task that reads its state at other places than it writes,
-    or another state that changes, gets memory of its own; a copy follows."""
+    or another state that changes, gets memory of its own; a copy follows. half: elements of 16 bits can be stored."""
     stored = {new.id: state for state, new in stores}
-    result = list(tasks)
+    result: list[Task] = []
     for task in tasks:
         state = stored.get(task.out.id)
-        if state is None or _may_overwrite(task, state, stored):
+        if state is None:
+            result.append(task)
             continue
+        if _may_overwrite(task, state, stored):
+            alone = state.dtype.size >= 4 or (half and state.dtype is DType.float16)  # an element is a word of its own
+            result.append((window(task, state) if alone and task.template is None else None) or task)
+            continue
+        result.append(task)
         axes, at = fresh_axes(task.out.shape)
         value = load(task.out, at)
         copy = Map(task.out.shape, task.out.dtype, f"{task.out.name}_kept", "copy", axes=axes, body=value)
