@@ -255,6 +255,8 @@ class Emitter:
         if isinstance(e, Const):
             return self._splat(literal(e.value, e.dtype), e.dtype, lanes)
         if isinstance(e, Load) and e.node.id in self.values:
+            if lanes == 1 and self.lane is not None:
+                raise NotVectorizable("a result of each lane is used as an index")
             return self.values[e.node.id]
         if isinstance(e, Select):
             text = self._select(e, lanes)
