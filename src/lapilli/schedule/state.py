@@ -1,7 +1,7 @@
 """Where the new values of states are computed: in the states' own memory wherever nobody needs the old value any more.
 
 `lower` gives a state's new value as a Map of its own, a copy that nobody reads. `in_place` leaves the copy out where the value
-itself may be computed in the state's memory, so that its readers read the state (a cache of keys and values is not copied in
+itself can be computed in the state's memory, so that its readers read the state (a cache of keys and values is not copied in
 every run). `settle` sends through memory of its own what would overwrite what it still has to read."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, load, loads
-from lapilli.ir.integer import Int, of
+from lapilli.ir.integer import Int
 from lapilli.ir.node import Graph, Map, Node, State, operands
 from lapilli.lower.registry import fresh_axes
 from lapilli.schedule.layout import Layout
@@ -20,28 +20,33 @@ from lapilli.schedule.window import window
 
 
 def in_place(graph: Graph) -> Graph:
-    """The graph with new values in place of their copies, where only the new value itself reads the old one, each element
-    where it is written."""
+    """The graph with new values in place of their copies, where nobody reads the old value but to compute the new one: whoever
+    reads either, then comes before or after by itself."""
     if not graph.stores:
         return graph
+    nodes = graph.nodes()
     readers: dict[int, set[int]] = {}
-    for node in graph.nodes():
+    for node in nodes:
         for read in operands(node):
             readers.setdefault(read.id, set()).add(node.id)
+    outputs = {o.id for o in graph.outputs}
     taken: set[int] = set()
     stores: list[tuple[State, Node]] = []
     for state, copy in graph.stores:
         new = _copied(copy)
-        if (
-            new is not None
-            and new.id not in taken
-            and readers.get(state.id, set()) <= {new.id}
-            and _reads_own(new.body, state, [of(a) for a in new.axes])
-        ):
-            taken.add(new.id)
-            stores.append((state, new))
-        else:
-            stores.append((state, copy))
+        if new is not None and new.id not in taken:
+            readers[new.id].discard(copy.id)
+            within = {new.id}  # what only the new value needs
+            for node in reversed(nodes):
+                users = readers.get(node.id)
+                if users and users <= within and node.id not in outputs:
+                    within.add(node.id)
+            if readers.get(state.id, set()) <= within:
+                taken.add(new.id)
+                stores.append((state, new))
+                continue
+            readers[new.id].add(copy.id)
+        stores.append((state, copy))
     return replace(graph, stores=stores)
 
 

@@ -23,12 +23,15 @@ def window(task: Task, state: State) -> Task | None:
 
 def _slice(task: Task, state: State) -> Task | None:
     """new[i] if first <= i <= last else state[i]"""
-    value = task.value
-    if not isinstance(value, Select) or not _is_old(value.other, state):
+    value, guards = task.value, list[Int]()
+    while isinstance(value, Select) and _is_old(value.other, state):  # slices of slices are nested
+        guards += value.guards
+        value = value.then
+    if not guards:
         return None
     first: dict[Var, Int] = {a: as_int(0) for a in task.axes}
     last: dict[Var, Int] = {a: a.extent - 1 for a in task.axes}
-    for guard in value.guards:
+    for guard in guards:
         axis = next((a for a in task.axes if a in guard.atoms()), None)
         if axis is None:
             return None
@@ -45,7 +48,7 @@ def _slice(task: Task, state: State) -> Task | None:
     mapping: dict[Atom, Int] = {
         a: first[a] + (0 if w.extent == 1 else of(w)) for a, w in zip(task.axes, axes, strict=True)
     }
-    return _over(task, axes, mapping, value.then)
+    return _over(task, axes, mapping, value)
 
 
 def _is_fixed(i: Int) -> bool:
