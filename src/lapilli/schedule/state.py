@@ -10,13 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, load, loads
-from lapilli.ir.integer import Int
+from lapilli.ir.expr import load, loads
 from lapilli.ir.node import Graph, Map, Node, State, operands
 from lapilli.lower.registry import fresh_axes
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.task import Task
-from lapilli.schedule.window import window
+from lapilli.schedule.window import reads_own, window
 
 
 def in_place(graph: Graph) -> Graph:
@@ -70,11 +69,14 @@ def settle(
         if state is None:
             result.append(task)
             continue
-        if _may_overwrite(task, state, stored):
-            alone = state.dtype.size >= 4 or (half and state.dtype is DType.float16)  # an element is a word of its own
-            result.append((window(task, state) if alone and task.template is None else None) or task)
+        alone = state.dtype.size >= 4 or (half and state.dtype is DType.float16)  # an element is a word of its own
+        part = window(task, state) if alone and task.template is None else None
+        if part is not None and _may_overwrite(part, state, stored):
+            result.append(part)
             continue
         result.append(task)
+        if _may_overwrite(task, state, stored):
+            continue
         axes, at = fresh_axes(task.out.shape)
         value = load(task.out, at)
         copy = Map(task.out.shape, task.out.dtype, f"{task.out.name}_kept", "copy", axes=axes, body=value)
@@ -85,22 +87,13 @@ def settle(
 
 
 def _may_overwrite(task: Task, state: State, stored: Mapping[int, State]) -> bool:
+    """Templates may compute an element twice, from what it was: they may not read the state."""
     changing = {s.id for s in stored.values()}
     read = {r.id for r in task.reads()}
     if read & (changing - {state.id}):
         return False
-    if task.template is not None and any(o is state for o in task.template.operands):
-        return False
+    if task.template is not None:
+        return state.id not in read
     if task.core_body is not None and any(ld.node is state for ld in loads(task.core_body)):
         return False
-    return _reads_own(task.value, state, task.store)
-
-
-def _reads_own(value: Expr, state: State, at: Sequence[Int]) -> bool:
-    """Whether an expression reads a state only where its result is stored."""
-    return all(
-        i == j or size == 1
-        for ld in loads(value)
-        if ld.node is state
-        for i, j, size in zip(ld.index, at, state.shape, strict=True)
-    )
+    return reads_own(task.value, state, task.store)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select, index, rewrite, substitute
+from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select, index, loads, rewrite, substitute
 from lapilli.ir.integer import Atom, Indirect, Int, Var, as_int, maximum, minimum, of
 from lapilli.ir.node import State
 from lapilli.schedule.task import Task
@@ -16,22 +16,22 @@ def window(task: Task, state: State) -> Task | None:
     the other elements what they were; None where it is of no such form."""
     if any(s != (0 if a.extent == 1 else of(a)) for s, a in zip(task.store, task.axes, strict=True)):
         return None
-    if task.core is None:
-        return _slice(task, state)
-    return _entries(task, state)
+    if task.core is not None:
+        return _entries(task, state)
+    found = None
+    while (inner := _slice(found or task, state)) is not None:  # slices of slices are nested
+        found = replace(inner, whole=task)
+    return found
 
 
 def _slice(task: Task, state: State) -> Task | None:
     """new[i] if first <= i <= last else state[i]"""
-    value, guards = task.value, list[Int]()
-    while isinstance(value, Select) and _is_old(value.other, state):  # slices of slices are nested
-        guards += value.guards
-        value = value.then
-    if not guards:
+    value = task.value
+    if not isinstance(value, Select) or not _is_old(value.other, state, task):
         return None
     first: dict[Var, Int] = {a: as_int(0) for a in task.axes}
     last: dict[Var, Int] = {a: a.extent - 1 for a in task.axes}
-    for guard in guards:
+    for guard in value.guards:
         axis = next((a for a in task.axes if a in guard.atoms()), None)
         if axis is None:
             return None
@@ -48,7 +48,7 @@ def _slice(task: Task, state: State) -> Task | None:
     mapping: dict[Atom, Int] = {
         a: first[a] + (0 if w.extent == 1 else of(w)) for a, w in zip(task.axes, axes, strict=True)
     }
-    return _over(task, axes, mapping, value)
+    return _over(task, axes, mapping, value.then)
 
 
 def _is_fixed(i: Int) -> bool:
@@ -67,7 +67,7 @@ def _entries(task: Task, state: State) -> Task | None:
     found, new, old = chosen.args
     same, number, none = task.core_body.args
     r = as_int(0) if entry.extent == 1 else of(entry)
-    if not (_is_old(old, state) and _is_reached(found, task) and number is index(r) and _equals(none, -1)):
+    if not (_is_old(old, state, task) and _is_reached(found, task) and number is index(r) and _equals(none, -1)):
         return None
     place = _place(same, task)
     if place is None:
@@ -82,8 +82,19 @@ def _is_where(e: Expr) -> bool:
     return isinstance(e, Op) and e.op == "where"
 
 
-def _is_old(e: Expr, state: State) -> bool:
-    return isinstance(e, Load) and e.node is state
+def _is_old(e: Expr, state: State, task: Task) -> bool:
+    """Whether an expression is what was there before, where the task stores."""
+    return isinstance(e, Load) and e.node is state and reads_own(e, state, task.store)
+
+
+def reads_own(value: Expr, state: State, at: Sequence[Int]) -> bool:
+    """Whether an expression reads a state only where its result is stored."""
+    return all(
+        i == j or size == 1
+        for ld in loads(value)
+        if ld.node is state
+        for i, j, size in zip(ld.index, at, state.shape, strict=True)
+    )
 
 
 def _equals(e: Expr, value: int) -> bool:
