@@ -584,3 +584,15 @@ def test_the_player_refuses_programs_with_host_operators(monkeypatch: pytest.Mon
         NativeProgram.load(data)
     with NativeProgram.load(data, allow_host=True) as native:
         assert native.info()["host_operators"] == ["aten.linalg_svd.default"]
+
+
+def test_an_input_without_elements_carries_a_size() -> None:
+    class Sized(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return torch.ones(x.shape[0]) * 2 + y.sum()
+
+    n = torch.export.Dim("n", min=0, max=9)
+    shapes = {"x": {0: n}, "y": None}
+    with lapilli.compile(Sized(), (torch.empty(3, 0), torch.ones(2)), dynamic_shapes=shapes) as program:
+        for k in (3, 5, 1, 0):
+            assert torch.equal(program(torch.empty(k, 0), torch.ones(2)), torch.full((k,), 4.0))
