@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select, reads, substitute
+from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select, reads, substitute, walk
 from lapilli.ir.integer import (
     Atom,
     Extremum,
@@ -22,6 +22,7 @@ from lapilli.ir.integer import (
     Var,
     as_int,
     is_nonnegative,
+    of,
 )
 from lapilli.ir.node import Node
 from lapilli.schedule.layout import Layout
@@ -150,6 +151,14 @@ def literal(value: float | int | bool, dtype: DType) -> str:
     if math.isinf(v) or abs(v) > 3.4028234e38:
         return "asfloat(0x7f800000)" if v > 0 else "asfloat(0xff800000)"
     return f"{v!r}f" if "e" in repr(v) or "." in repr(v) else f"{v!r}.0f"
+
+
+def _is_search(computed: Indirect, lane: Atom) -> bool:
+    """Whether an index that differs between lanes comes from several loads that depend on each other."""
+    if not reads(of(computed), lane):
+        return False
+    nested = (e for e in walk(computed.expr) if isinstance(e, Load))
+    return any(isinstance(a, Indirect) for e in nested for i in e.index for a in i.atoms())
 
 
 class Emitter:
@@ -377,6 +386,8 @@ class Emitter:
         if self.lane is None or lanes == 1:
             return self.load_at(e.node, offset)
         lane = next(iter(self.lane.atoms()))
+        if any(isinstance(a, Indirect) and _is_search(a, lane) for a in offset.atoms()):
+            raise NotVectorizable("a long computation of an index would be repeated for every lane")
         first = substitute(offset, {lane: 0})
         steps = [substitute(offset, {lane: n}) - first for n in range(1, LANES)]
         if all(s == 0 for s in steps):

@@ -286,7 +286,7 @@ def substitute(i: Int, mapping: Mapping[Atom, IntLike]) -> Int:
 def reads(i: Int, atom: Atom) -> bool:
     """Whether an integer expression depends on a variable, through computed indices too."""
     return any(
-        a == atom or (isinstance(a, Indirect) and any(reads(j, atom) for e in walk(a.expr) for j in ints_of(e)))
+        a == atom or (isinstance(a, Indirect) and any(atom in j.atoms() for e in walk(a.expr) for j in ints_of(e)))
         for a in i.atoms()
     )
 

@@ -86,6 +86,7 @@ class Call:
     shapes: tuple[tuple[Int, ...], ...]  # of the results
     dtypes: tuple[DType, ...]
     half: bool  # store float32 intermediates as float16
+    dense: bool = True  # whether torch has every tensor argument row-major in memory
 
     @property
     def shape(self) -> tuple[Int, ...]:
