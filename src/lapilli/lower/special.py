@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, binary, cast_to, const, unary, where
+from lapilli.ir.expr import Expr, binary, const, unary, where
 from lapilli.ir.node import Node
-from lapilli.lower.registry import Call, Operand, lowering
+from lapilli.lower.registry import Call, lowering
 
 aten = torch.ops.aten
 INF, NAN = math.inf, math.nan
@@ -473,8 +473,3 @@ def polygamma(call: Call, n: int, x: Node) -> Node:
         return call.pointwise(digamma, x, compute=DType.float32)
     factor = float((-1) ** (n + 1) * math.factorial(n))
     return call.pointwise(lambda a: binary("zeta", const(n + 1.0), a) * factor, x, compute=DType.float32)
-
-
-@lowering(aten.gcd.default)
-def gcd(call: Call, a: Operand, b: Operand) -> Node:
-    return call.pointwise(lambda x, y: binary("gcd", cast_to(x, DType.int32), cast_to(y, DType.int32)), a, b)
