@@ -25,6 +25,7 @@ from lapilli.ir.integer import (
     of,
 )
 from lapilli.ir.node import Node
+from lapilli.ir.special import FUNCTIONS as SPECIAL
 from lapilli.schedule.layout import Layout
 
 LANES = 4
@@ -52,6 +53,7 @@ class Kernel:
     half: bool  # 16-bit types may be used
     texel: bool = False  # vectors are read through texel buffers
     lift: bool = False  # sizes become parameters, so that one kernel serves many shapes
+    special: bool = False  # functions of lapilli_special.slang are used
     bindings: list[Binding] = field(default_factory=list)
     params: list[tuple[str, Int]] = field(default_factory=list)
 
@@ -89,8 +91,11 @@ class Kernel:
         self.params.append((known, v))
         return f"P.{known}"
 
+    def imports(self) -> list[str]:
+        return ["import lapilli_math;", *(["import lapilli_special;"] if self.special else [])]
+
     def header(self) -> str:
-        lines = ["import lapilli_math;"]
+        lines = self.imports()
         for k, b in enumerate(self.bindings):
             kind = "RWStructuredBuffer" if b.written else "Buffer" if b.texel else "StructuredBuffer"
             lines.append(f"[[vk::binding({k}, 0)]] {kind}<{b.type}> b{k};")
@@ -129,13 +134,15 @@ _INFIX = {
 _DIRECT = {
     "abs": "abs", "floor": "floor", "ceil": "ceil", "round": "round", "trunc": "trunc", "sqrt": "sqrt", "rsqrt": "rsqrt",
     "sin": "sin", "cos": "cos", "tan": "tan", "isnan": "isnan", "isinf": "isinf",
+    "as_int": "asint", "as_float": "asfloat",
 }  # fmt: skip
-# written in lapilli_math.slang
+# written in lapilli_math.slang and lapilli_special.slang
 _GENERIC = {
     op: f"{op}_any"
     for op in (
         "exp", "exp2", "log", "log2", "log10", "expm1", "log1p", "erf", "pow", "mod", "fmod", "floordiv",
-        "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
+        "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "umulhi", "ushr", "gcd",
+        *SPECIAL,
     )
 }  # fmt: skip
 
@@ -368,6 +375,8 @@ class Emitter:
         if op == "div":
             return f"({args[0]} / {args[1]})"
         if op in _GENERIC:
+            if op in SPECIAL:
+                self.kernel.special = True
             if lanes > 1:
                 return f"{_GENERIC[op]}({', '.join(args)})"
             kind = f"vector<{_TYPES[e.args[0].dtype]}, 1>"

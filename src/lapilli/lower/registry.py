@@ -237,8 +237,13 @@ def element(a: Operand, at: Sequence[Int], kind: DType | None = None) -> Expr:
     elif isinstance(a, Int):
         e = index(a)
     else:
-        e = const(a)
+        e = const(a, kind)
     return e if kind is None else cast_to(e, kind)
+
+
+def saturated(a: Operand) -> Operand:
+    """A number within 32 bits: in comparisons and bounds, a larger one means that there is no limit."""
+    return a if isinstance(a, Node | Int | bool | float) else max(-(2**31), min(2**31 - 1, a))
 
 
 def broadcast(a: Node, at: Sequence[Int]) -> list[Int]:
