@@ -19,7 +19,7 @@ from lapilli.graph.passes import prepare
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import Atom
 from lapilli.ir.interpret import evaluate
-from lapilli.ir.node import Constant, Graph, Map, Node, Reduce
+from lapilli.ir.node import Constant, Graph, Map, Node, Reduce, State
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
 from lapilli.schedule.layout import Layout
@@ -93,6 +93,7 @@ class _Run:
         self.plan = Description.of(data, verify=False).methods[0].plans[0]
         self.sizes = _sizes(schedule.graph, inputs)
         self.values: dict[int, Array] = {n.id: np.asarray(inputs[n.index]) for n in schedule.graph.inputs}
+        self.values |= {n.id: np.asarray(n.value) for n in schedule.graph.nodes() if isinstance(n, State)}
 
     def checks(self) -> list[Check]:
         found: list[Check] = []

@@ -1,6 +1,6 @@
 """Memory layout: the order of dimensions in which every realised value lies in memory.
 
-Inputs, outputs and constants are row-major. What a convolution reads or writes lies channels-last, so that a vector of
+Inputs, outputs, states and constants are row-major. What a convolution reads or writes lies channels-last, so that a vector of
 channels is one load; everything else follows what it reads, so that neighbouring elements stay neighbours."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lapilli.ir.expr import Load, loads
 from lapilli.ir.integer import Int, Var, as_int, product
-from lapilli.ir.node import Constant, Convolution, Input, Node
+from lapilli.ir.node import Constant, Convolution, Input, Node, State
 from lapilli.schedule.realize import chase, estimate, operand_indices
 from lapilli.schedule.task import Task
 
@@ -54,7 +54,7 @@ def assign(tasks: Sequence[Task], inputs: Sequence[Node], outputs: Sequence[Node
 
     for task in tasks:
         for read in task.reads():
-            if read.id not in layouts and isinstance(read, Constant | Input):
+            if read.id not in layouts and isinstance(read, Constant | Input | State):
                 fix(read, range(read.rank))
         out = task.out
         if out.id in dense:

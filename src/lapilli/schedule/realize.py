@@ -39,7 +39,7 @@ def estimate(size: Int) -> int:
 def realize(graph: Graph) -> Realized:
     nodes = graph.nodes()
     forced = _operand_copies(nodes)
-    outputs = {o.id for o in graph.outputs}
+    outputs = {o.id for o in graph.results}
     views = {
         n.id: n
         for n in nodes
