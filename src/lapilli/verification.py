@@ -102,7 +102,7 @@ class _Run:
                 buffer = dispatch.buffers[dispatch.written.index(True)]
                 got = self._read(task.out, buffer, 0 if loading else k)
                 self.values[task.out.id] = got
-                want = self._meaning(task)
+                want = self._meaning(task, dict(self.values))
                 if want is not None:
                     found.append(Check(task.label, dispatch.kernel, _error(got, want)))
         return found
@@ -118,13 +118,16 @@ class _Run:
         raw = self.native.read_buffer(self.inputs, command, buffer, -(-count * dtype.itemsize // 4) * 4)
         return _ordered(raw.view(np.uint8)[: count * dtype.itemsize].view(dtype), shape, layout)
 
-    def _meaning(self, task: Task) -> Array | None:
+    def _meaning(self, task: Task, values: dict[int, Array]) -> Array | None:
         """What a kernel should have stored; None for the inner steps of an algorithm."""
+        for member in task.row.members if task.row is not None else ():
+            inside = self._meaning(member, values)
+            assert inside is not None
+            values[member.out.id] = inside
         out = task.out
         core = task.core
         if not isinstance(out, Map | Reduce):
             return None
-        values = dict(self.values)
         for read in _leaves(task):
             if isinstance(read, Constant):
                 values[read.id] = evaluate(read, {}, {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lapilli.codegen import cpu, generic, gpu
+from lapilli.codegen import cpu, generic, gpu, rows
 from lapilli.codegen.kernel import Written
 from lapilli.codegen.template import Context
 from lapilli.ir.node import Map
@@ -35,6 +35,8 @@ def write_all(s: Schedule) -> dict[int, Written]:
         if t.template is not None:
             written: Written = t.template.write(t, ctx)
             return written
+        if t.row is not None:
+            return rows.write(t, s.layouts, s.target)
         return generic.write(t, s.layouts, s.target, lift=t.out.id in loading)
 
     return {t.out.id: write(t) for t in s.tasks}

@@ -9,6 +9,7 @@ from lapilli.ir.node import Graph, Map
 from lapilli.schedule.layout import Layout, assign
 from lapilli.schedule.order import Order, order
 from lapilli.schedule.realize import Realized, realize
+from lapilli.schedule.rows import fuse_rows
 from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task, make_tasks
 
@@ -29,7 +30,7 @@ Choose = Callable[[list[Task], dict[int, Layout], dict[int, Map], Target], list[
 def schedule(graph: Graph, target: Target, choose: Choose) -> Schedule:
     """choose: gives tasks their kernel templates, and returns all tasks with those that templates need."""
     realized: Realized = realize(graph)
-    tasks = make_tasks(realized)
+    tasks = fuse_rows(make_tasks(realized), graph.outputs, target)
     layouts = assign(tasks, list(graph.inputs), graph.outputs)
     tasks = choose(tasks, layouts, realized.views, target)
     return Schedule(target, graph, tasks, layouts, realized.views, order(tasks, graph.outputs))

@@ -26,7 +26,7 @@ class Realized:
     views: dict[int, Map] = field(default_factory=dict)  # views that vanished
 
 
-_READS = 12  # buffers that one kernel reads at most
+READS = 12  # buffers that one kernel reads at most
 
 
 def estimate(size: Int) -> int:
@@ -108,8 +108,8 @@ def _reason(
     if not readers:
         return "output"
     reader = readers[0]
-    if len({ld.node.id for ld in reads} | {ld.node.id for ld in loads(bodies[reader.id])}) > _READS:
-        return f"its reader would read more than {_READS} buffers"
+    if len({ld.node.id for ld in reads} | {ld.node.id for ld in loads(bodies[reader.id])}) > READS:
+        return f"its reader would read more than {READS} buffers"
     at = {ld.index for ld in loads(bodies[reader.id]) if ld.node is n}
     aligned = len(at) == 1 and is_permutation(n, next(iter(at)), reader)
     if any(_is_core(ld, n, users) for ld in reads):  # the epilogue of a reduction

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lapilli.ir.expr import Expr, Load, load, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.schedule.realize import Realized, as_var, is_permutation
+
+if TYPE_CHECKING:
+    from lapilli.schedule.rows import Row
 
 
 class Template(Protocol):
@@ -34,6 +37,7 @@ class Task:
     origins: list[str] = field(default_factory=list)
     reason: str = ""
     template: Template | None = None
+    row: Row | None = None  # what else the kernel computes, row by row
 
     @property
     def label(self) -> str:
@@ -42,6 +46,10 @@ class Task:
         return " + ".join(dict.fromkeys(names))
 
     def reads(self) -> list[Node]:
+        if self.row is not None:
+            inside = {m.out.id for m in self.row.members}
+            joined = [r for m in (*self.row.members, replace(self, row=None)) for r in m.reads()]
+            return list({r.id: r for r in joined if r.id not in inside}.values())
         found: dict[int, Node] = {n.id: n for n in self.template.operands} if self.template is not None else {}
         for e in (self.core_body if self.template is None else None, self.value):
             for ld in loads(e) if e is not None else []:
