@@ -303,9 +303,7 @@ def update(e: Emitter, op: str, acc: str, x: str, wide: bool) -> None:
             e.line(f"{acc} = ({x} {sign} {acc} || {x} != {x}) ? {x} : {acc};")
     else:
         sign = ">" if op == "argmax" else "<"
-        e.line(
-            f"if (({x} {sign} {acc} || {x} != {x}) && {acc} == {acc} || step == 0) {{ {acc} = {x}; place = step; }}"
-        )
+        e.line(f"if (({x} {sign} {acc} || {x} != {x}) && {acc} == {acc} || step == 0) {{ {acc} = {x}; place = step; }}")
         e.line("step++;")
 
 

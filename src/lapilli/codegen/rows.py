@@ -12,7 +12,7 @@ from lapilli.codegen import generic
 from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, stored_as
 from lapilli.codegen.kernel import Written, finish, linear_groups
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, cost, loads, rewrite
+from lapilli.ir.expr import cost, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.realize import estimate
@@ -110,7 +110,11 @@ class _Writer:
         r, w = Var("row", self.count), Var("w", as_int(s.team))
         e = Emitter(self.kernel, {r: "row", w: "w"}, lane)
         groups, group = linear_groups(self.count, s.rows)
-        slot, member = (f"int(li) % {s.rows}", f"int(li) / {s.rows}") if s.across else (f"int(li) / {s.team}", f"int(li) % {s.team}")
+        slot, member = (
+            (f"int(li) % {s.rows}", f"int(li) / {s.rows}")
+            if s.across
+            else (f"int(li) / {s.team}", f"int(li) % {s.team}")
+        )
         count = self.kernel.param(self.count)
         if s.team == 1:
             e.line(f"int row = {group} * {s.rows} + int(li);")
@@ -121,17 +125,21 @@ class _Writer:
             e.line(f"bool mine = {group} * {s.rows} + slot < {count};")
             e.line(f"int row = mine ? {group} * {s.rows} + slot : 0;")
         self.w = of(w) if s.team > 1 else as_int(0)
-        self.mapping = self._unravel(self.outer, of(r) * self.lanes + lane if self.across_lanes and lane is not None else of(r))
+        self.mapping = self._unravel(
+            self.outer, of(r) * self.lanes + lane if self.across_lanes and lane is not None else of(r)
+        )
         self.lane = lane
         for step in self.row.steps:
             self._step(e, step)
         self._finish(e)
         written = finish(self.kernel, self.task, e.text(), groups, (s.size, 1, 1), f"row_{self.row.steps[-1].core.op}")
         for kind, size in self.shared.items():
-            declared = f"groupshared {kind} shared_{kind}[{size}];\n[shader(\"compute\")]"
+            declared = f'groupshared {kind} shared_{kind}[{size}];\n[shader("compute")]'
             written.source = written.source.replace('[shader("compute")]', declared, 1)
             written.shared += 4 * size
-        per_element = sum(cost(step.body) + 1 for step in self.row.steps) + (0 if self.row.whole else cost(self.row.value))
+        per_element = sum(cost(step.body) + 1 for step in self.row.steps) + (
+            0 if self.row.whole else cost(self.row.value)
+        )
         written.flops = self.row.count * self.row.length * per_element
         return written
 

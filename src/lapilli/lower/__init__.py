@@ -1,6 +1,6 @@
 """ATen operators in terms of the kernel IR: the one operator registry."""
 
-from lapilli.lower import convolution, matmul, normalization, pointwise, pooling, reduction, resize, views  # noqa: F401
+from lapilli.lower import attention, convolution, matmul, normalization, pointwise, pooling, reduction, resize, views  # noqa: F401
 from lapilli.lower.graph import lower
 from lapilli.lower.registry import is_supported, lowerings
 

@@ -224,9 +224,7 @@ class _Collected:
             steps.append(Step(end.out, end.core, self.body, self.value))
         store = tuple(i.substitute(self.frame.mapping) for i in end.store)
         members = tuple(t for i, t in self.group.by_out.items() if i in self.places)
-        return Row(
-            self.frame.outer, self.frame.inner, tuple(steps), self.value, store, end.core is not None, members
-        )
+        return Row(self.frame.outer, self.frame.inner, tuple(steps), self.value, store, end.core is not None, members)
 
 
 def _along(axes: Sequence[Var], index: Sequence[Int], s: Task) -> dict[Atom, Int] | None:
@@ -237,7 +235,14 @@ def _along(axes: Sequence[Var], index: Sequence[Int], s: Task) -> dict[Atom, Int
     used: set[Var] = set()
     for i, place in zip(index, s.store, strict=True):
         a, o = as_var(i), as_var(place)
-        if a is not None and o is not None and a in axes and a not in mapping and a.extent == o.extent and o not in used:
+        if (
+            a is not None
+            and o is not None
+            and a in axes
+            and a not in mapping
+            and a.extent == o.extent
+            and o not in used
+        ):
             mapping[a] = of(o)
             used.add(o)
     rest = [a for a in axes if a not in mapping]
