@@ -120,7 +120,7 @@ class _Run:
 
     def _meaning(self, task: Task, values: dict[int, Array]) -> Array | None:
         """What a kernel should have stored; None for the inner steps of an algorithm."""
-        for member in task.row.members if task.row is not None else ():
+        for member in task.members:
             inside = self._meaning(member, values)
             assert inside is not None
             values[member.out.id] = inside

@@ -10,8 +10,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from lapilli.ir.expr import Expr, Load, Select, cost, loads, rewrite, walk
-from lapilli.ir.integer import Atom, Extremum, Indirect, Int, Quotient, Remainder, Symbol, Var, of, product
-from lapilli.ir.node import Convolution, Graph, Map, Matmul, Node, Reduce
+from lapilli.ir.integer import Atom, Extremum, Indirect, Int, Quotient, Remainder, Symbol, Var, as_int, of, product
+from lapilli.ir.node import Attention, Convolution, Graph, Map, Matmul, Node, Reduce
 
 
 @dataclass
@@ -39,6 +39,7 @@ def estimate(size: Int) -> int:
 def realize(graph: Graph) -> Realized:
     nodes = graph.nodes()
     forced = _operand_copies(nodes)
+    attended = {x.id for n in nodes for x in _attended(n)}
     outputs = {o.id for o in graph.outputs}
     views = {
         n.id: n
@@ -72,7 +73,7 @@ def realize(graph: Graph) -> Realized:
         bodies[n.id] = rewrite(
             bodies[n.id], on_load=lambda ld: inline(inlined[ld.node.id], ld) if ld.node.id in inlined else None
         )
-        reason = _reason(n, bodies, users, outputs, forced)
+        reason = "operand of attention" if n.id in attended else _reason(n, bodies, users, outputs, forced)
         if reason is None:
             assert isinstance(n, Map)
             inlined[n.id] = n
@@ -124,6 +125,15 @@ def _reason(
         return None if repeats <= 1 or work <= 2 else "would be computed repeatedly by a reduction"
     grows = estimate(product(reader.shape)) > estimate(product(n.shape)) or len(at) > 1
     return None if not grows or work <= 2 else "would be computed repeatedly by a broadcast"
+
+
+def _attended(n: Node) -> list[Node]:
+    """What attention reads in memory before batch dimensions are broadcast, seen through views."""
+    if not isinstance(n, Reduce) or not isinstance(n.contraction, Attention):
+        return []
+    zeros = [tuple(as_int(0) for _ in x.shape) for x in (n.contraction.q, n.contraction.k, n.contraction.v)]
+    read = zip((n.contraction.q, n.contraction.k, n.contraction.v), zeros, strict=True)
+    return [root for root, _ in (chase(x, at) for x, at in read) if isinstance(root, Map)]
 
 
 def _is_core(ld: Load, n: Map, users: dict[int, list[Node]]) -> bool:

@@ -36,8 +36,7 @@ class Step:
 class Row:
     """outer: axes of which every combination is a row; inner: axes along it. Steps in order; loads of a step's result stand
     for its value in the same row. value, store: what the task stores, for every element of the row, or, where `whole`, once
-    a row (the last step is then the task's own reduction). members: the tasks that were joined, in order, the last one
-    apart: what verification computes."""
+    a row (the last step is then the task's own reduction)."""
 
     outer: tuple[Var, ...]
     inner: tuple[Var, ...]
@@ -45,7 +44,6 @@ class Row:
     value: Expr
     store: tuple[Int, ...]
     whole: bool
-    members: tuple[Task, ...]
 
     @property
     def count(self) -> Int:
@@ -70,11 +68,13 @@ def fuse_rows(tasks: Sequence[Task], outputs: Sequence[Node], target: Target) ->
     for t in reversed(tasks):  # the last reader takes all
         if t.out.id in gone or not _can_end(t, target):
             continue
-        row = _Group(t, by_out, readers, target).row()
-        if row is not None:
-            gone |= {m.out.id for m in row.members}
-            origins = [o for m in (*row.members, t) for o in m.origins]
-            made[t.out.id] = replace(t, origins=origins, reason=f"{t.reason}; reductions of its rows inside", row=row)
+        found = _Group(t, by_out, readers, target).found()
+        if found is not None:
+            members = found.members()
+            gone |= {m.out.id for m in members}
+            origins = [o for m in (*members, t) for o in m.origins]
+            reason = f"{t.reason}; reductions of its rows inside"
+            made[t.out.id] = replace(t, origins=origins, reason=reason, row=found.row(), members=members)
     return [made.get(t.out.id, t) for t in tasks if t.out.id not in gone]
 
 
@@ -111,11 +111,11 @@ class _Group:
     def __init__(self, end: Task, by_out: Mapping[int, Task], readers: Mapping[int, set[int]], target: Target) -> None:
         self.end, self.by_out, self.readers, self.target = end, by_out, readers, target
 
-    def row(self) -> Row | None:
+    def found(self) -> _Collected | None:
         for frame in self._frames():
-            row = self._in_frame(frame) if self._pays(frame) else None
-            if row is not None:
-                return row
+            found = self._in_frame(frame) if self._pays(frame) else None
+            if found is not None:
+                return found
         return None
 
     def _frames(self) -> list[_Frame]:
@@ -140,7 +140,7 @@ class _Group:
             return False
         return self.target.kind == "gpu" or estimate(frame.count) >= 32 or longest <= 512
 
-    def _in_frame(self, frame: _Frame) -> Row | None:
+    def _in_frame(self, frame: _Frame) -> _Collected | None:
         banned: set[int] = set()
         while True:
             found = _Collected(self, frame, banned)
@@ -151,7 +151,7 @@ class _Group:
             if not bad:
                 break
             banned |= bad
-        return found.row() if found.steps else None
+        return found if found.steps else None
 
     def is_producer(self, i: int, frame: _Frame) -> bool:
         """Whether a value may be computed in the row: once, where the row is kept in registers, else in every pass."""
@@ -223,8 +223,10 @@ class _Collected:
             assert self.body is not None
             steps.append(Step(end.out, end.core, self.body, self.value))
         store = tuple(i.substitute(self.frame.mapping) for i in end.store)
-        members = tuple(t for i, t in self.group.by_out.items() if i in self.places)
-        return Row(self.frame.outer, self.frame.inner, tuple(steps), self.value, store, end.core is not None, members)
+        return Row(self.frame.outer, self.frame.inner, tuple(steps), self.value, store, end.core is not None)
+
+    def members(self) -> tuple[Task, ...]:
+        return tuple(t for i, t in self.group.by_out.items() if i in self.places)
 
 
 def _along(axes: Sequence[Var], index: Sequence[Int], s: Task) -> dict[Atom, Int] | None:

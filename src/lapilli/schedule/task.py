@@ -38,6 +38,7 @@ class Task:
     reason: str = ""
     template: Template | None = None
     row: Row | None = None  # what else the kernel computes, row by row
+    members: tuple[Task, ...] = ()  # tasks that became part of this one, in order
 
     @property
     def label(self) -> str:
@@ -47,8 +48,8 @@ class Task:
 
     def reads(self) -> list[Node]:
         if self.row is not None:
-            inside = {m.out.id for m in self.row.members}
-            joined = [r for m in (*self.row.members, replace(self, row=None)) for r in m.reads()]
+            inside = {m.out.id for m in self.members}
+            joined = [r for m in (*self.members, replace(self, row=None, members=())) for r in m.reads()]
             return list({r.id: r for r in joined if r.id not in inside}.values())
         found: dict[int, Node] = {n.id: n for n in self.template.operands} if self.template is not None else {}
         for e in (self.core_body if self.template is None else None, self.value):
