@@ -140,12 +140,12 @@ class _Run:
             values[core.id] = evaluate(whole, values, self.sizes)
         over = tuple(a.extent for a in task.axes)
         result = evaluate(Map(over, out.dtype, axes=task.axes, body=task.value), values, self.sizes)
-        # from the task's axes to the dimensions of what is stored
-        places = [next((k for k, a in enumerate(task.axes) if a in i.atoms()), None) for i in task.store]
-        used = [p for p in places if p is not None]
-        rest = [k for k in range(len(task.axes)) if k not in used]  # axes of size 1
-        shape = [int(s.evaluate(self.sizes)) for s in out.shape]
-        return result.transpose([*used, *rest]).reshape(shape)
+        stored = np.zeros([int(s.evaluate(self.sizes)) for s in out.shape], result.dtype)
+        place: dict[Atom, Any] = dict(self.sizes)
+        for k, a in enumerate(task.axes):
+            place[a] = np.arange(result.shape[k]).reshape([-1 if d == k else 1 for d in range(result.ndim)])
+        stored[tuple(i.evaluate(place) for i in task.store)] = result
+        return stored
 
 
 def _leaves(task: Task) -> list[Node]:

@@ -10,8 +10,8 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cost, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, ceildiv, of, product
 from lapilli.ir.node import Reduce
-from lapilli.schedule.layout import Layout
-from lapilli.schedule.realize import as_var, estimate
+from lapilli.schedule.layout import Layout, in_memory
+from lapilli.schedule.realize import estimate
 from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task
 
@@ -89,8 +89,7 @@ class _Writer:
         lane = of(Var("lane", as_int(LANES))) if self.lanes > 1 else None
         rest = v * self.lanes + lane if lane is not None else v
         mapping: dict[Atom, Int] = {a: as_int(0) for a in self.task.axes}
-        stored = [as_var(self.task.store[d]) for d in self.layout.order]
-        axes = [a for a in stored if a is not None]
+        axes = in_memory(self.task.store, self.layout)
         for k, a in enumerate(reversed(axes)):
             mapping[a] = rest % a.extent if k + 1 < len(axes) else rest
             rest = rest // a.extent

@@ -14,7 +14,7 @@ from lapilli.codegen.kernel import Written, finish, linear_groups
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import cost, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
-from lapilli.schedule.layout import Layout
+from lapilli.schedule.layout import Layout, in_memory
 from lapilli.schedule.realize import estimate
 from lapilli.schedule.rows import Row, Step
 from lapilli.schedule.target import Target
@@ -77,18 +77,13 @@ class _Writer:
             index, layout = (main.index, self.layouts[main.node.id]) if main is not None else ((), None)
         else:
             index, layout = self.row.store, self.layouts[self.task.out.id]
-        order: list[Var] = []
-        for d in layout.order if layout is not None else ():
-            at = index[d]
-            found = [a for a in at.atoms() if isinstance(a, Var) and a not in order]
-            order += sorted(found, key=lambda a: -_step(at, a))
+        order = in_memory(index, layout) if layout is not None else []
         outer = [a for a in self.row.outer if a.extent != 1]
         inner = [a for a in self.row.inner if a.extent != 1]
         place = {a: k for k, a in enumerate(order)}
         outer.sort(key=lambda a: place.get(a, -1))
         inner.sort(key=lambda a: place.get(a, -1))
-        last = next((a for a in reversed(order) if a.extent != 1), None)
-        return outer, inner, last in outer
+        return outer, inner, bool(order) and order[-1] in outer
 
     def _shape(self, across: bool) -> _Shape:
         known = self.steps.value
@@ -320,9 +315,3 @@ class _Writer:
         buffer = self.kernel.bind(out, kind, written=True)
         value = f"int2({text}, {text} >> 31)" if kind == "int2" else f"{kind}({text})"
         e.line(f"{condition}{buffer}[{e.integer(offset)}] = {value};")
-
-
-def _step(i: Int, a: Var) -> int:
-    """How far an index moves with an axis."""
-    step = i.substitute({a: 1}) - i.substitute({a: 0})
-    return abs(step.value) if step.value is not None else 1

@@ -7,11 +7,13 @@ is left - outputs, reductions, operands of contractions, values with several rea
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lapilli.ir.expr import Expr, Load, Select, cost, loads, rewrite, walk
 from lapilli.ir.integer import Atom, Extremum, Indirect, Int, Quotient, Remainder, Symbol, Var, as_int, of, product
 from lapilli.ir.node import Attention, Convolution, Graph, Map, Matmul, Node, Reduce
+from lapilli.lower.views import reshape_index
 
 
 @dataclass
@@ -153,6 +155,35 @@ def is_permutation(node: Node, index: tuple[Int, ...], reader: Node) -> bool:
             return False
         seen.add(atom)
     return all(a in seen or a.extent == 1 for a in reader.axes)
+
+
+def invert(
+    axes: Sequence[Var], index: Sequence[Int], place: Sequence[Int], space: Sequence[Var]
+) -> dict[Atom, Int] | None:
+    """A map's axes in terms of the axes `space` of what it reads, such that `index`, where it reads, becomes `place`; None
+    when its elements are not those of the space, each once. Axes that are no index themselves are matched by their number of
+    elements, as a reshape does."""
+    mapping: dict[Atom, Int] = {a: as_int(0) for a in axes if a.extent == 1}
+    used: set[Var] = set()
+    for i, p in zip(index, place, strict=True):
+        a, o = as_var(i), as_var(p)
+        if (
+            a is not None
+            and o is not None
+            and a in axes
+            and a not in mapping
+            and a.extent == o.extent
+            and o not in used
+        ):
+            mapping[a] = of(o)
+            used.add(o)
+    rest = [a for a in axes if a not in mapping]
+    left = [o for o in space if o not in used and o.extent != 1]
+    if product([a.extent for a in rest]) != product([o.extent for o in left]):
+        return None
+    at = reshape_index([of(o) for o in left], [o.extent for o in left], [a.extent for a in rest])
+    mapping.update(zip(rest, at, strict=True))
+    return mapping if [i.substitute(mapping) for i in index] == list(place) else None
 
 
 def as_var(i: Int) -> Var | None:

@@ -13,8 +13,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, cost, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
 from lapilli.ir.node import Node, Reduce
-from lapilli.lower.views import reshape_index
-from lapilli.schedule.realize import READS, as_var, estimate
+from lapilli.schedule.realize import READS, as_var, estimate, invert
 from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task
 
@@ -127,7 +126,7 @@ class _Group:
             s = self.by_out.get(ld.node.id)
             if s is not None and _is_reduction(s):
                 assert s.core is not None
-                mapping = _along(t.axes, ld.index, s)
+                mapping = invert(t.axes, ld.index, s.store, (*s.axes, *s.core.raxes))
                 if mapping is not None:
                     found.append(_Frame(s.axes, s.core.raxes, mapping))
         return found
@@ -227,34 +226,6 @@ class _Collected:
 
     def members(self) -> tuple[Task, ...]:
         return tuple(t for i, t in self.group.by_out.items() if i in self.places)
-
-
-def _along(axes: Sequence[Var], index: Sequence[Int], s: Task) -> dict[Atom, Int] | None:
-    """The axes of a map in terms of a reduction's: index, where the map reads the reduction, becomes the place where that
-    stores. Axes that are no index themselves are matched by their number of elements, as a reshape does."""
-    assert s.core is not None
-    mapping: dict[Atom, Int] = {a: as_int(0) for a in axes if a.extent == 1}
-    used: set[Var] = set()
-    for i, place in zip(index, s.store, strict=True):
-        a, o = as_var(i), as_var(place)
-        if (
-            a is not None
-            and o is not None
-            and a in axes
-            and a not in mapping
-            and a.extent == o.extent
-            and o not in used
-        ):
-            mapping[a] = of(o)
-            used.add(o)
-    rest = [a for a in axes if a not in mapping]
-    space = [o for o in (*s.axes, *s.core.raxes) if o not in used and o.extent != 1]
-    if product([a.extent for a in rest]) != product([o.extent for o in space]):
-        return None
-    places = reshape_index([of(o) for o in space], [o.extent for o in space], [a.extent for a in rest])
-    mapping.update(zip(rest, places, strict=True))
-    read = [i.substitute(mapping) for i in index]
-    return mapping if read == list(s.store) else None
 
 
 def _as_step(s: Task, index: Sequence[Int], outer: Sequence[Var], inner: Sequence[Var]) -> dict[Atom, Int] | None:
