@@ -9,6 +9,7 @@ from lapilli.ir.node import Graph, Map, State
 from lapilli.schedule.layout import Layout, assign
 from lapilli.schedule.order import Order, order
 from lapilli.schedule.realize import Realized, realize
+from lapilli.schedule.rows import fuse_rows
 from lapilli.schedule.state import in_place, settle
 from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task, make_tasks
@@ -32,7 +33,7 @@ def schedule(graph: Graph, target: Target, choose: Choose) -> Schedule:
     """choose: gives tasks their kernel templates, and returns all tasks with those that templates need."""
     graph = in_place(graph)
     realized: Realized = realize(graph)
-    tasks = make_tasks(realized)
+    tasks = fuse_rows(make_tasks(realized), graph.results, target)
     layouts = assign(tasks, list(graph.inputs), graph.results)
     tasks, stored = settle(graph.stores, choose(tasks, layouts, realized.views, target), layouts)
     return Schedule(target, graph, tasks, layouts, realized.views, order(tasks, graph.results, stored), stored)

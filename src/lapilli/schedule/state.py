@@ -78,6 +78,8 @@ def _may_overwrite(task: Task, state: State, stored: Mapping[int, State]) -> boo
         return False
     if task.template is not None and any(o is state for o in task.template.operands):
         return False
+    if task.row is not None and state.id in read:
+        return False
     if task.core_body is not None and any(ld.node is state for ld in loads(task.core_body)):
         return False
     return _reads_own(task.value, state, task.store)
