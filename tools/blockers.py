@@ -1,6 +1,6 @@
 """What stops most: operators and errors by how many models of the zoo and entries of op_db they stop.
 
-    python tools/blockers.py [--opdb FILE] [--zoo FILE]"""
+python tools/blockers.py [--opdb FILE] [--zoo FILE]"""
 
 from __future__ import annotations
 

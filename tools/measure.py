@@ -219,7 +219,7 @@ def compare(got: Sequence[Any], want: Sequence[Any], exact: Sequence[Any] | None
     for k, (ours, theirs) in enumerate(zip(got, want, strict=True)):
         place = f"output {k}: " if len(want) > 1 else ""
         if not isinstance(theirs, torch.Tensor):
-            if not isinstance(ours, torch.Tensor) and (ours == theirs or ours != ours and theirs != theirs):
+            if not isinstance(ours, torch.Tensor) and (ours == theirs or (ours != ours and theirs != theirs)):
                 continue
             raise Stop("wrong", f"{place}{ours!r} instead of {theirs!r}")
         same_kind(ours, theirs, place)

@@ -107,7 +107,7 @@ def calls(name: str, limit: int | None) -> list[OperatorCall]:
 def work(limit: int | None, without_device: bool, name: str, start: int) -> Iterator[Result]:
     """Measures an entry: first with dynamic sizes, then its samples."""
     warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
+    logging.disable()
     torch.set_num_threads(1)
     compile = interpreted if without_device else compile_for_device
     try:
@@ -308,9 +308,7 @@ def main() -> None:
         parser.error(f"no such entries: {', '.join(unknown)}")
     log = Log(options.results)
     names = options.names or list(entries())[options.first :: options.every]
-    log.fill(
-        partial(work, options.samples, options.interpret), names, options.jobs, options.seconds, died, show
-    )
+    log.fill(partial(work, options.samples, options.interpret), names, options.jobs, options.seconds, died, show)
     print(Counter(verdict(log.tasks[name]["steps"]) for name in names))
     if log.tasks.keys() >= entries().keys() and not options.interpret:
         PAGE.write_text(page({name: log.tasks[name] for name in entries()}))

@@ -31,7 +31,7 @@ def work(name: str, start: int) -> Iterator[Result]:
         return
     import zoo_models
 
-    logging.disable(logging.WARNING)
+    logging.disable()
     torch.set_num_threads(1)
     try:
         model, inputs = zoo_models.build(name)
@@ -128,7 +128,9 @@ def main() -> None:
     if missing:
         parser.error(f"not installed: {', '.join(missing)}; tools/setup.sh zoo installs them")
     every = zoo_models.names()
-    names = [n for n in every if not options.names or n.startswith(tuple(options.names))][options.first :: options.every]
+    names = [n for n in every if not options.names or n.startswith(tuple(options.names))][
+        options.first :: options.every
+    ]
     if options.list:
         print(*names, sep="\n")
         return

@@ -24,13 +24,41 @@ Built = tuple[nn.Module, list[torch.Tensor]]
 PIXELS = (64, 96, 128, 224, 256, 299, 384, 512)
 """Sides of an image, from which a model takes the first that it can."""
 
-DETECTION = ("fasterrcnn_mobilenet_v3_large_320_fpn", "fasterrcnn_resnet50_fpn_v2", "fcos_resnet50_fpn", "keypointrcnn_resnet50_fpn",
-             "maskrcnn_resnet50_fpn", "retinanet_resnet50_fpn", "ssd300_vgg16", "ssdlite320_mobilenet_v3_large")  # fmt: skip
+DETECTION = (
+    "fasterrcnn_mobilenet_v3_large_320_fpn",
+    "fasterrcnn_resnet50_fpn_v2",
+    "fcos_resnet50_fpn",
+    "keypointrcnn_resnet50_fpn",
+    "maskrcnn_resnet50_fpn",
+    "retinanet_resnet50_fpn",
+    "ssd300_vgg16",
+    "ssdlite320_mobilenet_v3_large",
+)
 
 DIFFUSERS = ("UNet2DModel", "UNet2DConditionModel", "AutoencoderKL", "DiTTransformer2DModel")
 
-# The smallest variant of every file of timm 1.0.31.
-TIMM = ()  # fmt: skip
+# A small variant of every file of timm 1.0.31, two where one file holds different architectures.
+_TIMM = """
+    vit_tiny_patch16_224 mobileone_s1 gernet_s beit_base_patch16_224 botnet26t_256 lambda_resnet26t poolformerv2_s12
+    caformer_s18 cait_xxs24_224 coat_lite_tiny maxvit_rmlp_nano_rw_256 coatnet_nano_rw_224 convit_tiny convmixer_768_32
+    convnext_atto convnextv2_atto cpubone_nano crossvit_tiny_240 cs3darknet_focus_s csatv2 cspnext_tiny davit_tiny
+    deepseek_vit_412m deit_tiny_patch16_224 densenet121 dla46x_c nf_regnet_b0 dpn48b ese_vovnet19b_slim_dw resnet10t
+    edgenext_xx_small efficientformer_l1 efficientformerv2_s0 efficientnet_lite0 tinynet_e efficientvim_m1 efficientvit_b0
+    efficientvit_m0 eva02_tiny_patch14_224 fasternet_t0 fastvit_t8 mobilenetv3_small_050 mobilenetv4_conv_small
+    focalnet_tiny_srf gcvit_xxtiny gemma4_vit_167m ghostnet_050 ghostnetv3_050 gmlp_ti16_224 mixer_s32_224 hardcorenas_a
+    hgnetv2_b0 hiera_tiny_224 hieradet_small hrnet_w18_small iformer_t inception_next_atto inception_resnet_v2 inception_v3
+    inception_v4 lcnetv2_small legacy_seresnet18 legacy_xception levit_128 lowformer_b0 mambaout_femto mobilenetv5_base
+    mobilevit_xxs mobilevitv2_050 mvitv2_tiny naflexvit_base_patch16_gap nasnetalarge nest_tiny nextvit_small pit_ti_224
+    pnasnet5large pvt_v2_b0 qwen3_vit_88m rdnet_tiny regnetx_002 repghostnet_050 repvit_m0_9 res2net50_26w_4s resnest26d
+    resnetv2_18 rexnet_100 samvit_base_patch16_224 selecsls42 sequencer2d_s shvit_s1 skresnet18 starnet_s050 swiftformer_xs
+    swin_tiny_patch4_window7_224 swinv2_tiny_window8_256 swinv2_cr_tiny_224 tiny_vit_5m_224 tnt_s_patch16_224 tresnet_m
+    twins_svt_small vgg11 visformer_tiny vit_tiny_r_s16_p8_224 vit_relpos_small_patch16_224 vitamin_small_224 volo_d1_224
+    xception41 xcit_nano_12_p16_224
+"""
+TIMM = _TIMM.split()
+
+SHORTER = ("deepseek_vit", "gemma4_vit", "qwen3_vit", "naflexvit", "samvit", "beit", "eva02", "deit")
+"""Families without a small variant, or of like blocks: these get two blocks."""
 
 
 def names() -> list[str]:
@@ -81,7 +109,12 @@ def _settle(model: nn.Module, inputs: Sequence[torch.Tensor]) -> None:
             nn.init.uniform_(norm.weight, 0.4, 0.6)
             nn.init.normal_(norm.bias, 1.0, 0.2)
     with torch.no_grad():
-        model(*(torch.randn(4, *t.shape[1:]) if t.is_floating_point() else t.repeat(4, *[1] * (t.dim() - 1)) for t in inputs))
+        model(
+            *(
+                torch.randn(4, *t.shape[1:]) if t.is_floating_point() else t.repeat(4, *[1] * (t.dim() - 1))
+                for t in inputs
+            )
+        )
     model.eval()
 
 
@@ -164,13 +197,17 @@ def _detection(name: str) -> Built:
 def _timm(name: str) -> Built:
     import timm
 
+    options = {"depth": 2} if name.startswith(SHORTER) else {}
+
     def sized(side: int) -> nn.Module:
-        return timm.create_model(name, img_size=side)  # type: ignore[no-any-return]
+        return timm.create_model(name, img_size=side, **options)  # type: ignore[no-any-return]
 
     default = timm.get_pretrained_cfg(name)
     side = default.input_size[-1] if default is not None else 224
-    plain = timm.create_model(name)
-    own = [(lambda side: plain, s) for s in PIXELS if s < side] if not getattr(default, "fixed_input_size", False) else []
+    plain = timm.create_model(name, **options)
+    own = (
+        [(lambda side: plain, s) for s in PIXELS if s < side] if not getattr(default, "fixed_input_size", False) else []
+    )
     fixed = [(sized, s) for s in PIXELS if s < side] if not own else []
     return _first([*own, *fixed, (lambda side: plain, side)])
 

@@ -76,20 +76,29 @@ def _make(kind: str, options: dict[str, Any], inputs: Callable[[], Inputs], head
 Maker = Callable[[], tuple[nn.Module, Inputs]]
 
 
-def _of(inputs: Callable[[], Inputs], options: dict[str, Any], head: str = "", **kinds: dict[str, Any]) -> dict[str, Maker]:
+def _of(
+    inputs: Callable[[], Inputs], options: dict[str, Any], head: str = "", **kinds: dict[str, Any]
+) -> dict[str, Maker]:
     """Architectures of the same inputs: name=own options."""
-    return {k.replace("__", "-"): partial(_make, k.replace("__", "-"), options | own, inputs, head) for k, own in kinds.items()}
+    return {
+        k.replace("__", "-"): partial(_make, k.replace("__", "-"), options | own, inputs, head)
+        for k, own in kinds.items()
+    }
 
 
 ENCODERS = _of(
     _text, SIZES,
     bert={}, roberta={"pad_token_id": 1}, distilbert={"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
-    albert={"embedding_size": 16}, electra={"embedding_size": 16}, mpnet={}, deberta={}, rembert={}, squeezebert={"embedding_size": 32},
-    modernbert={"pad_token_id": 0, "global_attn_every_n_layers": 2}, roformer={"embedding_size": 32}, convbert={"embedding_size": 32},
+    albert={"embedding_size": 16}, electra={"embedding_size": 16}, mpnet={}, deberta={}, rembert={},
+    squeezebert={"embedding_size": 32},
+    modernbert={"pad_token_id": 0, "global_attn_every_n_layers": 2}, roformer={"embedding_size": 32},
+    convbert={"embedding_size": 32},
     mobilebert={"embedding_size": 32, "intra_bottleneck_size": 32},
     deberta__v2={"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8},
 )  # fmt: skip
-ENCODERS |= _of(lambda: {"input_ids": _words()}, SIZES, fnet={}, nystromformer={"num_landmarks": 4, "segment_means_seq_len": 12})
+ENCODERS |= _of(
+    lambda: {"input_ids": _words()}, SIZES, fnet={}, nystromformer={"num_landmarks": 12, "segment_means_seq_len": 12}
+)
 
 DECODERS = _of(
     _text, SIZES, "ForCausalLM",
@@ -100,7 +109,8 @@ DECODERS = _of(
 )  # fmt: skip
 DECODERS |= _of(
     _text, GROUPED, "ForCausalLM",
-    llama={}, mistral={"sliding_window": 8}, mixtral={"num_local_experts": 4}, qwen2={}, qwen3={"head_dim": 8}, gemma={"head_dim": 8},
+    llama={}, mistral={"sliding_window": 8}, mixtral={"num_local_experts": 4}, qwen2={}, qwen3={"head_dim": 8},
+    gemma={"head_dim": 8},
     gemma2={"head_dim": 8, "sliding_window": 8}, phi3={"pad_token_id": 0}, stablelm={}, starcoder2={}, olmo2={}, granite={},
     cohere={},
 )  # fmt: skip
@@ -113,7 +123,8 @@ PAIRS = _of(
     _pair, PAIR, "ForSeq2SeqLM", bart={}, mbart={}, pegasus={}, marian={}, m2m_100={}, blenderbot={},
 )  # fmt: skip
 PAIRS |= _of(
-    _pair, {"vocab_size": WORDS, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
+    _pair,
+    {"vocab_size": WORDS, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
     "ForSeq2SeqLM", t5={}, mt5={},
 )  # fmt: skip
 
@@ -126,12 +137,14 @@ VISION |= _of(
     _pixels, STAGES, convnext={}, convnextv2={}, regnet={"groups_width": 8}, resnet={"embedding_size": 8},
     segformer={"num_attention_heads": [1, 2, 2, 4], "decoder_hidden_size": 16},
     swin={"embed_dim": 8, "num_heads": [1, 2, 2, 4], "image_size": 64, "patch_size": 2, "window_size": 4},
-    poolformer={}, mobilevit={"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 64], "num_attention_heads": 4},
+    poolformer={},
+    mobilevit={"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 64], "num_attention_heads": 4},
 )  # fmt: skip
 TOWER: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 VISION |= _of(
     _both,
-    {"text_config": TOWER | {"vocab_size": WORDS}, "vision_config": TOWER | {"image_size": 64, "patch_size": 16}, "projection_dim": 16},
+    {"projection_dim": 16, "text_config": TOWER | {"vocab_size": WORDS}}
+    | {"vision_config": TOWER | {"image_size": 64, "patch_size": 16}},
     clip={},
 )  # fmt: skip
 
