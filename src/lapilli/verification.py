@@ -65,7 +65,7 @@ def verify(
         target = _taken(module, precision, device)
     elif target not in TARGETS:
         raise CompileError(f"target is {target!r}: choose one of {', '.join(TARGETS)}")
-    data, (schedule,) = assemble(module, precision, [TARGETS[target]], {})
+    data, (schedule,) = assemble(module, precision, [TARGETS[target]])
     native = NativeProgram.load(data, device=device)
     try:
         return _Run(data, native, schedule, arrays).checks()
@@ -77,7 +77,7 @@ def _taken(module: Any, precision: str, device: str | int | None) -> str:
     """The name of the plan that a device takes."""
     from lapilli.schedule.target import plans_for
 
-    data, _ = assemble(module, precision, plans_for(precision), {})
+    data, _ = assemble(module, precision, plans_for(precision))
     native = NativeProgram.load(data, device=device)
     try:
         return str(native.info()["methods"][0]["plan"])

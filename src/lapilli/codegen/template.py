@@ -166,7 +166,7 @@ class Wrapper:
                struct: str, imports: Sequence[str] = (), plain: bool = False) -> Written:  # fmt: skip
         """call: the statement that runs the template; its parameters are `P.t` of type `struct` (plain: `struct` declares
         the members itself)."""
-        lines = ["import lapilli_math;", f"import {self.module};", *(f"import {i};" for i in imports)]
+        lines = [*self.kernel.imports(), f"import {self.module};", *(f"import {i};" for i in imports)]
         for k, b in enumerate(self.kernel.bindings):
             kind = "RWStructuredBuffer" if b.written else "Buffer" if b.texel else "StructuredBuffer"
             lines.append(f"[[vk::binding({k}, 0)]] {kind}<{b.type}> b{k};")

@@ -27,6 +27,16 @@ class Module:
     fixed_outputs: dict[int, Any]
     ranges: Mapping[Any, Any]
     arrays: dict[tuple[fx.Node, bool], npt.NDArray[Any]] = field(default_factory=dict)
+    owner: torch.nn.Module | None = None  # has the graphs of control flow as attributes
+
+    @classmethod
+    def of_branch(cls, branch: fx.GraphModule, ranges: Mapping[Any, Any]) -> Module:
+        """A graph inside control flow: all its placeholders are inputs."""
+        graph = fx.Graph()
+        returned: Any = graph.graph_copy(branch.graph, {})
+        graph.output(returned)
+        outputs = list(returned) if isinstance(returned, list | tuple) else [returned]
+        return cls(graph, {}, outputs, {}, {}, ranges, owner=branch)
 
     @classmethod
     def from_exported(cls, program: ExportedProgram, copy: bool = False) -> Module:
@@ -63,13 +73,12 @@ class Module:
                     f"the model changes its state while it runs ({spec.kind.name.lower()}: {spec.target}); "
                     "put it into inference mode with model.eval()"
                 )
-            if isinstance(value, fx.Node) and isinstance(value.meta["val"], torch.Tensor):
+            if isinstance(value, fx.Node):
                 outputs.append(value)
-            elif isinstance(value, fx.Node):
-                raise CompileError("the model returns a size that depends on its inputs; return tensors only")
             else:
                 fixed_outputs[place] = value
-        return cls(graph, constants, outputs, fixed_inputs, fixed_outputs, program.range_constraints)
+        owner = program.graph_module
+        return cls(graph, constants, outputs, fixed_inputs, fixed_outputs, program.range_constraints, owner=owner)
 
     def add_constant(self, tensor: torch.Tensor, name: str) -> fx.Node:
         """A new constant, placed before all calls."""

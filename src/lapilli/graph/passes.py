@@ -20,18 +20,23 @@ aten = torch.ops.aten
 
 
 def prepare(program: ExportedProgram) -> Module:
-    """Functional core operators, with batch norm and constants folded.
+    """Functional operators that have lowerings as far as possible, with batch norm and constants folded.
 
     torch's own decomposition traces the model again; it is left out when every operator is known as it stands."""
     module = _as_it_stands(program)
     if module is None:
         module = Module.from_exported(decompose(program))
-        clean_up(module)
+    optimize(module)
+    return module
+
+
+def optimize(module: Module) -> None:
+    """The passes over one graph."""
+    clean_up(module)
     fold_batch_norm(module)
     fold_padding(module)
     fold_constants(module)
     split_large_weights(module)
-    return module
 
 
 def _as_it_stands(program: ExportedProgram) -> Module | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import flatbuffers
 import numpy as np
+import numpy.typing as npt
 
 import lapilli.program.schema as fb
 from lapilli.codegen.emit import Binding
@@ -19,6 +21,7 @@ from lapilli.program.container import aligned, to_bytes
 from lapilli.schedule.order import Order
 from lapilli.schedule.target import Target
 
+Array = npt.NDArray[Any]
 _FEATURES = ("storage_16bit", "storage_8bit", "float16", "int8", "int16", "int64", "float64", "cooperative_matrix",
              "subgroup_size_control", "integer_dot_product", "vulkan_memory_model")  # fmt: skip
 _FEATURE = {name: 1 << bit for bit, name in enumerate(_FEATURES)}
@@ -91,6 +94,7 @@ class Writer:
     data: list[bytes | memoryview] = field(default_factory=list)
     size: int = 0
     constants: dict[int, int] = field(default_factory=dict)  # id of the array -> index
+    contents: dict[tuple[DType, tuple[int, ...], bytes], int] = field(default_factory=dict)
     kernels: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -107,15 +111,21 @@ class Writer:
     def constant(self, node: Constant) -> int:
         key = id(node.value)
         if key not in self.constants:
-            array = np.ascontiguousarray(node.value)
-            c = fb.ConstantT()
-            c.name, c.dtype = node.name, node.dtype.value
-            c.shape = [int(s) for s in array.shape]
-            c.size = array.nbytes
-            c.offset = self._append(array.reshape(-1).view(np.uint8).data if array.size else b"")
-            self.constants[key] = len(self.program.constants)
-            self.program.constants.append(c)
+            self.constants[key] = self.array(node.name, node.dtype, node.value)
         return self.constants[key]
+
+    def array(self, name: str, dtype: DType, value: Array) -> int:
+        """A constant from an array (bfloat16 as its bits); equal ones are written once. Gives its index."""
+        array = np.ascontiguousarray(value).reshape(np.shape(value))
+        raw = array.reshape(-1).view(np.uint8)
+        key = (dtype, array.shape, hashlib.blake2b(raw.data, digest_size=16).digest())
+        if key not in self.contents:
+            c = fb.ConstantT()
+            c.name, c.dtype, c.shape, c.size = name, dtype.value, list(array.shape), array.nbytes
+            c.offset = self._append(raw.data)
+            self.contents[key] = len(self.program.constants)
+            self.program.constants.append(c)
+        return self.contents[key]
 
     def kernel(self, written: Written, code: bytes) -> int:
         if written.source not in self.kernels:

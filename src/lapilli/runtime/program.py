@@ -21,7 +21,8 @@ from lapilli.runtime import tensors
 from lapilli.runtime.description import Description, Plan, TensorSpec
 from lapilli.runtime.devices import Device
 from lapilli.runtime.files import named, replace
-from lapilli.runtime.structure import METADATA_KEY, Structure
+from lapilli.runtime.method import Method, ScriptRun, interfaces
+from lapilli.runtime.report import Report
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class Profile:
 class Future:
     """A run in flight; like `concurrent.futures.Future`, but it cannot be cancelled."""
 
-    def __init__(self, program: Program, run: NativeRun, torch: bool) -> None:
-        self._program, self._run, self._torch = program, run, torch
+    def __init__(self, method: Method, run: NativeRun | ScriptRun, torch: bool) -> None:
+        self._method, self._run, self._torch = method, run, torch
         self._lock = threading.Lock()
         self._outputs: list[NDArray[Any]] | None = None
         self._error: BaseException | None = None
@@ -72,7 +73,7 @@ class Future:
         if self._error is not None:
             raise self._error
         assert self._outputs is not None
-        return self._program._wrap(self._outputs, self._torch)
+        return self._method.wrap(self._outputs, self._torch)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What the run failed with, or None; waits as `result` does."""
@@ -111,16 +112,12 @@ class Program:
         self._close = weakref.finalize(self, self._native.close)
         try:
             self._description = Description.of(source, verify=False)  # the load has verified it
-            method = self._description.methods[0]
-            text = self.metadata.get(METADATA_KEY)
-            self._structure = (
-                Structure.flat(len(method.inputs), len(method.outputs)) if text is None else Structure.loads(text)
-            )
-            self._structure.check(len(method.inputs), len(method.outputs))
+            self._methods = {i.name: Method(self, i) for i in interfaces(self._description)}
             self._stamp = _stamp(source)
         except BaseException:
             self._close()
             raise
+        self._default = next(iter(self._methods.values()))
         info = self._native.info()
         self._device = Device.from_json(info["device"])
         self._plan: Plan = self._description.methods[0].plans[info["methods"][0]["plan_index"]]
@@ -139,20 +136,24 @@ class Program:
 
         Raises InvalidInputError that says what was given and what is accepted.
         """
-        arrays, torch = tensors.to_arrays(self._structure.flatten_call(args, kwargs), self.inputs)
-        return self._wrap(self._open().run(arrays), torch)
+        return self._default(*args, **kwargs)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future:
         """Starts a run and returns at once; the inputs are copied and may be changed. Several runs may be in flight."""
-        arrays, torch = tensors.to_arrays(self._structure.flatten_call(args, kwargs), self.inputs)
-        future = Future(self, self._open().submit(arrays), torch)
-        self._futures.add(future)
-        return future
+        return self._default.submit(*args, **kwargs)
 
     def run_flat(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Runs on the flat list of `inputs` and gives the flat list of `outputs`, as NumPy arrays."""
-        arrays, _ = tensors.to_arrays(inputs, self.inputs)
-        return tensors.from_arrays(self._open().run(arrays), self.outputs, torch=False)
+        return self._default.run_flat(inputs)
+
+    @property
+    def methods(self) -> Mapping[str, Method]:
+        """The functions that the program offers, by name; calling the program calls the first."""
+        return self._methods
+
+    def report(self) -> Report:
+        """Where the operators of the first method run, and why not on the GPU. `print` it for a summary."""
+        return self._default.report()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the program to a file, which appears whole or not at all. Raises OSError where that fails."""
@@ -170,12 +171,12 @@ class Program:
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Name, dtype and shape of every input tensor, in the order of `run_flat`."""
-        return self._description.methods[0].inputs
+        return self._default.inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Name, dtype and shape of every output tensor."""
-        return self._description.methods[0].outputs
+        return self._default.outputs
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -213,8 +214,9 @@ class Program:
     def profile(self, inputs: Sequence[NDArray[Any]], repeat: int = 10) -> Profile:
         """Times every dispatch alone, `repeat` times, and gives the medians, with the work that the plan states."""
         arrays, _ = tensors.to_arrays(inputs, self.inputs)
-        times = self._open().profile(arrays, repeat)
-        method = self._description.methods[0]
+        player = self._default._player
+        times = self._open().profile(arrays, repeat, player)
+        method = self._description.methods[player]
         costs = self._description.memory(self._plan, method.symbol_values(arrays)).commands
         kernels = tuple(
             KernelTime(dispatch.label, dispatch.kernel, ns * 1e-9, cost.groups, cost.flops, cost.bytes)
@@ -247,8 +249,10 @@ class Program:
             raise InvalidInputError("This program is closed; load it again to use it.")
         return self._native
 
-    def _wrap(self, outputs: list[NDArray[Any]], torch: bool) -> Any:
-        return self._structure.unflatten_outputs(tensors.from_arrays(outputs, self.outputs, torch))
+    def _future(self, method: Method, run: NativeRun | ScriptRun, torch: bool) -> Future:
+        future = Future(method, run, torch)
+        self._futures.add(future)
+        return future
 
 
 def load(path: str | os.PathLike[str], device: str | int | None = None) -> Program:
