@@ -152,6 +152,16 @@ def literal(value: float | int | bool, dtype: DType) -> str:
     return f"{v!r}f" if "e" in repr(v) or "." in repr(v) else f"{v!r}.0f"
 
 
+def lane_steps(offset: Int, lane: Atom) -> list[int | None]:
+    """How far lanes 1 to 3 read or write from lane 0; None where that varies."""
+    if not any(isinstance(a, Indirect) for a in offset.atoms()):
+        step = offset.step(lane)
+        if step is not None:
+            return [n * step for n in range(1, LANES)]
+    first = substitute(offset, {lane: 0})
+    return [(substitute(offset, {lane: n}) - first).value for n in range(1, LANES)]
+
+
 class Emitter:
     """Writes a block of statements.
 
@@ -381,10 +391,10 @@ class Emitter:
             return self.load_at(e.node, offset)
         lane = next(iter(self.lane.atoms()))
         first = substitute(offset, {lane: 0})
-        steps = [substitute(offset, {lane: n}) - first for n in range(1, LANES)]
+        steps = lane_steps(offset, lane)
         if all(s == 0 for s in steps):
             return self._splat(self.load_at(e.node, first), e.dtype, lanes)
-        if [s.value for s in steps] == [1, 2, 3] and first % LANES == 0 and self._wide(e.node):
+        if steps == [1, 2, 3] and first % LANES == 0 and self._wide(e.node):
             text = f"{self.kernel.bind_vector(e.node)}[{self.integer(first // LANES)}]"
             return f"float4({text})" if e.node.dtype is DType.float16 else text
         texts = [self.load_at(e.node, substitute(offset, {lane: n})) for n in range(LANES)]
