@@ -5,17 +5,18 @@ from lapilli.lower import (  # noqa: F401
     bits,
     convolution,
     creation,
+    grid_sampler,
     matmul,
     normalization,
     pointwise,
     pooling,
+    prims,
     random,
     reduction,
     resize,
     special,
     views,
 )
-from lapilli.lower import prims  # noqa: F401, I001  (last: what has a lowering stays)
 from lapilli.lower.graph import lower
 from lapilli.lower.registry import is_supported, lowerings
 

@@ -24,6 +24,7 @@ def _channel(at: Sequence[Int]) -> Int:
 
 
 def _affine(e: Expr, weight: Node | None, bias: Node | None, at: Sequence[Int]) -> Expr:
+    at = tuple(at)
     if weight is not None:
         e = e * load(weight, at)
     return e if bias is None else e + load(bias, at)
@@ -56,7 +57,11 @@ def batch_norm_of_batch(
     result = call.map(lambda *at: _affine(moments.normal(at), weight, bias, [_channel(at)]))
     if len(call.shapes) == 1:
         return [result]
-    return [result, _other(call, 1, "mean", lambda c: moments.mean([c])), _other(call, 2, "rstd", lambda c: moments.rstd([c]))]
+    return [
+        result,
+        _other(call, 1, "mean", lambda c: moments.mean([c])),
+        _other(call, 2, "rstd", lambda c: moments.rstd([c])),
+    ]
 
 
 @lowering(aten.batch_norm.default)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lapilli.lower.registry import decomposition, is_supported
+from lapilli.lower.registry import decomposition
 
 prims = torch.ops.prims
 
@@ -13,7 +13,7 @@ def _register() -> None:
     for name in dir(prims):
         overload = getattr(getattr(prims, name), "default", None)
         meaning = getattr(overload, "impl_aten", None)
-        if isinstance(overload, torch._ops.OpOverload) and meaning is not None and not is_supported(overload):
+        if isinstance(overload, torch._ops.OpOverload) and meaning is not None:
             decomposition(overload)(meaning)
 
 

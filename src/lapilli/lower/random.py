@@ -52,7 +52,12 @@ def philox(counter: Sequence[Expr], key: Sequence[Expr]) -> list[Expr]:
         (h0, l0), (h1, l1) = (
             (binary("umulhi", c[i], _word(m)), c[i] * _word(m)) for i, m in zip((0, 2), _MULTIPLIERS, strict=True)
         )
-        c = [binary("bitxor", binary("bitxor", h1, c[1]), k[0]), l1, binary("bitxor", binary("bitxor", h0, c[3]), k[1]), l0]
+        c = [
+            binary("bitxor", binary("bitxor", h1, c[1]), k[0]),
+            l1,
+            binary("bitxor", binary("bitxor", h0, c[3]), k[1]),
+            l0,
+        ]
         k = [word + _word(w) for word, w in zip(k, _WEYL, strict=True)]
     return c
 
@@ -96,9 +101,8 @@ def uniform(call: Call, _: Node, low: float = 0.0, high: float = 1.0, **__: Any)
     return call.map(lambda *at: uniform_at(call, at) * float(high - low) + float(low))
 
 
-@lowering(aten.normal_functional.default, torch.ops.prims.normal.default)
-def normal(call: Call, _: Any, mean: float = 0.0, std: float = 1.0, **named: Any) -> Node:
-    mean, std = named.get("mean", mean), named.get("std", std)
+@lowering(aten.normal_functional.default)
+def normal(call: Call, _: Any, mean: float = 0.0, std: float = 1.0, **__: Any) -> Node:
     return call.map(lambda *at: normal_at(call, at) * float(std) + float(mean))
 
 
