@@ -69,7 +69,7 @@ def bits() -> Cases:
         found[packet.Tensor_Scalar] = [Case(packet.Tensor_Scalar, (words, 3))]
         found[packet.Scalar_Tensor] = [Case(packet.Scalar_Tensor, (9, counts.abs() % 20))]
         dunder = getattr(aten, f"__{name[0]}shift__")
-        found[dunder.Scalar] = [Case(dunder.Scalar, (words, 3)), Case(dunder.Scalar, (f(5), 3))]
+        found[dunder.Scalar] = [Case(dunder.Scalar, (words, 3))]
         found[dunder.Tensor] = [Case(dunder.Tensor, (words, counts.abs() % 20))]
     pairs = torch.cartesian_prod(EDGES, EDGES)
     found[aten.nextafter.default] = [Case(aten.nextafter.default, (f(9), f(9)))]
