@@ -1,13 +1,11 @@
 """ATen operators in terms of the kernel IR: the one operator registry."""
 
 from lapilli.lower import (  # noqa: F401
-    attention,
     backward,
     bits,
     convolution,
     creation,
-    indexing,
-    linalg,
+    grid_sampler,
     matmul,
     normalization,
     pointwise,
@@ -16,14 +14,10 @@ from lapilli.lower import (  # noqa: F401
     random,
     reduction,
     resize,
-    scan,
-    scatter,
-    search,
-    sort,
     special,
     views,
 )
-from lapilli.lower.graph import is_computed, is_size, lower, refusals
+from lapilli.lower.graph import lower
 from lapilli.lower.registry import is_supported, lowerings
 
-__all__ = ["is_computed", "is_size", "is_supported", "lower", "lowerings", "refusals"]
+__all__ = ["is_supported", "lower", "lowerings"]
