@@ -48,5 +48,7 @@ def tensorinv(a: Tensor, ind: int = 2) -> Tensor:
 
 @decomposition(aten.addbmm.default)
 def addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    total = torch.bmm(a, b).sum(0) * alpha
+    """One product: the batch joins the inner dimension."""
+    joined = a.permute(1, 0, 2).reshape(a.shape[1], -1)
+    total = torch.mm(joined, b.reshape(-1, b.shape[2])) * alpha
     return total if beta == 0 else x * beta + total
