@@ -43,7 +43,8 @@ def matrix_exp(a: Tensor) -> Tensor:
 @decomposition(aten.linalg_tensorinv.default)
 def tensorinv(a: Tensor, ind: int = 2) -> Tensor:
     first, last = a.shape[:ind], a.shape[ind:]
-    return torch.linalg.inv_ex(a.reshape(math.prod(last), -1))[0].reshape(*last, *first)
+    inverse: Tensor = torch.linalg.inv_ex(a.reshape(math.prod(last), -1))[0]
+    return inverse.reshape(*last, *first)
 
 
 @decomposition(aten.addbmm.default)

@@ -24,9 +24,7 @@ def _reflector(v: Node, batch: Sequence[Int], k: int, i: Int) -> Expr:
     return select([i - k], select([k - i], const(1.0), below), const(0.0))
 
 
-def applied(
-    call: Call, v: Node, tau: Node, order: Iterable[int], w: Node, name: str = ""
-) -> Node:
+def applied(call: Call, v: Node, tau: Node, order: Iterable[int], w: Node, name: str = "") -> Node:
     """Reflectors applied to w [*batch, rows, columns] from the left, one after another."""
     rows = w.shape[-2]
     for k in order:
