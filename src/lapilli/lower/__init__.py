@@ -1,11 +1,13 @@
 """ATen operators in terms of the kernel IR: the one operator registry."""
 
 from lapilli.lower import (  # noqa: F401
+    attention,
     backward,
     bits,
     convolution,
     creation,
-    grid_sampler,
+    indexing,
+    linalg,
     matmul,
     normalization,
     pointwise,
@@ -14,10 +16,14 @@ from lapilli.lower import (  # noqa: F401
     random,
     reduction,
     resize,
+    scan,
+    scatter,
+    search,
+    sort,
     special,
     views,
 )
-from lapilli.lower.graph import lower
+from lapilli.lower.graph import is_computed, is_size, lower, refusals
 from lapilli.lower.registry import is_supported, lowerings
 
-__all__ = ["is_supported", "lower", "lowerings"]
+__all__ = ["is_computed", "is_size", "is_supported", "lower", "lowerings", "refusals"]
