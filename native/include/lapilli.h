@@ -29,7 +29,8 @@ typedef enum lapilli_status {
   LAPILLI_OUT_OF_MEMORY = 6,       /* host or device memory */
   LAPILLI_DEVICE_LOST = 7,
   LAPILLI_TIMEOUT = 8,
-  LAPILLI_INTERNAL = 9
+  LAPILLI_INTERNAL = 9,
+  LAPILLI_UNSUPPORTED = 10         /* the program has operators that the player cannot run, and the caller did not offer to */
 } lapilli_status;
 
 typedef enum lapilli_dtype {
@@ -63,10 +64,12 @@ typedef struct lapilli_load_options {
   uint64_t staging_size;   /* bytes of the upload buffer; 0: 16 MiB */
   int32_t skip_checksum;   /* 1: do not verify the checksum (structure is always verified) */
   int32_t validation;      /* 1: enable VK_LAYER_KHRONOS_validation with synchronization validation */
+  int32_t allow_host;      /* 1: load a program with host operators too; the caller computes those between its methods */
 } lapilli_load_options;
 
 typedef struct lapilli_memory_info {
   uint64_t constants;      /* bytes on the device: constants and packed constants */
+  uint64_t states;         /* bytes on the device: states and their initial values */
   uint64_t arena;          /* bytes of one run's arena at the sizes last recorded */
   uint64_t arena_sum;      /* bytes all arena tensors would take without sharing */
   uint64_t io;             /* bytes of input and output buffers */
@@ -115,13 +118,13 @@ lapilli_status lapilli_load_memory(const void *data, uint64_t size, const lapill
 void lapilli_destroy(lapilli_program *program);   /* waits for its runs */
 
 /* Verify a file and describe it (no device needed): JSON with methods, symbols, inputs, outputs, plans (requirements,
- * buffers, dispatches), kernels, constants, metadata. */
+ * buffers, dispatches), kernels, constants, states, host operators, metadata. */
 lapilli_status lapilli_describe(const void *data, uint64_t size, int32_t skip_checksum, char **json);
 lapilli_status lapilli_describe_file(const char *path, int32_t skip_checksum, char **json);
 
 /* Of a loaded program: JSON {device: {as in lapilli_devices}, methods: [{name, plan, plan_index, missing: [{plan,
- * reasons: [sentences]}]}], input_path, output_path, pipeline_cache: {file, found, compiled}}; `missing` has the better
- * plans and what the device lacks for them. */
+ * reasons: [sentences]}]}], states: [names], host_operators: [names], input_path, output_path, pipeline_cache: {file,
+ * found, compiled}}; `missing` has the better plans and what the device lacks for them. */
 lapilli_status lapilli_program_info(lapilli_program *program, char **json);
 lapilli_status lapilli_program_memory(lapilli_program *program, lapilli_memory_info *info);
 lapilli_status lapilli_program_load_times(lapilli_program *program, lapilli_load_times *times);
@@ -131,6 +134,17 @@ uint32_t lapilli_method_count(lapilli_program *program);
 lapilli_status lapilli_method(lapilli_program *program, uint32_t method, lapilli_method_info *info);
 lapilli_status lapilli_input_spec(lapilli_program *program, uint32_t method, uint32_t index, lapilli_spec *spec);
 lapilli_status lapilli_output_spec(lapilli_program *program, uint32_t method, uint32_t index, lapilli_spec *spec);
+
+/* States: tensors that stay on the device from run to run. Runs of a program that has states take place one after the other,
+ * in the order of their submission; each sees what the ones before it left. The calls below take their place in that order,
+ * and wait for what was submitted before them. */
+uint32_t lapilli_state_count(lapilli_program *program);
+lapilli_status lapilli_state_spec(lapilli_program *program, uint32_t index, lapilli_spec *spec);
+/* All states get their initial values back. */
+lapilli_status lapilli_reset(lapilli_program *program);
+/* The value of one state; size: bytes of the whole tensor. */
+lapilli_status lapilli_state_read(lapilli_program *program, uint32_t index, void *data, uint64_t size);
+lapilli_status lapilli_state_write(lapilli_program *program, uint32_t index, const void *data, uint64_t size);
 
 /* Where the memory planner puts arena buffers for given sizes, and what the commands cost: JSON {arena, sum, lower_bound,
  * buffers: [{buffer, block, offset, size}], commands: [{groups: [x, y, z], flops, bytes}]}.
@@ -157,12 +171,12 @@ void lapilli_release(lapilli_run *run);
 
 /* Run once with a GPU timestamp around every dispatch: nanoseconds[i] for run command i of the plan (0 when left out),
  * and the whole run's time in *total. n is the capacity; *count receives the number of commands. Each dispatch is timed
- * alone (a barrier before and after), `repeat` times; the median is reported. */
+ * alone (a barrier before and after), `repeat` times; the median is reported. States are left as they were. */
 lapilli_status lapilli_profile(lapilli_program *program, uint32_t method, const lapilli_tensor *inputs, uint32_t n_inputs,
                                uint32_t repeat, uint64_t *nanoseconds, uint32_t n, uint32_t *count, uint64_t *total);
 
 /* Contents of a device buffer of the plan after running up to and including command `command` (for verification):
- * bytes are copied to data. */
+ * bytes are copied to data. States are left as they were. */
 lapilli_status lapilli_read_buffer(lapilli_program *program, uint32_t method, const lapilli_tensor *inputs, uint32_t n_inputs,
                                    uint32_t command, uint32_t buffer, void *data, uint64_t size);
 

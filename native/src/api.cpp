@@ -318,6 +318,39 @@ lapilli_status lapilli_output_spec(lapilli_program* program, uint32_t method, ui
   });
 }
 
+uint32_t lapilli_state_count(lapilli_program* program) {
+  return program != nullptr ? static_cast<uint32_t>(program->program->model().states.size()) : 0;
+}
+
+lapilli_status lapilli_state_spec(lapilli_program* program, uint32_t index, lapilli_spec* spec) {
+  return guarded([&] {
+    need(spec, "spec");
+    const auto& states = checked(program).model().states;
+    if (index >= states.size())
+      fail(LAPILLI_INVALID_ARGUMENT, "There is no state ", index, ": the program has ", states.size(), ".");
+    const State& found = states[index];
+    *spec = {};
+    spec->name = found.name.c_str();
+    spec->dtype = static_cast<uint32_t>(found.dtype);
+    spec->rank = static_cast<uint32_t>(found.shape.size());
+    for (uint32_t axis = 0; axis < spec->rank; ++axis)
+      spec->shape[axis] = spec->min[axis] = spec->max[axis] = found.shape[axis];
+  });
+}
+
+lapilli_status lapilli_reset(lapilli_program* program) {
+  return guarded([&] { checked(program).reset(); });
+}
+
+lapilli_status lapilli_state_read(lapilli_program* program, uint32_t index, void* data, uint64_t size) {
+  return guarded([&] { checked(program).read_state(index, items(static_cast<std::byte*>(data), size, "data")); });
+}
+
+lapilli_status lapilli_state_write(lapilli_program* program, uint32_t index, const void* data, uint64_t size) {
+  return guarded(
+      [&] { checked(program).write_state(index, items(static_cast<const std::byte*>(data), size, "data")); });
+}
+
 lapilli_status lapilli_plan_memory(const void* data, uint64_t size, int32_t skip_checksum, uint32_t method,
                                    uint32_t plan, const int64_t* symbols, uint32_t n_symbols, char** json) {
   return guarded([&] {

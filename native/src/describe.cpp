@@ -32,6 +32,12 @@ public:
         for (const Constant& item : model_.constants)
           constant(item);
       });
+      json_.key("states");
+      json_.array([&] {
+        for (const State& item : model_.states)
+          state(item);
+      });
+      json_.list("host_operators", model_.host_operators);
       json_.key("kernels");
       json_.array([&] {
         for (const Kernel& item : model_.kernels)
@@ -54,6 +60,17 @@ private:
       json_.list("shape", item.shape);
       json_.field("offset", item.offset);
       json_.field("size", item.bytes.size());
+    });
+  }
+
+  void state(const State& item) {
+    json_.object([&] {
+      json_.field("name", item.name);
+      json_.field("dtype", name_of(item.dtype));
+      json_.list("shape", item.shape);
+      json_.field("size", item.bytes);
+      json_.key("constant");
+      item.constant < 0 ? json_.null() : json_.value(item.constant);
     });
   }
 

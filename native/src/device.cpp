@@ -108,7 +108,8 @@ bool Device::wait(VkFence fence, uint64_t timeout) const {
   return true;
 }
 
-Commands::Commands(Device& device) : device_(device), queue_(device.next_queue()) {
+Commands::Commands(Device& device, Queue* queue)
+    : device_(device), queue_(queue != nullptr ? *queue : device.next_queue()) {
   VkCommandPoolCreateInfo pool_info{};
   pool_info.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO;
   pool_info.flags = VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT;

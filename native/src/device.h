@@ -47,7 +47,8 @@ private:
 // Command buffers of one thread or one run, with a fence to wait for them.
 class Commands {
 public:
-  explicit Commands(Device& device);
+  // `queue`: where they are submitted; null: the next in turn.
+  explicit Commands(Device& device, Queue* queue = nullptr);
   ~Commands();
   Commands(const Commands&) = delete;
   Commands& operator=(const Commands&) = delete;

@@ -49,6 +49,14 @@ struct Constant {
   Bytes bytes;
 };
 
+struct State {
+  std::string name;
+  DType dtype;
+  std::vector<uint32_t> shape;
+  int32_t constant; // the initial value; -1: zeros
+  uint64_t bytes;
+};
+
 struct Kernel {
   std::string name;
   uint64_t code_offset; // in the data section
@@ -67,7 +75,7 @@ struct Kernel {
 struct Buffer {
   std::string name;
   BufferKind kind;
-  uint32_t index; // of a constant, input or output
+  uint32_t index; // of a constant, input, output or state
   ExprIndex size;
   uint32_t first, last; // run commands, for arena buffers
 };
@@ -123,7 +131,9 @@ struct Model {
   std::string producer;
   std::vector<Method> methods;
   std::vector<Constant> constants;
+  std::vector<State> states;
   std::vector<Kernel> kernels;
+  std::vector<std::string> host_operators;
   std::vector<std::pair<std::string, std::string>> metadata;
 };
 

@@ -77,7 +77,7 @@ void Run::profile(uint32_t repeat, std::span<uint64_t> nanoseconds, uint64_t& to
 void Run::profile_by_timestamps(uint32_t repeat, std::vector<std::vector<uint64_t>>& samples,
                                 std::vector<uint64_t>& totals) {
   const Capabilities& device = shared_.device.capabilities;
-  Commands pool(shared_.device);
+  Commands pool(shared_.device, shared_.states.queue());
   {
     // Query 2 i is before command i, query 2 i + 1 after it. The commands are timed alone, one after the other.
     QueryPool queries(shared_.device, std::max<uint32_t>(1, static_cast<uint32_t>(2 * resolved_.size())));
@@ -121,7 +121,7 @@ void Run::profile_by_timestamps(uint32_t repeat, std::vector<std::vector<uint64_
 // For queues without timestamps: every command is submitted alone and the host's clock is read.
 void Run::profile_by_clock(uint32_t repeat, std::vector<std::vector<uint64_t>>& samples,
                            std::vector<uint64_t>& totals) {
-  Commands pool(shared_.device);
+  Commands pool(shared_.device, shared_.states.queue());
   const VkCommandBuffer commands = pool.allocate();
   for (uint32_t r = 0; r < repeat; ++r) {
     for (size_t i = 0; i < resolved_.size(); ++i) {
@@ -153,7 +153,7 @@ void Run::read_buffer(uint32_t command, uint32_t buffer, std::span<std::byte> to
   if (to.empty())
     return;
   const GpuBuffer host(shared_.device, to.size(), MemoryUse::readback, shared_.counter, "a copy of a buffer");
-  Commands pool(shared_.device);
+  Commands pool(shared_.device, shared_.states.queue());
   const VkCommandBuffer commands = pool.allocate();
   pool.begin(commands);
   record_uploads(commands);

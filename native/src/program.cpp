@@ -20,6 +20,10 @@ constexpr uint64_t smallest_staging = uint64_t{64} << 10;
 
 std::shared_ptr<Program> Program::load(Bytes file, bool mapped, const lapilli_load_options& options, uint64_t started) {
   Model model = read_model(open_container(file, options.skip_checksum == 0, mapped));
+  if (!model.host_operators.empty() && options.allow_host == 0)
+    fail(LAPILLI_UNSUPPORTED, "This program leaves ", listed(model.host_operators),
+         " to torch on the CPU, which the player alone does not have. Load it in Python where torch is installed, or "
+         "compile the model again with fallback=\"error\" and replace what that names.");
   const uint64_t opened = nanoseconds_now();
   Instance& instance = Instance::get(options.validation != 0 || validation_by_environment());
   std::shared_ptr<Device> device = Device::open(instance, instance.select(options.device));
@@ -81,6 +85,7 @@ void Program::prepare(Bytes file, bool mapped, const lapilli_load_options& optio
                                                             : default_staging;
   constants_ =
       std::make_unique<Constants>(*device_, model_, plans_, staging, mapped, counter_); // while the driver compiles
+  states_ = std::make_unique<States>(*device_, model_, plans_, staging, mapped, counter_);
   const uint64_t uploaded = nanoseconds_now();
   pipelines_->finish();
   const uint64_t compiled = nanoseconds_now();
@@ -89,7 +94,8 @@ void Program::prepare(Bytes file, bool mapped, const lapilli_load_options& optio
   times_.constants = uploaded - start + (nanoseconds_now() - compiled);
   for (uint32_t m = 0; m < model_.methods.size(); ++m)
     shared_.push_back(
-        {*device_, model_.methods[m], plan(m), model_.kernels, *pipelines_, constants_->regions(m), paths, counter_});
+        {*device_, model_.methods[m], plan(m), model_.kernels, *pipelines_, constants_->regions(m), paths, counter_,
+         *states_});
   if (mapped)
     release_pages(file);
   // From here on the file may go away.
@@ -179,9 +185,41 @@ Run& Program::acquire_with(uint32_t index, std::span<const lapilli_tensor> input
   return run;
 }
 
+// Those that use states come one after the other.
+std::unique_lock<std::mutex> Program::alone() {
+  return states_->empty() ? std::unique_lock<std::mutex>() : std::unique_lock(order_);
+}
+
+void Program::check_state(uint32_t state, uint64_t bytes) const {
+  if (state >= model_.states.size())
+    fail(LAPILLI_INVALID_ARGUMENT, "There is no state ", state, ": the program has ", model_.states.size(), ".");
+  const State& found = model_.states[state];
+  if (bytes != found.bytes)
+    fail(LAPILLI_INVALID_ARGUMENT, "State \"", found.name, "\" has ", found.bytes, " bytes, and ", bytes,
+         " were given.");
+}
+
+void Program::reset() {
+  const std::unique_lock lock = alone();
+  states_->reset();
+}
+
+void Program::read_state(uint32_t state, std::span<std::byte> to) {
+  check_state(state, to.size());
+  const std::unique_lock lock = alone();
+  states_->read(state, to);
+}
+
+void Program::write_state(uint32_t state, Bytes from) {
+  check_state(state, from.size());
+  const std::unique_lock lock = alone();
+  states_->write(state, from);
+}
+
 Run& Program::submit(uint32_t index, std::span<const lapilli_tensor> inputs) {
   Run& run = acquire_with(index, inputs);
   try {
+    const std::unique_lock lock = alone();
     run.submit();
   } catch (...) {
     release(run);
@@ -232,7 +270,8 @@ void Program::profile(uint32_t index, std::span<const lapilli_tensor> inputs, ui
                       std::span<uint64_t> nanoseconds, uint64_t& total) {
   Run& run = acquire_with(index, inputs);
   try {
-    run.profile(repeat, nanoseconds, total);
+    const std::unique_lock lock = alone();
+    states_->preserve([&] { run.profile(repeat, nanoseconds, total); });
   } catch (...) {
     release(run);
     throw;
@@ -244,7 +283,8 @@ void Program::read_buffer(uint32_t index, std::span<const lapilli_tensor> inputs
                           std::span<std::byte> to) {
   Run& run = acquire_with(index, inputs);
   try {
-    run.read_buffer(command, buffer, to);
+    const std::unique_lock lock = alone();
+    states_->preserve([&] { run.read_buffer(command, buffer, to); });
   } catch (...) {
     release(run);
     throw;
@@ -274,6 +314,11 @@ std::string Program::info() const {
           });
         });
     });
+    std::vector<std::string> names;
+    for (const State& state : model_.states)
+      names.push_back(state.name);
+    json.list("states", names);
+    json.list("host_operators", model_.host_operators);
     json.field("input_path", name_of(shared_.front().paths.input));
     json.field("output_path", name_of(shared_.front().paths.output));
     json.key("pipeline_cache");
@@ -291,7 +336,7 @@ lapilli_memory_info Program::memory() const {
   uint64_t io = 0;
   for (const auto& run : runs_)
     io += run->io_size();
-  return {constants_->size(), last_arena_, last_arena_sum_, io, counter_.load()};
+  return {constants_->size(), states_->size(), last_arena_, last_arena_sum_, io, counter_.load()};
 }
 
 } // namespace lapilli

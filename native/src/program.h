@@ -29,6 +29,10 @@ public:
   // The shapes and bytes of the outputs for these inputs, without running.
   void output_tensors(uint32_t method, std::span<const lapilli_tensor> inputs, std::span<lapilli_tensor> outputs);
 
+  void reset();
+  void read_state(uint32_t state, std::span<std::byte> to);
+  void write_state(uint32_t state, Bytes from);
+
   std::string info() const;
   lapilli_memory_info memory() const;
   const lapilli_load_times& load_times() const { return times_; }
@@ -40,6 +44,8 @@ private:
   Run& acquire(uint32_t method, std::span<const int64_t> symbols);
   Run& acquire_with(uint32_t method, std::span<const lapilli_tensor> inputs);
   void discard_idle_runs();
+  std::unique_lock<std::mutex> alone();
+  void check_state(uint32_t state, uint64_t bytes) const;
 
   struct Rejected {
     std::string plan;
@@ -53,9 +59,11 @@ private:
   std::vector<std::vector<Rejected>> rejected_; // better plans that the device cannot run
   std::unique_ptr<Pipelines> pipelines_;
   std::unique_ptr<Constants> constants_;
+  std::unique_ptr<States> states_;
   std::vector<Shared> shared_; // of each method
   lapilli_load_times times_{};
 
+  std::mutex order_;         // held while something is submitted that uses the states
   mutable std::mutex mutex_; // guards the runs below
   std::vector<std::unique_ptr<Run>> runs_;
   std::vector<Run*> idle_;

@@ -27,6 +27,9 @@ public:
     each(program->metadata(),
          [&](const schema::Metadata& entry) { model_.metadata.emplace_back(text(entry.key()), text(entry.value())); });
     each(program->constants(), [&](const schema::Constant& found) { constant(found); });
+    each(program->states(), [&](const schema::State& found) { state(found); });
+    each(program->host_operators(),
+         [&](const flatbuffers::String& name) { model_.host_operators.push_back(text(&name)); });
     each(program->kernels(), [&](const schema::Kernel& found) { kernel(found); });
     each(program->methods(), [&](const schema::Method& found) { method(found); });
     check_file(!model_.methods.empty(), "The program has no methods.");
@@ -103,6 +106,28 @@ private:
     check_file(tensor_bytes(shape, result.dtype, bytes) && bytes == found.size(), "The program is damaged: ", what,
                " has ", found.size(), " bytes, which does not fit its shape.");
     model_.constants.push_back(std::move(result));
+  }
+
+  void state(const schema::State& found) {
+    State result{text(found.name()), found.dtype(), numbers(found.shape()), found.constant(), 0};
+    const std::string what = cat("state \"", result.name, "\"");
+    check_file(!result.name.empty() && std::ranges::none_of(model_.states, [&](const State& other) {
+      return other.name == result.name;
+    }), "The program is damaged: there are two states of the name \"", result.name, "\", or it is empty.");
+    dtype(result.dtype, what);
+    check_file(result.shape.size() <= max_rank, "The program is damaged: ", what, " has ", result.shape.size(),
+               " dimensions; at most ", max_rank, " are possible.");
+    const std::vector<int64_t> shape(result.shape.begin(), result.shape.end());
+    check_file(tensor_bytes(shape, result.dtype, result.bytes), "The program is damaged: ", what, " is too large.");
+    if (result.constant != -1) {
+      check_file(result.constant >= 0 && static_cast<size_t>(result.constant) < model_.constants.size(),
+                 "The program is damaged: ", what, " begins as constant ", result.constant, " of ",
+                 model_.constants.size(), ".");
+      const Constant& initial = model_.constants[static_cast<size_t>(result.constant)];
+      check_file(initial.dtype == result.dtype && initial.shape == result.shape, "The program is damaged: ", what,
+                 " is of another dtype or shape than its initial value.");
+    }
+    model_.states.push_back(std::move(result));
   }
 
   void kernel(const schema::Kernel& found) {
@@ -214,7 +239,8 @@ private:
     check_file(result.requirements.device <= DeviceKind::MAX, "The program is damaged: plan \"", result.name,
                "\" asks for an unknown kind of device.");
     const size_t n_run = found.run() == nullptr ? 0 : found.run()->size();
-    std::vector<uint32_t> seen_inputs(method.inputs.size()), seen_outputs(method.outputs.size());
+    std::vector<uint32_t> seen_inputs(method.inputs.size()), seen_outputs(method.outputs.size()),
+        seen_states(model_.states.size());
     each(found.buffers(), [&](const schema::Buffer& item) {
       Buffer buffer{text(item.name()), item.kind(), item.index(), item.size(), item.first(), item.last()};
       const auto below = [&](size_t count) {
@@ -243,6 +269,11 @@ private:
         below(method.outputs.size());
         ++seen_outputs[buffer.index];
         break;
+      case BufferKind::state:
+        below(model_.states.size());
+        fixed(buffer, dynamic);
+        ++seen_states[buffer.index];
+        break;
       default:
         invalid_file("The program is damaged: buffer \"", buffer.name, "\" is of an unknown kind.");
       }
@@ -253,6 +284,8 @@ private:
     for (const uint32_t count : seen_outputs)
       check_file(count == 1, "The program is damaged: plan \"", result.name,
                  "\" must have one buffer for each output.");
+    for (const uint32_t count : seen_states)
+      check_file(count <= 1, "The program is damaged: plan \"", result.name, "\" has two buffers for one state.");
     commands(found.load(), result.load, true, method, result, dynamic);
     commands(found.run(), result.run, false, method, result, dynamic);
     method.plans.push_back(std::move(result));
@@ -334,6 +367,7 @@ private:
       allowed = !loading && !written;
       break;
     case BufferKind::output:
+    case BufferKind::state:
       allowed = !loading;
       break;
     case BufferKind::arena:

@@ -44,8 +44,8 @@ const char* name_of(OutputPath path) { return path == OutputPath::staging ? "sta
 
 Run::Run(const Shared& shared, uint32_t method_index)
     : method(method_index), shared_(shared), resolved_(shared.plan.run.size()),
-      sets_(shared.device, shared.plan.run, shared.kernels, shared.pipelines), pool_(shared.device),
-      commands_(pool_.allocate()) {}
+      sets_(shared.device, shared.plan.run, shared.kernels, shared.pipelines),
+      pool_(shared.device, shared.states.queue()), commands_(pool_.allocate()) {}
 
 bool Run::prepared_for(std::span<const int64_t> symbols) const {
   return prepared_ && std::ranges::equal(symbols_, symbols);
@@ -58,6 +58,9 @@ void Run::prepare(std::span<const int64_t> symbols) {
   symbols_.assign(symbols.begin(), symbols.end());
   const Values values(shared_.method.exprs, symbols_);
   regions_.assign(shared_.constants.begin(), shared_.constants.end());
+  for (size_t i = 0; i < regions_.size(); ++i)
+    if (const Buffer& buffer = shared_.plan.buffers[i]; buffer.kind == BufferKind::state)
+      regions_[i] = shared_.states.region(buffer.index);
   place_arena(values);
   place_tensors(values);
   for (size_t i = 0; i < resolved_.size(); ++i) {
@@ -206,6 +209,8 @@ void Run::place_tensors(const Values& values) {
 }
 
 void Run::record_uploads(VkCommandBuffer commands) {
+  if (!shared_.states.empty()) // what the runs before this one left in the states
+    barrier(shared_.device, commands, stage::compute | stage::transfer_write, stage::compute);
   barrier(shared_.device, commands, stage::host_write, stage::compute_read | stage::transfer_read);
   for (const Copy& copy : uploads_) {
     const VkBufferCopy part{copy.from.offset, copy.to.offset, copy.from.size};

@@ -1,7 +1,7 @@
 // One run of a method: its memory, its recorded commands, and where its inputs and outputs lie.
 #pragma once
 
-#include "constants.h"
+#include "states.h"
 
 #include <memory>
 
@@ -47,6 +47,7 @@ struct Shared {
   std::span<const Region> constants; // of the plan's buffers
   Paths paths;
   MemoryCounter& counter;
+  const States& states;
 };
 
 class Run : public lapilli_run {

@@ -51,6 +51,15 @@ uint32_t ProgramBuilder::constant(const std::string& name, std::span<const float
   return static_cast<uint32_t>(program.constants.size() - 1);
 }
 
+void ProgramBuilder::state(const std::string& name, uint32_t size, int32_t constant) {
+  auto state = std::make_unique<schema::StateT>();
+  state->name = name;
+  state->dtype = schema::DType::float32;
+  state->shape = {size};
+  state->constant = constant;
+  program.states.push_back(std::move(state));
+}
+
 FileBytes ProgramBuilder::finish() {
   program.producer = "lapilli tests";
   flatbuffers::FlatBufferBuilder builder;
@@ -211,6 +220,66 @@ FileBytes sample_program(const SampleOptions& options) {
 }
 
 float sample_result(float x, uint32_t column) { return 2.0f * (x + 3.0f * static_cast<float>(column)) + 5.0f; }
+
+FileBytes state_program(const StateOptions& options) {
+  using schema::BufferKind;
+  ProgramBuilder builder;
+  const uint32_t add = builder.kernel("add", kernels::add, 3);
+  const uint32_t scale = builder.kernel("scale", kernels::scale, 2);
+  const float initial[] = {1, 2, 3, 4};
+  const uint32_t c = builder.constant("initial", initial);
+  builder.state("total", options.size, options.constant);
+  builder.state(options.second, options.size, -1);
+  builder.program.host_operators = options.host_operators;
+  const auto finish = [&](MethodBuilder& m, const PlanBuilder& p) {
+    m.method.plans.push_back(std::make_unique<schema::PlanT>(p.plan));
+    builder.program.methods.push_back(std::make_unique<schema::MethodT>(m.method));
+  };
+  {
+    MethodBuilder m;
+    m.method.name = "add";
+    const uint32_t four = m.number(4), bytes = m.number(16), one = m.number(1);
+    m.input("x", {four});
+    m.output("y", {four});
+    PlanBuilder p("portable");
+    const uint32_t state = p.buffer(BufferKind::state, m.number(options.buffer_bytes));
+    const uint32_t x = p.buffer(BufferKind::input, bytes);
+    const uint32_t y = p.buffer(BufferKind::output, bytes);
+    p.dispatch(false, add, {{x, bytes}, {state, bytes}, {state, bytes, true}}, {four, four}, one, one, false, "total += x");
+    p.dispatch(false, scale, {{state, bytes}, {y, bytes, true}}, {four, one}, one, one, true, "total");
+    if (options.load)
+      p.dispatch(true, scale, {{state, bytes}, {p.buffer(BufferKind::packed, bytes), bytes, true}}, {four, one}, one, one,
+                 false, "too early");
+    finish(m, p);
+  }
+  {
+    MethodBuilder m;
+    m.method.name = "total";
+    const uint32_t four = m.number(4), bytes = m.number(16), one = m.number(1);
+    m.output("y", {four});
+    PlanBuilder p("portable");
+    const uint32_t state = p.buffer(BufferKind::state, bytes);
+    const uint32_t y = p.buffer(BufferKind::output, bytes);
+    p.dispatch(false, scale, {{state, bytes}, {y, bytes, true}}, {four, one}, one, one, false, "total");
+    finish(m, p);
+  }
+  for (const bool sized : {true, false}) {
+    MethodBuilder m;
+    m.method.name = sized ? "size" : "nothing";
+    const uint32_t n = m.symbol("N", 0, 4, 0, 0);
+    m.input("x", {n, m.number(0)});
+    PlanBuilder p("portable");
+    if (sized) {
+      const uint32_t bytes = m.times(n, 4), whole = m.number(16), one = m.number(1);
+      m.output("y", {n});
+      const uint32_t w = p.buffer(BufferKind::constant, whole, c);
+      const uint32_t y = p.buffer(BufferKind::output, bytes);
+      p.dispatch(false, scale, {{w, whole}, {y, bytes, true}}, {n, one}, one, one, false, "first N");
+    }
+    finish(m, p);
+  }
+  return builder.finish();
+}
 
 FileBytes slow_program(uint32_t count) {
   ProgramBuilder builder;

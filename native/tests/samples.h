@@ -19,6 +19,7 @@ public:
   uint32_t kernel(const std::string& name, std::span<const uint32_t> code, uint32_t bindings, uint32_t local_x = 64,
                   std::vector<schema::BindingType> types = {});
   uint32_t constant(const std::string& name, std::span<const float> values);
+  void state(const std::string& name, uint32_t size, int32_t constant);
   FileBytes finish();
 
   schema::ProgramT program;
@@ -74,6 +75,19 @@ struct SampleOptions {
 // y = 2 (x + 3 w) + c, for x of shape (N, width), N in 0..max_batch, w[i] = i, c = 5. 3 w is computed at load.
 FileBytes sample_program(const SampleOptions& options = {});
 float sample_result(float x, uint32_t column);
+
+struct StateOptions {
+  int32_t constant = 0;        // initial value of the first state: 1, 2, 3, 4
+  uint32_t size = 4;           // of the states
+  uint32_t buffer_bytes = 16;  // of the first state's buffer
+  std::string second = "rest"; // name of the second state, which begins as zeros
+  bool load = false;           // a load command that reads a state
+  std::vector<std::string> host_operators{};
+};
+
+// Methods: 0, "add": x of shape (4,) is added to the state "total", and the sum returned; 1, "total": returns it; 2, "size":
+// the first N of 1, 2, 3, 4 for an input of shape (N, 0); 3, "nothing": takes the same, has no commands and no outputs.
+FileBytes state_program(const StateOptions& options = {});
 
 // y[i] = x[0] for i < count; each takes a fraction of a millisecond on one core.
 FileBytes slow_program(uint32_t count);

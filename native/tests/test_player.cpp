@@ -421,6 +421,142 @@ TEST(a_damaged_pipeline_cache_is_ignored) {
   CHECK(Program(sample_program(), options).status == LAPILLI_OK);
 }
 
+namespace {
+
+using Four = std::vector<float>;
+
+// One run of a method of `state_program`.
+Four run_state(lapilli_program* program, uint32_t method, Four x = {}) {
+  Four y(4, -1);
+  const lapilli_tensor input = tensor(x, {4});
+  lapilli_tensor output = tensor(y, {});
+  CHECK(lapilli_run_sync(program, method, &input, method == 0 ? 1 : 0, &output, 1) == LAPILLI_OK);
+  return y;
+}
+
+} // namespace
+
+TEST(states_are_kept_between_runs) {
+  const Program program(state_program()), other(state_program());
+  CHECK(program.status == LAPILLI_OK && other.status == LAPILLI_OK);
+  CHECK(run_state(program.handle, 1) == Four({1, 2, 3, 4}));
+  CHECK(run_state(program.handle, 0, {1, 1, 1, 1}) == Four({2, 3, 4, 5}));
+  CHECK(run_state(program.handle, 0, {1, 0, 0, 9}) == Four({3, 3, 4, 14}));
+  CHECK(run_state(program.handle, 1) == Four({3, 3, 4, 14})); // another method sees the same state
+  CHECK(run_state(other.handle, 1) == Four({1, 2, 3, 4}));    // another program does not
+  CHECK(lapilli_reset(program.handle) == LAPILLI_OK);
+  CHECK(run_state(program.handle, 1) == Four({1, 2, 3, 4}));
+  CHECK(program.info().find("\"states\":[\"total\",\"rest\"]") != std::string::npos);
+  lapilli_memory_info memory{};
+  CHECK(lapilli_program_memory(program.handle, &memory) == LAPILLI_OK && memory.states >= 48);
+}
+
+TEST(states_are_read_and_written) {
+  const Program program(state_program());
+  CHECK(lapilli_state_count(program.handle) == 2 && lapilli_state_count(nullptr) == 0);
+  lapilli_spec spec{};
+  CHECK(lapilli_state_spec(program.handle, 1, &spec) == LAPILLI_OK);
+  CHECK(std::string(spec.name) == "rest" && spec.rank == 1 && spec.shape[0] == 4 && spec.dtype == LAPILLI_FLOAT32);
+  CHECK(lapilli_state_spec(program.handle, 2, &spec) == LAPILLI_INVALID_ARGUMENT);
+  Four values(4, 7);
+  CHECK(lapilli_state_read(program.handle, 1, values.data(), 16) == LAPILLI_OK);
+  CHECK(values == Four({0, 0, 0, 0}));
+  values = {5, 6, 7, 8};
+  CHECK(lapilli_state_write(program.handle, 0, values.data(), 16) == LAPILLI_OK);
+  CHECK(run_state(program.handle, 0, {1, 0, 0, 0}) == Four({6, 6, 7, 8}));
+  CHECK(lapilli_state_read(program.handle, 0, values.data(), 16) == LAPILLI_OK);
+  CHECK(values == Four({6, 6, 7, 8}));
+  CHECK(lapilli_state_read(program.handle, 0, values.data(), 12) == LAPILLI_INVALID_ARGUMENT);
+  CHECK(lapilli_state_write(program.handle, 0, nullptr, 16) == LAPILLI_INVALID_ARGUMENT);
+  CHECK(lapilli_state_write(program.handle, 2, values.data(), 16) == LAPILLI_INVALID_ARGUMENT);
+}
+
+TEST(runs_with_states_take_place_in_order) {
+  const Program program(state_program());
+  std::vector<lapilli_run*> runs;
+  Four x{1, 2, 3, 4};
+  for (int i = 0; i < 16; ++i) {
+    const lapilli_tensor input = tensor(x, {4});
+    runs.emplace_back();
+    CHECK(lapilli_submit(program.handle, 0, &input, 1, &runs.back()) == LAPILLI_OK);
+  }
+  for (size_t i = runs.size(); i-- > 0;) {
+    CHECK(lapilli_wait(runs[i], UINT64_MAX) == LAPILLI_OK);
+    lapilli_tensor output{};
+    CHECK(lapilli_output(runs[i], 0, &output) == LAPILLI_OK);
+    CHECK(static_cast<const float*>(output.data)[3] == 4.0f * static_cast<float>(i + 2));
+    lapilli_release(runs[i]);
+  }
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&] {
+      for (int i = 0; i < 25; ++i)
+        run_state(program.handle, 0, {0, 0, 0, 1});
+    });
+  for (std::thread& thread : threads)
+    thread.join();
+  CHECK(run_state(program.handle, 1) == Four({17, 34, 51, 168}));
+}
+
+TEST(profiles_and_buffers_leave_states_alone) {
+  const Program program(state_program());
+  Four x{1, 1, 1, 1}, values(4);
+  const lapilli_tensor input = tensor(x, {4});
+  uint64_t times[2] = {}, total = 0;
+  uint32_t count = 0;
+  CHECK(lapilli_profile(program.handle, 0, &input, 1, 3, times, 2, &count, &total) == LAPILLI_OK);
+  CHECK(lapilli_read_buffer(program.handle, 0, &input, 1, 0, 0, values.data(), 16) == LAPILLI_OK);
+  CHECK(values == Four({2, 3, 4, 5})); // within the run
+  CHECK(run_state(program.handle, 1) == Four({1, 2, 3, 4}));
+}
+
+TEST(states_that_do_not_fit_are_refused) {
+  const Program small(state_program({.buffer_bytes = 12}));
+  CHECK(small.status == LAPILLI_INVALID_FILE && small.message.find("smaller than its state") != std::string::npos);
+  const Program large(state_program({.constant = -1, .size = 0xfffffff0u}));
+  CHECK(large.status == LAPILLI_INVALID_FILE || large.status == LAPILLI_OUT_OF_MEMORY);
+  const Program begins_as_zeros(state_program({.constant = -1}));
+  CHECK(run_state(begins_as_zeros.handle, 0, {1, 2, 3, 4}) == Four({1, 2, 3, 4}));
+}
+
+TEST(inputs_without_elements_carry_sizes) {
+  const Program program(state_program());
+  Four none;
+  for (const int64_t n : {3, 0, 4, 1}) {
+    lapilli_tensor input = tensor(none, {n, 0});
+    input.data = nullptr;
+    Four y(4, -1);
+    lapilli_tensor output = tensor(y, {});
+    CHECK(lapilli_run_sync(program.handle, 2, &input, 1, &output, 1) == LAPILLI_OK);
+    CHECK(output.rank == 1 && output.shape[0] == n);
+    for (int64_t i = 0; i < 4; ++i)
+      CHECK(y[static_cast<size_t>(i)] == (i < n ? static_cast<float>(i + 1) : -1.0f));
+    CHECK(lapilli_run_sync(program.handle, 3, &input, 1, nullptr, 0) == LAPILLI_OK); // no commands, no outputs
+    lapilli_run* run = nullptr;
+    CHECK(lapilli_submit(program.handle, 3, &input, 1, &run) == LAPILLI_OK);
+    CHECK(lapilli_wait(run, UINT64_MAX) == LAPILLI_OK);
+    lapilli_release(run);
+    uint32_t count = 9;
+    uint64_t total = 0;
+    CHECK(lapilli_profile(program.handle, 3, &input, 1, 2, nullptr, 0, &count, &total) == LAPILLI_OK && count == 0);
+  }
+}
+
+TEST(host_operators_must_be_allowed) {
+  const FileBytes file = state_program({.host_operators = {"aten.linalg_svd", "aten.unique"}});
+  const Program refused(file);
+  CHECK(refused.status == LAPILLI_UNSUPPORTED);
+  CHECK(refused.message.find("aten.linalg_svd and aten.unique") != std::string::npos ||
+        refused.message.find("aten.linalg_svd, aten.unique") != std::string::npos);
+  CHECK(refused.message.find("fallback=\"error\"") != std::string::npos);
+  lapilli_load_options options{};
+  options.allow_host = 1;
+  const Program allowed(file, options);
+  CHECK(allowed.status == LAPILLI_OK);
+  CHECK(run_state(allowed.handle, 1) == Four({1, 2, 3, 4}));
+  CHECK(allowed.info().find("\"host_operators\":[\"aten.linalg_svd\",\"aten.unique\"]") != std::string::npos);
+}
+
 TEST(programs_come_and_go) {
   for (int i = 0; i < 20; ++i) {
     const Program program(sample_program());

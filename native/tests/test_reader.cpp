@@ -81,6 +81,31 @@ TEST(the_sample_is_described) {
   CHECK(describe(sample_program({.texel = true})).status == LAPILLI_OK);
 }
 
+TEST(states_and_host_operators_are_described) {
+  const Outcome outcome = describe(state_program({.host_operators = {"aten.svd", "aten.qr"}}));
+  CHECK(outcome.status == LAPILLI_OK);
+  CHECK(outcome.text.find("\"states\":[{\"name\":\"total\",\"dtype\":\"float32\",\"shape\":[4],\"size\":16,\"constant\":0}") !=
+        std::string::npos);
+  CHECK(outcome.text.find("\"constant\":null") != std::string::npos);
+  CHECK(outcome.text.find("\"host_operators\":[\"aten.svd\",\"aten.qr\"]") != std::string::npos);
+}
+
+TEST(damaged_states_are_refused) {
+  const auto refused = [](const StateOptions& options, const char* words) {
+    const Outcome outcome = describe(state_program(options));
+    if (outcome.status != LAPILLI_INVALID_FILE || outcome.text.find(words) == std::string::npos) {
+      std::fprintf(stderr, "%s\n", outcome.text.c_str());
+      CHECK(false);
+    }
+  };
+  refused({.constant = 1}, "begins as constant 1 of 1");
+  refused({.constant = -2}, "begins as constant -2");
+  refused({.size = 5}, "another dtype or shape than its initial value");
+  refused({.second = "total"}, "two states of the name");
+  refused({.second = ""}, "it is empty");
+  refused({.load = true}, "may not read");
+}
+
 TEST(any_changed_byte_is_found) {
   const FileBytes file = sample_program();
   for (size_t i = 0; i < file.size(); ++i) {
@@ -102,10 +127,11 @@ TEST(any_truncation_is_found) {
 
 TEST(two_thousand_mutations_do_no_harm) {
   std::mt19937 random(20261121);
-  const FileBytes samples[] = {sample_program(), sample_program({.texel = true, .impossible_first = true})};
+  const FileBytes samples[] = {sample_program(), sample_program({.texel = true, .impossible_first = true}),
+                               state_program({.host_operators = {"aten.svd"}})};
   int passed = 0;
   for (int i = 0; i < 2000; ++i) {
-    FileBytes file = samples[random() % 2];
+    FileBytes file = samples[random() % 3];
     mutate(file, random);
     if (i % 2 == 0)
       repair_checksum(file);
@@ -124,11 +150,11 @@ TEST(two_thousand_mutations_do_no_harm) {
 // Mutations of the structure alone reach deeper, since most of a file is code and constants.
 TEST(mutations_of_the_structure_do_no_harm) {
   std::mt19937 random(7);
-  const FileBytes sample = sample_program({.impossible_first = true});
-  uint64_t structure = 0;
-  std::memcpy(&structure, sample.data() + 24, sizeof structure);
-  for (int i = 0; i < 4000; ++i) {
-    FileBytes file = sample;
+  const FileBytes samples[] = {sample_program({.impossible_first = true}), state_program()};
+  for (int i = 0; i < 6000; ++i) {
+    FileBytes file = samples[i % 3 / 2];
+    uint64_t structure = 0;
+    std::memcpy(&structure, file.data() + 24, sizeof structure);
     for (uint32_t j = 0; j < 1 + random() % 3; ++j)
       file[64 + random() % structure] = static_cast<std::byte>(random());
     repair_checksum(file);

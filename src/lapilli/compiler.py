@@ -18,7 +18,7 @@ from lapilli.codegen.build import build
 from lapilli.codegen.select import choose_templates, write_all
 from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.module import Module
-from lapilli.graph.partition import partition
+from lapilli.graph.partition import Parts, partition
 from lapilli.graph.passes import optimize, prepare
 from lapilli.ir.node import Graph
 from lapilli.lower import is_computed, lower
@@ -76,7 +76,7 @@ class _Compiler:
         self.precision, self.targets, self.fallback = precision, targets, fallback
         self.interfaces: list[Interface] = []
         self.parts: list[Part] = []
-        self.constants: list[tuple[Script, str, torch.Tensor]] = []
+        self.split: list[Parts] = []  # methods of several segments
 
     def add(self, name: str, exported: ExportedProgram) -> None:
         module = prepare(exported)
@@ -92,7 +92,7 @@ class _Compiler:
         for k, segment in enumerate(parts.segments):
             self.parts.append(self._part(f"{name}.{k}", segment))
         _finish_calls(parts.script, self.parts, first)
-        self.constants += parts.constants
+        self.split.append(parts)
         inputs, outputs = _specs(module)
         self.interfaces.append(Interface(name, structure, tuple(parts.rows), None, parts.script, inputs, outputs))
 
@@ -114,12 +114,15 @@ class _Compiler:
 
     def finish(self, metadata: dict[str, str], progress: Progress | None) -> bytes:
         writer = Writer()
-        for script, name, tensor in self.constants:
-            bits = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
-            script.constants[name] = writer.array(name, from_torch(tensor.dtype), bits.contiguous().numpy())
+        for parts in self.split:
+            for script, name, tensor in parts.constants:
+                script.constants[name] = _keep(writer, name, tensor)
+            for script, name, tensor in parts.states:
+                script.states[name][1] = _keep(writer, name, tensor)
+            writer.host_operators += [o for o in parts.script.operators() if o not in writer.host_operators]
         metadata[METADATA_KEY] = dumps(self.interfaces)
-        parts = self.parts or [Part("nothing", {half: Graph([], [], {}) for half in (False, True)})]
-        schedules = _write(writer, parts, self.targets, progress)
+        written = self.parts or [Part("nothing", {half: Graph([], [], {}) for half in (False, True)})]
+        schedules = _write(writer, written, self.targets, progress)
         metadata["lapilli.schedule"] = _decisions(schedules[0])
         return writer.bytes(f"lapilli {__version__}", metadata)
 
@@ -143,7 +146,9 @@ def _write(
         None if progress is None else lambda done, total: progress("kernels", done, total),
     )
     for part, of_part, written in zip(parts, schedules, kernels, strict=True):
-        plans = [PlanSource(s.target, s.order, k, s.graph.outputs) for s, k in zip(of_part, written, strict=True)]
+        plans = [
+            PlanSource(s.target, s.order, k, s.graph.outputs, s.stored) for s, k in zip(of_part, written, strict=True)
+        ]
         writer.method(part.name, of_part[0].graph, plans, codes)
     return schedules
 
@@ -154,6 +159,11 @@ def assemble(module: Module, precision: str, targets: Sequence[Target]) -> tuple
     graphs = {half: lower(module, precision, half) for half in {t.half for t in targets}}
     (schedules,) = _write(writer, [Part("forward", graphs)], targets)
     return writer.bytes(f"lapilli {__version__}", {}), schedules
+
+
+def _keep(writer: Writer, name: str, tensor: torch.Tensor) -> int:
+    bits = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
+    return writer.array(name, from_torch(tensor.dtype), bits.detach().contiguous().numpy())
 
 
 def _finish_calls(script: Script, parts: Sequence[Part], first: int) -> None:
@@ -222,7 +232,7 @@ def _structure(exported: ExportedProgram, module: Module) -> structure.Structure
     signature = exported.module_call_graph[0].signature
     given = (signature.forward_arg_names or []) if signature is not None else []
     names = tuple(given[: len(inputs.children[0].children)])
-    return structure.Structure(inputs, outputs, names)
+    return structure.Structure(inputs, outputs, names, tuple(module.updates))
 
 
 def _decisions(schedules: list[Schedule]) -> str:

@@ -36,6 +36,7 @@ _EXCEPTIONS: dict[int, type[errors.LapilliError]] = {
     7: errors.DeviceLostError,
     8: errors.RunTimeoutError,
     9: errors.PlayerError,
+    10: errors.UnsupportedOperatorError,
 }
 
 # In the order of lapilli_dtype; uint16 stands for the bits of bfloat16.
@@ -201,6 +202,7 @@ class MemoryInfo:
     """Device memory of a program in bytes; see ``lapilli_memory_info``."""
 
     constants: int
+    states: int
     arena: int
     arena_sum: int
     io: int
@@ -342,6 +344,7 @@ class NativeProgram:
         staging_size: int = 0,
         verify: bool = True,
         validation: bool = False,
+        allow_host: bool = False,
     ) -> NativeProgram:
         """Load a program from a file (which is memory-mapped) or from the bytes of one.
 
@@ -352,6 +355,7 @@ class NativeProgram:
             staging_size: bytes of the upload buffer; 0: 16 MiB.
             verify: verify the checksum; the structure is always verified.
             validation: turn the Vulkan validation layer on.
+            allow_host: load a program with host operators too, which the caller computes between its methods.
         """
         ffi, library = _player()
         options = ffi.new("lapilli_load_options *")
@@ -363,6 +367,7 @@ class NativeProgram:
         options.staging_size = staging_size
         options.skip_checksum = not verify
         options.validation = validation
+        options.allow_host = allow_host
         program = ffi.new("lapilli_program **")
         if isinstance(source, (bytes, bytearray, memoryview)):
             view = ffi.from_buffer(source)
@@ -405,6 +410,28 @@ class NativeProgram:
         del alive
         return NativeRun(run[0], self.methods[method].outputs)
 
+    def reset(self) -> None:
+        """Give all states their initial values back, after the runs submitted so far."""
+        _, library = _player()
+        _check(library.lapilli_reset(self._program()))
+
+    def read_state(self, index: int) -> Array:
+        """The value of a state after the runs submitted so far."""
+        ffi, library = _player()
+        spec = ffi.new("lapilli_spec *")
+        _check(library.lapilli_state_spec(self._program(), index, spec))
+        array = np.empty(tuple(spec.shape[0 : spec.rank]), _DTYPES[spec.dtype])
+        data = ffi.from_buffer(array) if array.nbytes else ffi.NULL
+        _check(library.lapilli_state_read(self._program(), index, data, array.nbytes))
+        return array
+
+    def write_state(self, index: int, value: Array) -> None:
+        """Give a state another value, of its dtype and shape, after the runs submitted so far."""
+        ffi, library = _player()
+        array = np.ascontiguousarray(value)
+        data = ffi.from_buffer(array) if array.nbytes else ffi.NULL
+        _check(library.lapilli_state_write(self._program(), index, data, array.nbytes))
+
     def profile(self, inputs: Sequence[Array], repeat: int = 10, method: int = 0) -> Profile:
         """Time every run command alone with GPU timestamps, ``repeat`` times; medians in nanoseconds."""
         ffi, library = _player()
@@ -435,7 +462,7 @@ class NativeProgram:
         ffi, library = _player()
         info = ffi.new("lapilli_memory_info *")
         _check(library.lapilli_program_memory(self._program(), info))
-        return MemoryInfo(info.constants, info.arena, info.arena_sum, info.io, info.device_total)
+        return MemoryInfo(info.constants, info.states, info.arena, info.arena_sum, info.io, info.device_total)
 
     def load_times(self) -> LoadTimes:
         """How long the parts of the load took."""

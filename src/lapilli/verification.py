@@ -19,7 +19,7 @@ from lapilli.graph.passes import prepare
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import Atom
 from lapilli.ir.interpret import evaluate
-from lapilli.ir.node import Constant, Graph, Map, Node, Reduce
+from lapilli.ir.node import Constant, Graph, Map, Node, Reduce, State
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
 from lapilli.schedule.layout import Layout
@@ -93,6 +93,7 @@ class _Run:
         self.plan = Description.of(data, verify=False).methods[0].plans[0]
         self.sizes = _sizes(schedule.graph, inputs)
         self.values: dict[int, Array] = {n.id: np.asarray(inputs[n.index]) for n in schedule.graph.inputs}
+        self.values |= {n.id: np.asarray(n.value) for n in schedule.graph.nodes() if isinstance(n, State)}
 
     def checks(self) -> list[Check]:
         found: list[Check] = []
@@ -102,7 +103,7 @@ class _Run:
                 buffer = dispatch.buffers[dispatch.written.index(True)]
                 got = self._read(task.out, buffer, 0 if loading else k)
                 self.values[task.out.id] = got
-                want = self._meaning(task)
+                want = self._meaning(task, dict(self.values))
                 if want is not None:
                     found.append(Check(task.label, dispatch.kernel, _error(got, want)))
         return found
@@ -118,13 +119,16 @@ class _Run:
         raw = self.native.read_buffer(self.inputs, command, buffer, -(-count * dtype.itemsize // 4) * 4)
         return _ordered(raw.view(np.uint8)[: count * dtype.itemsize].view(dtype), shape, layout)
 
-    def _meaning(self, task: Task) -> Array | None:
+    def _meaning(self, task: Task, values: dict[int, Array]) -> Array | None:
         """What a kernel should have stored; None for the inner steps of an algorithm."""
+        for member in task.members:
+            inside = self._meaning(member, values)
+            assert inside is not None
+            values[member.out.id] = inside
         out = task.out
         core = task.core
         if not isinstance(out, Map | Reduce):
             return None
-        values = dict(self.values)
         for read in _leaves(task):
             if isinstance(read, Constant):
                 values[read.id] = evaluate(read, {}, {})
@@ -137,12 +141,12 @@ class _Run:
             values[core.id] = evaluate(whole, values, self.sizes)
         over = tuple(a.extent for a in task.axes)
         result = evaluate(Map(over, out.dtype, axes=task.axes, body=task.value), values, self.sizes)
-        # from the task's axes to the dimensions of what is stored
-        places = [next((k for k, a in enumerate(task.axes) if a in i.atoms()), None) for i in task.store]
-        used = [p for p in places if p is not None]
-        rest = [k for k in range(len(task.axes)) if k not in used]  # axes of size 1
-        shape = [int(s.evaluate(self.sizes)) for s in out.shape]
-        return result.transpose([*used, *rest]).reshape(shape)
+        stored = np.zeros([int(s.evaluate(self.sizes)) for s in out.shape], result.dtype)
+        place: dict[Atom, Any] = dict(self.sizes)
+        for k, a in enumerate(task.axes):
+            place[a] = np.arange(result.shape[k]).reshape([-1 if d == k else 1 for d in range(result.ndim)])
+        stored[tuple(i.evaluate(place) for i in task.store)] = result
+        return stored
 
 
 def _leaves(task: Task) -> list[Node]:

@@ -186,6 +186,7 @@ class Emitter:
         self.names = names
         self.lane = lane
         self.values = values or {}
+        self.uniform: set[int] = set()  # of these values, those that are one scalar for all lanes
         self.lines: list[str] = []
         self.indent = indent
         self._known: list[dict[tuple[int, bool], str]] = [{}]
@@ -207,6 +208,7 @@ class Emitter:
         inner = Emitter(self.kernel, dict(self.names), self.lane, dict(self.values), self.indent + "    ")
         inner._known = [*self._known, {}]
         inner._counter = self._counter
+        inner.uniform = set(self.uniform)
         return inner
 
     # -- integers
@@ -271,7 +273,8 @@ class Emitter:
         if isinstance(e, Const):
             return self._splat(literal(e.value, e.dtype), e.dtype, lanes)
         if isinstance(e, Load) and e.node.id in self.values:
-            return self.values[e.node.id]
+            text = self.values[e.node.id]
+            return self._splat(text, e.dtype, lanes) if e.node.id in self.uniform else text
         if isinstance(e, Select):
             text = self._select(e, lanes)
         else:

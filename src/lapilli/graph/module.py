@@ -16,9 +16,20 @@ from lapilli.errors import CompileError
 
 
 @dataclass
+class State:
+    """A buffer of the model that a run changes: its name there, its initial value, and its new value in the graph."""
+
+    name: str
+    value: torch.Tensor
+    new: fx.Node
+
+
+@dataclass
 class Module:
     """graph: ATen calls; constants: the tensors behind placeholders that are not inputs; outputs: values in order;
-    fixed_inputs and fixed_outputs: leaves of the call that are no tensors, by position; ranges: bounds of size symbols."""
+    fixed_inputs and fixed_outputs: leaves of the call that are no tensors, by position; ranges: bounds of size symbols;
+    states: buffers that a run changes, by placeholder; updates: input tensors that a run changes, by number: their new values
+    are the last outputs."""
 
     graph: fx.Graph
     constants: dict[fx.Node, torch.Tensor]
@@ -26,6 +37,8 @@ class Module:
     fixed_inputs: dict[int, Any]
     fixed_outputs: dict[int, Any]
     ranges: Mapping[Any, Any]
+    states: dict[fx.Node, State] = field(default_factory=dict)
+    updates: list[int] = field(default_factory=list)
     arrays: dict[tuple[fx.Node, bool], npt.NDArray[Any]] = field(default_factory=dict)
     owner: torch.nn.Module | None = None  # has the graphs of control flow as attributes
 
@@ -49,17 +62,22 @@ class Module:
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
         constants: dict[fx.Node, torch.Tensor] = {}
         fixed_inputs: dict[int, Any] = {}
+        tensors: list[str] = []
+        buffers: dict[str, fx.Node] = {}
         position = 0
         for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
             if spec.kind is InputKind.USER_INPUT:
                 if isinstance(spec.arg, ConstantArgument):
                     fixed_inputs[position] = spec.arg.value
+                else:
+                    tensors.append(spec.arg.name)
                 position += 1
                 continue
             if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
                 assert spec.target is not None
                 source = program.state_dict if spec.target in program.state_dict else program.constants
                 constants[node] = source[spec.target].detach()
+                buffers[spec.target] = node
             else:
                 raise CompileError(
                     f"the exported program has an input of kind {spec.kind.name}, which is not supported"
@@ -67,18 +85,29 @@ class Module:
         returned = next(n for n in graph.nodes if n.op == "output").args[0]
         outputs: list[fx.Node] = []
         fixed_outputs: dict[int, Any] = {}
-        for place, (spec, value) in enumerate(zip(program.graph_signature.output_specs, returned, strict=True)):
+        states: dict[fx.Node, State] = {}
+        updates: dict[int, fx.Node] = {}
+        place = 0
+        for spec, value in zip(program.graph_signature.output_specs, returned, strict=True):
+            if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
+                node = buffers[str(spec.target)]
+                states[node] = State(str(spec.target), constants.pop(node), value)
+                continue
+            if spec.kind is OutputKind.USER_INPUT_MUTATION:
+                updates[tensors.index(str(spec.target))] = value
+                continue
             if spec.kind is not OutputKind.USER_OUTPUT:
                 raise CompileError(
-                    f"the model changes its state while it runs ({spec.kind.name.lower()}: {spec.target}); "
-                    "put it into inference mode with model.eval()"
+                    f"the exported program has an output of kind {spec.kind.name}, which is not supported"
                 )
             if isinstance(value, fx.Node):
                 outputs.append(value)
             else:
                 fixed_outputs[place] = value
-        owner = program.graph_module
-        return cls(graph, constants, outputs, fixed_inputs, fixed_outputs, program.range_constraints, owner=owner)
+            place += 1
+        outputs += updates.values()
+        ranges, owner = program.range_constraints, program.graph_module
+        return cls(graph, constants, outputs, fixed_inputs, fixed_outputs, ranges, states, list(updates), owner=owner)
 
     def add_constant(self, tensor: torch.Tensor, name: str) -> fx.Node:
         """A new constant, placed before all calls."""
@@ -93,6 +122,8 @@ class Module:
         """Let every user of a value, outputs included, read another."""
         old.replace_all_uses_with(new)
         self.outputs = [new if o is old else o for o in self.outputs]
+        for state in self.states.values():
+            state.new = new if state.new is old else state.new
 
     def clean(self) -> None:
         """Drop calls and constants that nothing reads."""
@@ -102,10 +133,12 @@ class Module:
                 self.graph.erase_node(node)
 
     def array(self, node: fx.Node, half: bool) -> npt.NDArray[Any]:
-        """A constant as NumPy (bfloat16 as its bits), rounded to half precision if asked; the same array every time."""
+        """A constant, or the initial value of a state, as NumPy (bfloat16 as its bits), rounded to half precision if asked;
+        the same array every time."""
         key = (node, half)
         if key not in self.arrays:
-            tensor = self.constants[node].detach().contiguous()
+            tensor = self.states[node].value if node in self.states else self.constants[node]
+            tensor = tensor.detach().contiguous()
             tensor = tensor.half() if half else tensor
             self.arrays[key] = (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
         return self.arrays[key]

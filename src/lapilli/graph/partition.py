@@ -35,6 +35,7 @@ class Parts:
     segments: list[Module]
     rows: list[Operator]
     constants: list[tuple[Script, str, torch.Tensor]] = field(default_factory=list)  # that operators of the CPU read
+    states: list[tuple[Script, str, torch.Tensor]] = field(default_factory=list)  # and what they begin with
 
 
 def partition(module: Module, optimize: Callable[[Module], None], fallback: str) -> Parts:
@@ -80,12 +81,14 @@ class _Partitioner:
                 elif level % 2:
                     self._host(n)
         self.result.outputs = [self._argument(o) for o in self.module.outputs]
+        for node, state in self.module.states.items():
+            self.result.states[node.name] = [state.name, -1, self._argument(state.new)]
+            self.parts.states.append((self.result, node.name, state.value))
         return self.result
 
     def _is_given(self, placeholder: fx.Node) -> bool:
-        return placeholder not in self.module.constants and isinstance(
-            placeholder.meta["val"], torch.Tensor | torch.SymInt
-        )
+        known = placeholder in self.module.constants or placeholder in self.module.states
+        return not known and isinstance(placeholder.meta["val"], torch.Tensor | torch.SymInt)
 
     # -- where
     def _assign_levels(self) -> None:
@@ -135,9 +138,10 @@ class _Partitioner:
         for n in nodes:
             made[n] = graph.node_copy(n, lambda a: made[a])
             self._row(n, "gpu")
+        returned = {*self.module.outputs, *(s.new for s in self.module.states.values())}
         results = [
             n for n in nodes
-            if isinstance(n.meta["val"], torch.Tensor) and (n in self.module.outputs or any(u not in inside for u in n.users))
+            if isinstance(n.meta["val"], torch.Tensor) and (n in returned or any(u not in inside for u in n.users))
         ]  # fmt: skip
         graph.output(tuple(made[n] for n in results))
         segment = Module(graph, constants, [made[n] for n in results], {}, {}, self.module.ranges)

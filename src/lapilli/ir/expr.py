@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import struct
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from lapilli.ir.dtype import DType
@@ -158,7 +158,7 @@ def const(value: float | int | bool, dtype: DType | None = None) -> Expr:
     return _intern(Const, (dtype, value), dtype=dtype, value=value)
 
 
-def load(node: Node, index: tuple[Int, ...] | list[Int]) -> Expr:
+def load(node: Node, index: Sequence[Int]) -> Expr:
     index = tuple(index)
     assert len(index) == len(node.shape), f"{node}: {len(index)} indices for rank {len(node.shape)}"
     return _intern(Load, (node.id, *(i.key for i in index)), dtype=node.dtype.compute, node=node, index=index)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select
 from lapilli.ir.integer import Atom, Indirect, Int, Var
-from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce
+from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State
 from lapilli.ir.special import FUNCTIONS as SPECIAL
 
 Array = npt.NDArray[Any]
@@ -44,8 +44,15 @@ _REDUCTIONS: dict[str, Any] = {
 _NUMPY = {d: np.dtype("float32" if d is DType.bfloat16 else d.name) for d in DType}
 
 
-def run(graph: Graph, inputs: Sequence[Array], symbols: Mapping[str, int] | None = None) -> list[Array]:
-    """The graph's outputs for given inputs; symbols: values of the dynamic sizes."""
+def run(
+    graph: Graph,
+    inputs: Sequence[Array],
+    symbols: Mapping[str, int] | None = None,
+    states: dict[str, Array] | None = None,
+) -> list[Array]:
+    """The graph's outputs for given inputs; symbols: values of the dynamic sizes; states: by name, those of the last run are
+    read (where there are none yet: the initial ones) and those of this run are left."""
+    states = {} if states is None else states
     sizes: dict[Atom, int] = {}
     for name, value in (symbols or {}).items():
         sizes[next(iter(graph.symbols[name].atoms()))] = value
@@ -53,8 +60,11 @@ def run(graph: Graph, inputs: Sequence[Array], symbols: Mapping[str, int] | None
     for node in graph.nodes():
         if isinstance(node, Input):
             values[node.id] = np.asarray(inputs[node.index])
+        elif isinstance(node, State):
+            values[node.id] = states.get(node.name, np.asarray(node.value))
         else:
             values[node.id] = evaluate(node, values, sizes)
+    states.update({state.name: values[new.id] for state, new in graph.stores})
     return [values[o.id] for o in graph.outputs]
 
 

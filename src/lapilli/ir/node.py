@@ -55,6 +55,15 @@ class Constant(Node):
 
 
 @dataclass(eq=False, repr=False)
+class State(Node):
+    """A tensor that the program keeps from run to run (dense, row-major), known by its name; `value`: what it begins with.
+
+    As a value it is what was there when the run began."""
+
+    value: npt.NDArray[np.generic] = field(default_factory=lambda: np.zeros(()))
+
+
+@dataclass(eq=False, repr=False)
 class Map(Node):
     """out[axes] = body(axes)"""
 
@@ -85,6 +94,21 @@ class Matmul:
 
 
 @dataclass(frozen=True)
+class Attention(Matmul):
+    """The product of `weights` and the values, where the weights are the softmax of `scores` along the last axis (zeros where
+    all scores of a row are -inf), and scores are the product of q and k, finished pointwise. q, k, v: before their batch
+    dimensions are broadcast; k and v may have fewer heads, each for several neighbouring heads of q. causal: scores beyond the
+    diagonal are -inf."""
+
+    scores: Node
+    weights: Node
+    q: Node
+    k: Node
+    v: Node
+    causal: bool
+
+
+@dataclass(frozen=True)
 class Convolution:
     """N-dimensional convolution of x [N, C, *spatial] with w [O, C/groups, *kernel] (not transposed)."""
 
@@ -109,18 +133,24 @@ class Reduce(Node):
 
 @dataclass
 class Graph:
-    """What `lower` hands to `schedule`: values in topological order, inputs and outputs of the program."""
+    """What `lower` hands to `schedule`: inputs and outputs of the program, and what its states hold after a run."""
 
     inputs: list[Input]
     outputs: list[Node]
     symbols: dict[str, Int]
+    stores: list[tuple[State, Node]] = field(default_factory=list)
+
+    @property
+    def results(self) -> list[Node]:
+        """Outputs and new values of states: what has memory of its own that outlives a run."""
+        return [*self.outputs, *(new for _, new in self.stores)]
 
     def nodes(self) -> list[Node]:
-        """All values that the outputs need, producers first."""
+        """All values that the results need, producers first."""
         order: list[Node] = []
         seen: set[int] = set()
         stack: list[tuple[Node, Iterator[Node]]] = []
-        for out in self.outputs:
+        for out in self.results:
             if out.id in seen:
                 continue
             seen.add(out.id)

@@ -76,7 +76,15 @@ def _where_chosen(grad: Node, indices: Node, at: Sequence[Int], x: Node, n: int,
 
 def _max_pool(n: int) -> Any:
     def build(
-        call: Call, grad: Node, x: Node, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, indices: Node
+        call: Call,
+        grad: Node,
+        x: Node,
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        ceil: bool,
+        indices: Node,
     ) -> Node:
         k = _each(kernel, n)
         return _through_windows(

@@ -16,7 +16,7 @@ from lapilli.graph.module import Module
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary
 from lapilli.ir.integer import Int, as_int, maximum, minimum, symbol
-from lapilli.ir.node import Constant, Graph, Input, Map, Node
+from lapilli.ir.node import Constant, Graph, Input, Map, Node, State
 from lapilli.lower.registry import FROM_TORCH, Call, fresh_axes, from_torch, lowerings
 
 
@@ -115,15 +115,17 @@ def lower(module: Module, precision: str = "fp32", half_storage: bool = True) ->
     values: dict[fx.Node, Any] = {}
     inputs: list[Input] = []
     outputs: list[Node] = []
+    kept = {state.new for state in module.states.values()}  # not rounded to half precision between runs
     for node in module.graph.nodes:
         if node.op == "placeholder":
             values[node] = _placeholder(module, node, symbols, half_constants, inputs)
         elif node.op == "call_function":
-            values[node] = _call(node, values, symbols, half)
+            values[node] = _call(node, values, symbols, half and node not in kept)
         elif node.op == "output":
             outputs = [_as_output(values, arg) for arg in module.outputs]
+    stores = [(values[node], _as_output(values, state.new)) for node, state in module.states.items()]
     inputs += size_inputs(symbols.known, inputs)
-    return Graph(inputs, outputs, symbols.known)
+    return Graph(inputs, outputs, symbols.known, stores)
 
 
 def size_inputs(symbols: Mapping[str, Int], inputs: Sequence[Input]) -> list[Input]:
@@ -223,6 +225,14 @@ def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, in
         kept = DType.float16 if rounded else dtype
         return Constant(shape, kept, node.name, "constant", value=module.array(node, rounded))
     val = node.meta["val"]
+    if node in module.states:
+        state = module.states[node]
+        dtype = from_torch(state.value.dtype)
+        if dtype is DType.float64:
+            raise TypeError(
+                f"{state.name} is float64, which is not supported on the GPU; convert the model with .float()"
+            )
+        return State(tuple(as_int(s) for s in val.shape), dtype, state.name, "state", value=module.array(node, False))
     if isinstance(val, torch.SymInt):
         return symbols.size(val)
     if not isinstance(val, torch.Tensor):

@@ -90,7 +90,9 @@ def factored(call: Call, x: Node) -> Node:
     """P A = L U, in one matrix [rows, columns + 1], whose last column says with which row each one changed places."""
     rows, columns = small(call, x)
     shape = (*x.shape[:-2], as_int(rows), as_int(columns + 1))
-    w: Node = step(call, shape, lambda *at: select([columns - 1 - at[-1]], matrix(x)(at[:-2], at[-2], at[-1]), const(0.0)))
+    w: Node = step(
+        call, shape, lambda *at: select([columns - 1 - at[-1]], matrix(x)(at[:-2], at[-2], at[-1]), const(0.0))
+    )
     for k in range(min(rows, columns)):
         w = _eliminated(call, w, _pivot(call, w, k, rows), k, rows, columns)
     return w

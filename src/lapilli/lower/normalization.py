@@ -56,7 +56,11 @@ def batch_norm_of_batch(
     result = call.map(lambda *at: _affine(moments.normal(at), weight, bias, [_channel(at)]))
     if len(call.shapes) == 1:
         return [result]
-    return [result, _other(call, 1, "mean", lambda c: moments.mean([c])), _other(call, 2, "rstd", lambda c: moments.rstd([c]))]
+    return [
+        result,
+        _other(call, 1, "mean", lambda c: moments.mean([c])),
+        _other(call, 2, "rstd", lambda c: moments.rstd([c])),
+    ]
 
 
 @lowering(aten.batch_norm.default)

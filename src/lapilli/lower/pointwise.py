@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, as_expr, binary, cast_to, const, index, unary, where
+from lapilli.ir.expr import Expr, binary, cast_to, const, unary, where
 from lapilli.ir.integer import as_int
-from lapilli.ir.node import Map, Node
+from lapilli.ir.node import Node
 from lapilli.lower.registry import Call, Operand, common_type, element, lowering, saturated
 
 aten = torch.ops.aten

@@ -52,7 +52,12 @@ def philox(counter: Sequence[Expr], key: Sequence[Expr]) -> list[Expr]:
         (h0, l0), (h1, l1) = (
             (binary("umulhi", c[i], _word(m)), c[i] * _word(m)) for i, m in zip((0, 2), _MULTIPLIERS, strict=True)
         )
-        c = [binary("bitxor", binary("bitxor", h1, c[1]), k[0]), l1, binary("bitxor", binary("bitxor", h0, c[3]), k[1]), l0]
+        c = [
+            binary("bitxor", binary("bitxor", h1, c[1]), k[0]),
+            l1,
+            binary("bitxor", binary("bitxor", h0, c[3]), k[1]),
+            l0,
+        ]
         k = [word + _word(w) for word, w in zip(k, _WEYL, strict=True)]
     return c
 

@@ -233,7 +233,9 @@ def _masked_put(call: Call, x: Node, indices: Indices, values: Node, accumulate:
     known = [i for i in indices if i is not None]
     mask = known[0]
     first = list(indices).index(mask)
-    spread = values.rank and (values.rank > x.rank - mask.rank - first and values.shape[-(x.rank - mask.rank - first) - 1] != 1)
+    spread = values.rank and (
+        values.rank > x.rank - mask.rank - first and values.shape[-(x.rank - mask.rank - first) - 1] != 1
+    )
     if len(known) > 1 or mask.dtype is not DType.bool or (first and values.rank) or spread:
         raise TypeError(f"{call.op}: the number of elements that a mask chooses is not known before it runs")
     kind = call.dtype.compute
@@ -317,4 +319,3 @@ def clamped(e: Expr, bins: int) -> Expr:
 @lowering(aten.bincount.default, aten._unique2.default, aten.nonzero.default, aten.masked_select.default)
 def of_unknown_size(call: Call, *_: Any, **__: Any) -> Node:
     raise TypeError(f"{call.op}: the size of its result is not known before it runs")
-

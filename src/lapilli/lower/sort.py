@@ -166,9 +166,7 @@ def argsort_stable(call: Call, x: Node, *, stable: bool = True, dim: int = -1, d
 
 
 @lowering(aten.topk.default)
-def topk(
-    call: Call, x: Node, k: IntLike, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> tuple[Map, Map]:
+def topk(call: Call, x: Node, k: IntLike, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Map, Map]:
     if not x.rank:
         return _only(call, x)
     return _pair(call, x, permutation(call, x, dim % x.rank, largest), dim % x.rank)
@@ -288,4 +286,3 @@ def mode(call: Call, x: Node, dim: int = -1, keepdim: bool = False) -> tuple[Map
         return indirect(binary("min", load(first, at) + binary("max", load(most, at), 1) - 1, index(n - 1)), n)
 
     return _chosen(call, x, d, place, order)
-

@@ -327,7 +327,12 @@ def j0(x: Expr) -> Expr:
     a = unary("abs", x)
     z = a * a
     near = (z - 5.78318596294678452118) * polynomial(
-        z, -6.068350350393235e-8, 6.388945720783375e-6, -3.969646342510940e-4, 1.332913422519003e-2, -1.729150680240724e-1
+        z,
+        -6.068350350393235e-8,
+        6.388945720783375e-6,
+        -3.969646342510940e-4,
+        1.332913422519003e-2,
+        -1.729150680240724e-1,
     )
     size, angle = _phase0(a)
     return where(gt(a, 2.0), size * unary("cos", angle), near)
@@ -352,7 +357,12 @@ def _second_kind(x: Expr, near: Expr, phase: tuple[Expr, Expr]) -> Expr:
 def y0(x: Expr) -> Expr:
     z = x * x
     near = (z - 0.43221455686510834878) * polynomial(
-        z, 9.454583683980369e-8, -9.413212653797057e-6, 5.344486707214273e-4, -1.584289289821316e-2, 1.707584643733568e-1
+        z,
+        9.454583683980369e-8,
+        -9.413212653797057e-6,
+        5.344486707214273e-4,
+        -1.584289289821316e-2,
+        1.707584643733568e-1,
     ) + log(x) * j0(x) * (2 / math.pi)
     return _second_kind(x, near, _phase0(x))
 
@@ -415,7 +425,10 @@ def airy_ai(x: Expr) -> Expr:
     for k in range(1, 9):
         even.append(even[-1] / ((3 * k - 1) * (3 * k)))
         odd.append(odd[-1] / ((3 * k) * (3 * k + 1)))
-    near = polynomial(cube, *reversed(even)) * 0.355028053887817239 - x * polynomial(cube, *reversed(odd)) * 0.258819403792806798
+    near = (
+        polynomial(cube, *reversed(even)) * 0.355028053887817239
+        - x * polynomial(cube, *reversed(odd)) * 0.258819403792806798
+    )
     return choose((eq(a, INF), const(NAN)), (gt(x, 2.09), right), (lt(x, -2.09), left), otherwise=near)
 
 

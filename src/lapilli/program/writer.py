@@ -16,7 +16,7 @@ from lapilli.codegen.emit import Binding
 from lapilli.codegen.kernel import Written
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import Atom, Extremum, Int, Quotient, Remainder, Symbol, as_int, ceildiv, product
-from lapilli.ir.node import Constant, Graph, Input, Node
+from lapilli.ir.node import Constant, Graph, Input, Node, State
 from lapilli.program.container import aligned, to_bytes
 from lapilli.schedule.order import Order
 from lapilli.schedule.target import Target
@@ -31,12 +31,13 @@ _TEXEL_ELEMENTS = 1 << 24  # what a device must offer for a plan that reads thro
 
 @dataclass(frozen=True)
 class PlanSource:
-    """What is written as one plan: kernels by output of their task."""
+    """What is written as one plan: kernels by output of their task; stored: results that lie in a state, by id."""
 
     target: Target
     order: Order
     kernels: Mapping[int, Written]
     outputs: Sequence[Node]
+    stored: Mapping[int, State] = field(default_factory=dict)
 
 
 class _Pool:
@@ -89,18 +90,22 @@ class _Pool:
 
 @dataclass
 class Writer:
-    """Collects constants, kernels and plans of a program; `bytes` writes the file."""
+    """Collects constants, states, kernels and plans of a program; `bytes` writes the file.
+
+    host_operators: names of the operators that torch computes on the CPU, between the methods."""
 
     data: list[bytes | memoryview] = field(default_factory=list)
     size: int = 0
     constants: dict[int, int] = field(default_factory=dict)  # id of the array -> index
     contents: dict[tuple[DType, tuple[int, ...], bytes], int] = field(default_factory=dict)
     kernels: dict[str, int] = field(default_factory=dict)
+    states: dict[str, int] = field(default_factory=dict)
+    host_operators: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.program = fb.ProgramT()
         self.program.constants, self.program.kernels, self.program.methods = [], [], []
-        self.program.metadata = []
+        self.program.metadata, self.program.states = [], []
 
     def _append(self, chunk: bytes | memoryview) -> int:
         offset = aligned(self.size)
@@ -126,6 +131,18 @@ class Writer:
             self.contents[key] = len(self.program.constants)
             self.program.constants.append(c)
         return self.contents[key]
+
+    def state(self, node: State) -> int:
+        """States are known by their names, whatever the number of methods and plans."""
+        if node.name not in self.states:
+            array = np.ascontiguousarray(node.value)
+            s = fb.StateT()
+            s.name, s.dtype, s.shape = node.name, node.dtype.value, [int(i) for i in node.value.shape]
+            if array.reshape(-1).view(np.uint8).any():  # what begins as zeros takes no room in the file
+                s.constant = self.constant(Constant(node.shape, node.dtype, node.name, value=node.value))
+            self.states[node.name] = len(self.program.states)
+            self.program.states.append(s)
+        return self.states[node.name]
 
     def kernel(self, written: Written, code: bytes) -> int:
         if written.source not in self.kernels:
@@ -153,7 +170,7 @@ class Writer:
         self.program.methods.append(m)
 
     def bytes(self, producer: str, metadata: Mapping[str, str]) -> bytes:
-        self.program.producer = producer
+        self.program.producer, self.program.hostOperators = producer, self.host_operators
         for key in sorted(metadata):
             entry = fb.MetadataT()
             entry.key, entry.value = key, metadata[key]
@@ -221,6 +238,7 @@ class _PlanWriter:
         return p
 
     def _buffer(self, n: Node, at_load: bool) -> int:
+        n = self.plan.stored.get(n.id, n)
         loading = at_load and isinstance(n, Constant) and n.id not in self.read_at_run
         key = (n.id, loading)
         if key not in self.index:
@@ -232,6 +250,8 @@ class _PlanWriter:
                 b.index = self.writer.constant(n)
             elif isinstance(n, Input):
                 b.kind, b.index = fb.BufferKind.input, n.index
+            elif isinstance(n, State):
+                b.kind, b.index = fb.BufferKind.state, self.writer.state(n)
             elif n.id in outputs:
                 b.kind, b.index = fb.BufferKind.output, outputs.index(n.id)
             elif n.id in self.packed:

@@ -80,6 +80,14 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class State(TensorSpec):
+    """A tensor that stays on the device from run to run; `constant` is the one that it begins as (None: zeros)."""
+
+    size: int = 0
+    constant: int | None = None
+
+
+@dataclass(frozen=True)
 class Kernel:
     """SPIR-V code and what it needs."""
 
@@ -180,7 +188,9 @@ class Description:
     producer: str
     methods: tuple[Method, ...]
     constants: tuple[Constant, ...]
+    states: tuple[State, ...]
     kernels: tuple[Kernel, ...]
+    host_operators: tuple[str, ...]
     metadata: Mapping[str, str]
 
     @staticmethod
@@ -207,7 +217,11 @@ class Description:
             Constant(c["name"], c["dtype"], tuple(c["shape"]), c["size"], c["offset"]) for c in node["constants"]
         )
         methods = tuple(_method(method, kernels) for method in node["methods"])
-        return Description(source, node["producer"], methods, constants, kernels, node["metadata"])
+        states = tuple(
+            State(s["name"], s["dtype"], tuple(s["shape"]), (), s["size"], s["constant"]) for s in node["states"]
+        )
+        host = tuple(node["host_operators"])
+        return Description(source, node["producer"], methods, constants, states, kernels, host, node["metadata"])
 
     def constant(self, index: int) -> Any:
         """The value of a constant, as a NumPy array, or a torch tensor for bfloat16."""

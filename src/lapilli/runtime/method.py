@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from lapilli.player import NativeProgram, NativeRun
 from lapilli.runtime import report, tensors
 from lapilli.runtime.description import Description, Symbol, TensorSpec
 from lapilli.runtime.report import Operator, Report
-from lapilli.runtime.script import Interpreter, Script, as_array, segments
+from lapilli.runtime.script import Script, as_array, segments
 from lapilli.runtime.structure import Structure
 
 if TYPE_CHECKING:
@@ -127,19 +126,21 @@ class Method:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As `Program.__call__`."""
-        values, torch = self._values(self._interface.structure.flatten_call(args, kwargs))
-        return self.wrap(self._run(values), torch)
+        leaves, values, torch = self._leaves(args, kwargs)
+        outputs = self._run(values)
+        self.update(leaves, outputs, torch)
+        return self.wrap(outputs, torch)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future:
         """As `Program.submit`."""
-        values, torch = self._values(self._interface.structure.flatten_call(args, kwargs))
+        leaves, values, torch = self._leaves(args, kwargs)
         run: NativeRun | ScriptRun
         if self._interface.script is None:
             run = self._program._open().submit(values, self._player)
         else:
             copies = [v.copy() if isinstance(v, np.ndarray) else v for v in values]
             run = ScriptRun(lambda: self._run(copies))
-        return self._program._future(self, run, torch)
+        return self._program._future(self, run, leaves, torch)
 
     def run_flat(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """As `Program.run_flat`."""
@@ -154,6 +155,14 @@ class Method:
         """The model's output around output values."""
         return self._interface.structure.unflatten_outputs(self._unwrapped(outputs, torch))
 
+    def update(self, leaves: Sequence[Any], outputs: Sequence[Any], torch: bool) -> None:
+        """Gives the inputs that the model changes their new values, which are the last outputs."""
+        numbers = self._interface.structure.updates
+        if numbers:
+            new = self._unwrapped(list(outputs), torch)[-len(numbers) :]
+            for number, value in zip(numbers, new, strict=True):
+                tensors.update(leaves[number], value)
+
     @property
     def _player(self) -> int:
         """The player's method. Raises InvalidInputError where there is a script instead."""
@@ -161,14 +170,20 @@ class Method:
             raise InvalidInputError(f"The method {self.name} runs in several segments; this needs a single one.")
         return self._interface.player
 
-    @cached_property
-    def _interpreter(self) -> Interpreter:
-        return Interpreter(self._program._open(), self._program._description)
-
     def _run(self, values: list[Any]) -> list[Any]:
         native: NativeProgram = self._program._open()
         script = self._interface.script
-        return list(native.run(values, self._player)) if script is None else self._interpreter.run(script, values)
+        return (
+            list(native.run(values, self._player)) if script is None else self._program._interpreter.run(script, values)
+        )
+
+    def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], list[Any], bool]:
+        """The tensors of a call, the values that run, and whether any is torch's."""
+        leaves = self._interface.structure.flatten_call(args, kwargs)
+        values, torch = self._values(leaves)
+        for number in self._interface.structure.updates:
+            tensors.check_writable(leaves[number], self.inputs[number])
+        return leaves, values, torch
 
     def _values(self, leaves: Sequence[Any]) -> tuple[list[Any], bool]:
         if self._interface.script is None or len(leaves) != len(self.inputs):

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from lapilli.errors import InvalidInputError, ReadError, RunTimeoutError
@@ -23,6 +24,7 @@ from lapilli.runtime.devices import Device
 from lapilli.runtime.files import named, replace
 from lapilli.runtime.method import Method, ScriptRun, interfaces
 from lapilli.runtime.report import Report
+from lapilli.runtime.script import Interpreter, as_array
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class Profile:
 class Future:
     """A run in flight; like `concurrent.futures.Future`, but it cannot be cancelled."""
 
-    def __init__(self, method: Method, run: NativeRun | ScriptRun, torch: bool) -> None:
-        self._method, self._run, self._torch = method, run, torch
+    def __init__(self, method: Method, run: NativeRun | ScriptRun, leaves: list[Any], torch: bool) -> None:
+        self._method, self._run, self._leaves, self._torch = method, run, leaves, torch
         self._lock = threading.Lock()
         self._outputs: list[NDArray[Any]] | None = None
         self._error: BaseException | None = None
@@ -89,6 +91,7 @@ class Future:
                 self._run.wait(None if end is None else max(0, end - time.monotonic()))
                 self._outputs = self._run.outputs()
                 self._run.release()
+                self._method.update(self._leaves, self._outputs, self._torch)
         except RunTimeoutError:
             raise
         except BaseException as error:
@@ -108,7 +111,7 @@ class Program:
     def __init__(self, source: Path | bytes, device: str | int | None = None) -> None:
         self._source = source
         with named(source):
-            self._native = NativeProgram.load(source, device=device)
+            self._native = NativeProgram.load(source, device=device, allow_host=True)
         self._close = weakref.finalize(self, self._native.close)
         try:
             self._description = Description.of(source, verify=False)  # the load has verified it
@@ -117,6 +120,7 @@ class Program:
         except BaseException:
             self._close()
             raise
+        self._interpreter = Interpreter(self._native, self._description)
         self._default = next(iter(self._methods.values()))
         info = self._native.info()
         self._device = Device.from_json(info["device"])
@@ -132,18 +136,22 @@ class Program:
         """Runs the model on its inputs, nested as the model has them; waits for the result.
 
         torch tensors (on the CPU) in, torch tensors out; NumPy arrays in, NumPy arrays out. Nothing is cast: dtypes and
-        shapes must be those of `inputs`. No gradients are recorded.
+        shapes must be those of `inputs`. No gradients are recorded. Inputs that the model changes in place are changed; buffers
+        that it changes are kept on the device from run to run (`state`, `reset`).
 
         Raises InvalidInputError that says what was given and what is accepted.
         """
         return self._default(*args, **kwargs)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future:
-        """Starts a run and returns at once; the inputs are copied and may be changed. Several runs may be in flight."""
+        """Starts a run and returns at once; the inputs are copied and may be changed. Several runs may be in flight.
+
+        Inputs that the model itself changes get their new values when the future's result is taken."""
         return self._default.submit(*args, **kwargs)
 
     def run_flat(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Runs on the flat list of `inputs` and gives the flat list of `outputs`, as NumPy arrays."""
+        """Runs on the flat list of `inputs` and gives the flat list of `outputs`, as NumPy arrays. The new values of inputs
+        that the model changes are the last outputs; the arrays given are left alone."""
         return self._default.run_flat(inputs)
 
     @property
@@ -167,6 +175,38 @@ class Program:
             )
         with open(self._source, "rb") as source, replace(path) as file:
             shutil.copyfileobj(source, file, 1 << 20)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """The buffers of the model that its runs change, by name, as they are after the runs submitted so far.
+
+        Programs hold their own: a second one, loaded from the same file, begins anew."""
+        native = self._open()
+        values = [native.read_state(number) for number in range(len(self._description.states))]
+        specs = self._description.states
+        found = {s.name: v for s, v in zip(specs, tensors.from_arrays(values, specs, torch=False), strict=True)}
+        return found | {name: as_array(value) for name, value in self._interpreter.states.items()}
+
+    def set_state(self, values: Mapping[str, Any]) -> None:
+        """Gives buffers, by name, other values (NumPy arrays or torch tensors of their dtypes and shapes).
+
+        Raises InvalidInputError where there is no such buffer, or the value does not fit it; then none is changed."""
+        specs = {spec.name: spec for spec in self._description.states}
+        unknown = [name for name in values if name not in specs]
+        if unknown:
+            raise InvalidInputError(f"The program has no state {unknown}; it has {list(specs) or 'none'}.")
+        arrays, _ = tensors.to_arrays(list(values.values()), [specs[name] for name in values])
+        for name, array in zip(values, arrays, strict=True):
+            spec = specs[name]
+            if array.shape != spec.shape or array.dtype != (np.uint16 if spec.dtype == "bfloat16" else spec.dtype):
+                raise InvalidInputError(f"State {spec} cannot be given as {array.dtype} of shape {array.shape}.")
+        numbers = list(specs)
+        for name, array in zip(values, arrays, strict=True):
+            self._open().write_state(numbers.index(name), array)
+
+    def reset(self) -> None:
+        """Gives the buffers that runs change their initial values back, after the runs submitted so far."""
+        self._open().reset()
+        self._interpreter.states.clear()
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -249,8 +289,8 @@ class Program:
             raise InvalidInputError("This program is closed; load it again to use it.")
         return self._native
 
-    def _future(self, method: Method, run: NativeRun | ScriptRun, torch: bool) -> Future:
-        future = Future(method, run, torch)
+    def _future(self, method: Method, run: NativeRun | ScriptRun, leaves: list[Any], torch: bool) -> Future:
+        future = Future(method, run, leaves, torch)
         self._futures.add(future)
         return future
 

@@ -56,13 +56,15 @@ class Call:
 @dataclass
 class Script:
     """inputs, outputs: values by name (an output may be any argument form); constants: name -> index in the file;
-    symbols: name -> where it is read, as ["dim", value, axis, factor, offset] or ["value", name]."""
+    symbols: name -> where it is read, as ["dim", value, axis, factor, offset] or ["value", name]; states: what is kept from
+    run to run, value -> [its name in the model, index of its first value in the file, argument form of its new one]."""
 
     inputs: list[str]
     outputs: list[Json]
     calls: list[Call] = field(default_factory=list)
     constants: dict[str, int] = field(default_factory=dict)
     symbols: dict[str, list[Any]] = field(default_factory=dict)
+    states: dict[str, list[Any]] = field(default_factory=dict)
 
     def to_json(self) -> Json:
         return asdict(self)
@@ -72,7 +74,7 @@ class Script:
         """Raises InvalidFileError where the JSON is not a script."""
         try:
             calls = [Call(**{**c, "scripts": [Script.from_json(s) for s in c["scripts"]]}) for c in node["calls"]]
-            return Script(node["inputs"], node["outputs"], calls, node["constants"], node["symbols"])
+            return Script(node["inputs"], node["outputs"], calls, node["constants"], node["symbols"], node["states"])
         except (KeyError, TypeError) as error:
             raise InvalidFileError("The script in the program's metadata is damaged.") from error
 
@@ -92,15 +94,19 @@ class Interpreter:
 
     def __init__(self, native: NativeProgram, description: Description) -> None:
         self.native, self.description = native, description
+        self.states: dict[str, Any] = {}  # buffers of models that run in several segments
         self._overloads: dict[str, Any] = {}
         self._constants: dict[int, Any] = {}
 
     def run(self, script: Script, inputs: Sequence[Any]) -> list[Any]:
         """inputs and results: arrays, tensors or numbers."""
         env = _Environment(script, dict(zip(script.inputs, inputs, strict=True)), self._constant)
+        for value, (name, first, _) in script.states.items():
+            env.values[value] = self.states[name] if name in self.states else self._constant(first)
         for call in script.calls:
             for name, value in zip(call.outs, self._call(call, env), strict=True):
                 env.values[name] = value
+        self.states.update({name: env.argument(new) for name, _, new in script.states.values()})
         return [env.argument(o) for o in script.outputs]
 
     def _call(self, call: Call, env: _Environment) -> list[Any]:

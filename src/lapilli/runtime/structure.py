@@ -3,7 +3,7 @@
 A program's inputs and outputs are flat lists of tensors. What the model had, `(args, kwargs)` in and any nesting of
 tuples, lists, dicts and records out, is kept as JSON in the program's metadata:
 
-    {"inputs": SPEC of (args, kwargs), "outputs": SPEC, "names": ["image", ...]}
+    {"inputs": SPEC of (args, kwargs), "outputs": SPEC, "names": ["image", ...], "updates": [0, ...]}
 
 A SPEC is a tree of `{"kind": ..., ...}`; its leaves, left to right, are the program's tensors in order.
 """
@@ -99,11 +99,13 @@ LEAF = Spec("leaf")
 @dataclass(frozen=True, slots=True)
 class Structure:
     """Inputs and outputs of a model. `inputs` is a tuple of (args, kwargs); `names` are those of the positional
-    parameters, so that they may be given as keywords."""
+    parameters, so that they may be given as keywords. `updates` are the input tensors that the model changes, by number: their
+    new values are the program's last outputs, after those of `outputs`."""
 
     inputs: Spec
     outputs: Spec
     names: tuple[str, ...] = ()
+    updates: tuple[int, ...] = ()
 
     @staticmethod
     def flat(n_inputs: int, n_outputs: int) -> Structure:
@@ -114,12 +116,14 @@ class Structure:
 
     def check(self, n_inputs: int, n_outputs: int) -> None:
         """Raises InvalidFileError where the leaves are not as many as a program has inputs and outputs."""
-        if (self.inputs.leaves, self.outputs.leaves) != (n_inputs, n_outputs):
+        fits = (self.inputs.leaves, self.outputs.leaves + len(self.updates)) == (n_inputs, n_outputs)
+        if not fits or not all(0 <= number < n_inputs for number in self.updates):
             raise InvalidFileError("The structure in the program's metadata does not fit its inputs and outputs.")
 
     def to_json(self) -> dict[str, object]:
         """The structure as JSON values."""
-        return {"inputs": self.inputs.to_json(), "outputs": self.outputs.to_json(), "names": list(self.names)}
+        node: dict[str, object] = {"inputs": self.inputs.to_json(), "outputs": self.outputs.to_json()}
+        return node | {"names": list(self.names), "updates": list(self.updates)}
 
     @staticmethod
     def from_json(node: Any) -> Structure:
@@ -127,11 +131,12 @@ class Structure:
         try:
             inputs, outputs = Spec.from_json(node["inputs"]), Spec.from_json(node["outputs"])
             names = tuple(str(name) for name in node.get("names", []))
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            updates = tuple(int(number) for number in node.get("updates", []))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidFileError("The structure in the program's metadata is damaged.") from error
         if [child.kind for child in inputs.children] != ["tuple", "dict"]:
             raise InvalidFileError("The structure in the program's metadata is damaged: inputs are not (args, kwargs).")
-        return Structure(inputs, outputs, names)
+        return Structure(inputs, outputs, names, updates)
 
     def flatten_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The tensors of a call in the program's order.

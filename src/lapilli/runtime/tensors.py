@@ -69,6 +69,29 @@ def check(array: NDArray[Any], spec: TensorSpec) -> None:
                 raise InvalidInputError(f"Input {spec} was given with {name}={size}, which is out of bounds.")
 
 
+def check_writable(leaf: Any, spec: TensorSpec) -> None:
+    """Raises InvalidInputError where the model changes an input that cannot be changed."""
+    if isinstance(leaf, np.ndarray):
+        writable = leaf.flags.writeable
+    else:
+        writable = not isinstance(leaf, np.generic) and all(
+            step != 0 or size < 2 for size, step in zip(leaf.shape, leaf.stride(), strict=True)
+        )
+    if not writable:
+        raise InvalidInputError(
+            f"The model changes its input {spec}, and what was given is read-only; give an array that may be written, or "
+            "a copy of this one."
+        )
+
+
+def update(leaf: Any, value: Any) -> None:
+    """Gives a caller's tensor the value that the model left in it; `value` is of its kind, torch or NumPy."""
+    if isinstance(leaf, np.ndarray):
+        np.copyto(leaf, np.asarray(value))
+    else:
+        leaf.detach().copy_(sys.modules["torch"].as_tensor(value))
+
+
 def listed(specs: Sequence[TensorSpec]) -> str:
     """Specs for an error message."""
     return "; ".join(map(str, specs)) or "none"

@@ -5,10 +5,10 @@ depends on constants alone runs once, at load."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lapilli.ir.node import Constant, Node
+from lapilli.ir.node import Constant, Node, State
 from lapilli.schedule.task import Task
 
 
@@ -24,25 +24,29 @@ class Order:
     lifetimes: dict[int, tuple[int, int]]
 
 
-def order(tasks: Sequence[Task], outputs: Sequence[Node]) -> Order:
-    fixed = {o.id for o in outputs}
+def order(tasks: Sequence[Task], outputs: Sequence[Node], stored: Mapping[int, State]) -> Order:
+    fixed = {o.id for o in outputs} | set(stored)
     at_load: set[int] = set()
     for t in tasks:
         if t.out.id not in fixed and all(isinstance(r, Constant) or r.id in at_load for r in t.reads()):
             at_load.add(t.out.id)
     load = [t for t in tasks if t.out.id in at_load]
     run = [t for t in tasks if t.out.id not in at_load]
-    load_order, load_levels = _by_level(load)
-    run_order, run_levels = _by_level(run)
+    load_order, load_levels = _by_level(load, {})
+    run_order, run_levels = _by_level(run, stored)
     return Order(
         load_order, _barriers(load_levels), run_order, _barriers(run_levels), _lifetimes(run_order, run_levels)
     )
 
 
-def _by_level(tasks: Sequence[Task]) -> tuple[list[Task], list[int]]:
+def _by_level(tasks: Sequence[Task], stored: Mapping[int, State]) -> tuple[list[Task], list[int]]:
+    """A state gets its new value after all others have read the old one (see schedule/state.py: then nobody waits for it)."""
     level: dict[int, int] = {}
     for t in tasks:
         level[t.out.id] = 1 + max((level.get(r.id, -1) for r in t.reads()), default=-1)
+    for new, state in stored.items():
+        readers = [level[t.out.id] for t in tasks if t.out.id != new and any(r is state for r in t.reads())]
+        level[new] = max([level[new], *(1 + reader for reader in readers)])
     ordered = sorted(tasks, key=lambda t: level[t.out.id])  # stable: producers first
     return ordered, [level[t.out.id] for t in ordered]
 

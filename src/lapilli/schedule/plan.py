@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lapilli.ir.node import Graph, Map
+from lapilli.ir.node import Graph, Map, State
 from lapilli.schedule.layout import Layout, assign
 from lapilli.schedule.order import Order, order
 from lapilli.schedule.realize import Realized, realize
+from lapilli.schedule.rows import fuse_rows
+from lapilli.schedule.state import in_place, settle
 from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task, make_tasks
 
@@ -21,6 +23,7 @@ class Schedule:
     layouts: dict[int, Layout]
     views: dict[int, Map]
     order: Order
+    stored: dict[int, State]  # values that are new values of states, by id
 
 
 Choose = Callable[[list[Task], dict[int, Layout], dict[int, Map], Target], list[Task]]
@@ -28,8 +31,9 @@ Choose = Callable[[list[Task], dict[int, Layout], dict[int, Map], Target], list[
 
 def schedule(graph: Graph, target: Target, choose: Choose) -> Schedule:
     """choose: gives tasks their kernel templates, and returns all tasks with those that templates need."""
+    graph = in_place(graph)
     realized: Realized = realize(graph)
-    tasks = make_tasks(realized)
-    layouts = assign(tasks, list(graph.inputs), graph.outputs)
-    tasks = choose(tasks, layouts, realized.views, target)
-    return Schedule(target, graph, tasks, layouts, realized.views, order(tasks, graph.outputs))
+    tasks = fuse_rows(make_tasks(realized), graph.results, target)
+    layouts = assign(tasks, list(graph.inputs), graph.results)
+    tasks, stored = settle(graph.stores, choose(tasks, layouts, realized.views, target), layouts)
+    return Schedule(target, graph, tasks, layouts, realized.views, order(tasks, graph.results, stored), stored)

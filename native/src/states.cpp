@@ -1,0 +1,145 @@
+#include "states.h"
+
+#include "error.h"
+#include "staging.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace lapilli {
+
+States::States(Device& device, const Model& model, std::span<const uint32_t> plans, uint64_t staging_size,
+               bool mapped_file, MemoryCounter& counter)
+    : device_(device), counter_(counter) {
+  if (model.states.empty())
+    return;
+  queue_ = &device.next_queue();
+  pool_.emplace(device, queue_);
+  commands_ = pool_->allocate();
+  place(model, plans);
+  std::optional<Staging> staging;
+  for (size_t i = 0; i < initial_.size(); ++i) {
+    if (initial_[i].size == 0)
+      continue;
+    if (!staging)
+      staging.emplace(device, staging_size, counter);
+    staging->upload(model.constants[static_cast<size_t>(model.states[i].constant)].bytes, initial_[i], mapped_file);
+  }
+  if (staging)
+    staging->flush();
+  reset();
+}
+
+// A state has one place, however many methods use it.
+void States::place(const Model& model, std::span<const uint32_t> plans) {
+  std::vector<uint64_t> sizes, initial_sizes;
+  for (const State& state : model.states)
+    sizes.push_back(align_up(std::max<uint64_t>(state.bytes, 4), 4));
+  const Capabilities& device = device_.capabilities;
+  const auto check_size = [&](uint64_t size, const std::string& name) {
+    if (size > std::min(device.max_allocation, device.device_memory()))
+      fail(LAPILLI_OUT_OF_MEMORY, device.name, " has ", human_size(device.device_memory()), " of memory, and state \"",
+           name, "\" of the program takes ", human_size(size), ". Choose another device with LAPILLI_DEVICE.");
+  };
+  for (size_t i = 0; i < sizes.size(); ++i)
+    check_size(sizes[i], model.states[i].name);
+  for (uint32_t m = 0; m < model.methods.size(); ++m) {
+    const Method& method = model.methods[m];
+    const Values values(method.exprs, std::vector<int64_t>(method.symbols.size()));
+    for (const Buffer& buffer : method.plans[plans[m]].buffers)
+      if (buffer.kind == BufferKind::state) {
+        const uint64_t size = values.size(buffer.size, "the size of a state");
+        check_file(size >= model.states[buffer.index].bytes, "The program is damaged: buffer \"", buffer.name,
+                   "\" is smaller than its state.");
+        check_size(size, model.states[buffer.index].name);
+        sizes[buffer.index] = std::max(sizes[buffer.index], align_up(size, 4));
+      }
+  }
+  for (size_t i = 0; i < sizes.size(); ++i)
+    initial_sizes.push_back(model.states[i].constant < 0 ? 0 : sizes[i]);
+  const uint64_t alignment = binding_alignment(device);
+  const uint64_t limit = device.max_allocation / alignment * alignment;
+  const MemoryPlan plan = plan_without_sharing(sizes, alignment, limit);
+  const MemoryPlan initial_plan = plan_without_sharing(initial_sizes, alignment, limit);
+  memory_.ensure(device_, plan.blocks, MemoryUse::device, counter_, "states");
+  initial_memory_.ensure(device_, initial_plan.blocks, MemoryUse::device, counter_, "initial values of states");
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    current_.push_back(memory_.region(plan.places[i], sizes[i]));
+    initial_.push_back(initial_memory_.region(initial_plan.places[i], initial_sizes[i]));
+  }
+}
+
+template <class F> void States::run(F&& record) {
+  pool_->begin(commands_);
+  barrier(device_, commands_, stage::compute | stage::transfer_write | stage::host_write,
+          stage::transfer_read | stage::transfer_write);
+  record([&](const Region& from, const Region& to) {
+    const VkBufferCopy copy{from.offset, to.offset, from.size};
+    device_.vk.CmdCopyBuffer(commands_, from.buffer, to.buffer, 1, &copy);
+  });
+  barrier(device_, commands_, stage::transfer_write, stage::compute | stage::host_read);
+  pool_->end(commands_);
+  pool_->submit_and_wait(commands_);
+}
+
+void States::reset() {
+  if (empty())
+    return;
+  run([&](const auto& copy) {
+    for (size_t i = 0; i < current_.size(); ++i) {
+      const Region& state = current_[i];
+      if (initial_[i].size > 0)
+        copy(initial_[i], state);
+      else
+        device_.vk.CmdFillBuffer(commands_, state.buffer, state.offset, state.size, 0);
+    }
+  });
+}
+
+void States::read(uint32_t state, std::span<std::byte> to) {
+  if (to.empty())
+    return;
+  const GpuBuffer host(device_, to.size(), MemoryUse::readback, counter_, "a copy of a state");
+  run([&](const auto& copy) {
+    copy({current_[state].buffer, current_[state].offset, to.size()}, {host.handle(), 0, to.size()});
+  });
+  host.invalidate();
+  std::memcpy(to.data(), host.mapped(), to.size());
+}
+
+void States::write(uint32_t state, Bytes from) {
+  if (from.empty())
+    return;
+  const GpuBuffer host(device_, from.size(), MemoryUse::upload, counter_, "a new value of a state");
+  std::memcpy(host.mapped(), from.data(), from.size());
+  run([&](const auto& copy) {
+    copy({host.handle(), 0, from.size()}, {current_[state].buffer, current_[state].offset, from.size()});
+  });
+}
+
+GpuBuffer States::save() {
+  uint64_t total = 0;
+  for (const Region& state : current_)
+    total += state.size;
+  GpuBuffer kept(device_, total, MemoryUse::device, counter_, "a copy of the states");
+  uint64_t offset = 0;
+  run([&](const auto& copy) {
+    for (const Region& state : current_) {
+      copy(state, {kept.handle(), offset, state.size});
+      offset += state.size;
+    }
+  });
+  return kept;
+}
+
+void States::restore(const GpuBuffer& kept) {
+  uint64_t offset = 0;
+  run([&](const auto& copy) {
+    for (const Region& state : current_) {
+      copy({kept.handle(), offset, state.size}, state);
+      offset += state.size;
+    }
+  });
+}
+
+} // namespace lapilli

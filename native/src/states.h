@@ -1,0 +1,55 @@
+// What a program keeps on the device between its runs.
+#pragma once
+
+#include "constants.h"
+
+namespace lapilli {
+
+// All runs of a program with states, and everything here, go through one queue: what is submitted first happens first.
+// Callers keep others from submitting while they call.
+class States {
+public:
+  // `plans[m]`: the plan taken of method m. The states have their initial values when this returns.
+  States(Device& device, const Model& model, std::span<const uint32_t> plans, uint64_t staging_size, bool mapped_file,
+         MemoryCounter& counter);
+
+  bool empty() const { return current_.empty(); }
+  Queue* queue() const { return queue_; } // null where there are no states
+  const Region& region(uint32_t state) const { return current_[state]; }
+  uint64_t size() const { return memory_.size() + initial_memory_.size(); }
+
+  void reset();
+  void read(uint32_t state, std::span<std::byte> to);
+  void write(uint32_t state, Bytes from);
+
+  // Does something that may change states, and gives them back what they held.
+  template <class F> void preserve(F&& f) {
+    if (empty())
+      return f();
+    const GpuBuffer kept = save();
+    try {
+      f();
+    } catch (...) {
+      restore(kept);
+      throw;
+    }
+    restore(kept);
+  }
+
+private:
+  void place(const Model& model, std::span<const uint32_t> plans);
+  GpuBuffer save();
+  void restore(const GpuBuffer& kept);
+  template <class F> void run(F&& record); // commands that copy, after all that was submitted; waits
+
+  Device& device_;
+  MemoryCounter& counter_;
+  Queue* queue_ = nullptr;
+  Blocks memory_, initial_memory_;
+  std::vector<Region> current_; // of every state
+  std::vector<Region> initial_; // size 0: zeros
+  std::optional<Commands> pool_;
+  VkCommandBuffer commands_ = VK_NULL_HANDLE;
+};
+
+} // namespace lapilli
