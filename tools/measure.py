@@ -107,9 +107,11 @@ def compile_for_device(exported: ExportedProgram, found: Measurement) -> Run:
 
     def run(inputs: Tensors) -> list[Any]:
         try:
-            return tree_leaves(program(*inputs))
+            leaves = tree_leaves(program(*inputs))
         except Exception as error:
             raise _stop(error) from error
+        # Without inputs nothing says that torch is meant, and a program gives arrays.
+        return [torch.as_tensor(leaf) if isinstance(leaf, np.ndarray) and not inputs else leaf for leaf in leaves]
 
     return run
 

@@ -223,10 +223,10 @@ def row(name: str, steps: Sequence[Result]) -> list[str]:
     accepted = [s for s in samples if s["verdict"] != "unexportable"]
     right = sum(s["verdict"] == "right" for s in accepted)
     grown = next((s["verdict"] for s in steps if s["sample"] == DYNAMIC), "")
-    order = {"crash": 0, "wrong": 1, "refused": 2, "unexportable": 3}
-    bad = sorted((s for s in steps if s["verdict"] != "right"), key=lambda s: order[s["verdict"]])
+    bad = [s for v in ("crash", "wrong", "refused") for s in steps if s["verdict"] == v]
+    bad += steps[:1] if not accepted else []
     reasons = sorted({reason for s in steps for _, reason in s["cpu"]})
-    if bad and (not accepted or verdict(samples) != "right" or grown != "right"):
+    if bad:
         reasons = [f"{bad[0]['verdict']}: {bad[0]['reason']}", *reasons]
     return [f"`{name}`", f"{right}/{len(accepted)}", grown, place(steps), "; ".join(reasons)]
 
