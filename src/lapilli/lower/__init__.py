@@ -12,6 +12,7 @@ from lapilli.lower import (  # noqa: F401
     normalization,
     pointwise,
     pooling,
+    prims,
     random,
     reduction,
     resize,
@@ -22,7 +23,6 @@ from lapilli.lower import (  # noqa: F401
     special,
     views,
 )
-from lapilli.lower import prims  # noqa: F401, I001  (last: what has a lowering stays)
 from lapilli.lower.graph import is_computed, is_size, lower, refusals
 from lapilli.lower.registry import is_supported, lowerings
 
