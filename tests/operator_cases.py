@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pointwise_cases
 import torch
 from agreement import Case
 
@@ -214,6 +215,15 @@ def _matmuls() -> Cases:
 
 
 CASES: Cases = {aten.convolution.default: convolutions()}
-for _group in (_scalar_overloads(), _conversions(), _norms(), _pools(), _resizes(), _views(), _matmuls()):
+for _group in (
+    _scalar_overloads(),
+    _conversions(),
+    _norms(),
+    _pools(),
+    _resizes(),
+    _views(),
+    _matmuls(),
+    pointwise_cases.CASES,
+):
     for _overload, _cases in _group.items():
         CASES.setdefault(_overload, []).extend(_cases)

@@ -145,7 +145,7 @@ class _Run:
         place: dict[Atom, Any] = dict(self.sizes)
         for k, a in enumerate(task.axes):
             place[a] = np.arange(result.shape[k]).reshape([-1 if d == k else 1 for d in range(result.ndim)])
-        stored[tuple(i.evaluate(place) for i in task.store)] = result
+        stored[tuple(np.broadcast_to(i.evaluate(place), result.shape) for i in task.store)] = result
         return stored
 
 

@@ -168,6 +168,16 @@ def _is_search(computed: Indirect, lane: Atom) -> bool:
     return any(isinstance(a, Indirect) for e in nested for i in e.index for a in i.atoms())
 
 
+def lane_steps(offset: Int, lane: Atom) -> list[int | None]:
+    """How far lanes 1 to 3 read or write from lane 0; None where that varies."""
+    if not any(isinstance(a, Indirect) for a in offset.atoms()):
+        step = offset.step(lane)
+        if step is not None:
+            return [n * step for n in range(1, LANES)]
+    first = substitute(offset, {lane: 0})
+    return [(substitute(offset, {lane: n}) - first).value for n in range(1, LANES)]
+
+
 class Emitter:
     """Writes a block of statements.
 
@@ -401,10 +411,10 @@ class Emitter:
         if any(isinstance(a, Indirect) and _is_search(a, lane) for a in offset.atoms()):
             raise NotVectorizable("a long computation of an index would be repeated for every lane")
         first = substitute(offset, {lane: 0})
-        steps = [substitute(offset, {lane: n}) - first for n in range(1, LANES)]
+        steps = lane_steps(offset, lane)
         if all(s == 0 for s in steps):
             return self._splat(self.load_at(e.node, first), e.dtype, lanes)
-        if [s.value for s in steps] == [1, 2, 3] and first % LANES == 0 and self._wide(e.node):
+        if steps == [1, 2, 3] and first % LANES == 0 and self._wide(e.node):
             text = f"{self.kernel.bind_vector(e.node)}[{self.integer(first // LANES)}]"
             return f"float4({text})" if e.node.dtype is DType.float16 else text
         texts = [self.load_at(e.node, substitute(offset, {lane: n})) for n in range(LANES)]

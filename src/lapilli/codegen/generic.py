@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, literal, stored_as
+from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, lane_steps, literal, stored_as
 from lapilli.codegen.kernel import Written, finish, linear_groups
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cost, rewrite
@@ -102,11 +102,7 @@ class _Writer:
         if e.lane is not None:
             lane = next(iter(e.lane.atoms()))
             first = offset.substitute({lane: 0})
-            if [(offset.substitute({lane: n}) - first).value for n in range(1, LANES)] != [
-                1,
-                2,
-                3,
-            ] or first % LANES != 0:
+            if lane_steps(offset, lane) != [1, 2, 3] or first % LANES != 0:
                 raise NotVectorizable("the result is not stored in sequence")
             if kind == "int2":
                 raise NotVectorizable("64-bit integers are stored one by one")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lapilli.codegen import generic
-from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, stored_as
+from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, lane_steps, stored_as
 from lapilli.codegen.kernel import Written, finish, linear_groups
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import cost, loads, rewrite
@@ -303,8 +303,7 @@ class _Writer:
             assert self.lane is not None
             lane = next(iter(self.lane.atoms()))
             first = offset.substitute({lane: 0})
-            steps = [(offset.substitute({lane: n}) - first).value for n in range(1, LANES)]
-            if steps != [1, 2, 3] or first % LANES != 0 or kind == "int2":
+            if lane_steps(offset, lane) != [1, 2, 3] or first % LANES != 0 or kind == "int2":
                 raise NotVectorizable("the result is not stored in sequence")
             buffer = self.kernel.bind(out, f"{kind}4", written=True)
             e.line(f"{condition}{buffer}[{e.integer(first // LANES)}] = {kind}4({text});")

@@ -83,7 +83,7 @@ def evaluate(node: Node, values: Mapping[int, Array], sizes: Mapping[Atom, int])
         if isinstance(node, Reduce):
             rdims = tuple(range(len(node.axes), len(axes)))
             if node.op in ("argmax", "argmin"):
-                flat = result.reshape(*shape[: len(node.axes)], -1)
+                flat = result.reshape(*shape[: len(node.axes)], math.prod(shape[len(node.axes) :]))
                 result = getattr(np, node.op)(flat, axis=-1)
             elif node.op in ("max", "min") and 0 in shape:
                 result = np.zeros(shape[: len(node.axes)])

@@ -138,10 +138,8 @@ def convolution_backward(
     if mask[0]:
         missing = [0] * n
         if not transposed:
-            missing = [
-                x.shape[2 + d] - ((grad.shape[2 + d] - 1) * stride[d] - 2 * padding[d] + dilation[d] * (weight.shape[2 + d] - 1) + 1)
-                for d in range(n)
-            ]  # fmt: skip
+            sizes = zip(x.shape[2:], grad.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+            missing = [i - ((o - 1) * s - 2 * p + d * (k - 1) + 1) for i, o, k, s, p, d in sizes]
         grad_x = aten.convolution(grad, weight, None, stride, padding, dilation, not transposed, missing, groups)
     if mask[1]:
         wide, narrow = (grad, x) if transposed else (x, grad)
@@ -160,7 +158,7 @@ def _correlation(
     channels, outs = wide.shape[1] // groups, narrow.shape[1] // groups
     x = wide.reshape(n, groups, channels, *space).movedim(0, 1).movedim(2, 0).reshape(channels, groups * n, *space)
     w = narrow.movedim(0, 1).reshape(groups * outs, n, *times)
-    found = aten.convolution(x, w, None, dilation, padding, stride, False, [0] * len(space), groups)
+    found: torch.Tensor = aten.convolution(x, w, None, dilation, padding, stride, False, [0] * len(space), groups)
     for d, size in enumerate(kernel):
         found = found.narrow(2 + d, 0, size)
     return found.transpose(0, 1)

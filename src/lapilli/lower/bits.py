@@ -26,7 +26,7 @@ def negative(x: Expr) -> Expr:
     return binary("lt", bits(x), 0)
 
 
-def _integer(call: Call, op: str, width: int) -> Any:
+def _integer(op: str, width: int) -> Any:
     """A shift by at least the width of the type, or by a negative number, moves every bit out, as in torch."""
 
     def shift(x: Expr, n: Expr) -> Expr:
@@ -39,11 +39,8 @@ def _integer(call: Call, op: str, width: int) -> Any:
 
 def _shift(op: str) -> Any:
     def build(call: Call, a: Operand, b: Operand) -> Node:
-        if call.dtype.is_float:  # x * 2^n and x / 2^n
-            sign = 1.0 if op == "shl" else -1.0
-            return call.pointwise(lambda x, n: x * unary("exp2", n * sign), a, b, compute=DType.float32)
         width = min(call.dtype.size * 8, 32)
-        return call.pointwise(_integer(call, op, width), a, b, compute=DType.int32)
+        return call.pointwise(_integer(op, width), a, b, compute=DType.int32)
 
     return build
 

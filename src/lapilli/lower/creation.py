@@ -45,10 +45,10 @@ def scalar_tensor(call: Call, value: float, **_: Any) -> Node:
 @lowering(aten.arange.start_step)
 def arange(call: Call, start: Any, end: Any, step: Any = 1, **_: Any) -> Map:
     def body(i: Any) -> Expr:
-        if call.dtype.is_float or isinstance(start, float) or isinstance(step, float):
-            value = index(i, DType.float32) * as_expr(float(step)) + as_expr(float(start))
-            return cast_to(value, call.dtype.compute)
-        return index(i * step + start)
+        if call.dtype.is_float:
+            return index(i, DType.float32) * as_expr(float(step)) + as_expr(float(start))
+        first, by = (int(v) if isinstance(v, float) else v for v in (start, step))
+        return index(i * by + first)
 
     return call.map(body)
 

@@ -11,7 +11,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, indirect, load, select, where
 from lapilli.ir.integer import Int, IntLike, as_int, product
 from lapilli.ir.node import Map, Node
-from lapilli.lower.registry import Call, broadcast, element, lowering
+from lapilli.lower.registry import Call, broadcast, lowering
 from lapilli.lower.views import reshape_index
 
 aten = torch.ops.aten
@@ -371,14 +371,3 @@ def diag_embed(call: Call, x: Node, offset: int = 0, dim1: int = -2, dim2: int =
         return select(inside, load(x, [*rest, i]), const(0, x.dtype.compute))
 
     return call.map(body)
-
-
-@lowering(aten.fill.Scalar, aten.fill.Tensor)
-def fill(call: Call, x: Node, value: Node | float) -> Map:
-    return call.map(lambda *at: element(value, at, call.dtype.compute))
-
-
-@lowering(aten.copy.default)
-def copy(call: Call, x: Node, source: Node, *_: Any) -> Map:
-    """The values of source, in the shape and type of x."""
-    return call.map(lambda *at: element(source, at))

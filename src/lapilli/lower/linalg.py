@@ -7,7 +7,6 @@ infinities or NaN, and `info` says so where the operator returns it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -145,8 +144,15 @@ def _matrix_of(call: Call, w: Node) -> Map:
     return call.map(lambda *at: load(w, at))
 
 
+@lowering(aten.linalg_lu_factor.default)
+def lu_factor(call: Call, x: Node, pivot: bool = True) -> list[Node]:
+    _require_pivot(call, pivot)
+    w = factored(call, x)
+    return [_matrix_of(call, w), _pivots(part(call, 1), w)]
+
+
 @lowering(aten.linalg_lu_factor_ex.default, aten._lu_with_info.default)
-def lu_factor(call: Call, x: Node, pivot: bool = True, check_errors: bool = False) -> list[Node]:
+def lu_factor_ex(call: Call, x: Node, pivot: bool = True, check_errors: bool = False) -> list[Node]:
     _require_pivot(call, pivot)
     w = factored(call, x)
     return [_matrix_of(call, w), _pivots(part(call, 1), w), _singular(part(call, 2), w, min(small(call, x)))]
@@ -266,16 +272,20 @@ def _gauss_jordan(call: Call, w: Node, pivot: Node, k: int, n: int) -> Map:
     return step(call, w.shape, body)
 
 
-@lowering(aten.linalg_inv_ex.default)
-def inv(call: Call, x: Node, check_errors: bool = False) -> list[Node]:
+@lowering(aten.linalg_inv.default, aten.inverse.default)
+def inv(call: Call, x: Node) -> Map:
     n, _ = small(call, x)
     w = solved(call, matrix(x), x.shape[:-2], n, identity, n)
-    result = call.map(lambda *at: load(w, [*at[:-1], at[-1] + n]))
-    return [result, _singular(part(call, 1), factored(call, x), n)]
+    return call.map(lambda *at: load(w, [*at[:-1], at[-1] + n]))
 
 
-@lowering(aten._linalg_solve_ex.default)
-def solve(call: Call, a: Node, b: Node, *, left: bool = True, check_errors: bool = False) -> list[Node]:
+@lowering(aten.linalg_inv_ex.default)
+def inv_ex(call: Call, x: Node, check_errors: bool = False) -> list[Node]:
+    return [inv(call, x), _singular(part(call, 1), factored(call, x), small(call, x)[0])]
+
+
+@lowering(aten.linalg_solve.default)
+def solve(call: Call, a: Node, b: Node, *, left: bool = True) -> Map:
     n, _ = small(call, a)
     vector = b.rank == 1 or (b.rank == a.rank - 1 and [repr(s) for s in b.shape] == [repr(s) for s in a.shape[:-1]])
     lhs = matrix(a) if left else transposed(matrix(a))
@@ -293,8 +303,14 @@ def solve(call: Call, a: Node, b: Node, *, left: bool = True, check_errors: bool
             return load(w, [*at, as_int(n)])
         return load(w, [*at[:-1], at[-1] + n] if left else [*at[:-2], at[-1], at[-2] + n])
 
-    f = factored(call, a)
-    return [call.map(body), _matrix_of(part(call, 1), f), _pivots(part(call, 2), f), _singular(part(call, 3), f, n)]
+    return call.map(body)
+
+
+@lowering(aten._linalg_solve_ex.default)
+def solve_ex(call: Call, a: Node, b: Node, *, left: bool = True, check_errors: bool = False) -> list[Node]:
+    w, n = factored(call, a), small(call, a)[0]
+    factors = [_matrix_of(part(call, 1), w), _pivots(part(call, 2), w), _singular(part(call, 3), w, n)]
+    return [solve(call, a, b, left=left), *factors]
 
 
 # -- triangular systems
@@ -413,7 +429,7 @@ def cholesky_ex(call: Call, x: Node, *, upper: bool = False, check_errors: bool 
     return [_triangle(call, w, upper), info]
 
 
-@lowering(aten.cholesky.default)
+@lowering(aten.cholesky.default, aten.linalg_cholesky.default)
 def cholesky(call: Call, x: Node, upper: bool = False) -> Map:
     return _triangle(call, cholesky_state(call, x, upper), upper)
 
@@ -434,9 +450,3 @@ def cholesky_solve(call: Call, b: Node, l: Node, upper: bool = False) -> Map:  #
 @lowering(aten.cholesky_inverse.default)
 def cholesky_inverse(call: Call, l: Node, upper: bool = False) -> Map:  # noqa: E741
     return _cholesky_solved(call, l, identity, call.shape[-1], upper)
-
-
-@lowering(aten._linalg_check_errors.default)
-def check_errors(call: Call, *_: Any, **__: Any) -> list[Node]:
-    """Nothing is reported from the GPU."""
-    return []

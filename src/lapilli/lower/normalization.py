@@ -24,6 +24,7 @@ def _channel(at: Sequence[Int]) -> Int:
 
 
 def _affine(e: Expr, weight: Node | None, bias: Node | None, at: Sequence[Int]) -> Expr:
+    at = tuple(at)
     if weight is not None:
         e = e * load(weight, at)
     return e if bias is None else e + load(bias, at)

@@ -101,10 +101,14 @@ def uniform(call: Call, _: Node, low: float = 0.0, high: float = 1.0, **__: Any)
     return call.map(lambda *at: uniform_at(call, at) * float(high - low) + float(low))
 
 
-@lowering(aten.normal_functional.default, torch.ops.prims.normal.default)
-def normal(call: Call, _: Any, mean: float = 0.0, std: float = 1.0, **named: Any) -> Node:
-    mean, std = named.get("mean", mean), named.get("std", std)
+@lowering(aten.normal.float_float)
+def normal(call: Call, mean: float, std: float, *_: Any, **__: Any) -> Node:
     return call.map(lambda *at: normal_at(call, at) * float(std) + float(mean))
+
+
+@lowering(aten.normal_functional.default)
+def normal_like(call: Call, _: Node, mean: float = 0.0, std: float = 1.0, **__: Any) -> Node:
+    return normal(call, mean, std)
 
 
 def _integers(call: Call, low: int, high: int) -> Node:
@@ -167,3 +171,21 @@ def native_dropout(call: Call, x: Node, p: float, train: bool | None = True) -> 
         return where(element(kept, at, DType.bool), element(x, at, DType.float32) * scale, const(0.0))
 
     return call.map(body), kept
+
+
+@lowering(aten.rrelu_with_noise_functional.default)
+def rrelu(
+    call: Call, x: Node, noise: Node, low: float = 1 / 8, high: float = 1 / 3, training: bool = False, **_: Any
+) -> tuple[Node, Node]:
+    """Negative elements times a random slope, which is the second result, or times the mean slope at inference."""
+
+    if not training:
+        mean = float((low + high) / 2)
+        return call.pointwise(lambda a: where(binary("gt", a, 0.0), a, a * mean), x), noise
+
+    def slope(*at: Int) -> Expr:
+        drawn = uniform_at(call, at) * float(high - low) + float(low)
+        return where(binary("gt", element(x, at, DType.float32), 0.0), const(1.0), drawn)
+
+    slopes = call.map(slope)
+    return call.pointwise(lambda a, s: a * s, x, slopes), slopes

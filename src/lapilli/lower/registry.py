@@ -243,7 +243,7 @@ def element(a: Operand, at: Sequence[Int], kind: DType | None = None) -> Expr:
 
 def saturated(a: Operand) -> Operand:
     """A number within 32 bits: in comparisons and bounds, a larger one means that there is no limit."""
-    return a if isinstance(a, Node | Int | bool | float) else max(-(2**31), min(2**31 - 1, a))
+    return max(-(2**31), min(2**31 - 1, a)) if isinstance(a, int) and not isinstance(a, bool) else a
 
 
 def broadcast(a: Node, at: Sequence[Int]) -> list[Int]:

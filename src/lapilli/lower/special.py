@@ -104,7 +104,8 @@ def erfcx(x: Expr) -> Expr:
     a = unary("abs", x)
     near = exp(x * x) * (1.0 - unary("erf", x))
     far = _erfcx_tail(a)
-    return where(lt(a, 1.0), near, where(lt(x, 0.0), exp_of_square(a, 1.0) * 2.0 - far, far))
+    left = where(gt(a, 27.0), const(INF), exp_of_square(a, 1.0) * 2.0 - far)
+    return where(lt(a, 1.0), near, where(lt(x, 0.0), left, far))
 
 
 def erfinv(x: Expr) -> Expr:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lapilli.ir.expr import Load, loads
-from lapilli.ir.integer import Atom, Int, Var, as_int, product
+from lapilli.ir.integer import Atom, Int, Var, as_int, product, total
 from lapilli.ir.node import Constant, Convolution, Input, Node, State
 from lapilli.schedule.realize import chase, estimate, operand_indices
 from lapilli.schedule.task import Task
@@ -32,10 +32,7 @@ class Layout:
         return cls(tuple(order), tuple(strides))
 
     def offset(self, index: Sequence[Int]) -> Int:
-        result = as_int(0)
-        for i, s in zip(index, self.strides, strict=True):
-            result = result + i * s
-        return result
+        return total([i * s for i, s in zip(index, self.strides, strict=True)])
 
 
 def in_memory(index: Sequence[Int], layout: Layout) -> list[Var]:
