@@ -165,7 +165,7 @@ def _new_sizes(node: fx.Node, known: set[str]) -> bool:
     """Whether a call's result has sizes that nothing before it has (torch names those `u0`, `u1`, ...)."""
     val = node.meta.get("val")
     tensors = [v for v in (val if isinstance(val, list | tuple) else [val]) if isinstance(v, torch.Tensor)]
-    sizes = [s.node.expr for t in tensors for s in t.shape if isinstance(s, torch.SymInt)]
+    sizes: list[Any] = [s.node.expr for t in tensors for s in list[Any](t.shape) if isinstance(s, torch.SymInt)]
     return any(a.name.startswith("u") and a.name not in known for e in sizes for a in e.free_symbols)
 
 
