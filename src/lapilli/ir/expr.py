@@ -228,6 +228,8 @@ def cast_to(x: Expr, dtype: DType) -> Expr:
         return x
     if isinstance(x, Const):
         return const(x.value, dtype)
+    if isinstance(x, Op) and x.op == "cast" and x.args[0].dtype is dtype is DType.bool:
+        return x.args[0]  # there and back
     return _op("cast", dtype, x)
 
 

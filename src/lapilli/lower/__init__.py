@@ -23,7 +23,7 @@ from lapilli.lower import (  # noqa: F401
     special,
     views,
 )
-from lapilli.lower.graph import is_computed, is_size, lower, refusals
+from lapilli.lower.graph import READS_NUMBER, is_computed, is_size, lower, refusals
 from lapilli.lower.registry import is_supported, lowerings
 
-__all__ = ["is_computed", "is_size", "is_supported", "lower", "lowerings", "refusals"]
+__all__ = ["READS_NUMBER", "is_computed", "is_size", "is_supported", "lower", "lowerings", "refusals"]
