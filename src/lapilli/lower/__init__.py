@@ -5,6 +5,7 @@ from lapilli.lower import (  # noqa: F401
     bits,
     convolution,
     creation,
+    distance,
     grid_sampler,
     matmul,
     normalization,
