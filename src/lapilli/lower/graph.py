@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import sympy
 import torch
 from torch import fx
@@ -231,14 +232,15 @@ def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, in
     constant = module.constants.get(node)
     if constant is not None:
         dtype = from_torch(constant.dtype)
-        if dtype is DType.float64:
-            raise TypeError(
-                f"{node.name} is float64, which is not supported on the GPU; convert the model with .float()"
-            )
         rounded = half and dtype is DType.float32 and constant.dim() > 1
         shape = tuple(as_int(s) for s in constant.shape)
+        value = module.array(node, rounded)
+        if dtype is DType.float64:  # a number that only lends its value; who computes in float64 says so itself
+            dtype, value = DType.float32, value.astype(np.float32)
+        if dtype is DType.int64 and value.size and not -(2**31) <= value.min() <= value.max() < 2**31:
+            raise TypeError(f"{node.name} has integers that do not fit into the 32 bits in which the GPU computes them")
         kept = DType.float16 if rounded else dtype
-        return Constant(shape, kept, node.name, "constant", value=module.array(node, rounded))
+        return Constant(shape, kept, node.name, "constant", value=value)
     val = node.meta["val"]
     if node in module.states:
         state = module.states[node]
