@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from agreement import Case
+from indexing_cases import factorisations, gathers, scatters, searches
 
 aten = torch.ops.aten
 _generator = torch.Generator().manual_seed(7)
@@ -214,6 +215,7 @@ def _matmuls() -> Cases:
 
 
 CASES: Cases = {aten.convolution.default: convolutions()}
-for _group in (_scalar_overloads(), _conversions(), _norms(), _pools(), _resizes(), _views(), _matmuls()):
+for _group in (_scalar_overloads(), _conversions(), _norms(), _pools(), _resizes(), _views(), _matmuls(),
+               gathers(), scatters(), searches(), factorisations()):  # fmt: skip
     for _overload, _cases in _group.items():
         CASES.setdefault(_overload, []).extend(_cases)
