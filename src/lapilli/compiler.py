@@ -22,6 +22,7 @@ from lapilli.runtime import structure
 from lapilli.runtime.program import Program
 from lapilli.runtime.structure import METADATA_KEY
 from lapilli.schedule.plan import Schedule, schedule
+from lapilli.schedule.realize import realize
 from lapilli.schedule.target import TARGETS, Target, plans_for
 
 Progress = Callable[[str, int, int], None]
@@ -81,7 +82,8 @@ def assemble(
 ) -> tuple[bytes, list[Schedule]]:
     """The program file of a prepared module, and the schedules of its plans, one for every target."""
     graphs = {half: lower(module, precision, half) for half in {t.half for t in targets}}
-    schedules = [schedule(graphs[t.half], t, choose_templates) for t in targets]
+    realized = {half: realize(graph) for half, graph in graphs.items()}
+    schedules = [schedule(graphs[t.half], t, choose_templates, realized[t.half]) for t in targets]
     kernels = [write_all(s) for s in schedules]
     codes = build(
         (w.source for written in kernels for w in written.values()),

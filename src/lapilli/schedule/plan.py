@@ -27,9 +27,10 @@ class Schedule:
 Choose = Callable[[list[Task], dict[int, Layout], dict[int, Map], Target], list[Task]]
 
 
-def schedule(graph: Graph, target: Target, choose: Choose) -> Schedule:
-    """choose: gives tasks their kernel templates, and returns all tasks with those that templates need."""
-    realized: Realized = realize(graph)
+def schedule(graph: Graph, target: Target, choose: Choose, realized: Realized | None = None) -> Schedule:
+    """choose: gives tasks their kernel templates, and returns all tasks with those that templates need. realized: what
+    `realize(graph)` gives, where several targets share it."""
+    realized = realized or realize(graph)
     tasks = fuse_rows(make_tasks(realized), graph.outputs, target)
     layouts = assign(tasks, list(graph.inputs), graph.outputs)
     tasks = choose(tasks, layouts, realized.views, target)
