@@ -14,7 +14,7 @@ from lapilli.lower.registry import decompositions, is_supported
 
 
 @lru_cache(maxsize=1)
-def _tables() -> tuple[dict[Any, Any], ...]:
+def decomposition_tables() -> tuple[dict[Any, Any], ...]:
     """torch's decompositions into core ATen, its others for what core ATen does not have, and ours before both. Some of the
     others trip torch's functionalization: the second table is without them."""
     table: dict[Any, Any] = dict(default_decompositions())
@@ -27,7 +27,7 @@ def _tables() -> tuple[dict[Any, Any], ...]:
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
     """The same program in operators that have a lowering, as far as there are decompositions into them."""
-    tables = _tables()
+    tables = decomposition_tables()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its tree specs
         for table in tables:
