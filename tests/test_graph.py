@@ -119,23 +119,23 @@ def test_keyword_inputs() -> None:
     assert relative_error(program(input=x), model(x).detach()) <= 1e-6
 
 
-def test_a_model_that_changes_its_state_is_refused() -> None:
+def test_buffers_and_inputs_that_change_are_known() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.count = nn.Buffer(torch.zeros(1))
+            self.fixed = nn.Buffer(torch.ones(1))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.count += 1
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            self.count += self.fixed
+            y.add_(1)
             return x + self.count
 
-    with pytest.raises(CompileError, match="changes its state while it runs"):
-        lapilli.compile(Counts(), (torch.ones(1),))
-
-
-def test_a_model_that_changes_its_input_is_refused() -> None:
-    with pytest.raises(CompileError, match="changes its state while it runs"):
-        lapilli.compile(Wrap(lambda x: x.add_(1)), (torch.ones(3),))
+    module = prepare(capture(Counts(), (torch.ones(1), torch.ones(1))))
+    (state,) = module.states.values()
+    assert state.name == "count" and state.value.item() == 0
+    assert module.updates == [1] and len(module.outputs) == 2
+    assert not set(module.states) & set(module.constants)
 
 
 # -- functionalize

@@ -125,6 +125,7 @@ class _Run:
             inside = self._meaning(member, values)
             assert inside is not None
             values[member.out.id] = inside
+        task = task.whole or task
         out = task.out
         core = task.core
         if not isinstance(out, Map | Reduce):

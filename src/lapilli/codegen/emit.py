@@ -284,7 +284,11 @@ class Emitter:
             return self._splat(literal(e.value, e.dtype), e.dtype, lanes)
         if isinstance(e, Load) and e.node.id in self.values:
             text = self.values[e.node.id]
-            return self._splat(text, e.dtype, lanes) if e.node.id in self.uniform else text
+            if e.node.id in self.uniform:
+                return self._splat(text, e.dtype, lanes)
+            if lanes == 1 and self.lane is not None:
+                raise NotVectorizable("a result of each lane is used as an index")
+            return text
         if isinstance(e, Select):
             text = self._select(e, lanes)
         else:

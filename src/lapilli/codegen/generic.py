@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, lane_steps, literal, stored_as
 from lapilli.codegen.kernel import Written, finish, linear_groups
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, cost, rewrite
+from lapilli.ir.expr import Expr, cost, reads, rewrite, substitute
 from lapilli.ir.integer import Atom, Int, Var, as_int, ceildiv, of, product
 from lapilli.ir.node import Reduce
 from lapilli.schedule.layout import Layout, in_memory
@@ -62,8 +62,9 @@ class _Writer:
         e.line(f"int t = {group} * {size} + int(tid.x);")
         if split == 1:
             e.line(f"if (t >= {self.kernel.param(work)}) return;")
+        self._stay_within(e, mapping)
         value = rewrite(self.task.value, mapping)
-        offset = self.layout.offset([i.substitute(mapping) for i in self.task.store])
+        offset = self.layout.offset([substitute(i, mapping) for i in self.task.store])
         if core is not None:
             accumulator = self._reduce(e, core, mapping, split, size)
             e.values[core.id] = accumulator
@@ -89,11 +90,23 @@ class _Writer:
         lane = of(Var("lane", as_int(LANES))) if self.lanes > 1 else None
         rest = v * self.lanes + lane if lane is not None else v
         mapping: dict[Atom, Int] = {a: as_int(0) for a in self.task.axes}
-        axes = in_memory(self.task.store, self.layout)
+        if self.task.whole is not None:  # part of a dimension, but an axis for each
+            axes = [self.task.axes[d] for d in self.layout.order]
+        else:
+            axes = in_memory(self.task.store, self.layout)
         for k, a in enumerate(reversed(axes)):
             mapping[a] = rest % a.extent if k + 1 < len(axes) else rest
             rest = rest // a.extent
         return mapping, lane
+
+    def _stay_within(self, e: Emitter, mapping: dict[Atom, Int]) -> None:
+        """Computed places that do not exist are not written."""
+        for place, size in self.task.within:
+            i = substitute(place, mapping)
+            if e.lane is not None and reads(i, next(iter(e.lane.atoms()))):
+                raise NotVectorizable("places are computed one by one")
+            text = e.integer(i)
+            e.line(f"if ({text} < 0 || {text} >= {self.kernel.param(size)}) return;")
 
     def _store(self, e: Emitter, value: Expr, offset: Int) -> None:
         out = self.task.out

@@ -14,7 +14,7 @@ from lapilli.lower.registry import decompositions, is_supported
 
 
 @lru_cache(maxsize=1)
-def decomposition_tables() -> tuple[dict[Any, Any], ...]:
+def tables() -> tuple[dict[Any, Any], ...]:
     """torch's decompositions into core ATen, its others for what core ATen does not have, and ours before both. Some of the
     others trip torch's functionalization: the second table is without them."""
     table: dict[Any, Any] = dict(default_decompositions())
@@ -27,14 +27,14 @@ def decomposition_tables() -> tuple[dict[Any, Any], ...]:
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
     """The same program in operators that have a lowering, as far as there are decompositions into them."""
-    tables = decomposition_tables()
+    known = tables()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its tree specs
-        for table in tables:
+        for table in known:
             try:
                 decomposed: ExportedProgram = program.run_decompositions(dict(table))
             except (AssertionError, RuntimeError):
-                if table is tables[-1]:
+                if table is known[-1]:
                     raise
             else:
                 return decomposed

@@ -334,6 +334,11 @@ class Int:
         return total
 
 
+def is_unbounded_symbol(i: Int) -> bool:
+    """Whether a size is a symbol of which no upper bound is known."""
+    return any(isinstance(a, Symbol) and a.max is None and i == of(a) for a in i.atoms())
+
+
 def _evaluate_atom(a: Atom, values: Mapping[Atom, Any]) -> Any:
     if a in values:
         return values[a]

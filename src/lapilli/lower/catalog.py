@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from lapilli.codegen.select import choose_templates, write_all
 from lapilli.errors import LapilliError
-from lapilli.graph.decompose import decomposition_tables
+from lapilli.graph.decompose import tables
 from lapilli.graph.module import Module
 from lapilli.graph.passes import clean_up
 from lapilli.lower.graph import lower, refusals
@@ -113,7 +113,7 @@ def _how(overload: Overload) -> tuple[str, str]:
         return "gpu", f"{home}.py: {function.__qualname__.partition('.<locals>')[0]}"
     if overload in decompositions:
         return "decomposed", "Lapilli"
-    if overload in decomposition_tables()[0] or overload.has_kernel_for_dispatch_key(
+    if overload in tables()[0] or overload.has_kernel_for_dispatch_key(
         torch._C.DispatchKey.CompositeImplicitAutograd
     ):
         return "decomposed", "torch"
@@ -187,5 +187,5 @@ def _decomposed(overload: Overload, args: Sequence[Any]) -> fx.Graph:
             leaves[place] = tensor
         return overload(*tree_unflatten(leaves, spec))
 
-    traced = make_fx(call, decomposition_table=dict(decomposition_tables()[0]))(*(leaves[k] for k in places))
+    traced = make_fx(call, decomposition_table=dict(tables()[0]))(*(leaves[k] for k in places))
     return traced.graph

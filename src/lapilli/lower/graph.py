@@ -151,11 +151,22 @@ def refusals(module: Module) -> dict[fx.Node, str]:
         elif node.target is operator.getitem and node.args[0] not in reasons:
             values[node] = values[node.args[0]][node.args[1]]
         else:
+            before = set(symbols.known)
             reason = _refusal(node, values, symbols)
+            if reason is None and _new_sizes(node, before):
+                reason = "the size of its result depends on data"
             if reason is not None:
                 reasons[node] = reason
                 values[node] = _stand_in(node.meta.get("val"), symbols)
     return {n: r for n, r in reasons.items() if n.target is not operator.getitem}
+
+
+def _new_sizes(node: fx.Node, known: set[str]) -> bool:
+    """Whether a call's result has sizes that nothing before it has (torch names those `u0`, `u1`, ...)."""
+    val = node.meta.get("val")
+    tensors = [v for v in (val if isinstance(val, list | tuple) else [val]) if isinstance(v, torch.Tensor)]
+    sizes: list[Any] = [s.node.expr for t in tensors for s in list[Any](t.shape) if isinstance(s, torch.SymInt)]
+    return any(a.name.startswith("u") and a.name not in known for e in sizes for a in e.free_symbols)
 
 
 def _refusal(node: fx.Node, values: dict[fx.Node, Any], symbols: Symbols) -> str | None:

@@ -127,7 +127,7 @@ class Call:
         over: Sequence[Int],
         dtype: DType | None = None,
         name: str = "",
-        longest: int = LONG,
+        longest: int | None = LONG,
     ) -> Reduce:
         """out[axes] = op over r of body(axes, r).
 
@@ -136,7 +136,7 @@ class Call:
         stored = dtype if dtype is DType.float32 else self.storage(dtype or self.dtype)
         total = math.prod(over, start=as_int(1))
         length = total.bounds[1]
-        if not op.startswith("arg") and (length is None or length > longest):
+        if longest is not None and not op.startswith("arg") and (length is None or length > longest):
             return self._in_two_steps(op, body, tuple(sizes), tuple(over), stored, name)
         axes, at = fresh_axes(tuple(sizes))
         raxes, r = fresh_axes(tuple(over), "rstuvwxy")
@@ -169,8 +169,9 @@ class Call:
         partial = self.reduce(op, piece, (*sizes, pieces), (as_int(LONG),), None, f"{name}_pieces")
         partial.dtype = partial.body.dtype if partial.body.dtype is not DType.bool else DType.int32
         whole = self.reduce(
-            op, lambda at, r: cast_to(load(partial, [*at, r[0]]), partial.body.dtype), sizes, (pieces,), None, name
-        )
+            op, lambda at, r: cast_to(load(partial, [*at, r[0]]), partial.body.dtype), sizes, (pieces,), None, name,
+            LONG if total.bounds[1] is not None else None,  # without a bound, two steps must do
+        )  # fmt: skip
         whole.dtype = stored
         return whole
 

@@ -41,7 +41,8 @@ def in_memory(index: Sequence[Int], layout: Layout) -> list[Var]:
     for d in layout.order:
         at = index[d]
         found = [a for a in at.atoms() if isinstance(a, Var) and a not in order and a.extent != 1]
-        order += sorted(found, key=lambda a, at=at: -_pace(at, a))
+        paces = {a: _pace(at, a) for a in found}
+        order += sorted(found, key=paces.__getitem__, reverse=True)
     return order
 
 

@@ -35,5 +35,5 @@ def schedule(graph: Graph, target: Target, choose: Choose) -> Schedule:
     realized: Realized = realize(graph)
     tasks = fuse_rows(make_tasks(realized), graph.results, target)
     layouts = assign(tasks, list(graph.inputs), graph.results)
-    tasks, stored = settle(graph.stores, choose(tasks, layouts, realized.views, target), layouts)
+    tasks, stored = settle(graph.stores, choose(tasks, layouts, realized.views, target), layouts, target.half)
     return Schedule(target, graph, tasks, layouts, realized.views, order(tasks, graph.results, stored), stored)

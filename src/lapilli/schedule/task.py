@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lapilli.ir.expr import Expr, Load, load, loads, rewrite
-from lapilli.ir.integer import Atom, Int, Var, as_int, of
+from lapilli.ir.integer import Atom, Indirect, Int, Var, as_int, of
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.schedule.realize import Realized, invert
 
@@ -40,6 +40,8 @@ class Task:
     template: Template | None = None
     row: Row | None = None  # what else the kernel computes, row by row
     members: tuple[Task, ...] = ()  # tasks that became part of this one, in order
+    whole: Task | None = None  # the same over all elements of `out`, where this one leaves some as they are
+    within: tuple[tuple[Int, Int], ...] = ()  # (i, n): only what has 0 <= i < n is stored
 
     @property
     def label(self) -> str:
@@ -57,6 +59,9 @@ class Task:
             for ld in loads(e) if e is not None else []:
                 if ld.node is not self.core:
                     found.setdefault(ld.node.id, ld.node)
+        for atom in {a for i in self.store for a in i.atoms()}:
+            for ld in loads(atom.expr) if isinstance(atom, Indirect) else []:
+                found.setdefault(ld.node.id, ld.node)
         return list(found.values())
 
 
