@@ -47,6 +47,9 @@ PAGE = ROOT / "docs" / "operators.md"
 DYNAMIC = -1
 """The number of the dynamic measurement among the samples of an entry."""
 
+MANY = 100
+"""Samples among which the one with most sizes that can be dynamic is looked for."""
+
 UNINITIALISED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 """Entries whose results have no values yet: dtype and shape are compared."""
 
@@ -117,7 +120,7 @@ def work(limit: int | None, without_device: bool, name: str, start: int) -> Iter
         return
     for k in range(start - 1, len(samples)):
         if k == DYNAMIC:
-            found = dynamic(name, max(samples, key=_free_sizes), compile) if samples else Measurement()
+            found = dynamic(name, max(calls(name, MANY), key=_free_sizes), compile)
         else:
             found = static(name, samples[k], compile)
         yield {"sample": k, **found.as_dict()}

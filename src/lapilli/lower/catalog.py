@@ -22,9 +22,9 @@ from lapilli.errors import LapilliError
 from lapilli.graph.decompose import tables
 from lapilli.graph.module import Module
 from lapilli.graph.passes import clean_up
-from lapilli.lower.graph import lower
+from lapilli.lower.graph import lower, refusals
 from lapilli.lower.registry import decompositions, lowerings
-from lapilli.lower.small_calls import small_call
+from lapilli.lower.small_calls import accepts, small_call
 from lapilli.schedule.plan import schedule
 from lapilli.schedule.target import ANY
 
@@ -113,15 +113,17 @@ def _how(overload: Overload) -> tuple[str, str]:
         return "gpu", f"{home}.py: {function.__qualname__.partition('.<locals>')[0]}"
     if overload in decompositions:
         return "decomposed", "Lapilli"
-    if overload in tables()[0] or overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+    if overload in tables()[0] or overload.has_kernel_for_dispatch_key(
+        torch._C.DispatchKey.CompositeImplicitAutograd
+    ):
         return "decomposed", "torch"
     return "cpu", "no lowering"
 
 
 def _ask(overload: Overload, dtype: torch.dtype, dynamic: bool = False) -> str | None:
     """ "" where a small call can be lowered, else why not; None where no call of this dtype is known that torch accepts."""
-    sample = small_call(overload, dtype)
-    if sample is None:
+    call = small_call(overload)
+    if call is None or not accepts(overload, call(dtype)):
         return None
     environment = ShapeEnv()
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
@@ -135,12 +137,14 @@ def _ask(overload: Overload, dtype: torch.dtype, dynamic: bool = False) -> str |
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            args = tree_map(fake, sample)
+            args = tree_map(fake, call(dtype))
             graph = _call(overload, args, mode) if overload in lowerings else _decomposed(overload, args)
             returned = next(n for n in graph.nodes if n.op == "output").args[0]
             outputs = [n for n in tree_leaves(returned) if isinstance(n, fx.Node)]
             module = Module(graph, {}, outputs, {}, {}, environment.var_to_range)
             clean_up(module)
+            for node, reason in refusals(module).items():
+                return reason if node.target is overload else f"{node.target}, into which it is decomposed: {reason}"
             write_all(schedule(lower(module), ANY, choose_templates))
     except (LapilliError, TypeError) as error:
         return str(error).split(". ")[0]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -57,25 +58,34 @@ _LISTS = (
 )
 
 
-def small_call(overload: torch._ops.OpOverload, dtype: torch.dtype) -> list[Any] | None:
-    """Arguments of a small call that torch accepts, tensors on the meta device."""
+Call = Callable[[torch.dtype], list[Any]]
+"""Arguments of a call, tensors on the meta device, for a dtype."""
+
+
+@cache
+def small_call(overload: torch._ops.OpOverload) -> Call | None:
+    """A small call that torch accepts, for floats or at least for integers or bools; None where none was found."""
     required = [a for a in overload._schema.arguments if not a.has_default_value()]
-    if any(a.kwarg_only for a in required):
-        return None
     kinds = [_kind(str(a.type)) for a in required]
-    if None in kinds:
+    if "unknown" in kinds or any(a.kwarg_only for a in required):
         return None
-    tensors = sum(kind == "tensor" for kind in kinds)
-    for pattern in _patterns(tensors):
-        for number, sizes in itertools.product(
-            _INTEGERS if "int" in kinds else _INTEGERS[:1], _LISTS if "sizes" in kinds else _LISTS[:1]
-        ):
-            args = list(_arguments(kinds, pattern, dtype, number, sizes))
-            with suppress(Exception), warnings.catch_warnings(), torch.no_grad():
-                warnings.simplefilter("ignore")
-                if any(isinstance(t, torch.Tensor) for t in tree_leaves(overload(*args))):
-                    return args
+    patterns = list(_patterns(kinds.count("tensor")))
+    numbers = _INTEGERS if "int" in kinds else _INTEGERS[:1]
+    lists = _LISTS if "sizes" in kinds else _LISTS[:1]
+    for dtype in (torch.float32, torch.int64, torch.bool):
+        for pattern, number, sizes in itertools.product(patterns, numbers, lists):
+            call = partial(_arguments, kinds, pattern, number, sizes)
+            if accepts(overload, call(dtype)):
+                return call
     return None
+
+
+def accepts(overload: torch._ops.OpOverload, args: list[Any]) -> bool:
+    """Whether torch takes the arguments, and gives tensors."""
+    with suppress(Exception), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        return any(isinstance(t, torch.Tensor) for t in tree_leaves(overload(*args)))
+    return False
 
 
 def _patterns(tensors: int) -> Iterator[Pattern]:
@@ -90,22 +100,22 @@ _TYPES = {
 }  # fmt: skip
 
 
-def _kind(type_: str) -> str | None:
-    return "none" if type_.startswith("Optional[") else _TYPES.get(type_)
+def _kind(type_: str) -> str:
+    return "none" if type_.startswith("Optional[") else _TYPES.get(type_, "unknown")
 
 
 def _arguments(
-    kinds: Sequence[str | None], pattern: Pattern, dtype: torch.dtype, number: int, sizes: tuple[int, ...]
-) -> Iterator[Any]:
+    kinds: Sequence[str], pattern: Pattern, number: int, sizes: tuple[int, ...], dtype: torch.dtype
+) -> list[Any]:
     given = iter(pattern)
     first = pattern[0][1] if pattern else (2, 3)
-    for kind in kinds:
+
+    def argument(kind: str) -> Any:
         if kind == "tensor":
             what, shape = next(given)
-            yield torch.empty(shape, dtype={"i": torch.int64, "b": torch.bool}.get(what, dtype), device="meta")
-        elif kind == "tensors":
-            yield [torch.empty(first, dtype=dtype, device="meta") for _ in range(2)]
-        else:
-            yield {"int": number, "sizes": list(sizes), "number": 1, "bool": False, "text": "none", "none": None}[
-                kind or ""
-            ]
+            return torch.empty(shape, dtype={"i": torch.int64, "b": torch.bool}.get(what, dtype), device="meta")
+        if kind == "tensors":
+            return [torch.empty(first, dtype=dtype, device="meta") for _ in range(2)]
+        return {"int": number, "sizes": list(sizes), "number": 1, "bool": False, "text": "none", "none": None}[kind]
+
+    return [argument(kind) for kind in kinds]
