@@ -2,9 +2,12 @@
 VENV ?= .venv
 PY := $(VENV)/bin/python
 export VENV
+# Measures on lavapipe, whatever GPU there is; ARGS are further arguments.
+LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/null | head -1)
+MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup-demo setup-test lint types native python poor test format bench clean
+.PHONY: help demo setup-demo setup-test setup-zoo lint types native python poor test format bench opdb zoo blockers clean
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -20,6 +23,9 @@ setup-demo:
 
 setup-test:
 	@tools/setup.sh test
+
+setup-zoo:
+	@tools/setup.sh zoo
 
 lint: ## ruff
 	$(PY) -m ruff check .
@@ -43,6 +49,15 @@ format: ## Format the Python code
 
 bench: setup-demo ## Time classifiers against torch on this machine
 	$(PY) benchmarks/classifiers.py
+
+opdb: setup-test ## Measure every entry of PyTorch's operator tests (hours; goes on where it stopped): docs/operators.md
+	$(MEASURE) tools/opdb.py --jobs 2 $(ARGS)
+
+zoo: setup-zoo ## Measure 280 models (hours; goes on where it stopped): docs/models.md
+	$(MEASURE) tools/zoo.py --jobs 2 $(ARGS)
+
+blockers: ## What stops most of what `make opdb` and `make zoo` have measured so far
+	$(PY) tools/blockers.py
 
 clean: ## Remove builds, caches and the environment
 	rm -rf .venv .venv-bare .cache build demo .mypy_cache .pytest_cache .ruff_cache

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pointwise_cases
 import torch
 from agreement import Case
+from indexing_cases import factorisations, gathers, scatters, searches
 
 aten = torch.ops.aten
 _generator = torch.Generator().manual_seed(7)
@@ -214,6 +216,19 @@ def _matmuls() -> Cases:
 
 
 CASES: Cases = {aten.convolution.default: convolutions()}
-for _group in (_scalar_overloads(), _conversions(), _norms(), _pools(), _resizes(), _views(), _matmuls()):
+for _group in (
+    _scalar_overloads(),
+    _conversions(),
+    _norms(),
+    _pools(),
+    _resizes(),
+    _views(),
+    _matmuls(),
+    pointwise_cases.CASES,
+    gathers(),
+    scatters(),
+    searches(),
+    factorisations(),
+):
     for _overload, _cases in _group.items():
         CASES.setdefault(_overload, []).extend(_cases)

@@ -149,6 +149,24 @@ def test_inspect(cli: Cli, scaled: Path, classes: Path, tmp_path: Path) -> None:
     assert "<rect" in (tmp_path / "scaled.html").read_text()
 
 
+def test_ops(tmp_path: Path) -> None:
+    cli = Cli(tmp_path)
+    found = {entry["name"]: entry for entry in json.loads(cli("ops", "relu", "svd", "--json").stdout)}
+    relu = found["aten.relu.default"]
+    assert relu["core"] and relu["where"] == "gpu" and "pointwise.py" in relu["by"] and relu["dynamic"]
+    assert {"float32", "float16", "int32"} <= set(relu["dtypes"])
+    assert found["aten.relu_.default"] == relu | {
+        "name": "aten.relu_.default",
+        "core": False,
+        "by": f"as aten.relu.default: {relu['by']}",
+    }
+    assert found["aten.relu6.default"]["where"] == "gpu" and not found["aten.relu6.default"]["core"]
+    assert found["aten._linalg_svd.default"]["where"] == "cpu" and found["aten._linalg_svd.default"]["dtypes"] is None
+    text = cli("ops", "relu6").stdout
+    for word in ("relu6.default", "f32", "yes", "gpu", "as aten.relu6.default"):
+        assert word in text
+
+
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
@@ -170,6 +188,7 @@ def test_inspect(cli: Cli, scaled: Path, classes: Path, tmp_path: Path) -> None:
         (["inspect", "scaled.lap", "--set", "M=3"], 1, "dynamic size; the program has: N"),
         (["inspect", "broken.lap"], 1, "broken.lap"),
         (["bench", "broken.lap"], 1, "broken.lap"),
+        (["ops", "softmxa"], 1, "No ATen operator has 'softmxa' in its name"),
     ],
 )
 def test_errors(tmp_path: Path, scaled: Path, classes: Path, args: list[str], code: int, message: str) -> None:
@@ -190,6 +209,6 @@ def test_compile_without_torch_says_what_to_install(cli: Cli, tmp_path: Path) ->
 def test_help_and_version(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
     text = cli("--help").stdout
-    for command in ("devices", "compile", "run", "bench", "profile", "inspect"):
+    for command in ("devices", "compile", "run", "bench", "profile", "inspect", "ops"):
         assert command in text and "Usage" in cli(command, "--help").stdout
     assert "0.1.0" in cli("--version").stdout

@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import Case, assert_agree, expected, on_device, samples
+from agreement import COMPARABLE, Case, assert_agree, expected, on_device, samples
 from operator_cases import CASES, convolutions, f, ints
-from test_lowering import ONLY_FLOAT, SPECIAL, check_half
-
-from lapilli.lower import lowerings
+from test_lowering import NOT_HALF, ONLY_FLOAT, SPECIAL, check_half
 
 aten = torch.ops.aten
 
@@ -30,7 +28,7 @@ def _name(overload: Any) -> str:
     return str(overload)
 
 
-@pytest.mark.parametrize("overload", lowerings, ids=_name)
+@pytest.mark.parametrize("overload", COMPARABLE, ids=_name)
 def test_floats(overload: Any) -> None:
     cases = _of_four(overload, torch.float32) or _of_four(overload, torch.int64)
     for start in range(0, len(cases), 16):  # a program for every 16 calls
@@ -38,7 +36,7 @@ def test_floats(overload: Any) -> None:
         assert_agree(on_device(part, "any-fp32"), expected(part))
 
 
-_INTEGERS = [o for o in lowerings if o not in ONLY_FLOAT]
+_INTEGERS = [o for o in COMPARABLE if o not in ONLY_FLOAT]
 
 
 @pytest.mark.parametrize("start", range(0, len(_INTEGERS), 12))
@@ -53,16 +51,17 @@ def test_integers_and_bools(start: int) -> None:
 
 
 @pytest.mark.parametrize("target", ["any-fp32", "cpu-fp16"])
-@pytest.mark.parametrize("start", range(0, len(lowerings), 8))
+@pytest.mark.parametrize("start", range(0, len(COMPARABLE), 8))
 def test_half_precision(start: int, target: str) -> None:
     """Half-precision tensors, on kernels with 16-bit types and on kernels that find two of them in a word."""
-    cases = [c for o in list(lowerings)[start : start + 8] for c in _of_four(o, torch.float16)[:2]]
+    part = [o for o in COMPARABLE[start : start + 8] if o not in NOT_HALF]
+    cases = [c for o in part for c in _of_four(o, torch.float16)[:2]]
     if cases:
         check_half(on_device(cases, target), cases)
 
 
 _DIFFERENT = [
-    o for o in lowerings
+    o for o in COMPARABLE
     if any(w in str(o) for w in ("conv", "mm", "matmul", "linear", "bmm", "softmax", "norm", "pool", "sum", "mean", "var", "arg",
                                  "any", "all", "prod", "cat", "upsample"))
 ]  # fmt: skip

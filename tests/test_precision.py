@@ -52,7 +52,7 @@ def test_kernels_for_matrix_units_compile() -> None:
     from lapilli.runtime.description import Description
 
     model = nn.Sequential(nn.Conv2d(16, 64, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 64, 128)).eval()
-    data = compile_to_bytes(model, (torch.randn(8, 16, 8, 8),), "fp16", target="gpu-fp16-matrix")
+    data = compile_to_bytes(model, (torch.randn(8, 16, 8, 8),), precision="fp16", target="gpu-fp16-matrix")
     (plan,) = Description.of(data).methods[0].plans
     assert "cooperative_matrix" in str(plan.requirements)
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 import lapilli
 from lapilli import InvalidInputError, Program
-from lapilli.runtime.structure import LEAF, METADATA_KEY, Record, Spec, Structure
+from lapilli.runtime.method import METADATA_KEY, Interface, dumps
+from lapilli.runtime.structure import LEAF, Record, Spec, Structure
 
 pytestmark = pytest.mark.poor_device
 Weights = NDArray[np.float32]
@@ -92,11 +93,15 @@ def test_bfloat16_goes_through_torch_and_not_through_numpy() -> None:
             program(x, x)
 
 
+def _interface(structure: Structure) -> dict[str, str]:
+    return {METADATA_KEY: dumps([Interface("forward", structure, player=0)])}
+
+
 def test_nested_inputs_and_outputs() -> None:
     args = Spec("tuple", (Spec("dict", (LEAF, LEAF), ("image", "mask")), Spec("none")))
     inputs = Spec("tuple", (args, Spec("dict", (LEAF,), ("scale",))))
     outputs = Spec("tuple", (Spec("record", (LEAF,), ("logits",)), Spec("list", (LEAF, LEAF))))
-    metadata = {METADATA_KEY: Structure(inputs, outputs, ("batch", "extra")).dumps()}
+    metadata = _interface(Structure(inputs, outputs, ("batch", "extra")))
     a, b, c = (np.full(4, i, np.float32) for i in range(3))
     with Program._from_bytes(tiny.copies("float32", "float32", "float32", metadata=metadata)) as program:
         record, (second, third) = program({"mask": b, "image": a}, scale=c)
@@ -109,7 +114,10 @@ def test_nested_inputs_and_outputs() -> None:
 
 def test_wrong_structure_in_the_file_is_refused() -> None:
     with pytest.raises(lapilli.InvalidFileError, match="does not fit"):
-        Program._from_bytes(tiny.copies("float32", metadata={METADATA_KEY: Structure.flat(2, 1).dumps()}))
+        Program._from_bytes(tiny.copies("float32", metadata=_interface(Structure.flat(2, 1))))
+    for damage, message in (("[", "is no JSON"), ("[" * 9999, "is no JSON"), ("[]", "no method"), ("[{}]", "damaged")):
+        with pytest.raises(lapilli.InvalidFileError, match=message):
+            Program._from_bytes(tiny.copies("float32", metadata={METADATA_KEY: damage}))
     gc.collect()
 
 

@@ -98,7 +98,7 @@ def test_outputs_of_every_kind() -> None:
             Spec("constant", value="done"),
         ),
     )
-    loaded = Structure.loads(structure(call_spec(), outputs=outputs).dumps())
+    loaded = Structure.from_json(structure(call_spec(), outputs=outputs).to_json())
     listed, pair, top, record, numbered, constant = loaded.unflatten_outputs(range(8))
     assert listed == [0, None] and pair == Pair(1, 2) and type(pair) is Pair
     assert (top.values, top.indices) == (3, 4)
@@ -116,19 +116,19 @@ def test_paths() -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        "",
+        "null",
         "{}",
         "[]",
         '{"inputs": {"kind": "leaf"}, "outputs": {"kind": "leaf"}}',
         '{"inputs": {"kind": "tuple", "children": [{"kind": "tuple"}, {"kind": "dict"}]}, "outputs": {"kind": "x"}}',
         '{"inputs": {"kind": "tuple", "children": 3}, "outputs": {"kind": "leaf"}}',
         json.dumps({"inputs": Structure.flat(1, 1).inputs.to_json(), "outputs": {"kind": "dict", "keys": ["a"]}}),
-        '{"inputs": ' + '{"kind": "tuple", "children": [' * 500 + "]}" * 500 + ', "outputs": {"kind": "leaf"}}',
+        '{"inputs": ' + '{"kind": "tuple", "children": [' * 150 + "]}" * 150 + ', "outputs": {"kind": "leaf"}}',
     ],
 )
 def test_damaged_structure_is_refused(damage: str) -> None:
     with pytest.raises(InvalidFileError, match="structure in the program's metadata is damaged"):
-        Structure.loads(damage)
+        Structure.from_json(json.loads(damage))
 
 
 def test_structure_that_does_not_fit_is_refused() -> None:

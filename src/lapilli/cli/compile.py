@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -19,10 +20,23 @@ from lapilli.runtime.files import replace
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: MODEL with .lap.")
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True)
 @click.option("--target", metavar="PLAN", help="Name of the one plan to make. Default: plans for every kind of device.")
+@click.option(
+    "--fallback",
+    type=click.Choice(["cpu", "error"]),
+    default="cpu",
+    show_default=True,
+    help="What to do with operators that cannot run on the GPU.",
+)
 @click.option("--metadata", "pairs", metavar="KEY=VALUE", multiple=True, help="Kept in the file; VALUE may be @FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compile_(
-    model: Path, output: Path | None, precision: str, target: str | None, pairs: tuple[str, ...], as_json: bool
+    model: Path,
+    output: Path | None,
+    precision: str,
+    target: str | None,
+    fallback: str,
+    pairs: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Compile MODEL (a .pt2 file of torch.export) to a program. Needs `pip install lapilli[compile]`."""
     output = output or model.with_suffix(".lap")
@@ -32,6 +46,7 @@ def compile_(
     require_compiler()
     from lapilli.compiler import compile_to_bytes
     from lapilli.runtime.description import Description
+    from lapilli.runtime.method import interfaces
 
     start = time.perf_counter()
     with progress_bar() as bar:
@@ -40,15 +55,23 @@ def compile_(
         def progress(stage: str, done: int, total: int) -> None:
             bar.update(task, description=stage, completed=done, total=total)
 
-        data = compile_to_bytes(model, precision=precision, target=target, metadata=metadata, progress=progress)
+        data = compile_to_bytes(
+            model, precision=precision, target=target, fallback=fallback, metadata=metadata, progress=progress
+        )
     with replace(output) as file:
         file.write(data)
     seconds = time.perf_counter() - start
-    plans = [plan.name for plan in Description.of(data).methods[0].plans]
+    description = Description.of(data)
+    plans = [plan.name for plan in description.methods[0].plans]
+    reports = {i.name: i.report() for i in interfaces(description)}
+    on_cpu = [asdict(o) | {"method": name} for name, r in reports.items() for o in r.on_cpu]
     if as_json:
-        print_json({"output": str(output), "bytes": len(data), "seconds": seconds, "plans": plans})
+        print_json({"output": str(output), "bytes": len(data), "seconds": seconds, "plans": plans, "on_cpu": on_cpu})
     else:
         console().print(f"{output}: {size(len(data))} in {duration(seconds)}, plans {', '.join(plans)}")
+        for name, report in reports.items():
+            if report.on_cpu:
+                console().print(f"{name}: {report}", markup=False)
 
 
 def _pair(text: str) -> tuple[str, str]:

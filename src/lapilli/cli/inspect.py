@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 def inspect(program: Path, html: Path | None, sizes: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Show the plans, kernels, memory plan and constants of PROGRAM. Needs no device."""
     from lapilli.runtime.description import Description
+    from lapilli.runtime.method import interfaces
 
     description = Description.of(program)
     method = description.methods[0]
@@ -38,6 +39,7 @@ def inspect(program: Path, html: Path | None, sizes: tuple[str, ...], everything
             file.write(page(program, description, memory, values).encode())
     if as_json:
         node = asdict(description) | {"source": str(program), "bytes": program.stat().st_size, "sizes": values}
+        node["report"] = {i.name: asdict(i.report()) for i in interfaces(description)}
         print_json(node | {"memory": [asdict(plan) for plan in memory]})
     elif html is None:
         _print(console(), program, description, memory, values, everything)
@@ -49,10 +51,13 @@ def overview(program: Path, description: Description, values: dict[str, int]) ->
     """What the file is, as names and values."""
     method = description.methods[0]
     constants = sum(constant.size for constant in description.constants)
+    from lapilli.runtime.method import interfaces
+
     rows = [
         ("file", f"{program}, {size(program.stat().st_size)}, by {description.producer}"),
         ("inputs", "\n".join(map(str, method.inputs)) or "none"),
         ("outputs", "\n".join(map(str, method.outputs)) or "none"),
+        ("operators", "\n".join(f"{i.name}: {i.report()}" for i in interfaces(description))),
         ("constants", f"{len(description.constants)}, {size(constants)}"),
         ("states", "\n".join(map(str, description.states)) or "none"),
         ("computed by torch", ", ".join(description.host_operators) or "nothing"),

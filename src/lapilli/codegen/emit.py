@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select, reads, substitute
+from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select, reads, substitute, walk
 from lapilli.ir.integer import (
     Atom,
     Extremum,
@@ -22,8 +22,10 @@ from lapilli.ir.integer import (
     Var,
     as_int,
     is_nonnegative,
+    of,
 )
 from lapilli.ir.node import Node
+from lapilli.ir.special import FUNCTIONS as SPECIAL
 from lapilli.schedule.layout import Layout
 
 LANES = 4
@@ -51,6 +53,7 @@ class Kernel:
     half: bool  # 16-bit types may be used
     texel: bool = False  # vectors are read through texel buffers
     lift: bool = False  # sizes become parameters, so that one kernel serves many shapes
+    special: bool = False  # functions of lapilli_special.slang are used
     bindings: list[Binding] = field(default_factory=list)
     params: list[tuple[str, Int]] = field(default_factory=list)
 
@@ -88,8 +91,11 @@ class Kernel:
         self.params.append((known, v))
         return f"P.{known}"
 
+    def imports(self) -> list[str]:
+        return ["import lapilli_math;", *(["import lapilli_special;"] if self.special else [])]
+
     def header(self) -> str:
-        lines = ["import lapilli_math;"]
+        lines = self.imports()
         for k, b in enumerate(self.bindings):
             kind = "RWStructuredBuffer" if b.written else "Buffer" if b.texel else "StructuredBuffer"
             lines.append(f"[[vk::binding({k}, 0)]] {kind}<{b.type}> b{k};")
@@ -128,13 +134,15 @@ _INFIX = {
 _DIRECT = {
     "abs": "abs", "floor": "floor", "ceil": "ceil", "round": "round", "trunc": "trunc", "sqrt": "sqrt", "rsqrt": "rsqrt",
     "sin": "sin", "cos": "cos", "tan": "tan", "isnan": "isnan", "isinf": "isinf",
+    "as_int": "asint", "as_float": "asfloat",
 }  # fmt: skip
-# written in lapilli_math.slang
+# written in lapilli_math.slang and lapilli_special.slang
 _GENERIC = {
     op: f"{op}_any"
     for op in (
         "exp", "exp2", "log", "log2", "log10", "expm1", "log1p", "erf", "pow", "mod", "fmod", "floordiv",
-        "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
+        "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "umulhi", "ushr", "gcd",
+        *SPECIAL,
     )
 }  # fmt: skip
 
@@ -150,6 +158,24 @@ def literal(value: float | int | bool, dtype: DType) -> str:
     if math.isinf(v) or abs(v) > 3.4028234e38:
         return "asfloat(0x7f800000)" if v > 0 else "asfloat(0xff800000)"
     return f"{v!r}f" if "e" in repr(v) or "." in repr(v) else f"{v!r}.0f"
+
+
+def _is_search(computed: Indirect, lane: Atom) -> bool:
+    """Whether an index that differs between lanes comes from several loads that depend on each other."""
+    if not reads(of(computed), lane):
+        return False
+    nested = (e for e in walk(computed.expr) if isinstance(e, Load))
+    return any(isinstance(a, Indirect) for e in nested for i in e.index for a in i.atoms())
+
+
+def lane_steps(offset: Int, lane: Atom) -> list[int | None]:
+    """How far lanes 1 to 3 read or write from lane 0; None where that varies."""
+    if not any(isinstance(a, Indirect) for a in offset.atoms()):
+        step = offset.step(lane)
+        if step is not None:
+            return [n * step for n in range(1, LANES)]
+    first = substitute(offset, {lane: 0})
+    return [(substitute(offset, {lane: n}) - first).value for n in range(1, LANES)]
 
 
 class Emitter:
@@ -170,6 +196,7 @@ class Emitter:
         self.names = names
         self.lane = lane
         self.values = values or {}
+        self.uniform: set[int] = set()  # of these values, those that are one scalar for all lanes
         self.lines: list[str] = []
         self.indent = indent
         self._known: list[dict[tuple[int, bool], str]] = [{}]
@@ -191,6 +218,7 @@ class Emitter:
         inner = Emitter(self.kernel, dict(self.names), self.lane, dict(self.values), self.indent + "    ")
         inner._known = [*self._known, {}]
         inner._counter = self._counter
+        inner.uniform = set(self.uniform)
         return inner
 
     # -- integers
@@ -255,9 +283,12 @@ class Emitter:
         if isinstance(e, Const):
             return self._splat(literal(e.value, e.dtype), e.dtype, lanes)
         if isinstance(e, Load) and e.node.id in self.values:
+            text = self.values[e.node.id]
+            if e.node.id in self.uniform:
+                return self._splat(text, e.dtype, lanes)
             if lanes == 1 and self.lane is not None:
                 raise NotVectorizable("a result of each lane is used as an index")
-            return self.values[e.node.id]
+            return text
         if isinstance(e, Select):
             text = self._select(e, lanes)
         else:
@@ -361,6 +392,8 @@ class Emitter:
         if op == "div":
             return f"({args[0]} / {args[1]})"
         if op in _GENERIC:
+            if op in SPECIAL:
+                self.kernel.special = True
             if lanes > 1:
                 return f"{_GENERIC[op]}({', '.join(args)})"
             kind = f"vector<{_TYPES[e.args[0].dtype]}, 1>"
@@ -379,11 +412,13 @@ class Emitter:
         if self.lane is None or lanes == 1:
             return self.load_at(e.node, offset)
         lane = next(iter(self.lane.atoms()))
+        if any(isinstance(a, Indirect) and _is_search(a, lane) for a in offset.atoms()):
+            raise NotVectorizable("a long computation of an index would be repeated for every lane")
         first = substitute(offset, {lane: 0})
-        steps = [substitute(offset, {lane: n}) - first for n in range(1, LANES)]
+        steps = lane_steps(offset, lane)
         if all(s == 0 for s in steps):
             return self._splat(self.load_at(e.node, first), e.dtype, lanes)
-        if [s.value for s in steps] == [1, 2, 3] and first % LANES == 0 and self._wide(e.node):
+        if steps == [1, 2, 3] and first % LANES == 0 and self._wide(e.node):
             text = f"{self.kernel.bind_vector(e.node)}[{self.integer(first // LANES)}]"
             return f"float4({text})" if e.node.dtype is DType.float16 else text
         texts = [self.load_at(e.node, substitute(offset, {lane: n})) for n in range(LANES)]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, literal, stored_as
+from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, lane_steps, literal, stored_as
 from lapilli.codegen.kernel import Written, finish, linear_groups
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cost, reads, rewrite, substitute
 from lapilli.ir.integer import Atom, Int, Var, as_int, ceildiv, of, product
 from lapilli.ir.node import Reduce
-from lapilli.schedule.layout import Layout
-from lapilli.schedule.realize import as_var, estimate
+from lapilli.schedule.layout import Layout, in_memory
+from lapilli.schedule.realize import estimate
 from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task
 
@@ -90,10 +90,10 @@ class _Writer:
         lane = of(Var("lane", as_int(LANES))) if self.lanes > 1 else None
         rest = v * self.lanes + lane if lane is not None else v
         mapping: dict[Atom, Int] = {a: as_int(0) for a in self.task.axes}
-        stored = [as_var(self.task.store[d]) for d in self.layout.order]
         if self.task.whole is not None:  # part of a dimension, but an axis for each
-            stored = [self.task.axes[d] for d in self.layout.order]
-        axes = [a for a in stored if a is not None]
+            axes = [self.task.axes[d] for d in self.layout.order]
+        else:
+            axes = in_memory(self.task.store, self.layout)
         for k, a in enumerate(reversed(axes)):
             mapping[a] = rest % a.extent if k + 1 < len(axes) else rest
             rest = rest // a.extent
@@ -115,11 +115,7 @@ class _Writer:
         if e.lane is not None:
             lane = next(iter(e.lane.atoms()))
             first = offset.substitute({lane: 0})
-            if [(offset.substitute({lane: n}) - first).value for n in range(1, LANES)] != [
-                1,
-                2,
-                3,
-            ] or first % LANES != 0:
+            if lane_steps(offset, lane) != [1, 2, 3] or first % LANES != 0:
                 raise NotVectorizable("the result is not stored in sequence")
             if kind == "int2":
                 raise NotVectorizable("64-bit integers are stored one by one")
@@ -145,8 +141,13 @@ class _Writer:
         return split
 
     def _kind(self, body: Expr) -> str:
-        base = {DType.float32: "float", DType.int32: "int", DType.bool: "bool"}[body.dtype]
-        return base if self.lanes == 1 else f"{base}{LANES}"
+        return kind_of(body.dtype, self.lanes)
+
+    def _initial(self, op: str, dtype: DType) -> str:
+        return initial(op, dtype, self.lanes)
+
+    def _update(self, e: Emitter, op: str, acc: str, x: str) -> None:
+        update(e, op, acc, x, self.lanes > 1)
 
     def _reduce(self, e: Emitter, core: Reduce, mapping: dict[Atom, Int], split: int, size: int) -> str:
         """Writes the loops; returns the text of the result."""
@@ -167,47 +168,6 @@ class _Writer:
             return "acc"
         self._nested_loops(e, core, body, mapping)
         return "place" if core.op.startswith("arg") else "acc"
-
-    def _initial(self, op: str, dtype: DType) -> str:
-        low = literal(float("-inf"), dtype) if dtype is DType.float32 else "(-2147483647 - 1)"
-        high = literal(float("inf"), dtype) if dtype is DType.float32 else "2147483647"
-        if dtype is DType.bool:
-            low, high = "false", "true"
-        one, zero = literal(1, dtype), literal(0, dtype)
-        start = {
-            "sum": zero,
-            "prod": one,
-            "max": low,
-            "min": high,
-            "any": "false",
-            "all": "true",
-            "argmax": low,
-            "argmin": high,
-        }
-        return start[op] if self.lanes == 1 else f"{self._kind_of(dtype)}({start[op]})"
-
-    def _kind_of(self, dtype: DType) -> str:
-        return {DType.float32: "float4", DType.int32: "int4", DType.bool: "bool4"}[dtype]
-
-    def _update(self, e: Emitter, op: str, acc: str, x: str) -> None:
-        wide = self.lanes > 1
-        if op in ("sum", "prod"):
-            e.line(f"{acc} {'+' if op == 'sum' else '*'}= {x};")
-        elif op in ("any", "all"):
-            sign = "||" if op == "any" else "&&"
-            e.line(f"{acc} = {('or' if op == 'any' else 'and') + f'({acc}, {x})' if wide else f'{acc} {sign} {x}'};")
-        elif op in ("max", "min"):
-            sign = ">" if op == "max" else "<"
-            if wide:
-                e.line(f"{acc} = select(or({x} {sign} {acc}, {x} != {x}), {x}, {acc});")
-            else:
-                e.line(f"{acc} = ({x} {sign} {acc} || {x} != {x}) ? {x} : {acc};")
-        else:
-            sign = ">" if op == "argmax" else "<"
-            e.line(
-                f"if (({x} {sign} {acc} || {x} != {x}) && {acc} == {acc} || step == 0) {{ {acc} = {x}; place = step; }}"
-            )
-            e.line("step++;")
 
     def _nested_loops(self, e: Emitter, core: Reduce, body: Expr, mapping: dict[Atom, Int]) -> None:
         axes = [a for a in core.raxes if a.extent != 1]
@@ -316,6 +276,43 @@ class _Writer:
         buffer = self.kernel.bind(task.out, "uint", written=True)
         e.line(f"{buffer}[w] = packed;")
         return finish(self.kernel, task, e.text(), groups, (128, 1, 1), "map_packed")
+
+
+def kind_of(dtype: DType, lanes: int) -> str:
+    base = {DType.float32: "float", DType.int32: "int", DType.bool: "bool"}[dtype]
+    return base if lanes == 1 else f"{base}{lanes}"
+
+
+def initial(op: str, dtype: DType, lanes: int) -> str:
+    """Where a reduction starts."""
+    low = literal(float("-inf"), dtype) if dtype is DType.float32 else "(-2147483647 - 1)"
+    high = literal(float("inf"), dtype) if dtype is DType.float32 else "2147483647"
+    if dtype is DType.bool:
+        low, high = "false", "true"
+    one, zero = literal(1, dtype), literal(0, dtype)
+    start = {
+        "sum": zero, "prod": one, "max": low, "min": high, "any": "false", "all": "true", "argmax": low, "argmin": high,
+    }  # fmt: skip
+    return start[op] if lanes == 1 else f"{kind_of(dtype, lanes)}({start[op]})"
+
+
+def update(e: Emitter, op: str, acc: str, x: str, wide: bool) -> None:
+    """Folds x into an accumulator; wide: both are vectors. NaN wins."""
+    if op in ("sum", "prod"):
+        e.line(f"{acc} {'+' if op == 'sum' else '*'}= {x};")
+    elif op in ("any", "all"):
+        sign = "||" if op == "any" else "&&"
+        e.line(f"{acc} = {('or' if op == 'any' else 'and') + f'({acc}, {x})' if wide else f'{acc} {sign} {x}'};")
+    elif op in ("max", "min"):
+        sign = ">" if op == "max" else "<"
+        if wide:
+            e.line(f"{acc} = select(or({x} {sign} {acc}, {x} != {x}), {x}, {acc});")
+        else:
+            e.line(f"{acc} = ({x} {sign} {acc} || {x} != {x}) ? {x} : {acc};")
+    else:
+        sign = ">" if op == "argmax" else "<"
+        e.line(f"if (({x} {sign} {acc} || {x} != {x}) && {acc} == {acc} || step == 0) {{ {acc} = {x}; place = step; }}")
+        e.line("step++;")
 
 
 def _per_word(dtype: DType, half: bool) -> int:

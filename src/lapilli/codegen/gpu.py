@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from lapilli.codegen import tiles
@@ -18,7 +17,7 @@ from lapilli.schedule.realize import estimate
 from lapilli.schedule.task import Task, Template
 
 MATRIX_SUBGROUP = 32  # subgroup size that the matrix kernels are written for
-_SIGNATURE = "uint b, uint m, uint n"
+SIGNATURE = "uint b, uint m, uint n"
 _SUBGROUP_BASIC, _SUBGROUP_ARITHMETIC = 1, 4
 
 
@@ -150,13 +149,13 @@ class Tiles:
             t = tiles.first_layer_tile(estimate(self.k))
         else:
             t = tiles.matrix_tile(*self._sizes(), ctx.target.multiprocessors, self.rows.struct == "ConvParams")
-        w = Wrapper(task, ctx, "gpu_matmul_coopmat", lift=_lift(ctx))
-        w.epilogue(self.m, self.n, _batched(task, self.flat_rows, self.groups), _SIGNATURE)
+        w = Wrapper(task, ctx, "gpu_matmul_coopmat", lift=lift(ctx))
+        w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups), SIGNATURE)
         if self.rows.width == 8:
-            _source8(w, "X", self.rows.node)
+            source8(w, "X", self.rows.node)
         else:
-            _source(w, "X", self.rows.node, vector=False)
-        _source8(w, "W", self.w)
+            source(w, "X", self.rows.node, vector=False)
+        source8(w, "W", self.w)
         tm, tn = ceildiv(self.m, t.bm), ceildiv(self.n, t.bn)
         k8 = ceildiv(self.k, 8)
         w.params(
@@ -179,10 +178,10 @@ class Tiles:
 
     def _simt(self, task: Task, ctx: Context) -> Written:
         bm, bn, bk, tm, tn = tiles.simt_tile(*self._sizes(), ctx.target.multiprocessors)
-        w = Wrapper(task, ctx, "gpu_matmul", lift=_lift(ctx))
-        w.epilogue(self.m, self.n, _batched(task, self.flat_rows, self.groups), _SIGNATURE)
-        _source(w, "X", self.rows.node, vector=self.rows.width == 4)
-        _source(w, "W", self.w, vector=True)
+        w = Wrapper(task, ctx, "gpu_matmul", lift=lift(ctx))
+        w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups), SIGNATURE)
+        source(w, "X", self.rows.node, vector=self.rows.width == 4)
+        source(w, "W", self.w, vector=True)
         w.params(M=self.m, N=self.n, K=self.k, ldb=self.row_w // 4, columnB=1, batchB=self.batch_w // 4)
         w.params("a", **self.rows.words)
         groups = (ceildiv(self.n, bn), ceildiv(self.m, bm), self.batch)
@@ -304,10 +303,10 @@ class _Direct:
 
     def _write(self, task: Task, ctx: Context) -> Written:
         v, size = self.v, 64
-        w = Wrapper(task, ctx, "gpu_conv_direct", lift=_lift(ctx))
-        w.epilogue(v.out_h * v.out_w, v.out_channels, _batched(task), _SIGNATURE)
-        _source(w, "X", v.x.node, vector=False)
-        _source(w, "W", self.w, vector=True)
+        w = Wrapper(task, ctx, "gpu_conv_direct", lift=lift(ctx))
+        w.epilogue(v.out_h * v.out_w, v.out_channels, batched(task), SIGNATURE)
+        source(w, "X", v.x.node, vector=False)
+        source(w, "W", self.w, vector=True)
         s = v.x.strides
         w.params(
             H=v.h, W=v.w, OH=v.out_h, OW=v.out_w, N=v.out_channels, strideH=v.stride[0], strideW=v.stride[1], padH=v.padding[0],
@@ -347,10 +346,10 @@ class _Depthwise:
 
     def _write(self, task: Task, ctx: Context) -> Written:
         v = self.v
-        w = Wrapper(task, ctx, "gpu_depthwise", lift=_lift(ctx))
-        w.epilogue(v.out_h * v.out_w, v.out_channels, _batched(task), _SIGNATURE)
-        _source(w, "X", self.x.node, vector=True)
-        _source(w, "W", self.w, vector=True)
+        w = Wrapper(task, ctx, "gpu_depthwise", lift=lift(ctx))
+        w.epilogue(v.out_h * v.out_w, v.out_channels, batched(task), SIGNATURE)
+        source(w, "X", self.x.node, vector=True)
+        source(w, "W", self.w, vector=True)
         w.params(
             H=v.h, W=v.w, OW=v.out_w, groups=v.channels // 4, padH=v.padding[0], padW=v.padding[1], strideH=v.stride[0],
             dilationH=v.dilation[0], dilationW=v.dilation[1],
@@ -390,10 +389,10 @@ class _Matvec:
         return self._write(task, ctx)
 
     def _write(self, task: Task, ctx: Context) -> Written:
-        w = Wrapper(task, ctx, "gpu_matvec", lift=_lift(ctx))
-        w.epilogue(as_int(1), self.n, _batched(task), _SIGNATURE, vector=False)
-        _source8(w, "X", self.x)
-        _source8(w, "W", self.w)
+        w = Wrapper(task, ctx, "gpu_matvec", lift=lift(ctx))
+        w.epilogue(as_int(1), self.n, batched(task), SIGNATURE, vector=False)
+        source8(w, "X", self.x)
+        source8(w, "W", self.w)
         w.params(N=self.n, K8=self.k // 8, ldw8=self.row // 8, ldx8=self.k // 8)
         size = 128
         groups = (ceildiv(self.n, size // 32), as_int(1), as_int(1))
@@ -415,26 +414,26 @@ def _matvec(v: MatmulView) -> _Matvec | None:
 # -- shared
 
 
-def _lift(ctx: Context) -> bool:
+def lift(ctx: Context) -> bool:
     """Sizes are compiled in where speed is worth more pipelines: on matrix units."""
     return not ctx.target.cooperative_matrix
 
 
-def _batched(task: Task, flat_rows: bool = False, groups: int = 1) -> Callable[[Int, Int], dict[Atom, Int]]:
+def batched(task: Task, flat_rows: bool = False, groups: int = 1) -> BatchMapping:
     """The task's axes from (b, m, n): b is an image, a group, or a batch."""
     core = task.core
     assert core is not None
     note = core.contraction
     if isinstance(note, Matmul):
-        return _BatchMapping(list(note.batch), list(note.rows), note.column, 1)
+        return BatchMapping(list(note.batch), list(note.rows), note.column, 1)
     assert isinstance(note, Convolution)
     n, o = core.axes[0], core.axes[1]
     if flat_rows:
-        return _BatchMapping([], [n, *core.axes[2:]], o, 1)
-    return _BatchMapping([n], list(core.axes[2:]), o, groups)
+        return BatchMapping([], [n, *core.axes[2:]], o, 1)
+    return BatchMapping([n], list(core.axes[2:]), o, groups)
 
 
-class _BatchMapping:
+class BatchMapping:
     """Axes of a task from a batch, a row and a column; with groups, the batch is the group of the columns."""
 
     def __init__(self, batch: list[Var], rows: list[Var], column: Var, groups: int) -> None:
@@ -457,12 +456,12 @@ class _BatchMapping:
         return axes
 
 
-def _source8(w: Wrapper, name: str, node: Node) -> None:
+def source8(w: Wrapper, name: str, node: Node) -> None:
     b = w.kernel.bind(node, "uint4")
     w.structs.append(f"struct {name} : ISource8\n{{\n    static uint4 load8(uint i) {{ return {b}[i]; }}\n}};\n")
 
 
-def _source(w: Wrapper, name: str, node: Node, vector: bool) -> None:
+def source(w: Wrapper, name: str, node: Node, vector: bool) -> None:
     """Reads four elements at a time, or one by one: only the form that is used gets a buffer."""
     four = f"float4({w.vector(node)}[i])" if vector else "float4(0.0f)"
     one = "0.0f" if vector else scalar_load(w, node, "int(i)")

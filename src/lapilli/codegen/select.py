@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lapilli.codegen import cpu, generic, gpu
+from lapilli.codegen import attention, cpu, generic, gpu, rows
 from lapilli.codegen.kernel import Written
 from lapilli.codegen.template import Context
 from lapilli.ir.node import Map
@@ -17,13 +17,28 @@ def choose_templates(
 ) -> list[Task]:
     """Gives contractions their templates. Returns all tasks, those that templates need before their readers."""
     ctx = Context(target, layouts, views)
+    by_out = {t.out.id: t for t in tasks}
+    results = by_out.keys() - {r.id for t in tasks for r in t.reads()}
     result: list[Task] = []
     for task in tasks:
-        if task.core is not None and task.core.contraction is not None and ctx.is_float(task.out):
+        if target.kind == "gpu" and task.core is not None and attention.choose(task, by_out, ctx):
+            pass
+        elif task.core is not None and task.core.contraction is not None and ctx.is_float(task.out):
             (gpu if target.kind == "gpu" else cpu).choose(task, ctx)
         result += [*ctx.added, task]
         ctx.added.clear()
-    return result
+    return _needed(result, results)
+
+
+def _needed(tasks: list[Task], results: set[int]) -> list[Task]:
+    """Without tasks whose work a template took over."""
+    wanted = set(results)
+    kept: list[Task] = []
+    for task in reversed(tasks):
+        if task.out.id in wanted:
+            wanted |= {r.id for r in task.reads()}
+            kept.append(task)
+    return kept[::-1]
 
 
 def write_all(s: Schedule) -> dict[int, Written]:
@@ -35,6 +50,8 @@ def write_all(s: Schedule) -> dict[int, Written]:
         if t.template is not None:
             written: Written = t.template.write(t, ctx)
             return written
+        if t.row is not None:
+            return rows.write(t, s.layouts, s.target)
         return generic.write(t, s.layouts, s.target, lift=t.out.id in loading)
 
     return {t.out.id: write(t) for t in s.tasks}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, stored_as
+from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, lane_steps, stored_as
 from lapilli.codegen.kernel import Written
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, const, load, rewrite, select
@@ -144,8 +144,7 @@ class Wrapper:
             text = e.value(rewrite(task.value, axes))
             if lanes > 1:
                 first = offset.substitute({lane: 0})
-                steps = [(offset.substitute({lane: k}) - first) for k in range(1, LANES)]
-                if [s.value for s in steps] == [1, 2, 3] and first % LANES == 0 and kind in ("float", "half"):
+                if lane_steps(offset, lane) == [1, 2, 3] and first % LANES == 0 and kind in ("float", "half"):
                     buffer = self.kernel.bind(task.out, f"{kind}4", written=True)
                     e.line(f"{buffer}[{e.integer(first // LANES)}] = {kind}4({text});")
                     return e.text()
@@ -166,7 +165,7 @@ class Wrapper:
                struct: str, imports: Sequence[str] = (), plain: bool = False) -> Written:  # fmt: skip
         """call: the statement that runs the template; its parameters are `P.t` of type `struct` (plain: `struct` declares
         the members itself)."""
-        lines = ["import lapilli_math;", f"import {self.module};", *(f"import {i};" for i in imports)]
+        lines = [*self.kernel.imports(), f"import {self.module};", *(f"import {i};" for i in imports)]
         for k, b in enumerate(self.kernel.bindings):
             kind = "RWStructuredBuffer" if b.written else "Buffer" if b.texel else "StructuredBuffer"
             lines.append(f"[[vk::binding({k}, 0)]] {kind}<{b.type}> b{k};")

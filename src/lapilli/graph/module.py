@@ -40,6 +40,16 @@ class Module:
     states: dict[fx.Node, State] = field(default_factory=dict)
     updates: list[int] = field(default_factory=list)
     arrays: dict[tuple[fx.Node, bool], npt.NDArray[Any]] = field(default_factory=dict)
+    owner: torch.nn.Module | None = None  # has the graphs of control flow as attributes
+
+    @classmethod
+    def of_branch(cls, branch: fx.GraphModule, ranges: Mapping[Any, Any]) -> Module:
+        """A graph inside control flow: all its placeholders are inputs."""
+        graph = fx.Graph()
+        returned: Any = graph.graph_copy(branch.graph, {})
+        graph.output(returned)
+        outputs = list(returned) if isinstance(returned, list | tuple) else [returned]
+        return cls(graph, {}, outputs, {}, {}, ranges, owner=branch)
 
     @classmethod
     def from_exported(cls, program: ExportedProgram, copy: bool = False) -> Module:
@@ -90,16 +100,14 @@ class Module:
                 raise CompileError(
                     f"the exported program has an output of kind {spec.kind.name}, which is not supported"
                 )
-            if isinstance(value, fx.Node) and isinstance(value.meta["val"], torch.Tensor):
+            if isinstance(value, fx.Node):
                 outputs.append(value)
-            elif isinstance(value, fx.Node):
-                raise CompileError("the model returns a size that depends on its inputs; return tensors only")
             else:
                 fixed_outputs[place] = value
             place += 1
         outputs += updates.values()
-        ranges = program.range_constraints
-        return cls(graph, constants, outputs, fixed_inputs, fixed_outputs, ranges, states, list(updates))
+        ranges, owner = program.range_constraints, program.graph_module
+        return cls(graph, constants, outputs, fixed_inputs, fixed_outputs, ranges, states, list(updates), owner=owner)
 
     def add_constant(self, tensor: torch.Tensor, name: str) -> fx.Node:
         """A new constant, placed before all calls."""

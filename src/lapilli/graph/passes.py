@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from lapilli.graph.decompose import decompose
 from lapilli.graph.fold import fold_batch_norm, fold_constants, fold_padding
 from lapilli.graph.functionalize import functionalize
+from lapilli.graph.merge import merge_linear
 from lapilli.graph.module import Module
 from lapilli.graph.split import split_large_weights
 from lapilli.lower.registry import is_supported
@@ -20,18 +21,24 @@ aten = torch.ops.aten
 
 
 def prepare(program: ExportedProgram) -> Module:
-    """Functional core operators, with batch norm and constants folded.
+    """Functional operators that have lowerings as far as possible, with batch norm and constants folded.
 
     torch's own decomposition traces the model again; it is left out when every operator is known as it stands."""
     module = _as_it_stands(program)
     if module is None:
         module = Module.from_exported(decompose(program))
-        clean_up(module)
+    optimize(module)
+    return module
+
+
+def optimize(module: Module) -> None:
+    """The passes over one graph."""
+    clean_up(module)
     fold_batch_norm(module)
     fold_padding(module)
     fold_constants(module)
+    merge_linear(module)
     split_large_weights(module)
-    return module
 
 
 def _as_it_stands(program: ExportedProgram) -> Module | None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 import struct
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import Atom, Indirect, Int, IntLike, as_int, is_nonnegative, of
+from lapilli.ir.special import FUNCTIONS as SPECIAL
 
 if TYPE_CHECKING:
     from lapilli.ir.node import Node
@@ -26,12 +27,16 @@ _ids = itertools.count()
 UNARY = frozenset({
     "neg", "abs", "sign", "floor", "ceil", "round", "trunc", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2",
     "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh",
-    "atanh", "erf", "reciprocal", "isnan", "isinf", "not", "bitnot",
+    "atanh", "erf", "reciprocal", "isnan", "isinf", "not", "bitnot", "as_int", "as_float",
 })  # fmt: skip
 BINARY = frozenset({
     "add", "sub", "mul", "div", "floordiv", "mod", "fmod", "pow", "atan2", "min", "max", "and", "or", "xor",
-    "bitand", "bitor", "bitxor", "shl", "shr", "eq", "ne", "lt", "le", "gt", "ge",
+    "bitand", "bitor", "bitxor", "shl", "shr", "ushr", "umulhi", "eq", "ne", "lt", "le", "gt", "ge", "gcd",
+    *SPECIAL,
 })  # fmt: skip
+REINTERPRETED = {"as_int": DType.int32, "as_float": DType.float32}
+"""The bits of a float as an integer, and back."""
+
 # An order of bools in terms of logic (operation, is the left side negated, is the right): shaders cannot compare them.
 _ON_BOOLS = {
     "lt": ("and", True, False), "le": ("or", True, False), "gt": ("and", False, True), "ge": ("or", False, True),
@@ -43,9 +48,10 @@ COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor",
 class Expr:
     """A scalar value. Build with the functions below, not with the classes."""
 
-    __slots__ = ("__weakref__", "dtype", "id")
+    __slots__ = ("__weakref__", "_loads", "dtype", "id")
     dtype: DType
     id: int
+    _loads: tuple[Load, ...]  # found when somebody asks
 
     @property
     def key(self) -> str:
@@ -148,10 +154,12 @@ def const(value: float | int | bool, dtype: DType | None = None) -> Expr:
         value = float(value)
         return _intern(Const, (dtype, struct.pack("<d", value)), dtype=dtype, value=value)
     value = bool(value) if dtype is DType.bool else int(value)
+    if not -(2**31) <= value < 2**31:
+        raise TypeError(f"the number {value} does not fit into the 32 bits in which the GPU computes integers")
     return _intern(Const, (dtype, value), dtype=dtype, value=value)
 
 
-def load(node: Node, index: tuple[Int, ...] | list[Int]) -> Expr:
+def load(node: Node, index: Sequence[Int]) -> Expr:
     index = tuple(index)
     assert len(index) == len(node.shape), f"{node}: {len(index)} indices for rank {len(node.shape)}"
     return _intern(Load, (node.id, *(i.key for i in index)), dtype=node.dtype.compute, node=node, index=index)
@@ -186,7 +194,7 @@ def _op(name: str, dtype: DType, *args: Expr) -> Expr:
 
 def unary(name: str, x: Expr) -> Expr:
     assert name in UNARY, name
-    return _op(name, DType.bool if name in COMPARISONS else x.dtype, x)
+    return _op(name, DType.bool if name in COMPARISONS else REINTERPRETED.get(name, x.dtype), x)
 
 
 def binary(name: str, a: Scalar, b: Scalar) -> Expr:
@@ -221,6 +229,8 @@ def cast_to(x: Expr, dtype: DType) -> Expr:
         return x
     if isinstance(x, Const):
         return const(x.value, dtype)
+    if isinstance(x, Op) and x.op == "cast" and x.args[0].dtype is dtype is DType.bool:
+        return x.args[0]  # there and back
     return _op("cast", dtype, x)
 
 
@@ -275,7 +285,12 @@ def walk(root: Expr, through_indirect: bool = True) -> Iterator[Expr]:
 
 
 def loads(root: Expr) -> list[Load]:
-    return [e for e in walk(root) if isinstance(e, Load)]
+    """All loads below and with root, each once."""
+    if isinstance(root, Load):  # not kept, as it would refer to itself
+        return [e for e in walk(root) if isinstance(e, Load)]
+    if not hasattr(root, "_loads"):
+        root._loads = tuple(e for e in walk(root) if isinstance(e, Load))
+    return list(root._loads)
 
 
 def substitute(i: Int, mapping: Mapping[Atom, IntLike]) -> Int:
@@ -286,7 +301,7 @@ def substitute(i: Int, mapping: Mapping[Atom, IntLike]) -> Int:
 def reads(i: Int, atom: Atom) -> bool:
     """Whether an integer expression depends on a variable, through computed indices too."""
     return any(
-        a == atom or (isinstance(a, Indirect) and any(reads(j, atom) for e in walk(a.expr) for j in ints_of(e)))
+        a == atom or (isinstance(a, Indirect) and any(atom in j.atoms() for e in walk(a.expr) for j in ints_of(e)))
         for a in i.atoms()
     )
 
@@ -333,7 +348,8 @@ def rewrite(
 
 def cost(root: Expr) -> int:
     """Arithmetic operations, roughly: transcendental functions count more."""
-    heavy = {"exp", "log", "pow", "erf", "tanh", "sin", "cos", "div", "sqrt", "rsqrt", "expm1", "log1p", "sinh", "cosh"}
+    heavy = {"exp", "log", "pow", "erf", "tanh", "sin", "cos", "div", "sqrt", "rsqrt", "expm1", "log1p", "sinh", "cosh",
+             "igamma", "igammac", "zeta"}  # fmt: skip
     return sum((8 if e.op in heavy else 1) for e in walk(root) if isinstance(e, Op) and e.op != "cast")
 
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Union
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ _ids = itertools.count()
 class Atom:
     """What an integer expression is made of. Atoms of a class are ordered by `key`, so that sums have one form."""
 
-    @property
+    @cached_property
     def key(self) -> str:
         raise NotImplementedError
 
-    @property
+    @cached_property
     def bounds(self) -> Bounds:
         raise NotImplementedError
 
@@ -60,11 +60,11 @@ class Symbol(Atom):
     min: int = 0
     max: int | None = None
 
-    @property
+    @cached_property
     def key(self) -> str:
         return self.name
 
-    @property
+    @cached_property
     def bounds(self) -> Bounds:
         return self.min, self.max
 
@@ -77,11 +77,11 @@ class Var(Atom):
     extent: Int
     id: int = field(default_factory=lambda: next(_ids))
 
-    @property
+    @cached_property
     def key(self) -> str:
         return f"{self.name}.{self.id}"
 
-    @property
+    @cached_property
     def bounds(self) -> Bounds:
         hi = self.extent.bounds[1]
         return 0, None if hi is None else max(hi - 1, 0)
@@ -97,11 +97,11 @@ class Quotient(Atom):
     x: Int
     y: Int
 
-    @property
+    @cached_property
     def key(self) -> str:
         return f"({self.x.key})//({self.y.key})"
 
-    @property
+    @cached_property
     def bounds(self) -> Bounds:
         (lo, hi), (ylo, yhi) = self.x.bounds, self.y.bounds
         if ylo is None or ylo <= 0:
@@ -121,11 +121,11 @@ class Remainder(Atom):
     x: Int
     y: Int
 
-    @property
+    @cached_property
     def key(self) -> str:
         return f"({self.x.key})%({self.y.key})"
 
-    @property
+    @cached_property
     def bounds(self) -> Bounds:
         hi = self.y.bounds[1]
         xlo, xhi = self.x.bounds
@@ -146,11 +146,11 @@ class Extremum(Atom):
     x: Int
     y: Int
 
-    @property
+    @cached_property
     def key(self) -> str:
         return f"{self.op}({self.x.key},{self.y.key})"
 
-    @property
+    @cached_property
     def bounds(self) -> Bounds:
         (al, ah), (bl, bh) = self.x.bounds, self.y.bounds
         if self.op == "min":
@@ -171,11 +171,11 @@ class Indirect(Atom):
     expr: Expr
     extent: Int
 
-    @property
+    @cached_property
     def key(self) -> str:
         return f"indirect[{self.expr.key}]"
 
-    @property
+    @cached_property
     def bounds(self) -> Bounds:
         hi = self.extent.bounds[1]
         return 0, None if hi is None else max(hi - 1, 0)
@@ -187,11 +187,14 @@ class Int:
 
     terms: tuple[tuple[Monomial, int], ...]
     const: int
-    key: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        parts = [f"{c}*" + "*".join(a.key for a in m) for m, c in self.terms]
-        object.__setattr__(self, "key", "+".join([*parts, str(self.const)]))
+    def __init__(self, terms: tuple[tuple[Monomial, int], ...], const: int) -> None:
+        self.__dict__.update(terms=terms, const=const)  # made by the hundred thousand: no time for checks
+
+    @cached_property
+    def key(self) -> str:
+        parts = [f"{c}*" + "*".join([a.key for a in m]) for m, c in self.terms]
+        return "+".join([*parts, str(self.const)])
 
     # -- arithmetic
     def __add__(self, other: IntLike) -> Int:
@@ -268,7 +271,7 @@ class Int:
         """The number, when the expression is constant."""
         return None if self.terms else self.const
 
-    @property
+    @cached_property
     def bounds(self) -> Bounds:
         lo: int | None = self.const
         hi: int | None = self.const
@@ -282,26 +285,43 @@ class Int:
 
     def atoms(self) -> set[Atom]:
         """All variables and symbols that the expression reads (Indirect atoms as themselves)."""
+        return set(self._atoms)
+
+    @cached_property
+    def _atoms(self) -> frozenset[Atom]:
         found: set[Atom] = set()
         for m, _ in self.terms:
             for a in m:
                 if isinstance(a, Quotient | Remainder | Extremum):
-                    found |= a.x.atoms() | a.y.atoms()
+                    found |= a.x._atoms | a.y._atoms
                 else:
                     found.add(a)
-        return found
+        return frozenset(found)
 
     def substitute(self, mapping: Mapping[Atom, IntLike], indirect: Callable[[Indirect], Int] | None = None) -> Int:
         """Replace variables or symbols; `indirect` rewrites computed indices."""
-        if not self.terms:
+        computed = indirect is not None and any(isinstance(a, Indirect) for a in self._atoms)
+        if not computed and mapping.keys().isdisjoint(self._atoms):
             return self
-        result = as_int(self.const)
+        parts = [as_int(self.const)]
         for m, c in self.terms:
             product = as_int(c)
             for a in m:
                 product = product * _substitute_atom(a, mapping, indirect)
-            result = result + product
-        return result
+            parts.append(product)
+        return total(parts)
+
+    def step(self, a: Atom) -> int | None:
+        """By how much the value grows with an atom, where that is the same number everywhere."""
+        if a not in self._atoms:
+            return 0
+        found = 0
+        for m, c in self.terms:
+            if m == (a,):
+                found += c
+            elif any(b == a or (not isinstance(b, Var | Symbol) and a in of(b)._atoms) for b in m):
+                return None
+        return found
 
     def evaluate(self, values: Mapping[Atom, Any]) -> Any:
         """The number for given values of variables and symbols (integers or integer arrays)."""
@@ -312,6 +332,11 @@ class Int:
                 product = product * _evaluate_atom(a, values)
             total = total + product
         return total
+
+
+def is_unbounded_symbol(i: Int) -> bool:
+    """Whether a size is a symbol of which no upper bound is known."""
+    return any(isinstance(a, Symbol) and a.max is None and i == of(a) for a in i.atoms())
 
 
 def _evaluate_atom(a: Atom, values: Mapping[Atom, Any]) -> Any:
@@ -357,6 +382,17 @@ def _product_bounds(m: Monomial) -> Bounds:
         corners = [lo * al, lo * ah, hi * al, hi * ah]
         lo, hi = min(corners), max(corners)
     return lo, hi
+
+
+def total(parts: Sequence[Int]) -> Int:
+    """The sum of all."""
+    terms: dict[Monomial, int] = {}
+    const = 0
+    for x in parts:
+        const += x.const
+        for m, c in x.terms:
+            terms[m] = terms.get(m, 0) + c
+    return _make(terms, const)
 
 
 def _make(terms: dict[Monomial, int], const: int) -> Int:
@@ -464,6 +500,7 @@ def is_nonnegative(x: Int) -> bool:
     return False
 
 
+@lru_cache(maxsize=1 << 14)
 def floordiv(x: Int, y: Int) -> Int:
     """x // y. Nothing is divided by 0 but indices of empty tensors, which nobody reads: that is 0."""
     if y.value == 1:
@@ -535,6 +572,7 @@ def _positive(x: Int) -> bool:
     return lo is not None and lo > 0
 
 
+@lru_cache(maxsize=1 << 14)
 def mod(x: Int, y: Int) -> Int:
     """x % y, with 0 for y = 0 as in `floordiv`."""
     if y.value in (0, 1):

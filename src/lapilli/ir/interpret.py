@@ -13,6 +13,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select
 from lapilli.ir.integer import Atom, Indirect, Int, Var
 from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State
+from lapilli.ir.special import FUNCTIONS as SPECIAL
 
 Array = npt.NDArray[Any]
 _erf = np.vectorize(math.erf, otypes=[float])
@@ -31,6 +32,10 @@ _FUNCTIONS: dict[str, Any] = {
     "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "bitand": np.bitwise_and, "bitor": np.bitwise_or,
     "bitxor": np.bitwise_xor, "shl": np.left_shift, "shr": np.right_shift, "eq": np.equal, "ne": np.not_equal,
     "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "where": np.where,
+    "as_int": lambda x: x.view(np.int32), "as_float": lambda x: x.view(np.float32), "gcd": np.gcd,
+    "ushr": lambda x, y: np.right_shift(x.view(np.uint32), y.view(np.uint32)).view(np.int32),
+    "umulhi": lambda x, y: (x.view(np.uint32).astype(np.uint64) * y.view(np.uint32) >> np.uint64(32)).astype(np.uint32),
+    **SPECIAL,
 }  # fmt: skip
 
 _REDUCTIONS: dict[str, Any] = {
@@ -78,7 +83,7 @@ def evaluate(node: Node, values: Mapping[int, Array], sizes: Mapping[Atom, int])
         if isinstance(node, Reduce):
             rdims = tuple(range(len(node.axes), len(axes)))
             if node.op in ("argmax", "argmin"):
-                flat = result.reshape(*shape[: len(node.axes)], -1)
+                flat = result.reshape(*shape[: len(node.axes)], math.prod(shape[len(node.axes) :]))
                 result = getattr(np, node.op)(flat, axis=-1)
             elif node.op in ("max", "min") and 0 in shape:
                 result = np.zeros(shape[: len(node.axes)])

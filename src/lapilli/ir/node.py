@@ -94,6 +94,21 @@ class Matmul:
 
 
 @dataclass(frozen=True)
+class Attention(Matmul):
+    """The product of `weights` and the values, where the weights are the softmax of `scores` along the last axis (zeros where
+    all scores of a row are -inf), and scores are the product of q and k, finished pointwise. q, k, v: before their batch
+    dimensions are broadcast; k and v may have fewer heads, each for several neighbouring heads of q. causal: scores beyond the
+    diagonal are -inf."""
+
+    scores: Node
+    weights: Node
+    q: Node
+    k: Node
+    v: Node
+    causal: bool
+
+
+@dataclass(frozen=True)
 class Convolution:
     """N-dimensional convolution of x [N, C, *spatial] with w [O, C/groups, *kernel] (not transposed)."""
 

@@ -1,7 +1,33 @@
 """ATen operators in terms of the kernel IR: the one operator registry."""
 
-from lapilli.lower import convolution, matmul, normalization, pointwise, pooling, reduction, resize, views  # noqa: F401
-from lapilli.lower.graph import lower
+from lapilli.lower import (  # noqa: F401
+    attention,
+    backward,
+    bits,
+    composed,
+    convolution,
+    creation,
+    distance,
+    grid_sampler,
+    indexing,
+    linalg,
+    matmul,
+    normalization,
+    orthogonal,
+    pointwise,
+    pooling,
+    prims,
+    random,
+    reduction,
+    resize,
+    scan,
+    scatter,
+    search,
+    sort,
+    special,
+    views,
+)
+from lapilli.lower.graph import READS_NUMBER, is_computed, is_size, lower, refusals
 from lapilli.lower.registry import is_supported, lowerings
 
-__all__ = ["is_supported", "lower", "lowerings"]
+__all__ = ["READS_NUMBER", "is_computed", "is_size", "is_supported", "lower", "lowerings", "refusals"]

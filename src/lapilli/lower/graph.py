@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
+import numpy as np
 import sympy
 import torch
 from torch import fx
@@ -13,10 +15,13 @@ from torch import fx
 from lapilli.errors import UnsupportedOperatorError
 from lapilli.graph.module import Module
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import cast_to, load
+from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary
 from lapilli.ir.integer import Int, as_int, maximum, minimum, symbol
 from lapilli.ir.node import Constant, Graph, Input, Map, Node, State
-from lapilli.lower.registry import Call, fresh_axes, from_torch, lowerings
+from lapilli.lower.registry import FROM_TORCH, Call, fresh_axes, from_torch, lowerings
+
+READS_NUMBER = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
+"""Operators that take a number out of a tensor: the host waits for it."""
 
 
 class Symbols:
@@ -63,6 +68,28 @@ class Symbols:
             return result
         raise TypeError(f"sizes of the form {e} ({kind}) are not supported")
 
+    def number(self, value: torch.SymFloat) -> Expr:
+        """A floating-point number that is computed from sizes. Raises TypeError for one that is read from a tensor."""
+        return self._number(value.node.expr)
+
+    def _number(self, e: Any) -> Expr:
+        if isinstance(e, sympy.Number):
+            return const(float(e))
+        if e.is_integer:
+            return index(self._expr(e), DType.float32)
+        if type(e).__name__ == "ToFloat":
+            return self._number(e.args[0])
+        operations: dict[str, Callable[[Expr, Expr], Expr]] = {
+            "Add": lambda a, b: a + b, "Mul": lambda a, b: a * b, "IntTrueDiv": lambda a, b: a / b,
+            "FloatTrueDiv": lambda a, b: a / b, "FloatPow": lambda a, b: binary("pow", a, b),
+        }  # fmt: skip
+        kind = type(e).__name__
+        if kind == "OpaqueUnaryFn_sqrt":
+            return unary("sqrt", self._number(e.args[0]))
+        if kind not in operations:
+            raise TypeError(f"a number of the form {e} ({kind}) is not computed on the GPU")
+        return reduce(operations[kind], map(self._number, e.args))
+
     def _symbol(self, s: sympy.Symbol) -> Int:
         if s.name not in self.known:
             bounds = self.ranges.get(s)
@@ -78,13 +105,14 @@ def lower(module: Module, precision: str = "fp32", half_storage: bool = True) ->
     """The kernel IR of an exported module.
 
     precision: "fp16" keeps constants of two or more dimensions in half precision, and, with half_storage, intermediates too.
+    Sizes that are no dimension of an input get an input of their own: a tensor of shape [size, 0] (see `size_inputs`).
     Raises UnsupportedOperatorError naming every operator that has no lowering."""
     half_constants = precision == "fp16"
     half = half_constants and half_storage
-    missing = sorted({str(n.target) for n in module.graph.nodes if _needs_lowering(n) and n.target not in lowerings})
+    missing = sorted({str(n.target) for n in module.graph.nodes if is_computed(n) and n.target not in lowerings})
     if missing:
         raise UnsupportedOperatorError(
-            f"{len(missing)} operator(s) of this model have no GPU lowering yet: {', '.join(missing)}. "
+            f"{len(missing)} operator(s) of this model have no GPU lowering: {', '.join(missing)}. "
             "Replace them in the model, or cut the model before them."
         )
     symbols = Symbols(module.ranges)
@@ -100,29 +128,119 @@ def lower(module: Module, precision: str = "fp32", half_storage: bool = True) ->
         elif node.op == "output":
             outputs = [_as_output(values, arg) for arg in module.outputs]
     stores = [(values[node], _as_output(values, state.new)) for node, state in module.states.items()]
+    inputs += size_inputs(symbols.known, inputs)
     return Graph(inputs, outputs, symbols.known, stores)
 
 
-def _needs_lowering(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.target is not operator.getitem and not _is_size(node.meta.get("val"))
+def size_inputs(symbols: Mapping[str, Int], inputs: Sequence[Input]) -> list[Input]:
+    """An input of shape [size, 0], which has no bytes, for every size that is no dimension of another input."""
+    sizes = {s for n in inputs for s in n.shape}
+    absent = [(name, size) for name, size in symbols.items() if size not in sizes]
+    return [
+        Input((size, as_int(0)), DType.uint8, name, "size", index=len(inputs) + k)
+        for k, (name, size) in enumerate(absent)
+    ]
 
 
-def _is_size(value: Any) -> bool:
+def refusals(module: Module) -> dict[fx.Node, str]:
+    """Why calls of a module cannot run on the GPU, found by trying: what a lowering accepts runs."""
+    symbols = Symbols(module.ranges)
+    values: dict[fx.Node, Any] = {}
+    reasons: dict[fx.Node, str] = {}
+    seen: set[str] = set()
+    for node in module.graph.nodes:
+        if node.op == "placeholder" and node in module.constants:
+            values[node] = _stand_in(module.constants[node], symbols)
+        elif node.op != "call_function":
+            values[node] = _stand_in(node.meta.get("val"), symbols)
+        elif node.target is operator.getitem and node.args[0] not in reasons:
+            values[node] = values[node.args[0]][node.args[1]]
+        else:
+            reason = _refusal(node, values, symbols)
+            if reason is None and _unbacked(node.meta.get("val")) - seen:
+                reason = "the size of its result depends on data"
+            if reason is not None:
+                reasons[node] = reason
+                values[node] = _stand_in(node.meta.get("val"), symbols)
+        seen |= _unbacked(node.meta.get("val"))
+    return {n: r for n, r in reasons.items() if n.target is not operator.getitem}
+
+
+def _unbacked(val: Any) -> set[str]:
+    """Sizes in a value that depend on data; torch names them `u0`, `u1`, ..."""
+    listed = val if isinstance(val, list | tuple) else [val]
+    numbers: list[Any] = [n for v in listed for n in (list[Any](v.shape) if isinstance(v, torch.Tensor) else [v])]
+    found = {a.name for n in numbers if isinstance(n, torch.SymInt) for a in n.node.expr.free_symbols}
+    return {name for name in found if name.startswith("u")}
+
+
+def _refusal(node: fx.Node, values: dict[fx.Node, Any], symbols: Symbols) -> str | None:
+    """Lowers a call; None when that works."""
+    if node.target in READS_NUMBER:
+        return "reads a number on the host"
+    if is_computed(node) and node.target not in lowerings:
+        return "no GPU lowering"
+    for operand in (node, *node.all_input_nodes):
+        reason = _type_refusal(operand.meta.get("val"))
+        if reason is not None:
+            return reason
+    try:
+        values[node] = _call(node, values, symbols, False)
+    except Exception as error:  # whatever a lowering stumbles over is a reason to run the call elsewhere
+        return (
+            str(error)
+            if isinstance(error, TypeError | UnsupportedOperatorError)
+            else f"{type(error).__name__}: {error}"
+        )
+    return None
+
+
+def _type_refusal(val: Any) -> str | None:
+    """Why a value cannot be on the GPU."""
+    for v in val if isinstance(val, list | tuple) else [val]:
+        if isinstance(v, torch.Tensor) and (v.dtype not in FROM_TORCH or v.dtype is torch.float64):
+            return f"{str(v.dtype).removeprefix('torch.')} is not supported on the GPU"
+    return None
+
+
+def _stand_in(val: Any, symbols: Symbols) -> Any:
+    """A value that comes from elsewhere."""
+    if isinstance(val, torch.Tensor):
+        if _type_refusal(val) is not None:
+            return None
+        return Input(tuple(symbols.size(s) for s in val.shape), from_torch(val.dtype), "stand_in", "input")
+    if isinstance(val, list | tuple):
+        return [_stand_in(v, symbols) for v in val]
+    return symbols.size(val) if isinstance(val, torch.SymInt) else val
+
+
+def is_computed(node: fx.Node) -> bool:
+    """Whether a node is a call that gives tensors."""
+    return node.op == "call_function" and node.target is not operator.getitem and not is_size(node.meta.get("val"))
+
+
+def is_size(value: Any) -> bool:
+    """Whether a value is a number, not a tensor."""
     return isinstance(value, int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def _is_dense(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or value.is_contiguous()
 
 
 def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, inputs: list[Input]) -> Any:
     constant = module.constants.get(node)
     if constant is not None:
         dtype = from_torch(constant.dtype)
-        if dtype is DType.float64:
-            raise TypeError(
-                f"{node.name} is float64, which is not supported on the GPU; convert the model with .float()"
-            )
         rounded = half and dtype is DType.float32 and constant.dim() > 1
         shape = tuple(as_int(s) for s in constant.shape)
+        value = module.array(node, rounded)
+        if dtype is DType.float64:  # a number that only lends its value; who computes in float64 says so itself
+            dtype, value = DType.float32, value.astype(np.float32)
+        if dtype is DType.int64 and value.size and not -(2**31) <= value.min() <= value.max() < 2**31:
+            raise TypeError(f"{node.name} has integers that do not fit into the 32 bits in which the GPU computes them")
         kept = DType.float16 if rounded else dtype
-        return Constant(shape, kept, node.name, "constant", value=module.array(node, rounded))
+        return Constant(shape, kept, node.name, "constant", value=value)
     val = node.meta["val"]
     if node in module.states:
         state = module.states[node]
@@ -133,9 +251,7 @@ def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, in
             )
         return State(tuple(as_int(s) for s in val.shape), dtype, state.name, "state", value=module.array(node, False))
     if isinstance(val, torch.SymInt):
-        raise TypeError(
-            f"input {node.name} is a number that varies between calls; pass it as a tensor, or fix its value"
-        )
+        return symbols.size(val)
     if not isinstance(val, torch.Tensor):
         return val
     dtype = from_torch(val.dtype)
@@ -146,17 +262,27 @@ def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, in
 
 def _call(node: fx.Node, values: Mapping[fx.Node, Any], symbols: Symbols, half: bool) -> Any:
     val = node.meta.get("val")
-    if _is_size(val):
-        return symbols.size(val) if isinstance(val, int | torch.SymInt) and not isinstance(val, bool) else val
+    if isinstance(val, torch.SymInt):
+        return symbols.size(val)
+    if is_size(val):
+        return val  # becomes an expression where it is used
     if node.target is operator.getitem:
         return values[node.args[0]][node.args[1]]  # type: ignore[index]
 
     def value(a: Any) -> Any:
         if isinstance(a, fx.Node):
-            return values[a]
+            return value(values[a])
         if isinstance(a, list | tuple):
             return [value(x) for x in a]
-        return symbols.size(a) if isinstance(a, torch.SymInt) else a
+        if isinstance(a, torch.SymBool):
+            raise TypeError("an argument is a condition on sizes")
+        return (
+            symbols.size(a)
+            if isinstance(a, torch.SymInt)
+            else symbols.number(a)
+            if isinstance(a, torch.SymFloat)
+            else a
+        )
 
     results = [v for v in (val if isinstance(val, list | tuple) else [val]) if isinstance(v, torch.Tensor)]
     call = Call(
@@ -165,6 +291,7 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], symbols: Symbols, half: 
         tuple(tuple(symbols.size(s) for s in r.shape) for r in results),
         tuple(from_torch(r.dtype) for r in results),
         half,
+        all(_is_dense(n.meta.get("val")) for n in node.all_input_nodes),
     )
     target: Any = node.target
     made = lowerings[target](call, *value(node.args), **{k: value(v) for k, v in node.kwargs.items()})

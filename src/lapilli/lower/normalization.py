@@ -1,17 +1,18 @@
-"""Batch, layer, group and instance normalisation at inference."""
+"""Batch, layer and group normalisation, with the statistics that a backward pass asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, index, load, unary
+from lapilli.ir.expr import Expr, const, index, load, unary
 from lapilli.ir.integer import Int
 from lapilli.ir.node import Node
-from lapilli.lower.reduction import Element, center, count, over_each
+from lapilli.lower.reduction import center, count, over, over_each
 from lapilli.lower.registry import Call, lowering
 from lapilli.lower.views import reshape_index
 
@@ -22,18 +23,45 @@ def _channel(at: Sequence[Int]) -> Int:
     return at[1] if len(at) > 1 else at[0]
 
 
+def _affine(e: Expr, weight: Node | None, bias: Node | None, at: Sequence[Int]) -> Expr:
+    at = tuple(at)
+    if weight is not None:
+        e = e * load(weight, at)
+    return e if bias is None else e + load(bias, at)
+
+
+def _other(call: Call, k: int, name: str, value: Callable[..., Expr]) -> Node:
+    """Result number k of the call."""
+    return replace(call, name=f"{call.name}_{name}", shapes=call.shapes[k:], dtypes=call.dtypes[k:]).map(value)
+
+
 @lowering(aten._native_batch_norm_legit_no_training.default)
 def batch_norm(
     call: Call, x: Node, weight: Node | None, bias: Node | None, mean: Node, variance: Node, _: float, eps: float
 ) -> list[Node]:
     def body(*at: Int) -> Expr:
         c = [_channel(at)]
-        e = (load(x, at) - load(mean, c)) * unary("rsqrt", load(variance, c) + eps)
-        if weight is not None:
-            e = e * load(weight, c)
-        return e if bias is None else e + load(bias, c)
+        return _affine((load(x, at) - load(mean, c)) * unary("rsqrt", load(variance, c) + eps), weight, bias, c)
 
-    return [call.map(body)]
+    saved = [_other(call, k, f"saved{k}", lambda *at: const(0.0)) for k in range(1, len(call.shapes))]  # they are empty
+    return [call.map(body), *saved]
+
+
+@lowering(aten._native_batch_norm_legit.no_stats)
+def batch_norm_of_batch(
+    call: Call, x: Node, weight: Node | None, bias: Node | None, training: bool, momentum: float, eps: float
+) -> list[Node]:
+    """Normalised by the mean and the variance of each channel in this batch."""
+    d = [k for k in range(x.rank) if k != 1]
+    moments = _Moments(call, x, d, eps)
+    result = call.map(lambda *at: _affine(moments.normal(at), weight, bias, [_channel(at)]))
+    if len(call.shapes) == 1:
+        return [result]
+    return [
+        result,
+        _other(call, 1, "mean", lambda c: moments.mean([c])),
+        _other(call, 2, "rstd", lambda c: moments.rstd([c])),
+    ]
 
 
 @lowering(aten.batch_norm.default)
@@ -41,12 +69,35 @@ def batch_norm_composite(
     call: Call, x: Node, weight: Node | None, bias: Node | None, mean: Node | None, variance: Node | None, training: bool,
     momentum: float, eps: float, _: bool,
 ) -> Node:  # fmt: skip
-    if training or mean is None or variance is None:
-        raise TypeError(
-            "batch norm without running statistics is not supported; put the model into inference mode with eval()"
-        )
+    if mean is None or variance is None:
+        return batch_norm_of_batch(call, x, weight, bias, training, momentum, eps)[0]
+    if training:
+        raise TypeError("batch norm that updates its running statistics is not supported; call eval() on the model")
     result: Node = batch_norm(call, x, weight, bias, mean, variance, momentum, eps)[0]
     return result
+
+
+class _Moments:
+    """Mean and variance of x over the dimensions d (in float32, in two passes), read at an index of the others."""
+
+    def __init__(self, call: Call, x: Node, d: Sequence[int], eps: float) -> None:
+        self.d, self.eps = d, eps
+        self.count = index(count(x, d), DType.float32)
+        self.total = over(call, "sum", x, d, kind=DType.float32, dtype=DType.float32, name="_mean")
+        self.centered = center(x, d, self.total)
+        self.squares = over_each(
+            call, "sum", x.shape, d, lambda at: self.centered(at) * self.centered(at), DType.float32, "_squares"
+        )
+
+    def mean(self, kept: Sequence[Int]) -> Expr:
+        return load(self.total, tuple(kept)) / self.count
+
+    def rstd(self, kept: Sequence[Int]) -> Expr:
+        return unary("rsqrt", load(self.squares, tuple(kept)) / self.count + self.eps)
+
+    def normal(self, at: Sequence[Int]) -> Expr:
+        """(x - mean) / sqrt(variance + eps)"""
+        return self.centered(at) * self.rstd([i for k, i in enumerate(at) if k not in self.d])
 
 
 @lowering(aten.native_layer_norm.default, aten.layer_norm.default)
@@ -59,49 +110,37 @@ def layer_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> Any:
-    d = list(range(x.rank - len(shape), x.rank))
-    centered, variance = _moments(call, x, d)
-
-    def body(*at: Int) -> Expr:
-        e = centered(at) * unary("rsqrt", load(variance, at[: d[0]]) / index(count(x, d), DType.float32) + eps)
-        if weight is not None:
-            e = e * load(weight, at[d[0] :])
-        return e if bias is None else e + load(bias, at[d[0] :])
-
-    result = call.map(body)
-    return [result] if call.op.startswith("aten.native") else result
+    first = x.rank - len(shape)
+    moments = _Moments(call, x, list(range(first, x.rank)), eps)
+    result = call.map(lambda *at: _affine(moments.normal(at), weight, bias, at[first:]))
+    if not call.op.startswith("aten.native"):
+        return result
+    mean = _other(call, 1, "mean", lambda *at: moments.mean(at[:first]))
+    return [result, mean, _other(call, 2, "rstd", lambda *at: moments.rstd(at[:first]))]
 
 
-def _moments(call: Call, x: Node, d: Sequence[int]) -> tuple[Element, Node]:
-    """x - mean, which is computed where it is read, and the sum of its squares over d."""
-    centered = center(call, x, d)
-    return centered, over_each(
-        call, "sum", x.shape, d, lambda at: centered(at) * centered(at), DType.float32, "_squares"
-    )
+def _group_norm(
+    call: Call, x: Node, groups: int, weight: Node | None, bias: Node | None, eps: float
+) -> tuple[Node, _Moments]:
+    n, c = x.shape[0], x.shape[1]
+    split = (n, Int((), groups), c // groups, *x.shape[2:])
+    grouped = call.map(lambda *at: load(x, reshape_index(at, split, x.shape)), shape=split, dtype=x.dtype)
+    moments = _Moments(call, grouped, list(range(2, len(split))), eps)
+    result = call.map(lambda *at: _affine(moments.normal(reshape_index(at, x.shape, split)), weight, bias, [at[1]]))
+    return result, moments
 
 
 @lowering(aten.group_norm.default)
 def group_norm(
     call: Call, x: Node, groups: int, weight: Node | None = None, bias: Node | None = None, eps: float = 1e-5, *_: Any
 ) -> Node:
-    n, c = x.shape[0], x.shape[1]
-    split = (n, Int((), groups), c // groups, *x.shape[2:])
-    grouped = call.map(lambda *at: load(x, reshape_index(at, split, x.shape)), shape=split, dtype=x.dtype)
-    d = list(range(2, len(split)))
-    centered, variance = _moments(call, grouped, d)
-
-    def body(*at: Int) -> Expr:
-        g = reshape_index(at, x.shape, split)
-        e = centered(g) * unary("rsqrt", load(variance, g[:2]) / index(count(grouped, d), DType.float32) + eps)
-        if weight is not None:
-            e = e * load(weight, [at[1]])
-        return e if bias is None else e + load(bias, [at[1]])
-
-    return call.map(body)
+    return _group_norm(call, x, groups, weight, bias, eps)[0]
 
 
 @lowering(aten.native_group_norm.default)
 def native_group_norm(
     call: Call, x: Node, weight: Node | None, bias: Node | None, n: Any, c: Any, hw: Any, groups: int, eps: float
 ) -> list[Node]:
-    return [group_norm(call, x, groups, weight, bias, eps)]
+    result, moments = _group_norm(call, x, groups, weight, bias, eps)
+    mean = _other(call, 1, "mean", lambda *at: moments.mean(at))
+    return [result, mean, _other(call, 2, "rstd", lambda *at: moments.rstd(at))]

@@ -8,20 +8,19 @@ from typing import Any
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, as_expr, binary, cast_to, const, index, unary, where
+from lapilli.ir.expr import Expr, binary, cast_to, const, unary, where
 from lapilli.ir.integer import as_int
-from lapilli.ir.node import Map, Node
-from lapilli.lower.registry import Call, Operand, common_type, element, lowering
+from lapilli.ir.node import Node
+from lapilli.lower.registry import Call, Operand, common_type, element, lowering, saturated
 
 aten = torch.ops.aten
 
 
 def clamp(x: Expr, lo: float | None, hi: float | None) -> Expr:
     """min(max(x, lo), hi); NaN stays NaN."""
-    if lo is not None:
-        x = binary("max", x, const(lo, x.dtype))
-    if hi is not None:
-        x = binary("min", x, const(hi, x.dtype))
+    for name, bound in (("max", lo), ("min", hi)):
+        if bound is not None:
+            x = binary(name, x, element(bound if x.dtype is DType.float32 else saturated(bound), (), x.dtype))
     return x
 
 
@@ -90,7 +89,7 @@ def _register_tables() -> None:
         lowering(overload)(activation(f))
 
     def comparison(name: str) -> Any:
-        return lambda call, a, b: call.pointwise(lambda x, y: binary(name, x, y), a, b)
+        return lambda call, a, b: call.pointwise(lambda x, y: binary(name, x, y), saturated(a), saturated(b))
 
     for name in ("eq", "ne", "lt", "le", "gt", "ge"):
         packet = getattr(aten, name)
@@ -116,6 +115,19 @@ def _register_tables() -> None:
 
     def binary_op(name: str) -> Any:
         return lambda call, a, b: call.pointwise(lambda x, y: binary(name, x, y), a, b, compute=call.dtype.compute)
+
+    def or_number(name: str) -> Any:
+        """min or max, for which NaN is no number."""
+
+        def f(x: Expr, y: Expr) -> Expr:
+            if x.dtype is not DType.float32:
+                return binary(name, x, y)
+            return where(unary("isnan", x), y, where(unary("isnan", y), x, binary(name, x, y)))
+
+        return lambda call, a, b: call.pointwise(f, a, b, compute=call.dtype.compute)
+
+    for aten_name, name in {"fmax": "max", "fmin": "min"}.items():
+        lowering(getattr(aten, aten_name).default)(or_number(name))
 
     for aten_name, name in {"maximum": "max", "minimum": "min", "atan2": "atan2"}.items():
         lowering(getattr(aten, aten_name).default)(binary_op(name))
@@ -280,6 +292,48 @@ def isinf(call: Call, x: Node) -> Node:
     return call.pointwise(lambda a: unary("isinf", a) if a.dtype is DType.float32 else const(False), x)
 
 
+@lowering(aten.isfinite.default)
+def isfinite(call: Call, x: Node) -> Node:
+    """Integers always are."""
+    return call.pointwise(
+        lambda a: binary("lt", unary("abs", a), math.inf) if a.dtype is DType.float32 else const(True), x
+    )
+
+
+@lowering(aten.hypot.default)
+def hypot(call: Call, a: Node, b: Node) -> Node:
+    """sqrt(a^2 + b^2), scaled by the larger one, so that its square does not overflow."""
+
+    def length(x: Expr, y: Expr) -> Expr:
+        x, y = unary("abs", x), unary("abs", y)
+        high = binary("max", x, y)
+        ratio = where(binary("eq", high, 0.0), const(0.0), binary("min", x, y) / high)
+        infinite = binary("or", binary("eq", x, math.inf), binary("eq", y, math.inf))
+        return where(infinite, const(math.inf), high * unary("sqrt", ratio * ratio + 1.0))
+
+    return call.pointwise(length, a, b, compute=DType.float32)
+
+
+@lowering(aten.angle.default)
+def angle(call: Call, x: Node) -> Node:
+    """The argument of a real number: 0 or pi."""
+    return call.pointwise(
+        lambda a: where(unary("isnan", a), a, where(binary("lt", a, 0.0), const(math.pi), const(0.0))),
+        x,
+        compute=DType.float32,
+    )
+
+
+@lowering(aten.round.decimals)
+def round_decimals(call: Call, x: Node, *, decimals: int) -> Node:
+    if x.dtype.compute is not DType.float32:
+        return call.pointwise(lambda a: a, x)
+    scale = 10.0 ** abs(decimals)
+    if decimals < 0:
+        return call.pointwise(lambda a: unary("round", a / scale) * scale, x)
+    return call.pointwise(lambda a: unary("round", a * scale) / scale, x)
+
+
 @lowering(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 def where_op(call: Call, condition: Node, a: Operand, b: Operand) -> Node:
     kind = call.dtype.compute
@@ -307,6 +361,11 @@ def lerp(call: Call, a: Node, b: Node, weight: Operand) -> Node:
     return call.pointwise(lambda x, y, w: x + (y - x) * w, a, b, weight, compute=DType.float32)
 
 
+@lowering(aten.copy.default)
+def copy(call: Call, _: Node, source: Node, *__: Any) -> Node:
+    return call.map(lambda *at: element(source, at))
+
+
 @lowering(aten._to_copy.default, aten.to.dtype, aten._to_dtype.default if hasattr(aten, "_to_dtype") else aten.to.other)
 def convert_type(call: Call, x: Node, *_: Any, **__: Any) -> Node:
     if x.dtype is call.storage(call.dtype) and call.dtype.compute is x.dtype.compute:
@@ -321,43 +380,3 @@ def convert_type(call: Call, x: Node, *_: Any, **__: Any) -> Node:
 )
 def identity(call: Call, x: Node, *_: Any, **__: Any) -> Node:
     return call.pointwise(lambda a: a, x)
-
-
-@lowering(aten.full.default, aten.full_like.default)
-def full(call: Call, _: Any, value: float, **__: Any) -> Node:
-    return call.map(lambda *at: const(value, call.dtype.compute))
-
-
-@lowering(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
-def zeros(call: Call, *_: Any, **__: Any) -> Node:
-    return full(call, None, 0)
-
-
-@lowering(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
-def ones(call: Call, *_: Any, **__: Any) -> Node:
-    return full(call, None, 1)
-
-
-@lowering(aten.scalar_tensor.default)
-def scalar_tensor(call: Call, value: float, **_: Any) -> Node:
-    return full(call, None, value)
-
-
-@lowering(aten.arange.start_step)
-def arange(call: Call, start: Any, end: Any, step: Any = 1, **_: Any) -> Map:
-    def body(i: Any) -> Expr:
-        if call.dtype.is_float:
-            return index(i, DType.float32) * as_expr(float(step)) + as_expr(float(start))
-        return index(i * step + start)
-
-    return call.map(body)
-
-
-@lowering(aten.arange.start)
-def arange_start(call: Call, start: Any, end: Any, **_: Any) -> Map:
-    return arange(call, start, end)
-
-
-@lowering(aten.arange.default)
-def arange_end(call: Call, end: Any, **_: Any) -> Map:
-    return arange(call, 0, end)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, binary, const, index, load, select
-from lapilli.ir.integer import Int, as_int, ceildiv, maximum, minimum
+from lapilli.ir.expr import Expr, binary, cast_to, const, index, indirect, load, select, unary, where
+from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, maximum, minimum, product
 from lapilli.ir.node import Node, Reduce
 from lapilli.lower.registry import Call, lowering
 
@@ -75,6 +76,30 @@ def max_pool3d(
     return _max_pool(call, 3, x, kernel, stride, padding, dilation)
 
 
+def _second(call: Call) -> Call:
+    return replace(call, name=f"{call.name}_index", shapes=call.shapes[1:], dtypes=call.dtypes[1:])
+
+
+def _flat(
+    call: Call, x: Node, place: Node, windows: Sequence[IntLike], start: Callable[[Sequence[Int], int], Expr],
+    dilation: Sequence[int] = (1, 1, 1),
+) -> Node:  # fmt: skip
+    """Where in the image the element lies that is number `place` of its window; start(at, d): where the window of an output
+    starts in dimension d."""
+    n = len(windows)
+
+    def body(*at: Int) -> Expr:
+        rest, result = load(place, at), const(0)
+        for d in range(n):
+            inner = product([as_int(k) for k in windows[d + 1 :]])
+            within = rest if inner == 1 else binary("floordiv", rest, index(inner))
+            rest = rest - within * index(inner)
+            result = result * index(x.shape[-n + d]) + start(at, d) + within * dilation[d]
+        return result
+
+    return _second(call).map(body)
+
+
 def _with_indices(n: int) -> Any:
     def build(
         call: Call, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
@@ -82,30 +107,10 @@ def _with_indices(n: int) -> Any:
         values = _max_pool(call, n, x, kernel, stride, padding, dilation)
         k, pad, dil = _each(kernel, n), _each(padding, n), _each(dilation, n)
         step = _each(stride or k, n)
-        second = Call(call.name + "_index", call.op, call.shapes[1:], call.dtypes[1:], call.half)
-        place = _window(second, "argmax", x, k, step, pad, dil, _lowest(x))
-
-        def flat(*at: Int) -> Expr:
-            rest = load(place, at)
-            result = const(0)
-            inner = 1
-            for d in range(n):
-                inner *= k[d]
-            for d in range(n):
-                inner //= k[d]
-                within = _divide(rest, inner)
-                rest = rest - within * inner
-                position = index(at[-n + d] * step[d] - pad[d]) + within * dil[d]
-                result = result * index(x.shape[-n + d]) + position
-            return result
-
-        return values, second.map(flat)
+        place = _window(_second(call), "argmax", x, k, step, pad, dil, _lowest(x))
+        return values, _flat(call, x, place, k, lambda at, d: index(at[-n + d] * step[d] - pad[d]), dil)
 
     return build
-
-
-def _divide(e: Expr, by: int) -> Expr:
-    return e if by == 1 else binary("floordiv", e, by)
 
 
 for _n in (2, 3):
@@ -147,38 +152,54 @@ def avg_pool3d(call: Call, x: Node, *args: Any) -> Node:
     return _avg_pool(call, 3, x, *args)
 
 
+class Adaptive:
+    """The windows of adaptive pooling: window i covers [floor(i*S/O), ceil((i+1)*S/O))."""
+
+    def __init__(self, sizes: Sequence[Int], outs: Sequence[Int]) -> None:
+        self.sizes, self.outs = sizes, outs
+        self.even = all(s % o == 0 for s, o in zip(sizes, outs, strict=True))
+        self.windows = [s // o if self.even else ceildiv(s, o) + 1 for s, o in zip(sizes, outs, strict=True)]
+
+    def ends(self, i: Int, d: int) -> tuple[Int, Int]:
+        if self.even:
+            return i * self.windows[d], (i + 1) * self.windows[d]
+        return i * self.sizes[d] // self.outs[d], ceildiv((i + 1) * self.sizes[d], self.outs[d])
+
+    def size(self, at: Sequence[Int]) -> Int:
+        """Elements of a window."""
+        ends = [self.ends(i, d) for d, i in enumerate(at)]
+        return product([end - start for start, end in ends])
+
+    def element(self, x: Node, at: tuple[Int, ...], k: tuple[Int, ...], empty: float) -> Expr:
+        """Element k of the window of an output; `empty` where the window is smaller."""
+        n = len(self.sizes)
+        places = [self.ends(at[-n + d], d)[0] + k[d] for d in range(n)]
+        e = load(x, [*at[:-n], *places])
+        if self.even:
+            return e
+        guards = [self.ends(at[-n + d], d)[1] - 1 - places[d] for d in range(n)]
+        return select(guards, e, const(empty, x.dtype.compute))
+
+
 def _adaptive_avg(n: int) -> Any:
-    """Window i covers [floor(i*S/O), ceil((i+1)*S/O))."""
-
     def build(call: Call, x: Node, output: Any) -> Node:
-        sizes, outs = x.shape[-n:], call.shape[-n:]
-        even = all(s % o == 0 for s, o in zip(sizes, outs, strict=True))
-        windows = [s // o if even else ceildiv(s, o) + 1 for s, o in zip(sizes, outs, strict=True)]
+        pool = Adaptive(x.shape[-n:], call.shape[-n:])
+        total = call.reduce("sum", lambda at, k: pool.element(x, at, k, 0), call.shape, pool.windows, DType.float32)
+        return call.map(lambda *at: load(total, at) / index(pool.size(at[-n:]), DType.float32))
 
-        def ends(i: Int, d: int) -> tuple[Int, Int]:
-            if even:
-                return i * windows[d], (i + 1) * windows[d]
-            return i * sizes[d] // outs[d], ceildiv((i + 1) * sizes[d], outs[d])
+    return build
+
+
+def _adaptive_max(n: int) -> Any:
+    def build(call: Call, x: Node, output: Any) -> Any:
+        pool = Adaptive(x.shape[-n:], call.shape[-n:])
 
         def body(at: tuple[Int, ...], k: tuple[Int, ...]) -> Expr:
-            guards, places = [], []
-            for d in range(n):
-                start, end = ends(at[-n + d], d)
-                places.append(start + k[d])
-                guards.append(end - 1 - places[-1])
-            e = load(x, [*at[:-n], *places])
-            return e if even else select(guards, e, const(0, x.dtype.compute))
+            return pool.element(x, at, k, _lowest(x))
 
-        total = call.reduce("sum", body, call.shape, windows, DType.float32)
-
-        def divide(*at: Int) -> Expr:
-            size = as_int(1)
-            for d in range(n):
-                start, end = ends(at[-n + d], d)
-                size = size * (end - start)
-            return load(total, at) / index(size, DType.float32)
-
-        return call.map(divide)
+        values = call.reduce("max", body, call.shape, pool.windows)
+        place = _second(call).reduce("argmax", body, call.shape, pool.windows)
+        return values, _flat(call, x, place, pool.windows, lambda at, d: index(pool.ends(at[-n + d], d)[0]))
 
     return build
 
@@ -186,3 +207,36 @@ def _adaptive_avg(n: int) -> Any:
 lowering(aten.adaptive_avg_pool1d.default)(_adaptive_avg(1))
 lowering(aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default)(_adaptive_avg(2))
 lowering(aten.adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d.default)(_adaptive_avg(3))
+for _n in (2, 3):
+    lowering(getattr(aten, f"adaptive_max_pool{_n}d").default)(_adaptive_max(_n))
+
+
+def _fractional_max(n: int) -> Any:
+    """B. Graham, Fractional max-pooling (2014): windows start where a random sequence of steps leads."""
+
+    def build(call: Call, x: Node, kernel: Any, output: Any, samples: Node) -> Any:
+        k = _each(kernel, n)
+        batched = len(call.shape) == n + 2
+
+        def start(at: Sequence[Int], d: int) -> Expr:
+            i, size, out = at[-n + d], x.shape[-n + d], call.shape[-n + d]
+            image = list(at[:2]) if batched else [as_int(0), at[0]]
+            sample = cast_to(load(samples, [*image, as_int(n - 1 - d if n == 2 else d)]), DType.float32)
+            alpha = index(size - k[d], DType.float32) / index(maximum(out - 1, 1), DType.float32)
+            steps = unary("floor", (index(i, DType.float32) + sample) * alpha) - unary("floor", sample * alpha)
+            return where(binary("eq", index(i), index(out - 1)), index(size - k[d]), cast_to(steps, DType.int32))
+
+        def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
+            places = [indirect(start(at, d), x.shape[-n + d] - k[d] + 1) + r[d] for d in range(n)]
+            return load(x, [*at[:-n], *places])
+
+        sizes = [as_int(w) for w in k]
+        values = call.reduce("max", body, call.shape, sizes)
+        place = _second(call).reduce("argmax", body, call.shape, sizes)
+        return values, _flat(call, x, place, sizes, start)
+
+    return build
+
+
+for _n in (2, 3):
+    lowering(getattr(aten, f"fractional_max_pool{_n}d").default)(_fractional_max(_n))

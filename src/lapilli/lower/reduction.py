@@ -184,15 +184,15 @@ def all_(call: Call, x: Node, dims: Dims = None, keepdim: bool = False) -> Node:
 def var(call: Call, x: Node, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Node:
     """Two passes, as numerically safe as Welford's for one kernel per row."""
     d = normalize_dims(dims, x.rank)
-    centered = center(call, x, d)
+    centered = center(x, d, over(call, "sum", x, d, kind=DType.float32, dtype=DType.float32, name="_mean"))
     n = index(count(x, d), DType.float32) - float(1 if correction is None else correction)
     total = over_each(call, "sum", x.shape, d, lambda at: centered(at) * centered(at), DType.float32)
     return keep(call, total, d, x.rank, lambda e: e / binary("max", n, 0.0))
 
 
-def center(call: Call, x: Node, d: Sequence[int]) -> Element:
-    """x minus its mean over the dimensions d. Readers compute it again: it gets no memory, in which it would be rounded."""
-    total = over(call, "sum", x, d, kind=DType.float32, dtype=DType.float32, name="_mean")
+def center(x: Node, d: Sequence[int], total: Node) -> Element:
+    """x minus its mean over the dimensions d, given its sum. Readers compute it again: it gets no memory, in which it would
+    be rounded."""
     n = index(count(x, d), DType.float32)
     return lambda at: element(x, at, DType.float32) - load(total, [i for k, i in enumerate(at) if k not in d]) / n
 

@@ -19,7 +19,7 @@ from lapilli.ir.expr import Expr, Load, binary, cast_to, const, index, load, sel
 from lapilli.ir.integer import Int, Var, as_int, ceildiv, of, var
 from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce
 
-Operand = Node | Int | int | float | bool
+Operand = Node | Int | Expr | int | float | bool
 Body = Callable[..., Expr]
 Lowering = Callable[..., Any]
 
@@ -32,7 +32,7 @@ lowerings: dict[torch._ops.OpOverload, Lowering] = {}
 decompositions: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
 """Operators that are described in terms of other ATen operators: functions on torch tensors."""
 
-_FROM_TORCH = {
+FROM_TORCH = {
     torch.bool: DType.bool, torch.uint8: DType.uint8, torch.int8: DType.int8, torch.int16: DType.int16,
     torch.int32: DType.int32, torch.int64: DType.int64, torch.float16: DType.float16, torch.bfloat16: DType.bfloat16,
     torch.float32: DType.float32, torch.float64: DType.float64,
@@ -41,9 +41,9 @@ _FROM_TORCH = {
 
 def from_torch(dtype: torch.dtype) -> DType:
     """The storage type of a torch dtype; complex and quantized types raise TypeError."""
-    if dtype not in _FROM_TORCH:
+    if dtype not in FROM_TORCH:
         raise TypeError(f"{dtype} tensors are not supported; use a real floating-point, integer or bool type")
-    return _FROM_TORCH[dtype]
+    return FROM_TORCH[dtype]
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -86,6 +86,7 @@ class Call:
     shapes: tuple[tuple[Int, ...], ...]  # of the results
     dtypes: tuple[DType, ...]
     half: bool  # store float32 intermediates as float16
+    dense: bool = True  # whether torch has every tensor argument row-major in memory
 
     @property
     def shape(self) -> tuple[Int, ...]:
@@ -126,7 +127,7 @@ class Call:
         over: Sequence[Int],
         dtype: DType | None = None,
         name: str = "",
-        longest: int = LONG,
+        longest: int | None = LONG,
     ) -> Reduce:
         """out[axes] = op over r of body(axes, r).
 
@@ -135,7 +136,7 @@ class Call:
         stored = dtype if dtype is DType.float32 else self.storage(dtype or self.dtype)
         total = math.prod(over, start=as_int(1))
         length = total.bounds[1]
-        if not op.startswith("arg") and (length is None or length > longest):
+        if longest is not None and not op.startswith("arg") and (length is None or length > longest):
             return self._in_two_steps(op, body, tuple(sizes), tuple(over), stored, name)
         axes, at = fresh_axes(tuple(sizes))
         raxes, r = fresh_axes(tuple(over), "rstuvwxy")
@@ -168,8 +169,9 @@ class Call:
         partial = self.reduce(op, piece, (*sizes, pieces), (as_int(LONG),), None, f"{name}_pieces")
         partial.dtype = partial.body.dtype if partial.body.dtype is not DType.bool else DType.int32
         whole = self.reduce(
-            op, lambda at, r: cast_to(load(partial, [*at, r[0]]), partial.body.dtype), sizes, (pieces,), None, name
-        )
+            op, lambda at, r: cast_to(load(partial, [*at, r[0]]), partial.body.dtype), sizes, (pieces,), None, name,
+            LONG if total.bounds[1] is not None else None,  # without a bound, two steps must do
+        )  # fmt: skip
         whole.dtype = stored
         return whole
 
@@ -222,6 +224,8 @@ def common_type(args: Sequence[Operand]) -> DType:
 
 
 def _kind(x: Any) -> DType:
+    if isinstance(x, Expr):
+        return x.dtype
     return DType.bool if isinstance(x, bool) else DType.float32 if isinstance(x, float) else DType.int32
 
 
@@ -229,11 +233,18 @@ def element(a: Operand, at: Sequence[Int], kind: DType | None = None) -> Expr:
     """The element of a broadcast operand at an output index."""
     if isinstance(a, Node):
         e = load(a, broadcast(a, at))
+    elif isinstance(a, Expr):
+        e = a
     elif isinstance(a, Int):
         e = index(a)
     else:
-        e = const(a)
+        e = const(a, kind)
     return e if kind is None else cast_to(e, kind)
+
+
+def saturated(a: Operand) -> Operand:
+    """A number within 32 bits: in comparisons and bounds, a larger one means that there is no limit."""
+    return max(-(2**31), min(2**31 - 1, a)) if isinstance(a, int) and not isinstance(a, bool) else a
 
 
 def broadcast(a: Node, at: Sequence[Int]) -> list[Int]:

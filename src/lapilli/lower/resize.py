@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, binary, cast_to, const, index, indirect, load, unary
-from lapilli.ir.integer import Int
+from lapilli.ir.expr import Const, Expr, binary, cast_to, const, index, indirect, load, unary, where
+from lapilli.ir.integer import Int, as_int, ceildiv, maximum, minimum
 from lapilli.ir.node import Node
 from lapilli.lower.registry import Call, lowering
 
@@ -48,35 +50,149 @@ def _nearest(call: Call, x: Node, n: int, scales: Sequence[float | None], exact:
     return call.map(body)
 
 
-def _linear(call: Call, x: Node, n: int, align_corners: bool, scales: Sequence[float | None]) -> Node:
+Taps = list[tuple[Int, Expr]]
+"""Where to read in one dimension, and the weight of each element."""
+
+
+def weighted(x: Node, batch: Sequence[Int], taps: Sequence[Taps]) -> Expr:
+    """The sum over all combinations of taps, one of each dimension."""
+
+    def mix(places: list[Int]) -> Expr:
+        if len(places) == len(taps):
+            return load(x, [*batch, *places])
+        return add([mix([*places, place]) * weight for place, weight in taps[len(places)]])
+
+    return mix([])
+
+
+def add(terms: Sequence[Expr]) -> Expr:
+    return reduce(lambda a, b: a + b, terms)
+
+
+def clamped(place: Expr, size: Int) -> Int:
+    """An int32 number as an index, at the border where it lies outside."""
+    return indirect(binary("max", binary("min", place, index(size - 1)), 0), size)
+
+
+def linear_taps(source: Expr, size: Int) -> Taps:
+    low = cast_to(unary("floor", source), DType.int32)
+    weight = source - cast_to(low, DType.float32)
+    return [(clamped(low, size), 1.0 - weight), (clamped(low + 1, size), weight)]
+
+
+def cubic(t: Expr, a: float) -> Expr:
+    """The cubic convolution kernel (Keys 1981) at a distance t >= 0."""
+    near = ((t * (a + 2)) - (a + 3)) * t * t + 1.0
+    far = ((t * a - 5 * a) * t + 8 * a) * t - 4 * a
+    return where(binary("le", t, 1.0), near, where(binary("lt", t, 2.0), far, const(0.0)))
+
+
+def cubic_weights(source: Expr) -> tuple[Expr, list[Expr]]:
+    """The first of four places (int32), and their weights."""
+    low = unary("floor", source)
+    t = source - low
+    weights = [cubic(d, -0.75) for d in (t + 1.0, t, 1.0 - t, 2.0 - t)]
+    return cast_to(low, DType.int32) - 1, weights
+
+
+def cubic_taps(source: Expr, size: Int) -> Taps:
+    first, weights = cubic_weights(source)
+    return [(clamped(first + k, size), w) for k, w in enumerate(weights)]
+
+
+def _step(call: Call, x: Node, n: int, d: int, align_corners: bool, scales: Sequence[float | None]) -> Expr:
+    """Input pixels per output pixel, corners on corners if asked."""
+    if not align_corners:
+        return _scales(call, x, n, scales)[d]
+    size, out = x.shape[-n + d], call.shape[-n + d]
+    return const(0.0) if out == 1 else index(size - 1, DType.float32) / index(out - 1, DType.float32)
+
+
+def _only_floats(call: Call, x: Node) -> None:
     if not x.dtype.is_float:
         raise TypeError(f"{call.op} of {call.dtype.name} is not supported: convert the tensor to float first")
-    ratios = _scales(call, x, n, scales)
+
+
+def _interpolated(taps: Callable[[Expr, Int], Taps], below_zero: bool, call: Call, x: Node, n: int, align_corners: bool,
+                  scales: Sequence[float | None]) -> Node:  # fmt: skip
+    """below_zero: whether a place left of the first pixel's centre stays there."""
+    _only_floats(call, x)
 
     def body(*at: Int) -> Expr:
-        corners: list[list[tuple[Int, Expr]]] = []
+        chosen = []
         for d in range(n):
-            i, size, out = at[-n + d], x.shape[-n + d], call.shape[-n + d]
-            position = index(i, DType.float32)
-            if align_corners:
-                ratio = const(0.0) if out == 1 else index(size - 1, DType.float32) / index(out - 1, DType.float32)
-                source = position * ratio
-            else:
-                source = binary("max", (position + 0.5) * ratios[d] - 0.5, 0.0)
-            low = binary("min", cast_to(unary("floor", source), DType.int32), index(size - 1))
-            high = binary("min", low + 1, index(size - 1))
-            weight = source - cast_to(low, DType.float32)
-            corners.append([(indirect(low, size), 1.0 - weight), (indirect(high, size), weight)])
-
-        def mix(d: int, places: list[Int]) -> Expr:
-            if d == n:
-                return load(x, [*at[:-n], *places])
-            (lo, wlo), (hi, whi) = corners[d]
-            return mix(d + 1, [*places, lo]) * wlo + mix(d + 1, [*places, hi]) * whi
-
-        return mix(0, [])
+            step, position = _step(call, x, n, d, align_corners, scales), index(at[-n + d], DType.float32)
+            source = position * step if align_corners else (position + 0.5) * step - 0.5
+            if not below_zero and not align_corners:
+                source = binary("max", source, 0.0)
+            chosen.append(taps(source, x.shape[-n + d]))
+        return weighted(x, at[:-n], chosen)
 
     return call.map(body)
+
+
+_linear = partial(_interpolated, linear_taps, False)
+_cubic = partial(_interpolated, cubic_taps, True)
+
+
+def _antialiased(
+    call: Call,
+    x: Node,
+    n: int,
+    align_corners: bool,
+    scales: Sequence[float | None],
+    radius: int,
+    kernel: Callable[[Expr], Expr],
+) -> Node:
+    """Every output is a weighted mean of the inputs under its kernel, which is as wide as the image shrinks; first along
+    rows, then along columns."""
+    _only_floats(call, x)
+    for d in reversed(range(n)):
+        x = _antialiased_dimension(call, x, n, d, _step(call, x, n, d, align_corners, scales), radius, kernel)
+    return call.map(lambda *at: load(x, at))
+
+
+def _antialiased_dimension(
+    call: Call, x: Node, n: int, d: int, step: Expr, radius: int, kernel: Callable[[Expr], Expr]
+) -> Node:
+    size, out = x.shape[-n + d], call.shape[-n + d]
+    widening = binary("max", step, 1.0)
+    support = widening * float(radius)
+    shape = [*x.shape]
+    shape[-n + d] = out
+    if not isinstance(step, Const):
+        bound = (
+            None
+            if None in (size.bounds[1], out.bounds[0])
+            else ceildiv(size.bounds[1] or 0, max(out.bounds[0] or 1, 1))
+        )
+    else:
+        bound = as_int(math.ceil(float(step.value)))
+    length = minimum(size, (maximum(size if bound is None else bound, 1) + 1) * radius * 2 + 1)
+
+    def tap(i: Int, k: Int) -> tuple[Expr, Expr]:
+        """Place and weight of tap k of output i."""
+        centre = step * (index(i, DType.float32) + 0.5)
+        first = binary("max", cast_to(centre - support + 0.5, DType.int32), 0)
+        end = binary("min", cast_to(centre + support + 0.5, DType.int32), index(size))
+        place = first + index(k)
+        distance = (cast_to(place, DType.float32) - centre + 0.5) / widening
+        return place, where(binary("lt", place, end), kernel(unary("abs", distance)), const(0.0))
+
+    weights = call.reduce("sum", lambda at, r: tap(at[0], r[0])[1], [out], [length], DType.float32, f"_weights{d}")
+
+    def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
+        place, weight = tap(at[-n + d], r[0])
+        inside = [*at]
+        inside[-n + d] = clamped(place, size)
+        return load(x, inside) * weight
+
+    total = call.reduce("sum", body, shape, [length], DType.float32, f"_pass{d}")
+    return call.map(lambda *at: load(total, at) / load(weights, [at[-n + d]]), shape=shape, dtype=DType.float32)
+
+
+def _hat(t: Expr) -> Expr:
+    return binary("max", 1.0 - t, 0.0)
 
 
 def _register() -> None:
@@ -95,19 +211,25 @@ def _register() -> None:
             lowering(getattr(aten, name).default)(build)
             lowering(getattr(aten, name).vec)(vec)
 
-    def linear(n: int) -> Any:
+    def interpolated(f: Any, n: int) -> Any:
         def build(call: Call, x: Node, _: Any, align_corners: bool, *scales: float | None) -> Node:
-            return _linear(call, x, n, align_corners, scales)
+            result: Node = f(call, x, n, align_corners, scales)
+            return result
 
         def vec(call: Call, x: Node, _: Any, align_corners: bool, factors: Sequence[float] | None = None) -> Node:
-            return _linear(call, x, n, align_corners, factors or ())
+            result: Node = f(call, x, n, align_corners, factors or ())
+            return result
 
         return build, vec
 
-    for n, name in ((1, "linear1d"), (2, "bilinear2d"), (3, "trilinear3d")):
-        build, vec = linear(n)
-        lowering(getattr(aten, f"upsample_{name}").default)(build)
-        lowering(getattr(aten, f"upsample_{name}").vec)(vec)
+    for name, n, f in (
+        ("upsample_linear1d", 1, _linear), ("upsample_bilinear2d", 2, _linear), ("upsample_trilinear3d", 3, _linear),
+        ("upsample_bicubic2d", 2, _cubic), ("_upsample_bilinear2d_aa", 2, partial(_antialiased, radius=1, kernel=_hat)),
+        ("_upsample_bicubic2d_aa", 2, partial(_antialiased, radius=2, kernel=partial(cubic, a=-0.5))),
+    ):  # fmt: skip
+        build, vec = interpolated(f, n)
+        lowering(getattr(aten, name).default)(build)
+        lowering(getattr(aten, name).vec)(vec)
 
 
 _register()

@@ -40,6 +40,14 @@ def offsets(sizes: Iterable[int]) -> list[int]:
     return result
 
 
+def data(source: str | os.PathLike[str] | bytes, offset: int, size: int) -> bytes:
+    """Bytes of the data section of a program file, which is a path or the bytes of one."""
+    with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
+        start = _HEADER.unpack(file.read(HEADER_SIZE))[5]
+        file.seek(start + offset)
+        return file.read(size)
+
+
 def to_bytes(structure: bytes, data_chunks: Iterable[Any] = ()) -> bytes:
     """A program file in memory; arguments as for :func:`write`."""
     file = io.BytesIO()

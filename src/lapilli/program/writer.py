@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import flatbuffers
 import numpy as np
+import numpy.typing as npt
 
 import lapilli.program.schema as fb
 from lapilli.codegen.emit import Binding
 from lapilli.codegen.kernel import Written
 from lapilli.ir.dtype import DType
-from lapilli.ir.integer import Atom, Extremum, Int, Quotient, Remainder, Symbol, as_int, ceildiv, product
-from lapilli.ir.node import Constant, Graph, Input, Node, State
+from lapilli.ir.integer import (
+    Atom,
+    Extremum,
+    Int,
+    Quotient,
+    Remainder,
+    Symbol,
+    as_int,
+    ceildiv,
+    is_unbounded_symbol,
+    product,
+)
+from lapilli.ir.node import Constant, Graph, Input, Node, Reduce, State
+from lapilli.lower.registry import LONGEST
 from lapilli.program.container import aligned, to_bytes
 from lapilli.schedule.order import Order
 from lapilli.schedule.target import Target
 
+Array = npt.NDArray[Any]
 _FEATURES = ("storage_16bit", "storage_8bit", "float16", "int8", "int16", "int64", "float64", "cooperative_matrix",
              "subgroup_size_control", "integer_dot_product", "vulkan_memory_model")  # fmt: skip
 _FEATURE = {name: 1 << bit for bit, name in enumerate(_FEATURES)}
@@ -94,6 +109,7 @@ class Writer:
     data: list[bytes | memoryview] = field(default_factory=list)
     size: int = 0
     constants: dict[int, int] = field(default_factory=dict)  # id of the array -> index
+    contents: dict[tuple[DType, tuple[int, ...], bytes], int] = field(default_factory=dict)
     kernels: dict[str, int] = field(default_factory=dict)
     states: dict[str, int] = field(default_factory=dict)
     host_operators: list[str] = field(default_factory=list)
@@ -112,15 +128,21 @@ class Writer:
     def constant(self, node: Constant) -> int:
         key = id(node.value)
         if key not in self.constants:
-            array = np.ascontiguousarray(node.value)
-            c = fb.ConstantT()
-            c.name, c.dtype = node.name, node.dtype.value
-            c.shape = [int(s) for s in node.value.shape]
-            c.size = array.nbytes
-            c.offset = self._append(array.reshape(-1).view(np.uint8).data if array.size else b"")
-            self.constants[key] = len(self.program.constants)
-            self.program.constants.append(c)
+            self.constants[key] = self.array(node.name, node.dtype, node.value)
         return self.constants[key]
+
+    def array(self, name: str, dtype: DType, value: Array) -> int:
+        """A constant from an array (bfloat16 as its bits); equal ones are written once. Gives its index."""
+        array = np.ascontiguousarray(value).reshape(np.shape(value))
+        raw = array.reshape(-1).view(np.uint8)
+        key = (dtype, array.shape, hashlib.blake2b(raw.data, digest_size=16).digest())
+        if key not in self.contents:
+            c = fb.ConstantT()
+            c.name, c.dtype, c.shape, c.size = name, dtype.value, list(array.shape), array.nbytes
+            c.offset = self._append(raw.data)
+            self.contents[key] = len(self.program.constants)
+            self.program.constants.append(c)
+        return self.contents[key]
 
     def state(self, node: State) -> int:
         """States are known by their names, whatever the number of methods and plans."""
@@ -171,8 +193,11 @@ class Writer:
 
 
 def _symbols(graph: Graph, pool: _Pool) -> list[Any]:
-    """Every symbol is read from the first input axis whose size it is."""
+    """Every symbol is read from the first input axis whose size it is. One without a bound over which a contraction sums
+    gets the longest sum that every device can do as its bound."""
     made: list[Any] = []
+    contractions = [n for n in graph.nodes() if isinstance(n, Reduce) and n.contraction is not None]
+    summed = {a.extent for n in contractions for a in n.raxes if is_unbounded_symbol(a.extent)}
     for name, value in graph.symbols.items():
         atom = next(iter(value.atoms()))
         assert isinstance(atom, Symbol)
@@ -180,7 +205,8 @@ def _symbols(graph: Graph, pool: _Pool) -> list[Any]:
         if place is None:
             raise ValueError(f"the size {name} is not the size of any input dimension")
         s = fb.SymbolT()
-        s.name, s.min, s.max = name, atom.min, -1 if atom.max is None else atom.max
+        longest = LONGEST if value in summed else -1
+        s.name, s.min, s.max = name, atom.min, longest if atom.max is None else atom.max
         s.input, s.axis = place
         pool.symbols[atom] = len(made)
         made.append(s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from lapilli import player
 from lapilli.errors import InvalidInputError
+from lapilli.program import container
 from lapilli.runtime.files import named
 
 Size = int | str
@@ -68,12 +70,13 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Constant:
-    """A weight in the file."""
+    """A weight in the file; `offset` is its place in the data section."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     size: int
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -210,13 +213,24 @@ class Description:
             )
             for k in node["kernels"]
         )
-        constants = tuple(Constant(c["name"], c["dtype"], tuple(c["shape"]), c["size"]) for c in node["constants"])
+        constants = tuple(
+            Constant(c["name"], c["dtype"], tuple(c["shape"]), c["size"], c["offset"]) for c in node["constants"]
+        )
         methods = tuple(_method(method, kernels) for method in node["methods"])
         states = tuple(
             State(s["name"], s["dtype"], tuple(s["shape"]), (), s["size"], s["constant"]) for s in node["states"]
         )
         host = tuple(node["host_operators"])
         return Description(source, node["producer"], methods, constants, states, kernels, host, node["metadata"])
+
+    def constant(self, index: int) -> Any:
+        """The value of a constant, as a NumPy array, or a torch tensor for bfloat16."""
+        c = self.constants[index]
+        data = container.data(self.source, c.offset, c.size)
+        if c.dtype == "bfloat16":
+            torch = importlib.import_module("torch")
+            return torch.frombuffer(bytearray(data), dtype=torch.bfloat16).reshape(c.shape)
+        return np.frombuffer(data, np.dtype(c.dtype)).reshape(c.shape).copy()
 
     def reasons(self, plan: Plan) -> tuple[str, ...]:
         """Why the result of every run command has memory of its own, in the compiler's words; empty if it left none."""

@@ -22,7 +22,9 @@ from lapilli.runtime import tensors
 from lapilli.runtime.description import Description, Plan, TensorSpec
 from lapilli.runtime.devices import Device
 from lapilli.runtime.files import named, replace
-from lapilli.runtime.structure import METADATA_KEY, Structure
+from lapilli.runtime.method import Method, ScriptRun, interfaces
+from lapilli.runtime.report import Report
+from lapilli.runtime.script import Interpreter, as_array
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class Profile:
 class Future:
     """A run in flight; like `concurrent.futures.Future`, but it cannot be cancelled."""
 
-    def __init__(self, program: Program, run: NativeRun, leaves: list[Any], torch: bool) -> None:
-        self._program, self._run, self._leaves, self._torch = program, run, leaves, torch
+    def __init__(self, method: Method, run: NativeRun | ScriptRun, leaves: list[Any], torch: bool) -> None:
+        self._method, self._run, self._leaves, self._torch = method, run, leaves, torch
         self._lock = threading.Lock()
         self._outputs: list[NDArray[Any]] | None = None
         self._error: BaseException | None = None
@@ -73,7 +75,7 @@ class Future:
         if self._error is not None:
             raise self._error
         assert self._outputs is not None
-        return self._program._wrap(self._outputs, self._torch)
+        return self._method.wrap(self._outputs, self._torch)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What the run failed with, or None; waits as `result` does."""
@@ -89,7 +91,7 @@ class Future:
                 self._run.wait(None if end is None else max(0, end - time.monotonic()))
                 self._outputs = self._run.outputs()
                 self._run.release()
-                self._program._update(self._leaves, self._outputs, self._torch)
+                self._method.update(self._leaves, self._outputs, self._torch)
         except RunTimeoutError:
             raise
         except BaseException as error:
@@ -113,16 +115,13 @@ class Program:
         self._close = weakref.finalize(self, self._native.close)
         try:
             self._description = Description.of(source, verify=False)  # the load has verified it
-            method = self._description.methods[0]
-            text = self.metadata.get(METADATA_KEY)
-            self._structure = (
-                Structure.flat(len(method.inputs), len(method.outputs)) if text is None else Structure.loads(text)
-            )
-            self._structure.check(len(method.inputs), len(method.outputs))
+            self._methods = {i.name: Method(self, i) for i in interfaces(self._description)}
             self._stamp = _stamp(source)
         except BaseException:
             self._close()
             raise
+        self._interpreter = Interpreter(self._native, self._description)
+        self._default = next(iter(self._methods.values()))
         info = self._native.info()
         self._device = Device.from_json(info["device"])
         self._plan: Plan = self._description.methods[0].plans[info["methods"][0]["plan_index"]]
@@ -142,25 +141,27 @@ class Program:
 
         Raises InvalidInputError that says what was given and what is accepted.
         """
-        leaves, arrays, torch = self._arrays(args, kwargs)
-        outputs = self._open().run(arrays)
-        self._update(leaves, outputs, torch)
-        return self._wrap(outputs, torch)
+        return self._default(*args, **kwargs)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future:
         """Starts a run and returns at once; the inputs are copied and may be changed. Several runs may be in flight.
 
         Inputs that the model itself changes get their new values when the future's result is taken."""
-        leaves, arrays, torch = self._arrays(args, kwargs)
-        future = Future(self, self._open().submit(arrays), leaves, torch)
-        self._futures.add(future)
-        return future
+        return self._default.submit(*args, **kwargs)
 
     def run_flat(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Runs on the flat list of `inputs` and gives the flat list of `outputs`, as NumPy arrays. The new values of inputs
         that the model changes are the last outputs; the arrays given are left alone."""
-        arrays, _ = tensors.to_arrays(inputs, self.inputs)
-        return tensors.from_arrays(self._open().run(arrays), self.outputs, torch=False)
+        return self._default.run_flat(inputs)
+
+    @property
+    def methods(self) -> Mapping[str, Method]:
+        """The functions that the program offers, by name; calling the program calls the first."""
+        return self._methods
+
+    def report(self) -> Report:
+        """Where the operators of the first method run, and why not on the GPU. `print` it for a summary."""
+        return self._default.report()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the program to a file, which appears whole or not at all. Raises OSError where that fails."""
@@ -182,7 +183,8 @@ class Program:
         native = self._open()
         values = [native.read_state(number) for number in range(len(self._description.states))]
         specs = self._description.states
-        return {s.name: v for s, v in zip(specs, tensors.from_arrays(values, specs, torch=False), strict=True)}
+        found = {s.name: v for s, v in zip(specs, tensors.from_arrays(values, specs, torch=False), strict=True)}
+        return found | {name: as_array(value) for name, value in self._interpreter.states.items()}
 
     def set_state(self, values: Mapping[str, Any]) -> None:
         """Gives buffers, by name, other values (NumPy arrays or torch tensors of their dtypes and shapes).
@@ -204,16 +206,17 @@ class Program:
     def reset(self) -> None:
         """Gives the buffers that runs change their initial values back, after the runs submitted so far."""
         self._open().reset()
+        self._interpreter.states.clear()
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Name, dtype and shape of every input tensor, in the order of `run_flat`."""
-        return self._description.methods[0].inputs
+        return self._default.inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Name, dtype and shape of every output tensor."""
-        return self._description.methods[0].outputs
+        return self._default.outputs
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -251,8 +254,9 @@ class Program:
     def profile(self, inputs: Sequence[NDArray[Any]], repeat: int = 10) -> Profile:
         """Times every dispatch alone, `repeat` times, and gives the medians, with the work that the plan states."""
         arrays, _ = tensors.to_arrays(inputs, self.inputs)
-        times = self._open().profile(arrays, repeat)
-        method = self._description.methods[0]
+        player = self._default._player
+        times = self._open().profile(arrays, repeat, player)
+        method = self._description.methods[player]
         costs = self._description.memory(self._plan, method.symbol_values(arrays)).commands
         kernels = tuple(
             KernelTime(dispatch.label, dispatch.kernel, ns * 1e-9, cost.groups, cost.flops, cost.bytes)
@@ -285,24 +289,10 @@ class Program:
             raise InvalidInputError("This program is closed; load it again to use it.")
         return self._native
 
-    def _arrays(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], list[NDArray[Any]], bool]:
-        """The tensors of a call, the same as arrays, and whether any is torch's."""
-        leaves = self._structure.flatten_call(args, kwargs)
-        arrays, torch = tensors.to_arrays(leaves, self.inputs)
-        for number in self._structure.updates:
-            tensors.check_writable(leaves[number], self.inputs[number])
-        return leaves, arrays, torch
-
-    def _update(self, leaves: Sequence[Any], outputs: Sequence[NDArray[Any]], torch: bool) -> None:
-        """Gives the inputs that the model changes their new values."""
-        count = len(self._structure.updates)
-        if count:
-            new = tensors.from_arrays(list(outputs[-count:]), self.outputs[-count:], torch)
-            for number, value in zip(self._structure.updates, new, strict=True):
-                tensors.update(leaves[number], value)
-
-    def _wrap(self, outputs: list[NDArray[Any]], torch: bool) -> Any:
-        return self._structure.unflatten_outputs(tensors.from_arrays(outputs, self.outputs, torch))
+    def _future(self, method: Method, run: NativeRun | ScriptRun, leaves: list[Any], torch: bool) -> Future:
+        future = Future(method, run, leaves, torch)
+        self._futures.add(future)
+        return future
 
 
 def load(path: str | os.PathLike[str], device: str | int | None = None) -> Program:

@@ -1,7 +1,7 @@
 """The nested structure of a model's inputs and outputs, without torch.
 
 A program's inputs and outputs are flat lists of tensors. What the model had, `(args, kwargs)` in and any nesting of
-tuples, lists, dicts and records out, is kept as JSON in the program's metadata under `lapilli.structure`:
+tuples, lists, dicts and records out, is kept as JSON in the program's metadata:
 
     {"inputs": SPEC of (args, kwargs), "outputs": SPEC, "names": ["image", ...], "updates": [0, ...]}
 
@@ -10,7 +10,6 @@ A SPEC is a tree of `{"kind": ..., ...}`; its leaves, left to right, are the pro
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +17,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, cast, get_args
 
 from lapilli.errors import InvalidFileError, InvalidInputError
-
-METADATA_KEY = "lapilli.structure"
-"""Metadata key of a program that holds its structure as JSON."""
 
 Kind = Literal["leaf", "none", "constant", "tuple", "list", "dict", "namedtuple", "record"]
 Key = str | int | float | bool
@@ -124,24 +120,20 @@ class Structure:
         if not fits or not all(0 <= number < n_inputs for number in self.updates):
             raise InvalidFileError("The structure in the program's metadata does not fit its inputs and outputs.")
 
-    def dumps(self) -> str:
-        """The structure as the metadata string."""
+    def to_json(self) -> dict[str, object]:
+        """The structure as JSON values."""
         node: dict[str, object] = {"inputs": self.inputs.to_json(), "outputs": self.outputs.to_json()}
-        node |= {"names": list(self.names), "updates": list(self.updates)}
-        return json.dumps(node, separators=(",", ":"))
+        return node | {"names": list(self.names), "updates": list(self.updates)}
 
     @staticmethod
-    def loads(text: str) -> Structure:
-        """The structure from the metadata string. Raises InvalidFileError where it is not one."""
+    def from_json(node: Any) -> Structure:
+        """The structure from JSON values. Raises InvalidFileError where they are none."""
         try:
-            node = json.loads(text)
             inputs, outputs = Spec.from_json(node["inputs"]), Spec.from_json(node["outputs"])
             names = tuple(str(name) for name in node.get("names", []))
             updates = tuple(int(number) for number in node.get("updates", []))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InvalidFileError(
-                "The structure in the program's metadata is damaged: it is not the JSON we write."
-            ) from error
+            raise InvalidFileError("The structure in the program's metadata is damaged.") from error
         if [child.kind for child in inputs.children] != ["tuple", "dict"]:
             raise InvalidFileError("The structure in the program's metadata is damaged: inputs are not (args, kwargs).")
         return Structure(inputs, outputs, names, updates)

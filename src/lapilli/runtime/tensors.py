@@ -57,6 +57,18 @@ def from_arrays(arrays: list[NDArray[Any]], specs: Sequence[TensorSpec], torch: 
     ]
 
 
+def check(array: NDArray[Any], spec: TensorSpec) -> None:
+    """Raises InvalidInputError where the dtype, the rank or a fixed size of an array is not that of an input."""
+    dtype = "bfloat16" if spec.dtype == "bfloat16" and array.dtype == np.uint16 else array.dtype.name
+    sizes = zip(array.shape, spec.shape, strict=False)
+    if dtype != spec.dtype or array.ndim != len(spec.shape) or any(isinstance(n, int) and n != s for s, n in sizes):
+        raise InvalidInputError(f"Input {spec} was given as {dtype}{list(array.shape)}.")
+    for size, name in zip(array.shape, spec.shape, strict=True):
+        for symbol in spec.symbols:
+            if symbol.name == name and not symbol.min <= size <= (size if symbol.max is None else symbol.max):
+                raise InvalidInputError(f"Input {spec} was given with {name}={size}, which is out of bounds.")
+
+
 def check_writable(leaf: Any, spec: TensorSpec) -> None:
     """Raises InvalidInputError where the model changes an input that cannot be changed."""
     if isinstance(leaf, np.ndarray):

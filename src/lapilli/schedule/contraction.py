@@ -91,7 +91,7 @@ def operand(node: Node, index: tuple[Int, ...], axes: Sequence[Var | None], view
     return Operand(root, offset, tuple(strides))
 
 
-def _merged(strides: Sequence[Int], extents: Sequence[Int]) -> Int | None:
+def merged(strides: Sequence[Int], extents: Sequence[Int]) -> Int | None:
     """One stride for nested axes, outermost first; None when they do not nest."""
     real = [(s, e) for s, e in zip(strides, extents, strict=True) if e != 1]
     if not real:
@@ -111,7 +111,7 @@ def _flatten(found: Operand | None, groups: Sequence[Sequence[Var]]) -> Operand 
     for group in groups:
         part = found.strides[at : at + len(group)]
         at += len(group)
-        one = _merged(part, [a.extent for a in group])
+        one = merged(part, [a.extent for a in group])
         if one is None:
             return None
         strides.append(one)

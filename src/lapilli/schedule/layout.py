@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lapilli.ir.expr import Load, loads
-from lapilli.ir.integer import Int, Var, as_int, product
+from lapilli.ir.integer import Atom, Int, Var, as_int, product, total
 from lapilli.ir.node import Constant, Convolution, Input, Node, State
 from lapilli.schedule.realize import chase, estimate, operand_indices
 from lapilli.schedule.task import Task
@@ -32,10 +32,24 @@ class Layout:
         return cls(tuple(order), tuple(strides))
 
     def offset(self, index: Sequence[Int]) -> Int:
-        result = as_int(0)
-        for i, s in zip(index, self.strides, strict=True):
-            result = result + i * s
-        return result
+        return total([i * s for i, s in zip(index, self.strides, strict=True)])
+
+
+def in_memory(index: Sequence[Int], layout: Layout) -> list[Var]:
+    """The axes that an index into memory moves with, from the largest steps to the smallest."""
+    order: list[Var] = []
+    for d in layout.order:
+        at = index[d]
+        found = [a for a in at.atoms() if isinstance(a, Var) and a not in order and a.extent != 1]
+        paces = {a: _pace(at, a) for a in found}
+        order += sorted(found, key=paces.__getitem__, reverse=True)
+    return order
+
+
+def _pace(i: Int, a: Var) -> int:
+    """How far an index moves with an axis."""
+    pace = (i.substitute({a: 1}) - i.substitute({a: 0})).value
+    return 1 if pace is None else abs(pace)
 
 
 def channels_last(rank: int) -> tuple[int, ...]:
@@ -97,7 +111,7 @@ def _wanted_by_convolutions(tasks: Sequence[Task]) -> dict[int, tuple[int, ...]]
 
 def _vote(task: Task, layouts: dict[int, Layout]) -> tuple[int, ...]:
     """The order in which most of what is read is read in sequence."""
-    axes = [next(iter(i.atoms())) if i.terms else None for i in task.store]
+    axes = [i.atoms() for i in task.store]
     votes: dict[tuple[int, ...], int] = {}
     for ld in _loads(task):
         order = _seen_order(ld, axes, layouts)
@@ -114,7 +128,7 @@ def _loads(task: Task) -> list[Load]:
     return found
 
 
-def _seen_order(ld: Load, axes: Sequence[object], layouts: dict[int, Layout]) -> tuple[int, ...] | None:
+def _seen_order(ld: Load, axes: Sequence[set[Atom]], layouts: dict[int, Layout]) -> tuple[int, ...] | None:
     """The order of our axes in which a load walks through memory; None when it reads few of them."""
     layout = layouts.get(ld.node.id)
     if layout is None or isinstance(ld.node, Constant):
@@ -122,7 +136,7 @@ def _seen_order(ld: Load, axes: Sequence[object], layouts: dict[int, Layout]) ->
     order: list[int] = []
     for d in layout.order:
         atoms = ld.index[d].atoms()
-        order += [k for k, a in enumerate(axes) if k not in order and isinstance(a, Var) and a in atoms]
+        order += [k for k, a in enumerate(axes) if k not in order and a & atoms]
     rest = [k for k in range(len(axes)) if k not in order]
-    moving = [k for k in rest if isinstance(a := axes[k], Var) and a.extent != 1]
+    moving = [k for k in rest if any(isinstance(a, Var) and a.extent != 1 for a in axes[k])]
     return None if moving else (*rest, *order)

@@ -9,6 +9,7 @@ from lapilli.ir.node import Graph, Map, State
 from lapilli.schedule.layout import Layout, assign
 from lapilli.schedule.order import Order, order
 from lapilli.schedule.realize import Realized, realize
+from lapilli.schedule.rows import fuse_rows
 from lapilli.schedule.state import in_place, settle
 from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task, make_tasks
@@ -28,11 +29,17 @@ class Schedule:
 Choose = Callable[[list[Task], dict[int, Layout], dict[int, Map], Target], list[Task]]
 
 
-def schedule(graph: Graph, target: Target, choose: Choose) -> Schedule:
-    """choose: gives tasks their kernel templates, and returns all tasks with those that templates need."""
+def realize_graph(graph: Graph) -> tuple[Graph, Realized]:
+    """What all targets share: states in place, and which values get memory of their own."""
     graph = in_place(graph)
-    realized: Realized = realize(graph)
-    tasks = make_tasks(realized)
+    return graph, realize(graph)
+
+
+def schedule(source: Graph | tuple[Graph, Realized], target: Target, choose: Choose) -> Schedule:
+    """source: a graph, or what `realize_graph` made of it; choose: gives tasks their kernel templates, and returns all tasks
+    with those that templates need."""
+    graph, realized = realize_graph(source) if isinstance(source, Graph) else source
+    tasks = fuse_rows(make_tasks(realized), graph.results, target)
     layouts = assign(tasks, list(graph.inputs), graph.results)
     tasks, stored = settle(graph.stores, choose(tasks, layouts, realized.views, target), layouts, target.half)
     return Schedule(target, graph, tasks, layouts, realized.views, order(tasks, graph.results, stored), stored)

@@ -7,11 +7,13 @@ is left - outputs, reductions, operands of contractions, values with several rea
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lapilli.ir.expr import Expr, Load, Select, cost, loads, rewrite, walk
-from lapilli.ir.integer import Atom, Extremum, Indirect, Int, Quotient, Remainder, Symbol, Var, of, product
-from lapilli.ir.node import Convolution, Graph, Map, Matmul, Node, Reduce
+from lapilli.ir.expr import Expr, Load, Select, cast_to, cost, loads, rewrite, walk
+from lapilli.ir.integer import Atom, Extremum, Indirect, Int, Quotient, Remainder, Symbol, Var, as_int, of, product
+from lapilli.ir.node import Attention, Convolution, Graph, Map, Matmul, Node, Reduce
+from lapilli.lower.views import reshape_index
 
 
 @dataclass
@@ -26,7 +28,7 @@ class Realized:
     views: dict[int, Map] = field(default_factory=dict)  # views that vanished
 
 
-_READS = 12  # buffers that one kernel reads at most
+READS = 12  # buffers that one kernel reads at most
 
 
 def estimate(size: Int) -> int:
@@ -39,6 +41,7 @@ def estimate(size: Int) -> int:
 def realize(graph: Graph) -> Realized:
     nodes = graph.nodes()
     forced = _operand_copies(nodes)
+    attended = {x.id for n in nodes for x in _attended(n)}
     outputs = {o.id for o in graph.results}
     views = {
         n.id: n
@@ -48,7 +51,8 @@ def realize(graph: Graph) -> Realized:
     bodies: dict[int, Expr] = {}
 
     def inline(n: Map, at: Load) -> Expr:
-        return rewrite(bodies[n.id], dict(zip(n.axes, at.index, strict=True)))
+        value = rewrite(bodies[n.id], dict(zip(n.axes, at.index, strict=True)))
+        return cast_to(value, at.dtype)  # bools are stored as integers
 
     kept: list[Map | Reduce] = []
     for n in nodes:
@@ -72,7 +76,7 @@ def realize(graph: Graph) -> Realized:
         bodies[n.id] = rewrite(
             bodies[n.id], on_load=lambda ld: inline(inlined[ld.node.id], ld) if ld.node.id in inlined else None
         )
-        reason = _reason(n, bodies, users, outputs, forced)
+        reason = "operand of attention" if n.id in attended else _reason(n, bodies, users, outputs, forced)
         if reason is None:
             assert isinstance(n, Map)
             inlined[n.id] = n
@@ -108,8 +112,8 @@ def _reason(
     if not readers:
         return "output"
     reader = readers[0]
-    if len({ld.node.id for ld in reads} | {ld.node.id for ld in loads(bodies[reader.id])}) > _READS:
-        return f"its reader would read more than {_READS} buffers"
+    if len({ld.node.id for ld in reads} | {ld.node.id for ld in loads(bodies[reader.id])}) > READS:
+        return f"its reader would read more than {READS} buffers"
     at = {ld.index for ld in loads(bodies[reader.id]) if ld.node is n}
     aligned = len(at) == 1 and is_permutation(n, next(iter(at)), reader)
     if any(_is_core(ld, n, users) for ld in reads):  # the epilogue of a reduction
@@ -124,6 +128,15 @@ def _reason(
         return None if repeats <= 1 or work <= 2 else "would be computed repeatedly by a reduction"
     grows = estimate(product(reader.shape)) > estimate(product(n.shape)) or len(at) > 1
     return None if not grows or work <= 2 else "would be computed repeatedly by a broadcast"
+
+
+def _attended(n: Node) -> list[Node]:
+    """What attention reads in memory before batch dimensions are broadcast, seen through views."""
+    if not isinstance(n, Reduce) or not isinstance(n.contraction, Attention):
+        return []
+    zeros = [tuple(as_int(0) for _ in x.shape) for x in (n.contraction.q, n.contraction.k, n.contraction.v)]
+    read = zip((n.contraction.q, n.contraction.k, n.contraction.v), zeros, strict=True)
+    return [root for root, _ in (chase(x, at) for x, at in read) if isinstance(root, Map)]
 
 
 def _is_core(ld: Load, n: Map, users: dict[int, list[Node]]) -> bool:
@@ -143,6 +156,35 @@ def is_permutation(node: Node, index: tuple[Int, ...], reader: Node) -> bool:
             return False
         seen.add(atom)
     return all(a in seen or a.extent == 1 for a in reader.axes)
+
+
+def invert(
+    axes: Sequence[Var], index: Sequence[Int], place: Sequence[Int], space: Sequence[Var]
+) -> dict[Atom, Int] | None:
+    """A map's axes in terms of the axes `space` of what it reads, such that `index`, where it reads, becomes `place`; None
+    when its elements are not those of the space, each once. Axes that are no index themselves are matched by their number of
+    elements, as a reshape does."""
+    mapping: dict[Atom, Int] = {a: as_int(0) for a in axes if a.extent == 1}
+    used: set[Var] = set()
+    for i, p in zip(index, place, strict=True):
+        a, o = as_var(i), as_var(p)
+        if (
+            a is not None
+            and o is not None
+            and a in axes
+            and a not in mapping
+            and a.extent == o.extent
+            and o not in used
+        ):
+            mapping[a] = of(o)
+            used.add(o)
+    rest = [a for a in axes if a not in mapping]
+    left = [o for o in space if o not in used and o.extent != 1]
+    if product([a.extent for a in rest]) != product([o.extent for o in left]):
+        return None
+    at = reshape_index([of(o) for o in left], [o.extent for o in left], [a.extent for a in rest])
+    mapping.update(zip(rest, at, strict=True))
+    return mapping if [i.substitute(mapping) for i in index] == list(place) else None
 
 
 def as_var(i: Int) -> Var | None:

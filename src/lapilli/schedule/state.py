@@ -92,7 +92,7 @@ def _may_overwrite(task: Task, state: State, stored: Mapping[int, State]) -> boo
     read = {r.id for r in task.reads()}
     if read & (changing - {state.id}):
         return False
-    if task.template is not None:
+    if task.template is not None or task.row is not None:
         return state.id not in read
     if task.core_body is not None and any(ld.node is state for ld in loads(task.core_body)):
         return False

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lapilli.ir.expr import Expr, Load, load, loads, rewrite
 from lapilli.ir.integer import Atom, Indirect, Int, Var, as_int, of
 from lapilli.ir.node import Map, Node, Reduce
-from lapilli.schedule.realize import Realized, as_var, is_permutation
+from lapilli.schedule.realize import Realized, invert
+
+if TYPE_CHECKING:
+    from lapilli.schedule.rows import Row
 
 
 class Template(Protocol):
@@ -34,6 +38,8 @@ class Task:
     origins: list[str] = field(default_factory=list)
     reason: str = ""
     template: Template | None = None
+    row: Row | None = None  # what else the kernel computes, row by row
+    members: tuple[Task, ...] = ()  # tasks that became part of this one, in order
     whole: Task | None = None  # the same over all elements of `out`, where this one leaves some as they are
     within: tuple[tuple[Int, Int], ...] = ()  # (i, n): only what has 0 <= i < n is stored
 
@@ -44,6 +50,10 @@ class Task:
         return " + ".join(dict.fromkeys(names))
 
     def reads(self) -> list[Node]:
+        if self.row is not None:
+            inside = {m.out.id for m in self.members}
+            joined = [r for m in (*self.members, replace(self, row=None, members=())) for r in m.reads()]
+            return list({r.id: r for r in joined if r.id not in inside}.values())
         found: dict[int, Node] = {n.id: n for n in self.template.operands} if self.template is not None else {}
         for e in (self.core_body if self.template is None else None, self.value):
             for ld in loads(e) if e is not None else []:
@@ -98,7 +108,7 @@ def _axis(a: Var) -> Int:
 
 
 def _cores(n: Map, realized: Realized) -> list[Reduce]:
-    """Reductions that only n reads, element by element."""
+    """Reductions that only n reads, element by element, in whatever shape."""
     by_core: dict[int, list[Load]] = {}
     for ld in loads(realized.bodies[n.id]):
         if isinstance(ld.node, Reduce):
@@ -107,19 +117,20 @@ def _cores(n: Map, realized: Realized) -> list[Reduce]:
     for found in by_core.values():
         core = found[0].node
         assert isinstance(core, Reduce)
-        if len(found) == 1 and len(realized.users[core.id]) == 1 and is_permutation(core, found[0].index, n):
+        if len(found) == 1 and len(realized.users[core.id]) == 1 and _epilogue_axes(n, core, found[0].index):
             result.append(core)
     return result
 
 
+def _epilogue_axes(n: Map, core: Reduce, at: Sequence[Int]) -> dict[Atom, Int] | None:
+    """The axes of a map in terms of those of the reduction that it reads at `at`; None when it does not read all of it once."""
+    return invert(n.axes, at, [_axis(a) for a in core.axes], core.axes)
+
+
 def _with_core(n: Map, core: Reduce, realized: Realized) -> Task:
     body = realized.bodies[n.id]
-    at = next(ld for ld in loads(body) if ld.node is core).index
-    mapping: dict[Atom, Int] = {a: as_int(0) for a in n.axes}
-    for axis, i in zip(core.axes, at, strict=True):
-        v = as_var(i)
-        if v is not None:
-            mapping[v] = _axis(axis)
+    mapping = _epilogue_axes(n, core, next(ld for ld in loads(body) if ld.node is core).index)
+    assert mapping is not None
     value = rewrite(body, mapping)
     store = tuple(mapping[a] for a in n.axes)
     return Task(

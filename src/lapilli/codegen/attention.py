@@ -1,0 +1,155 @@
+"""Attention as one kernel on GPUs: which tasks it replaces, and its wrapper (kernels/gpu_attention.slang)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lapilli.codegen.emit import Emitter
+from lapilli.codegen.gpu import SIGNATURE, batched, lift, source
+from lapilli.codegen.kernel import Written
+from lapilli.codegen.template import Context, Wrapper
+from lapilli.ir.expr import loads, rewrite
+from lapilli.ir.integer import Int, IntLike, Var, as_int, ceildiv, of, product
+from lapilli.ir.node import Attention, Matmul, Node
+from lapilli.schedule.contraction import Operand, merged, operand
+from lapilli.schedule.realize import chase, estimate
+from lapilli.schedule.task import Task
+
+_KEYS = 32  # of a tile
+_INVOCATIONS = 128
+_SHARED = 32768  # bytes that a work group may have on every desktop and most phones
+
+
+def choose(task: Task, by_out: Mapping[int, Task], ctx: Context) -> bool:
+    """Gives a task the template when it is the end of attention whose operands have strides. The tasks that compute its
+    scores and weights lose a reader."""
+    assert task.core is not None
+    note = task.core.contraction
+    if not isinstance(note, Attention) or not ctx.is_float(task.out):
+        return False
+    root, _ = chase(note.scores, tuple(as_int(0) for _ in note.scores.shape), dict(ctx.views))
+    scores, weights = by_out.get(root.id), by_out.get(note.weights.id)
+    if scores is None or weights is None or scores.core is None or not isinstance(scores.core.contraction, Matmul):
+        return False
+    batch = [a.extent for a in note.batch]
+    q, k, v = (_tensor(x, batch, ctx) for x in (note.q, note.k, note.v))
+    inner, outer = (x.shape[-1].value for x in (note.q, note.v))
+    if q is None or k is None or v is None or inner is None or outer is None:
+        return False
+    template = _Flash(scores, note.causal, q, k, v, inner, outer)
+    if template.tile(task) is None:
+        return False
+    task.template = template
+    task.members = (scores, weights)
+    return True
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """strides: (batches before the last, the last, row, column) in elements; share: neighbouring heads that read the same."""
+
+    operand: Operand
+    share: int
+
+    @property
+    def wide(self) -> bool:
+        *others, column = self.operand.strides
+        size = self.operand.node.dtype.size
+        return column == 1 and size in (2, 4) and all(s % 4 == 0 for s in (self.operand.offset, *others))
+
+
+def _tensor(x: Node, batch: Sequence[Int], ctx: Context) -> _Tensor | None:
+    """[*batch, rows, columns] in memory; a dimension of size 1 is broadcast, a last batch dimension that divides is shared."""
+    axes = [Var(f"a{d}", size) for d, size in enumerate(x.shape)]
+    share = 1
+    if batch and x.rank > 2 and x.shape[-3] not in (1, batch[-1]):
+        ratio = batch[-1] // x.shape[-3]
+        if ratio.value is None:
+            return None
+        share = ratio.value
+    index = tuple(as_int(0) if a.extent == 1 else of(a) for a in axes)
+    found = operand(x, index, [None if a.extent == 1 else a for a in axes], ctx.views, ctx.layouts)
+    if found is None or not ctx.is_float(found.node):
+        return None
+    missing = len(batch) + 2 - x.rank
+    strides = (*[as_int(0)] * missing, *found.strides)
+    outer = merged(strides[: len(batch)][:-1], batch[:-1])
+    head = strides[len(batch) - 1] if batch else as_int(0)
+    if outer is None:
+        return None
+    return _Tensor(Operand(found.node, found.offset, (outer, head, *strides[-2:])), share)
+
+
+@dataclass(frozen=True)
+class _Flash:
+    scores: Task
+    causal: bool
+    q: _Tensor
+    k: _Tensor
+    v: _Tensor
+    size: int  # of a row of q and k
+    width: int  # of a row of v
+
+    @property
+    def operands(self) -> list[Node]:
+        read = [ld.node for ld in loads(self.scores.value) if ld.node is not self.scores.core]
+        return [self.q.operand.node, self.k.operand.node, self.v.operand.node, *read]
+
+    def tile(self, task: Task) -> int | None:
+        """Queries of a work group; None when they do not fit into its memory."""
+        rows = task.core.contraction.rows[0].extent if task.core and isinstance(task.core.contraction, Attention) else 1
+        groups = product([a.extent for a in task.axes[:-2]])
+        count = estimate(as_int(rows))
+        menu = (4,) if count <= 4 else (32, 16) if estimate(groups) * -(-count // 32) >= 132 else (16,)
+        return next((q for q in menu if self.shared(q) <= _SHARED), None)
+
+    def shared(self, queries: int) -> int:
+        d4, v4 = -(-self.size // 4), -(-self.width // 4)
+        return 16 * (_KEYS * (max(d4, v4) + 1) + queries * (d4 + 1)) + 4 * queries * (_KEYS + 1)
+
+    def write(self, task: Task, ctx: Context) -> Written:
+        assert task.core is not None
+        note = task.core.contraction
+        assert isinstance(note, Attention)
+        rows, keys, batch = note.rows[0].extent, note.inner.extent, product([a.extent for a in note.batch])
+        w = Wrapper(task, ctx, "gpu_attention", lift=lift(ctx))
+        w.epilogue(rows, as_int(self.width), batched(task), SIGNATURE)
+        self._score(w, task, ctx)
+        heads: IntLike = note.batch[-1].extent if note.batch else 1
+        w.params(L=rows, S=keys, heads=heads, share=max(self.k.share, self.v.share))
+        for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
+            source(w, name.upper(), t.operand.node, vector=t.wide)
+            unit = 4 if t.wide else 1
+            outer, head, row, column = t.operand.strides
+            w.params(
+                f"t.{name}", offset=t.operand.offset // unit, batch=outer // unit, head=head // unit, row=row // unit,
+                column=1 if t.wide else column,
+            )  # fmt: skip
+        queries = self.tile(task)
+        assert queries is not None
+        wide = ", ".join(str(int(t.wide)) for t in (self.q, self.k, self.v))
+        call = (
+            f"attention<Q, K, V, F, E, {self.size}, {self.width}, {wide}, {queries}, {_KEYS}, {_INVOCATIONS}, "
+            f"{int(self.causal)}>(P.t, gid, li);"
+        )
+        groups = (ceildiv(rows, queries), as_int(1), batch)
+        written = w.finish(call, groups, (_INVOCATIONS, 1, 1), "attention", "AttentionParams", ["gpu_interfaces"])
+        written.shared = self.shared(queries)
+        written.flops = batch * rows * keys * (2 * (self.size + self.width))
+        return written
+
+    def _score(self, w: Wrapper, task: Task, ctx: Context) -> None:
+        """struct F: what the scores' own task does to a product."""
+        core = self.scores.core
+        assert core is not None
+        mapping = batched(self.scores)
+        rows, column = mapping.rows[0], mapping.column
+        m, n = Var("m", rows.extent), Var("n", column.extent)
+        axes = mapping(of(m), of(n))
+        e = Emitter(w.kernel, {m: "int(m)", n: "int(n)", mapping.var: "int(b)"}, None, {core.id: "s"}, "        ")
+        text = e.value(rewrite(self.scores.value, axes))
+        w.structs.append(
+            f"struct F : IScore\n{{\n    static float apply({SIGNATURE}, float s)\n    {{\n{e.text()}        return {text};\n"
+            "    }\n};\n"
+        )

@@ -1,0 +1,316 @@
+"""Kernels of rows: reductions over a row and what reads them along it, from the IR alone (schedule/rows.py).
+
+On GPUs a team of invocations does a row. It reads a row of known, moderate length once: the code is unrolled, so that what
+one pass computed stays in registers for the next. Elsewhere an invocation does a row alone, in loops, without barriers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lapilli.codegen import generic
+from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, lane_steps, stored_as
+from lapilli.codegen.kernel import Written, finish, linear_groups
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import cost, loads, rewrite
+from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
+from lapilli.schedule.layout import Layout, in_memory
+from lapilli.schedule.realize import estimate
+from lapilli.schedule.rows import Row, Step
+from lapilli.schedule.target import Target
+from lapilli.schedule.task import Task
+
+_UNROLLED = 16  # elements, or vectors of four, that an invocation keeps
+_GROUP = 128  # invocations of a work group that holds several rows
+_TEAM = 256  # at most, for one row
+_CHUNK = 256  # terms that are summed before they join the total, where one invocation sums many
+
+
+def write(task: Task, layouts: Mapping[int, Layout], target: Target) -> Written:
+    assert task.row is not None
+    for lanes in (LANES, 1):
+        try:
+            return _Writer(task, task.row, dict(layouts), target, lanes).write()
+        except NotVectorizable:
+            continue
+    raise AssertionError("a scalar kernel can always be written")
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """team: invocations that share a row; rows: of a work group; turns: elements (or vectors) that each keeps, None for a
+    loop; across: neighbouring invocations have neighbouring rows."""
+
+    team: int
+    rows: int
+    turns: int | None
+    across: bool
+
+    @property
+    def size(self) -> int:
+        return self.team * self.rows
+
+
+class _Writer:
+    def __init__(self, task: Task, row: Row, layouts: dict[int, Layout], target: Target, lanes: int) -> None:
+        self.task, self.row, self.target, self.layouts, self.lanes = task, row, target, layouts, lanes
+        self.kernel = Kernel(layouts, target.half, target.texel)
+        self.outer, self.inner, across = self._axes_in_memory()
+        wide = lanes > 1
+        if wide and across and target.kind == "gpu":
+            raise NotVectorizable("neighbouring rows are read by neighbouring invocations")
+        self.across_lanes = wide and across
+        self.count = row.count // lanes if self.across_lanes else row.count
+        self.steps = row.length // lanes if wide and not across else row.length  # elements or vectors of a row
+        if wide and (row.count if across else row.length) % LANES != 0:
+            raise NotVectorizable("the number of elements is not a multiple of 4")
+        self.shape = self._shape(across)
+        self.shared: dict[str, int] = {}
+
+    # -- the shape of a work group
+    def _axes_in_memory(self) -> tuple[list[Var], list[Var], bool]:
+        """Outer and inner axes as they lie in the memory of what is stored, or read, outermost first; and whether
+        neighbouring elements belong to different rows."""
+        if self.row.whole:
+            read = [ld for s in self.row.steps for ld in loads(s.body) if ld.node.id in self.layouts]
+            main = max(read, key=lambda ld: estimate(product(ld.node.shape)), default=None)
+            index, layout = (main.index, self.layouts[main.node.id]) if main is not None else ((), None)
+        else:
+            index, layout = self.row.store, self.layouts[self.task.out.id]
+        order = in_memory(index, layout) if layout is not None else []
+        outer = [a for a in self.row.outer if a.extent != 1]
+        inner = [a for a in self.row.inner if a.extent != 1]
+        place = {a: k for k, a in enumerate(order)}
+        outer.sort(key=lambda a: place.get(a, -1))
+        inner.sort(key=lambda a: place.get(a, -1))
+        return outer, inner, bool(order) and order[-1] in outer
+
+    def _shape(self, across: bool) -> _Shape:
+        known = self.steps.value
+        if self.target.kind == "any":
+            turns = known if known is not None and known <= 4 else None
+            return _Shape(1, 32, turns, True)
+        length = known if known is not None else self.steps.bounds[1] or _TEAM
+        team = 1
+        while team < (8 if across else _TEAM) and team * 4 <= length:  # two to four elements each
+            team *= 2
+        rows = max(1, min(_GROUP // team, estimate(self.count)))
+        turns = -(-known // team) if known is not None and -(-known // team) <= _UNROLLED else None
+        return _Shape(team, rows, turns, across)
+
+    # -- the kernel
+    def write(self) -> Written:
+        s = self.shape
+        lane = of(Var("lane", as_int(LANES))) if self.lanes > 1 else None
+        r, w = Var("row", self.count), Var("w", as_int(s.team))
+        e = Emitter(self.kernel, {r: "row", w: "w"}, lane)
+        groups, group = linear_groups(self.count, s.rows)
+        slot, member = (
+            (f"int(li) % {s.rows}", f"int(li) / {s.rows}")
+            if s.across
+            else (f"int(li) / {s.team}", f"int(li) % {s.team}")
+        )
+        count = self.kernel.param(self.count)
+        if s.team == 1:
+            e.line(f"int row = {group} * {s.rows} + int(li);")
+            e.line(f"if (row >= {count}) return;")
+        else:  # nobody leaves: there are barriers ahead
+            e.line(f"int slot = {slot};")
+            e.line(f"int w = {member};")
+            e.line(f"bool mine = {group} * {s.rows} + slot < {count};")
+            e.line(f"int row = mine ? {group} * {s.rows} + slot : 0;")
+        self.w = of(w) if s.team > 1 else as_int(0)
+        self.mapping = self._unravel(
+            self.outer, of(r) * self.lanes + lane if self.across_lanes and lane is not None else of(r)
+        )
+        self.lane = lane
+        for step in self.row.steps:
+            self._step(e, step)
+        self._finish(e)
+        written = finish(self.kernel, self.task, e.text(), groups, (s.size, 1, 1), f"row_{self.row.steps[-1].core.op}")
+        for kind, size in self.shared.items():
+            declared = f'groupshared {kind} shared_{kind}[{size}];\n[shader("compute")]'
+            written.source = written.source.replace('[shader("compute")]', declared, 1)
+            written.shared += 4 * size
+        per_element = sum(cost(step.body) + 1 for step in self.row.steps) + (
+            0 if self.row.whole else cost(self.row.value)
+        )
+        written.flops = self.row.count * self.row.length * per_element
+        return written
+
+    def _unravel(self, axes: Sequence[Var], place: Int) -> dict[Atom, Int]:
+        """Axes from a place among all their combinations, the last axis moving fastest."""
+        mapping: dict[Atom, Int] = {}
+        for k, a in enumerate(reversed(axes)):
+            mapping[a] = place % a.extent if k + 1 < len(axes) else place
+            place = place // a.extent
+        return mapping
+
+    def _at(self, place: Int) -> dict[Atom, Int]:
+        """The axes of the row's element (or vector) number `place`."""
+        if self.lane is not None and not self.across_lanes:
+            place = place * LANES + self.lane
+        rest: dict[Atom, Int] = {a: as_int(0) for a in (*self.row.outer, *self.row.inner)}
+        return rest | self.mapping | self._unravel(self.inner, place)
+
+    # -- passes over the row
+    def _each(self, e: Emitter, visit: Callable[[Emitter, dict[Atom, Int], str], None]) -> None:
+        """visit(emitter, axes, condition) for every element of an invocation; the condition says whether the element
+        exists (empty: it does), where it does not the axes are those of the last one."""
+        s = self.shape
+        if s.turns is None:
+            q = Var("q", self.steps)
+            e.line(f"for (int q = {'w' if s.team > 1 else '0'}; q < {self.kernel.param(self.steps)}; q += {s.team})")
+            e.line("{")
+            inner = e.child()
+            inner.names[q] = "q"
+            visit(inner, self._at(of(q)), "")
+            e.lines += inner.lines
+            e.line("}")
+            return
+        total = self.steps.value
+        assert total is not None
+        for k in range(s.turns):
+            if (k + 1) * s.team <= total:
+                visit(e, self._at(self.w + k * s.team), "")
+                continue
+            name = f"q{k}"
+            q = self._ragged(e, name, k, total)
+            visit(e, self._at(of(q)), f"w + {k * s.team} < {total}")
+
+    def _ragged(self, e: Emitter, name: str, k: int, total: int) -> Var:
+        for a, text in e.names.items():
+            if text == name and isinstance(a, Var):
+                return a
+        q = Var(name, as_int(total))
+        e.names[q] = name
+        e.line(f"int {name} = min(w + {k * self.shape.team}, {total - 1});")
+        return q
+
+    def _step(self, e: Emitter, step: Step) -> None:
+        op, dtype = step.core.op, step.body.dtype
+        acc = e.fresh()
+        kind = generic.kind_of(dtype, self.lanes)
+        e.line(f"{kind} {acc} = {generic.initial(op, dtype, self.lanes)};")
+        chunked = self.shape.turns is None and self.shape.team == 1 and op == "sum" and dtype is DType.float32
+        if chunked and (self.steps.bounds[1] or 0) > 2 * _CHUNK:
+            self._in_chunks(e, step, acc, kind)
+        else:
+            self._each(e, lambda inner, at, exists: self._fold(inner, step, acc, at, exists))
+        if self.lanes > 1 and not self.across_lanes:
+            acc = self._over_lanes(e, op, dtype, acc)
+        if self.shape.team > 1:
+            acc = self._over_team(e, op, dtype, acc)
+        uniform = self.lanes > 1 and not self.across_lanes
+        e.values[step.core.id] = acc
+        if uniform:
+            e.uniform |= {step.core.id, step.out.id}
+        value = rewrite(step.value, self._at(as_int(0)))
+        e.values[step.out.id] = e.scalar(value) if uniform else e.value(value)
+
+    def _fold(self, e: Emitter, step: Step, acc: str, at: dict[Atom, Int], exists: str) -> None:
+        x = e.value(rewrite(step.body, at))
+        if exists:
+            y = e.fresh()
+            dtype = step.body.dtype
+            kind = generic.kind_of(dtype, self.lanes)
+            e.line(f"{kind} {y} = {exists} ? {x} : {generic.initial(step.core.op, dtype, self.lanes)};")
+            x = y
+        generic.update(e, step.core.op, acc, x, self.lanes > 1)
+
+    def _in_chunks(self, e: Emitter, step: Step, acc: str, kind: str) -> None:
+        """Partial sums: rounding errors grow with the logarithm of the length, not with the length."""
+        q = Var("q", self.steps)
+        total = self.kernel.param(self.steps)
+        e.line(f"for (int c = 0; c < {total}; c += {_CHUNK})")
+        e.line("{")
+        outer = e.child()
+        outer.line(f"{kind} part = {kind}(0.0f);")
+        outer.line(f"for (int q = c; q < min(c + {_CHUNK}, {total}); ++q)")
+        outer.line("{")
+        inner = outer.child()
+        inner.names[q] = "q"
+        self._fold(inner, step, "part", self._at(of(q)), "")
+        outer.lines += inner.lines
+        outer.line("}")
+        outer.line(f"{acc} += part;")
+        e.lines += outer.lines
+        e.line("}")
+
+    def _over_lanes(self, e: Emitter, op: str, dtype: DType, acc: str) -> str:
+        result = e.fresh()
+        e.line(f"{generic.kind_of(dtype, 1)} {result} = {acc}.x;")
+        for lane in "yzw":
+            generic.update(e, op, result, f"{acc}.{lane}", False)
+        return result
+
+    def _over_team(self, e: Emitter, op: str, dtype: DType, acc: str) -> str:
+        """The team's results by way of shared memory, in two stages and a fixed order. (The barrier of the next reduction
+        keeps what is read here from being overwritten: every stage has its own memory.)"""
+        s = self.shape
+        kind = generic.kind_of(dtype, 1)
+        first = 1
+        while first * first < s.team:
+            first *= 2
+        second = s.team // first if s.team > 8 else s.team
+        first = s.team // second
+        shared = f"shared_{kind}"
+        self.shared[kind] = max(self.shared.get(kind, 0), s.rows * (s.team + (second if first > 1 else 0)))
+        e.line(f"{shared}[slot * {s.team} + w] = {acc};")
+        e.line("GroupMemoryBarrierWithGroupSync();")
+        base, stride = f"slot * {s.team}", 1
+        if first > 1:
+            e.line(f"if (w < {second})")
+            e.line("{")
+            inner = e.child()
+            for k in range(1, first):
+                generic.update(inner, op, acc, f"{shared}[{base} + w + {k * second}]", False)
+            inner.line(f"{shared}[{s.rows * s.team} + slot * {second} + w] = {acc};")
+            e.lines += inner.lines
+            e.line("}")
+            e.line("GroupMemoryBarrierWithGroupSync();")
+            base = f"{s.rows * s.team} + slot * {second}"
+        result = e.fresh()
+        e.line(f"{kind} {result} = {shared}[{base}];")
+        for k in range(1, second):
+            generic.update(e, op, result, f"{shared}[{base} + {k * stride}]", False)
+        if first == 1:
+            e.line("GroupMemoryBarrierWithGroupSync();")
+        return result
+
+    # -- results
+    def _finish(self, e: Emitter) -> None:
+        team = self.shape.team > 1
+        if self.row.whole:
+            uniform = self.lanes > 1 and not self.across_lanes
+            text = e.values[self.row.steps[-1].out.id]
+            self._store(e, text, self._at(as_int(0)), "mine && w == 0" if team else "", wide=not uniform)
+            return
+
+        def element(inner: Emitter, at: dict[Atom, Int], exists: str) -> None:
+            text = inner.value(rewrite(self.row.value, at))
+            guards = [g for g in ("mine" if team else "", exists) if g]
+            self._store(inner, text, at, " && ".join(guards))
+
+        self._each(e, element)
+
+    def _store(self, e: Emitter, text: str, at: dict[Atom, Int], guard: str, wide: bool = True) -> None:
+        out = self.task.out
+        kind = stored_as(out.dtype, self.target.half)
+        offset = self.layouts[out.id].offset([i.substitute(at) for i in self.row.store])
+        condition = f"if ({guard}) " if guard else ""
+        if self.lanes > 1 and wide:
+            assert self.lane is not None
+            lane = next(iter(self.lane.atoms()))
+            first = offset.substitute({lane: 0})
+            if lane_steps(offset, lane) != [1, 2, 3] or first % LANES != 0 or kind == "int2":
+                raise NotVectorizable("the result is not stored in sequence")
+            buffer = self.kernel.bind(out, f"{kind}4", written=True)
+            e.line(f"{condition}{buffer}[{e.integer(first // LANES)}] = {kind}4({text});")
+            return
+        if self.lanes > 1:
+            assert self.lane is not None
+            offset = offset.substitute({next(iter(self.lane.atoms())): 0})
+        buffer = self.kernel.bind(out, kind, written=True)
+        value = f"int2({text}, {text} >> 31)" if kind == "int2" else f"{kind}({text})"
+        e.line(f"{condition}{buffer}[{e.integer(offset)}] = {value};")

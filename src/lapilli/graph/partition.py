@@ -1,0 +1,320 @@
+"""What runs where: a module in segments for the GPU, operators for the CPU, and the script that calls them in order.
+
+An operator runs on the GPU when its lowering accepts it. Segments alternate: every value has a level, even ones are made by
+the GPU, odd ones by the host, and a value's level is the least that its operands allow. A GPU segment that does little and
+sits beside operators of the CPU goes to the CPU too: the transfer would cost more."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from lapilli.errors import CompileError, UnsupportedOperatorError
+from lapilli.graph.module import Module
+from lapilli.lower import READS_NUMBER, is_size, refusals
+from lapilli.runtime.report import Operator
+from lapilli.runtime.script import NUMBERS, Call, Script, Tree
+
+_HIGHER_ORDER = {"cond": "cond", "while_loop": "while", "scan": "scan"}
+CHEAP = 1 << 20
+"""Elements that a GPU segment beside CPU operators must compute to be worth the transfer (a matrix product counts its terms)."""
+
+
+@dataclass
+class Parts:
+    """script: what a run does; segments: the modules of its "gpu" calls, by their method number; rows: the report."""
+
+    script: Script
+    segments: list[Module]
+    rows: list[Operator]
+    constants: list[tuple[Script, str, torch.Tensor]] = field(default_factory=list)  # that operators of the CPU read
+    states: list[tuple[Script, str, torch.Tensor]] = field(default_factory=list)  # and what they begin with
+
+
+def partition(module: Module, optimize: Callable[[Module], None], fallback: str) -> Parts:
+    """optimize: passes for the branches of control flow.
+
+    Raises UnsupportedOperatorError when fallback is "error" and an operator would run on the CPU."""
+    parts = Parts(Script([], []), [], [])
+    parts.script = _Partitioner(module, optimize, parts, "").script()
+    on_cpu = [r for r in parts.rows if r.where == "cpu"]
+    if fallback == "error" and on_cpu:
+        reasons = "; ".join(dict.fromkeys(f"{r.operator}: {r.reason}" for r in on_cpu))
+        raise UnsupportedOperatorError(
+            f"{len({r.operator for r in on_cpu})} operator(s) of this model cannot run on the GPU: {reasons}. "
+            'Replace them in the model, or compile with fallback="cpu".'
+        )
+    return parts
+
+
+class _Partitioner:
+    def __init__(self, module: Module, optimize: Callable[[Module], None], parts: Parts, prefix: str) -> None:
+        self.module, self.optimize, self.parts, self.prefix = module, optimize, parts, prefix
+        self.refused = refusals(module)
+        self.levels: dict[fx.Node, int] = {}
+
+    def script(self) -> Script:
+        while True:
+            self._assign_levels()
+            if not self._give_up_cheap_segments():
+                break
+        graph = self.module.graph
+        self.result = Script([n.name for n in graph.nodes if n.op == "placeholder" and self._is_given(n)], [])
+        self._find_symbols()
+        calls = [n for n in graph.nodes if n.op == "call_function"]
+        for level in sorted({self.levels[n] for n in calls}):
+            here = [n for n in calls if self.levels[n] == level]
+            numbers = [n for n in here if is_size(n.meta.get("val"))]
+            rest = [n for n in here if n not in numbers]
+            if level % 2 == 0 and rest:
+                self._gpu(rest)
+            for n in here:
+                if n in numbers:
+                    self._number(n)
+                elif level % 2:
+                    self._host(n)
+        self.result.outputs = [self._argument(o) for o in self.module.outputs]
+        for node, state in self.module.states.items():
+            self.result.states[node.name] = [state.name, -1, self._argument(state.new)]
+            self.parts.states.append((self.result, node.name, state.value))
+        return self.result
+
+    def _is_given(self, placeholder: fx.Node) -> bool:
+        known = placeholder in self.module.constants or placeholder in self.module.states
+        return not known and isinstance(placeholder.meta["val"], torch.Tensor | torch.SymInt)
+
+    # -- where
+    def _assign_levels(self) -> None:
+        self.levels = {}
+        for n in self.module.graph.nodes:
+            if n.op != "call_function":
+                self.levels[n] = 0
+                continue
+            least = max((self.levels[a] for a in n.all_input_nodes), default=0)
+            follows = n.target is operator.getitem or is_size(n.meta.get("val"))
+            if follows and n.target not in READS_NUMBER:
+                self.levels[n] = least
+            else:
+                host = n in self.refused
+                self.levels[n] = least + (least % 2 != host)
+
+    def _give_up_cheap_segments(self) -> bool:
+        """Whether a segment was moved to the CPU."""
+        nodes = [n for n in self.module.graph.nodes if n.op == "call_function" and not is_size(n.meta.get("val"))]
+        on_cpu = {n for n in nodes if n in self.refused and isinstance(n.target, torch._ops.OpOverload)}
+        on_cpu |= {n for n in nodes if n.target is operator.getitem and n.args[0] in on_cpu}
+        for level in sorted({self.levels[n] for n in nodes if self.levels[n] % 2 == 0}):
+            segment = [n for n in nodes if self.levels[n] == level]
+            beside = any(u in on_cpu for n in segment for u in (*n.users, *n.all_input_nodes))
+            if beside and sum(map(_work, segment)) < CHEAP:
+                for n in segment:
+                    self.refused[n] = "does too little between operators of the CPU to be worth a transfer"
+                return True
+        return False
+
+    # -- the GPU
+    def _gpu(self, nodes: list[fx.Node]) -> None:
+        """A method of its own for a segment."""
+        inside = set(nodes)
+        graph = fx.Graph()
+        made: dict[fx.Node, fx.Node] = {}
+        constants: dict[fx.Node, torch.Tensor] = {}
+        inputs: list[str] = []
+        outside = dict.fromkeys(a for n in nodes for a in n.all_input_nodes if a not in inside)
+        for a in outside:
+            made[a] = graph.placeholder(a.name)
+            made[a].meta = a.meta
+            if a in self.module.constants:
+                constants[made[a]] = self.module.constants[a]
+            elif not is_size(a.meta["val"]):
+                inputs.append(a.name)
+        for n in nodes:
+            made[n] = graph.node_copy(n, lambda a: made[a])
+            self._row(n, "gpu")
+        returned = {*self.module.outputs, *(s.new for s in self.module.states.values())}
+        results = [
+            n for n in nodes
+            if isinstance(n.meta["val"], torch.Tensor) and (n in returned or any(u not in inside for u in n.users))
+        ]  # fmt: skip
+        graph.output(tuple(made[n] for n in results))
+        segment = Module(graph, constants, [made[n] for n in results], {}, {}, self.module.ranges)
+        call = Call("gpu", [{"v": name} for name in inputs], [n.name for n in results], method=len(self.parts.segments))
+        self.parts.segments.append(segment)
+        self.result.calls.append(call)
+
+    # -- the host
+    def _number(self, n: fx.Node) -> None:
+        """Integers are computed from sizes when they are needed; what is read from a tensor, and other numbers, by calls."""
+        if n.target in READS_NUMBER:
+            self.result.calls.append(Call("item", [self._argument(n.args[0])], [n.name]))
+        elif not isinstance(n.meta["val"], int | torch.SymInt) or isinstance(n.meta["val"], bool):
+            name = getattr(n.target, "__name__", "").removeprefix("_sym_")
+            if name not in NUMBERS:
+                raise CompileError(f"{n.name}: {n.target} of numbers that vary between calls is not supported")
+            self.result.calls.append(Call("number", [name, *map(self._argument, n.args)], [n.name]))
+
+    def _host(self, n: fx.Node) -> None:
+        target: Any = n.target
+        if target is operator.getitem:
+            source: Any = n.args[0]
+            if not isinstance(source.target, torch._ops.HigherOrderOperator):
+                self.result.calls.append(Call("getitem", [self._argument(source), n.args[1]], [n.name]))
+            return
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            if target.__name__ not in _HIGHER_ORDER:
+                raise CompileError(f"torch.{target.__name__} is not supported; use torch.cond, while_loop or scan")
+            self._row(n, "host", "control flow")
+            self._control_flow(n)
+            return
+        name = ".".join((target._schema.name.replace("::", "."), target._overloadname or "default"))
+        self._row(n, "cpu", self.refused[n])
+        kwargs = {k: self._argument(v) for k, v in n.kwargs.items()}
+        self.result.calls.append(Call(name, [self._argument(a) for a in n.args], [n.name], kwargs))
+
+    def _control_flow(self, n: fx.Node) -> None:
+        args: Any = n.args
+        kind = _HIGHER_ORDER[n.target.__name__]  # type: ignore[union-attr]
+        if kind == "cond":  # operands that are constants are constants in the branches
+            graphs, given = args[1:3], list(args[3])
+            operands = [args[0], [a for a in given if a not in self.module.constants]]
+        elif kind == "while":
+            graphs, operands = args[:2], [list(args[2]), list(args[3])]
+            given = [*[None] * len(operands[0]), *operands[1]]
+        else:
+            graphs, operands = args[:1], [list(args[1]), list(args[2]), list(args[3])]
+            given = [*[None] * (len(operands[0]) + len(operands[1])), *operands[2]]
+        if kind != "cond":
+            operands[-1] = [a for a in operands[-1] if a not in self.module.constants]
+        scripts = [self._branch(g, given) for g in graphs]
+        self.result.calls.append(Call(kind, [self._argument(a) for a in operands], _results(n), scripts=scripts))
+
+    def _branch(self, attribute: fx.Node, given: list[Any]) -> Script:
+        """A graph inside control flow."""
+        child = Module.of_branch(getattr(self.module.owner, str(attribute.target)), self.module.ranges)
+        places = [p for p in child.graph.nodes if p.op == "placeholder"]
+        for place, operand in zip(places, given, strict=True):
+            if isinstance(operand, fx.Node) and operand in self.module.constants:
+                child.constants[place] = self.module.constants[operand]
+        self.optimize(child)
+        prefix = f"{self.prefix}{attribute.target}."
+        return _Partitioner(child, self.optimize, self.parts, prefix).script()
+
+    # -- arguments
+    def _argument(self, a: Any) -> Any:
+        if isinstance(a, fx.Node):
+            val = a.meta.get("val")
+            if isinstance(val, torch.SymInt) and a.target not in READS_NUMBER:
+                return {"size": self._tree(val.node.expr)}
+            if a in self.module.constants:
+                self._keep_constant(a)
+            return {"v": a.name}
+        if isinstance(a, list | tuple):
+            return [self._argument(x) for x in a]
+        if isinstance(a, torch.SymInt):
+            return {"size": self._tree(a.node.expr)}
+        for kind in ("dtype", "layout", "memory_format"):
+            if isinstance(a, getattr(torch, kind)):
+                return {kind: str(a).removeprefix("torch.")}
+        if isinstance(a, torch.device):
+            return {"device": "cpu"}
+        if isinstance(a, complex):
+            return {"complex": [a.real, a.imag]}
+        if a is None or isinstance(a, bool | int | float | str):
+            return a
+        raise CompileError(f"an operator of the CPU has an argument of type {type(a).__name__}, which cannot be saved")
+
+    def _keep_constant(self, node: fx.Node) -> None:
+        if node.name not in self.result.constants:
+            self.result.constants[node.name] = -1  # the index in the file is known when it is written
+            self.parts.constants.append((self.result, node.name, self.module.constants[node]))
+
+    def _tree(self, e: Any) -> Tree:
+        """An integer expression of torch as a tree."""
+        if isinstance(e, int | sympy.Integer):
+            return int(e)
+        if isinstance(e, sympy.Symbol):
+            if e.name not in self.result.symbols:
+                raise CompileError(f"the size {e.name} is not the size of any tensor of the model")
+            return str(e.name)
+        names = {"Add": "+", "Mul": "*", "FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%", "Min": "min",
+                 "Max": "max"}  # fmt: skip
+        kind = type(e).__name__
+        if kind == "Pow" and isinstance(e.args[1], sympy.Integer) and e.args[1] > 0:
+            return self._joined("*", [e.args[0]] * int(e.args[1]))
+        if kind not in names:
+            raise CompileError(f"sizes of the form {e} ({kind}) are not supported")
+        return self._joined(names[kind], list(e.args))
+
+    def _joined(self, op: str, args: list[Any]) -> Tree:
+        trees = [self._tree(a) for a in args]
+        result = trees[0]
+        for t in trees[1:]:
+            result = [op, result, t]
+        return result
+
+    def _find_symbols(self) -> None:
+        """Where every size symbol is read: from inputs if possible, else from the first value that has it."""
+        known = self.result.symbols
+        linear: dict[str, list[Any]] = {}
+        for n in self.module.graph.nodes:
+            if n in self.module.constants:
+                continue
+            val = n.meta.get("val")
+            if isinstance(val, torch.SymInt) and isinstance(val.node.expr, sympy.Symbol):
+                plain = n.op == "placeholder" or n.target in READS_NUMBER
+                if plain:
+                    known.setdefault(val.node.expr.name, ["value", n.name])
+            made = n.args[0] if n.target is operator.getitem else n
+            if not isinstance(val, torch.Tensor) or (n.op != "placeholder" and made not in self.refused):
+                continue
+            for axis, size in enumerate(val.shape):
+                e = size.node.expr if isinstance(size, torch.SymInt) else None
+                if isinstance(e, sympy.Symbol):
+                    known.setdefault(e.name, ["dim", n.name, axis, 1, 0])
+                elif e is not None and len(e.free_symbols) == 1:
+                    (s,) = e.free_symbols
+                    factor, offset = (
+                        sympy.Poly(e, s).all_coeffs() if e.is_polynomial(s) and sympy.degree(e, s) == 1 else (0, 0)
+                    )
+                    if factor > 0:
+                        linear.setdefault(s.name, ["dim", n.name, axis, int(factor), int(offset)])
+        for name, source in linear.items():
+            known.setdefault(name, source)
+
+    def _row(self, n: fx.Node, where: str, reason: str = "") -> None:
+        if n.target is not operator.getitem:
+            self.parts.rows.append(Operator(self.prefix + n.name, str(n.target), where, reason))
+
+
+def _results(n: fx.Node) -> list[str]:
+    """Names for the results of control flow: those of the getitems that read them."""
+    count = len(n.meta["val"])
+    names = [f"{n.name}.{k}" for k in range(count)]
+    for user in n.users:
+        if user.target is operator.getitem:
+            names[user.args[1]] = user.name  # type: ignore[index]
+    return names
+
+
+def _work(n: fx.Node) -> float:
+    """Elements that a node computes, roughly; a contraction counts its terms. Dynamic sizes count as their hint."""
+    val = n.meta.get("val")
+    results = [v for v in (val if isinstance(val, list | tuple) else [val]) if isinstance(v, torch.Tensor)]
+    total = float(sum(_count(v.shape) for v in results))
+    if any(word in str(n.target) for word in ("mm", "linear", "conv", "attention")):
+        weights: Iterable[torch.Tensor] = (
+            a.meta["val"] for a in n.all_input_nodes if isinstance(a.meta.get("val"), torch.Tensor)
+        )
+        total *= math.sqrt(max((_count(w.shape) for w in weights), default=1))
+    return total
+
+
+def _count(shape: Any) -> int:
+    return math.prod(s if isinstance(s, int) else 64 for s in shape)

@@ -1,0 +1,112 @@
+"""Scaled dot-product attention: softmax(q k' * scale + mask) v, as two matrix products and a softmax between them.
+
+The second product carries a note of the whole, for which GPUs have one kernel (kernels/gpu_attention.slang)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary, where
+from lapilli.ir.integer import Int
+from lapilli.ir.node import Attention, Map, Matmul, Node, Reduce
+from lapilli.lower.matmul import product
+from lapilli.lower.registry import Call, broadcast, lowering
+
+aten = torch.ops.aten
+_LOWEST = const(float("-inf"))
+
+
+@lowering(aten.scaled_dot_product_attention.default)
+def attention(
+    call: Call, q: Node, k: Node, v: Node, mask: Node | None = None, dropout: float = 0.0, causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Node:  # fmt: skip
+    """q [*batch, L, E], k [*batch, S, E], v [*batch, S, D] -> [*batch, L, D]; the batch dimensions and the mask [*, L, S] are
+    broadcast. With enable_gqa the last batch dimension of k and v divides that of q. Rows without any key give zeros."""
+    return _probabilities(call, q, k, v, mask, dropout, causal, scale, enable_gqa)[0]
+
+
+@lowering(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def flash_attention(
+    call: Call, q: Node, k: Node, v: Node, dropout: float = 0.0, causal: bool = False, *, attn_mask: Node | None = None,
+    scale: float | None = None,
+) -> list[Node]:  # fmt: skip
+    """As above, with the logarithm of the softmax's denominator as a second result."""
+    out, top, total = _probabilities(call, q, k, v, attn_mask, dropout, causal, scale, False)
+    second = replace(call, name=f"{call.name}_logsumexp", shapes=call.shapes[1:], dtypes=call.dtypes[1:])
+    return [out, second.map(lambda *at: load(top, at) + unary("log", load(total, at)))]
+
+
+def _probabilities(
+    call: Call, q: Node, k: Node, v: Node, mask: Node | None, dropout: float, causal: bool, scale: float | None, grouped: bool,
+) -> tuple[Node, Node, Node]:  # fmt: skip
+    """The result, and every row's maximum and sum of exponentials."""
+    if dropout:
+        raise TypeError(
+            f"{call.op}: dropout_p is {dropout}; only 0 is supported: put the model into inference mode with eval()"
+        )
+    if not all(x.dtype.is_float for x in (q, k, v)):
+        raise TypeError(f"{call.op}: queries, keys and values must be floating-point tensors")
+    batch = call.shape[:-2]
+    inner = replace(call, dtypes=(DType.float32,), half=False)  # scores and statistics are not rounded
+    scores = _scores(inner, q, _expanded(call, k, batch, grouped), batch, mask, causal, scale)
+    rows = scores.shape[:-1]
+    top = inner.reduce("max", lambda at, r: load(scores, [*at, r[0]]), rows, scores.shape[-1:], name="_max")
+
+    def shifted(at: Sequence[Int]) -> Expr:
+        return unary("exp", load(scores, at) - load(top, at[:-1]))
+
+    total = inner.reduce("sum", lambda at, r: shifted([*at, r[0]]), rows, scores.shape[-1:], name="_sum")
+
+    def weight(*at: Int) -> Expr:
+        empty = binary("eq", load(top, at[:-1]), _LOWEST)
+        return where(empty, const(0.0), shifted(at) / load(total, at[:-1]))
+
+    named = replace(call, name=f"{call.name}_weights")
+    weights = named.map(weight, shape=scores.shape, dtype=DType.float16 if q.dtype is DType.float16 else DType.float32)
+    result = product(call, weights, _expanded(call, v, batch, grouped), batch=len(batch))
+    note = result.contraction
+    if isinstance(note, Matmul):
+        result.contraction = Attention(**vars(note), scores=scores, weights=weights, q=q, k=k, v=v, causal=causal)
+    return result, top, total
+
+
+def _scores(
+    call: Call, q: Node, k: Node, batch: Sequence[Int], mask: Node | None, causal: bool, scale: float | None
+) -> Map:
+    named = replace(call, name=f"{call.name}_scores")
+    raw: Reduce = product(named, _expanded(call, q, batch, False), k, transposed=True, batch=len(batch))
+    factor = 1 / math.sqrt(q.shape[-1].value or 1) if scale is None else scale
+    if scale is None and q.shape[-1].value is None:
+        raise TypeError(f"{call.op}: the size of a head must be known at compile time, or a scale given")
+
+    def body(*at: Int) -> Expr:
+        e = load(raw, at) * const(factor)
+        if mask is not None:
+            given = load(mask, broadcast(mask, at))
+            e = where(given, e, _LOWEST) if given.dtype is DType.bool else e + cast_to(given, DType.float32)
+        return where(binary("le", index(at[-1]), index(at[-2])), e, _LOWEST) if causal else e
+
+    return named.map(body, shape=raw.shape)
+
+
+def _expanded(call: Call, x: Node, batch: Sequence[Int], grouped: bool) -> Node:
+    """x with all batch dimensions; heads that share keys read the same ones."""
+    if x.shape[:-2] == tuple(batch):
+        return x
+    shape = (*batch, *x.shape[-2:])
+
+    def at_head(at: Sequence[Int]) -> list[Int]:
+        place = list(at)
+        if grouped:
+            head = len(batch) - 1
+            place[head] = place[head] // (batch[head] // x.shape[-3])
+        return broadcast(x, place)
+
+    kept = replace(call, name=f"{x.name}_expanded")
+    return kept.map(lambda *at: load(x, at_head(at)), shape=shape, dtype=x.dtype)

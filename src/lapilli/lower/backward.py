@@ -1,0 +1,164 @@
+"""Backward operators of pooling and convolution: gathers, so that no two invocations add to one element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, binary, const, index, load, select, where
+from lapilli.ir.integer import Int, as_int, ceildiv, maximum, minimum
+from lapilli.ir.node import Node
+from lapilli.lower.pooling import Adaptive
+from lapilli.lower.registry import Call, decomposition, lowering
+
+aten = torch.ops.aten
+
+
+def _each(value: int | Sequence[int], n: int) -> list[int]:
+    listed = [value] if isinstance(value, int) else list(value)
+    return listed * n if len(listed) == 1 else listed
+
+
+def _through_windows(
+    call: Call, n: int, grad: Node, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int],
+    term: Callable[[tuple[Int, ...], list[Int]], Expr],
+) -> Node:  # fmt: skip
+    """Sum of term(input, output) over the outputs whose window holds an input: o*stride - padding + k*dilation = i."""
+
+    def body(at: tuple[Int, ...], k: tuple[Int, ...]) -> Expr:
+        outs, guards = [], []
+        for d in range(n):
+            t = at[-n + d] + padding[d] - k[d] * dilation[d]
+            outs.append(t // stride[d])
+            guards += [t, grad.shape[-n + d] - 1 - outs[d]]
+            if stride[d] > 1:
+                guards.append(-(t % stride[d]))
+        return select(guards, term(at, [*at[:-n], *outs]), const(0.0))
+
+    return call.reduce("sum", body, call.shape, [as_int(k) for k in kernel])
+
+
+def _avg_pool(n: int) -> Any:
+    def build(
+        call: Call, grad: Node, x: Node, kernel: Any, stride: Any, padding: Any, ceil: bool, include_pad: bool,
+        divisor: int | None = None,
+    ) -> Node:  # fmt: skip
+        k, pad = _each(kernel, n), _each(padding, n)
+        step = _each(stride or k, n)
+
+        def term(at: tuple[Int, ...], out: list[Int]) -> Expr:
+            size = as_int(1)
+            for d in range(n):
+                start, length = out[-n + d] * step[d] - pad[d], x.shape[-n + d]
+                end = minimum(start + k[d], length + pad[d])
+                size = size * (end - start if include_pad else minimum(end, length) - maximum(start, 0))
+            return load(grad, out) / index(size if divisor is None else divisor, DType.float32)
+
+        return _through_windows(call, n, grad, k, step, pad, [1] * n, term)
+
+    return build
+
+
+def _flat_position(at: Sequence[Int], x: Node, n: int) -> Expr:
+    linear = as_int(0)
+    for d in range(n):
+        linear = linear * x.shape[-n + d] + at[-n + d]
+    return index(linear)
+
+
+def _where_chosen(grad: Node, indices: Node, at: Sequence[Int], x: Node, n: int, out: list[Int]) -> Expr:
+    """The gradient of an output that took its maximum here."""
+    return where(binary("eq", load(indices, out), _flat_position(at, x, n)), load(grad, out), const(0.0))
+
+
+def _max_pool(n: int) -> Any:
+    def build(
+        call: Call,
+        grad: Node,
+        x: Node,
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        ceil: bool,
+        indices: Node,
+    ) -> Node:
+        k = _each(kernel, n)
+        return _through_windows(
+            call, n, grad, k, _each(stride or k, n), _each(padding, n), _each(dilation, n),
+            lambda at, out: _where_chosen(grad, indices, at, x, n, out),
+        )  # fmt: skip
+
+    return build
+
+
+def _adaptive(n: int, with_indices: bool) -> Any:
+    """Outputs floor(i*O/S) to ceil((i+1)*O/S) - 1 have input i in their window."""
+
+    def build(call: Call, grad: Node, x: Node, *indices: Node) -> Node:
+        sizes, outs = x.shape[-n:], grad.shape[-n:]
+        pool = Adaptive(sizes, outs)
+
+        def body(at: tuple[Int, ...], k: tuple[Int, ...]) -> Expr:
+            out, guards = list(at[:-n]), []
+            for d in range(n):
+                i = at[-n + d]
+                out.append(i * outs[d] // sizes[d] + k[d])
+                guards.append(ceildiv((i + 1) * outs[d], sizes[d]) - 1 - out[-1])
+            if with_indices:
+                return select(guards, _where_chosen(grad, indices[0], at, x, n, out), const(0.0))
+            return select(guards, load(grad, out) / index(pool.size(out[-n:]), DType.float32), const(0.0))
+
+        return call.reduce("sum", body, call.shape, [ceildiv(o, s) + 1 for s, o in zip(sizes, outs, strict=True)])
+
+    return build
+
+
+for _n in (2, 3):
+    lowering(getattr(aten, f"avg_pool{_n}d_backward").default)(_avg_pool(_n))
+    lowering(getattr(aten, f"max_pool{_n}d_with_indices_backward").default)(_max_pool(_n))
+    lowering(getattr(aten, f"_adaptive_avg_pool{_n}d_backward").default)(_adaptive(_n, False))
+    lowering(getattr(aten, f"adaptive_max_pool{_n}d_backward").default)(_adaptive(_n, True))
+
+
+@decomposition(aten.convolution_backward.default)
+def convolution_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: Any, stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
+    mask: Sequence[bool],
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """Of the input: the transposed convolution of the gradient (or the plain one, if this was transposed); of the weight:
+    the correlation of both, which is a convolution with batch and channels exchanged; of the bias: a sum."""
+    n = weight.dim() - 2
+    stride, padding, dilation = _each(stride, n), _each(padding, n), _each(dilation, n)
+    grad_x = grad_w = grad_b = None
+    if mask[0]:
+        missing = [0] * n
+        if not transposed:
+            sizes = zip(x.shape[2:], grad.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+            missing = [i - ((o - 1) * s - 2 * p + d * (k - 1) + 1) for i, o, k, s, p, d in sizes]
+        grad_x = aten.convolution(grad, weight, None, stride, padding, dilation, not transposed, missing, groups)
+    if mask[1]:
+        wide, narrow = (grad, x) if transposed else (x, grad)
+        grad_w = _correlation(wide, narrow, stride, padding, dilation, groups, weight.shape[2:])
+    if mask[2]:
+        grad_b = grad.sum([0, *range(2, n + 2)])
+    return grad_x, grad_w, grad_b
+
+
+def _correlation(
+    wide: torch.Tensor, narrow: torch.Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    kernel: Sequence[int],
+) -> torch.Tensor:  # fmt: skip
+    """out[o, c, k] = sum over n and t of narrow[n, o, t] * wide[n, c, t*stride + k*dilation - padding], group by group."""
+    n, space, times = wide.shape[0], wide.shape[2:], narrow.shape[2:]
+    channels, outs = wide.shape[1] // groups, narrow.shape[1] // groups
+    x = wide.reshape(n, groups, channels, *space).movedim(0, 1).movedim(2, 0).reshape(channels, groups * n, *space)
+    w = narrow.movedim(0, 1).reshape(groups * outs, n, *times)
+    found: torch.Tensor = aten.convolution(x, w, None, dilation, padding, stride, False, [0] * len(space), groups)
+    for d, size in enumerate(kernel):
+        found = found.narrow(2 + d, 0, size)
+    return found.transpose(0, 1)

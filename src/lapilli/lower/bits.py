@@ -1,0 +1,108 @@
+"""Operators on the bits of numbers: shifts, and the sign, exponent and neighbours of floats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, binary, cast_to, const, unary, where
+from lapilli.ir.node import Node
+from lapilli.lower.registry import Call, Operand, lowering
+
+aten = torch.ops.aten
+_SIGN = -(2**31)
+_MAGNITUDE = 2**31 - 1
+
+
+def bits(x: Expr) -> Expr:
+    return unary("as_int", x)
+
+
+def negative(x: Expr) -> Expr:
+    """Whether the sign is set: of -0 and of NaN too."""
+    return binary("lt", bits(x), 0)
+
+
+def _integer(op: str, width: int) -> Any:
+    """A shift by at least the width of the type, or by a negative number, moves every bit out, as in torch."""
+
+    def shift(x: Expr, n: Expr) -> Expr:
+        outside = binary("or", binary("lt", n, 0), binary("ge", n, width))
+        gone = binary("shr", x, 31) if op == "shr" else const(0)
+        return where(outside, gone, binary(op, x, binary("bitand", n, 31)))
+
+    return shift
+
+
+def _shift(op: str) -> Any:
+    def build(call: Call, a: Operand, b: Operand) -> Node:
+        width = min(call.dtype.size * 8, 32)
+        return call.pointwise(_integer(op, width), a, b, compute=DType.int32)
+
+    return build
+
+
+for _name, _dunder, _op in (("left", "lshift", "shl"), ("right", "rshift", "shr")):
+    _packet, _special = getattr(aten, f"bitwise_{_name}_shift"), getattr(aten, f"__{_dunder}__")
+    lowering(
+        _packet.Tensor, _packet.Tensor_Scalar, _packet.Scalar_Tensor, _special.Tensor, _special.Scalar
+    )(_shift(_op))  # fmt: skip
+
+
+@lowering(aten.signbit.default)
+def signbit(call: Call, x: Node) -> Node:
+    kind = x.dtype.compute
+    if kind is DType.bool:
+        return call.map(lambda *at: const(False))
+    return call.pointwise(lambda a: negative(a) if kind is DType.float32 else binary("lt", a, 0), x)
+
+
+@lowering(aten.copysign.Tensor, aten.copysign.Scalar)
+def copysign(call: Call, a: Operand, b: Operand) -> Node:
+    def join(x: Expr, y: Expr) -> Expr:
+        size, sign = binary("bitand", bits(x), _MAGNITUDE), binary("bitand", bits(y), _SIGN)
+        return unary("as_float", binary("bitor", size, sign))
+
+    return call.pointwise(join, a, b, compute=DType.float32)
+
+
+@lowering(aten.nextafter.default)
+def nextafter(call: Call, a: Node, b: Node) -> Node:
+    """Floats are ordered as the integers of their bits, apart from the sign."""
+    if call.dtype is not DType.float32:
+        raise TypeError(f"{call.op} of {call.dtype.name} is not supported; convert the tensors to float32 first")
+
+    def step(x: Expr, y: Expr) -> Expr:
+        away = binary("eq", binary("gt", y, x), binary("gt", x, 0.0))
+        moved = unary("as_float", bits(x) + where(away, const(1), const(-1)))
+        least = unary("as_float", where(binary("gt", y, 0.0), const(1), const(_SIGN + 1)))
+        value = where(binary("eq", x, 0.0), least, moved)
+        value = where(binary("eq", x, y), y, value)
+        return where(binary("or", unary("isnan", x), unary("isnan", y)), x + y, value)
+
+    return call.pointwise(step, a, b)
+
+
+@lowering(aten.frexp.Tensor)
+def frexp(call: Call, x: Node) -> tuple[Node, Node]:
+    """x = mantissa * 2^exponent, 0.5 <= |mantissa| < 1"""
+
+    def parts(a: Expr) -> tuple[Expr, Expr]:
+        tiny = binary("lt", unary("abs", a), 2.0**-126)
+        word = bits(where(tiny, a * 2.0**24, a))
+        exponent = binary("bitand", binary("shr", word, 23), 255) - where(tiny, const(126 + 24), const(126))
+        mantissa = unary("as_float", binary("bitor", binary("bitand", word, _SIGN | 0x7FFFFF), 126 << 23))
+        fixed = binary("or", binary("eq", a, 0.0), unary("not", binary("lt", unary("abs", a), float("inf"))))
+        return where(fixed, a, mantissa), where(fixed, const(0), exponent)
+
+    second = replace(call, name=f"{call.name}_exponent", shapes=call.shapes[1:], dtypes=call.dtypes[1:])
+    mantissa = call.pointwise(lambda a: parts(a)[0], x, compute=DType.float32)
+    return mantissa, second.pointwise(lambda a: parts(a)[1], x, compute=DType.float32)
+
+
+@lowering(aten.gcd.default)
+def gcd(call: Call, a: Operand, b: Operand) -> Node:
+    return call.pointwise(lambda x, y: binary("gcd", cast_to(x, DType.int32), cast_to(y, DType.int32)), a, b)

@@ -1,0 +1,68 @@
+"""Tensors from nothing: constants and ranges. Uninitialised tensors are zeros."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, as_expr, binary, cast_to, index
+from lapilli.ir.node import Map, Node
+from lapilli.lower.registry import Call, Operand, element, lowering
+
+aten = torch.ops.aten
+
+
+@lowering(aten.full.default, aten.full_like.default, aten.fill.Scalar, aten.fill.Tensor)
+def full(call: Call, _: Any, value: Operand, **__: Any) -> Node:
+    return call.map(lambda *at: element(value, at, call.dtype.compute))
+
+
+@lowering(aten.new_full.default)
+def new_full(call: Call, _: Node, size: Any, value: Operand, **__: Any) -> Node:
+    return full(call, None, value)
+
+
+@lowering(
+    aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.empty.memory_format, aten.empty_like.default,
+    aten.empty_strided.default, aten.empty_permuted.default, aten.new_empty.default, aten.new_empty_strided.default,
+)  # fmt: skip
+def zeros(call: Call, *_: Any, **__: Any) -> Node:
+    return full(call, None, 0)
+
+
+@lowering(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
+def ones(call: Call, *_: Any, **__: Any) -> Node:
+    return full(call, None, 1)
+
+
+@lowering(aten.scalar_tensor.default)
+def scalar_tensor(call: Call, value: float, **_: Any) -> Node:
+    return full(call, None, value)
+
+
+@lowering(aten.arange.start_step)
+def arange(call: Call, start: Any, end: Any, step: Any = 1, **_: Any) -> Map:
+    def body(i: Any) -> Expr:
+        if call.dtype.is_float:
+            return index(i, DType.float32) * as_expr(float(step)) + as_expr(float(start))
+        first, by = (int(v) if isinstance(v, float) else v for v in (start, step))
+        return index(i * by + first)
+
+    return call.map(body)
+
+
+@lowering(aten.arange.start)
+def arange_start(call: Call, start: Any, end: Any, **_: Any) -> Map:
+    return arange(call, start, end)
+
+
+@lowering(aten.arange.default)
+def arange_end(call: Call, end: Any, **_: Any) -> Map:
+    return arange(call, 0, end)
+
+
+@lowering(aten.eye.default, aten.eye.m)
+def eye(call: Call, *_: Any, **__: Any) -> Map:
+    return call.map(lambda i, j: cast_to(binary("eq", index(i), index(j)), call.dtype.compute))

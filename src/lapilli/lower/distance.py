@@ -1,0 +1,100 @@
+"""Distances of vectors, and products of three tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, binary, cast_to, const, indirect, load, unary, where
+from lapilli.ir.integer import Int, as_int
+from lapilli.ir.node import Constant, Node
+from lapilli.lower.registry import Call, broadcast, lowering
+
+aten = torch.ops.aten
+
+
+def _norm(call: Call, difference: Callable[[Sequence[Int], Int], Expr], p: float, size: Int) -> Node:
+    """The p-norm, over the last dimension, of what difference(index, r) gives."""
+
+    def term(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
+        e = unary("abs", cast_to(difference(at, r[0]), DType.float32))
+        if p == 0:
+            return where(binary("eq", e, 0.0), const(0.0), const(1.0))
+        if p in (1, float("inf")):
+            return e
+        return e * e if p == 2 else binary("pow", e, const(float(p)))
+
+    if size == 0:
+        return call.map(lambda *at: const(0.0))
+    total = call.reduce("max" if p == float("inf") else "sum", term, call.shape, [size], DType.float32)
+
+    def root(e: Expr) -> Expr:
+        if p in (0, 1, float("inf")):
+            return e
+        return unary("sqrt", e) if p == 2 else binary("pow", e, const(1 / p))
+
+    return call.map(lambda *at: root(load(total, at)))
+
+
+@lowering(aten._cdist_forward.default, aten.cdist.default)
+def cdist(call: Call, a: Node, b: Node, p: float = 2.0, compute_mode: int | None = None) -> Node:
+    """[*, P, M] and [*, R, M] -> [*, P, R]: the p-norm of the difference of every pair."""
+
+    def difference(at: Sequence[Int], r: Int) -> Expr:
+        return load(a, broadcast(a, [*at[:-1], r])) - load(b, broadcast(b, [*at[:-2], at[-1], r]))
+
+    return _norm(call, difference, p, a.shape[-1])
+
+
+@lowering(aten._pdist_forward.default, aten.pdist.default)
+def pdist(call: Call, x: Node, p: float = 2.0) -> Node:
+    """[N, M] -> [N (N - 1) / 2]: the p-norm of the difference of every two rows, in the order of an upper triangle."""
+    n = x.shape[0].value
+    if n is None:
+        raise TypeError(f"{call.op}: the number of rows must be known when the model is compiled")
+    pairs = np.stack(np.triu_indices(n, 1)).astype(np.int32)
+    table = Constant((as_int(2), as_int(pairs.shape[1])), DType.int32, f"{call.name}_pairs", "constant", value=pairs)
+
+    def difference(at: Sequence[Int], r: Int) -> Expr:
+        first, other = (load(x, [indirect(load(table, [as_int(k), at[0]]), n), r]) for k in range(2))
+        return first - other
+
+    return _norm(call, difference, p, x.shape[1])
+
+
+@lowering(aten._trilinear.default)
+def trilinear(
+    call: Call,
+    a: Node,
+    b: Node,
+    c: Node,
+    expand_a: Sequence[int],
+    expand_b: Sequence[int],
+    expand_c: Sequence[int],
+    sumdim: Sequence[int],
+    unroll: int = 1,
+) -> Node:
+    """The sum over `sumdim` of the product of three tensors, which get new dimensions of size 1 first."""
+    rank = a.rank + len(expand_a)
+    factors = [(a, set(expand_a)), (b, set(expand_b)), (c, set(expand_c))]
+    sizes: list[Int] = [as_int(1)] * rank
+    for x, new in factors:
+        for d, size in zip((d for d in range(rank) if d not in new), x.shape, strict=True):
+            sizes[d] = size if size != 1 else sizes[d]
+    summed = sorted(d % rank for d in sumdim)
+    kept = [d for d in range(rank) if d not in summed]
+
+    def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
+        full: dict[int, Int] = dict(zip(kept, at, strict=True)) | dict(zip(summed, r, strict=True))
+        result: Expr | None = None
+        for x, new in factors:
+            place = [full[d] for d in range(rank) if d not in new]
+            e = cast_to(load(x, broadcast(x, place)), call.dtype.compute)
+            result = e if result is None else result * e
+        assert result is not None
+        return result
+
+    return call.reduce("sum", body, [sizes[d] for d in kept], [sizes[d] for d in summed])

@@ -1,0 +1,92 @@
+"""Sampling an image at given places: grid_sampler_2d and grid_sampler_3d."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import torch
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary, where
+from lapilli.ir.integer import Int
+from lapilli.ir.node import Node
+from lapilli.lower.registry import Call, lowering
+from lapilli.lower.resize import add, clamped, cubic_weights
+
+aten = torch.ops.aten
+_LINEAR, _NEAREST, _CUBIC = range(3)
+_ZEROS, _BORDER, _REFLECTION = range(3)
+
+
+@lowering(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
+def grid_sampler(call: Call, x: Node, grid: Node, mode: int, padding: int, align_corners: bool) -> Node:
+    """x [N, C, *size], grid [N, *out, n] with coordinates from -1 to 1, the last dimension first; result [N, C, *out]."""
+    n = x.rank - 2
+
+    def body(*at: Int) -> Expr:
+        taps = []
+        for d in range(n):
+            size = x.shape[2 + d]
+            extent = index(size, DType.float32)
+            g = cast_to(load(grid, [at[0], *at[2:], Int((), n - 1 - d)]), DType.float32)
+            place = (g + 1.0) * 0.5 * (extent - 1.0) if align_corners else ((g + 1.0) * extent - 1.0) * 0.5
+            taps.append(_taps(place, size, mode, padding, align_corners))
+        return add([_term(x, at[:2], corner) for corner in product(*taps)])
+
+    return call.map(body)
+
+
+def _term(x: Node, batch: Sequence[Int], corner: Sequence[tuple[Int, Expr]]) -> Expr:
+    value = load(x, [*batch, *(place for place, _ in corner)])
+    for _, weight in corner:
+        value = value * weight
+    return value
+
+
+def _taps(place: Expr, size: Int, mode: int, padding: int, align_corners: bool) -> list[tuple[Int, Expr]]:
+    """Where to read in one dimension, and with which weights: zero outside, unless the padding brings all places inside."""
+    if mode != _CUBIC:
+        place = _inside(place, size, padding, align_corners)
+    if padding == _ZEROS:  # within int32, and still outside
+        place = binary("max", binary("min", place, index(size + 2, DType.float32)), -3.0)
+    if mode == _NEAREST:
+        whole = cast_to(unary("round", place), DType.int32)
+        steps, first, weights = 1, whole, [const(1.0)]
+    elif mode == _LINEAR:
+        low = unary("floor", place)
+        steps, first, weights = 2, cast_to(low, DType.int32), [low + 1.0 - place, place - low]
+    else:
+        first, weights = cubic_weights(place)
+        steps = 4
+    found = []
+    for k in range(steps):
+        here = first + k
+        if mode == _CUBIC and padding != _ZEROS:
+            moved = _inside(cast_to(here, DType.float32), size, padding, align_corners)
+            here = cast_to(moved, DType.int32)
+        outside = binary("or", binary("lt", here, 0), binary("gt", here, index(size - 1)))
+        found.append((clamped(here, size), where(outside, const(0.0), weights[k])))
+    return found
+
+
+def _inside(place: Expr, size: Int, padding: int, align_corners: bool) -> Expr:
+    if padding == _ZEROS:
+        return place
+    last = index(size - 1, DType.float32)
+    if padding == _REFLECTION:
+        if align_corners:
+            place = _reflected(place, const(0.0), last)
+        else:
+            place = _reflected(place, const(-0.5), last + 0.5)
+    return binary("max", binary("min", place, last), 0.0)
+
+
+def _reflected(place: Expr, low: Expr, high: Expr) -> Expr:
+    """Back and forth between two mirrors."""
+    span = high - low
+    offset = unary("abs", place - low)
+    flips = unary("floor", offset / span)
+    rest = offset - flips * span
+    odd = binary("ne", flips - unary("floor", flips * 0.5) * 2.0, 0.0)
+    return where(binary("gt", span, 0.0), where(odd, high - rest, low + rest), low)

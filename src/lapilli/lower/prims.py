@@ -1,0 +1,28 @@
+"""torch's primitives, into which some of its decompositions go: each stands for ATen operators again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lapilli.lower.registry import decomposition
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def normal(shape: Sequence[Any], *, mean: float, std: float, dtype: torch.dtype, device: Any, **_: Any) -> Any:
+    return aten.normal.float_float(mean, std, shape, dtype=dtype, device=device)
+
+
+def _register() -> None:
+    ours: dict[Any, Any] = {prims.normal.default: normal}  # torch's own meaning comes back to the primitive
+    for name in dir(prims):
+        overload = getattr(getattr(prims, name), "default", None)
+        meaning = ours.get(overload, getattr(overload, "impl_aten", None))
+        if isinstance(overload, torch._ops.OpOverload) and meaning is not None:
+            decomposition(overload)(meaning)
+
+
+_register()

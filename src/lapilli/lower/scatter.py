@@ -1,0 +1,317 @@
+"""Scatters, written as gathers: an element of the result reduces over the source entries that go to it.
+
+So they are deterministic and need no atomics. The work is the number of results times the number of entries that may go to
+one: along `dim` for scatter and index operators (entries and results run in parallel in the other dimensions), all entries
+for index_put, put and histograms. Of several entries for one place the last wins, where torch leaves that open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, binary, cast_to, const, index, indirect, load, select, where
+from lapilli.ir.integer import Int, as_int, product
+from lapilli.ir.node import Map, Node, Reduce
+from lapilli.lower.indexing import Indices, Places, at_dim, flat, unflat, wrapped
+from lapilli.lower.reduction import over
+from lapilli.lower.registry import Call, Operand, broadcast, element, lowering, neutral
+from lapilli.lower.scan import scan
+
+aten = torch.ops.aten
+
+Matches = Callable[[Sequence[Int], Int], Expr]  # (result, entry): whether the entry goes there
+Value = Callable[[Sequence[Int], Int], Expr]  # (result, entry) -> value of the entry
+
+
+def last_match(call: Call, entries: Int, matches: Matches, shape: Sequence[Int] | None = None) -> Reduce:
+    """The number of the last entry that goes to an element of the result, or -1."""
+    return call.reduce(
+        "max",
+        lambda at, r: where(matches(at, r[0]), index(r[0]), const(-1)),
+        call.shape if shape is None else shape,
+        [entries],
+        DType.int32,
+        "_last",
+    )
+
+
+def replaced(call: Call, x: Node, entries: Int, matches: Matches, value: Value) -> Map:
+    """x with the elements replaced to which entries go."""
+    kind = call.dtype.compute
+    if entries == 0:
+        return call.map(lambda *at: load(x, at))
+    last = last_match(call, entries, matches)
+
+    def body(*at: Int) -> Expr:
+        e = load(last, at)
+        new = value(at, indirect(binary("max", e, 0), entries))
+        return where(binary("ge", e, 0), cast_to(new, kind), load(x, at))
+
+    return call.map(body)
+
+
+_COMBINE: dict[str, tuple[str, str]] = {  # reduction, how it meets what was there
+    "sum": ("sum", "add"), "add": ("sum", "add"), "mean": ("sum", "add"), "prod": ("prod", "mul"),
+    "multiply": ("prod", "mul"), "amax": ("max", "max"), "amin": ("min", "min"),
+}  # fmt: skip
+
+
+def combined(
+    call: Call, x: Node, entries: Int, matches: Matches, value: Value, how: str = "sum", include_self: bool = True
+) -> Map:
+    """x combined with all entries that go to an element: their sum, product, mean, maximum or minimum."""
+    if how not in _COMBINE:
+        raise TypeError(f"{call.op}: there is no reduction {how!r}; take one of {', '.join(_COMBINE)}")
+    op, meet = _COMBINE[how]
+    kind = call.dtype.compute
+    if entries == 0:
+        return call.map(lambda *at: load(x, at))
+    if kind is DType.bool:
+        op, meet = {"sum": ("any", "or"), "max": ("any", "or")}.get(op, ("all", "and"))
+
+    def entry(at: Sequence[Int], j: Int) -> Expr:
+        return where(matches(at, j), cast_to(value(at, j), kind), neutral(op, kind))
+
+    floats = DType.float32 if kind is DType.float32 else None
+    total = call.reduce(op, lambda at, r: entry(at, r[0]), call.shape, [entries], floats)
+    needs_count = how == "mean" or not include_self
+    if not needs_count:
+        return call.map(lambda *at: binary(meet, load(x, at), cast_to(load(total, at), kind)))
+    many = call.reduce(
+        "sum", lambda at, r: cast_to(matches(at, r[0]), DType.int32), call.shape, [entries], DType.int32, "_count"
+    )
+
+    def body(*at: Int) -> Expr:
+        old, new, n = load(x, at), cast_to(load(total, at), kind), load(many, at)
+        result = binary(meet, old, new) if include_self else new
+        if how == "mean":
+            n = n + 1 if include_self else n
+            result = mean(result, n)
+        return result if include_self else where(binary("eq", load(many, at), 0), old, result)
+
+    return call.map(body)
+
+
+def mean(total: Expr, n: Expr) -> Expr:
+    """The mean of so many terms; of integers rounded down, as in torch."""
+    n = binary("max", n, 1)
+    return total / cast_to(n, DType.float32) if total.dtype is DType.float32 else binary("floordiv", total, n)
+
+
+# -- one place along a dimension for every entry: index has the shape of the source
+
+
+def _along(x: Node, dim: int, positions: Node) -> tuple[Int, Matches, Callable[[Sequence[Int], Int], list[Int]]]:
+    """Entries along dim, which of them go to an element of x, and where entries lie in index and source."""
+    if not x.rank or not positions.rank:
+        n = product(positions.shape)
+        inner: Callable[[Sequence[Int], Int], list[Int]] = lambda at, j: [j] if positions.rank else []  # noqa: E731
+        return n, lambda at, j: binary("eq", load(positions, inner(at, j)), index(at[0]) if at else const(0)), inner
+    d = dim % x.rank
+
+    def place(at: Sequence[Int], j: Int) -> list[Int]:
+        return at_dim(at, d, j)
+
+    def matches(at: Sequence[Int], j: Int) -> Expr:
+        inside = [positions.shape[k] - 1 - i for k, i in enumerate(at) if k != d]
+        return select(inside, binary("eq", load(positions, place(at, j)), index(at[d])), const(False))
+
+    return positions.shape[d], matches, place
+
+
+def _source(src: Operand, place: Callable[[Sequence[Int], Int], list[Int]]) -> Value:
+    return lambda at, j: (
+        load(src, place(at, j) if src.rank else []) if isinstance(src, Node) else element(src, [])
+    )  # fmt: skip
+
+
+@lowering(aten.scatter.src, aten.scatter.value)
+def scatter(call: Call, x: Node, dim: int, positions: Node, src: Operand) -> Map:
+    n, matches, place = _along(x, dim, positions)
+    return replaced(call, x, n, matches, _source(src, place))
+
+
+@lowering(aten.scatter.reduce, aten.scatter.value_reduce)
+def scatter_op(call: Call, x: Node, dim: int, positions: Node, src: Operand, *, reduce: str) -> Map:
+    n, matches, place = _along(x, dim, positions)
+    return combined(call, x, n, matches, _source(src, place), reduce)
+
+
+@lowering(aten.scatter_add.default)
+def scatter_add(call: Call, x: Node, dim: int, positions: Node, src: Node) -> Map:
+    n, matches, place = _along(x, dim, positions)
+    return combined(call, x, n, matches, _source(src, place))
+
+
+@lowering(aten.scatter_reduce.two)
+def scatter_reduce(
+    call: Call, x: Node, dim: int, positions: Node, src: Node, reduce: str, *, include_self: bool = True
+) -> Map:
+    n, matches, place = _along(x, dim, positions)
+    return combined(call, x, n, matches, _source(src, place), reduce, include_self)
+
+
+# -- one place along a dimension for every slice of the source: index is a vector
+
+
+def _slices(x: Node, dim: int, positions: Node) -> tuple[Int, Matches, Callable[[Sequence[Int], Int], list[Int]]]:
+    d = dim % x.rank if x.rank else 0
+
+    def matches(at: Sequence[Int], j: Int) -> Expr:
+        size = x.shape[d] if x.rank else as_int(1)
+        target = wrapped(load(positions, [j] if positions.rank else []), size)
+        return binary("eq", index(target), index(at[d]) if at else const(0))
+
+    n = positions.shape[0] if positions.rank else as_int(1)
+    return n, matches, lambda at, j: at_dim(at, d, j) if at else [j]
+
+
+def _slice_source(src: Operand, place: Callable[[Sequence[Int], Int], list[Int]]) -> Value:
+    return lambda at, j: element(src, place(at, j)) if not isinstance(src, Node) or src.rank else load(src, [])
+
+
+@lowering(aten.index_add.default)
+def index_add(call: Call, x: Node, dim: int, positions: Node, src: Node, *, alpha: float = 1) -> Map:
+    n, matches, place = _slices(x, dim, positions)
+    value = _slice_source(src, place)
+    kind = call.dtype.compute
+    if kind is DType.bool:
+        return combined(
+            call, x, n, matches, lambda at, j: binary("and", cast_to(value(at, j), kind), const(bool(alpha)))
+        )
+    return combined(call, x, n, matches, lambda at, j: cast_to(value(at, j), kind) * const(alpha, kind))
+
+
+@lowering(aten.index_copy.default)
+def index_copy(call: Call, x: Node, dim: int, positions: Node, src: Node) -> Map:
+    n, matches, place = _slices(x, dim, positions)
+    return replaced(call, x, n, matches, _slice_source(src, place))
+
+
+@lowering(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(call: Call, x: Node, dim: int, positions: Node, value: Operand) -> Map:
+    n, matches, place = _slices(x, dim, positions)
+    return replaced(call, x, n, matches, _slice_source(value, place))
+
+
+@lowering(aten.index_reduce.default)
+def index_reduce(
+    call: Call, x: Node, dim: int, positions: Node, src: Node, reduce: str, *, include_self: bool = True
+) -> Map:
+    n, matches, place = _slices(x, dim, positions)
+    return combined(call, x, n, matches, _slice_source(src, place), reduce, include_self)
+
+
+# -- places anywhere
+
+
+@lowering(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(call: Call, x: Node, indices: Indices, values: Node, accumulate: bool = False) -> Map:
+    """x[indices] = values, or += values. A mask is possible where all its places get the same values."""
+    masks = [i for i in indices if i is not None and i.dtype in (DType.bool, DType.uint8)]
+    if masks:
+        return _masked_put(call, x, indices, values, accumulate)
+    places = Places(call.op, x, indices)
+    entries = product(tuple(places.loop))
+
+    def matches(at: Sequence[Int], j: Int) -> Expr:
+        loop = unflat(j, places.loop)
+        found = const(True)
+        for d in places.dims:
+            found = binary("and", found, binary("eq", index(places.chosen(d, loop)), index(at[d])))
+        return found
+
+    def value(at: Sequence[Int], j: Int) -> Expr:
+        full = places.joined(unflat(j, places.loop), [at[d] for d in places.kept])
+        return load(values, broadcast(values, full))
+
+    return (combined if accumulate else replaced)(call, x, entries, matches, value)
+
+
+def _masked_put(call: Call, x: Node, indices: Indices, values: Node, accumulate: bool) -> Map:
+    known = [i for i in indices if i is not None]
+    mask = known[0]
+    first = list(indices).index(mask)
+    spread = values.rank and (
+        values.rank > x.rank - mask.rank - first and values.shape[-(x.rank - mask.rank - first) - 1] != 1
+    )
+    if len(known) > 1 or mask.dtype is not DType.bool or (first and values.rank) or spread:
+        raise TypeError(f"{call.op}: the number of elements that a mask chooses is not known before it runs")
+    kind = call.dtype.compute
+    trailing = x.rank - mask.rank - first
+
+    def body(*at: Int) -> Expr:
+        inner = list(at[len(at) - trailing :])
+        e = cast_to(load(values, broadcast(values, [as_int(0), *inner])), kind)
+        old = load(x, at)
+        new = binary("add" if kind is not DType.bool else "or", old, e) if accumulate else e
+        return where(load(mask, at[first : first + mask.rank]), new, old)
+
+    return call.map(body)
+
+
+@lowering(aten.put.default)
+def put(call: Call, x: Node, positions: Node, source: Node, accumulate: bool = False) -> Map:
+    """x, seen as a vector, with source at the positions."""
+    n = product(x.shape)
+
+    def matches(at: Sequence[Int], j: Int) -> Expr:
+        target = wrapped(load(positions, unflat(j, positions.shape)), n)
+        return binary("eq", index(target), index(flat(at, x.shape)))
+
+    def value(at: Sequence[Int], j: Int) -> Expr:
+        return load(source, unflat(j, source.shape))
+
+    return (combined if accumulate else replaced)(call, x, product(positions.shape), matches, value)
+
+
+@lowering(aten.masked_scatter.default)
+def masked_scatter(call: Call, x: Node, mask: Node, source: Node) -> Map:
+    """Elements of source, in order, where the mask is true."""
+    n = product(call.shape)
+
+    def chosen(*at: Int) -> Expr:
+        return element(mask, unflat(at[0], call.shape), DType.int32)
+
+    ones = call.map(chosen, [n], DType.int32)
+    before = scan(call, "sum", ones, 0)
+
+    def body(*at: Int) -> Expr:
+        number = indirect(binary("max", load(before, [flat(at, call.shape)]) - 1, 0), product(source.shape))
+        new = load(source, unflat(number, source.shape))
+        return where(element(mask, at, DType.bool), new, element(x, at))
+
+    return call.map(body)
+
+
+@lowering(aten.histc.default)
+def histc(call: Call, x: Node, bins: int = 100, lo: float = 0, hi: float = 0) -> Node:
+    """Counts of elements in equal bins from lo to hi, or from the least to the greatest element."""
+    if not x.dtype.is_float:
+        raise TypeError(f"{call.op}: only floating-point tensors are supported; convert the tensor to float first")
+    n = product(x.shape)
+    if lo == hi and n.value != 0:
+        every = list(range(x.rank))
+        least, most = (over(call, op, x, every, dtype=DType.float32, name=f"_{op}") for op in ("min", "max"))
+        same = binary("eq", load(least, []), load(most, []))
+        low = where(same, load(least, []) - 1.0, load(least, []))
+        high = where(same, load(most, []) + 1.0, load(most, []))
+    else:
+        low, high = const(float(lo if lo != hi else -1)), const(float(hi if lo != hi else 1))
+
+    def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
+        e = cast_to(load(x, unflat(r[0], x.shape)), DType.float32)
+        scaled = (e - low) * float(bins) / (high - low)
+        bin_ = cast_to(clamped(scaled, bins), DType.int32)
+        inside = binary("and", binary("ge", e, low), binary("le", e, high))
+        inside = binary("and", inside, binary("eq", bin_, index(at[0])))
+        return where(inside, const(1.0), const(0.0))
+
+    return call.reduce("sum", body, call.shape, [n])
+
+
+def clamped(e: Expr, bins: int) -> Expr:
+    """The bin of a scaled value; the last one includes its end, and what is out of range gets any."""
+    return binary("max", binary("min", e, float(bins - 1)), 0.0)

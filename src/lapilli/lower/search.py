@@ -1,0 +1,83 @@
+"""Searching in sorted sequences, and for members of a set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, binary, cast_to, const, index, indirect, load, unary, where
+from lapilli.ir.integer import Int, product
+from lapilli.ir.node import Map, Node
+from lapilli.lower.indexing import unflat
+from lapilli.lower.registry import Call, Operand, common_type, element, lowering
+from lapilli.lower.scan import bound
+from lapilli.lower.sort import before
+
+aten = torch.ops.aten
+
+
+def _place(call: Call, boundaries: Node, row: Sequence[Int], value: Expr, right: bool, sorter: Node | None) -> Expr:
+    """How many boundaries of a row are below the value (or equal to it, when `right`): a binary search, unrolled."""
+    n = boundaries.shape[-1]
+    most = bound(call, n)
+    count: Expr = const(0)
+    step = (1 << most.bit_length()) // 2
+    while step:
+        tried = count + step
+        place = indirect(binary("max", binary("min", tried - 1, index(n - 1)), 0), n)
+        if sorter is not None:
+            place = indirect(load(sorter, [*row, place]), n)
+        b = cast_to(load(boundaries, [*row, place]), value.dtype)
+        below = unary("not", before(value, b)) if right else before(b, value)
+        count = where(binary("and", binary("le", tried, index(n)), below), tried, count)
+        step //= 2
+    return count
+
+
+@lowering(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
+def searchsorted(
+    call: Call,
+    boundaries: Node,
+    values: Operand,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Node | None = None,
+) -> Map:
+    kind = common_type((boundaries, values))
+    kind = DType.int32 if kind is DType.bool else kind
+
+    def body(*at: Int) -> Expr:
+        row = [] if boundaries.rank == 1 else at[:-1]
+        return _place(call, boundaries, row, element(values, at, kind), right or side == "right", sorter)
+
+    return call.map(body)
+
+
+@lowering(aten.bucketize.Tensor, aten.bucketize.Scalar)
+def bucketize(call: Call, values: Operand, boundaries: Node, *, out_int32: bool = False, right: bool = False) -> Map:
+    return searchsorted(call, boundaries, values, right=right)
+
+
+@lowering(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor)
+def isin(call: Call, values: Operand, members: Operand, *, assume_unique: bool = False, invert: bool = False) -> Node:
+    """Whether every value equals any member: each is compared with all."""
+    kind = common_type((values, members))
+    if not isinstance(members, Node):
+        wanted = "ne" if invert else "eq"
+        return call.map(lambda *at: binary(wanted, element(values, at, kind), element(members, [], kind)))
+    listed = members
+
+    def same(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
+        member = cast_to(load(listed, unflat(r[0], listed.shape)), kind)
+        return cast_to(binary("eq", element(values, at, kind), member), DType.bool)
+
+    found = call.reduce("any", same, call.shape, [product(listed.shape)], DType.bool)
+    return call.map(lambda *at: unary("not", load_bool(found, at)) if invert else load_bool(found, at))
+
+
+def load_bool(node: Node, at: Sequence[Int]) -> Expr:
+    return cast_to(load(node, list(at)), DType.bool)

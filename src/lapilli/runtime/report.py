@@ -1,0 +1,48 @@
+"""Where the operators of a model run, and why not on the GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A call of the model's graph. where: "gpu", "cpu" (in torch), or "host" (control flow, numbers read from tensors)."""
+
+    name: str
+    operator: str
+    where: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """segments: what a run does in order: "gpu", "cpu", or a kind of control flow; operators: every call of the graph."""
+
+    segments: tuple[str, ...]
+    operators: tuple[Operator, ...]
+
+    @property
+    def on_cpu(self) -> tuple[Operator, ...]:
+        """Calls that run in torch on the CPU."""
+        return tuple(o for o in self.operators if o.where == "cpu")
+
+    def __str__(self) -> str:
+        count = Counter(o.where for o in self.operators)
+        lines = [
+            f"{len(self.operators)} operators: {count['gpu']} on the GPU, {count['cpu']} on the CPU"
+            + (f", {count['host']} by the host" if count["host"] else ""),
+            f"segments: {' → '.join(self.segments)}",
+        ]
+        return "\n".join(lines + [f"  {o.name}: {o.operator} on the CPU: {o.reason}" for o in self.on_cpu])
+
+
+def to_json(operators: Sequence[Operator]) -> list[list[str]]:
+    """Rows as short lists."""
+    return [[o.name, o.operator, o.where, o.reason] if o.reason else [o.name, o.operator, o.where] for o in operators]
+
+
+def from_json(rows: Sequence[Sequence[str]]) -> tuple[Operator, ...]:
+    return tuple(Operator(*row) for row in rows)

@@ -1,0 +1,252 @@
+"""Row fusion: reductions over the same row, and what reads their results along that row, as one kernel.
+
+Softmax is a maximum, a sum and a map; layer norm two sums and a map. Every kernel of them reads the whole row again, and waits
+for the one before. A reduction joins the task that reads it where both walk over the same rows and nobody else asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, Load, cost, loads, rewrite
+from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
+from lapilli.ir.node import Node, Reduce
+from lapilli.schedule.realize import READS, as_var, estimate, invert
+from lapilli.schedule.target import Target
+from lapilli.schedule.task import Task
+
+LONGEST_ROW = 8192
+_CHEAP = 4  # operations of a value that a kernel without registers for a row may compute again in every pass
+
+
+@dataclass(frozen=True)
+class Step:
+    """A reduction inside a row: `core` folds `body` over the row; `value` is what readers of `out` see."""
+
+    out: Node
+    core: Reduce
+    body: Expr
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Row:
+    """outer: axes of which every combination is a row; inner: axes along it. Steps in order; loads of a step's result stand
+    for its value in the same row. value, store: what the task stores, for every element of the row, or, where `whole`, once
+    a row (the last step is then the task's own reduction)."""
+
+    outer: tuple[Var, ...]
+    inner: tuple[Var, ...]
+    steps: tuple[Step, ...]
+    value: Expr
+    store: tuple[Int, ...]
+    whole: bool
+
+    @property
+    def count(self) -> Int:
+        return product([a.extent for a in self.outer])
+
+    @property
+    def length(self) -> Int:
+        return product([a.extent for a in self.inner])
+
+
+def fuse_rows(tasks: Sequence[Task], outputs: Sequence[Node], target: Target) -> list[Task]:
+    """The tasks, with those joined that form rows; the last of a group stands for it."""
+    by_out = {t.out.id: t for t in tasks}
+    readers: dict[int, set[int]] = {}
+    for t in tasks:
+        for r in t.reads():
+            readers.setdefault(r.id, set()).add(t.out.id)
+    for o in outputs:
+        readers.setdefault(o.id, set()).add(-1)
+    gone: set[int] = set()
+    made: dict[int, Task] = {}
+    for t in reversed(tasks):  # the last reader takes all
+        if t.out.id in gone or not _can_end(t, target):
+            continue
+        found = _Group(t, by_out, readers, target).found()
+        if found is not None:
+            members = found.members()
+            gone |= {m.out.id for m in members}
+            origins = [o for m in (*members, t) for o in m.origins]
+            reason = f"{t.reason}; reductions of its rows inside"
+            made[t.out.id] = replace(t, origins=origins, reason=reason, row=found.row(), members=members)
+    return [made.get(t.out.id, t) for t in tasks if t.out.id not in gone]
+
+
+def _is_reduction(t: Task) -> bool:
+    """A reduction that a row can hold: no contraction, no position."""
+    return t.core is not None and t.template is None and t.core.contraction is None and not t.core.op.startswith("arg")
+
+
+def _can_end(t: Task, target: Target) -> bool:
+    words = t.out.dtype in (DType.float32, DType.int32, DType.int64) or (t.out.dtype is DType.float16 and target.half)
+    return words and (t.core is None or _is_reduction(t)) and 0 not in t.out.shape
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Outer and inner axes of rows, and the last task's axes in their terms."""
+
+    outer: tuple[Var, ...]
+    inner: tuple[Var, ...]
+    mapping: dict[Atom, Int]
+
+    @property
+    def count(self) -> Int:
+        return product([a.extent for a in self.outer])
+
+    @property
+    def length(self) -> Int:
+        return product([a.extent for a in self.inner])
+
+
+class _Group:
+    """What can join a task: reductions of its rows, and pointwise values that are read in these rows only."""
+
+    def __init__(self, end: Task, by_out: Mapping[int, Task], readers: Mapping[int, set[int]], target: Target) -> None:
+        self.end, self.by_out, self.readers, self.target = end, by_out, readers, target
+
+    def found(self) -> _Collected | None:
+        for frame in self._frames():
+            found = self._in_frame(frame) if self._pays(frame) else None
+            if found is not None:
+                return found
+        return None
+
+    def _frames(self) -> list[_Frame]:
+        t = self.end
+        if t.core is not None:
+            return [_Frame(t.axes, t.core.raxes, {})]
+        found = []
+        for ld in loads(t.value):
+            s = self.by_out.get(ld.node.id)
+            if s is not None and _is_reduction(s):
+                assert s.core is not None
+                mapping = invert(t.axes, ld.index, s.store, (*s.axes, *s.core.raxes))
+                if mapping is not None:
+                    found.append(_Frame(s.axes, s.core.raxes, mapping))
+        return found
+
+    def _pays(self, frame: _Frame) -> bool:
+        """Rows must be short enough for one work group; where an invocation does a row alone, there must be many, or short
+        ones."""
+        longest = frame.length.bounds[1]
+        if longest is None or longest > LONGEST_ROW or frame.length == 0:
+            return False
+        return self.target.kind == "gpu" or estimate(frame.count) >= 32 or longest <= 512
+
+    def _in_frame(self, frame: _Frame) -> _Collected | None:
+        banned: set[int] = set()
+        while True:
+            found = _Collected(self, frame, banned)
+            inside = {self.end.out.id, *found.places}
+            bad = {i for i in found.places if not self.readers.get(i, set()) <= inside} | found.clashes
+            if not bad and len(found.reads()) > READS:
+                bad = set(found.producers)
+            if not bad:
+                break
+            banned |= bad
+        return found if found.steps else None
+
+    def is_producer(self, i: int, frame: _Frame) -> bool:
+        """Whether a value may be computed in the row: once, where the row is kept in registers, else in every pass."""
+        p = self.by_out.get(i)
+        if p is None or p is self.end or p.core is not None or p.template is not None:
+            return False
+        keeps = self.target.kind == "gpu" and frame.length.value is not None
+        once = estimate(product(p.out.shape)) >= estimate(frame.count * frame.length)
+        return once and (keeps or cost(p.value) <= _CHEAP)
+
+
+class _Collected:
+    """The closure of a task over reductions and producers. places: where each is read; clashes: read in several places."""
+
+    def __init__(self, group: _Group, frame: _Frame, banned: set[int]) -> None:
+        self.group, self.frame, self.banned = group, frame, banned
+        self.places: dict[int, tuple[Int, ...]] = {}
+        self.clashes: set[int] = set()
+        self.steps: dict[int, Step] = {}
+        self.producers: dict[int, Task] = {}
+        end = group.end
+        if end.core is not None:
+            assert end.core_body is not None
+            self.body: Expr | None = self._expand(end.core_body)
+        self.value = self._expand(rewrite(end.value, frame.mapping))
+
+    def _expand(self, e: Expr) -> Expr:
+        """With producers computed in place; reductions that it reads are collected."""
+        return rewrite(e, on_load=self._load)
+
+    def _load(self, ld: Load) -> Expr | None:
+        i = ld.node.id
+        if i in self.banned:
+            return None
+        if i in self.places:
+            if self.places[i] != ld.index:
+                self.clashes.add(i)
+        elif not self._join(ld):
+            return None
+        p = self.producers.get(i)
+        return None if p is None else self._expand(rewrite(p.value, dict(zip(p.axes, ld.index, strict=True))))
+
+    def _join(self, ld: Load) -> bool:
+        i = ld.node.id
+        s = self.group.by_out.get(i)
+        if s is None or s is self.group.end:
+            return False
+        if self.group.is_producer(i, self.frame):
+            self.places[i] = ld.index
+            self.producers[i] = s
+            return True
+        mapping = _as_step(s, ld.index, self.frame.outer, self.frame.inner) if _is_reduction(s) else None
+        if mapping is None:
+            return False
+        assert s.core is not None and s.core_body is not None
+        self.places[i] = ld.index
+        body, value = self._expand(rewrite(s.core_body, mapping)), self._expand(rewrite(s.value, mapping))
+        self.steps[i] = Step(s.out, s.core, body, value)  # after those that it reads
+        return True
+
+    def reads(self) -> set[int]:
+        bodies = [e for s in self.row().steps for e in (s.body, s.value)] + [self.value]
+        return {ld.node.id for e in bodies for ld in loads(e)} - self.steps.keys()
+
+    def row(self) -> Row:
+        end = self.group.end
+        steps = list(self.steps.values())
+        if end.core is not None:
+            assert self.body is not None
+            steps.append(Step(end.out, end.core, self.body, self.value))
+        store = tuple(i.substitute(self.frame.mapping) for i in end.store)
+        return Row(self.frame.outer, self.frame.inner, tuple(steps), self.value, store, end.core is not None)
+
+    def members(self) -> tuple[Task, ...]:
+        return tuple(t for i, t in self.group.by_out.items() if i in self.places)
+
+
+def _as_step(s: Task, index: Sequence[Int], outer: Sequence[Var], inner: Sequence[Var]) -> dict[Atom, Int] | None:
+    """A reduction's axes in terms of the rows, where it is read at `index`; None where it walks over other rows."""
+    assert s.core is not None
+    mapping: dict[Atom, Int] = {a: as_int(0) for a in (*s.axes, *s.core.raxes) if a.extent == 1}
+    reached: set[Var] = set()
+    for place, i in zip(s.store, index, strict=True):
+        own, there = as_var(place), as_var(i)
+        if own is None:
+            if i != place:
+                return None
+            continue
+        if there is None or there not in outer or there in reached or there.extent != own.extent:
+            return None
+        mapping[own] = of(there)
+        reached.add(there)
+    if any(a not in reached and a.extent != 1 for a in outer) or any(a not in mapping for a in s.axes):
+        return None
+    along = [a for a in s.core.raxes if a.extent != 1]
+    row = [a for a in inner if a.extent != 1]
+    if [a.extent for a in along] != [a.extent for a in row]:
+        return None
+    return mapping | dict(zip(along, map(of, row), strict=True))

@@ -1,0 +1,17 @@
+"""A shard of PyTorch's operator tests on the device: what `make opdb` does with all of them."""
+
+from __future__ import annotations
+
+import opdb
+import pytest
+from measure import compile_for_device
+
+
+@pytest.mark.parametrize("name", list(opdb.entries())[::25])
+def test_entry(name: str) -> None:
+    """The first sample with its own sizes, and one with every size dynamic: what torch.export takes is right, or is refused
+    with a sentence."""
+    samples = opdb.calls(name, 1)
+    for measured in (opdb.static, opdb.dynamic):
+        found = measured(name, samples[0], compile_for_device)
+        assert found.verdict in ("right", "refused", "unexportable"), f"{measured.__name__}: {found.reason}"

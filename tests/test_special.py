@@ -1,0 +1,44 @@
+"""Special functions: accuracy against float64, and what they give for 0, infinity and NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from agreement import Case, on_device, relative_error, through_interpreter
+from pointwise_cases import EDGES, POLYNOMIALS, RANGES, between, special
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize("packet", RANGES, ids=str)
+def test_accuracy(packet: Any) -> None:
+    """In norm within 2e-6 of float64, which is close to what single precision can give."""
+    case = Case(packet.default, (between(*RANGES[packet], 2000),))
+    assert relative_error(through_interpreter([case])[0], case(lambda t: t.double())[0]) < 2e-6
+
+
+@pytest.mark.parametrize("packet", RANGES, ids=str)
+def test_zero_infinity_and_nan(packet: Any) -> None:
+    case = Case(packet.default, (EDGES,))
+    got, want = through_interpreter([case])[0], case()[0].numpy()
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.poor_device
+def test_on_device() -> None:
+    """All of them, and those of two numbers, by the functions of lapilli_special.slang."""
+    cases = [c for row in special().values() for c in row]
+    for case in cases:
+        ours, want = on_device([case], "any-fp32")[0], case(lambda t: t.double() if t.is_floating_point() else t)[0]
+        assert relative_error(ours, want) < 5e-6, case
+
+
+def test_polynomials_of_high_degree() -> None:
+    x, n = between(-0.99, 0.99, 200), torch.full((200,), 40.0)
+    for packet in POLYNOMIALS:
+        if "chebyshev" in str(packet) and "shifted" not in str(packet):
+            case = Case(packet.default, (x, n))
+            assert relative_error(through_interpreter([case])[0], case(lambda t: t.double())[0]) < 1e-5

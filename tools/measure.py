@@ -1,0 +1,346 @@
+"""What the operator and model tables measure: one model through torch.export, the compiler and a device, compared with torch.
+
+A result is a dict for JSON: its verdict, the reason, and what the program is made of."""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export import ExportedProgram
+from torch.utils._pytree import tree_leaves
+
+import lapilli
+from lapilli.errors import LapilliError
+from lapilli.graph.passes import prepare
+from lapilli.ir import interpret
+from lapilli.lower import lower
+
+Tensors = Sequence[torch.Tensor]
+
+VERDICTS = {
+    "right": "agrees with torch",
+    "unexportable": "torch.export refuses it",
+    "refused": "Lapilli refuses it, with a reason",
+    "wrong": "does not agree with torch",
+    "crash": "an exception that is no sentence for people, a killed process, or no answer in time",
+}
+
+BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float64: 1e-12}
+"""Relative error (norm) that results may have: some tens of roundings of fp32, one of the half types, none of float64, in
+which only the CPU computes."""
+
+SLACK = 8
+"""How many times torch's own error ours may be: another order of summation, other approximations of functions."""
+
+USELESS = 1e-3
+"""Where torch's own fp32 result is farther from float64, the sample took another branch there: no reference."""
+
+
+class Stop(Exception):
+    """The end of a measurement, with its verdict."""
+
+    def __init__(self, verdict: str, reason: str) -> None:
+        super().__init__(reason)
+        self.verdict, self.reason = verdict, reason
+
+
+@dataclass
+class Measurement:
+    """verdict: a key of VERDICTS; operators: of the exported graph; kernels: dispatches of a run; segments: the parts of the
+    program ("gpu", "cpu", …); cpu: operators that run on the CPU with their reasons; arena, arena_bound: bytes, and the most
+    that are alive at once; error, torch_error: relative errors of ours and of torch's fp32 against float64."""
+
+    verdict: str = "right"
+    reason: str = ""
+    operators: int = 0
+    kernels: int = 0
+    segments: list[str] = field(default_factory=list)
+    cpu: list[tuple[str, str]] = field(default_factory=list)
+    arena: int = 0
+    arena_bound: int = 0
+    error: float = 0.0
+    torch_error: float = 0.0
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def first_line(error: BaseException) -> str:
+    """An exception in a line."""
+    text = " ".join(str(error).split("\n\n")[0].split())
+    return text[:400] if isinstance(error, LapilliError) else f"{type(error).__name__}: {text[:300]}"
+
+
+def export(model: torch.nn.Module, inputs: Tensors, dynamic_shapes: Any = None) -> ExportedProgram:
+    """The exported program. Raises Stop("unexportable")."""
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(model, tuple(inputs), dynamic_shapes=dynamic_shapes, strict=False)
+    except Exception as error:
+        raise Stop("unexportable", first_line(error)) from error
+
+
+Run = Callable[[Tensors], list[Any]]
+"""Leaves of the outputs for inputs."""
+
+
+def compile_for_device(exported: ExportedProgram, found: Measurement) -> Run:
+    """Compile for the plan that the default device runs, and note what the program is made of. Raises Stop."""
+    found.operators = sum(n.op == "call_function" for n in exported.graph.nodes)
+    start = time.perf_counter()
+    try:
+        target = "cpu-fp32" if lapilli.devices()[0].type == "cpu" else "gpu-fp32"
+        program = lapilli.compile(exported, target=target)
+        found.seconds = time.perf_counter() - start
+        _describe(program, found)
+    except Exception as error:
+        raise _stop(error) from error
+
+    def run(inputs: Tensors) -> list[Any]:
+        try:
+            leaves = tree_leaves(program(*inputs))
+        except Exception as error:
+            raise _stop(error) from error
+        # Without inputs nothing says that torch is meant, and a program gives arrays.
+        return [torch.as_tensor(leaf) if isinstance(leaf, np.ndarray) and not inputs else leaf for leaf in leaves]
+
+    return run
+
+
+def interpreted(exported: ExportedProgram, found: Measurement) -> Run:
+    """The kernel IR run by NumPy: quick, needs no device, and has no CPU segments. Raises Stop."""
+    found.operators = sum(n.op == "call_function" for n in exported.graph.nodes)
+    try:
+        module = prepare(exported)
+        graph = lower(module)
+    except Exception as error:
+        raise _stop(error) from error
+
+    def run(inputs: Tensors) -> list[Any]:
+        sizes: dict[str, int] = {}
+        for given, known in zip(inputs, graph.inputs, strict=True):
+            for size, expr in zip(given.shape, known.shape, strict=True):
+                if str(expr) in graph.symbols:
+                    sizes.setdefault(str(expr), size)
+        try:
+            results = interpret.run(graph, [t.contiguous().numpy() for t in inputs], sizes)
+        except Exception as error:
+            raise _stop(error) from error
+        return [torch.as_tensor(np.array(r)) for r in results]
+
+    return run
+
+
+def _stop(error: Exception) -> Stop:
+    return Stop("refused" if isinstance(error, LapilliError | TypeError) else "crash", first_line(error))
+
+
+def _describe(program: lapilli.Program, found: Measurement) -> None:
+    """Where the operators run, and what the plan holds."""
+    told = program.report()
+    found.segments = list(told.segments)
+    found.cpu = sorted({(o.operator, o.reason) for o in told.on_cpu})
+    for k, method in enumerate(program.description.methods):
+        plan = next((p for p in method.plans if p.name == program.plan), None)
+        if plan is None:
+            continue
+        found.kernels += len(plan.run)
+        if not method.symbols:
+            memory = program.description.memory(plan, (), k)
+            found.arena += memory.arena
+            found.arena_bound += memory.lower_bound
+
+
+# -- comparing with torch
+
+
+def results(run: Run, inputs: Tensors) -> list[Any]:
+    """Leaves of the outputs for copies of the inputs, and the copies as the run leaves them."""
+    copies = [t.clone() for t in inputs]
+    return [*run(copies), *copies]
+
+
+def torch_results(model: torch.nn.Module, inputs: Tensors) -> list[Any]:
+    """What torch computes on the CPU, as `results`."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return results(lambda given: tree_leaves(model(*given)), inputs)
+
+
+def cast(leaf: Any) -> Any:
+    """A leaf of a call with float64 for float32: tensors and dtypes."""
+    if leaf is torch.float32:
+        return torch.float64
+    return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32 else leaf
+
+
+def widened(model: torch.nn.Module) -> torch.nn.Module:
+    return copy.deepcopy(model).double()
+
+
+def reference(
+    model: torch.nn.Module,
+    inputs: Tensors,
+    want: Sequence[Any],
+    widen: Callable[[torch.nn.Module], torch.nn.Module] = widened,
+) -> list[Any] | None:
+    """What torch computes in float64; None when the model cannot, or gives something else then."""
+    try:
+        exact = torch_results(widen(model), [cast(t) for t in inputs])
+    except Exception:
+        return None
+    alike = len(exact) == len(want) and all(
+        not isinstance(w, torch.Tensor) or (isinstance(e, torch.Tensor) and e.shape == w.shape)
+        for e, w in zip(exact, want, strict=True)
+    )
+    return exact if alike else None
+
+
+def compare(got: Sequence[Any], want: Sequence[Any], exact: Sequence[Any] | None, found: Measurement) -> None:
+    """Raises Stop("wrong") where outputs do not agree with torch's, and notes the largest errors.
+
+    dtype, shape, integers, bools, numbers, and the places of NaN and infinity are equal. Floats are within their bound of
+    torch's; or they are as near to float64's as torch's are, SLACK times, beside the bound."""
+    if len(got) != len(want):
+        raise Stop("wrong", f"{len(got)} outputs instead of {len(want)}")
+    for k, (ours, theirs) in enumerate(zip(got, want, strict=True)):
+        place = f"output {k}: " if len(want) > 1 else ""
+        if not isinstance(theirs, torch.Tensor):
+            if not isinstance(ours, torch.Tensor) and (ours == theirs or (ours != ours and theirs != theirs)):
+                continue
+            raise Stop("wrong", f"{place}{ours!r} instead of {theirs!r}")
+        same_kind(ours, theirs, place)
+        if not (theirs.is_floating_point() or theirs.is_complex()):
+            if not torch.equal(ours, theirs):
+                raise Stop("wrong", f"{place}{int((ours != theirs).sum())} of {theirs.numel()} elements differ")
+            continue
+        a, b = _reals(ours), _reals(theirs)
+        if not _same_specials(a, b):
+            raise Stop("wrong", f"{place}NaN or infinity in other places")
+        bound = BOUNDS[b.dtype]
+        near = relative_error(a, b)
+        error, torch_error = near, 0.0
+        if exact is not None:
+            c = _reals(exact[k])
+            error, torch_error = relative_error(a, c), relative_error(b, c)
+            if torch_error > USELESS:
+                error, torch_error = near, 0.0
+        found.error, found.torch_error = max(found.error, error), max(found.torch_error, torch_error)
+        if near > bound and not error <= bound + SLACK * torch_error:
+            raise Stop("wrong", f"{place}relative error {error:.2g}, torch's own is {torch_error:.2g}")
+
+
+def same_kind(ours: Any, theirs: torch.Tensor, place: str = "") -> None:
+    """Raises Stop("wrong") unless it is a tensor of torch's dtype and shape."""
+    if not isinstance(ours, torch.Tensor):
+        raise Stop("wrong", f"{place}a {type(ours).__name__} instead of a tensor")
+    if ours.dtype != theirs.dtype:
+        raise Stop("wrong", f"{place}dtype {ours.dtype} instead of {theirs.dtype}")
+    if ours.shape != theirs.shape:
+        raise Stop("wrong", f"{place}shape {list(ours.shape)} instead of {list(theirs.shape)}")
+
+
+def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Norm of the difference over the norm of b, over places where both are finite (float64; absolute where b is zero)."""
+    x, y = a.double(), b.double()
+    both = torch.isfinite(x) & torch.isfinite(y)
+    size, difference = float(y[both].norm()), float((x[both] - y[both]).norm())
+    return difference / size if size else difference
+
+
+def _reals(t: torch.Tensor) -> torch.Tensor:
+    t = t.detach().resolve_conj().resolve_neg()
+    return torch.view_as_real(t) if t.is_complex() else t
+
+
+def _same_specials(a: torch.Tensor, b: torch.Tensor) -> bool:
+    finite = torch.isfinite(b)
+    if not torch.equal(torch.isfinite(a), finite):
+        return False
+    x, y = a[~finite], b[~finite]
+    return bool(((x == y) | (x.isnan() & y.isnan())).all())
+
+
+# -- random results
+
+DRAWS = 24
+"""Times that a random operator is run."""
+SIGMAS = 6.0
+"""Standard errors between two means that chance does not explain (2e-9 for one comparison)."""
+
+
+def statistics(draws: Sequence[torch.Tensor], scale: float) -> torch.Tensor:
+    """Of every draw: the share of zeros, and mean and mean square of x / (scale + |x|), which exist for any distribution.
+
+    [DRAWS, 3] float64."""
+    rows = []
+    for draw in draws:
+        x = _reals(draw).double().flatten()
+        y = x / (scale + x.abs())
+        rows.append(torch.stack([(x == 0).double().mean(), y.mean(), (y * y).mean()]))
+    return torch.stack(rows)
+
+
+def compare_distributions(got: Sequence[Sequence[Any]], want: Sequence[Sequence[Any]]) -> None:
+    """Raises Stop("wrong") where draws (each a list of outputs) have another dtype, shape or distribution than torch's.
+
+    A draw is one observation, whatever depends on what inside of it; the means of its statistics are compared."""
+    if len(got[0]) != len(want[0]):
+        raise Stop("wrong", f"{len(got[0])} outputs instead of {len(want[0])}")
+    changing = False
+    for k, theirs in enumerate(want[0]):
+        if not isinstance(theirs, torch.Tensor):
+            continue
+        for draw in got:
+            same_kind(draw[k], theirs, f"output {k}: ")
+        if theirs.numel() == 0:
+            continue
+        if not _varies([d[k] for d in want]):
+            continue
+        changing = changing or _varies([d[k] for d in got])
+        typical = float(torch.stack([_reals(d[k]).double().abs().median() for d in want]).median()) or 1.0
+        ours, expected = (statistics([d[k] for d in draws], typical) for draws in (got, want))
+        if torch.isnan(ours).any() != torch.isnan(expected).any():
+            raise Stop("wrong", f"output {k}: NaN in random numbers")
+        spread = (ours.var(0) / len(got) + expected.var(0) / len(want)).sqrt()
+        off = (ours.mean(0) - expected.mean(0)).abs() > SIGMAS * spread + BOUNDS[torch.float32]
+        if off.any():
+            what = ["share of zeros", "mean", "spread"][int(off.int().argmax())]
+            raise Stop("wrong", f"output {k}: another distribution (its {what})")
+    if not changing and _any_varies(want):
+        raise Stop("wrong", "the same random numbers at every run")
+
+
+def _varies(draws: Sequence[torch.Tensor]) -> bool:
+    return any(not torch.equal(d, draws[0]) for d in draws[1:])
+
+
+def _any_varies(draws: Sequence[Sequence[Any]]) -> bool:
+    leaves = len(draws[0])
+    return any(isinstance(draws[0][k], torch.Tensor) and _varies([d[k] for d in draws]) for k in range(leaves))
+
+
+# -- a whole measurement
+
+
+def measure(
+    model: torch.nn.Module, inputs: Tensors, compile: Callable[[ExportedProgram, Measurement], Run]
+) -> Measurement:
+    """Export, compile, run and compare."""
+    found = Measurement()
+    try:
+        want = torch_results(model, inputs)
+        run = compile(export(model, inputs), found)
+        compare(results(run, inputs), want, reference(model, inputs, want), found)
+    except Stop as stop:
+        found.verdict, found.reason = stop.verdict, stop.reason
+    return found
