@@ -264,6 +264,8 @@ class Emitter:
         if isinstance(e, Const):
             return self._splat(literal(e.value, e.dtype), e.dtype, lanes)
         if isinstance(e, Load) and e.node.id in self.values:
+            if self.lane is not None and lanes == 1:
+                raise NotVectorizable("the result of a reduction is part of an index")
             return self.values[e.node.id]
         if isinstance(e, Select):
             text = self._select(e, lanes)

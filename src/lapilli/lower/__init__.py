@@ -17,6 +17,7 @@ from lapilli.lower import (  # noqa: F401
     scatter,
     search,
     sort,
+    spectrum,
     views,
 )
 from lapilli.lower.graph import lower
