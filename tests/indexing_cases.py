@@ -132,7 +132,7 @@ def searches() -> Cases:
     found[bucket] = [Case(bucket, (edges, edges[1]), {"right": right, "out_int32": right}) for right in (False, True)]
     found[aten.searchsorted.Scalar] = [Case(aten.searchsorted.Scalar, (edges[0], 0.25))]
     found[aten.bucketize.Scalar] = [Case(aten.bucketize.Scalar, (0.25, edges[0]))]
-    members = distinct(5, 5)[::2]
+    members = distinct(5, 3)
     found[aten.isin.Tensor_Tensor] = [
         Case(aten.isin.Tensor_Tensor, (distinct(4, 7), members), {"invert": invert}) for invert in (False, True)
     ]
@@ -165,6 +165,18 @@ def factorisations() -> Cases:
     found[aten.linalg_qr.default] = [
         Case(aten.linalg_qr.default, (x, mode)) for x in (f(6, 4), f(3, 5), square) for mode in ("reduced", "complete")
     ]
+    singular = torch.diag(torch.tensor([3.0, -2.0, 0.0, 0.5]))
+    svd = aten._linalg_svd.default
+    found[svd] = [Case(svd, (x, False, False)) for x in (f(6, 4), f(3, 5), batch, singular)]
+    eigh = aten._linalg_eigh.default
+    found[eigh] = [Case(eigh, (x, uplo, False)) for x in (definite, batch, singular) for uplo in ("L", "U")]
+    pinv, rank = aten.linalg_pinv, aten.linalg_matrix_rank
+    found[pinv.default] = [Case(pinv.default, (f(6, 4), 1e-6))]
+    for overload in (pinv.atol_rtol_float, pinv.atol_rtol_tensor, aten.pinverse.default):
+        found[overload] = [Case(overload, (x,)) for x in (f(6, 4), f(3, 5), dominant)]
+    for overload in (rank.atol_rtol_float, rank.atol_rtol_tensor):
+        found[overload] = [Case(overload, (x,)) for x in (f(3, 5), f(5, 2) @ f(2, 5), singular)]
+    found[rank.atol_rtol_float].append(Case(rank.atol_rtol_float, (singular,), {"atol": 1.0}))
     a, b = f(2, 5, 3), f(2, 4, 3)
     norms = (0.0, 1.0, 2.0, 3.5, float("inf"))
     found[aten.cdist.default] = [Case(aten.cdist.default, (a, b, p)) for p in norms]
