@@ -308,7 +308,7 @@ def _is_usable(case: Case) -> bool:
     results = case()
     return (
         bool(results)
-        and not _has_ties(case)
+        and not _is_open(case)
         and all(
             t.dtype in _TYPES and t.numel() <= 20000 and t.layout is torch.strided for t in [*case.tensors, *results]
         )
