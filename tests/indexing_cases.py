@@ -98,6 +98,17 @@ def scatters() -> Cases:
         aten.masked_scatter.default: [
             Case(aten.masked_scatter.default, (x, x > 0, f(40))), Case(aten.masked_scatter.default, (f(900), f(900) > 0, f(900))),
         ],
+        aten.histogram.bin_ct: [
+            Case(aten.histogram.bin_ct, (f(200), 9)),
+            Case(aten.histogram.bin_ct, (f(99), 6), {"weight": f(99), "range": [-1.0, 2.0]}),
+        ],
+        aten.histogram.bins_tensor: [
+            Case(aten.histogram.bins_tensor, (f(200), torch.tensor([-1.0, 0.0, 0.5, 3.0])), {"density": True})
+        ],
+        aten.segment_reduce.default: [
+            Case(aten.segment_reduce.default, (f(9, 2), how), {"lengths": torch.tensor([4, 0, 5]), "unsafe": True})
+            for how in ("sum", "mean", "max", "min", "prod")
+        ],
         aten.histc.default: [Case(aten.histc.default, (f(500), 10)), Case(aten.histc.default, (f(20, 9), 7, -1, 1))],
     }  # fmt: skip
 

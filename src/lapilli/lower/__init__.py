@@ -4,6 +4,7 @@ from lapilli.lower import (  # noqa: F401
     composed,
     convolution,
     distance,
+    histogram,
     indexing,
     linalg,
     matmul,
