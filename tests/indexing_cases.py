@@ -28,7 +28,7 @@ def distinct(*shape: int) -> torch.Tensor:
 
 def gathers() -> Cases:
     x = f(4, 5, 6)
-    rows, columns = places(4, 3, 2, low=-4), places(6, 2, low=-6)
+    rows, columns = places(4, 3, 2, low=-4), places(5, 2, low=-5)
     indexed = [
         (x, [rows]), (x, [rows, columns]), (x, [None, places(5, 7), columns[:1]]), (x, [rows, None, columns]),
         (x, [None, None, places(6)]), (distinct(8), [places(8, 3, 3)]), (x, [places(4, 0)]),
