@@ -86,7 +86,9 @@ class Call:
     shapes: tuple[tuple[Int, ...], ...]  # of the results
     dtypes: tuple[DType, ...]
     half: bool  # store float32 intermediates as float16
-    dense: bool = True  # whether torch has every tensor argument row-major in memory
+    dense: bool = (
+        True  # whether torch has every tensor argument row-major in memory of its own (told to as_strided only)
+    )
 
     @property
     def shape(self) -> tuple[Int, ...]:
