@@ -33,11 +33,11 @@ def choose(task: Task, by_out: Mapping[int, Task], ctx: Context) -> bool:
     if scores is None or weights is None or scores.core is None or not isinstance(scores.core.contraction, Matmul):
         return False
     batch = [a.extent for a in note.batch]
-    found = [_tensor(x, batch, ctx) for x in (note.q, note.k, note.v)]
-    sizes = [x.shape[-1].value for x in (note.q, note.v)]
-    if any(t is None for t in found) or None in sizes:
+    q, k, v = (_tensor(x, batch, ctx) for x in (note.q, note.k, note.v))
+    size, width = note.q.shape[-1].value, note.v.shape[-1].value
+    if q is None or k is None or v is None or not size or not width:
         return False
-    template = _Flash(scores, note.causal, *(t for t in found if t is not None), sizes[0] or 0, sizes[1] or 0)
+    template = _Flash(scores, note.causal, q, k, v, size, width)
     if template.tile(task) is None:
         return False
     task.template = template
