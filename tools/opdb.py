@@ -115,12 +115,13 @@ def work(limit: int | None, without_device: bool, name: str, start: int) -> Iter
     compile = interpreted if without_device else compile_for_device
     try:
         samples = calls(name, limit)
-    except Exception as error:  # torch's own: a package that is not there
+        richest = max(calls(name, MANY), key=_free_sizes)
+    except Exception as error:  # a package that they need is not there, or there are none
         yield {"sample": 0, **Measurement("unexportable", f"torch has no samples here: {error}").as_dict()}
         return
     for k in range(start - 1, len(samples)):
         if k == DYNAMIC:
-            found = dynamic(name, max(calls(name, MANY), key=_free_sizes), compile)
+            found = dynamic(name, richest, compile)
         else:
             found = static(name, samples[k], compile)
         yield {"sample": k, **found.as_dict()}
