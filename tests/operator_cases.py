@@ -8,6 +8,7 @@ from typing import Any
 import pointwise_cases
 import torch
 from agreement import Case
+from indexing_cases import factorisations, gathers, scatters, searches
 
 aten = torch.ops.aten
 _generator = torch.Generator().manual_seed(7)
@@ -224,6 +225,10 @@ for _group in (
     _views(),
     _matmuls(),
     pointwise_cases.CASES,
+    gathers(),
+    scatters(),
+    searches(),
+    factorisations(),
 ):
     for _overload, _cases in _group.items():
         CASES.setdefault(_overload, []).extend(_cases)

@@ -17,6 +17,7 @@ from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.decompose import decompose
 from lapilli.graph.fold import fold_batch_norm, fold_constants, fold_padding
 from lapilli.graph.functionalize import functionalize
+from lapilli.graph.merge import merge_linear
 from lapilli.graph.module import Module
 from lapilli.graph.passes import clean_up, prepare
 from lapilli.graph.split import split_large_weights
@@ -423,3 +424,34 @@ def test_large_layers_are_split(bias: bool) -> None:
     assert targets(module).count(aten.linear.default) == 3  # of 24, 24 and 2 rows
     check(module, model, x)
     assert split_large_weights(module, limit=1 << 20) == 0
+
+
+# -- merging
+
+
+class _Projections(nn.Module):
+    """Attention with layers of its own for queries, keys and values."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(12, size, bias=bias) for size in (8, 8, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = [layer(x).unflatten(-1, (2, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v)]
+        return nn.functional.scaled_dot_product_attention(*heads)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_projections_of_attention_are_merged(bias: bool) -> None:
+    model, x = _Projections(bias), torch.randn(2, 5, 12)
+    module = captured(model, x)
+    assert targets(module).count(aten.linear.default) == 3
+    assert merge_linear(module) == 3
+    assert targets(module).count(aten.linear.default) == 1
+    check(module, model, x)
+
+
+def test_layers_that_others_read_stay_apart() -> None:
+    """An activation is an epilogue of its own layer only."""
+    a, b = nn.Linear(6, 8), nn.Linear(6, 8)
+    assert merge_linear(captured(lambda x: a(x).relu() @ b(x).transpose(0, 1), torch.randn(3, 6))) == 0

@@ -102,6 +102,18 @@ class Leaks(nn.Module):
         return torch.softmax(self.m, -1) @ self.w.weight
 
 
+class Normalises(nn.Module):
+    """Rows of the state are read whole, and written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p = nn.Buffer(torch.rand(4, 40).softmax(-1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.p.copy_((self.p * 3 + x).softmax(-1))
+        return self.p - x
+
+
 class Overwrites(nn.Module):
     """A state that no run reads; the model returns nothing of it."""
 
@@ -142,6 +154,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Tensor, .
     "rolls": (Rolls, lambda k: (torch.randn(4),)),
     "recurrent": (Recurrent, lambda k: (torch.randn(2, 8),)),
     "leaks": (Leaks, lambda k: (torch.randn(4, 8),)),
+    "normalises": (Normalises, lambda k: (torch.randn(4, 40),)),
     "overwrites": (Overwrites, lambda k: (_ints(),)),
     "cache": (Cache, lambda k: (torch.randn(2, 1, 8), torch.tensor(k))),
 }

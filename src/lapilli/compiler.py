@@ -29,7 +29,7 @@ from lapilli.runtime.description import Symbol, TensorSpec
 from lapilli.runtime.method import METADATA_KEY, Interface, dumps
 from lapilli.runtime.report import Operator
 from lapilli.runtime.script import Script
-from lapilli.schedule.plan import Schedule, schedule
+from lapilli.schedule.plan import Schedule, realize_graph, schedule
 from lapilli.schedule.target import TARGETS, Target, plans_for
 
 Progress = Callable[[str, int, int], None]
@@ -139,7 +139,10 @@ def _write(
     writer: Writer, parts: Sequence[Part], targets: Sequence[Target], progress: Progress | None = None
 ) -> list[list[Schedule]]:
     """Writes methods, and returns the schedules of each, one for every target."""
-    schedules = [[schedule(p.graphs[t.half], t, choose_templates) for t in targets] for p in parts]
+    schedules = []
+    for part in parts:
+        realized = {half: realize_graph(graph) for half, graph in part.graphs.items()}
+        schedules.append([schedule(realized[t.half], t, choose_templates) for t in targets])
     kernels = [[write_all(s) for s in of_part] for of_part in schedules]
     codes = build(
         (w.source for of_part in kernels for written in of_part for w in written.values()),

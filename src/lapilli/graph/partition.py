@@ -18,7 +18,7 @@ from torch import fx
 
 from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.module import Module
-from lapilli.lower import is_size, refusals
+from lapilli.lower import READS_NUMBER, is_size, refusals
 from lapilli.runtime.report import Operator
 from lapilli.runtime.script import NUMBERS, Call, Script, Tree
 
@@ -99,7 +99,7 @@ class _Partitioner:
                 continue
             least = max((self.levels[a] for a in n.all_input_nodes), default=0)
             follows = n.target is operator.getitem or is_size(n.meta.get("val"))
-            if follows and n.target is not torch.ops.aten._local_scalar_dense.default:
+            if follows and n.target not in READS_NUMBER:
                 self.levels[n] = least
             else:
                 host = n in self.refused
@@ -152,7 +152,7 @@ class _Partitioner:
     # -- the host
     def _number(self, n: fx.Node) -> None:
         """Integers are computed from sizes when they are needed; what is read from a tensor, and other numbers, by calls."""
-        if n.target is torch.ops.aten._local_scalar_dense.default:
+        if n.target in READS_NUMBER:
             self.result.calls.append(Call("item", [self._argument(n.args[0])], [n.name]))
         elif not isinstance(n.meta["val"], int | torch.SymInt) or isinstance(n.meta["val"], bool):
             name = getattr(n.target, "__name__", "").removeprefix("_sym_")
@@ -210,7 +210,7 @@ class _Partitioner:
     def _argument(self, a: Any) -> Any:
         if isinstance(a, fx.Node):
             val = a.meta.get("val")
-            if isinstance(val, torch.SymInt) and a.target is not torch.ops.aten._local_scalar_dense.default:
+            if isinstance(val, torch.SymInt) and a.target not in READS_NUMBER:
                 return {"size": self._tree(val.node.expr)}
             if a in self.module.constants:
                 self._keep_constant(a)
@@ -268,7 +268,7 @@ class _Partitioner:
                 continue
             val = n.meta.get("val")
             if isinstance(val, torch.SymInt) and isinstance(val.node.expr, sympy.Symbol):
-                plain = n.op == "placeholder" or n.target is torch.ops.aten._local_scalar_dense.default
+                plain = n.op == "placeholder" or n.target in READS_NUMBER
                 if plain:
                     known.setdefault(val.node.expr.name, ["value", n.name])
             made = n.args[0] if n.target is operator.getitem else n

@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from lapilli.graph.decompose import decompose
 from lapilli.graph.fold import fold_batch_norm, fold_constants, fold_padding
 from lapilli.graph.functionalize import functionalize
+from lapilli.graph.merge import merge_linear
 from lapilli.graph.module import Module
 from lapilli.graph.split import split_large_weights
 from lapilli.lower.registry import is_supported
@@ -36,6 +37,7 @@ def optimize(module: Module) -> None:
     fold_batch_norm(module)
     fold_padding(module)
     fold_constants(module)
+    merge_linear(module)
     split_large_weights(module)
 
 

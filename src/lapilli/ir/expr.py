@@ -48,9 +48,10 @@ COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor",
 class Expr:
     """A scalar value. Build with the functions below, not with the classes."""
 
-    __slots__ = ("__weakref__", "dtype", "id")
+    __slots__ = ("__weakref__", "_loads", "dtype", "id")
     dtype: DType
     id: int
+    _loads: tuple[Load, ...]  # found when somebody asks
 
     @property
     def key(self) -> str:
@@ -228,6 +229,8 @@ def cast_to(x: Expr, dtype: DType) -> Expr:
         return x
     if isinstance(x, Const):
         return const(x.value, dtype)
+    if isinstance(x, Op) and x.op == "cast" and x.args[0].dtype is dtype is DType.bool:
+        return x.args[0]  # there and back
     return _op("cast", dtype, x)
 
 
@@ -282,7 +285,12 @@ def walk(root: Expr, through_indirect: bool = True) -> Iterator[Expr]:
 
 
 def loads(root: Expr) -> list[Load]:
-    return [e for e in walk(root) if isinstance(e, Load)]
+    """All loads below and with root, each once."""
+    if isinstance(root, Load):  # not kept, as it would refer to itself
+        return [e for e in walk(root) if isinstance(e, Load)]
+    if not hasattr(root, "_loads"):
+        root._loads = tuple(e for e in walk(root) if isinstance(e, Load))
+    return list(root._loads)
 
 
 def substitute(i: Int, mapping: Mapping[Atom, IntLike]) -> Int:

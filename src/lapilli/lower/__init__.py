@@ -4,12 +4,16 @@ from lapilli.lower import (  # noqa: F401
     attention,
     backward,
     bits,
+    composed,
     convolution,
     creation,
+    distance,
+    grid_sampler,
     indexing,
     linalg,
     matmul,
     normalization,
+    orthogonal,
     pointwise,
     pooling,
     prims,
@@ -23,7 +27,7 @@ from lapilli.lower import (  # noqa: F401
     special,
     views,
 )
-from lapilli.lower.graph import is_computed, is_size, lower, refusals
+from lapilli.lower.graph import READS_NUMBER, is_computed, is_size, lower, refusals
 from lapilli.lower.registry import is_supported, lowerings
 
-__all__ = ["is_computed", "is_size", "is_supported", "lower", "lowerings", "refusals"]
+__all__ = ["READS_NUMBER", "is_computed", "is_size", "is_supported", "lower", "lowerings", "refusals"]

@@ -113,9 +113,7 @@ def _how(overload: Overload) -> tuple[str, str]:
         return "gpu", f"{home}.py: {function.__qualname__.partition('.<locals>')[0]}"
     if overload in decompositions:
         return "decomposed", "Lapilli"
-    if overload in tables()[0] or overload.has_kernel_for_dispatch_key(
-        torch._C.DispatchKey.CompositeImplicitAutograd
-    ):
+    if overload in tables()[0] or overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
         return "decomposed", "torch"
     return "cpu", "no lowering"
 

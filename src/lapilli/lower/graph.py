@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import sympy
 import torch
 from torch import fx
@@ -18,6 +19,9 @@ from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary
 from lapilli.ir.integer import Int, as_int, maximum, minimum, symbol
 from lapilli.ir.node import Constant, Graph, Input, Map, Node, State
 from lapilli.lower.registry import FROM_TORCH, Call, fresh_axes, from_torch, lowerings
+
+READS_NUMBER = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
+"""Operators that take a number out of a tensor: the host waits for it."""
 
 
 class Symbols:
@@ -143,6 +147,7 @@ def refusals(module: Module) -> dict[fx.Node, str]:
     symbols = Symbols(module.ranges)
     values: dict[fx.Node, Any] = {}
     reasons: dict[fx.Node, str] = {}
+    seen: set[str] = set()
     for node in module.graph.nodes:
         if node.op == "placeholder" and node in module.constants:
             values[node] = _stand_in(module.constants[node], symbols)
@@ -151,27 +156,27 @@ def refusals(module: Module) -> dict[fx.Node, str]:
         elif node.target is operator.getitem and node.args[0] not in reasons:
             values[node] = values[node.args[0]][node.args[1]]
         else:
-            before = set(symbols.known)
             reason = _refusal(node, values, symbols)
-            if reason is None and _new_sizes(node, before):
+            if reason is None and _unbacked(node.meta.get("val")) - seen:
                 reason = "the size of its result depends on data"
             if reason is not None:
                 reasons[node] = reason
                 values[node] = _stand_in(node.meta.get("val"), symbols)
+        seen |= _unbacked(node.meta.get("val"))
     return {n: r for n, r in reasons.items() if n.target is not operator.getitem}
 
 
-def _new_sizes(node: fx.Node, known: set[str]) -> bool:
-    """Whether a call's result has sizes that nothing before it has (torch names those `u0`, `u1`, ...)."""
-    val = node.meta.get("val")
-    tensors = [v for v in (val if isinstance(val, list | tuple) else [val]) if isinstance(v, torch.Tensor)]
-    sizes: list[Any] = [s.node.expr for t in tensors for s in list[Any](t.shape) if isinstance(s, torch.SymInt)]
-    return any(a.name.startswith("u") and a.name not in known for e in sizes for a in e.free_symbols)
+def _unbacked(val: Any) -> set[str]:
+    """Sizes in a value that depend on data; torch names them `u0`, `u1`, ..."""
+    listed = val if isinstance(val, list | tuple) else [val]
+    numbers: list[Any] = [n for v in listed for n in (list[Any](v.shape) if isinstance(v, torch.Tensor) else [v])]
+    found = {a.name for n in numbers if isinstance(n, torch.SymInt) for a in n.node.expr.free_symbols}
+    return {name for name in found if name.startswith("u")}
 
 
 def _refusal(node: fx.Node, values: dict[fx.Node, Any], symbols: Symbols) -> str | None:
     """Lowers a call; None when that works."""
-    if node.target is torch.ops.aten._local_scalar_dense.default:
+    if node.target in READS_NUMBER:
         return "reads a number on the host"
     if is_computed(node) and node.target not in lowerings:
         return "no GPU lowering"
@@ -227,14 +232,15 @@ def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, in
     constant = module.constants.get(node)
     if constant is not None:
         dtype = from_torch(constant.dtype)
-        if dtype is DType.float64:
-            raise TypeError(
-                f"{node.name} is float64, which is not supported on the GPU; convert the model with .float()"
-            )
         rounded = half and dtype is DType.float32 and constant.dim() > 1
         shape = tuple(as_int(s) for s in constant.shape)
+        value = module.array(node, rounded)
+        if dtype is DType.float64:  # a number that only lends its value; who computes in float64 says so itself
+            dtype, value = DType.float32, value.astype(np.float32)
+        if dtype is DType.int64 and value.size and not -(2**31) <= value.min() <= value.max() < 2**31:
+            raise TypeError(f"{node.name} has integers that do not fit into the 32 bits in which the GPU computes them")
         kept = DType.float16 if rounded else dtype
-        return Constant(shape, kept, node.name, "constant", value=module.array(node, rounded))
+        return Constant(shape, kept, node.name, "constant", value=value)
     val = node.meta["val"]
     if node in module.states:
         state = module.states[node]

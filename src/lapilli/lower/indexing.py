@@ -43,8 +43,8 @@ def unflat(linear: Int, shape: Sequence[Int]) -> list[Int]:
 
 @lowering(aten.gather.default)
 def gather(call: Call, x: Node, dim: int, positions: Node, **_: Any) -> Map:
-    if not x.rank:
-        return call.map(lambda *at: load(x, []))
+    if not x.rank or product(call.shape) == 0:
+        return call.map(lambda *at: load(x, [as_int(0)] * x.rank))
     d = dim % x.rank
     if not positions.rank:
         return call.map(lambda: load(x, [indirect(load(positions, []), x.shape[0])]))
@@ -237,6 +237,12 @@ def unfold(call: Call, x: Node, dim: int, size: int, step: int) -> Map:
     return call.map(lambda *at: load(x, at_dim(at[:-1], d, at[d] * step + at[-1])))
 
 
+def _two(sizes: int | Sequence[int]) -> list[int]:
+    """torch takes one number for both dimensions."""
+    listed = [sizes] if isinstance(sizes, int) else list(sizes)
+    return listed * 2 if len(listed) == 1 else listed
+
+
 def _positions(size: Int, k: int, dilation: int, padding: int, stride: int) -> Int:
     """How many windows fit into a padded dimension."""
     return (size + 2 * padding - dilation * (k - 1) - 1) // stride + 1
@@ -247,6 +253,7 @@ def im2col(
     call: Call, x: Node, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> Map:
     """[N, C, H, W] -> [N, C * kh * kw, windows]; N may be missing."""
+    kernel, dilation, padding, stride = map(_two, (kernel, dilation, padding, stride))
     windows = [_positions(x.shape[d - 2], kernel[d], dilation[d], padding[d], stride[d]) for d in range(2)]
 
     def body(*at: Int) -> Expr:
@@ -270,6 +277,7 @@ def col2im(
     stride: Sequence[int],
 ) -> Node:
     """The sum, for every pixel, of what all windows hold of it."""
+    kernel, dilation, padding, stride = map(_two, (kernel, dilation, padding, stride))
     windows = [_positions(call.shape[d - 2], kernel[d], dilation[d], padding[d], stride[d]) for d in range(2)]
     kh, kw = (as_int(k) for k in kernel)
 

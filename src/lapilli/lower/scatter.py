@@ -7,7 +7,6 @@ for index_put, put and histograms. Of several entries for one place the last win
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -79,13 +78,13 @@ def combined(
     total = call.reduce(op, lambda at, r: entry(at, r[0]), call.shape, [entries], floats)
     needs_count = how == "mean" or not include_self
     if not needs_count:
-        return call.map(lambda *at: binary(meet, load(x, at), load(total, at)))
+        return call.map(lambda *at: binary(meet, load(x, at), cast_to(load(total, at), kind)))
     many = call.reduce(
         "sum", lambda at, r: cast_to(matches(at, r[0]), DType.int32), call.shape, [entries], DType.int32, "_count"
     )
 
     def body(*at: Int) -> Expr:
-        old, new, n = load(x, at), load(total, at), load(many, at)
+        old, new, n = load(x, at), cast_to(load(total, at), kind), load(many, at)
         result = binary(meet, old, new) if include_self else new
         if how == "mean":
             n = n + 1 if include_self else n
@@ -179,7 +178,9 @@ def index_add(call: Call, x: Node, dim: int, positions: Node, src: Node, *, alph
     value = _slice_source(src, place)
     kind = call.dtype.compute
     if kind is DType.bool:
-        return combined(call, x, n, matches, value)
+        return combined(
+            call, x, n, matches, lambda at, j: binary("and", cast_to(value(at, j), kind), const(bool(alpha)))
+        )
     return combined(call, x, n, matches, lambda at, j: cast_to(value(at, j), kind) * const(alpha, kind))
 
 
@@ -314,8 +315,3 @@ def histc(call: Call, x: Node, bins: int = 100, lo: float = 0, hi: float = 0) ->
 def clamped(e: Expr, bins: int) -> Expr:
     """The bin of a scaled value; the last one includes its end, and what is out of range gets any."""
     return binary("max", binary("min", e, float(bins - 1)), 0.0)
-
-
-@lowering(aten.bincount.default, aten._unique2.default, aten.nonzero.default, aten.masked_select.default)
-def of_unknown_size(call: Call, *_: Any, **__: Any) -> Node:
-    raise TypeError(f"{call.op}: the size of its result is not known before it runs")

@@ -29,10 +29,16 @@ class Schedule:
 Choose = Callable[[list[Task], dict[int, Layout], dict[int, Map], Target], list[Task]]
 
 
-def schedule(graph: Graph, target: Target, choose: Choose) -> Schedule:
-    """choose: gives tasks their kernel templates, and returns all tasks with those that templates need."""
+def realize_graph(graph: Graph) -> tuple[Graph, Realized]:
+    """What all targets share: states in place, and which values get memory of their own."""
     graph = in_place(graph)
-    realized: Realized = realize(graph)
+    return graph, realize(graph)
+
+
+def schedule(source: Graph | tuple[Graph, Realized], target: Target, choose: Choose) -> Schedule:
+    """source: a graph, or what `realize_graph` made of it; choose: gives tasks their kernel templates, and returns all tasks
+    with those that templates need."""
+    graph, realized = realize_graph(source) if isinstance(source, Graph) else source
     tasks = fuse_rows(make_tasks(realized), graph.results, target)
     layouts = assign(tasks, list(graph.inputs), graph.results)
     tasks, stored = settle(graph.stores, choose(tasks, layouts, realized.views, target), layouts, target.half)

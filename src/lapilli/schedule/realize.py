@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lapilli.ir.expr import Expr, Load, Select, cost, loads, rewrite, walk
+from lapilli.ir.expr import Expr, Load, Select, cast_to, cost, loads, rewrite, walk
 from lapilli.ir.integer import Atom, Extremum, Indirect, Int, Quotient, Remainder, Symbol, Var, as_int, of, product
 from lapilli.ir.node import Attention, Convolution, Graph, Map, Matmul, Node, Reduce
 from lapilli.lower.views import reshape_index
@@ -51,7 +51,8 @@ def realize(graph: Graph) -> Realized:
     bodies: dict[int, Expr] = {}
 
     def inline(n: Map, at: Load) -> Expr:
-        return rewrite(bodies[n.id], dict(zip(n.axes, at.index, strict=True)))
+        value = rewrite(bodies[n.id], dict(zip(n.axes, at.index, strict=True)))
+        return cast_to(value, at.dtype)  # bools are stored as integers
 
     kept: list[Map | Reduce] = []
     for n in nodes:
