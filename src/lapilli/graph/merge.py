@@ -29,7 +29,7 @@ def merge_linear(module: Module) -> int:
         layers = sorted(n for n in x.users if _is_mergeable(module, n, x))
         for biased in (True, False):
             group = [n for n in layers if (_bias(n) is not None) == biased]
-            elements = sum(module.constants[n.args[1]].numel() for n in group)  # type: ignore[index]
+            elements = sum(module.constants[n.args[1]].numel() for n in group)
             if len(group) > 1 and elements * 4 <= LIMIT:
                 _merge(module, x, group, biased)
                 merged += len(group)
