@@ -7,6 +7,7 @@ kernel without shared memory or barriers. All of it is stable. NaN is the greate
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ CHUNK = 64
 
 def second(call: Call) -> Call:
     """The second result of a call: the positions."""
-    return Call(call.name + "_index", call.op, call.shapes[1:], call.dtypes[1:], call.half)
+    return replace(call, name=call.name + "_index", shapes=call.shapes[1:], dtypes=call.dtypes[1:])
 
 
 def key(e: Expr) -> Expr:
@@ -237,7 +238,7 @@ def _register_medians() -> None:
         def build(call: Call, x: Node) -> Map:
             n = product(x.shape)
             line = call.map(lambda i: load(x, unflat(i, x.shape)), [n], x.dtype)
-            both = Call(call.name, call.op, (call.shape, call.shape), (call.dtype, DType.int64), call.half)
+            both = replace(call, shapes=(call.shape, call.shape), dtypes=(call.dtype, DType.int64))
             return _median(both, line, 0, ignore_nan)[0]
 
         return build
