@@ -50,7 +50,7 @@ def permutation(call: Call, x: Node, d: int, descending: bool = False) -> Node:
     """Positions along dimension d of the elements in their order: int32, of the shape of x."""
     n = x.shape[d]
     longest = bound(call, n)
-    order = _sorted_chunks(call, x, d, descending, min(longest, CHUNK))
+    order = _sorted_chunks(call, x, d, descending, whole=longest <= CHUNK)
     run = CHUNK
     while run < longest:
         order = _merged(call, x, order, d, run, descending)
@@ -58,15 +58,17 @@ def permutation(call: Call, x: Node, d: int, descending: bool = False) -> Node:
     return order
 
 
-def _sorted_chunks(call: Call, x: Node, d: int, descending: bool, chunk: int) -> Node:
-    """First how many elements of its chunk come before each; then the element with as many as its place."""
+def _sorted_chunks(call: Call, x: Node, d: int, descending: bool, whole: bool) -> Node:
+    """First how many elements of its chunk come before each; then the element with as many as its place.
+
+    whole: all of the dimension is one chunk."""
     n = x.shape[d]
 
     def peer(at: Sequence[Int], r: Int) -> Int:
         """Place of the element r of the chunk; beyond the end there may be none."""
-        return r if n.bounds[1] is not None and (n.bounds[1] or 0) <= chunk else at[d] // chunk * chunk + r
+        return r if whole else at[d] // CHUNK * CHUNK + r
 
-    size = n if n.value is not None and n.value <= chunk else as_int(chunk)
+    size = n if whole else as_int(CHUNK)
 
     def earlier(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
         j = peer(at, r[0])
