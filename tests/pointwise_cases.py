@@ -94,6 +94,10 @@ def creation() -> Cases:
         aten.new_full.default: [Case(aten.new_full.default, (x, [4], 1e30))],
         aten.full.default: [Case(aten.full.default, ([2, 3], 7))],
         aten.full_like.default: [Case(aten.full_like.default, (x, float("-inf")))],
+        aten.logspace.default: [
+            Case(aten.logspace.default, (0, 4, 5)), Case(aten.logspace.default, (-1.5, 2, 7, 2.0)),
+            Case(aten.logspace.default, (0, 4, 5), {"dtype": torch.int64}),
+        ],
         aten.eye.default: [Case(aten.eye.default, (4,))],
         aten.eye.m: [Case(aten.eye.m, (3, 5), {"dtype": torch.int64})],
         aten.arange.start_step: [

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from agreement import FLOAT_BOUND, relative_error
@@ -342,10 +343,23 @@ def test_a_weight_that_two_convolutions_share_is_folded_for_one() -> None:
     check(module, model, x)
 
 
-def test_batch_norm_of_a_batch_is_refused() -> None:
+def test_batch_norm_of_a_batch() -> None:
     model = nn.BatchNorm2d(3, track_running_stats=False).eval()
-    with pytest.raises((TypeError, CompileError)):
-        lapilli.compile(model, (torch.randn(2, 3, 4, 4),))
+    x = torch.randn(2, 3, 4, 4)
+    check(captured(model, x), model, x)
+
+
+def test_batch_norm_that_updates_its_statistics() -> None:
+    """Its schema does not tell that it does: it is decomposed, and the statistics are results."""
+
+    def f(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+        return nn.functional.batch_norm(x, mean, variance, None, None, True, 0.1, 1e-5)
+
+    given = (torch.randn(2, 3, 4, 4), torch.randn(3), torch.rand(3) + 1)
+    got = interpret.run(lower(prepare(capture(Wrap(f), given))), [t.numpy().copy() for t in given])
+    _, mean, variance = changed = [t.clone() for t in given]
+    for ours, theirs in zip(got, (f(*changed), mean, variance), strict=True):
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_constants_are_folded() -> None:

@@ -50,9 +50,16 @@ def _as_it_stands(program: ExportedProgram) -> Module | None:
 
 
 def _is_known(node: fx.Node) -> bool:
+    if _updates_statistics(node):
+        return False
     if node.op != "call_function" or node.target is operator.getitem or is_supported(node.target):
         return True
     return isinstance(node.meta.get("val"), int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def _updates_statistics(node: fx.Node) -> bool:
+    """Whether this is a batch norm in training mode, whose schema does not say that it changes its running statistics."""
+    return node.target is aten.batch_norm.default and bool(node.args[5]) and node.args[3] is not None
 
 
 def clean_up(module: Module) -> None:

@@ -8,7 +8,8 @@ import torch
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, as_expr, binary, cast_to, index
-from lapilli.ir.node import Map, Node
+from lapilli.ir.integer import Int
+from lapilli.ir.node import Constant, Map, Node
 from lapilli.lower.registry import Call, Operand, element, lowering
 
 aten = torch.ops.aten
@@ -66,3 +67,13 @@ def arange_end(call: Call, end: Any, **_: Any) -> Map:
 @lowering(aten.eye.default, aten.eye.m)
 def eye(call: Call, *_: Any, **__: Any) -> Map:
     return call.map(lambda i, j: cast_to(binary("eq", index(i), index(j)), call.dtype.compute))
+
+
+@lowering(aten.logspace.default)
+def logspace(call: Call, start: float, end: float, steps: int, base: float = 10.0, **named: Any) -> Node:
+    """Computed by torch, in double precision: large powers amplify the rounding of their exponent."""
+    if isinstance(steps, Int):
+        raise TypeError(f"{call.op}: the number of steps must be known when the model is compiled")
+    kept = call.storage(call.dtype)
+    values = torch.logspace(start, end, steps, base, dtype=named.get("dtype")).to(torch.float64).numpy()
+    return Constant(call.shape, kept, call.name, call.op, value=values.astype(kept.name))

@@ -225,7 +225,7 @@ def is_size(value: Any) -> bool:
 
 
 def _is_dense(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) or value.is_contiguous()
+    return not isinstance(value, torch.Tensor) or (value.is_contiguous() and value.storage_offset() == 0)
 
 
 def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, inputs: list[Input]) -> Any:
@@ -291,7 +291,7 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], symbols: Symbols, half: 
         tuple(tuple(symbols.size(s) for s in r.shape) for r in results),
         tuple(from_torch(r.dtype) for r in results),
         half,
-        all(_is_dense(n.meta.get("val")) for n in node.all_input_nodes),
+        "as_strided" not in str(node.target) or all(_is_dense(n.meta.get("val")) for n in node.all_input_nodes),
     )
     target: Any = node.target
     made = lowerings[target](call, *value(node.args), **{k: value(v) for k, v in node.kwargs.items()})
