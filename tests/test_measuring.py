@@ -63,6 +63,8 @@ NAN = torch.tensor([1.0, float("nan"), float("inf")])
         ([X], [X, X], "1 outputs instead of 2"),
         ([X.double()], [X], "dtype"),
         ([X[:50]], [X], "shape"),
+        ([X], [X.to_sparse()], "strided instead of torch.sparse_coo"),
+        ([(2 * X).to_sparse()], [X.to_sparse()], "relative error"),
         ([X * (1 + 2e-5)], [X], "relative error 2e-05"),
         ([torch.tensor([1, 2])], [torch.tensor([1, 3])], "1 of 2 elements differ"),
         ([NAN.flip(0)], [NAN], "NaN or infinity"),

@@ -91,6 +91,14 @@ def test_nan_and_infinity_in_functions() -> None:
 
 
 @pytest.mark.poor_device
+def test_largest_float_is_no_infinity() -> None:
+    """What models write over masked scores: a softmax of nothing else must not be NaN."""
+    yes, least = torch.tensor([[True, True], [True, False]]), torch.finfo(torch.float32).min
+    cases = [Case(aten.masked_fill.Scalar, (f(2, 2), yes, value)) for value in (least, -least, float("inf"))]
+    assert_agree(on_device(cases, "any-fp32"), expected(cases))
+
+
+@pytest.mark.poor_device
 def test_nan_and_infinity_in_arithmetic() -> None:
     overloads = [aten.relu, aten.relu6, aten.abs, aten.isnan, aten.isinf, aten.floor, aten.hardswish]
     cases = [Case(o.default, (SPECIAL,)) for o in overloads]

@@ -219,6 +219,8 @@ def compare(got: Sequence[Any], want: Sequence[Any], exact: Sequence[Any] | None
                 continue
             raise Stop("wrong", f"{place}{ours!r} instead of {theirs!r}")
         same_kind(ours, theirs, place)
+        if theirs.layout is not torch.strided:
+            ours, theirs = ours.to_dense(), theirs.to_dense()
         if not (theirs.is_floating_point() or theirs.is_complex()):
             if not torch.equal(ours, theirs):
                 raise Stop("wrong", f"{place}{int((ours != theirs).sum())} of {theirs.numel()} elements differ")
@@ -230,7 +232,7 @@ def compare(got: Sequence[Any], want: Sequence[Any], exact: Sequence[Any] | None
         near = relative_error(a, b)
         error, torch_error = near, 0.0
         if exact is not None:
-            c = _reals(exact[k])
+            c = _reals(exact[k].to_dense())
             error, torch_error = relative_error(a, c), relative_error(b, c)
             if torch_error > USELESS:
                 error, torch_error = near, 0.0
@@ -245,6 +247,8 @@ def same_kind(ours: Any, theirs: torch.Tensor, place: str = "") -> None:
         raise Stop("wrong", f"{place}a {type(ours).__name__} instead of a tensor")
     if ours.dtype != theirs.dtype:
         raise Stop("wrong", f"{place}dtype {ours.dtype} instead of {theirs.dtype}")
+    if ours.layout != theirs.layout:
+        raise Stop("wrong", f"{place}{ours.layout} instead of {theirs.layout}")
     if ours.shape != theirs.shape:
         raise Stop("wrong", f"{place}shape {list(ours.shape)} instead of {list(theirs.shape)}")
 

@@ -147,6 +147,9 @@ _GENERIC = {
 }  # fmt: skip
 
 
+_INFINITE = 2.0**128 - 2.0**103  # what is rounded to infinity in 32 bits begins here
+
+
 def literal(value: float | int | bool, dtype: DType) -> str:
     if dtype is DType.bool:
         return "true" if value else "false"
@@ -155,7 +158,7 @@ def literal(value: float | int | bool, dtype: DType) -> str:
     v = float(value)
     if math.isnan(v):
         return "asfloat(0x7fc00000)"
-    if math.isinf(v) or abs(v) > 3.4028234e38:
+    if abs(v) >= _INFINITE:
         return "asfloat(0x7f800000)" if v > 0 else "asfloat(0xff800000)"
     return f"{v!r}f" if "e" in repr(v) or "." in repr(v) else f"{v!r}.0f"
 
