@@ -292,7 +292,10 @@ _TYPES = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.i
 
 
 def _is_usable(case: Case) -> bool:
-    """Whether the GPU has the types (no float64, no complex), and the sizes are those of a test."""
+    """Whether the GPU has the types (no float64, no complex), the sizes are those of a test, and nothing is drawn."""
+    names = [a.name for a in case.overload._schema.arguments]
+    if (dict(zip(names, case.args, strict=False)) | case.kwargs).get("dropout_p"):
+        return False
     results = case()
     return (
         bool(results)
