@@ -28,7 +28,7 @@ def distinct(*shape: int) -> torch.Tensor:
 
 def gathers() -> Cases:
     x = f(4, 5, 6)
-    rows, columns = places(4, 3, 2, low=-4), places(6, 2, low=-6)
+    rows, columns = places(4, 3, 2, low=-4), places(5, 2, low=-5)
     indexed = [
         (x, [rows]), (x, [rows, columns]), (x, [None, places(5, 7), columns[:1]]), (x, [rows, None, columns]),
         (x, [None, None, places(6)]), (distinct(8), [places(8, 3, 3)]), (x, [places(4, 0)]),
@@ -98,6 +98,17 @@ def scatters() -> Cases:
         aten.masked_scatter.default: [
             Case(aten.masked_scatter.default, (x, x > 0, f(40))), Case(aten.masked_scatter.default, (f(900), f(900) > 0, f(900))),
         ],
+        aten.histogram.bin_ct: [
+            Case(aten.histogram.bin_ct, (f(200), 9)),
+            Case(aten.histogram.bin_ct, (f(99), 6), {"weight": f(99), "range": [-1.0, 2.0]}),
+        ],
+        aten.histogram.bins_tensor: [
+            Case(aten.histogram.bins_tensor, (f(200), torch.tensor([-1.0, 0.0, 0.5, 3.0])), {"density": True})
+        ],
+        aten.segment_reduce.default: [
+            Case(aten.segment_reduce.default, (f(9, 2), how), {"lengths": torch.tensor([4, 0, 5]), "unsafe": True})
+            for how in ("sum", "mean", "max", "min", "prod")
+        ],
         aten.histc.default: [Case(aten.histc.default, (f(500), 10)), Case(aten.histc.default, (f(20, 9), 7, -1, 1))],
     }  # fmt: skip
 
@@ -132,7 +143,7 @@ def searches() -> Cases:
     found[bucket] = [Case(bucket, (edges, edges[1]), {"right": right, "out_int32": right}) for right in (False, True)]
     found[aten.searchsorted.Scalar] = [Case(aten.searchsorted.Scalar, (edges[0], 0.25))]
     found[aten.bucketize.Scalar] = [Case(aten.bucketize.Scalar, (0.25, edges[0]))]
-    members = distinct(5, 5)[::2]
+    members = distinct(5, 3)
     found[aten.isin.Tensor_Tensor] = [
         Case(aten.isin.Tensor_Tensor, (distinct(4, 7), members), {"invert": invert}) for invert in (False, True)
     ]
@@ -165,6 +176,18 @@ def factorisations() -> Cases:
     found[aten.linalg_qr.default] = [
         Case(aten.linalg_qr.default, (x, mode)) for x in (f(6, 4), f(3, 5), square) for mode in ("reduced", "complete")
     ]
+    singular = torch.diag(torch.tensor([3.0, -2.0, 0.0, 0.5]))
+    svd = aten._linalg_svd.default
+    found[svd] = [Case(svd, (x, False, False)) for x in (f(6, 4), f(3, 5), batch, singular)]
+    eigh = aten._linalg_eigh.default
+    found[eigh] = [Case(eigh, (x, uplo, False)) for x in (definite, batch, singular) for uplo in ("L", "U")]
+    pinv, rank = aten.linalg_pinv, aten.linalg_matrix_rank
+    found[pinv.default] = [Case(pinv.default, (f(6, 4), 1e-6))]
+    for overload in (pinv.atol_rtol_float, pinv.atol_rtol_tensor, aten.pinverse.default):
+        found[overload] = [Case(overload, (x,)) for x in (f(6, 4), f(3, 5), dominant)]
+    for overload in (rank.atol_rtol_float, rank.atol_rtol_tensor):
+        found[overload] = [Case(overload, (x,)) for x in (f(3, 5), f(5, 2) @ f(2, 5), singular)]
+    found[rank.atol_rtol_float].append(Case(rank.atol_rtol_float, (singular,), {"atol": 1.0}))
     a, b = f(2, 5, 3), f(2, 4, 3)
     norms = (0.0, 1.0, 2.0, 3.5, float("inf"))
     found[aten.cdist.default] = [Case(aten.cdist.default, (a, b, p)) for p in norms]

@@ -215,6 +215,52 @@ def _matmuls() -> Cases:
     }  # fmt: skip
 
 
+def _attention() -> Cases:
+    """Masks, grouped heads, sizes that are no multiples of 4, rows without any key, more keys than a tile."""
+    whole, cpu = aten.scaled_dot_product_attention.default, aten._scaled_dot_product_flash_attention_for_cpu.default
+
+    def heads(q: tuple[int, ...], k: tuple[int, ...], v: int | None = None) -> tuple[torch.Tensor, ...]:
+        return f(*q), f(*k), f(*k[:-1], v or k[-1])
+
+    some = torch.rand(2, 1, 7, 9, generator=_generator) > 0.5
+    some[0, 0, 2] = False
+    bias = f(7, 9)
+    bias[3] = float("-inf")
+    plain = ((2, 3, 7, 8), (2, 3, 9, 8))
+    return {
+        whole: [
+            Case(whole, heads(*plain)), Case(whole, heads((2, 3, 7, 5), (2, 3, 9, 5), 6)),
+            Case(whole, (*heads(*plain), some)), Case(whole, (*heads(*plain), bias)),
+            Case(whole, (*heads((2, 70, 16), (2, 70, 16)), None, 0.0, True)),
+            Case(whole, (*heads((1, 2, 20, 12), (1, 2, 45, 12)), None, 0.0, True)),
+            Case(whole, heads((2, 6, 7, 8), (2, 2, 9, 8)), {"enable_gqa": True}),
+            Case(whole, heads((2, 3, 7, 8), (1, 3, 9, 8)), {"scale": 0.3}),
+            Case(whole, heads((7, 8), (9, 8))), Case(whole, heads((1, 2, 3, 7, 8), (1, 2, 3, 40, 8))),
+            Case(whole, heads((1, 2, 33, 64), (1, 2, 65, 64))), Case(whole, heads((1, 1, 1, 80), (1, 1, 67, 80))),
+        ],
+        cpu: [
+            Case(cpu, heads(*plain)), Case(cpu, (*heads((1, 2, 9, 8), (1, 2, 9, 8)), 0.0, True)),
+            Case(cpu, heads(*plain), {"attn_mask": bias.clamp(min=-2), "scale": 0.2}),
+        ],
+    }  # fmt: skip
+
+
+def _rows() -> Cases:
+    """Rows of all lengths, some with NaN and infinity."""
+    strange = f(6, 40)
+    strange[0], strange[1, 3], strange[2, 5], strange[3, 0] = float("-inf"), float("nan"), float("inf"), float("-inf")
+    layer, group = aten.layer_norm.default, aten.group_norm.default
+    lengths = (1, 2, 3, 5, 127, 1000)
+    return {
+        aten._softmax.default: [Case(aten._softmax.default, (f(3, n), -1, False)) for n in lengths]
+        + [Case(aten._softmax.default, (strange, -1, False)), Case(aten._softmax.default, (f(40, 6, 5), 1, False))],
+        aten._log_softmax.default: [Case(aten._log_softmax.default, (f(40, n), 1, False)) for n in lengths],
+        layer: [Case(layer, (f(3, n), [n], f(n), f(n))) for n in (2, 3, 5, 127, 1000)]
+        + [Case(layer, (strange, [40])), Case(layer, (f(2, 5000), [5000]))],
+        group: [Case(group, (f(2, 6, 5, 7), 3, f(6), f(6))), Case(group, (f(2, 8, 4), 2))],
+    }
+
+
 CASES: Cases = {aten.convolution.default: convolutions()}
 for _group in (
     _scalar_overloads(),
@@ -229,6 +275,8 @@ for _group in (
     scatters(),
     searches(),
     factorisations(),
+    _attention(),
+    _rows(),
 ):
     for _overload, _cases in _group.items():
         CASES.setdefault(_overload, []).extend(_cases)

@@ -141,3 +141,29 @@ def test_a_scalar_mask_writes_what_every_place_gets() -> None:
     x = numbers(5, 3)
     cases = [Case(aten.index_put.default, (x, [x > 0], torch.tensor(0.0)))]
     assert_agree(through_interpreter(cases), expected(cases))
+
+
+class Decompositions(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (*torch.linalg.svd(x, full_matrices=True), *torch.linalg.eigh(x.mT @ x))
+
+
+@pytest.mark.parametrize(
+    "x", [numbers(2, 6, 5), numbers(4, 7), numbers(5, 2) @ numbers(2, 5)], ids=["tall", "wide", "singular"]
+)
+def test_singular_vectors_and_eigenvectors(x: Tensor) -> None:
+    """Their signs are open; that they are orthogonal and give the matrix back is not."""
+    graph = lower(prepare(torch.export.export(Decompositions(), (x,))))
+    u, s, vh, values, vectors = (torch.as_tensor(a) for a in interpret.run(graph, [x.numpy()]))
+    k = s.shape[-1]
+    square = x.mT @ x
+    for q in (u, vh, vectors):
+        torch.testing.assert_close(q.mT @ q, torch.eye(q.shape[-1]).expand_as(q), rtol=0, atol=1e-5)
+    torch.testing.assert_close(u[..., :k] * s[..., None, :] @ vh[..., :k, :], x, rtol=0, atol=1e-5)
+    torch.testing.assert_close(s, torch.linalg.svdvals(x), rtol=0, atol=1e-5)
+    torch.testing.assert_close(vectors * values[..., None, :] @ vectors.mT, square, rtol=0, atol=1e-4)
+
+
+def test_singular_values_on_device() -> None:
+    cases = [Case(aten._linalg_svd.default, (numbers(5, 4), False, False))]
+    assert_agree(on_device(cases, "any-fp32"), expected(cases))

@@ -86,8 +86,10 @@ class OperatorCall(torch.nn.Module):
 @cache
 def entries() -> dict[str, Any]:
     """The entries by name, those that take float32."""
-    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal import common_methods_invocations as torchs
 
+    torchs.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)  # random numbers that are random
+    op_db = torchs.op_db
     return {e.name + (f".{e.variant_test_name}" if e.variant_test_name else ""): e for e in op_db if _takes_float(e)}
 
 
@@ -115,12 +117,13 @@ def work(limit: int | None, without_device: bool, name: str, start: int) -> Iter
     compile = interpreted if without_device else compile_for_device
     try:
         samples = calls(name, limit)
-    except Exception as error:  # torch's own: a package that is not there
+        richest = max(calls(name, MANY), key=_free_sizes)
+    except Exception as error:  # a package that they need is not there, or there are none
         yield {"sample": 0, **Measurement("unexportable", f"torch has no samples here: {error}").as_dict()}
         return
     for k in range(start - 1, len(samples)):
         if k == DYNAMIC:
-            found = dynamic(name, max(calls(name, MANY), key=_free_sizes), compile)
+            found = dynamic(name, richest, compile)
         else:
             found = static(name, samples[k], compile)
         yield {"sample": k, **found.as_dict()}

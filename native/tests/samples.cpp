@@ -245,11 +245,13 @@ FileBytes state_program(const StateOptions& options) {
     const uint32_t state = p.buffer(BufferKind::state, m.number(options.buffer_bytes));
     const uint32_t x = p.buffer(BufferKind::input, bytes);
     const uint32_t y = p.buffer(BufferKind::output, bytes);
-    p.dispatch(false, add, {{x, bytes}, {state, bytes}, {state, bytes, true}}, {four, four}, one, one, false, "total += x");
+    p.dispatch(false, add, {{x, bytes}, {state, bytes}, {state, bytes, true}}, {four, four}, one, one, false,
+               "total += x");
     p.dispatch(false, scale, {{state, bytes}, {y, bytes, true}}, {four, one}, one, one, true, "total");
-    if (options.load)
-      p.dispatch(true, scale, {{state, bytes}, {p.buffer(BufferKind::packed, bytes), bytes, true}}, {four, one}, one, one,
-                 false, "too early");
+    if (options.load) {
+      const uint32_t packed = p.buffer(BufferKind::packed, bytes);
+      p.dispatch(true, scale, {{state, bytes}, {packed, bytes, true}}, {four, one}, one, one, false, "too early");
+    }
     finish(m, p);
   }
   {

@@ -85,8 +85,9 @@ struct StateOptions {
   std::vector<std::string> host_operators{};
 };
 
-// Methods: 0, "add": x of shape (4,) is added to the state "total", and the sum returned; 1, "total": returns it; 2, "size":
-// the first N of 1, 2, 3, 4 for an input of shape (N, 0); 3, "nothing": takes the same, has no commands and no outputs.
+// Methods: 0, "add": x of shape (4,) is added to the state "total", and the sum returned; 1, "total": returns it;
+// 2, "size": the first N of 1, 2, 3, 4 for an input of shape (N, 0); 3, "nothing": takes the same, has no commands and
+// no outputs.
 FileBytes state_program(const StateOptions& options = {});
 
 // y[i] = x[0] for i < count; each takes a fraction of a millisecond on one core.

@@ -34,10 +34,10 @@ def choose(task: Task, by_out: Mapping[int, Task], ctx: Context) -> bool:
         return False
     batch = [a.extent for a in note.batch]
     q, k, v = (_tensor(x, batch, ctx) for x in (note.q, note.k, note.v))
-    inner, outer = (x.shape[-1].value for x in (note.q, note.v))
-    if q is None or k is None or v is None or inner is None or outer is None:
+    size, width = note.q.shape[-1].value, note.v.shape[-1].value
+    if q is None or k is None or v is None or not size or not width:
         return False
-    template = _Flash(scores, note.causal, q, k, v, inner, outer)
+    template = _Flash(scores, note.causal, q, k, v, size, width)
     if template.tile(task) is None:
         return False
     task.template = template

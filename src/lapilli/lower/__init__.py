@@ -9,6 +9,7 @@ from lapilli.lower import (  # noqa: F401
     creation,
     distance,
     grid_sampler,
+    histogram,
     indexing,
     linalg,
     matmul,
@@ -25,6 +26,7 @@ from lapilli.lower import (  # noqa: F401
     search,
     sort,
     special,
+    spectrum,
     views,
 )
 from lapilli.lower.graph import READS_NUMBER, is_computed, is_size, lower, refusals

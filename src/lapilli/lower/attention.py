@@ -59,7 +59,7 @@ def _probabilities(
     top = inner.reduce("max", lambda at, r: load(scores, [*at, r[0]]), rows, scores.shape[-1:], name="_max")
 
     def shifted(at: Sequence[Int]) -> Expr:
-        return unary("exp", load(scores, at) - load(top, at[:-1]))
+        return unary("exp", load(scores, tuple(at)) - load(top, tuple(at[:-1])))
 
     total = inner.reduce("sum", lambda at, r: shifted([*at, r[0]]), rows, scores.shape[-1:], name="_sum")
 

@@ -225,7 +225,7 @@ def is_size(value: Any) -> bool:
 
 
 def _is_dense(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) or value.is_contiguous()
+    return not isinstance(value, torch.Tensor) or (value.is_contiguous() and value.storage_offset() == 0)
 
 
 def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, inputs: list[Input]) -> Any:
@@ -271,7 +271,7 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], symbols: Symbols, half: 
 
     def value(a: Any) -> Any:
         if isinstance(a, fx.Node):
-            return value(values[a])
+            return _as_bools(a, value(values[a]))
         if isinstance(a, list | tuple):
             return [value(x) for x in a]
         if isinstance(a, torch.SymBool):
@@ -291,11 +291,22 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], symbols: Symbols, half: 
         tuple(tuple(symbols.size(s) for s in r.shape) for r in results),
         tuple(from_torch(r.dtype) for r in results),
         half,
-        all(_is_dense(n.meta.get("val")) for n in node.all_input_nodes),
+        "as_strided" not in str(node.target) or all(_is_dense(n.meta.get("val")) for n in node.all_input_nodes),
     )
     target: Any = node.target
     made = lowerings[target](call, *value(node.args), **{k: value(v) for k, v in node.kwargs.items()})
     return made
+
+
+def _as_bools(arg: fx.Node, made: Any) -> Any:
+    """A computed tensor of bools is kept as integers, but an operator must see what it is: a mask or an index, `not` or bits."""
+    val = arg.meta.get("val")
+    if not (isinstance(val, torch.Tensor) and val.dtype is torch.bool and isinstance(made, Node)):
+        return made
+    if made.dtype is DType.bool:
+        return made
+    axes, at = fresh_axes(made.shape)
+    return Map(made.shape, DType.bool, made.name, made.origin, axes=axes, body=cast_to(load(made, at), DType.bool))
 
 
 def _as_output(values: Mapping[fx.Node, Any], arg: fx.Node) -> Node:

@@ -226,7 +226,9 @@ def as_strided_scatter(
 
 def _require_dense(call: Call) -> None:
     if not call.dense:
-        raise TypeError(f"{call.op}: memory of a tensor that is not contiguous has no meaning on the GPU")
+        raise TypeError(
+            f"{call.op}: the memory of a tensor that is not contiguous, or part of another, has no meaning on the GPU"
+        )
 
 
 @lowering(aten.unfold.default, aten.unfold_copy.default)

@@ -6,7 +6,7 @@ import torch
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cast_to, const, load
-from lapilli.ir.integer import Int, is_unbounded_symbol
+from lapilli.ir.integer import Int
 from lapilli.ir.node import Map, Matmul, Node, Reduce
 from lapilli.lower.registry import LONGEST, Call, broadcast, element, fresh_axes, lowering
 
@@ -19,7 +19,7 @@ def product(call: Call, a: Node, b: Node, transposed: bool = False, batch: int =
     kind = call.dtype.compute
     axes, at = fresh_axes(shape)
     raxes, r = fresh_axes((a.shape[-1],), "k")
-    longest = LONGEST if is_unbounded_symbol(a.shape[-1]) else a.shape[-1].bounds[1]
+    longest = call.longest(a.shape[-1])
     if longest is None or longest > LONGEST:
         return _long_product(call, a, b, shape, transposed, batch)
     left: list[Int] = [*at[:-1], r[0]]

@@ -114,7 +114,7 @@ def geqrf(call: Call, x: Node) -> list[Node]:
     return [call.map(lambda *at: load(w, at)), part(call, 1).map(lambda *at: load(tau, at))]
 
 
-def _columns_of_q(call: Call, v: Node, tau: Node, columns: Int) -> Node:
+def columns_of_q(call: Call, v: Node, tau: Node, columns: Int) -> Node:
     count = tau.shape[-1].value or 0
     w: Node = step(
         call, (*v.shape[:-1], columns), lambda *at: identity((), at[-2], at[-1])
@@ -125,7 +125,7 @@ def _columns_of_q(call: Call, v: Node, tau: Node, columns: Int) -> Node:
 @lowering(aten.linalg_householder_product.default, aten.orgqr.default)
 def householder_product(call: Call, v: Node, tau: Node) -> Map:
     small(call, v)
-    q = _columns_of_q(call, v, tau, v.shape[-1])
+    q = columns_of_q(call, v, tau, v.shape[-1])
     return call.map(lambda *at: load(q, at))
 
 
@@ -136,7 +136,7 @@ def qr(call: Call, x: Node, mode: str = "reduced") -> list[Node]:
     r = second.map(lambda *at: select([at[-1] - at[-2]], load(w, at), const(0.0)))
     if mode == "r":
         return [call.map(lambda *at: const(0.0)), r]
-    q = _columns_of_q(call, w, tau, call.shape[-1])
+    q = columns_of_q(call, w, tau, call.shape[-1])
     return [call.map(lambda *at: load(q, at)), r]
 
 

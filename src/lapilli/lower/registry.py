@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, binary, cast_to, const, index, load, select
-from lapilli.ir.integer import Int, Var, as_int, ceildiv, of, var
+from lapilli.ir.integer import Int, Var, as_int, ceildiv, is_unbounded_symbol, of, var
 from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce
 
 Operand = Node | Int | Expr | int | float | bool
@@ -86,7 +86,12 @@ class Call:
     shapes: tuple[tuple[Int, ...], ...]  # of the results
     dtypes: tuple[DType, ...]
     half: bool  # store float32 intermediates as float16
-    dense: bool = True  # whether torch has every tensor argument row-major in memory
+    limits: set[Int] = field(
+        default_factory=set
+    )  # sizes without a bound that get LONGEST as their bound, shared by a graph
+    dense: bool = (
+        True  # whether torch has every tensor argument row-major in memory of its own (told to as_strided only)
+    )
 
     @property
     def shape(self) -> tuple[Int, ...]:
@@ -95,6 +100,14 @@ class Call:
     @property
     def dtype(self) -> DType:
         return self.dtypes[0]
+
+    def longest(self, size: Int) -> int | None:
+        """The greatest value that a size can have. A dynamic size without a bound gets one, which the player checks; None
+        where the size is computed from such sizes."""
+        if is_unbounded_symbol(size):
+            self.limits.add(size)
+            return LONGEST
+        return size.bounds[1]
 
     def storage(self, dtype: DType) -> DType:
         """How a value of this dtype is kept between kernels."""

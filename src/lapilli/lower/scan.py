@@ -25,7 +25,7 @@ LARGEST = 1 << 20
 
 def bound(call: Call, size: Int) -> int:
     """The greatest value that a size can have, for which passes are made."""
-    most = size.bounds[1]
+    most = call.longest(size)
     if most is None or (size.value is None and most > LARGEST):
         raise TypeError(
             f"{call.op}: this dimension has no upper bound, or one over {LARGEST}; give it a smaller `max` in its Dim"

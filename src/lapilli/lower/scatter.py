@@ -2,7 +2,7 @@
 
 So they are deterministic and need no atomics. The work is the number of results times the number of entries that may go to
 one: along `dim` for scatter and index operators (entries and results run in parallel in the other dimensions), all entries
-for index_put, put and histograms. Of several entries for one place the last wins, where torch leaves that open."""
+for index_put and put. Of several entries for one place the last wins, where torch leaves that open."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from lapilli.ir.expr import Expr, binary, cast_to, const, index, indirect, load,
 from lapilli.ir.integer import Int, as_int, product
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.lower.indexing import Indices, Places, at_dim, flat, unflat, wrapped
-from lapilli.lower.reduction import over
 from lapilli.lower.registry import Call, Operand, broadcast, element, lowering, neutral
 from lapilli.lower.scan import scan
 
@@ -284,34 +283,3 @@ def masked_scatter(call: Call, x: Node, mask: Node, source: Node) -> Map:
         return where(element(mask, at, DType.bool), new, element(x, at))
 
     return call.map(body)
-
-
-@lowering(aten.histc.default)
-def histc(call: Call, x: Node, bins: int = 100, lo: float = 0, hi: float = 0) -> Node:
-    """Counts of elements in equal bins from lo to hi, or from the least to the greatest element."""
-    if not x.dtype.is_float:
-        raise TypeError(f"{call.op}: only floating-point tensors are supported; convert the tensor to float first")
-    n = product(x.shape)
-    if lo == hi and n.value != 0:
-        every = list(range(x.rank))
-        least, most = (over(call, op, x, every, dtype=DType.float32, name=f"_{op}") for op in ("min", "max"))
-        same = binary("eq", load(least, []), load(most, []))
-        low = where(same, load(least, []) - 1.0, load(least, []))
-        high = where(same, load(most, []) + 1.0, load(most, []))
-    else:
-        low, high = const(float(lo if lo != hi else -1)), const(float(hi if lo != hi else 1))
-
-    def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
-        e = cast_to(load(x, unflat(r[0], x.shape)), DType.float32)
-        scaled = (e - low) * float(bins) / (high - low)
-        bin_ = cast_to(clamped(scaled, bins), DType.int32)
-        inside = binary("and", binary("ge", e, low), binary("le", e, high))
-        inside = binary("and", inside, binary("eq", bin_, index(at[0])))
-        return where(inside, const(1.0), const(0.0))
-
-    return call.reduce("sum", body, call.shape, [n])
-
-
-def clamped(e: Expr, bins: int) -> Expr:
-    """The bin of a scaled value; the last one includes its end, and what is out of range gets any."""
-    return binary("max", binary("min", e, float(bins - 1)), 0.0)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, binary, cast_to, const, index, indirect, load, unary, where
+from lapilli.ir.expr import Expr, binary, cast_to, const, index, indirect, load, select, unary, where
 from lapilli.ir.integer import Int, product
 from lapilli.ir.node import Map, Node
 from lapilli.lower.indexing import unflat
 from lapilli.lower.registry import Call, Operand, common_type, element, lowering
-from lapilli.lower.scan import bound
+from lapilli.lower.scan import bound, scan
 from lapilli.lower.sort import before
 
 aten = torch.ops.aten
@@ -81,3 +81,28 @@ def isin(call: Call, values: Operand, members: Operand, *, assume_unique: bool =
 
 def load_bool(node: Node, at: Sequence[Int]) -> Expr:
     return cast_to(load(node, list(at)), DType.bool)
+
+
+@lowering(aten.nonzero_static.default)
+def nonzero_static(call: Call, x: Node, *, size: int, fill_value: int = -1) -> Map:
+    """Indices of the elements that are not 0, so many of them: found by their number in the count of all before."""
+    n = product(x.shape)
+    if not x.rank or n == 0:
+        return call.map(lambda *at: const(fill_value))
+    ones = call.map(lambda i: _is_set(load(x, unflat(i, x.shape))), [n], DType.int32)
+    before_ = scan(call, "sum", ones, 0)
+
+    def body(row: Int, d: Int) -> Expr:
+        found = _place(call, before_, [], index(row), True, None)  # the first place where the count is above the row
+        place = unflat(indirect(binary("min", found, index(n - 1)), n), x.shape)
+        result: Expr = index(place[-1])
+        for k in range(x.rank - 1):
+            result = select([k - d, d - k], index(place[k]), result)
+        return where(binary("lt", found, index(n)), result, const(fill_value))
+
+    return call.map(body)
+
+
+def _is_set(e: Expr) -> Expr:
+    zero = const(0, e.dtype)
+    return cast_to(e if e.dtype is DType.bool else binary("ne", e, zero), DType.int32)

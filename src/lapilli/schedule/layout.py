@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from lapilli.ir.expr import Load, loads
 from lapilli.ir.integer import Atom, Int, Var, as_int, product, total
@@ -41,8 +42,7 @@ def in_memory(index: Sequence[Int], layout: Layout) -> list[Var]:
     for d in layout.order:
         at = index[d]
         found = [a for a in at.atoms() if isinstance(a, Var) and a not in order and a.extent != 1]
-        paces = {a: _pace(at, a) for a in found}
-        order += sorted(found, key=paces.__getitem__, reverse=True)
+        order += sorted(found, key=partial(_pace, at), reverse=True)
     return order
 
 

@@ -135,7 +135,7 @@ class _Group:
         """Rows must be short enough for one work group; where an invocation does a row alone, there must be many, or short
         ones."""
         longest = frame.length.bounds[1]
-        if longest is None or longest > LONGEST_ROW or frame.length == 0:
+        if longest is None or longest > LONGEST_ROW or frame.length.value in (0, 1):
             return False
         return self.target.kind == "gpu" or estimate(frame.count) >= 32 or longest <= 512
 

@@ -70,7 +70,7 @@ def settle(
             result.append(task)
             continue
         alone = state.dtype.size >= 4 or (half and state.dtype is DType.float16)  # an element is a word of its own
-        part = window(task, state) if alone and task.template is None else None
+        part = window(task, state) if alone and task.template is None and task.row is None else None
         if part is not None and _may_overwrite(part, state, stored):
             result.append(part)
             continue

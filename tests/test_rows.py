@@ -1,0 +1,167 @@
+"""Row fusion and attention: how many kernels there are, and that they are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from agreement import FLOAT_BOUND, relative_error
+from test_graph import Wrap
+from test_schedule import labels, plan
+
+import lapilli
+from lapilli.schedule.target import ANY, CPU, GPU, Target
+
+X = torch.randn(40, 6, 24, generator=torch.Generator().manual_seed(1))
+
+
+def centered(x: torch.Tensor) -> torch.Tensor:
+    """Layer norm written out: the centred value is read twice."""
+    d = x - x.mean(-1, keepdim=True)
+    return d * torch.rsqrt((d * d).mean(-1, keepdim=True) + 1e-5)
+
+
+ROWS: dict[str, Callable[..., Any]] = {
+    "softmax": lambda x: x.softmax(-1),
+    "softmax of strided rows": lambda x: x.softmax(1),
+    "log_softmax": lambda x: x.log_softmax(0),
+    "layer_norm": lambda x: F.layer_norm(x, (24,)),
+    "layer_norm over two dimensions": lambda x: F.layer_norm(x, (6, 24)),
+    "layer norm written out": centered,
+    "group_norm": lambda x: F.group_norm(x, 3),
+    "rms_norm": lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "var": lambda x: x.var(-1),
+    "std over two dimensions": lambda x: x.std((1, 2)),
+    "normalize": lambda x: F.normalize(x, dim=-1),
+    "cosine_similarity": lambda x: F.cosine_similarity(x, x.flip(0), dim=1),
+    "to the range 0 to 1": lambda x: (x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)),
+    "masked softmax": lambda x: (x * 0.5).masked_fill(x > 1, float("-inf")).softmax(-1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", [ANY, GPU], ids=lambda t: t.name)
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_is_one_kernel(name: str, target: Target) -> None:
+    assert len(labels(plan(ROWS[name], X, target=target))) == 1
+
+
+def test_what_others_read_stays_a_kernel() -> None:
+    s = plan(lambda x: (x.amax(-1), x.softmax(-1)), X)
+    assert len(s.order.run) == 2
+
+
+def test_long_rows_stay_apart() -> None:
+    """Each reduction of theirs has two steps, in which many invocations share."""
+    assert len(plan(lambda x: x.softmax(-1), torch.randn(2, 20000), target=GPU).order.run) > 1
+    assert len(plan(lambda x: x.softmax(-1), torch.randn(2, 5000), target=ANY).order.run) > 1
+
+
+def test_a_producer_is_computed_in_the_row() -> None:
+    """Where the row is kept in registers; elsewhere only what is cheap to compute in every pass."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(F.gelu(x + y), (24,))
+
+    assert len(plan(f, X, X, target=GPU).order.run) == 1
+    assert len(plan(f, X, X, target=CPU).order.run) == 2
+    assert len(plan(lambda x, y: F.layer_norm(x + y, (24,)), X, X, target=CPU).order.run) == 1
+
+
+def agrees(f: Callable[..., Any], target: str, *args: torch.Tensor) -> None:
+    with torch.no_grad():
+        want = f(*(a.double() if a.is_floating_point() else a for a in args))
+    with lapilli.compile(Wrap(f), args, target=target) as program:
+        assert relative_error(program(*args), want) <= FLOAT_BOUND
+
+
+@pytest.mark.parametrize("target", [pytest.param("any-fp32", marks=pytest.mark.poor_device), "cpu-fp32", "gpu-fp32"])
+def test_rows_agree(target: str, gpu_plans: None) -> None:
+    agrees(lambda x: torch.cat([f(x).flatten() for f in ROWS.values()]), target, X)
+
+
+@pytest.mark.parametrize("target", ["any-fp32", "gpu-fp32"])
+def test_rows_of_all_lengths_agree(target: str, gpu_plans: None) -> None:
+    def f(*rows: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.cat([x.softmax(-1), F.layer_norm(x, x.shape[1:])], 1).flatten() for x in rows])
+
+    agrees(f, target, *(torch.randn(37, n) for n in (2, 3, 5, 64, 127, 1000)))
+
+
+@pytest.mark.parametrize("target", ["any-fp32", "gpu-fp32"])
+def test_rows_of_dynamic_length(target: str, gpu_plans: None) -> None:
+    model, dim = Wrap(lambda x: F.layer_norm(x, x.shape[1:]).softmax(-1)), torch.export.Dim
+    shapes = ({0: dim("rows", min=2, max=64), 1: dim("length", min=2, max=4000)},)
+    with lapilli.compile(model, (torch.randn(3, 5),), target=target, dynamic_shapes=(shapes,)) as program:
+        for rows, length in ((3, 5), (40, 33), (2, 4000)):
+            x = torch.randn(rows, length)
+            assert relative_error(program(x), model(x.double())) <= FLOAT_BOUND
+
+
+def test_rows_with_nan_and_infinity(gpu_plans: None) -> None:
+    x = torch.randn(6, 40)
+    x[0], x[1, 3], x[2, 5], x[3, 0] = float("-inf"), float("nan"), float("inf"), float("-inf")
+    agrees(lambda x: x.softmax(-1), "gpu-fp32", x)
+    agrees(lambda x: F.layer_norm(x, (40,)), "gpu-fp32", x)
+
+
+def heads(*shape: int) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(shape) for _ in range(3))
+
+
+def test_attention_is_one_kernel_on_gpus() -> None:
+    def block(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(-1, (4, 8)).transpose(1, 2) for t in x.chunk(3, -1))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=(1 - mask[:, None, None]) * -1e4)
+        return out.transpose(1, 2).flatten(-2)
+
+    args = torch.randn(2, 33, 96), torch.ones(2, 33)
+    assert len(plan(block, *args, target=GPU).order.run) == 1
+    assert 3 <= len(plan(block, *args, target=ANY).order.run) <= 5
+
+
+def test_attention_of_large_heads_falls_back() -> None:
+    """Tiles of heads of 512 do not fit into the memory of a work group."""
+    s = plan(F.scaled_dot_product_attention, *heads(1, 2, 9, 512), target=GPU)
+    assert len(s.order.run) >= 3
+
+
+@pytest.mark.parametrize("target", ["any-fp32", "gpu-fp32"])
+def test_attention_of_dynamic_length(target: str, gpu_plans: None) -> None:
+    model = Wrap(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    shape = {2: torch.export.Dim("length", min=2, max=500)}
+    with lapilli.compile(model, heads(1, 2, 7, 16), target=target, dynamic_shapes=((shape,) * 3,)) as program:
+        for length in (2, 7, 33, 100):
+            args = heads(1, 2, length, 16)
+            assert relative_error(program(*args), model(*(a.double() for a in args))) <= FLOAT_BOUND
+
+
+def test_dropout_is_refused() -> None:
+    with pytest.raises(TypeError, match="dropout_p is 0.1"):
+        plan(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.1), *heads(1, 2, 5, 8))
+
+
+def test_a_reduction_is_stored_in_its_readers_shape(gpu_plans: None) -> None:
+    """Flattening after a convolution costs no kernel."""
+    weight = torch.randn(12, 4, 3, 3)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, weight).flatten(1).relu()
+
+    x = torch.randn(2, 4, 7, 6)
+    for target in (ANY, GPU):
+        assert labels(plan(f, x, target=target))[-1] == "conv2d + relu"
+        agrees(f, target.name, x)
+
+
+def test_verification_understands_rows_and_attention(gpu_plans: None) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(F.scaled_dot_product_attention(x, x, x), (24,))
+
+    checks = lapilli.verify(Wrap(f), (X,), target="gpu-fp32")
+    assert len(checks) == 2
+    assert np.isfinite([c.error for c in checks]).all() and max(c.error for c in checks) < FLOAT_BOUND
