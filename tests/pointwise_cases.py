@@ -167,7 +167,17 @@ def norms() -> Cases:
     }
 
 
+def attention() -> Cases:
+    flash = aten._scaled_dot_product_flash_attention_for_cpu.default
+    q, k, v = f(2, 3, 7, 8), f(2, 3, 9, 8), f(2, 3, 9, 8)
+    return {
+        flash: [
+            Case(flash, (q, k, v)), Case(flash, (k, k, v, 0.0, True)), Case(flash, (q, k, v), {"attn_mask": f(7, 9)}),
+        ],
+    }  # fmt: skip
+
+
 CASES: Cases = {}
-for _group in (special(), bits(), creation(), backward(), sampling(), norms()):
+for _group in (special(), bits(), creation(), backward(), sampling(), norms(), attention()):
     for _overload, _cases in _group.items():
         CASES.setdefault(_overload, []).extend(_cases)

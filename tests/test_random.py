@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from agreement import Array, Case, module_of, on_device, through_interpreter
+from agreement import RANDOM, Array, Case, module_of, on_device, through_interpreter
 
+from lapilli.graph.passes import prepare
 from lapilli.ir import interpret
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import const
 from lapilli.ir.node import Graph, Map
-from lapilli.lower import lower, lowerings
+from lapilli.lower import lower
 from lapilli.lower.random import philox
 
 aten = torch.ops.aten
@@ -91,6 +92,24 @@ def test_leaky_slopes() -> None:
     assert slopes.min() >= 0.1 and slopes.max() < 0.3 and abs(slopes.mean() - 0.2) < BOUND * 0.2 / math.sqrt(12)
 
 
+@pytest.mark.parametrize("replacement", [True, False])
+def test_multinomial(replacement: bool) -> None:
+    """Frequencies of the first draw are the weights; without replacement no category comes twice."""
+
+    class Draw(torch.nn.Module):
+        def forward(self, p: torch.Tensor) -> torch.Tensor:
+            return torch.multinomial(p, 3, replacement)
+
+    weights = torch.tensor([1.0, 0.0, 4.0, 2.0, 3.0])
+    p = weights.repeat(4000, 1)
+    (got,) = interpret.run(lower(prepare(torch.export.export(Draw(), (p,)))), [p.numpy()])
+    assert got.shape == (4000, 3) and got.dtype == np.int64
+    frequencies = np.bincount(got[:, 0], minlength=5) / 4000
+    np.testing.assert_allclose(frequencies, weights / 10, atol=5 * math.sqrt(0.24 / 4000))
+    distinct = [len(set(row)) for row in got.tolist()]
+    assert (min(distinct) < 3) if replacement else (set(distinct) == {3})
+
+
 def test_two_calls_differ_and_runs_repeat() -> None:
     cases = [Case(aten.rand.default, ([N],)), Case(aten.rand.default, ([N],))]
     first, second = through_interpreter(cases)
@@ -110,7 +129,7 @@ def test_device_and_interpreter_draw_the_same() -> None:
         np.testing.assert_allclose(ours, reference, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("overload", [o for o in lowerings if torch.Tag.nondeterministic_seeded in o.tags], ids=str)
+@pytest.mark.parametrize("overload", RANDOM, ids=str)
 def test_every_random_operator_has_a_program(overload: Any) -> None:
     """Shape and element type are torch's."""
     x = torch.full((3, 4), 0.5)

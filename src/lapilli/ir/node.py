@@ -139,6 +139,7 @@ class Graph:
     outputs: list[Node]
     symbols: dict[str, Int]
     stores: list[tuple[State, Node]] = field(default_factory=list)
+    limits: set[Int] = field(default_factory=set)  # symbols without a bound that an algorithm gives the bound LONGEST
 
     @property
     def results(self) -> list[Node]:

@@ -30,6 +30,7 @@ class Symbols:
     def __init__(self, ranges: Mapping[sympy.Symbol, Any]) -> None:
         self.ranges = ranges
         self.known: dict[str, Int] = {}
+        self.limits: set[Int] = set()  # see Call.limits
 
     def size(self, value: int | torch.SymInt | sympy.Expr) -> Int:
         if isinstance(value, torch.SymInt):
@@ -129,7 +130,7 @@ def lower(module: Module, precision: str = "fp32", half_storage: bool = True) ->
             outputs = [_as_output(values, arg) for arg in module.outputs]
     stores = [(values[node], _as_output(values, state.new)) for node, state in module.states.items()]
     inputs += size_inputs(symbols.known, inputs)
-    return Graph(inputs, outputs, symbols.known, stores)
+    return Graph(inputs, outputs, symbols.known, stores, symbols.limits)
 
 
 def size_inputs(symbols: Mapping[str, Int], inputs: Sequence[Input]) -> list[Input]:
@@ -292,6 +293,7 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], symbols: Symbols, half: 
         tuple(from_torch(r.dtype) for r in results),
         half,
         "as_strided" not in str(node.target) or all(_is_dense(n.meta.get("val")) for n in node.all_input_nodes),
+        symbols.limits,
     )
     target: Any = node.target
     made = lowerings[target](call, *value(node.args), **{k: value(v) for k, v in node.kwargs.items()})

@@ -62,7 +62,8 @@ def histogram(
     weight: Node | None = None,
     density: bool = False,
 ) -> list[Node]:
-    low, high = _range(call, x, *(range or (0.0, 0.0)), 0.5)
+    lo, hi = range or (0.0, 0.0)
+    low, high = _range(call, x, lo, hi, 0.5)
     second = part(call, 1)
     edges = step(second, second.shape, lambda i: _between(low, high, i, bins))
     return histogram_of(call, x, edges, weight=weight, density=density)

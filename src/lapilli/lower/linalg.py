@@ -7,6 +7,7 @@ infinities or NaN, and `info` says so where the operator returns it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -42,7 +43,7 @@ def step(call: Call, shape: Sequence[Int], body: Callable[..., Expr]) -> Map:
 
 def part(call: Call, n: int) -> Call:
     """The n-th result of a call."""
-    return Call(f"{call.name}_{n}", call.op, call.shapes[n:], call.dtypes[n:], call.half)
+    return replace(call, name=f"{call.name}_{n}", shapes=call.shapes[n:], dtypes=call.dtypes[n:])
 
 
 def matrix(x: Node) -> Element:

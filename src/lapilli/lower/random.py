@@ -20,7 +20,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, unary, where
 from lapilli.ir.integer import Int, as_int
 from lapilli.ir.node import Node
-from lapilli.lower.registry import Call, Operand, element, lowering
+from lapilli.lower.registry import Call, Operand, decomposition, element, lowering
 
 aten = torch.ops.aten
 
@@ -189,3 +189,14 @@ def rrelu(
 
     slopes = call.map(slope)
     return call.pointwise(lambda a, s: a * s, x, slopes), slopes
+
+
+@decomposition(aten.multinomial.default)
+def multinomial(p: torch.Tensor, n: int, replacement: bool = False, *, generator: Any = None) -> torch.Tensor:
+    """Exponential clocks of rates p [..., categories]: each is the first to ring with its probability, and the first n are n
+    draws without replacement (Efraimidis and Spirakis 2006). Result: int64 [..., n]."""
+    rates = p.float()
+    if replacement or n == 1:
+        rates = rates.unsqueeze(-2).expand(*p.shape[:-1], n, p.shape[-1])
+        return (rates / -torch.rand(rates.shape, device=p.device).log()).argmax(-1)
+    return torch.topk(rates / -torch.rand(rates.shape, device=p.device).log(), n).indices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -137,7 +138,7 @@ def position(call: Call, op: str, x: Node, d: Sequence[int], name: str = "") -> 
 
 
 def _second(call: Call) -> Call:
-    return Call(call.name + "_index", call.op, call.shapes[1:], call.dtypes[1:], call.half)
+    return replace(call, name=call.name + "_index", shapes=call.shapes[1:], dtypes=call.dtypes[1:])
 
 
 for _name in ("max", "min"):

@@ -86,12 +86,8 @@ class Call:
     shapes: tuple[tuple[Int, ...], ...]  # of the results
     dtypes: tuple[DType, ...]
     half: bool  # store float32 intermediates as float16
-    limits: set[Int] = field(
-        default_factory=set
-    )  # sizes without a bound that get LONGEST as their bound, shared by a graph
-    dense: bool = (
-        True  # whether torch has every tensor argument row-major in memory of its own (told to as_strided only)
-    )
+    dense: bool = True  # are all tensor arguments row-major in memory of their own? (told to as_strided only)
+    limits: set[Int] = field(default_factory=set)  # sizes that get LONGEST as their bound, shared by a graph
 
     @property
     def shape(self) -> tuple[Int, ...]:

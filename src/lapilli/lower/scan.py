@@ -6,6 +6,7 @@ A scan is a few reductions (Hillis and Steele 1986, in steps of 16 instead of 2)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -81,7 +82,7 @@ def _with_place(op: str) -> Any:
     """The extremum so far, and the last place where it was met; NaN is met for ever, at its last place."""
 
     def build(call: Call, x: Node, dim: int) -> tuple[Node, Node]:
-        second = Call(call.name + "_index", call.op, call.shapes[1:], call.dtypes[1:], call.half)
+        second = replace(call, name=call.name + "_index", shapes=call.shapes[1:], dtypes=call.dtypes[1:])
         if not x.rank:
             return _finish(call, x), second.map(lambda: const(0))
         d = dim % x.rank

@@ -7,6 +7,7 @@ kernel without shared memory or barriers. All of it is stable. NaN is the greate
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ CHUNK = 64
 
 def second(call: Call) -> Call:
     """The second result of a call: the positions."""
-    return Call(call.name + "_index", call.op, call.shapes[1:], call.dtypes[1:], call.half)
+    return replace(call, name=call.name + "_index", shapes=call.shapes[1:], dtypes=call.dtypes[1:])
 
 
 def key(e: Expr) -> Expr:
@@ -49,7 +50,7 @@ def permutation(call: Call, x: Node, d: int, descending: bool = False) -> Node:
     """Positions along dimension d of the elements in their order: int32, of the shape of x."""
     n = x.shape[d]
     longest = bound(call, n)
-    order = _sorted_chunks(call, x, d, descending, min(longest, CHUNK))
+    order = _sorted_chunks(call, x, d, descending, whole=longest <= CHUNK)
     run = CHUNK
     while run < longest:
         order = _merged(call, x, order, d, run, descending)
@@ -57,15 +58,17 @@ def permutation(call: Call, x: Node, d: int, descending: bool = False) -> Node:
     return order
 
 
-def _sorted_chunks(call: Call, x: Node, d: int, descending: bool, chunk: int) -> Node:
-    """First how many elements of its chunk come before each; then the element with as many as its place."""
+def _sorted_chunks(call: Call, x: Node, d: int, descending: bool, whole: bool) -> Node:
+    """First how many elements of its chunk come before each; then the element with as many as its place.
+
+    whole: all of the dimension is one chunk."""
     n = x.shape[d]
 
     def peer(at: Sequence[Int], r: Int) -> Int:
         """Place of the element r of the chunk; beyond the end there may be none."""
-        return r if n.bounds[1] is not None and (n.bounds[1] or 0) <= chunk else at[d] // chunk * chunk + r
+        return r if whole else at[d] // CHUNK * CHUNK + r
 
-    size = n if n.value is not None and n.value <= chunk else as_int(chunk)
+    size = n if whole else as_int(CHUNK)
 
     def earlier(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
         j = peer(at, r[0])
@@ -237,7 +240,7 @@ def _register_medians() -> None:
         def build(call: Call, x: Node) -> Map:
             n = product(x.shape)
             line = call.map(lambda i: load(x, unflat(i, x.shape)), [n], x.dtype)
-            both = Call(call.name, call.op, (call.shape, call.shape), (call.dtype, DType.int64), call.half)
+            both = replace(call, shapes=(call.shape, call.shape), dtypes=(call.dtype, DType.int64))
             return _median(both, line, 0, ignore_nan)[0]
 
         return build

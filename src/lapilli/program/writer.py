@@ -24,10 +24,9 @@ from lapilli.ir.integer import (
     Symbol,
     as_int,
     ceildiv,
-    is_unbounded_symbol,
     product,
 )
-from lapilli.ir.node import Constant, Graph, Input, Node, Reduce, State
+from lapilli.ir.node import Constant, Graph, Input, Node, State
 from lapilli.lower.registry import LONGEST
 from lapilli.program.container import aligned, to_bytes
 from lapilli.schedule.order import Order
@@ -193,11 +192,8 @@ class Writer:
 
 
 def _symbols(graph: Graph, pool: _Pool) -> list[Any]:
-    """Every symbol is read from the first input axis whose size it is. One without a bound over which a contraction sums
-    gets the longest sum that every device can do as its bound."""
+    """Every symbol is read from the first input axis whose size it is."""
     made: list[Any] = []
-    contractions = [n for n in graph.nodes() if isinstance(n, Reduce) and n.contraction is not None]
-    summed = {a.extent for n in contractions for a in n.raxes if is_unbounded_symbol(a.extent)}
     for name, value in graph.symbols.items():
         atom = next(iter(value.atoms()))
         assert isinstance(atom, Symbol)
@@ -205,7 +201,7 @@ def _symbols(graph: Graph, pool: _Pool) -> list[Any]:
         if place is None:
             raise ValueError(f"the size {name} is not the size of any input dimension")
         s = fb.SymbolT()
-        longest = LONGEST if value in summed else -1
+        longest = LONGEST if value in graph.limits else -1
         s.name, s.min, s.max = name, atom.min, longest if atom.max is None else atom.max
         s.input, s.axis = place
         pool.symbols[atom] = len(made)
