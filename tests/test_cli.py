@@ -151,7 +151,7 @@ def test_inspect(cli: Cli, scaled: Path, classes: Path, tmp_path: Path) -> None:
 
 def test_ops(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
-    found = {entry["name"]: entry for entry in json.loads(cli("ops", "relu", "linalg_eig.", "--json").stdout)}
+    found = {entry["name"]: entry for entry in json.loads(cli("ops", "aten.relu", "linalg_eig.", "--json").stdout)}
     relu = found["aten.relu.default"]
     assert relu["core"] and relu["where"] == "gpu" and "pointwise.py" in relu["by"] and relu["dynamic"]
     assert {"float32", "float16", "int32"} <= set(relu["dtypes"])
