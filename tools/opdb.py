@@ -179,8 +179,7 @@ def other_sizes(exported: ExportedProgram, inputs: Tensors) -> list[torch.Tensor
     for shape, tensor in zip(shapes, inputs, strict=True):
         for d, size in enumerate(shape):
             if isinstance(size, torch.SymInt):
-                wanted = torch.arange(int(size.node.expr.subs(more)))
-                tensor = tensor.index_select(d, wanted % max(1, tensor.shape[d]))
+                tensor = _extended(tensor, d, int(size.node.expr.subs(more)))
         grown.append(tensor)
     try:
         with torch.no_grad():
@@ -188,6 +187,16 @@ def other_sizes(exported: ExportedProgram, inputs: Tensors) -> list[torch.Tensor
     except Exception:
         return list(inputs)
     return grown
+
+
+def _extended(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """With its first elements again at the end of a dimension; floats a little smaller, for equal ones have no one order."""
+    places = torch.arange(size)
+    longer = tensor.index_select(dim, places % max(1, tensor.shape[dim]))
+    if not longer.is_floating_point():
+        return longer
+    scale = torch.where(places < tensor.shape[dim], 1.0, 0.97).to(tensor.dtype)
+    return longer * scale.reshape([-1 if d == dim else 1 for d in range(tensor.dim())])
 
 
 def check(name: str, call: OperatorCall, inputs: Tensors, run: Run, found: Measurement) -> None:
