@@ -21,14 +21,17 @@ aten = torch.ops.aten
 
 
 def prepare(program: ExportedProgram) -> Module:
-    """Functional operators that have lowerings as far as possible, with batch norm and constants folded.
+    """`functional`, with batch norm and constants folded.
 
     torch's own decomposition traces the model again; it is left out when every operator is known as it stands."""
-    module = _as_it_stands(program)
-    if module is None:
-        module = Module.from_exported(decompose(program))
+    module = functional(program)
     optimize(module)
     return module
+
+
+def functional(program: ExportedProgram) -> Module:
+    """The program in functional operators that have lowerings as far as possible."""
+    return _as_it_stands(program) or Module.from_exported(decompose(program))
 
 
 def optimize(module: Module) -> None:
