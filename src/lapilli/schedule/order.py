@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lapilli.ir.expr import ints_of, walk
+from lapilli.ir.integer import Symbol
 from lapilli.ir.node import Constant, Node, State
 from lapilli.schedule.task import Task
 
@@ -28,7 +30,8 @@ def order(tasks: Sequence[Task], outputs: Sequence[Node], stored: Mapping[int, S
     fixed = {o.id for o in outputs} | set(stored)
     at_load: set[int] = set()
     for t in tasks:
-        if t.out.id not in fixed and all(isinstance(r, Constant) or r.id in at_load for r in t.reads()):
+        known = all(isinstance(r, Constant) or r.id in at_load for r in t.reads())
+        if known and t.out.id not in fixed and not _varies(t):
             at_load.add(t.out.id)
     load = [t for t in tasks if t.out.id in at_load]
     run = [t for t in tasks if t.out.id not in at_load]
@@ -37,6 +40,14 @@ def order(tasks: Sequence[Task], outputs: Sequence[Node], stored: Mapping[int, S
     return Order(
         load_order, _barriers(load_levels), run_order, _barriers(run_levels), _lifetimes(run_order, run_levels)
     )
+
+
+def _varies(t: Task) -> bool:
+    """Whether a dynamic size is part of what a task computes."""
+    sizes = [*t.out.shape, *(a.extent for a in t.axes), *(a.extent for a in (t.core.raxes if t.core is not None else ()))]
+    bodies = [e for m in (*t.members, t) for e in (m.core_body, m.value) if e is not None]
+    sizes += [i for body in bodies for e in walk(body) for i in ints_of(e)]
+    return any(isinstance(a, Symbol) for i in sizes for a in i.atoms())
 
 
 def _by_level(tasks: Sequence[Task], stored: Mapping[int, State]) -> tuple[list[Task], list[int]]:
