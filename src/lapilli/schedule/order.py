@@ -1,15 +1,13 @@
 """When kernels run: levels with a barrier between them, and how long every buffer lives.
 
 A task's level is one more than the highest level it reads, so tasks of one level are independent and run side by side. What
-depends on constants alone runs once, at load."""
+depends on constants alone, not on dynamic sizes, runs once, at load."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lapilli.ir.expr import ints_of, walk
-from lapilli.ir.integer import Symbol
 from lapilli.ir.node import Constant, Node, State
 from lapilli.schedule.task import Task
 
@@ -31,7 +29,7 @@ def order(tasks: Sequence[Task], outputs: Sequence[Node], stored: Mapping[int, S
     at_load: set[int] = set()
     for t in tasks:
         known = all(isinstance(r, Constant) or r.id in at_load for r in t.reads())
-        if known and t.out.id not in fixed and not _varies(t):
+        if known and t.out.id not in fixed and not t.is_dynamic():
             at_load.add(t.out.id)
     load = [t for t in tasks if t.out.id in at_load]
     run = [t for t in tasks if t.out.id not in at_load]
@@ -40,14 +38,6 @@ def order(tasks: Sequence[Task], outputs: Sequence[Node], stored: Mapping[int, S
     return Order(
         load_order, _barriers(load_levels), run_order, _barriers(run_levels), _lifetimes(run_order, run_levels)
     )
-
-
-def _varies(t: Task) -> bool:
-    """Whether a dynamic size is part of what a task computes."""
-    sizes = [*t.out.shape, *(a.extent for a in t.axes), *(a.extent for a in (t.core.raxes if t.core is not None else ()))]
-    bodies = [e for m in (*t.members, t) for e in (m.core_body, m.value) if e is not None]
-    sizes += [i for body in bodies for e in walk(body) for i in ints_of(e)]
-    return any(isinstance(a, Symbol) for i in sizes for a in i.atoms())
 
 
 def _by_level(tasks: Sequence[Task], stored: Mapping[int, State]) -> tuple[list[Task], list[int]]:
