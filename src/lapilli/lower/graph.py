@@ -17,7 +17,7 @@ from lapilli.graph.module import Module
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary
 from lapilli.ir.integer import Int, as_int, maximum, minimum, symbol
-from lapilli.ir.node import Constant, Graph, Input, Map, Node, State
+from lapilli.ir.node import Constant, Graph, Input, Map, Node, State, reading
 from lapilli.lower.random import next_numbers
 from lapilli.lower.registry import FROM_TORCH, Call, Shared, fresh_axes, from_torch, lowerings
 
@@ -97,17 +97,26 @@ class Symbols:
             bounds = self.ranges.get(s)
             lo, hi = 0, None
             if bounds is not None:
-                lo = int(bounds.lower) if bounds.lower.is_Integer else 0
+                lo = min([int(bounds.lower), *self._derived_bounds(s)]) if bounds.lower.is_Integer else 0
                 hi = int(bounds.upper) if bounds.upper.is_Integer and int(bounds.upper) < 2**40 else None
             self.known[s.name] = symbol(s.name, lo, hi)
         return self.known[s.name]
+
+    def _derived_bounds(self, s: sympy.Symbol) -> list[int]:
+        """Lower bounds that derived sizes (2*s + 1) give a symbol: torch itself says at least 2 of one that is no size."""
+        found = []
+        for size, bounds in self.ranges.items():
+            factor = sympy.diff(size, s)
+            if size != s and size.free_symbols == {s} and factor.is_Integer and factor > 0:
+                found.append(int(sympy.ceiling((bounds.lower - size.subs(s, 0)) / factor)))
+        return found
 
 
 def lower(module: Module, precision: str = "fp32", half_storage: bool = True) -> Graph:
     """The kernel IR of an exported module.
 
     precision: "fp16" keeps constants of two or more dimensions in half precision, and, with half_storage, intermediates too.
-    Sizes that are no dimension of an input get an input of their own: a tensor of shape [size, 0] (see `size_inputs`).
+    Sizes that cannot be read from a dimension of an input get an input of their own (see `size_inputs`).
     Raises UnsupportedOperatorError naming every operator that has no lowering."""
     half_constants = precision == "fp16"
     half = half_constants and half_storage
@@ -139,9 +148,8 @@ def lower(module: Module, precision: str = "fp32", half_storage: bool = True) ->
 
 
 def size_inputs(symbols: Mapping[str, Int], inputs: Sequence[Input]) -> list[Input]:
-    """An input of shape [size, 0], which has no bytes, for every size that is no dimension of another input."""
-    sizes = {s for n in inputs for s in n.shape}
-    absent = [(name, size) for name, size in symbols.items() if size not in sizes]
+    """An input of shape [size, 0], which has no bytes, for every size that cannot be read from another input."""
+    absent = [(name, size) for name, size in symbols.items() if reading(size, inputs) is None]
     return [
         Input((size, as_int(0)), DType.uint8, name, "size", index=len(inputs) + k)
         for k, (name, size) in enumerate(absent)

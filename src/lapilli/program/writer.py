@@ -26,7 +26,7 @@ from lapilli.ir.integer import (
     ceildiv,
     product,
 )
-from lapilli.ir.node import Constant, Graph, Input, Node, State
+from lapilli.ir.node import Constant, Graph, Input, Node, State, reading
 from lapilli.lower.registry import LONGEST
 from lapilli.program.container import aligned, to_bytes
 from lapilli.schedule.order import Order
@@ -192,18 +192,18 @@ class Writer:
 
 
 def _symbols(graph: Graph, pool: _Pool) -> list[Any]:
-    """Every symbol is read from the first input axis whose size it is."""
+    """The symbols, and where each is read."""
     made: list[Any] = []
     for name, value in graph.symbols.items():
         atom = next(iter(value.atoms()))
         assert isinstance(atom, Symbol)
-        place = next(((n.index, d) for n in graph.inputs for d, s in enumerate(n.shape) if s == value), None)
+        place = reading(value, graph.inputs)
         if place is None:
-            raise ValueError(f"the size {name} is not the size of any input dimension")
+            raise ValueError(f"the size {name} cannot be read from any input dimension")
         s = fb.SymbolT()
         longest = LONGEST if value in graph.limits else -1
         s.name, s.min, s.max = name, atom.min, longest if atom.max is None else atom.max
-        s.input, s.axis = place
+        s.input, s.axis, s.factor, s.offset = place.input.index, place.axis, place.factor, place.offset
         pool.symbols[atom] = len(made)
         made.append(s)
     return made
