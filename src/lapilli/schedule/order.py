@@ -44,7 +44,11 @@ def order(tasks: Sequence[Task], outputs: Sequence[Node], stored: Mapping[int, S
 
 def _varies(t: Task) -> bool:
     """Whether a dynamic size is part of what a task computes."""
-    sizes = [*t.out.shape, *(a.extent for a in t.axes), *(a.extent for a in (t.core.raxes if t.core is not None else ()))]
+    sizes = [
+        *t.out.shape,
+        *(a.extent for a in t.axes),
+        *(a.extent for a in (t.core.raxes if t.core is not None else ())),
+    ]
     bodies = [e for m in (*t.members, t) for e in (m.core_body, m.value) if e is not None]
     sizes += [i for body in bodies for e in walk(body) for i in ints_of(e)]
     return any(isinstance(a, Symbol) for i in sizes for a in i.atoms())
