@@ -148,7 +148,12 @@ def joined(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 
 def derived(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     """x has 2 n + 1 rows, y has n."""
-    return (x[1:] + torch.cat([y, y])).softmax(0), F.max_pool2d(x.T[None], (1, 2)), x.flatten() * x.shape[0], x[::2].sum(0)
+    return (
+        (x[1:] + torch.cat([y, y])).softmax(0),
+        F.max_pool2d(x.T[None], (1, 2)),
+        x.flatten() * x.shape[0],
+        x[::2].sum(0),
+    )
 
 
 def pairs(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:

@@ -17,7 +17,7 @@ from lapilli.graph.module import Module
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary
 from lapilli.ir.integer import Int, as_int, maximum, minimum, symbol
-from lapilli.ir.node import Constant, Graph, Input, Map, Node, State, reading
+from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State, reading
 from lapilli.lower.registry import FROM_TORCH, Call, fresh_axes, from_torch, lowerings
 
 READS_NUMBER = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
@@ -139,7 +139,18 @@ def lower(module: Module, precision: str = "fp32", half_storage: bool = True) ->
             outputs = [_as_output(values, arg) for arg in module.outputs]
     stores = [(values[node], _as_output(values, state.new)) for node, state in module.states.items()]
     inputs += size_inputs(symbols.known, inputs)
-    return Graph(inputs, outputs, symbols.known, stores, symbols.limits)
+    graph = Graph(inputs, outputs, symbols.known, stores, symbols.limits)
+    _widen(graph, half_storage)
+    return graph
+
+
+def _widen(graph: Graph, half_storage: bool) -> None:
+    """Intermediates of 16-bit types that a device would have to pack into words are float32: computed faster, rounded less."""
+    results = {n.id for n in graph.results}
+    packed = (DType.bfloat16,) if half_storage else (DType.bfloat16, DType.float16)
+    for n in graph.nodes():
+        if isinstance(n, Map | Reduce) and n.dtype in packed and n.id not in results:
+            n.dtype = DType.float32
 
 
 def size_inputs(symbols: Mapping[str, Int], inputs: Sequence[Input]) -> list[Input]:
