@@ -151,7 +151,7 @@ def test_inspect(cli: Cli, scaled: Path, classes: Path, tmp_path: Path) -> None:
 
 def test_ops(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
-    found = {entry["name"]: entry for entry in json.loads(cli("ops", "relu", "svd", "--json").stdout)}
+    found = {entry["name"]: entry for entry in json.loads(cli("ops", "aten.relu", "linalg_eig.", "--json").stdout)}
     relu = found["aten.relu.default"]
     assert relu["core"] and relu["where"] == "gpu" and "pointwise.py" in relu["by"] and relu["dynamic"]
     assert {"float32", "float16", "int32"} <= set(relu["dtypes"])
@@ -161,7 +161,8 @@ def test_ops(tmp_path: Path) -> None:
         "by": f"as aten.relu.default: {relu['by']}",
     }
     assert found["aten.relu6.default"]["where"] == "gpu" and not found["aten.relu6.default"]["core"]
-    assert found["aten._linalg_svd.default"]["where"] == "cpu" and found["aten._linalg_svd.default"]["dtypes"] is None
+    complex_ = found["aten.linalg_eig.default"]
+    assert complex_["where"] == "cpu" and complex_["dtypes"] is None and complex_["by"]
     text = cli("ops", "relu6").stdout
     for word in ("relu6.default", "f32", "yes", "gpu", "as aten.relu6.default"):
         assert word in text

@@ -18,6 +18,8 @@ from measure import Measurement, Stop, compare, compare_distributions
 from toy_work import toy
 from workers import Died, Log, Result
 
+from lapilli.errors import CompileError, InvalidFileError, UnsupportedOperatorError
+
 # -- workers
 
 
@@ -181,6 +183,23 @@ def test_a_model_is_measured() -> None:
     found = measure.measure(model, [torch.randn(2, 4)], measure.interpreted)
     assert found.verdict == "right" and found.operators == 2
     assert measure.measure(model, [torch.randn(2, 4)], broken).verdict == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (UnsupportedOperatorError("no lowering"), "refused"),
+        (TypeError("float64 is not supported"), "refused"),
+        (CompileError("a generated kernel does not compile (please report this): E30019"), "crash"),
+        (InvalidFileError("the program is damaged"), "crash"),
+        (KeyError("u3"), "crash"),
+    ],
+)
+def test_own_failures_are_no_refusals(error: Exception, verdict: str) -> None:
+    def compile(exported: Any, found: Measurement) -> measure.Run:
+        raise measure._stop(error)
+
+    assert measure.measure(torch.nn.ReLU(), [X], compile).verdict == verdict
 
 
 def test_blockers() -> None:

@@ -10,13 +10,14 @@ import pytest
 import torch
 from agreement import RANDOM, Array, Case, module_of, on_device, through_interpreter
 
+import lapilli
 from lapilli.graph.passes import prepare
 from lapilli.ir import interpret
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import const
 from lapilli.ir.node import Graph, Map
 from lapilli.lower import lower
-from lapilli.lower.random import philox
+from lapilli.lower.random import STATE, philox
 
 aten = torch.ops.aten
 N = 20000
@@ -148,3 +149,19 @@ def test_every_random_operator_has_a_program(overload: Any) -> None:
         interpret.run(lower(module_of([case])), [t.numpy() for t in case.tensors]), case(), strict=True
     ):
         assert ours.shape == theirs.shape and ours.dtype == theirs.numpy().dtype
+
+
+class Noise(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return torch.nn.functional.dropout(x, 0.5, training=True), torch.rand(64)
+
+
+def test_every_run_draws_other_numbers_and_reset_begins_anew() -> None:
+    x = torch.ones(64)
+    program = lapilli.compile(Noise(), (x,), target="any-fp32", fallback="error")
+    first, second = program(x), program(x)
+    assert not torch.equal(first[0], second[0]) and not torch.equal(first[1], second[1])
+    program.reset()
+    assert all(torch.equal(a, b) for a, b in zip(program(x), first, strict=True))
+    program.set_state({STATE: np.array([0, 7], np.int32)})
+    assert not torch.equal(program(x)[1], first[1])

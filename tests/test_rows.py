@@ -147,15 +147,14 @@ def test_dropout_is_refused() -> None:
 
 def test_a_reduction_is_stored_in_its_readers_shape(gpu_plans: None) -> None:
     """Flattening after a convolution costs no kernel."""
-    weight = torch.randn(12, 4, 3, 3)
 
-    def f(x: torch.Tensor) -> torch.Tensor:
+    def f(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.conv2d(x, weight).flatten(1).relu()
 
-    x = torch.randn(2, 4, 7, 6)
+    args = torch.randn(2, 4, 7, 6), torch.randn(12, 4, 3, 3)
     for target in (ANY, GPU):
-        assert labels(plan(f, x, target=target))[-1] == "conv2d + relu"
-        agrees(f, target.name, x)
+        assert labels(plan(f, *args, target=target))[-1] == "conv2d + relu"
+        agrees(f, target.name, *args)
 
 
 def test_verification_understands_rows_and_attention(gpu_plans: None) -> None:

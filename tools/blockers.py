@@ -16,12 +16,15 @@ import zoo
 from workers import Log
 
 OPERATOR = re.compile(r"\b[a-z_]\w*\.\w+\.\w+\b")
+FOLLOWS = "does too little between operators of the CPU"
+"""The partitioner's reason for what is on the CPU because its neighbours are."""
 Steps = Mapping[str, Mapping[str, Any]]
 
 
 def causes(found: Mapping[str, Any]) -> Iterator[str]:
     """What keeps a step from being right, or from running on the GPU alone."""
-    yield from (f"on the CPU: {operator} ({plain(reason)})" for operator, reason in found["cpu"])
+    causes = [(operator, reason) for operator, reason in found["cpu"] if not reason.startswith(FOLLOWS)]
+    yield from (f"on the CPU: {operator} ({plain(reason)})" for operator, reason in causes)
     if found["verdict"] in ("right", "unexportable"):
         return
     reason = found["reason"]

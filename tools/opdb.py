@@ -144,6 +144,10 @@ def static(name: str, call: OperatorCall, compile: Callable[[ExportedProgram, Me
     return found
 
 
+SEARCHES = ("searchsorted", "bucketize")
+"""Operators whose result is not defined where what they search is not in order."""
+
+
 def dynamic(name: str, call: OperatorCall, compile: Callable[[ExportedProgram, Measurement], Run]) -> Measurement:
     """A sample with every size open, on its own sizes and on others."""
     found = Measurement()
@@ -153,6 +157,8 @@ def dynamic(name: str, call: OperatorCall, compile: Callable[[ExportedProgram, M
         others = other_sizes(exported, call.inputs)
         if others is None:
             raise Stop("unexportable", "torch.export fixes every size")
+        if name in SEARCHES:
+            others = [t.sort(-1).values if t.is_floating_point() else t for t in others]
         run = compile(exported, found)
         for inputs in (call.inputs, others):
             check(name, call, inputs, run, found)
@@ -179,8 +185,7 @@ def other_sizes(exported: ExportedProgram, inputs: Tensors) -> list[torch.Tensor
     for shape, tensor in zip(shapes, inputs, strict=True):
         for d, size in enumerate(shape):
             if isinstance(size, torch.SymInt):
-                wanted = torch.arange(int(size.node.expr.subs(more)))
-                tensor = tensor.index_select(d, wanted % max(1, tensor.shape[d]))
+                tensor = _extended(tensor, d, int(size.node.expr.subs(more)))
         grown.append(tensor)
     try:
         with torch.no_grad():
@@ -188,6 +193,16 @@ def other_sizes(exported: ExportedProgram, inputs: Tensors) -> list[torch.Tensor
     except Exception:
         return list(inputs)
     return grown
+
+
+def _extended(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """With its first elements again at the end of a dimension; floats a little smaller, for equal ones have no one order."""
+    places = torch.arange(size)
+    longer = tensor.index_select(dim, places % max(1, tensor.shape[dim]))
+    if not longer.is_floating_point():
+        return longer
+    scale = torch.where(places < tensor.shape[dim], 1.0, 0.97).to(tensor.dtype)
+    return longer * scale.reshape([-1 if d == dim else 1 for d in range(tensor.dim())])
 
 
 def check(name: str, call: OperatorCall, inputs: Tensors, run: Run, found: Measurement) -> None:

@@ -23,6 +23,7 @@ from lapilli.runtime.report import Operator
 from lapilli.runtime.script import NUMBERS, Call, Script, Tree
 
 _HIGHER_ORDER = {"cond": "cond", "while_loop": "while", "scan": "scan"}
+TOO_LITTLE = "does too little between operators of the CPU to be worth a transfer"
 CHEAP = 1 << 20
 """Elements that a GPU segment beside CPU operators must compute to be worth the transfer (a matrix product counts its terms)."""
 
@@ -44,7 +45,7 @@ def partition(module: Module, optimize: Callable[[Module], None], fallback: str)
     Raises UnsupportedOperatorError when fallback is "error" and an operator would run on the CPU."""
     parts = Parts(Script([], []), [], [])
     parts.script = _Partitioner(module, optimize, parts, "").script()
-    on_cpu = [r for r in parts.rows if r.where == "cpu"]
+    on_cpu = [r for r in parts.rows if r.where == "cpu" and r.reason != TOO_LITTLE]
     if fallback == "error" and on_cpu:
         reasons = "; ".join(dict.fromkeys(f"{r.operator}: {r.reason}" for r in on_cpu))
         raise UnsupportedOperatorError(
@@ -115,7 +116,7 @@ class _Partitioner:
             beside = any(u in on_cpu for n in segment for u in (*n.users, *n.all_input_nodes))
             if beside and sum(map(_work, segment)) < CHEAP:
                 for n in segment:
-                    self.refused[n] = "does too little between operators of the CPU to be worth a transfer"
+                    self.refused[n] = TOO_LITTLE
                 return True
         return False
 

@@ -18,7 +18,8 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary
 from lapilli.ir.integer import Int, as_int, maximum, minimum, symbol
 from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State, reading
-from lapilli.lower.registry import FROM_TORCH, Call, fresh_axes, from_torch, lowerings
+from lapilli.lower.random import next_numbers
+from lapilli.lower.registry import FROM_TORCH, Call, Shared, fresh_axes, from_torch, lowerings
 
 READS_NUMBER = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 """Operators that take a number out of a tensor: the host waits for it."""
@@ -30,7 +31,7 @@ class Symbols:
     def __init__(self, ranges: Mapping[sympy.Symbol, Any]) -> None:
         self.ranges = ranges
         self.known: dict[str, Int] = {}
-        self.limits: set[Int] = set()  # see Call.limits
+        self.shared = Shared()
 
     def size(self, value: int | torch.SymInt | sympy.Expr) -> Int:
         if isinstance(value, torch.SymInt):
@@ -139,7 +140,9 @@ def lower(module: Module, precision: str = "fp32", half_storage: bool = True) ->
             outputs = [_as_output(values, arg) for arg in module.outputs]
     stores = [(values[node], _as_output(values, state.new)) for node, state in module.states.items()]
     inputs += size_inputs(symbols.known, inputs)
-    graph = Graph(inputs, outputs, symbols.known, stores, symbols.limits)
+    if symbols.shared.random is not None:
+        stores.append(next_numbers(symbols.shared.random))
+    graph = Graph(inputs, outputs, symbols.known, stores, symbols.shared.limits)
     _widen(graph, half_storage)
     return graph
 
@@ -312,7 +315,7 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], symbols: Symbols, half: 
         tuple(from_torch(r.dtype) for r in results),
         half,
         "as_strided" not in str(node.target) or all(_is_dense(n.meta.get("val")) for n in node.all_input_nodes),
-        symbols.limits,
+        symbols.shared,
     )
     target: Any = node.target
     made = lowerings[target](call, *value(node.args), **{k: value(v) for k, v in node.kwargs.items()})

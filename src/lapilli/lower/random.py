@@ -4,8 +4,9 @@ The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numb
 is the number of the element and the stream of the call; the key is the seed. The distributions are torch's, the numbers
 are not.
 
-What changes between runs: nothing, for now. The key is a constant, so that a compiled program gives the same numbers at every
-run, and two calls in it give different ones. A state that moves on replaces `seed` alone."""
+The key is a state of the program, `lapilli.random`: two int32, the number of the run, which moves on with every run, and a
+seed. Both begin as 0: a program gives the same numbers again after `program.reset()`, and others after
+`program.set_state({"lapilli.random": numpy.array([0, seed], "int32")})`."""
 
 from __future__ import annotations
 
@@ -14,13 +15,14 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, binary, cast_to, const, index, unary, where
+from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary, where
 from lapilli.ir.integer import Int, as_int
-from lapilli.ir.node import Node
-from lapilli.lower.registry import Call, Operand, decomposition, element, lowering
+from lapilli.ir.node import Map, Node, State
+from lapilli.lower.registry import Call, Operand, decomposition, element, fresh_axes, lowering
 
 aten = torch.ops.aten
 
@@ -35,9 +37,22 @@ def _word(value: int) -> int:
     return value - (1 << 32) if value >> 31 else value
 
 
+STATE = "lapilli.random"
+
+
 def seed(call: Call) -> tuple[Expr, Expr]:
     """The two words of the key."""
-    return const(0x1AB1), const(0x111)
+    if call.shared.random is None:
+        call.shared.random = State((as_int(2),), DType.int32, STATE, "state", value=np.zeros(2, np.int32))
+    state = call.shared.random
+    return load(state, [as_int(0)]), load(state, [as_int(1)])
+
+
+def next_numbers(state: State) -> tuple[State, Node]:
+    """The state, and its value after a run."""
+    axes, at = fresh_axes(state.shape)
+    body = load(state, at) + where(binary("eq", index(at[0]), 0), const(1), const(0))
+    return state, Map(state.shape, state.dtype, f"{STATE}.next", "random", axes=axes, body=body)
 
 
 def stream(call: Call) -> Expr:

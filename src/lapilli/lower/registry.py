@@ -17,7 +17,7 @@ import torch
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, binary, cast_to, const, index, load, select
 from lapilli.ir.integer import Int, Var, as_int, ceildiv, is_unbounded_symbol, of, var
-from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce
+from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce, State
 
 Operand = Node | Int | Expr | int | float | bool
 Body = Callable[..., Expr]
@@ -77,6 +77,15 @@ def is_supported(overload: Any) -> bool:
     return overload in lowerings
 
 
+@dataclass
+class Shared:
+    """What the calls of a graph share: sizes without a bound that get LONGEST as their bound, and the state of the random
+    numbers, which the first call that draws some makes."""
+
+    limits: set[Int] = field(default_factory=set)
+    random: State | None = None
+
+
 @dataclass(frozen=True)
 class Call:
     """One operator call: what torch says about its result, and helpers to build it."""
@@ -87,7 +96,7 @@ class Call:
     dtypes: tuple[DType, ...]
     half: bool  # store float32 intermediates as float16
     dense: bool = True  # are all tensor arguments row-major in memory of their own? (told to as_strided only)
-    limits: set[Int] = field(default_factory=set)  # sizes that get LONGEST as their bound, shared by a graph
+    shared: Shared = field(default_factory=lambda: Shared())
 
     @property
     def shape(self) -> tuple[Int, ...]:
@@ -101,7 +110,7 @@ class Call:
         """The greatest value that a size can have. A dynamic size without a bound gets one, which the player checks; None
         where the size is computed from such sizes."""
         if is_unbounded_symbol(size):
-            self.limits.add(size)
+            self.shared.limits.add(size)
             return LONGEST
         return size.bounds[1]
 

@@ -28,8 +28,8 @@ def order(tasks: Sequence[Task], outputs: Sequence[Node], stored: Mapping[int, S
     fixed = {o.id for o in outputs} | set(stored)
     at_load: set[int] = set()
     for t in tasks:
-        constant = all(isinstance(r, Constant) or r.id in at_load for r in t.reads())
-        if constant and t.out.id not in fixed and not t.is_dynamic():
+        known = all(isinstance(r, Constant) or r.id in at_load for r in t.reads())
+        if known and t.out.id not in fixed and not t.is_dynamic():
             at_load.add(t.out.id)
     load = [t for t in tasks if t.out.id in at_load]
     run = [t for t in tasks if t.out.id not in at_load]
