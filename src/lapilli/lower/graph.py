@@ -179,7 +179,8 @@ def refusals(module: Module) -> dict[fx.Node, str]:
         elif node.target is operator.getitem and node.args[0] not in reasons:
             values[node] = values[node.args[0]][node.args[1]]
         else:
-            reason = _refusal(node, values, symbols)
+            large = [a for a in node.all_input_nodes if a in module.constants and _is_large(module.constants[a])]
+            reason = _LARGE.format(large[0].name) if large else _refusal(node, values, symbols)
             if reason is None and _unbacked(node.meta.get("val")) - seen:
                 reason = "the size of its result depends on data"
             if reason is not None:
@@ -187,6 +188,17 @@ def refusals(module: Module) -> dict[fx.Node, str]:
                 values[node] = _stand_in(node.meta.get("val"), symbols)
         seen |= _unbacked(node.meta.get("val"))
     return {n: r for n, r in reasons.items() if n.target is not operator.getitem}
+
+
+_LARGE = "{} has integers that do not fit into the 32 bits in which the GPU computes them"
+
+
+def _is_large(constant: torch.Tensor) -> bool:
+    """Whether a constant has integers that kernels cannot compute with."""
+    if constant.dtype is not torch.int64 or not constant.numel():
+        return False
+    low, high = constant.aminmax()
+    return int(low) < -(2**31) or int(high) >= 2**31
 
 
 def _unbacked(val: Any) -> set[str]:
@@ -260,8 +272,8 @@ def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, in
         value = module.array(node, rounded)
         if dtype is DType.float64:  # a number that only lends its value; who computes in float64 says so itself
             dtype, value = DType.float32, value.astype(np.float32)
-        if dtype is DType.int64 and value.size and not -(2**31) <= value.min() <= value.max() < 2**31:
-            raise TypeError(f"{node.name} has integers that do not fit into the 32 bits in which the GPU computes them")
+        if _is_large(constant):
+            raise TypeError(_LARGE.format(node.name))
         kept = DType.float16 if rounded else dtype
         return Constant(shape, kept, node.name, "constant", value=value)
     val = node.meta["val"]
