@@ -21,7 +21,8 @@ from lapilli.codegen.select import choose_templates, write_all
 from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.module import Module
 from lapilli.graph.partition import Parts, partition
-from lapilli.graph.passes import optimize, prepare
+from lapilli.graph.passes import functional, optimize
+from lapilli.graph.share import share_states
 from lapilli.ir.node import Graph
 from lapilli.lower import is_computed, lower
 from lapilli.lower.registry import from_torch
@@ -55,8 +56,12 @@ def compile_to_bytes(
         raise CompileError(f'fallback is {fallback!r}: choose "cpu" or "error"')
     compiler = _Compiler(precision, targets, fallback)
     with _uncollected():
-        for name, source in _methods(model, example_inputs, dynamic_shapes).items():
-            compiler.add(name, capture(*source))
+        captured = {n: capture(*source) for n, source in _methods(model, example_inputs, dynamic_shapes).items()}
+        modules = {name: functional(exported) for name, exported in captured.items()}
+        share_states(modules)
+        for name, module in modules.items():
+            optimize(module)
+            compiler.add(name, _structure(captured[name], module), module)
         return compiler.finish(metadata, progress)
 
 
@@ -94,9 +99,7 @@ class _Compiler:
         self.parts: list[Part] = []
         self.split: list[Parts] = []  # methods of several segments
 
-    def add(self, name: str, exported: ExportedProgram) -> None:
-        module = prepare(exported)
-        structure = _structure(exported, module)
+    def add(self, name: str, structure: structure.Structure, module: Module) -> None:
         whole = self._whole(name, module)
         if whole is not None:
             rows = tuple(Operator(n.name, str(n.target), "gpu") for n in module.graph.nodes if is_computed(n))
@@ -130,15 +133,16 @@ class _Compiler:
 
     def finish(self, metadata: dict[str, str], progress: Progress | None) -> bytes:
         writer = Writer()
+        written = self.parts or [Part("nothing", {half: Graph([], [], {}) for half in (False, True)})]
+        schedules = _write(writer, written, self.targets, progress)
         for parts in self.split:
             for script, name, tensor in parts.constants:
                 script.constants[name] = _keep(writer, name, tensor)
             for script, name, tensor in parts.states:
-                script.states[name][1] = _keep(writer, name, tensor)
+                if script.states[name][0] not in writer.states:
+                    script.states[name][1] = _keep(writer, name, tensor)
             writer.host_operators += [o for o in parts.script.operators() if o not in writer.host_operators]
         metadata[METADATA_KEY] = dumps(self.interfaces)
-        written = self.parts or [Part("nothing", {half: Graph([], [], {}) for half in (False, True)})]
-        schedules = _write(writer, written, self.targets, progress)
         metadata["lapilli.schedule"] = _decisions(schedules[0])
         return writer.bytes(f"lapilli {__version__}", metadata)
 
@@ -198,7 +202,8 @@ def _finish_calls(script: Script, parts: Sequence[Part], first: int) -> None:
 
 def _specs(module: Module) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """What goes into a method with a script and what comes out."""
-    given = [n for n in module.graph.nodes if n.op == "placeholder" and n not in module.constants]
+    known = module.constants.keys() | module.states.keys()
+    given = [n for n in module.graph.nodes if n.op == "placeholder" and n not in known]
     inputs = [n for n in given if isinstance(n.meta["val"], torch.Tensor | torch.SymInt)]
     symbols: dict[str, Symbol] = {}
     for k, n in enumerate(inputs):

@@ -141,7 +141,8 @@ _GENERIC = {
     op: f"{op}_any"
     for op in (
         "exp", "exp2", "log", "log2", "log10", "expm1", "log1p", "erf", "pow", "mod", "fmod", "floordiv",
-        "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "umulhi", "ushr", "gcd",
+        "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
+        "umulhi", "ushr", "gcd",
         *SPECIAL,
     )
 }  # fmt: skip

@@ -20,15 +20,18 @@ aten = torch.ops.aten
 
 
 def prepare(program: ExportedProgram) -> Module:
-    """Functional operators that have lowerings as far as possible, with batch norm and constants folded.
+    """`functional`, with batch norm and constants folded."""
+    module = functional(program)
+    optimize(module)
+    return module
+
+
+def functional(program: ExportedProgram) -> Module:
+    """The program in functional operators that have lowerings as far as possible.
 
     torch's own decomposition traces the whole model again, which takes seconds; it is left out where single calls can be
     replaced."""
-    module = _as_it_stands(program)
-    if module is None:
-        module = Module.from_exported(decompose(program))
-    optimize(module)
-    return module
+    return _as_it_stands(program) or Module.from_exported(decompose(program))
 
 
 def optimize(module: Module) -> None:
