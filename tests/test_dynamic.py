@@ -91,9 +91,11 @@ def test_sizes_out_of_bounds() -> None:
     program = lapilli.compile(
         nn.Linear(4, 3), (torch.randn(2, 4),), dynamic_shapes=({0: Dim("batch", min=1, max=16)},), target="any-fp32"
     )
-    for bad in (torch.randn(17, 4), torch.randn(0, 4), torch.randn(2, 5)):
-        with pytest.raises(lapilli.InvalidInputError):
-            program(bad)
+    for bad, reason in ((17, "batch in 1..16; .* batch = 17"), (0, "batch in 1..16; .* batch = 0")):
+        with pytest.raises(lapilli.InvalidInputError, match=reason):
+            program(torch.randn(bad, 4))
+    with pytest.raises(lapilli.InvalidInputError):
+        program(torch.randn(2, 5))
     assert program(torch.randn(16, 4)).shape == (16, 3)
 
 
@@ -107,11 +109,24 @@ def test_derived_sizes_that_do_not_fit() -> None:
         agree(program, model, torch.randn(n))
     (symbol,) = program.description.methods[0].symbols
     assert (symbol.min, symbol.max, symbol.factor, symbol.offset) == (1, 20, 2, 1)
-    for bad, reason in ((43, f"which is {symbol.name} = 21"), (1, f"which is {symbol.name} = 0"), (8, "no whole")):
-        with pytest.raises(
-            lapilli.InvalidInputError, match=rf"{symbol.name} in 1..20; .* shape \({bad},\), .*{reason}"
-        ):
+    for bad, reason in ((43, "which is half = 21"), (1, "which is half = 0"), (8, "no whole half gives 8")):
+        with pytest.raises(lapilli.InvalidInputError, match=rf"half in 1..20; .* shape \({bad},\), .*{reason}"):
             program(torch.randn(bad))
+
+
+def test_dims_keep_their_names() -> None:
+    """In nested inputs, keyword arguments and derived sizes."""
+
+    class Model(nn.Module):
+        def forward(self, parts: dict[str, list[torch.Tensor]], scale: torch.Tensor) -> torch.Tensor:
+            return torch.cat(parts["x"]) * scale
+
+    a, b = Dim("rows", min=1, max=9), Dim("columns", min=2, max=8)
+    inputs = {"parts": {"x": [torch.randn(3, 4), torch.randn(6, 4)]}, "scale": torch.randn(4)}
+    shapes = {"parts": {"x": [{0: a, 1: b}, {0: 2 * a, 1: b}]}, "scale": (b,)}
+    program = lapilli.compile(Model(), inputs, dynamic_shapes=shapes, target="any-fp32")
+    assert [s.shape for s in program.inputs] == [("rows", "columns"), ("(2 * rows)", "columns"), ("columns",)]
+    assert program(**inputs).shape == (9, 4)
 
 
 class Deep(nn.Module):
