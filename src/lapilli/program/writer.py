@@ -171,12 +171,20 @@ class Writer:
             self.program.kernels.append(k)
         return self.kernels[written.source]
 
-    def method(self, name: str, graph: Graph, plans: Sequence[PlanSource], codes: Mapping[str, bytes]) -> None:
+    def method(
+        self,
+        name: str,
+        graph: Graph,
+        plans: Sequence[PlanSource],
+        codes: Mapping[str, bytes],
+        dims: Mapping[str, str] | None = None,
+    ) -> None:
+        """dims: names for size symbols, where they are not called as in the graph."""
         m = fb.MethodT()
         m.name = name
         pool = _Pool()
         pool(0)  # expression 0 of `flops` and `bytes` means "not counted"
-        m.symbols = _symbols(graph, pool)
+        m.symbols = _symbols(graph, pool, dims or {})
         m.inputs = [_spec(n, pool) for n in graph.inputs]
         m.outputs = [_spec(n, pool) for n in graph.outputs]
         m.plans = [_PlanWriter(self, pool, p, codes).write() for p in plans]
@@ -194,7 +202,7 @@ class Writer:
         return to_bytes(bytes(builder.Output()), self.data)
 
 
-def _symbols(graph: Graph, pool: _Pool) -> list[Any]:
+def _symbols(graph: Graph, pool: _Pool, dims: Mapping[str, str]) -> list[Any]:
     """The symbols, and where each is read."""
     made: list[Any] = []
     for name, value in graph.symbols.items():
@@ -205,7 +213,7 @@ def _symbols(graph: Graph, pool: _Pool) -> list[Any]:
             raise ValueError(f"the size {name} cannot be read from any input dimension")
         s = fb.SymbolT()
         longest = LONGEST if value in graph.limits else -1
-        s.name, s.min, s.max = name, atom.min, longest if atom.max is None else atom.max
+        s.name, s.min, s.max = dims.get(name, name), atom.min, longest if atom.max is None else atom.max
         s.input, s.axis, s.factor, s.offset = place.input.index, place.axis, place.factor, place.offset
         pool.symbols[atom] = len(made)
         made.append(s)
