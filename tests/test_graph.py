@@ -124,6 +124,16 @@ def test_keyword_inputs() -> None:
     assert relative_error(program(input=x), model(x).detach()) <= 1e-6
 
 
+def test_a_tensor_that_is_given_twice_is_two_inputs() -> None:
+    class Difference(nn.Module):
+        def forward(self, x: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:
+            return x - 2 * others[0] - 4 * others[1]
+
+    x = torch.ones(3)
+    program = capture(Difference(), (x, [x, torch.zeros(3)]))
+    assert program.module()(x * 9, [x, x]).tolist() == [3, 3, 3]
+
+
 def test_buffers_and_inputs_that_change_are_known() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
