@@ -134,7 +134,7 @@ def rows(x: Tensor) -> tuple[Tensor, ...]:
 
 def ordered(keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
     """Sorting, scans, gathers and scatters of rows of a dynamic length."""
-    order = keys.argsort(1)
+    order = keys.argsort(stable=True, dim=1)
     taken = values.gather(1, order)
     counts = torch.zeros(keys.shape[0], 50, dtype=torch.int64).scatter_add(1, keys, torch.ones_like(keys))
     sums = torch.zeros(50).index_add(0, keys.flatten(), values.flatten())
@@ -148,7 +148,12 @@ def joined(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 
 def derived(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     """x has 2 n + 1 rows, y has n."""
-    return (x[1:] + torch.cat([y, y])).softmax(0), F.max_pool1d(x.T[None], 2), x.flatten() * x.shape[0], x[::2].sum(0)
+    return (
+        (x[1:] + torch.cat([y, y])).softmax(0),
+        F.max_pool2d(x.T[None], (1, 2)),
+        x.flatten() * x.shape[0],
+        x[::2].sum(0),
+    )
 
 
 def pairs(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:

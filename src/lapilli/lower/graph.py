@@ -17,7 +17,7 @@ from lapilli.graph.module import Module
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary
 from lapilli.ir.integer import Int, as_int, maximum, minimum, symbol
-from lapilli.ir.node import Constant, Graph, Input, Map, Node, State, reading
+from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State, reading
 from lapilli.lower.random import next_numbers
 from lapilli.lower.registry import FROM_TORCH, Call, Shared, fresh_axes, from_torch, lowerings
 
@@ -144,7 +144,18 @@ def lower(module: Module, precision: str = "fp32", half_storage: bool = True) ->
     inputs += size_inputs(symbols.known, inputs)
     if symbols.shared.random is not None:
         stores.append(next_numbers(symbols.shared.random))
-    return Graph(inputs, outputs, symbols.known, stores, symbols.shared.limits)
+    graph = Graph(inputs, outputs, symbols.known, stores, symbols.shared.limits)
+    _widen(graph, half_storage)
+    return graph
+
+
+def _widen(graph: Graph, half_storage: bool) -> None:
+    """Intermediates of 16-bit types that a device would have to pack into words are float32: computed faster, rounded less."""
+    results = {n.id for n in graph.results}
+    packed = (DType.bfloat16,) if half_storage else (DType.bfloat16, DType.float16)
+    for n in graph.nodes():
+        if isinstance(n, Map | Reduce) and n.dtype in packed and n.id not in results:
+            n.dtype = DType.float32
 
 
 def size_inputs(symbols: Mapping[str, Int], inputs: Sequence[Input]) -> list[Input]:
@@ -170,7 +181,8 @@ def refusals(module: Module) -> dict[fx.Node, str]:
         elif node.target is operator.getitem and node.args[0] not in reasons:
             values[node] = values[node.args[0]][node.args[1]]
         else:
-            reason = _refusal(node, values, symbols)
+            large = [a for a in node.all_input_nodes if a in module.constants and _is_large(module.constants[a])]
+            reason = _LARGE.format(large[0].name) if large else _refusal(node, values, symbols)
             if reason is None and _unbacked(node.meta.get("val")) - seen:
                 reason = "the size of its result depends on data"
             if reason is not None:
@@ -178,6 +190,17 @@ def refusals(module: Module) -> dict[fx.Node, str]:
                 values[node] = _stand_in(node.meta.get("val"), symbols)
         seen |= _unbacked(node.meta.get("val"))
     return {n: r for n, r in reasons.items() if n.target is not operator.getitem}
+
+
+_LARGE = "{} has integers that do not fit into the 32 bits in which the GPU computes them"
+
+
+def _is_large(constant: torch.Tensor) -> bool:
+    """Whether a constant has integers that kernels cannot compute with."""
+    if constant.dtype is not torch.int64 or not constant.numel():
+        return False
+    low, high = constant.aminmax()
+    return int(low) < -(2**31) or int(high) >= 2**31
 
 
 def _unbacked(val: Any) -> set[str]:
@@ -251,8 +274,8 @@ def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, in
         value = module.array(node, rounded)
         if dtype is DType.float64:  # a number that only lends its value; who computes in float64 says so itself
             dtype, value = DType.float32, value.astype(np.float32)
-        if dtype is DType.int64 and value.size and not -(2**31) <= value.min() <= value.max() < 2**31:
-            raise TypeError(f"{node.name} has integers that do not fit into the 32 bits in which the GPU computes them")
+        if _is_large(constant):
+            raise TypeError(_LARGE.format(node.name))
         kept = DType.float16 if rounded else dtype
         return Constant(shape, kept, node.name, "constant", value=value)
     val = node.meta["val"]
