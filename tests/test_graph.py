@@ -524,3 +524,23 @@ def test_layers_that_others_read_stay_apart() -> None:
     """An activation is an epilogue of its own layer only."""
     a, b = nn.Linear(6, 8), nn.Linear(6, 8)
     assert merge_linear(captured(lambda x: a(x).relu() @ b(x).transpose(0, 1), torch.randn(3, 6))) == 0
+
+
+def test_a_norm_that_updates_its_statistics_changes_them() -> None:
+    """Its schema does not say so."""
+
+    class Norm(nn.Module):
+        def forward(self, x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.instance_norm(x, mean, variance, use_input_stats=True)
+
+    x = torch.rand(2, 3, 5)
+    ours, theirs = [torch.zeros(3), torch.ones(3)], [torch.zeros(3), torch.ones(3)]
+    program = lapilli.compile(Norm(), (x, *ours), target="any-fp32")
+    torch.testing.assert_close(program(x, *ours), Norm()(x, *theirs), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_lists_of_operators_are_taken_apart() -> None:
+    x = torch.rand(7, 2)
+    program = lapilli.compile(Wrap(lambda x: torch.histogramdd(x, [3, 4])[0]), (x,), target="any-fp32")
+    torch.testing.assert_close(program(x), torch.histogramdd(x, [3, 4])[0])
