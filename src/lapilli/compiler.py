@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +21,8 @@ from lapilli.codegen.select import choose_templates, write_all
 from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.module import Module
 from lapilli.graph.partition import Parts, partition
-from lapilli.graph.passes import optimize, prepare
+from lapilli.graph.passes import functional, optimize
+from lapilli.graph.share import share_states
 from lapilli.ir.node import Graph
 from lapilli.lower import is_computed, lower
 from lapilli.lower.registry import from_torch
@@ -52,10 +55,29 @@ def compile_to_bytes(
     if fallback not in ("cpu", "error"):
         raise CompileError(f'fallback is {fallback!r}: choose "cpu" or "error"')
     compiler = _Compiler(precision, targets, fallback)
-    for name, source in _methods(model, example_inputs, dynamic_shapes).items():
-        exported = capture(*source)
-        compiler.add(name, exported, dim_names(exported, *source))
-    return compiler.finish(metadata, progress)
+    with _uncollected():
+        sources = _methods(model, example_inputs, dynamic_shapes)
+        captured = {name: capture(*source) for name, source in sources.items()}
+        modules = {name: functional(exported) for name, exported in captured.items()}
+        share_states(modules)
+        for name, module in modules.items():
+            optimize(module)
+            exported = captured[name]
+            compiler.add(name, _structure(exported, module), module, dim_names(exported, *sources[name]))
+        return compiler.finish(metadata, progress)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the search for cyclic garbage: it goes through all objects of torch again and again while expressions are made,
+    a third of the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _methods(model: Any, example_inputs: Any, dynamic_shapes: Any) -> dict[str, tuple[Any, ...]]:
@@ -79,10 +101,8 @@ class _Compiler:
         self.parts: list[Part] = []
         self.split: list[Parts] = []  # methods of several segments
 
-    def add(self, name: str, exported: ExportedProgram, dims: Mapping[str, str]) -> None:
+    def add(self, name: str, structure: structure.Structure, module: Module, dims: Mapping[str, str]) -> None:
         """dims: names for size symbols."""
-        module = prepare(exported)
-        structure = _structure(exported, module)
         whole = self._whole(name, module, dims)
         if whole is not None:
             rows = tuple(Operator(n.name, str(n.target), "gpu") for n in module.graph.nodes if is_computed(n))
@@ -116,15 +136,16 @@ class _Compiler:
 
     def finish(self, metadata: dict[str, str], progress: Progress | None) -> bytes:
         writer = Writer()
+        written = self.parts or [Part("nothing", {half: Graph([], [], {}) for half in (False, True)})]
+        schedules = _write(writer, written, self.targets, progress)
         for parts in self.split:
             for script, name, tensor in parts.constants:
                 script.constants[name] = _keep(writer, name, tensor)
             for script, name, tensor in parts.states:
-                script.states[name][1] = _keep(writer, name, tensor)
+                if script.states[name][0] not in writer.states:
+                    script.states[name][1] = _keep(writer, name, tensor)
             writer.host_operators += [o for o in parts.script.operators() if o not in writer.host_operators]
         metadata[METADATA_KEY] = dumps(self.interfaces)
-        written = self.parts or [Part("nothing", {half: Graph([], [], {}) for half in (False, True)})]
-        schedules = _write(writer, written, self.targets, progress)
         metadata["lapilli.schedule"] = _decisions(schedules[0])
         return writer.bytes(f"lapilli {__version__}", metadata)
 
@@ -185,7 +206,8 @@ def _finish_calls(script: Script, parts: Sequence[Part], first: int) -> None:
 
 def _specs(module: Module, dims: Mapping[str, str]) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """What goes into a method with a script and what comes out."""
-    given = [n for n in module.graph.nodes if n.op == "placeholder" and n not in module.constants]
+    known = module.constants.keys() | module.states.keys()
+    given = [n for n in module.graph.nodes if n.op == "placeholder" and n not in known]
     inputs = [n for n in given if isinstance(n.meta["val"], torch.Tensor | torch.SymInt)]
     symbols: dict[str, Symbol] = {}
     for k, n in enumerate(inputs):

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from lapilli.graph.decompose import decompose
+from lapilli.graph.decompose import decompose, decompose_calls
 from lapilli.graph.fold import fold_batch_norm, fold_constants, fold_padding
 from lapilli.graph.functionalize import functionalize
+from lapilli.graph.inline import inline_regions
 from lapilli.graph.merge import merge_linear
 from lapilli.graph.module import Module
 from lapilli.graph.split import split_large_weights
-from lapilli.lower.registry import is_supported
 
 aten = torch.ops.aten
 
 
 def prepare(program: ExportedProgram) -> Module:
-    """Functional operators that have lowerings as far as possible, with batch norm and constants folded.
-
-    torch's own decomposition traces the model again; it is left out when every operator is known as it stands."""
-    module = _as_it_stands(program)
-    if module is None:
-        module = Module.from_exported(decompose(program))
+    """`functional`, with batch norm and constants folded."""
+    module = functional(program)
     optimize(module)
     return module
+
+
+def functional(program: ExportedProgram) -> Module:
+    """The program in functional operators that have lowerings as far as possible.
+
+    torch's own decomposition traces the whole model again, which takes seconds; it is left out where single calls can be
+    replaced."""
+    return _as_it_stands(program) or Module.from_exported(decompose(program))
 
 
 def optimize(module: Module) -> None:
@@ -43,18 +46,13 @@ def optimize(module: Module) -> None:
 
 def _as_it_stands(program: ExportedProgram) -> Module | None:
     module = Module.from_exported(program, copy=True)
+    inline_regions(module)
     if not functionalize(module):
         return None
     clean_up(module)
-    return module if all(_is_known(n) for n in module.graph.nodes) else None
-
-
-def _is_known(node: fx.Node) -> bool:
-    if _updates_statistics(node):
-        return False
-    if node.op != "call_function" or node.target is operator.getitem or is_supported(node.target):
-        return True
-    return isinstance(node.meta.get("val"), int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool)
+    if any(_updates_statistics(n) for n in module.graph.nodes) or not decompose_calls(module):
+        return None
+    return module
 
 
 def _updates_statistics(node: fx.Node) -> bool:

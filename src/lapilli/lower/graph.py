@@ -138,7 +138,9 @@ def lower(module: Module, precision: str = "fp32", half_storage: bool = True) ->
             values[node] = _call(node, values, symbols, half and node not in kept)
         elif node.op == "output":
             outputs = [_as_output(values, arg) for arg in module.outputs]
-    stores = [(values[node], _as_output(values, state.new)) for node, state in module.states.items()]
+    stores = [
+        (values[node], _as_output(values, state.new)) for node, state in module.states.items() if state.new is not None
+    ]
     inputs += size_inputs(symbols.known, inputs)
     if symbols.shared.random is not None:
         stores.append(next_numbers(symbols.shared.random))
