@@ -53,7 +53,7 @@ def tokenize(*sentences: str) -> tuple[Tensor, Tensor]:
     return torch.tensor([e.ids for e in encoded]), torch.tensor([e.attention_mask for e in encoded])
 
 
-@pytest.mark.parametrize("precision, bound", [("fp32", 1e-4), ("fp16", 2e-3)])
+@pytest.mark.parametrize("precision, bound", [("fp32", 1e-4), ("fp16", 5e-4)])
 def test_similarities(precision: str, bound: float) -> None:
     """A batch of different lengths, and each sentence alone, with one program."""
     sizes = {0: torch.export.Dim("n", min=1, max=8), 1: torch.export.Dim("tokens", min=2, max=256)}

@@ -112,7 +112,8 @@ class Writer:
     size: int = 0
     constants: dict[int, int] = field(default_factory=dict)  # id of the array -> index
     contents: dict[tuple[DType, tuple[int, ...], bytes], list[tuple[int, Array]]] = field(default_factory=dict)
-    kernels: dict[str, int] = field(default_factory=dict)
+    kernels: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # by source and how buffers are seen
+    codes: dict[str, int] = field(default_factory=dict)  # source -> where its SPIR-V lies
     states: dict[str, int] = field(default_factory=dict)
     host_operators: list[str] = field(default_factory=list)
 
@@ -162,17 +163,21 @@ class Writer:
         return self.states[node.name]
 
     def kernel(self, written: Written, code: bytes) -> int:
-        if written.source not in self.kernels:
+        texel = any(b.texel for b in written.bindings)
+        seen = tuple(map(_binding_type, written.bindings)) if texel else ()
+        if (written.source, seen) not in self.kernels:
+            if written.source not in self.codes:
+                self.codes[written.source] = self._append(code)
             k = fb.KernelT()
-            k.name, k.codeSize, k.codeOffset = written.name, len(code), self._append(code)
+            k.name, k.codeSize, k.codeOffset = written.name, len(code), self.codes[written.source]
             k.bindings, k.pushSize = len(written.bindings), 4 * len(written.params)
             k.localX, k.localY, k.localZ = written.local
             k.subgroupSize, k.sharedSize = written.subgroup, written.shared
-            if any(b.texel for b in written.bindings):
-                k.texel = [_binding_type(b) for b in written.bindings]
-            self.kernels[written.source] = len(self.program.kernels)
+            if texel:
+                k.texel = list(seen)
+            self.kernels[written.source, seen] = len(self.program.kernels)
             self.program.kernels.append(k)
-        return self.kernels[written.source]
+        return self.kernels[written.source, seen]
 
     def method(
         self,
