@@ -19,6 +19,7 @@ from lapilli.lower import (  # noqa: F401
     pooling,
     prims,
     random,
+    recurrent,
     reduction,
     resize,
     scan,
