@@ -215,6 +215,18 @@ def _matmuls() -> Cases:
     }  # fmt: skip
 
 
+def _grouped() -> Cases:
+    """Groups of rows, of columns, of what is summed, and a batch; one group is empty. (torch wants rows of whole 16 bytes.)"""
+    grouped = aten._grouped_mm.default
+    ends = torch.tensor([3, 3, 7, 24], dtype=torch.int32)
+    return {
+        grouped: [
+            Case(grouped, (f(24, 8), f(4, 8, 16), ends)), Case(grouped, (f(4, 5, 8), f(8, 24), ends)),
+            Case(grouped, (f(5, 24), f(24, 8), ends)), Case(grouped, (f(4, 5, 8), f(4, 8, 16))),
+        ]
+    }  # fmt: skip
+
+
 def _attention() -> Cases:
     """Masks, grouped heads, sizes that are no multiples of 4, rows without any key, more keys than a tile."""
     whole, cpu = aten.scaled_dot_product_attention.default, aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -300,6 +312,7 @@ for _group in (
     scatters(),
     searches(),
     factorisations(),
+    _grouped(),
     _attention(),
     _rows(),
     _recurrent(),

@@ -19,6 +19,9 @@ from lapilli.graph.split import split_large_weights
 
 aten = torch.ops.aten
 
+SYNONYMS: dict[str, Any] = {"transformers.grouped_mm_fallback.default": aten._grouped_mm.default}
+"""Operators of other packages that are ATen's. (ATen's grouped product takes no float64.)"""
+
 
 def prepare(program: ExportedProgram) -> Module:
     """`functional`, with batch norm and constants folded."""
@@ -64,11 +67,13 @@ def _updates_statistics(node: fx.Node) -> bool:
 
 def clean_up(module: Module) -> None:
     """Shape assertions go (the player checks sizes against their bounds itself), and so does what does nothing at
-    inference."""
+    inference; operators get ATen's names."""
     for node in reversed(list(module.graph.nodes)):
         if node.op != "call_function":
             continue
         name = str(node.target)
+        if name in SYNONYMS and node.meta["val"].dtype is not torch.float64:
+            node.target = SYNONYMS[name]
         if not node.users and ("assert" in name or "sym_constrain" in name):
             module.graph.erase_node(node)
         elif node.target is operator.getitem and isinstance(node.args[0], list | tuple):

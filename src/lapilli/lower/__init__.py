@@ -9,6 +9,7 @@ from lapilli.lower import (  # noqa: F401
     creation,
     distance,
     grid_sampler,
+    grouped,
     histogram,
     indexing,
     linalg,
