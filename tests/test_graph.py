@@ -124,6 +124,16 @@ def test_keyword_inputs() -> None:
     assert relative_error(program(input=x), model(x).detach()) <= 1e-6
 
 
+def test_a_tensor_that_is_given_twice_is_two_inputs() -> None:
+    class Difference(nn.Module):
+        def forward(self, x: torch.Tensor, others: list[torch.Tensor]) -> torch.Tensor:
+            return x - 2 * others[0] - 4 * others[1]
+
+    x = torch.ones(3)
+    program = capture(Difference(), (x, [x, torch.zeros(3)]))
+    assert program.module()(x * 9, [x, x]).tolist() == [3, 3, 3]
+
+
 def test_buffers_and_inputs_that_change_are_known() -> None:
     class Counts(nn.Module):
         def __init__(self) -> None:
@@ -526,3 +536,23 @@ def test_layers_that_others_read_stay_apart() -> None:
     """An activation is an epilogue of its own layer only."""
     a, b = nn.Linear(6, 8), nn.Linear(6, 8)
     assert merge_linear(captured(lambda x: a(x).relu() @ b(x).transpose(0, 1), torch.randn(3, 6))) == 0
+
+
+def test_a_norm_that_updates_its_statistics_changes_them() -> None:
+    """Its schema does not say so."""
+
+    class Norm(nn.Module):
+        def forward(self, x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.instance_norm(x, mean, variance, use_input_stats=True)
+
+    x = torch.rand(2, 3, 5)
+    ours, theirs = [torch.zeros(3), torch.ones(3)], [torch.zeros(3), torch.ones(3)]
+    program = lapilli.compile(Norm(), (x, *ours), target="any-fp32")
+    torch.testing.assert_close(program(x, *ours), Norm()(x, *theirs), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_lists_of_operators_are_taken_apart() -> None:
+    x = torch.rand(7, 2)
+    program = lapilli.compile(Wrap(lambda x: torch.histogramdd(x, [3, 4])[0]), (x,), target="any-fp32")
+    torch.testing.assert_close(program(x), torch.histogramdd(x, [3, 4])[0])

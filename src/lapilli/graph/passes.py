@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -20,15 +21,18 @@ aten = torch.ops.aten
 
 
 def prepare(program: ExportedProgram) -> Module:
-    """Functional operators that have lowerings as far as possible, with batch norm and constants folded.
+    """`functional`, with batch norm and constants folded."""
+    module = functional(program)
+    optimize(module)
+    return module
+
+
+def functional(program: ExportedProgram) -> Module:
+    """The program in functional operators that have lowerings as far as possible.
 
     torch's own decomposition traces the whole model again, which takes seconds; it is left out where single calls can be
     replaced."""
-    module = _as_it_stands(program)
-    if module is None:
-        module = Module.from_exported(decompose(program))
-    optimize(module)
-    return module
+    return _as_it_stands(program) or Module.from_exported(decompose(program))
 
 
 def optimize(module: Module) -> None:
@@ -53,8 +57,9 @@ def _as_it_stands(program: ExportedProgram) -> Module | None:
 
 
 def _updates_statistics(node: fx.Node) -> bool:
-    """Whether this is a batch norm in training mode, whose schema does not say that it changes its running statistics."""
-    return node.target is aten.batch_norm.default and bool(node.args[5]) and node.args[3] is not None
+    """Whether this is a norm in training mode, whose schema does not say that it changes its running statistics."""
+    norms = (aten.batch_norm.default, aten.instance_norm.default)
+    return node.target in norms and bool(node.args[5]) and node.args[3] is not None
 
 
 def clean_up(module: Module) -> None:
@@ -65,6 +70,10 @@ def clean_up(module: Module) -> None:
             continue
         name = str(node.target)
         if not node.users and ("assert" in name or "sym_constrain" in name):
+            module.graph.erase_node(node)
+        elif node.target is operator.getitem and isinstance(node.args[0], list | tuple):
+            element: Any = node.args[0][node.args[1]]
+            module.replace(node, element)
             module.graph.erase_node(node)
         elif _is_identity(node):
             module.replace(node, node.args[0])

@@ -221,12 +221,10 @@ class Int:
 
     def __mul__(self, other: IntLike) -> Int:
         o = as_int(other)
-        if not o.terms and o.const == 1:
-            return self
-        if not self.terms and self.const == 1:
-            return o
         if not o.terms:
-            return _make({m: c * o.const for m, c in self.terms}, self.const * o.const)
+            return self._scaled(o.const)
+        if not self.terms:
+            return o._scaled(self.const)
         terms: dict[Monomial, int] = {}
         for (m1, c1), (m2, c2) in itertools.product(self._all(), o._all()):
             m = tuple(sorted(m1 + m2, key=lambda a: a.key))
@@ -261,6 +259,12 @@ class Int:
         if self.const or not parts:
             parts.append(str(self.const))
         return " + ".join(parts)
+
+    def _scaled(self, factor: int) -> Int:
+        """A number of times this: the form stays canonical."""
+        if factor == 1 or factor == 0:
+            return self if factor else as_int(0)
+        return Int(tuple([(m, c * factor) for m, c in self.terms]), self.const * factor)
 
     def _all(self) -> tuple[tuple[Monomial, int], ...]:
         return (*self.terms, ((), self.const)) if self.const else self.terms
@@ -303,13 +307,16 @@ class Int:
         computed = indirect is not None and any(isinstance(a, Indirect) for a in self._atoms)
         if not computed and mapping.keys().isdisjoint(self._atoms):
             return self
-        parts = [as_int(self.const)]
+        terms: dict[Monomial, int] = {}
+        const = self.const
         for m, c in self.terms:
-            product = as_int(c)
-            for a in m:
+            product = _substitute_atom(m[0], mapping, indirect)
+            for a in m[1:]:
                 product = product * _substitute_atom(a, mapping, indirect)
-            parts.append(product)
-        return total(parts)
+            const += c * product.const
+            for n, factor in product.terms:
+                terms[n] = terms.get(n, 0) + c * factor
+        return _make(terms, const)
 
     def step(self, a: Atom) -> int | None:
         """By how much the value grows with an atom, where that is the same number everywhere."""
@@ -396,9 +403,12 @@ def total(parts: Sequence[Int]) -> Int:
 
 
 def _make(terms: dict[Monomial, int], const: int) -> Int:
-    terms = {m: c for m, c in terms.items() if c}
+    if not all(terms.values()):
+        terms = {m: c for m, c in terms.items() if c}
     if not terms:
         return as_int(const)
+    if len(terms) == 1:
+        return Int(tuple(terms.items()), const)
     terms = _recombine(terms)
     ordered = sorted(terms.items(), key=lambda t: ([a.key for a in t[0]]))
     result = Int(tuple((m, c) for m, c in ordered if m), const + sum(c for m, c in ordered if not m))

