@@ -495,6 +495,18 @@ def test_large_layers_are_split(bias: bool) -> None:
     assert split_large_weights(module, limit=1 << 20) == 0
 
 
+@pytest.mark.parametrize("layer", [nn.Conv1d(4, 50, 3), nn.Conv2d(4, 50, (3, 1), padding=1), nn.Conv3d(4, 50, 3)])
+@pytest.mark.parametrize("batch", [(2,), ()])
+def test_large_convolutions_are_split(layer: nn.Module, batch: tuple[int, ...]) -> None:
+    x = torch.randn(*batch, 4, *[5] * (layer.weight.dim() - 2))
+    module = captured(layer, x)
+    assert split_large_weights(module, limit=layer.weight[:20].numel() * 4) == 1
+    assert len(targets(module)) == 4  # convolutions of 24, 24 and 2 channels, joined
+    check(module, layer, x)
+    grouped = captured(nn.Conv1d(4, 8, 3, groups=2), torch.randn(2, 4, 9))
+    assert split_large_weights(grouped, limit=1) == 0
+
+
 # -- merging
 
 

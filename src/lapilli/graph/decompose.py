@@ -82,8 +82,7 @@ def _traced(node: fx.Node) -> fx.Graph | None:
 
     given = [leaves[k].meta["val"] for k in places]
     try:
-        # with MKL-DNN, an LSTM on the CPU is one operator of its own
-        with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             traced = make_fx(call, decomposition_table=dict(tables()[0]))(*given)
             if any(getattr(n.target, "_schema", None) and n.target._schema.is_mutable for n in traced.graph.nodes):
