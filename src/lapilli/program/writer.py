@@ -28,6 +28,7 @@ from lapilli.ir.integer import (
 from lapilli.ir.node import Constant, Graph, Input, Node, State, reading
 from lapilli.lower.registry import LONGEST
 from lapilli.program.container import aligned, to_bytes
+from lapilli.schedule.concatenate import Window
 from lapilli.schedule.order import Order
 from lapilli.schedule.target import Target
 
@@ -42,13 +43,15 @@ _TEXEL_ELEMENTS = 1 << 24  # what a device must offer for a plan that reads thro
 
 @dataclass(frozen=True)
 class PlanSource:
-    """What is written as one plan: kernels by output of their task; stored: results that lie in a state, by id."""
+    """What is written as one plan: kernels by output of their task; stored: results that lie in a state, by id; windows:
+    results that lie in another."""
 
     target: Target
     order: Order
     kernels: Mapping[int, Written]
     outputs: Sequence[Node]
     stored: Mapping[int, State] = field(default_factory=dict)
+    windows: Mapping[int, Window] = field(default_factory=dict)
 
 
 class _Pool:
@@ -109,7 +112,8 @@ class Writer:
     size: int = 0
     constants: dict[int, int] = field(default_factory=dict)  # id of the array -> index
     contents: dict[tuple[DType, tuple[int, ...], bytes], list[tuple[int, Array]]] = field(default_factory=dict)
-    kernels: dict[str, int] = field(default_factory=dict)
+    kernels: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # by source and how buffers are seen
+    codes: dict[str, int] = field(default_factory=dict)  # source -> where its SPIR-V lies
     states: dict[str, int] = field(default_factory=dict)
     host_operators: list[str] = field(default_factory=list)
 
@@ -159,17 +163,21 @@ class Writer:
         return self.states[node.name]
 
     def kernel(self, written: Written, code: bytes) -> int:
-        if written.source not in self.kernels:
+        texel = any(b.texel for b in written.bindings)
+        seen = tuple(map(_binding_type, written.bindings)) if texel else ()
+        if (written.source, seen) not in self.kernels:
+            if written.source not in self.codes:
+                self.codes[written.source] = self._append(code)
             k = fb.KernelT()
-            k.name, k.codeSize, k.codeOffset = written.name, len(code), self._append(code)
+            k.name, k.codeSize, k.codeOffset = written.name, len(code), self.codes[written.source]
             k.bindings, k.pushSize = len(written.bindings), 4 * len(written.params)
             k.localX, k.localY, k.localZ = written.local
             k.subgroupSize, k.sharedSize = written.subgroup, written.shared
-            if any(b.texel for b in written.bindings):
-                k.texel = [_binding_type(b) for b in written.bindings]
-            self.kernels[written.source] = len(self.program.kernels)
+            if texel:
+                k.texel = list(seen)
+            self.kernels[written.source, seen] = len(self.program.kernels)
             self.program.kernels.append(k)
-        return self.kernels[written.source]
+        return self.kernels[written.source, seen]
 
     def method(
         self,
@@ -260,8 +268,13 @@ class _PlanWriter:
         p.requirements = self._requirements()
         return p
 
+    def _memory(self, n: Node) -> Node:
+        """The value in whose memory a value lies."""
+        if n.id in self.plan.windows:
+            return self.plan.windows[n.id].whole
+        return self.plan.stored.get(n.id, n)
+
     def _buffer(self, n: Node, at_load: bool) -> int:
-        n = self.plan.stored.get(n.id, n)
         loading = at_load and isinstance(n, Constant) and n.id not in self.read_at_run
         key = (n.id, loading)
         if key not in self.index:
@@ -294,8 +307,9 @@ class _PlanWriter:
         moved = as_int(0)
         for k, b in enumerate(w.bindings):
             binding = fb.BindingT()
-            binding.buffer = self._buffer(b.node, at_load)
-            binding.offset, binding.size = self.pool(0), self.pool(nbytes(b.node))
+            memory = self._memory(b.node)
+            binding.buffer = self._buffer(memory, at_load)
+            binding.offset, binding.size = self.pool(0), self.pool(nbytes(memory))
             d.bindings.append(binding)
             d.written |= int(b.written) << k
             moved = moved + nbytes(b.node)
@@ -324,5 +338,5 @@ class _PlanWriter:
         for w in used:
             r.subgroupOperations |= w.subgroup_operations
         r.maxBindings = max((len(w.bindings) for w in used), default=0)
-        r.maxTexelElements = _TEXEL_ELEMENTS if target.texel else 0
+        r.maxTexelElements = _TEXEL_ELEMENTS if any(b.texel for w in used for b in w.bindings) else 0
         return r

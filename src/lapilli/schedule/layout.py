@@ -6,7 +6,7 @@ channels is one load; everything else follows what it reads, so that neighbourin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from lapilli.ir.expr import Load, loads
@@ -18,10 +18,11 @@ from lapilli.schedule.task import Task
 
 @dataclass(frozen=True)
 class Layout:
-    """order: dimensions from outermost to innermost; strides per dimension, in elements."""
+    """order: dimensions from outermost to innermost; strides per dimension, in elements; start: where the first element is."""
 
     order: tuple[int, ...]
     strides: tuple[Int, ...]
+    start: Int = field(default_factory=lambda: as_int(0))
 
     @classmethod
     def of(cls, shape: Sequence[Int], order: Sequence[int]) -> Layout:
@@ -33,7 +34,11 @@ class Layout:
         return cls(tuple(order), tuple(strides))
 
     def offset(self, index: Sequence[Int]) -> Int:
-        return total([i * s for i, s in zip(index, self.strides, strict=True)])
+        return total([self.start, *(i * s for i, s in zip(index, self.strides, strict=True))])
+
+    def window(self, first: Sequence[Int]) -> Layout:
+        """Of a part of the value, which begins at an element."""
+        return replace(self, start=self.offset(first))
 
 
 def in_memory(index: Sequence[Int], layout: Layout) -> list[Var]:
