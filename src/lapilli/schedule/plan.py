@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lapilli.ir.node import Graph, Map, State
+from lapilli.schedule.assign import assign
 from lapilli.schedule.concatenate import Window, join
-from lapilli.schedule.layout import Layout, assign
+from lapilli.schedule.layout import Layout
 from lapilli.schedule.order import Order, order
 from lapilli.schedule.realize import Realized, realize
 from lapilli.schedule.rows import fuse_rows
