@@ -14,8 +14,9 @@ from torch import Tensor, nn
 import lapilli
 
 torchvision_without_ops.allow()
-from transformers import BertModel  # noqa: E402
+from transformers import BertModel, LlamaConfig, LlamaForCausalLM  # noqa: E402
 from transformers.integrations import moe  # noqa: E402
+from transformers.integrations.executorch import TorchExportableModuleWithStaticCache  # noqa: E402
 
 SENTENCES = (
     "A man is eating a piece of bread.",
@@ -91,3 +92,48 @@ def test_mixture_of_experts() -> None:
     model, x = Experts().requires_grad_(False), torch.randn(50, 16)
     with lapilli.compile(model, (x,), fallback="error") as program:
         torch.testing.assert_close(program(x), model(x))
+
+
+CONTEXT = 24
+
+
+def cached_llama(model: LlamaForCausalLM) -> nn.Module:
+    """The package's own form of a model with a cache of fixed size, as it exports models."""
+    model.generation_config.update(cache_implementation="static", use_cache=True)
+    return TorchExportableModuleWithStaticCache(model, 1, CONTEXT, torch.device("cpu"))
+
+
+def exported(model: nn.Module, tokens: Tensor, strict: bool) -> torch.export.ExportedProgram:
+    """For any number of tokens, or for one."""
+    given = {"input_ids": tokens, "cache_position": torch.arange(tokens.shape[1])}
+    n = torch.export.Dim("n", min=2, max=CONTEXT)
+    sizes = {"input_ids": {1: n}, "cache_position": {0: n}} if tokens.shape[1] > 1 else None
+    return torch.export.export(model, (), given, dynamic_shapes=sizes, strict=strict)
+
+
+def small_llama() -> LlamaForCausalLM:
+    torch.manual_seed(7)
+    options = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
+    config = LlamaConfig(**options, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)
+    return LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+def test_prefill_and_decode_of_llama() -> None:
+    model = small_llama()
+    tokens = torch.randint(99, (1, 12))
+    want = model(tokens, use_cache=False).logits
+    cached = cached_llama(model)
+    methods = {"prefill": exported(cached, tokens[:, :5], True), "decode": exported(cached, tokens[:, :1], True)}
+    with lapilli.compile(methods) as program:
+        parts = [program.methods["prefill"](input_ids=tokens[:, :7], cache_position=torch.arange(7))]
+        for k in range(7, 12):
+            parts.append(program.methods["decode"](input_ids=tokens[:, k : k + 1], cache_position=torch.tensor([k])))
+        assert all(m.report().segments == ("gpu",) for m in program.methods.values())
+    torch.testing.assert_close(torch.cat(parts, 1), want)
+
+
+def test_what_torch_cannot_make_functional_is_refused() -> None:
+    """Without dynamo, torch.export takes the cache for constants beside the buffers that are the same memory."""
+    program = exported(cached_llama(small_llama()), torch.ones(1, 1, dtype=torch.int64), False)
+    with pytest.raises(lapilli.CompileError, match="strict=True"):
+        lapilli.compile(program)

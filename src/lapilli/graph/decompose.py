@@ -14,6 +14,7 @@ from torch.export import ExportedProgram, default_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from lapilli.errors import CompileError
 from lapilli.graph.inline import splice
 from lapilli.graph.module import Module
 from lapilli.lower.graph import is_size
@@ -40,9 +41,12 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
         for table in known:
             try:
                 decomposed: ExportedProgram = program.run_decompositions(dict(table))
-            except (AssertionError, RuntimeError):
+            except (AssertionError, RuntimeError) as error:
                 if table is known[-1]:
-                    raise
+                    raise CompileError(
+                        f"torch cannot bring the exported program into functional form: {error}. Where the model changes "
+                        "tensors that are no buffers, or share memory with some, torch.export.export(..., strict=True) may help."
+                    ) from error
             else:
                 return decomposed
     raise AssertionError("the last table returns or raises")
