@@ -171,3 +171,21 @@ def test_int64_results_wrap_at_32_bits() -> None:
     for ours, exact in zip(got, (x + 1, x * 4), strict=True):
         assert ours.dtype is torch.int64
         assert torch.equal(ours, exact.to(torch.int32).long())
+
+
+def test_int64_states_must_fit_into_32_bits() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(2, dtype=torch.int64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count += x
+            return self.count * 2
+
+    x = torch.tensor([3, 4])
+    program = lapilli.compile(Counter(), (x,), target="any-fp32")
+    program(x)
+    with pytest.raises(lapilli.InvalidInputError, match='State "count" .* element 1 is 4294967296'):
+        program.set_state({"count": torch.tensor([0, 2**32])})
+    assert torch.equal(program(x), torch.tensor([12, 16]))

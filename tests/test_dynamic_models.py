@@ -141,6 +141,11 @@ def ordered(keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
     return keys.sort(1).values, taken.cumsum(1), counts, sums, values.max(1).indices, values.flip(1)
 
 
+def scaled(x: Tensor) -> tuple[Tensor, ...]:
+    """Sizes that torch says as int(1.5 * h)."""
+    return F.interpolate(x, scale_factor=1.5), F.interpolate(x, scale_factor=(0.25, 1.25), mode="bilinear")
+
+
 def joined(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     z = torch.cat([x, y * 2, x])
     return z.softmax(0), torch.cat([z, z.flip(0)], 1).reshape(-1), F.pad(z, (0, 0, 1, 2)), x @ y.T
@@ -181,6 +186,7 @@ CASES = {
     "vit": Case(ViT, lambda b, h, w: (torch.randn(b, 3, h, w),), (IMAGE,), IMAGES),
     "mixer": Case(Mixer, lambda b, h, w: (torch.randn(b, 3, h, w),), (IMAGE,), IMAGES),
     "unet": Case(UNet, lambda b, h, w: (torch.randn(b, 3, h, w),), (IMAGE,), IMAGES),
+    "scaled": Case(lambda: Function(scaled), lambda b, h, w: (torch.randn(b, 3, h, w),), (IMAGE,), IMAGES),
     "rows": Case(lambda: Function(rows), lambda b, n: (torch.randn(b, n),), ({0: batch, 1: length},), TEXTS),
     "ordered": Case(
         lambda: Function(ordered),
@@ -224,3 +230,10 @@ def test_sizes_in_changing_order(name: str, target: str, precision: str, gpu_pla
                 assert relative_error(ours, theirs) <= bound, sizes
             else:
                 assert torch.equal(ours, theirs), sizes
+
+
+def test_sizes_rounded_from_floats_are_refused() -> None:
+    """Integers cannot say what 1.7 * n is rounded to."""
+    model = Function(lambda x: F.interpolate(x, scale_factor=1.7))
+    with pytest.raises(lapilli.CompileError, match=r"1\.7.* is rounded from a float"):
+        lapilli.compile(model, (torch.randn(2, 3, 40, 40),), dynamic_shapes=((IMAGE,),), target="any-fp32")

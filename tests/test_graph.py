@@ -495,6 +495,18 @@ def test_large_layers_are_split(bias: bool) -> None:
     assert split_large_weights(module, limit=1 << 20) == 0
 
 
+@pytest.mark.parametrize("layer", [nn.Conv1d(4, 50, 3), nn.Conv2d(4, 50, (3, 1), padding=1), nn.Conv3d(4, 50, 3)])
+@pytest.mark.parametrize("batch", [(2,), ()])
+def test_large_convolutions_are_split(layer: nn.Module, batch: tuple[int, ...]) -> None:
+    x = torch.randn(*batch, 4, *[5] * (layer.weight.dim() - 2))
+    module = captured(layer, x)
+    assert split_large_weights(module, limit=layer.weight[:20].numel() * 4) == 1
+    assert len(targets(module)) == 4  # convolutions of 24, 24 and 2 channels, joined
+    check(module, layer, x)
+    grouped = captured(nn.Conv1d(4, 8, 3, groups=2), torch.randn(2, 4, 9))
+    assert split_large_weights(grouped, limit=1) == 0
+
+
 # -- merging
 
 
@@ -524,3 +536,23 @@ def test_layers_that_others_read_stay_apart() -> None:
     """An activation is an epilogue of its own layer only."""
     a, b = nn.Linear(6, 8), nn.Linear(6, 8)
     assert merge_linear(captured(lambda x: a(x).relu() @ b(x).transpose(0, 1), torch.randn(3, 6))) == 0
+
+
+def test_a_norm_that_updates_its_statistics_changes_them() -> None:
+    """Its schema does not say so."""
+
+    class Norm(nn.Module):
+        def forward(self, x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.instance_norm(x, mean, variance, use_input_stats=True)
+
+    x = torch.rand(2, 3, 5)
+    ours, theirs = [torch.zeros(3), torch.ones(3)], [torch.zeros(3), torch.ones(3)]
+    program = lapilli.compile(Norm(), (x, *ours), target="any-fp32")
+    torch.testing.assert_close(program(x, *ours), Norm()(x, *theirs), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_lists_of_operators_are_taken_apart() -> None:
+    x = torch.rand(7, 2)
+    program = lapilli.compile(Wrap(lambda x: torch.histogramdd(x, [3, 4])[0]), (x,), target="any-fp32")
+    torch.testing.assert_close(program(x), torch.histogramdd(x, [3, 4])[0])

@@ -174,7 +174,8 @@ def _write(
     )
     for part, of_part, written in zip(parts, schedules, kernels, strict=True):
         plans = [
-            PlanSource(s.target, s.order, k, s.graph.outputs, s.stored) for s, k in zip(of_part, written, strict=True)
+            PlanSource(s.target, s.order, k, s.graph.outputs, s.stored, s.windows)
+            for s, k in zip(of_part, written, strict=True)
         ]
         writer.method(part.name, of_part[0].graph, plans, codes, part.dims)
     return schedules

@@ -13,6 +13,7 @@ from lapilli.ir.integer import Int, as_int, ceildiv
 from lapilli.ir.node import Convolution, Matmul, Node
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
 from lapilli.schedule.realize import estimate
+from lapilli.schedule.target import STORAGE
 from lapilli.schedule.task import Task, Template
 
 _SIZE = 64  # invocations in a work group
@@ -227,7 +228,15 @@ def _winograd_pays(v: ConvolutionView) -> bool:
         and is_aligned(v.out_channels)
         and estimate(v.channels) >= 32
         and estimate(v.out_channels) >= 32
+        and all((size.bounds[1] or 0) * DType.float32.size <= STORAGE for size in _winograd_sizes(v))
     )
+
+
+def _winograd_sizes(v: ConvolutionView) -> tuple[Int, Int, Int]:
+    """Elements of the transformed weights, inputs and products: 4 and 2.25 times as many as before."""
+    t = winograd_tile(v)
+    points, tiles = (t + 2) * (t + 2), v.n * ceildiv(v.out_h, t) * ceildiv(v.out_w, t)
+    return v.out_channels * v.channels * points, tiles * v.channels * points, tiles * v.out_channels * points
 
 
 def winograd_tile(v: ConvolutionView) -> int:

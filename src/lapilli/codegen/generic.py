@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, lane_steps, literal, stored_as
 from lapilli.codegen.kernel import Written, finish, linear_groups
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, cost, reads, rewrite, substitute
+from lapilli.ir.expr import Expr, cost, loads, reads, rewrite, substitute
 from lapilli.ir.integer import Atom, Int, Var, as_int, ceildiv, of, product
 from lapilli.ir.node import Reduce
 from lapilli.schedule.layout import Layout, in_memory
@@ -169,8 +169,18 @@ class _Writer:
         self._nested_loops(e, core, body, mapping)
         return "place" if core.op.startswith("arg") else "acc"
 
-    def _nested_loops(self, e: Emitter, core: Reduce, body: Expr, mapping: dict[Atom, Int]) -> None:
+    def _folded(self, core: Reduce, body: Expr) -> list[Var]:
+        """The axes of the reduction, in the order in which most of what it reads lies in memory."""
         axes = [a for a in core.raxes if a.extent != 1]
+        read = [ld for ld in loads(body) if ld.node.id in self.kernel.layouts]
+        if core.op.startswith("arg") or not read:
+            return axes
+        main = max(read, key=lambda ld: estimate(product(ld.node.shape)))
+        place = {a: k for k, a in enumerate(in_memory(main.index, self.kernel.layouts[main.node.id]))}
+        return sorted(axes, key=lambda a: place.get(a, -1))
+
+    def _nested_loops(self, e: Emitter, core: Reduce, body: Expr, mapping: dict[Atom, Int]) -> None:
+        axes = self._folded(core, body)
         inner = e
         opened: list[Emitter] = []
         bound = dict(mapping)
@@ -214,8 +224,10 @@ class _Writer:
         q = Var("q", total)
         rest = of(q)
         bound = dict(mapping)
-        for k, a in enumerate(reversed(core.raxes)):
-            bound[a] = rest % a.extent if k + 1 < len(core.raxes) else rest
+        bound.update({a: as_int(0) for a in core.raxes})
+        axes = self._folded(core, body)
+        for k, a in enumerate(reversed(axes)):
+            bound[a] = rest % a.extent if k + 1 < len(axes) else rest
             rest = rest // a.extent
         e.line(f"for (int q = int(tid.y); q < {self.kernel.param(total)}; q += {split})")
         e.line("{")

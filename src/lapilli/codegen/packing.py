@@ -49,15 +49,19 @@ def channels_last(v: ConvolutionView, ctx: Context, unit: int = 4, copy: bool = 
     aligned = all(s % unit == 0 for s in (v.channels, x.offset, x.strides[0], x.strides[2], x.strides[3]))
     if not copy and x.strides[1] == 1 and aligned:
         return x
-    element = flat(x.node, ctx)
     c = ceildiv(v.channels, unit) * unit
+    strides = (v.h * v.w * c, as_int(1), v.w * c, c)
+    key = (x.node.id, x.offset, x.strides, v.n, v.h, v.w, v.channels, c)
+    if key in ctx.copies:
+        return Operand(ctx.copies[key], as_int(0), strides)
+    element = flat(x.node, ctx)
 
     def body(n: Int, h: Int, w: Int, channel: Int) -> tuple[list[Int], Expr]:
         at = x.offset + n * x.strides[0] + channel * x.strides[1] + h * x.strides[2] + w * x.strides[3]
         return [v.channels - 1 - channel], element(at)
 
-    node = ctx.packed("channels_last", x.node, [v.n, v.h, v.w, c], body)
-    return Operand(node, as_int(0), (v.h * v.w * c, as_int(1), v.w * c, c))
+    node = ctx.copies[key] = ctx.packed("channels_last", x.node, [v.n, v.h, v.w, c], body)
+    return Operand(node, as_int(0), strides)
 
 
 def filter_index(v: ConvolutionView, o: Int, c: Int, h: Int, w: Int) -> list[Int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, lane_steps, stored_as
 from lapilli.codegen.kernel import Written
@@ -31,6 +32,9 @@ class Context:
     layouts: dict[int, Layout]
     views: Mapping[int, Map]
     added: list[Task] = field(default_factory=list)  # tasks that templates need: packed weights, padded operands
+    copies: dict[tuple[Any, ...], Node] = field(
+        default_factory=dict
+    )  # operands that several templates read, by what they are
 
     def add(self, task: Task, layout: Layout | None = None) -> Node:
         self.layouts[task.out.id] = layout or Layout.of(task.out.shape, range(task.out.rank))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -59,8 +60,9 @@ def _as_it_stands(program: ExportedProgram) -> Module | None:
 
 
 def _updates_statistics(node: fx.Node) -> bool:
-    """Whether this is a batch norm in training mode, whose schema does not say that it changes its running statistics."""
-    return node.target is aten.batch_norm.default and bool(node.args[5]) and node.args[3] is not None
+    """Whether this is a norm in training mode, whose schema does not say that it changes its running statistics."""
+    norms = (aten.batch_norm.default, aten.instance_norm.default)
+    return node.target in norms and bool(node.args[5]) and node.args[3] is not None
 
 
 def clean_up(module: Module) -> None:
@@ -73,6 +75,10 @@ def clean_up(module: Module) -> None:
         if name in SYNONYMS and node.meta["val"].dtype is not torch.float64:
             node.target = SYNONYMS[name]
         if not node.users and ("assert" in name or "sym_constrain" in name):
+            module.graph.erase_node(node)
+        elif node.target is operator.getitem and isinstance(node.args[0], list | tuple):
+            element: Any = node.args[0][node.args[1]]
+            module.replace(node, element)
             module.graph.erase_node(node)
         elif _is_identity(node):
             module.replace(node, node.args[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from functools import reduce
 from typing import Any
 
@@ -23,6 +24,18 @@ from lapilli.lower.registry import FROM_TORCH, Call, Shared, fresh_axes, from_to
 
 READS_NUMBER = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 """Operators that take a number out of a tensor: the host waits for it."""
+
+
+def scaled_size(e: Any) -> tuple[Fraction, Any] | None:
+    """(factor, size) of a size scaled by a float, int(1.5 * n), where the product of floats is exact: else (0.7 * n) what it is
+    rounded to cannot be said in integers."""
+    if type(e).__name__ != "TruncToInt" or not isinstance(e.args[0], sympy.Mul) or len(e.args[0].args) != 2:
+        return None
+    number, size = e.args[0].args
+    if not isinstance(number, sympy.Float) or type(size).__name__ != "ToFloat" or number <= 0:
+        return None
+    factor = Fraction(float(number))
+    return (factor, size.args[0]) if factor.denominator <= 1024 and factor.numerator <= 1 << 20 else None
 
 
 class Symbols:
@@ -45,6 +58,15 @@ class Symbols:
             return as_int(int(e))
         if isinstance(e, sympy.Symbol):
             return self._symbol(e)
+        scaled = scaled_size(e)
+        if scaled is not None:
+            factor, size = scaled
+            return self._expr(size) * factor.numerator // factor.denominator
+        kind = type(e).__name__
+        if kind == "TruncToInt":
+            raise UnsupportedOperatorError(
+                f"the size {e} is rounded from a float: scale by a fraction of a power of two, such as 1.5, or give the size"
+            )
         args = [self._expr(a) for a in e.args]
         if isinstance(e, sympy.Add):
             return sum(args[1:], args[0])
@@ -58,7 +80,6 @@ class Symbols:
             for _ in range(int(e.exp) - 1):
                 result = result * args[0]
             return result
-        kind = type(e).__name__
         binary: dict[str, Callable[[Int, Int], Int]] = {
             "FloorDiv": lambda a, b: a // b, "CleanDiv": lambda a, b: a // b, "Mod": lambda a, b: a % b,
             "PythonMod": lambda a, b: a % b, "Min": minimum, "Max": maximum,

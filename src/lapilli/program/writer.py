@@ -28,6 +28,7 @@ from lapilli.ir.integer import (
 from lapilli.ir.node import Constant, Graph, Input, Node, State, reading
 from lapilli.lower.registry import LONGEST
 from lapilli.program.container import aligned, to_bytes
+from lapilli.schedule.concatenate import Window
 from lapilli.schedule.order import Order
 from lapilli.schedule.target import Target
 
@@ -42,13 +43,15 @@ _TEXEL_ELEMENTS = 1 << 24  # what a device must offer for a plan that reads thro
 
 @dataclass(frozen=True)
 class PlanSource:
-    """What is written as one plan: kernels by output of their task; stored: results that lie in a state, by id."""
+    """What is written as one plan: kernels by output of their task; stored: results that lie in a state, by id; windows:
+    results that lie in another."""
 
     target: Target
     order: Order
     kernels: Mapping[int, Written]
     outputs: Sequence[Node]
     stored: Mapping[int, State] = field(default_factory=dict)
+    windows: Mapping[int, Window] = field(default_factory=dict)
 
 
 class _Pool:
@@ -265,8 +268,13 @@ class _PlanWriter:
         p.requirements = self._requirements()
         return p
 
+    def _memory(self, n: Node) -> Node:
+        """The value in whose memory a value lies."""
+        if n.id in self.plan.windows:
+            return self.plan.windows[n.id].whole
+        return self.plan.stored.get(n.id, n)
+
     def _buffer(self, n: Node, at_load: bool) -> int:
-        n = self.plan.stored.get(n.id, n)
         loading = at_load and isinstance(n, Constant) and n.id not in self.read_at_run
         key = (n.id, loading)
         if key not in self.index:
@@ -299,8 +307,9 @@ class _PlanWriter:
         moved = as_int(0)
         for k, b in enumerate(w.bindings):
             binding = fb.BindingT()
-            binding.buffer = self._buffer(b.node, at_load)
-            binding.offset, binding.size = self.pool(0), self.pool(nbytes(b.node))
+            memory = self._memory(b.node)
+            binding.buffer = self._buffer(memory, at_load)
+            binding.offset, binding.size = self.pool(0), self.pool(nbytes(memory))
             d.bindings.append(binding)
             d.written |= int(b.written) << k
             moved = moved + nbytes(b.node)
@@ -329,5 +338,5 @@ class _PlanWriter:
         for w in used:
             r.subgroupOperations |= w.subgroup_operations
         r.maxBindings = max((len(w.bindings) for w in used), default=0)
-        r.maxTexelElements = _TEXEL_ELEMENTS if target.texel else 0
+        r.maxTexelElements = _TEXEL_ELEMENTS if any(b.texel for w in used for b in w.bindings) else 0
         return r

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lapilli.ir.node import Constant, Node, State
+from lapilli.schedule.concatenate import Window
 from lapilli.schedule.task import Task
 
 
@@ -24,8 +25,11 @@ class Order:
     lifetimes: dict[int, tuple[int, int]]
 
 
-def order(tasks: Sequence[Task], outputs: Sequence[Node], stored: Mapping[int, State]) -> Order:
-    fixed = {o.id for o in outputs} | set(stored)
+def order(
+    tasks: Sequence[Task], outputs: Sequence[Node], stored: Mapping[int, State], windows: Mapping[int, Window]
+) -> Order:
+    """stored: results that lie in states; windows: results that lie in others, which are there when all of them are."""
+    fixed = {o.id for o in outputs} | set(stored) | set(windows)
     at_load: set[int] = set()
     for t in tasks:
         known = all(isinstance(r, Constant) or r.id in at_load for r in t.reads())
@@ -33,18 +37,22 @@ def order(tasks: Sequence[Task], outputs: Sequence[Node], stored: Mapping[int, S
             at_load.add(t.out.id)
     load = [t for t in tasks if t.out.id in at_load]
     run = [t for t in tasks if t.out.id not in at_load]
-    load_order, load_levels = _by_level(load, {})
-    run_order, run_levels = _by_level(run, stored)
-    return Order(
-        load_order, _barriers(load_levels), run_order, _barriers(run_levels), _lifetimes(run_order, run_levels)
-    )
+    load_order, load_levels = _by_level(load, {}, {})
+    run_order, run_levels = _by_level(run, stored, windows)
+    lifetimes = _lifetimes(run_order, run_levels, windows)
+    return Order(load_order, _barriers(load_levels), run_order, _barriers(run_levels), lifetimes)
 
 
-def _by_level(tasks: Sequence[Task], stored: Mapping[int, State]) -> tuple[list[Task], list[int]]:
+def _by_level(
+    tasks: Sequence[Task], stored: Mapping[int, State], windows: Mapping[int, Window]
+) -> tuple[list[Task], list[int]]:
     """A state gets its new value after all others have read the old one (see schedule/state.py: then nobody waits for it)."""
     level: dict[int, int] = {}
     for t in tasks:
         level[t.out.id] = 1 + max((level.get(r.id, -1) for r in t.reads()), default=-1)
+        if t.out.id in windows:
+            whole = windows[t.out.id].whole.id
+            level[whole] = max(level.get(whole, -1), level[t.out.id])
     for new, state in stored.items():
         readers = [level[t.out.id] for t in tasks if t.out.id != new and any(r is state for r in t.reads())]
         level[new] = max([level[new], *(1 + reader for reader in readers)])
@@ -56,7 +64,9 @@ def _barriers(levels: Sequence[int]) -> list[bool]:
     return [k > 0 and level != levels[k - 1] for k, level in enumerate(levels)]
 
 
-def _lifetimes(tasks: Sequence[Task], levels: Sequence[int]) -> dict[int, tuple[int, int]]:
+def _lifetimes(
+    tasks: Sequence[Task], levels: Sequence[int], windows: Mapping[int, Window]
+) -> dict[int, tuple[int, int]]:
     """First and last command of the levels in which a value is written and last read."""
     starts: dict[int, int] = {}
     ends: dict[int, int] = {}
@@ -65,7 +75,8 @@ def _lifetimes(tasks: Sequence[Task], levels: Sequence[int]) -> dict[int, tuple[
         ends[level] = k
     lives: dict[int, tuple[int, int]] = {}
     for t, level in zip(tasks, levels, strict=True):
-        lives[t.out.id] = (starts[level], ends[level])
+        out = windows[t.out.id].whole if t.out.id in windows else t.out
+        lives[out.id] = (lives[out.id][0] if out.id in lives else starts[level], ends[level])
         for r in t.reads():
             if r.id in lives:
                 lives[r.id] = (lives[r.id][0], ends[level])

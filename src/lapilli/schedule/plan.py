@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lapilli.ir.node import Graph, Map, State
-from lapilli.schedule.layout import Layout, assign
+from lapilli.schedule.assign import assign
+from lapilli.schedule.concatenate import Window, join
+from lapilli.schedule.layout import Layout
 from lapilli.schedule.order import Order, order
 from lapilli.schedule.realize import Realized, realize
 from lapilli.schedule.rows import fuse_rows
@@ -24,6 +26,7 @@ class Schedule:
     views: dict[int, Map]
     order: Order
     stored: dict[int, State]  # values that are new values of states, by id
+    windows: dict[int, Window]  # values that lie in others, by id
 
 
 Choose = Callable[[list[Task], dict[int, Layout], dict[int, Map], Target], list[Task]]
@@ -41,5 +44,7 @@ def schedule(source: Graph | tuple[Graph, Realized], target: Target, choose: Cho
     graph, realized = realize_graph(source) if isinstance(source, Graph) else source
     tasks = fuse_rows(make_tasks(realized), graph.results, target)
     layouts = assign(tasks, list(graph.inputs), graph.results)
+    tasks, windows = join(tasks, layouts, graph, target.half)
     tasks, stored = settle(graph.stores, choose(tasks, layouts, realized.views, target), layouts, target.half)
-    return Schedule(target, graph, tasks, layouts, realized.views, order(tasks, graph.results, stored), stored)
+    ordered = order(tasks, graph.results, stored, windows)
+    return Schedule(target, graph, tasks, layouts, realized.views, ordered, stored, windows)

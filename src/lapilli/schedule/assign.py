@@ -1,0 +1,196 @@
+"""Which layout every realised value has: a choice over the whole graph, with a cost for every transition.
+
+Inputs, outputs, states and constants are row-major. At first, what a convolution reads or writes lies channels-last, so that a
+vector of channels is one load; everything else follows what it reads, so that neighbouring elements stay neighbours. Then tasks
+that still read or write in large steps (`movement.py` says what that costs) try other orders for their values, and take along
+who would pay for that, as long as the sum of all costs falls."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
+
+from lapilli.ir.expr import Load, loads
+from lapilli.ir.integer import Atom, Var, product
+from lapilli.ir.node import Constant, Convolution, Input, Node, State
+from lapilli.schedule.layout import Layout, channels_last, in_memory
+from lapilli.schedule.movement import Movement
+from lapilli.schedule.realize import chase, estimate, operand_indices
+from lapilli.schedule.task import Task
+
+_SWEEPS = 3
+_FOLLOWERS = 32  # values that change with one at most
+
+
+def assign(tasks: Sequence[Task], inputs: Sequence[Node], outputs: Sequence[Node]) -> dict[int, Layout]:
+    """The layout of every realised value, by node id. Tasks that still move badly say so in their reasons."""
+    layouts = _first(tasks, inputs, outputs)
+    search = _Search(tasks, layouts, {n.id for n in [*inputs, *outputs]})
+    search.improve()
+    for movement in search.movements:
+        if names := dict.fromkeys(a.node.name for a, _ in movement.paid(layouts)):
+            movement.task.reason += f"; strided in memory: {', '.join(names)}"
+    return layouts
+
+
+def _first(tasks: Sequence[Task], inputs: Sequence[Node], outputs: Sequence[Node]) -> dict[int, Layout]:
+    """What convolutions want, and a vote for the others."""
+    dense = {n.id for n in [*inputs, *outputs]}
+    wanted = _wanted_by_convolutions(tasks)
+    layouts: dict[int, Layout] = {}
+
+    def fix(n: Node, order: Sequence[int]) -> None:
+        layouts[n.id] = Layout.of(n.shape, order)
+
+    for task in tasks:
+        for read in task.reads():
+            if read.id not in layouts and isinstance(read, Constant | Input | State):
+                fix(read, range(read.rank))
+        out = task.out
+        if out.id in dense:
+            fix(out, range(out.rank))
+        elif task.core is not None and isinstance(task.core.contraction, Convolution):
+            fix(out, _order_of_store(task, channels_last(task.core.rank)))
+        elif out.id in wanted:
+            fix(out, wanted[out.id])
+        else:
+            fix(out, _vote(task, layouts))
+    return layouts
+
+
+def _order_of_store(task: Task, core_order: Sequence[int]) -> list[int]:
+    """The order of the stored value in which the core's axes come in the given order."""
+    place: list[int] = []
+    for c in core_order:
+        axis = task.axes[c]
+        place += [d for d, i in enumerate(task.store) if d not in place and axis in i.atoms()]
+    rest = [d for d in range(len(task.store)) if d not in place]  # axes of size 1
+    return rest + place
+
+
+def _wanted_by_convolutions(tasks: Sequence[Task]) -> dict[int, tuple[int, ...]]:
+    """Values that a convolution reads, seen through views, and the order in which its channels come last."""
+    wanted: dict[int, tuple[int, ...]] = {}
+    for task in tasks:
+        if task.core is None or not isinstance(task.core.contraction, Convolution):
+            continue
+        ((x, fresh),) = operand_indices(task.core)
+        root, at = chase(x, fresh)
+        order: list[int] = []
+        for d in channels_last(len(fresh)):
+            axes = fresh[d].atoms()
+            order += [k for k, i in enumerate(at) if k not in order and i.atoms() & axes]
+        rest = [d for d in range(root.rank) if d not in order]
+        wanted.setdefault(root.id, (*rest, *order))
+    return wanted
+
+
+def _vote(task: Task, layouts: dict[int, Layout]) -> tuple[int, ...]:
+    """The order in which most of what is read is read in sequence."""
+    axes = [i.atoms() for i in task.store]
+    votes: dict[tuple[int, ...], int] = {}
+    for ld in _loads(task):
+        order = _seen_order(ld, axes, layouts)
+        if order is not None:
+            votes[order] = votes.get(order, 0) + estimate(product(ld.node.shape))
+    identity = tuple(range(len(task.store)))
+    return max(votes, key=lambda o: (votes[o], o == identity)) if votes else identity
+
+
+def _loads(task: Task) -> list[Load]:
+    found = []
+    for e in (task.core_body, task.value):
+        found += [ld for ld in loads(e) if ld.node is not task.core] if e is not None else []
+    return found
+
+
+def _seen_order(ld: Load, axes: Sequence[set[Atom]], layouts: dict[int, Layout]) -> tuple[int, ...] | None:
+    """The order of our axes in which a load walks through memory; None when it reads few of them."""
+    layout = layouts.get(ld.node.id)
+    if layout is None or isinstance(ld.node, Constant):
+        return None
+    order: list[int] = []
+    for d in layout.order:
+        atoms = ld.index[d].atoms()
+        order += [k for k, a in enumerate(axes) if k not in order and a & atoms]
+    rest = [k for k in range(len(axes)) if k not in order]
+    moving = [k for k in rest if any(isinstance(a, Var) and a.extent != 1 for a in axes[k])]
+    return None if moving else (*rest, *order)
+
+
+class _Search:
+    """Iterated local improvement: every accepted change lowers the sum of all tasks' costs."""
+
+    def __init__(self, tasks: Sequence[Task], layouts: dict[int, Layout], dense: set[int]) -> None:
+        self.layouts = layouts
+        self.movements = [Movement(t) for t in tasks]
+        self.free = {t.out.id for t in tasks} - dense
+        self.touching: dict[int, list[Movement]] = {}
+        for m in self.movements:
+            for n in m.nodes():
+                self.touching.setdefault(n.id, []).append(m)
+        self.costs = {m: m.cost(layouts) for m in self.movements}
+
+    def improve(self) -> None:
+        for _ in range(_SWEEPS):
+            paying = sorted((m for m in self.movements if self.costs[m]), key=lambda m: -self.costs[m])
+            if not any([self._settle(m) for m in paying]):
+                return
+
+    def _settle(self, movement: Movement) -> bool:
+        """Takes the best change that a paying task asks for; whether there is one."""
+        best: dict[int, Layout] = {}
+        least = 0
+        for node, layout in self._wanted(movement, self.layouts):
+            changes = self._with_followers(node, layout)
+            after = ChainMap(changes, self.layouts)
+            touched = {m: None for i in changes for m in self.touching[i]}
+            gain = sum(m.cost(after) - self.costs[m] for m in touched)
+            if gain < least:
+                best, least = changes, gain
+        self.layouts.update(best)
+        for i in best:
+            for m in self.touching[i]:
+                self.costs[m] = m.cost(self.layouts)
+        return bool(best)
+
+    def _with_followers(self, node: Node, layout: Layout) -> dict[int, Layout]:
+        """A change, and what it asks of those who would pay for it."""
+        changes = {node.id: layout}
+        after = ChainMap(changes, self.layouts)
+        queue = [node.id]
+        while queue and len(changes) < _FOLLOWERS:
+            for m in self.touching[queue.pop(0)]:
+                cost = m.cost(after)
+                if cost <= self.costs[m]:
+                    continue
+                chosen = None
+                for other, wanted in self._wanted(m, after):
+                    if other.id not in changes and (less := m.cost(ChainMap({other.id: wanted}, *after.maps))) < cost:
+                        cost, chosen = less, (other.id, wanted)
+                if chosen is not None:
+                    changes[chosen[0]] = chosen[1]
+                    queue.append(chosen[0])
+        return changes
+
+    def _wanted(self, movement: Movement, layouts: Mapping[int, Layout]) -> Iterator[tuple[Node, Layout]]:
+        """Other layouts that would let a paying task read or write in sequence."""
+        store = movement.store
+        for access, axes, _ in movement.wishes(layouts):
+            if any(access.follows(a, layouts[access.node.id]) for a in axes):
+                continue
+            for a in axes if access.node.id in self.free else ():
+                yield from _innermost(access.node, layouts, [d for d, s in enumerate(access.steps(a)) if s == 1])
+            if movement.contraction is None and store.node.id in self.free and access is not store:
+                for fast in in_memory(access.index, layouts[access.node.id])[-1:]:
+                    yield from _innermost(store.node, layouts, [d for d, s in enumerate(store.steps(fast)) if s == 1])
+
+
+def _innermost(n: Node, layouts: Mapping[int, Layout], dims: Sequence[int]) -> Iterator[tuple[Node, Layout]]:
+    """The value with a dimension innermost: the others as they were, or in their own order."""
+    now = layouts[n.id].order
+    for d in dims:
+        for others in (now, range(n.rank)):
+            order = (*(k for k in others if k != d), d)
+            if order != now:
+                yield n, Layout.of(n.shape, order)

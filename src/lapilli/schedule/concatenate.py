@@ -1,0 +1,154 @@
+"""Concatenations without copies: what a concatenation joins is computed in its memory, each part in a window of the result.
+
+Where all parts but one are values that only the concatenation reads, the kernels that compute them store into the result
+itself; the concatenation has no kernel any more (or a smaller one, for the part that is left)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, Load, Select, rewrite
+from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
+from lapilli.ir.node import Graph, Map, Node
+from lapilli.lower.registry import fresh_axes
+from lapilli.schedule.layout import Layout
+from lapilli.schedule.task import Task
+
+
+@dataclass(frozen=True)
+class Window:
+    """The place of a value in the memory of another: its first element in every dimension."""
+
+    whole: Node
+    first: tuple[Int, ...]
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """out[..., i, ...] = value where start <= i < end, in dimension `dim`."""
+
+    dim: int
+    start: Int
+    end: Int
+    value: Expr
+
+
+def join(
+    tasks: Sequence[Task], layouts: dict[int, Layout], graph: Graph, half: bool
+) -> tuple[list[Task], dict[int, Window]]:
+    """The tasks, and which of their results are windows of others, by id; their layouts become those of the windows.
+
+    half: elements of 16 bits can be stored one by one."""
+    by_out = {t.out.id: t for t in tasks}
+    readers: dict[int, int] = {}
+    for t in tasks:
+        for r in t.reads():
+            readers[r.id] = readers.get(r.id, 0) + 1
+    kept = {n.id for n in graph.results}
+    stored = {new.id for _, new in graph.stores}
+    windows: dict[int, Window] = {}
+    done: list[Task] = []
+    for task in tasks:
+        parts = _parts(task) if _is_word(task.out.dtype, half) and task.out.id not in stored else None
+        if parts is None:
+            done.append(task)
+            continue
+        found = [_source(p, task) for p in parts]
+        free = [
+            n is not None
+            and n.id in by_out
+            and readers[n.id] == 1
+            and n.id not in kept
+            and n.id not in windows
+            and layouts[n.id].order == layouts[task.out.id].order
+            and _is_aligned(p, n, task.out, layouts[task.out.id])
+            for p, n in zip(parts, found, strict=True)
+        ]
+        if not any(free) or free.count(False) > 1 or any(n is not None and found.count(n) > 1 for n in found):
+            done.append(task)
+            continue
+        for p, n, own in zip(parts, found, free, strict=True):
+            if not own or n is None:
+                copied = _copy(p, task)
+                done.append(copied)
+                n = copied.out
+            first = tuple(p.start if d == p.dim else as_int(0) for d in range(task.out.rank))
+            _place(n, Window(task.out, first), windows, layouts)
+    return done, windows
+
+
+def _place(n: Node, window: Window, windows: dict[int, Window], layouts: dict[int, Layout]) -> None:
+    """Puts a value, and what lies in it already, into a window."""
+    inside = {i: w for i, w in windows.items() if w.whole is n}
+    for i, w in inside.items():
+        windows[i] = Window(window.whole, tuple(a + b for a, b in zip(w.first, window.first, strict=True)))
+    if not inside:
+        windows[n.id] = window
+    for i in inside or (n.id,):
+        layouts[i] = layouts[window.whole.id].window(windows[i].first)
+
+
+def _is_word(dtype: DType, half: bool) -> bool:
+    """Whether an element can be stored without its neighbours."""
+    return dtype.size >= 4 or (half and dtype is DType.float16)
+
+
+def _parts(task: Task) -> list[_Joined] | None:
+    """What a task joins, when it does nothing else."""
+    if task.core is not None or task.row is not None or task.template is not None:
+        return None
+    if any(s != (0 if a.extent == 1 else of(a)) for s, a in zip(task.store, task.axes, strict=True)):
+        return None
+    found: list[_Joined] = []
+    value, start, dim = task.value, as_int(0), None
+    while isinstance(value, Select) and len(value.guards) == 1:
+        axes = [d for d, a in enumerate(task.axes) if a in value.guards[0].atoms()]
+        if len(axes) != 1 or dim not in (None, axes[0]):
+            return None
+        dim = axes[0]
+        end = value.guards[0] + of(task.axes[dim]) + 1
+        if any(isinstance(a, Var) for a in end.atoms()):
+            return None
+        found.append(_Joined(dim, start, end, value.then))
+        value, start = value.other, end
+    if dim is None:
+        return None
+    return [*found, _Joined(dim, start, task.axes[dim].extent, value)]
+
+
+def _source(part: _Joined, task: Task) -> Node | None:
+    """The value that a part is all of, unchanged."""
+    value = part.value
+    if not isinstance(value, Load):
+        return None
+    node = value.node
+    wanted = [part.end - part.start if d == part.dim else a.extent for d, a in enumerate(task.axes)]
+    if node.dtype is not task.out.dtype or list(node.shape) != wanted:
+        return None
+    for d, (i, a) in enumerate(zip(value.index, task.axes, strict=True)):
+        at = as_int(0) if a.extent == 1 else of(a)
+        if i != (at - part.start if d == part.dim else at):
+            return None
+    return node
+
+
+def _is_aligned(part: _Joined, node: Node, whole: Node, layout: Layout) -> bool:
+    """Whether four neighbouring elements stay neighbours, and begin at a multiple of four."""
+    inner = layout.order[layout.order.index(part.dim) :]
+    run = [product([n.shape[d] for d in inner]) % 4 == 0 for n in (node, whole)]
+    outer = product([whole.shape[d] for d in layout.order[: layout.order.index(part.dim)]])
+    return part.start * layout.strides[part.dim] % 4 == 0 and (all(run) or outer == 1)
+
+
+def _copy(part: _Joined, task: Task) -> Task:
+    """A task that computes one part."""
+    shape = tuple(part.end - part.start if d == part.dim else s for d, s in enumerate(task.out.shape))
+    axes, at = fresh_axes(shape)
+    mapping: dict[Atom, Int] = {
+        a: i + part.start if d == part.dim else i for d, (a, i) in enumerate(zip(task.axes, at, strict=True))
+    }
+    body = rewrite(part.value, mapping)
+    out = Map(shape, task.out.dtype, f"{task.out.name}_part", task.out.origin, axes=axes, body=body)
+    return replace(Task(out, axes, at, body), origins=task.origins, reason="part of a concatenation")

@@ -1,0 +1,120 @@
+"""What tasks pay for how their values lie in memory: bytes that are moved badly.
+
+Neighbouring invocations should read and write neighbouring elements. What a task reads or writes in larger steps along its
+fastest axis costs a multiple of its bytes; what a convolution cannot read as it lies is copied by a kernel of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lapilli.ir.expr import Expr, loads
+from lapilli.ir.integer import Int, Var, product
+from lapilli.ir.node import Constant, Convolution, Matmul, Node
+from lapilli.schedule.layout import Layout, in_memory
+from lapilli.schedule.realize import estimate
+from lapilli.schedule.task import Task
+
+STRIDED = 3  # of a cache line of 32 bytes and more, a strided access uses one element; caches give some of it back
+DISPATCH = 1 << 18  # bytes that are moved while a kernel starts
+
+
+@dataclass(eq=False)
+class Access:
+    """A value that is read or written at an index, `size` bytes in all."""
+
+    node: Node
+    index: Sequence[Int]
+    size: int
+    _steps: dict[Var, tuple[int | None, ...]] = field(default_factory=dict)
+
+    def steps(self, axis: Var) -> tuple[int | None, ...]:
+        """By how much each index grows with an axis; None where that varies."""
+        if axis not in self._steps:
+            self._steps[axis] = tuple(i.step(axis) for i in self.index)
+        return self._steps[axis]
+
+    def follows(self, axis: Var, layout: Layout) -> bool:
+        """Whether it stays where it is, or moves to the next element, with an axis."""
+        moving = [(s, layout.strides[d]) for d, s in enumerate(self.steps(axis)) if s != 0]
+        return not moving or (len(moving) == 1 and moving[0][0] == 1 and moving[0][1] == 1)
+
+
+class Movement:
+    """The accesses of a task, and what they cost in given layouts."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        core = task.core
+        note = core.contraction if core is not None else None
+        self.size = estimate(product([a.extent for a in task.axes]))
+        self.store = Access(task.out, task.store, self.size * task.out.dtype.size)
+        self.contraction = note
+        inner = estimate(product([a.extent for a in core.raxes])) if core is not None else 1
+        self.read = self._accesses(task.value, self.size)
+        self.operands = self._accesses(task.core_body, self.size * inner) if task.core_body is not None else []
+        for member in task.members:
+            part = Movement(member)
+            self.read += [*part.read, *part.operands]
+        inside = {task.out.id, *(m.out.id for m in task.members)}
+        self.read = [a for a in self.read if a.node.id not in inside]
+        self.operands = [a for a in self.operands if a.node.id not in inside]
+        if note is not None:  # blocks of operands are read once
+            for a in self.operands:
+                a.size = estimate(product(a.node.shape)) * a.node.dtype.size
+
+    def _accesses(self, e: Expr, times: int) -> list[Access]:
+        core = self.task.core
+        return [
+            Access(ld.node, ld.index, min(times, 4 * estimate(product(ld.node.shape))) * ld.node.dtype.size)
+            for ld in loads(e)
+            if ld.node is not core and not isinstance(ld.node, Constant)
+        ]
+
+    def nodes(self) -> list[Node]:
+        """What is read and written, each once."""
+        found = {a.node.id: a.node for a in (self.store, *self.read, *self.operands)}
+        return list(found.values())
+
+    def wishes(self, layouts: Mapping[int, Layout]) -> list[tuple[Access, list[Var], int]]:
+        """Accesses, axes of which one should be followed in memory, and what it costs if none is."""
+        core, note = self.task.core, self.contraction
+        found: list[tuple[Access, list[Var], int]] = []
+        if isinstance(note, Matmul):
+            fast = [note.column]
+            for a in self.operands:
+                left = note.column.extent != 1 and not any(a.steps(note.column))
+                copied = a.size * STRIDED * (4 if left else 1) + (DISPATCH if left else 0)
+                found.append((a, [note.inner] if left else [note.inner, note.column], copied))
+        elif isinstance(note, Convolution):
+            assert core is not None
+            fast = [core.axes[1]]
+            channel = core.axes[1] if note.x.shape[1] == note.groups else core.raxes[0]
+            found += [(a, [channel], 2 * a.size + DISPATCH) for a in self.operands]
+        else:
+            fast = self._fastest(layouts)
+            along = [*fast, *(core.raxes if core is not None else ())]
+            found += [(a, along, STRIDED * a.size) for a in self.operands]
+        found += [(a, fast, STRIDED * a.size) for a in (self.store, *self.read)]
+        return [(a, axes, cost) for a, axes, cost in found if all(x.extent != 1 for x in axes) and axes]
+
+    def _fastest(self, layouts: Mapping[int, Layout]) -> list[Var]:
+        """The axis along which the kernel walks through memory: that of the result, or of the largest value that rows of
+        which only one number is stored are read from."""
+        access = self.store
+        row = self.task.row
+        if row is not None and row.whole:
+            access = max((*self.operands, *self.read), key=lambda a: a.size, default=access)
+        order = in_memory(access.index, layouts[access.node.id])
+        return order[-1:]
+
+    def cost(self, layouts: Mapping[int, Layout]) -> int:
+        return sum(cost for _, cost in self.paid(layouts))
+
+    def paid(self, layouts: Mapping[int, Layout]) -> list[tuple[Access, int]]:
+        """What is moved badly, and its cost in bytes."""
+        return [
+            (a, cost)
+            for a, axes, cost in self.wishes(layouts)
+            if not any(a.follows(x, layouts[a.node.id]) for x in axes)
+        ]
