@@ -185,15 +185,3 @@ def test_every_program_has_a_plan_for_every_device() -> None:
     assert plans_for("fp32")[-1] is plans_for("fp16")[-1] is ANY
     assert not ANY.half and not ANY.texel and ANY.kind == "any"
     assert all(TARGETS[t.name] is t for p in ("fp32", "fp16") for t in plans_for(p))
-
-
-def test_parts_of_a_concatenation_are_computed_in_it() -> None:
-    """Rotary positions: neither half is memory of its own, for no element is computed twice."""
-
-    def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        a, b = x.chunk(2, -1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1) @ x.mT
-
-    made = labels(plan(rotate, torch.randn(2, 6, 16), torch.randn(6, 8), torch.randn(6, 8)))
-    assert sum("sub" in label for label in made) == 1 and not any(label == "mul + add" for label in made)
-    assert any("cat" in label for label in made if "sub" in label)

@@ -127,8 +127,6 @@ def _reason(
         repeats = estimate(product([a.extent for a in reader.axes + reader.raxes])) / max(1, estimate(product(n.shape)))
         return None if repeats <= 1 or work <= 2 else "would be computed repeatedly by a reduction"
     grows = estimate(product(reader.shape)) > estimate(product(n.shape)) or len(at) > 1
-    if grows and isinstance(reader, Map) and len(at) == 1 and _reads_once(next(iter(at)), reader):
-        return None  # a part of something larger, such as one that is concatenated with others
     return None if not grows or work <= 2 else "would be computed repeatedly by a broadcast"
 
 
@@ -143,17 +141,6 @@ def _attended(n: Node) -> list[Node]:
 
 def _is_core(ld: Load, n: Map, users: dict[int, list[Node]]) -> bool:
     return isinstance(ld.node, Reduce) and len(users[ld.node.id]) == 1 and is_permutation(ld.node, ld.index, n)
-
-
-def _reads_once(index: tuple[Int, ...], reader: Map) -> bool:
-    """Whether no two elements of a reader read the same: every index is an axis, shifted or not, or fixed."""
-    seen: set[Var] = set()
-    for i in index:
-        here = {a for a in reader.axes if a in i.atoms() and a.extent != 1}
-        if len(here) > 1 or here & seen or any((i - of(a)).atoms() for a in here):
-            return False
-        seen |= here
-    return all(a in seen or a.extent == 1 for a in reader.axes)
 
 
 def is_permutation(node: Node, index: tuple[Int, ...], reader: Node) -> bool:
