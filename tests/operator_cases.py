@@ -215,6 +215,18 @@ def _matmuls() -> Cases:
     }  # fmt: skip
 
 
+def _grouped() -> Cases:
+    """Groups of rows, of columns, of what is summed, and a batch; one group is empty. (torch wants rows of whole 16 bytes.)"""
+    grouped = aten._grouped_mm.default
+    ends = torch.tensor([3, 3, 7, 24], dtype=torch.int32)
+    return {
+        grouped: [
+            Case(grouped, (f(24, 8), f(4, 8, 16), ends)), Case(grouped, (f(4, 5, 8), f(8, 24), ends)),
+            Case(grouped, (f(5, 24), f(24, 8), ends)), Case(grouped, (f(4, 5, 8), f(4, 8, 16))),
+        ]
+    }  # fmt: skip
+
+
 def _attention() -> Cases:
     """Masks, grouped heads, sizes that are no multiples of 4, rows without any key, more keys than a tile."""
     whole, cpu = aten.scaled_dot_product_attention.default, aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -261,6 +273,31 @@ def _rows() -> Cases:
     }
 
 
+def _recurrent() -> Cases:
+    """(input, initial states, weights, biases?, layers, dropout, train, bidirectional, batch first)"""
+    found: Cases = {}
+    shapes = ((True, 1, False, False), (False, 2, True, True), (True, 2, True, False))
+    for name, gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1)):
+        overload = getattr(aten, name).input
+        found[overload] = []
+        for biases, layers, both, batch_first in shapes:
+            ways = 1 + both
+            sizes = [5, *[6 * ways] * (layers - 1)]
+            params = [
+                w for size in sizes for _ in range(ways)
+                for w in (f(6 * gates, size), f(6 * gates, 6), *[f(6 * gates) for _ in range(2 * biases)])
+            ]  # fmt: skip
+            x, h = f(9, 3, 5), f(layers * ways, 3, 6)
+            first = [h, h * 0.5] if name == "lstm" else h
+            x = x.transpose(0, 1).contiguous() if batch_first else x
+            found[overload].append(Case(overload, (x, first, params, biases, layers, 0.0, False, both, batch_first)))
+    weights = [f(24, 5), f(24, 4), f(24), f(24), f(4, 6)]  # an LSTM with a projection
+    found[aten.lstm.input].append(
+        Case(aten.lstm.input, (f(3, 2, 5), [f(1, 2, 4), f(1, 2, 6)], weights, True, 1, 0.0, False, False, False))
+    )
+    return found
+
+
 CASES: Cases = {aten.convolution.default: convolutions()}
 for _group in (
     _scalar_overloads(),
@@ -275,8 +312,10 @@ for _group in (
     scatters(),
     searches(),
     factorisations(),
+    _grouped(),
     _attention(),
     _rows(),
+    _recurrent(),
 ):
     for _overload, _cases in _group.items():
         CASES.setdefault(_overload, []).extend(_cases)

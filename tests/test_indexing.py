@@ -127,12 +127,26 @@ def test_what_the_gpu_cannot_do_is_refused_with_the_reason(case: int) -> None:
         lower(module_of([call]))
 
 
-def test_an_axis_without_bound_is_refused() -> None:
-    class Model(nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            return x.cumsum(0)
+class Running(nn.Module):
+    def __init__(self, copies: int) -> None:
+        super().__init__()
+        self.copies = copies
 
-    exported = torch.export.export(Model(), (numbers(5),), dynamic_shapes=({0: Dim("n")},))
+    def forward(self, x: Tensor) -> Any:
+        return torch.cat([x] * self.copies).cumsum(0)
+
+
+def test_an_axis_without_bound_gets_one_that_the_player_checks() -> None:
+    program = lapilli.compile(Running(1), (numbers(5),), dynamic_shapes=({0: Dim("n")},), target="any-fp32")
+    assert program.report().segments == ("gpu",)
+    x = numbers(700)
+    torch.testing.assert_close(program(x), x.cumsum(0), rtol=1e-4, atol=1e-4)
+    with pytest.raises(lapilli.InvalidInputError, match="32768"):
+        program(torch.ones(32769))
+
+
+def test_an_axis_without_bound_is_refused_where_it_is_no_input_size() -> None:
+    exported = torch.export.export(Running(2), (numbers(5),), dynamic_shapes=({0: Dim("n")},))
     with pytest.raises(TypeError, match="give it a smaller `max` in its Dim"):
         lower(prepare(exported))
 

@@ -57,6 +57,32 @@ def test_kernels_for_matrix_units_compile() -> None:
     assert "cooperative_matrix" in str(plan.requirements)
 
 
+def test_one_kernel_for_buffers_of_both_types() -> None:
+    """The image is float32 and what the first layer makes is half; both are read by the same code."""
+    layers = [nn.Conv2d(4, 32, 3, padding=1), nn.Conv2d(32, 32, 3, stride=2, padding=1), nn.Conv2d(32, 8, 1)]
+    check(nn.Sequential(*layers).requires_grad_(False), torch.randn(1, 4, 16, 16), "cpu-fp16")
+
+
+class Masked(nn.Module):
+    """Softmax of products over the columns that are not masked; in the last row, which has none, over all."""
+
+    def forward(self, x: torch.Tensor, by: str) -> torch.Tensor:
+        scores = x @ x.mT / 8
+        mask = torch.arange(scores.shape[-1]) + torch.arange(scores.shape[-2])[:, None] >= scores.shape[-1] - 1
+        least = torch.finfo(x.dtype).min
+        masked = scores.masked_fill(mask, least) if by == "number" else scores + torch.where(mask, least, 0.0)
+        return torch.softmax(masked, -1) @ x
+
+
+@pytest.mark.parametrize("by", ["number", "sum"])
+@pytest.mark.parametrize("target", ["cpu-fp16", "gpu-fp16", "any-fp32"])
+def test_masks_of_the_least_number(target: str, by: str, gpu_plans: None) -> None:
+    """float32's is infinite in half precision, and a row without anything else would become NaN."""
+    x = torch.randn(2, 40, 8, generator=torch.Generator().manual_seed(2))
+    with lapilli.compile(Masked(), (x, by), precision="fp16", target=target) as program:
+        assert relative_error(program(x, by), Masked()(x, by)) <= 1e-3
+
+
 def test_unknown_precision() -> None:
     with pytest.raises(lapilli.CompileError, match='choose "fp32" or "fp16"'):
         lapilli.compile(nn.ReLU(), (torch.ones(1),), precision="half")  # type: ignore[arg-type]

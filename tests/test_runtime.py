@@ -71,10 +71,13 @@ def test_every_dtype_passes_straight_through() -> None:
             np.testing.assert_array_equal(out, given)
         for given, out in zip(arrays, program(*map(torch.from_numpy, arrays)), strict=True):
             np.testing.assert_array_equal(out.numpy(), given)
-        large = np.array([-(2**62) - 1, 2**62 + 1, -1, 0])
-        assert program(*[large if dtype == "int64" else a for dtype, a in zip(dtypes, arrays, strict=True)])[
-            dtypes.index("int64")
-        ].tolist() == large.tolist()  # fmt: skip
+        for large, fits in ((2**31 - 1, True), (-(2**31), True), (2**31, False), (-(2**62) - 1, False)):
+            arrays[dtypes.index("int64")] = np.array([-1, 0, large, 1])
+            if fits:
+                assert program(*arrays)[dtypes.index("int64")].tolist() == [-1, 0, large, 1]
+            else:
+                with pytest.raises(InvalidInputError, match=f"element 2 is {large}"):
+                    program(*arrays)
 
 
 def test_bfloat16_goes_through_torch_and_not_through_numpy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from lapilli.ir.integer import as_int
 from lapilli.lower import lower
 from lapilli.schedule.layout import Layout, channels_last
 from lapilli.schedule.plan import Schedule, schedule
-from lapilli.schedule.target import ANY, CPU, GPU, TARGETS, Target, plans_for
+from lapilli.schedule.target import ANY, CPU, GPU, STORAGE, TARGETS, Target, plans_for
 
 
 def plan(f: nn.Module | Callable[..., Any], *args: torch.Tensor, target: Target = ANY, dynamic: Any = None) -> Schedule:
@@ -55,6 +56,14 @@ def test_activations_are_epilogues_of_convolutions(activation: nn.Module, target
     last = runs[-1]
     assert last.core is not None and last.template is not None
     assert len([t for t in runs if "winograd" not in t.label and not t.label.startswith("pack")]) == 1
+
+
+@pytest.mark.parametrize("channels, side", [(1024, 8), (64, 600)])
+def test_no_intermediate_is_larger_than_a_storage_buffer(channels: int, side: int) -> None:
+    """Winograd's transform makes weights four times, and images 2.25 times as large."""
+    s = plan(nn.Conv2d(channels, channels, 3, padding=1), torch.zeros(1, channels, side, side), target=CPU)
+    sizes = [t.out.dtype.size * math.prod(size.value or 0 for size in t.out.shape) for t in s.tasks]
+    assert max(sizes) <= STORAGE
 
 
 def test_residual_is_an_epilogue() -> None:

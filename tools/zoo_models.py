@@ -91,8 +91,23 @@ def build(name: str) -> Built:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model, inputs = builders[family](variant)
+        _awaken(model)
         _settle(model, inputs)
-    return model.eval(), inputs
+        with torch.no_grad():
+            results = [t for t in tree_leaves(model.eval()(*inputs)) if isinstance(t, torch.Tensor)]
+    if not all(torch.isfinite(t).all() and t.any() for t in results if t.is_floating_point()):
+        raise ValueError("its results are zero or not finite: there would be nothing to compare")
+    return model, inputs
+
+
+def _awaken(model: nn.Module) -> None:
+    """What begins at zero, or as a factor of nearly zero, would hide what is computed before it."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.any():
+                nn.init.normal_(parameter, std=0.02)
+            elif parameter.abs().max() < 1e-3:
+                nn.init.uniform_(parameter, 0.2, 0.4)
 
 
 def _settle(model: nn.Module, inputs: Sequence[torch.Tensor]) -> None:
@@ -115,6 +130,9 @@ def _settle(model: nn.Module, inputs: Sequence[torch.Tensor]) -> None:
                 for t in inputs
             )
         )
+    for norm in norms:  # a channel that was dead in that batch would be blown up when it is alive
+        if norm.running_var is not None:
+            norm.running_var.clamp_(min=0.1 * float(norm.running_var.mean()))
     model.eval()
 
 

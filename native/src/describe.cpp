@@ -130,6 +130,8 @@ private:
       item.max < 0 ? json_.null() : json_.value(item.max);
       json_.field("input", item.input);
       json_.field("axis", item.axis);
+      json_.field("factor", item.factor);
+      json_.field("offset", item.offset);
     });
   }
 

@@ -3,6 +3,7 @@
 #include "error.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace lapilli {
 
@@ -85,16 +86,26 @@ void read_symbols(const Method& method, std::span<const lapilli_tensor> inputs, 
   symbols.count = method.symbols.size();
   for (size_t i = 0; i < symbols.count; ++i) {
     const Symbol& symbol = method.symbols[i];
-    const int64_t value = inputs[symbol.input].shape[symbol.axis];
+    const lapilli_tensor& given = inputs[symbol.input];
+    const auto refuse = [&](const auto&... why) {
+      fail(LAPILLI_INVALID_ARGUMENT, described(method, symbol.input), "; it was given with shape ", given_shape(given),
+           ", ", why..., ".");
+    };
+    int64_t multiple = 0, value = 0, rest = 0;
+    if (!subtract(given.shape[symbol.axis], symbol.offset, multiple))
+      refuse("whose size along axis ", symbol.axis, " does not fit");
+    floor_divide(multiple, symbol.factor, value);
+    floor_modulo(multiple, symbol.factor, rest);
+    if (rest != 0)
+      refuse("and no whole ", symbol.name, " gives ", given.shape[symbol.axis]);
     if (value < symbol.min || (symbol.max >= 0 && value > symbol.max))
-      fail(LAPILLI_INVALID_ARGUMENT, described(method, symbol.input), "; it was given with shape ",
-           given_shape(inputs[symbol.input]), ".");
+      refuse("which is ", symbol.name, " = ", value);
     symbols.values[i] = value;
   }
 }
 
-void check_shapes(const Method& method, std::span<const lapilli_tensor> inputs, std::span<const Run::Tensor> expected,
-                  std::span<const int64_t> symbols) {
+void check_tensors(const Method& method, std::span<const lapilli_tensor> inputs, std::span<const Run::Tensor> expected,
+                   std::span<const int64_t> symbols) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     const lapilli_tensor& given = inputs[i];
     if (!std::equal(expected[i].shape.begin(), expected[i].shape.end(), given.shape)) {
@@ -107,7 +118,26 @@ void check_shapes(const Method& method, std::span<const lapilli_tensor> inputs, 
     if (given.size != expected[i].bytes)
       fail(LAPILLI_INVALID_ARGUMENT, described(method, i), ", which is ", expected[i].bytes, " bytes; ", given.size,
            " bytes were given. The data must be dense and row-major.");
+    if (method.inputs[i].dtype == DType::int64)
+      check_integers({static_cast<const std::byte*>(given.data), static_cast<size_t>(given.size)},
+                     [&] { return described(method, i); });
   }
+}
+
+void check_integers(Bytes values, const std::function<std::string()>& what) {
+  const auto at = [&](size_t i) {
+    int64_t value; // not necessarily aligned
+    std::memcpy(&value, values.data() + i * sizeof value, sizeof value);
+    return value;
+  };
+  const size_t count = values.size() / sizeof(int64_t);
+  uint64_t beyond = 0;
+  for (size_t i = 0; i < count; ++i)
+    beyond |= (static_cast<uint64_t>(at(i)) + 0x80000000u) >> 32; // without a branch: as fast as memory
+  for (size_t i = 0; beyond != 0 && i < count; ++i)
+    if (at(i) != static_cast<int32_t>(at(i)))
+      fail(LAPILLI_INVALID_ARGUMENT, what(), "; element ", i, " is ", at(i),
+           ", and int64 values must fit into the 32 bits in which kernels compute integers (-2147483648..2147483647).");
 }
 
 } // namespace lapilli

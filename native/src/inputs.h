@@ -3,6 +3,8 @@
 
 #include "run.h"
 
+#include <functional>
+
 namespace lapilli {
 
 struct SymbolValues {
@@ -15,9 +17,13 @@ struct SymbolValues {
 // Throws INVALID_ARGUMENT with the name of the input, what was given and what is accepted.
 void read_symbols(const Method& method, std::span<const lapilli_tensor> inputs, SymbolValues& symbols);
 
-// Checks every dimension and the number of bytes against the tensors of a run that is prepared for these symbols.
-void check_shapes(const Method& method, std::span<const lapilli_tensor> inputs, std::span<const Run::Tensor> expected,
-                  std::span<const int64_t> symbols);
+// Checks every dimension and the number of bytes against the tensors of a run that is prepared for these symbols, and
+// that integers fit into 32 bits.
+void check_tensors(const Method& method, std::span<const lapilli_tensor> inputs, std::span<const Run::Tensor> expected,
+                   std::span<const int64_t> symbols);
+
+// Checks that int64 values fit into the 32 bits in which kernels compute integers; `what` begins the message.
+void check_integers(Bytes values, const std::function<std::string()>& what);
 
 // "(N, 3, 224, 224) with N in 1..16".
 std::string shape_text(const Method& method, const TensorSpec& spec);

@@ -32,7 +32,9 @@ struct Symbol {
   int64_t min;
   int64_t max; // -1: no bound
   uint32_t input;
-  uint32_t axis;
+  uint32_t axis; // its size is factor * symbol + offset
+  int64_t factor = 1;
+  int64_t offset = 0;
 };
 
 struct TensorSpec {

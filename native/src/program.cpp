@@ -93,9 +93,8 @@ void Program::prepare(Bytes file, bool mapped, const lapilli_load_options& optio
   times_.pipelines = compiled - start;
   times_.constants = uploaded - start + (nanoseconds_now() - compiled);
   for (uint32_t m = 0; m < model_.methods.size(); ++m)
-    shared_.push_back(
-        {*device_, model_.methods[m], plan(m), model_.kernels, *pipelines_, constants_->regions(m), paths, counter_,
-         *states_});
+    shared_.push_back({*device_, model_.methods[m], plan(m), model_.kernels, *pipelines_, constants_->regions(m), paths,
+                       counter_, *states_});
   if (mapped)
     release_pages(file);
   // From here on the file may go away.
@@ -174,7 +173,7 @@ Run& Program::acquire_with(uint32_t index, std::span<const lapilli_tensor> input
   read_symbols(wanted, inputs, symbols);
   Run& run = acquire(index, symbols.used());
   try {
-    check_shapes(wanted, inputs, run.inputs(), symbols.used());
+    check_tensors(wanted, inputs, run.inputs(), symbols.used());
   } catch (...) {
     release(run);
     throw;
@@ -212,6 +211,8 @@ void Program::read_state(uint32_t state, std::span<std::byte> to) {
 
 void Program::write_state(uint32_t state, Bytes from) {
   check_state(state, from.size());
+  if (const State& found = model_.states[state]; found.dtype == DType::int64)
+    check_integers(from, [&] { return cat("State \"", found.name, "\" cannot be given"); });
   const std::unique_lock lock = alone();
   states_->write(state, from);
 }

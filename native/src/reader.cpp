@@ -111,9 +111,9 @@ private:
   void state(const schema::State& found) {
     State result{text(found.name()), found.dtype(), numbers(found.shape()), found.constant(), 0};
     const std::string what = cat("state \"", result.name, "\"");
-    check_file(!result.name.empty() && std::ranges::none_of(model_.states, [&](const State& other) {
-      return other.name == result.name;
-    }), "The program is damaged: there are two states of the name \"", result.name, "\", or it is empty.");
+    check_file(!result.name.empty() &&
+                   std::ranges::none_of(model_.states, [&](const State& other) { return other.name == result.name; }),
+               "The program is damaged: there are two states of the name \"", result.name, "\", or it is empty.");
     dtype(result.dtype, what);
     check_file(result.shape.size() <= max_rank, "The program is damaged: ", what, " has ", result.shape.size(),
                " dimensions; at most ", max_rank, " are possible.");
@@ -169,7 +169,8 @@ private:
     Method result{};
     result.name = text(found.name());
     each(found.symbols(), [&](const schema::Symbol& symbol) {
-      result.symbols.push_back({text(symbol.name()), symbol.min(), symbol.max(), symbol.input(), symbol.axis()});
+      result.symbols.push_back({text(symbol.name()), symbol.min(), symbol.max(), symbol.input(), symbol.axis(),
+                                symbol.factor(), symbol.offset()});
     });
     check_file(result.symbols.size() <= max_symbols, "The program has ", result.symbols.size(),
                " symbols in one method; at most ", max_symbols, " are possible.");
@@ -182,6 +183,8 @@ private:
                  symbol.input, ", which does not exist.");
       check_file(symbol.min >= 0 && (symbol.max == -1 || symbol.max >= symbol.min), "The program is damaged: symbol ",
                  symbol.name, " has bounds ", symbol.min, "..", symbol.max, ".");
+      check_file(symbol.factor >= 1, "The program is damaged: symbol ", symbol.name, " has factor ", symbol.factor,
+                 ".");
     }
     const std::vector<bool> dynamic = symbolic(result.exprs);
     each(found.plans(), [&](const schema::Plan& plan_found) { plan(plan_found, result, dynamic); });

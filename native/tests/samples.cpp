@@ -171,7 +171,13 @@ FileBytes sample_program(const SampleOptions& options) {
 
   MethodBuilder m;
   m.method.name = "forward";
-  const uint32_t batch = m.symbol("N", 0, options.max_batch, 0, 0);
+  uint32_t batch = m.symbol("N", 0, options.max_batch, 0, 0);
+  m.method.symbols.back()->factor = options.factor;
+  m.method.symbols.back()->offset = options.offset;
+  if (options.factor != 1)
+    batch = m.times(batch, options.factor);
+  if (options.offset != 0)
+    batch = m.op(schema::ExprOp::add, batch, m.number(options.offset));
   const uint32_t width = m.number(options.width);
   const uint32_t one = m.number(1);
   const uint32_t items = m.op(schema::ExprOp::mul, batch, width);

@@ -70,9 +70,12 @@ struct SampleOptions {
   int64_t scratch = 0;           // bytes of one more arena buffer
   bool impossible_first = false; // a better plan that no device satisfies
   bool impossible_only = false;
+  int64_t factor = 1;
+  int64_t offset = 0;
 };
 
-// y = 2 (x + 3 w) + c, for x of shape (N, width), N in 0..max_batch, w[i] = i, c = 5. 3 w is computed at load.
+// y = 2 (x + 3 w) + c, for x of shape (factor * N + offset, width), N in 0..max_batch, w[i] = i, c = 5. 3 w is computed
+// at load.
 FileBytes sample_program(const SampleOptions& options = {});
 float sample_result(float x, uint32_t column);
 

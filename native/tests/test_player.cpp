@@ -267,6 +267,7 @@ TEST(wrong_inputs_are_explained) {
   bad = good;
   bad.shape[0] = 17;
   refused(bad, 1, "N in 0..16");
+  refused(bad, 1, "N = 17");
   bad.shape[0] = -1;
   refused(bad, 1, "N in 0..16");
   bad = good;
@@ -285,6 +286,27 @@ TEST(wrong_inputs_are_explained) {
   CHECK(lapilli_run_sync(program.handle, 0, &good, 1, &output, 1) == LAPILLI_INVALID_ARGUMENT);
   CHECK(output.size == 84 && output.rank == 2 && output.shape[0] == 3);
   check_run(program.handle, 3);
+}
+
+TEST(sizes_derived_from_a_symbol) {
+  const Program program(sample_program({.max_batch = 4, .factor = 2, .offset = 1}));
+  CHECK(program.status == LAPILLI_OK);
+  for (const int64_t rows : {1, 9, 3, 7, 1})
+    check_run(program.handle, rows);
+  const auto refused = [&](int64_t rows, const char* words) {
+    std::vector<float> x(static_cast<size_t>(7 * rows));
+    const lapilli_tensor input = tensor(x, {rows, 7});
+    lapilli_run* run = nullptr;
+    CHECK(lapilli_submit(program.handle, 0, &input, 1, &run) == LAPILLI_INVALID_ARGUMENT);
+    const std::string message = lapilli_last_error();
+    if (message.find(words) == std::string::npos || message.find("with N in 0..4") == std::string::npos) {
+      std::fprintf(stderr, "message: %s\n", message.c_str());
+      CHECK(false);
+    }
+  };
+  refused(11, "N = 5");
+  refused(4, "no whole N gives 4");
+  refused(0, "no whole N gives 0");
 }
 
 TEST(specs_say_what_is_accepted) {

@@ -81,6 +81,16 @@ TEST(the_sample_is_described) {
   CHECK(describe(sample_program({.texel = true})).status == LAPILLI_OK);
 }
 
+TEST(factor_and_offset_of_a_symbol) {
+  const Outcome outcome = describe(sample_program({.factor = 2, .offset = -1}));
+  CHECK(outcome.status == LAPILLI_OK);
+  CHECK(outcome.text.find("\"factor\":2,\"offset\":-1") != std::string::npos);
+  for (const int64_t factor : {0, -3}) {
+    const Outcome refused = describe(sample_program({.factor = factor}));
+    CHECK(refused.status == LAPILLI_INVALID_FILE && refused.text.find("has factor") != std::string::npos);
+  }
+}
+
 TEST(states_and_host_operators_are_described) {
   const Outcome outcome = describe(state_program({.host_operators = {"aten.svd", "aten.qr"}}));
   CHECK(outcome.status == LAPILLI_OK);

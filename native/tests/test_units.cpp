@@ -2,7 +2,9 @@
 
 #include "check.h"
 #include "checksum.h"
+#include "error.h"
 #include "expr.h"
+#include "inputs.h"
 #include "json.h"
 #include "planner.h"
 #include "text.h"
@@ -193,3 +195,19 @@ TEST(text_for_people) {
 }
 
 int main(int argc, char** argv) { return run_tests(argc, argv); }
+
+TEST(integers_beyond_32_bits_are_refused) {
+  const auto message = [](std::vector<int64_t> values) {
+    try {
+      check_integers(std::as_bytes(std::span(values)), [] { return std::string("Input 0"); });
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(message({}).empty());
+  CHECK(message({0, -1, 2147483647, -2147483648}).empty());
+  CHECK(message({7, 2147483648}).find("Input 0; element 1 is 2147483648") == 0);
+  CHECK(message({-2147483649}).find("element 0 is -2147483649") != std::string::npos);
+  CHECK(message({lowest, highest}).find("element 0") != std::string::npos);
+}

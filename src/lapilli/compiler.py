@@ -6,7 +6,7 @@ import gc
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,14 +14,15 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from lapilli import __version__
-from lapilli.capture import capture
+from lapilli.capture import capture, dim_names
 from lapilli.capture.sources import Source
 from lapilli.codegen.build import build
 from lapilli.codegen.select import choose_templates, write_all
 from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.module import Module
 from lapilli.graph.partition import Parts, partition
-from lapilli.graph.passes import optimize, prepare
+from lapilli.graph.passes import functional, optimize
+from lapilli.graph.share import share_states
 from lapilli.ir.node import Graph
 from lapilli.lower import is_computed, lower
 from lapilli.lower.registry import from_torch
@@ -55,8 +56,14 @@ def compile_to_bytes(
         raise CompileError(f'fallback is {fallback!r}: choose "cpu" or "error"')
     compiler = _Compiler(precision, targets, fallback)
     with _uncollected():
-        for name, source in _methods(model, example_inputs, dynamic_shapes).items():
-            compiler.add(name, capture(*source))
+        sources = _methods(model, example_inputs, dynamic_shapes)
+        captured = {name: capture(*source) for name, source in sources.items()}
+        modules = {name: functional(exported) for name, exported in captured.items()}
+        share_states(modules)
+        for name, module in modules.items():
+            optimize(module)
+            exported = captured[name]
+            compiler.add(name, _structure(exported, module), module, dim_names(exported, *sources[name]))
         return compiler.finish(metadata, progress)
 
 
@@ -94,10 +101,9 @@ class _Compiler:
         self.parts: list[Part] = []
         self.split: list[Parts] = []  # methods of several segments
 
-    def add(self, name: str, exported: ExportedProgram) -> None:
-        module = prepare(exported)
-        structure = _structure(exported, module)
-        whole = self._whole(name, module)
+    def add(self, name: str, structure: structure.Structure, module: Module, dims: Mapping[str, str]) -> None:
+        """dims: names for size symbols."""
+        whole = self._whole(name, module, dims)
         if whole is not None:
             rows = tuple(Operator(n.name, str(n.target), "gpu") for n in module.graph.nodes if is_computed(n))
             self.interfaces.append(Interface(name, structure, rows, len(self.parts)))
@@ -106,39 +112,40 @@ class _Compiler:
         parts = partition(module, optimize, self.fallback)
         first = len(self.parts)
         for k, segment in enumerate(parts.segments):
-            self.parts.append(self._part(f"{name}.{k}", segment))
+            self.parts.append(self._part(f"{name}.{k}", segment, dims))
         _finish_calls(parts.script, self.parts, first)
         self.split.append(parts)
-        inputs, outputs = _specs(module)
+        inputs, outputs = _specs(module, dims)
         self.interfaces.append(Interface(name, structure, tuple(parts.rows), None, parts.script, inputs, outputs))
 
-    def _whole(self, name: str, module: Module) -> Part | None:
+    def _whole(self, name: str, module: Module, dims: Mapping[str, str]) -> Part | None:
         """The module as one method of the player, when it is that."""
         if not all(isinstance(n, fx.Node) and isinstance(n.meta["val"], torch.Tensor) for n in module.outputs):
             return None
         if any(n.op == "placeholder" and isinstance(n.meta["val"], torch.SymInt) for n in module.graph.nodes):
             return None
         try:
-            part = self._part(name, module)
+            part = self._part(name, module, dims)
         except (UnsupportedOperatorError, TypeError):
             return None  # the partitioner finds out which operators, and why
         return part if not any(i.origin == "size" for i in part.graphs[False].inputs) else None
 
-    def _part(self, name: str, module: Module) -> Part:
+    def _part(self, name: str, module: Module, dims: Mapping[str, str]) -> Part:
         graphs = {half: lower(module, self.precision, half) for half in {False, *(t.half for t in self.targets)}}
-        return Part(name, graphs)
+        return Part(name, graphs, dims)
 
     def finish(self, metadata: dict[str, str], progress: Progress | None) -> bytes:
         writer = Writer()
+        written = self.parts or [Part("nothing", {half: Graph([], [], {}) for half in (False, True)})]
+        schedules = _write(writer, written, self.targets, progress)
         for parts in self.split:
             for script, name, tensor in parts.constants:
                 script.constants[name] = _keep(writer, name, tensor)
             for script, name, tensor in parts.states:
-                script.states[name][1] = _keep(writer, name, tensor)
+                if script.states[name][0] not in writer.states:
+                    script.states[name][1] = _keep(writer, name, tensor)
             writer.host_operators += [o for o in parts.script.operators() if o not in writer.host_operators]
         metadata[METADATA_KEY] = dumps(self.interfaces)
-        written = self.parts or [Part("nothing", {half: Graph([], [], {}) for half in (False, True)})]
-        schedules = _write(writer, written, self.targets, progress)
         metadata["lapilli.schedule"] = _decisions(schedules[0])
         return writer.bytes(f"lapilli {__version__}", metadata)
 
@@ -149,6 +156,7 @@ class Part:
 
     name: str
     graphs: Mapping[bool, Graph]
+    dims: Mapping[str, str] = field(default_factory=dict)  # names for size symbols
 
 
 def _write(
@@ -169,7 +177,7 @@ def _write(
             PlanSource(s.target, s.order, k, s.graph.outputs, s.stored, s.windows)
             for s, k in zip(of_part, written, strict=True)
         ]
-        writer.method(part.name, of_part[0].graph, plans, codes)
+        writer.method(part.name, of_part[0].graph, plans, codes, part.dims)
     return schedules
 
 
@@ -197,9 +205,10 @@ def _finish_calls(script: Script, parts: Sequence[Part], first: int) -> None:
             call.args += [{"carrier": i.name} for i in inputs if i.origin == "size"]
 
 
-def _specs(module: Module) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+def _specs(module: Module, dims: Mapping[str, str]) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """What goes into a method with a script and what comes out."""
-    given = [n for n in module.graph.nodes if n.op == "placeholder" and n not in module.constants]
+    known = module.constants.keys() | module.states.keys()
+    given = [n for n in module.graph.nodes if n.op == "placeholder" and n not in known]
     inputs = [n for n in given if isinstance(n.meta["val"], torch.Tensor | torch.SymInt)]
     symbols: dict[str, Symbol] = {}
     for k, n in enumerate(inputs):
@@ -207,14 +216,14 @@ def _specs(module: Module) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ..
             bounds = module.ranges.get(size.node.expr) if isinstance(size, torch.SymInt) else None
             if bounds is not None and str(size) not in symbols:
                 upper = int(bounds.upper) if bounds.upper.is_Integer else None
-                symbols[str(size)] = Symbol(str(size), int(bounds.lower), upper, k, axis)
+                symbols[str(size)] = Symbol(dims.get(str(size), str(size)), int(bounds.lower), upper, k, axis)
 
     def spec(n: Any) -> TensorSpec:
         val = n.meta["val"]
         if not isinstance(val, torch.Tensor):
             kind = "float" if isinstance(val, torch.SymFloat) else "bool" if isinstance(val, torch.SymBool) else "int"
             return TensorSpec(n.name, kind, ())
-        shape = tuple(s if isinstance(s, int) else str(s) for s in val.shape)
+        shape = tuple(s if isinstance(s, int) else dims.get(str(s), str(s)) for s in val.shape)
         return TensorSpec(n.name, str(val.dtype).removeprefix("torch."), shape, tuple(symbols.values()))
 
     return tuple(map(spec, inputs)), tuple(map(spec, module.outputs))

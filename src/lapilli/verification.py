@@ -19,7 +19,7 @@ from lapilli.graph.passes import prepare
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import Atom
 from lapilli.ir.interpret import evaluate
-from lapilli.ir.node import Constant, Graph, Map, Node, Reduce, State
+from lapilli.ir.node import Constant, Graph, Map, Node, Reduce, State, reading
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
 from lapilli.schedule.layout import Layout
@@ -165,11 +165,10 @@ def _sizes(graph: Graph, inputs: Sequence[Array]) -> Mapping[Atom, int]:
     """The dynamic sizes that the inputs have."""
     found: dict[Atom, int] = {}
     for symbol in graph.symbols.values():
-        atom = next(iter(symbol.atoms()))
-        for n in graph.inputs:
-            for size, actual in zip(n.shape, inputs[n.index].shape, strict=True):
-                if size == symbol:
-                    found[atom] = int(actual)
+        place = reading(symbol, graph.inputs)
+        if place is not None:
+            size = int(inputs[place.input.index].shape[place.axis])
+            found[next(iter(symbol.atoms()))] = (size - place.offset) // place.factor
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils._pytree import tree_map
 
 from lapilli.errors import CompileError
 
@@ -30,7 +31,7 @@ def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = Non
             f"cannot compile a {type(model).__name__}: give an nn.Module with example inputs, "
             "an ExportedProgram, or the path of a .pt2 file"
         )
-    args, kwargs = _arguments(example_inputs)
+    args, kwargs = _distinct(_arguments(example_inputs))
     training = [m for m in model.modules() if m.training]
     model.eval()
     try:
@@ -54,6 +55,19 @@ def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
             f"example_inputs is a {type(example_inputs).__name__}: give a tuple of the model's arguments"
         )
     return tuple(example_inputs), {}
+
+
+def _distinct(inputs: Any) -> Any:
+    """The inputs with copies of tensors that come twice: torch.export takes those for one input."""
+    seen: set[int] = set()
+
+    def once(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or id(leaf) not in seen:
+            seen.add(id(leaf))
+            return leaf
+        return leaf.clone()
+
+    return tree_map(once, inputs)
 
 
 def _load(path: Path) -> ExportedProgram:

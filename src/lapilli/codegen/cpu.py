@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lapilli.codegen.kernel import Written, linear_groups
-from lapilli.codegen.packing import channels_last, filter_index, flat, is_nested, pack_depthwise
+from lapilli.codegen.packing import as_floats, channels_last, filter_index, flat, is_nested, pack_depthwise
 from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load, simple_task, within_limit
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
@@ -13,6 +13,7 @@ from lapilli.ir.integer import Int, as_int, ceildiv
 from lapilli.ir.node import Convolution, Matmul, Node
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
 from lapilli.schedule.realize import estimate
+from lapilli.schedule.target import STORAGE
 from lapilli.schedule.task import Task, Template
 
 _SIZE = 64  # invocations in a work group
@@ -25,7 +26,8 @@ def choose(task: Task, ctx: Context) -> None:
     assert task.core is not None
     if isinstance(task.core.contraction, Matmul):
         view = matmul_view(task.core, ctx.views, ctx.layouts)
-        if view is not None:
+        if view is not None and view.lhs.node.dtype.is_float:
+            view = replace(view, lhs=as_floats(view.lhs, (view.batch, view.m, view.k), ctx))
             task.template = _matmul(task, view, ctx)
     elif isinstance(task.core.contraction, Convolution):
         conv = convolution_view(task.core, ctx.views, ctx.layouts)
@@ -96,7 +98,7 @@ def _matmul(task: Task, v: MatmulView, ctx: Context) -> CpuMatmul | None:
     x = v.lhs
     if x.strides[2] != 1 or not is_aligned(v.k) or not all(is_aligned(s) for s in (x.offset, *x.strides[:2])):
         return None
-    if not ctx.is_float(x.node) or not v.rhs.node.dtype.is_float:
+    if not v.rhs.node.dtype.is_float:
         return None
     return CpuMatmul(v.batch, v.m, v.n, v.k, x, pack_matrix(v.rhs, v, ctx), v.rhs.strides[0] == 0 or v.batch == 1)
 
@@ -183,7 +185,7 @@ def _direct_tile(v: ConvolutionView) -> tuple[int, int]:
 
 
 def _convolution(task: Task, v: ConvolutionView, ctx: Context) -> Template | None:
-    if not ctx.is_float(v.x.node) or not v.weight.dtype.is_float or v.weight.id not in ctx.layouts:
+    if not v.x.node.dtype.is_float or not v.weight.dtype.is_float or v.weight.id not in ctx.layouts:
         return None
     per_in, per_out = v.channels // v.groups, v.out_channels // v.groups
     if v.is_depthwise and is_aligned(v.out_channels) and v.out_channels == v.channels and v.kernel[1] <= 7:
@@ -226,7 +228,15 @@ def _winograd_pays(v: ConvolutionView) -> bool:
         and is_aligned(v.out_channels)
         and estimate(v.channels) >= 32
         and estimate(v.out_channels) >= 32
+        and all((size.bounds[1] or 0) * DType.float32.size <= STORAGE for size in _winograd_sizes(v))
     )
+
+
+def _winograd_sizes(v: ConvolutionView) -> tuple[Int, Int, Int]:
+    """Elements of the transformed weights, inputs and products: 4 and 2.25 times as many as before."""
+    t = winograd_tile(v)
+    points, tiles = (t + 2) * (t + 2), v.n * ceildiv(v.out_h, t) * ceildiv(v.out_w, t)
+    return v.out_channels * v.channels * points, tiles * v.channels * points, tiles * v.out_channels * points
 
 
 def winograd_tile(v: ConvolutionView) -> int:

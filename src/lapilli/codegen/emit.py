@@ -133,7 +133,7 @@ _INFIX = {
 }  # fmt: skip
 _DIRECT = {
     "abs": "abs", "floor": "floor", "ceil": "ceil", "round": "round", "trunc": "trunc", "sqrt": "sqrt", "rsqrt": "rsqrt",
-    "sin": "sin", "cos": "cos", "tan": "tan", "isnan": "isnan", "isinf": "isinf",
+    "isnan": "isnan", "isinf": "isinf",
     "as_int": "asint", "as_float": "asfloat",
 }  # fmt: skip
 # written in lapilli_math.slang and lapilli_special.slang
@@ -141,7 +141,8 @@ _GENERIC = {
     op: f"{op}_any"
     for op in (
         "exp", "exp2", "log", "log2", "log10", "expm1", "log1p", "erf", "pow", "mod", "fmod", "floordiv",
-        "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "umulhi", "ushr", "gcd",
+        "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
+        "umulhi", "ushr", "gcd",
         *SPECIAL,
     )
 }  # fmt: skip

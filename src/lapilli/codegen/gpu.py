@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lapilli.codegen import tiles
 from lapilli.codegen.kernel import Written
-from lapilli.codegen.packing import channels_last, filter_index, flat, is_nested, pack_depthwise
+from lapilli.codegen.packing import as_floats, channels_last, filter_index, flat, is_nested, pack_depthwise
 from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
@@ -26,11 +26,14 @@ def choose(task: Task, ctx: Context) -> None:
     assert task.core is not None
     if isinstance(task.core.contraction, Matmul):
         view = matmul_view(task.core, ctx.views, ctx.layouts)
-        if view is not None and ctx.is_float(view.lhs.node) and view.rhs.node.dtype.is_float:
+        if view is not None and view.lhs.node.dtype.is_float and view.rhs.node.dtype.is_float:
+            view = replace(view, lhs=as_floats(view.lhs, (view.batch, view.m, view.k), ctx))
             task.template = _matmul(view, ctx)
     elif isinstance(task.core.contraction, Convolution):
         conv = convolution_view(task.core, ctx.views, ctx.layouts)
-        if conv is not None and ctx.is_float(conv.x.node) and conv.weight.dtype.is_float:
+        if conv is not None and conv.x.node.dtype.is_float and conv.weight.dtype.is_float:
+            if not ctx.is_float(conv.x.node):
+                conv = replace(conv, x=channels_last(conv, ctx))
             task.template = _convolution(conv, ctx)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lapilli.codegen.template import Context
 from lapilli.ir.expr import Expr, load
-from lapilli.ir.integer import Int, as_int, ceildiv
+from lapilli.ir.integer import Int, as_int, ceildiv, product, total
 from lapilli.ir.node import Node
 from lapilli.schedule.contraction import ConvolutionView, Operand
 
@@ -26,9 +26,26 @@ def flat(node: Node, ctx: Context) -> Callable[[Int], Expr]:
     return at
 
 
+def as_floats(x: Operand, sizes: Sequence[Int], ctx: Context) -> Operand:
+    """x itself, or a dense copy in float32 where its elements are halves of words."""
+    if ctx.is_float(x.node):
+        return x
+    element = flat(x.node, ctx)
+    extents = [as_int(1) if stride == 0 else size for stride, size in zip(x.strides, sizes, strict=True)]
+
+    def body(*index: Int) -> tuple[list[Int], Expr]:
+        return [], element(total([x.offset, *(i * s for i, s in zip(index, x.strides, strict=True))]))
+
+    node = ctx.packed("floats", x.node, extents, body)
+    strides = [product(extents[d + 1 :]) if x.strides[d] != 0 else as_int(0) for d in range(len(extents))]
+    return Operand(node, as_int(0), tuple(strides))
+
+
 def channels_last(v: ConvolutionView, ctx: Context, unit: int = 4, copy: bool = False) -> Operand:
-    """x itself when its channels are consecutive and aligned to `unit`, else a copy padded to whole vectors of channels."""
+    """x itself when its channels are consecutive floats and aligned to `unit`, else a copy padded to whole vectors of
+    channels."""
     x = v.x
+    copy = copy or not ctx.is_float(x.node)
     aligned = all(s % unit == 0 for s in (v.channels, x.offset, x.strides[0], x.strides[2], x.strides[3]))
     if not copy and x.strides[1] == 1 and aligned:
         return x

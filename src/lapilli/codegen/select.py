@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lapilli.codegen import attention, cpu, generic, gpu, rows
 from lapilli.codegen.kernel import Written
 from lapilli.codegen.template import Context
-from lapilli.ir.node import Map
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import load
+from lapilli.ir.node import Map, Node
+from lapilli.lower.registry import fresh_axes
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.plan import Schedule
 from lapilli.schedule.target import Target
@@ -23,11 +28,28 @@ def choose_templates(
     for task in tasks:
         if target.kind == "gpu" and task.core is not None and attention.choose(task, by_out, ctx):
             pass
-        elif task.core is not None and task.core.contraction is not None and ctx.is_float(task.out):
-            (gpu if target.kind == "gpu" else cpu).choose(task, ctx)
+        elif task.core is not None and task.core.contraction is not None and task.out.dtype.is_float:
+            task = _contraction(task, ctx)
         result += [*ctx.added, task]
         ctx.added.clear()
     return _needed(result, results)
+
+
+def _contraction(task: Task, ctx: Context) -> Task:
+    """The task with a template. No template stores halves of words: it leaves floats, and the task becomes their copy."""
+    choose = (gpu if ctx.target.kind == "gpu" else cpu).choose
+    if ctx.is_float(task.out):
+        choose(task, ctx)
+        return task
+    out = task.out
+    floats = Node(out.shape, DType.float32, f"{out.name}_floats", out.origin)
+    wide = replace(task, out=floats)
+    choose(wide, ctx)
+    if wide.template is None:
+        return task
+    ctx.add(wide, Layout.of(out.shape, ctx.layouts[out.id].order))
+    axes, at = fresh_axes(out.shape)
+    return Task(out, axes, at, load(floats, at), origins=["round"], reason=task.reason)
 
 
 def _needed(tasks: list[Task], results: set[int]) -> list[Task]:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import fx
 from torch._decomp import decomposition_table
 from torch.export import ExportedProgram, default_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from lapilli.errors import CompileError
+from lapilli.graph.inline import splice
+from lapilli.graph.module import Module
+from lapilli.lower.graph import is_size
 from lapilli.lower.registry import decompositions, is_supported
 
 
@@ -33,9 +41,56 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
         for table in known:
             try:
                 decomposed: ExportedProgram = program.run_decompositions(dict(table))
-            except (AssertionError, RuntimeError):
+            except (AssertionError, RuntimeError) as error:
                 if table is known[-1]:
-                    raise
+                    raise CompileError(
+                        f"torch cannot bring the exported program into functional form: {error}. Where the model changes "
+                        "tensors that are no buffers, or share memory with some, torch.export.export(..., strict=True) may help."
+                    ) from error
             else:
                 return decomposed
     raise AssertionError("the last table returns or raises")
+
+
+def decompose_calls(module: Module) -> bool:
+    """Replace every call that has no lowering by the calls that it is made of, one by one.
+
+    False where one cannot be traced by itself (control flow, operators that write to their arguments): calls before it have
+    been replaced."""
+    for node in list(module.graph.nodes):
+        if node.op != "call_function" or node.target is operator.getitem or is_supported(node.target):
+            continue
+        if is_size(node.meta.get("val")):
+            continue
+        if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+            return False
+        traced = _traced(node)
+        if traced is None:
+            return False
+        splice(module, node, traced, [n for n in tree_leaves((node.args, node.kwargs)) if isinstance(n, fx.Node)])
+    module.clean()
+    return True
+
+
+def _traced(node: fx.Node) -> fx.Graph | None:
+    """The graph of a call, with a placeholder for every node among its arguments; None where torch cannot trace it so."""
+    target: Any = node.target
+    leaves, spec = tree_flatten((node.args, node.kwargs))
+    places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)]
+
+    def call(*values: Any) -> Any:
+        for place, value in zip(places, values, strict=True):
+            leaves[place] = value
+        args, kwargs = tree_unflatten(leaves, spec)
+        return target(*args, **kwargs)
+
+    given = [leaves[k].meta["val"] for k in places]
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = make_fx(call, decomposition_table=dict(tables()[0]))(*given)
+            if any(getattr(n.target, "_schema", None) and n.target._schema.is_mutable for n in traced.graph.nodes):
+                traced = make_fx(torch.func.functionalize(traced), decomposition_table=dict(tables()[0]))(*given)
+    except (AssertionError, RuntimeError, TypeError):
+        return None
+    return None if any(n.op == "get_attr" for n in traced.graph.nodes) else traced.graph

@@ -1,7 +1,7 @@
-"""In-place operators as functional ones, where no view shares the memory that they write.
+"""In-place operators as functional ones, where nobody reads the memory that they write under another name afterwards.
 
 torch.export keeps `relu_` and `add_` as they stand. Its own functionalization traces the model again (seconds); most models
-need only the simple case: the written value is no view and has none."""
+need only the simple case: the written value is read later, and the tensors that share its memory are not."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from torch import fx
 
 from lapilli.graph.module import Module
 
+aten = torch.ops.aten
+
+_SECRET_VIEWS = {
+    aten.dropout, aten.feature_dropout, aten.alpha_dropout, aten.feature_alpha_dropout, aten.type_as, aten.meshgrid,
+    aten.broadcast_tensors, aten.pad, aten.atleast_1d, aten.atleast_2d, aten.atleast_3d, aten.einsum, aten.unsafe_chunk,
+    aten.unsafe_split, aten._unsafe_view,
+}  # fmt: skip
+"""Operators that may return memory of their arguments, though their schemas do not say so."""
+
 
 def functionalize(module: Module) -> bool:
-    """Whether every in-place operator could be replaced; if not, the module is left as it was."""
-    plan: list[tuple[fx.Node, fx.Node, Any]] = []
+    """Whether every in-place operator could be replaced; if not, the module keeps those from the first one that could not."""
+    place = {node: k for k, node in enumerate(module.graph.nodes)}
     for node in module.graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        if not _is_inplace(node):
             continue
-        schema = node.target._schema
-        if not schema.is_mutable:
-            continue
-        written = node.args[0]
-        functional = _functional(node.target)
-        if functional is None or not isinstance(written, fx.Node) or not _is_alone(written, module, node):
+        written, functional = node.args[0], _functional(node.target)
+        if functional is None or not isinstance(written, fx.Node) or not _is_read_by_name(written, node, module, place):
             return False
-        plan.append((node, written, functional))
-    for node, written, functional in plan:
         node.target = functional
-        for user in _after(node) & set(written.users):
+        for user in [u for u in written.users if place[u] > place[node]]:
             user.replace_input_with(written, node)
     return True
 
@@ -37,37 +40,37 @@ def functionalize(module: Module) -> bool:
 def _functional(target: Any) -> Any:
     """relu_.default -> relu.default, when there is one of the same arguments."""
     name = target._schema.name.split("::")[1]
-    packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
+    packet = getattr(aten, name.removesuffix("_"), None) if name.endswith("_") else None
     overload = getattr(packet, target._overloadname, None) if packet is not None else None
     return overload if overload is not None and not overload._schema.is_mutable else None
 
 
-def _is_alone(written: fx.Node, module: Module, by: fx.Node) -> bool:
-    """Whether nothing shares the memory of a value: it is no input, no constant, no view, and has no views."""
-    if written.op != "call_function" or _aliases(written.target) or written in module.outputs:
+def _is_read_by_name(written: fx.Node, by: fx.Node, module: Module, place: dict[fx.Node, int]) -> bool:
+    """Whether what `by` writes is read by the name of `written` (or `by`) only: no other value that shares the memory is read
+    after it, or is an input, a constant or an output."""
+    shared = {written}
+    todo = [written]
+    while todo:
+        node = todo.pop()
+        around = [user for user in node.users if _aliases(user) and user is not by]
+        around += node.all_input_nodes if _aliases(node) else []
+        todo += [n for n in around if n not in shared]
+        shared.update(around)
+    if written in module.outputs or any(n.op != "call_function" or n in module.outputs for n in shared):
         return False
-    return not any(user is not by and _aliases(user.target) and not _is_inplace(user.target) for user in written.users)
+    # what is made of `written` after the write will be made of its new value
+    before = [n for n in shared if n is not written and place[n] < place[by]]
+    return not any(place[user] > place[by] for n in before for user in n.users)
 
 
-def _aliases(target: Any) -> bool:
-    """Whether a call may return memory of its argument (in-place operators count when they are not replaced yet)."""
-    if not isinstance(target, torch._ops.OpOverload):
+def _aliases(node: fx.Node) -> bool:
+    """Whether a call may return memory of its arguments."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.op == "call_function"
+    if node.target.overloadpacket in _SECRET_VIEWS:
         return True
-    if target in (torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default, torch.ops.aten.flatten.using_ints):
-        return True
-    if target is torch.ops.aten.dropout.default:
-        return True
-    return any(r.alias_info is not None for r in target._schema.returns) and not _is_inplace(target)
+    return any(r.alias_info is not None for r in node.target._schema.returns)
 
 
-def _is_inplace(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
-
-
-def _after(node: fx.Node) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    current = node.next
-    while current.op != "root":
-        found.add(current)
-        current = current.next
-    return found
+def _is_inplace(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable

@@ -17,11 +17,12 @@ from lapilli.errors import CompileError
 
 @dataclass
 class State:
-    """A buffer of the model that a run changes: its name there, its initial value, and its new value in the graph."""
+    """A buffer of the model that a run changes: its name there, its initial value, and its new value in the graph (None: only
+    other methods change it)."""
 
     name: str
     value: torch.Tensor
-    new: fx.Node
+    new: fx.Node | None
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Module:
     """graph: ATen calls; constants: the tensors behind placeholders that are not inputs; outputs: values in order;
     fixed_inputs and fixed_outputs: leaves of the call that are no tensors, by position; ranges: bounds of size symbols;
     states: buffers that a run changes, by placeholder; updates: input tensors that a run changes, by number: their new values
-    are the last outputs."""
+    are the last outputs; targets: what constants are called in the model."""
 
     graph: fx.Graph
     constants: dict[fx.Node, torch.Tensor]
@@ -40,6 +41,7 @@ class Module:
     states: dict[fx.Node, State] = field(default_factory=dict)
     updates: list[int] = field(default_factory=list)
     arrays: dict[tuple[fx.Node, bool], npt.NDArray[Any]] = field(default_factory=dict)
+    targets: dict[fx.Node, str] = field(default_factory=dict)
     owner: torch.nn.Module | None = None  # has the graphs of control flow as attributes
 
     @classmethod
@@ -106,8 +108,11 @@ class Module:
                 fixed_outputs[place] = value
             place += 1
         outputs += updates.values()
+        targets = {node: target for target, node in buffers.items()}
         ranges, owner = program.range_constraints, program.graph_module
-        return cls(graph, constants, outputs, fixed_inputs, fixed_outputs, ranges, states, list(updates), owner=owner)
+        return cls(
+            graph, constants, outputs, fixed_inputs, fixed_outputs, ranges, states, list(updates), targets=targets, owner=owner
+        )  # fmt: skip
 
     def add_constant(self, tensor: torch.Tensor, name: str) -> fx.Node:
         """A new constant, placed before all calls."""

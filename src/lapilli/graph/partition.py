@@ -18,7 +18,7 @@ from torch import fx
 
 from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.module import Module
-from lapilli.lower import READS_NUMBER, is_size, refusals
+from lapilli.lower import READS_NUMBER, is_size, refusals, scaled_size
 from lapilli.runtime.report import Operator
 from lapilli.runtime.script import NUMBERS, Call, Script, Tree
 
@@ -246,6 +246,10 @@ class _Partitioner:
             return str(e.name)
         names = {"Add": "+", "Mul": "*", "FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%", "Min": "min",
                  "Max": "max"}  # fmt: skip
+        scaled = scaled_size(e)
+        if scaled is not None:
+            factor, size = scaled
+            return ["//", ["*", self._tree(size), factor.numerator], factor.denominator]
         kind = type(e).__name__
         if kind == "Pow" and isinstance(e.args[1], sympy.Integer) and e.args[1] > 0:
             return self._joined("*", [e.args[0]] * int(e.args[1]))

@@ -9,26 +9,33 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from lapilli.graph.decompose import decompose
+from lapilli.graph.decompose import decompose, decompose_calls
 from lapilli.graph.fold import fold_batch_norm, fold_constants, fold_padding
 from lapilli.graph.functionalize import functionalize
+from lapilli.graph.inline import inline_regions
 from lapilli.graph.merge import merge_linear
 from lapilli.graph.module import Module
 from lapilli.graph.split import split_large_weights
-from lapilli.lower.registry import is_supported
 
 aten = torch.ops.aten
 
+SYNONYMS: dict[str, Any] = {"transformers.grouped_mm_fallback.default": aten._grouped_mm.default}
+"""Operators of other packages that are ATen's. (ATen's grouped product takes no float64.)"""
+
 
 def prepare(program: ExportedProgram) -> Module:
-    """Functional operators that have lowerings as far as possible, with batch norm and constants folded.
-
-    torch's own decomposition traces the model again; it is left out when every operator is known as it stands."""
-    module = _as_it_stands(program)
-    if module is None:
-        module = Module.from_exported(decompose(program))
+    """`functional`, with batch norm and constants folded."""
+    module = functional(program)
     optimize(module)
     return module
+
+
+def functional(program: ExportedProgram) -> Module:
+    """The program in functional operators that have lowerings as far as possible.
+
+    torch's own decomposition traces the whole model again, which takes seconds; it is left out where single calls can be
+    replaced."""
+    return _as_it_stands(program) or Module.from_exported(decompose(program))
 
 
 def optimize(module: Module) -> None:
@@ -43,33 +50,35 @@ def optimize(module: Module) -> None:
 
 def _as_it_stands(program: ExportedProgram) -> Module | None:
     module = Module.from_exported(program, copy=True)
+    inline_regions(module)
     if not functionalize(module):
         return None
     clean_up(module)
-    return module if all(_is_known(n) for n in module.graph.nodes) else None
-
-
-def _is_known(node: fx.Node) -> bool:
-    if _updates_statistics(node):
-        return False
-    if node.op != "call_function" or node.target is operator.getitem or is_supported(node.target):
-        return True
-    return isinstance(node.meta.get("val"), int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool)
+    if any(_updates_statistics(n) for n in module.graph.nodes) or not decompose_calls(module):
+        return None
+    return module
 
 
 def _updates_statistics(node: fx.Node) -> bool:
-    """Whether this is a batch norm in training mode, whose schema does not say that it changes its running statistics."""
-    return node.target is aten.batch_norm.default and bool(node.args[5]) and node.args[3] is not None
+    """Whether this is a norm in training mode, whose schema does not say that it changes its running statistics."""
+    norms = (aten.batch_norm.default, aten.instance_norm.default)
+    return node.target in norms and bool(node.args[5]) and node.args[3] is not None
 
 
 def clean_up(module: Module) -> None:
     """Shape assertions go (the player checks sizes against their bounds itself), and so does what does nothing at
-    inference."""
+    inference; operators get ATen's names."""
     for node in reversed(list(module.graph.nodes)):
         if node.op != "call_function":
             continue
         name = str(node.target)
+        if name in SYNONYMS and node.meta["val"].dtype is not torch.float64:
+            node.target = SYNONYMS[name]
         if not node.users and ("assert" in name or "sym_constrain" in name):
+            module.graph.erase_node(node)
+        elif node.target is operator.getitem and isinstance(node.args[0], list | tuple):
+            element: Any = node.args[0][node.args[1]]
+            module.replace(node, element)
             module.graph.erase_node(node)
         elif _is_identity(node):
             module.replace(node, node.args[0])

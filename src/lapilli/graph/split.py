@@ -1,6 +1,8 @@
-"""Weights that are too large for one storage buffer: a linear layer becomes several, side by side."""
+"""Weights that are too large for one storage buffer: a linear layer or a convolution becomes several, side by side."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import fx
@@ -12,25 +14,30 @@ aten = torch.ops.aten
 LIMIT = 64 << 20
 """Bytes of a weight as float32. Vulkan guarantees 128 MiB of a storage buffer, and copies are padded."""
 
+_CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+
 
 def split_large_weights(module: Module, limit: int = LIMIT) -> int:
-    """linear(x, [w1; w2], b) = cat(linear(x, w1, b1), linear(x, w2, b2)). Returns how many layers were split."""
+    """linear(x, [w1; w2], b) = cat(linear(x, w1, b1), linear(x, w2, b2)), and so for convolutions without groups. Returns how
+    many layers were split."""
     split = 0
     for node in list(module.graph.nodes):
-        if node.target is not aten.linear.default or node.args[1] not in module.constants:
+        if not _computes_outputs_apart(node) or node.args[1] not in module.constants:
             continue
         weight = module.constants[node.args[1]]
-        bias = module.constants.get(node.args[2]) if len(node.args) > 2 and node.args[2] is not None else None
-        if weight.dim() != 2 or weight.numel() * 4 <= limit or (bias is None and node.args[2:] not in ((), (None,))):
+        given = node.args[2] if len(node.args) > 2 else None
+        if weight.dim() < 2 or weight.numel() * 4 <= limit or (given is not None and given not in module.constants):
             continue
+        bias = None if given is None else module.constants[given]
         parts = -(-weight.numel() * 4 // limit)
         rows = -(-weight.shape[0] // parts // 8) * 8  # whole vectors
+        axis = 1 - weight.dim()  # of the outputs, counted from the end
         pieces = [
-            _piece(module, node, weight, bias, k, min(rows, weight.shape[0] - k))
+            _piece(module, node, weight, bias, axis, k, min(rows, weight.shape[0] - k))
             for k in range(0, weight.shape[0], rows)
         ]
         with module.graph.inserting_before(node):
-            joined = module.graph.call_function(aten.cat.default, (pieces, -1))
+            joined = module.graph.call_function(aten.cat.default, (pieces, axis))
         joined.meta["val"] = node.meta["val"]
         module.replace(node, joined)
         split += 1
@@ -38,13 +45,22 @@ def split_large_weights(module: Module, limit: int = LIMIT) -> int:
     return split
 
 
+def _computes_outputs_apart(node: fx.Node) -> bool:
+    """Whether every row of the weight gives an output of its own, of all inputs."""
+    args: Any = node.args
+    if node.target is aten.convolution.default:
+        return not args[6] and args[8] == 1
+    return node.target is aten.linear.default or (node.target in _CONVOLUTIONS and (len(args) < 7 or args[6] == 1))
+
+
 def _piece(
-    module: Module, node: fx.Node, weight: torch.Tensor, bias: torch.Tensor | None, first: int, rows: int
+    module: Module, node: fx.Node, weight: torch.Tensor, bias: torch.Tensor | None, axis: int, first: int, rows: int
 ) -> fx.Node:
-    """The part of a linear layer that computes some of its outputs."""
+    """The part of a layer that computes some of its outputs."""
     w = module.add_constant(weight[first : first + rows], f"{node.name}_weight_{first}")
     b = None if bias is None else module.add_constant(bias[first : first + rows], f"{node.name}_bias_{first}")
+    target: Any = node.target
     with module.graph.inserting_before(node):
-        piece = module.graph.call_function(aten.linear.default, (node.args[0], w, b))
-    piece.meta["val"] = node.meta["val"][..., first : first + rows]
+        piece = module.graph.call_function(target, (node.args[0], w, b, *node.args[3:]))
+    piece.meta["val"] = node.meta["val"].narrow(axis, first, rows)
     return piece

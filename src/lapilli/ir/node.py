@@ -8,7 +8,7 @@ they are, for which there are kernel templates.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -129,6 +129,31 @@ class Reduce(Node):
     op: str = "sum"
     body: Expr = _ZERO
     contraction: Matmul | Convolution | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Where a size symbol is read: axis `axis` of an input has size factor * symbol + offset."""
+
+    input: Input
+    axis: int
+    factor: int
+    offset: int
+
+
+def reading(symbol: Int, inputs: Sequence[Input]) -> Reading | None:
+    """The first axis of an input whose size is a symbol; else the first whose size is a multiple of it plus a number."""
+    found: Reading | None = None
+    for node in inputs:
+        for axis, size in enumerate(node.shape):
+            if len(size.terms) != 1 or size.terms[0][0] != symbol.terms[0][0]:
+                continue
+            factor, offset = size.terms[0][1], size.const
+            if size == symbol:
+                return Reading(node, axis, 1, 0)
+            if found is None and factor > 0:
+                found = Reading(node, axis, factor, offset)
+    return found
 
 
 @dataclass

@@ -9,6 +9,7 @@ from lapilli.lower import (  # noqa: F401
     creation,
     distance,
     grid_sampler,
+    grouped,
     histogram,
     indexing,
     linalg,
@@ -19,6 +20,7 @@ from lapilli.lower import (  # noqa: F401
     pooling,
     prims,
     random,
+    recurrent,
     reduction,
     resize,
     scan,
@@ -29,7 +31,7 @@ from lapilli.lower import (  # noqa: F401
     spectrum,
     views,
 )
-from lapilli.lower.graph import READS_NUMBER, is_computed, is_size, lower, refusals
+from lapilli.lower.graph import READS_NUMBER, is_computed, is_size, lower, refusals, scaled_size
 from lapilli.lower.registry import is_supported, lowerings
 
-__all__ = ["READS_NUMBER", "is_computed", "is_size", "is_supported", "lower", "lowerings", "refusals"]
+__all__ = ["READS_NUMBER", "is_computed", "is_size", "is_supported", "lower", "lowerings", "refusals", "scaled_size"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from functools import reduce
 from typing import Any
 
@@ -17,12 +18,24 @@ from lapilli.graph.module import Module
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary
 from lapilli.ir.integer import Int, as_int, maximum, minimum, symbol
-from lapilli.ir.node import Constant, Graph, Input, Map, Node, State
+from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State, reading
 from lapilli.lower.random import next_numbers
 from lapilli.lower.registry import FROM_TORCH, Call, Shared, fresh_axes, from_torch, lowerings
 
 READS_NUMBER = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 """Operators that take a number out of a tensor: the host waits for it."""
+
+
+def scaled_size(e: Any) -> tuple[Fraction, Any] | None:
+    """(factor, size) of a size scaled by a float, int(1.5 * n), where the product of floats is exact: else (0.7 * n) what it is
+    rounded to cannot be said in integers."""
+    if type(e).__name__ != "TruncToInt" or not isinstance(e.args[0], sympy.Mul) or len(e.args[0].args) != 2:
+        return None
+    number, size = e.args[0].args
+    if not isinstance(number, sympy.Float) or type(size).__name__ != "ToFloat" or number <= 0:
+        return None
+    factor = Fraction(float(number))
+    return (factor, size.args[0]) if factor.denominator <= 1024 and factor.numerator <= 1 << 20 else None
 
 
 class Symbols:
@@ -45,6 +58,15 @@ class Symbols:
             return as_int(int(e))
         if isinstance(e, sympy.Symbol):
             return self._symbol(e)
+        scaled = scaled_size(e)
+        if scaled is not None:
+            factor, size = scaled
+            return self._expr(size) * factor.numerator // factor.denominator
+        kind = type(e).__name__
+        if kind == "TruncToInt":
+            raise UnsupportedOperatorError(
+                f"the size {e} is rounded from a float: scale by a fraction of a power of two, such as 1.5, or give the size"
+            )
         args = [self._expr(a) for a in e.args]
         if isinstance(e, sympy.Add):
             return sum(args[1:], args[0])
@@ -58,7 +80,6 @@ class Symbols:
             for _ in range(int(e.exp) - 1):
                 result = result * args[0]
             return result
-        kind = type(e).__name__
         binary: dict[str, Callable[[Int, Int], Int]] = {
             "FloorDiv": lambda a, b: a // b, "CleanDiv": lambda a, b: a // b, "Mod": lambda a, b: a % b,
             "PythonMod": lambda a, b: a % b, "Min": minimum, "Max": maximum,
@@ -97,17 +118,26 @@ class Symbols:
             bounds = self.ranges.get(s)
             lo, hi = 0, None
             if bounds is not None:
-                lo = int(bounds.lower) if bounds.lower.is_Integer else 0
+                lo = min([int(bounds.lower), *self._derived_bounds(s)]) if bounds.lower.is_Integer else 0
                 hi = int(bounds.upper) if bounds.upper.is_Integer and int(bounds.upper) < 2**40 else None
             self.known[s.name] = symbol(s.name, lo, hi)
         return self.known[s.name]
+
+    def _derived_bounds(self, s: sympy.Symbol) -> list[int]:
+        """Lower bounds that derived sizes (2*s + 1) give a symbol: torch itself says at least 2 of one that is no size."""
+        found = []
+        for size, bounds in self.ranges.items():
+            factor = sympy.diff(size, s)
+            if size != s and size.free_symbols == {s} and factor.is_Integer and factor > 0:
+                found.append(int(sympy.ceiling((bounds.lower - size.subs(s, 0)) / factor)))
+        return found
 
 
 def lower(module: Module, precision: str = "fp32", half_storage: bool = True) -> Graph:
     """The kernel IR of an exported module.
 
     precision: "fp16" keeps constants of two or more dimensions in half precision, and, with half_storage, intermediates too.
-    Sizes that are no dimension of an input get an input of their own: a tensor of shape [size, 0] (see `size_inputs`).
+    Sizes that cannot be read from a dimension of an input get an input of their own (see `size_inputs`).
     Raises UnsupportedOperatorError naming every operator that has no lowering."""
     half_constants = precision == "fp16"
     half = half_constants and half_storage
@@ -129,17 +159,29 @@ def lower(module: Module, precision: str = "fp32", half_storage: bool = True) ->
             values[node] = _call(node, values, symbols, half and node not in kept)
         elif node.op == "output":
             outputs = [_as_output(values, arg) for arg in module.outputs]
-    stores = [(values[node], _as_output(values, state.new)) for node, state in module.states.items()]
+    stores = [
+        (values[node], _as_output(values, state.new)) for node, state in module.states.items() if state.new is not None
+    ]
     inputs += size_inputs(symbols.known, inputs)
     if symbols.shared.random is not None:
         stores.append(next_numbers(symbols.shared.random))
-    return Graph(inputs, outputs, symbols.known, stores, symbols.shared.limits)
+    graph = Graph(inputs, outputs, symbols.known, stores, symbols.shared.limits)
+    _widen(graph, half_storage)
+    return graph
+
+
+def _widen(graph: Graph, half_storage: bool) -> None:
+    """Intermediates of 16-bit types that a device would have to pack into words are float32: computed faster, rounded less."""
+    results = {n.id for n in graph.results}
+    packed = (DType.bfloat16,) if half_storage else (DType.bfloat16, DType.float16)
+    for n in graph.nodes():
+        if isinstance(n, Map | Reduce) and n.dtype in packed and n.id not in results:
+            n.dtype = DType.float32
 
 
 def size_inputs(symbols: Mapping[str, Int], inputs: Sequence[Input]) -> list[Input]:
-    """An input of shape [size, 0], which has no bytes, for every size that is no dimension of another input."""
-    sizes = {s for n in inputs for s in n.shape}
-    absent = [(name, size) for name, size in symbols.items() if size not in sizes]
+    """An input of shape [size, 0], which has no bytes, for every size that cannot be read from another input."""
+    absent = [(name, size) for name, size in symbols.items() if reading(size, inputs) is None]
     return [
         Input((size, as_int(0)), DType.uint8, name, "size", index=len(inputs) + k)
         for k, (name, size) in enumerate(absent)
@@ -160,7 +202,8 @@ def refusals(module: Module) -> dict[fx.Node, str]:
         elif node.target is operator.getitem and node.args[0] not in reasons:
             values[node] = values[node.args[0]][node.args[1]]
         else:
-            reason = _refusal(node, values, symbols)
+            large = [a for a in node.all_input_nodes if a in module.constants and _is_large(module.constants[a])]
+            reason = _LARGE.format(large[0].name) if large else _refusal(node, values, symbols)
             if reason is None and _unbacked(node.meta.get("val")) - seen:
                 reason = "the size of its result depends on data"
             if reason is not None:
@@ -168,6 +211,17 @@ def refusals(module: Module) -> dict[fx.Node, str]:
                 values[node] = _stand_in(node.meta.get("val"), symbols)
         seen |= _unbacked(node.meta.get("val"))
     return {n: r for n, r in reasons.items() if n.target is not operator.getitem}
+
+
+_LARGE = "{} has integers that do not fit into the 32 bits in which the GPU computes them"
+
+
+def _is_large(constant: torch.Tensor) -> bool:
+    """Whether a constant has integers that kernels cannot compute with."""
+    if constant.dtype is not torch.int64 or not constant.numel():
+        return False
+    low, high = constant.aminmax()
+    return int(low) < -(2**31) or int(high) >= 2**31
 
 
 def _unbacked(val: Any) -> set[str]:
@@ -241,8 +295,8 @@ def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, in
         value = module.array(node, rounded)
         if dtype is DType.float64:  # a number that only lends its value; who computes in float64 says so itself
             dtype, value = DType.float32, value.astype(np.float32)
-        if dtype is DType.int64 and value.size and not -(2**31) <= value.min() <= value.max() < 2**31:
-            raise TypeError(f"{node.name} has integers that do not fit into the 32 bits in which the GPU computes them")
+        if _is_large(constant):
+            raise TypeError(_LARGE.format(node.name))
         kept = DType.float16 if rounded else dtype
         return Constant(shape, kept, node.name, "constant", value=value)
     val = node.meta["val"]

@@ -23,12 +23,12 @@ LARGEST = 64
 Element = Callable[[Sequence[Int], Int, Int], Expr]  # (batch, row, column) -> element
 
 
-def small(call: Call, x: Node) -> tuple[int, int]:
+def small(call: Call, x: Node, largest: int = LARGEST) -> tuple[int, int]:
     """Rows and columns of matrices that are small enough."""
     rows, columns = x.shape[-2].value, x.shape[-1].value
-    if rows is None or columns is None or min(rows, columns) > LARGEST:
+    if rows is None or columns is None or min(rows, columns) > largest:
         raise TypeError(
-            f"{call.op}: only matrices of a known size of at most {LARGEST} on the shorter side are factored on the GPU, "
+            f"{call.op}: only matrices of a known size of at most {largest} on the shorter side are factored on the GPU, "
             f"not {x.shape[-2]} x {x.shape[-1]}"
         )
     return rows, columns

@@ -206,6 +206,13 @@ def rrelu(
     return call.pointwise(lambda a, s: a * s, x, slopes), slopes
 
 
+@decomposition(aten.randperm.default)
+def randperm(n: int, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+    """A permutation of 0 .. n-1: the order of random keys. Equal keys, one pair in 2^31, keep their order."""
+    keys = torch.randint(2**31 - 1, (n,), dtype=torch.int32)
+    return keys.argsort().to(dtype or torch.int64)
+
+
 @decomposition(aten.multinomial.default)
 def multinomial(p: torch.Tensor, n: int, replacement: bool = False, *, generator: Any = None) -> torch.Tensor:
     """Exponential clocks of rates p [..., categories]: each is the first to ring with its probability, and the first n are n

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, Load, binary, cast_to, const, index, load, select
+from lapilli.ir.expr import Const, Expr, Load, Op, Select, binary, cast_to, const, index, load, select, where
 from lapilli.ir.integer import Int, Var, as_int, ceildiv, is_unbounded_symbol, of, var
 from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce, State
 
@@ -130,6 +130,8 @@ class Call:
         dtype = self.dtype if dtype is None else dtype
         axes, index_ = fresh_axes(sizes)
         value = convert(body(*index_), dtype)
+        if dtype is DType.float32 and self.half:
+            value = _finite_in_half(value)
         return Map(sizes, self.storage(dtype), self.name, self.op, axes=axes, body=value)
 
     def pointwise(self, f: Body, *args: Operand, compute: DType | None = None, dtype: DType | None = None) -> Map:
@@ -221,6 +223,22 @@ def convert(e: Expr, dtype: DType) -> Expr:
     if dtype is DType.int8:
         return _wrap(e, 8, True)
     return _wrap(e, 16, True) if dtype is DType.int16 else e
+
+
+def _finite_in_half(e: Expr) -> Expr:
+    """A value with half precision's least number, among those that it selects from, for one that stands for float32's: a row
+    of scores that are all masked is a row of equal numbers, and no infinity."""
+    if isinstance(e, Const) and isinstance(e.value, float) and _EXTREME < abs(e.value) < math.inf:
+        return const(math.copysign(65504.0, e.value))
+    if isinstance(e, Select):
+        return select(e.guards, _finite_in_half(e.then), _finite_in_half(e.other))
+    if isinstance(e, Op) and e.op == "where":
+        return where(e.args[0], *map(_finite_in_half, e.args[1:]))
+    return e
+
+
+_EXTREME = 1e30
+"""A constant beyond it is no quantity."""
 
 
 def _wrap(e: Expr, bits: int, signed: bool) -> Expr:

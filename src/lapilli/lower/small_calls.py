@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 _x, _i, _b = "x", "i", "b"  # a tensor of the dtype in question, of indices, of bools
 Pattern = tuple[tuple[str, tuple[int, ...]], ...]
@@ -75,9 +75,14 @@ def small_call(overload: torch._ops.OpOverload) -> Call | None:
     for dtype in (torch.float32, torch.int64, torch.bool):
         for pattern, number, sizes in itertools.product(patterns, numbers, lists):
             call = partial(_arguments, kinds, pattern, number, sizes)
-            if accepts(overload, call(dtype)):
+            if accepts(overload, call(dtype)) and accepts(overload, _with_zeros(call(dtype))):
                 return call
     return None
+
+
+def _with_zeros(args: list[Any]) -> list[Any]:
+    """The arguments with memory: some operators look at them only where they compute."""
+    return tree_map_only(torch.Tensor, lambda t: torch.zeros_like(t, device="cpu"), args)  # type: ignore[no-any-return]
 
 
 def accepts(overload: torch._ops.OpOverload, args: list[Any]) -> bool:

@@ -15,7 +15,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, const, indirect, load, select, unary, where
 from lapilli.ir.integer import Int, as_int, minimum, product
 from lapilli.ir.node import Constant, Map, Node
-from lapilli.lower.linalg import Element, identity, matrix, part, step, transposed
+from lapilli.lower.linalg import Element, identity, matrix, part, small, step, transposed
 from lapilli.lower.orthogonal import columns_of_q, factored
 from lapilli.lower.registry import Call, element, lowering
 from lapilli.lower.sort import permutation
@@ -24,16 +24,6 @@ aten = torch.ops.aten
 
 LARGEST = 16
 _SWEEPS = 8
-
-
-def _sizes(call: Call, x: Node) -> tuple[int, int]:
-    rows, columns = x.shape[-2].value, x.shape[-1].value
-    if rows is None or columns is None or min(rows, columns) > LARGEST:
-        raise TypeError(
-            f"{call.op}: only matrices of a known size, with at most {LARGEST} rows or columns, are decomposed on the GPU, "
-            f"not {x.shape[-2]} x {x.shape[-1]}"
-        )
-    return rows, columns
 
 
 def orthogonalized(call: Call, a: Element, batch: Sequence[Int], rows: int, columns: int) -> tuple[Node, Node]:
@@ -112,7 +102,7 @@ def _round(call: Call, w: Node, moves: Constant, rows: int, players: int, n: int
 
 def _tall(call: Call, x: Node, hermitian: bool = False) -> tuple[Element, int, int, bool]:
     """The matrix, or its transpose, with no more columns than rows."""
-    rows, columns = _sizes(call, x)
+    rows, columns = small(call, x, LARGEST)
     if hermitian:
         return _symmetric(x, True), rows, columns, False
     wide = columns > rows
@@ -223,7 +213,7 @@ def eigh(call: Call, x: Node, uplo: str = "L", compute_v: bool = True) -> list[N
     second = part(call, 1)
     if _empty(x):
         return [call.map(lambda *at: const(0.0)), second.map(lambda *at: const(0.0))]
-    n, _ = _sizes(call, x)
+    n, _ = small(call, x, LARGEST)
     batch = x.shape[:-2]
     symmetric = _symmetric(x, uplo.upper() == "L")
     sums = call.reduce(

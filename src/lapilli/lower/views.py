@@ -198,14 +198,11 @@ def _join(call: Call, tensors: Sequence[Node], d: int) -> Map:
 def stack(call: Call, tensors: Sequence[Node], dim: int = 0) -> Map:
     d = dim % len(call.shape)
 
-    def body(*at: Int) -> Expr:
-        rest = [*at[:d], *at[d + 1 :]]
-        result = load(tensors[-1], rest)
-        for n in range(len(tensors) - 2, -1, -1):
-            result = select([n - at[d]], load(tensors[n], rest), result)
-        return result
+    def widened(x: Node) -> Map:
+        shape = (*x.shape[:d], as_int(1), *x.shape[d:])
+        return call.map(lambda *at: load(x, [*at[:d], *at[d + 1 :]]), shape=shape, dtype=x.dtype)
 
-    return call.map(body)
+    return cat(call, [widened(x) for x in tensors], d)
 
 
 def _pads(pads: Sequence[IntLike], rank: int) -> list[tuple[Int, Int]]:

@@ -25,7 +25,7 @@ from lapilli.ir.integer import (
     ceildiv,
     product,
 )
-from lapilli.ir.node import Constant, Graph, Input, Node, State
+from lapilli.ir.node import Constant, Graph, Input, Node, State, reading
 from lapilli.lower.registry import LONGEST
 from lapilli.program.container import aligned, to_bytes
 from lapilli.schedule.concatenate import Window
@@ -112,7 +112,8 @@ class Writer:
     size: int = 0
     constants: dict[int, int] = field(default_factory=dict)  # id of the array -> index
     contents: dict[tuple[DType, tuple[int, ...], bytes], list[tuple[int, Array]]] = field(default_factory=dict)
-    kernels: dict[str, int] = field(default_factory=dict)
+    kernels: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # by source and how buffers are seen
+    codes: dict[str, int] = field(default_factory=dict)  # source -> where its SPIR-V lies
     states: dict[str, int] = field(default_factory=dict)
     host_operators: list[str] = field(default_factory=list)
 
@@ -162,24 +163,36 @@ class Writer:
         return self.states[node.name]
 
     def kernel(self, written: Written, code: bytes) -> int:
-        if written.source not in self.kernels:
+        texel = any(b.texel for b in written.bindings)
+        seen = tuple(map(_binding_type, written.bindings)) if texel else ()
+        if (written.source, seen) not in self.kernels:
+            if written.source not in self.codes:
+                self.codes[written.source] = self._append(code)
             k = fb.KernelT()
-            k.name, k.codeSize, k.codeOffset = written.name, len(code), self._append(code)
+            k.name, k.codeSize, k.codeOffset = written.name, len(code), self.codes[written.source]
             k.bindings, k.pushSize = len(written.bindings), 4 * len(written.params)
             k.localX, k.localY, k.localZ = written.local
             k.subgroupSize, k.sharedSize = written.subgroup, written.shared
-            if any(b.texel for b in written.bindings):
-                k.texel = [_binding_type(b) for b in written.bindings]
-            self.kernels[written.source] = len(self.program.kernels)
+            if texel:
+                k.texel = list(seen)
+            self.kernels[written.source, seen] = len(self.program.kernels)
             self.program.kernels.append(k)
-        return self.kernels[written.source]
+        return self.kernels[written.source, seen]
 
-    def method(self, name: str, graph: Graph, plans: Sequence[PlanSource], codes: Mapping[str, bytes]) -> None:
+    def method(
+        self,
+        name: str,
+        graph: Graph,
+        plans: Sequence[PlanSource],
+        codes: Mapping[str, bytes],
+        dims: Mapping[str, str] | None = None,
+    ) -> None:
+        """dims: names for size symbols, where they are not called as in the graph."""
         m = fb.MethodT()
         m.name = name
         pool = _Pool()
         pool(0)  # expression 0 of `flops` and `bytes` means "not counted"
-        m.symbols = _symbols(graph, pool)
+        m.symbols = _symbols(graph, pool, dims or {})
         m.inputs = [_spec(n, pool) for n in graph.inputs]
         m.outputs = [_spec(n, pool) for n in graph.outputs]
         m.plans = [_PlanWriter(self, pool, p, codes).write() for p in plans]
@@ -197,19 +210,19 @@ class Writer:
         return to_bytes(bytes(builder.Output()), self.data)
 
 
-def _symbols(graph: Graph, pool: _Pool) -> list[Any]:
-    """Every symbol is read from the first input axis whose size it is."""
+def _symbols(graph: Graph, pool: _Pool, dims: Mapping[str, str]) -> list[Any]:
+    """The symbols, and where each is read."""
     made: list[Any] = []
     for name, value in graph.symbols.items():
         atom = next(iter(value.atoms()))
         assert isinstance(atom, Symbol)
-        place = next(((n.index, d) for n in graph.inputs for d, s in enumerate(n.shape) if s == value), None)
+        place = reading(value, graph.inputs)
         if place is None:
-            raise ValueError(f"the size {name} is not the size of any input dimension")
+            raise ValueError(f"the size {name} cannot be read from any input dimension")
         s = fb.SymbolT()
         longest = LONGEST if value in graph.limits else -1
-        s.name, s.min, s.max = name, atom.min, longest if atom.max is None else atom.max
-        s.input, s.axis = place
+        s.name, s.min, s.max = dims.get(name, name), atom.min, longest if atom.max is None else atom.max
+        s.input, s.axis, s.factor, s.offset = place.input.index, place.axis, place.factor, place.offset
         pool.symbols[atom] = len(made)
         made.append(s)
     return made
@@ -325,5 +338,5 @@ class _PlanWriter:
         for w in used:
             r.subgroupOperations |= w.subgroup_operations
         r.maxBindings = max((len(w.bindings) for w in used), default=0)
-        r.maxTexelElements = _TEXEL_ELEMENTS if target.texel else 0
+        r.maxTexelElements = _TEXEL_ELEMENTS if any(b.texel for w in used for b in w.bindings) else 0
         return r

@@ -23,13 +23,15 @@ Size = int | str
 
 @dataclass(frozen=True)
 class Symbol:
-    """A dynamic size: the size of axis `axis` of input `input`, from `min` to `max` (None: no bound)."""
+    """A dynamic size, from `min` to `max` (None: no bound): axis `axis` of input `input` has size factor * symbol + offset."""
 
     name: str
     min: int
     max: int | None
     input: int
     axis: int
+    factor: int = 1
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Method:
 
     def symbol_values(self, inputs: Sequence[NDArray[Any]]) -> tuple[int, ...]:
         """The dynamic sizes that inputs have."""
-        return tuple(inputs[symbol.input].shape[symbol.axis] for symbol in self.symbols)
+        return tuple((inputs[s.input].shape[s.axis] - s.offset) // s.factor for s in self.symbols)
 
 
 @dataclass(frozen=True)
@@ -251,7 +253,7 @@ class Description:
 
 
 def _method(node: Mapping[str, Any], kernels: Sequence[Kernel]) -> Method:
-    symbols = tuple(Symbol(s["name"], s["min"], s["max"], s["input"], s["axis"]) for s in node["symbols"])
+    symbols = tuple(Symbol(**s) for s in node["symbols"])
     return Method(
         node["name"],
         symbols,

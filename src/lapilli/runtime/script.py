@@ -57,7 +57,8 @@ class Call:
 class Script:
     """inputs, outputs: values by name (an output may be any argument form); constants: name -> index in the file;
     symbols: name -> where it is read, as ["dim", value, axis, factor, offset] or ["value", name]; states: what is kept from
-    run to run, value -> [its name in the model, index of its first value in the file, argument form of its new one]."""
+    run to run, value -> [its name in the model, index of its first value in the file (-1: the player has it), argument form of
+    its new one (None: it does not change here)]."""
 
     inputs: list[str]
     outputs: list[Json]
@@ -94,7 +95,8 @@ class Interpreter:
 
     def __init__(self, native: NativeProgram, description: Description) -> None:
         self.native, self.description = native, description
-        self.states: dict[str, Any] = {}  # buffers of models that run in several segments
+        self.states: dict[str, Any] = {}  # buffers that only methods of several segments have
+        self.shared = {s.name: k for k, s in enumerate(description.states)}  # the others, by number in the player
         self._overloads: dict[str, Any] = {}
         self._constants: dict[int, Any] = {}
 
@@ -102,12 +104,24 @@ class Interpreter:
         """inputs and results: arrays, tensors or numbers."""
         env = _Environment(script, dict(zip(script.inputs, inputs, strict=True)), self._constant)
         for value, (name, first, _) in script.states.items():
-            env.values[value] = self.states[name] if name in self.states else self._constant(first)
+            env.values[value] = self._state(name, first)
         for call in script.calls:
             for name, value in zip(call.outs, self._call(call, env), strict=True):
                 env.values[name] = value
-        self.states.update({name: env.argument(new) for name, _, new in script.states.values()})
-        return [env.argument(o) for o in script.outputs]
+        outputs = [env.argument(o) for o in script.outputs]
+        for name, new in [(n, env.argument(new)) for n, _, new in script.states.values() if new is not None]:
+            if name in self.shared:
+                self.native.write_state(self.shared[name], as_array(new))
+            else:
+                self.states[name] = new
+        return outputs
+
+    def _state(self, name: str, first: int) -> Any:
+        if name in self.shared:
+            spec = self.description.states[self.shared[name]]
+            values = [self.native.read_state(self.shared[name])]
+            return tensors.from_arrays(values, [spec], spec.dtype == "bfloat16")[0]
+        return self.states[name] if name in self.states else self._constant(first)
 
     def _call(self, call: Call, env: _Environment) -> list[Any]:
         if call.op == "gpu":

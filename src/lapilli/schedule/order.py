@@ -1,7 +1,7 @@
 """When kernels run: levels with a barrier between them, and how long every buffer lives.
 
 A task's level is one more than the highest level it reads, so tasks of one level are independent and run side by side. What
-depends on constants alone runs once, at load."""
+depends on constants alone, not on dynamic sizes, runs once, at load."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def order(
     fixed = {o.id for o in outputs} | set(stored) | set(windows)
     at_load: set[int] = set()
     for t in tasks:
-        if t.out.id not in fixed and all(isinstance(r, Constant) or r.id in at_load for r in t.reads()):
+        known = all(isinstance(r, Constant) or r.id in at_load for r in t.reads())
+        if known and t.out.id not in fixed and not t.is_dynamic():
             at_load.add(t.out.id)
     load = [t for t in tasks if t.out.id in at_load]
     run = [t for t in tasks if t.out.id not in at_load]

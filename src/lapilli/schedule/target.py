@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+STORAGE = 1 << 27
+"""Bytes of a storage buffer that every device can bind."""
+
 
 @dataclass(frozen=True)
 class Target:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lapilli.ir.expr import Expr, Load, load, loads, rewrite
-from lapilli.ir.integer import Atom, Indirect, Int, Var, as_int, of
+from lapilli.ir.expr import Expr, Load, ints_of, load, loads, rewrite, walk
+from lapilli.ir.integer import Atom, Indirect, Int, Symbol, Var, as_int, of
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.schedule.realize import Realized, invert
 
@@ -63,6 +63,14 @@ class Task:
             for ld in loads(atom.expr) if isinstance(atom, Indirect) else []:
                 found.setdefault(ld.node.id, ld.node)
         return list(found.values())
+
+    def is_dynamic(self) -> bool:
+        """Whether dynamic sizes stand in what it computes; those of what it reads aside."""
+        raxes = self.core.raxes if self.core is not None else ()
+        bodies = [e for e in (self.core_body, self.value) if e is not None]
+        sizes = [*self.out.shape, *self.store, *(a.extent for a in (*self.axes, *raxes))]
+        sizes += [i for body in bodies for e in walk(body) for i in ints_of(e)]
+        return any(isinstance(a, Symbol) for i in sizes for a in i.atoms()) or any(m.is_dynamic() for m in self.members)
 
 
 def make_tasks(realized: Realized) -> list[Task]:

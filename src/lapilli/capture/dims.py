@@ -1,0 +1,47 @@
+"""The names that people gave to dynamic dimensions: torch.export calls their symbols s77."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+from torch.utils._pytree import tree_flatten
+
+
+def dim_names(
+    program: ExportedProgram, model: Any, example_inputs: Any = None, dynamic_shapes: Any = None
+) -> dict[str, str]:
+    """Name of the `Dim` by name of the symbol. Arguments after the first as for `capture`; a program that was exported before
+    has lost the names."""
+    if not isinstance(model, torch.nn.Module) or not dynamic_shapes:
+        return {}
+    keywords = isinstance(example_inputs, Mapping)
+    args, kwargs = ((), dict(example_inputs)) if keywords else (tuple(example_inputs), {})
+    given = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+    inputs = [given.get(name) for name in program.graph_signature.user_inputs]
+    places = {id(leaf): value for leaf, value in zip(tree_flatten((args, kwargs))[0], inputs, strict=False)}
+    value: Any = args
+    if isinstance(dynamic_shapes, Mapping):
+        value = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    names: dict[str, str] = {}
+    for leaf, axis, dim in _dims(dynamic_shapes, value):
+        val = places.get(id(leaf))
+        size = val.shape[axis] if isinstance(val, torch.Tensor) else None
+        symbols = size.node.expr.free_symbols if isinstance(size, torch.SymInt) else ()
+        if len(symbols) == 1:
+            names.setdefault(next(iter(symbols)).name, getattr(dim, "root", dim).__name__)
+    return names
+
+
+def _dims(spec: Any, value: Any) -> Iterator[tuple[torch.Tensor, int, Any]]:
+    """Tensors, axes, and the Dims there."""
+    items = spec.items() if isinstance(spec, Mapping) else enumerate(spec) if isinstance(spec, list | tuple) else ()
+    for key, part in items:
+        if isinstance(value, torch.Tensor):
+            if isinstance(part, Dim):
+                yield value, key, part
+        elif (isinstance(value, Mapping) and key in value) or (isinstance(value, list | tuple) and key < len(value)):
+            yield from _dims(part, value[key])
