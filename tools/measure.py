@@ -177,7 +177,10 @@ def torch_results(model: torch.nn.Module, inputs: Tensors) -> list[Any]:
     """What torch computes on the CPU, as `results`."""
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return results(lambda given: tree_leaves(model(*given)), inputs)
+        try:
+            return results(lambda given: tree_leaves(model(*given)), inputs)
+        except RuntimeError as error:  # views beyond the memory of a copy
+            raise Stop("unexportable", f"torch itself: {first_line(error)}") from error
 
 
 def cast(leaf: Any) -> Any:

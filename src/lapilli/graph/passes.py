@@ -61,7 +61,7 @@ def _as_it_stands(program: ExportedProgram) -> Module | None:
 
 def _updates_statistics(node: fx.Node) -> bool:
     """Whether this is a norm in training mode, whose schema does not say that it changes its running statistics."""
-    norms = (aten.batch_norm.default, aten.instance_norm.default)
+    norms = (aten.batch_norm.default, aten.instance_norm.default, aten.native_batch_norm.default)
     return node.target in norms and bool(node.args[5]) and node.args[3] is not None
 
 

@@ -7,6 +7,7 @@ by identity. Types are compute types: float32, int32, bool.
 from __future__ import annotations
 
 import itertools
+import math
 import struct
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -215,6 +216,10 @@ def _fold(name: str, x: Expr, y: Expr) -> Expr | None:
     if isinstance(y, Const):
         if (name == "mul" and y.value == 1) or (name == "div" and y.value == 1):
             return x
+        if name == "div" and y.value == 0 and y.dtype is DType.float32:  # drivers and compilers fold 0 / 0 to 0
+            limit = math.copysign(math.inf, y.value)
+            below = where(binary("lt", x, 0.0), const(-limit), const(math.nan))
+            return where(binary("gt", x, 0.0), const(limit), below)
         if name == "sub" and y.value == 0 and y.dtype is not DType.bool:
             return x
         if name == "add" and y.value == 0 and y.dtype is DType.int32:

@@ -186,9 +186,11 @@ def var(call: Call, x: Node, dims: Dims = None, *, correction: float | None = No
     """Two passes, as numerically safe as Welford's for one kernel per row."""
     d = normalize_dims(dims, x.rank)
     centered = center(x, d, over(call, "sum", x, d, kind=DType.float32, dtype=DType.float32, name="_mean"))
-    n = index(count(x, d), DType.float32) - float(1 if correction is None else correction)
+    size, less = count(x, d), float(1 if correction is None else correction)
+    nothing = size.value is not None and size.value <= less
+    n = const(0.0) if nothing else binary("max", index(size, DType.float32) - less, 0.0)
     total = over_each(call, "sum", x.shape, d, lambda at: centered(at) * centered(at), DType.float32)
-    return keep(call, total, d, x.rank, lambda e: e / binary("max", n, 0.0))
+    return keep(call, total, d, x.rank, lambda e: e / n)
 
 
 def center(x: Node, d: Sequence[int], total: Node) -> Element:
