@@ -202,7 +202,7 @@ def digamma(x: Expr) -> Expr:
     z = 1.0 / (s * s)
     series = z * polynomial(z, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
     value = log(s) - 0.5 / s - series - steps
-    fraction = (x - unary("trunc", x)) * math.pi
+    fraction = (x - unary("round", x)) * math.pi  # small beside a pole, where it counts
     reflected = value - math.pi / unary("tan", fraction)
     zero = eq(x, 0.0)
     whole = both(negative, is_whole(x))
