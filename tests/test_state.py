@@ -21,16 +21,12 @@ from lapilli.compiler import compile_to_bytes
 from lapilli.graph.passes import prepare
 from lapilli.ir.interpret import run
 from lapilli.lower import lower
-from lapilli.lower.registry import is_supported
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
 from lapilli.schedule.plan import schedule
 from lapilli.schedule.target import ANY
 
 pytestmark = pytest.mark.poor_device
-needs_scatter = pytest.mark.skipif(
-    not is_supported(torch.ops.aten.slice_scatter.default), reason="no lowering of slice_scatter yet"
-)
 
 
 class Counts(nn.Module):
@@ -399,7 +395,6 @@ class LastCache(SliceCache):
 CACHES = [SliceCache, SoftCache, CopyCache, PutCache, FixedCache, LastCache]
 
 
-@needs_scatter
 @pytest.mark.parametrize("target", ["gpu-fp32", "cpu-fp32", "any-fp32"])
 @pytest.mark.parametrize("make", CACHES)
 @pytest.mark.parametrize("count", [1, 3])
@@ -414,7 +409,6 @@ def test_slices_of_a_cache_are_assigned(
             check_state(program, model)
 
 
-@needs_scatter
 @pytest.mark.parametrize("make", CACHES[2:])
 def test_only_what_changes_in_a_cache_is_computed(make: Callable[[], nn.Module]) -> None:
     graph = lower(prepare(capture(make(), (torch.randn(2, 3, 8), torch.arange(3)))))
@@ -426,7 +420,6 @@ def test_only_what_changes_in_a_cache_is_computed(make: Callable[[], nn.Module])
     assert all(c.error < 1e-6 for c in lapilli.verify(make(), (torch.randn(2, 3, 8), torch.arange(3) + 2)))
 
 
-@needs_scatter
 @pytest.mark.parametrize("target", ["gpu-fp16", "cpu-fp16", "any-fp32"])
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.int64, torch.bool])
 def test_caches_of_other_types(kind: torch.dtype, target: str, gpu_plans: None) -> None:
@@ -441,7 +434,6 @@ def test_caches_of_other_types(kind: torch.dtype, target: str, gpu_plans: None) 
                 assert np.array_equal(program.state()["k"], model.k.numpy())
 
 
-@needs_scatter
 def test_places_that_a_cache_lacks_are_not_written() -> None:
     """torch refuses them; here nothing else may be harmed."""
     model = CopyCache()
@@ -557,8 +549,8 @@ def _slice_of_the_input(x: Tensor) -> Tensor:
     [
         _view_of_a_copy,
         _views_seen_through_each_other,
-        pytest.param(_slices, marks=needs_scatter),
-        pytest.param(_slice_of_the_input, marks=needs_scatter),
+        _slices,
+        _slice_of_the_input,
     ],
 )
 def test_writing_in_place_means_what_it_means_in_torch(f: Callable[[Tensor], Any]) -> None:
