@@ -230,8 +230,20 @@ def pad(call: Call, x: Node, pads: Sequence[IntLike], mode: str = "constant", va
     if mode == "constant":
         return constant_pad(call, x, pads, value or 0)
     if mode == "circular":
-        return _bounded(call, x, pads, lambda i, n: i % n)
+        return _circular(call, x, pads)
     return (replication_pad if mode == "replicate" else reflection_pad)(call, x, pads)
+
+
+def _circular(call: Call, x: Node, pads: Sequence[IntLike]) -> Map:
+    """Where a side is cropped (a negative width), what is left repeats."""
+
+    def place(i: Int, size: Int, before: Int, after: Int) -> Int:
+        cropped = maximum(-before, 0)
+        left = size - cropped - maximum(-after, 0)
+        return (i - maximum(before, 0)) % left + cropped
+
+    widths = _pads(pads, x.rank)
+    return call.map(lambda *at: load(x, [place(i, n, b, a) for i, n, (b, a) in zip(at, x.shape, widths, strict=True)]))
 
 
 def _bounded(call: Call, x: Node, pads: Sequence[IntLike], place: Any) -> Map:
