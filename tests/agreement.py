@@ -55,6 +55,17 @@ class Case:
         return f"{self.overload}{tree_map(show, self.args)}{tree_map(show, self.kwargs) if self.kwargs else ''}"
 
 
+class Function(torch.nn.Module):
+    """A module around a function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        return self.function(*args)
+
+
 def module_of(cases: Sequence[Case]) -> Module:
     """A module that makes every call; its inputs are the tensors of all calls in order."""
     graph = fx.Graph()

@@ -9,22 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from agreement import relative_error
+from agreement import Function, relative_error
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lapilli
 
 PLANS = [pytest.param("any-fp32", "fp32", marks=pytest.mark.poor_device), ("cpu-fp16", "fp16"), ("gpu-fp16", "fp16")]
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Any:
-        return self.function(*args)
 
 
 class Attention(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import FLOAT_BOUND, relative_error
+from agreement import FLOAT_BOUND, Function, relative_error
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional as F
@@ -33,15 +33,6 @@ class Case:
     inputs: Callable[..., tuple[Tensor, ...]]
     dims: tuple[Any, ...]
     sizes: Sequence[tuple[int, ...]]
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Any:
-        return self.function(*args)
 
 
 class Attention(nn.Module):

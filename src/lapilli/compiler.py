@@ -23,7 +23,7 @@ from lapilli.graph.module import Module
 from lapilli.graph.partition import Parts, partition
 from lapilli.graph.passes import functional, optimize
 from lapilli.graph.share import share_states
-from lapilli.ir.node import Graph
+from lapilli.ir.node import Graph, Input
 from lapilli.lower import is_computed, lower
 from lapilli.lower.registry import from_torch
 from lapilli.program.writer import PlanSource, Writer
@@ -128,10 +128,10 @@ class _Compiler:
             part = self._part(name, module, dims)
         except (UnsupportedOperatorError, TypeError):
             return None  # the partitioner finds out which operators, and why
-        return part if not any(i.origin == "size" for i in part.graphs[False].inputs) else None
+        return part if not any(i.origin == "size" for i in part.inputs) else None
 
     def _part(self, name: str, module: Module, dims: Mapping[str, str]) -> Part:
-        graphs = {half: lower(module, self.precision, half) for half in {False, *(t.half for t in self.targets)}}
+        graphs = {half: lower(module, self.precision, half) for half in {t.half for t in self.targets}}
         return Part(name, graphs, dims)
 
     def finish(self, metadata: dict[str, str], progress: Progress | None) -> bytes:
@@ -157,6 +157,11 @@ class Part:
     name: str
     graphs: Mapping[bool, Graph]
     dims: Mapping[str, str] = field(default_factory=dict)  # names for size symbols
+
+    @property
+    def inputs(self) -> list[Input]:
+        """The same in every graph."""
+        return next(iter(self.graphs.values())).inputs
 
 
 def _write(
@@ -201,8 +206,7 @@ def _finish_calls(script: Script, parts: Sequence[Part], first: int) -> None:
             _finish_calls(inner, parts, first)
         if call.op == "gpu":
             call.method += first
-            inputs = parts[call.method].graphs[False].inputs
-            call.args += [{"carrier": i.name} for i in inputs if i.origin == "size"]
+            call.args += [{"carrier": i.name} for i in parts[call.method].inputs if i.origin == "size"]
 
 
 def _specs(module: Module, dims: Mapping[str, str]) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:

@@ -18,7 +18,9 @@ from torch import fx
 
 from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.module import Module
-from lapilli.lower import READS_NUMBER, is_size, refusals, scaled_size
+from lapilli.ir.integer import Atom, Extremum, Int, Quotient, Remainder, Symbol
+from lapilli.lower import READS_NUMBER, is_size, refusals
+from lapilli.lower.graph import Symbols
 from lapilli.runtime.report import Operator
 from lapilli.runtime.script import NUMBERS, Call, Script, Tree
 
@@ -59,6 +61,7 @@ class _Partitioner:
     def __init__(self, module: Module, optimize: Callable[[Module], None], parts: Parts, prefix: str) -> None:
         self.module, self.optimize, self.parts, self.prefix = module, optimize, parts, prefix
         self.refused = refusals(module)
+        self.sizes = Symbols(module.ranges)
         self.levels: dict[fx.Node, int] = {}
 
     def script(self) -> Script:
@@ -238,31 +241,23 @@ class _Partitioner:
 
     def _tree(self, e: Any) -> Tree:
         """An integer expression of torch as a tree."""
-        if isinstance(e, int | sympy.Integer):
-            return int(e)
-        if isinstance(e, sympy.Symbol):
-            if e.name not in self.result.symbols:
-                raise CompileError(f"the size {e.name} is not the size of any tensor of the model")
-            return str(e.name)
-        names = {"Add": "+", "Mul": "*", "FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%", "Min": "min",
-                 "Max": "max"}  # fmt: skip
-        scaled = scaled_size(e)
-        if scaled is not None:
-            factor, size = scaled
-            return ["//", ["*", self._tree(size), factor.numerator], factor.denominator]
-        kind = type(e).__name__
-        if kind == "Pow" and isinstance(e.args[1], sympy.Integer) and e.args[1] > 0:
-            return self._joined("*", [e.args[0]] * int(e.args[1]))
-        if kind not in names:
-            raise CompileError(f"sizes of the form {e} ({kind}) are not supported")
-        return self._joined(names[kind], list(e.args))
+        try:
+            return self._sum(self.sizes.size(e))
+        except TypeError as error:
+            raise CompileError(str(error)) from error
 
-    def _joined(self, op: str, args: list[Any]) -> Tree:
-        trees = [self._tree(a) for a in args]
-        result = trees[0]
-        for t in trees[1:]:
-            result = [op, result, t]
-        return result
+    def _sum(self, i: Int) -> Tree:
+        terms = [_joined("*", [*map(self._atom, m), *([c] if c != 1 else [])]) for m, c in i.terms]
+        return _joined("+", [*terms, *([i.const] if i.const or not terms else [])])
+
+    def _atom(self, a: Atom) -> Tree:
+        if isinstance(a, Symbol):
+            if a.name not in self.result.symbols:
+                raise CompileError(f"the size {a.name} is not the size of any tensor of the model")
+            return a.name
+        assert isinstance(a, Quotient | Remainder | Extremum), f"{a!r} is no size"
+        op = a.op if isinstance(a, Extremum) else "//" if isinstance(a, Quotient) else "%"
+        return [op, self._sum(a.x), self._sum(a.y)]
 
     def _find_symbols(self) -> None:
         """Where every size symbol is read: from inputs if possible, else from the first value that has it."""
@@ -296,6 +291,13 @@ class _Partitioner:
     def _row(self, n: fx.Node, where: str, reason: str = "") -> None:
         if n.target is not operator.getitem:
             self.parts.rows.append(Operator(self.prefix + n.name, str(n.target), where, reason))
+
+
+def _joined(op: str, trees: list[Tree]) -> Tree:
+    result = trees[0]
+    for tree in trees[1:]:
+        result = [op, result, tree]
+    return result
 
 
 def _results(n: fx.Node) -> list[str]:

@@ -31,7 +31,7 @@ from lapilli.lower import (  # noqa: F401
     spectrum,
     views,
 )
-from lapilli.lower.graph import READS_NUMBER, is_computed, is_size, lower, refusals, scaled_size
+from lapilli.lower.graph import READS_NUMBER, is_computed, is_size, lower, refusals
 from lapilli.lower.registry import is_supported, lowerings
 
-__all__ = ["READS_NUMBER", "is_computed", "is_size", "is_supported", "lower", "lowerings", "refusals", "scaled_size"]
+__all__ = ["READS_NUMBER", "is_computed", "is_size", "is_supported", "lower", "lowerings", "refusals"]

@@ -4,7 +4,8 @@ A `Script` is a list of calls over named values, kept as JSON in the program's m
 program file; operators that have no GPU kernel are called in torch, by name. Arguments are JSON with a few tagged forms:
 
     {"v": NAME}         a value made before            {"size": TREE}   an integer computed from sizes
-    {"dtype": "int64"}  {"layout": "strided"}  {"memory_format": "channels_last"}  {"device": "cpu"}
+    {"carrier": TREE}   an array of shape [size, 0], by which a segment learns the size
+    {"complex": [1, 2]} {"dtype": "int64"}  {"layout": "strided"}  {"memory_format": "channels_last"}  {"device": "cpu"}
 
 A TREE is a number, the name of a symbol, or [operator, TREE, TREE]."""
 

@@ -134,9 +134,9 @@ def _attended(n: Node) -> list[Node]:
     """What attention reads in memory before batch dimensions are broadcast, seen through views."""
     if not isinstance(n, Reduce) or not isinstance(n.contraction, Attention):
         return []
-    zeros = [tuple(as_int(0) for _ in x.shape) for x in (n.contraction.q, n.contraction.k, n.contraction.v)]
-    read = zip((n.contraction.q, n.contraction.k, n.contraction.v), zeros, strict=True)
-    return [root for root, _ in (chase(x, at) for x, at in read) if isinstance(root, Map)]
+    operands = (n.contraction.q, n.contraction.k, n.contraction.v)
+    roots = [chase(x, (as_int(0),) * x.rank)[0] for x in operands]
+    return [root for root in roots if isinstance(root, Map)]
 
 
 def _is_core(ld: Load, n: Map, users: dict[int, list[Node]]) -> bool:

@@ -32,17 +32,11 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Row:
-    """outer: axes of which every combination is a row; inner: axes along it. Steps in order; loads of a step's result stand
-    for its value in the same row. value, store: what the task stores, for every element of the row, or, where `whole`, once
-    a row (the last step is then the task's own reduction)."""
+class _Rows:
+    """outer: axes of which every combination is a row; inner: axes along it."""
 
     outer: tuple[Var, ...]
     inner: tuple[Var, ...]
-    steps: tuple[Step, ...]
-    value: Expr
-    store: tuple[Int, ...]
-    whole: bool
 
     @property
     def count(self) -> Int:
@@ -51,6 +45,17 @@ class Row:
     @property
     def length(self) -> Int:
         return product([a.extent for a in self.inner])
+
+
+@dataclass(frozen=True)
+class Row(_Rows):
+    """Steps in order; loads of a step's result stand for its value in the same row. value, store: what the task stores, for
+    every element of the row, or, where `whole`, once a row (the last step is then the task's own reduction)."""
+
+    steps: tuple[Step, ...]
+    value: Expr
+    store: tuple[Int, ...]
+    whole: bool
 
 
 def fuse_rows(tasks: Sequence[Task], outputs: Sequence[Node], target: Target) -> list[Task]:
@@ -88,20 +93,10 @@ def _can_end(t: Task, target: Target) -> bool:
 
 
 @dataclass(frozen=True)
-class _Frame:
-    """Outer and inner axes of rows, and the last task's axes in their terms."""
+class _Frame(_Rows):
+    """Rows, and the last task's axes in their terms."""
 
-    outer: tuple[Var, ...]
-    inner: tuple[Var, ...]
     mapping: dict[Atom, Int]
-
-    @property
-    def count(self) -> Int:
-        return product([a.extent for a in self.outer])
-
-    @property
-    def length(self) -> Int:
-        return product([a.extent for a in self.inner])
 
 
 class _Group:
