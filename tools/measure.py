@@ -374,10 +374,11 @@ def measure_half(model: torch.nn.Module, inputs: Tensors) -> Measurement:
             same_kind(ours, theirs)
             if not _same_specials(ours, theirs):
                 raise Stop("wrong", "NaN or infinity in other places")
-            error, torch_error = relative_error(ours, e), relative_error(h, e)
-            if error > worst * torch_error:
-                worst = error / torch_error if torch_error else math.inf
-                found.error, found.torch_error = error, torch_error
+            error = relative_error(ours, e)
+            torch_error = relative_error(h, e) if _same_specials(h, theirs) else math.inf
+            ratio = error / torch_error if torch_error else math.inf if error else 0.0
+            if ratio >= worst:
+                worst, found.error, found.torch_error = ratio, error, torch_error
         if worst > HALF_SLACK:
             raise Stop("wrong", f"relative error {found.error:.2g}, that of torch's half is {found.torch_error:.2g}")
     except Stop as stop:
