@@ -367,7 +367,7 @@ def measure_half(model: torch.nn.Module, inputs: Tensors) -> Measurement:
                 "unexportable", f"torch does not run it in {'half precision' if exact else 'float64'} on the CPU"
             )
         run = compile_for_device(export(model, inputs), found, "fp16")
-        worst = 0.0
+        worst = -1.0
         for ours, theirs, e, h in zip(results(run, inputs), want, exact, half, strict=True):
             if not isinstance(theirs, torch.Tensor) or not theirs.is_floating_point():
                 continue
@@ -377,7 +377,7 @@ def measure_half(model: torch.nn.Module, inputs: Tensors) -> Measurement:
             error = relative_error(ours, e)
             torch_error = relative_error(h, e) if _same_specials(h, theirs) else math.inf
             ratio = error / torch_error if torch_error else math.inf if error else 0.0
-            if ratio >= worst:
+            if ratio > worst:
                 worst, found.error, found.torch_error = ratio, error, torch_error
         if worst > HALF_SLACK:
             raise Stop("wrong", f"relative error {found.error:.2g}, that of torch's half is {found.torch_error:.2g}")
