@@ -100,6 +100,11 @@ def open_stream(index: int) -> Stream:
     return streams[index]
 
 
+def stream_of(index: int) -> Stream:
+    """The stream of a device, made at its first use. Raises as `open_stream`."""
+    return streams.get(index) or open_stream(index)
+
+
 def memory_limit(index: int, fraction: str | float) -> int:
     """Bytes of a fraction of a device's memory. Raises ValueError where it is none."""
     try:

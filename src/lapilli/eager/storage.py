@@ -16,26 +16,19 @@ import cffi
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch._C._dynamo.guards import _reinterpret_tensor  # type: ignore[attr-defined]
+from torch._prims_common import is_non_overlapping_and_dense_or_false, make_contiguous_strides_for
 
 from lapilli import errors
-from lapilli.eager.devices import check_fork, open_stream, streams
+from lapilli.eager.devices import check_fork, stream_of
 
 if TYPE_CHECKING:
     from lapilli.stream import Buffer, Stream
 
 _create = torch._C._acc.create_empty_tensor
-_on_host = DispatchKeySet(DispatchKey.CPU)
+on_host = DispatchKeySet(DispatchKey.CPU)
 _set_storage = torch.ops.aten.set_.source_Storage_storage_offset
 
 _ffi = cffi.FFI()
-
-
-def stream_of(device_index: int) -> Stream:
-    """The stream of ``vulkan:<device_index>``, made at its first use.
-
-    Raises RuntimeError where there is no such device, no driver, or in a forked child of a process that used one.
-    """
-    return streams.get(device_index) or open_stream(device_index)
 
 
 def buffer_of(tensor: torch.Tensor) -> Buffer:
@@ -58,16 +51,31 @@ def empty(
         size = (1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))) * dtype.itemsize
         if 0 in shape:
             size = 0
-    stream = streams.get(device_index) or open_stream(device_index)
-    try:
-        buffer = stream.allocate(size or 4)
-    except errors.OutOfMemoryError as error:
-        raise out_of_memory(error, device_index) from None
+    buffer = allocate(size, device_index)
     if device_index:
         return _empty_elsewhere(shape, dtype, device_index, stride, buffer)
     tensor = _create(shape, dtype)
-    tensor.untyped_storage()._lapilli = buffer
-    return tensor if stride is None else _reinterpret_tensor(tensor, shape, stride, 0)
+    tensor.untyped_storage()._lapilli = buffer  # type: ignore[attr-defined]
+    return tensor if stride is None else _reinterpret_tensor(tensor, shape, stride, 0)  # type: ignore[no-any-return]
+
+
+def allocate(size: int, device_index: int) -> Buffer:
+    """Memory of a device. Raises torch.OutOfMemoryError."""
+    stream = stream_of(device_index)
+    try:
+        return stream.allocate(size)
+    except errors.OutOfMemoryError as error:
+        raise out_of_memory(error, device_index) from None
+
+
+def over(
+    untyped: torch.UntypedStorage, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int], offset: int
+) -> torch.Tensor:
+    """A tensor over a storage that there is."""
+    index = untyped.device.index
+    tensor = _reinterpret_tensor(_seed(index, dtype), (0,), (1,), 0) if index else _create((0,), dtype)
+    _set_storage.redispatch(on_host, tensor, untyped, 0, (0,), (1,))  # PyTorch takes a storage's size from its address
+    return _reinterpret_tensor(tensor, shape, stride, offset)  # type: ignore[no-any-return]
 
 
 def out_of_memory(error: errors.OutOfMemoryError, device_index: int) -> torch.OutOfMemoryError:
@@ -99,34 +107,34 @@ class _DLTensor(ctypes.Structure):
     )
 
 
-_seeds: dict[int, tuple[torch.Tensor, Any]] = {}
+_seeds: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+_managed: list[_DLTensor] = []
 
 
-def _seed(device_index: int) -> torch.Tensor:
+def _seed(device_index: int, dtype: torch.dtype) -> torch.Tensor:
     """A tensor without elements on a device, from which others are made."""
-    if device_index not in _seeds:
+    if (device_index, dtype) not in _seeds:
         shape = (ctypes.c_int64 * 1)(0)
         extension, unsigned = 12, 1
         managed = _DLTensor(None, extension, device_index, 1, unsigned, 8, 1, shape)
         capsule = ctypes.pythonapi.PyCapsule_New
         capsule.restype, capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
         tensor = torch._C._from_dlpack(capsule(ctypes.addressof(managed), b"dltensor", None))  # type: ignore[attr-defined]
-        _seeds[device_index] = tensor, managed
-    return _seeds[device_index][0]
+        _managed.append(managed)  # the tensor's deleter would free it; there is none
+        _seeds[device_index, dtype] = tensor.view(dtype)
+    return _seeds[device_index, dtype]
 
 
 def _empty_elsewhere(
     shape: Sequence[int], dtype: torch.dtype, device_index: int, stride: Sequence[int] | None, buffer: Buffer
 ) -> torch.Tensor:
     if stride is None:
-        stride = torch._prims_common.make_contiguous_strides_for(shape)
+        stride = make_contiguous_strides_for(shape)
     # PyTorch has backward threads for vulkan:0 only. Without threads of its own, backward runs in the thread that asks.
     torch._C._set_multithreading_enabled(False)
-    storage = torch._C._construct_storage_from_data_pointer(0, torch.device("vulkan", device_index), buffer.bytes)
-    storage._lapilli = buffer  # type: ignore[attr-defined]
-    tensor = _reinterpret_tensor(_seed(device_index), (0,), (1,), 0, dtype)
-    _set_storage.redispatch(_on_host, tensor, storage, 0, shape, stride)
-    return tensor
+    untyped = torch._C._construct_storage_from_data_pointer(0, torch.device("vulkan", device_index), 0)
+    untyped._lapilli = buffer  # type: ignore[attr-defined]
+    return over(untyped, dtype, shape, stride, 0)
 
 
 # --- copies
@@ -168,7 +176,7 @@ def from_cpu(tensor: torch.Tensor, device_index: int = 0) -> torch.Tensor:
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether a tensor's elements fill a stretch of memory, each once, in any order of its dimensions."""
-    return tensor.is_contiguous() or torch._prims_common.is_non_overlapping_and_dense(tensor)
+    return tensor.is_contiguous() or is_non_overlapping_and_dense_or_false(tensor)
 
 
 def _read(tensor: torch.Tensor, host: torch.Tensor) -> None:
