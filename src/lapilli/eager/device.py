@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.utils.backend_registration as registration
 
-from lapilli.eager import api, devices, generators
+from lapilli.eager import api, devices, generators, modules, printing, saving, storages
 
 _libraries: list[torch.library.Library] = []
 _lock = threading.RLock()
@@ -58,8 +58,8 @@ def announce() -> None:
         library.impl("is_vulkan_available", api.is_available, "CompositeImplicitAutograd", allow_override=True)
     _libraries.append(library)
     torch._C._acc.register_python_privateuseone_device_guard(_guard)
-    for patch in (generators.patch,):
-        patch()
+    for part in (generators, storages, printing, modules, saving):
+        part.patch()
     if torch._C._accelerator_getAccelerator() is None:  # else CUDA and the like would lose that place to us
         _register_hook()
 

@@ -19,7 +19,7 @@ class Buffer:
     __slots__ = ("address", "bytes", "data", "stream")
 
     def __init__(self, stream: Stream, size: int) -> None:
-        self.stream, self.bytes, self.data, self.address = stream, size, bytearray(size), 0
+        self.stream, self.bytes, self.data, self.address = stream, size, bytearray(size), id(self)
         stream.allocated += size
         stream.peak = max(stream.peak, stream.allocated)
 
