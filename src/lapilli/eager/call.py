@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from lapilli.eager import movement, random, storage
+from lapilli.eager import movement, storage
 from lapilli.eager.fallback import fallbacks, on_cpu, reset_fallbacks
 from lapilli.eager.form import Form, form
-from lapilli.eager.movement import copy, gather
+from lapilli.eager.generators import default_generator
+from lapilli.eager.movement import gather
 from lapilli.eager.programs import load, programs_of, target_of
 from lapilli.eager.signature import CannotRun, Number, Signature, operand, see
 from lapilli.lower import lowerings
 
-__all__ = ["call", "copy", "fallbacks", "gather", "register", "reset_fallbacks", "scatter"]
+__all__ = ["boxed", "call", "copy", "fallbacks", "gather", "register", "reset_fallbacks"]
 
 aten = torch.ops.aten
-scatter = copy
 
 _MOST = 1 << 14  # launches that are kept
 _launches: dict[Any, Any] = {}
@@ -77,6 +77,19 @@ def _prepare(
         else:
             _launches[key] = made
         return made
+
+
+def boxed(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """`call` in the form that PyTorch wants of a fallback."""
+    return call(op, args, kwargs)
+
+
+def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """`movement.copy`; types that the device cannot convert are converted on the CPU, with a warning."""
+    try:
+        movement.copy(target, source)
+    except CannotRun as error:
+        on_cpu(form(aten.copy_.default), [target, source, False], target.get_device(), str(error))
 
 
 def _leaves(described: Form, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -140,6 +153,13 @@ def _bits(number: Any) -> int:
     return int(number) & 0xFFFFFFFF
 
 
+def _random_key(index: int, generator: torch.Generator | None) -> tuple[int, int]:
+    """The words of 32 bits from which a call draws its random numbers."""
+    generator = default_generator(index) if generator is None else generator
+    drawn = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
+    return drawn & 0xFFFFFFFF, drawn >> 32
+
+
 class Launch:
     """A program with what is known of a call whose sizes, strides and types are known."""
 
@@ -161,6 +181,7 @@ class Launch:
         self.form, self.index, self.tree = described, index, compiled.tree
         self.results = program.results(operands)
         self.stream = storage.stream_of(index)
+        self.alignment = self.stream.alignment
         self.program = program.loaded(index, functools.partial(load, index))
         kept = [k for k, _ in enumerate(leaves) if k not in described.outs]
         given_ = [x for k in kept for x in (leaves[k] if isinstance(leaves[k], list | tuple) else [leaves[k]])]
@@ -195,7 +216,7 @@ class Launch:
         for place, k in self.slots:
             symbols[place] = _bits(numbers[k])
         if self.keys:
-            key = random.next_key(None if self.generator is None else leaves[self.generator])
+            key = _random_key(self.index, None if self.generator is None else leaves[self.generator])
             for place, k in self.keys:
                 symbols[place] = key[k]
         made: list[torch.Tensor] = []
@@ -214,8 +235,16 @@ class Launch:
             if target is not None:
                 later.append((target, result))
         if self.work:
-            inputs = [movement.gather(tensors[k], None, self.gathered[k]) if k in self.gathered else tensors[k] for k in self.inputs]
-            slices = [(storage.buffer_of(t), t.storage_offset() * t.itemsize) for t in inputs]
+            slices, held = [], []
+            for k in self.inputs:
+                tensor = tensors[k]
+                offset = tensor.storage_offset() * tensor.itemsize
+                if k in self.gathered:
+                    tensor, offset = movement.gather(tensor, None, self.gathered[k]), 0
+                elif offset % self.alignment:
+                    tensor, offset = movement.aligned(tensor), 0
+                held.append(tensor)
+                slices.append((storage.buffer_of(tensor), offset))
             outputs = [(storage.buffer_of(t), t.storage_offset() * t.itemsize) for t in made]
             slices += [outputs[0]] * self.carriers
             self.stream.enqueue(self.program, 0, symbols, slices, outputs)
@@ -226,6 +255,8 @@ class Launch:
     def _in_place(self, k: int, target: torch.Tensor, tensors: list[torch.Tensor]) -> bool:
         """Whether the program may write into the memory of an argument itself: what it reads of this memory is read where it
         is written."""
+        if target.storage_offset() * target.itemsize % self.alignment:
+            return False
         buffer = storage.buffer_of(target)
         for place in self.inputs:
             tensor = tensors[place]
@@ -365,11 +396,7 @@ def register(library: torch.library.Library) -> None:
     """Registers kernels where PyTorch would make an operator of others: whatever has a lowering."""
     for overload in [*lowerings, *_OWN]:
         if overload.namespace == "aten" and overload not in _OTHERS and not _is_taken(overload):
-            library.impl(overload.name().removeprefix("aten::"), functools.partial(_kernel, overload), "PrivateUse1")
-
-
-def _kernel(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
-    return call(op, args, kwargs)
+            library.impl(overload.name().removeprefix("aten::"), functools.partial(boxed, overload), "PrivateUse1")
 
 
 def _is_taken(overload: torch._ops.OpOverload) -> bool:

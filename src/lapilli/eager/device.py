@@ -86,13 +86,14 @@ def begin() -> None:
     with _lock:
         if _begun:
             return
-        from lapilli.eager import stand_in_operators, views
+        from lapilli.eager import call, views
 
         _register_hook()
         library = torch.library.Library("aten", "IMPL")
         views.register(library)
         every = torch.library.Library("_", "IMPL")
-        every.fallback(stand_in_operators.fallback, "PrivateUse1")
+        call.register(library)
+        every.fallback(call.boxed, "PrivateUse1")
         every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
         _libraries.extend((library, every))
         _begun = True

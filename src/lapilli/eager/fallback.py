@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lapilli.eager import storage
 from lapilli.eager.form import Form
-from lapilli.eager.movement import copy
 
 _counts: Counter[str] = Counter()
 
@@ -84,7 +83,7 @@ def on_cpu(form: Form, leaves: Sequence[Any], index: int, reason: str) -> Any:
                 if ours.shape != theirs.shape:
                     ours.resize_(theirs.shape)
                 if ours.device.type == "vulkan":
-                    copy(ours, storage.from_cpu(theirs, index))
+                    storage.copy_(ours, theirs)
                 back[id(theirs)] = ours
 
     def up(leaf: Any) -> Any:

@@ -43,8 +43,8 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
         source = gather(source)
     seen = see(tuple(target.shape), target.stride(), target.dtype)
     if seen.strided or seen.spread:
-        source = gather(source, target.dtype) if source.dtype != target.dtype or not source.is_contiguous() else source
-        return _scatter(target, source)
+        ready = source.dtype == target.dtype and source.is_contiguous() and _is_aligned(source)
+        return _scatter(target, source if ready else gather(source, target.dtype))
     if target.dtype == source.dtype and target.stride() == source.stride():
         return _copy_bytes(target, source)
     _gather_into(target, source, seen.order)
@@ -58,6 +58,17 @@ def gather(source: torch.Tensor, dtype: torch.dtype | None = None, order: Sequen
     if made.numel():
         _gather_into(made, source, order)
     return made
+
+
+def aligned(source: torch.Tensor) -> torch.Tensor:
+    """A dense tensor at the beginning of a buffer."""
+    made = storage.empty(source.shape, source.dtype, source.get_device(), source.stride())
+    _copy_bytes(made, source)
+    return made
+
+
+def _is_aligned(tensor: torch.Tensor) -> bool:
+    return tensor.storage_offset() * tensor.itemsize % storage.stream_of(tensor.get_device()).alignment == 0
 
 
 def dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
@@ -89,6 +100,8 @@ def _copy_bytes(target: torch.Tensor, source: torch.Tensor) -> None:
 
 def _gather_into(target: torch.Tensor, source: torch.Tensor, order: Sequence[int]) -> None:
     """target: dense in this order."""
+    if not _is_aligned(target):
+        return _copy_bytes(target, gather(source, target.dtype, order))
     kinds = _kinds(source.dtype, target.dtype)
     sizes, strides = _merged([source.shape[d] for d in order], [source.stride(d) for d in order], source.itemsize, kinds[0])
     at, first, span = _place(source, sizes, strides, kinds[0])
