@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from measure import Measurement, Stop, compare, first_line, reference, same_kind, torch_results
 from opdb import UNINITIALISED, OperatorCall, calls, entries
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from workers import Died, Log, Result
 
 from lapilli import autoload
@@ -38,12 +38,12 @@ FORMS = ("right", "random", "refused", "wrong", "crash")
 
 @dataclass
 class Found:
-    """Of a sample, by number, or of the gradients: the verdict with its reason, and the operators that ran on the CPU."""
+    """Of a sample, by number, or of the gradients: the verdict with its reason, and why operators ran on the CPU."""
 
     sample: int | str
     verdict: str = "right"
     reason: str = ""
-    cpu: list[str] = field(default_factory=list)
+    cpu: dict[str, str] = field(default_factory=dict)
 
 
 def work(limit: int, strict: bool, name: str, start: int) -> Iterator[Result]:
@@ -75,18 +75,18 @@ def backward(name: str, samples: Sequence[OperatorCall]) -> Found:
 
 
 def _judged(found: Found, measure: Callable[[Found], None]) -> Found:
-    from lapilli.eager.fallback import fallbacks, reset_fallbacks
+    from lapilli.eager.fallback import fallbacks, reasons, reset_fallbacks
 
     reset_fallbacks()
     try:
         measure(found)
     except Stop as stop:
-        found.verdict, found.reason = stop.verdict, stop.reason
+        found.verdict, found.reason = stop.verdict if stop.verdict in FORMS else "random", stop.reason
     except NotImplementedError as error:
         found.verdict, found.reason = "refused", first_line(error)
     except Exception as error:
         found.verdict, found.reason = "crash", first_line(error)
-    found.cpu = sorted(fallbacks())
+    found.cpu = {name: reasons[name] for name in sorted(fallbacks())}
     return found
 
 
@@ -154,14 +154,15 @@ def _backward(name: str, samples: Sequence[OperatorCall]) -> None:
     if not torch.equal(torch.get_rng_state(), seeded):
         raise Stop("random", "draws random numbers")
     got = _gradients(_on_device(call), [x.to("vulkan") for x in call.inputs])
-    agree(
-        [_on_host(g) for g in got], want, lambda: _gradients(call.widened(), [x.double() if x.is_floating_point() else x for x in call.inputs])
-    )
+    wide = [x.double() if x.is_floating_point() else x for x in call.inputs]
+    agree([_on_host(g) for g in got], want, lambda: _gradients(call.widened(), wide))
 
 
 def _gradients(call: OperatorCall, inputs: Sequence[torch.Tensor]) -> list[Any]:
     given = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
-    results = [r for r in tree_leaves(call(*(x.clone() for x in given))) if isinstance(r, torch.Tensor) and r.requires_grad]
+    results = [
+        r for r in tree_leaves(call(*(x.clone() for x in given))) if isinstance(r, torch.Tensor) and r.requires_grad
+    ]
     wanted = [x for x in given if x.requires_grad]
     if not results or not wanted:
         return []
@@ -185,7 +186,9 @@ def verdict(steps: Sequence[Result]) -> str:
 def totals(tasks: dict[str, Any]) -> str:
     counted = Counter(verdict(t["steps"]) for t in tasks.values())
     left_out = counted.pop("random", 0)
-    return f"{counted.total()} entries ({left_out} left out): " + ", ".join(f"{counted[v]} {v}" for v in FORMS if counted[v])
+    return f"{counted.total()} entries ({left_out} left out): " + ", ".join(
+        f"{counted[v]} {v}" for v in FORMS if counted[v]
+    )
 
 
 def gradients(tasks: dict[str, Any]) -> str:
@@ -200,8 +203,10 @@ def died(reason: Died) -> Result:
 
 def show(name: str, steps: list[Result], seconds: float) -> None:
     bad = [s for s in steps if s["verdict"] not in ("right", "random")]
-    cpu = sorted({op for s in steps for op in s["cpu"]})
-    what = "; ".join(f"{s['sample']}: {s['verdict']}: {s['reason']}" for s in bad) or ("CPU: " + ", ".join(cpu) if cpu else "")
+    cpu = sorted({f"{op} ({why})" for s in steps for op, why in s["cpu"].items()})
+    what = "; ".join(f"{s['sample']}: {s['verdict']}: {s['reason']}" for s in bad) or (
+        "CPU: " + ", ".join(cpu) if cpu else ""
+    )
     print(f"{seconds:6.0f} s  {verdict(steps):8} {name:40} {what[:300]}", flush=True)
 
 
@@ -213,7 +218,14 @@ def page(free: dict[str, Any], strict: dict[str, Any]) -> str:
         cpu = sorted({op for s in steps for op in s["cpu"]})
         grad = next((s["verdict"] for s in steps if s["sample"] == BACKWARD), "")
         bad = [s["reason"] for s in steps if s["verdict"] not in ("right", "random")]
-        cells = [f"`{name}`", verdict(steps), verdict(strict[name]["steps"]), grad, ", ".join(cpu), "; ".join(dict.fromkeys(bad))]
+        cells = [
+            f"`{name}`",
+            verdict(steps),
+            verdict(strict[name]["steps"]),
+            grad,
+            ", ".join(cpu),
+            "; ".join(dict.fromkeys(bad)),
+        ]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(
         [
@@ -240,7 +252,9 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="ENTRY", help="default: all")
-    parser.add_argument("--samples", type=int, default=3, metavar="N", help="at most N samples of an entry, spread over them")
+    parser.add_argument(
+        "--samples", type=int, default=3, metavar="N", help="at most N samples of an entry, spread over them"
+    )
     parser.add_argument("--strict", action="store_true", help="no operator may run on the CPU")
     parser.add_argument("--every", type=int, default=1, metavar="K", help="every K-th entry")
     parser.add_argument("--first", type=int, default=0, metavar="I", help="which of them is the first")

@@ -175,8 +175,10 @@ class Launch:
         for given in operands:
             if given.dtype in _REFUSED:
                 raise CannotRun(f"{str(given.dtype).removeprefix('torch.')} is not supported on the GPU")
-        program, found = programs_of(target_of(index)).find(signature, numbers)
-        self.constant = found is not signature
+        runtime = numbers if described.runtime_numbers else []
+        program, found = programs_of(target_of(index)).find(signature, runtime)
+        self.constant = found is not signature or not described.runtime_numbers
+        """Whether numbers are compiled in."""
         compiled = program.compiled
         self.form, self.index, self.tree = described, index, compiled.tree
         self.results = program.results(operands)
@@ -314,7 +316,9 @@ def _signature(described: Form, leaves: list[Any], numbers: list[Any]) -> Signat
 
     return Signature(
         described,
-        tuple(leaf.dtype if k in described.outs else one(leaf, k in described.numeric) for k, leaf in enumerate(leaves)),
+        tuple(
+            leaf.dtype if k in described.outs else one(leaf, k in described.numeric) for k, leaf in enumerate(leaves)
+        ),
     )
 
 
@@ -349,7 +353,7 @@ def _fill(x: torch.Tensor, value: Any) -> torch.Tensor:
     if not x.numel():
         return x
     seen = operand(x)
-    if seen.strided or seen.spread or value != 0 and x.dtype not in _WORDS:
+    if seen.strided or seen.spread or (value != 0 and x.dtype not in _WORDS):
         return _write(x, value)
     pattern = 0 if value == 0 else _WORDS[x.dtype](value)
     offset, size = x.storage_offset() * x.itemsize, x.numel() * x.itemsize
@@ -404,4 +408,7 @@ def _is_taken(overload: torch._ops.OpOverload) -> bool:
     name = overload.name()
     if any(r.alias_info is not None and not r.alias_info.is_write for r in overload._schema.returns):
         return True
-    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in ("PrivateUse1", "CompositeImplicitAutograd"))
+    return any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+        for key in ("PrivateUse1", "CompositeImplicitAutograd")
+    )

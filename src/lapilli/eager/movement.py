@@ -103,7 +103,9 @@ def _gather_into(target: torch.Tensor, source: torch.Tensor, order: Sequence[int
     if not _is_aligned(target):
         return _copy_bytes(target, gather(source, target.dtype, order))
     kinds = _kinds(source.dtype, target.dtype)
-    sizes, strides = _merged([source.shape[d] for d in order], [source.stride(d) for d in order], source.itemsize, kinds[0])
+    sizes, strides = _merged(
+        [source.shape[d] for d in order], [source.stride(d) for d in order], source.itemsize, kinds[0]
+    )
     at, first, span = _place(source, sizes, strides, kinds[0])
     given = (storage.buffer_of(source), at)
     made = (storage.buffer_of(target), target.storage_offset() * target.itemsize)

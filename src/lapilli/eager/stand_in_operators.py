@@ -49,7 +49,9 @@ def call(op: Any, args: Any, kwargs: Any) -> Any:
     for i, argument in enumerate(op._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             name = argument.name
-            mine = kwargs.get(name) if name in kwargs else args[i] if i < len(args) and not argument.kwarg_only else None
+            mine = (
+                kwargs.get(name) if name in kwargs else args[i] if i < len(args) and not argument.kwarg_only else None
+            )
             its = host_kwargs.get(name) if name in kwargs else host_args[i] if mine is not None else None
             for m, h in zip(mine, its) if isinstance(mine, (list, tuple)) else [(mine, its)]:
                 if isinstance(m, torch.Tensor) and m.device.type == "vulkan":

@@ -22,7 +22,7 @@ from lapilli import errors
 from lapilli.eager.devices import check_fork, stream_of
 
 if TYPE_CHECKING:
-    from lapilli.stream import Buffer, Stream
+    from lapilli.stream import Buffer
 
 _create = torch._C._acc.create_empty_tensor
 on_host = DispatchKeySet(DispatchKey.CPU)
@@ -202,7 +202,10 @@ def copy_(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     if not target.numel():
         return target
     if target.is_conj() or target.is_neg():
-        copy_(target.conj() if target.is_conj() else torch._neg_view(target), source.conj() if target.is_conj() else -source)
+        copy_(
+            target.conj() if target.is_conj() else torch._neg_view(target),
+            source.conj() if target.is_conj() else -source,
+        )
         return target
     if target.device == source.device:
         from lapilli.eager.call import copy
