@@ -10,6 +10,7 @@ to a file of JSON lines, and a run goes on where the last one stopped. When ever
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import os
 import warnings
@@ -61,7 +62,7 @@ def work(limit: int, strict: bool, name: str, start: int) -> Iterator[Result]:
         return
     steps: list[Callable[[], Found]] = [partial(forward, name, k, call) for k, call in enumerate(samples)]
     if entries()[name].supports_autograd:
-        steps.append(partial(backward, name, samples))
+        steps.append(partial(backward, name, limit))
     for step in steps[start:]:
         yield asdict(step())
 
@@ -70,8 +71,8 @@ def forward(name: str, k: int, call: OperatorCall) -> Found:
     return _judged(Found(k), lambda found: _forward(name, call))
 
 
-def backward(name: str, samples: Sequence[OperatorCall]) -> Found:
-    return _judged(Found(BACKWARD), lambda found: _backward(name, samples))
+def backward(name: str, limit: int) -> Found:
+    return _judged(Found(BACKWARD), lambda found: _backward(name, limit))
 
 
 def _judged(found: Found, measure: Callable[[Found], None]) -> Found:
@@ -141,36 +142,40 @@ def agree(got: Sequence[Any], want: Sequence[Any], exact: Callable[[], list[Any]
     compare(got, want, exact(), Measurement())
 
 
-def _backward(name: str, samples: Sequence[OperatorCall]) -> None:
-    """Gradients of the first sample that has some, for random gradients of its results."""
+def _backward(name: str, limit: int) -> None:
+    """Gradients of the first sample that has some, for given gradients of its results."""
     torch.manual_seed(1)
-    seeded = torch.get_rng_state()
-    for call in samples:
-        want = _gradients(call, call.inputs)
+    entry = entries()[name]
+    for sample in itertools.islice(entry.sample_inputs("cpu", torch.float32, requires_grad=True), limit):
+        wanted = [leaf.requires_grad for leaf in tree_leaves(((sample.input, *sample.args), sample.kwargs)) if _is_tensor(leaf)]
+        call = OperatorCall.of(entry, sample)
+        seeded = torch.get_rng_state()
+        want = _gradients(call, call.inputs, wanted)
+        if not torch.equal(torch.get_rng_state(), seeded):
+            raise Stop("random", "draws random numbers")
         if want:
             break
     else:
         raise Stop("random", "no sample has gradients")
-    if not torch.equal(torch.get_rng_state(), seeded):
-        raise Stop("random", "draws random numbers")
-    got = _gradients(_on_device(call), [x.to("vulkan") for x in call.inputs])
+    got = _gradients(_on_device(call), [x.to("vulkan") for x in call.inputs], wanted)
     wide = [x.double() if x.is_floating_point() else x for x in call.inputs]
-    agree([_on_host(g) for g in got], want, lambda: _gradients(call.widened(), wide))
+    agree([_on_host(g) for g in got], want, lambda: _gradients(call.widened(), wide, wanted))
 
 
-def _gradients(call: OperatorCall, inputs: Sequence[torch.Tensor]) -> list[Any]:
-    given = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
-    results = [
-        r for r in tree_leaves(call(*(x.clone() for x in given))) if isinstance(r, torch.Tensor) and r.requires_grad
-    ]
-    wanted = [x for x in given if x.requires_grad]
-    if not results or not wanted:
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+def _gradients(call: OperatorCall, inputs: Sequence[torch.Tensor], wanted: Sequence[bool]) -> list[Any]:
+    given = [x.detach().clone().requires_grad_(wants) for x, wants in zip(inputs, wanted, strict=True)]
+    results = [r for r in tree_leaves(call(*(x.clone() for x in given))) if _is_tensor(r) and r.requires_grad]
+    if not results or not any(wanted):
         return []
     pulls = []
     for r in results:
         steps = torch.arange(r.numel(), dtype=torch.float64).mul(0.7).cos().reshape(r.shape)
         pulls.append(steps.to(r.dtype).to(r.device))
-    found = torch.autograd.grad(results, wanted, pulls, allow_unused=True)
+    found = torch.autograd.grad(results, [x for x in given if x.requires_grad], pulls, allow_unused=True)
     return [g for g in found if g is not None]
 
 

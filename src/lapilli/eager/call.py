@@ -36,8 +36,11 @@ def call(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any])
 
     Raises what torch raises for wrong arguments; NotImplementedError in strict mode for what the device cannot run."""
     own = _OWN.get(op)
-    if own is not None:
-        return own(*args, **kwargs)
+    return _run(op, args, kwargs) if own is None else own(*args, **kwargs)
+
+
+def _run(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """By a program of its own."""
     described = form(op)
     leaves = _leaves(described, args, kwargs)
     tensors: list[torch.Tensor] = []
@@ -382,12 +385,26 @@ def _convolution_backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Ten
     return call(aten.convolution_backward.default, (grad, x, weight, [grad.shape[1]], *rest), {})
 
 
+def _batch_norm(
+    x: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, epsilon: float
+) -> Any:
+    """In training it updates the running statistics, though its schema does not say so."""
+    if not training or mean is None:
+        return _run(aten.native_batch_norm.default, (x, weight, bias, mean, variance, training, momentum, epsilon), {})
+    functional = aten._native_batch_norm_legit_functional.default
+    *results, new_mean, new_variance = call(functional, (x, weight, bias, mean, variance, training, momentum, epsilon), {})
+    copy(mean, new_mean)
+    copy(variance, new_variance)
+    return tuple(results)
+
+
 _OWN: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.clone.default: _clone,
     aten.zero_.default: _zero,
     aten.fill_.Scalar: _fill,
     aten.fill_.Tensor: lambda x, value: _fill(x, value.item()),
     aten.equal.default: _equal,
+    aten.native_batch_norm.default: _batch_norm,
     aten.convolution_backward_overrideable.default: _convolution_backward,
 }
 """Operators that need no program of their own."""
