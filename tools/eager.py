@@ -147,7 +147,11 @@ def _backward(name: str, limit: int) -> None:
     torch.manual_seed(1)
     entry = entries()[name]
     for sample in itertools.islice(entry.sample_inputs("cpu", torch.float32, requires_grad=True), limit):
-        wanted = [leaf.requires_grad for leaf in tree_leaves(((sample.input, *sample.args), sample.kwargs)) if _is_tensor(leaf)]
+        wanted = [
+            leaf.requires_grad
+            for leaf in tree_leaves(((sample.input, *sample.args), sample.kwargs))
+            if _is_tensor(leaf)
+        ]
         call = OperatorCall.of(entry, sample)
         seeded = torch.get_rng_state()
         want = _gradients(call, call.inputs, wanted)
