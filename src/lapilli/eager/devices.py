@@ -85,7 +85,7 @@ def open_stream(index: int) -> Stream:
 
     Raises RuntimeError where there is no such device, and in a forked child of a process that used one.
     """
-    from lapilli.eager.stand_in import Stream
+    from lapilli.stream import Stream
 
     check_fork()
     with _lock:
