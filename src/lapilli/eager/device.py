@@ -86,7 +86,7 @@ def begin() -> None:
     with _lock:
         if _begun:
             return
-        from lapilli.eager import stand_in_operators, views
+        from lapilli.eager import autocast, stand_in_operators, views
 
         _register_hook()
         library = torch.library.Library("aten", "IMPL")
@@ -94,5 +94,6 @@ def begin() -> None:
         every = torch.library.Library("_", "IMPL")
         every.fallback(stand_in_operators.fallback, "PrivateUse1")
         every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+        autocast.register(library)
         _libraries.extend((library, every))
         _begun = True
