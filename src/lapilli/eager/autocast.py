@@ -39,6 +39,7 @@ linalg_matrix_norm.str_ord sum sum.dim_IntList
 _WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack"
 
 _KEY = "AutocastPrivateUse1"
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 _cache = threading.local()
 
 
@@ -60,7 +61,7 @@ def register(library: torch.library.Library) -> None:
 
 
 def _below(make: Callable[..., Any], op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
-    with torch._C._AutoDispatchBelowAutocast():  # type: ignore[attr-defined]
+    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
         return make(op, args, kwargs)
 
 

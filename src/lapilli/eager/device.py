@@ -86,13 +86,14 @@ def begin() -> None:
     with _lock:
         if _begun:
             return
-        from lapilli.eager import autocast, stand_in_operators, views
+        from lapilli.eager import autocast, call, views
 
         _register_hook()
         library = torch.library.Library("aten", "IMPL")
         views.register(library)
         every = torch.library.Library("_", "IMPL")
-        every.fallback(stand_in_operators.fallback, "PrivateUse1")
+        call.register(library)
+        every.fallback(call.boxed, "PrivateUse1")
         every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
         autocast.register(library)
         _libraries.extend((library, every))

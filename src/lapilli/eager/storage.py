@@ -205,9 +205,9 @@ def copy_(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         copy_(target.conj() if target.is_conj() else torch._neg_view(target), source.conj() if target.is_conj() else -source)
         return target
     if target.device == source.device:
-        from lapilli.eager.stand_in_operators import copy_on_device
+        from lapilli.eager.call import copy
 
-        copy_on_device(target, source)
+        copy(target, source)
     elif target.is_cpu:
         if is_dense(target) and _same_layout(source, target):
             _read(source, target)
