@@ -184,50 +184,50 @@ def set_per_process_memory_fraction(fraction: float, device: Where = None) -> No
     devices.stream_of(index).set_memory_limit(limit)
 
 
-# --- random numbers: one sequence for all devices
+# --- random numbers
 
 
 def manual_seed(seed: int) -> None:
-    """Begins the sequence of random numbers of a seed. ``torch.manual_seed`` does it too."""
-    from lapilli.eager import random
-
-    random.manual_seed(int(seed))
+    """Seeds the random numbers of the current device. ``torch.manual_seed`` seeds all devices."""
+    _generator(None).manual_seed(int(seed))
 
 
-manual_seed_all = manual_seed
+def manual_seed_all(seed: int) -> None:
+    """Seeds the random numbers of all devices."""
+    from lapilli.eager import generators
+
+    generators.manual_seed_all(seed)
 
 
 def seed() -> int:
-    """Seeds the random numbers by chance; returns the seed."""
-    from lapilli.eager import random
-
-    return random.seed()
+    """Seeds the random numbers of the current device by chance; returns the seed."""
+    return _generator(None).seed()
 
 
-seed_all = seed
+def seed_all() -> None:
+    """Seeds the random numbers of all devices by chance, all alike."""
+    manual_seed_all(seed())
 
 
 def initial_seed() -> int:
-    """What the random numbers were seeded with."""
-    from lapilli.eager import random
-
-    return random.initial_seed()
+    """What the current device was seeded with."""
+    return _generator(None).initial_seed()
 
 
 def get_rng_state(device: Where = "vulkan") -> torch.Tensor:
-    """Where the sequence of random numbers is: a tensor on the CPU, for `set_rng_state`."""
-    from lapilli.eager import random
-
-    devices.index_of(device)
-    return random.get_state()
+    """The state of a device's random numbers: a uint8 tensor on the CPU."""
+    return _generator(device).get_state()
 
 
 def set_rng_state(new_state: torch.Tensor, device: Where = "vulkan") -> None:
-    """Goes on from a state that `get_rng_state` gave."""
-    from lapilli.eager import random
+    """Sets what `get_rng_state` gave."""
+    _generator(device).set_state(new_state.cpu())
 
-    devices.index_of(device)
-    random.set_state(new_state.cpu())
+
+def _generator(device: Where) -> torch.Generator:
+    from lapilli.eager import generators
+
+    return generators.default_generator(devices.index_of(device))
 
 
 # --- operators

@@ -73,10 +73,12 @@ def _in_float(op: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return _with(op, args, kwargs, torch.float32)
 
 
-def _to_float(op: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _to_float(op: Any, args: Any, kwargs: Any) -> Any:
     """The sums of float16 are float32, unless the caller says otherwise."""
-    if kwargs.get("dtype") is None and _eligible(args[0]):
-        kwargs = {**kwargs, "dtype": torch.float32}
+    place = [argument.name for argument in op._schema.arguments].index("dtype")
+    given = args[place] if place < len(args) else kwargs.get("dtype")
+    if given is None and _eligible(args[0]):
+        args, kwargs = (*args[:place], *args[place + 1 :]), {**kwargs, "dtype": torch.float32}
     return op(*args, **kwargs)
 
 

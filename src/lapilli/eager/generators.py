@@ -1,5 +1,8 @@
-"""``torch.Generator(device="vulkan")``: a generator of PyTorch's CPU, which gives every random operator the key from which
-the operator's kernel computes its numbers (`random.py`)."""
+"""Where random numbers begin: generators of the device.
+
+A generator of PyTorch's CPU gives every random operator a key, from which the operator's kernel computes its numbers. So
+seeds and states are PyTorch's, and what is drawn depends on the seed and the order of the operators, not on the device.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,26 @@ def _rebuild(device: str, state: torch.Tensor) -> Generator:
     generator = Generator(device)
     generator.set_state(state)
     return generator
+
+
+_defaults: dict[int, Generator] = {}
+_seed: int | None = None
+
+
+def default_generator(index: int) -> Generator:
+    """The generator that the random operators of a device take where they are given none."""
+    if index not in _defaults:
+        _defaults[index] = Generator(torch.device("vulkan", index))
+        _defaults[index].manual_seed(torch.initial_seed() if _seed is None else _seed)
+    return _defaults[index]
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seeds the default generators of all devices, also of those not used yet."""
+    global _seed
+    _seed = int(seed)
+    for generator in _defaults.values():
+        generator.manual_seed(_seed)
 
 
 def _new_generator(cls: Any, *args: Any, **kwargs: Any) -> Any:
