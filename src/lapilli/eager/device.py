@@ -1,7 +1,7 @@
 """Tells PyTorch of the device "vulkan".
 
 At import time (`announce`): its name, the methods of tensors and modules, ``torch.vulkan``. That is a matter of
-milliseconds and touches no driver. At the first use (`begin`): the kernels of its operators and the patches.
+milliseconds and touches no driver. At the first use (`begin`): the kernels of its operators.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 import torch.utils.backend_registration as registration
 
 from lapilli.eager import api, devices, generators, modules, printing, saving, storages
+from lapilli.runtime.compiler import require_compiler
 
 _libraries: list[torch.library.Library] = []
 _lock = threading.RLock()
@@ -42,7 +43,12 @@ _hook, _guard = _Hook(), _Guard()
 
 
 def announce() -> None:
-    """Makes "vulkan" a device of PyTorch. Raises RuntimeError where another package has taken the one free place."""
+    """Makes "vulkan" a device of PyTorch; doing it again does nothing.
+
+    Raises RuntimeError where another package has taken the one free place.
+    """
+    if getattr(torch, "vulkan", None) is api:
+        return
     torch.utils.rename_privateuse1_backend("vulkan")
     # PyTorch's generator refuses because Tensor.is_vulkan exists: of the old Vulkan backend, false for all tensors of wheels.
     check = registration._check_register_once
@@ -56,6 +62,7 @@ def announce() -> None:
     with warnings.catch_warnings():  # that it replaces the old backend's answer
         warnings.simplefilter("ignore")
         library.impl("is_vulkan_available", api.is_available, "CompositeImplicitAutograd", allow_override=True)
+    library.impl("_pin_memory", _pin, "PrivateUse1")
     _libraries.append(library)
     torch._C._acc.register_python_privateuseone_device_guard(_guard)
     for part in (generators, storages, printing, modules, saving):
@@ -65,6 +72,11 @@ def announce() -> None:
 
 
 _hooked = False
+
+
+def _pin(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """Memory of the host that the device reads faster does not exist here: a copy, as good as any."""
+    return tensor.clone()
 
 
 def _register_hook() -> None:
@@ -79,13 +91,19 @@ def has_begun() -> bool:
 
 
 def begin() -> None:
-    """Registers the kernels and patches; PyTorch calls it before the first tensor of the device is made."""
+    """Registers the kernels; PyTorch calls it before the first tensor of the device is made.
+
+    Raises RuntimeError where there is no device, CompileError where packages of the extra `compile` are missing.
+    """
     global _begun
     if _begun:
         return
     with _lock:
         if _begun:
             return
+        require_compiler()
+        if not devices.found():
+            raise devices.no_such_device(0)
         from lapilli.eager import autocast, call, views
 
         _register_hook()
