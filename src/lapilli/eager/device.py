@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.utils.backend_registration as registration
 
-from lapilli.eager import api, devices, generators, modules, printing, saving, storages
+from lapilli.eager import accelerator, api, devices, generators, modules, saving, storages, tensors
 from lapilli.runtime.compiler import require_compiler
 
 _libraries: list[torch.library.Library] = []
@@ -62,13 +62,13 @@ def announce() -> None:
     with warnings.catch_warnings():  # that it replaces the old backend's answer
         warnings.simplefilter("ignore")
         library.impl("is_vulkan_available", api.is_available, "CompositeImplicitAutograd", allow_override=True)
-    library.impl("_pin_memory", _pin, "PrivateUse1")
     _libraries.append(library)
     torch._C._acc.register_python_privateuseone_device_guard(_guard)
-    for part in (generators, storages, printing, modules, saving):
+    for part in (accelerator, generators, modules, saving, storages, tensors):
         part.patch()
     if torch._C._accelerator_getAccelerator() is None:  # else CUDA and the like would lose that place to us
         _register_hook()
+        library.impl("_pin_memory", _pin, "CPU")
 
 
 _hooked = False
