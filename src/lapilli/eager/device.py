@@ -49,6 +49,7 @@ def announce() -> None:
     """
     if getattr(torch, "vulkan", None) is api:
         return
+    other = torch._C._accelerator_getAccelerator()
     torch.utils.rename_privateuse1_backend("vulkan")
     # PyTorch's generator refuses because Tensor.is_vulkan exists: of the old Vulkan backend, false for all tensors of wheels.
     check = registration._check_register_once
@@ -62,28 +63,14 @@ def announce() -> None:
     with warnings.catch_warnings():  # that it replaces the old backend's answer
         warnings.simplefilter("ignore")
         library.impl("is_vulkan_available", api.is_available, "CompositeImplicitAutograd", allow_override=True)
+    if other is None:
+        library.impl("_pin_memory", accelerator.pin, "CPU")
     _libraries.append(library)
+    torch._C._acc.register_python_privateuseone_hook(_hook)
     torch._C._acc.register_python_privateuseone_device_guard(_guard)
-    for part in (accelerator, generators, modules, saving, storages, tensors):
+    accelerator.patch(other)
+    for part in (generators, modules, saving, storages, tensors):
         part.patch()
-    if torch._C._accelerator_getAccelerator() is None:  # else CUDA and the like would lose that place to us
-        _register_hook()
-        library.impl("_pin_memory", _pin, "CPU")
-
-
-_hooked = False
-
-
-def _pin(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """Memory of the host that the device reads faster does not exist here: a copy, as good as any."""
-    return tensor.clone()
-
-
-def _register_hook() -> None:
-    global _hooked
-    if not _hooked:
-        torch._C._acc.register_python_privateuseone_hook(_hook)
-        _hooked = True
 
 
 def has_begun() -> bool:
@@ -106,7 +93,6 @@ def begin() -> None:
             raise devices.no_such_device(0)
         from lapilli.eager import autocast, call, views
 
-        _register_hook()
         library = torch.library.Library("aten", "IMPL")
         views.register(library)
         every = torch.library.Library("_", "IMPL")
