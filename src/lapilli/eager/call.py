@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from lapilli.eager import movement
 from lapilli.eager.fallback import fallbacks, on_cpu, reset_fallbacks
 from lapilli.eager.form import form
-from lapilli.eager.launch import Launch, is_runtime, quick
+from lapilli.eager.launch import Launch, is_runtime, places, quick
 from lapilli.eager.movement import gather
 from lapilli.eager.signature import CannotRun
 from lapilli.lower import lowerings
@@ -95,12 +96,14 @@ class Kernel:
         """A launch for a new key, or why there is none."""
         leaves = self._leaves(args, kwargs)
         index = _index(leaves, tensors)
+        if self.form.op in _INDEXING and any(t.device.type == "cpu" for t in tensors):
+            return lambda args, kwargs, tensors, numbers: self(*tree_map(lambda x: _uploaded(x, index), args), **kwargs)
         self._check_devices(tensors, index)
         made: Callable[..., Any] | str
         constant = bool(numbers)
         with _lock:
             try:
-                launch = Launch(self.form, leaves, tensors, numbers, index)
+                launch = Launch(self.form, leaves, places(self.form, args, kwargs), tensors, numbers, index)
                 constant = constant and launch.constant
                 made = quick(launch) or launch
             except CannotRun as error:
@@ -120,6 +123,15 @@ class Kernel:
                     "Expected all tensors to be on the same device, but found at least two devices, "
                     f"vulkan:{index} and {tensor.device}!"
                 )
+
+
+_INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._unsafe_index.Tensor}
+"""Operators whose indices may be on the CPU."""
+
+
+def _uploaded(leaf: Any, index: int) -> Any:
+    is_host = isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"
+    return storage.from_cpu(leaf, index) if is_host else leaf
 
 
 def _index(leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> int:
@@ -169,8 +181,12 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
         on_cpu(form(aten.copy_.default), [target, source, False], target.get_device(), str(error))
 
 
-_MADE_OF_OTHERS = {aten._to_copy.default}
-"""Operators with a lowering that PyTorch makes of others, because of the devices that they may name."""
+_MADE_OF_OTHERS = {
+    aten._to_copy.default, aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default,
+    aten.empty_permuted.default,
+}  # fmt: skip
+"""Operators with a lowering that PyTorch makes of others, because of the devices that they may name, or because nothing is to be
+computed."""
 
 
 def register(library: torch.library.Library) -> None:

@@ -6,6 +6,7 @@ import functools
 import struct
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,16 +42,16 @@ class Launch:
     Raises CannotRun where the values that it is given cannot be computed on the device."""
 
     def __init__(
-        self, form: Form, leaves: list[Any], tensors: list[torch.Tensor], numbers: list[Any], index: int
+        self, form: Form, leaves: list[Any], given: Places, tensors: list[torch.Tensor], numbers: list[Any], index: int
     ) -> None:
         """leaves: all arguments, in the schema's order. Raises CannotRun."""
         signature = signature_of(form, leaves)
         operands = signature.operands()
-        for given in operands:
-            if given.dtype in REFUSED:
-                raise CannotRun(f"{str(given.dtype).removeprefix('torch.')} is not supported on the GPU")
+        for x in operands:
+            if x.dtype in REFUSED:
+                raise CannotRun(f"{str(x.dtype).removeprefix('torch.')} is not supported on the GPU")
         self.form, self.index = form, index
-        self.numbers = _numbers(form, leaves, tensors)
+        self.numbers = _numbers(form, given, tensors)
         values = [self._number(source, tensors, numbers) for source in self.numbers]
         for value in values:
             bits(value)
@@ -62,7 +63,7 @@ class Launch:
         self.results = program.results(operands)
         stream = storage.stream_of(index)
         self.alignment = stream.alignment
-        self.inputs = _inputs(form, leaves, tensors)
+        self.inputs = _inputs(form, given, tensors)
         self.sizes = [tensors[k].itemsize for k in self.inputs]
         self.carriers = compiled.carriers
         self.enqueue = stream.launch(
@@ -189,7 +190,7 @@ class Launch:
             for part in self.tree
         ]
         if len(returned) == 1:
-            return found
+            return found if self.form.listed else found[0]
         return tuple(
             found[k] if place is None else self._argument(place, args, kwargs) for k, place in enumerate(returned)
         )
@@ -238,29 +239,46 @@ def quick(launch: Launch) -> Callable[..., Any] | None:
     return run
 
 
-def _inputs(form: Form, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[int]:
-    """The operands of the program by their numbers among the tensors of the call."""
-    found = []
-    for k, leaf in enumerate(leaves):
-        if k not in form.outs:
-            for x in leaf if isinstance(leaf, list | tuple) else (leaf,):
-                if isinstance(x, torch.Tensor) and not _is_number(x):
-                    found.append(next(k for k, t in enumerate(tensors) if t is x))
+@dataclass
+class Places:
+    """Where the leaves of a call are: for every argument in the schema's order the numbers of its tensors among those of the
+    call, and the number of its number."""
+
+    tensors: list[list[int]]
+    numbers: list[int | None]
+
+
+def places(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Places:
+    """In the order in which a kernel collects them."""
+    found = Places([[] for _ in form.names], [None] * len(form.names))
+    tensors = numbers = 0
+    for k, leaf in [*enumerate(args), *((form.names.index(name), leaf) for name, leaf in kwargs.items())]:
+        for x in leaf if isinstance(leaf, list | tuple) else (leaf,):
+            if isinstance(x, torch.Tensor):
+                found.tensors[k].append(tensors)
+                tensors += 1
+        if k in form.numeric and is_runtime(leaf):
+            found.numbers[k] = numbers
+            numbers += 1
     return found
 
 
-def _numbers(form: Form, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[tuple[int, bool]]:
+def _inputs(form: Form, given: Places, tensors: Sequence[torch.Tensor]) -> list[int]:
+    """The operands of the program by their numbers among the tensors of the call."""
+    kept = [place for k, found in enumerate(given.tensors) if k not in form.outs for place in found]
+    return [place for place in kept if not _is_number(tensors[place])]
+
+
+def _numbers(form: Form, given: Places, tensors: Sequence[torch.Tensor]) -> list[tuple[int, bool]]:
     """Where the numbers of the program are: among the tensors of the call, or among its numbers."""
     found: list[tuple[int, bool]] = []
-    count = 0
-    for k, leaf in enumerate(leaves):
-        if isinstance(leaf, torch.Tensor):
-            if _is_number(leaf) and k not in form.outs:
-                found.append((next(k for k, t in enumerate(tensors) if t is leaf), True))
-        elif k in form.numeric and is_runtime(leaf):
-            if form.runtime_numbers:
-                found.append((count, False))
-            count += 1
+    for k in range(len(form.names)):
+        if k in form.outs:
+            continue
+        found += [(place, True) for place in given.tensors[k] if _is_number(tensors[place])]
+        number = given.numbers[k]
+        if number is not None and form.runtime_numbers:
+            found.append((number, False))
     return found
 
 

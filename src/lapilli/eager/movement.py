@@ -37,6 +37,8 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
     Raises CannotRun where the types cannot be converted on the device."""
     if not target.numel():
         return
+    if source.is_conj() != target.is_conj() or source.is_neg() != target.is_neg():
+        raise CannotRun("numbers that are conjugated or negated where they are read are not supported on the GPU")
     if source.dtype is torch.int64 and storage.is_wide(source):
         if target.dtype is not torch.int64:
             raise CannotRun("it has integers that do not fit into the 32 bits in which the GPU computes them")

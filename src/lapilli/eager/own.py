@@ -90,12 +90,21 @@ def _batch_norm(
     return tuple(results)
 
 
+def _index_put(
+    x: torch.Tensor, indices: Any, values: torch.Tensor, accumulate: bool = False, unsafe: bool = False
+) -> torch.Tensor:
+    call(aten.index_put_.default, (x, indices, values, accumulate), {})
+    return x
+
+
 OPERATORS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.clone.default: _clone,
     aten.zero_.default: _zero,
     aten.fill_.Scalar: _fill,
     aten.fill_.Tensor: lambda x, value: _fill(x, value.item()),
     aten.equal.default: _equal,
+    aten._index_put_impl_.default: _index_put,
+    aten._efficientzerotensor.default: lambda size, **options: torch.zeros(size, **options),
     aten.native_batch_norm.default: _batch_norm,
     aten.convolution_backward_overrideable.default: _convolution_backward,
 }

@@ -168,6 +168,7 @@ def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 def from_cpu(tensor: torch.Tensor, device_index: int = 0) -> torch.Tensor:
     """A copy of a CPU tensor on a device: of the same strides where its elements lie densely, else contiguous."""
+    tensor = tensor.resolve_conj().resolve_neg()
     if not is_dense(tensor):
         tensor = tensor.contiguous()
     copy = empty(tensor.shape, tensor.dtype, device_index, None if tensor.is_contiguous() else tensor.stride())
