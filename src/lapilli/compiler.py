@@ -67,6 +67,16 @@ def compile_to_bytes(
         return compiler.finish(metadata, progress)
 
 
+def compile_module(module: Module, precision: str, targets: Sequence[Target], fallback: str) -> bytes:
+    """The bytes of a program whose method `forward` is a module that the passes have been over; inputs and outputs are flat."""
+    given = module.constants.keys() | module.states.keys()
+    inputs = [n for n in module.graph.nodes if n.op == "placeholder" and n not in given]
+    compiler = _Compiler(precision, targets, fallback)
+    with _uncollected():
+        compiler.add("forward", structure.Structure.flat(len(inputs), len(module.outputs)), module, {})
+        return compiler.finish({}, None)
+
+
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Without the search for cyclic garbage: it goes through all objects of torch again and again while expressions are made,

@@ -1,0 +1,60 @@
+"""torch.compile(model, backend="vulkan")
+
+Torch finds this backend by its entry point; nothing needs to be imported. docs/torch-compile.md says what moves when."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lapilli.backend.executable import Executable
+from lapilli.backend.options import Options
+from lapilli.backend.trace import compile_graph
+from lapilli.runtime.compiler import require_compiler
+from lapilli.runtime.report import Report
+
+__all__ = ["reports", "vulkan"]
+
+_live: weakref.WeakSet[Executable] = weakref.WeakSet()
+
+
+def vulkan(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The backend, as torch.compile calls it. options: see `Options`. Raises CompileError for options that it does not know."""
+    require_compiler()
+    chosen = Options.of(options, mode)
+
+    def compiler(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Executable]:
+        def compile(graph: fx.GraphModule, _: Sequence[Any]) -> Executable:
+            made = Executable(graph, kind, _weights() if kind == "inference" else [], chosen)
+            _live.add(made)
+            return made
+
+        return compile
+
+    return compile_graph(gm, example_inputs, compiler("forward"), compiler("backward"), compiler("inference"))
+
+
+def reports() -> list[tuple[str, Report]]:
+    """Where the operators of every compiled graph that is still in use run: its kind ("inference", "forward", "backward") and
+    its report. Graphs that have not been called yet are not among them."""
+    return [(e.kind, e.report) for e in _live if e.report is not None]
+
+
+def _weights() -> list[int]:
+    """Positions of the arguments that are parameters and buffers, which the graph does not change."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return []
+    changed = set(metadata.mutated_inp_runtime_indices)
+    return [k for k in metadata.static_input_indices if k not in changed]

@@ -1,0 +1,142 @@
+"""A graph on the device: compiled at its first call, when its weights are known, and called with torch's tensors."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lapilli.backend.device import targets
+from lapilli.backend.graph import Argument, Output, Prepared, inverse, prepare
+from lapilli.backend.options import Options
+from lapilli.backend.sizes import Sizes, Sources
+from lapilli.backend.weights import Snapshot, are_tracked
+from lapilli.compiler import compile_module
+from lapilli.errors import NoDeviceError
+from lapilli.lower.random import STATE
+from lapilli.runtime.program import Program
+from lapilli.runtime.report import Report
+from lapilli.schedule.target import plans_for
+
+RENEWALS = 1
+"""How often changed weights are compiled in anew; after that they are arguments of every call."""
+
+
+class Executable:
+    """What torch calls instead of a graph of AOTAutograd: takes a list of arguments, which it empties, gives a list."""
+
+    _boxed_call = True
+
+    def __init__(self, gm: fx.GraphModule, kind: str, static: Sequence[int], options: Options) -> None:
+        """kind: "inference", "forward" or "backward"; static: positions of arguments that are weights, to be compiled in."""
+        self.kind, self.options = kind, options
+        self._gm, self._static = gm, list(static)
+        self._lock = threading.Lock()
+        self._run: Callable[[Sequence[Any]], list[Any]] | None = None
+        self._snapshot: Snapshot | None = None
+        self._renewals = 0
+        self.report: Report | None = None
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        given = list(args)
+        args.clear()
+        run = self._run
+        if run is None or (self._snapshot is not None and not self._snapshot.holds([given[k] for k in self._static])):
+            with self._lock:
+                run = self._run = self._compiled(given)
+        return run(given)
+
+    def _compiled(self, given: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+        if self._run is not None:
+            self._renewals += 1
+        weights = [given[k] for k in self._static]
+        if self._renewals > RENEWALS or not are_tracked(weights):
+            self._static, weights = [], []
+        self._snapshot = Snapshot(weights, self._forget) if weights else None
+        with torch.no_grad():
+            prepared = prepare(self._gm, dict(zip(self._static, weights, strict=True)))
+            program = _program(prepared, self.options) if prepared.outputs else None
+        placeholders = [n for n in self._gm.graph.nodes if n.op == "placeholder"]
+        numbers = Sources(placeholders).function(prepared.numbers) if prepared.numbers else None
+        if program is not None:
+            self.report = program.report()
+            _warn(self.report)
+        return _Run(prepared, program, numbers)
+
+    def _forget(self) -> None:
+        """The weights are gone, and so is what they were compiled into."""
+        self._run = None
+
+
+class _Run:
+    """A program with torch's tensors around it."""
+
+    def __init__(self, prepared: Prepared, program: Program | None, numbers: Sizes | None) -> None:
+        self._arguments, self._outputs, self._results = prepared.arguments, prepared.outputs, prepared.results
+        self._numbers, self._program = numbers, program
+        self._random = program is not None and any(s.name == STATE for s in program.description.states)
+
+    def __call__(self, given: Sequence[Any]) -> list[Any]:
+        made: list[Any] = []
+        if self._program is not None:
+            if self._random:
+                key = torch.randint(-(2**31), 2**31 - 1, (2,), dtype=torch.int32)
+                self._program.set_state({STATE: key})
+            values = [_value(given[a.position], a) for a in self._arguments]
+            outputs = self._program.methods["forward"].run_tensors(values)
+            made = [_tensor(v, o) for v, o in zip(outputs, self._outputs, strict=True)]
+        numbers = self._numbers(given) if self._numbers is not None else ()
+        results: list[Any] = []
+        for r in self._results:
+            if r.source == "fixed":
+                results.append(r.value)
+                continue
+            value = {"program": made, "given": given, "number": numbers}[r.source][r.value]
+            for view in r.views:
+                value = view(value)
+            results.append(value)
+        return results
+
+
+def _value(value: Any, argument: Argument) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach()
+    return value if argument.order is None else value.permute(argument.order)
+
+
+def _tensor(value: torch.Tensor, output: Output) -> torch.Tensor:
+    return value if output.order is None else value.permute(inverse(output.order))
+
+
+def _program(prepared: Prepared, options: Options) -> Program:
+    """For the device at hand; where that turns out to lack what the plan needs, with all plans."""
+    made = targets(options.precision, options.device)
+    for chosen in (made, plans_for(options.precision)):
+        data = compile_module(prepared.module, options.precision, chosen, options.fallback)
+        try:
+            return Program._from_bytes(data, options.device)
+        except NoDeviceError:
+            if chosen is not made:
+                raise
+    raise AssertionError("the second attempt returns or raises")
+
+
+_warned: set[str] = set()
+
+
+def _warn(report: Report) -> None:
+    """Says once of every operator that it runs on the CPU."""
+    new = {o.operator: o.reason for o in report.on_cpu if o.reason and o.operator not in _warned}
+    if new:
+        _warned.update(new)
+        reasons = "; ".join(f"{operator}: {reason}" for operator, reason in new.items())
+        warnings.warn(
+            f"operators run on the CPU in torch: {reasons}. lapilli.backend.reports() lists them; "
+            'options={"fallback": "error"} refuses them.',
+            UserWarning, stacklevel=2,
+        )  # fmt: skip
