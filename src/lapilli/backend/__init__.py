@@ -4,6 +4,7 @@ Torch finds this backend by its entry point; nothing needs to be imported. docs/
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,13 +14,14 @@ from torch import fx
 
 from lapilli.backend.executable import Executable
 from lapilli.backend.options import Options
-from lapilli.backend.trace import compile_graph
+from lapilli.backend.trace import Compiler, compile_graph
 from lapilli.runtime.compiler import require_compiler
 from lapilli.runtime.report import Report
 
 __all__ = ["reports", "vulkan"]
 
-_live: weakref.WeakSet[Executable] = weakref.WeakSet()
+_live: weakref.WeakValueDictionary[int, Executable] = weakref.WeakValueDictionary()
+_count = itertools.count()
 
 
 def vulkan(
@@ -33,11 +35,16 @@ def vulkan(
     require_compiler()
     chosen = Options.of(options, mode)
 
-    def compiler(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Executable]:
-        def compile(graph: fx.GraphModule, _: Sequence[Any]) -> Executable:
+    def compiler(kind: str) -> Compiler:
+        def compile(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
             made = Executable(graph, kind, _weights() if kind == "inference" else [], chosen)
-            _live.add(made)
-            return made
+            _live[next(_count)] = made
+
+            def call(args: list[Any]) -> list[Any]:
+                return made(args)
+
+            call._boxed_call = True  # type: ignore[attr-defined]  # arguments come as a list, which the call empties
+            return call
 
         return compile
 
@@ -47,7 +54,7 @@ def vulkan(
 def reports() -> list[tuple[str, Report]]:
     """Where the operators of every compiled graph that is still in use run: its kind ("inference", "forward", "backward") and
     its report. Graphs that have not been called yet are not among them."""
-    return [(e.kind, e.report) for e in _live if e.report is not None]
+    return [(e.kind, e.report) for e in list(_live.values()) if e.report is not None]
 
 
 def _weights() -> list[int]:

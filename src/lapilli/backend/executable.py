@@ -29,8 +29,6 @@ RENEWALS = 1
 class Executable:
     """What torch calls instead of a graph of AOTAutograd: takes a list of arguments, which it empties, gives a list."""
 
-    _boxed_call = True
-
     def __init__(self, gm: fx.GraphModule, kind: str, static: Sequence[int], options: Options) -> None:
         """kind: "inference", "forward" or "backward"; static: positions of arguments that are weights, to be compiled in."""
         self.kind, self.options = kind, options
@@ -77,10 +75,12 @@ class _Run:
 
     def __init__(self, prepared: Prepared, program: Program | None, numbers: Sizes | None) -> None:
         self._arguments, self._outputs, self._results = prepared.arguments, prepared.outputs, prepared.results
-        self._numbers, self._program = numbers, program
+        self._numbers, self._scalars, self._program = numbers, prepared.scalars, program
         self._random = program is not None and any(s.name == STATE for s in program.description.states)
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
+        if self._scalars is not None:
+            given = [*given, *self._scalars(given)]
         made: list[Any] = []
         if self._program is not None:
             if self._random:
@@ -110,6 +110,8 @@ def _value(value: Any, argument: Argument) -> Any:
 
 
 def _tensor(value: torch.Tensor, output: Output) -> torch.Tensor:
+    if not value.numel():
+        return value.new_empty_strided(value.shape, torch.empty(value.shape, device="meta").stride())
     return value if output.order is None else value.permute(inverse(output.order))
 
 

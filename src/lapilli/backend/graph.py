@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lapilli.backend.scalars import Scalars, take_out
 from lapilli.backend.sizes import Sources
 from lapilli.errors import CompileError
 from lapilli.graph.module import Module
@@ -63,19 +64,20 @@ class Prepared:
     outputs: list[Output] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     numbers: list[Any] = field(default_factory=list)  # of which "number" results are the values
+    scalars: Scalars | None = None  # gives further arguments
 
 
 def prepare(gm: fx.GraphModule, constants: Mapping[int, torch.Tensor]) -> Prepared:
     """constants: values of arguments that are the same in every call, by position. gm is left as it is."""
     graph = fx.Graph()
-    returned: Any = graph.graph_copy(gm.graph, {})
-    graph.output(returned)
+    graph.output(graph.graph_copy(gm.graph, {}))
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     module = Module(graph, {}, [], {}, {}, _ranges(placeholders), owner=gm)
     prepared = Prepared(module)
     _lift_attributes(module, gm)
     _forget_devices(graph)
-    _Results(prepared, placeholders).collect(returned)
+    prepared.scalars = take_out(graph, placeholders)
+    _Results(prepared, placeholders).collect()
     for position, node in enumerate(placeholders):
         if position in constants:
             module.constants[node] = constants[position].detach().cpu()
@@ -117,6 +119,8 @@ def _forget_devices(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.kwargs.get("device") is not None:
             node.kwargs = {**node.kwargs, "device": torch.device("cpu")}
+        if node.target is torch.ops.prims.convert_element_type.default:
+            node.target, node.args, node.kwargs = aten._to_copy.default, node.args[:1], {"dtype": node.args[1]}
 
 
 class _Results:
@@ -128,7 +132,9 @@ class _Results:
         self.sources = Sources(placeholders)
         self.made: dict[fx.Node, int] = {}
 
-    def collect(self, returned: Sequence[Any]) -> None:
+    def collect(self) -> None:
+        output = next(n for n in self.prepared.module.graph.nodes if n.op == "output")
+        returned: Any = output.args[0]
         self.prepared.results += map(self._result, returned)
 
     def _result(self, value: Any) -> Result:
