@@ -68,12 +68,19 @@ def compile_to_bytes(
 
 
 def compile_module(module: Module, precision: str, targets: Sequence[Target], fallback: str) -> bytes:
-    """The bytes of a program whose method `forward` is a module that the passes have been over; inputs and outputs are flat."""
-    given = module.constants.keys() | module.states.keys()
-    inputs = [n for n in module.graph.nodes if n.op == "placeholder" and n not in given]
+    """The bytes of a program whose method `forward` is a module that the passes have been over. Its inputs are tensors by the
+    names of placeholders, and either sizes by the names of placeholders, or, where one method of the player is all, inputs of
+    shape [size, 0] by the names of size symbols."""
     compiler = _Compiler(precision, targets, fallback)
     with _uncollected():
-        compiler.add("forward", structure.Structure.flat(len(inputs), len(module.outputs)), module, {})
+        part = compiler.lowered("forward", module, {})
+        if part is not None:
+            compiler.add_whole("forward", structure.Structure.flat(len(part.inputs), len(module.outputs)), module, part)
+        else:
+            known = module.constants.keys() | module.states.keys()
+            inputs = [n for n in module.graph.nodes if n.op == "placeholder" and n not in known]
+            flat = structure.Structure.flat(len(inputs), len(module.outputs))
+            compiler.add_parts("forward", flat, module, {})
         return compiler.finish({}, None)
 
 
@@ -113,12 +120,30 @@ class _Compiler:
 
     def add(self, name: str, structure: structure.Structure, module: Module, dims: Mapping[str, str]) -> None:
         """dims: names for size symbols."""
-        whole = self._whole(name, module, dims)
-        if whole is not None:
-            rows = tuple(Operator(n.name, str(n.target), "gpu") for n in module.graph.nodes if is_computed(n))
-            self.interfaces.append(Interface(name, structure, rows, len(self.parts)))
-            self.parts.append(whole)
-            return
+        whole = self.lowered(name, module, dims)
+        takes_sizes = any(n.op == "placeholder" and isinstance(n.meta["val"], torch.SymInt) for n in module.graph.nodes)
+        if whole is None or takes_sizes or any(i.origin == "size" for i in whole.inputs):
+            self.add_parts(name, structure, module, dims)
+        else:
+            self.add_whole(name, structure, module, whole)
+
+    def lowered(self, name: str, module: Module, dims: Mapping[str, str]) -> Part | None:
+        """The module as one method of the player, when it can be that."""
+        if not all(isinstance(n, fx.Node) and isinstance(n.meta["val"], torch.Tensor) for n in module.outputs):
+            return None
+        try:
+            return self._part(name, module, dims)
+        except (UnsupportedOperatorError, TypeError):
+            return None  # the partitioner finds out which operators, and why
+
+    def add_whole(self, name: str, structure: structure.Structure, module: Module, part: Part) -> None:
+        """A method that is one of the player's."""
+        rows = tuple(Operator(n.name, str(n.target), "gpu") for n in module.graph.nodes if is_computed(n))
+        self.interfaces.append(Interface(name, structure, rows, len(self.parts)))
+        self.parts.append(part)
+
+    def add_parts(self, name: str, structure: structure.Structure, module: Module, dims: Mapping[str, str]) -> None:
+        """A method of several segments."""
         parts = partition(module, optimize, self.fallback)
         first = len(self.parts)
         for k, segment in enumerate(parts.segments):
@@ -127,18 +152,6 @@ class _Compiler:
         self.split.append(parts)
         inputs, outputs = _specs(module, dims)
         self.interfaces.append(Interface(name, structure, tuple(parts.rows), None, parts.script, inputs, outputs))
-
-    def _whole(self, name: str, module: Module, dims: Mapping[str, str]) -> Part | None:
-        """The module as one method of the player, when it is that."""
-        if not all(isinstance(n, fx.Node) and isinstance(n.meta["val"], torch.Tensor) for n in module.outputs):
-            return None
-        if any(n.op == "placeholder" and isinstance(n.meta["val"], torch.SymInt) for n in module.graph.nodes):
-            return None
-        try:
-            part = self._part(name, module, dims)
-        except (UnsupportedOperatorError, TypeError):
-            return None  # the partitioner finds out which operators, and why
-        return part if not any(i.origin == "size" for i in part.inputs) else None
 
     def _part(self, name: str, module: Module, dims: Mapping[str, str]) -> Part:
         graphs = {half: lower(module, self.precision, half) for half in {t.half for t in self.targets}}

@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
 from lapilli.backend.device import targets
 from lapilli.backend.graph import Argument, Output, Prepared, inverse, prepare
 from lapilli.backend.options import Options
-from lapilli.backend.sizes import Sizes, Sources
+from lapilli.backend.sizes import Sources
 from lapilli.backend.weights import Snapshot, are_tracked
 from lapilli.compiler import compile_module
 from lapilli.errors import NoDeviceError
@@ -58,12 +59,11 @@ class Executable:
         with torch.no_grad():
             prepared = prepare(self._gm, dict(zip(self._static, weights, strict=True)))
             program = _program(prepared, self.options) if prepared.outputs else None
-        placeholders = [n for n in self._gm.graph.nodes if n.op == "placeholder"]
-        numbers = Sources(placeholders).function(prepared.numbers) if prepared.numbers else None
         if program is not None:
             self.report = program.report()
             _warn(self.report)
-        return _Run(prepared, program, numbers)
+        sources = Sources([n for n in self._gm.graph.nodes if n.op == "placeholder"])
+        return _Run(prepared, program, sources)
 
     def _forget(self) -> None:
         """The weights are gone, and so is what they were compiled into."""
@@ -73,12 +73,26 @@ class Executable:
 class _Run:
     """A program with torch's tensors around it."""
 
-    def __init__(self, prepared: Prepared, program: Program | None, numbers: Sizes | None) -> None:
-        self._arguments, self._outputs, self._results = prepared.arguments, prepared.outputs, prepared.results
-        self._numbers, self._scalars, self._program = numbers, prepared.scalars, program
+    def __init__(self, prepared: Prepared, program: Program | None, sources: Sources) -> None:
+        self._outputs, self._results, self._scalars, self._program = (
+            prepared.outputs, prepared.results, prepared.scalars, program
+        )  # fmt: skip
+        self._numbers = sources.function(prepared.numbers) if prepared.numbers else None
+        self._inputs: list[Argument | int] = []  # of the program: arguments, and sizes by their number
+        sizes: list[sympy.Symbol] = []
+        symbols = {s.name: s for s in prepared.module.ranges if isinstance(s, sympy.Symbol)}
+        for spec in program.inputs if program is not None else ():
+            if spec.name in prepared.arguments:
+                self._inputs.append(prepared.arguments[spec.name])
+            else:
+                self._inputs.append(len(sizes))
+                sizes.append(symbols[spec.name])
+        self._sizes = sources.function(sizes) if sizes else None
         self._random = program is not None and any(s.name == STATE for s in program.description.states)
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
+        numbers = self._numbers(given) if self._numbers is not None else ()
+        carriers = [torch.empty((n, 0), dtype=torch.uint8) for n in self._sizes(given)] if self._sizes is not None else []
         if self._scalars is not None:
             given = [*given, *self._scalars(given)]
         made: list[Any] = []
@@ -86,10 +100,9 @@ class _Run:
             if self._random:
                 key = torch.randint(-(2**31), 2**31 - 1, (2,), dtype=torch.int32)
                 self._program.set_state({STATE: key})
-            values = [_value(given[a.position], a) for a in self._arguments]
+            values = [carriers[i] if isinstance(i, int) else _value(given[i.position], i) for i in self._inputs]
             outputs = self._program.methods["forward"].run_tensors(values)
             made = [_tensor(v, o) for v, o in zip(outputs, self._outputs, strict=True)]
-        numbers = self._numbers(given) if self._numbers is not None else ()
         results: list[Any] = []
         for r in self._results:
             if r.source == "fixed":

@@ -31,7 +31,7 @@ View = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument that the program reads: its position in the call; the order of its axes in memory (None: row-major)."""
+    """An argument that the program may read: its position in the call; the order of its axes in memory (None: row-major)."""
 
     position: int
     order: Order | None
@@ -60,7 +60,7 @@ class Prepared:
     """A module that the passes have been over, with what is around it."""
 
     module: Module
-    arguments: list[Argument] = field(default_factory=list)
+    arguments: dict[str, Argument] = field(default_factory=dict)  # by the name that the program has for them
     outputs: list[Output] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     numbers: list[Any] = field(default_factory=list)  # of which "number" results are the values
@@ -81,11 +81,10 @@ def prepare(gm: fx.GraphModule, constants: Mapping[int, torch.Tensor]) -> Prepar
     for position, node in enumerate(placeholders):
         if position in constants:
             module.constants[node] = constants[position].detach().cpu()
-    _read_sizes_from_tensors(module, placeholders)
     _drop_unread(module, placeholders)
     for position, node in enumerate(placeholders):
         if position not in constants and node in module.graph.nodes and node.meta.get("val") is not None:
-            prepared.arguments.append(Argument(position, _as_in_memory(module, node)))
+            prepared.arguments[node.name] = Argument(position, _as_in_memory(module, node))
     optimize(module)
     return prepared
 
@@ -238,25 +237,6 @@ def _as_in_memory(module: Module, node: fx.Node) -> Order | None:
 
 def inverse(order: Sequence[int]) -> list[int]:
     return [order.index(d) for d in range(len(order))]
-
-
-def _read_sizes_from_tensors(module: Module, placeholders: Sequence[fx.Node]) -> None:
-    """A size that is an argument, and a size of a tensor too, is read there: then the program is one method."""
-    shown = {
-        size.node.expr: (node, axis)
-        for node in reversed(placeholders)
-        if isinstance(node.meta.get("val"), torch.Tensor) and node not in module.constants and node.users
-        for axis, size in enumerate(node.meta["val"].shape)
-        if isinstance(size, torch.SymInt)
-    }
-    first = next(n for n in module.graph.nodes if n.op != "placeholder")
-    for node in placeholders:
-        val = node.meta.get("val")
-        if isinstance(val, torch.SymInt) and node.users and val.node.expr in shown:
-            with module.graph.inserting_before(first):
-                size = module.graph.call_function(aten.sym_size.int, shown[val.node.expr])
-            size.meta["val"] = val
-            node.replace_all_uses_with(size)
 
 
 def _drop_unread(module: Module, placeholders: Sequence[fx.Node]) -> None:

@@ -14,8 +14,8 @@ from torch.utils._sympy.printers import PythonPrinter
 Sizes = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
-def expression(value: int | torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
-    """The value as sympy has it."""
+def expression(value: Any) -> Any:
+    """A number of torch as sympy has it."""
     return value.node.expr if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else sympy.sympify(value)
 
 
