@@ -54,7 +54,7 @@ def compile_to_bytes(
     metadata = _checked(metadata)
     if fallback not in ("cpu", "error"):
         raise CompileError(f'fallback is {fallback!r}: choose "cpu" or "error"')
-    compiler = _Compiler(precision, targets, fallback)
+    compiler = _Compiler(Storage(precision, precision), targets, fallback)
     with _uncollected():
         sources = _methods(model, example_inputs, dynamic_shapes)
         captured = {name: capture(*source) for name, source in sources.items()}
@@ -67,11 +67,21 @@ def compile_to_bytes(
         return compiler.finish(metadata, progress)
 
 
-def compile_module(module: Module, precision: str, targets: Sequence[Target], fallback: str) -> bytes:
+@dataclass(frozen=True)
+class Storage:
+    """How a program keeps values: activations and weights (of two or more dimensions) as "fp32" or "fp16"; layout: the order of
+    activations in memory, "auto" (what costs least), "contiguous" (row-major) or "channels-last" (those of four dimensions)."""
+
+    activations: str = "fp32"
+    weights: str = "fp32"
+    layout: str = "auto"
+
+
+def compile_module(module: Module, storage: Storage, targets: Sequence[Target], fallback: str) -> bytes:
     """The bytes of a program whose method `forward` is a module that the passes have been over. Its inputs are tensors by the
     names of placeholders, and either sizes by the names of placeholders, or, where one method of the player is all, inputs of
     shape [size, 0] by the names of size symbols."""
-    compiler = _Compiler(precision, targets, fallback)
+    compiler = _Compiler(storage, targets, fallback)
     with _uncollected():
         part = compiler.lowered("forward", module, {})
         if part is not None:
@@ -112,8 +122,8 @@ def _methods(model: Any, example_inputs: Any, dynamic_shapes: Any) -> dict[str, 
 class _Compiler:
     """Collects methods: what the player runs of each, and what the metadata says of it."""
 
-    def __init__(self, precision: str, targets: Sequence[Target], fallback: str) -> None:
-        self.precision, self.targets, self.fallback = precision, targets, fallback
+    def __init__(self, storage: Storage, targets: Sequence[Target], fallback: str) -> None:
+        self.storage, self.targets, self.fallback = storage, targets, fallback
         self.interfaces: list[Interface] = []
         self.parts: list[Part] = []
         self.split: list[Parts] = []  # methods of several segments
@@ -154,13 +164,15 @@ class _Compiler:
         self.interfaces.append(Interface(name, structure, tuple(parts.rows), None, parts.script, inputs, outputs))
 
     def _part(self, name: str, module: Module, dims: Mapping[str, str]) -> Part:
-        graphs = {half: lower(module, self.precision, half) for half in {t.half for t in self.targets}}
+        kept = self.storage
+        halves = {t.half for t in self.targets}
+        graphs = {half: lower(module, kept.activations, half, kept.weights) for half in halves}
         return Part(name, graphs, dims)
 
     def finish(self, metadata: dict[str, str], progress: Progress | None) -> bytes:
         writer = Writer()
         written = self.parts or [Part("nothing", {half: Graph([], [], {}) for half in (False, True)})]
-        schedules = _write(writer, written, self.targets, progress)
+        schedules = _write(writer, written, self.targets, progress, self.storage.layout)
         for parts in self.split:
             for script, name, tensor in parts.constants:
                 script.constants[name] = _keep(writer, name, tensor)
@@ -188,13 +200,17 @@ class Part:
 
 
 def _write(
-    writer: Writer, parts: Sequence[Part], targets: Sequence[Target], progress: Progress | None = None
+    writer: Writer,
+    parts: Sequence[Part],
+    targets: Sequence[Target],
+    progress: Progress | None = None,
+    layout: str = "auto",
 ) -> list[list[Schedule]]:
     """Writes methods, and returns the schedules of each, one for every target."""
     schedules = []
     for part in parts:
         realized = {half: realize_graph(graph) for half, graph in part.graphs.items()}
-        schedules.append([schedule(realized[t.half], t, choose_templates) for t in targets])
+        schedules.append([schedule(realized[t.half], t, choose_templates, layout) for t in targets])
     kernels = [[write_all(s) for s in of_part] for of_part in schedules]
     codes = build(
         (w.source for of_part in kernels for written in of_part for w in written.values()),

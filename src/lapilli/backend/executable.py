@@ -16,7 +16,7 @@ from lapilli.backend.graph import Argument, Output, Prepared, inverse, prepare
 from lapilli.backend.options import Options
 from lapilli.backend.sizes import Sources
 from lapilli.backend.weights import Snapshot, are_tracked
-from lapilli.compiler import compile_module
+from lapilli.compiler import Storage, compile_module
 from lapilli.errors import NoDeviceError
 from lapilli.lower.random import STATE
 from lapilli.runtime.program import Program
@@ -131,8 +131,9 @@ def _tensor(value: torch.Tensor, output: Output) -> torch.Tensor:
 def _program(prepared: Prepared, options: Options) -> Program:
     """For the device at hand; where that turns out to lack what the plan needs, with all plans."""
     made = targets(options.precision, options.device)
+    storage = Storage(options.precision, options.precision)
     for chosen in (made, plans_for(options.precision)):
-        data = compile_module(prepared.module, options.precision, chosen, options.fallback)
+        data = compile_module(prepared.module, storage, chosen, options.fallback)
         try:
             return Program._from_bytes(data, options.device)
         except NoDeviceError:

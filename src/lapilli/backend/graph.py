@@ -16,6 +16,7 @@ from torch import fx
 from lapilli.backend.scalars import Scalars, take_out
 from lapilli.backend.sizes import Sources
 from lapilli.errors import CompileError
+from lapilli.graph.decompose import decompose_calls
 from lapilli.graph.module import Module
 from lapilli.graph.passes import optimize
 
@@ -67,8 +68,9 @@ class Prepared:
     scalars: Scalars | None = None  # gives further arguments
 
 
-def prepare(gm: fx.GraphModule, constants: Mapping[int, torch.Tensor]) -> Prepared:
-    """constants: values of arguments that are the same in every call, by position. gm is left as it is."""
+def prepare(gm: fx.GraphModule, constants: Mapping[int, torch.Tensor], views: bool = True) -> Prepared:
+    """constants: values of arguments that are the same in every call, by position; views: leave views at the end to the host.
+    gm is left as it is."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -77,7 +79,7 @@ def prepare(gm: fx.GraphModule, constants: Mapping[int, torch.Tensor]) -> Prepar
     _lift_attributes(module, gm)
     _forget_devices(graph)
     prepared.scalars = take_out(graph, placeholders)
-    _Results(prepared, placeholders).collect()
+    _Results(prepared, placeholders, views).collect()
     for position, node in enumerate(placeholders):
         if position in constants:
             module.constants[node] = constants[position].detach().cpu()
@@ -85,6 +87,7 @@ def prepare(gm: fx.GraphModule, constants: Mapping[int, torch.Tensor]) -> Prepar
     for position, node in enumerate(placeholders):
         if position not in constants and node in module.graph.nodes and node.meta.get("val") is not None:
             prepared.arguments[node.name] = Argument(position, _as_in_memory(module, node))
+    decompose_calls(module)
     optimize(module)
     return prepared
 
@@ -125,8 +128,8 @@ def _forget_devices(graph: fx.Graph) -> None:
 class _Results:
     """Sorts what the graph returns."""
 
-    def __init__(self, prepared: Prepared, placeholders: Sequence[fx.Node]) -> None:
-        self.prepared = prepared
+    def __init__(self, prepared: Prepared, placeholders: Sequence[fx.Node], views: bool) -> None:
+        self.prepared, self.views = prepared, views
         self.position = {node: k for k, node in enumerate(placeholders)}
         self.sources = Sources(placeholders)
         self.made: dict[fx.Node, int] = {}
@@ -145,7 +148,7 @@ class _Results:
                 raise CompileError(f"the graph returns {value.name}, a number that is read from a tensor")
             self.prepared.numbers.append(val)
             return Result("number", len(self.prepared.numbers) - 1)
-        base, views = _unviewed(value)
+        base, views = _unviewed(value) if self.views else (value, ())
         if base in self.position:
             return Result("given", self.position[base], views)
         if _memory_order(base.meta["val"]) is None:
