@@ -80,11 +80,13 @@ class Storage:
     layout: str = "auto"
 
 
-def compile_module(module: Module, storage: Storage, targets: Sequence[Target], fallback: str) -> bytes:
+def compile_module(
+    module: Module, storage: Storage, targets: Sequence[Target], fallback: str, keyed: bool = False
+) -> bytes:
     """The bytes of a program whose method `forward` is a module that the passes have been over. Its inputs are tensors by the
     names of placeholders, and either sizes by the names of placeholders, or, where one method of the player is all, inputs of
-    shape [size, 0] by the names of size symbols."""
-    compiler = _Compiler(storage, targets, fallback)
+    shape [size, 0] by the names of size symbols. keyed: as for `lower`."""
+    compiler = _Compiler(storage, targets, fallback, keyed)
     with _uncollected():
         part = compiler.lowered("forward", module, {})
         if part is not None:
@@ -125,8 +127,8 @@ def _methods(model: Any, example_inputs: Any, dynamic_shapes: Any) -> dict[str, 
 class _Compiler:
     """Collects methods: what the player runs of each, and what the metadata says of it."""
 
-    def __init__(self, storage: Storage, targets: Sequence[Target], fallback: str) -> None:
-        self.storage, self.targets, self.fallback = storage, targets, fallback
+    def __init__(self, storage: Storage, targets: Sequence[Target], fallback: str, keyed: bool = False) -> None:
+        self.storage, self.targets, self.fallback, self.keyed = storage, targets, fallback, keyed
         self.interfaces: list[Interface] = []
         self.parts: list[Part] = []
         self.split: list[Parts] = []  # methods of several segments
@@ -169,7 +171,7 @@ class _Compiler:
     def _part(self, name: str, module: Module, dims: Mapping[str, str]) -> Part:
         kept = self.storage
         halves = {t.half for t in self.targets}
-        graphs = {half: lower(module, kept.activations, half, weights=kept.weights) for half in halves}
+        graphs = {half: lower(module, kept.activations, half, self.keyed, kept.weights) for half in halves}
         return Part(name, graphs, dims)
 
     def finish(self, metadata: dict[str, str], progress: Progress | None) -> bytes:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from lapilli.backend.executable import Executable
+from lapilli.backend.device import announce
+from lapilli.backend.executable import Executable, Kind
 from lapilli.backend.options import Options
 from lapilli.backend.trace import Compiler, compile_graph
 from lapilli.runtime.compiler import require_compiler
@@ -34,10 +35,11 @@ def vulkan(
     """The backend, as torch.compile calls it. options: see `Options`. Raises CompileError for options that it does not know."""
     require_compiler()
     chosen = Options.of(options, mode)
+    announce()
 
     def compiler(kind: str) -> Compiler:
         def compile(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
-            made = Executable(graph, kind, _weights() if kind == "inference" else [], chosen)
+            made = Executable(graph, _kind(kind), chosen)
             _live[next(_count)] = made
 
             def call(args: list[Any]) -> list[Any]:
@@ -54,14 +56,15 @@ def vulkan(
 def reports() -> list[tuple[str, Report]]:
     """Where the operators of every compiled graph that is still in use run: its kind ("inference", "forward", "backward") and
     its report. Graphs that have not been called yet are not among them."""
-    return [(e.kind, e.report) for e in list(_live.values()) if e.report is not None]
+    return [(e.kind.name, e.report) for e in list(_live.values()) if e.report is not None]
 
 
-def _weights() -> list[int]:
-    """Positions of the arguments that are parameters and buffers, which the graph does not change."""
+def _kind(name: str) -> Kind:
+    """What AOTAutograd knows of the graph that is being compiled."""
     context = torch._guards.TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
-    if metadata is None:
-        return []
+    if metadata is None or name == "backward":
+        return Kind(name)
     changed = set(metadata.mutated_inp_runtime_indices)
-    return [k for k in metadata.static_input_indices if k not in changed]
+    weights = tuple(k for k in metadata.static_input_indices if k not in changed)
+    return Kind(name, weights, metadata.num_forward if name == "forward" else None)

@@ -1,34 +1,45 @@
-"""Which plan to make for the device at hand: one, where `lapilli.compile` makes one for every kind of device."""
+"""The device of a graph, and which plan to make for it: one, where `lapilli.compile` makes one for every kind of device."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
+import torch
+
+from lapilli.eager import device as announced
+from lapilli.errors import NoDeviceError
 from lapilli.runtime.devices import Device, devices
-from lapilli.schedule.target import ANY, CPU, CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, Target, plans_for
+from lapilli.schedule.target import ANY, CPU, CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, Target
 
 _TEXELS = 1 << 24
 
 
-def targets(precision: str, device: str | int | None) -> list[Target]:
-    """The target that fits best; all of them where the device cannot be told before a program is loaded."""
-    found = find(device)
-    return plans_for(precision) if found is None else [_best(precision, found)]
+def device_of(given: Sequence[Any], wanted: str | int | None) -> int:
+    """Index of the device of the first tensor that is on one; for tensors of the CPU that of the device that is wanted, as for
+    `lapilli.load`. Raises NoDeviceError."""
+    for value in given:
+        if isinstance(value, torch.Tensor) and value.device.type == "vulkan":
+            return value.get_device()
+    return _find(os.environ.get("LAPILLI_DEVICE") if wanted is None else wanted)
 
 
 @lru_cache
-def find(device: str | int | None) -> Device | None:
-    """The device that an index or a part of a name means, as the player finds it."""
-    import os
-
-    wanted = os.environ.get("LAPILLI_DEVICE") if device is None else device
+def _find(wanted: str | int | None) -> int:
     known = devices()
-    if wanted is None or wanted == "":
-        return known[0] if known else None
-    if str(wanted).isdigit():
-        return known[int(wanted)] if int(wanted) < len(known) else None
-    named = [d for d in known if str(wanted).lower() in d.name.lower()]
-    return named[0] if named else None
+    text = "" if wanted is None else str(wanted)
+    for device in known:
+        if str(device.index) == text or (not text.isdigit() and text.lower() in device.name.lower()):
+            return device.index
+    names = ", ".join(f"{d.index}: {d.name}" for d in known) or "none"
+    raise NoDeviceError(f"There is no Vulkan device {wanted!r}; there are {names}.")
+
+
+def targets(precision: str, index: int) -> list[Target]:
+    """The target that fits the device best."""
+    return [_best(precision, devices()[index])]
 
 
 def _best(precision: str, device: Device) -> Target:
@@ -42,3 +53,8 @@ def _best(precision: str, device: Device) -> Target:
     return GPU
 
 
+def announce() -> None:
+    """Makes the device known to torch, where `import torch` has not done that (TORCH_DEVICE_BACKEND_AUTOLOAD=0)."""
+    if not hasattr(torch, "vulkan"):
+        announced.announce()
+    torch.vulkan._lazy_init()  # type: ignore[attr-defined]

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import sympy
 import torch
 from torch import fx
 
-from lapilli.backend.device import targets
-from lapilli.backend.graph import Argument, Output, Prepared, inverse, prepare
+from lapilli.backend.device import device_of, targets
+from lapilli.backend.graph import Prepared, inverse, prepare
+from lapilli.backend.launch import on_device
 from lapilli.backend.options import Options
+from lapilli.backend.program import Program, load
 from lapilli.backend.sizes import Sources
 from lapilli.backend.weights import Snapshot, are_tracked
 from lapilli.compiler import Storage, compile_module
+from lapilli.eager import storage
 from lapilli.errors import NoDeviceError
-from lapilli.lower.random import STATE
-from lapilli.runtime.program import Program
 from lapilli.runtime.report import Report
 from lapilli.schedule.target import plans_for
 
@@ -27,15 +28,24 @@ RENEWALS = 1
 """How often changed weights are compiled in anew; after that they are arguments of every call."""
 
 
+@dataclass(frozen=True)
+class Kind:
+    """name: "inference", "forward" or "backward"; weights: positions of the arguments that are parameters and buffers; saved:
+    number of the first result that is kept for the backward graph."""
+
+    name: str
+    weights: tuple[int, ...] = ()
+    saved: int | None = None
+
+
 class Executable:
     """What torch calls instead of a graph of AOTAutograd: takes a list of arguments, which it empties, gives a list."""
 
-    def __init__(self, gm: fx.GraphModule, kind: str, static: Sequence[int], options: Options) -> None:
-        """kind: "inference", "forward" or "backward"; static: positions of arguments that are weights, to be compiled in."""
+    def __init__(self, gm: fx.GraphModule, kind: Kind, options: Options) -> None:
         self.kind, self.options = kind, options
-        self._gm, self._static = gm, list(static)
+        self._gm, self._weights = gm, list(kind.weights)
         self._lock = threading.Lock()
-        self._run: Callable[[Sequence[Any]], list[Any]] | None = None
+        self._run: _Run | None = None
         self._snapshot: Snapshot | None = None
         self._renewals = 0
         self.report: Report | None = None
@@ -44,100 +54,130 @@ class Executable:
         given = list(args)
         args.clear()
         run = self._run
-        if run is None or (self._snapshot is not None and not self._snapshot.holds([given[k] for k in self._static])):
+        if run is None or (self._snapshot is not None and not self._snapshot.holds([given[k] for k in self._weights])):
             with self._lock:
-                run = self._run = self._compiled(given)
+                run = self._renewed(given)
         return run(given)
 
-    def _compiled(self, given: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+    def _renewed(self, given: Sequence[Any]) -> _Run:
+        """Compiled for the weights of a call (inference), or with copies of them (training)."""
+        if self.kind.name != "inference" and self._run is not None:
+            return self._copied(self._run, given)
         if self._run is not None:
             self._renewals += 1
-        weights = [given[k] for k in self._static]
+        weights = [given[k] for k in self._weights]
         if self._renewals > RENEWALS or not are_tracked(weights):
-            self._static, weights = [], []
-        self._snapshot = Snapshot(weights, self._forget) if weights else None
+            self._weights, weights = [], []
+        constants = weights if self.kind.name == "inference" else []
+        index = device_of(given, self.options.device)
         with torch.no_grad():
-            prepared = prepare(self._gm, dict(zip(self._static, weights, strict=True)))
-            program = _program(prepared, self.options) if prepared.outputs else None
+            prepared = prepare(self._gm, dict(zip(self._weights, constants, strict=False)))
+            program = _program(prepared, self.options, index) if prepared.outputs else None
         if program is not None:
-            self.report = program.report()
+            self.report = program.report
             _warn(self.report)
-        sources = Sources([n for n in self._gm.graph.nodes if n.op == "placeholder"])
-        return _Run(prepared, program, sources)
+        run = _Run(prepared, program, Sources([n for n in self._gm.graph.nodes if n.op == "placeholder"]), index, self.kind)
+        return self._copied(run, given)
+
+    def _copied(self, run: _Run, given: Sequence[Any]) -> _Run:
+        """With the weights on the device, if they are arguments of the program."""
+        weights = [given[k] for k in self._weights]
+        self._snapshot = Snapshot(weights, self._forget) if weights else None
+        if self.kind.name != "inference":
+            run = run.with_weights(dict(zip(self._weights, weights, strict=True)))
+        self._run = run
+        return run
 
     def _forget(self) -> None:
-        """The weights are gone, and so is what they were compiled into."""
+        """The weights are gone, and so is what was made of them."""
         self._run = None
 
 
 class _Run:
     """A program with torch's tensors around it."""
 
-    def __init__(self, prepared: Prepared, program: Program | None, sources: Sources) -> None:
-        self._outputs, self._results, self._scalars, self._program = (
-            prepared.outputs, prepared.results, prepared.scalars, program
-        )  # fmt: skip
+    def __init__(self, prepared: Prepared, program: Program | None, sources: Sources, index: int, kind: Kind) -> None:
+        self._outputs, self._results, self._scalars = prepared.outputs, prepared.results, prepared.scalars
+        self._program, self._index, self._kind = program, index, kind
         self._numbers = sources.function(prepared.numbers) if prepared.numbers else None
-        self._inputs: list[Argument | int] = []  # of the program: arguments, and sizes by their number
-        sizes: list[sympy.Symbol] = []
-        symbols = {s.name: s for s in prepared.module.ranges if isinstance(s, sympy.Symbol)}
-        for spec in program.inputs if program is not None else ():
-            if spec.name in prepared.arguments:
-                self._inputs.append(prepared.arguments[spec.name])
-            else:
-                self._inputs.append(len(sizes))
-                sizes.append(symbols[spec.name])
-        self._sizes = sources.function(sizes) if sizes else None
-        self._random = program is not None and any(s.name == STATE for s in program.description.states)
+        self._inputs = [prepared.arguments[name] for name in program.inputs] if program is not None else []
+        self._sizes = program.sizes(sources, prepared.module.ranges) if program is not None else None
+        self._copies: dict[int, torch.Tensor] = {}  # of weights, by position
+        self._is_saved = [kind.saved is not None and k >= kind.saved for k in range(len(prepared.results))]
+        self._to_host = [o.val.device.type == "cpu" for o in prepared.outputs]
+
+    def with_weights(self, weights: dict[int, torch.Tensor]) -> _Run:
+        """The same with copies of these weights on the device, where they are not there anyway."""
+        read = {a.position: a.order for a in self._inputs}
+        made = object.__new__(_Run)
+        made.__dict__.update(self.__dict__)
+        made._copies = {
+            k: on_device(t, None, self._index) for k, t in weights.items() if k in read and t.device.type == "cpu"
+        }  # fmt: skip
+        return made
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
+        with torch.no_grad():
+            return self._call(given)
+
+    def _call(self, given: Sequence[Any]) -> list[Any]:
         numbers = self._numbers(given) if self._numbers is not None else ()
-        carriers = [torch.empty((n, 0), dtype=torch.uint8) for n in self._sizes(given)] if self._sizes is not None else []
+        sizes = self._sizes(given) if self._sizes is not None else ()
         if self._scalars is not None:
             given = [*given, *self._scalars(given)]
-        made: list[Any] = []
+        made: list[torch.Tensor] = []
+        placed: dict[int, torch.Tensor] = dict(self._copies)
         if self._program is not None:
-            if self._random:
-                key = torch.randint(-(2**31), 2**31 - 1, (2,), dtype=torch.int32)
-                self._program.set_state({STATE: key})
-            values = [carriers[i] if isinstance(i, int) else _value(given[i.position], i) for i in self._inputs]
-            outputs = self._program.methods["forward"].run_tensors(values)
-            made = [_tensor(v, o) for v, o in zip(outputs, self._outputs, strict=True)]
+            values: list[Any] = []
+            for argument in self._inputs:
+                value = placed.get(argument.position, given[argument.position])
+                if isinstance(value, torch.Tensor):
+                    value = on_device(value, argument.order, self._index)
+                    if argument.order is None:
+                        placed[argument.position] = value
+                values.append(value)
+            made = self._program(sizes, values)
+        hosts: dict[int, torch.Tensor] = {}
         results: list[Any] = []
-        for r in self._results:
+        for r, is_saved in zip(self._results, self._is_saved, strict=True):
             if r.source == "fixed":
                 results.append(r.value)
                 continue
-            value = {"program": made, "given": given, "number": numbers}[r.source][r.value]
+            if r.source == "number":
+                results.append(numbers[r.value])
+                continue
+            if r.source == "given":
+                value = placed.get(r.value, given[r.value]) if is_saved else given[r.value]
+            elif is_saved or not self._to_host[r.value]:
+                value = self._ordered(made[r.value], r.value)
+            else:
+                if r.value not in hosts:
+                    hosts[r.value] = self._ordered(_to_host(made[r.value]), r.value)
+                value = hosts[r.value]
             for view in r.views:
                 value = view(value)
             results.append(value)
         return results
 
-
-def _value(value: Any, argument: Argument) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    value = value.detach()
-    return value if argument.order is None else value.permute(argument.order)
+    def _ordered(self, value: torch.Tensor, output: int) -> torch.Tensor:
+        order = self._outputs[output].order
+        return value if order is None else value.permute(inverse(order))
 
 
-def _tensor(value: torch.Tensor, output: Output) -> torch.Tensor:
-    if not value.numel():
-        return value.new_empty_strided(value.shape, torch.empty(value.shape, device="meta").stride())
-    return value if output.order is None else value.permute(inverse(output.order))
+def _to_host(value: torch.Tensor) -> torch.Tensor:
+    return storage.to_cpu(value) if value.device.type == "vulkan" else value
 
 
-def _program(prepared: Prepared, options: Options) -> Program:
+def _program(prepared: Prepared, options: Options, index: int) -> Program:
     """For the device at hand; where that turns out to lack what the plan needs, with all plans."""
-    made = targets(options.precision, options.device)
-    storage = Storage(options.precision, options.precision)
-    for chosen in (made, plans_for(options.precision)):
-        data = compile_module(prepared.module, storage, chosen, options.fallback)
+    kept = Storage(options.precision, options.precision)
+    best = targets(options.precision, index)
+    for chosen in (best, plans_for(options.precision)):
+        data = compile_module(prepared.module, kept, chosen, options.fallback, keyed=True)
         try:
-            return Program._from_bytes(data, options.device)
+            return load(data, index)
         except NoDeviceError:
-            if chosen is not made:
+            if chosen is not best:
                 raise
     raise AssertionError("the second attempt returns or raises")
 
@@ -156,3 +196,5 @@ def _warn(report: Report) -> None:
             'options={"fallback": "error"} refuses them.',
             UserWarning, stacklevel=2,
         )  # fmt: skip
+
+
