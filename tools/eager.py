@@ -10,6 +10,7 @@ to a file of JSON lines, and a run goes on where the last one stopped. When ever
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import os
 import warnings
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from measure import Measurement, Stop, compare, first_line, reference, same_kind, torch_results
 from opdb import UNINITIALISED, OperatorCall, calls, entries
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from workers import Died, Log, Result
 
 from lapilli import autoload
@@ -38,12 +39,12 @@ FORMS = ("right", "random", "refused", "wrong", "crash")
 
 @dataclass
 class Found:
-    """Of a sample, by number, or of the gradients: the verdict with its reason, and the operators that ran on the CPU."""
+    """Of a sample, by number, or of the gradients: the verdict with its reason, and why operators ran on the CPU."""
 
     sample: int | str
     verdict: str = "right"
     reason: str = ""
-    cpu: list[str] = field(default_factory=list)
+    cpu: dict[str, str] = field(default_factory=dict)
 
 
 def work(limit: int, strict: bool, name: str, start: int) -> Iterator[Result]:
@@ -61,7 +62,7 @@ def work(limit: int, strict: bool, name: str, start: int) -> Iterator[Result]:
         return
     steps: list[Callable[[], Found]] = [partial(forward, name, k, call) for k, call in enumerate(samples)]
     if entries()[name].supports_autograd:
-        steps.append(partial(backward, name, samples))
+        steps.append(partial(backward, name, limit))
     for step in steps[start:]:
         yield asdict(step())
 
@@ -70,23 +71,23 @@ def forward(name: str, k: int, call: OperatorCall) -> Found:
     return _judged(Found(k), lambda found: _forward(name, call))
 
 
-def backward(name: str, samples: Sequence[OperatorCall]) -> Found:
-    return _judged(Found(BACKWARD), lambda found: _backward(name, samples))
+def backward(name: str, limit: int) -> Found:
+    return _judged(Found(BACKWARD), lambda found: _backward(name, limit))
 
 
 def _judged(found: Found, measure: Callable[[Found], None]) -> Found:
-    from lapilli.eager.fallback import fallbacks, reset_fallbacks
+    from lapilli.eager.fallback import fallbacks, reasons, reset_fallbacks
 
     reset_fallbacks()
     try:
         measure(found)
     except Stop as stop:
-        found.verdict, found.reason = stop.verdict, stop.reason
+        found.verdict, found.reason = stop.verdict if stop.verdict in FORMS else "random", stop.reason
     except NotImplementedError as error:
         found.verdict, found.reason = "refused", first_line(error)
     except Exception as error:
         found.verdict, found.reason = "crash", first_line(error)
-    found.cpu = sorted(fallbacks())
+    found.cpu = {name: reasons[name] for name in sorted(fallbacks())}
     return found
 
 
@@ -141,35 +142,44 @@ def agree(got: Sequence[Any], want: Sequence[Any], exact: Callable[[], list[Any]
     compare(got, want, exact(), Measurement())
 
 
-def _backward(name: str, samples: Sequence[OperatorCall]) -> None:
-    """Gradients of the first sample that has some, for random gradients of its results."""
+def _backward(name: str, limit: int) -> None:
+    """Gradients of the first sample that has some, for given gradients of its results."""
     torch.manual_seed(1)
-    seeded = torch.get_rng_state()
-    for call in samples:
-        want = _gradients(call, call.inputs)
+    entry = entries()[name]
+    for sample in itertools.islice(entry.sample_inputs("cpu", torch.float32, requires_grad=True), limit):
+        wanted = [
+            leaf.requires_grad
+            for leaf in tree_leaves(((sample.input, *sample.args), sample.kwargs))
+            if _is_tensor(leaf)
+        ]
+        call = OperatorCall.of(entry, sample)
+        seeded = torch.get_rng_state()
+        want = _gradients(call, call.inputs, wanted)
+        if not torch.equal(torch.get_rng_state(), seeded):
+            raise Stop("random", "draws random numbers")
         if want:
             break
     else:
         raise Stop("random", "no sample has gradients")
-    if not torch.equal(torch.get_rng_state(), seeded):
-        raise Stop("random", "draws random numbers")
-    got = _gradients(_on_device(call), [x.to("vulkan") for x in call.inputs])
-    agree(
-        [_on_host(g) for g in got], want, lambda: _gradients(call.widened(), [x.double() if x.is_floating_point() else x for x in call.inputs])
-    )
+    got = _gradients(_on_device(call), [x.to("vulkan") for x in call.inputs], wanted)
+    wide = [x.double() if x.is_floating_point() else x for x in call.inputs]
+    agree([_on_host(g) for g in got], want, lambda: _gradients(call.widened(), wide, wanted))
 
 
-def _gradients(call: OperatorCall, inputs: Sequence[torch.Tensor]) -> list[Any]:
-    given = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
-    results = [r for r in tree_leaves(call(*(x.clone() for x in given))) if isinstance(r, torch.Tensor) and r.requires_grad]
-    wanted = [x for x in given if x.requires_grad]
-    if not results or not wanted:
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+def _gradients(call: OperatorCall, inputs: Sequence[torch.Tensor], wanted: Sequence[bool]) -> list[Any]:
+    given = [x.detach().clone().requires_grad_(wants) for x, wants in zip(inputs, wanted, strict=True)]
+    results = [r for r in tree_leaves(call(*(x.clone() for x in given))) if _is_tensor(r) and r.requires_grad]
+    if not results or not any(wanted):
         return []
     pulls = []
     for r in results:
         steps = torch.arange(r.numel(), dtype=torch.float64).mul(0.7).cos().reshape(r.shape)
         pulls.append(steps.to(r.dtype).to(r.device))
-    found = torch.autograd.grad(results, wanted, pulls, allow_unused=True)
+    found = torch.autograd.grad(results, [x for x in given if x.requires_grad], pulls, allow_unused=True)
     return [g for g in found if g is not None]
 
 
@@ -185,7 +195,9 @@ def verdict(steps: Sequence[Result]) -> str:
 def totals(tasks: dict[str, Any]) -> str:
     counted = Counter(verdict(t["steps"]) for t in tasks.values())
     left_out = counted.pop("random", 0)
-    return f"{counted.total()} entries ({left_out} left out): " + ", ".join(f"{counted[v]} {v}" for v in FORMS if counted[v])
+    return f"{counted.total()} entries ({left_out} left out): " + ", ".join(
+        f"{counted[v]} {v}" for v in FORMS if counted[v]
+    )
 
 
 def gradients(tasks: dict[str, Any]) -> str:
@@ -200,8 +212,10 @@ def died(reason: Died) -> Result:
 
 def show(name: str, steps: list[Result], seconds: float) -> None:
     bad = [s for s in steps if s["verdict"] not in ("right", "random")]
-    cpu = sorted({op for s in steps for op in s["cpu"]})
-    what = "; ".join(f"{s['sample']}: {s['verdict']}: {s['reason']}" for s in bad) or ("CPU: " + ", ".join(cpu) if cpu else "")
+    cpu = sorted({f"{op} ({why})" for s in steps for op, why in s["cpu"].items()})
+    what = "; ".join(f"{s['sample']}: {s['verdict']}: {s['reason']}" for s in bad) or (
+        "CPU: " + ", ".join(cpu) if cpu else ""
+    )
     print(f"{seconds:6.0f} s  {verdict(steps):8} {name:40} {what[:300]}", flush=True)
 
 
@@ -213,7 +227,14 @@ def page(free: dict[str, Any], strict: dict[str, Any]) -> str:
         cpu = sorted({op for s in steps for op in s["cpu"]})
         grad = next((s["verdict"] for s in steps if s["sample"] == BACKWARD), "")
         bad = [s["reason"] for s in steps if s["verdict"] not in ("right", "random")]
-        cells = [f"`{name}`", verdict(steps), verdict(strict[name]["steps"]), grad, ", ".join(cpu), "; ".join(dict.fromkeys(bad))]
+        cells = [
+            f"`{name}`",
+            verdict(steps),
+            verdict(strict[name]["steps"]),
+            grad,
+            ", ".join(cpu),
+            "; ".join(dict.fromkeys(bad)),
+        ]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(
         [
@@ -240,7 +261,9 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="ENTRY", help="default: all")
-    parser.add_argument("--samples", type=int, default=3, metavar="N", help="at most N samples of an entry, spread over them")
+    parser.add_argument(
+        "--samples", type=int, default=3, metavar="N", help="at most N samples of an entry, spread over them"
+    )
     parser.add_argument("--strict", action="store_true", help="no operator may run on the CPU")
     parser.add_argument("--every", type=int, default=1, metavar="K", help="every K-th entry")
     parser.add_argument("--first", type=int, default=0, metavar="I", help="which of them is the first")

@@ -15,4 +15,6 @@ def register() -> None:
 
         device.announce()
     except Exception as error:
-        warnings.warn(f"Lapilli cannot offer the device 'vulkan' in this PyTorch: {error}", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"Lapilli cannot offer the device 'vulkan' in this PyTorch: {error}", RuntimeWarning, stacklevel=2
+        )

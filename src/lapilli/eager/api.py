@@ -73,7 +73,13 @@ def get_device_properties(device: Where = None) -> DeviceProperties:
     """What a device is and can. Raises RuntimeError where there is no such device."""
     node = _found(device)
     return DeviceProperties(
-        node["name"], node["type"], node["driver"], node["api_version"], node["memory"], node["limits"], node["features"]
+        node["name"],
+        node["type"],
+        node["driver"],
+        node["api_version"],
+        node["memory"],
+        node["limits"],
+        node["features"],
     )
 
 

@@ -116,7 +116,11 @@ class _Call:
             len(lowered.inputs) - self.operands,
             self.sizes,
             self._guard([str(s) for s in lowered.limits]),
-            "[" + ", ".join(f"({_text(shape)}, {_text(strides)}, {str(n.meta['val'].dtype)!r})" for n, shape, strides in nodes) + "]",
+            "["
+            + ", ".join(
+                f"({_text(shape)}, {_text(strides)}, {str(n.meta['val'].dtype)!r})" for n, shape, strides in nodes
+            )
+            + "]",
             tree,
             _aligned(schedule),
         )
@@ -169,7 +173,9 @@ class _Call:
 
     def _node(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A call in the graph, computed on fake tensors."""
-        given, named = (tree_map(lambda a: a.meta["val"] if isinstance(a, fx.Node) else a, x) for x in (list(args), kwargs))
+        given, named = (
+            tree_map(lambda a: a.meta["val"] if isinstance(a, fx.Node) else a, x) for x in (list(args), kwargs)
+        )
         with self.mode:
             value = op(*given, **named)
         node = self.graph.call_function(op, args, kwargs)
@@ -226,8 +232,12 @@ class _Call:
             made = dict(zip(nodes, tensors, strict=True))
             args = tree_map(lambda a: made.get(a, a) if isinstance(a, fx.Node) else a, leaves)
             for k in form.written:
-                args[k] = args[k].clone() if args[k] is not None else None
-            found = form.op(*args[: form.positional], **dict(zip(names[form.positional :], args[form.positional :], strict=True)))
+                args[k] = (
+                    torch.empty(0, dtype=args[k]) if k in form.outs else None if args[k] is None else args[k].clone()
+                )
+            found = form.op(
+                *args[: form.positional], **dict(zip(names[form.positional :], args[form.positional :], strict=True))
+            )
             results = found if isinstance(found, list | tuple) else [found] if found is not None else []
             new = [r for r, place in zip(results, form.returned, strict=False) if place is None]
             return [*new, *(args[k] for k in form.written)]

@@ -15,6 +15,8 @@ from lapilli.eager import storage
 from lapilli.eager.form import Form
 
 _counts: Counter[str] = Counter()
+reasons: dict[str, str] = {}
+"""Why operators ran on the CPU, the last time that they did."""
 
 
 def fallbacks() -> dict[str, int]:
@@ -34,7 +36,9 @@ def strict() -> bool:
 
 def refuse(form: Form, leaves: Sequence[Any], reason: str) -> NotImplementedError:
     """What strict mode says."""
-    dtypes = dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in tree_leaves(list(leaves)) if isinstance(t, torch.Tensor))
+    dtypes = dict.fromkeys(
+        str(t.dtype).removeprefix("torch.") for t in tree_leaves(list(leaves)) if isinstance(t, torch.Tensor)
+    )
     return NotImplementedError(
         f"{form.op} on {', '.join(dtypes) or 'no'} tensors cannot run on the vulkan device: {reason}. {nearest(form, dtypes)} "
         "(LAPILLI_STRICT=1 is set; without it the operator runs on the CPU, with a warning.)"
@@ -96,12 +100,15 @@ def on_cpu(form: Form, leaves: Sequence[Any], index: int, reason: str) -> Any:
 
 def arguments(form: Form, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Leaves as positional and named arguments."""
-    return list(leaves[: form.positional]), dict(zip(form.names[form.positional :], leaves[form.positional :], strict=True))
+    return list(leaves[: form.positional]), dict(
+        zip(form.names[form.positional :], leaves[form.positional :], strict=True)
+    )
 
 
 def _warn(form: Form, reason: str) -> None:
     name = str(form.op)
     _counts[name] += 1
+    reasons[name] = reason
     if _counts[name] == 1:
         warnings.warn(
             f"{name} runs on the CPU, for the vulkan device cannot run it: {reason}. torch.vulkan.fallbacks() counts such calls; "

@@ -14,7 +14,13 @@ from lapilli.lower import lowerings
 aten = torch.ops.aten
 Overload = torch._ops.OpOverload
 
-CONSTANT_NUMBERS = {aten.pow.Tensor_Scalar, aten.logspace.default, aten.arange.start_step, aten.arange.start, aten.arange.default}
+CONSTANT_NUMBERS = {
+    aten.pow.Tensor_Scalar,
+    aten.logspace.default,
+    aten.arange.start_step,
+    aten.arange.start,
+    aten.arange.default,
+}
 """Operators whose numbers decide what the kernel is, or how large its result."""
 
 _FUNCTIONAL: dict[Overload, Overload] = {
@@ -85,7 +91,9 @@ def _returned(result: Any, arguments: list[Any]) -> int | None:
     if result.alias_info is None:
         return None
     names = result.alias_info.before_set
-    return next((k for k, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.before_set == names), None)
+    return next(
+        (k for k, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.before_set == names), None
+    )
 
 
 def _functional(op: Overload, writes: bool) -> Overload | None:

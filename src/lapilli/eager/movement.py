@@ -37,6 +37,10 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
     Raises CannotRun where the types cannot be converted on the device."""
     if not target.numel():
         return
+    if source.dtype is torch.int64 and storage.is_wide(source):
+        if target.dtype is not torch.int64:
+            raise CannotRun("it has integers that do not fit into the 32 bits in which the GPU computes them")
+        target.untyped_storage()._lapilli_wide = True  # type: ignore[attr-defined]
     if _shares(target, source):
         if target.dtype == source.dtype and _same_place(target, source):
             return
@@ -103,7 +107,9 @@ def _gather_into(target: torch.Tensor, source: torch.Tensor, order: Sequence[int
     if not _is_aligned(target):
         return _copy_bytes(target, gather(source, target.dtype, order))
     kinds = _kinds(source.dtype, target.dtype)
-    sizes, strides = _merged([source.shape[d] for d in order], [source.stride(d) for d in order], source.itemsize, kinds[0])
+    sizes, strides = _merged(
+        [source.shape[d] for d in order], [source.stride(d) for d in order], source.itemsize, kinds[0]
+    )
     at, first, span = _place(source, sizes, strides, kinds[0])
     given = (storage.buffer_of(source), at)
     made = (storage.buffer_of(target), target.storage_offset() * target.itemsize)

@@ -62,7 +62,9 @@ class Program:
         return self._loaded[device]
 
 
-_NAMES: dict[str, Any] = {"__builtins__": {"min": min, "max": max, "abs": abs, "int": int, "float": float, "round": round}}
+_NAMES: dict[str, Any] = {
+    "__builtins__": {"min": min, "max": max, "abs": abs, "int": int, "float": float, "round": round}
+}
 
 
 @dataclass
@@ -181,7 +183,10 @@ def _source() -> bytes:
     """A digest of what decides about programs besides their signature: the compiler, and torch."""
     h = hashlib.sha256(torch.__version__.encode())
     root = Path(lapilli.__path__[0])
-    files = [root / "compiler.py", *(f for stage in _STAGES for f in (root / stage).rglob("*") if f.suffix in (".py", ".slang"))]
+    files = [
+        root / "compiler.py",
+        *(f for stage in _STAGES for f in (root / stage).rglob("*") if f.suffix in (".py", ".slang")),
+    ]
     for file in sorted(files):
         h.update(file.read_bytes())
     return h.digest()

@@ -83,7 +83,9 @@ class Signature:
     exact: bool = False
 
     def operands(self) -> list[Operand]:
-        return [x for leaf in self.leaves for x in (leaf if isinstance(leaf, tuple) else (leaf,)) if isinstance(x, Operand)]
+        return [
+            x for leaf in self.leaves for x in (leaf if isinstance(leaf, tuple) else (leaf,)) if isinstance(x, Operand)
+        ]
 
     def text(self) -> str:
         """The signature as text: equal for calls that the same programs can serve."""

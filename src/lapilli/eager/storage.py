@@ -22,7 +22,7 @@ from lapilli import errors
 from lapilli.eager.devices import check_fork, stream_of
 
 if TYPE_CHECKING:
-    from lapilli.stream import Buffer, Stream
+    from lapilli.stream import Buffer
 
 _create = torch._C._acc.create_empty_tensor
 on_host = DispatchKeySet(DispatchKey.CPU)
@@ -174,6 +174,18 @@ def from_cpu(tensor: torch.Tensor, device_index: int = 0) -> torch.Tensor:
     return copy
 
 
+def is_wide(tensor: torch.Tensor) -> bool:
+    """Whether a tensor may have integers beyond 32 bits, with which kernels cannot compute: some came from the host."""
+    return hasattr(tensor.untyped_storage(), "_lapilli_wide")
+
+
+def _note_wide(tensor: torch.Tensor, host: torch.Tensor) -> None:
+    if host.dtype is torch.int64 and host.numel():
+        low, high = host.aminmax()
+        if int(low) < -(2**31) or int(high) >= 2**31:
+            tensor.untyped_storage()._lapilli_wide = True  # type: ignore[attr-defined]
+
+
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether a tensor's elements fill a stretch of memory, each once, in any order of its dimensions."""
     return tensor.is_contiguous() or is_non_overlapping_and_dense_or_false(tensor)
@@ -189,6 +201,7 @@ def _write(tensor: torch.Tensor, host: torch.Tensor) -> None:
     """Writes a dense host tensor of the same strides and dtype."""
     if host.numel():
         check_fork()
+        _note_wide(tensor, host)
         buffer_of(tensor).write(tensor.storage_offset() * tensor.itemsize, _bytes_of(host, host.numel()))
 
 
@@ -202,7 +215,10 @@ def copy_(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     if not target.numel():
         return target
     if target.is_conj() or target.is_neg():
-        copy_(target.conj() if target.is_conj() else torch._neg_view(target), source.conj() if target.is_conj() else -source)
+        copy_(
+            target.conj() if target.is_conj() else torch._neg_view(target),
+            source.conj() if target.is_conj() else -source,
+        )
         return target
     if target.device == source.device:
         from lapilli.eager.call import copy

@@ -80,7 +80,9 @@ def _new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         return _original_new(cls, *args, **({} if device is None else {"device": device}), **kwargs)
     size = args[0] if args else kwargs.get("size", 0)
     if not isinstance(size, int):
-        raise TypeError(f"UntypedStorage on a vulkan device takes a number of bytes, but {type(size).__name__} was given.")
+        raise TypeError(
+            f"UntypedStorage on a vulkan device takes a number of bytes, but {type(size).__name__} was given."
+        )
     return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
 
 
@@ -110,7 +112,9 @@ def patch() -> None:
     _instead_for_cpu()
     UntypedStorage.__new__ = _new  # type: ignore[method-assign, assignment]
     # Before PyTorch's own entry for the device, which would save its name.
-    serialization.register_package(15, lambda obj: "cpu" if obj.device.type == "vulkan" else None, lambda obj, place: None)
+    serialization.register_package(
+        15, lambda obj: "cpu" if obj.device.type == "vulkan" else None, lambda obj, place: None
+    )
 
 
 def _instead_for_cpu() -> None:

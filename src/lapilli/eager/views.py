@@ -192,7 +192,9 @@ def set_storage_offset(
     tensor: torch.Tensor, source: torch.UntypedStorage, offset: int, size: Sequence[int], stride: Sequence[int] = ()
 ) -> torch.Tensor:
     if source.device != tensor.device:
-        raise RuntimeError(f"The storage is on {source.device}, but the tensor on {tensor.device}; they must be the same.")
+        raise RuntimeError(
+            f"The storage is on {source.device}, but the tensor on {tensor.device}; they must be the same."
+        )
     stride = stride or make_contiguous_strides_for(size)
     if 0 not in size:
         last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, cast_to, const, load
+from lapilli.ir.expr import Expr, cast_to, load
 from lapilli.ir.integer import Int
 from lapilli.ir.node import Map, Matmul, Node, Reduce
-from lapilli.lower.registry import LONGEST, Call, broadcast, element, fresh_axes, lowering
+from lapilli.lower.registry import LONGEST, Call, Number, broadcast, element, fresh_axes, lowering, scalar
 
 aten = torch.ops.aten
 
