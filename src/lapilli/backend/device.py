@@ -58,3 +58,12 @@ def announce() -> None:
     if not hasattr(torch, "vulkan"):
         announced.announce()
     torch.vulkan._lazy_init()  # type: ignore[attr-defined]
+    _skip_our_code()
+
+
+@lru_cache(maxsize=1)
+def _skip_our_code() -> None:
+    """Tells Dynamo not to look into the kernels of the eager device, which run between compiled graphs."""
+    from torch._dynamo import trace_rules
+
+    trace_rules.add("lapilli")

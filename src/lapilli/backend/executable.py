@@ -148,12 +148,12 @@ class _Run:
                 continue
             if r.source == "given":
                 value = placed.get(r.value, given[r.value]) if is_saved else given[r.value]
-            elif is_saved or not self._to_host[r.value]:
-                value = self._ordered(made[r.value], r.value)
-            else:
+            elif self._to_host[r.value] and not is_saved:
                 if r.value not in hosts:
                     hosts[r.value] = self._ordered(_to_host(made[r.value]), r.value)
                 value = hosts[r.value]
+            else:
+                value = self._ordered(on_device(made[r.value], None, self._index), r.value)
             for view in r.views:
                 value = view(value)
             results.append(value)
