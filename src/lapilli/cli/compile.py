@@ -1,4 +1,4 @@
-"""`lapilli compile`: from an exported model to a program."""
+"""`lapilli compile`: from an exported or TorchScript model to a program."""
 
 from __future__ import annotations
 
