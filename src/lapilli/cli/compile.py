@@ -48,7 +48,9 @@ def compile_(
     pairs: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Compile MODEL (a .pt2 file of torch.export, or TorchScript of torch.jit.save) to a program. Needs `pip install lapilli[compile]`."""
+    """Compile MODEL (.pt2 of torch.export, or TorchScript of torch.jit.save) to a program.
+
+    Needs `pip install lapilli[compile]`."""
     output = output or model.with_suffix(".lap")
     if output.resolve() == model.resolve():
         raise InvalidInputError(f"The output {output} would replace the model; name another file with -o.")
