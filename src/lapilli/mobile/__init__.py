@@ -2,15 +2,19 @@
 
 The wheels' own passes need libraries that the wheels are built without, and fail for every backend. `install` puts a function
 with the same signature in their place, and registers the operators that the optimized modules call; a fresh process that
-loads such a module needs no import but torch's. Nothing heavy is imported before one of them is used."""
+loads such a module needs no import but torch's: the entry point group `torch.backends` names `register`. Nothing heavy is
+imported before one of them is used."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 
-_library: torch.library.Library | None = None
+from lapilli.mobile.fuse import in_any_mode
+
+_library: Any = None
 
 RUN = "run(Tensor model, str method, Tensor[] inputs, str[] settings) -> (Tensor[], str[])"
 """One run of a method of a model on the GPU.
@@ -21,19 +25,32 @@ copied) and gives such; `run_on_device` wants them on the device "vulkan" and le
 
 
 def install() -> None:
-    """Registers the operators and replaces torch's function; doing it again does nothing."""
+    """Registers the operators and replaces torch's functions; doing it again does nothing."""
     global _library
     if _library is not None:
         return
     import torch.utils.mobile_optimizer as optimizer
 
-    library = torch.library.Library("lapilli", "FRAGMENT")
+    library: Any = torch.library.Library("lapilli", "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define(RUN)
     library.define(RUN.replace("run(", "run_on_device("))
     library.impl("run", _run, "CompositeExplicitAutograd")
     library.impl("run_on_device", _run_on_device, "CompositeExplicitAutograd")
     _library = library
     optimizer.optimize_for_mobile = optimize_for_mobile
+    fuse_modules = in_any_mode(torch.ao.quantization.fuse_modules)
+    for module in (torch.ao.quantization, torch.quantization):
+        module.fuse_modules = fuse_modules  # type: ignore[attr-defined]
+
+
+def register() -> None:
+    """`install` for the entry point that PyTorch calls at `import torch`, which must not fail: a warning says why it could not."""
+    try:
+        install()
+    except Exception as error:
+        warnings.warn(
+            f"Lapilli cannot offer optimize_for_mobile in this PyTorch: {error}", RuntimeWarning, stacklevel=2
+        )
 
 
 def optimize_for_mobile(
@@ -41,7 +58,7 @@ def optimize_for_mobile(
     optimization_blocklist: set[Any] | None = None,
     preserved_methods: list[Any] | None = None,
     backend: str = "CPU",
-) -> torch.jit.RecursiveScriptModule:
+) -> torch.jit.ScriptModule:
     """Optimizes a TorchScript module for inference; `torch.utils.mobile_optimizer.optimize_for_mobile`.
 
     backend: "CPU": batch norm folded into convolutions, dropout removed, addition and ReLU fused; runs wherever torch does.

@@ -6,32 +6,35 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
-from torch.utils.mobile_optimizer import MobileOptimizerType as Kind
+
+passes: Any = torch._C  # whose stubs lack most of what is used here
+Kind: Any = passes._MobileOptimizerType
+wrapped: Any = torch.jit._recursive.wrap_cpp_module
 
 
 def folded(
     module: torch.jit.ScriptModule, preserved: Sequence[str], blocked: Collection[Any]
-) -> torch.jit.RecursiveScriptModule:
+) -> torch.jit.ScriptModule:
     """The module in eval mode with its attributes as constants: batch norm folded into the convolutions and linear layers
     before it, dropout removed, additions fused with the ReLU after them, unless blocked. The module given is left alone."""
-    clone = torch._C._hack_do_not_use_clone_module_with_class(module._c, [], [])
-    copy = torch.jit._recursive.wrap_cpp_module(clone)
+    clone = passes._hack_do_not_use_clone_module_with_class(module._c, [], [])
+    copy = wrapped(clone)
     copy.eval()
-    frozen = torch._C._freeze_module(copy._c, list(preserved), freezeInterfaces=True, preserveParameters=False)
-    result: torch.jit.RecursiveScriptModule = torch.jit._recursive.wrap_cpp_module(frozen)
+    frozen = passes._freeze_module(copy._c, list(preserved), freezeInterfaces=True, preserveParameters=False)
+    result: torch.jit.ScriptModule = wrapped(frozen)
     for name in frozen._method_names():
         graph = frozen._get_method(name).graph
-        torch._C._jit_pass_inline(graph)
+        passes._jit_pass_inline(graph)
         if Kind.REMOVE_DROPOUT not in blocked:
             _remove_dropout(graph)
         if Kind.CONV_BN_FUSION not in blocked:
-            torch._C._jit_pass_fold_frozen_conv_bn(graph)
-            torch._C._jit_pass_fold_frozen_linear_bn(graph)
+            passes._jit_pass_fold_frozen_conv_bn(graph)
+            passes._jit_pass_fold_frozen_linear_bn(graph)
         if Kind.FUSE_ADD_RELU not in blocked:
-            torch._C._jit_pass_fuse_add_relu(graph)
-        torch._C._jit_pass_constant_propagation(graph)
-        torch._C._jit_pass_peephole(graph)
-        torch._C._jit_pass_dce(graph)
+            passes._jit_pass_fuse_add_relu(graph)
+        passes._jit_pass_constant_propagation(graph)
+        passes._jit_pass_peephole(graph)
+        passes._jit_pass_dce(graph)
     return result
 
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.export import Dim
@@ -45,7 +45,7 @@ class Model:
     def __init__(self, data: bytes) -> None:
         files = {"lapilli.json": ""}
         self._module = torch.jit.load(io.BytesIO(data), map_location="cpu", _extra_files=files)  # type: ignore[no-untyped-call]
-        self._precision = json.loads(files["lapilli.json"])["precision"]
+        self._precision: Literal["fp32", "fp16"] = json.loads(files["lapilli.json"])["precision"]
         self._digest = hashlib.sha256(data).hexdigest()
         self._methods: dict[str, _Method] = {}
         self._lock = threading.Lock()
@@ -72,7 +72,7 @@ class Model:
 class _Method:
     """A method and its programs: by arguments that are no tensors and by dtypes, a list."""
 
-    def __init__(self, module: Any, name: str, digest: str, precision: str) -> None:
+    def __init__(self, module: Any, name: str, digest: str, precision: Literal["fp32", "fp16"]) -> None:
         self._method = getattr(module, name)
         self._digest, self._precision = f"{digest} {name}", precision
         schema = module._c._get_method(name).schema
@@ -166,11 +166,11 @@ def _takes(program: lapilli.Program, shapes: Shapes) -> bool:
             if isinstance(wanted, int):
                 if size != wanted:
                     return False
-            elif (
-                wanted not in bounds
-                or values.setdefault(wanted, size) != size
-                or not bounds[wanted].min <= size <= (bounds[wanted].max or size)
-            ):
+                continue
+            symbol = bounds.get(wanted)
+            if symbol is None or values.setdefault(wanted, size) != size:
+                return False
+            if not symbol.min <= size <= (symbol.max or size):
                 return False
     return True
 

@@ -15,9 +15,7 @@ from torch.utils import mobile_optimizer
 from lapilli.capture.script_interpreter import inlined, nodes
 from lapilli.errors import CompileError
 from lapilli.mobile.arguments import Code, type_of
-from lapilli.mobile.fold import folded
-
-Kind = mobile_optimizer.MobileOptimizerType
+from lapilli.mobile.fold import Kind, folded, passes, wrapped
 
 
 def optimize(
@@ -25,7 +23,7 @@ def optimize(
     blocklist: set[Any] | None,
     preserved: Sequence[Any] | None,
     backend: str,
-) -> torch.jit.RecursiveScriptModule:
+) -> torch.jit.ScriptModule:
     """As `lapilli.mobile.optimize_for_mobile`."""
     if not isinstance(module, torch.jit.ScriptModule):
         raise TypeError(f"Got {type(module)}, but ScriptModule is expected.")
@@ -39,7 +37,7 @@ def optimize(
         result = _for_gpu(folded(module, names, blocked | {Kind.FUSE_ADD_RELU}), names, blocked, kind)
     else:
         raise TypeError(f"Unknown backend {backend!r}, must be one of 'CPU', 'Vulkan' or 'Metal'")
-    return torch.jit._recursive.wrap_cpp_module(result._c)  # type: ignore[no-any-return]
+    return wrapped(result._c)  # type: ignore[no-any-return]
 
 
 def _blocked(blocklist: set[Any] | None) -> set[Any]:
@@ -67,8 +65,8 @@ def _preserved(module: torch.jit.ScriptModule, names: list[str]) -> list[str]:
 
 
 def _for_gpu(
-    module: torch.jit.RecursiveScriptModule, preserved: list[str], blocked: set[Any], kind: str
-) -> torch.jit.RecursiveScriptModule:
+    module: torch.jit.ScriptModule, preserved: list[str], blocked: set[Any], kind: str
+) -> torch.jit.ScriptModule:
     """A module whose methods call the operator. The methods of bundled inputs and others without tensors keep their code."""
     methods = [name for name in ("forward", *preserved) if _computes(module, name)]
     if not methods:
@@ -78,18 +76,18 @@ def _for_gpu(
     model = _bytes(module, {"precision": "fp16" if kind == "metal" else "fp32"})
     automatic = kind == "metal" or Kind.VULKAN_AUTOMATIC_GPU_TRANSFER not in blocked
     codes = [_code(module._c._get_method(name), "run" if automatic else "run_on_device") for name in methods]
-    bare = torch._C._hack_do_not_use_clone_module_with_class(module._c, methods, [])
+    bare = passes._hack_do_not_use_clone_module_with_class(module._c, methods, [])
     bare._register_attribute("lapilli_model", torch._C.TensorType.get(), model)
     bare._register_attribute(f"optimized_for_{kind}", torch._C.BoolType.get(), True)
     if automatic:
         bare._register_attribute("requires_backend_transfers", torch._C.BoolType.get(), False)
-    result: torch.jit.RecursiveScriptModule = torch.jit._recursive.wrap_cpp_module(bare)
+    result: torch.jit.ScriptModule = wrapped(bare)
     for code in codes:
         result.define(code)
     return result
 
 
-def _computes(module: torch.jit.RecursiveScriptModule, name: str) -> bool:
+def _computes(module: torch.jit.ScriptModule, name: str) -> bool:
     """Whether this is a method that takes tensors."""
     if not module._c._has_method(name):
         return False
@@ -97,7 +95,7 @@ def _computes(module: torch.jit.RecursiveScriptModule, name: str) -> bool:
     return any("Tensor" in str(a.type) for a in arguments) and not name.startswith(("_generate_bundled", "_bundled_"))
 
 
-def _check_stateless(module: torch.jit.RecursiveScriptModule, name: str) -> None:
+def _check_stateless(module: torch.jit.ScriptModule, name: str) -> None:
     for node in nodes(inlined(module._c._get_method(name).graph)):
         if node.kind() == "prim::SetAttr":
             raise CompileError(
@@ -106,10 +104,10 @@ def _check_stateless(module: torch.jit.RecursiveScriptModule, name: str) -> None
             )
 
 
-def _bytes(module: torch.jit.RecursiveScriptModule, options: dict[str, str]) -> torch.Tensor:
+def _bytes(module: torch.jit.ScriptModule, options: dict[str, str]) -> torch.Tensor:
     """The module as torch.jit.save writes it: uint8."""
     buffer = io.BytesIO()
-    torch.jit.save(module, buffer, _extra_files={"lapilli.json": json.dumps(options)})  # type: ignore[no-untyped-call]
+    torch.jit.save(module, buffer, _extra_files={"lapilli.json": json.dumps(options)})
     return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
 
 
