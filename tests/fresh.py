@@ -28,7 +28,10 @@ def random_weights(url, *args, **kwargs):
     model = models.get_model(name, weights=None)
     for norm in model.modules():
         if isinstance(norm, torch.nn.BatchNorm2d):
-            norm.momentum = 1.0  # the statistics of one batch keep activations at the scale that training gives them
+            # As well-conditioned as trained weights: the statistics of one batch, and norms that do not amplify errors.
+            norm.momentum = 1.0
+            torch.nn.init.uniform_(norm.weight, 0.4, 0.6)
+            torch.nn.init.normal_(norm.bias, 1.0, 0.2)
     with torch.no_grad():
         model.train()(torch.rand(4, 3, 64, 64))
     return model.state_dict()
