@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +31,7 @@ from lapilli.graph.passes import clean_up
 from lapilli.ir.expr import loads
 from lapilli.ir.node import Input
 from lapilli.lower import lower
-from lapilli.lower.registry import LONGEST, RANDOM_KEY
+from lapilli.lower.registry import LONGEST, RANDOM_KEY, decompositions
 from lapilli.schedule.plan import Schedule
 from lapilli.schedule.target import Target
 
@@ -63,7 +65,7 @@ class Compiled:
 def compile(signature: Signature, numbers: Sequence[Any], target: Target) -> Compiled:
     """numbers: those of a call, as examples. Raises CannotRun with the reason, or what torch says of wrong arguments."""
     try:
-        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
+        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
             return _Call(signature, numbers).compile(target)
     except (LapilliError, TypeError) as error:
@@ -73,6 +75,17 @@ def compile(signature: Signature, numbers: Sequence[Any], target: Target) -> Com
     except Exception as error:  # whatever a lowering stumbles over is a reason to run the call elsewhere
         text = str(error).strip().splitlines()
         raise CannotRun(f"{type(error).__name__}: {text[0] if text else ''}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch logs of calls that it cannot follow with open sizes: they are tried again with fixed ones."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
 
 
 @dataclass
@@ -186,7 +199,7 @@ class _Call:
     def _results(self, form: Form, leaves: list[Any]) -> tuple[list[fx.Node], Any]:
         """Nodes of the result tensors, and the tree of results."""
         kept = [k for k in range(len(leaves)) if k not in form.outs]
-        if form.functional is None:
+        if form.functional is None or (form.functional in decompositions and not _has_meta(form.functional)):
             call, values = self._traced(form, leaves)
         else:
             schema = form.functional._schema
@@ -224,20 +237,20 @@ class _Call:
         return flat, tree
 
     def _traced(self, form: Form, leaves: list[Any]) -> tuple[fx.Node, list[Any]]:
-        """An operator that writes to arguments and has no functional form, on copies of them: results, then the copies."""
+        """An operator that we decompose, or that writes to arguments and has no functional form: the latter on copies of them,
+        which come after its results."""
         nodes = [n for n in tree_leaves(leaves) if isinstance(n, fx.Node)]
-        names = form.names
+        ours = decompositions.get(form.functional) if form.functional is not None else None
 
         def run(*tensors: torch.Tensor) -> Any:
             made = dict(zip(nodes, tensors, strict=True))
             args = tree_map(lambda a: made.get(a, a) if isinstance(a, fx.Node) else a, leaves)
+            if ours is not None:
+                found = ours(*(a for k, a in enumerate(args) if k not in form.outs))
+                return list(found) if isinstance(found, list | tuple) else [found]
             for k in form.written:
-                args[k] = (
-                    torch.empty(0, dtype=args[k]) if k in form.outs else None if args[k] is None else args[k].clone()
-                )
-            found = form.op(
-                *args[: form.positional], **dict(zip(names[form.positional :], args[form.positional :], strict=True))
-            )
+                args[k] = torch.empty(0, dtype=args[k]) if k in form.outs else None if args[k] is None else args[k].clone()
+            found = form.op(*args[: form.positional], **dict(zip(form.names[form.positional :], args[form.positional :], strict=True)))
             results = found if isinstance(found, list | tuple) else [found] if found is not None else []
             new = [r for r, place in zip(results, form.returned, strict=False) if place is None]
             return [*new, *(args[k] for k in form.written)]
@@ -292,6 +305,12 @@ class _Call:
     def _guard(self, limited: list[str]) -> str:
         parts = [_text(g.expr) for g in self.environment.guards] + [f"{name} <= {LONGEST}" for name in limited]
         return " and ".join(f"({p})" for p in dict.fromkeys(parts)) or "True"
+
+
+def _has_meta(op: Any) -> bool:
+    """Whether torch knows the results of an operator without computing them."""
+    keys = ("Meta", "CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in keys)
 
 
 def _expr(size: Any) -> Any:

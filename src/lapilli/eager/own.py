@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lapilli.eager import movement, storage
+from lapilli.eager import movement, storage, transformer
 from lapilli.eager.call import call, copy, run
 from lapilli.eager.launch import bits
 from lapilli.eager.signature import operand, see
@@ -105,6 +105,8 @@ OPERATORS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.equal.default: _equal,
     aten._index_put_impl_.default: _index_put,
     aten._efficientzerotensor.default: lambda size, **options: torch.zeros(size, **options),
+    aten._native_multi_head_attention.default: transformer.attention,
+    aten._transformer_encoder_layer_fwd.default: transformer.encoder_layer,
     aten.native_batch_norm.default: _batch_norm,
     aten.convolution_backward_overrideable.default: _convolution_backward,
 }
