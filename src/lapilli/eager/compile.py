@@ -14,7 +14,7 @@ import sympy
 import torch
 from torch import fx
 from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map
@@ -30,12 +30,14 @@ from lapilli.graph.module import Module
 from lapilli.graph.passes import clean_up
 from lapilli.ir.expr import loads
 from lapilli.ir.node import Input
-from lapilli.lower import lower
+from lapilli.lower import is_computed, lower, lowerings
 from lapilli.lower.registry import LONGEST, RANDOM_KEY, decompositions
 from lapilli.schedule.plan import Schedule
 from lapilli.schedule.target import Target
 
 aten = torch.ops.aten
+
+DEPENDS_ON_DATA = "the size of its result depends on data"
 
 FIXED_SIZES: dict[Any, tuple[int, ...]] = {
     aten.convolution.default: (1,), aten.convolution_overrideable.default: (1,), aten.convolution_backward.default: (2,),
@@ -72,6 +74,8 @@ def compile(signature: Signature, numbers: Sequence[Any], target: Target) -> Com
         raise CannotRun(str(error)) from error
     except CannotRun:
         raise
+    except (DynamicOutputShapeException, DataDependentOutputException) as error:
+        raise CannotRun(DEPENDS_ON_DATA) from error
     except Exception as error:  # whatever a lowering stumbles over is a reason to run the call elsewhere
         text = str(error).strip().splitlines()
         raise CannotRun(f"{type(error).__name__}: {text[0] if text else ''}") from error
@@ -118,6 +122,9 @@ class _Call:
         if not decompose_calls(module):
             raise CannotRun("torch has no decomposition of it into operators with GPU lowerings")
         clean_up(module)
+        missing = sorted({str(n.target) for n in module.graph.nodes if is_computed(n) and n.target not in lowerings})
+        if missing:
+            raise CannotRun(f"there is no GPU lowering of {', '.join(missing)}")
         lowered = lower(module, "fp32", target.half, keyed=True)
         data, schedule = assemble_graph(lowered, target)
         known = {name: ("size", *place) for name, place in self.sizes.items()}
@@ -285,6 +292,8 @@ class _Call:
                 raise CannotRun(f"its result cannot be cast to {place.dtype}")
             node = self._node(aten._to_copy.default, node, dtype=place.dtype)
             val = node.meta["val"]
+        if any(isinstance(s, torch.SymInt) and s.node.hint is None for s in val.shape):
+            raise CannotRun(DEPENDS_ON_DATA)
         shape = [_expr(s) for s in val.shape]
         hints = tuple(map(_hint, val.shape))
         seen = see(hints, [_hint(s) for s in val.stride()], val.dtype)
