@@ -99,6 +99,8 @@ def begin() -> None:
         call.register(library)
         every.fallback(call.boxed, "PrivateUse1")
         every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+        for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1", "QuantizedPrivateUse1", "NestedTensorPrivateUse1"):
+            every.fallback(views.refuse_layout, key)
         autocast.register(library)
         _libraries.extend((library, every))
         _begun = True

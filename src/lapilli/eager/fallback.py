@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lapilli.eager import storage
 from lapilli.eager.form import Form
+from lapilli.eager.generators import default_generator
 
 _counts: Counter[str] = Counter()
 reasons: dict[str, str] = {}
@@ -76,6 +77,8 @@ def on_cpu(form: Form, leaves: Sequence[Any], index: int, reason: str) -> Any:
     if strict():
         raise refuse(form, leaves, reason)
     given = [tree_map(down, list(leaf) if isinstance(leaf, tuple) else leaf) for leaf in leaves]
+    if "generator" in form.names and given[place := form.names.index("generator")] is None:
+        given[place] = default_generator(index)  # so that random numbers follow the device's seed here too
     args, kwargs = arguments(form, given)
     with torch.no_grad():
         result = form.op(*args, **kwargs)
