@@ -40,7 +40,11 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
     if source.is_conj() != target.is_conj():
         return _copy_conjugate(target, source)
     if source.is_neg() != target.is_neg():
-        return copy(torch._neg_view(target), source) if target.is_neg() else copy(target, torch.neg(torch._neg_view(source)))
+        return (
+            copy(torch._neg_view(target), source)
+            if target.is_neg()
+            else copy(target, torch.neg(torch._neg_view(source)))
+        )
     if target.dtype != source.dtype and (target.is_complex() or source.is_complex()):
         return _copy_parts(target, source)
     if source.dtype is torch.int64 and storage.is_wide(source):

@@ -130,7 +130,11 @@ def shrink_backward(grad: torch.Tensor, x: torch.Tensor, threshold: float) -> to
     return torch.where((x >= -threshold) & (x <= threshold), 0.0, grad)
 
 
-@decomposition(aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default)
+@decomposition(
+    aten.replication_pad1d_backward.default,
+    aten.replication_pad2d_backward.default,
+    aten.replication_pad3d_backward.default,
+)
 def replication_pad_backward(grad: torch.Tensor, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
     """What was repeated at an edge is added to the edge; what was cropped has no gradient."""
     for k in range(len(padding) // 2):
