@@ -54,7 +54,8 @@ def nearest(form: Form, dtypes: Any) -> str:
     if known.dtypes:
         missing = [d for d in dtypes if d not in known.dtypes]
         if missing:
-            return f"It runs there on {', '.join(known.dtypes)}: convert the tensors, for example with .to(torch.{known.dtypes[0]})."
+            listed = ", ".join(known.dtypes)
+            return f"It runs there on {listed}: convert the tensors, for example with .to(torch.{known.dtypes[0]})."
         return "Other sizes or arguments of this operator do run there."
     return "Move its operands to the CPU with .cpu(), or write it in terms of other operators."
 

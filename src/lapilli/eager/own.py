@@ -49,10 +49,10 @@ def _fill(x: torch.Tensor, value: Any) -> torch.Tensor:
     if seen.strided or seen.spread or (value != 0 and x.dtype not in _WORDS):
         return _write(x, value)
     pattern = 0 if value == 0 else _WORDS[x.dtype](value)
-    offset, size = x.storage_offset() * x.itemsize, x.numel() * x.itemsize
-    if offset % 4 or size % 4:
+    place, size = movement.slice_of(x), x.numel() * x.itemsize
+    if place[1] % 4 or size % 4:
         return _write(x, value)
-    storage.stream_of(x.get_device()).fill((storage.buffer_of(x), offset), size, pattern)
+    storage.stream_of(x.get_device()).fill(place, size, pattern)
     return x
 
 

@@ -38,8 +38,8 @@ def register(library: torch.library.Library, every: torch.library.Library) -> No
     """every: for all operators."""
     for key, (host, names) in _PARTS.items():
         for name in names.split():
-            library.impl(name, _redispatched(getattr(aten, name).default, DispatchKeySet(host)), key)
-        every.fallback(_boxed, key)
+            library.impl(name, _redispatched(getattr(aten, name).default, DispatchKeySet(host)), key)  # type: ignore[no-untyped-call]
+        every.fallback(_boxed, key)  # type: ignore[no-untyped-call]
 
 
 def _redispatched(op: torch._ops.OpOverload, keys: DispatchKeySet) -> Callable[..., Any]:
