@@ -305,6 +305,8 @@ def signature_of(form: Form, leaves: Sequence[Any], given: Places) -> Signature:
     def argument(k: int, leaf: Any) -> Any:
         if k in form.outs:
             return leaf.dtype
+        if form.names[k] == "generator":
+            return None
         if form.runtime_numbers and given.numbers[k] is not None:
             return Number(type(leaf).__name__)
         return one(leaf)
