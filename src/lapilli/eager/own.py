@@ -129,7 +129,9 @@ def _full(
     return _fill(made, value)
 
 
-def _random(x: torch.Tensor, low: int, high: int | None = None, *, generator: torch.Generator | None = None) -> torch.Tensor:
+def _random(
+    x: torch.Tensor, low: int, high: int | None = None, *, generator: torch.Generator | None = None
+) -> torch.Tensor:
     """Integers from low to high - 1."""
     if high is None or not 0 < high - low < 2**31:
         run(getattr(aten.random_, "from"))(x, low, high, generator=generator)
