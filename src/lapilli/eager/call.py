@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from lapilli.eager import movement
+from lapilli.eager import movement, storage
 from lapilli.eager.fallback import fallbacks, on_cpu, reset_fallbacks
 from lapilli.eager.form import form
 from lapilli.eager.launch import Launch, is_runtime, places, quick

@@ -45,7 +45,7 @@ class Launch:
         self, form: Form, leaves: list[Any], given: Places, tensors: list[torch.Tensor], numbers: list[Any], index: int
     ) -> None:
         """leaves: all arguments, in the schema's order. Raises CannotRun."""
-        signature = signature_of(form, leaves)
+        signature = signature_of(form, leaves, given)
         operands = signature.operands()
         for x in operands:
             if x.dtype in REFUSED:
@@ -291,21 +291,24 @@ def _is_number(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def signature_of(form: Form, leaves: Sequence[Any]) -> Signature:
-    def one(leaf: Any, numeric: bool) -> Any:
+def signature_of(form: Form, leaves: Sequence[Any], given: Places) -> Signature:
+    """Numbers that are defaults are known; those that were given may differ from call to call."""
+
+    def one(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             if _is_number(leaf):
                 return Number("float" if leaf.is_floating_point() else "int", leaf.dtype)
             return operand(leaf)
-        if isinstance(leaf, list | tuple):
-            return tuple(one(x, False) for x in leaf)
-        if form.runtime_numbers and numeric and is_runtime(leaf):
-            return Number(type(leaf).__name__)
-        return leaf
+        return tuple(map(one, leaf)) if isinstance(leaf, list | tuple) else leaf
 
-    return Signature(
-        form, tuple(leaf.dtype if k in form.outs else one(leaf, k in form.numeric) for k, leaf in enumerate(leaves))
-    )
+    def argument(k: int, leaf: Any) -> Any:
+        if k in form.outs:
+            return leaf.dtype
+        if form.runtime_numbers and given.numbers[k] is not None:
+            return Number(type(leaf).__name__)
+        return one(leaf)
+
+    return Signature(form, tuple(argument(k, leaf) for k, leaf in enumerate(leaves)))
 
 
 def _aligned(inputs: Sequence[int], aligned: Sequence[int]) -> set[int]:

@@ -37,8 +37,12 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
     Raises CannotRun where the types cannot be converted on the device."""
     if not target.numel():
         return
-    if source.is_conj() != target.is_conj() or source.is_neg() != target.is_neg():
-        raise CannotRun("numbers that are conjugated or negated where they are read are not supported on the GPU")
+    if source.is_conj() != target.is_conj():
+        return _copy_conjugate(target, source)
+    if source.is_neg() != target.is_neg():
+        return copy(torch._neg_view(target), source) if target.is_neg() else copy(target, torch.neg(torch._neg_view(source)))
+    if target.dtype != source.dtype and (target.is_complex() or source.is_complex()):
+        return _copy_parts(target, source)
     if source.dtype is torch.int64 and storage.is_wide(source):
         if target.dtype is not torch.int64:
             raise CannotRun("it has integers that do not fit into the 32 bits in which the GPU computes them")
@@ -54,6 +58,24 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
     if target.dtype == source.dtype and target.stride() == source.stride():
         return _copy_bytes(target, source)
     _gather_into(target, source, seen.order)
+
+
+def _copy_conjugate(target: torch.Tensor, source: torch.Tensor) -> None:
+    """One of both is conjugated where it is read."""
+    to, of = (torch.view_as_real(x.conj() if x.is_conj() else x) for x in (target, source))
+    copy(to[..., 0], of[..., 0])
+    copy(to[..., 1], torch.neg(of[..., 1]))
+
+
+def _copy_parts(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Complex numbers are pairs of reals; of a real number the second one is 0, and a real number takes the first one."""
+    if not target.is_complex():
+        return copy(target, torch.view_as_real(source)[..., 0])
+    pairs = torch.view_as_real(target)
+    if source.is_complex():
+        return copy(pairs, torch.view_as_real(source))
+    copy(pairs[..., 0], source)
+    copy(pairs[..., 1], torch.zeros((), dtype=pairs.dtype, device=target.device).expand(target.shape))
 
 
 def gather(source: torch.Tensor, dtype: torch.dtype | None = None, order: Sequence[int] | None = None) -> torch.Tensor:
@@ -145,6 +167,8 @@ def _kinds(source: torch.dtype, target: torch.dtype) -> tuple[DType, DType]:
         bits = _BITS[min(source.itemsize, 4)]
         return bits, bits
     for dtype in (source, target):
+        if dtype is torch.float64 and source is torch.float32:
+            continue
         if dtype not in FROM_TORCH or dtype is torch.float64:
             raise CannotRun(f"{str(dtype).removeprefix('torch.')} is not supported on the GPU")
     return FROM_TORCH[source], FROM_TORCH[target]

@@ -124,6 +124,25 @@ for _n in (2, 3):
     lowering(getattr(aten, f"adaptive_max_pool{_n}d_backward").default)(_adaptive(_n, True))
 
 
+@decomposition(aten.softshrink_backward.default, aten.hardshrink_backward.default)
+def shrink_backward(grad: torch.Tensor, x: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Zero between -threshold and threshold."""
+    return torch.where((x >= -threshold) & (x <= threshold), 0.0, grad)
+
+
+@decomposition(aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default)
+def replication_pad_backward(grad: torch.Tensor, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
+    """What was repeated at an edge is added to the edge; what was cropped has no gradient."""
+    for k in range(len(padding) // 2):
+        before, after, d = padding[2 * k], padding[2 * k + 1], grad.dim() - 1 - k
+        size = x.shape[d]
+        places = torch.arange(grad.shape[d], device=grad.device) - before
+        shape = list(grad.shape)
+        shape[d] = size
+        grad = torch.zeros(shape, dtype=grad.dtype, device=grad.device).index_add(d, places.clamp(0, size - 1), grad)
+    return grad
+
+
 @decomposition(aten.convolution_backward.default)
 def convolution_backward(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: Any, stride: Sequence[int],
