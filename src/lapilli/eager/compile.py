@@ -258,8 +258,13 @@ class _Call:
                 found = ours(*(a for k, a in enumerate(args) if k not in form.outs))
                 return list(found) if isinstance(found, list | tuple) else [found]
             for k in form.written:
-                args[k] = torch.empty(0, dtype=args[k]) if k in form.outs else None if args[k] is None else args[k].clone()
-            found = form.op(*args[: form.positional], **dict(zip(form.names[form.positional :], args[form.positional :], strict=True)))
+                args[k] = (
+                    torch.empty(0, dtype=args[k]) if k in form.outs else None if args[k] is None else args[k].clone()
+                )
+            found = form.op(
+                *args[: form.positional],
+                **dict(zip(form.names[form.positional :], args[form.positional :], strict=True)),
+            )
             results = found if isinstance(found, list | tuple) else [found] if found is not None else []
             new = [r for r, place in zip(results, form.returned, strict=False) if place is None]
             return [*new, *(args[k] for k in form.written)]

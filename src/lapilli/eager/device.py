@@ -91,7 +91,7 @@ def begin() -> None:
         require_compiler()
         if not devices.found():
             raise devices.no_such_device(0)
-        from lapilli.eager import autocast, call, views
+        from lapilli.eager import autocast, call, sparse, views
 
         library = torch.library.Library("aten", "IMPL")
         views.register(library)
@@ -99,7 +99,8 @@ def begin() -> None:
         call.register(library)
         every.fallback(call.boxed, "PrivateUse1")
         every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-        for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1", "QuantizedPrivateUse1", "NestedTensorPrivateUse1"):
+        sparse.register(library, every)
+        for key in ("QuantizedPrivateUse1", "NestedTensorPrivateUse1"):
             every.fallback(views.refuse_layout, key)
         autocast.register(library)
         _libraries.extend((library, every))

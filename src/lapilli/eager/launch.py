@@ -131,7 +131,7 @@ class Launch:
             held = []  # what is gathered lives until the work is queued
             for k, size in zip(self.inputs, self.sizes, strict=True):
                 tensor = tensors[k]
-                offset = tensor.storage_offset() * size
+                offset = int(tensor.storage_offset()) * size
                 if k in self.gathered:
                     tensor, offset = movement.gather(tensor, None, self.gathered[k]), 0
                 elif offset % self.alignment:
@@ -140,7 +140,8 @@ class Launch:
                 words += (storage.buffer_of(tensor).address, offset)
             outputs: list[int] = []
             for result in made:
-                outputs += (storage.buffer_of(result).address, result.storage_offset() * result.itemsize)
+                buffer, offset = movement.slice_of(result)
+                outputs += (buffer.address, offset)
             self.enqueue(*words, *(outputs[0], 0) * self.carriers, *outputs)
         for target, result in later:
             storage.copy_(target, result)
@@ -228,7 +229,7 @@ def quick(launch: Launch) -> Callable[..., Any] | None:
             if offset % alignment:
                 return launch(args, kwargs, tensors, numbers)
             words.append(tensor.untyped_storage()._lapilli.address)  # type: ignore[attr-defined]
-            words.append(offset)
+            words.append(offset)  # type: ignore[arg-type]
         made = empty(shape, dtype, index, steps)
         address = made.untyped_storage()._lapilli.address  # type: ignore[attr-defined]
         for _ in range(carriers):

@@ -24,6 +24,7 @@ from lapilli.lower.registry import FROM_TORCH, convert, fresh_axes
 from lapilli.player import NativeProgram
 from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task
+from lapilli.stream import Slice
 
 ALIGNMENT = 256
 """Bytes to which a buffer can be bound on every device."""
@@ -40,7 +41,11 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
     if source.is_conj() != target.is_conj():
         return _copy_conjugate(target, source)
     if source.is_neg() != target.is_neg():
-        return copy(torch._neg_view(target), source) if target.is_neg() else copy(target, torch.neg(torch._neg_view(source)))
+        return (
+            copy(torch._neg_view(target), source)
+            if target.is_neg()
+            else copy(target, torch.neg(torch._neg_view(source)))
+        )
     if target.dtype != source.dtype and (target.is_complex() or source.is_complex()):
         return _copy_parts(target, source)
     if source.dtype is torch.int64 and storage.is_wide(source):
@@ -116,14 +121,15 @@ def _same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.storage_offset() == b.storage_offset() and a.stride() == b.stride()
 
 
+def slice_of(tensor: torch.Tensor) -> Slice:
+    """Where a tensor begins: its buffer, and bytes from there."""
+    return storage.buffer_of(tensor), int(tensor.storage_offset()) * tensor.itemsize
+
+
 def _copy_bytes(target: torch.Tensor, source: torch.Tensor) -> None:
     """Dense tensors of the same layout."""
-    size = target.itemsize
-    storage.stream_of(target.get_device()).copy(
-        (storage.buffer_of(source), source.storage_offset() * size),
-        (storage.buffer_of(target), target.storage_offset() * size),
-        target.numel() * size,
-    )
+    stream = storage.stream_of(target.get_device())
+    stream.copy(slice_of(source), slice_of(target), target.numel() * target.itemsize)
 
 
 def _gather_into(target: torch.Tensor, source: torch.Tensor, order: Sequence[int]) -> None:
@@ -136,8 +142,7 @@ def _gather_into(target: torch.Tensor, source: torch.Tensor, order: Sequence[int
     )
     at, first, span = _place(source, sizes, strides, kinds[0])
     given = (storage.buffer_of(source), at)
-    made = (storage.buffer_of(target), target.storage_offset() * target.itemsize)
-    _run(target, "gather", kinds, [*sizes, *strides, first, span], [given], made)
+    _run(target, "gather", kinds, [*sizes, *strides, first, span], [given], slice_of(target))
 
 
 def _scatter(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -151,7 +156,7 @@ def _scatter(target: torch.Tensor, source: torch.Tensor) -> None:
         )
     at, first, span = _place(target, sizes, strides, kinds[1])
     whole = (storage.buffer_of(target), at)
-    given = (storage.buffer_of(source), source.storage_offset() * source.itemsize)
+    given = slice_of(source)
     if kinds[1].size >= 4:
         return _run(target, "scatter", kinds, [*sizes, *strides, first, span], [given], whole)
     # Devices store whole words only: every word that the target touches is written, with its old bytes where they stay.
@@ -192,7 +197,7 @@ def _merged(sizes: list[int], strides: list[int], itemsize: int, kind: DType) ->
 
 def _place(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], kind: DType) -> tuple[int, int, int]:
     """Where the buffer is bound, in bytes; the first element from there; and how many elements from there to the last."""
-    offset = tensor.storage_offset() * tensor.itemsize
+    offset = int(tensor.storage_offset()) * tensor.itemsize
     at = offset // ALIGNMENT * ALIGNMENT
     first = (offset - at) // kind.size
     return at, first, first + 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))

@@ -49,10 +49,10 @@ def _fill(x: torch.Tensor, value: Any) -> torch.Tensor:
     if seen.strided or seen.spread or (value != 0 and x.dtype not in _WORDS):
         return _write(x, value)
     pattern = 0 if value == 0 else _WORDS[x.dtype](value)
-    offset, size = x.storage_offset() * x.itemsize, x.numel() * x.itemsize
-    if offset % 4 or size % 4:
+    place, size = movement.slice_of(x), x.numel() * x.itemsize
+    if place[1] % 4 or size % 4:
         return _write(x, value)
-    storage.stream_of(x.get_device()).fill((storage.buffer_of(x), offset), size, pattern)
+    storage.stream_of(x.get_device()).fill(place, size, pattern)
     return x
 
 
@@ -122,7 +122,9 @@ def _ones(made: torch.Tensor, rest: tuple[Any, ...]) -> None:
     _fill(made, 1)
 
 
-def _full(size: Sequence[int], value: Any, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> torch.Tensor:
+def _full(
+    size: Sequence[int], value: Any, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any
+) -> torch.Tensor:
     made = torch.empty(size, dtype=dtype or torch.tensor(value, device="cpu").dtype, device=device)
     return _fill(made, value)
 
@@ -141,7 +143,9 @@ OPERATORS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.new_ones.default: _made(_ones, True),
     aten.new_full.default: _made(lambda made, rest: _fill(made, rest[0]), True),
     aten.full.default: _full,
-    aten.scalar_tensor.default: lambda value, **options: _full((), value, **{"dtype": torch.get_default_dtype(), **options}),
+    aten.scalar_tensor.default: lambda value, **options: _full(
+        (), value, **{"dtype": torch.get_default_dtype(), **options}
+    ),
     aten._fft_r2c.default: fourier.real_to_complex,
     aten._fft_c2c.default: fourier.complex_to_complex,
     aten._fft_c2r.default: fourier.complex_to_real,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -20,8 +19,11 @@ def attention(
     """`aten._native_multi_head_attention`: query, key, value [N, L, E]; masks are true where nothing is to be attended.
 
     Results: [N, L, E], and the weights [N, L, L] (or one for every head) where they are needed."""
-    parts = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
-    q, k, v = (functional.linear(x, w, b).unflatten(-1, (heads, -1)).transpose(1, 2) for x, w, b in parts)
+
+    def split(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return functional.linear(x, w, b).reshape(*x.shape[:2], heads, -1).transpose(1, 2)
+
+    q, k, v = map(split, (query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3))
     scores = (q * (embed_dim // heads) ** -0.5) @ k.transpose(-2, -1)
     if mask is not None:
         wide = mask[:, None, None, :] if mask_type == PADDING else mask

@@ -114,9 +114,7 @@ def _index(device: torch.device | None) -> int:
 
 def refuse_layout(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     """The kernel of all operators for the kinds of tensors that the device does not have."""
-    raise NotImplementedError(
-        f"{op}: sparse, quantized and nested tensors are not possible on vulkan devices; use dense ones (tensor.to_dense())."
-    )
+    raise NotImplementedError(f"{op}: quantized and nested tensors are not possible on vulkan devices; use dense ones.")
 
 
 @_kernel("copy_")

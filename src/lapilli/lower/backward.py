@@ -130,13 +130,13 @@ def shrink_backward(grad: torch.Tensor, x: torch.Tensor, threshold: float) -> to
     return torch.where((x >= -threshold) & (x <= threshold), 0.0, grad)
 
 
-@decomposition(aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default)
+@decomposition(*(getattr(aten, f"replication_pad{n}d_backward").default for n in (1, 2, 3)))
 def replication_pad_backward(grad: torch.Tensor, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
     """What was repeated at an edge is added to the edge; what was cropped has no gradient."""
     for k in range(len(padding) // 2):
-        before, after, d = padding[2 * k], padding[2 * k + 1], grad.dim() - 1 - k
+        d = grad.dim() - 1 - k
         size = x.shape[d]
-        places = torch.arange(grad.shape[d], device=grad.device) - before
+        places = torch.arange(grad.shape[d], device=grad.device) - padding[2 * k]
         shape = list(grad.shape)
         shape[d] = size
         grad = torch.zeros(shape, dtype=grad.dtype, device=grad.device).index_add(d, places.clamp(0, size - 1), grad)

@@ -14,7 +14,11 @@ aten = torch.ops.aten
 
 @decomposition(aten._thnn_fused_lstm_cell.default)
 def lstm_cell(
-    from_input: Tensor, from_hidden: Tensor, cell: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
+    from_input: Tensor,
+    from_hidden: Tensor,
+    cell: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gates [N, 4H] from the input and from the hidden state, cell [N, H]. Results: hidden and cell state, and the gates."""
     gates = _biased(from_input, input_bias) + _biased(from_hidden, hidden_bias)
@@ -46,7 +50,11 @@ def lstm_cell_backward(
 
 @decomposition(aten._thnn_fused_gru_cell.default)
 def gru_cell(
-    from_input: Tensor, from_hidden: Tensor, hidden: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
+    from_input: Tensor,
+    from_hidden: Tensor,
+    hidden: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Gates [N, 3H] from the input and from the hidden state [N, H]. Results: the new hidden state, and what backward needs."""
     xr, xz, xn = _biased(from_input, input_bias).chunk(3, 1)

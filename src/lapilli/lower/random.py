@@ -194,7 +194,14 @@ def native_dropout(call: Call, x: Node, p: float, train: bool | None = True) -> 
 
 @lowering(aten.rrelu_with_noise_functional.default)
 def rrelu(
-    call: Call, x: Node, noise: Node, low: float = 1 / 8, high: float = 1 / 3, training: bool = False, *_: Any, **__: Any
+    call: Call,
+    x: Node,
+    noise: Node,
+    low: float = 1 / 8,
+    high: float = 1 / 3,
+    training: bool = False,
+    *_: Any,
+    **__: Any,
 ) -> tuple[Node, Node]:
     """Negative elements times a random slope, which is the second result, or times the mean slope at inference."""
 

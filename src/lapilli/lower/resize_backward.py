@@ -15,7 +15,9 @@ from lapilli.lower.registry import decomposition
 aten = torch.ops.aten
 
 
-def _weights(forward: Any, rank: int, source: Any, target: Any, options: Sequence[Any], scale: float | None, like: Tensor) -> Tensor:
+def _weights(
+    forward: Any, rank: int, source: Any, target: Any, options: Sequence[Any], scale: float | None, like: Tensor
+) -> Tensor:
     """[source, target]"""
     units = torch.eye(source, dtype=like.dtype, device=like.device).reshape(1, source, source, *[1] * (rank - 1))
     scales = [scale, *[None] * (rank - 1)]
