@@ -49,8 +49,8 @@ def main() -> None:
         print(f"{queued - begin:.3f} s to queue, {time.perf_counter() - begin:.3f} s until the picture is here")
     print(picture)
     if options.device.startswith("vulkan"):
-        megabytes = torch.vulkan.max_memory_allocated() / 2**20
-        print(f"{torch.vulkan.get_device_name()}: {megabytes:.1f} MiB at most, on the CPU: {torch.vulkan.fallbacks() or 'nothing'}")
+        memory = torch.vulkan.max_memory_allocated() // 1024
+        print(f"{torch.vulkan.get_device_name()}: {memory} KiB at most; on the CPU ran {torch.vulkan.fallbacks() or 'nothing'}")
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ class Reverse(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding, self.places = nn.Embedding(10, 32), nn.Parameter(torch.randn(10, 32) * 0.1)
+        nn.init.normal_(self.embedding.weight, std=0.1)
         layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
         self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.out = nn.Linear(32, 10, bias=False)
@@ -99,7 +100,7 @@ def main() -> None:
     theirs = train(options.model, options.optimizer, options.steps, "cpu")
     for number in range(0, options.steps, max(1, options.steps // 10)):
         print(f"step {number:4}: loss {ours[number]:.5f}, on the CPU {theirs[number]:.5f}")
-    print(f"what ran on the CPU: {torch.vulkan.fallbacks() or 'nothing'}")
+    print(f"on the CPU ran {torch.vulkan.fallbacks() or 'nothing'}")
 
 
 if __name__ == "__main__":

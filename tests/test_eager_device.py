@@ -416,6 +416,9 @@ def test_copies_of_all_kinds() -> None:
                   torch.float64, torch.complex64):  # fmt: skip
         x = torch.tensor([0, 1, 1, 0, 1]).to(dtype)
         assert torch.equal(x.to("vulkan").cpu(), x) and torch.equal(x.to("vulkan")[1:4].cpu(), x[1:4])
+        y = torch.tensor([0.0, 7.0, 1.5])
+        assert torch.equal(y.to("vulkan").to(dtype).cpu(), y.to(dtype))
+        assert torch.equal(x.to("vulkan").float().cpu(), x.to(torch.complex64).real)
 
 
 @pytest.mark.parametrize(

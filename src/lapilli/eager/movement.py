@@ -172,8 +172,6 @@ def _kinds(source: torch.dtype, target: torch.dtype) -> tuple[DType, DType]:
         bits = _BITS[min(source.itemsize, 4)]
         return bits, bits
     for dtype in (source, target):
-        if dtype is torch.float64 and source is torch.float32:
-            continue
         if dtype not in FROM_TORCH or dtype is torch.float64:
             raise CannotRun(f"{str(dtype).removeprefix('torch.')} is not supported on the GPU")
     return FROM_TORCH[source], FROM_TORCH[target]
