@@ -50,7 +50,9 @@ def main() -> None:
     print(picture)
     if options.device.startswith("vulkan"):
         memory = torch.vulkan.max_memory_allocated() // 1024
-        print(f"{torch.vulkan.get_device_name()}: {memory} KiB at most; on the CPU ran {torch.vulkan.fallbacks() or 'nothing'}")
+        print(
+            f"{torch.vulkan.get_device_name()}: {memory} KiB at most; on the CPU ran {torch.vulkan.fallbacks() or 'nothing'}"
+        )
 
 
 if __name__ == "__main__":

@@ -266,7 +266,9 @@ def test_random_numbers_follow_their_seed(make: Callable[..., torch.Tensor]) -> 
     assert one.device == torch.device("vulkan:0") and isinstance(one, torch.Generator)
     drawn = make(device="vulkan", generator=one)
     assert torch.equal(drawn.cpu(), make(device="vulkan", generator=other).cpu())
-    assert torch.equal(make(device="vulkan", generator=one.clone_state()).cpu(), make(device="vulkan", generator=one).cpu())
+    assert torch.equal(
+        make(device="vulkan", generator=one.clone_state()).cpu(), make(device="vulkan", generator=one).cpu()
+    )
 
 
 def test_default_device_and_with_device() -> None:
@@ -327,7 +329,12 @@ def test_memory_formats() -> None:
 def test_views_share_memory(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
     ours, theirs = both()
     a, b = view(ours), view(theirs)
-    assert (a.shape, a.stride(), a.storage_offset(), a._is_view()) == (b.shape, b.stride(), b.storage_offset(), b._is_view())
+    assert (a.shape, a.stride(), a.storage_offset(), a._is_view()) == (
+        b.shape,
+        b.stride(),
+        b.storage_offset(),
+        b._is_view(),
+    )
     assert a.data_ptr() - ours.data_ptr() == b.data_ptr() - theirs.data_ptr()
     assert torch.equal(a.cpu(), b)
     a.add_(1)
@@ -421,9 +428,7 @@ def test_copies_of_all_kinds() -> None:
         assert torch.equal(x.to("vulkan").float().cpu(), x.to(torch.complex64).real)
 
 
-@pytest.mark.parametrize(
-    "value", [True, 3, 2**40, -1.5, 1 + 2j], ids=["bool", "int", "int64", "float", "complex"]
-)
+@pytest.mark.parametrize("value", [True, 3, 2**40, -1.5, 1 + 2j], ids=["bool", "int", "int64", "float", "complex"])
 def test_item(value: Any) -> None:
     x = torch.tensor([value, value], device="vulkan")[1]
     assert x.item() == value and x.tolist() == value and bool(x)

@@ -95,12 +95,18 @@ def test_shapes_with_zeros_and_ones(shape: tuple[int, ...]) -> None:
 def test_layouts() -> None:
     """Permuted and expanded tensors are read where they lie, others are gathered; results have torch's strides."""
     x, y = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    agrees(lambda a, b: [a + b, b * 2, b + b, a.permute(3, 1, 0, 2).exp(), a.transpose(1, 2) @ a.permute(0, 2, 3, 1)], x, y)
-    agrees(lambda a, b: [a[:, 1:, ::2].neg(), a[1].sum(0), b[..., 1:4].softmax(-1), a[0, :1].expand(6, 4, 5).mean(0)], x, y)
+    agrees(
+        lambda a, b: [a + b, b * 2, b + b, a.permute(3, 1, 0, 2).exp(), a.transpose(1, 2) @ a.permute(0, 2, 3, 1)], x, y
+    )
+    agrees(
+        lambda a, b: [a[:, 1:, ::2].neg(), a[1].sum(0), b[..., 1:4].softmax(-1), a[0, :1].expand(6, 4, 5).mean(0)], x, y
+    )
     agrees(lambda a, b: [a[:, :, 1:3].contiguous(), b.contiguous(), a.clone(memory_format=torch.channels_last)], x, y)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.float64, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.float64, torch.complex64]
+)
 def test_strided_copies_move_bits(dtype: torch.dtype) -> None:
     x = torch.arange(120).remainder(7).sub(2).to(torch.int32).view(4, 5, 6).to(dtype)
 
@@ -114,8 +120,20 @@ def test_strided_copies_move_bits(dtype: torch.dtype) -> None:
 
 def test_conversions() -> None:
     x = torch.tensor([-3.7, -0.2, 0.0, 0.5, 1.0, 2.5, 100.3])
-    for dtype in (torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.int16, torch.int8, torch.bool, torch.complex64):
-        agrees(lambda a, dtype=dtype: [a.to(dtype), a.to(dtype).float() if not dtype.is_complex else a, a[::2].to(dtype)], x)
+    for dtype in (
+        torch.float16,
+        torch.bfloat16,
+        torch.int32,
+        torch.int64,
+        torch.int16,
+        torch.int8,
+        torch.bool,
+        torch.complex64,
+    ):
+        agrees(
+            lambda a, dtype=dtype: [a.to(dtype), a.to(dtype).float() if not dtype.is_complex else a, a[::2].to(dtype)],
+            x,
+        )
 
 
 # --- writing
@@ -198,7 +216,9 @@ def test_strict_mode_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(NotImplementedError, match=r"aten\.nonzero\.default on float32 tensors.*depends on data"):
         x.nonzero()
     wide = torch.zeros(3, dtype=torch.float64, device="vulkan")
-    with pytest.raises(NotImplementedError, match=r"aten\.add\.Tensor on float64.*runs there on float32.*\.to\(torch\.float32\)"):
+    with pytest.raises(
+        NotImplementedError, match=r"aten\.add\.Tensor on float64.*runs there on float32.*\.to\(torch\.float32\)"
+    ):
         wide + wide
     assert not fallbacks()
 
@@ -207,9 +227,13 @@ def test_strict_mode_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> No
 def test_integers_beyond_32_bits_are_not_computed_by_kernels() -> None:
     x = torch.tensor([2**40, -3, 5])
     y = x.to("vulkan")
-    assert torch.equal(y.cpu(), x) and torch.equal(y.clone().cpu(), x) and torch.equal(y[::2].contiguous().cpu(), x[::2])
+    assert (
+        torch.equal(y.cpu(), x) and torch.equal(y.clone().cpu(), x) and torch.equal(y[::2].contiguous().cpu(), x[::2])
+    )
     assert torch.equal((y + 1).cpu(), x + 1) and torch.equal((y.clone() * 2).cpu(), x * 2)
-    assert torch.equal((torch.ones(3, dtype=torch.int64, device="vulkan") + 2**33).cpu(), torch.ones(3, dtype=torch.int64) + 2**33)
+    assert torch.equal(
+        (torch.ones(3, dtype=torch.int64, device="vulkan") + 2**33).cpu(), torch.ones(3, dtype=torch.int64) + 2**33
+    )
     assert set(fallbacks()) == {"aten.add.Tensor", "aten.mul.Tensor"}
 
 
@@ -218,7 +242,11 @@ def test_masks_and_numbers() -> None:
     x = torch.randn(4, 5)
     y = x.to("vulkan")
     assert torch.equal(y[y > 0].cpu(), x[x > 0]) and torch.equal(y[torch.tensor([0, 2])].cpu(), x[[0, 2]])
-    assert y.sum().item() == pytest.approx(x.sum().item(), rel=1e-5) and torch.equal(y, y.clone()) and not torch.equal(y, y + 1)
+    assert (
+        y.sum().item() == pytest.approx(x.sum().item(), rel=1e-5)
+        and torch.equal(y, y.clone())
+        and not torch.equal(y, y + 1)
+    )
     assert torch.allclose(y, y + 1e-9) and bool((y == y).all())
     y[y < 0] = 0
     assert torch.equal(y.cpu(), x.clamp(min=0))
@@ -231,13 +259,20 @@ def test_random_numbers_follow_the_seed() -> None:
     def draw() -> list[Tensor]:
         torch.vulkan.manual_seed(7)
         x = torch.empty(200, device="vulkan")
-        drawn = [x.normal_().clone(), x.uniform_(2, 4).clone(), x.bernoulli_(0.3).clone(), torch.rand(200, device="vulkan")]
+        drawn = [
+            x.normal_().clone(),
+            x.uniform_(2, 4).clone(),
+            x.bernoulli_(0.3).clone(),
+            torch.rand(200, device="vulkan"),
+        ]
         return [*(t.cpu() for t in drawn), torch.randperm(50, device="vulkan").cpu()]
 
     first, again = draw(), draw()
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     normal, uniform, bernoulli, other, order = first
-    assert abs(normal.mean()) < 0.4 and 2 <= uniform.min() and uniform.max() < 4 and set(bernoulli.tolist()) == {0.0, 1.0}
+    assert (
+        abs(normal.mean()) < 0.4 and 2 <= uniform.min() and uniform.max() < 4 and set(bernoulli.tolist()) == {0.0, 1.0}
+    )
     assert not torch.equal(other, torch.rand(200, device="vulkan").cpu()) and sorted(order.tolist()) == list(range(50))
     dropped = nn.functional.dropout(torch.ones(1000, device="vulkan"), 0.25).cpu()
     assert set(dropped.tolist()) == {0.0, pytest.approx(4 / 3)} and 150 < (dropped == 0).sum() < 350
@@ -247,7 +282,9 @@ def test_random_numbers_follow_the_seed() -> None:
 # --- training
 
 
-def losses(device: str, make: Callable[[], nn.Module], x: Tensor, y: Tensor, optimizer: Callable[[Any], Any]) -> list[float]:
+def losses(
+    device: str, make: Callable[[], nn.Module], x: Tensor, y: Tensor, optimizer: Callable[[Any], Any]
+) -> list[float]:
     torch.manual_seed(0)
     model = make().to(device)
     step = optimizer(model.parameters())
@@ -282,7 +319,11 @@ class Transformer(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.lstm, self.gru, self.head = nn.LSTM(4, 6, batch_first=True), nn.GRU(6, 6, batch_first=True), nn.Linear(6, 5)
+        self.lstm, self.gru, self.head = (
+            nn.LSTM(4, 6, batch_first=True),
+            nn.GRU(6, 6, batch_first=True),
+            nn.Linear(6, 5),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.gru(self.lstm(x)[0])[0][:, -1])  # type: ignore[no-any-return]
@@ -320,7 +361,9 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
 
     def run() -> list[str]:
         environment = {**os.environ, "LAPILLI_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-        printed = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=environment, capture_output=True, text=True)
+        printed = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)], env=environment, capture_output=True, text=True
+        )
         assert printed.returncode == 0, printed.stderr
         return printed.stdout.split()
 
