@@ -121,7 +121,9 @@ class Reused(torch.nn.Module):
 def test_outputs_in_the_memory_of_inputs(stream: Stream) -> None:
     """Whatever overlaps: the results are as if all inputs had been read first."""
     count, step = 3 * stream.alignment // 4, stream.alignment
-    programs = {static: compiled(Reused(), torch.zeros(count), torch.zeros(1 if static else count)) for static in (0, 1)}
+    programs = {
+        static: compiled(Reused(), torch.zeros(count), torch.zeros(1 if static else count)) for static in (0, 1)
+    }
     draw = random.Random(1)
     for _ in range(60):
         broadcast = draw.randrange(2)
