@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 import cffi
@@ -49,9 +50,7 @@ def empty(
     if stride is None:
         size = math.prod(shape) * dtype.itemsize
     else:
-        size = (1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))) * dtype.itemsize
-        if 0 in shape:
-            size = 0
+        size = 0 if 0 in shape else (1 + sum(map(mul, shape, stride)) - sum(stride)) * dtype.itemsize
     buffer = allocate(size, device_index)
     if device_index:
         return _empty_elsewhere(shape, dtype, device_index, stride, buffer)
@@ -145,7 +144,8 @@ def span(tensor: torch.Tensor) -> int:
     """How many elements lie between a tensor's first and its last, both counted."""
     if not tensor.numel():
         return 0
-    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    stride = tensor.stride()
+    return 1 + sum(map(mul, tensor.shape, stride)) - sum(stride)
 
 
 def _bytes_of(host: torch.Tensor, elements: int) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
+from operator import mul
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ def register(library: torch.library.Library) -> None:
     """Registers all of them."""
     for name, kernel in _KERNELS.items():
         library.impl(name, kernel, "PrivateUse1")
-    for overload in (aten.view.default, aten._reshape_alias.default, aten.unfold.default, aten.view_as_real.default,
+    for overload in (aten._reshape_alias.default, aten.unfold.default, aten.view_as_real.default,
                      aten.view_as_complex.default):  # fmt: skip
         library.impl(overload.name().removeprefix("aten::"), _as_on_the_host(overload), "PrivateUse1")
 
@@ -50,11 +51,14 @@ def _as_on_the_host(overload: torch._ops.OpOverload) -> Callable[..., Any]:
 def alias(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
     """Another tensor over the same storage. size, stride, offset in elements; the offset is counted from the storage's
     first element."""
-    step = offset - tensor.storage_offset()
-    if torch.is_inference_mode_enabled() and not tensor.is_inference():
+    step = offset - int(tensor.storage_offset())
+    if _is_inference_mode() and not tensor.is_inference():
         with torch.inference_mode(False):  # a view of a normal tensor is a normal tensor there too
             return _reinterpret_tensor(tensor, size, stride, step)  # type: ignore[no-any-return]
     return _reinterpret_tensor(tensor, size, stride, step)  # type: ignore[no-any-return]
+
+
+_is_inference_mode = torch.is_inference_mode_enabled
 
 
 @_kernel("as_strided")
@@ -62,16 +66,31 @@ def as_strided(
     tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
     """Raises RuntimeError where the view would leave the storage."""
-    offset = tensor.storage_offset() if storage_offset is None else storage_offset
-    last = offset
-    for n, step in zip(size, stride, strict=True):
-        last += (n - 1) * step
-    if (last + 1) * tensor.itemsize > storage.buffer_of(tensor).bytes and 0 not in size:
+    start = tensor.storage_offset()
+    offset = start if storage_offset is None else storage_offset
+    end = offset + sum(map(mul, size, stride)) - sum(stride) + 1  # behind the last element
+    if end * tensor.itemsize > tensor.untyped_storage()._lapilli.bytes and 0 not in size:  # type: ignore[attr-defined]
         raise RuntimeError(
             f"as_strided: sizes {list(size)}, strides {list(stride)} and storage offset {offset} need "
-            f"{(last + 1) * tensor.itemsize} bytes, but the storage has {storage.buffer_of(tensor).bytes}."
+            f"{end * tensor.itemsize} bytes, but the storage has {storage.buffer_of(tensor).bytes}."
         )
-    return alias(tensor, size, stride, offset)
+    if _is_inference_mode():
+        return alias(tensor, size, stride, int(offset))
+    return _reinterpret_tensor(tensor, size, stride, offset - start)  # type: ignore[no-any-return]
+
+
+@_kernel("view")
+def view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Contiguous tensors the short way; all others, and errors, as PyTorch does it."""
+    if tensor.is_contiguous() and -1 not in size and not _is_inference_mode():
+        stride, step = [], 1
+        for n in reversed(size):
+            stride.append(step)
+            step *= n
+        if step == tensor.numel() != 0:
+            stride.reverse()
+            return _reinterpret_tensor(tensor, size, stride, 0)  # type: ignore[no-any-return]
+    return aten.view.default.redispatch(storage.on_host, tensor, size)  # type: ignore[no-any-return]
 
 
 @_kernel("as_strided_")
