@@ -110,7 +110,7 @@ def test_import_torch_never_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("torch.register_privateuse1_backend() has already been set! Current backend: other")
 
     monkeypatch.delattr(torch, "vulkan")
-    monkeypatch.setattr(torch.utils, "rename_privateuse1_backend", taken)
+    monkeypatch.setattr(torch.utils.backend_registration, "rename_privateuse1_backend", taken)
     with pytest.warns(RuntimeWarning, match="cannot offer the device 'vulkan' in this PyTorch: .*backend: other"):
         autoload.register()
 

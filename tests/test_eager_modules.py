@@ -113,7 +113,7 @@ def test_save_and_load() -> None:
 
 
 def test_saved_files_are_loaded_without_the_device(tmp_path: Path) -> None:
-    module, indices, expected = on_device()
+    module, _, expected = on_device()
     torch.save({"state": module.state_dict(), "expected": expected}, tmp_path / "state.pt")
     torch.jit.save(torch.jit.script(module), tmp_path / "script.pt")
     run_installed(

@@ -30,10 +30,11 @@ def _kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-def register(library: torch.library.Library) -> None:
+def register(library: Any) -> None:
     """Registers all of them."""
     for name, kernel in _KERNELS.items():
         library.impl(name, kernel, "PrivateUse1")
+    overload: Any
     for overload in (aten._reshape_alias.default, aten.unfold.default, aten.view_as_real.default,
                      aten.view_as_complex.default):  # fmt: skip
         library.impl(overload.name().removeprefix("aten::"), _as_on_the_host(overload), "PrivateUse1")
@@ -42,7 +43,7 @@ def register(library: torch.library.Library) -> None:
 aten = torch.ops.aten
 
 
-def _as_on_the_host(overload: torch._ops.OpOverload) -> Callable[..., Any]:
+def _as_on_the_host(overload: Any) -> Callable[..., Any]:
     """A kernel that calls PyTorch's CPU kernel, which looks at sizes and strides only."""
     redispatch, host = overload.redispatch, storage.on_host
     return lambda *args: redispatch(host, *args)
@@ -152,7 +153,7 @@ def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.T
 
 
 _UNPACK: dict[torch.dtype, Callable[[bytes], tuple[Any]]] = {
-    dtype: struct.Struct(code).unpack  # type: ignore[misc]
+    dtype: struct.Struct(code).unpack
     for dtype, code in {
         torch.float32: "f", torch.float64: "d", torch.float16: "e", torch.int64: "q", torch.int32: "i",
         torch.int16: "h", torch.int8: "b", torch.uint8: "B", torch.bool: "?",
@@ -167,7 +168,7 @@ def _local_scalar_dense(tensor: torch.Tensor) -> bool | int | float | complex:
     if unpack is None or tensor.is_neg():
         return storage.to_cpu(tensor).item()
     storage.check_fork()
-    data = storage.buffer_of(tensor).read(tensor.storage_offset() * tensor.itemsize, tensor.itemsize)
+    data = storage.buffer_of(tensor).read(int(tensor.storage_offset()) * tensor.itemsize, tensor.itemsize)
     return unpack(data)[0]  # type: ignore[no-any-return]
 
 
@@ -180,11 +181,12 @@ def resize_(
         return tensor
     if memory_format is torch.preserve_format:
         raise RuntimeError("Unsupported memory format preserve_format")
-    stride: Sequence[int] = make_contiguous_strides_for(size)
+    stride: Sequence[int] = make_contiguous_strides_for(tuple(size))
     if memory_format is not None and memory_format is not torch.contiguous_format:
         stride = torch.empty(size, device="meta", memory_format=memory_format).stride()
-    grow(tensor.untyped_storage(), (tensor.storage_offset() + math.prod(size)) * tensor.itemsize)
-    tensor.data = alias(tensor, size, stride, tensor.storage_offset())
+    start = int(tensor.storage_offset())
+    grow(tensor.untyped_storage(), (start + math.prod(size)) * tensor.itemsize)
+    tensor.data = alias(tensor, size, stride, start)
     return tensor
 
 
@@ -212,7 +214,7 @@ def set_storage_offset(
         raise RuntimeError(
             f"The storage is on {source.device}, but the tensor on {tensor.device}; they must be the same."
         )
-    stride = stride or make_contiguous_strides_for(size)
+    stride = stride or make_contiguous_strides_for(tuple(size))
     if 0 not in size:
         last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
         grow(source, (last + 1) * tensor.itemsize)
@@ -221,13 +223,13 @@ def set_storage_offset(
 
 
 @_kernel("set_.source_Storage")
-def set_storage(tensor: torch.Tensor, source: torch.UntypedStorage) -> torch.Tensor:
+def set_storage(tensor: torch.Tensor, source: torch.UntypedStorage) -> Any:
     return set_storage_offset(tensor, source, 0, (source.nbytes() // tensor.itemsize,))
 
 
 @_kernel("set_.source_Tensor")
 def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    tensor.data = alias(source, source.shape, source.stride(), source.storage_offset())
+    tensor.data = alias(source, source.shape, source.stride(), int(source.storage_offset()))
     return tensor
 
 
