@@ -8,7 +8,6 @@ share a storage still do so afterwards. What is saved is saved as the CPU's, so 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
