@@ -44,7 +44,7 @@ def agrees(f: Callable[..., Any], *tensors: Tensor) -> None:
     found = f(*(t.to("vulkan") for t in tensors))
     for ours, theirs in zip(_listed(found), _listed(expected), strict=True):
         assert ours.device.type == "vulkan" and ours.stride() == theirs.stride()
-        torch.testing.assert_close(ours.cpu(), theirs)
+        torch.testing.assert_close(ours.cpu(), theirs, equal_nan=True)
     assert not fallbacks()
 
 
@@ -120,6 +120,10 @@ def test_strided_copies_move_bits(dtype: torch.dtype) -> None:
 
 def test_conversions() -> None:
     x = torch.tensor([-3.7, -0.2, 0.0, 0.5, 1.0, 2.5, 100.3])
+    tiny = torch.tensor([1e-45, -3e-40, -0.0, 1e38, torch.inf, -torch.inf, torch.nan, 1.1754944e-38])
+    agrees(
+        lambda a: [a.double(), a.to(torch.complex128), a.double().t().contiguous()], torch.stack([tiny, torch.randn(8)])
+    )
     for dtype in (
         torch.float16,
         torch.bfloat16,
@@ -157,12 +161,6 @@ def test_what_is_read_is_read_before_it_is_written() -> None:
     """Where what is written is read at other places of the same memory; torch refuses most of that on the CPU."""
     x = torch.randn(6, 6)
     y = x.to("vulkan")
-    y.mul_(y.t())
-    torch.testing.assert_close(y.cpu(), x * x.t())
-    y = x.to("vulkan")
-    y[1:].add_(y[:-1])
-    torch.testing.assert_close(y.cpu()[1:], x[1:] + x[:-1])
-    y = x.to("vulkan")
     torch.mm(y, y, out=y)
     torch.testing.assert_close(y.cpu(), x @ x)
     y = x.to("vulkan")
@@ -188,8 +186,10 @@ def test_wrong_arguments_raise_what_torch_raises() -> None:
     x = torch.randn(2, 3, device="cpu").to("vulkan")
     with pytest.raises(RuntimeError, match="must match the size"):
         x + torch.ones(4, device="vulkan")
-    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape|must match the size"):
-        x[0].add_(x)
+    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+        x[0].add_(x.clone())
+    with pytest.raises(RuntimeError, match="refer to a single memory location"):
+        x.view(-1)[1:].add_(x.view(-1)[:-1])
     with pytest.raises(RuntimeError, match=r"same device.*vulkan:0 and cpu"):
         x + torch.ones(2, 3)
     with pytest.raises(RuntimeError, match="can't be cast"):
@@ -259,6 +259,8 @@ def test_random_numbers_follow_the_seed() -> None:
     def draw() -> list[Tensor]:
         torch.vulkan.manual_seed(7)
         x = torch.empty(200, device="vulkan")
+        assert torch.randint(3, 9, (50,), device="vulkan").unique().tolist() == [3, 4, 5, 6, 7, 8]
+        reset_fallbacks()
         drawn = [
             x.normal_().clone(),
             x.uniform_(2, 4).clone(),
@@ -275,7 +277,8 @@ def test_random_numbers_follow_the_seed() -> None:
     )
     assert not torch.equal(other, torch.rand(200, device="vulkan").cpu()) and sorted(order.tolist()) == list(range(50))
     dropped = nn.functional.dropout(torch.ones(1000, device="vulkan"), 0.25).cpu()
-    assert set(dropped.tolist()) == {0.0, pytest.approx(4 / 3)} and 150 < (dropped == 0).sum() < 350
+    kept = dropped[dropped != 0]
+    assert torch.allclose(kept, torch.full_like(kept, 4 / 3)) and 650 < len(kept) < 850
     assert not fallbacks()
 
 
@@ -301,7 +304,7 @@ def losses(
 
 def cnn() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3, stride=2), nn.GELU(),
+        nn.Conv2d(3, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 8, 3, stride=2), nn.GELU(),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
     )  # fmt: skip
 

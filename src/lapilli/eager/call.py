@@ -105,7 +105,7 @@ class Kernel:
             try:
                 launch = Launch(self.form, leaves, places(self.form, args, kwargs), tensors, numbers, index)
                 constant = constant and launch.constant
-                made = quick(launch) or launch
+                made = quick(launch, tensors)
             except CannotRun as error:
                 made = str(error)
             if len(self.launches) >= _MOST:

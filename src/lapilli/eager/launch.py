@@ -197,15 +197,22 @@ class Launch:
         )
 
 
-def quick(launch: Launch) -> Callable[..., Any] | None:
-    """The launch as a function with as little to do as possible; None where there is more to it: several results, arguments that
-    are written, that have to be gathered or may hold large integers, or random numbers.
+Run = Callable[[Sequence[Any], Mapping[str, Any], Sequence[torch.Tensor], Sequence[Any]], Any]
 
-    It takes what the launch takes, and is what most operators of a model run by: every line counts."""
-    if len(launch.results) != 1 or launch.tree != 0 or launch.stored or launch.keys or launch.gathered or launch.longs:
-        return None
-    if not launch.work or any(is_tensor for _, is_tensor in launch.numbers):
-        return None
+
+def quick(launch: Launch, tensors: Sequence[torch.Tensor]) -> Run:
+    """The launch as a function with as little to do as possible: most operators of a model have one result, and nothing that has
+    to be gathered, drawn, or looked at for large integers. Every line of these functions counts. Else the launch itself."""
+    if len(launch.results) != 1 or launch.tree not in (0, [0]) or launch.form.listed or not launch.work:
+        return launch
+    if launch.keys or launch.gathered or launch.longs or any(is_tensor for _, is_tensor in launch.numbers):
+        return launch
+    if not launch.stored:
+        return _quick_new(launch)
+    return _quick_in_place(launch, tensors) if 0 in launch.direct else launch
+
+
+def _quick_new(launch: Launch) -> Run:
     shape, strides, dtype = launch.results[0]
     steps = None if strides == movement.dense_strides(shape, range(len(shape))) else strides
     symbols, slots, inputs = launch.symbols, launch.slots, list(zip(launch.inputs, launch.sizes, strict=True))
@@ -217,9 +224,7 @@ def quick(launch: Launch) -> Callable[..., Any] | None:
         storage.empty,
     )
 
-    def run(
-        args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
-    ) -> Any:
+    def run(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
         words = symbols[:]
         for place, k in slots:
             words[place] = bits(numbers[k])
@@ -228,14 +233,48 @@ def quick(launch: Launch) -> Callable[..., Any] | None:
             offset = tensor.storage_offset() * size
             if offset % alignment:
                 return launch(args, kwargs, tensors, numbers)
-            words.append(tensor.untyped_storage()._lapilli.address)  # type: ignore[attr-defined]
-            words.append(offset)  # type: ignore[arg-type]
-        made = empty(shape, dtype, index, steps)
-        address = made.untyped_storage()._lapilli.address  # type: ignore[attr-defined]
+            words.append(tensor.untyped_storage()._lapilli.address)
+            words.append(offset)
+        made: Any = empty(shape, dtype, index, steps)
+        address = made.untyped_storage()._lapilli.address
         for _ in range(carriers):
             words += (address, 0)
         enqueue(*words, address, 0)
         return made
+
+    return run
+
+
+def _quick_in_place(launch: Launch, examples: Sequence[torch.Tensor]) -> Run:
+    """For a result that is written to an argument of its layout; `examples` have the strides of every call."""
+    position = launch.stored[0]
+    name, itemsize = launch.form.names[position], launch.results[0][2].itemsize
+    strides = launch.results[0][1]
+    safe = {k for k in launch.inputs if k in launch.aligned[0] and examples[k].stride() == strides}
+    symbols, slots, inputs = launch.symbols, launch.slots, list(zip(launch.inputs, launch.sizes, strict=True))
+    carriers, alignment, enqueue = launch.carriers, launch.alignment, launch.enqueue
+
+    def run(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+        target = args[position] if position < len(args) else kwargs[name]
+        written = target.storage_offset() * itemsize
+        if written % alignment:
+            return launch(args, kwargs, tensors, numbers)
+        buffer = target.untyped_storage()._lapilli
+        words = symbols[:]
+        for place, k in slots:
+            words[place] = bits(numbers[k])
+        for k, size in inputs:
+            tensor = tensors[k]
+            offset = tensor.storage_offset() * size
+            read = tensor.untyped_storage()._lapilli
+            if offset % alignment or (read is buffer and (offset != written or k not in safe)):
+                return launch(args, kwargs, tensors, numbers)
+            words.append(read.address)
+            words.append(offset)
+        for _ in range(carriers):
+            words += (buffer.address, 0)
+        enqueue(*words, buffer.address, written)
+        return target
 
     return run
 
@@ -305,6 +344,8 @@ def signature_of(form: Form, leaves: Sequence[Any], given: Places) -> Signature:
     def argument(k: int, leaf: Any) -> Any:
         if k in form.outs:
             return leaf.dtype
+        if form.names[k] == "generator":
+            return None
         if form.runtime_numbers and given.numbers[k] is not None:
             return Number(type(leaf).__name__)
         return one(leaf)

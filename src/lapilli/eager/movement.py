@@ -48,6 +48,8 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
         )
     if target.dtype != source.dtype and (target.is_complex() or source.is_complex()):
         return _copy_parts(target, source)
+    if target.dtype is torch.float64 and source.dtype is torch.float32:
+        source = _widened(source)
     if source.dtype is torch.int64 and storage.is_wide(source):
         if target.dtype is not torch.int64:
             raise CannotRun("it has integers that do not fit into the 32 bits in which the GPU computes them")
@@ -81,6 +83,19 @@ def _copy_parts(target: torch.Tensor, source: torch.Tensor) -> None:
         return copy(pairs, torch.view_as_real(source))
     copy(pairs[..., 0], source)
     copy(pairs[..., 1], torch.zeros((), dtype=pairs.dtype, device=target.device).expand(target.shape))
+
+
+def _widened(source: torch.Tensor) -> torch.Tensor:
+    """float32 as float64, by its bits: sign and mantissa are kept, the exponent counts from another number. Dense."""
+    bits = source.contiguous().view(torch.int32)
+    magnitude = bits & 0x7FFFFFFF
+    subnormal = magnitude < 0x00800000
+    # A subnormal number is a multiple of 2^-149: the multiple as a float tells exponent and mantissa.
+    normal = torch.where(subnormal, magnitude.float().view(torch.int32), magnitude)
+    exponent = normal >> 23
+    exponent = torch.where(exponent == 255, 2047, exponent + torch.where(subnormal, 896 - 149, 896))
+    high = torch.where(magnitude == 0, 0, exponent << 20 | (normal & 0x7FFFFF) >> 3).int()
+    return torch.stack([normal << 29, high | bits & -(2**31)], -1).view(torch.float64).squeeze(-1)
 
 
 def gather(source: torch.Tensor, dtype: torch.dtype | None = None, order: Sequence[int] | None = None) -> torch.Tensor:

@@ -129,6 +129,24 @@ def _full(
     return _fill(made, value)
 
 
+def _random(
+    x: torch.Tensor, low: int, high: int | None = None, *, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Integers from low to high - 1."""
+    if high is None or not 0 < high - low < 2**31:
+        run(getattr(aten.random_, "from"))(x, low, high, generator=generator)
+    else:
+        copy(x, torch.randint(low, high, x.shape, dtype=x.dtype, device=x.device, generator=generator))
+    return x
+
+
+def _randperm(n: int, *, generator: torch.Generator | None = None, out: torch.Tensor) -> torch.Tensor:
+    """The order of random keys; see `lapilli.lower.random`."""
+    keys = torch.randint(2**31 - 1, (n,), dtype=torch.int32, device=out.device, generator=generator)
+    out.resize_(n)
+    return out.copy_(keys.argsort())
+
+
 OPERATORS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.clone.default: _clone,
     aten.zero_.default: _zero,
@@ -149,6 +167,9 @@ OPERATORS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._fft_r2c.default: fourier.real_to_complex,
     aten._fft_c2c.default: fourier.complex_to_complex,
     aten._fft_c2r.default: fourier.complex_to_real,
+    aten.randperm.generator_out: _randperm,
+    getattr(aten.random_, "from"): _random,
+    aten.random_.to: lambda x, high, **options: _random(x, 0, high, **options),
     aten.equal.default: _equal,
     aten._index_put_impl_.default: _index_put,
     aten._efficientzerotensor.default: lambda size, **options: torch.zeros(size, **options),
