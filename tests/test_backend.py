@@ -90,7 +90,13 @@ class Network(nn.Module):
 
 @CPU_OR_DEVICE
 def test_a_model(device: str) -> None:
-    agree(Network().eval(), (torch.rand(2, 3, 8, 8),), (torch.rand(2, 3, 8, 8),), device=device, options={"fallback": "error"})
+    agree(
+        Network().eval(),
+        (torch.rand(2, 3, 8, 8),),
+        (torch.rand(2, 3, 8, 8),),
+        device=device,
+        options={"fallback": "error"},
+    )
 
 
 def functions() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
@@ -194,7 +200,12 @@ def test_changed_weights_are_seen(device: str) -> None:
     def behind() -> None:
         model.weight.data.add_(1)
 
-    changes = [lambda: None, lambda: model.weight.mul_(2), swap, lambda: model.load_state_dict(nn.Linear(4, 4).state_dict())]
+    changes = [
+        lambda: None,
+        lambda: model.weight.mul_(2),
+        swap,
+        lambda: model.load_state_dict(nn.Linear(4, 4).state_dict()),
+    ]
     changes += [swap, lambda: model.bias.zero_()] + [behind] * (device == "cpu")
     with torch.no_grad():
         for change in changes:
@@ -339,7 +350,10 @@ def test_dropout(device: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precison": "fp16"}, "no option 'precison' .did you mean 'precision'.*; there are precision, fallback, device"),
+        (
+            {"precison": "fp16"},
+            "no option 'precison' .did you mean 'precision'.*; there are precision, fallback, device",
+        ),
         ({"precision": "fp61"}, "precision is 'fp61' .did you mean 'fp16'"),
         ({"fallback": "gpu"}, 'fallback is .gpu. .*: choose one of "cpu", "error"'),
         ({"device": 3.5}, "device is 3.5: give an index"),
@@ -377,11 +391,17 @@ def spectrum(x: torch.Tensor) -> torch.Tensor:
 @CPU_OR_DEVICE
 def test_a_fallback_is_reported_once(device: str) -> None:
     x = torch.rand(256, 256, device=device)
-    with pytest.warns(UserWarning, match=r"run on the CPU in torch: aten\._fft_r2c\.default: no GPU lowering.*reports\(\)"):
+    with pytest.warns(
+        UserWarning, match=r"run on the CPU in torch: aten\._fft_r2c\.default: no GPU lowering.*reports\(\)"
+    ):
         got = compiled(spectrum)(x)
     torch.testing.assert_close(got.cpu(), spectrum(x.cpu()), rtol=1e-4, atol=1e-3)
     kind, report = backend.reports()[-1]
-    assert kind == "inference" and report.segments == ("gpu", "cpu") and report.on_cpu[0].operator == "aten._fft_r2c.default"
+    assert (
+        kind == "inference"
+        and report.segments == ("gpu", "cpu")
+        and report.on_cpu[0].operator == "aten._fft_r2c.default"
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compiled(lambda x: torch.fft.rfft(x).abs())(x)
@@ -413,13 +433,17 @@ def test_a_second_process_finds_all_kernels(tmp_path: Path) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     folder = tmp_path / "lapilli-0.dist-info"
     folder.mkdir()
-    groups = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in e.items()) for group, e in project["entry-points"].items()]
+    groups = [
+        f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in e.items()) for group, e in project["entry-points"].items()
+    ]
     (folder / "entry_points.txt").write_text("\n".join(groups))
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: lapilli\nVersion: 0\n")
     path = os.pathsep.join([str(tmp_path), str(root / "src"), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": path, "LAPILLI_CACHE_DIR": str(tmp_path / "cache")}
     counts = [
-        int(subprocess.run([sys.executable, "-c", _PROGRAM], env=env, capture_output=True, text=True, check=True).stdout)
+        int(
+            subprocess.run([sys.executable, "-c", _PROGRAM], env=env, capture_output=True, text=True, check=True).stdout
+        )
         for _ in range(2)
     ]
     assert counts[0] > 1 and counts[1] == 0

@@ -65,7 +65,7 @@ def multi_head_attention(
     type 0 [length, length], 1 [batch, length] or 2 [batch, heads, length, length]."""
     weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
     q, k, v = (
-        torch.nn.functional.linear(x, w, b).unflatten(-1, (num_head, -1)).transpose(1, 2)
+        torch.nn.functional.linear(x, w, b).reshape(*x.shape[:2], num_head, -1).transpose(1, 2)
         for x, w, b in zip((query, key, value), weights, biases, strict=True)
     )
     left_out = None
