@@ -86,7 +86,7 @@ class Executable:
 
     def _compiled(self, given: Sequence[Any], constants: Sequence[torch.Tensor]) -> _Run:
         index = device_of(given, self.options.device)
-        with torch.no_grad():
+        with torch.no_grad(), torch.inference_mode(False):
             prepared = prepare(self._gm, dict(zip(self._weights, constants, strict=False)))
             program = _program(prepared, self.options, index) if prepared.outputs else None
         if program is not None:
