@@ -122,7 +122,7 @@ def test_vulkan_workflow(tmp_path: Path) -> None:
 def test_metal_workflow(tmp_path: Path) -> None:
     """In training mode, as the tutorial leaves the model: the optimized one is in eval mode. It computes in half precision."""
     printed = fresh.run(tmp_path, METAL, 'model.eval(); torch.jit.save(torch.jit.script(model), "model.pt")')
-    assert "'lapilli::run'" in printed
+    assert "'lapilli_prepack::run'" in printed
     fresh.run(
         tmp_path,
         "from torch.jit.mobile import _load_for_lite_interpreter as load",

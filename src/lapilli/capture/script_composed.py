@@ -35,7 +35,7 @@ def _attention(
     1: [batch, length] of keys, 2: [batch, heads, length, length]."""
     parts = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
     q, k, v = (
-        functional.linear(x, w, b).unflatten(-1, (heads, embed_dim // heads)).transpose(1, 2) for x, w, b in parts
+        functional.linear(x, w, b).reshape(*x.shape[:2], heads, embed_dim // heads).transpose(1, 2) for x, w, b in parts
     )
     if mask is not None and mask_kind == 1:
         mask = mask[:, None, None, :]

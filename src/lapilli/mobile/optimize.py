@@ -127,7 +127,7 @@ def _code(method: Any, operator: str) -> str:
         for name, kind, _ in arguments:
             code.write(1, name, kind)
         given = "tensors, notes"
-    code.add(1, f'tensors, notes = torch.ops.lapilli.{operator}(self.lapilli_model, "{method.name}", {given})')
+    code.add(1, f'tensors, notes = torch.ops.lapilli_prepack.{operator}(self.lapilli_model, "{method.name}", {given})')
     code.add(1, "return tensors[0]" if returned.kind == "Tensor" else f"return {code.read(1, returned)}")
     return "\n".join([*code.lines, ""])
 
