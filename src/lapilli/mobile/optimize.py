@@ -68,7 +68,7 @@ def _for_gpu(
     module: torch.jit.ScriptModule, preserved: list[str], blocked: set[Any], kind: str
 ) -> torch.jit.ScriptModule:
     """A module whose methods call the operator. The methods of bundled inputs and others without tensors keep their code."""
-    methods = [name for name in ("forward", *preserved) if _computes(module, name)]
+    methods = [name for name in dict.fromkeys(("forward", *preserved)) if _computes(module, name)]
     if not methods:
         raise CompileError("the module has no method that takes a tensor: there is nothing to run on the GPU")
     for name in methods:
