@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from agreement import Case, on_device, relative_error, through_interpreter
+from agreement import Case, Function, on_device, relative_error, through_interpreter
 from pointwise_cases import EDGES, POLYNOMIALS, RANGES, between, special
+
+import lapilli
 
 aten = torch.ops.aten
 
@@ -25,6 +28,24 @@ def test_zero_infinity_and_nan(packet: Any) -> None:
     case = Case(packet.default, (EDGES,))
     got, want = through_interpreter([case])[0], case()[0].numpy()
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+
+
+_X = torch.tensor([1.0, -2.0, 0.0, -0.0, float("nan"), float("inf"), -float("inf")])
+
+
+@pytest.mark.poor_device
+@pytest.mark.parametrize(
+    "call",
+    [lambda x: x * 0.0, lambda x: x * -0.0, lambda x: 0.0 / x, lambda x: x - x, lambda x: x / 0.0],
+    ids=["x * 0", "x * -0", "0 / x", "x - x", "x / 0"],
+)
+def test_zeros_do_not_hide_nan(call: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Compilers of shaders fold these to 0. The sign of a zero is kept too."""
+    want = call(_X).numpy()
+    ours = lapilli.compile(Function(call), (_X,), target="any-fp32")(_X).numpy()
+    np.testing.assert_array_equal(ours, want)
+    numbers = ~np.isnan(want)
+    np.testing.assert_array_equal(np.signbit(ours[numbers]), np.signbit(want[numbers]))
 
 
 @pytest.mark.poor_device

@@ -5,6 +5,7 @@ A result is a dict for JSON: its verdict, the reason, and what the program is ma
 from __future__ import annotations
 
 import copy
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -93,15 +94,16 @@ Run = Callable[[Tensors], list[Any]]
 """Leaves of the outputs for inputs."""
 
 
-def compile_for_device(exported: ExportedProgram, found: Measurement) -> Run:
+def compile_for_device(exported: ExportedProgram, found: Measurement, precision: str = "fp32") -> Run:
     """Compile for the plan that the default device runs, and note what the program is made of. Raises Stop."""
     found.operators = sum(n.op == "call_function" for n in exported.graph.nodes)
     start = time.perf_counter()
     try:
         device = lapilli.devices()[0]
         texels = device.limits["texel_elements"] >= 1 << 24
-        target = "gpu-fp32" if device.type != "cpu" else "cpu-fp32" if texels else "any-fp32"
-        program = lapilli.compile(exported, target=target)
+        kind = "gpu" if device.type != "cpu" else "cpu" if texels else "any"
+        target = f"{kind}-{precision}" if precision == "fp32" or kind == "cpu" else None
+        program = lapilli.compile(exported, precision=precision, target=target)
         found.seconds = time.perf_counter() - start
         _describe(program, found)
     except Exception as error:
@@ -183,11 +185,11 @@ def torch_results(model: torch.nn.Module, inputs: Tensors) -> list[Any]:
             raise Stop("unexportable", f"torch itself: {first_line(error)}") from error
 
 
-def cast(leaf: Any) -> Any:
-    """A leaf of a call with float64 for float32: tensors and dtypes."""
+def cast(leaf: Any, dtype: torch.dtype = torch.float64) -> Any:
+    """A leaf of a call with another dtype for float32: tensors and dtypes."""
     if leaf is torch.float32:
-        return torch.float64
-    return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32 else leaf
+        return dtype
+    return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32 else leaf
 
 
 def widened(model: torch.nn.Module) -> torch.nn.Module:
@@ -198,11 +200,12 @@ def reference(
     model: torch.nn.Module,
     inputs: Tensors,
     want: Sequence[Any],
-    widen: Callable[[torch.nn.Module], torch.nn.Module] = widened,
+    convert: Callable[[torch.nn.Module], torch.nn.Module] = widened,
+    dtype: torch.dtype = torch.float64,
 ) -> list[Any] | None:
-    """What torch computes in float64; None when the model cannot, or gives something else then."""
+    """What torch computes in float64, or another dtype; None when the model cannot, or gives something else then."""
     try:
-        exact = torch_results(widen(model), [cast(t) for t in inputs])
+        exact = torch_results(convert(model), [cast(t, dtype) for t in inputs])
     except Exception:
         return None
     alike = len(exact) == len(want) and all(
@@ -342,6 +345,42 @@ def measure(
         want = torch_results(model, inputs)
         run = compile(export(model, inputs), found)
         compare(results(run, inputs), want, reference(model, inputs, want), found)
+    except Stop as stop:
+        found.verdict, found.reason = stop.verdict, stop.reason
+    return found
+
+
+HALF_SLACK = 2
+"""How many times the error of torch's own half precision ours may have."""
+
+
+def measure_half(model: torch.nn.Module, inputs: Tensors) -> Measurement:
+    """A model compiled with precision="fp16", and torch's half on the CPU, each against float64: `error` and `torch_error` are
+    those of the output where ours compares worst."""
+    found = Measurement()
+    try:
+        want = torch_results(model, inputs)
+        exact = reference(model, inputs, want)
+        half = reference(model, inputs, want, lambda m: copy.deepcopy(m).half(), torch.float16)
+        if exact is None or half is None:
+            raise Stop(
+                "unexportable", f"torch does not run it in {'half precision' if exact else 'float64'} on the CPU"
+            )
+        run = compile_for_device(export(model, inputs), found, "fp16")
+        worst = -1.0
+        for ours, theirs, e, h in zip(results(run, inputs), want, exact, half, strict=True):
+            if not isinstance(theirs, torch.Tensor) or not theirs.is_floating_point():
+                continue
+            same_kind(ours, theirs)
+            if not _same_specials(ours, theirs):
+                raise Stop("wrong", "NaN or infinity in other places")
+            error = relative_error(ours, e)
+            torch_error = relative_error(h, e) if _same_specials(h, theirs) else math.inf
+            ratio = error / torch_error if torch_error else math.inf if error else 0.0
+            if ratio > worst:
+                worst, found.error, found.torch_error = ratio, error, torch_error
+        if worst > HALF_SLACK:
+            raise Stop("wrong", f"relative error {found.error:.2g}, that of torch's half is {found.torch_error:.2g}")
     except Stop as stop:
         found.verdict, found.reason = stop.verdict, stop.reason
     return found

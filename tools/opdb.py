@@ -54,7 +54,7 @@ UNINITIALISED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_
 """Entries whose results have no values yet: dtype and shape are compared."""
 
 
-UP_TO_SIGN = ("linalg.eigh",)
+UP_TO_SIGN = ("linalg.eigh", "linalg.svd", "svd")
 """Operators of which torch's own tests compare absolute values."""
 
 

@@ -1,9 +1,10 @@
 """Whole models through export, compiler and device, compared with torch: `make zoo`.
 
-    python tools/zoo.py [--every K] [--jobs J] [MODEL...]
+    python tools/zoo.py [--precision fp16] [--every K] [--jobs J] [MODEL...]
 
 MODEL is a name as `--list` shows it, or the beginning of some (timm/ for all of timm). Results go to a file of JSON lines; a
-run goes on where the last one stopped, and writes docs/models.md when every model has been measured."""
+run goes on where the last one stopped, and writes docs/models.md when every model has been measured in fp32. With --precision
+fp16, errors are compared with those of torch's half."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Measurement, compile_for_device, first_line, measure
+from measure import Measurement, compile_for_device, first_line, measure, measure_half
 from workers import Died, Log, Result
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,7 +27,7 @@ PAGE = ROOT / "docs" / "models.md"
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded: weights are random
 
 
-def work(name: str, start: int) -> Iterator[Result]:
+def work(precision: str, name: str, start: int) -> Iterator[Result]:
     """Measures a model: one step."""
     if start > 0:
         return
@@ -39,7 +41,8 @@ def work(name: str, start: int) -> Iterator[Result]:
         yield {**Measurement("crash", f"the model cannot be made: {first_line(error)}").as_dict(), "inputs": ""}
         return
     shapes = ", ".join("×".join(map(str, t.shape)) for t in inputs)
-    yield {**measure(model, inputs, compile_for_device).as_dict(), "inputs": shapes}
+    found = measure(model, inputs, compile_for_device) if precision == "fp32" else measure_half(model, inputs)
+    yield {**found.as_dict(), "inputs": shapes}
 
 
 def died(reason: Died) -> Result:
@@ -119,7 +122,8 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, metavar="I", help="which of them is the first")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=600.0, help="that a model may take")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--precision", choices=("fp32", "fp16"), default="fp32")
+    parser.add_argument("--results", type=Path, help="default: build/zoo.jsonl, or build/zoo-fp16.jsonl")
     parser.add_argument("--list", action="store_true", help="only print the names")
     options = parser.parse_args()
     import zoo_models
@@ -134,10 +138,11 @@ def main() -> None:
     if options.list:
         print(*names, sep="\n")
         return
-    log = Log(options.results)
-    log.fill(work, names, options.jobs, options.seconds, died, show)
+    half = options.precision == "fp16"
+    log = Log(options.results or RESULTS.with_stem("zoo-fp16" if half else "zoo"))
+    log.fill(partial(work, options.precision), names, options.jobs, options.seconds, died, show)
     print(Counter(log.tasks[name]["steps"][0]["verdict"] for name in names))
-    if log.tasks.keys() >= set(every):
+    if log.tasks.keys() >= set(every) and not half:
         PAGE.write_text(page({name: log.tasks[name] for name in every}))
 
 

@@ -76,9 +76,10 @@ private:
   std::mutex mutex_;
   std::string lost_; // why, once the device is lost
   const uint64_t alignment_;
+  const Paths paths_; // whether the host may touch the buffers' memory, where it sees it
   Allocator allocator_;
   MemoryCounter counter_{0};
-  GpuBuffer staging_, readback_;
+  GpuBuffer staging_, readback_; // made when first needed
   uint64_t staged_ = 0, unstaged_ = 0; // bytes that ever went into the staging ring, and out of it
 
   std::vector<std::unique_ptr<Batch>> batches_; // a ring; made when first needed

@@ -19,7 +19,8 @@ from torch._C._dynamo.guards import _reinterpret_tensor  # type: ignore[attr-def
 from torch._prims_common import is_non_overlapping_and_dense_or_false, make_contiguous_strides_for
 
 from lapilli import errors
-from lapilli.eager.devices import check_fork, stream_of
+from lapilli.eager.devices import check_fork as check_fork
+from lapilli.eager.devices import stream_of as stream_of
 
 if TYPE_CHECKING:
     from lapilli.stream import Buffer
@@ -167,6 +168,7 @@ def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 def from_cpu(tensor: torch.Tensor, device_index: int = 0) -> torch.Tensor:
     """A copy of a CPU tensor on a device: of the same strides where its elements lie densely, else contiguous."""
+    tensor = tensor.resolve_conj().resolve_neg()
     if not is_dense(tensor):
         tensor = tensor.contiguous()
     copy = empty(tensor.shape, tensor.dtype, device_index, None if tensor.is_contiguous() else tensor.stride())

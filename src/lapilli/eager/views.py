@@ -87,7 +87,6 @@ def empty(
     size: Sequence[int], *, dtype: torch.dtype | None = None, layout: torch.layout | None = None,
     device: torch.device | None = None, pin_memory: bool | None = None, memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    _refuse_layout(layout)
     stride = None
     if memory_format is torch.channels_last or memory_format is torch.channels_last_3d:
         rank = 4 if memory_format is torch.channels_last else 5
@@ -104,7 +103,6 @@ def empty_strided(
     size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, layout: torch.layout | None = None,
     device: torch.device | None = None, pin_memory: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    _refuse_layout(layout)
     return storage.empty(size, dtype or torch.get_default_dtype(), _index(device), stride)
 
 
@@ -114,9 +112,9 @@ def _index(device: torch.device | None) -> int:
     return device.index if device.index in streams else index_of(device)
 
 
-def _refuse_layout(layout: torch.layout | None) -> None:
-    if layout is not None and layout is not torch.strided:
-        raise NotImplementedError(f"Tensors of layout {layout} are not possible on vulkan devices; use torch.strided.")
+def refuse_layout(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """The kernel of all operators for the kinds of tensors that the device does not have."""
+    raise NotImplementedError(f"{op}: quantized and nested tensors are not possible on vulkan devices; use dense ones.")
 
 
 @_kernel("copy_")
@@ -205,7 +203,7 @@ def set_storage_offset(
 
 @_kernel("set_.source_Storage")
 def set_storage(tensor: torch.Tensor, source: torch.UntypedStorage) -> torch.Tensor:
-    return set_storage_offset(tensor, source, 0, (source._lapilli.bytes // tensor.itemsize,))  # type: ignore[attr-defined]
+    return set_storage_offset(tensor, source, 0, (source.nbytes() // tensor.itemsize,))
 
 
 @_kernel("set_.source_Tensor")
@@ -218,3 +216,13 @@ def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
 def set_empty(tensor: torch.Tensor) -> torch.Tensor:
     tensor.data = storage.empty((0,), tensor.dtype, tensor.get_device())
     return tensor
+
+
+@_kernel("is_set_to")
+def is_set_to(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return (
+        tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
+        and tensor.storage_offset() == other.storage_offset()
+        and tensor.shape == other.shape
+        and tensor.stride() == other.stride()
+    )

@@ -213,10 +213,15 @@ def binary(name: str, a: Scalar, b: Scalar) -> Expr:
 
 def _fold(name: str, x: Expr, y: Expr) -> Expr | None:
     """Identities that hold for every value, NaN and signed zero included."""
+    real = x.dtype is DType.float32
+    if name == "mul" and isinstance(x, Const):
+        x, y = y, x
     if isinstance(y, Const):
-        if (name == "mul" and y.value == 1) or (name == "div" and y.value == 1):
+        if name in ("mul", "div") and y.value == 1:
             return x
-        if name == "div" and y.value == 0 and y.dtype is DType.float32:  # drivers and compilers fold 0 / 0 to 0
+        if name == "mul" and y.value == 0 and real:  # drivers and compilers fold x * 0, 0 / x and x - x to 0 for any x
+            return where(_is_finite(x), _zero_like(x, y.value), const(math.nan))
+        if name == "div" and y.value == 0 and real:
             limit = math.copysign(math.inf, y.value)
             below = where(binary("lt", x, 0.0), const(-limit), const(math.nan))
             return where(binary("gt", x, 0.0), const(limit), below)
@@ -224,9 +229,21 @@ def _fold(name: str, x: Expr, y: Expr) -> Expr | None:
             return x
         if name == "add" and y.value == 0 and y.dtype is DType.int32:
             return x
-    if isinstance(x, Const) and name == "mul" and x.value == 1:
-        return y
+    if name == "div" and real and isinstance(x, Const) and x.value == 0:
+        return where(binary("gt", unary("abs", y), 0.0), _zero_like(y, x.value), const(math.nan))
+    if name == "sub" and real and x is y:
+        return where(_is_finite(x), const(0.0), const(math.nan))
     return None
+
+
+def _is_finite(x: Expr) -> Expr:
+    return binary("lt", unary("abs", x), math.inf)
+
+
+def _zero_like(x: Expr, zero: float | int | bool) -> Expr:
+    """x * zero for a finite x: a zero with the sign of the product."""
+    sign = binary("bitand", unary("as_int", x), -(2**31))
+    return unary("as_float", sign if math.copysign(1, zero) > 0 else binary("bitxor", sign, -(2**31)))
 
 
 def cast_to(x: Expr, dtype: DType) -> Expr:

@@ -25,7 +25,7 @@ def histc(call: Call, x: Node, bins: int = 100, lo: float = 0, hi: float = 0) ->
     if not x.dtype.is_float:
         raise TypeError(f"{call.op}: only floating-point tensors are supported; convert the tensor to float first")
     n = product(x.shape)
-    low, high = _range(call, x, lo, hi, 1.0)
+    low, high = (const(float(lo)), const(float(hi))) if lo != hi else _extent(call, x, 1.0)
 
     def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
         e = cast_to(load(x, unflat(r[0], x.shape)), DType.float32)
@@ -38,12 +38,10 @@ def histc(call: Call, x: Node, bins: int = 100, lo: float = 0, hi: float = 0) ->
     return call.reduce("sum", body, call.shape, [n])
 
 
-def _range(call: Call, x: Node, lo: float, hi: float, margin: float) -> tuple[Expr, Expr]:
-    """From lo to hi; when these are equal, of the data; with a margin where that is a single value."""
-    if lo != hi:
-        return const(float(lo)), const(float(hi))
+def _extent(call: Call, x: Node, margin: float) -> tuple[Expr, Expr]:
+    """The least and the greatest element, with a margin where they are equal; 0 and 1 where there are none."""
     if product(x.shape).value == 0:
-        return const(-margin), const(margin)
+        return const(0.0), const(1.0)
     every = list(range(x.rank))
     least, most = (
         load(over(call, op, x, every, dtype=DType.float32, name=f"_{op}"), []) for op in ("min", "max")
@@ -62,8 +60,11 @@ def histogram(
     weight: Node | None = None,
     density: bool = False,
 ) -> list[Node]:
-    lo, hi = range or (0.0, 0.0)
-    low, high = _range(call, x, lo, hi, 0.5)
+    if range is None:
+        low, high = _extent(call, x, 0.5)
+    else:
+        margin = 0.5 if range[0] == range[1] else 0.0
+        low, high = const(range[0] - margin), const(range[1] + margin)
     second = part(call, 1)
     edges = step(second, second.shape, lambda i: _between(low, high, i, bins))
     return histogram_of(call, x, edges, weight=weight, density=density)

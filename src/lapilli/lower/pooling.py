@@ -223,7 +223,7 @@ def _fractional_max(n: int) -> Any:
             image = list(at[:2]) if batched else [as_int(0), at[0]]
             sample = cast_to(load(samples, [*image, as_int(n - 1 - d if n == 2 else d)]), DType.float32)
             alpha = index(size - k[d], DType.float32) / index(maximum(out - 1, 1), DType.float32)
-            steps = unary("floor", (index(i, DType.float32) + sample) * alpha) - unary("floor", sample * alpha)
+            steps = unary("trunc", (index(i, DType.float32) + sample) * alpha) - unary("trunc", sample * alpha)
             return where(binary("eq", index(i), index(out - 1)), index(size - k[d]), cast_to(steps, DType.int32))
 
         def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
