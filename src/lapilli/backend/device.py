@@ -57,7 +57,7 @@ def announce() -> None:
     """Makes the device known to torch, where `import torch` has not done that (TORCH_DEVICE_BACKEND_AUTOLOAD=0)."""
     if not hasattr(torch, "vulkan"):
         announced.announce()
-    torch.vulkan._lazy_init()
+    announced.begin()
     _skip_our_code()
 
 
