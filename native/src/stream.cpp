@@ -118,6 +118,7 @@ VkCommandBuffer Stream::record() {
     next->begin();
     recording_ = true;
     recorded_ = 0;
+    look_at_ = commands_for_idle;
     work_ = 0;
     barrier(*device_, next->commands(), work_stage, work_stage); // after what was submitted before
     accesses_.clear();
@@ -139,8 +140,9 @@ void Stream::submit() {
 void Stream::submit_if_due() {
   if (recorded_ >= commands_of_a_batch || work_ >= work_of_a_batch)
     return submit();
-  if (recorded_ % commands_for_idle != 0 && work_ < work_for_idle)
+  if (recorded_ < look_at_ && work_ < work_for_idle)
     return;
+  look_at_ = recorded_ + commands_for_idle;
   let_go_of_finished();
   if (in_flight_ == 0)
     submit();

@@ -86,6 +86,7 @@ private:
   size_t oldest_ = 0, in_flight_ = 0;
   bool recording_ = false;
   uint32_t recorded_ = 0; // commands of the batch that is recorded
+  uint32_t look_at_ = 0;  // so many: time to see whether the device is idle
   uint64_t work_ = 0;     // about what they do; see Launch::work
   std::vector<Access> accesses_;
 

@@ -164,6 +164,8 @@ class _Call:
             return self._number(leaf)
         if isinstance(leaf, tuple):
             return [self._leaf(x, fixed) for x in leaf]
+        if isinstance(leaf, torch.Generator):
+            return None  # tracing would draw from it
         return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
     def _operand(self, leaf: Operand, fixed: bool) -> fx.Node:
