@@ -448,6 +448,8 @@ def test_what_is_refused() -> None:
         theirs.to("vulkan:7")
     with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
         torch.ones(3, device="vulkan", requires_grad=True).add_(1)
+    with pytest.raises(RuntimeError, match=r"send tensor.cpu\(\)"):
+        torch.multiprocessing.reducer.ForkingPickler.dumps(ours)
     assert (ours + torch.tensor(1.0)).is_vulkan  # a number of the CPU is fine, as everywhere
 
 
