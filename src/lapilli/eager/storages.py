@@ -15,7 +15,8 @@ from torch import UntypedStorage
 
 
 def _on_device(untyped: Any) -> bool:
-    return bool(untyped.device.type == "vulkan")
+    """Whether a storage has memory of the device; those of PyTorch's wrappers for tracing have none."""
+    return untyped.device.type == "vulkan" and hasattr(untyped, "_lapilli")
 
 
 def _bytes(untyped: UntypedStorage) -> torch.Tensor:
