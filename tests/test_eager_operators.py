@@ -63,6 +63,7 @@ def test_entry_of_op_db(name: str) -> None:
 # --- what compiles when
 
 
+@pytest.mark.poor_device
 def test_sizes_and_numbers_do_not_compile_again() -> None:
     def step(n: int, k: float) -> None:
         x, y = torch.randn(n, n + 1), torch.randn(n + 1)
@@ -94,6 +95,7 @@ def test_shapes_with_zeros_and_ones(shape: tuple[int, ...]) -> None:
     agrees(lambda x, y: x + y, torch.rand(shape), torch.rand((4, *[1] * len(shape))))
 
 
+@pytest.mark.poor_device
 def test_layouts() -> None:
     """Permuted and expanded tensors are read where they lie, others are gathered; results have torch's strides."""
     x, y = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
@@ -106,6 +108,7 @@ def test_layouts() -> None:
     agrees(lambda a, b: [a[:, :, 1:3].contiguous(), b.contiguous(), a.clone(memory_format=torch.channels_last)], x, y)
 
 
+@pytest.mark.poor_device
 @pytest.mark.parametrize(
     "dtype", [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.float64, torch.complex64]
 )
@@ -120,6 +123,7 @@ def test_strided_copies_move_bits(dtype: torch.dtype) -> None:
     agrees(moved, x)
 
 
+@pytest.mark.poor_device
 def test_conversions() -> None:
     x = torch.tensor([-3.7, -0.2, 0.0, 0.5, 1.0, 2.5, 100.3])
     tiny = torch.tensor([1e-45, -3e-40, -0.0, 1e38, torch.inf, -torch.inf, torch.nan, 1.1754944e-38])
@@ -145,6 +149,7 @@ def test_conversions() -> None:
 # --- writing
 
 
+@pytest.mark.poor_device
 def test_writing_in_place() -> None:
     def write(x: Tensor) -> list[Tensor]:
         view = x[2:6]
@@ -159,6 +164,7 @@ def test_writing_in_place() -> None:
     agrees(write, torch.randn(8))
 
 
+@pytest.mark.poor_device
 def test_what_is_read_is_read_before_it_is_written() -> None:
     """Where what is written is read at other places of the same memory; torch refuses most of that on the CPU."""
     x = torch.randn(6, 6)

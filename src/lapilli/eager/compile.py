@@ -84,12 +84,18 @@ def compile(signature: Signature, numbers: Sequence[Any], target: Target) -> Com
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without what torch logs of calls that it cannot follow with open sizes: they are tried again with fixed ones."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    disabled, logger.disabled = logger.disabled, True
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
     try:
         yield
     finally:
-        logger.disabled = disabled
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
+_LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
 
 @dataclass

@@ -22,10 +22,16 @@ def lstm_cell(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gates [N, 4H] from the input and from the hidden state, cell [N, H]. Results: hidden and cell state, and the gates."""
     gates = _biased(from_input, input_bias) + _biased(from_hidden, hidden_bias)
-    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = _parts(gates, cell)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
     new = f * cell + i * g
     return o * new.tanh(), new, torch.cat([i, f, g, o], 1)
+
+
+def _parts(x: Tensor, like: Tensor, count: int = 4) -> list[Tensor]:
+    """Parts of x that have as many columns as `like`. (torch.chunk wants to know the sizes.)"""
+    size = like.shape[1]
+    return [x.narrow(1, k * size, size) for k in range(count)]
 
 
 def _biased(x: Tensor, bias: Tensor | None) -> Tensor:
@@ -37,7 +43,7 @@ def lstm_cell_backward(
     grad_hidden: Tensor | None, grad_cell: Tensor | None, cell: Tensor, new: Tensor, gates: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gradients of the gates, of the old cell state, and of a bias."""
-    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = _parts(gates, cell)
     squashed = new.tanh()
     along = torch.zeros_like(cell) if grad_cell is None else grad_cell
     grad_o = torch.zeros_like(o)
@@ -57,8 +63,8 @@ def gru_cell(
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Gates [N, 3H] from the input and from the hidden state [N, H]. Results: the new hidden state, and what backward needs."""
-    xr, xz, xn = _biased(from_input, input_bias).chunk(3, 1)
-    hr, hz, hn = _biased(from_hidden, hidden_bias).chunk(3, 1)
+    xr, xz, xn = _parts(_biased(from_input, input_bias), hidden, 3)
+    hr, hz, hn = _parts(_biased(from_hidden, hidden_bias), hidden, 3)
     r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
     n = (xn + r * hn).tanh()
     return n + z * (hidden - n), torch.cat([r, z, n, hidden, hn], 1)
@@ -69,7 +75,7 @@ def gru_cell_backward(
     grad: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of both kinds of gates, of the old hidden state, and of both biases."""
-    r, z, n, hidden, hn = workspace.chunk(5, 1)
+    r, z, n, hidden, hn = _parts(workspace, grad, 5)
     grad_z = grad * (hidden - n) * z * (1 - z)
     grad_n = grad * (1 - z) * (1 - n * n)
     grad_r = grad_n * hn * r * (1 - r)
