@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -28,6 +29,7 @@ from lapilli.runtime.files import replace
 
 Tensors = list[torch.Tensor]
 Shapes = tuple[tuple[int, ...], ...]
+_KEPT_BYTES = 2 << 30
 
 
 def model_of(data: torch.Tensor) -> Model:
@@ -104,8 +106,10 @@ class _Method:
         path = self._path(f"{_target(self._precision, key[3])} {key[:3]} {shapes} {[sorted(axes) for axes in dynamic]}")
         device = key[3]
         try:
-            return lapilli.load(path, device)
-        except LapilliError:
+            program = lapilli.load(path, device)
+            os.utime(path)
+            return program
+        except (LapilliError, OSError):
             pass  # not there, or of another version, or damaged
         made = [torch.zeros(shape, dtype=dtype) for shape, dtype in zip(shapes, key[1], strict=True)]
         example = unpack(iter(made), iter(key[0]), self._given)
@@ -121,6 +125,7 @@ class _Method:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replace(path) as file:
                 file.write(data)
+            _forget_oldest(path.parent)
         except OSError:
             return lapilli.Program._from_bytes(data, device)  # a cache that cannot be written is no error
         return lapilli.load(path, device)
@@ -195,6 +200,17 @@ def _specs(value: Any, axes: dict[int, set[int]]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_specs(item, axes) for item in value)
     return None
+
+
+def _forget_oldest(folder: Path) -> None:
+    """Keeps the programs on disk below a size; those that were not used for longest go."""
+    files = sorted((file.stat().st_mtime, file.stat().st_size, file) for file in folder.glob("*.lap"))
+    excess = sum(size for _, size, _ in files) - _KEPT_BYTES
+    for _, size, file in files[:-1]:
+        if excess <= 0:
+            return
+        file.unlink(missing_ok=True)
+        excess -= size
 
 
 def _target(precision: str, device: int | None) -> str:
