@@ -84,7 +84,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-if "torch" in sys.modules:  # exported programs with calls of `lapilli::run` can be loaded from now on
+if sys.modules.get("torch") is not None:  # exported programs with calls of `lapilli::run` can be loaded from now on
     import lapilli.runtime.operator  # noqa: F401
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from lapilli.eager import movement
+from lapilli.eager import movement, storage
 from lapilli.eager.fallback import fallbacks, on_cpu, reset_fallbacks
 from lapilli.eager.form import form
 from lapilli.eager.launch import Launch, is_runtime, places, quick
@@ -58,7 +58,7 @@ class Kernel:
             launch = launch.get(tuple(numbers))
         if launch is None:
             launch = self._prepare(exact, args, kwargs, tensors, numbers)
-        if type(launch) is not str:
+        if not isinstance(launch, str):
             try:
                 return launch(args, kwargs, tensors, numbers)
             except CannotRun as error:
@@ -105,7 +105,7 @@ class Kernel:
             try:
                 launch = Launch(self.form, leaves, places(self.form, args, kwargs), tensors, numbers, index)
                 constant = constant and launch.constant
-                made = quick(launch) or launch
+                made = quick(launch, tensors)
             except CannotRun as error:
                 made = str(error)
             if len(self.launches) >= _MOST:
@@ -195,12 +195,17 @@ def register(library: torch.library.Library) -> None:
 
     for overload in [*lowerings, *OPERATORS]:
         if overload.namespace == "aten" and overload not in _MADE_OF_OTHERS and not _is_taken(overload):
-            library.impl(overload.name().removeprefix("aten::"), _kernel(overload), "PrivateUse1")
+            library.impl(_name(overload).removeprefix("aten::"), _kernel(overload), "PrivateUse1")  # type: ignore[no-untyped-call]
+
+
+def _name(overload: Overload) -> str:
+    name: str = overload.name()  # type: ignore[no-untyped-call]
+    return name
 
 
 def _is_taken(overload: Overload) -> bool:
     """Whether it is a view, has a kernel already, or is made of operators with gradients of their own."""
-    name = overload.name()
+    name = _name(overload)
     if any(r.alias_info is not None and not r.alias_info.is_write for r in overload._schema.returns):
         return True
     keys = ("PrivateUse1", "CompositeImplicitAutograd")
