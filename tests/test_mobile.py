@@ -200,6 +200,17 @@ else:
     )
 
 
+class Eigenvalues(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eig(x @ x)[0].real * 2
+
+
+def test_what_runs_on_the_cpu_is_said() -> None:
+    x = torch.randn(3, 3)
+    with pytest.warns(UserWarning, match=r"run on the CPU: .*linalg_eig"):
+        optimize(torch.jit.script(Eigenvalues()), backend="vulkan")(x)
+
+
 class Nested(nn.Module):
     """What operators cannot take as it is: dictionaries, lists, optionals, numbers, tuples."""
 

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -97,12 +98,21 @@ class _Method:
                 self._variants[key] = _Variant()
             variant = self._variants[key]
         args = unpack(iter(inputs), iter(settings), self._given)
-        program = variant.program(tuple(tuple(t.shape) for t in inputs), lambda s, d: self._compiled(s, d, key, args))
+        program = variant.program(tuple(tuple(t.shape) for t in inputs), lambda s, d: self._compiled(s, d, key))
         result = program(*args) if device is None else run_on_device(program, args, device)
         return pack(result, self._returned)
 
-    def _compiled(self, shapes: Shapes, dynamic: Sequence[set[int]], key: Any, args: Any) -> lapilli.Program:
-        """A program for these shapes, with these axes dynamic; from the disk where it is there."""
+    def _compiled(self, shapes: Shapes, dynamic: Sequence[set[int]], key: Any) -> lapilli.Program:
+        """A program for these shapes, with these axes dynamic; a warning says what of it runs on the CPU."""
+        program = self._program(shapes, dynamic, key)
+        left = program.report().on_cpu
+        if left:
+            reasons = "; ".join(sorted({f"{o.operator}: {o.reason}" for o in left}))
+            warnings.warn(f"operators of the optimized module run on the CPU: {reasons}", stacklevel=2)
+        return program
+
+    def _program(self, shapes: Shapes, dynamic: Sequence[set[int]], key: Any) -> lapilli.Program:
+        """From the disk, where it is there."""
         path = self._path(f"{_target(self._precision, key[3])} {key[:3]} {shapes} {[sorted(axes) for axes in dynamic]}")
         device = key[3]
         try:
