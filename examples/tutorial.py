@@ -22,9 +22,21 @@ torchvision_without_ops.allow()
 import torchvision  # noqa: E402
 
 
+def conditioned(model: torch.nn.Module) -> torch.nn.Module:
+    """In eval mode, with the batch norm statistics of some images, so that activations keep the scale that training gives."""
+    for norm in model.modules():
+        if isinstance(norm, torch.nn.BatchNorm2d):
+            norm.momentum = 1.0
+            torch.nn.init.uniform_(norm.weight, 0.4, 0.6)
+            torch.nn.init.normal_(norm.bias, 1.0, 0.2)
+    with torch.no_grad():
+        model.train()(torch.rand(4, 3, 96, 96))
+    return model.eval()
+
+
 def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "mobilenet_v2"
-    model = torchvision.models.get_model(name, weights=None).eval()
+    model = conditioned(torchvision.models.get_model(name, weights=None))
     script_model = torch.jit.script(model)
     image = torch.rand(1, 3, 224, 224)
     with torch.no_grad():

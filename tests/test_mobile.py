@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,17 @@ def test_sizes_that_vary_are_compiled_once_as_dynamic(net: Any, monkeypatch: pyt
     assert len(made) == 2
 
 
+def test_programs_on_disk_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lapilli.mobile import model as runtime
+
+    monkeypatch.setattr(runtime, "_KEPT_BYTES", 250)
+    for age, name in enumerate("abcd"):
+        (tmp_path / f"{name}.lap").write_bytes(bytes(100))
+        os.utime(tmp_path / f"{name}.lap", (1000 + age, 1000 + age))
+    runtime._forget_oldest(tmp_path)
+    assert sorted(file.stem for file in tmp_path.glob("*.lap")) == ["c", "d"]
+
+
 def _missing() -> Any:
     raise lapilli.ReadError("no file")
 
@@ -186,6 +198,17 @@ else:
     raise AssertionError
 """,
     )
+
+
+class Eigenvalues(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eig(x @ x)[0].real * 2
+
+
+def test_what_runs_on_the_cpu_is_said() -> None:
+    x = torch.randn(3, 3)
+    with pytest.warns(UserWarning, match=r"run on the CPU: .*linalg_eig"):
+        optimize(torch.jit.script(Eigenvalues()), backend="vulkan")(x)
 
 
 class Nested(nn.Module):

@@ -157,6 +157,7 @@ PYTHON: dict[str, Function] = {
     "prim::min": _reduced(torch.sym_min), "prim::max": _reduced(torch.sym_max), "aten::sum": sum,
     "aten::any": any, "aten::all": all,
     "aten::Int": torch.sym_int, "aten::Float": torch.sym_float, "aten::Bool": bool, "aten::Complex": complex,
+    "aten::ScalarImplicit": number, "aten::IntImplicit": number, "aten::FloatImplicit": number,
     "aten::str": str, "aten::ord": ord, "aten::chr": chr, "aten::hex": hex, "aten::bin": bin, "aten::oct": oct,
     "aten::format": _format, "aten::percentFormat": lambda template, *values: template % values, "aten::join": _join,
     "aten::tensor": tensor_of, "aten::as_tensor": tensor_of, "prim::NumToTensor": lambda value: value,

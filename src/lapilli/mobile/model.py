@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -28,6 +30,7 @@ from lapilli.runtime.files import replace
 
 Tensors = list[torch.Tensor]
 Shapes = tuple[tuple[int, ...], ...]
+_KEPT_BYTES = 2 << 30
 
 
 def model_of(data: torch.Tensor) -> Model:
@@ -95,17 +98,28 @@ class _Method:
                 self._variants[key] = _Variant()
             variant = self._variants[key]
         args = unpack(iter(inputs), iter(settings), self._given)
-        program = variant.program(tuple(tuple(t.shape) for t in inputs), lambda s, d: self._compiled(s, d, key, args))
+        program = variant.program(tuple(tuple(t.shape) for t in inputs), lambda s, d: self._compiled(s, d, key))
         result = program(*args) if device is None else run_on_device(program, args, device)
         return pack(result, self._returned)
 
-    def _compiled(self, shapes: Shapes, dynamic: Sequence[set[int]], key: Any, args: Any) -> lapilli.Program:
-        """A program for these shapes, with these axes dynamic; from the disk where it is there."""
+    def _compiled(self, shapes: Shapes, dynamic: Sequence[set[int]], key: Any) -> lapilli.Program:
+        """A program for these shapes, with these axes dynamic; a warning says what of it runs on the CPU."""
+        program = self._program(shapes, dynamic, key)
+        left = program.report().on_cpu
+        if left:
+            reasons = "; ".join(sorted({f"{o.operator}: {o.reason}" for o in left}))
+            warnings.warn(f"operators of the optimized module run on the CPU: {reasons}", stacklevel=2)
+        return program
+
+    def _program(self, shapes: Shapes, dynamic: Sequence[set[int]], key: Any) -> lapilli.Program:
+        """From the disk, where it is there."""
         path = self._path(f"{_target(self._precision, key[3])} {key[:3]} {shapes} {[sorted(axes) for axes in dynamic]}")
         device = key[3]
         try:
-            return lapilli.load(path, device)
-        except LapilliError:
+            program = lapilli.load(path, device)
+            os.utime(path)
+            return program
+        except (LapilliError, OSError):
             pass  # not there, or of another version, or damaged
         made = [torch.zeros(shape, dtype=dtype) for shape, dtype in zip(shapes, key[1], strict=True)]
         example = unpack(iter(made), iter(key[0]), self._given)
@@ -121,6 +135,7 @@ class _Method:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replace(path) as file:
                 file.write(data)
+            _forget_oldest(path.parent)
         except OSError:
             return lapilli.Program._from_bytes(data, device)  # a cache that cannot be written is no error
         return lapilli.load(path, device)
@@ -195,6 +210,17 @@ def _specs(value: Any, axes: dict[int, set[int]]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_specs(item, axes) for item in value)
     return None
+
+
+def _forget_oldest(folder: Path) -> None:
+    """Keeps the programs on disk below a size; those that were not used for longest go."""
+    files = sorted((file.stat().st_mtime, file.stat().st_size, file) for file in folder.glob("*.lap"))
+    excess = sum(size for _, size, _ in files) - _KEPT_BYTES
+    for _, size, file in files[:-1]:
+        if excess <= 0:
+            return
+        file.unlink(missing_ok=True)
+        excess -= size
 
 
 def _target(precision: str, device: int | None) -> str:
