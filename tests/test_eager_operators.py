@@ -83,6 +83,12 @@ def test_zero_and_one_are_numbers_of_their_own() -> None:
         agrees(lambda x, e=exponent: x.pow(e), torch.rand(3, 3))
 
 
+@pytest.mark.parametrize("weights", [(5, 3, 1, 1), (7, 3, 1, 1), (5, 4, 1, 1), (5, 3, 3, 3), (5, 3, 2, 2)])
+def test_sizes_that_are_compiled_in_belong_to_the_program(weights: tuple[int, ...]) -> None:
+    """A convolution is compiled for its filters: other filters of the same rank are another program."""
+    agrees(nn.functional.conv2d, torch.rand(1, weights[1], 9, 9), torch.rand(weights))
+
+
 def test_the_same_tensor_twice_and_two_tensors_are_other_calls() -> None:
     x, y = torch.randn(3, 5), torch.randn(3, 5)
     agrees(lambda a, b: [a * a, a * b, b * a, b * b], x, y)

@@ -105,6 +105,7 @@ class _Call:
     graph: fx.Graph = field(default_factory=fx.Graph)
     symbols: dict[int, Any] = field(default_factory=dict)
     sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    fixed: list[str] = field(default_factory=list)  # what the guard says of sizes that are compiled in
     operands: int = 0
     numbers: int = 0
     inner: tuple[fx.Node, fx.Graph, list[fx.Node]] | None = None  # a call that stands for a graph
@@ -153,7 +154,12 @@ class _Call:
 
     # -- arguments
     def _size(self, n: int, place: tuple[int, int], fixed: bool) -> Any:
-        if n < 2 or fixed or self.signature.exact:
+        if n < 2 or self.signature.exact:
+            return n
+        if fixed:
+            name = f"fixed{len(self.fixed)}"
+            self.sizes[name] = place
+            self.fixed.append(f"{name} == {n}")
             return n
         if n not in self.symbols:
             name = f"s{len(self.symbols)}"
@@ -326,6 +332,7 @@ class _Call:
 
     def _guard(self, limited: list[str]) -> str:
         parts = [_text(g.expr) for g in self.environment.guards] + [f"{name} <= {LONGEST}" for name in limited]
+        parts += self.fixed
         return " and ".join(f"({p})" for p in dict.fromkeys(parts)) or "True"
 
 
