@@ -21,6 +21,8 @@ def run_installed(script: str, folder: Path, timeout: float = 120, **environment
     lines = [f"{name} = {target}" for name, target in declared.items()]
     (info / "entry_points.txt").write_text("\n".join(["[torch.backends]", *lines, ""]))
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lapilli\nVersion: 0\n")
+    if "VK_DRIVER_FILES" in environment:
+        environment["VK_ICD_FILENAMES"] = environment["VK_DRIVER_FILES"]  # its name in older loaders
     path = os.pathsep.join([str(folder / "site"), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, str(folder / "installed.py")], capture_output=True, text=True, timeout=timeout,

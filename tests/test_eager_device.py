@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from eager_process import run_installed
+from eager_process import ROOT, run_installed
 
 from lapilli import autoload
 
 autoload.register()
 pytestmark = pytest.mark.filterwarnings("ignore:.*runs on the CPU:UserWarning")
 
-SWIFTSHADER = Path(os.environ.get("LAPILLI_SWIFTSHADER", "/opt/swiftshader/vk_swiftshader_icd.json"))
+DRIVER = os.environ.get("VK_DRIVER_FILES", "")
+SWIFTSHADER = Path(os.environ.get("LAPILLI_SWIFTSHADER", ROOT / ".cache/swiftshader/icd.json"))  # of tools/setup.sh
 
 
 def both() -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,7 +116,7 @@ def test_import_torch_never_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         autoload.register()
 
 
-@pytest.mark.skipif(not SWIFTSHADER.exists(), reason="needs a second driver")
+@pytest.mark.skipif(not SWIFTSHADER.exists() or not DRIVER or "swiftshader" in DRIVER, reason="needs two drivers")
 def test_two_devices(tmp_path: Path) -> None:
     run_installed(
         """
@@ -176,7 +177,7 @@ def test_two_devices(tmp_path: Path) -> None:
             assert (b + 1).is_inference() and not b.t().is_inference()
         """,
         tmp_path,
-        VK_DRIVER_FILES=os.pathsep.join(filter(None, [os.environ.get("VK_DRIVER_FILES"), str(SWIFTSHADER)])),
+        VK_DRIVER_FILES=os.pathsep.join([DRIVER, str(SWIFTSHADER)]),
     )
 
 
@@ -370,6 +371,11 @@ def test_indexing() -> None:
     assert ours[ours > 5].tolist() == theirs[theirs > 5].tolist()
     assert ours[index.to("vulkan")].tolist() == theirs[index].tolist()
     assert ours[[0, 2], 1].tolist() == theirs[[0, 2], 1].tolist()
+    assert ours[index].tolist() == theirs[index].tolist()  # indices may be the CPU's, but not the other way round
+    with pytest.raises(RuntimeError, match="two devices, vulkan:0 and cpu"):
+        theirs[index.to("vulkan")] = 1.0
+    with pytest.raises(RuntimeError, match="two devices, vulkan:0 and cpu"):
+        theirs[index.to("vulkan")]
     for x in (ours, theirs):
         x[x > 5] = 0
         x[:, 3] = torch.tensor([1.0, 2.0, 3.0])
@@ -402,6 +408,7 @@ def test_resize_and_set() -> None:
 # --- copies and values
 
 
+@pytest.mark.poor_device
 def test_copies_of_all_kinds() -> None:
     ours, theirs = both()
     assert ours.to("vulkan") is ours and ours.to("cpu", torch.float64).dtype == torch.float64
@@ -448,6 +455,8 @@ def test_what_is_refused() -> None:
         theirs.to("vulkan:7")
     with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
         torch.ones(3, device="vulkan", requires_grad=True).add_(1)
+    with pytest.raises(RuntimeError, match=r"send tensor.cpu\(\)"):
+        torch.multiprocessing.reducer.ForkingPickler.dumps(ours)
     assert (ours + torch.tensor(1.0)).is_vulkan  # a number of the CPU is fine, as everywhere
 
 

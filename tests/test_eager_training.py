@@ -15,6 +15,7 @@ from lapilli import autoload
 autoload.register()
 
 
+@pytest.mark.poor_device
 @pytest.mark.parametrize(("model", "optimizer", "steps"), [("cnn", "sgd", 6), ("transformer", "adamw", 5)])
 def test_losses_are_those_of_the_cpu(model: str, optimizer: str, steps: int) -> None:
     before = torch.vulkan.fallbacks()
@@ -31,6 +32,7 @@ def test_mixed_precision() -> None:
     torch.testing.assert_close(ours, training.train("cnn", "adamw", 4, "cpu"), rtol=2e-2, atol=0)
 
 
+@pytest.mark.poor_device
 def test_the_eager_example() -> None:
     example = runpy.run_path(str(Path(training.__file__).with_name("eager.py")))
     ours, theirs = (example["mandelbrot"](24, 8, 12, device) for device in ("vulkan", "cpu"))

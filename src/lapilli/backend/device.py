@@ -57,8 +57,25 @@ def announce() -> None:
     """Makes the device known to torch, where `import torch` has not done that (TORCH_DEVICE_BACKEND_AUTOLOAD=0)."""
     if not hasattr(torch, "vulkan"):
         announced.announce()
-    torch.vulkan._lazy_init()  # type: ignore[attr-defined]
+    announced.begin()
     _skip_our_code()
+
+
+@lru_cache(maxsize=1)
+def keep_sizes_of_convolutions() -> None:
+    """Tracing a convolution on the CPU, torch asks which of its own kernels would be taken, and remembers that the batch was
+    below 16 for this: a guard that `mark_dynamic(x, 0, max=64)` contradicts. Which kernel it would be decides about the memory
+    format only, and that does not depend on the batch: so no guard is made of this question."""
+    select = torch._C._select_conv_backend
+
+    def without_guards(given: Any, *args: Any, **kwargs: Any) -> Any:
+        mode = getattr(given, "fake_mode", None)
+        if mode is None or mode.shape_env is None:
+            return select(given, *args, **kwargs)
+        with mode.shape_env.suppress_guards():
+            return select(given, *args, **kwargs)
+
+    torch._C._select_conv_backend = without_guards
 
 
 @lru_cache(maxsize=1)
