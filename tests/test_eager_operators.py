@@ -370,9 +370,7 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
         import torch
         from lapilli import autoload
         autoload.register()
-        from lapilli.eager.form import form
-from lapilli.eager.programs import Programs, programs_of, target_of
-from lapilli.eager.signature import Signature, operand
+        from lapilli.eager.programs import programs_of, target_of
         x = torch.arange(12.0).view(3, 4).to("vulkan")
         y = (x.t() @ x * 0.5).softmax(-1)[1:, :2].sum()
         print(y.item(), programs_of(target_of(0)).compiled)
