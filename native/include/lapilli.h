@@ -47,6 +47,8 @@ typedef enum lapilli_device_type {
 
 typedef struct lapilli_program lapilli_program; /* a loaded program on one device */
 typedef struct lapilli_run lapilli_run;         /* one run in flight or finished */
+typedef struct lapilli_stream lapilli_stream;   /* work on one device in order, and the memory that it uses */
+typedef struct lapilli_buffer lapilli_buffer;   /* device memory of a stream */
 
 /* A dense row-major tensor in host memory. */
 typedef struct lapilli_tensor {
@@ -179,6 +181,69 @@ lapilli_status lapilli_profile(lapilli_program *program, uint32_t method, const 
  * bytes are copied to data. States are left as they were. */
 lapilli_status lapilli_read_buffer(lapilli_program *program, uint32_t method, const lapilli_tensor *inputs, uint32_t n_inputs,
                                    uint32_t command, uint32_t buffer, void *data, uint64_t size);
+
+/* Streams: what is queued on one stream takes place in the order of the calls, as if one after the other; the calls
+ * return before it is done. They may come from several threads; then the order is that in which they come. */
+
+/* Where a dense row-major tensor begins in a buffer. The offset is a multiple of the device's alignment (see
+ * lapilli_stream_info). */
+typedef struct lapilli_slice {
+  lapilli_buffer *buffer;
+  uint64_t offset;         /* bytes */
+} lapilli_slice;
+
+typedef struct lapilli_stream_memory_info {  /* bytes, but for the last one */
+  uint64_t allocated;      /* in buffers that exist and in temporary tensors */
+  uint64_t peak_allocated; /* the most of that so far */
+  uint64_t reserved;       /* taken from the driver: allocated and cached */
+  uint64_t limit;          /* of reserved */
+  uint64_t allocations;    /* memory objects of the driver */
+} lapilli_stream_memory_info;
+
+/* options: device and validation are used; may be null. */
+lapilli_status lapilli_stream_create(const lapilli_load_options *options, lapilli_stream **stream);
+/* Buffers may outlive their stream; its memory goes when all of them are destroyed. */
+void lapilli_stream_destroy(lapilli_stream *stream);
+/* JSON {device: {as in lapilli_devices}, alignment, max_allocation, memory} in bytes. */
+lapilli_status lapilli_stream_info(lapilli_stream *stream, char **json);
+
+/* Memory with any contents, from what the stream has cached where possible. LAPILLI_OUT_OF_MEMORY when there is not
+ * enough even after all cached memory was given back. `bytes` may be 0. */
+lapilli_status lapilli_buffer_create(lapilli_stream *stream, uint64_t bytes, lapilli_buffer **buffer);
+/* The memory can be used again at once: work that is queued already comes first. */
+void lapilli_buffer_destroy(lapilli_buffer *buffer);
+/* The data is copied before the call returns; it arrives in the stream's order. */
+lapilli_status lapilli_buffer_write(lapilli_buffer *buffer, uint64_t offset, const void *data, uint64_t bytes);
+/* Waits for all that was queued before. */
+lapilli_status lapilli_buffer_read(lapilli_buffer *buffer, uint64_t offset, void *data, uint64_t bytes);
+/* Both buffers are of one stream. The two ranges may lie in one buffer, but not overlap. */
+lapilli_status lapilli_buffer_copy(lapilli_buffer *from, uint64_t from_offset, lapilli_buffer *to, uint64_t to_offset,
+                                   uint64_t bytes);
+/* Repeats a pattern of four bytes; offset and bytes are multiples of 4. */
+lapilli_status lapilli_buffer_fill(lapilli_buffer *buffer, uint64_t offset, uint64_t bytes, uint32_t pattern);
+
+/* One run of a method on buffers of the stream. The program is loaded on the same device; it may be destroyed before the
+ * run takes place. symbols: one value per symbol of the method, in its order. What an input or output slice must hold
+ * follows from them. Slices may lie in one buffer, and an output may be an input too where every element of the result
+ * needs no other element of it. int64 values must fit into 32 bits: nobody looks. States of the program change in the
+ * order of the stream. */
+lapilli_status lapilli_enqueue(lapilli_stream *stream, lapilli_program *program, uint32_t method, const int64_t *symbols,
+                               uint32_t n_symbols, const lapilli_slice *inputs, uint32_t n_inputs,
+                               const lapilli_slice *outputs, uint32_t n_outputs);
+/* The same, for callers to whom every argument is dear: method, n_symbols, n_inputs and n_outputs, the symbols, and for
+ * each input and output the address of its buffer and its offset, all as int64_t (at any address). */
+lapilli_status lapilli_enqueue_packed(lapilli_stream *stream, lapilli_program *program, const char *words);
+
+/* Lets the device begin with what is queued; waits for nothing. */
+lapilli_status lapilli_flush(lapilli_stream *stream);
+/* Waits until everything is done. */
+lapilli_status lapilli_synchronize(lapilli_stream *stream);
+lapilli_status lapilli_stream_memory(lapilli_stream *stream, lapilli_stream_memory_info *info);
+lapilli_status lapilli_reset_peak_memory(lapilli_stream *stream);
+/* Gives memory that no buffer uses back to the driver; waits for the work that uses it. */
+lapilli_status lapilli_empty_cache(lapilli_stream *stream);
+/* Of what is taken from the driver; 0: no limit. */
+lapilli_status lapilli_set_memory_limit(lapilli_stream *stream, uint64_t bytes);
 
 /* END CDEF */
 

@@ -1,11 +1,10 @@
 // The C ABI: every function turns exceptions into a status and a message of the calling thread.
 
+#include "api.h"
 #include "checksum.h"
 #include "describe.h"
-#include "error.h"
 #include "inputs.h"
 #include "json.h"
-#include "program.h"
 #include "reader.h"
 
 #include <algorithm>
@@ -15,10 +14,6 @@
 
 #define LAPILLI_STRING(x) #x
 #define LAPILLI_TEXT(x) LAPILLI_STRING(x)
-
-struct lapilli_program {
-  std::shared_ptr<lapilli::Program> program;
-};
 
 namespace lapilli {
 
@@ -39,10 +34,11 @@ void remember(const char* message) noexcept {
   }
 }
 
-template <class F> lapilli_status guarded(F&& f) noexcept {
+} // namespace
+
+lapilli_status status_of_exception() noexcept {
   try {
-    f();
-    return LAPILLI_OK;
+    throw;
   } catch (const Error& error) {
     remember(error.what());
     return error.status;
@@ -66,12 +62,6 @@ void need(const void* pointer, const char* name) {
     fail(LAPILLI_INVALID_ARGUMENT, "The argument `", name, "` is null.");
 }
 
-template <class T> std::span<T> items(T* pointer, uint64_t count, const char* name) {
-  if (count > 0)
-    need(pointer, name);
-  return {pointer, static_cast<size_t>(count)};
-}
-
 void give(const std::string& text, char** out) {
   auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
   if (copy == nullptr)
@@ -79,6 +69,13 @@ void give(const std::string& text, char** out) {
   std::memcpy(copy, text.c_str(), text.size() + 1);
   *out = copy;
 }
+
+Program& checked(lapilli_program* program) {
+  need(program, "program");
+  return *program->program;
+}
+
+namespace {
 
 Bytes given_bytes(const void* data, uint64_t size) {
   need(data, "data");
@@ -119,11 +116,6 @@ void load(Bytes bytes, bool mapped, const lapilli_load_options* options, uint64_
   auto handle = std::make_unique<lapilli_program>();
   handle->program = Program::load(bytes, mapped, options != nullptr ? *options : defaults, started);
   *program = handle.release();
-}
-
-Program& checked(lapilli_program* program) {
-  need(program, "program");
-  return *program->program;
 }
 
 Run& checked(lapilli_run* run) {

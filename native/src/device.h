@@ -30,6 +30,8 @@ public:
   // Runs are spread over a few queues, so that those in flight at the same time need not wait for each other's
   // barriers.
   Queue& next_queue();
+  // The one of streams and of programs with states: what is submitted first happens first.
+  Queue& ordered_queue() { return *queues_.front(); }
   void submit(Queue& queue, VkCommandBuffer commands, VkFence fence);
 
   // False when the fence is not signalled within `timeout` nanoseconds. Spins for a moment before it sleeps, where that

@@ -98,7 +98,7 @@ DescriptorSets::~DescriptorSets() {
   device_.vk.DestroyDescriptorPool(device_.handle, pool_, nullptr);
 }
 
-VkBufferView DescriptorSets::create_view(const Region& region, BindingType type) {
+static VkBufferView create_view(const Device& device, const Region& region, BindingType type) {
   VkBufferViewCreateInfo info{};
   info.sType = VK_STRUCTURE_TYPE_BUFFER_VIEW_CREATE_INFO;
   info.buffer = region.buffer;
@@ -106,7 +106,7 @@ VkBufferView DescriptorSets::create_view(const Region& region, BindingType type)
   info.offset = region.offset;
   info.range = region.size;
   VkBufferView view = VK_NULL_HANDLE;
-  check(device_.vk.CreateBufferView(device_.handle, &info, nullptr, &view), "vkCreateBufferView");
+  check(device.vk.CreateBufferView(device.handle, &info, nullptr, &view), "vkCreateBufferView");
   return view;
 }
 
@@ -115,16 +115,20 @@ void DescriptorSets::update(size_t command, const Kernel& kernel, const Resolved
   for (const VkBufferView view : views)
     device_.vk.DestroyBufferView(device_.handle, view, nullptr);
   views.clear();
-  if (kernel.bindings == 0 || resolved.empty())
-    return;
-  views.reserve(kernel.bindings); // the writes point into it
-  std::array<VkDescriptorBufferInfo, max_bindings> infos{};
-  std::array<VkWriteDescriptorSet, max_bindings> writes{};
+  if (kernel.bindings > 0 && !resolved.empty())
+    write_descriptors(device_, sets_[command], kernel, resolved.bindings, views);
+}
+
+void write_descriptors(Device& device, VkDescriptorSet set, const Kernel& kernel, std::span<const Region> bindings,
+                       std::vector<VkBufferView>& views) {
+  std::array<VkDescriptorBufferInfo, max_bindings> infos;
+  std::array<VkBufferView, max_bindings> texels;
+  std::array<VkWriteDescriptorSet, max_bindings> writes;
   for (uint32_t i = 0; i < kernel.bindings; ++i) {
-    const Region& region = resolved.bindings[i];
-    VkWriteDescriptorSet& write = writes[i];
+    const Region& region = bindings[i];
+    VkWriteDescriptorSet& write = writes[i] = {};
     write.sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET;
-    write.dstSet = sets_[command];
+    write.dstSet = set;
     write.dstBinding = i;
     write.descriptorCount = 1;
     write.descriptorType = descriptor_type(kernel.types[i]);
@@ -132,11 +136,12 @@ void DescriptorSets::update(size_t command, const Kernel& kernel, const Resolved
       infos[i] = {region.buffer, region.offset, region.size};
       write.pBufferInfo = &infos[i];
     } else {
-      views.push_back(create_view(region, kernel.types[i]));
-      write.pTexelBufferView = &views.back();
+      views.reserve(views.size() + 1); // so that no view is lost
+      views.push_back(texels[i] = create_view(device, region, kernel.types[i]));
+      write.pTexelBufferView = &texels[i];
     }
   }
-  device_.vk.UpdateDescriptorSets(device_.handle, kernel.bindings, writes.data(), 0, nullptr);
+  device.vk.UpdateDescriptorSets(device.handle, kernel.bindings, writes.data(), 0, nullptr);
 }
 
 void record(const Device& device, VkCommandBuffer commands, const Dispatch& dispatch, const ResolvedDispatch& resolved,

@@ -33,13 +33,16 @@ public:
   VkDescriptorSet operator[](size_t command) const { return sets_[command]; }
 
 private:
-  VkBufferView create_view(const Region& region, BindingType type);
-
   Device& device_;
   VkDescriptorPool pool_ = VK_NULL_HANDLE;
   std::vector<VkDescriptorSet> sets_;
   std::vector<std::vector<VkBufferView>> views_; // of texel buffers, for each command
 };
+
+// Points the set at these parts of buffers, one per binding of the kernel. The views of texel buffers that it makes are
+// added to `views`, and live as long as the set is used.
+void write_descriptors(Device& device, VkDescriptorSet set, const Kernel& kernel, std::span<const Region> bindings,
+                       std::vector<VkBufferView>& views);
 
 // Binds the pipeline, the descriptors and the push constants, and dispatches.
 void record(const Device& device, VkCommandBuffer commands, const Dispatch& dispatch, const ResolvedDispatch& resolved,

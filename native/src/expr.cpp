@@ -120,6 +120,10 @@ int64_t Values::operator[](ExprIndex index) const {
   return values_[index];
 }
 
+uint64_t Values::or_zero(ExprIndex index) const {
+  return valid_[index] ? static_cast<uint64_t>(std::max<int64_t>(values_[index], 0)) : 0;
+}
+
 uint64_t Values::size(ExprIndex index, const char* what) const {
   const int64_t value = (*this)[index];
   check_file(value >= 0, "The program is damaged: ", what, " comes out as ", value, " for these inputs.");

@@ -15,6 +15,8 @@ public:
   Values(std::span<const Expr> pool, std::span<const int64_t> symbols);
 
   int64_t operator[](ExprIndex index) const;
+  // For what is only an estimate: 0 where there is no value.
+  uint64_t or_zero(ExprIndex index) const;
   // A size, offset or count: not negative.
   uint64_t size(ExprIndex index, const char* what) const;
 

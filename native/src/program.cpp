@@ -4,6 +4,7 @@
 #include "inputs.h"
 #include "json.h"
 #include "reader.h"
+#include "stream.h"
 
 #include <algorithm>
 #include <cstring>
@@ -95,6 +96,7 @@ void Program::prepare(Bytes file, bool mapped, const lapilli_load_options& optio
   for (uint32_t m = 0; m < model_.methods.size(); ++m)
     shared_.push_back({*device_, model_.methods[m], plan(m), model_.kernels, *pipelines_, constants_->regions(m), paths,
                        counter_, *states_});
+  launches_.resize(shared_.size());
   if (mapped)
     release_pages(file);
   // From here on the file may go away.
@@ -186,7 +188,25 @@ Run& Program::acquire_with(uint32_t index, std::span<const lapilli_tensor> input
 
 // Those that use states come one after the other.
 std::unique_lock<std::mutex> Program::alone() {
-  return states_->empty() ? std::unique_lock<std::mutex>() : std::unique_lock(order_);
+  if (states_->empty())
+    return {};
+  std::shared_ptr<Stream> stream;
+  {
+    const std::lock_guard lock(launching_);
+    stream = stream_.lock();
+  }
+  if (stream) // what it has recorded comes first
+    stream->flush();
+  return std::unique_lock(order_);
+}
+
+Program::Launching Program::launch(uint32_t index, std::span<const int64_t> symbols, Stream& stream) {
+  method(index);
+  std::unique_lock lock(launching_);
+  if (!states_->empty())
+    stream_ = stream.weak_from_this();
+  const Launch& found = launches_[index].get(shared_[index], symbols);
+  return {std::move(lock), found};
 }
 
 void Program::check_state(uint32_t state, uint64_t bytes) const {

@@ -1,9 +1,11 @@
 // A loaded program: its plans on one device, and the runs that are in use or wait to be used again.
 #pragma once
 
-#include "run.h"
+#include "launch.h"
 
 namespace lapilli {
+
+class Stream;
 
 class Program : public std::enable_shared_from_this<Program> {
 public:
@@ -15,6 +17,10 @@ public:
   const Model& model() const { return model_; }
   const Plan& plan(uint32_t method) const;
   const Method& method(uint32_t index) const;
+  const Device& device() const { return *device_; }
+  const States& states() const { return *states_; }
+  const Kernel& kernel(const Dispatch& dispatch) const { return model_.kernels[dispatch.kernel]; }
+  const Pipeline& pipeline(const Dispatch& dispatch) const { return (*pipelines_)[dispatch.kernel]; }
 
   // A run with its inputs in place, submitted.
   Run& submit(uint32_t method, std::span<const lapilli_tensor> inputs);
@@ -28,6 +34,15 @@ public:
 
   // The shapes and bytes of the outputs for these inputs, without running.
   void output_tensors(uint32_t method, std::span<const lapilli_tensor> inputs, std::span<lapilli_tensor> outputs);
+
+  // For a stream, which records what a launch says while it holds the lock.
+  struct Launching {
+    std::unique_lock<std::mutex> lock;
+    const Launch& launch;
+  };
+  Launching launch(uint32_t method, std::span<const int64_t> symbols, Stream& stream);
+  // Whether the program is used for the first time by this batch of a stream's work.
+  bool is_new_to(uint64_t batch) { return std::exchange(batch_, batch) != batch; }
 
   void reset();
   void read_state(uint32_t state, std::span<std::byte> to);
@@ -61,6 +76,10 @@ private:
   std::unique_ptr<Constants> constants_;
   std::unique_ptr<States> states_;
   std::vector<Shared> shared_; // of each method
+  std::mutex launching_;       // guards the next three
+  std::vector<Launches> launches_;
+  uint64_t batch_ = 0;           // the last one that used the program
+  std::weak_ptr<Stream> stream_; // the last one that used the states
   lapilli_load_times times_{};
 
   std::mutex order_;         // held while something is submitted that uses the states

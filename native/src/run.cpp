@@ -73,12 +73,11 @@ void Run::prepare(std::span<const int64_t> symbols) {
   prepared_ = true;
 }
 
-void Run::place_arena(const Values& values) {
-  std::vector<uint32_t> indices;
-  std::vector<Lifetime> lifetimes;
-  const Capabilities& device = shared_.device.capabilities;
-  for (uint32_t i = 0; i < shared_.plan.buffers.size(); ++i) {
-    const Buffer& buffer = shared_.plan.buffers[i];
+ArenaPlan plan_arena(const Shared& shared, const Values& values) {
+  ArenaPlan result;
+  const Capabilities& device = shared.device.capabilities;
+  for (uint32_t i = 0; i < shared.plan.buffers.size(); ++i) {
+    const Buffer& buffer = shared.plan.buffers[i];
     if (buffer.kind != BufferKind::arena)
       continue;
     const uint64_t size = values.size(buffer.size, "the size of a buffer");
@@ -86,16 +85,21 @@ void Run::place_arena(const Values& values) {
       fail(LAPILLI_OUT_OF_MEMORY, "For these inputs the program needs a buffer of ", human_size(size), " (",
            buffer.name, "), and ", device.name, " allows ", human_size(device.max_allocation),
            ". Run smaller inputs, or choose another device with LAPILLI_DEVICE.");
-    indices.push_back(i);
-    lifetimes.push_back({size, buffer.first, buffer.last});
+    result.buffers.push_back(i);
+    result.lifetimes.push_back({size, buffer.first, buffer.last});
   }
   const uint64_t alignment = binding_alignment(device);
-  const MemoryPlan plan = plan_memory(lifetimes, alignment, device.max_allocation / alignment * alignment);
-  arena_.ensure(shared_.device, plan.blocks, MemoryUse::device, shared_.counter, "temporary tensors");
-  for (size_t i = 0; i < indices.size(); ++i)
-    regions_[indices[i]] = arena_.region(plan.places[i], lifetimes[i].size);
-  arena_planned_ = plan.total;
-  arena_sum_ = plan.sum;
+  result.plan = plan_memory(result.lifetimes, alignment, device.max_allocation / alignment * alignment);
+  return result;
+}
+
+void Run::place_arena(const Values& values) {
+  const ArenaPlan arena = plan_arena(shared_, values);
+  arena_.ensure(shared_.device, arena.plan.blocks, MemoryUse::device, shared_.counter, "temporary tensors");
+  for (size_t i = 0; i < arena.buffers.size(); ++i)
+    regions_[arena.buffers[i]] = arena_.region(arena.plan.places[i], arena.lifetimes[i].size);
+  arena_planned_ = arena.plan.total;
+  arena_sum_ = arena.plan.sum;
 }
 
 std::vector<Run::Tensor> Run::tensors(std::span<const TensorSpec> specs, const Values& values) const {

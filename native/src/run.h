@@ -50,6 +50,14 @@ struct Shared {
   const States& states;
 };
 
+// Where the plan's arena buffers lie within blocks of memory.
+struct ArenaPlan {
+  std::vector<uint32_t> buffers; // of the plan
+  std::vector<Lifetime> lifetimes;
+  MemoryPlan plan;
+};
+ArenaPlan plan_arena(const Shared& shared, const Values& values);
+
 class Run : public lapilli_run {
 public:
   Run(const Shared& shared, uint32_t method);

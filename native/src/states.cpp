@@ -13,7 +13,7 @@ States::States(Device& device, const Model& model, std::span<const uint32_t> pla
     : device_(device), counter_(counter) {
   if (model.states.empty())
     return;
-  queue_ = &device.next_queue();
+  queue_ = &device.ordered_queue();
   pool_.emplace(device, queue_);
   commands_ = pool_->allocate();
   place(model, plans);

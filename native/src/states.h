@@ -16,6 +16,7 @@ public:
   bool empty() const { return current_.empty(); }
   Queue* queue() const { return queue_; } // null where there are no states
   const Region& region(uint32_t state) const { return current_[state]; }
+  std::span<const Region> regions() const { return current_; }
   uint64_t size() const { return memory_.size() + initial_memory_.size(); }
 
   void reset();

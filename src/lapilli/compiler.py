@@ -32,8 +32,11 @@ from lapilli.runtime.description import Symbol, TensorSpec
 from lapilli.runtime.method import METADATA_KEY, Interface, dumps
 from lapilli.runtime.report import Operator
 from lapilli.runtime.script import Script
+from lapilli.schedule.layout import Layout
+from lapilli.schedule.order import order
 from lapilli.schedule.plan import Schedule, realize_graph, schedule
 from lapilli.schedule.target import TARGETS, Target, plans_for
+from lapilli.schedule.task import Task
 
 Progress = Callable[[str, int, int], None]
 
@@ -188,8 +191,28 @@ def _write(
 
 def assemble(module: Module, precision: str, targets: Sequence[Target]) -> tuple[bytes, list[Schedule]]:
     """The program file of a prepared module without metadata, and the schedules of its plans."""
+    return _assemble({half: lower(module, precision, half) for half in {t.half for t in targets}}, targets)
+
+
+def assemble_graph(graph: Graph, target: Target) -> tuple[bytes, Schedule]:
+    """The program file of a graph for one target, without metadata, and its schedule."""
+    data, (made,) = _assemble({target.half: graph}, [target])
+    return data, made
+
+
+def assemble_tasks(graph: Graph, tasks: Sequence[Task], target: Target) -> bytes:
+    """The program file of tasks that were made by hand, of row-major values, for one target."""
+    layouts = {n.id: Layout.of(n.shape, range(n.rank)) for n in (*graph.inputs, *graph.outputs)}
+    made = Schedule(target, graph, list(tasks), layouts, {}, order(tasks, graph.outputs, {}, {}), {}, {})
+    kernels = write_all(made)
     writer = Writer()
-    graphs = {half: lower(module, precision, half) for half in {t.half for t in targets}}
+    codes = build(w.source for w in kernels.values())
+    writer.method("forward", graph, [PlanSource(target, made.order, kernels, graph.outputs)], codes)
+    return writer.bytes(f"lapilli {__version__}", {})
+
+
+def _assemble(graphs: Mapping[bool, Graph], targets: Sequence[Target]) -> tuple[bytes, list[Schedule]]:
+    writer = Writer()
     (schedules,) = _write(writer, [Part("forward", graphs)], targets)
     return writer.bytes(f"lapilli {__version__}", {}), schedules
 

@@ -44,7 +44,7 @@ class Symbols:
     def __init__(self, ranges: Mapping[sympy.Symbol, Any]) -> None:
         self.ranges = ranges
         self.known: dict[str, Int] = {}
-        self.shared = Shared()
+        self.shared = Shared(known=self.known)
 
     def size(self, value: int | torch.SymInt | sympy.Expr) -> Int:
         if isinstance(value, torch.SymInt):
@@ -133,11 +133,13 @@ class Symbols:
         return found
 
 
-def lower(module: Module, precision: str = "fp32", half_storage: bool = True) -> Graph:
+def lower(module: Module, precision: str = "fp32", half_storage: bool = True, keyed: bool = False) -> Graph:
     """The kernel IR of an exported module.
 
     precision: "fp16" keeps constants of two or more dimensions in half precision, and, with half_storage, intermediates too.
-    Sizes that cannot be read from a dimension of an input get an input of their own (see `size_inputs`).
+    keyed: the key of random numbers is two symbols instead of a state.
+    Sizes that cannot be read from a dimension of an input get an input of their own (see `size_inputs`). A placeholder with
+    meta["number"] ("float" or "int") is a number that the kernels get as a symbol: its 32 bits.
     Raises UnsupportedOperatorError naming every operator that has no lowering."""
     half_constants = precision == "fp16"
     half = half_constants and half_storage
@@ -148,6 +150,7 @@ def lower(module: Module, precision: str = "fp32", half_storage: bool = True) ->
             "Replace them in the model, or cut the model before them."
         )
     symbols = Symbols(module.ranges)
+    symbols.shared.keyed = keyed
     values: dict[fx.Node, Any] = {}
     inputs: list[Input] = []
     outputs: list[Node] = []
@@ -300,6 +303,10 @@ def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, in
         kept = DType.float16 if rounded else dtype
         return Constant(shape, kept, node.name, "constant", value=value)
     val = node.meta["val"]
+    if "number" in node.meta:
+        word = symbols.shared.word(node.name)
+        number = unary("as_float", word) if node.meta["number"] == "float" else word
+        return Map((), number.dtype, node.name, "number", body=number) if isinstance(val, torch.Tensor) else number
     if node in module.states:
         state = module.states[node]
         dtype = from_torch(state.value.dtype)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, cast_to, const, load
+from lapilli.ir.expr import Expr, cast_to, load
 from lapilli.ir.integer import Int
 from lapilli.ir.node import Map, Matmul, Node, Reduce
-from lapilli.lower.registry import LONGEST, Call, broadcast, element, fresh_axes, lowering
+from lapilli.lower.registry import LONGEST, Call, Number, broadcast, element, fresh_axes, lowering, scalar
 
 aten = torch.ops.aten
 
@@ -44,11 +44,11 @@ def _long_product(call: Call, a: Node, b: Node, shape: tuple[Int, ...], transpos
     return call.reduce("sum", body, shape, [a.shape[-1]])
 
 
-def _plus(call: Call, r: Node, bias: Node | None, beta: float = 1, alpha: float = 1) -> Node:
+def _plus(call: Call, r: Node, bias: Node | None, beta: Number = 1, alpha: Number = 1) -> Node:
     kind = call.dtype.compute
     if bias is None or beta == 0:
-        return r if alpha == 1 else call.map(lambda *at: load(r, at) * const(alpha, kind))
-    return call.map(lambda *at: load(r, at) * const(alpha, kind) + element(bias, at, kind) * const(beta, kind))
+        return r if alpha == 1 else call.map(lambda *at: load(r, at) * scalar(alpha, kind))
+    return call.map(lambda *at: load(r, at) * scalar(alpha, kind) + element(bias, at, kind) * scalar(beta, kind))
 
 
 @lowering(aten.linear.default)
@@ -77,12 +77,12 @@ def bmm(call: Call, a: Node, b: Node) -> Node:
 
 
 @lowering(aten.addmm.default)
-def addmm(call: Call, bias: Node, a: Node, b: Node, *, beta: float = 1, alpha: float = 1) -> Node:
+def addmm(call: Call, bias: Node, a: Node, b: Node, *, beta: Number = 1, alpha: Number = 1) -> Node:
     return _plus(call, product(call, a, b), bias, beta, alpha)
 
 
 @lowering(aten.baddbmm.default)
-def baddbmm(call: Call, bias: Node, a: Node, b: Node, *, beta: float = 1, alpha: float = 1) -> Node:
+def baddbmm(call: Call, bias: Node, a: Node, b: Node, *, beta: Number = 1, alpha: Number = 1) -> Node:
     return _plus(call, product(call, a, b, batch=1), bias, beta, alpha)
 
 

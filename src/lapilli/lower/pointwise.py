@@ -11,7 +11,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, unary, where
 from lapilli.ir.integer import as_int
 from lapilli.ir.node import Node
-from lapilli.lower.registry import Call, Operand, common_type, element, lowering, saturated
+from lapilli.lower.registry import Call, Number, Operand, common_type, element, lowering, saturated, scalar
 
 aten = torch.ops.aten
 
@@ -157,21 +157,21 @@ _register_tables()
 
 
 @lowering(aten.add.Tensor, aten.add.Scalar)
-def add(call: Call, a: Operand, b: Operand, alpha: float = 1) -> Node:
+def add(call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Node:
     if call.dtype is DType.bool:
         return call.pointwise(lambda x, y: binary("or", x, y), a, b)
     kind = call.dtype.compute
-    return call.pointwise(lambda x, y: x + y * const(alpha, kind), a, b, compute=kind)
+    return call.pointwise(lambda x, y: x + y * scalar(alpha, kind), a, b, compute=kind)
 
 
 @lowering(aten.sub.Tensor, aten.sub.Scalar)
-def sub(call: Call, a: Operand, b: Operand, alpha: float = 1) -> Node:
+def sub(call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Node:
     kind = call.dtype.compute
-    return call.pointwise(lambda x, y: x - y * const(alpha, kind), a, b, compute=kind)
+    return call.pointwise(lambda x, y: x - y * scalar(alpha, kind), a, b, compute=kind)
 
 
 @lowering(aten.rsub.Scalar, aten.rsub.Tensor)
-def rsub(call: Call, a: Operand, b: Operand, alpha: float = 1) -> Node:
+def rsub(call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Node:
     return sub(call, b, a, alpha)
 
 
@@ -346,14 +346,14 @@ def masked_fill(call: Call, x: Node, mask: Node, value: Operand) -> Node:
 
 
 @lowering(aten.addcmul.default)
-def addcmul(call: Call, x: Node, a: Node, b: Node, value: float = 1) -> Node:
+def addcmul(call: Call, x: Node, a: Node, b: Node, value: Number = 1) -> Node:
     kind = call.dtype.compute
-    return call.pointwise(lambda s, p, q: s + p * q * const(value, kind), x, a, b, compute=kind)
+    return call.pointwise(lambda s, p, q: s + p * q * scalar(value, kind), x, a, b, compute=kind)
 
 
 @lowering(aten.addcdiv.default)
-def addcdiv(call: Call, x: Node, a: Node, b: Node, value: float = 1) -> Node:
-    return call.pointwise(lambda s, p, q: s + p * float(value) / q, x, a, b, compute=DType.float32)
+def addcdiv(call: Call, x: Node, a: Node, b: Node, value: Number = 1) -> Node:
+    return call.pointwise(lambda s, p, q: s + p * scalar(value, DType.float32) / q, x, a, b, compute=DType.float32)
 
 
 @lowering(aten.lerp.Scalar, aten.lerp.Tensor)

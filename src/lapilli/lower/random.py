@@ -6,7 +6,8 @@ are not.
 
 The key is a state of the program, `lapilli.random`: two int32, the number of the run, which moves on with every run, and a
 seed. Both begin as 0: a program gives the same numbers again after `program.reset()`, and others after
-`program.set_state({"lapilli.random": numpy.array([0, seed], "int32")})`."""
+`program.set_state({"lapilli.random": numpy.array([0, seed], "int32")})`. Programs of the eager device get the key as two symbols
+instead, for their numbers come from one generator."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary, where
 from lapilli.ir.integer import Int, as_int
 from lapilli.ir.node import Map, Node, State
-from lapilli.lower.registry import Call, Operand, decomposition, element, fresh_axes, lowering
+from lapilli.lower.registry import RANDOM_KEY, Call, Operand, decomposition, element, fresh_axes, lowering
 
 aten = torch.ops.aten
 
@@ -42,6 +43,9 @@ STATE = "lapilli.random"
 
 def seed(call: Call) -> tuple[Expr, Expr]:
     """The two words of the key."""
+    if call.shared.keyed:
+        first, second = map(call.shared.word, RANDOM_KEY)
+        return first, second
     if call.shared.random is None:
         call.shared.random = State((as_int(2),), DType.int32, STATE, "state", value=np.zeros(2, np.int32))
     state = call.shared.random

@@ -15,11 +15,13 @@ from typing import Any, TypeVar
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Const, Expr, Load, Op, Select, binary, cast_to, const, index, load, select, where
-from lapilli.ir.integer import Int, Var, as_int, ceildiv, is_unbounded_symbol, of, var
+from lapilli.ir.expr import Const, Expr, Load, Op, Select, binary, cast_to, const, index, load, select, unary, where
+from lapilli.ir.integer import Int, Var, as_int, ceildiv, is_unbounded_symbol, of, symbol, var
 from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce, State
 
 Operand = Node | Int | Expr | int | float | bool
+Number = Expr | int | float | bool
+"""A Scalar argument: known when it is compiled, or an expression."""
 Body = Callable[..., Expr]
 Lowering = Callable[..., Any]
 
@@ -77,13 +79,26 @@ def is_supported(overload: Any) -> bool:
     return overload in lowerings
 
 
+RANDOM_KEY = ("random0", "random1")
+"""What the two words of the key of random numbers are called, where they are symbols."""
+
+
 @dataclass
 class Shared:
-    """What the calls of a graph share: sizes without a bound that get LONGEST as their bound, and the state of the random
-    numbers, which the first call that draws some makes."""
+    """What the calls of a graph share: sizes without a bound that get LONGEST as their bound, and the key of the random numbers,
+    which the first call that draws some makes: a state of the program, or two symbols (`keyed`), among the symbols `known`."""
 
     limits: set[Int] = field(default_factory=set)
     random: State | None = None
+    keyed: bool = False
+    known: dict[str, Int] = field(default_factory=dict)
+
+    def word(self, name: str) -> Expr:
+        """A symbol of 32 bits that is no size, as an integer (negative where the first bit is set)."""
+        if name not in self.known:
+            self.known[name] = symbol(name, 0, 2**32 - 1)
+        # Twice negated, for nothing may be concluded from the symbol's bounds.
+        return unary("bitnot", unary("bitnot", index(self.known[name])))
 
 
 @dataclass(frozen=True)
@@ -276,6 +291,11 @@ def element(a: Operand, at: Sequence[Int], kind: DType | None = None) -> Expr:
     else:
         e = const(a, kind)
     return e if kind is None else cast_to(e, kind)
+
+
+def scalar(a: Number, kind: DType) -> Expr:
+    """A Scalar argument as a value of a compute type."""
+    return cast_to(a, kind) if isinstance(a, Expr) else const(a, kind)
 
 
 def saturated(a: Operand) -> Operand:

@@ -1,0 +1,448 @@
+#include "stream.h"
+
+#include "error.h"
+#include "json.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace lapilli {
+
+namespace {
+
+constexpr size_t most_in_flight = 8; // batches
+// A batch is submitted when it has so many commands, or does so much; sooner when the device has nothing else to do.
+constexpr uint32_t commands_of_a_batch = 64, commands_for_idle = 8;
+constexpr uint64_t work_of_a_batch = uint64_t{256} << 20, work_for_idle = uint64_t{1} << 20;
+constexpr size_t most_accesses = 128; // to search before a barrier is cheaper
+constexpr uint64_t staging_size = uint64_t{4} << 20, readback_size = uint64_t{4} << 20;
+
+constexpr Stage work_stage = stage::compute | stage::transfer_read | stage::transfer_write;
+
+bool overlap(const Region& a, const Region& b) {
+  return a.buffer == b.buffer && a.offset < b.offset + b.size && b.offset < a.offset + a.size;
+}
+
+} // namespace
+
+std::shared_ptr<Stream> Stream::create(const lapilli_load_options& options) {
+  Instance& instance = Instance::get(options.validation != 0 || validation_by_environment());
+  return std::shared_ptr<Stream>(new Stream(Device::open(instance, instance.select(options.device))));
+}
+
+Stream::Stream(std::shared_ptr<Device> device)
+    : device_(std::move(device)), alignment_(binding_alignment(device_->capabilities)),
+      allocator_(*device_, alignment_),
+      staging_(*device_, staging_size,
+               has_large_bar(device_->capabilities) ? MemoryUse::bar : MemoryUse::upload, counter_, "staging memory"),
+      readback_(*device_, readback_size, MemoryUse::readback, counter_, "staging memory") {
+  for (size_t i = 0; i <= most_in_flight; ++i)
+    batches_.push_back(std::make_unique<Batch>(*device_, device_->ordered_queue()));
+}
+
+Stream::~Stream() {
+  try {
+    submit();
+    wait_for_all();
+  } catch (...) { // the device is lost: nothing runs any more
+  }
+}
+
+// One caller after the other, and none once the device is lost.
+template <class F> auto Stream::locked(F&& f) {
+  const std::lock_guard lock(mutex_);
+  if (!lost_.empty())
+    fail(LAPILLI_DEVICE_LOST, lost_);
+  try {
+    return f();
+  } catch (const Error& error) {
+    if (error.status == LAPILLI_DEVICE_LOST)
+      lost_ = error.what();
+    throw;
+  }
+}
+
+Allocator::Block* Stream::allocate(uint64_t bytes) {
+  const Capabilities& device = device_->capabilities;
+  // On a software device texel buffers see a little more than their tensor (see resolve_binding).
+  const uint64_t size = device.is_cpu() ? bytes + alignment_ : bytes;
+  Allocator::Block* block = bytes <= device.max_allocation ? allocator_.allocate(size) : nullptr;
+  if (block == nullptr && bytes <= device.max_allocation) {
+    release_cache();
+    block = allocator_.allocate(size);
+  }
+  if (block != nullptr)
+    return block;
+  const Allocator::Sizes& sizes = allocator_.sizes;
+  fail(LAPILLI_OUT_OF_MEMORY, device.name, " has not enough memory for ", human_size(bytes), ": ",
+       human_size(sizes.allocated), " are in use, ", human_size(sizes.reserved), " are taken from the driver, ",
+       sizes.limit != UINT64_MAX ? cat("the limit that was set is ", human_size(sizes.limit), ", ") : std::string(),
+       "the device has ", human_size(device.device_memory()), " and allows ", human_size(device.max_allocation),
+       " at once. Delete tensors that are not needed, run smaller inputs, or choose another device with "
+       "LAPILLI_DEVICE.");
+}
+
+void Stream::release_cache() {
+  submit();
+  wait_for_all();
+  allocator_.release_unused();
+}
+
+lapilli_buffer* Stream::create_buffer(uint64_t bytes) {
+  return locked([&] {
+    std::unique_ptr<lapilli_buffer> buffer(new lapilli_buffer{shared_from_this(), nullptr, bytes});
+    buffer->block = allocate(bytes);
+    return buffer.release();
+  });
+}
+
+void Stream::destroy(lapilli_buffer* buffer) noexcept {
+  const std::lock_guard lock(mutex_);
+  allocator_.release(buffer->block);
+}
+
+Region Stream::region(const lapilli_buffer& buffer, uint64_t offset, uint64_t bytes) const {
+  if (buffer.stream.get() != this)
+    fail(LAPILLI_INVALID_ARGUMENT, "The buffers belong to different streams. Allocate both from one, or copy through "
+                                   "the host.");
+  if (offset > buffer.bytes || bytes > buffer.bytes - offset)
+    fail(LAPILLI_INVALID_ARGUMENT, "Bytes ", offset, " to ", offset + bytes, " were asked for of a buffer of ",
+         buffer.bytes, ".");
+  const Region whole = buffer.block->region();
+  return {whole.buffer, whole.offset + offset, bytes};
+}
+
+// -- batches
+
+VkCommandBuffer Stream::record() {
+  if (!recording_) {
+    let_go_of_finished();
+    if (in_flight_ == most_in_flight)
+      wait_for_oldest();
+    Batch& next = batch(in_flight_);
+    next.begin();
+    recording_ = true;
+    recorded_ = 0;
+    work_ = 0;
+    barrier(*device_, next.commands(), work_stage, work_stage); // after what was submitted before
+    accesses_.clear();
+  }
+  return batch(in_flight_).commands();
+}
+
+void Stream::submit() {
+  if (!recording_)
+    return;
+  Batch& last = batch(in_flight_);
+  barrier(*device_, last.commands(), stage::compute_write | stage::transfer_write, stage::host_read);
+  recording_ = false;
+  last.staged = staged_;
+  last.submit();
+  ++in_flight_;
+}
+
+void Stream::submit_if_due() {
+  if (recorded_ >= commands_of_a_batch || work_ >= work_of_a_batch)
+    return submit();
+  if (recorded_ % commands_for_idle != 0 && work_ < work_for_idle)
+    return;
+  let_go_of_finished();
+  if (in_flight_ == 0)
+    submit();
+}
+
+void Stream::let_go_of_finished() {
+  while (in_flight_ > 0 && batch(0).wait(0)) {
+    unstaged_ = batch(0).staged;
+    oldest_ = (oldest_ + 1) % batches_.size();
+    --in_flight_;
+  }
+}
+
+void Stream::wait_for_oldest() {
+  batch(0).wait(no_timeout);
+  let_go_of_finished();
+}
+
+void Stream::wait_for_all() {
+  while (in_flight_ > 0)
+    wait_for_oldest();
+}
+
+void Stream::flush() {
+  locked([&] { submit(); });
+}
+
+void Stream::synchronize() {
+  locked([&] {
+    submit();
+    wait_for_all();
+  });
+}
+
+// -- barriers
+
+bool Stream::conflicts(const Access& access) const {
+  return std::ranges::any_of(accesses_, [&](const Access& earlier) {
+    return (earlier.written || access.written) && overlap(earlier.region, access.region);
+  });
+}
+
+// A barrier where what is accessed next depends on what was accessed before.
+void Stream::wait_for(std::span<const Access> accesses) {
+  if (accesses_.size() + accesses.size() > most_accesses ||
+      std::ranges::any_of(accesses, [&](const Access& access) { return conflicts(access); })) {
+    barrier(*device_, record(), work_stage, work_stage);
+    accesses_.clear();
+  }
+  accesses_.insert(accesses_.end(), accesses.begin(), accesses.end());
+}
+
+// -- copies
+
+void Stream::copy(const Region& from, const Region& to) {
+  record();
+  const std::array<Access, 2> accesses{{{from, false}, {to, true}}};
+  wait_for(accesses);
+  const VkBufferCopy part{from.offset, to.offset, to.size};
+  device_->vk.CmdCopyBuffer(record(), from.buffer, to.buffer, 1, &part);
+  ++recorded_;
+  work_ += to.size;
+}
+
+void Stream::copy(const lapilli_buffer& from, uint64_t from_offset, const lapilli_buffer& to, uint64_t to_offset,
+                  uint64_t bytes) {
+  locked([&] {
+    const Region source = region(from, from_offset, bytes), target = region(to, to_offset, bytes);
+    if (bytes == 0)
+      return;
+    if (overlap(source, target))
+      fail(LAPILLI_INVALID_ARGUMENT, "Bytes ", from_offset, " to ", from_offset + bytes, " of a buffer overlap with ",
+           to_offset, " to ", to_offset + bytes, ", where they should be copied. Copy through another buffer.");
+    copy(source, target);
+    submit_if_due();
+  });
+}
+
+void Stream::fill(const lapilli_buffer& buffer, uint64_t offset, uint64_t bytes, uint32_t pattern) {
+  locked([&] {
+    const Region target = region(buffer, offset, bytes);
+    if (offset % 4 != 0 || bytes % 4 != 0)
+      fail(LAPILLI_INVALID_ARGUMENT, "Buffers are filled by words of 4 bytes; offset ", offset, " and size ", bytes,
+           " were given.");
+    if (bytes == 0)
+      return;
+    record();
+    const std::array<Access, 1> accesses{{{target, true}}};
+    wait_for(accesses);
+    device_->vk.CmdFillBuffer(record(), target.buffer, target.offset, target.size, pattern);
+    ++recorded_;
+    work_ += bytes;
+    submit_if_due();
+  });
+}
+
+// Where so many bytes can be written in the staging ring.
+uint64_t Stream::stage(uint64_t bytes) {
+  uint64_t begin = staged_;
+  if (begin % staging_size + bytes > staging_size) // not across its end
+    begin = align_up(begin, staging_size);
+  const uint64_t end = align_up(begin + bytes, 16);
+  while (end - unstaged_ > staging_size) {
+    if (in_flight_ == 0)
+      submit();
+    if (in_flight_ == 0)
+      unstaged_ = begin; // nothing is in it
+    else
+      wait_for_oldest();
+  }
+  staged_ = end;
+  return begin % staging_size;
+}
+
+void Stream::write(const lapilli_buffer& buffer, uint64_t offset, Bytes data) {
+  locked([&] {
+    const Region target = region(buffer, offset, data.size());
+    if (data.empty())
+      return;
+    let_go_of_finished();
+    if (std::byte* mapped = buffer.block->mapped(); mapped != nullptr && in_flight_ == 0 && !recording_) {
+      std::memcpy(mapped + offset, data.data(), data.size()); // nothing else uses the memory
+      return;
+    }
+    constexpr uint64_t piece = staging_size / 4;
+    for (uint64_t done = 0; done < data.size(); done += piece) {
+      const Bytes part = data.subspan(done, std::min(piece, data.size() - done));
+      const uint64_t at = stage(part.size());
+      std::memcpy(staging_.mapped() + at, part.data(), part.size());
+      copy({staging_.handle(), at, part.size()}, {target.buffer, target.offset + done, part.size()});
+      submit_if_due();
+    }
+  });
+}
+
+void Stream::read(const lapilli_buffer& buffer, uint64_t offset, std::span<std::byte> data) {
+  locked([&] {
+    const Region source = region(buffer, offset, data.size());
+    for (uint64_t done = 0; done < data.size(); done += readback_size) {
+      const uint64_t size = std::min(readback_size, data.size() - done);
+      copy({source.buffer, source.offset + done, size}, {readback_.handle(), 0, size});
+      submit();
+      wait_for_all();
+      readback_.invalidate();
+      std::memcpy(data.data() + done, readback_.mapped(), size);
+    }
+  });
+}
+
+// -- runs
+
+void Stream::enqueue(const std::shared_ptr<Program>& program, uint32_t method, std::span<const int64_t> symbols,
+                     size_t inputs, std::span<const lapilli_slice> slices) {
+  locked([&] {
+    if (&program->device() != device_.get())
+      fail(LAPILLI_INVALID_ARGUMENT, "The program is loaded on ", program->device().capabilities.name, " (device ",
+           program->device().index, "), and the stream is of ", device_->capabilities.name, " (device ",
+           device_->index, "). Load the program with the stream's device, and validation as it has.");
+    const Program::Launching launching = program->launch(method, symbols, *this);
+    try {
+      place(launching.launch, program->method(method), inputs, slices);
+      record();
+      if (program->is_new_to(batch(in_flight_).id()))
+        batch(in_flight_).keep(program);
+      record(launching.launch, *program, inputs, slices.size() - inputs);
+    } catch (...) {
+      release_temporaries();
+      throw;
+    }
+    release_temporaries();
+    submit_if_due();
+  });
+}
+
+void Stream::release_temporaries() noexcept {
+  for (const Temporary& temporary : temporaries_)
+    allocator_.release(temporary.block);
+  temporaries_.clear();
+}
+
+// Finds the memory of every slot of a run.
+void Stream::place(const Launch& launch, const Method& method, size_t inputs, std::span<const lapilli_slice> slices) {
+  if (inputs != method.inputs.size() || slices.size() - inputs != method.outputs.size())
+    fail(LAPILLI_INVALID_ARGUMENT, "Method \"", method.name, "\" has ", method.inputs.size(), " inputs and ",
+         method.outputs.size(), " outputs, and ", inputs, " and ", slices.size() - inputs, " were given.");
+  slots_.clear();
+  const auto name = [&](size_t i) {
+    return i < inputs ? cat("Input ", i, " (", method.inputs[i].name, ")")
+                      : cat("Output ", i - inputs, " (", method.outputs[i - inputs].name, ")");
+  };
+  const auto temporary = [&](uint64_t bytes, const Region& target) {
+    temporaries_.reserve(temporaries_.size() + 1);
+    Allocator::Block* block = allocate(bytes);
+    temporaries_.push_back({block, target});
+    const Region whole = block->region();
+    slots_.push_back({{whole.buffer, whole.offset, bytes}, true});
+  };
+  for (size_t i = 0; i < slices.size(); ++i) {
+    const Launch::Slot& slot = launch.slots[i];
+    const auto& [buffer, offset] = slices[i];
+    if (buffer == nullptr || buffer->stream.get() != this)
+      fail(LAPILLI_INVALID_ARGUMENT, name(i), " is not a buffer of this stream.");
+    if (offset % alignment_ != 0)
+      fail(LAPILLI_INVALID_ARGUMENT, name(i), " begins at byte ", offset, " of its buffer, and ",
+           device_->capabilities.name, " wants multiples of ", alignment_, ". Copy it to the beginning of a buffer.");
+    if (offset > buffer->bytes || slot.tensor > buffer->bytes - offset ||
+        slot.bound > buffer->block->size - offset)
+      fail(LAPILLI_INVALID_ARGUMENT, name(i), " takes ", slot.tensor, " bytes, and the buffer has ",
+           buffer->bytes - std::min(offset, buffer->bytes), " from byte ", offset, ".");
+    const Region whole = buffer->block->region();
+    const Region region{whole.buffer, whole.offset + offset, slot.bound};
+    if (i >= inputs && slot.bound != slot.tensor && slot.tensor != buffer->bytes - offset)
+      temporary(slot.bound, {region.buffer, region.offset, slot.tensor});
+    else
+      slots_.push_back({region, i >= inputs});
+  }
+  for (const Launch::Slot& slot : std::span(launch.slots).subspan(slices.size()))
+    temporary(slot.bound, {});
+}
+
+void Stream::record(const Launch& launch, const Program& program, size_t inputs, size_t outputs) {
+  // What the plan says of barriers holds where inputs and outputs are apart.
+  bool alias = false;
+  for (size_t i = inputs; i < inputs + outputs; ++i)
+    for (size_t j = 0; j < i; ++j)
+      alias = alias || overlap(slots_[i].region, slots_[j].region);
+  const size_t given = slots_.size();
+  for (const Region& state : program.states().regions())
+    slots_.push_back({state, true});
+  wait_for(slots_);
+  slots_.resize(given);
+
+  Batch& batch = this->batch(in_flight_);
+  const DeviceFunctions& vk = device_->vk;
+  std::array<Region, max_bindings> bindings;
+  for (const Launch::Command& command : launch.commands) {
+    const Dispatch& dispatch = *command.dispatch;
+    const Kernel& kernel = program.kernel(dispatch);
+    const Pipeline& pipeline = program.pipeline(dispatch);
+    if (command.barrier || (alias && &command != &launch.commands.front()))
+      barrier(*device_, batch.commands(), stage::compute, stage::compute);
+    for (size_t i = 0; i < kernel.bindings; ++i) {
+      const Launch::Bound& bound = launch.bindings[command.first_binding + i];
+      bindings[i] = bound.region;
+      if (bound.slot != Launch::fixed) {
+        const Region& slot = slots_[bound.slot].region;
+        bindings[i].buffer = slot.buffer;
+        bindings[i].offset += slot.offset;
+      }
+    }
+    vk.CmdBindPipeline(batch.commands(), VK_PIPELINE_BIND_POINT_COMPUTE, pipeline.handle);
+    batch.bind(pipeline, kernel, bindings);
+    if (!dispatch.params.empty())
+      vk.CmdPushConstants(batch.commands(), pipeline.layout, VK_SHADER_STAGE_COMPUTE_BIT, 0,
+                          static_cast<uint32_t>(dispatch.params.size() * 4), &launch.params[command.first_param]);
+    vk.CmdDispatch(batch.commands(), command.groups[0], command.groups[1], command.groups[2]);
+  }
+  recorded_ += static_cast<uint32_t>(launch.commands.size());
+  work_ += launch.work;
+  for (const Temporary& temporary : temporaries_)
+    if (temporary.target.size > 0) {
+      const Region block = temporary.block->region();
+      copy({block.buffer, block.offset, temporary.target.size}, temporary.target);
+    }
+}
+
+// -- memory
+
+void Stream::empty_cache() {
+  locked([&] { release_cache(); });
+}
+
+void Stream::set_memory_limit(uint64_t bytes) {
+  locked([&] { allocator_.sizes.limit = bytes == 0 ? UINT64_MAX : bytes; });
+}
+
+void Stream::reset_peak_memory() {
+  locked([&] { allocator_.sizes.peak_allocated = allocator_.sizes.allocated; });
+}
+
+lapilli_stream_memory_info Stream::memory() {
+  const std::lock_guard lock(mutex_);
+  const Allocator::Sizes& sizes = allocator_.sizes;
+  return {sizes.allocated, sizes.peak_allocated, sizes.reserved, sizes.limit == UINT64_MAX ? 0 : sizes.limit,
+          allocator_.chunks()};
+}
+
+std::string Stream::info() const {
+  Json json;
+  json.object([&] {
+    json.key("device");
+    describe(device_->capabilities, device_->index, json);
+    json.field("alignment", alignment_);
+    json.field("max_allocation", device_->capabilities.max_allocation);
+    json.field("memory", device_->capabilities.device_memory());
+  });
+  return json.text();
+}
+
+} // namespace lapilli

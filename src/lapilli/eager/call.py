@@ -1,0 +1,191 @@
+"""The kernel of all ATen operators on the device: an exact key leads to a prepared launch, which is queued.
+
+A key that is new leads over its signature to a program (`programs.py`), or to the CPU (`fallback.py`)."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lapilli.eager import movement
+from lapilli.eager.fallback import fallbacks, on_cpu, reset_fallbacks
+from lapilli.eager.form import form
+from lapilli.eager.launch import Launch, is_runtime, quick
+from lapilli.eager.movement import gather
+from lapilli.eager.signature import CannotRun
+from lapilli.lower import lowerings
+
+__all__ = ["boxed", "call", "copy", "fallbacks", "gather", "register", "reset_fallbacks", "run"]
+
+aten = torch.ops.aten
+Overload = torch._ops.OpOverload
+
+_MOST = 1 << 12  # launches that an operator keeps
+_lock = threading.RLock()
+
+
+class Kernel:
+    """An operator on tensors of the device.
+
+    Raises what torch raises for wrong arguments; NotImplementedError in strict mode for what the device cannot run."""
+
+    def __init__(self, op: Overload) -> None:
+        self.form = form(op)
+        self.numeric = self.form.numeric | {self.form.names[k] for k in self.form.numeric}
+        self.launches: dict[Any, Any] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        key: list[Any] = []
+        tensors: list[torch.Tensor] = []
+        numbers: list[Any] = []
+        for k, leaf in enumerate(args):
+            if type(leaf) is torch.Tensor:
+                tensors.append(leaf)
+                key += (leaf.dtype, leaf.shape, leaf.stride(), leaf.get_device())
+            else:
+                self._add(k, leaf, key, tensors, numbers)
+        for name, leaf in kwargs.items():
+            key.append(name)
+            self._add(name, leaf, key, tensors, numbers)
+        exact = tuple(key)
+        launch = self.launches.get(exact)
+        if type(launch) is dict:  # numbers are compiled in
+            launch = launch.get(tuple(numbers))
+        if launch is None:
+            launch = self._prepare(exact, args, kwargs, tensors, numbers)
+        if type(launch) is not str:
+            try:
+                return launch(args, kwargs, tensors, numbers)
+            except CannotRun as error:
+                launch = str(error)
+        leaves = self._leaves(args, kwargs)
+        return on_cpu(self.form, leaves, _index(leaves, tensors), launch)
+
+    def _add(self, place: Any, leaf: Any, key: list[Any], tensors: list[torch.Tensor], numbers: list[Any]) -> None:
+        """One argument of the exact key."""
+        kind = type(leaf)
+        if kind is float or kind is int:
+            if place in self.numeric and is_runtime(leaf):
+                numbers.append(leaf)
+                key.append(kind)
+            else:
+                key += (kind, leaf)
+        elif isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+            key += (leaf.dtype, leaf.shape, leaf.stride(), leaf.get_device())
+        elif kind is list or kind is tuple:
+            key.append(len(leaf))
+            for x in leaf:
+                self._add(None, x, key, tensors, numbers)
+        else:
+            key += (kind, leaf)
+
+    def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The arguments in the schema's order, with the defaults of those that were not given."""
+        rest = self.form.op._schema.arguments[len(args) :]
+        return [*args, *(kwargs.get(argument.name, argument.default_value) for argument in rest)]
+
+    def _prepare(
+        self, key: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[torch.Tensor], numbers: list[Any]
+    ) -> Callable[..., Any] | str:
+        """A launch for a new key, or why there is none."""
+        leaves = self._leaves(args, kwargs)
+        index = _index(leaves, tensors)
+        self._check_devices(tensors, index)
+        made: Callable[..., Any] | str
+        constant = bool(numbers)
+        with _lock:
+            try:
+                launch = Launch(self.form, leaves, tensors, numbers, index)
+                constant = constant and launch.constant
+                made = quick(launch) or launch
+            except CannotRun as error:
+                made = str(error)
+            if len(self.launches) >= _MOST:
+                self.launches.clear()
+            if constant:
+                self.launches.setdefault(key, {})[tuple(numbers)] = made
+            else:
+                self.launches[key] = made
+        return made
+
+    def _check_devices(self, tensors: Sequence[torch.Tensor], index: int) -> None:
+        for tensor in tensors:
+            if tensor.get_device() != index and (tensor.device.type != "cpu" or tensor.dim()):
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found at least two devices, "
+                    f"vulkan:{index} and {tensor.device}!"
+                )
+
+
+def _index(leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> int:
+    """The device of a call."""
+    for tensor in tensors:
+        if tensor.device.type == "vulkan":
+            return tensor.get_device()
+    from lapilli.eager.devices import index_of
+
+    return index_of(next((leaf for leaf in leaves if isinstance(leaf, torch.device)), None))
+
+
+_kernels: dict[Overload, Callable[..., Any]] = {}
+
+
+def _kernel(op: Overload) -> Callable[..., Any]:
+    """What computes an operator."""
+    known = _kernels.get(op)
+    if known is None:
+        from lapilli.eager.own import OPERATORS
+
+        known = _kernels[op] = OPERATORS.get(op) or Kernel(op)
+    return known
+
+
+def boxed(op: Overload, *args: Any, **kwargs: Any) -> Any:
+    """The kernel of operators that have none of their own, in the form that PyTorch wants of a fallback."""
+    return (_kernels.get(op) or _kernel(op))(*args, **kwargs)
+
+
+def call(op: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """An operator on tensors of the device."""
+    return _kernel(op)(*args, **kwargs)
+
+
+@functools.cache
+def run(op: Overload) -> Kernel:
+    """An operator by a program, whatever else may be in its place."""
+    return Kernel(op)
+
+
+def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """`movement.copy`; types that the device cannot convert are converted on the CPU, with a warning."""
+    try:
+        movement.copy(target, source)
+    except CannotRun as error:
+        on_cpu(form(aten.copy_.default), [target, source, False], target.get_device(), str(error))
+
+
+_MADE_OF_OTHERS = {aten._to_copy.default}
+"""Operators with a lowering that PyTorch makes of others, because of the devices that they may name."""
+
+
+def register(library: torch.library.Library) -> None:
+    """Registers kernels where PyTorch would make an operator of others: whatever has a lowering, and the same in place."""
+    from lapilli.eager.own import OPERATORS
+
+    for overload in [*lowerings, *OPERATORS]:
+        if overload.namespace == "aten" and overload not in _MADE_OF_OTHERS and not _is_taken(overload):
+            library.impl(overload.name().removeprefix("aten::"), _kernel(overload), "PrivateUse1")
+
+
+def _is_taken(overload: Overload) -> bool:
+    """Whether it is a view, has a kernel already, or is made of operators with gradients of their own."""
+    name = overload.name()
+    if any(r.alias_info is not None and not r.alias_info.is_write for r in overload._schema.returns):
+        return True
+    keys = ("PrivateUse1", "CompositeImplicitAutograd")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)

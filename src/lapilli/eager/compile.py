@@ -1,0 +1,331 @@
+"""From a signature to a program: one call as a graph on fake tensors, through the stages of the compiler."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._sympy.printers import PythonPrinter
+
+from lapilli.compiler import assemble_graph
+from lapilli.eager.form import Form
+from lapilli.eager.signature import CannotRun, Number, Operand, Signature, see
+from lapilli.errors import LapilliError
+from lapilli.graph.decompose import decompose_calls, tables
+from lapilli.graph.inline import splice
+from lapilli.graph.module import Module
+from lapilli.graph.passes import clean_up
+from lapilli.ir.expr import loads
+from lapilli.ir.node import Input
+from lapilli.lower import lower
+from lapilli.lower.registry import LONGEST, RANDOM_KEY
+from lapilli.schedule.plan import Schedule
+from lapilli.schedule.target import Target
+
+aten = torch.ops.aten
+
+FIXED_SIZES: dict[Any, tuple[int, ...]] = {
+    aten.convolution.default: (1,), aten.convolution_overrideable.default: (1,), aten.convolution_backward.default: (2,),
+    aten.convolution_backward_overrideable.default: (2,),
+}  # fmt: skip
+"""Arguments whose sizes are compiled in: weights of convolutions, whose loops are unrolled."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """data: the program file; symbols: what its method's symbols are, in order: ("size", number of the operand, dimension),
+    ("number", number, 0) or ("random", word, 0); carriers: inputs without bytes that follow the operands; guard and results:
+    Python expressions in the sizes `sizes` (name → operand, dimension): whether the program fits, and shape, strides and dtype
+    of every result tensor; tree: the results, as numbers of result tensors (-1: None; a list: a list of tensors); aligned: for
+    every result the operands of which an element is read only where that element of the result is written, by one kernel."""
+
+    data: bytes
+    symbols: tuple[tuple[str, int, int], ...]
+    carriers: int
+    sizes: dict[str, tuple[int, int]]
+    guard: str
+    results: str
+    tree: Any
+    aligned: tuple[tuple[int, ...], ...]
+
+
+def compile(signature: Signature, numbers: Sequence[Any], target: Target) -> Compiled:
+    """numbers: those of a call, as examples. Raises CannotRun with the reason, or what torch says of wrong arguments."""
+    try:
+        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _Call(signature, numbers).compile(target)
+    except (LapilliError, TypeError) as error:
+        raise CannotRun(str(error)) from error
+    except CannotRun:
+        raise
+    except Exception as error:  # whatever a lowering stumbles over is a reason to run the call elsewhere
+        text = str(error).strip().splitlines()
+        raise CannotRun(f"{type(error).__name__}: {text[0] if text else ''}") from error
+
+
+@dataclass
+class _Call:
+    signature: Signature
+    examples: Sequence[Any]
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    symbols: dict[int, Any] = field(default_factory=dict)
+    sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    operands: int = 0
+    numbers: int = 0
+    inner: tuple[fx.Node, fx.Graph, list[fx.Node]] | None = None  # a call that stands for a graph
+
+    def __post_init__(self) -> None:
+        self.environment = ShapeEnv()
+        self.mode = FakeTensorMode(shape_env=self.environment, allow_non_fake_inputs=True)
+
+    def compile(self, target: Target) -> Compiled:
+        form = self.signature.form
+        op = form.functional or form.op
+        fixed = FIXED_SIZES.get(op, ())
+        leaves = [self._leaf(leaf, k in fixed) for k, leaf in enumerate(self.signature.leaves)]
+        flat, tree = self._results(form, leaves)
+        nodes = [self._in_memory(n, where) for n, where in zip(flat, self._places(form, flat), strict=True)]
+        module = Module(self.graph, {}, [n for n, _, _ in nodes], {}, {}, self.environment.var_to_range)
+        self.graph.output(module.outputs)
+        if self.inner is not None:
+            splice(module, *self.inner)
+        clean_up(module)
+        if not decompose_calls(module):
+            raise CannotRun("torch has no decomposition of it into operators with GPU lowerings")
+        clean_up(module)
+        lowered = lower(module, "fp32", target.half, keyed=True)
+        data, schedule = assemble_graph(lowered, target)
+        known = {name: ("size", *place) for name, place in self.sizes.items()}
+        known.update({f"number{k}": ("number", k, 0) for k in range(self.numbers)})
+        known.update({name: ("random", k, 0) for k, name in enumerate(RANDOM_KEY)})
+        return Compiled(
+            data,
+            tuple(known[name] for name in lowered.symbols),
+            len(lowered.inputs) - self.operands,
+            self.sizes,
+            self._guard([str(s) for s in lowered.limits]),
+            "["
+            + ", ".join(
+                f"({_text(shape)}, {_text(strides)}, {str(n.meta['val'].dtype)!r})" for n, shape, strides in nodes
+            )
+            + "]",
+            tree,
+            _aligned(schedule),
+        )
+
+    # -- arguments
+    def _size(self, n: int, place: tuple[int, int], fixed: bool) -> Any:
+        if n < 2 or fixed or self.signature.exact:
+            return n
+        if n not in self.symbols:
+            name = f"s{len(self.symbols)}"
+            source = ConstantSource(name)
+            symbol = self.environment.create_symbol(n, source, dynamic_dim=DimDynamic.DYNAMIC)
+            self.symbols[n] = self.environment.create_symintnode(symbol, hint=n, source=source)
+            self.sizes[str(symbol)] = place
+        return self.symbols[n]
+
+    def _leaf(self, leaf: Any, fixed: bool) -> Any:
+        if isinstance(leaf, Operand):
+            return self._operand(leaf, fixed)
+        if isinstance(leaf, Number):
+            return self._number(leaf)
+        if isinstance(leaf, tuple):
+            return [self._leaf(x, fixed) for x in leaf]
+        return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+    def _operand(self, leaf: Operand, fixed: bool) -> fx.Node:
+        sizes = [self._size(n, (self.operands, d), fixed) for d, n in enumerate(leaf.shape)]
+        node = self.graph.placeholder(f"x{self.operands}")
+        self.operands += 1
+        inwards = [d for d in leaf.order if d not in leaf.spread]
+        with self.mode:
+            node.meta["val"] = torch.empty([sizes[d] for d in inwards], dtype=leaf.dtype, device="cpu")
+        if inwards != sorted(inwards):
+            node = self._node(aten.permute.default, node, [inwards.index(d) for d in sorted(inwards)])
+        for d in leaf.spread:
+            node = self._node(aten.unsqueeze.default, node, d)
+        return self._node(aten.expand.default, node, sizes) if leaf.spread else node
+
+    def _number(self, leaf: Number) -> fx.Node:
+        """The value of a Scalar is a number; that of a tensor is a tensor of no dimensions."""
+        example = self.examples[self.numbers]
+        node = self.graph.placeholder(f"number{self.numbers}")
+        node.meta["number"] = leaf.kind
+        node.meta["val"] = example
+        if leaf.dtype is not None:
+            with self.mode:
+                node.meta["val"] = torch.empty((), dtype=leaf.dtype, device="cpu")
+        self.numbers += 1
+        return node
+
+    def _node(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """A call in the graph, computed on fake tensors."""
+        given, named = (
+            tree_map(lambda a: a.meta["val"] if isinstance(a, fx.Node) else a, x) for x in (list(args), kwargs)
+        )
+        with self.mode:
+            value = op(*given, **named)
+        node = self.graph.call_function(op, args, kwargs)
+        node.meta["val"] = value
+        return node
+
+    # -- results
+    def _results(self, form: Form, leaves: list[Any]) -> tuple[list[fx.Node], Any]:
+        """Nodes of the result tensors, and the tree of results."""
+        kept = [k for k in range(len(leaves)) if k not in form.outs]
+        if form.functional is None:
+            call, values = self._traced(form, leaves)
+        else:
+            schema = form.functional._schema
+            names = [a.name for a in schema.arguments]
+            if len(names) != len(kept):
+                raise CannotRun(f"its arguments are not those of {form.functional}")
+            given = {a.name: (a, leaves[k]) for a, k in zip(schema.arguments, kept, strict=True)}
+            args = [leaf for a, leaf in given.values() if not a.kwarg_only]
+            kwargs = {n: leaf for n, (a, leaf) in given.items() if a.kwarg_only and not _is_default(a, leaf)}
+            call = self._node(form.functional, *args, **kwargs)
+            values = call.meta["val"]
+        if isinstance(values, torch.Tensor):
+            return [call], 0
+        if not isinstance(values, list | tuple):
+            raise CannotRun("its result is no tensor")
+        flat: list[fx.Node] = []
+        tree: list[Any] = []
+        for k, value in enumerate(values):
+            part = self.graph.call_function(operator.getitem, (call, k))
+            part.meta["val"] = value
+            if isinstance(value, torch.Tensor):
+                tree.append(len(flat))
+                flat.append(part)
+            elif value is None:
+                tree.append(-1)
+                self.graph.erase_node(part)
+            elif isinstance(value, list | tuple) and all(isinstance(v, torch.Tensor) for v in value):
+                inner = [self.graph.call_function(operator.getitem, (part, i)) for i in range(len(value))]
+                for node, v in zip(inner, value, strict=True):
+                    node.meta["val"] = v
+                tree.append(list(range(len(flat), len(flat) + len(inner))))
+                flat += inner
+            else:
+                raise CannotRun("its result is no tensor")
+        return flat, tree
+
+    def _traced(self, form: Form, leaves: list[Any]) -> tuple[fx.Node, list[Any]]:
+        """An operator that writes to arguments and has no functional form, on copies of them: results, then the copies."""
+        nodes = [n for n in tree_leaves(leaves) if isinstance(n, fx.Node)]
+        names = form.names
+
+        def run(*tensors: torch.Tensor) -> Any:
+            made = dict(zip(nodes, tensors, strict=True))
+            args = tree_map(lambda a: made.get(a, a) if isinstance(a, fx.Node) else a, leaves)
+            for k in form.written:
+                args[k] = (
+                    torch.empty(0, dtype=args[k]) if k in form.outs else None if args[k] is None else args[k].clone()
+                )
+            found = form.op(
+                *args[: form.positional], **dict(zip(names[form.positional :], args[form.positional :], strict=True))
+            )
+            results = found if isinstance(found, list | tuple) else [found] if found is not None else []
+            new = [r for r, place in zip(results, form.returned, strict=False) if place is None]
+            return [*new, *(args[k] for k in form.written)]
+
+        given = [n.meta["val"] for n in nodes]
+        traced = make_fx(torch.func.functionalize(run), decomposition_table=dict(tables()[0]))(*given)
+        returned: Any = next(n for n in traced.graph.nodes if n.op == "output").args[0]
+        values = [n.meta["val"] if isinstance(n, fx.Node) else n for n in returned]
+        call = self.graph.call_function(form.op, tuple(nodes))
+        call.meta["val"] = values
+        self.inner = (call, traced.graph, nodes)
+        return call, values
+
+    def _places(self, form: Form, flat: list[fx.Node]) -> list[Operand | None]:
+        """For results that are written to an argument in place: that argument."""
+        places: list[Operand | None] = [None] * len(flat)
+        for result, position in form.stored:
+            leaf = self.signature.leaves[position]
+            if isinstance(leaf, Operand):
+                places[result] = leaf
+            elif isinstance(leaf, torch.dtype):
+                places[result] = Operand((), leaf, (), (), True)
+        return places
+
+    def _in_memory(self, node: fx.Node, place: Operand | None) -> tuple[fx.Node, list[Any], list[Any]]:
+        """A result in the order of its memory, its shape and its strides.
+
+        place: the argument to which it is written (of an out argument only the dtype is known here)."""
+        val = node.meta["val"]
+        if place is not None and val.dtype != place.dtype:
+            if not torch.can_cast(val.dtype, place.dtype):
+                raise CannotRun(f"its result cannot be cast to {place.dtype}")
+            node = self._node(aten._to_copy.default, node, dtype=place.dtype)
+            val = node.meta["val"]
+        shape = [_expr(s) for s in val.shape]
+        hints = tuple(map(_hint, val.shape))
+        seen = see(hints, [_hint(s) for s in val.stride()], val.dtype)
+        order = seen.order if not seen.spread and not seen.strided else tuple(range(len(shape)))
+        if place is not None and place.order:
+            if place.shape != hints:
+                raise CannotRun("its result has another shape than what it is written to")
+            order = place.order
+        strides: list[Any] = [sympy.Integer(1)] * len(shape)
+        step: Any = sympy.Integer(1)
+        for d in reversed(order):
+            strides[d] = step
+            step = step * (1 if shape[d] == 0 else shape[d])
+        if order != tuple(range(len(shape))):
+            node = self._node(aten.permute.default, node, list(order))
+        return node, shape, strides
+
+    def _guard(self, limited: list[str]) -> str:
+        parts = [_text(g.expr) for g in self.environment.guards] + [f"{name} <= {LONGEST}" for name in limited]
+        return " and ".join(f"({p})" for p in dict.fromkeys(parts)) or "True"
+
+
+def _expr(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
+def _hint(size: Any) -> int:
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def _text(e: Any) -> str:
+    if isinstance(e, list):
+        return "(" + "".join(f"{_text(x)}, " for x in e) + ")"
+    return str(PythonPrinter().doprint(e))
+
+
+def _is_default(argument: Any, leaf: Any) -> bool:
+    return argument.has_default_value() and not isinstance(leaf, fx.Node) and leaf == argument.default_value
+
+
+def _aligned(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
+    """See `Compiled.aligned`."""
+    outputs = schedule.graph.outputs
+    if len(schedule.order.run) != 1 or len(outputs) != 1:
+        return ((),) * len(outputs)
+    task = schedule.order.run[0]
+    if task.row is not None or task.template is not None or task.out is not outputs[0]:
+        return ((),)
+    place = schedule.layouts[task.out.id].offset(task.store)
+    found = []
+    for k, given in enumerate(schedule.graph.inputs):
+        assert isinstance(given, Input)
+        reads = [ld for e in (task.value, task.core_body) if e is not None for ld in loads(e) if ld.node is given]
+        same = all(schedule.layouts[given.id].offset(ld.index) == place for ld in reads)
+        if same and given.dtype.size == task.out.dtype.size:
+            found.append(k)
+    return (tuple(found),)

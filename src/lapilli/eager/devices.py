@@ -1,0 +1,139 @@
+"""Which devices there are, which one is the current one, and their streams."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from lapilli.errors import LapilliError
+
+if TYPE_CHECKING:
+    import torch
+
+    from lapilli.stream import Stream
+
+streams: dict[int, Stream] = {}
+"""The streams in use, by device index."""
+
+_lock = threading.Lock()
+_thread = threading.local()
+_forked = False
+
+
+@functools.cache
+def found() -> tuple[dict[str, Any], ...]:
+    """The Vulkan devices of this machine as `lapilli.player.devices` describes them; none where there is no driver."""
+    from lapilli import player
+
+    try:
+        return tuple(player.devices())
+    except LapilliError:
+        return ()
+
+
+def current_device() -> int:
+    """Index of the device that "vulkan" without an index means in this thread."""
+    return getattr(_thread, "index", 0)
+
+
+def set_current_device(index: int) -> None:
+    _thread.index = index
+
+
+def index_of(device: torch.device | str | int | None) -> int:
+    """The index that a device, its name or None (the current one) means.
+
+    Raises RuntimeError where it is another kind of device, or there is no such one.
+    """
+    if device is None:
+        index = None
+    elif isinstance(device, int):
+        index = device
+    else:
+        import torch
+
+        device = torch.device(device)
+        if device.type != "vulkan":
+            raise ValueError(f"Expected a vulkan device, but got {device}.")
+        index = device.index
+    if index is None:
+        return current_device()
+    if not 0 <= index < len(found()):
+        raise no_such_device(index)
+    return index
+
+
+def no_such_device(index: int) -> RuntimeError:
+    """What to say of an index that is no device's."""
+    names = [f"vulkan:{place} ({device['name']})" for place, device in enumerate(found())]
+    if names:
+        return RuntimeError(f"There is no device vulkan:{index}. There are: {', '.join(names)}.")
+    from lapilli import player
+
+    try:
+        player.devices()
+        reason = "The Vulkan drivers of this machine offer no device."
+    except LapilliError as error:
+        reason = str(error)
+    return RuntimeError(f"There is no Vulkan device: {reason} torch.vulkan.is_available() tells beforehand.")
+
+
+def open_stream(index: int) -> Stream:
+    """Makes the stream of a device.
+
+    Raises RuntimeError where there is no such device, and in a forked child of a process that used one.
+    """
+    from lapilli.stream import Stream
+
+    check_fork()
+    with _lock:
+        if index not in streams:
+            if not 0 <= index < len(found()):
+                raise no_such_device(index)
+            stream = Stream(str(index))
+            fraction = os.environ.get("LAPILLI_VULKAN_MEMORY_FRACTION")
+            if fraction is not None:
+                stream.set_memory_limit(memory_limit(index, fraction))
+            streams[index] = stream
+    return streams[index]
+
+
+def stream_of(index: int) -> Stream:
+    """The stream of a device, made at its first use. Raises as `open_stream`."""
+    return streams.get(index) or open_stream(index)
+
+
+def memory_limit(index: int, fraction: str | float) -> int:
+    """Bytes of a fraction of a device's memory. Raises ValueError where it is none."""
+    try:
+        value = float(fraction)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 1:
+        raise ValueError(f"The fraction of a device's memory is more than 0 and at most 1, but {fraction!r} was given.")
+    return int(value * found()[index]["memory"])
+
+
+def check_fork() -> None:
+    """Raises RuntimeError in a forked child of a process that had used a device: drivers do not survive that."""
+    if _forked:
+        raise RuntimeError(
+            "A vulkan device cannot be used in a forked child of a process that has used one. To use it in several "
+            "processes start them by 'spawn': torch.multiprocessing.set_start_method('spawn')."
+        )
+
+
+def in_bad_fork() -> bool:
+    return _forked
+
+
+def _after_fork() -> None:
+    global _forked
+    if streams:
+        _forked = True
+        streams.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,118 @@
+"""What runs on the CPU because the device cannot: with a warning for every operator, or not at all."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lapilli.eager import storage
+from lapilli.eager.form import Form
+
+_counts: Counter[str] = Counter()
+reasons: dict[str, str] = {}
+"""Why operators ran on the CPU, the last time that they did."""
+
+
+def fallbacks() -> dict[str, int]:
+    """How often each operator ran on the CPU since the process began, or since `reset_fallbacks`."""
+    return dict(_counts)
+
+
+def reset_fallbacks() -> None:
+    """Begins to count anew; every operator may warn once more."""
+    _counts.clear()
+
+
+def strict() -> bool:
+    """Whether operators that would run on the CPU raise NotImplementedError."""
+    return os.environ.get("LAPILLI_STRICT", "") not in ("", "0")
+
+
+def refuse(form: Form, leaves: Sequence[Any], reason: str) -> NotImplementedError:
+    """What strict mode says."""
+    dtypes = dict.fromkeys(
+        str(t.dtype).removeprefix("torch.") for t in tree_leaves(list(leaves)) if isinstance(t, torch.Tensor)
+    )
+    return NotImplementedError(
+        f"{form.op} on {', '.join(dtypes) or 'no'} tensors cannot run on the vulkan device: {reason}. {nearest(form, dtypes)} "
+        "(LAPILLI_STRICT=1 is set; without it the operator runs on the CPU, with a warning.)"
+    )
+
+
+def nearest(form: Form, dtypes: Any) -> str:
+    """The nearest form of the call that is supported."""
+    from lapilli.lower.catalog import entry
+
+    known = entry(form.functional or form.op)
+    if known.dtypes:
+        missing = [d for d in dtypes if d not in known.dtypes]
+        if missing:
+            return f"It runs there on {', '.join(known.dtypes)}: convert the tensors, for example with .to(torch.{known.dtypes[0]})."
+        return "Other sizes or arguments of this operator do run there."
+    return "Move its operands to the CPU with .cpu(), or write it in terms of other operators."
+
+
+def on_cpu(form: Form, leaves: Sequence[Any], index: int, reason: str) -> Any:
+    """The operator on the CPU, with its results and what it writes on the device `index`.
+
+    Raises what torch raises for wrong arguments, and NotImplementedError in strict mode."""
+    moved: dict[int, torch.Tensor] = {}
+
+    def down(leaf: Any) -> Any:
+        if isinstance(leaf, torch.device):
+            return torch.device("cpu")
+        if not isinstance(leaf, torch.Tensor) or leaf.device.type != "vulkan":
+            return leaf
+        if id(leaf) not in moved:
+            moved[id(leaf)] = storage.to_cpu(leaf)
+        return moved[id(leaf)]
+
+    if strict():
+        raise refuse(form, leaves, reason)
+    given = [tree_map(down, list(leaf) if isinstance(leaf, tuple) else leaf) for leaf in leaves]
+    args, kwargs = arguments(form, given)
+    with torch.no_grad():
+        result = form.op(*args, **kwargs)
+    _warn(form, reason)
+    back: dict[int, torch.Tensor] = {}
+    for place in form.written:
+        for ours, theirs in zip(tree_leaves(leaves[place]), tree_leaves(given[place]), strict=True):
+            if isinstance(ours, torch.Tensor):
+                if ours.shape != theirs.shape:
+                    ours.resize_(theirs.shape)
+                if ours.device.type == "vulkan":
+                    storage.copy_(ours, theirs)
+                back[id(theirs)] = ours
+
+    def up(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return back[id(leaf)] if id(leaf) in back else storage.from_cpu(leaf, index)
+
+    return tree_map(up, result)
+
+
+def arguments(form: Form, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Leaves as positional and named arguments."""
+    return list(leaves[: form.positional]), dict(
+        zip(form.names[form.positional :], leaves[form.positional :], strict=True)
+    )
+
+
+def _warn(form: Form, reason: str) -> None:
+    name = str(form.op)
+    _counts[name] += 1
+    reasons[name] = reason
+    if _counts[name] == 1:
+        warnings.warn(
+            f"{name} runs on the CPU, for the vulkan device cannot run it: {reason}. torch.vulkan.fallbacks() counts such calls; "
+            "LAPILLI_STRICT=1 makes them errors.",
+            UserWarning,
+            stacklevel=2,
+        )

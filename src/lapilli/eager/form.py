@@ -1,0 +1,112 @@
+"""What the schema of an operator says about its calls: which arguments are written, which numbers may differ from call to call,
+and which functional operator computes the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from lapilli.lower import lowerings
+
+aten = torch.ops.aten
+Overload = torch._ops.OpOverload
+
+CONSTANT_NUMBERS = {
+    aten.pow.Tensor_Scalar,
+    aten.logspace.default,
+    aten.arange.start_step,
+    aten.arange.start,
+    aten.arange.default,
+}
+"""Operators whose numbers decide what the kernel is, or how large its result."""
+
+_FUNCTIONAL: dict[Overload, Overload] = {
+    aten.convolution_overrideable.default: aten.convolution.default,
+    aten.normal_.default: aten.normal_functional.default,
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.bernoulli_.Tensor: aten.bernoulli.Tensor,
+    aten.rrelu_with_noise_.default: aten.rrelu_with_noise_functional.default,
+    aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
+}
+"""Where names do not tell."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """op: the operator; functional: what computes its results without writing to arguments (None: not known by name);
+    names: its arguments; numeric: those that take a number (for a tensor, or a Scalar), by position; written: those that it
+    writes, by position; outs: those of them that are given for the results only (out=); returned: for every result the
+    position of the argument that it is, or None; stored: which results of the functional operator are written to which
+    arguments, by number and position; direct: whether the functional operator has a lowering of its own."""
+
+    op: Overload
+    functional: Overload | None
+    names: tuple[str, ...]
+    positional: int
+    numeric: frozenset[int]
+    written: tuple[int, ...]
+    outs: tuple[int, ...]
+    returned: tuple[int | None, ...]
+    stored: tuple[tuple[int, int], ...]
+    direct: bool
+
+    @property
+    def runtime_numbers(self) -> bool:
+        """Whether numbers can be given to a kernel when it runs."""
+        return self.direct and self.functional not in CONSTANT_NUMBERS
+
+
+@cache
+def form(op: Overload) -> Form:
+    schema = op._schema
+    arguments = list(schema.arguments)
+    names = tuple(a.name for a in arguments)
+    numeric = frozenset(k for k, a in enumerate(arguments) if str(a.type) in ("Tensor", "number", "Optional[number]"))
+    written = tuple(k for k, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
+    outs = tuple(k for k in written if arguments[k].kwarg_only)
+    functional = _functional(op, bool(written))
+    returned = tuple(_returned(r, arguments) for r in schema.returns)
+    stored = [(k, place) for k, place in enumerate(returned) if place is not None]
+    if written and not stored:  # what is not among the results comes after them
+        stored = [(len(returned) + k, place) for k, place in enumerate(written)]
+    return Form(
+        op,
+        functional,
+        names,
+        sum(not a.kwarg_only for a in arguments),
+        numeric,
+        written,
+        outs,
+        returned,
+        tuple(stored),
+        functional in lowerings,
+    )
+
+
+def _returned(result: Any, arguments: list[Any]) -> int | None:
+    """The position of the argument that a result is."""
+    if result.alias_info is None:
+        return None
+    names = result.alias_info.before_set
+    return next(
+        (k for k, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.before_set == names), None
+    )
+
+
+def _functional(op: Overload, writes: bool) -> Overload | None:
+    if op in _FUNCTIONAL:
+        return _FUNCTIONAL[op]
+    if not writes:
+        return op
+    schema = op._schema
+    name = schema.name.removeprefix("aten::")
+    wanted = [str(a.type) for a in schema.arguments if not (a.kwarg_only and a.alias_info is not None)]
+    candidates = getattr(aten, name.removesuffix("_"), None)
+    for overload in candidates.overloads() if candidates is not None else ():
+        other: Overload = getattr(candidates, overload)
+        if not other._schema.is_mutable and [str(a.type) for a in other._schema.arguments] == wanted:
+            return other
+    return None

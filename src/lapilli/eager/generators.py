@@ -1,0 +1,77 @@
+"""Where random numbers begin: generators of the device.
+
+A generator of PyTorch's CPU gives every random operator a key, from which the operator's kernel computes its numbers. So
+seeds and states are PyTorch's, and what is drawn depends on the seed and the order of the operators, not on the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._opaque_base import OpaqueBaseMeta
+
+from lapilli.eager import devices
+
+
+class Generator(torch.Generator):
+    """``torch.Generator(device="vulkan")``."""
+
+    _device: torch.device
+
+    def __new__(cls, device: torch.device | str = "vulkan") -> Generator:
+        made = super().__new__(cls, "cpu")
+        made._device = torch.device("vulkan", devices.index_of(device))
+        return made
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def clone_state(self) -> Generator:
+        copy = Generator(self._device)
+        copy.set_state(self.get_state())
+        return copy
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (str(self._device), self.get_state())
+
+
+def _rebuild(device: str, state: torch.Tensor) -> Generator:
+    generator = Generator(device)
+    generator.set_state(state)
+    return generator
+
+
+_defaults: dict[int, Generator] = {}
+_seed: int | None = None
+
+
+def default_generator(index: int) -> Generator:
+    """The generator that the random operators of a device take where they are given none."""
+    if index not in _defaults:
+        _defaults[index] = Generator(torch.device("vulkan", index))
+        if _seed is not None:
+            _defaults[index].manual_seed(_seed)
+    return _defaults[index]
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seeds the default generators of all devices, also of those not used yet."""
+    global _seed
+    _seed = int(seed)
+    for generator in _defaults.values():
+        generator.manual_seed(_seed)
+
+
+def _new_generator(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    if cls is torch.Generator:
+        device = args[0] if args else kwargs.get("device")
+        if device is not None and torch.device(device).type == "vulkan":
+            return Generator(device)
+    return type.__call__(cls, *args, **kwargs)
+
+
+def patch() -> None:
+    """Lets ``torch.Generator`` make ours: PyTorch asks a device's C++ part, which does not exist."""
+    OpaqueBaseMeta.__call__ = _new_generator  # type: ignore[method-assign]

@@ -1,0 +1,313 @@
+"""Launches: a program with what is known of a call whose sizes, strides and types are known."""
+
+from __future__ import annotations
+
+import functools
+import struct
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lapilli.eager import movement, storage
+from lapilli.eager.form import Form
+from lapilli.eager.generators import default_generator
+from lapilli.eager.programs import load, programs_of, target_of
+from lapilli.eager.signature import CannotRun, Number, Signature, operand
+
+REFUSED = {torch.float64, torch.complex32, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64}
+"""Types of which kernels have no elements."""
+
+_FLOAT = struct.Struct("<f")
+_UINT = struct.Struct("<I")
+
+
+def bits(number: Any) -> int:
+    """32 bits of a number, as a kernel gets it."""
+    if type(number) is float:
+        try:
+            return _UINT.unpack(_FLOAT.pack(number))[0]  # type: ignore[no-any-return]
+        except OverflowError:
+            return 0x7F800000 if number > 0 else 0xFF800000
+    if not -(2**31) <= number < 2**31:
+        raise CannotRun(f"the number {number} does not fit into the 32 bits in which the GPU computes integers")
+    return int(number) & 0xFFFFFFFF
+
+
+class Launch:
+    """Called with the arguments, the tensors and the numbers among them, it queues the work and returns the results.
+
+    Raises CannotRun where the values that it is given cannot be computed on the device."""
+
+    def __init__(
+        self, form: Form, leaves: list[Any], tensors: list[torch.Tensor], numbers: list[Any], index: int
+    ) -> None:
+        """leaves: all arguments, in the schema's order. Raises CannotRun."""
+        signature = signature_of(form, leaves)
+        operands = signature.operands()
+        for given in operands:
+            if given.dtype in REFUSED:
+                raise CannotRun(f"{str(given.dtype).removeprefix('torch.')} is not supported on the GPU")
+        self.form, self.index = form, index
+        self.numbers = _numbers(form, leaves, tensors)
+        values = [self._number(source, tensors, numbers) for source in self.numbers]
+        for value in values:
+            bits(value)
+        program, found = programs_of(target_of(index)).find(signature, values)
+        self.constant = found is not signature or not form.runtime_numbers
+        """Whether numbers are compiled in."""
+        compiled = program.compiled
+        self.tree = compiled.tree
+        self.results = program.results(operands)
+        stream = storage.stream_of(index)
+        self.alignment = stream.alignment
+        self.inputs = _inputs(form, leaves, tensors)
+        self.sizes = [tensors[k].itemsize for k in self.inputs]
+        self.carriers = compiled.carriers
+        self.enqueue = stream.launch(
+            program.loaded(index, functools.partial(load, index)),
+            0,
+            len(compiled.symbols),
+            len(self.inputs) + self.carriers,
+            len(self.results),
+        )
+        self.gathered = {k: o.order for k, o in zip(self.inputs, operands, strict=True) if o.strided}
+        self.longs = [k for k in self.inputs if tensors[k].dtype is torch.int64]
+        self.symbols = [0] * len(compiled.symbols)
+        self.slots: list[tuple[int, int]] = []  # symbol, number
+        self.keys: list[tuple[int, int]] = []  # symbol, word of the random key
+        for place, (kind, k, d) in enumerate(compiled.symbols):
+            if kind == "size":
+                self.symbols[place] = operands[k].shape[d]
+            else:
+                (self.slots if kind == "number" else self.keys).append((place, k))
+        self.generator = form.names.index("generator") if "generator" in form.names else None
+        self.work = any(0 not in shape for shape, _, _ in self.results)
+        self.aligned = [_aligned(self.inputs, aligned) for aligned in compiled.aligned]
+        self.stored = dict(form.stored)
+        self.direct = {k for k, position in form.stored if self._has_layout(k, leaves[position])}
+
+    def _has_layout(self, k: int, target: Any) -> bool:
+        """Whether an argument lies in memory as the program writes a result."""
+        shape, strides, dtype = self.results[k]
+        if not isinstance(target, torch.Tensor) or tuple(target.shape) != shape or target.dtype != dtype:
+            return False
+        seen = operand(target)
+        return not (seen.strided or seen.spread) and movement.dense_strides(shape, seen.order) == strides
+
+    def _number(self, source: tuple[int, bool], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Any:
+        place, is_tensor = source
+        return tensors[place].item() if is_tensor else numbers[place]
+
+    def __call__(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
+    ) -> Any:
+        for k in self.longs:
+            if storage.is_wide(tensors[k]):
+                raise CannotRun("it has integers that do not fit into the 32 bits in which the GPU computes them")
+        words = list(self.symbols)
+        for place, k in self.slots:
+            words[place] = bits(self._number(self.numbers[k], tensors, numbers))
+        if self.keys:
+            key = _random_key(
+                self.index, None if self.generator is None else self._argument(self.generator, args, kwargs)
+            )
+            for place, k in self.keys:
+                words[place] = key[k]
+        made: list[torch.Tensor] = []
+        later: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for k, (shape, strides, dtype) in enumerate(self.results):
+            target = self._target(k, args, kwargs, shape)
+            if target is not None and k in self.direct and self._in_place(k, target, tensors):
+                made.append(target)
+                continue
+            result = storage.empty(shape, dtype, self.index, strides)
+            made.append(result)
+            if target is not None:
+                later.append((target, result))
+        if self.work:
+            held = []  # what is gathered lives until the work is queued
+            for k, size in zip(self.inputs, self.sizes, strict=True):
+                tensor = tensors[k]
+                offset = tensor.storage_offset() * size
+                if k in self.gathered:
+                    tensor, offset = movement.gather(tensor, None, self.gathered[k]), 0
+                elif offset % self.alignment:
+                    tensor, offset = movement.aligned(tensor), 0
+                held.append(tensor)
+                words += (storage.buffer_of(tensor).address, offset)
+            outputs: list[int] = []
+            for result in made:
+                outputs += (storage.buffer_of(result).address, result.storage_offset() * result.itemsize)
+            self.enqueue(*words, *(outputs[0], 0) * self.carriers, *outputs)
+        for target, result in later:
+            storage.copy_(target, result)
+        return self._returned(made, args, kwargs)
+
+    def _argument(self, position: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return args[position] if position < len(args) else kwargs.get(self.form.names[position])
+
+    def _target(
+        self, k: int, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Sequence[int]
+    ) -> torch.Tensor | None:
+        """The argument to which a result is written; one that was given as out gets its shape."""
+        position = self.stored.get(k)
+        if position is None:
+            return None
+        target: torch.Tensor | None = self._argument(position, args, kwargs)
+        if target is not None and position in self.form.outs and tuple(target.shape) != shape:
+            _resize(target, shape)
+        return target
+
+    def _in_place(self, k: int, target: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the program may write into the memory of an argument itself: what it reads of this memory is read where it
+        is written."""
+        if target.storage_offset() * target.itemsize % self.alignment:
+            return False
+        buffer = storage.buffer_of(target)
+        for place in self.inputs:
+            tensor = tensors[place]
+            if storage.buffer_of(tensor) is buffer and not (
+                place in self.aligned[k]
+                and tensor.storage_offset() == target.storage_offset()
+                and (tensor is target or tensor.stride() == target.stride())
+            ):
+                return False
+        return True
+
+    def _returned(self, made: list[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        returned = self.form.returned
+        if not returned:
+            return None
+        if len(returned) == 1 and returned[0] is not None:
+            return self._argument(returned[0], args, kwargs)
+        if isinstance(self.tree, int):
+            return made[0]
+        found: list[Any] = [
+            None if part == -1 else [made[k] for k in part] if isinstance(part, list) else made[part]
+            for part in self.tree
+        ]
+        if len(returned) == 1:
+            return found
+        return tuple(
+            found[k] if place is None else self._argument(place, args, kwargs) for k, place in enumerate(returned)
+        )
+
+
+def quick(launch: Launch) -> Callable[..., Any] | None:
+    """The launch as a function with as little to do as possible; None where there is more to it: several results, arguments that
+    are written, that have to be gathered or may hold large integers, or random numbers.
+
+    It takes what the launch takes, and is what most operators of a model run by: every line counts."""
+    if len(launch.results) != 1 or launch.tree != 0 or launch.stored or launch.keys or launch.gathered or launch.longs:
+        return None
+    if not launch.work or any(is_tensor for _, is_tensor in launch.numbers):
+        return None
+    shape, strides, dtype = launch.results[0]
+    steps = None if strides == movement.dense_strides(shape, range(len(shape))) else strides
+    symbols, slots, inputs = launch.symbols, launch.slots, list(zip(launch.inputs, launch.sizes, strict=True))
+    carriers, alignment, index, enqueue, empty = (
+        launch.carriers,
+        launch.alignment,
+        launch.index,
+        launch.enqueue,
+        storage.empty,
+    )
+
+    def run(
+        args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
+    ) -> Any:
+        words = symbols[:]
+        for place, k in slots:
+            words[place] = bits(numbers[k])
+        for k, size in inputs:
+            tensor = tensors[k]
+            offset = tensor.storage_offset() * size
+            if offset % alignment:
+                return launch(args, kwargs, tensors, numbers)
+            words.append(tensor.untyped_storage()._lapilli.address)  # type: ignore[attr-defined]
+            words.append(offset)
+        made = empty(shape, dtype, index, steps)
+        address = made.untyped_storage()._lapilli.address  # type: ignore[attr-defined]
+        for _ in range(carriers):
+            words += (address, 0)
+        enqueue(*words, address, 0)
+        return made
+
+    return run
+
+
+def _inputs(form: Form, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[int]:
+    """The operands of the program by their numbers among the tensors of the call."""
+    found = []
+    for k, leaf in enumerate(leaves):
+        if k not in form.outs:
+            for x in leaf if isinstance(leaf, list | tuple) else (leaf,):
+                if isinstance(x, torch.Tensor) and not _is_number(x):
+                    found.append(next(k for k, t in enumerate(tensors) if t is x))
+    return found
+
+
+def _numbers(form: Form, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[tuple[int, bool]]:
+    """Where the numbers of the program are: among the tensors of the call, or among its numbers."""
+    found: list[tuple[int, bool]] = []
+    count = 0
+    for k, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            if _is_number(leaf) and k not in form.outs:
+                found.append((next(k for k, t in enumerate(tensors) if t is leaf), True))
+        elif k in form.numeric and is_runtime(leaf):
+            if form.runtime_numbers:
+                found.append((count, False))
+            count += 1
+    return found
+
+
+def is_runtime(leaf: Any) -> bool:
+    """Whether a number may differ from call to call; 0 and 1 often have a meaning of their own."""
+    return type(leaf) in (float, int) and leaf not in (0, 1)
+
+
+def _is_number(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def signature_of(form: Form, leaves: Sequence[Any]) -> Signature:
+    def one(leaf: Any, numeric: bool) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            if _is_number(leaf):
+                return Number("float" if leaf.is_floating_point() else "int", leaf.dtype)
+            return operand(leaf)
+        if isinstance(leaf, list | tuple):
+            return tuple(one(x, False) for x in leaf)
+        if form.runtime_numbers and numeric and is_runtime(leaf):
+            return Number(type(leaf).__name__)
+        return leaf
+
+    return Signature(
+        form, tuple(leaf.dtype if k in form.outs else one(leaf, k in form.numeric) for k, leaf in enumerate(leaves))
+    )
+
+
+def _aligned(inputs: Sequence[int], aligned: Sequence[int]) -> set[int]:
+    """Tensors of the call that are read only where they are written, in whatever place they are given."""
+    return {place for place in inputs if all(k in aligned for k, other in enumerate(inputs) if other == place)}
+
+
+def _random_key(index: int, generator: torch.Generator | None) -> tuple[int, int]:
+    """The words of 32 bits from which a call draws its random numbers."""
+    generator = default_generator(index) if generator is None else generator
+    drawn = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
+    return drawn & 0xFFFFFFFF, drawn >> 32
+
+
+def _resize(target: torch.Tensor, shape: Sequence[int]) -> None:
+    if target.numel():
+        warnings.warn(
+            f"An output with one or more elements was resized since it had shape {list(target.shape)}, which does not match the "
+            f"required output shape {list(shape)}.",
+            UserWarning,
+            stacklevel=2,
+        )
+    target.resize_(shape)

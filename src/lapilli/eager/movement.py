@@ -1,0 +1,257 @@
+"""Copies between tensors of one device, of any strides and types: kernels whose sizes, strides and first elements are symbols.
+
+Elements of one type are moved as bits, words of 64 bits as two of 32: what kernels cannot compute with they can still move."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from lapilli.compiler import assemble_graph, assemble_tasks
+from lapilli.eager import programs, storage
+from lapilli.eager.programs import target_of
+from lapilli.eager.signature import CannotRun, see
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, cast_to, load, select, unary
+from lapilli.ir.integer import Int, as_int, symbol, total
+from lapilli.ir.node import Graph, Input, Map, Node
+from lapilli.lower.graph import size_inputs
+from lapilli.lower.registry import FROM_TORCH, convert, fresh_axes
+from lapilli.player import NativeProgram
+from lapilli.schedule.target import Target
+from lapilli.schedule.task import Task
+
+ALIGNMENT = 256
+"""Bytes to which a buffer can be bound on every device."""
+
+_BITS = {1: DType.uint8, 2: DType.int16, 4: DType.int32}
+
+
+def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Every element of `source`, of the same shape and on the same device, into `target`, converted to its type.
+
+    Raises CannotRun where the types cannot be converted on the device."""
+    if not target.numel():
+        return
+    if source.dtype is torch.int64 and storage.is_wide(source):
+        if target.dtype is not torch.int64:
+            raise CannotRun("it has integers that do not fit into the 32 bits in which the GPU computes them")
+        target.untyped_storage()._lapilli_wide = True  # type: ignore[attr-defined]
+    if _shares(target, source):
+        if target.dtype == source.dtype and _same_place(target, source):
+            return
+        source = gather(source)
+    seen = see(tuple(target.shape), target.stride(), target.dtype)
+    if seen.strided or seen.spread:
+        ready = source.dtype == target.dtype and source.is_contiguous() and _is_aligned(source)
+        return _scatter(target, source if ready else gather(source, target.dtype))
+    if target.dtype == source.dtype and target.stride() == source.stride():
+        return _copy_bytes(target, source)
+    _gather_into(target, source, seen.order)
+
+
+def gather(source: torch.Tensor, dtype: torch.dtype | None = None, order: Sequence[int] | None = None) -> torch.Tensor:
+    """A dense copy, in the order of dimensions that is asked for (default: row-major)."""
+    shape = tuple(source.shape)
+    order = tuple(range(len(shape))) if order is None else tuple(order)
+    made = storage.empty(shape, dtype or source.dtype, source.get_device(), dense_strides(shape, order))
+    if made.numel():
+        _gather_into(made, source, order)
+    return made
+
+
+def aligned(source: torch.Tensor) -> torch.Tensor:
+    """A dense tensor at the beginning of a buffer."""
+    made = storage.empty(source.shape, source.dtype, source.get_device(), source.stride())
+    _copy_bytes(made, source)
+    return made
+
+
+def _is_aligned(tensor: torch.Tensor) -> bool:
+    return tensor.storage_offset() * tensor.itemsize % storage.stream_of(tensor.get_device()).alignment == 0
+
+
+def dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    strides = [1] * len(shape)
+    step = 1
+    for d in reversed(order):
+        strides[d] = step
+        step *= max(shape[d], 1)
+    return tuple(strides)
+
+
+def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return storage.buffer_of(a) is storage.buffer_of(b)
+
+
+def _same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.storage_offset() == b.storage_offset() and a.stride() == b.stride()
+
+
+def _copy_bytes(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Dense tensors of the same layout."""
+    size = target.itemsize
+    storage.stream_of(target.get_device()).copy(
+        (storage.buffer_of(source), source.storage_offset() * size),
+        (storage.buffer_of(target), target.storage_offset() * size),
+        target.numel() * size,
+    )
+
+
+def _gather_into(target: torch.Tensor, source: torch.Tensor, order: Sequence[int]) -> None:
+    """target: dense in this order."""
+    if not _is_aligned(target):
+        return _copy_bytes(target, gather(source, target.dtype, order))
+    kinds = _kinds(source.dtype, target.dtype)
+    sizes, strides = _merged(
+        [source.shape[d] for d in order], [source.stride(d) for d in order], source.itemsize, kinds[0]
+    )
+    at, first, span = _place(source, sizes, strides, kinds[0])
+    given = (storage.buffer_of(source), at)
+    made = (storage.buffer_of(target), target.storage_offset() * target.itemsize)
+    _run(target, "gather", kinds, [*sizes, *strides, first, span], [given], made)
+
+
+def _scatter(target: torch.Tensor, source: torch.Tensor) -> None:
+    """source: row-major, of the same type."""
+    kinds = _kinds(source.dtype, target.dtype)
+    sizes, strides = _merged(list(target.shape), list(target.stride()), target.itemsize, kinds[1])
+    if 0 in strides:
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+            "Please clone() the tensor before performing the operation."
+        )
+    at, first, span = _place(target, sizes, strides, kinds[1])
+    whole = (storage.buffer_of(target), at)
+    given = (storage.buffer_of(source), source.storage_offset() * source.itemsize)
+    if kinds[1].size >= 4:
+        return _run(target, "scatter", kinds, [*sizes, *strides, first, span], [given], whole)
+    # Devices store whole words only: every word that the target touches is written, with its old bytes where they stay.
+    rows = dense_strides(sizes, range(len(sizes)))
+    inwards = sorted(range(len(sizes)), key=lambda d: -strides[d])
+    described = [values[d] for values in (sizes, strides, rows) for d in inwards]
+    _run(target, "merge", kinds, [*described, first, span, math.prod(sizes)], [given, whole], whole)
+
+
+def _kinds(source: torch.dtype, target: torch.dtype) -> tuple[DType, DType]:
+    """As what elements are read and written: as bits where they stay what they are."""
+    if source == target:
+        bits = _BITS[min(source.itemsize, 4)]
+        return bits, bits
+    for dtype in (source, target):
+        if dtype not in FROM_TORCH or dtype is torch.float64:
+            raise CannotRun(f"{str(dtype).removeprefix('torch.')} is not supported on the GPU")
+    return FROM_TORCH[source], FROM_TORCH[target]
+
+
+def _merged(sizes: list[int], strides: list[int], itemsize: int, kind: DType) -> tuple[list[int], list[int]]:
+    """Sizes and strides of as few dimensions as possible, in elements of `kind`."""
+    words = itemsize // kind.size
+    if words > 1:
+        sizes, strides = [*sizes, words], [*(s * words for s in strides), 1]
+    merged: list[tuple[int, int]] = []
+    for size, stride in zip(sizes, strides, strict=True):
+        if size == 1:
+            continue
+        if merged and merged[-1][1] == stride * size:
+            merged[-1] = (merged[-1][0] * size, stride)
+        else:
+            merged.append((size, stride))
+    return [size for size, _ in merged], [stride for _, stride in merged]
+
+
+def _place(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], kind: DType) -> tuple[int, int, int]:
+    """Where the buffer is bound, in bytes; the first element from there; and how many elements from there to the last."""
+    offset = tensor.storage_offset() * tensor.itemsize
+    at = offset // ALIGNMENT * ALIGNMENT
+    first = (offset - at) // kind.size
+    return at, first, first + 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
+
+
+def _run(
+    on: torch.Tensor, what: str, kinds: tuple[DType, DType], symbols: list[int], inputs: list[Any], output: Any
+) -> None:
+    index = on.get_device()
+    rank = (len(symbols) - 2) // (3 if what == "merge" else 2)
+    data, carriers = _program(what, kinds, rank, target_of(index))
+    if max(symbols) >= 2**31:
+        raise CannotRun("it has more elements than kernels can count")
+    storage.stream_of(index).enqueue(_loaded(index, data), 0, symbols, [*inputs, *inputs[:1] * carriers], [output])
+
+
+@cache
+def _loaded(index: int, data: bytes) -> NativeProgram:
+    return programs.load(index, data)
+
+
+@cache
+def _program(what: str, kinds: tuple[DType, DType], rank: int, target: Target) -> tuple[bytes, int]:
+    """The program file, and how many inputs without bytes carry its symbols. Symbols are in the order of `_run`."""
+    write = {"gather": _gather_kernel, "scatter": _scatter_kernel, "merge": _merge_kernel}[what]
+    return write(kinds, rank, target)
+
+
+def _symbols(*names: str) -> dict[str, Int]:
+    return {name: symbol(name, 0 if name[0] in "tf" else 1) for name in names}
+
+
+def _names(rank: int, letters: str) -> list[str]:
+    return [f"{letter}{d}" for letter in letters for d in range(rank)]
+
+
+def _gather_kernel(kinds: tuple[DType, DType], rank: int, target: Target) -> tuple[bytes, int]:
+    """out[i] = in[first + sum of i * stride]"""
+    known = _symbols(*_names(rank, "nt"), "first", "span")
+    sizes, strides = [known[f"n{d}"] for d in range(rank)], [known[f"t{d}"] for d in range(rank)]
+    source = Input((known["span"],), kinds[0], "source", "input", index=0)
+    axes, at = fresh_axes(tuple(sizes))
+    place = total([known["first"], *(i * s for i, s in zip(at, strides, strict=True))])
+    made = Map(tuple(sizes), kinds[1], "copy", "copy", axes=axes, body=_converted(load(source, [place]), kinds))
+    carriers = size_inputs(known, [source])
+    return assemble_graph(Graph([source, *carriers], [made], known), target)[0], len(carriers)
+
+
+def _scatter_kernel(kinds: tuple[DType, DType], rank: int, target: Target) -> tuple[bytes, int]:
+    """out[first + sum of i * stride] = in[i]"""
+    known = _symbols(*_names(rank, "nt"), "first", "span")
+    sizes, strides = [known[f"n{d}"] for d in range(rank)], [known[f"t{d}"] for d in range(rank)]
+    source = Input(tuple(sizes), kinds[0], "source", "input", index=0)
+    axes, at = fresh_axes(tuple(sizes))
+    place = total([known["first"], *(i * s for i, s in zip(at, strides, strict=True))])
+    whole = Node((known["span"],), kinds[1], "target", "copy")
+    task = Task(whole, axes, (place,), load(source, at), origins=["copy"], reason="strided in memory")
+    carriers = size_inputs(known, [source])
+    return assemble_tasks(Graph([source, *carriers], [whole], known), [task], target), len(carriers)
+
+
+def _merge_kernel(kinds: tuple[DType, DType], rank: int, target: Target) -> tuple[bytes, int]:
+    """The inverse, for every element of the target's memory: the element of `in` that belongs there, or the old one. Strides
+    descend, and no two elements of the target meet."""
+    known = _symbols(*_names(rank, "ntr"), "first", "span", "count")
+    source = Input((known["count"],), kinds[0], "source", "input", index=0)
+    old = Input((known["span"],), kinds[1], "old", "input", index=1)
+    axes, (e,) = fresh_axes((known["span"],))
+    rest = e - known["first"]
+    place, guards = as_int(0), [rest]
+    for d in range(rank):
+        i = rest // known[f"t{d}"]
+        rest = rest - i * known[f"t{d}"]
+        guards.append(known[f"n{d}"] - 1 - i)
+        place = place + i * known[f"r{d}"]
+    body = select([*guards, -rest], load(source, [place]), load(old, [e]))
+    made = Map((known["span"],), kinds[1], "target", "copy", axes=axes, body=body)
+    carriers = size_inputs(known, [source, old])
+    return assemble_graph(Graph([source, old, *carriers], [made], known), target)[0], len(carriers)
+
+
+def _converted(e: Expr, kinds: tuple[DType, DType]) -> Expr:
+    source, target = kinds
+    if source is target:
+        return e
+    if source.is_float and target.compute is DType.int32:
+        e = cast_to(unary("trunc", e), DType.int32)
+    return convert(e, target)

@@ -1,0 +1,243 @@
+"""The programs of signatures: in memory, on disk, or compiled now.
+
+On disk there is a file for every signature, in the cache folder of the kernels: the programs that were compiled for it, each with
+the guard that says for which sizes it is right. Its name is a digest of the signature, of the device's class and of the
+compiler's own source, so that what another version has compiled is never taken."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lapilli
+from lapilli import player
+from lapilli.codegen.build import cache_dir
+from lapilli.eager.compile import Compiled, compile
+from lapilli.eager.signature import CannotRun, Number, Operand, Signature
+from lapilli.player import NativeProgram
+from lapilli.schedule.target import ANY, CPU, CPU_HALF, GPU, GPU_HALF, Target
+
+_DIGEST = hashlib.sha256().digest_size
+_STAGES = ("capture", "graph", "ir", "lower", "schedule", "codegen", "kernels", "program", "eager")
+
+Shape = tuple[int, ...]
+Results = list[tuple[Shape, Shape, torch.dtype]]
+
+
+class Program:
+    """A compiled program, ready to be asked whether sizes fit, and what they give."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        self.compiled = compiled
+        names = ", ".join(compiled.sizes)
+        self._guard: Callable[..., bool] = eval(f"lambda {names}: {compiled.guard}", _NAMES)
+        self._results: Callable[..., Any] = eval(f"lambda {names}: {compiled.results}", _NAMES)
+        self._loaded: dict[int, NativeProgram] = {}
+
+    def sizes(self, operands: Sequence[Operand]) -> list[int]:
+        return [operands[k].shape[d] for k, d in self.compiled.sizes.values()]
+
+    def fits(self, operands: Sequence[Operand]) -> bool:
+        return bool(self._guard(*self.sizes(operands)))
+
+    def results(self, operands: Sequence[Operand]) -> Results:
+        """Shape, strides and dtype of every result tensor."""
+        found = self._results(*self.sizes(operands))
+        return [(tuple(map(int, s)), tuple(map(int, t)), getattr(torch, d.removeprefix("torch."))) for s, t, d in found]
+
+    def loaded(self, device: int, load: Callable[[bytes], NativeProgram]) -> NativeProgram:
+        """The program on a device, with its pipelines."""
+        if device not in self._loaded:
+            self._loaded[device] = load(self.compiled.data)
+        return self._loaded[device]
+
+
+_NAMES: dict[str, Any] = {
+    "__builtins__": {"min": min, "max": max, "abs": abs, "int": int, "float": float, "round": round}
+}
+
+
+@dataclass
+class _Known:
+    """What is known of a signature: its programs, and why there is none (for sizes that no program fits)."""
+
+    programs: list[Program] = field(default_factory=list)
+    constant_numbers: bool = False  # numbers have to be compiled in
+    fixed_sizes: bool = False  # sizes have to be compiled in
+
+
+@cache
+def target_of(device: int) -> Target:
+    """The class of a device."""
+    found = player.devices()[device]
+    half = found["features"]["storage_16bit"] and found["features"]["float16"]
+    if found["type"] != "cpu":
+        return GPU_HALF if half else GPU
+    if found["limits"]["texel_elements"] < 1 << 24:
+        return ANY
+    return CPU_HALF if half else CPU
+
+
+def load(device: int, data: bytes) -> NativeProgram:
+    """A program on a device."""
+    return NativeProgram.load(data, device=device, verify=False)
+
+
+@cache
+def programs_of(target: Target) -> Programs:
+    return Programs(target)
+
+
+class Programs:
+    """Programs for one class of devices."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.known: dict[str, _Known] = {}
+        self.compiled = 0
+        """Programs that were compiled in this process."""
+
+    def find(self, signature: Signature, numbers: Sequence[Any]) -> tuple[Program, Signature]:
+        """A program for a call, and the signature that it is for: the numbers may be compiled in. Raises CannotRun."""
+        known = self._read(signature)
+        if not known.constant_numbers:
+            found = next((p for p in known.programs if p.fits(signature.operands())), None)
+            if found is not None:
+                return found, signature
+            try:
+                return self._compile(signature, numbers), signature
+            except CannotRun:
+                if not numbers:
+                    raise
+            known.constant_numbers = True
+            self._write(signature)
+        return self.find(with_numbers(signature, numbers), ())
+
+    def _compile(self, signature: Signature, numbers: Sequence[Any]) -> Program:
+        """With sizes open; where that fails, for these sizes."""
+        known = self._read(signature)
+        if not signature.exact and not known.fixed_sizes:
+            try:
+                program = Program(compile(signature, numbers, self.target))
+            except CannotRun:
+                known.fixed_sizes = True
+            else:
+                if program.fits(signature.operands()):
+                    return self._add(signature, program)
+        exact = replace(signature, exact=True)
+        fitting = self._read(exact).programs
+        if fitting:
+            return fitting[0]
+        made = self._add(exact, Program(compile(exact, numbers, self.target)))
+        if known.fixed_sizes:
+            self._write(signature)
+        return made
+
+    def _add(self, signature: Signature, program: Program) -> Program:
+        self.compiled += 1
+        self.known[signature.text()].programs.append(program)
+        self._write(signature)
+        return program
+
+    # -- on disk
+    def _path(self, text: str) -> Path:
+        digest = hashlib.sha256(_source() + f"{self.target}\n{text}".encode()).hexdigest()
+        return cache_dir().with_name("eager") / digest
+
+    def _read(self, signature: Signature) -> _Known:
+        text = signature.text()
+        known = self.known.get(text)
+        if known is None:
+            known = self.known[text] = _stored(self._path(text)) or _Known()
+        return known
+
+    def _write(self, signature: Signature) -> None:
+        text = signature.text()
+        _store(self._path(text), self.known[text])
+
+
+def with_numbers(signature: Signature, numbers: Sequence[Any]) -> Signature:
+    """The signature with the numbers compiled in."""
+    given = iter(numbers)
+
+    def known(leaf: Any) -> Any:
+        if isinstance(leaf, tuple):
+            return tuple(map(known, leaf))
+        return next(given) if isinstance(leaf, Number) else leaf
+
+    return replace(signature, leaves=tuple(map(known, signature.leaves)))
+
+
+@cache
+def _source() -> bytes:
+    """A digest of what decides about programs besides their signature: the compiler, and torch."""
+    h = hashlib.sha256(torch.__version__.encode())
+    root = Path(lapilli.__path__[0])
+    files = [
+        root / "compiler.py",
+        *(f for stage in _STAGES for f in (root / stage).rglob("*") if f.suffix in (".py", ".slang")),
+    ]
+    for file in sorted(files):
+        h.update(file.read_bytes())
+    return h.digest()
+
+
+def _store(path: Path, known: _Known) -> None:
+    """A digest, and for every program its description and its bytes, atomically; a cache that cannot be written is no error."""
+    parts = []
+    for program in known.programs:
+        described = asdict(replace(program.compiled, data=b""))
+        text = json.dumps({k: v for k, v in described.items() if k != "data"}).encode()
+        parts.append(struct.pack("<QQ", len(text), len(program.compiled.data)) + text + program.compiled.data)
+    content = struct.pack("<??", known.constant_numbers, known.fixed_sizes) + b"".join(parts)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
+            f.write(hashlib.sha256(content).digest() + content)
+        os.replace(f.name, path)
+    except OSError:
+        pass
+
+
+def _stored(path: Path) -> _Known | None:
+    """What is in the cache; None when it is not there, or damaged."""
+    try:
+        entry = path.read_bytes()
+    except OSError:
+        return None
+    content = entry[_DIGEST:]
+    if hashlib.sha256(content).digest() != entry[:_DIGEST]:
+        return None
+    known = _Known([], *struct.unpack_from("<??", content))
+    at = 2
+    while at < len(content):
+        length, size = struct.unpack_from("<QQ", content, at)
+        at += 16
+        described = json.loads(content[at : at + length])
+        data = content[at + length : at + length + size]
+        at += length + size
+        known.programs.append(Program(_compiled(described, data)))
+    return known
+
+
+def _compiled(described: dict[str, Any], data: bytes) -> Compiled:
+    return Compiled(
+        data,
+        tuple((kind, k, d) for kind, k, d in described["symbols"]),
+        described["carriers"],
+        {name: (k, d) for name, (k, d) in described["sizes"].items()},
+        described["guard"],
+        described["results"],
+        described["tree"],
+        tuple(tuple(a) for a in described["aligned"]),
+    )

@@ -1,0 +1,164 @@
+"""TorchScript and exported programs to and from files: weights of the device are saved as the CPU's.
+
+PyTorch's C++ writes the bytes of a tensor's storage, of which there are none for ours: it would write empty weights and
+say nothing. So what is written is on the CPU while it is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+def patch() -> None:
+    """Wraps what saves and loads scripted modules and exported programs."""
+    for name in ("save", "save_to_buffer", "_save_for_lite_interpreter", "_save_to_buffer_for_lite_interpreter"):
+        for kind in (torch.jit.RecursiveScriptModule, torch.jit.ScriptModule):  # each has its own
+            _wrap(kind, name, _on_host)
+        if hasattr(torch.jit.ScriptFunction, name):
+            _wrap(torch.jit.ScriptFunction, name, _function_on_host)
+    load = torch.jit.load
+
+    @functools.wraps(load)
+    def jit_load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if map_location is not None and torch.device(map_location).type == "vulkan":
+            from lapilli.eager import devices
+
+            index = devices.index_of(map_location)
+            return _moved(load(f, "cpu", *args, **kwargs), torch.device("vulkan", index))
+        return load(f, map_location, *args, **kwargs)
+
+    torch.jit.load = jit_load
+    torch.jit.trace = _without_stored_inputs(torch.jit.trace)
+    torch.jit.trace_module = _without_stored_inputs(torch.jit.trace_module)
+
+
+def _without_stored_inputs(trace: Callable[..., Any]) -> Callable[..., Any]:
+    """Tracing that does not store example inputs of the device with the module: no one could take them out to save it."""
+
+    @functools.wraps(trace)
+    def wrapped(func: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+        every = (example_inputs, kwargs.get("inputs"), kwargs.get("example_kwarg_inputs"))
+        if _holds_tensor(every, _is_ours):
+            kwargs["_store_inputs"] = False
+        return trace(func, *(() if example_inputs is None else (example_inputs,)), *args, **kwargs)
+
+    return wrapped
+
+
+def _wrap(owner: Any, name: str, on_host: Callable[[Any], contextlib.AbstractContextManager[None]]) -> None:
+    theirs = getattr(owner, name)
+
+    @functools.wraps(theirs)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with on_host(self):
+            return theirs(self, *args, **kwargs)
+
+    setattr(owner, name, method)
+
+
+@contextlib.contextmanager
+def _on_host(module: Any) -> Iterator[None]:
+    """A scripted module has all its tensors on the CPU inside."""
+    before: list[tuple[Any, str, Any]] = []
+    with contextlib.ExitStack() as stack:
+        for graph in _graphs(module):
+            stack.enter_context(_graph_on_host(graph))
+        try:
+            for script, name, value in _attributes(module):
+                if _holds_tensor(value, _is_ours):
+                    before.append((script, name, value))
+            copies = _Copies(torch.device("cpu"))
+            for script, name, value in before:
+                script.setattr(name, copies.of(value))
+            yield
+        finally:
+            for script, name, value in before:
+                script.setattr(name, value)
+
+
+def _moved(module: Any, device: torch.device) -> Any:
+    """A scripted module just loaded, with all its tensors on a device."""
+    copies = _Copies(device)
+    for graph in _graphs(module):
+        for node, value in _constants(graph):
+            node.t_("value", copies.of(value))
+    for script, name, value in _attributes(module):
+        script.setattr(name, copies.of(value))
+    return module
+
+
+class _Copies:
+    """Copies on a device, the same of the same."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._made: dict[int, torch.Tensor] = {}
+
+    def of(self, value: Any) -> Any:
+        """The copy of a tensor, or of a container of them."""
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.of(element) for element in value)
+        if isinstance(value, dict):
+            return {key: self.of(element) for key, element in value.items()}
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in self._made:
+            self._made[id(value)] = value.detach().to(self._device).requires_grad_(value.requires_grad)
+        return self._made[id(value)]
+
+
+def _attributes(module: Any) -> list[tuple[Any, str, Any]]:
+    """What the scripted modules in one hold: parameters, buffers, and what their code reads: (owner, name, value)."""
+    read = {node.s("name") for graph in _graphs(module) for node in graph.findAllNodes("prim::GetAttr")}
+    found = []
+    for part in module.modules():
+        script = part._c
+        names = [name for kind in (torch._C.ParameterDict, torch._C.BufferDict) for name, _ in kind(script).items()]  # type: ignore[attr-defined]
+        for name in dict.fromkeys((*names, *sorted(read))):
+            if script.hasattr(name) and _holds_tensor(value := script.getattr(name)):
+                found.append((script, name, value))
+    return found
+
+
+def _holds_tensor(value: Any, such: Callable[[torch.Tensor], bool] = lambda tensor: True) -> bool:
+    """Whether a value is a tensor or a container that holds one."""
+    if isinstance(value, (list, tuple)):
+        return any(_holds_tensor(element, such) for element in value)
+    if isinstance(value, dict):
+        return any(_holds_tensor(element, such) for element in value.values())
+    return isinstance(value, torch.Tensor) and such(value)
+
+
+def _is_ours(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "vulkan"
+
+
+@contextlib.contextmanager
+def _graph_on_host(graph: Any) -> Iterator[None]:
+    """The constants of a graph, as tracing leaves them, are on the CPU inside."""
+    before = [(node, value) for node, value in _constants(graph) if _is_ours(value)]
+    try:
+        for node, value in before:
+            node.t_("value", value.cpu())
+        yield
+    finally:
+        for node, value in before:
+            node.t_("value", value)
+
+
+def _constants(graph: Any) -> list[tuple[Any, torch.Tensor]]:
+    nodes = [node for node in graph.findAllNodes("prim::Constant") if node.hasAttribute("value")]
+    return [(node, node.t("value")) for node in nodes if node.kindOf("value") == "t"]
+
+
+def _graphs(module: Any) -> list[Any]:
+    return [part._c._get_method(name).graph for part in module.modules() for name in part._c._method_names()]
+
+
+def _function_on_host(function: Any) -> contextlib.AbstractContextManager[None]:
+    return _graph_on_host(function.graph)

@@ -1,0 +1,109 @@
+"""Signatures: what of a call decides about its program.
+
+Two keys tell calls apart. The exact key has all sizes and strides, and leads to a prepared launch with one look into a
+dictionary. The signature has sizes as classes only (0, 1, or a symbol that equal sizes share), and leads to the programs that
+were compiled for such a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lapilli.eager.form import Form
+
+WIDE = 1 << 31
+"""Integers from here on do not fit into kernels."""
+
+
+class CannotRun(Exception):
+    """Why a call cannot run on the device, as a clause."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that a kernel gets when it runs: a Python number, or a tensor of no dimensions on the CPU, whose dtype counts."""
+
+    kind: str  # "float" or "int"
+    dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor on the device as a program sees it: dense in the order of its memory, dimension after dimension.
+
+    order: dimensions from the outermost to the innermost; spread: dimensions whose elements are one and the same (expanded);
+    strided: it has to be gathered into such memory first."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    order: tuple[int, ...]
+    spread: tuple[int, ...] = ()
+    strided: bool = False
+
+    @property
+    def memory_shape(self) -> tuple[int, ...]:
+        return tuple(self.shape[d] for d in self.order if d not in self.spread)
+
+
+def operand(tensor: torch.Tensor) -> Operand:
+    """How a program sees a tensor."""
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    return see(shape, strides, tensor.dtype)
+
+
+def see(shape: tuple[int, ...], strides: Sequence[int], dtype: torch.dtype) -> Operand:
+    rows = tuple(range(len(shape)))
+    if 0 in shape:
+        return Operand(shape, dtype, rows)
+    spread = tuple(d for d in rows if strides[d] == 0 and shape[d] > 1)
+    moving = [d for d in rows if shape[d] > 1 and strides[d]]
+    inwards = sorted(moving, key=lambda d: -strides[d])
+    order = rows if inwards == moving else (*(d for d in rows if d not in moving), *inwards)
+    step = 1
+    for d in reversed(inwards):
+        if strides[d] != step:
+            return Operand(shape, dtype, order, (), True)
+        step *= shape[d]
+    return Operand(shape, dtype, order, spread)
+
+
+Leaf = Operand | Number | Any
+
+
+@dataclass(frozen=True)
+class Signature:
+    """form: of the operator; leaves: the arguments in the schema's order, lists as tuples, tensors as Operands, numbers that
+    differ from call to call as Numbers, everything else as it is; exact: sizes are fixed."""
+
+    form: Form
+    leaves: tuple[Leaf, ...]
+    exact: bool = False
+
+    def operands(self) -> list[Operand]:
+        return [
+            x for leaf in self.leaves for x in (leaf if isinstance(leaf, tuple) else (leaf,)) if isinstance(x, Operand)
+        ]
+
+    def text(self) -> str:
+        """The signature as text: equal for calls that the same programs can serve."""
+        symbols: dict[int, str] = {}
+
+        def size(n: int) -> str:
+            return str(n) if self.exact or n < 2 else symbols.setdefault(n, f"s{len(symbols)}")
+
+        def one(leaf: Leaf) -> str:
+            if isinstance(leaf, Operand):
+                sizes = ",".join(map(size, leaf.shape))
+                order = "" if leaf.order == tuple(range(len(leaf.order))) else f" order {leaf.order}"
+                spread = f" spread {leaf.spread}" if leaf.spread else ""
+                return f"{leaf.dtype}[{sizes}]{order}{spread}"
+            if isinstance(leaf, Number):
+                return f"number {leaf.kind} {leaf.dtype}"
+            if isinstance(leaf, tuple):
+                return "(" + "; ".join(map(one, leaf)) + ")"
+            return repr(leaf)
+
+        return f"{self.form.op}({'; '.join(map(one, self.leaves))})"

@@ -1,0 +1,245 @@
+"""Tensors of the device and their memory: where it is, and what moves between the host and the devices.
+
+A tensor is torch's own. Its ``UntypedStorage`` holds no address that the host could use; the memory is a `Buffer` of the
+device's stream, kept as an attribute of the storage, which PyTorch keeps as long as any tensor uses the storage. So views,
+aliases and lifetimes are PyTorch's, and the buffer goes back to the stream with the last of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import cffi
+import torch
+from torch._C import DispatchKey, DispatchKeySet
+from torch._C._dynamo.guards import _reinterpret_tensor  # type: ignore[attr-defined]
+from torch._prims_common import is_non_overlapping_and_dense_or_false, make_contiguous_strides_for
+
+from lapilli import errors
+from lapilli.eager.devices import check_fork, stream_of
+
+if TYPE_CHECKING:
+    from lapilli.stream import Buffer
+
+_create = torch._C._acc.create_empty_tensor
+on_host = DispatchKeySet(DispatchKey.CPU)
+_set_storage = torch.ops.aten.set_.source_Storage_storage_offset
+
+_ffi = cffi.FFI()
+
+
+def buffer_of(tensor: torch.Tensor) -> Buffer:
+    """The memory of a tensor's storage; the tensor begins at ``storage_offset() * itemsize`` bytes."""
+    return tensor.untyped_storage()._lapilli  # type: ignore[attr-defined, no-any-return]
+
+
+def empty(
+    shape: Sequence[int], dtype: torch.dtype, device_index: int = 0, stride: Sequence[int] | None = None
+) -> torch.Tensor:
+    """A tensor with any contents on ``vulkan:<device_index>``.
+
+    stride: in elements; None: contiguous. A stride of zero, or strides that let elements meet, are possible.
+
+    Raises torch.OutOfMemoryError where there is not enough memory, also after giving back what was cached.
+    """
+    if stride is None:
+        size = math.prod(shape) * dtype.itemsize
+    else:
+        size = (1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))) * dtype.itemsize
+        if 0 in shape:
+            size = 0
+    buffer = allocate(size, device_index)
+    if device_index:
+        return _empty_elsewhere(shape, dtype, device_index, stride, buffer)
+    tensor = _create(shape, dtype)
+    tensor.untyped_storage()._lapilli = buffer  # type: ignore[attr-defined]
+    return tensor if stride is None else _reinterpret_tensor(tensor, shape, stride, 0)  # type: ignore[no-any-return]
+
+
+def allocate(size: int, device_index: int) -> Buffer:
+    """Memory of a device. Raises torch.OutOfMemoryError."""
+    stream = stream_of(device_index)
+    try:
+        return stream.allocate(size)
+    except errors.OutOfMemoryError as error:
+        raise out_of_memory(error, device_index) from None
+
+
+def over(
+    untyped: torch.UntypedStorage, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int], offset: int
+) -> torch.Tensor:
+    """A tensor over a storage that there is."""
+    index = untyped.device.index
+    tensor = _reinterpret_tensor(_seed(index, dtype), (0,), (1,), 0) if index else _create((0,), dtype)
+    _set_storage.redispatch(on_host, tensor, untyped, 0, (0,), (1,))  # PyTorch takes a storage's size from its address
+    return _reinterpret_tensor(tensor, shape, stride, offset)  # type: ignore[no-any-return]
+
+
+def out_of_memory(error: errors.OutOfMemoryError, device_index: int) -> torch.OutOfMemoryError:
+    """PyTorch's exception for the player's."""
+    return torch.OutOfMemoryError(
+        f"vulkan:{device_index} is out of memory: {error} torch.vulkan.memory_allocated() says what tensors hold."
+    )
+
+
+# --- devices other than the first: PyTorch's constructor knows vulkan:0 only, DLPack knows them all
+
+
+class _DLTensor(ctypes.Structure):
+    """`DLManagedTensor` of dlpack.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+_seeds: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+_managed: list[_DLTensor] = []
+
+
+def _seed(device_index: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor without elements on a device, from which others are made."""
+    if (device_index, dtype) not in _seeds:
+        shape = (ctypes.c_int64 * 1)(0)
+        extension, unsigned = 12, 1
+        managed = _DLTensor(None, extension, device_index, 1, unsigned, 8, 1, shape)
+        capsule = ctypes.pythonapi.PyCapsule_New
+        capsule.restype, capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        tensor = torch._C._from_dlpack(capsule(ctypes.addressof(managed), b"dltensor", None))  # type: ignore[attr-defined]
+        _managed.append(managed)  # the tensor's deleter would free it; there is none
+        _seeds[device_index, dtype] = tensor.view(dtype)
+    return _seeds[device_index, dtype]
+
+
+def _empty_elsewhere(
+    shape: Sequence[int], dtype: torch.dtype, device_index: int, stride: Sequence[int] | None, buffer: Buffer
+) -> torch.Tensor:
+    if stride is None:
+        stride = make_contiguous_strides_for(shape)
+    # PyTorch has backward threads for vulkan:0 only. Without threads of its own, backward runs in the thread that asks.
+    torch._C._set_multithreading_enabled(False)
+    untyped = torch._C._construct_storage_from_data_pointer(0, torch.device("vulkan", device_index), 0)
+    untyped._lapilli = buffer  # type: ignore[attr-defined]
+    return over(untyped, dtype, shape, stride, 0)
+
+
+# --- copies
+
+
+def span(tensor: torch.Tensor) -> int:
+    """How many elements lie between a tensor's first and its last, both counted."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _bytes_of(host: torch.Tensor, elements: int) -> Any:
+    """The bytes of a CPU tensor from its first element on, without a copy; valid as long as the tensor."""
+    return _ffi.buffer(_ffi.cast("char *", host.data_ptr()), elements * host.itemsize)
+
+
+def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU of the same shape, strides and dtype; waits until the values are there. Elements that share memory
+    share it in the copy. Outside of autograd."""
+    elements = span(tensor)
+    data = torch.empty(elements, dtype=tensor.dtype, device="cpu")
+    if elements:
+        _read(tensor, data)
+    host = data.as_strided(tensor.shape, tensor.stride())
+    if tensor.is_conj():
+        host = host.conj()
+    return torch._neg_view(host) if tensor.is_neg() else host
+
+
+def from_cpu(tensor: torch.Tensor, device_index: int = 0) -> torch.Tensor:
+    """A copy of a CPU tensor on a device: of the same strides where its elements lie densely, else contiguous."""
+    if not is_dense(tensor):
+        tensor = tensor.contiguous()
+    copy = empty(tensor.shape, tensor.dtype, device_index, None if tensor.is_contiguous() else tensor.stride())
+    _write(copy, tensor)
+    return copy
+
+
+def is_wide(tensor: torch.Tensor) -> bool:
+    """Whether a tensor may have integers beyond 32 bits, with which kernels cannot compute: some came from the host."""
+    return hasattr(tensor.untyped_storage(), "_lapilli_wide")
+
+
+def _note_wide(tensor: torch.Tensor, host: torch.Tensor) -> None:
+    if host.dtype is torch.int64 and host.numel():
+        low, high = host.aminmax()
+        if int(low) < -(2**31) or int(high) >= 2**31:
+            tensor.untyped_storage()._lapilli_wide = True  # type: ignore[attr-defined]
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements fill a stretch of memory, each once, in any order of its dimensions."""
+    return tensor.is_contiguous() or is_non_overlapping_and_dense_or_false(tensor)
+
+
+def _read(tensor: torch.Tensor, host: torch.Tensor) -> None:
+    """Fills a dense host tensor with what follows a tensor's first element."""
+    check_fork()
+    buffer_of(tensor).read(tensor.storage_offset() * tensor.itemsize, _bytes_of(host, host.numel()))
+
+
+def _write(tensor: torch.Tensor, host: torch.Tensor) -> None:
+    """Writes a dense host tensor of the same strides and dtype."""
+    if host.numel():
+        check_fork()
+        _note_wide(tensor, host)
+        buffer_of(tensor).write(tensor.storage_offset() * tensor.itemsize, _bytes_of(host, host.numel()))
+
+
+def copy_(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """``target.copy_(source)`` between the host and devices, of any strides; the source is expanded and converted.
+
+    Work on one device is queued; a copy to the CPU waits.
+    """
+    if source.shape != target.shape:
+        source = source.expand(target.shape)
+    if not target.numel():
+        return target
+    if target.is_conj() or target.is_neg():
+        copy_(
+            target.conj() if target.is_conj() else torch._neg_view(target),
+            source.conj() if target.is_conj() else -source,
+        )
+        return target
+    if target.device == source.device:
+        from lapilli.eager.call import copy
+
+        copy(target, source)
+    elif target.is_cpu:
+        if is_dense(target) and _same_layout(source, target):
+            _read(source, target)
+        else:
+            target.copy_(to_cpu(source))
+    else:
+        host = to_cpu(source) if not source.is_cpu else source
+        if is_dense(target):
+            dense = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype, device="cpu")
+            _write(target, host if _same_layout(host, target) else dense.copy_(host))
+        else:
+            copy_(target, from_cpu(host, target.get_device()))
+    return target
+
+
+def _same_layout(source: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether the bytes of one are the bytes of the other."""
+    same = source.dtype == target.dtype and source.stride() == target.stride()
+    return same and not (source.is_conj() or source.is_neg())

@@ -1,0 +1,129 @@
+"""``UntypedStorage`` of the device: what PyTorch asks of it in Python.
+
+For PyTorch the storages of the device have no bytes and no address: they are in Vulkan's memory. Its methods are told of
+the `Buffer` here, and with them deepcopy, pickling, ``torch.save`` and ``torch.load`` work as for any device: tensors that
+share a storage still do so afterwards. What is saved is saved as the CPU's, so it can be loaded anywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import UntypedStorage
+
+
+def _on_device(untyped: Any) -> bool:
+    return untyped.device.type == "vulkan"
+
+
+def _bytes(untyped: UntypedStorage) -> torch.Tensor:
+    """The bytes of a storage as a tensor."""
+    from lapilli.eager import storage
+
+    size = untyped.nbytes()
+    return storage.over(untyped, torch.uint8, (size,), (1,), 0)
+
+
+def nbytes(self: UntypedStorage) -> int:
+    return self._lapilli.bytes  # type: ignore[attr-defined, no-any-return]
+
+
+def data_ptr(self: UntypedStorage) -> int:
+    """A number of its own for every storage that there is; not an address that the host could use."""
+    return self._lapilli.address if self._lapilli.bytes else 0  # type: ignore[attr-defined]
+
+
+def copy_(self: UntypedStorage, source: Any, non_blocking: bool | None = None) -> UntypedStorage:
+    source = getattr(source, "_untyped_storage", source)
+    if source.nbytes() != self.nbytes():
+        raise RuntimeError(f"A storage of {self.nbytes()} bytes cannot take a copy of one of {source.nbytes()} bytes.")
+    _as_tensor(self).copy_(_as_tensor(source))
+    return self
+
+
+def _as_tensor(untyped: UntypedStorage) -> torch.Tensor:
+    if _on_device(untyped):
+        return _bytes(untyped)
+    return torch.empty(0, dtype=torch.uint8, device=untyped.device).set_(untyped)
+
+
+def fill_(self: UntypedStorage, value: int) -> UntypedStorage:
+    _bytes(self).fill_(value)
+    return self
+
+
+def resize_(self: UntypedStorage, size: int) -> UntypedStorage:
+    from lapilli.eager import views
+
+    views.resize_storage(self, size)
+    return self
+
+
+def getitem(self: UntypedStorage, index: Any) -> Any:
+    return self.cpu()[index]
+
+
+def setitem(self: UntypedStorage, index: Any, value: Any) -> None:
+    _bytes(self)[index] = value
+
+
+def _write_file(self: UntypedStorage, *args: Any) -> Any:
+    return self.cpu()._write_file(*args)
+
+
+def _new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    """``UntypedStorage(size, device="vulkan")``, which would crash: PyTorch's own looks for an allocator in C++."""
+    if device is None or torch.device(device).type != "vulkan":
+        return _original_new(cls, *args, **({} if device is None else {"device": device}), **kwargs)
+    size = args[0] if args else kwargs.get("size", 0)
+    if not isinstance(size, int):
+        raise TypeError(
+            f"UntypedStorage on a vulkan device takes a number of bytes, but {type(size).__name__} was given."
+        )
+    return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
+
+
+_original_new = UntypedStorage.__new__
+
+
+def _instead(name: str, ours: Callable[..., Any]) -> None:
+    """Lets a method be ours for storages of the device, and stay PyTorch's for others."""
+    theirs = getattr(UntypedStorage, name)
+
+    @functools.wraps(theirs)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return (ours if _on_device(self) else theirs)(self, *args, **kwargs)
+
+    setattr(UntypedStorage, name, method)
+
+
+def patch() -> None:
+    """Tells ``UntypedStorage`` and ``torch.save`` of the device."""
+    from torch import serialization
+
+    for name, ours in {
+        "nbytes": nbytes, "size": nbytes, "__len__": nbytes, "data_ptr": data_ptr, "copy_": copy_, "fill_": fill_,
+        "resize_": resize_, "__getitem__": getitem, "__setitem__": setitem, "_write_file": _write_file,
+    }.items():  # fmt: skip
+        _instead(name, ours)
+    _instead_for_cpu()
+    UntypedStorage.__new__ = _new  # type: ignore[method-assign, assignment]
+    # Before PyTorch's own entry for the device, which would save its name.
+    serialization.register_package(
+        15, lambda obj: "cpu" if obj.device.type == "vulkan" else None, lambda obj, place: None
+    )
+
+
+def _instead_for_cpu() -> None:
+    """``cpu.copy_(vulkan)`` too."""
+    theirs = UntypedStorage.copy_
+
+    @functools.wraps(theirs)
+    def method(self: Any, source: Any, non_blocking: bool | None = None) -> Any:
+        untyped = getattr(source, "_untyped_storage", source)
+        return (copy_ if _on_device(untyped) else theirs)(self, source, non_blocking)
+
+    UntypedStorage.copy_ = method  # type: ignore[method-assign]

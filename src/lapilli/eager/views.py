@@ -1,0 +1,220 @@
+"""The operators that make tensors, views and copies of the device: they compute nothing.
+
+A view is another tensor over the same storage. Most of PyTorch's view operators are written in terms of ``as_strided``,
+and those that are not do their sums on sizes and strides only: for them PyTorch's CPU kernel does as well.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C._dynamo.guards import _reinterpret_tensor  # type: ignore[attr-defined]
+from torch._prims_common import make_contiguous_strides_for
+
+from lapilli.eager import storage
+from lapilli.eager.devices import current_device, index_of, streams
+
+_KERNELS: dict[str, Callable[..., Any]] = {}
+
+
+def _kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        _KERNELS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def register(library: torch.library.Library) -> None:
+    """Registers all of them."""
+    for name, kernel in _KERNELS.items():
+        library.impl(name, kernel, "PrivateUse1")
+    for overload in (aten.view.default, aten._reshape_alias.default, aten.unfold.default, aten.view_as_real.default,
+                     aten.view_as_complex.default):  # fmt: skip
+        library.impl(overload.name().removeprefix("aten::"), _as_on_the_host(overload), "PrivateUse1")
+
+
+aten = torch.ops.aten
+
+
+def _as_on_the_host(overload: torch._ops.OpOverload) -> Callable[..., Any]:
+    """A kernel that calls PyTorch's CPU kernel, which looks at sizes and strides only."""
+    redispatch, host = overload.redispatch, storage.on_host
+    return lambda *args: redispatch(host, *args)
+
+
+def alias(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    """Another tensor over the same storage. size, stride, offset in elements; the offset is counted from the storage's
+    first element."""
+    step = offset - tensor.storage_offset()
+    if torch.is_inference_mode_enabled() and not tensor.is_inference():
+        with torch.inference_mode(False):  # a view of a normal tensor is a normal tensor there too
+            return _reinterpret_tensor(tensor, size, stride, step)  # type: ignore[no-any-return]
+    return _reinterpret_tensor(tensor, size, stride, step)  # type: ignore[no-any-return]
+
+
+@_kernel("as_strided")
+def as_strided(
+    tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    """Raises RuntimeError where the view would leave the storage."""
+    offset = tensor.storage_offset() if storage_offset is None else storage_offset
+    last = offset
+    for n, step in zip(size, stride, strict=True):
+        last += (n - 1) * step
+    if (last + 1) * tensor.itemsize > storage.buffer_of(tensor).bytes and 0 not in size:
+        raise RuntimeError(
+            f"as_strided: sizes {list(size)}, strides {list(stride)} and storage offset {offset} need "
+            f"{(last + 1) * tensor.itemsize} bytes, but the storage has {storage.buffer_of(tensor).bytes}."
+        )
+    return alias(tensor, size, stride, offset)
+
+
+@_kernel("as_strided_")
+def as_strided_(
+    tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    tensor.data = as_strided(tensor, size, stride, storage_offset)
+    return tensor
+
+
+@_kernel("empty.memory_format")
+def empty(
+    size: Sequence[int], *, dtype: torch.dtype | None = None, layout: torch.layout | None = None,
+    device: torch.device | None = None, pin_memory: bool | None = None, memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:  # fmt: skip
+    _refuse_layout(layout)
+    stride = None
+    if memory_format is torch.channels_last or memory_format is torch.channels_last_3d:
+        rank = 4 if memory_format is torch.channels_last else 5
+        if len(size) != rank:
+            raise RuntimeError(f"required rank {rank} tensor to use {str(memory_format).removeprefix('torch.')} format")
+        order = (0, *range(2, rank), 1)
+        dense = make_contiguous_strides_for([size[dim] for dim in order])
+        stride = [dense[order.index(dim)] for dim in range(rank)]
+    return storage.empty(size, dtype or torch.get_default_dtype(), _index(device), stride)
+
+
+@_kernel("empty_strided")
+def empty_strided(
+    size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, layout: torch.layout | None = None,
+    device: torch.device | None = None, pin_memory: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    _refuse_layout(layout)
+    return storage.empty(size, dtype or torch.get_default_dtype(), _index(device), stride)
+
+
+def _index(device: torch.device | None) -> int:
+    if device is None or device.index is None:
+        return current_device()
+    return device.index if device.index in streams else index_of(device)
+
+
+def _refuse_layout(layout: torch.layout | None) -> None:
+    if layout is not None and layout is not torch.strided:
+        raise NotImplementedError(f"Tensors of layout {layout} are not possible on vulkan devices; use torch.strided.")
+
+
+@_kernel("copy_")
+def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    return storage.copy_(target, source)
+
+
+@_kernel("_copy_from")
+def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    return storage.copy_(target, source)
+
+
+@_kernel("_copy_from_and_resize")
+def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return storage.copy_(target.resize_(source.shape), source)
+
+
+_UNPACK: dict[torch.dtype, Callable[[bytes], tuple[Any]]] = {
+    dtype: struct.Struct(code).unpack  # type: ignore[misc]
+    for dtype, code in {
+        torch.float32: "f", torch.float64: "d", torch.float16: "e", torch.int64: "q", torch.int32: "i",
+        torch.int16: "h", torch.int8: "b", torch.uint8: "B", torch.bool: "?",
+    }.items()
+}  # fmt: skip
+
+
+@_kernel("_local_scalar_dense")
+def _local_scalar_dense(tensor: torch.Tensor) -> bool | int | float | complex:
+    """The one value of a tensor; waits for it."""
+    unpack = _UNPACK.get(tensor.dtype)
+    if unpack is None or tensor.is_neg():
+        return storage.to_cpu(tensor).item()
+    storage.check_fork()
+    data = storage.buffer_of(tensor).read(tensor.storage_offset() * tensor.itemsize, tensor.itemsize)
+    return unpack(data)[0]  # type: ignore[no-any-return]
+
+
+@_kernel("resize_")
+def resize_(
+    tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
+    """The storage grows where it must, and keeps what is in it."""
+    if list(tensor.shape) == list(size) and memory_format is None:
+        return tensor
+    if memory_format is torch.preserve_format:
+        raise RuntimeError("Unsupported memory format preserve_format")
+    stride: Sequence[int] = make_contiguous_strides_for(size)
+    if memory_format is not None and memory_format is not torch.contiguous_format:
+        stride = torch.empty(size, device="meta", memory_format=memory_format).stride()
+    grow(tensor.untyped_storage(), (tensor.storage_offset() + math.prod(size)) * tensor.itemsize)
+    tensor.data = alias(tensor, size, stride, tensor.storage_offset())
+    return tensor
+
+
+def grow(untyped: torch.UntypedStorage, size: int) -> None:
+    """Lets a storage have at least `size` bytes."""
+    old = untyped._lapilli  # type: ignore[attr-defined]
+    if old.bytes < size:
+        resize_storage(untyped, size)
+
+
+def resize_storage(untyped: torch.UntypedStorage, size: int) -> None:
+    """Gives a storage other memory of `size` bytes, with the same contents as far as there is place."""
+    old = untyped._lapilli  # type: ignore[attr-defined]
+    new = storage.allocate(size, untyped.device.index)
+    if old.bytes and size:
+        new.stream.copy((old, 0), (new, 0), min(old.bytes, size))
+    untyped._lapilli = new  # type: ignore[attr-defined]
+
+
+@_kernel("set_.source_Storage_storage_offset")
+def set_storage_offset(
+    tensor: torch.Tensor, source: torch.UntypedStorage, offset: int, size: Sequence[int], stride: Sequence[int] = ()
+) -> torch.Tensor:
+    if source.device != tensor.device:
+        raise RuntimeError(
+            f"The storage is on {source.device}, but the tensor on {tensor.device}; they must be the same."
+        )
+    stride = stride or make_contiguous_strides_for(size)
+    if 0 not in size:
+        last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+        grow(source, (last + 1) * tensor.itemsize)
+    tensor.data = storage.over(source, tensor.dtype, size, stride, offset)
+    return tensor
+
+
+@_kernel("set_.source_Storage")
+def set_storage(tensor: torch.Tensor, source: torch.UntypedStorage) -> torch.Tensor:
+    return set_storage_offset(tensor, source, 0, (source._lapilli.bytes // tensor.itemsize,))  # type: ignore[attr-defined]
+
+
+@_kernel("set_.source_Tensor")
+def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    tensor.data = alias(source, source.shape, source.stride(), source.storage_offset())
+    return tensor
+
+
+@_kernel("set_")
+def set_empty(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.data = storage.empty((0,), tensor.dtype, tensor.get_device())
+    return tensor

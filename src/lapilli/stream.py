@@ -1,0 +1,189 @@
+"""Work on one device in order, on memory that stays there: what the eager device and compiled graphs run on.
+
+A `Stream` is a queue: the calls return before the device is done, and everything takes place as if one after the other.
+Its `Buffer`s come from a caching allocator. All functions may be called from several threads.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from lapilli.player import NativeProgram, _check, _player, _take_json
+
+Slice: TypeAlias = "tuple[Buffer, int]"
+
+
+@dataclass(frozen=True)
+class StreamMemory:
+    """Memory of a stream in bytes, and how many memory objects of the driver it is in.
+
+    ``allocated``: in buffers that exist; ``peak_allocated``: the most of that so far; ``reserved``: taken from the driver,
+    in use or cached; ``limit``: of ``reserved``.
+    """
+
+    allocated: int
+    peak_allocated: int
+    reserved: int
+    limit: int
+    allocations: int
+
+
+class Buffer:
+    """Device memory of a stream; deleting it gives the memory back. Made by `Stream.allocate`.
+
+    Attributes:
+        stream: the stream whose memory it is.
+        bytes: its size.
+        address: of the native buffer, for `Launch`.
+    """
+
+    __slots__ = ("_destroy", "_handle", "address", "bytes", "stream")
+
+    def __init__(self, stream: Stream, handle: Any, size: int) -> None:
+        self.stream = stream
+        self.bytes = size
+        self._handle = handle
+        self._destroy = stream._library.lapilli_buffer_destroy  # kept here: __del__ may run while the interpreter ends
+        self.address = int(stream._ffi.cast("intptr_t", handle))
+
+    def write(self, offset: int, data: Any) -> None:
+        """Copy the bytes of ``data`` (anything with a contiguous buffer) to ``offset``, in the stream's order."""
+        view = self.stream._ffi.from_buffer(data)
+        _check(self.stream._library.lapilli_buffer_write(self._handle, offset, view, len(view)))
+
+    def read(self, offset: int, into: Any) -> Any:
+        """Wait for what is queued and copy bytes from ``offset`` to the host.
+
+        Args:
+            into: a writable contiguous buffer, which is filled; or a number of bytes, for a new ``bytearray``.
+
+        Returns:
+            the filled buffer.
+        """
+        target = bytearray(into) if isinstance(into, int) else into
+        view = self.stream._ffi.from_buffer(target, require_writable=True)
+        _check(self.stream._library.lapilli_buffer_read(self._handle, offset, view, len(view)))
+        return target
+
+    def __del__(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._destroy(handle)
+
+
+class Stream:
+    """A queue of work on one device, and the memory that it uses.
+
+    Attributes:
+        alignment: offsets of slices are multiples of this, in bytes.
+        max_allocation: bytes of the largest buffer.
+        info: the device as in `lapilli.player.devices`, ``alignment``, ``max_allocation`` and ``memory``.
+
+    Raises:
+        NoDriverError: there is no Vulkan driver.
+        NoDeviceError: there is no such device.
+    """
+
+    def __init__(self, device: str | int | None = None, *, validation: bool = False) -> None:
+        self._ffi, self._library = _player()
+        options = self._ffi.new("lapilli_load_options *")
+        name = self._ffi.NULL if device is None else self._ffi.new("char[]", os.fsencode(str(device)))
+        options.device = name
+        options.validation = validation
+        handle = self._ffi.new("lapilli_stream **")
+        _check(self._library.lapilli_stream_create(options, handle))
+        self._handle = self._ffi.gc(handle[0], self._library.lapilli_stream_destroy)
+        text = self._ffi.new("char **")
+        _check(self._library.lapilli_stream_info(self._handle, text))
+        self.info: dict[str, Any] = _take_json(text)
+        self.alignment: int = self.info["alignment"]
+        self.max_allocation: int = self.info["max_allocation"]
+
+    def allocate(self, size: int) -> Buffer:
+        """Memory of ``size`` bytes with any contents.
+
+        Raises:
+            OutOfMemoryError: there is not enough, even after the cached memory was given back to the driver.
+        """
+        handle = self._ffi.new("lapilli_buffer **")
+        _check(self._library.lapilli_buffer_create(self._handle, size, handle))
+        return Buffer(self, handle[0], size)
+
+    def copy(self, source: Slice, target: Slice, size: int) -> None:
+        """Copy ``size`` bytes between places (buffer, offset) of this stream that do not overlap."""
+        _check(self._library.lapilli_buffer_copy(source[0]._handle, source[1], target[0]._handle, target[1], size))
+
+    def fill(self, target: Slice, size: int, pattern: int) -> None:
+        """Fill ``size`` bytes at (buffer, offset) with a pattern of 32 bits; offset and size are multiples of 4."""
+        _check(self._library.lapilli_buffer_fill(target[0]._handle, target[1], size, pattern))
+
+    def enqueue(
+        self,
+        program: NativeProgram,
+        method: int,
+        symbols: Sequence[int],
+        inputs: Sequence[Slice],
+        outputs: Sequence[Slice],
+    ) -> None:
+        """Run a method once, on tensors in buffers of this stream, in the stream's order.
+
+        Args:
+            symbols: the value of every symbol of the method, in its order.
+            inputs, outputs: where each dense row-major tensor begins: (buffer, offset in bytes).
+
+        Raises:
+            InvalidInputError: a wrong count, a symbol out of its bounds, a slice that is too small or not aligned, or a
+                program on another device.
+        """
+        launch = self.launch(program, method, len(symbols), len(inputs), len(outputs))
+        launch(*symbols, *(word for buffer, offset in (*inputs, *outputs) for word in (buffer.address, offset)))
+
+    def launch(
+        self, program: NativeProgram, method: int, symbols: int, inputs: int, outputs: int
+    ) -> Callable[..., None]:
+        """A function that enqueues one method of a program with little overhead.
+
+        It takes the values of the symbols, then `Buffer.address` and the offset of every input and of every output, all as
+        positional integers. The caller keeps the buffers alive during the call.
+        """
+        # One packed argument: converting arguments is what a call through cffi costs. The bytes are of this call alone, so
+        # that threads do not meet in them.
+        pack = struct.Struct(f"={4 + symbols + 2 * (inputs + outputs)}q").pack
+        stream, handle, enqueue = self._handle, program._program(), self._library.lapilli_enqueue_packed
+
+        def run(*words: int) -> None:
+            status = enqueue(stream, handle, pack(method, symbols, inputs, outputs, *words))
+            if status:
+                _check(status)
+
+        return run
+
+    def flush(self) -> None:
+        """Let the device begin with what is queued; waits for nothing."""
+        _check(self._library.lapilli_flush(self._handle))
+
+    def synchronize(self) -> None:
+        """Wait until everything that is queued is done."""
+        _check(self._library.lapilli_synchronize(self._handle))
+
+    def memory(self) -> StreamMemory:
+        """What the stream's memory is now."""
+        info = self._ffi.new("lapilli_stream_memory_info *")
+        _check(self._library.lapilli_stream_memory(self._handle, info))
+        return StreamMemory(info.allocated, info.peak_allocated, info.reserved, info.limit, info.allocations)
+
+    def reset_peak_memory(self) -> None:
+        """Let ``peak_allocated`` begin anew from what is allocated now."""
+        _check(self._library.lapilli_reset_peak_memory(self._handle))
+
+    def empty_cache(self) -> None:
+        """Give memory that no buffer uses back to the driver."""
+        _check(self._library.lapilli_empty_cache(self._handle))
+
+    def set_memory_limit(self, size: int | None) -> None:
+        """Take no more than ``size`` bytes from the driver; None: no limit."""
+        _check(self._library.lapilli_set_memory_limit(self._handle, size or 0))
