@@ -212,9 +212,13 @@ lapilli_status lapilli_stream_info(lapilli_stream *stream, char **json);
 lapilli_status lapilli_buffer_create(lapilli_stream *stream, uint64_t bytes, lapilli_buffer **buffer);
 /* The memory can be used again at once: work that is queued already comes first. */
 void lapilli_buffer_destroy(lapilli_buffer *buffer);
+/* The two calls above for callers to whom a pointer to a pointer is dear: the buffer's address, and 0 where
+ * lapilli_buffer_create should be asked why. */
+intptr_t lapilli_buffer_acquire(lapilli_stream *stream, uint64_t bytes);
+void lapilli_buffer_release(intptr_t buffer);
 /* The data is copied before the call returns; it arrives in the stream's order. */
 lapilli_status lapilli_buffer_write(lapilli_buffer *buffer, uint64_t offset, const void *data, uint64_t bytes);
-/* Waits for all that was queued before. */
+/* Waits for all that was queued before; calls of other threads wait meanwhile. */
 lapilli_status lapilli_buffer_read(lapilli_buffer *buffer, uint64_t offset, void *data, uint64_t bytes);
 /* Both buffers are of one stream. The two ranges may lie in one buffer, but not overlap. */
 lapilli_status lapilli_buffer_copy(lapilli_buffer *from, uint64_t from_offset, lapilli_buffer *to, uint64_t to_offset,

@@ -30,6 +30,8 @@ std::byte* Allocator::Block::mapped() const {
   return base == nullptr ? nullptr : base + offset;
 }
 
+bool Allocator::Block::is_readable() const { return chunk->buffer.is_readable(); }
+
 Allocator::Allocator(Device& device, uint64_t alignment) : device_(device), alignment_(alignment) {
   small_.chunk = 8 * mebi;
   small_.smallest_rest = alignment;

@@ -22,6 +22,7 @@ public:
 
     Region region() const;
     std::byte* mapped() const; // null when the host cannot see it
+    bool is_readable() const;  // see GpuBuffer
   };
 
   // `alignment`: of the blocks, a power of two.

@@ -33,7 +33,12 @@ lapilli_status lapilli_stream_create(const lapilli_load_options* options, lapill
   });
 }
 
-void lapilli_stream_destroy(lapilli_stream* stream) { delete stream; }
+void lapilli_stream_destroy(lapilli_stream* stream) {
+  if (stream == nullptr)
+    return;
+  lapilli_flush(stream); // buffers may live on, and what is queued may change states of a program
+  delete stream;
+}
 
 lapilli_status lapilli_stream_info(lapilli_stream* stream, char** json) {
   return guarded([&] {
@@ -55,6 +60,13 @@ void lapilli_buffer_destroy(lapilli_buffer* buffer) {
   buffer->stream->destroy(buffer);
   delete buffer;
 }
+
+intptr_t lapilli_buffer_acquire(lapilli_stream* stream, uint64_t bytes) {
+  lapilli_buffer* buffer = nullptr;
+  return lapilli_buffer_create(stream, bytes, &buffer) == LAPILLI_OK ? reinterpret_cast<intptr_t>(buffer) : 0;
+}
+
+void lapilli_buffer_release(intptr_t buffer) { lapilli_buffer_destroy(reinterpret_cast<lapilli_buffer*>(buffer)); }
 
 lapilli_status lapilli_buffer_write(lapilli_buffer* buffer, uint64_t offset, const void* data, uint64_t bytes) {
   return guarded([&] {

@@ -92,6 +92,7 @@ GpuBuffer::GpuBuffer(Device& device, uint64_t size, MemoryUse use, MemoryCounter
     counter += allocated_;
     check(device.vk.BindBufferMemory(device.handle, buffer_, memory_, 0), "vkBindBufferMemory");
     coherent_ = (properties.propertyFlags & coherent) != 0;
+    cached_ = (properties.propertyFlags & cached) != 0;
     if ((properties.propertyFlags & visible) != 0 && (use != MemoryUse::device || coherent_)) {
       void* mapped = nullptr;
       check(device.vk.MapMemory(device.handle, memory_, 0, VK_WHOLE_SIZE, 0, &mapped), "vkMapMemory");
@@ -114,6 +115,7 @@ GpuBuffer& GpuBuffer::operator=(GpuBuffer&& other) noexcept {
   std::swap(allocated_, other.allocated_);
   std::swap(mapped_, other.mapped_);
   std::swap(coherent_, other.coherent_);
+  std::swap(cached_, other.cached_);
   return *this;
 }
 

@@ -36,6 +36,8 @@ public:
   VkBuffer handle() const { return buffer_; }
   uint64_t size() const { return size_; }
   std::byte* mapped() const { return mapped_; } // null when the host cannot see it
+  // Whether the host sees at once what the device wrote, and reads it as quickly as its own memory.
+  bool is_readable() const { return mapped_ != nullptr && coherent_ && cached_; }
   // Makes what the device wrote visible to the host; needed before reading mapped().
   void invalidate() const;
 
@@ -49,7 +51,7 @@ private:
   uint64_t size_ = 0;
   uint64_t allocated_ = 0;
   std::byte* mapped_ = nullptr;
-  bool coherent_ = true;
+  bool coherent_ = true, cached_ = false;
 };
 
 // The buffers behind the blocks of a memory plan.

@@ -10,9 +10,9 @@ namespace lapilli {
 
 namespace {
 
-constexpr size_t most_in_flight = 8; // batches
+constexpr size_t most_in_flight = 32; // batches
 // A batch is submitted when it has so many commands, or does so much; sooner when the device has nothing else to do.
-constexpr uint32_t commands_of_a_batch = 64, commands_for_idle = 8;
+constexpr uint32_t commands_of_a_batch = 128, commands_for_idle = 8;
 constexpr uint64_t work_of_a_batch = uint64_t{256} << 20, work_for_idle = uint64_t{1} << 20;
 constexpr size_t most_accesses = 128; // to search before a barrier is cheaper
 constexpr uint64_t staging_size = uint64_t{4} << 20, readback_size = uint64_t{4} << 20;
@@ -35,15 +35,13 @@ Stream::Stream(std::shared_ptr<Device> device)
       allocator_(*device_, alignment_),
       staging_(*device_, staging_size,
                has_large_bar(device_->capabilities) ? MemoryUse::bar : MemoryUse::upload, counter_, "staging memory"),
-      readback_(*device_, readback_size, MemoryUse::readback, counter_, "staging memory") {
-  for (size_t i = 0; i <= most_in_flight; ++i)
-    batches_.push_back(std::make_unique<Batch>(*device_, device_->ordered_queue()));
-}
+      readback_(*device_, readback_size, MemoryUse::readback, counter_, "staging memory"),
+      batches_(most_in_flight + 1) {}
 
 Stream::~Stream() {
   try {
     submit();
-    wait_for_all();
+    wait_until_in_flight(0);
   } catch (...) { // the device is lost: nothing runs any more
   }
 }
@@ -84,7 +82,7 @@ Allocator::Block* Stream::allocate(uint64_t bytes) {
 
 void Stream::release_cache() {
   submit();
-  wait_for_all();
+  wait_until_in_flight(0);
   allocator_.release_unused();
 }
 
@@ -117,14 +115,15 @@ Region Stream::region(const lapilli_buffer& buffer, uint64_t offset, uint64_t by
 VkCommandBuffer Stream::record() {
   if (!recording_) {
     let_go_of_finished();
-    if (in_flight_ == most_in_flight)
-      wait_for_oldest();
-    Batch& next = batch(in_flight_);
-    next.begin();
+    wait_until_in_flight(most_in_flight - 1);
+    std::unique_ptr<Batch>& next = batches_[(oldest_ + in_flight_) % batches_.size()];
+    if (!next)
+      next = std::make_unique<Batch>(*device_, device_->ordered_queue());
+    next->begin();
     recording_ = true;
     recorded_ = 0;
     work_ = 0;
-    barrier(*device_, next.commands(), work_stage, work_stage); // after what was submitted before
+    barrier(*device_, next->commands(), work_stage, work_stage); // after what was submitted before
     accesses_.clear();
   }
   return batch(in_flight_).commands();
@@ -151,22 +150,24 @@ void Stream::submit_if_due() {
     submit();
 }
 
+// False when the oldest batch in flight is not finished within `timeout` nanoseconds.
+bool Stream::wait_for_oldest(uint64_t timeout) {
+  if (!batch(0).wait(timeout))
+    return false;
+  unstaged_ = batch(0).staged;
+  oldest_ = (oldest_ + 1) % batches_.size();
+  --in_flight_;
+  return true;
+}
+
 void Stream::let_go_of_finished() {
-  while (in_flight_ > 0 && batch(0).wait(0)) {
-    unstaged_ = batch(0).staged;
-    oldest_ = (oldest_ + 1) % batches_.size();
-    --in_flight_;
+  while (in_flight_ > 0 && wait_for_oldest(0)) {
   }
 }
 
-void Stream::wait_for_oldest() {
-  batch(0).wait(no_timeout);
-  let_go_of_finished();
-}
-
-void Stream::wait_for_all() {
-  while (in_flight_ > 0)
-    wait_for_oldest();
+void Stream::wait_until_in_flight(size_t batches) {
+  while (in_flight_ > batches)
+    wait_for_oldest(no_timeout);
 }
 
 void Stream::flush() {
@@ -176,7 +177,7 @@ void Stream::flush() {
 void Stream::synchronize() {
   locked([&] {
     submit();
-    wait_for_all();
+    wait_until_in_flight(0);
   });
 }
 
@@ -254,7 +255,7 @@ uint64_t Stream::stage(uint64_t bytes) {
     if (in_flight_ == 0)
       unstaged_ = begin; // nothing is in it
     else
-      wait_for_oldest();
+      wait_for_oldest(no_timeout);
   }
   staged_ = end;
   return begin % staging_size;
@@ -284,13 +285,28 @@ void Stream::write(const lapilli_buffer& buffer, uint64_t offset, Bytes data) {
 void Stream::read(const lapilli_buffer& buffer, uint64_t offset, std::span<std::byte> data) {
   locked([&] {
     const Region source = region(buffer, offset, data.size());
-    for (uint64_t done = 0; done < data.size(); done += readback_size) {
-      const uint64_t size = std::min(readback_size, data.size() - done);
-      copy({source.buffer, source.offset + done, size}, {readback_.handle(), 0, size});
+    if (data.empty())
+      return;
+    if (buffer.block->is_readable()) {
       submit();
-      wait_for_all();
+      wait_until_in_flight(0);
+      std::memcpy(data.data(), buffer.block->mapped() + offset, data.size());
+      return;
+    }
+    // In two halves: the device fills one while the host reads the other.
+    constexpr uint64_t half = readback_size / 2;
+    for (uint64_t done = 0; done < data.size() + half; done += half) {
+      if (done < data.size()) {
+        const uint64_t size = std::min(half, data.size() - done);
+        copy({source.buffer, source.offset + done, size}, {readback_.handle(), done % readback_size, size});
+        submit();
+      }
+      wait_until_in_flight(done < data.size() ? 1 : 0);
+      if (done == 0)
+        continue;
+      const uint64_t last = done - half;
       readback_.invalidate();
-      std::memcpy(data.data() + done, readback_.mapped(), size);
+      std::memcpy(data.data() + last, readback_.mapped() + last % readback_size, std::min(half, data.size() - last));
     }
   });
 }

@@ -54,9 +54,9 @@ private:
   Batch& batch(size_t index) { return *batches_[(oldest_ + index) % batches_.size()]; }
   void submit();
   void submit_if_due();
+  bool wait_for_oldest(uint64_t timeout);
   void let_go_of_finished();
-  void wait_for_oldest();
-  void wait_for_all();
+  void wait_until_in_flight(size_t batches);
 
   // What was read and written since the last barrier.
   struct Access {
@@ -81,7 +81,7 @@ private:
   GpuBuffer staging_, readback_;
   uint64_t staged_ = 0, unstaged_ = 0; // bytes that ever went into the staging ring, and out of it
 
-  std::vector<std::unique_ptr<Batch>> batches_; // a ring
+  std::vector<std::unique_ptr<Batch>> batches_; // a ring; made when first needed
   size_t oldest_ = 0, in_flight_ = 0;
   bool recording_ = false;
   uint32_t recorded_ = 0; // commands of the batch that is recorded

@@ -289,6 +289,25 @@ FileBytes state_program(const StateOptions& options) {
   return builder.finish();
 }
 
+FileBytes sum_program() {
+  using schema::BufferKind;
+  ProgramBuilder builder;
+  const uint32_t add = builder.kernel("add", kernels::add, 3);
+  MethodBuilder m;
+  m.method.name = "forward";
+  const uint32_t n = m.symbol("N", 1, -1, 0, 0), bytes = m.times(n, 4);
+  for (const char* name : {"a", "b"})
+    m.input(name, {n});
+  m.output("y", {n});
+  PlanBuilder p("portable");
+  const uint32_t a = p.buffer(BufferKind::input, bytes, 0), b = p.buffer(BufferKind::input, bytes, 1);
+  const uint32_t y = p.buffer(BufferKind::output, bytes);
+  p.dispatch(false, add, {{a, bytes}, {b, bytes}, {y, bytes, true}}, {n, n}, m.groups(n, 64), m.number(1), false, "sum");
+  m.method.plans.push_back(std::make_unique<schema::PlanT>(p.plan));
+  builder.program.methods.push_back(std::make_unique<schema::MethodT>(m.method));
+  return builder.finish();
+}
+
 FileBytes slow_program(uint32_t count) {
   ProgramBuilder builder;
   const uint32_t slow = builder.kernel("slow", kernels::slow, 2, 1);

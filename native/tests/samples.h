@@ -93,6 +93,9 @@ struct StateOptions {
 // no outputs.
 FileBytes state_program(const StateOptions& options = {});
 
+// y = a + b, all of shape (N,), N from 1.
+FileBytes sum_program();
+
 // y[i] = x[0] for i < count; each takes a fraction of a millisecond on one core.
 FileBytes slow_program(uint32_t count);
 

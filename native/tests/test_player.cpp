@@ -1,50 +1,13 @@
 // Programs on a device, through the C ABI.
 
-#include "check.h"
-#include "lapilli.h"
-#include "samples.h"
+#include "loaded.h"
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
-#include <random>
 #include <thread>
 
 namespace {
-
-bool with_validation = false;
-
-// A loaded program that is destroyed at the end of the scope.
-class Program {
-public:
-  explicit Program(const FileBytes& file, lapilli_load_options options = {}) {
-    options.validation = with_validation ? 1 : 0;
-    status = lapilli_load_memory(file.data(), file.size(), &options, &handle);
-    if (status != LAPILLI_OK)
-      message = lapilli_last_error();
-  }
-  ~Program() { lapilli_destroy(handle); }
-  Program(const Program&) = delete;
-  Program& operator=(const Program&) = delete;
-
-  void destroy() {
-    lapilli_destroy(handle);
-    handle = nullptr;
-  }
-  std::string info() const {
-    char* json = nullptr;
-    CHECK(lapilli_program_info(handle, &json) == LAPILLI_OK);
-    std::string text = json != nullptr ? json : "";
-    lapilli_free(json);
-    return text;
-  }
-
-  lapilli_program* handle = nullptr;
-  lapilli_status status = LAPILLI_INTERNAL;
-  std::string message;
-};
 
 lapilli_tensor tensor(std::vector<float>& values, std::vector<int64_t> shape) {
   lapilli_tensor result{};
@@ -54,14 +17,6 @@ lapilli_tensor tensor(std::vector<float>& values, std::vector<int64_t> shape) {
   std::ranges::copy(shape, result.shape);
   result.dtype = LAPILLI_FLOAT32;
   return result;
-}
-
-std::vector<float> random_values(size_t count, unsigned seed) {
-  std::mt19937 random(seed);
-  std::vector<float> values(count);
-  for (float& value : values)
-    value = static_cast<float>(random() % 1000) / 8.0f;
-  return values;
 }
 
 bool is_sample_result(const std::vector<float>& x, const float* y, uint32_t width) {
@@ -587,23 +542,9 @@ TEST(programs_come_and_go) {
 }
 
 // Last: nothing above was reported.
-TEST(validation_has_nothing_to_say) {
-  if (!with_validation)
-    return;
-  const char* path = std::getenv("LAPILLI_VALIDATION_LOG");
-  CHECK(path == nullptr || read_file(path).empty());
-}
+TEST(validation_has_nothing_to_say) { CHECK(nothing_was_reported()); }
 
 int main(int argc, char** argv) {
-  if (const char* path = std::getenv("LAPILLI_VALIDATION_LOG"))
-    std::filesystem::remove(path);
-  const FileBytes file = sample_program();
-  lapilli_load_options options{};
-  options.validation = 1;
-  lapilli_program* program = nullptr;
-  with_validation = lapilli_load_memory(file.data(), file.size(), &options, &program) == LAPILLI_OK;
-  lapilli_destroy(program);
-  if (!with_validation)
-    std::printf("     without validation: %s\n", lapilli_last_error());
+  try_validation();
   return run_tests(argc, argv);
 }

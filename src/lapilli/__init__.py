@@ -8,6 +8,7 @@ lapilli.load("model.lap")(image)                                # needs neither 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
@@ -65,6 +66,9 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+if "torch" in sys.modules:  # exported programs with calls of `lapilli::run` can be loaded from now on
+    import lapilli.runtime.operator  # noqa: F401
 
 
 def compile(

@@ -57,7 +57,7 @@ def compile_to_bytes(
     metadata = _checked(metadata)
     if fallback not in ("cpu", "error"):
         raise CompileError(f'fallback is {fallback!r}: choose "cpu" or "error"')
-    compiler = _Compiler(precision, targets, fallback)
+    compiler = _Compiler(Storage(precision, precision), targets, fallback)
     with _uncollected():
         sources = _methods(model, example_inputs, dynamic_shapes)
         captured = {name: capture(*source) for name, source in sources.items()}
@@ -68,6 +68,35 @@ def compile_to_bytes(
             exported = captured[name]
             compiler.add(name, _structure(exported, module), module, dim_names(exported, *sources[name]))
         return compiler.finish(metadata, progress)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a program keeps values: activations and weights (of two or more dimensions) as "fp32" or "fp16"; layout: the order of
+    activations in memory, "auto" (what costs least), "contiguous" (row-major) or "channels-last" (those of four dimensions)."""
+
+    activations: str = "fp32"
+    weights: str = "fp32"
+    layout: str = "auto"
+
+
+def compile_module(
+    module: Module, storage: Storage, targets: Sequence[Target], fallback: str, keyed: bool = False
+) -> bytes:
+    """The bytes of a program whose method `forward` is a module that the passes have been over. Its inputs are tensors by the
+    names of placeholders, and either sizes by the names of placeholders, or, where one method of the player is all, inputs of
+    shape [size, 0] by the names of size symbols. keyed: as for `lower`."""
+    compiler = _Compiler(storage, targets, fallback, keyed)
+    with _uncollected():
+        part = compiler.lowered("forward", module, {})
+        if part is not None:
+            compiler.add_whole("forward", structure.Structure.flat(len(part.inputs), len(module.outputs)), module, part)
+        else:
+            known = module.constants.keys() | module.states.keys()
+            inputs = [n for n in module.graph.nodes if n.op == "placeholder" and n not in known]
+            flat = structure.Structure.flat(len(inputs), len(module.outputs))
+            compiler.add_parts("forward", flat, module, {})
+        return compiler.finish({}, None)
 
 
 @contextmanager
@@ -98,20 +127,38 @@ def _methods(model: Any, example_inputs: Any, dynamic_shapes: Any) -> dict[str, 
 class _Compiler:
     """Collects methods: what the player runs of each, and what the metadata says of it."""
 
-    def __init__(self, precision: str, targets: Sequence[Target], fallback: str) -> None:
-        self.precision, self.targets, self.fallback = precision, targets, fallback
+    def __init__(self, storage: Storage, targets: Sequence[Target], fallback: str, keyed: bool = False) -> None:
+        self.storage, self.targets, self.fallback, self.keyed = storage, targets, fallback, keyed
         self.interfaces: list[Interface] = []
         self.parts: list[Part] = []
         self.split: list[Parts] = []  # methods of several segments
 
     def add(self, name: str, structure: structure.Structure, module: Module, dims: Mapping[str, str]) -> None:
         """dims: names for size symbols."""
-        whole = self._whole(name, module, dims)
-        if whole is not None:
-            rows = tuple(Operator(n.name, str(n.target), "gpu") for n in module.graph.nodes if is_computed(n))
-            self.interfaces.append(Interface(name, structure, rows, len(self.parts)))
-            self.parts.append(whole)
-            return
+        whole = self.lowered(name, module, dims)
+        takes_sizes = any(n.op == "placeholder" and isinstance(n.meta["val"], torch.SymInt) for n in module.graph.nodes)
+        if whole is None or takes_sizes or any(i.origin == "size" for i in whole.inputs):
+            self.add_parts(name, structure, module, dims)
+        else:
+            self.add_whole(name, structure, module, whole)
+
+    def lowered(self, name: str, module: Module, dims: Mapping[str, str]) -> Part | None:
+        """The module as one method of the player, when it can be that."""
+        if not all(isinstance(n, fx.Node) and isinstance(n.meta["val"], torch.Tensor) for n in module.outputs):
+            return None
+        try:
+            return self._part(name, module, dims)
+        except (UnsupportedOperatorError, TypeError):
+            return None  # the partitioner finds out which operators, and why
+
+    def add_whole(self, name: str, structure: structure.Structure, module: Module, part: Part) -> None:
+        """A method that is one of the player's."""
+        rows = tuple(Operator(n.name, str(n.target), "gpu") for n in module.graph.nodes if is_computed(n))
+        self.interfaces.append(Interface(name, structure, rows, len(self.parts)))
+        self.parts.append(part)
+
+    def add_parts(self, name: str, structure: structure.Structure, module: Module, dims: Mapping[str, str]) -> None:
+        """A method of several segments."""
         parts = partition(module, optimize, self.fallback)
         first = len(self.parts)
         for k, segment in enumerate(parts.segments):
@@ -121,26 +168,16 @@ class _Compiler:
         inputs, outputs = _specs(module, dims)
         self.interfaces.append(Interface(name, structure, tuple(parts.rows), None, parts.script, inputs, outputs))
 
-    def _whole(self, name: str, module: Module, dims: Mapping[str, str]) -> Part | None:
-        """The module as one method of the player, when it is that."""
-        if not all(isinstance(n, fx.Node) and isinstance(n.meta["val"], torch.Tensor) for n in module.outputs):
-            return None
-        if any(n.op == "placeholder" and isinstance(n.meta["val"], torch.SymInt) for n in module.graph.nodes):
-            return None
-        try:
-            part = self._part(name, module, dims)
-        except (UnsupportedOperatorError, TypeError):
-            return None  # the partitioner finds out which operators, and why
-        return part if not any(i.origin == "size" for i in part.inputs) else None
-
     def _part(self, name: str, module: Module, dims: Mapping[str, str]) -> Part:
-        graphs = {half: lower(module, self.precision, half) for half in {t.half for t in self.targets}}
+        kept = self.storage
+        halves = {t.half for t in self.targets}
+        graphs = {half: lower(module, kept.activations, half, self.keyed, kept.weights) for half in halves}
         return Part(name, graphs, dims)
 
     def finish(self, metadata: dict[str, str], progress: Progress | None) -> bytes:
         writer = Writer()
         written = self.parts or [Part("nothing", {half: Graph([], [], {}) for half in (False, True)})]
-        schedules = _write(writer, written, self.targets, progress)
+        schedules = _write(writer, written, self.targets, progress, self.storage.layout)
         for parts in self.split:
             for script, name, tensor in parts.constants:
                 script.constants[name] = _keep(writer, name, tensor)
@@ -168,13 +205,17 @@ class Part:
 
 
 def _write(
-    writer: Writer, parts: Sequence[Part], targets: Sequence[Target], progress: Progress | None = None
+    writer: Writer,
+    parts: Sequence[Part],
+    targets: Sequence[Target],
+    progress: Progress | None = None,
+    layout: str = "auto",
 ) -> list[list[Schedule]]:
     """Writes methods, and returns the schedules of each, one for every target."""
     schedules = []
     for part in parts:
         realized = {half: realize_graph(graph) for half, graph in part.graphs.items()}
-        schedules.append([schedule(realized[t.half], t, choose_templates) for t in targets])
+        schedules.append([schedule(realized[t.half], t, choose_templates, layout) for t in targets])
     kernels = [[write_all(s) for s in of_part] for of_part in schedules]
     codes = build(
         (w.source for of_part in kernels for written in of_part for w in written.values()),

@@ -38,22 +38,24 @@ class Buffer:
     Attributes:
         stream: the stream whose memory it is.
         bytes: its size.
-        address: of the native buffer, for `Launch`.
+        address: of the native buffer, for the functions that `Stream.launch` makes.
     """
 
-    __slots__ = ("_destroy", "_handle", "address", "bytes", "stream")
+    __slots__ = ("_release", "address", "bytes", "stream")
 
-    def __init__(self, stream: Stream, handle: Any, size: int) -> None:
+    def __init__(self, stream: Stream, address: int, size: int) -> None:
         self.stream = stream
+        self.address = address
         self.bytes = size
-        self._handle = handle
-        self._destroy = stream._library.lapilli_buffer_destroy  # kept here: __del__ may run while the interpreter ends
-        self.address = int(stream._ffi.cast("intptr_t", handle))
+        self._release = stream._release  # kept here: __del__ may run while the interpreter ends
+
+    def _handle(self) -> Any:
+        return self.stream._ffi.cast("lapilli_buffer *", self.address)
 
     def write(self, offset: int, data: Any) -> None:
         """Copy the bytes of ``data`` (anything with a contiguous buffer) to ``offset``, in the stream's order."""
         view = self.stream._ffi.from_buffer(data)
-        _check(self.stream._library.lapilli_buffer_write(self._handle, offset, view, len(view)))
+        _check(self.stream._library.lapilli_buffer_write(self._handle(), offset, view, len(view)))
 
     def read(self, offset: int, into: Any) -> Any:
         """Wait for what is queued and copy bytes from ``offset`` to the host.
@@ -66,13 +68,11 @@ class Buffer:
         """
         target = bytearray(into) if isinstance(into, int) else into
         view = self.stream._ffi.from_buffer(target, require_writable=True)
-        _check(self.stream._library.lapilli_buffer_read(self._handle, offset, view, len(view)))
+        _check(self.stream._library.lapilli_buffer_read(self._handle(), offset, view, len(view)))
         return target
 
     def __del__(self) -> None:
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            self._destroy(handle)
+        self._release(self.address)
 
 
 class Stream:
@@ -97,6 +97,7 @@ class Stream:
         handle = self._ffi.new("lapilli_stream **")
         _check(self._library.lapilli_stream_create(options, handle))
         self._handle = self._ffi.gc(handle[0], self._library.lapilli_stream_destroy)
+        self._acquire, self._release = self._library.lapilli_buffer_acquire, self._library.lapilli_buffer_release
         text = self._ffi.new("char **")
         _check(self._library.lapilli_stream_info(self._handle, text))
         self.info: dict[str, Any] = _take_json(text)
@@ -109,17 +110,20 @@ class Stream:
         Raises:
             OutOfMemoryError: there is not enough, even after the cached memory was given back to the driver.
         """
-        handle = self._ffi.new("lapilli_buffer **")
-        _check(self._library.lapilli_buffer_create(self._handle, size, handle))
-        return Buffer(self, handle[0], size)
+        address = self._acquire(self._handle, size)
+        if not address:
+            handle = self._ffi.new("lapilli_buffer **")
+            _check(self._library.lapilli_buffer_create(self._handle, size, handle))
+            address = int(self._ffi.cast("intptr_t", handle[0]))
+        return Buffer(self, address, size)
 
     def copy(self, source: Slice, target: Slice, size: int) -> None:
         """Copy ``size`` bytes between places (buffer, offset) of this stream that do not overlap."""
-        _check(self._library.lapilli_buffer_copy(source[0]._handle, source[1], target[0]._handle, target[1], size))
+        _check(self._library.lapilli_buffer_copy(source[0]._handle(), source[1], target[0]._handle(), target[1], size))
 
     def fill(self, target: Slice, size: int, pattern: int) -> None:
         """Fill ``size`` bytes at (buffer, offset) with a pattern of 32 bits; offset and size are multiples of 4."""
-        _check(self._library.lapilli_buffer_fill(target[0]._handle, target[1], size, pattern))
+        _check(self._library.lapilli_buffer_fill(target[0]._handle(), target[1], size, pattern))
 
     def enqueue(
         self,

@@ -86,7 +86,7 @@ def begin() -> None:
     with _lock:
         if _begun:
             return
-        from lapilli.eager import call, views
+        from lapilli.eager import autocast, call, views
 
         _register_hook()
         library = torch.library.Library("aten", "IMPL")
@@ -95,5 +95,6 @@ def begin() -> None:
         call.register(library)
         every.fallback(call.boxed, "PrivateUse1")
         every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+        autocast.register(library)
         _libraries.extend((library, every))
         _begun = True

@@ -51,8 +51,7 @@ def default_generator(index: int) -> Generator:
     """The generator that the random operators of a device take where they are given none."""
     if index not in _defaults:
         _defaults[index] = Generator(torch.device("vulkan", index))
-        if _seed is not None:
-            _defaults[index].manual_seed(_seed)
+        _defaults[index].manual_seed(torch.initial_seed() if _seed is None else _seed)
     return _defaults[index]
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import operator
 import warnings
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import fx
 from torch._decomp import decomposition_table
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram, default_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -17,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from lapilli.errors import CompileError
 from lapilli.graph.inline import splice
 from lapilli.graph.module import Module
-from lapilli.lower.graph import is_size
+from lapilli.lower.graph import is_size, refusals
 from lapilli.lower.registry import decompositions, is_supported
 
 
@@ -72,6 +75,18 @@ def decompose_calls(module: Module) -> bool:
     return True
 
 
+def is_decomposable(module: Module, node: fx.Node) -> bool:
+    """Whether a call, which has no lowering, is made of calls that can all run on the GPU."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable or is_supported(node.target):
+        return False
+    traced = _traced(node)
+    if traced is None:
+        return False
+    output = next(n for n in traced.nodes if n.op == "output")
+    results: Any = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
+    return not refusals(Module(traced, {}, list(results), {}, {}, module.ranges))
+
+
 def _traced(node: fx.Node) -> fx.Graph | None:
     """The graph of a call, with a placeholder for every node among its arguments; None where torch cannot trace it so."""
     target: Any = node.target
@@ -85,8 +100,10 @@ def _traced(node: fx.Node) -> fx.Graph | None:
         return target(*args, **kwargs)
 
     given = [leaves[k].meta["val"] for k in places]
+    mode = detect_fake_mode(given)
+    kept = mode.shape_env.error_on_new_guards() if mode is not None and mode.shape_env is not None else nullcontext()
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), kept, enable_python_dispatcher(), warnings.catch_warnings():  # sizes must stay as dynamic as they are
             warnings.simplefilter("ignore")
             traced = make_fx(call, decomposition_table=dict(tables()[0]))(*given)
             if any(getattr(n.target, "_schema", None) and n.target._schema.is_mutable for n in traced.graph.nodes):

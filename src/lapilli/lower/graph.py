@@ -133,16 +133,22 @@ class Symbols:
         return found
 
 
-def lower(module: Module, precision: str = "fp32", half_storage: bool = True, keyed: bool = False) -> Graph:
+def lower(
+    module: Module,
+    precision: str = "fp32",
+    half_storage: bool = True,
+    keyed: bool = False,
+    weights: str | None = None,
+) -> Graph:
     """The kernel IR of an exported module.
 
     precision: "fp16" keeps constants of two or more dimensions in half precision, and, with half_storage, intermediates too.
-    keyed: the key of random numbers is two symbols instead of a state.
+    weights: precision of the constants, where it is another. keyed: the key of random numbers is two symbols instead of a state.
     Sizes that cannot be read from a dimension of an input get an input of their own (see `size_inputs`). A placeholder with
     meta["number"] ("float" or "int") is a number that the kernels get as a symbol: its 32 bits.
     Raises UnsupportedOperatorError naming every operator that has no lowering."""
-    half_constants = precision == "fp16"
-    half = half_constants and half_storage
+    half_constants = (weights or precision) == "fp16"
+    half = precision == "fp16" and half_storage
     missing = sorted({str(n.target) for n in module.graph.nodes if is_computed(n) and n.target not in lowerings})
     if missing:
         raise UnsupportedOperatorError(

@@ -147,6 +147,11 @@ class Method:
         values, _ = self._values(inputs)
         return self._unwrapped(self._run(values), torch=False)
 
+    def run_tensors(self, inputs: Sequence[Any]) -> list[Any]:
+        """Runs on the flat list of inputs and gives the flat list of outputs, as torch tensors and numbers."""
+        values, _ = self._values(inputs)
+        return self._unwrapped(self._run(values), torch=True)
+
     def report(self) -> Report:
         """Where its operators run."""
         return self._interface.report()

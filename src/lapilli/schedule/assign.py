@@ -22,9 +22,19 @@ _SWEEPS = 3
 _FOLLOWERS = 32  # values that change with one at most
 
 
-def assign(tasks: Sequence[Task], inputs: Sequence[Node], outputs: Sequence[Node]) -> dict[int, Layout]:
-    """The layout of every realised value, by node id. Tasks that still move badly say so in their reasons."""
+def assign(
+    tasks: Sequence[Task], inputs: Sequence[Node], outputs: Sequence[Node], wish: str = "auto"
+) -> dict[int, Layout]:
+    """The layout of every realised value, by node id. Tasks that still move badly say so in their reasons.
+
+    wish: "auto", or one layout for all: "contiguous" (row-major), "channels-last" (values of four dimensions)."""
     layouts = _first(tasks, inputs, outputs)
+    if wish != "auto":
+        fixed = {n.id for n in [*inputs, *outputs]}
+        for out in (t.out for t in tasks if t.out.id not in fixed):
+            is_image = wish == "channels-last" and out.rank == 4
+            layouts[out.id] = Layout.of(out.shape, channels_last(4) if is_image else range(out.rank))
+        return layouts
     search = _Search(tasks, layouts, {n.id for n in [*inputs, *outputs]})
     search.improve()
     for movement in search.movements:

@@ -1,0 +1,70 @@
+"""torch.compile(model, backend="vulkan")
+
+Torch finds this backend by its entry point; nothing needs to be imported. docs/torch-compile.md says what moves when."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lapilli.backend.device import announce
+from lapilli.backend.executable import Executable, Kind
+from lapilli.backend.options import Options
+from lapilli.backend.trace import Compiler, compile_graph
+from lapilli.runtime.compiler import require_compiler
+from lapilli.runtime.report import Report
+
+__all__ = ["reports", "vulkan"]
+
+_live: weakref.WeakValueDictionary[int, Executable] = weakref.WeakValueDictionary()
+_count = itertools.count()
+
+
+def vulkan(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The backend, as torch.compile calls it. options: see `Options`. Raises CompileError for options that it does not know."""
+    require_compiler()
+    chosen = Options.of(options, mode)
+    announce()
+
+    def compiler(kind: str) -> Compiler:
+        def compile(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
+            made = Executable(graph, _kind(kind), chosen)
+            _live[next(_count)] = made
+
+            def call(args: list[Any]) -> list[Any]:
+                return made(args)
+
+            call._boxed_call = True  # type: ignore[attr-defined]  # arguments come as a list, which the call empties
+            return call
+
+        return compile
+
+    return compile_graph(gm, example_inputs, compiler("forward"), compiler("backward"), compiler("inference"))
+
+
+def reports() -> list[tuple[str, Report]]:
+    """Where the operators of every compiled graph that is still in use run: its kind ("inference", "forward", "backward") and
+    its report. Graphs that have not been called yet are not among them."""
+    return [(e.kind.name, e.report) for e in list(_live.values()) if e.report is not None]
+
+
+def _kind(name: str) -> Kind:
+    """What AOTAutograd knows of the graph that is being compiled."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None or name == "backward":
+        return Kind(name)
+    changed = set(metadata.mutated_inp_runtime_indices)
+    weights = tuple(k for k in metadata.static_input_indices if k not in changed)
+    return Kind(name, weights, metadata.num_forward if name == "forward" else None)

@@ -1,0 +1,69 @@
+"""The device of a graph, and which plan to make for it: one, where `lapilli.compile` makes one for every kind of device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from lapilli.eager import device as announced
+from lapilli.errors import NoDeviceError
+from lapilli.runtime.devices import Device, devices
+from lapilli.schedule.target import ANY, CPU, CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, Target
+
+_TEXELS = 1 << 24
+
+
+def device_of(given: Sequence[Any], wanted: str | int | None) -> int:
+    """Index of the device of the first tensor that is on one; for tensors of the CPU that of the device that is wanted, as for
+    `lapilli.load`. Raises NoDeviceError."""
+    for value in given:
+        if isinstance(value, torch.Tensor) and value.device.type == "vulkan":
+            return value.get_device()
+    return _find(os.environ.get("LAPILLI_DEVICE") if wanted is None else wanted)
+
+
+@lru_cache
+def _find(wanted: str | int | None) -> int:
+    known = devices()
+    text = "" if wanted is None else str(wanted)
+    for device in known:
+        if str(device.index) == text or (not text.isdigit() and text.lower() in device.name.lower()):
+            return device.index
+    names = ", ".join(f"{d.index}: {d.name}" for d in known) or "none"
+    raise NoDeviceError(f"There is no Vulkan device {wanted!r}; there are {names}.")
+
+
+def targets(precision: str, index: int) -> list[Target]:
+    """The target that fits the device best."""
+    return [_best(precision, devices()[index])]
+
+
+def _best(precision: str, device: Device) -> Target:
+    half = precision == "fp16" and device.features["float16"] and device.features["storage_16bit"]
+    if device.type == "cpu":
+        if device.limits["texel_elements"] < _TEXELS:
+            return ANY
+        return CPU_HALF if half else CPU
+    if half:
+        return GPU_MATRIX if device.features["cooperative_matrix"] else GPU_HALF
+    return GPU
+
+
+def announce() -> None:
+    """Makes the device known to torch, where `import torch` has not done that (TORCH_DEVICE_BACKEND_AUTOLOAD=0)."""
+    if not hasattr(torch, "vulkan"):
+        announced.announce()
+    torch.vulkan._lazy_init()  # type: ignore[attr-defined]
+    _skip_our_code()
+
+
+@lru_cache(maxsize=1)
+def _skip_our_code() -> None:
+    """Tells Dynamo not to look into the kernels of the eager device, which run between compiled graphs."""
+    from torch._dynamo import trace_rules
+
+    trace_rules.add("lapilli")

@@ -1,0 +1,200 @@
+"""A graph on the device: compiled at its first call, when its weights are known, and called with torch's tensors."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from lapilli.backend.device import device_of, targets
+from lapilli.backend.graph import Prepared, inverse, prepare
+from lapilli.backend.launch import on_device
+from lapilli.backend.options import Options
+from lapilli.backend.program import Program, load
+from lapilli.backend.sizes import Sources
+from lapilli.backend.weights import Snapshot, are_tracked
+from lapilli.compiler import Storage, compile_module
+from lapilli.eager import storage
+from lapilli.errors import NoDeviceError
+from lapilli.runtime.report import Report
+from lapilli.schedule.target import plans_for
+
+RENEWALS = 1
+"""How often changed weights are compiled in anew; after that they are arguments of every call."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """name: "inference", "forward" or "backward"; weights: positions of the arguments that are parameters and buffers; saved:
+    number of the first result that is kept for the backward graph."""
+
+    name: str
+    weights: tuple[int, ...] = ()
+    saved: int | None = None
+
+
+class Executable:
+    """What torch calls instead of a graph of AOTAutograd: takes a list of arguments, which it empties, gives a list."""
+
+    def __init__(self, gm: fx.GraphModule, kind: Kind, options: Options) -> None:
+        self.kind, self.options = kind, options
+        self._gm, self._weights = gm, list(kind.weights)
+        self._lock = threading.Lock()
+        self._run: _Run | None = None
+        self._snapshot: Snapshot | None = None
+        self._renewals = 0
+        self.report: Report | None = None
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        given = list(args)
+        args.clear()
+        run = self._run
+        if run is None or (self._snapshot is not None and not self._snapshot.holds([given[k] for k in self._weights])):
+            with self._lock:
+                run = self._renewed(given)
+        return run(given)
+
+    def _renewed(self, given: Sequence[Any]) -> _Run:
+        """Compiled for the weights of a call (inference), or with copies of them (training)."""
+        if self.kind.name != "inference" and self._run is not None:
+            return self._copied(self._run, given)
+        if self._run is not None:
+            self._renewals += 1
+        weights = [given[k] for k in self._weights]
+        if self._renewals > RENEWALS or not are_tracked(weights):
+            self._weights, weights = [], []
+        constants = weights if self.kind.name == "inference" else []
+        index = device_of(given, self.options.device)
+        with torch.no_grad():
+            prepared = prepare(self._gm, dict(zip(self._weights, constants, strict=False)))
+            program = _program(prepared, self.options, index) if prepared.outputs else None
+        if program is not None:
+            self.report = program.report
+            _warn(self.report)
+        run = _Run(prepared, program, Sources([n for n in self._gm.graph.nodes if n.op == "placeholder"]), index, self.kind)
+        return self._copied(run, given)
+
+    def _copied(self, run: _Run, given: Sequence[Any]) -> _Run:
+        """With the weights on the device, if they are arguments of the program."""
+        weights = [given[k] for k in self._weights]
+        self._snapshot = Snapshot(weights, self._forget) if weights else None
+        if self.kind.name != "inference":
+            run = run.with_weights(dict(zip(self._weights, weights, strict=True)))
+        self._run = run
+        return run
+
+    def _forget(self) -> None:
+        """The weights are gone, and so is what was made of them."""
+        self._run = None
+
+
+class _Run:
+    """A program with torch's tensors around it."""
+
+    def __init__(self, prepared: Prepared, program: Program | None, sources: Sources, index: int, kind: Kind) -> None:
+        self._outputs, self._results, self._scalars = prepared.outputs, prepared.results, prepared.scalars
+        self._program, self._index, self._kind = program, index, kind
+        self._numbers = sources.function(prepared.numbers) if prepared.numbers else None
+        self._inputs = [prepared.arguments[name] for name in program.inputs] if program is not None else []
+        self._sizes = program.sizes(sources, prepared.module.ranges) if program is not None else None
+        self._copies: dict[int, torch.Tensor] = {}  # of weights, by position
+        self._is_saved = [kind.saved is not None and k >= kind.saved for k in range(len(prepared.results))]
+        self._to_host = [o.val.device.type == "cpu" for o in prepared.outputs]
+
+    def with_weights(self, weights: dict[int, torch.Tensor]) -> _Run:
+        """The same with copies of these weights on the device, where they are not there anyway."""
+        read = {a.position: a.order for a in self._inputs}
+        made = object.__new__(_Run)
+        made.__dict__.update(self.__dict__)
+        made._copies = {
+            k: on_device(t, None, self._index) for k, t in weights.items() if k in read and t.device.type == "cpu"
+        }  # fmt: skip
+        return made
+
+    def __call__(self, given: Sequence[Any]) -> list[Any]:
+        with torch.no_grad():
+            return self._call(given)
+
+    def _call(self, given: Sequence[Any]) -> list[Any]:
+        numbers = self._numbers(given) if self._numbers is not None else ()
+        sizes = self._sizes(given) if self._sizes is not None else ()
+        if self._scalars is not None:
+            given = [*given, *self._scalars(given)]
+        made: list[torch.Tensor] = []
+        placed: dict[int, torch.Tensor] = dict(self._copies)
+        if self._program is not None:
+            values: list[Any] = []
+            for argument in self._inputs:
+                value = placed.get(argument.position, given[argument.position])
+                if isinstance(value, torch.Tensor):
+                    value = on_device(value, argument.order, self._index)
+                    if argument.order is None:
+                        placed[argument.position] = value
+                values.append(value)
+            made = self._program(sizes, values)
+        hosts: dict[int, torch.Tensor] = {}
+        results: list[Any] = []
+        for r, is_saved in zip(self._results, self._is_saved, strict=True):
+            if r.source == "fixed":
+                results.append(r.value)
+                continue
+            if r.source == "number":
+                results.append(numbers[r.value])
+                continue
+            if r.source == "given":
+                value = placed.get(r.value, given[r.value]) if is_saved else given[r.value]
+            elif self._to_host[r.value] and not is_saved:
+                if r.value not in hosts:
+                    hosts[r.value] = self._ordered(_to_host(made[r.value]), r.value)
+                value = hosts[r.value]
+            else:
+                value = self._ordered(on_device(made[r.value], None, self._index), r.value)
+            for view in r.views:
+                value = view(value)
+            results.append(value)
+        return results
+
+    def _ordered(self, value: torch.Tensor, output: int) -> torch.Tensor:
+        order = self._outputs[output].order
+        return value if order is None else value.permute(inverse(order))
+
+
+def _to_host(value: torch.Tensor) -> torch.Tensor:
+    return storage.to_cpu(value) if value.device.type == "vulkan" else value
+
+
+def _program(prepared: Prepared, options: Options, index: int) -> Program:
+    """For the device at hand; where that turns out to lack what the plan needs, with all plans."""
+    kept = Storage(options.precision, options.precision)
+    best = targets(options.precision, index)
+    for chosen in (best, plans_for(options.precision)):
+        data = compile_module(prepared.module, kept, chosen, options.fallback, keyed=True)
+        try:
+            return load(data, index)
+        except NoDeviceError:
+            if chosen is not best:
+                raise
+    raise AssertionError("the second attempt returns or raises")
+
+
+_warned: set[str] = set()
+
+
+def _warn(report: Report) -> None:
+    """Says once of every operator that it runs on the CPU."""
+    new = {o.operator: o.reason for o in report.on_cpu if o.reason and o.operator not in _warned}
+    if new:
+        _warned.update(new)
+        reasons = "; ".join(f"{operator}: {reason}" for operator, reason in new.items())
+        warnings.warn(
+            f"operators run on the CPU in torch: {reasons}. lapilli.backend.reports() lists them; "
+            'options={"fallback": "error"} refuses them.',
+            UserWarning, stacklevel=2,
+        )  # fmt: skip
+
+

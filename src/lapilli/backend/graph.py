@@ -1,0 +1,260 @@
+"""AOTAutograd's graph as a module of the compiler, and what a call of it takes and gives.
+
+Only what must be computed is left to the program. A result that is a view of an argument, or of another result, is made by the
+host from that, so that nothing is copied and strides are those that torch expects; tensors whose axes are permuted in memory
+(channels-last) enter and leave the program as they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from lapilli.backend.scalars import Scalars, take_out
+from lapilli.backend.sizes import Sources
+from lapilli.errors import CompileError
+from lapilli.graph.decompose import decompose_calls
+from lapilli.graph.module import Module
+from lapilli.graph.passes import optimize
+
+aten = torch.ops.aten
+
+_VIEWS = {
+    aten.t.default, aten.transpose.int, aten.permute.default, aten.view.default, aten._unsafe_view.default,
+    aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default, aten.detach.default, aten.alias.default,
+}  # fmt: skip
+Order = tuple[int, ...]
+View = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument that the program may read: its position in the call; the order of its axes in memory (None: row-major)."""
+
+    position: int
+    order: Order | None
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that the program computes: sizes, dtype and device as torch has them; the order of its axes in memory."""
+
+    val: torch.Tensor
+    order: Order | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a call gives, at its place: source "program" (an output of the program), "given" (an argument), "number" (computed
+    from sizes) or "fixed", by number or value; then views of it."""
+
+    source: str
+    value: Any
+    views: tuple[View, ...] = ()
+
+
+@dataclass
+class Prepared:
+    """A module that the passes have been over, with what is around it."""
+
+    module: Module
+    arguments: dict[str, Argument] = field(default_factory=dict)  # by the name that the program has for them
+    outputs: list[Output] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    numbers: list[Any] = field(default_factory=list)  # of which "number" results are the values
+    scalars: Scalars | None = None  # gives further arguments
+
+
+def prepare(gm: fx.GraphModule, constants: Mapping[int, torch.Tensor], views: bool = True) -> Prepared:
+    """constants: values of arguments that are the same in every call, by position; views: leave views at the end to the host.
+    gm is left as it is."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    module = Module(graph, {}, [], {}, {}, _ranges(placeholders), owner=gm)
+    prepared = Prepared(module)
+    _lift_attributes(module, gm)
+    _forget_devices(graph)
+    prepared.scalars = take_out(graph, placeholders)
+    _Results(prepared, placeholders, views).collect()
+    for position, node in enumerate(placeholders):
+        if position in constants:
+            module.constants[node] = constants[position].detach().cpu()
+    _drop_unread(module, placeholders)
+    for position, node in enumerate(placeholders):
+        if position not in constants and node in module.graph.nodes and node.meta.get("val") is not None:
+            prepared.arguments[node.name] = Argument(position, _as_in_memory(module, node))
+    decompose_calls(module)
+    optimize(module)
+    return prepared
+
+
+def _ranges(placeholders: Sequence[fx.Node]) -> Mapping[Any, Any]:
+    """Bounds of the sizes, from the shape environment of any that is symbolic."""
+    for node in placeholders:
+        val = node.meta.get("val")
+        for size in val.shape if isinstance(val, torch.Tensor) else [val]:
+            if isinstance(size, torch.SymInt | torch.SymFloat):
+                ranges: Mapping[Any, Any] = size.node.shape_env.var_to_range
+                return ranges
+    return {}
+
+
+def _lift_attributes(module: Module, gm: fx.GraphModule) -> None:
+    """Tensors that are attributes of the graph's module become constants."""
+    for node in list(module.graph.nodes):
+        if node.op != "get_attr":
+            continue
+        value: Any = gm
+        for name in str(node.target).split("."):
+            value = getattr(value, name)
+        if isinstance(value, torch.Tensor):
+            module.replace(node, module.add_constant(value.detach().cpu(), f"{node.name}_value"))
+            module.graph.erase_node(node)
+
+
+def _forget_devices(graph: fx.Graph) -> None:
+    """Operators that make tensors name torch's device; what they make here is the program's, or on the CPU."""
+    for node in graph.nodes:
+        if node.kwargs.get("device") is not None:
+            node.kwargs = {**node.kwargs, "device": torch.device("cpu")}
+        if node.target is torch.ops.prims.convert_element_type.default:
+            node.target, node.args, node.kwargs = aten._to_copy.default, node.args[:1], {"dtype": node.args[1]}
+
+
+class _Results:
+    """Sorts what the graph returns."""
+
+    def __init__(self, prepared: Prepared, placeholders: Sequence[fx.Node], views: bool) -> None:
+        self.prepared, self.views = prepared, views
+        self.position = {node: k for k, node in enumerate(placeholders)}
+        self.sources = Sources(placeholders)
+        self.made: dict[fx.Node, int] = {}
+
+    def collect(self) -> None:
+        output = next(n for n in self.prepared.module.graph.nodes if n.op == "output")
+        returned: Any = output.args[0]
+        self.prepared.results += map(self._result, returned)
+
+    def _result(self, value: Any) -> Result:
+        if not isinstance(value, fx.Node):
+            return Result("fixed", value)
+        val = value.meta["val"]
+        if not isinstance(val, torch.Tensor):
+            if not self.sources.has(val):
+                raise CompileError(f"the graph returns {value.name}, a number that is read from a tensor")
+            self.prepared.numbers.append(val)
+            return Result("number", len(self.prepared.numbers) - 1)
+        base, views = _unviewed(value) if self.views else (value, ())
+        if base in self.position:
+            return Result("given", self.position[base], views)
+        if _memory_order(base.meta["val"]) is None:
+            base, views = value, ()
+        if base not in self.made:
+            self.made[base] = len(self.made)
+            self._compute(base)
+        return Result("program", self.made[base], views)
+
+    def _compute(self, node: fx.Node) -> None:
+        val, module = node.meta["val"], self.prepared.module
+        order = _memory_order(val)
+        if order is not None and order != tuple(range(val.dim())):
+            with module.graph.inserting_before(next(n for n in module.graph.nodes if n.op == "output")):
+                node = _permuted(module, node, order)
+        else:
+            order = None
+        module.outputs.append(node)
+        self.prepared.outputs.append(Output(val, order))
+
+
+def _unviewed(node: fx.Node) -> tuple[fx.Node, tuple[View, ...]]:
+    """What a value is a view of, and the views, first to last."""
+    views: list[View] = []
+    while node.target in _VIEWS and not any(_is_symbolic(a) for a in _leaves(node.args[1:])):
+        views.append(_view(node))
+        node = node.args[0]  # type: ignore[assignment]
+    return node, tuple(reversed(views))
+
+
+def _view(node: fx.Node) -> View:
+    target: Any = aten.view.default if node.target is aten._unsafe_view.default else node.target
+    args = node.args[1:]
+    return lambda t: target(t, *args)
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [x for v in value for x in _leaves(v)] if isinstance(value, list | tuple) else [value]
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, fx.Node | torch.SymInt)
+
+
+def _memory_order(val: torch.Tensor) -> Order | None:
+    """The order of the axes in memory, slowest first, of a tensor that is dense; None for others, and where sizes that depend
+    on data are in the way."""
+    sizes, strides = _hints(val.shape), _hints(val.stride())
+    if sizes is None or strides is None:
+        return None
+    order = tuple(sorted(range(val.dim()), key=lambda d: (-strides[d], sizes[d] == 1, d)))
+    expected = 1
+    for d in reversed(order):
+        if sizes[d] != 1 and strides[d] != expected:
+            return None
+        expected *= sizes[d]
+    natural = tuple(range(val.dim()))
+    moved = [d for d in order if sizes[d] != 1]
+    return natural if moved == sorted(moved) else order
+
+
+def _hints(numbers: Sequence[Any]) -> list[int] | None:
+    found = [n.node.hint if isinstance(n, torch.SymInt) else n for n in numbers]
+    return None if None in found else [int(n) for n in found]
+
+
+def _permuted(module: Module, node: fx.Node, order: Sequence[int]) -> fx.Node:
+    made = module.graph.call_function(aten.permute.default, (node, list(order)))
+    made.meta["val"] = node.meta["val"].permute(*order)
+    return made
+
+
+def _as_in_memory(module: Module, node: fx.Node) -> Order | None:
+    """Lets a placeholder have its axes in the order of memory."""
+    val = node.meta["val"]
+    order = _memory_order(val) if isinstance(val, torch.Tensor) else None
+    if order is None or order == tuple(range(val.dim())):
+        return None
+    users = list(node.users)
+    node.meta["val"] = val.permute(*order)
+    first = next(n for n in module.graph.nodes if n.op != "placeholder")
+    with module.graph.inserting_before(first):
+        back = module.graph.call_function(aten.permute.default, (node, inverse(order)))
+    back.meta["val"] = val
+    for user in users:
+        user.replace_input_with(node, back)
+    return order
+
+
+def inverse(order: Sequence[int]) -> list[int]:
+    return [order.index(d) for d in range(len(order))]
+
+
+def _drop_unread(module: Module, placeholders: Sequence[fx.Node]) -> None:
+    output = next(n for n in module.graph.nodes if n.op == "output")
+    output.args = (tuple(module.outputs),)
+    for node in reversed(list(module.graph.nodes)):
+        if node.op == "call_function" and not node.users and not _is_effect(node):
+            module.graph.erase_node(node)
+    for node in placeholders:
+        if not node.users:
+            module.constants.pop(node, None)
+            module.graph.erase_node(node)
+
+
+def _is_effect(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+

@@ -1,0 +1,78 @@
+"""Methods of a program on the stream of a device, with tensors of the device."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lapilli.eager import devices, movement, storage
+from lapilli.player import NativeProgram
+from lapilli.runtime.description import Method
+
+Shape = tuple[int, ...]
+
+
+class Launch:
+    """One method: its symbols are given by value, its tensors row-major on the device."""
+
+    def __init__(self, native: NativeProgram, number: int, method: Method, inputs: int, index: int) -> None:
+        """inputs: how many are tensors; those after them have no bytes, and only stand for the sizes that symbols are.
+        index: of the device."""
+        self.index = index
+        self.dtypes = [getattr(torch, spec.dtype) for spec in method.outputs]
+        self._carriers = len(method.inputs) - inputs
+        names = [s.name for s in method.symbols]
+        self._shapes = _shapes(names, [spec.shape for spec in method.outputs])
+        self._fixed = None if names else self._shapes()
+        stream = devices.stream_of(index)
+        self._alignment = stream.alignment
+        self._launch = stream.launch(native, number, len(names), len(method.inputs), len(method.outputs))
+
+    def __call__(self, symbols: Sequence[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        shapes = self._shapes(*symbols) if self._fixed is None else self._fixed
+        made = [storage.empty(s, d, self.index) for s, d in zip(shapes, self.dtypes, strict=True)]
+        words = list(symbols)
+        held: list[Any] = []
+        for tensor in inputs:
+            offset = tensor.storage_offset() * tensor.itemsize
+            if offset % self._alignment:
+                tensor, offset = movement.aligned(tensor), 0
+            buffer = storage.buffer_of(tensor)
+            held.append(buffer)
+            words += (buffer.address, offset)
+        outputs = [word for t in made for word in (storage.buffer_of(t).address, 0)]
+        words += outputs[:2] * self._carriers
+        if any(math.prod(s) for s in shapes):
+            self._launch(*words, *outputs)
+        return made
+
+
+def _shapes(names: Sequence[str], shapes: Sequence[Sequence[int | str]]) -> Callable[..., tuple[Shape, ...]]:
+    """A function from the values of the symbols to the shapes; the player writes sizes as Python does."""
+    local = {name: f"v{k}" for k, name in enumerate(names)}
+    texts = []
+    for shape in shapes:
+        sizes = [_renamed(str(size), local) for size in shape]
+        texts.append(f"({', '.join(sizes)}{',' if sizes else ''})")
+    code = f"lambda {', '.join(local.values())}: ({', '.join(texts)}{',' if texts else ''})"
+    made: Callable[..., tuple[Shape, ...]] = eval(code, {"__builtins__": {}, "min": min, "max": max})
+    return made
+
+
+def _renamed(text: str, names: dict[str, str]) -> str:
+    return re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m[0], m[0]), text)
+
+
+def on_device(tensor: torch.Tensor, order: Sequence[int] | None, index: int) -> torch.Tensor:
+    """A tensor on the device with these elements, dense in an order of its axes, as which it comes: the tensor itself where it
+    is that already."""
+    if tensor.device.type != "vulkan":
+        tensor = storage.from_cpu(tensor.detach().resolve_neg(), index)
+    elif tensor.get_device() != index:
+        tensor = tensor.detach().to(torch.device("vulkan", index))
+    seen = tensor if order is None else tensor.permute(order)
+    return seen if seen.is_contiguous() else movement.gather(seen)

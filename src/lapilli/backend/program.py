@@ -1,0 +1,68 @@
+"""A compiled graph on a device: one launch, or a script with operators of the CPU between launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+
+from lapilli.backend.launch import Launch
+from lapilli.backend.script import StreamInterpreter
+from lapilli.backend.sizes import Sizes, Sources
+from lapilli.eager.generators import default_generator
+from lapilli.lower.registry import RANDOM_KEY
+from lapilli.player import NativeProgram
+from lapilli.runtime.description import Description
+from lapilli.runtime.method import interfaces
+from lapilli.runtime.report import Report
+
+Run = Callable[[Sequence[int], list[Any]], list[Any]]
+
+
+class Program:
+    """inputs: names of the tensors and numbers that a call takes; report: where its operators run."""
+
+    def __init__(self, data: bytes, index: int) -> None:
+        native = NativeProgram.load(data, device=index, verify=False, allow_host=True)
+        description = Description.of(data, verify=False)
+        (interface,) = interfaces(description)
+        self.report: Report = interface.report()
+        self.symbols: list[str] = []
+        self._index = index
+        if interface.script is not None:
+            script, interpreter = interface.script, StreamInterpreter(native, description, index, self._keys)
+            self.inputs = [spec.name for spec in interface.inputs]
+            self._run: Run = lambda _, values: interpreter.run(script, values)
+            return
+        assert interface.player is not None
+        method = description.methods[interface.player]
+        self.symbols = [s.name for s in method.symbols]
+        carried = set(self.symbols)
+        self.inputs = [spec.name for spec in method.inputs if spec.name not in carried]
+        self._run = Launch(native, interface.player, method, len(self.inputs), index)
+
+    def sizes(self, sources: Sources, ranges: Mapping[Any, Any]) -> Sizes | None:
+        """A function from the arguments of the graph to the sizes that a call takes."""
+        known = {s.name: s for s in ranges if isinstance(s, sympy.Symbol)}
+        needed = [known[name] for name in self.symbols if name not in RANDOM_KEY]
+        return sources.function(needed) if needed else None
+
+    def __call__(self, sizes: Sequence[int], values: list[Any]) -> list[Any]:
+        """Tensors of the device, row-major, and numbers in; tensors out, of the device or, in a script, of the CPU too."""
+        if RANDOM_KEY[0] in self.symbols or RANDOM_KEY[1] in self.symbols:
+            keys, given = self._keys(), iter(sizes)
+            sizes = [keys[name] if name in keys else next(given) for name in self.symbols]
+        return self._run(sizes, values)
+
+    def _keys(self) -> dict[str, int]:
+        """What a run draws its random numbers from: PyTorch's generator of the device, which torch.manual_seed seeds."""
+        drawn = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=default_generator(self._index))
+        value = int(drawn.item())
+        return dict(zip(RANDOM_KEY, (value & 0xFFFFFFFF, value >> 32), strict=True))
+
+
+def load(data: bytes, index: int) -> Program:
+    """Raises NoDeviceError where the device does not meet the needs of any plan."""
+    return Program(data, index)

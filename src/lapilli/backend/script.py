@@ -1,0 +1,60 @@
+"""Graphs of several segments: the interpreter of scripts, with values that stay on the device between segments there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lapilli.backend.launch import Launch, on_device
+from lapilli.eager import storage
+from lapilli.lower.registry import RANDOM_KEY
+from lapilli.player import NativeProgram
+from lapilli.runtime.description import Description
+from lapilli.runtime.script import Call, Interpreter
+
+Keys = Callable[[], dict[str, int]]
+
+
+class StreamInterpreter(Interpreter):
+    """Runs a script on tensors of the CPU and of a device; operators of the CPU get their operands there."""
+
+    def __init__(self, native: NativeProgram, description: Description, index: int, keys: Keys) -> None:
+        """keys: gives the words of the random key of a run, by symbol."""
+        super().__init__(native, description)
+        self._index, self._keys = index, keys
+        self._launches: dict[int, Launch] = {}
+
+    def _call(self, call: Call, env: Any) -> list[Any]:
+        if call.op != "gpu":
+            for name in _values(call.args) | _values(list(call.kwargs.values())):
+                if name in env.values:
+                    env.values[name] = _on_host(env.values[name])
+            return super()._call(call, env)
+        method = self.description.methods[call.method]
+        given = [env.argument(a) for a in call.args if "v" in a]
+        launch = self._launches.get(call.method)
+        if launch is None:
+            launch = self._launches[call.method] = Launch(self.native, call.method, method, len(given), self._index)
+        keys = self._keys() if any(s.name in RANDOM_KEY for s in method.symbols) else {}
+        symbols = [keys[s.name] if s.name in keys else env.size(s.name) for s in method.symbols]
+        made: list[Any] = list(launch(symbols, [on_device(_tensor(v), None, self._index) for v in given]))
+        return made
+
+
+def _values(node: Any) -> set[str]:
+    """Names of the values that an argument form reads."""
+    if isinstance(node, list):
+        return set().union(*map(_values, node))
+    return {node["v"]} if isinstance(node, dict) and "v" in node else set()
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_on_host(v) for v in value]
+    return storage.to_cpu(value) if isinstance(value, torch.Tensor) and value.device.type == "vulkan" else value

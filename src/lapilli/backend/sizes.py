@@ -1,0 +1,65 @@
+"""Numbers that a call computes from the sizes of its arguments: a Python function made from torch's expressions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch.utils._sympy.printers import PythonPrinter
+
+Sizes = Callable[[Sequence[Any]], tuple[Any, ...]]
+
+
+def expression(value: Any) -> Any:
+    """A number of torch as sympy has it."""
+    return value.node.expr if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else sympy.sympify(value)
+
+
+class Sources:
+    """Where the arguments of a call show the sizes."""
+
+    def __init__(self, placeholders: Sequence[fx.Node]) -> None:
+        self.known: dict[sympy.Symbol, str] = {}
+        shown = list(_shown(placeholders))
+        for text, e in shown:
+            if isinstance(e, sympy.Symbol):
+                self.known.setdefault(e, text)
+        for text, e in shown:
+            if len(e.free_symbols) == 1 and e.is_polynomial() and sympy.degree(e) == 1:
+                (s,) = e.free_symbols
+                factor, offset = sympy.Poly(e, s).all_coeffs()
+                if factor > 0:
+                    self.known.setdefault(s, f"({text} - {int(offset)}) // {int(factor)}")
+
+    def has(self, value: Any) -> bool:
+        """Whether a call can compute a value."""
+        return bool(expression(value).free_symbols <= self.known.keys())
+
+    def function(self, values: Sequence[Any]) -> Sizes:
+        """A function from the arguments of a call to the values."""
+        expressions = [expression(v) for v in values]
+        names = {s: f"v{k}" for k, s in enumerate(sorted(set().union(*(e.free_symbols for e in expressions)), key=str))}
+        lines = [f"    {name} = {self.known[s]}" for s, name in names.items()]
+        renamed = {s: sympy.Symbol(name, integer=True, nonnegative=True) for s, name in names.items()}
+        texts = [PythonPrinter().doprint(e.xreplace(renamed)) for e in expressions]
+        code = "\n".join(["def sizes(a):", *lines, f"    return ({', '.join(texts)}{',' if texts else ''})"])
+        scope: dict[str, Any] = {"math": math, "torch": torch}
+        exec(code, scope)
+        made: Sizes = scope["sizes"]
+        return made
+
+
+def _shown(placeholders: Sequence[fx.Node]) -> Iterator[tuple[str, Any]]:
+    """Text that reads a size from the arguments `a`, and what it is."""
+    for position, node in enumerate(placeholders):
+        val = node.meta.get("val")
+        if isinstance(val, torch.SymInt):
+            yield f"a[{position}]", val.node.expr
+        elif isinstance(val, torch.Tensor):
+            for axis, size in enumerate(val.shape):
+                if isinstance(size, torch.SymInt):
+                    yield f"a[{position}].shape[{axis}]", size.node.expr

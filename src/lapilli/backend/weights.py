@@ -1,0 +1,62 @@
+"""Whether weights are what they were."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+_SAMPLES = 8
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Snapshot:
+    """Remembers tensors by identity, version and place in memory, without keeping them alive.
+
+    What is written to a tensor's memory behind torch's back (through `tensor.data`, or a NumPy view) has no version. Of tensors
+    on the CPU some elements are compared too, so that a change of all of a tensor's elements is seen."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], on_death: Callable[[], None]) -> None:
+        self._references = [weakref.ref(t, lambda _: self._die()) for t in tensors]
+        self._versions = [t._version for t in tensors]
+        self._storages = [t.untyped_storage() for t in tensors]  # held: no other memory can take their place
+        self._places = _places(tensors)
+        self._samples = [s for s in map(_sample, tensors) if s is not None]
+        self._values = _values(self._samples)
+        self._on_death = on_death
+
+    def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these are the tensors, unchanged."""
+        return (
+            [t._version for t in tensors] == self._versions
+            and _places(tensors) == self._places
+            and all([r() is t for r, t in zip(self._references, tensors, strict=True)])
+            and (self._values is None or torch.equal(_values(self._samples), self._values))  # type: ignore[arg-type]
+        )
+
+    def _die(self) -> None:
+        self._storages, self._samples, self._values = [], [], None
+        self._on_death()
+
+
+def are_tracked(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether changes of all tensors can be seen: tensors made in inference mode have no version."""
+    return not any(t.is_inference() for t in tensors)
+
+
+def _places(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    return [t.data_ptr() if t.is_cpu else t.untyped_storage()._cdata for t in tensors]
+
+
+def _sample(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Bits of elements spread over a tensor's memory, as a view of it."""
+    if not tensor.is_cpu or not tensor.numel() or not tensor.is_contiguous() or tensor.itemsize not in _BITS:
+        return None
+    flat = tensor.detach().view(-1).view(_BITS[tensor.itemsize])
+    return flat[:: max(1, flat.numel() // _SAMPLES)][:_SAMPLES]
+
+
+def _values(samples: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    return torch.cat(list(samples)) if samples else None

@@ -1,0 +1,179 @@
+"""Parts of an exported graph as programs of Lapilli's, and the graph that calls them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from lapilli.backend.graph import Prepared, prepare
+from lapilli.compiler import Storage, compile_module
+from lapilli.lower.graph import is_size
+from lapilli.runtime import operator as run_operator
+from lapilli.runtime.description import Description
+from lapilli.schedule.target import plans_for
+
+Levels = Mapping[fx.Node, int]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A program, and what its call takes and gives: nodes of the graph that it was taken from."""
+
+    data: bytes
+    inputs: list[fx.Node]
+    sizes: list[fx.Node]
+    outputs: list[fx.Node]
+    interface: str
+
+
+def levels(graph: fx.Graph, refused: Mapping[fx.Node, str]) -> dict[fx.Node, int]:
+    """Even levels are Lapilli's, odd ones torch's; a value's level is the least that its operands allow. What is on one even
+    level becomes one program."""
+    found: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        least = max((found[a] for a in node.all_input_nodes), default=0)
+        if node.op != "call_function":
+            found[node] = 0
+        elif node.target is operator.getitem or is_size(node.meta.get("val")):
+            found[node] = least
+        else:
+            found[node] = least + (least % 2 != (node in refused))
+    return found
+
+
+def build(
+    nodes: Sequence[fx.Node], constants: Mapping[fx.Node, torch.Tensor], owner: torch.nn.Module, storage: Storage
+) -> Segment:
+    """The program of some nodes, which are tensors' (no sizes). Raises CompileError or TypeError where there is none."""
+    inside = set(nodes)
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    outside = list(dict.fromkeys(a for n in nodes for a in n.all_input_nodes if a not in inside))
+    for a in outside:
+        made[a] = graph.placeholder(a.name)
+        made[a].meta = dict(a.meta)
+    for n in nodes:
+        made[n] = graph.node_copy(n, made.__getitem__)
+    outputs = [n for n in nodes if isinstance(n.meta["val"], torch.Tensor) and any(u not in inside for u in n.users)]
+    graph.output(tuple(made[n] for n in outputs))
+    known = {k: constants[a] for k, a in enumerate(outside) if a in constants}
+    prepared = prepare(fx.GraphModule(owner, graph), known, views=False)
+    data = compile_module(prepared.module, storage, plans_for(storage.activations), "error")
+    return _segment(data, prepared, outside, outputs, [a for a in outside if a not in constants])
+
+
+def _segment(
+    data: bytes, prepared: Prepared, outside: list[fx.Node], outputs: list[fx.Node], given: list[fx.Node]
+) -> Segment:
+    tensors = [a for a in given if isinstance(a.meta["val"], torch.Tensor)]
+    numbers = [a for a in given if isinstance(a.meta["val"], torch.SymInt)]
+    inputs: list[Any] = []
+    needed: set[str] = set()
+    for spec in Description.of(data).methods[0].inputs:
+        argument = prepared.arguments.get(spec.name)
+        if argument is None:
+            inputs.append(spec.name)
+            needed.add(spec.name)
+        else:
+            inputs.append([tensors.index(outside[argument.position]), argument.order])
+    specs = []
+    for output in prepared.outputs:
+        shape = [_expression(s) for s in output.val.shape]
+        needed |= {s.name for e in shape for s in e.free_symbols}
+        specs.append([str(output.val.dtype).removeprefix("torch."), [tree(e) for e in shape], output.order])
+    symbols = {name: _source(name, tensors, numbers) for name in sorted(needed)}
+    return Segment(data, tensors, numbers, outputs, run_operator.dumps(inputs, specs, symbols))
+
+
+def _expression(size: int | torch.SymInt) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
+def _source(name: str, tensors: Sequence[fx.Node], numbers: Sequence[fx.Node]) -> Any:
+    """Where a call reads a size."""
+    for k, node in enumerate(numbers):
+        if str(node.meta["val"].node.expr) == name:
+            return k
+    for k, node in enumerate(tensors):
+        for axis, size in enumerate(node.meta["val"].shape):
+            e = _expression(size)
+            if {s.name for s in e.free_symbols} == {name} and e.is_polynomial() and sympy.degree(e) == 1:
+                factor, offset = sympy.Poly(e, *e.free_symbols).all_coeffs()
+                if factor > 0:
+                    return [k, axis, int(factor), int(offset)]
+    raise TypeError(f"the size {name} is the size of no tensor that the operators read")
+
+
+_OPERATIONS = {
+    "Add": "+", "Mul": "*", "FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%", "Min": "min", "Max": "max",
+}  # fmt: skip
+
+
+def tree(e: Any) -> run_operator.Tree:
+    """A size as JSON. Raises TypeError for a form that there is no JSON for."""
+    if isinstance(e, sympy.Integer):
+        return int(e)
+    if isinstance(e, sympy.Symbol):
+        return str(e.name)
+    args = e.args
+    if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer) and e.exp > 0:
+        args, name = (e.base,) * int(e.exp), "Mul"
+    else:
+        name = type(e).__name__
+    if name not in _OPERATIONS:
+        raise TypeError(f"sizes of the form {e} are not supported")
+    result = tree(args[0])
+    for a in args[1:]:
+        result = [_OPERATIONS[name], result, tree(a)]
+    return result
+
+
+def rewrite(graph: fx.Graph, levels: Levels, segments: Mapping[int, Segment], programs: Mapping[int, Any]) -> fx.Graph:
+    """The graph with a call of `lapilli::run` for every segment, by level. programs: values (fake) of the new placeholders,
+    which come before the user's inputs; names of values stay."""
+    made: dict[fx.Node, Any] = {}
+    new = fx.Graph()
+    places = [n for n in graph.nodes if n.op == "placeholder"]
+    handles: dict[int, fx.Node] = {}
+
+    for level, value in programs.items():
+        handles[level] = new.placeholder(f"lapilli_program_{level // 2}")
+        handles[level].meta["val"] = value
+    for n in places:
+        made[n] = new.node_copy(n, made.__getitem__)
+    rest = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
+    for level in sorted({levels[n] for n in rest}):
+        here = [n for n in rest if levels[n] == level]
+        if level in segments:
+            sized = [n for n in here if n in segments[level].sizes]
+            _copy(new, made, sized)
+            _call(new, made, segments[level], handles[level])
+        _copy(new, made, [n for n in here if n not in made and (level not in segments or is_size(n.meta.get("val")))])
+    output = next(n for n in graph.nodes if n.op == "output")
+    new.node_copy(output, made.__getitem__)
+    return new
+
+
+def _copy(new: fx.Graph, made: dict[fx.Node, Any], nodes: Sequence[fx.Node]) -> None:
+    for n in nodes:
+        made[n] = new.node_copy(n, made.__getitem__)
+
+
+def _call(new: fx.Graph, made: dict[fx.Node, Any], segment: Segment, handle: fx.Node) -> None:
+    overload = torch.ops.lapilli.run.default
+    inputs, sizes = [made[a] for a in segment.inputs], [made[a] for a in segment.sizes]
+    call = new.call_function(overload, (handle, inputs, sizes, segment.interface))
+    arguments = ([n.meta["val"] for n in inputs], [n.meta["val"] for n in sizes])
+    with handle.meta["val"].fake_mode:
+        values = overload(handle.meta["val"], *arguments, segment.interface)
+    call.meta["val"] = values
+    for k, node in enumerate(segment.outputs):
+        part = new.create_node("call_function", operator.getitem, (call, k), name=node.name)
+        part.meta["val"] = values[k]
+        made[node] = part
