@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,17 +28,33 @@ from lapilli.errors import (
     RunTimeoutError,
     UnsupportedOperatorError,
 )
-from lapilli.runtime.compiler import require_compiler
-from lapilli.runtime.devices import Device, devices, is_available
-from lapilli.runtime.method import Method
-from lapilli.runtime.preprocess import Preprocess
-from lapilli.runtime.program import Future, Program, load
-from lapilli.runtime.report import Report
 
 if TYPE_CHECKING:
     import torch
 
+    from lapilli.runtime.devices import Device as Device
+    from lapilli.runtime.devices import devices as devices
+    from lapilli.runtime.devices import is_available as is_available
+    from lapilli.runtime.method import Method as Method
+    from lapilli.runtime.preprocess import Preprocess as Preprocess
+    from lapilli.runtime.program import Future as Future
+    from lapilli.runtime.program import Program as Program
+    from lapilli.runtime.program import load as load
+    from lapilli.runtime.report import Report as Report
     from lapilli.verification import Check
+
+# What needs NumPy and the player is imported when it is asked for: `import torch` imports this package, for its device.
+_HOMES = {
+    "Device": "devices",
+    "Future": "program",
+    "Method": "method",
+    "Preprocess": "preprocess",
+    "Program": "program",
+    "Report": "report",
+    "devices": "devices",
+    "is_available": "devices",
+    "load": "program",
+}
 
 __all__ = [
     "CompileError",
@@ -71,6 +88,19 @@ if "torch" in sys.modules:  # exported programs with calls of `lapilli::run` can
     import lapilli.runtime.operator  # noqa: F401
 
 
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'lapilli' has no attribute {name!r}")
+    value = getattr(import_module(f"lapilli.runtime.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOMES]
+
+
 def compile(
     model: torch.nn.Module | torch.export.ExportedProgram | str | PathLike[str] | Mapping[str, Any],
     example_inputs: Any = None,
@@ -99,8 +129,11 @@ def compile(
     Raises CompileError, UnsupportedOperatorError (with fallback="error"), LapilliError where torch or the
     shader compiler is missing.
     """
+    from lapilli.runtime.compiler import require_compiler
+
     require_compiler()
     from lapilli.compiler import compile_to_bytes
+    from lapilli.runtime.program import Program
 
     return Program._from_bytes(
         compile_to_bytes(
@@ -126,6 +159,8 @@ def verify(
     Arguments as for `compile` and `load`; inputs: tensors to run on, default those of example_inputs.
     Returns for every kernel its operators, its name, and its own relative error (norm). Slow: seconds to minutes.
     """
+    from lapilli.runtime.compiler import require_compiler
+
     require_compiler()
     from lapilli.verification import verify as verify_model
 

@@ -7,5 +7,6 @@ PyTorch lets one more kind of device be added from outside, under the dispatch k
 - ``views``: the operators that make tensors and views, and compute nothing.
 - ``call`` and its neighbours: an operator becomes a program, which is queued.
 - ``api``: ``torch.vulkan``.
-- ``printing``, ``saving``, ``scripting``, ``modules``: the places where PyTorch needs to hear of the device in Python.
+- ``autocast``, ``generators``: mixed precision, and where random numbers begin.
+- ``tensors``, ``storages``, ``modules``, ``saving``, ``accelerator``: the places where PyTorch must be told in Python.
 """

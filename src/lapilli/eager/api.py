@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from lapilli.eager import devices
+from lapilli.runtime.compiler import missing_packages
 
 Where: TypeAlias = "torch.device | str | int | None"
 
@@ -33,8 +34,9 @@ class DeviceProperties:
 
 
 def is_available() -> bool:
-    """Whether there is a Vulkan device. Touches the driver at the first call; never raises."""
-    return device_count() > 0
+    """Whether there is a Vulkan device, and what it takes to compile for it. Touches the driver at the first call; never
+    raises."""
+    return device_count() > 0 and not missing_packages()
 
 
 def device_count() -> int:

@@ -1,7 +1,7 @@
 """Tells PyTorch of the device "vulkan".
 
 At import time (`announce`): its name, the methods of tensors and modules, ``torch.vulkan``. That is a matter of
-milliseconds and touches no driver. At the first use (`begin`): the kernels of its operators and the patches.
+milliseconds and touches no driver. At the first use (`begin`): the kernels of its operators.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.utils.backend_registration as registration
 
-from lapilli.eager import api, devices, generators, modules, printing, saving, storages
+from lapilli.eager import accelerator, api, devices, generators, modules, saving, storages, tensors
+from lapilli.runtime.compiler import require_compiler
 
 _libraries: list[torch.library.Library] = []
 _lock = threading.RLock()
@@ -42,7 +43,13 @@ _hook, _guard = _Hook(), _Guard()
 
 
 def announce() -> None:
-    """Makes "vulkan" a device of PyTorch. Raises RuntimeError where another package has taken the one free place."""
+    """Makes "vulkan" a device of PyTorch; doing it again does nothing.
+
+    Raises RuntimeError where another package has taken the one free place.
+    """
+    if getattr(torch, "vulkan", None) is api:
+        return
+    other = torch._C._accelerator_getAccelerator()
     torch.utils.rename_privateuse1_backend("vulkan")
     # PyTorch's generator refuses because Tensor.is_vulkan exists: of the old Vulkan backend, false for all tensors of wheels.
     check = registration._check_register_once
@@ -56,22 +63,14 @@ def announce() -> None:
     with warnings.catch_warnings():  # that it replaces the old backend's answer
         warnings.simplefilter("ignore")
         library.impl("is_vulkan_available", api.is_available, "CompositeImplicitAutograd", allow_override=True)
+    if other is None:
+        library.impl("_pin_memory", accelerator.pin, "CPU")
     _libraries.append(library)
+    torch._C._acc.register_python_privateuseone_hook(_hook)
     torch._C._acc.register_python_privateuseone_device_guard(_guard)
-    for part in (generators, storages, printing, modules, saving):
+    accelerator.patch(other)
+    for part in (generators, modules, saving, storages, tensors):
         part.patch()
-    if torch._C._accelerator_getAccelerator() is None:  # else CUDA and the like would lose that place to us
-        _register_hook()
-
-
-_hooked = False
-
-
-def _register_hook() -> None:
-    global _hooked
-    if not _hooked:
-        torch._C._acc.register_python_privateuseone_hook(_hook)
-        _hooked = True
 
 
 def has_begun() -> bool:
@@ -79,16 +78,21 @@ def has_begun() -> bool:
 
 
 def begin() -> None:
-    """Registers the kernels and patches; PyTorch calls it before the first tensor of the device is made."""
+    """Registers the kernels; PyTorch calls it before the first tensor of the device is made.
+
+    Raises RuntimeError where there is no device, CompileError where packages of the extra `compile` are missing.
+    """
     global _begun
     if _begun:
         return
     with _lock:
         if _begun:
             return
+        require_compiler()
+        if not devices.found():
+            raise devices.no_such_device(0)
         from lapilli.eager import autocast, call, views
 
-        _register_hook()
         library = torch.library.Library("aten", "IMPL")
         views.register(library)
         every = torch.library.Library("_", "IMPL")

@@ -19,7 +19,8 @@ from torch._C._dynamo.guards import _reinterpret_tensor  # type: ignore[attr-def
 from torch._prims_common import is_non_overlapping_and_dense_or_false, make_contiguous_strides_for
 
 from lapilli import errors
-from lapilli.eager.devices import check_fork, stream_of
+from lapilli.eager.devices import check_fork as check_fork
+from lapilli.eager.devices import stream_of as stream_of
 
 if TYPE_CHECKING:
     from lapilli.stream import Buffer

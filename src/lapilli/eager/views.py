@@ -218,3 +218,13 @@ def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
 def set_empty(tensor: torch.Tensor) -> torch.Tensor:
     tensor.data = storage.empty((0,), tensor.dtype, tensor.get_device())
     return tensor
+
+
+@_kernel("is_set_to")
+def is_set_to(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return (
+        tensor.untyped_storage()._cdata == other.untyped_storage()._cdata
+        and tensor.storage_offset() == other.storage_offset()
+        and tensor.shape == other.shape
+        and tensor.stride() == other.stride()
+    )

@@ -7,9 +7,14 @@ from importlib.util import find_spec
 from lapilli.errors import CompileError
 
 
+def missing_packages() -> list[str]:
+    """The packages that the compiler needs and that are not installed."""
+    return [name for name in ("torch", "slangtorch", "flatbuffers") if find_spec(name) is None]
+
+
 def require_compiler() -> None:
     """Raises CompileError that says what to install, where a package that the compiler needs is missing."""
-    missing = [name for name in ("torch", "slangtorch", "flatbuffers") if find_spec(name) is None]
+    missing = missing_packages()
     if missing:
         raise CompileError(
             f"Compiling needs {' and '.join(missing)}, not installed here. Do: pip install 'lapilli[compile]'. "

@@ -1,15 +1,18 @@
-"""Printing of tensors, and their addresses."""
+"""What PyTorch does with a tensor in Python: printing, its address, DLPack."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 from torch import _tensor_str
 
 
 def patch() -> None:
-    """Lets tensors of the device be printed from a copy on the CPU, and have addresses that tell them apart."""
+    """Lets tensors of the device be printed from a copy on the CPU, have addresses that tell them apart, and refuses DLPack,
+    whose capsules would hold an address that is none."""
     contents = _tensor_str._tensor_str
 
     def of_copy(tensor: torch.Tensor, indent: int) -> Any:
@@ -27,6 +30,17 @@ def patch() -> None:
 
     data_ptr.__doc__ = address.__doc__
     torch.Tensor.data_ptr = data_ptr  # type: ignore[method-assign, assignment]
+    to_capsule = torch._C._to_dlpack  # type: ignore[attr-defined]
+
+    @functools.wraps(to_capsule)
+    def to_dlpack(tensor: torch.Tensor) -> Any:
+        if tensor.device.type == "vulkan":
+            raise BufferError(
+                f"A tensor on {tensor.device} cannot be given to others by DLPack; use tensor.cpu() to copy it first."
+            )
+        return to_capsule(tensor)
+
+    torch.utils.dlpack.to_dlpack = torch.to_dlpack = to_dlpack  # type: ignore[attr-defined]
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
