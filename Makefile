@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup-demo setup-test setup-zoo lint types native python poor test format bench opdb zoo blockers clean
+.PHONY: help demo setup-demo setup-test setup-zoo lint types native python poor test format bench opdb eager zoo blockers clean
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -52,6 +52,10 @@ bench: setup-demo ## Time classifiers against torch on this machine
 
 opdb: setup-test ## Measure every entry of PyTorch's operator tests (hours; goes on where it stopped): docs/operators.md
 	$(MEASURE) tools/opdb.py --jobs 2 $(ARGS)
+
+eager: setup-test ## Measure PyTorch's operator tests on the vulkan device (half an hour; goes on where it stopped): docs/eager_operators.md
+	$(MEASURE) tools/eager.py --jobs 2 $(ARGS)
+	$(MEASURE) tools/eager.py --strict --jobs 2 $(ARGS)
 
 zoo: setup-zoo ## Measure 280 models (hours; goes on where it stopped): docs/models.md
 	$(MEASURE) tools/zoo.py --jobs 2 $(ARGS)

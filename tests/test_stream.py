@@ -113,6 +113,32 @@ def test_a_last_word_leaves_what_follows_it(stream: Stream) -> None:
     np.testing.assert_allclose(get(soft), torch.softmax(torch.from_numpy(x), 0).numpy(), rtol=1e-5)
 
 
+class Reused(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2 + y, torch.cumsum(x, 0)  # several kernels; x is read after the first output may be written
+
+
+def test_outputs_in_the_memory_of_inputs(stream: Stream) -> None:
+    """Whatever overlaps: the results are as if all inputs had been read first."""
+    count, step = 3 * stream.alignment // 4, stream.alignment
+    programs = {
+        static: compiled(Reused(), torch.zeros(count), torch.zeros(1 if static else count)) for static in (0, 1)
+    }
+    draw = random.Random(1)
+    for _ in range(60):
+        broadcast = draw.randrange(2)
+        whole = floats(6 * step // 4, draw.randrange(1000))
+        buffer, other = put(stream, whole), stream.allocate(4 * count)
+        places = [draw.randrange(4) * step for _ in range(3)]
+        x, y = (whole[place // 4 :][:n] for place, n in zip(places, (count, 1 if broadcast else count), strict=False))
+        outputs = [(buffer, places[2]), (other, 0)]
+        stream.enqueue(programs[broadcast], 0, [], [(buffer, places[0]), (buffer, places[1])], outputs)
+        first, second = x * 2 + y, np.cumsum(x)
+        whole[places[2] // 4 :][:count] = first
+        np.testing.assert_allclose(get(buffer), whole, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(get(other), second, rtol=1e-4, atol=1e-4)
+
+
 class Several(torch.nn.Module):
     """Kernels that share an arena, and one that reads through what others wrote."""
 

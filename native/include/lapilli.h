@@ -228,8 +228,9 @@ lapilli_status lapilli_buffer_fill(lapilli_buffer *buffer, uint64_t offset, uint
 
 /* One run of a method on buffers of the stream. The program is loaded on the same device; it may be destroyed before the
  * run takes place. symbols: one value per symbol of the method, in its order. What an input or output slice must hold
- * follows from them. Slices may lie in one buffer, and an output may be an input too where every element of the result
- * needs no other element of it. int64 values must fit into 32 bits: nobody looks. States of the program change in the
+ * follows from them. Slices may lie in one buffer. An output may take an input's place where the kernel that writes it needs
+ * of that input only the same element for every element; an output that overlaps an input otherwise, or that is written
+ * before an input in its place was read for the last time, is computed elsewhere and copied. int64 values must fit into 32 bits: nobody looks. States of the program change in the
  * order of the stream. */
 lapilli_status lapilli_enqueue(lapilli_stream *stream, lapilli_program *program, uint32_t method, const int64_t *symbols,
                                uint32_t n_symbols, const lapilli_slice *inputs, uint32_t n_inputs,

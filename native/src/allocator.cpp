@@ -98,7 +98,9 @@ Allocator::Block* Allocator::grow(Pool& pool, uint64_t size) {
 }
 
 Allocator::Block* Allocator::add_chunk(Pool& pool, uint64_t size) {
-  if (size > sizes.limit || sizes.reserved > sizes.limit - size)
+  // Some drivers give more than there is, and the machine becomes slow or ends the process.
+  const uint64_t limit = std::min(sizes.limit, device_.capabilities.device_memory());
+  if (size > limit || sizes.reserved > limit - size)
     return nullptr;
   auto chunk = std::make_unique<Chunk>();
   try {

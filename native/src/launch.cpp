@@ -2,6 +2,8 @@
 
 #include "error.h"
 
+#include <algorithm>
+
 namespace lapilli {
 
 namespace {
@@ -81,8 +83,15 @@ Launch::Launch(const Shared& shared, std::span<const int64_t> symbols) {
     params.insert(params.end(), resolved.params.begin(),
                   resolved.params.begin() + static_cast<ptrdiff_t>(dispatch.params.size()));
     for (size_t i = 0; i < dispatch.bindings.size(); ++i) {
-      bindings.push_back({resolved.bindings[i], slot_of[dispatch.bindings[i].buffer]});
+      const uint32_t slot = slot_of[dispatch.bindings[i].buffer];
+      bindings.push_back({resolved.bindings[i], slot});
       work += resolved.bindings[i].size;
+      if (slot == fixed)
+        continue;
+      if ((dispatch.written >> i & 1) != 0)
+        slots[slot].first_written = std::min(slots[slot].first_written, commands.size());
+      else
+        slots[slot].last_read = commands.size();
     }
     work += values.or_zero(dispatch.flops) / flops_per_byte;
   }

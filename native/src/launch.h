@@ -15,6 +15,7 @@ struct Launch {
   struct Slot {
     uint64_t tensor; // bytes of the tensor
     uint64_t bound;  // bytes that kernels may see: the last word of a tensor is written whole
+    size_t first_written = SIZE_MAX, last_read = 0; // commands, from 1
   };
   static constexpr uint32_t fixed = UINT32_MAX;
   struct Bound {

@@ -55,6 +55,8 @@ void Pipelines::release() {
 }
 
 void Pipelines::start(size_t count, std::span<const Kernel> kernels) {
+  if (count == 1) // a thread would cost more than it saves
+    return work(kernels);
   try {
     for (size_t i = 0; i < count; ++i)
       threads_.emplace_back([this, kernels] { work(kernels); });

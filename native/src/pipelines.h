@@ -19,7 +19,7 @@ inline VkDescriptorType descriptor_type(BindingType type) {
   return type == BindingType::storage ? VK_DESCRIPTOR_TYPE_STORAGE_BUFFER : VK_DESCRIPTOR_TYPE_UNIFORM_TEXEL_BUFFER;
 }
 
-// Pipelines are compiled by the driver, on several threads: construction starts them, finish() waits for them.
+// Pipelines are compiled by the driver, several on as many threads: construction starts them, finish() waits for them.
 class Pipelines {
 public:
   // `used[i]`: kernel i is needed. `cache_folder` may be empty: no cache on disk.

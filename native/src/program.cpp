@@ -81,6 +81,7 @@ void Program::prepare(Bytes file, bool mapped, const lapilli_load_options& optio
   const uint64_t start = nanoseconds_now();
   const std::filesystem::path folder = options.cache_dir != nullptr ? options.cache_dir : cache_folder();
   pipelines_ = std::make_unique<Pipelines>(*device_, model_.kernels, used, folder);
+  const uint64_t compiling = nanoseconds_now();
   const uint64_t staging = options.staging_size != 0        ? std::max(options.staging_size, smallest_staging)
                            : device_->capabilities.is_cpu() ? cpu_staging
                                                             : default_staging;
@@ -92,7 +93,7 @@ void Program::prepare(Bytes file, bool mapped, const lapilli_load_options& optio
   const uint64_t compiled = nanoseconds_now();
   constants_->pack(*pipelines_);
   times_.pipelines = compiled - start;
-  times_.constants = uploaded - start + (nanoseconds_now() - compiled);
+  times_.constants = uploaded - compiling + (nanoseconds_now() - compiled);
   for (uint32_t m = 0; m < model_.methods.size(); ++m)
     shared_.push_back({*device_, model_.methods[m], plan(m), model_.kernels, *pipelines_, constants_->regions(m), paths,
                        counter_, *states_});

@@ -32,11 +32,7 @@ std::shared_ptr<Stream> Stream::create(const lapilli_load_options& options) {
 
 Stream::Stream(std::shared_ptr<Device> device)
     : device_(std::move(device)), alignment_(binding_alignment(device_->capabilities)),
-      allocator_(*device_, alignment_),
-      staging_(*device_, staging_size,
-               has_large_bar(device_->capabilities) ? MemoryUse::bar : MemoryUse::upload, counter_, "staging memory"),
-      readback_(*device_, readback_size, MemoryUse::readback, counter_, "staging memory"),
-      batches_(most_in_flight + 1) {}
+      paths_(choose_paths(device_->capabilities)), allocator_(*device_, alignment_), batches_(most_in_flight + 1) {}
 
 Stream::~Stream() {
   try {
@@ -122,6 +118,7 @@ VkCommandBuffer Stream::record() {
     next->begin();
     recording_ = true;
     recorded_ = 0;
+    look_at_ = commands_for_idle;
     work_ = 0;
     barrier(*device_, next->commands(), work_stage, work_stage); // after what was submitted before
     accesses_.clear();
@@ -143,8 +140,9 @@ void Stream::submit() {
 void Stream::submit_if_due() {
   if (recorded_ >= commands_of_a_batch || work_ >= work_of_a_batch)
     return submit();
-  if (recorded_ % commands_for_idle != 0 && work_ < work_for_idle)
+  if (recorded_ < look_at_ && work_ < work_for_idle)
     return;
+  look_at_ = recorded_ + commands_for_idle;
   let_go_of_finished();
   if (in_flight_ == 0)
     submit();
@@ -245,6 +243,10 @@ void Stream::fill(const lapilli_buffer& buffer, uint64_t offset, uint64_t bytes,
 
 // Where so many bytes can be written in the staging ring.
 uint64_t Stream::stage(uint64_t bytes) {
+  if (staging_.size() == 0)
+    staging_ = GpuBuffer(*device_, staging_size,
+                         has_large_bar(device_->capabilities) ? MemoryUse::bar : MemoryUse::upload, counter_,
+                         "staging memory");
   uint64_t begin = staged_;
   if (begin % staging_size + bytes > staging_size) // not across its end
     begin = align_up(begin, staging_size);
@@ -267,7 +269,8 @@ void Stream::write(const lapilli_buffer& buffer, uint64_t offset, Bytes data) {
     if (data.empty())
       return;
     let_go_of_finished();
-    if (std::byte* mapped = buffer.block->mapped(); mapped != nullptr && in_flight_ == 0 && !recording_) {
+    std::byte* mapped = buffer.block->mapped();
+    if (mapped != nullptr && paths_.input != InputPath::staging && in_flight_ == 0 && !recording_) {
       std::memcpy(mapped + offset, data.data(), data.size()); // nothing else uses the memory
       return;
     }
@@ -287,12 +290,14 @@ void Stream::read(const lapilli_buffer& buffer, uint64_t offset, std::span<std::
     const Region source = region(buffer, offset, data.size());
     if (data.empty())
       return;
-    if (buffer.block->is_readable()) {
+    if (buffer.block->is_readable() && paths_.output != OutputPath::staging) {
       submit();
       wait_until_in_flight(0);
       std::memcpy(data.data(), buffer.block->mapped() + offset, data.size());
       return;
     }
+    if (readback_.size() == 0)
+      readback_ = GpuBuffer(*device_, readback_size, MemoryUse::readback, counter_, "staging memory");
     // In two halves: the device fills one while the host reads the other.
     constexpr uint64_t half = readback_size / 2;
     for (uint64_t done = 0; done < data.size() + half; done += half) {
@@ -373,7 +378,16 @@ void Stream::place(const Launch& launch, const Method& method, size_t inputs, st
            buffer->bytes - std::min(offset, buffer->bytes), " from byte ", offset, ".");
     const Region whole = buffer->block->region();
     const Region region{whole.buffer, whole.offset + offset, slot.bound};
-    if (i >= inputs && slot.bound != slot.tensor && slot.tensor != buffer->bytes - offset)
+    // What an input in the same memory needs of an output: the same place, and that no later command reads the input.
+    const auto spoils = [&](size_t input) {
+      const Region& other = slots_[input].region;
+      return overlap(region, other) && (region.offset != other.offset || slot.tensor != launch.slots[input].tensor ||
+                                        slot.first_written < launch.slots[input].last_read);
+    };
+    bool apart = i >= inputs && slot.bound != slot.tensor && slot.tensor != buffer->bytes - offset;
+    for (size_t input = 0; i >= inputs && input < inputs && !apart; ++input)
+      apart = spoils(input);
+    if (apart)
       temporary(slot.bound, {region.buffer, region.offset, slot.tensor});
     else
       slots_.push_back({region, i >= inputs});

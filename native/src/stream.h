@@ -76,15 +76,17 @@ private:
   std::mutex mutex_;
   std::string lost_; // why, once the device is lost
   const uint64_t alignment_;
+  const Paths paths_; // whether the host may touch the buffers' memory, where it sees it
   Allocator allocator_;
   MemoryCounter counter_{0};
-  GpuBuffer staging_, readback_;
+  GpuBuffer staging_, readback_; // made when first needed
   uint64_t staged_ = 0, unstaged_ = 0; // bytes that ever went into the staging ring, and out of it
 
   std::vector<std::unique_ptr<Batch>> batches_; // a ring; made when first needed
   size_t oldest_ = 0, in_flight_ = 0;
   bool recording_ = false;
   uint32_t recorded_ = 0; // commands of the batch that is recorded
+  uint32_t look_at_ = 0;  // so many: time to see whether the device is idle
   uint64_t work_ = 0;     // about what they do; see Launch::work
   std::vector<Access> accesses_;
 

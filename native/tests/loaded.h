@@ -49,6 +49,16 @@ inline std::vector<float> random_values(size_t count, unsigned seed) {
   return values;
 }
 
+// Sets a variable of the environment for a scope.
+class Environment {
+public:
+  Environment(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~Environment() { unsetenv(name_); }
+
+private:
+  const char* name_;
+};
+
 // Before the tests: whether the layer is there.
 inline void try_validation() {
   if (const char* path = std::getenv("LAPILLI_VALIDATION_LOG"))

@@ -42,16 +42,6 @@ void check_run(lapilli_program* program, int64_t batch, uint32_t width = 7, unsi
   CHECK(correct);
 }
 
-// Sets a variable of the environment for a scope.
-class Environment {
-public:
-  Environment(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
-  ~Environment() { unsetenv(name_); }
-
-private:
-  const char* name_;
-};
-
 } // namespace
 
 TEST(devices_are_listed) {

@@ -109,11 +109,24 @@ TEST(arenas_constants_and_texel_buffers) {
   }
 }
 
+static void try_random_orders(unsigned seeds);
+static void try_large_copies();
+
+TEST(everything_is_in_order) { try_random_orders(4); }
+TEST(large_copies) { try_large_copies(); }
+
+// As where the host does not see the device's memory.
+TEST(by_staging_memory) {
+  const Environment in("LAPILLI_INPUT_PATH", "staging"), out("LAPILLI_OUTPUT_PATH", "staging");
+  try_random_orders(2);
+  try_large_copies();
+}
+
 // Runs, copies, fills, writes and reads in a random order on slices of a few buffers, against the same on the host.
-TEST(everything_is_in_order) {
+void try_random_orders(unsigned seeds) {
   constexpr size_t count = 6, size = 256, slices = 4, whole = size * slices;
   const Program program(sum_program());
-  for (unsigned seed = 0; seed < 4; ++seed) {
+  for (unsigned seed = 0; seed < seeds; ++seed) {
     const Stream stream;
     std::mt19937 random(seed);
     const auto below = [&](size_t n) { return static_cast<size_t>(random() % n); };
@@ -325,7 +338,7 @@ TEST(a_memory_limit) {
   CHECK(kept.read() == Floats(2 * mebi, 1.0f));
 }
 
-TEST(large_copies) {
+void try_large_copies() {
   const Stream stream;
   Floats values(9 * mebi + 5);
   std::iota(values.begin(), values.end(), 0.0f);

@@ -263,7 +263,10 @@ def main() -> None:
     parts.append("\n" + table("DeviceFunctions", groups["Device"], "vkGetDeviceProcAddr"))
     parts.append("\n} // namespace lapilli\n")
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text("".join(parts), encoding="utf-8")
+    text = "".join(parts)
+    # A file that stays as it is makes nothing be built anew.
+    if not arguments.output.exists() or arguments.output.read_text(encoding="utf-8") != text:
+        arguments.output.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

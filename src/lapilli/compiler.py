@@ -19,6 +19,7 @@ from lapilli.capture.sources import Source
 from lapilli.codegen.build import build
 from lapilli.codegen.select import choose_templates, write_all
 from lapilli.errors import CompileError, UnsupportedOperatorError
+from lapilli.graph.channels_last import keep_channels_last
 from lapilli.graph.module import Module
 from lapilli.graph.partition import Parts, partition
 from lapilli.graph.passes import functional, optimize
@@ -64,9 +65,11 @@ def compile_to_bytes(
         modules = {name: functional(exported) for name, exported in captured.items()}
         share_states(modules)
         for name, module in modules.items():
+            channels_last = keep_channels_last(module)
             optimize(module)
             exported = captured[name]
-            compiler.add(name, _structure(exported, module), module, dim_names(exported, *sources[name]))
+            nesting = _structure(exported, module, *channels_last)
+            compiler.add(name, nesting, module, dim_names(exported, *sources[name]))
         return compiler.finish(metadata, progress)
 
 
@@ -321,15 +324,17 @@ def _checked(metadata: Mapping[str, str] | None) -> dict[str, str]:
     return result
 
 
-def _structure(exported: ExportedProgram, module: Module) -> structure.Structure:
-    """How inputs and outputs nest."""
+def _structure(
+    exported: ExportedProgram, module: Module, inputs_last: tuple[int, ...], outputs_last: tuple[int, ...]
+) -> structure.Structure:
+    """How inputs and outputs nest. inputs_last, outputs_last: those in channels-last format."""
     call = exported.call_spec
     inputs = structure.from_torch(call.in_spec, module.fixed_inputs)
     outputs = structure.from_torch(call.out_spec, module.fixed_outputs)
     signature = exported.module_call_graph[0].signature
     given = (signature.forward_arg_names or []) if signature is not None else []
     names = tuple(given[: len(inputs.children[0].children)])
-    return structure.Structure(inputs, outputs, names, tuple(module.updates))
+    return structure.Structure(inputs, outputs, names, tuple(module.updates), inputs_last, outputs_last)
 
 
 def _decisions(schedules: list[Schedule]) -> str:

@@ -324,6 +324,25 @@ class NativeRun:
         self.release()
 
 
+class NativeBinding:
+    """A method of a program on memory of the caller: a run copies nothing but inputs to the device and outputs back, and
+    allocates nothing. One thread at a time."""
+
+    def __init__(self, program: NativeProgram, method: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        self._program, self._method = program, method
+        self._run = _player()[1].lapilli_run_sync
+        self._inputs, self._alive = _tensors(inputs)
+        self._outputs, alive = _tensors(outputs)
+        self._alive += alive
+        self._counts = len(inputs), len(outputs)
+
+    def run(self) -> None:
+        """Run on what is in the inputs, wait, and leave the results in the outputs."""
+        n_inputs, n_outputs = self._counts
+        handle = self._program._program()
+        _check(self._run(handle, self._method, self._inputs, n_inputs, self._outputs, n_outputs))
+
+
 class NativeProgram:
     """A program loaded on one device. Close it, or use it as a context manager; deleting it closes it too."""
 
@@ -400,6 +419,22 @@ class NativeProgram:
         """
         with self.submit(inputs, method) as run:
             return run.outputs()
+
+    def output_shapes(self, inputs: Sequence[Array], method: int = 0) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shapes and dtypes of the outputs for such inputs; nothing is run."""
+        ffi, library = _player()
+        count = self.methods[method].outputs
+        if not count:
+            return []
+        tensors, alive = _tensors(inputs)
+        outputs = ffi.new("lapilli_tensor[]", count)
+        for tensor in outputs:
+            tensor.rank = _MAX_RANK + 1  # no output: what comes back tells whether the sizes were written
+        status = library.lapilli_run_sync(self._program(), method, tensors, len(inputs), outputs, count)
+        del alive
+        if any(tensor.rank > _MAX_RANK for tensor in outputs):
+            _check(status)
+        return [(tuple(t.shape[0 : t.rank]), _DTYPES[t.dtype]) for t in outputs]
 
     def submit(self, inputs: Sequence[Array], method: int = 0) -> NativeRun:
         """Start a run without waiting for it; the inputs are copied before this returns."""

@@ -76,7 +76,9 @@ class Executable:
         if program is not None:
             self.report = program.report
             _warn(self.report)
-        run = _Run(prepared, program, Sources([n for n in self._gm.graph.nodes if n.op == "placeholder"]), index, self.kind)
+        run = _Run(
+            prepared, program, Sources([n for n in self._gm.graph.nodes if n.op == "placeholder"]), index, self.kind
+        )
         return self._copied(run, given)
 
     def _copied(self, run: _Run, given: Sequence[Any]) -> _Run:
@@ -196,5 +198,3 @@ def _warn(report: Report) -> None:
             'options={"fallback": "error"} refuses them.',
             UserWarning, stacklevel=2,
         )  # fmt: skip
-
-

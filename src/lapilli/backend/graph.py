@@ -256,5 +256,3 @@ def _drop_unread(module: Module, placeholders: Sequence[fx.Node]) -> None:
 
 def _is_effect(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-

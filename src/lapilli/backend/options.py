@@ -41,13 +41,15 @@ class Options:
             _check("mode", mode, _MODES)
             if mode != "default":
                 warnings.warn(
-                    f'the backend vulkan has one way to compile: mode="{mode}" changes nothing', UserWarning, stacklevel=2
+                    f'the backend vulkan has one way to compile: mode="{mode}" changes nothing',
+                    UserWarning,
+                    stacklevel=2,
                 )
         return options
 
 
 def suggestion(name: str, known: list[str]) -> str:
-    """" (did you mean ...?)", where something known is close."""
+    """ " (did you mean ...?)", where something known is close."""
     close = difflib.get_close_matches(name, known, 1, 0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -55,4 +57,6 @@ def suggestion(name: str, known: list[str]) -> str:
 def _check(name: str, value: Any, possible: tuple[str, ...]) -> None:
     if value not in possible:
         listed = ", ".join(f'"{p}"' for p in possible)
-        raise CompileError(f"the option {name} is {value!r}{suggestion(str(value), list(possible))}: choose one of {listed}")
+        raise CompileError(
+            f"the option {name} is {value!r}{suggestion(str(value), list(possible))}: choose one of {listed}"
+        )

@@ -63,4 +63,8 @@ def _is_double(node: fx.Node) -> bool:
 
 def _is_pure(node: fx.Node) -> bool:
     target = node.target
-    return target is not operator.getitem and not getattr(target, "_schema", None) is None and not target._schema.is_mutable  # type: ignore[union-attr]
+    return (
+        target is not operator.getitem
+        and getattr(target, "_schema", None) is not None
+        and not target._schema.is_mutable
+    )  # type: ignore[union-attr]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ def dim_names(
 ) -> dict[str, str]:
     """Name of the `Dim` by name of the symbol. Arguments after the first as for `capture`; a program that was exported before
     has lost the names."""
-    if not isinstance(model, torch.nn.Module) or not dynamic_shapes:
+    if isinstance(model, ExportedProgram) or not dynamic_shapes:
         return {}
     keywords = isinstance(example_inputs, Mapping)
     args, kwargs = ((), dict(example_inputs)) if keywords else (tuple(example_inputs), {})
@@ -25,7 +24,9 @@ def dim_names(
     places = {id(leaf): value for leaf, value in zip(tree_flatten((args, kwargs))[0], inputs, strict=False)}
     value: Any = args
     if isinstance(dynamic_shapes, Mapping):
-        value = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+        signature = program.module_call_graph[0].signature
+        assert signature is not None and signature.forward_arg_names is not None
+        value = dict(zip(signature.forward_arg_names, args, strict=False)) | kwargs
     names: dict[str, str] = {}
     for leaf, axis, dim in _dims(dynamic_shapes, value):
         val = places.get(id(leaf))

@@ -1,4 +1,4 @@
-"""Sources of models: nn.Module, ExportedProgram, and the path of a .pt2 file."""
+"""Sources of models: nn.Module, ExportedProgram, TorchScript, and the paths of files of the last two."""
 
 from __future__ import annotations
 
@@ -6,30 +6,33 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_map
 
+from lapilli.capture import torchscript
 from lapilli.errors import CompileError
 
-Source = torch.nn.Module | ExportedProgram | str | os.PathLike[str]
+Source: TypeAlias = "torch.nn.Module | ExportedProgram | torchscript.ScriptSource | str | os.PathLike[str]"
 
 
 def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = None) -> ExportedProgram:
     """Export a model for inference.
 
-    example_inputs: a tuple of positional arguments, or a dict of keyword arguments; needed for an nn.Module only.
+    example_inputs: a tuple of positional arguments, or a dict of keyword arguments; an exported program needs none.
     Raises CompileError when the source is of another kind, or torch.export refuses it (with its reason)."""
     if isinstance(model, ExportedProgram):
         return model
     if isinstance(model, str | os.PathLike):
-        return _load(Path(model))
+        return capture(_load(Path(model)), example_inputs, dynamic_shapes)
+    if torchscript.is_torchscript(model):
+        return _capture_script(model, example_inputs, dynamic_shapes)
     if not isinstance(model, torch.nn.Module):
         raise CompileError(
-            f"cannot compile a {type(model).__name__}: give an nn.Module with example inputs, "
-            "an ExportedProgram, or the path of a .pt2 file"
+            f"cannot compile a {type(model).__name__}: give an nn.Module or a TorchScript module with example inputs, "
+            "an ExportedProgram, or the path of a .pt2 file or of a TorchScript file"
         )
     args, kwargs = _distinct(_arguments(example_inputs))
     training = [m for m in model.modules() if m.training]
@@ -43,6 +46,23 @@ def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = Non
     finally:
         for m in training:
             m.training = True
+
+
+def _capture_script(model: torchscript.ScriptSource, example_inputs: Any, dynamic_shapes: Any) -> ExportedProgram:
+    if example_inputs is None:
+        raise CompileError(
+            f"a TorchScript model does not say the sizes of its inputs: give example_inputs for {torchscript.describe(model)}"
+        )
+    args, kwargs = _distinct(_arguments(example_inputs))
+    module = torchscript.module_of(model, args, kwargs)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+    except CompileError:
+        raise
+    except Exception as error:
+        raise CompileError(f"torch.export cannot capture {torchscript.describe(model)}: {error}") from error
 
 
 def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -70,11 +90,16 @@ def _distinct(inputs: Any) -> Any:
     return tree_map(once, inputs)
 
 
-def _load(path: Path) -> ExportedProgram:
+def _load(path: Path) -> ExportedProgram | torch.jit.ScriptModule:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
+    if torchscript.is_torchscript_file(path):
+        return torchscript.load(path)
     if path.suffix != ".pt2":
-        raise CompileError(f"{path.name}: only files saved by torch.export.save (.pt2) can be compiled")
+        raise CompileError(
+            f"{path.name}: only files of torch.export.save (.pt2) and of torch.jit.save can be compiled. What torch.save wrote "
+            "holds no code: load it, and compile the module"
+        )
     try:
         return torch.export.load(path)
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,9 @@ def bench(
         start = time.perf_counter()
         loaded.run_flat(inputs)
         first_run_s = time.perf_counter() - start
-        times = sorted(_times(loaded, inputs, warmup, iterations))
+        say: Callable[[str], object] = (lambda line: None) if as_json else click.echo
+        say("Starting benchmark.")
+        times = sorted(_times(loaded, inputs, warmup, iterations, say))
         mean = statistics.fmean(times)
         result = Result(
             program=str(program),
@@ -111,12 +114,18 @@ def bench(
         _print(result, shapes(inputs))
 
 
-def _times(program: Program, inputs: list[NDArray[Any]], warmup: int, iterations: int) -> list[float]:
-    """Seconds of every run after the warm-up; the progress bar moves between runs, outside the measured time."""
+def _times(
+    program: Program, inputs: list[NDArray[Any]], warmup: int, iterations: int, say: Callable[[str], object]
+) -> list[float]:
+    """Seconds of every run after the warm-up; the progress bar moves between runs, outside the measured time. say: prints the
+    lines of PyTorch's own benchmark."""
     times = []
+    say("Running warmup runs.")
     with progress_bar() as progress:
         task = progress.add_task("warming up", total=warmup + iterations)
         for i in range(warmup + iterations):
+            if i == warmup:
+                say("Main runs.")
             start = time.perf_counter()
             program.run_flat(inputs)
             times.append(time.perf_counter() - start)

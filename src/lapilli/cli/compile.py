@@ -1,4 +1,4 @@
-"""`lapilli compile`: from an exported model to a program."""
+"""`lapilli compile`: from an exported or TorchScript model to a program."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ from lapilli.runtime.files import replace
 @click.command("compile")
 @click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: MODEL with .lap.")
+@click.option(
+    "--input",
+    "inputs",
+    metavar="INPUT",
+    multiple=True,
+    help='For TorchScript, one for each argument: sizes of a tensor, "1,3,224,224", with its type unless it is float, '
+    '"1,128:int64"; a size that may change, "batch=2..16,3,224,224" (an example, the most); or a number, "int=16000", '
+    '"float=0.5", "bool=true".',
+)
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True)
 @click.option("--target", metavar="PLAN", help="Name of the one plan to make. Default: plans for every kind of device.")
 @click.option(
@@ -32,18 +41,22 @@ from lapilli.runtime.files import replace
 def compile_(
     model: Path,
     output: Path | None,
+    inputs: tuple[str, ...],
     precision: str,
     target: str | None,
     fallback: str,
     pairs: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Compile MODEL (a .pt2 file of torch.export) to a program. Needs `pip install lapilli[compile]`."""
+    """Compile MODEL (.pt2 of torch.export, or TorchScript of torch.jit.save) to a program.
+
+    Needs `pip install lapilli[compile]`."""
     output = output or model.with_suffix(".lap")
     if output.resolve() == model.resolve():
         raise InvalidInputError(f"The output {output} would replace the model; name another file with -o.")
     metadata = dict(_pair(pair) for pair in pairs)
     require_compiler()
+    from lapilli.capture.examples import example_inputs
     from lapilli.compiler import compile_to_bytes
     from lapilli.runtime.description import Description
     from lapilli.runtime.method import interfaces
@@ -55,9 +68,11 @@ def compile_(
         def progress(stage: str, done: int, total: int) -> None:
             bar.update(task, description=stage, completed=done, total=total)
 
+        examples, shapes = example_inputs(inputs)
         data = compile_to_bytes(
-            model, precision=precision, target=target, fallback=fallback, metadata=metadata, progress=progress
-        )
+            model, examples, precision=precision, dynamic_shapes=shapes, target=target, fallback=fallback, metadata=metadata,
+            progress=progress,
+        )  # fmt: skip
     with replace(output) as file:
         file.write(data)
     seconds = time.perf_counter() - start

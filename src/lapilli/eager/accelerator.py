@@ -7,7 +7,6 @@ whatever it is, stays the accelerator as long as it is available.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,7 +48,7 @@ def _prefer(other: torch.device) -> None:
     accelerator.current_accelerator = current_accelerator
 
 
-def _instead(name: str, ours: Callable[..., Any]) -> None:
+def _instead(name: str, ours: Any) -> None:
     theirs = getattr(accelerator, name)
 
     @functools.wraps(theirs)

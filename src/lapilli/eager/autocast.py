@@ -39,11 +39,11 @@ linalg_matrix_norm.str_ord sum sum.dim_IntList
 _WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add cat stack"
 
 _KEY = "AutocastPrivateUse1"
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]
 _cache = threading.local()
 
 
-def register(library: torch.library.Library) -> None:
+def register(library: Any) -> None:
     """Registers the kernels that convert arguments; without autocast they are not called."""
     for names, make in ((_HALF, _in_half), (_FLOAT, _in_float), (_FLOAT_RESULT, _to_float), (_WIDEST, _in_widest)):
         for name in names.split():

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
-from lapilli.eager import movement
+from lapilli.eager import movement, storage
 from lapilli.eager.fallback import fallbacks, on_cpu, reset_fallbacks
 from lapilli.eager.form import form
-from lapilli.eager.launch import Launch, is_runtime, quick
+from lapilli.eager.launch import Launch, is_runtime, places, quick
 from lapilli.eager.movement import gather
 from lapilli.eager.signature import CannotRun
 from lapilli.lower import lowerings
@@ -57,7 +58,7 @@ class Kernel:
             launch = launch.get(tuple(numbers))
         if launch is None:
             launch = self._prepare(exact, args, kwargs, tensors, numbers)
-        if type(launch) is not str:
+        if not isinstance(launch, str):
             try:
                 return launch(args, kwargs, tensors, numbers)
             except CannotRun as error:
@@ -95,14 +96,16 @@ class Kernel:
         """A launch for a new key, or why there is none."""
         leaves = self._leaves(args, kwargs)
         index = _index(leaves, tensors)
+        if self.form.op in _INDEXING and any(t.device.type == "cpu" for t in tensors):
+            return lambda args, kwargs, tensors, numbers: self(*tree_map(lambda x: _uploaded(x, index), args), **kwargs)
         self._check_devices(tensors, index)
         made: Callable[..., Any] | str
         constant = bool(numbers)
         with _lock:
             try:
-                launch = Launch(self.form, leaves, tensors, numbers, index)
+                launch = Launch(self.form, leaves, places(self.form, args, kwargs), tensors, numbers, index)
                 constant = constant and launch.constant
-                made = quick(launch) or launch
+                made = quick(launch, tensors)
             except CannotRun as error:
                 made = str(error)
             if len(self.launches) >= _MOST:
@@ -120,6 +123,15 @@ class Kernel:
                     "Expected all tensors to be on the same device, but found at least two devices, "
                     f"vulkan:{index} and {tensor.device}!"
                 )
+
+
+_INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._unsafe_index.Tensor}
+"""Operators whose indices may be on the CPU."""
+
+
+def _uploaded(leaf: Any, index: int) -> Any:
+    is_host = isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu"
+    return storage.from_cpu(leaf, index) if is_host else leaf
 
 
 def _index(leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> int:
@@ -169,8 +181,12 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
         on_cpu(form(aten.copy_.default), [target, source, False], target.get_device(), str(error))
 
 
-_MADE_OF_OTHERS = {aten._to_copy.default}
-"""Operators with a lowering that PyTorch makes of others, because of the devices that they may name."""
+_MADE_OF_OTHERS = {
+    aten._to_copy.default, aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default,
+    aten.empty_permuted.default,
+}  # fmt: skip
+"""Operators with a lowering that PyTorch makes of others, because of the devices that they may name, or because nothing is to be
+computed."""
 
 
 def register(library: torch.library.Library) -> None:
@@ -179,12 +195,17 @@ def register(library: torch.library.Library) -> None:
 
     for overload in [*lowerings, *OPERATORS]:
         if overload.namespace == "aten" and overload not in _MADE_OF_OTHERS and not _is_taken(overload):
-            library.impl(overload.name().removeprefix("aten::"), _kernel(overload), "PrivateUse1")
+            library.impl(_name(overload).removeprefix("aten::"), _kernel(overload), "PrivateUse1")  # type: ignore[no-untyped-call]
+
+
+def _name(overload: Overload) -> str:
+    name: str = overload.name()  # type: ignore[no-untyped-call]
+    return name
 
 
 def _is_taken(overload: Overload) -> bool:
     """Whether it is a view, has a kernel already, or is made of operators with gradients of their own."""
-    name = overload.name()
+    name = _name(overload)
     if any(r.alias_info is not None and not r.alias_info.is_write for r in overload._schema.returns):
         return True
     keys = ("PrivateUse1", "CompositeImplicitAutograd")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +14,7 @@ import sympy
 import torch
 from torch import fx
 from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map
@@ -28,12 +30,14 @@ from lapilli.graph.module import Module
 from lapilli.graph.passes import clean_up
 from lapilli.ir.expr import loads
 from lapilli.ir.node import Input
-from lapilli.lower import lower
-from lapilli.lower.registry import LONGEST, RANDOM_KEY
+from lapilli.lower import is_computed, lower, lowerings
+from lapilli.lower.registry import LONGEST, RANDOM_KEY, decompositions
 from lapilli.schedule.plan import Schedule
 from lapilli.schedule.target import Target
 
 aten = torch.ops.aten
+
+DEPENDS_ON_DATA = "the size of its result depends on data"
 
 FIXED_SIZES: dict[Any, tuple[int, ...]] = {
     aten.convolution.default: (1,), aten.convolution_overrideable.default: (1,), aten.convolution_backward.default: (2,),
@@ -63,16 +67,29 @@ class Compiled:
 def compile(signature: Signature, numbers: Sequence[Any], target: Target) -> Compiled:
     """numbers: those of a call, as examples. Raises CannotRun with the reason, or what torch says of wrong arguments."""
     try:
-        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
+        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), _quiet():
             warnings.simplefilter("ignore")
             return _Call(signature, numbers).compile(target)
     except (LapilliError, TypeError) as error:
         raise CannotRun(str(error)) from error
     except CannotRun:
         raise
+    except (DynamicOutputShapeException, DataDependentOutputException) as error:
+        raise CannotRun(DEPENDS_ON_DATA) from error
     except Exception as error:  # whatever a lowering stumbles over is a reason to run the call elsewhere
         text = str(error).strip().splitlines()
         raise CannotRun(f"{type(error).__name__}: {text[0] if text else ''}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch logs of calls that it cannot follow with open sizes: they are tried again with fixed ones."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
 
 
 @dataclass
@@ -105,6 +122,9 @@ class _Call:
         if not decompose_calls(module):
             raise CannotRun("torch has no decomposition of it into operators with GPU lowerings")
         clean_up(module)
+        missing = sorted({str(n.target) for n in module.graph.nodes if is_computed(n) and n.target not in lowerings})
+        if missing:
+            raise CannotRun(f"there is no GPU lowering of {', '.join(missing)}")
         lowered = lower(module, "fp32", target.half, keyed=True)
         data, schedule = assemble_graph(lowered, target)
         known = {name: ("size", *place) for name, place in self.sizes.items()}
@@ -144,6 +164,8 @@ class _Call:
             return self._number(leaf)
         if isinstance(leaf, tuple):
             return [self._leaf(x, fixed) for x in leaf]
+        if isinstance(leaf, torch.Generator):
+            return None  # tracing would draw from it
         return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
     def _operand(self, leaf: Operand, fixed: bool) -> fx.Node:
@@ -186,7 +208,7 @@ class _Call:
     def _results(self, form: Form, leaves: list[Any]) -> tuple[list[fx.Node], Any]:
         """Nodes of the result tensors, and the tree of results."""
         kept = [k for k in range(len(leaves)) if k not in form.outs]
-        if form.functional is None:
+        if form.functional is None or (form.functional in decompositions and not _has_meta(form.functional)):
             call, values = self._traced(form, leaves)
         else:
             schema = form.functional._schema
@@ -224,19 +246,24 @@ class _Call:
         return flat, tree
 
     def _traced(self, form: Form, leaves: list[Any]) -> tuple[fx.Node, list[Any]]:
-        """An operator that writes to arguments and has no functional form, on copies of them: results, then the copies."""
+        """An operator that we decompose, or that writes to arguments and has no functional form: the latter on copies of them,
+        which come after its results."""
         nodes = [n for n in tree_leaves(leaves) if isinstance(n, fx.Node)]
-        names = form.names
+        ours = decompositions.get(form.functional) if form.functional is not None else None
 
         def run(*tensors: torch.Tensor) -> Any:
             made = dict(zip(nodes, tensors, strict=True))
             args = tree_map(lambda a: made.get(a, a) if isinstance(a, fx.Node) else a, leaves)
+            if ours is not None:
+                found = ours(*(a for k, a in enumerate(args) if k not in form.outs))
+                return list(found) if isinstance(found, list | tuple) else [found]
             for k in form.written:
                 args[k] = (
                     torch.empty(0, dtype=args[k]) if k in form.outs else None if args[k] is None else args[k].clone()
                 )
             found = form.op(
-                *args[: form.positional], **dict(zip(names[form.positional :], args[form.positional :], strict=True))
+                *args[: form.positional],
+                **dict(zip(form.names[form.positional :], args[form.positional :], strict=True)),
             )
             results = found if isinstance(found, list | tuple) else [found] if found is not None else []
             new = [r for r, place in zip(results, form.returned, strict=False) if place is None]
@@ -272,6 +299,8 @@ class _Call:
                 raise CannotRun(f"its result cannot be cast to {place.dtype}")
             node = self._node(aten._to_copy.default, node, dtype=place.dtype)
             val = node.meta["val"]
+        if any(isinstance(s, torch.SymInt) and s.node.hint is None for s in val.shape):
+            raise CannotRun(DEPENDS_ON_DATA)
         shape = [_expr(s) for s in val.shape]
         hints = tuple(map(_hint, val.shape))
         seen = see(hints, [_hint(s) for s in val.stride()], val.dtype)
@@ -292,6 +321,12 @@ class _Call:
     def _guard(self, limited: list[str]) -> str:
         parts = [_text(g.expr) for g in self.environment.guards] + [f"{name} <= {LONGEST}" for name in limited]
         return " and ".join(f"({p})" for p in dict.fromkeys(parts)) or "True"
+
+
+def _has_meta(op: Any) -> bool:
+    """Whether torch knows the results of an operator without computing them."""
+    keys = ("Meta", "CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in keys)
 
 
 def _expr(size: Any) -> Any:

@@ -16,7 +16,8 @@ import torch.utils.backend_registration as registration
 from lapilli.eager import accelerator, api, devices, generators, modules, saving, storages, tensors
 from lapilli.runtime.compiler import require_compiler
 
-_libraries: list[torch.library.Library] = []
+_torch: Any = torch  # whose registration functions have no types
+_libraries: list[Any] = []
 _lock = threading.RLock()
 _begun = False
 
@@ -50,16 +51,16 @@ def announce() -> None:
     if getattr(torch, "vulkan", None) is api:
         return
     other = torch._C._accelerator_getAccelerator()
-    torch.utils.rename_privateuse1_backend("vulkan")
+    registration.rename_privateuse1_backend("vulkan")
     # PyTorch's generator refuses because Tensor.is_vulkan exists: of the old Vulkan backend, false for all tensors of wheels.
     check = registration._check_register_once
-    registration._check_register_once = lambda module, name: None
+    registration._check_register_once = lambda module, attr: None
     try:
-        torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+        registration.generate_methods_for_privateuse1_backend(for_storage=True)
     finally:
         registration._check_register_once = check
-    torch._register_device_module("vulkan", api)
-    library = torch.library.Library("aten", "IMPL")
+    _torch._register_device_module("vulkan", api)
+    library = _torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():  # that it replaces the old backend's answer
         warnings.simplefilter("ignore")
         library.impl("is_vulkan_available", api.is_available, "CompositeImplicitAutograd", allow_override=True)
@@ -91,14 +92,17 @@ def begin() -> None:
         require_compiler()
         if not devices.found():
             raise devices.no_such_device(0)
-        from lapilli.eager import autocast, call, views
+        from lapilli.eager import autocast, call, sparse, views
 
-        library = torch.library.Library("aten", "IMPL")
+        library = _torch.library.Library("aten", "IMPL")
         views.register(library)
-        every = torch.library.Library("_", "IMPL")
+        every = _torch.library.Library("_", "IMPL")
         call.register(library)
         every.fallback(call.boxed, "PrivateUse1")
         every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+        sparse.register(library, every)
+        for key in ("QuantizedPrivateUse1", "NestedTensorPrivateUse1"):
+            every.fallback(views.refuse_layout, key)
         autocast.register(library)
         _libraries.extend((library, every))
         _begun = True

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lapilli.eager import storage
 from lapilli.eager.form import Form
+from lapilli.eager.generators import default_generator
 
 _counts: Counter[str] = Counter()
 reasons: dict[str, str] = {}
@@ -53,7 +54,8 @@ def nearest(form: Form, dtypes: Any) -> str:
     if known.dtypes:
         missing = [d for d in dtypes if d not in known.dtypes]
         if missing:
-            return f"It runs there on {', '.join(known.dtypes)}: convert the tensors, for example with .to(torch.{known.dtypes[0]})."
+            listed = ", ".join(known.dtypes)
+            return f"It runs there on {listed}: convert the tensors, for example with .to(torch.{known.dtypes[0]})."
         return "Other sizes or arguments of this operator do run there."
     return "Move its operands to the CPU with .cpu(), or write it in terms of other operators."
 
@@ -62,6 +64,8 @@ def on_cpu(form: Form, leaves: Sequence[Any], index: int, reason: str) -> Any:
     """The operator on the CPU, with its results and what it writes on the device `index`.
 
     Raises what torch raises for wrong arguments, and NotImplementedError in strict mode."""
+    from lapilli.eager import sparse
+
     moved: dict[int, torch.Tensor] = {}
 
     def down(leaf: Any) -> Any:
@@ -70,12 +74,14 @@ def on_cpu(form: Form, leaves: Sequence[Any], index: int, reason: str) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.device.type != "vulkan":
             return leaf
         if id(leaf) not in moved:
-            moved[id(leaf)] = storage.to_cpu(leaf)
+            moved[id(leaf)] = sparse.to_cpu(leaf)
         return moved[id(leaf)]
 
     if strict():
         raise refuse(form, leaves, reason)
     given = [tree_map(down, list(leaf) if isinstance(leaf, tuple) else leaf) for leaf in leaves]
+    if "generator" in form.names and given[place := form.names.index("generator")] is None:
+        given[place] = default_generator(index)  # so that random numbers follow the device's seed here too
     args, kwargs = arguments(form, given)
     with torch.no_grad():
         result = form.op(*args, **kwargs)
@@ -93,7 +99,7 @@ def on_cpu(form: Form, leaves: Sequence[Any], index: int, reason: str) -> Any:
     def up(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        return back[id(leaf)] if id(leaf) in back else storage.from_cpu(leaf, index)
+        return back[id(leaf)] if id(leaf) in back else sparse.from_cpu(leaf, index)
 
     return tree_map(up, result)
 

@@ -40,7 +40,8 @@ class Form:
     names: its arguments; numeric: those that take a number (for a tensor, or a Scalar), by position; written: those that it
     writes, by position; outs: those of them that are given for the results only (out=); returned: for every result the
     position of the argument that it is, or None; stored: which results of the functional operator are written to which
-    arguments, by number and position; direct: whether the functional operator has a lowering of its own."""
+    arguments, by number and position; direct: whether the functional operator has a lowering of its own;
+    listed: whether the result is a list of tensors."""
 
     op: Overload
     functional: Overload | None
@@ -52,6 +53,7 @@ class Form:
     returned: tuple[int | None, ...]
     stored: tuple[tuple[int, int], ...]
     direct: bool
+    listed: bool
 
     @property
     def runtime_numbers(self) -> bool:
@@ -83,6 +85,7 @@ def form(op: Overload) -> Form:
         returned,
         tuple(stored),
         functional in lowerings,
+        len(schema.returns) == 1 and str(schema.returns[0].type).startswith("List"),
     )
 
 

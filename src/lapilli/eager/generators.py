@@ -20,12 +20,12 @@ class Generator(torch.Generator):
     _device: torch.device
 
     def __new__(cls, device: torch.device | str = "vulkan") -> Generator:
-        made = super().__new__(cls, "cpu")
+        made = super().__new__(cls, "cpu")  # type: ignore[call-arg]
         made._device = torch.device("vulkan", devices.index_of(device))
         return made
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         return self._device
 
     def clone_state(self) -> Generator:
@@ -73,4 +73,4 @@ def _new_generator(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 def patch() -> None:
     """Lets ``torch.Generator`` make ours: PyTorch asks a device's C++ part, which does not exist."""
-    OpaqueBaseMeta.__call__ = _new_generator  # type: ignore[method-assign]
+    OpaqueBaseMeta.__call__ = _new_generator  # type: ignore[method-assign, assignment]

@@ -6,6 +6,7 @@ import functools
 import struct
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,16 +42,16 @@ class Launch:
     Raises CannotRun where the values that it is given cannot be computed on the device."""
 
     def __init__(
-        self, form: Form, leaves: list[Any], tensors: list[torch.Tensor], numbers: list[Any], index: int
+        self, form: Form, leaves: list[Any], given: Places, tensors: list[torch.Tensor], numbers: list[Any], index: int
     ) -> None:
         """leaves: all arguments, in the schema's order. Raises CannotRun."""
-        signature = signature_of(form, leaves)
+        signature = signature_of(form, leaves, given)
         operands = signature.operands()
-        for given in operands:
-            if given.dtype in REFUSED:
-                raise CannotRun(f"{str(given.dtype).removeprefix('torch.')} is not supported on the GPU")
+        for x in operands:
+            if x.dtype in REFUSED:
+                raise CannotRun(f"{str(x.dtype).removeprefix('torch.')} is not supported on the GPU")
         self.form, self.index = form, index
-        self.numbers = _numbers(form, leaves, tensors)
+        self.numbers = _numbers(form, given, tensors)
         values = [self._number(source, tensors, numbers) for source in self.numbers]
         for value in values:
             bits(value)
@@ -62,7 +63,7 @@ class Launch:
         self.results = program.results(operands)
         stream = storage.stream_of(index)
         self.alignment = stream.alignment
-        self.inputs = _inputs(form, leaves, tensors)
+        self.inputs = _inputs(form, given, tensors)
         self.sizes = [tensors[k].itemsize for k in self.inputs]
         self.carriers = compiled.carriers
         self.enqueue = stream.launch(
@@ -130,7 +131,7 @@ class Launch:
             held = []  # what is gathered lives until the work is queued
             for k, size in zip(self.inputs, self.sizes, strict=True):
                 tensor = tensors[k]
-                offset = tensor.storage_offset() * size
+                offset = int(tensor.storage_offset()) * size
                 if k in self.gathered:
                     tensor, offset = movement.gather(tensor, None, self.gathered[k]), 0
                 elif offset % self.alignment:
@@ -139,7 +140,8 @@ class Launch:
                 words += (storage.buffer_of(tensor).address, offset)
             outputs: list[int] = []
             for result in made:
-                outputs += (storage.buffer_of(result).address, result.storage_offset() * result.itemsize)
+                buffer, offset = movement.slice_of(result)
+                outputs += (buffer.address, offset)
             self.enqueue(*words, *(outputs[0], 0) * self.carriers, *outputs)
         for target, result in later:
             storage.copy_(target, result)
@@ -189,21 +191,28 @@ class Launch:
             for part in self.tree
         ]
         if len(returned) == 1:
-            return found
+            return found if self.form.listed else found[0]
         return tuple(
             found[k] if place is None else self._argument(place, args, kwargs) for k, place in enumerate(returned)
         )
 
 
-def quick(launch: Launch) -> Callable[..., Any] | None:
-    """The launch as a function with as little to do as possible; None where there is more to it: several results, arguments that
-    are written, that have to be gathered or may hold large integers, or random numbers.
+Run = Callable[[Sequence[Any], Mapping[str, Any], Sequence[torch.Tensor], Sequence[Any]], Any]
 
-    It takes what the launch takes, and is what most operators of a model run by: every line counts."""
-    if len(launch.results) != 1 or launch.tree != 0 or launch.stored or launch.keys or launch.gathered or launch.longs:
-        return None
-    if not launch.work or any(is_tensor for _, is_tensor in launch.numbers):
-        return None
+
+def quick(launch: Launch, tensors: Sequence[torch.Tensor]) -> Run:
+    """The launch as a function with as little to do as possible: most operators of a model have one result, and nothing that has
+    to be gathered, drawn, or looked at for large integers. Every line of these functions counts. Else the launch itself."""
+    if len(launch.results) != 1 or launch.tree not in (0, [0]) or launch.form.listed or not launch.work:
+        return launch
+    if launch.keys or launch.gathered or launch.longs or any(is_tensor for _, is_tensor in launch.numbers):
+        return launch
+    if not launch.stored:
+        return _quick_new(launch)
+    return _quick_in_place(launch, tensors) if 0 in launch.direct else launch
+
+
+def _quick_new(launch: Launch) -> Run:
     shape, strides, dtype = launch.results[0]
     steps = None if strides == movement.dense_strides(shape, range(len(shape))) else strides
     symbols, slots, inputs = launch.symbols, launch.slots, list(zip(launch.inputs, launch.sizes, strict=True))
@@ -215,9 +224,7 @@ def quick(launch: Launch) -> Callable[..., Any] | None:
         storage.empty,
     )
 
-    def run(
-        args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
-    ) -> Any:
+    def run(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
         words = symbols[:]
         for place, k in slots:
             words[place] = bits(numbers[k])
@@ -226,10 +233,10 @@ def quick(launch: Launch) -> Callable[..., Any] | None:
             offset = tensor.storage_offset() * size
             if offset % alignment:
                 return launch(args, kwargs, tensors, numbers)
-            words.append(tensor.untyped_storage()._lapilli.address)  # type: ignore[attr-defined]
+            words.append(tensor.untyped_storage()._lapilli.address)
             words.append(offset)
-        made = empty(shape, dtype, index, steps)
-        address = made.untyped_storage()._lapilli.address  # type: ignore[attr-defined]
+        made: Any = empty(shape, dtype, index, steps)
+        address = made.untyped_storage()._lapilli.address
         for _ in range(carriers):
             words += (address, 0)
         enqueue(*words, address, 0)
@@ -238,29 +245,80 @@ def quick(launch: Launch) -> Callable[..., Any] | None:
     return run
 
 
-def _inputs(form: Form, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[int]:
-    """The operands of the program by their numbers among the tensors of the call."""
-    found = []
-    for k, leaf in enumerate(leaves):
-        if k not in form.outs:
-            for x in leaf if isinstance(leaf, list | tuple) else (leaf,):
-                if isinstance(x, torch.Tensor) and not _is_number(x):
-                    found.append(next(k for k, t in enumerate(tensors) if t is x))
+def _quick_in_place(launch: Launch, examples: Sequence[torch.Tensor]) -> Run:
+    """For a result that is written to an argument of its layout; `examples` have the strides of every call."""
+    position = launch.stored[0]
+    name, itemsize = launch.form.names[position], launch.results[0][2].itemsize
+    strides = launch.results[0][1]
+    safe = {k for k in launch.inputs if k in launch.aligned[0] and examples[k].stride() == strides}
+    symbols, slots, inputs = launch.symbols, launch.slots, list(zip(launch.inputs, launch.sizes, strict=True))
+    carriers, alignment, enqueue = launch.carriers, launch.alignment, launch.enqueue
+
+    def run(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+        target = args[position] if position < len(args) else kwargs[name]
+        written = target.storage_offset() * itemsize
+        if written % alignment:
+            return launch(args, kwargs, tensors, numbers)
+        buffer = target.untyped_storage()._lapilli
+        words = symbols[:]
+        for place, k in slots:
+            words[place] = bits(numbers[k])
+        for k, size in inputs:
+            tensor = tensors[k]
+            offset = tensor.storage_offset() * size
+            read = tensor.untyped_storage()._lapilli
+            if offset % alignment or (read is buffer and (offset != written or k not in safe)):
+                return launch(args, kwargs, tensors, numbers)
+            words.append(read.address)
+            words.append(offset)
+        for _ in range(carriers):
+            words += (buffer.address, 0)
+        enqueue(*words, buffer.address, written)
+        return target
+
+    return run
+
+
+@dataclass
+class Places:
+    """Where the leaves of a call are: for every argument in the schema's order the numbers of its tensors among those of the
+    call, and the number of its number."""
+
+    tensors: list[list[int]]
+    numbers: list[int | None]
+
+
+def places(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Places:
+    """In the order in which a kernel collects them."""
+    found = Places([[] for _ in form.names], [None] * len(form.names))
+    tensors = numbers = 0
+    for k, leaf in [*enumerate(args), *((form.names.index(name), leaf) for name, leaf in kwargs.items())]:
+        for x in leaf if isinstance(leaf, list | tuple) else (leaf,):
+            if isinstance(x, torch.Tensor):
+                found.tensors[k].append(tensors)
+                tensors += 1
+        if k in form.numeric and is_runtime(leaf):
+            found.numbers[k] = numbers
+            numbers += 1
     return found
 
 
-def _numbers(form: Form, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[tuple[int, bool]]:
+def _inputs(form: Form, given: Places, tensors: Sequence[torch.Tensor]) -> list[int]:
+    """The operands of the program by their numbers among the tensors of the call."""
+    kept = [place for k, found in enumerate(given.tensors) if k not in form.outs for place in found]
+    return [place for place in kept if not _is_number(tensors[place])]
+
+
+def _numbers(form: Form, given: Places, tensors: Sequence[torch.Tensor]) -> list[tuple[int, bool]]:
     """Where the numbers of the program are: among the tensors of the call, or among its numbers."""
     found: list[tuple[int, bool]] = []
-    count = 0
-    for k, leaf in enumerate(leaves):
-        if isinstance(leaf, torch.Tensor):
-            if _is_number(leaf) and k not in form.outs:
-                found.append((next(k for k, t in enumerate(tensors) if t is leaf), True))
-        elif k in form.numeric and is_runtime(leaf):
-            if form.runtime_numbers:
-                found.append((count, False))
-            count += 1
+    for k in range(len(form.names)):
+        if k in form.outs:
+            continue
+        found += [(place, True) for place in given.tensors[k] if _is_number(tensors[place])]
+        number = given.numbers[k]
+        if number is not None and form.runtime_numbers:
+            found.append((number, False))
     return found
 
 
@@ -273,21 +331,26 @@ def _is_number(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def signature_of(form: Form, leaves: Sequence[Any]) -> Signature:
-    def one(leaf: Any, numeric: bool) -> Any:
+def signature_of(form: Form, leaves: Sequence[Any], given: Places) -> Signature:
+    """Numbers that are defaults are known; those that were given may differ from call to call."""
+
+    def one(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             if _is_number(leaf):
                 return Number("float" if leaf.is_floating_point() else "int", leaf.dtype)
             return operand(leaf)
-        if isinstance(leaf, list | tuple):
-            return tuple(one(x, False) for x in leaf)
-        if form.runtime_numbers and numeric and is_runtime(leaf):
-            return Number(type(leaf).__name__)
-        return leaf
+        return tuple(map(one, leaf)) if isinstance(leaf, list | tuple) else leaf
 
-    return Signature(
-        form, tuple(leaf.dtype if k in form.outs else one(leaf, k in form.numeric) for k, leaf in enumerate(leaves))
-    )
+    def argument(k: int, leaf: Any) -> Any:
+        if k in form.outs:
+            return leaf.dtype
+        if form.names[k] == "generator":
+            return None
+        if form.runtime_numbers and given.numbers[k] is not None:
+            return Number(type(leaf).__name__)
+        return one(leaf)
+
+    return Signature(form, tuple(argument(k, leaf) for k, leaf in enumerate(leaves)))
 
 
 def _aligned(inputs: Sequence[int], aligned: Sequence[int]) -> set[int]:

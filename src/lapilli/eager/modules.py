@@ -17,7 +17,7 @@ _moving = threading.local()
 
 def patch() -> None:
     """Wraps ``Module._apply``, on which ``to``, ``vulkan``, ``cpu`` and the like are built."""
-    apply = torch.nn.Module._apply
+    apply: Any = torch.nn.Module._apply
 
     def tied(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         if getattr(_moving, "inside", False):
@@ -33,7 +33,7 @@ def patch() -> None:
                     other_values[other_name] = values[name]
 
     tied.__doc__ = apply.__doc__
-    torch.nn.Module._apply = tied  # type: ignore[method-assign, assignment]
+    torch.nn.Module._apply = tied  # type: ignore[method-assign]
     torch.jit.ScriptModule._apply = _apply_to_script  # type: ignore[method-assign]
 
 

@@ -24,6 +24,7 @@ from lapilli.lower.registry import FROM_TORCH, convert, fresh_axes
 from lapilli.player import NativeProgram
 from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task
+from lapilli.stream import Slice
 
 ALIGNMENT = 256
 """Bytes to which a buffer can be bound on every device."""
@@ -37,6 +38,18 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
     Raises CannotRun where the types cannot be converted on the device."""
     if not target.numel():
         return
+    if source.is_conj() != target.is_conj():
+        return _copy_conjugate(target, source)
+    if source.is_neg() != target.is_neg():
+        return (
+            copy(torch._neg_view(target), source)
+            if target.is_neg()
+            else copy(target, torch.neg(torch._neg_view(source)))
+        )
+    if target.dtype != source.dtype and (target.is_complex() or source.is_complex()):
+        return _copy_parts(target, source)
+    if target.dtype is torch.float64 and source.dtype is torch.float32:
+        source = _widened(source)
     if source.dtype is torch.int64 and storage.is_wide(source):
         if target.dtype is not torch.int64:
             raise CannotRun("it has integers that do not fit into the 32 bits in which the GPU computes them")
@@ -52,6 +65,37 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
     if target.dtype == source.dtype and target.stride() == source.stride():
         return _copy_bytes(target, source)
     _gather_into(target, source, seen.order)
+
+
+def _copy_conjugate(target: torch.Tensor, source: torch.Tensor) -> None:
+    """One of both is conjugated where it is read."""
+    to, of = (torch.view_as_real(x.conj() if x.is_conj() else x) for x in (target, source))
+    copy(to[..., 0], of[..., 0])
+    copy(to[..., 1], torch.neg(of[..., 1]))
+
+
+def _copy_parts(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Complex numbers are pairs of reals; of a real number the second one is 0, and a real number takes the first one."""
+    if not target.is_complex():
+        return copy(target, torch.view_as_real(source)[..., 0])
+    pairs = torch.view_as_real(target)
+    if source.is_complex():
+        return copy(pairs, torch.view_as_real(source))
+    copy(pairs[..., 0], source)
+    copy(pairs[..., 1], torch.zeros((), dtype=pairs.dtype, device=target.device).expand(target.shape))
+
+
+def _widened(source: torch.Tensor) -> torch.Tensor:
+    """float32 as float64, by its bits: sign and mantissa are kept, the exponent counts from another number. Dense."""
+    bits = source.contiguous().view(torch.int32)
+    magnitude = bits & 0x7FFFFFFF
+    subnormal = magnitude < 0x00800000
+    # A subnormal number is a multiple of 2^-149: the multiple as a float tells exponent and mantissa.
+    normal = torch.where(subnormal, magnitude.float().view(torch.int32), magnitude)
+    exponent = normal >> 23
+    exponent = torch.where(exponent == 255, 2047, exponent + torch.where(subnormal, 896 - 149, 896))
+    high = torch.where(magnitude == 0, 0, exponent << 20 | (normal & 0x7FFFFF) >> 3).int()
+    return torch.stack([normal << 29, high | bits & -(2**31)], -1).view(torch.float64).squeeze(-1)
 
 
 def gather(source: torch.Tensor, dtype: torch.dtype | None = None, order: Sequence[int] | None = None) -> torch.Tensor:
@@ -92,14 +136,15 @@ def _same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.storage_offset() == b.storage_offset() and a.stride() == b.stride()
 
 
+def slice_of(tensor: torch.Tensor) -> Slice:
+    """Where a tensor begins: its buffer, and bytes from there."""
+    return storage.buffer_of(tensor), int(tensor.storage_offset()) * tensor.itemsize
+
+
 def _copy_bytes(target: torch.Tensor, source: torch.Tensor) -> None:
     """Dense tensors of the same layout."""
-    size = target.itemsize
-    storage.stream_of(target.get_device()).copy(
-        (storage.buffer_of(source), source.storage_offset() * size),
-        (storage.buffer_of(target), target.storage_offset() * size),
-        target.numel() * size,
-    )
+    stream = storage.stream_of(target.get_device())
+    stream.copy(slice_of(source), slice_of(target), target.numel() * target.itemsize)
 
 
 def _gather_into(target: torch.Tensor, source: torch.Tensor, order: Sequence[int]) -> None:
@@ -112,8 +157,7 @@ def _gather_into(target: torch.Tensor, source: torch.Tensor, order: Sequence[int
     )
     at, first, span = _place(source, sizes, strides, kinds[0])
     given = (storage.buffer_of(source), at)
-    made = (storage.buffer_of(target), target.storage_offset() * target.itemsize)
-    _run(target, "gather", kinds, [*sizes, *strides, first, span], [given], made)
+    _run(target, "gather", kinds, [*sizes, *strides, first, span], [given], slice_of(target))
 
 
 def _scatter(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -127,7 +171,7 @@ def _scatter(target: torch.Tensor, source: torch.Tensor) -> None:
         )
     at, first, span = _place(target, sizes, strides, kinds[1])
     whole = (storage.buffer_of(target), at)
-    given = (storage.buffer_of(source), source.storage_offset() * source.itemsize)
+    given = slice_of(source)
     if kinds[1].size >= 4:
         return _run(target, "scatter", kinds, [*sizes, *strides, first, span], [given], whole)
     # Devices store whole words only: every word that the target touches is written, with its old bytes where they stay.
@@ -166,7 +210,7 @@ def _merged(sizes: list[int], strides: list[int], itemsize: int, kind: DType) ->
 
 def _place(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], kind: DType) -> tuple[int, int, int]:
     """Where the buffer is bound, in bytes; the first element from there; and how many elements from there to the last."""
-    offset = tensor.storage_offset() * tensor.itemsize
+    offset = int(tensor.storage_offset()) * tensor.itemsize
     at = offset // ALIGNMENT * ALIGNMENT
     first = (offset - at) // kind.size
     return at, first, first + 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))

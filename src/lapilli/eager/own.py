@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from lapilli.eager import movement, storage
+from lapilli.eager import fourier, movement, storage, transformer
 from lapilli.eager.call import call, copy, run
 from lapilli.eager.launch import bits
 from lapilli.eager.signature import operand, see
@@ -49,10 +49,10 @@ def _fill(x: torch.Tensor, value: Any) -> torch.Tensor:
     if seen.strided or seen.spread or (value != 0 and x.dtype not in _WORDS):
         return _write(x, value)
     pattern = 0 if value == 0 else _WORDS[x.dtype](value)
-    offset, size = x.storage_offset() * x.itemsize, x.numel() * x.itemsize
-    if offset % 4 or size % 4:
+    place, size = movement.slice_of(x), x.numel() * x.itemsize
+    if place[1] % 4 or size % 4:
         return _write(x, value)
-    storage.stream_of(x.get_device()).fill((storage.buffer_of(x), offset), size, pattern)
+    storage.stream_of(x.get_device()).fill(place, size, pattern)
     return x
 
 
@@ -90,12 +90,91 @@ def _batch_norm(
     return tuple(results)
 
 
+def _index_put(
+    x: torch.Tensor, indices: Any, values: torch.Tensor, accumulate: bool = False, unsafe: bool = False
+) -> torch.Tensor:
+    call(aten.index_put_.default, (x, indices, values, accumulate), {})
+    return x
+
+
+def _made(fill: Callable[[torch.Tensor, tuple[Any, ...]], Any], sizes: bool) -> Callable[..., torch.Tensor]:
+    """A tensor of any type from a size, or from another tensor that it is like, with a value."""
+
+    def make(first: Any, *rest: Any, memory_format: torch.memory_format | None = None, **options: Any) -> torch.Tensor:
+        options = {name: option for name, option in options.items() if option is not None and name != "pin_memory"}
+        if not isinstance(first, torch.Tensor):
+            made = torch.empty(first, **options)
+        elif sizes:
+            made, rest = first.new_empty(rest[0], **options), rest[1:]
+        else:
+            made = torch.empty_like(first, memory_format=memory_format or torch.preserve_format, **options)
+        fill(made, rest)
+        return made
+
+    return make
+
+
+def _zeros(made: torch.Tensor, rest: tuple[Any, ...]) -> None:
+    _fill(made, 0)
+
+
+def _ones(made: torch.Tensor, rest: tuple[Any, ...]) -> None:
+    _fill(made, 1)
+
+
+def _full(
+    size: Sequence[int], value: Any, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any
+) -> torch.Tensor:
+    made = torch.empty(size, dtype=dtype or torch.tensor(value, device="cpu").dtype, device=device)
+    return _fill(made, value)
+
+
+def _random(
+    x: torch.Tensor, low: int, high: int | None = None, *, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Integers from low to high - 1."""
+    if high is None or not 0 < high - low < 2**31:
+        run(getattr(aten.random_, "from"))(x, low, high, generator=generator)
+    else:
+        copy(x, torch.randint(low, high, x.shape, dtype=x.dtype, device=x.device, generator=generator))
+    return x
+
+
+def _randperm(n: int, *, generator: torch.Generator | None = None, out: torch.Tensor) -> torch.Tensor:
+    """The order of random keys; see `lapilli.lower.random`."""
+    keys = torch.randint(2**31 - 1, (n,), dtype=torch.int32, device=out.device, generator=generator)
+    out.resize_(n)
+    return out.copy_(keys.argsort())
+
+
 OPERATORS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.clone.default: _clone,
     aten.zero_.default: _zero,
     aten.fill_.Scalar: _fill,
     aten.fill_.Tensor: lambda x, value: _fill(x, value.item()),
+    aten.zeros.default: _made(_zeros, False),
+    aten.ones.default: _made(_ones, False),
+    aten.zeros_like.default: _made(_zeros, False),
+    aten.ones_like.default: _made(_ones, False),
+    aten.full_like.default: _made(lambda made, rest: _fill(made, rest[0]), False),
+    aten.new_zeros.default: _made(_zeros, True),
+    aten.new_ones.default: _made(_ones, True),
+    aten.new_full.default: _made(lambda made, rest: _fill(made, rest[0]), True),
+    aten.full.default: _full,
+    aten.scalar_tensor.default: lambda value, **options: _full(
+        (), value, **{"dtype": torch.get_default_dtype(), **options}
+    ),
+    aten._fft_r2c.default: fourier.real_to_complex,
+    aten._fft_c2c.default: fourier.complex_to_complex,
+    aten._fft_c2r.default: fourier.complex_to_real,
+    aten.randperm.generator_out: _randperm,
+    getattr(aten.random_, "from"): _random,
+    aten.random_.to: lambda x, high, **options: _random(x, 0, high, **options),
     aten.equal.default: _equal,
+    aten._index_put_impl_.default: _index_put,
+    aten._efficientzerotensor.default: lambda size, **options: torch.zeros(size, **options),
+    aten._native_multi_head_attention.default: transformer.attention,
+    aten._transformer_encoder_layer_fwd.default: transformer.encoder_layer,
     aten.native_batch_norm.default: _batch_norm,
     aten.convolution_backward_overrideable.default: _convolution_backward,
 }

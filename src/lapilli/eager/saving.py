@@ -13,15 +13,17 @@ from typing import Any
 
 import torch
 
+_jit: Any = torch.jit  # whose functions have no types
+
 
 def patch() -> None:
     """Wraps what saves and loads scripted modules and exported programs."""
     for name in ("save", "save_to_buffer", "_save_for_lite_interpreter", "_save_to_buffer_for_lite_interpreter"):
-        for kind in (torch.jit.RecursiveScriptModule, torch.jit.ScriptModule):  # each has its own
+        for kind in (_jit.RecursiveScriptModule, _jit.ScriptModule):  # each has its own
             _wrap(kind, name, _on_host)
         if hasattr(torch.jit.ScriptFunction, name):
             _wrap(torch.jit.ScriptFunction, name, _function_on_host)
-    load = torch.jit.load
+    load = _jit.load
 
     @functools.wraps(load)
     def jit_load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -32,9 +34,9 @@ def patch() -> None:
             return _moved(load(f, "cpu", *args, **kwargs), torch.device("vulkan", index))
         return load(f, map_location, *args, **kwargs)
 
-    torch.jit.load = jit_load
-    torch.jit.trace = _without_stored_inputs(torch.jit.trace)
-    torch.jit.trace_module = _without_stored_inputs(torch.jit.trace_module)
+    _jit.load = jit_load
+    _jit.trace = _without_stored_inputs(_jit.trace)
+    _jit.trace_module = _without_stored_inputs(_jit.trace_module)
 
 
 def _without_stored_inputs(trace: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,11 +117,12 @@ class _Copies:
 def _attributes(module: Any) -> list[tuple[Any, str, Any]]:
     """What the scripted modules in one hold: parameters, buffers, and what their code reads: (owner, name, value)."""
     read = {node.s("name") for graph in _graphs(module) for node in graph.findAllNodes("prim::GetAttr")}
+    kinds: tuple[Any, ...] = (torch._C.ParameterDict, torch._C.BufferDict)
     found = []
     for part in module.modules():
         script = part._c
-        names = [name for kind in (torch._C.ParameterDict, torch._C.BufferDict) for name, _ in kind(script).items()]  # type: ignore[attr-defined]
-        for name in dict.fromkeys((*names, *sorted(read))):
+        names = {name for kind in kinds for name, _ in kind(script).items()}
+        for name in sorted(names | read):
             if script.hasattr(name) and _holds_tensor(value := script.getattr(name)):
                 found.append((script, name, value))
     return found

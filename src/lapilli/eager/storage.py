@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 import cffi
@@ -25,7 +26,7 @@ from lapilli.eager.devices import stream_of as stream_of
 if TYPE_CHECKING:
     from lapilli.stream import Buffer
 
-_create = torch._C._acc.create_empty_tensor
+_create: Any = torch._C._acc.create_empty_tensor
 on_host = DispatchKeySet(DispatchKey.CPU)
 _set_storage = torch.ops.aten.set_.source_Storage_storage_offset
 
@@ -49,14 +50,12 @@ def empty(
     if stride is None:
         size = math.prod(shape) * dtype.itemsize
     else:
-        size = (1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))) * dtype.itemsize
-        if 0 in shape:
-            size = 0
+        size = 0 if 0 in shape else (1 + sum(map(mul, shape, stride)) - sum(stride)) * dtype.itemsize
     buffer = allocate(size, device_index)
     if device_index:
         return _empty_elsewhere(shape, dtype, device_index, stride, buffer)
     tensor = _create(shape, dtype)
-    tensor.untyped_storage()._lapilli = buffer  # type: ignore[attr-defined]
+    tensor.untyped_storage()._lapilli = buffer
     return tensor if stride is None else _reinterpret_tensor(tensor, shape, stride, 0)  # type: ignore[no-any-return]
 
 
@@ -120,7 +119,7 @@ def _seed(device_index: int, dtype: torch.dtype) -> torch.Tensor:
         managed = _DLTensor(None, extension, device_index, 1, unsigned, 8, 1, shape)
         capsule = ctypes.pythonapi.PyCapsule_New
         capsule.restype, capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-        tensor = torch._C._from_dlpack(capsule(ctypes.addressof(managed), b"dltensor", None))  # type: ignore[attr-defined]
+        tensor = torch._C._from_dlpack(capsule(ctypes.addressof(managed), b"dltensor", None))
         _managed.append(managed)  # the tensor's deleter would free it; there is none
         _seeds[device_index, dtype] = tensor.view(dtype)
     return _seeds[device_index, dtype]
@@ -130,11 +129,11 @@ def _empty_elsewhere(
     shape: Sequence[int], dtype: torch.dtype, device_index: int, stride: Sequence[int] | None, buffer: Buffer
 ) -> torch.Tensor:
     if stride is None:
-        stride = make_contiguous_strides_for(shape)
+        stride = make_contiguous_strides_for(tuple(shape))
     # PyTorch has backward threads for vulkan:0 only. Without threads of its own, backward runs in the thread that asks.
     torch._C._set_multithreading_enabled(False)
-    untyped = torch._C._construct_storage_from_data_pointer(0, torch.device("vulkan", device_index), 0)
-    untyped._lapilli = buffer  # type: ignore[attr-defined]
+    untyped: Any = torch._C._construct_storage_from_data_pointer(0, torch.device("vulkan", device_index), 0)
+    untyped._lapilli = buffer
     return over(untyped, dtype, shape, stride, 0)
 
 
@@ -145,7 +144,8 @@ def span(tensor: torch.Tensor) -> int:
     """How many elements lie between a tensor's first and its last, both counted."""
     if not tensor.numel():
         return 0
-    return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    stride = tensor.stride()
+    return int(1 + sum(map(mul, tensor.shape, stride)) - sum(stride))
 
 
 def _bytes_of(host: torch.Tensor, elements: int) -> Any:
@@ -168,6 +168,7 @@ def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 def from_cpu(tensor: torch.Tensor, device_index: int = 0) -> torch.Tensor:
     """A copy of a CPU tensor on a device: of the same strides where its elements lie densely, else contiguous."""
+    tensor = tensor.resolve_conj().resolve_neg()
     if not is_dense(tensor):
         tensor = tensor.contiguous()
     copy = empty(tensor.shape, tensor.dtype, device_index, None if tensor.is_contiguous() else tensor.stride())
@@ -192,10 +193,15 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() or is_non_overlapping_and_dense_or_false(tensor)
 
 
+def _start(tensor: torch.Tensor) -> int:
+    """Where a tensor begins in its buffer, in bytes."""
+    return int(tensor.storage_offset()) * tensor.itemsize
+
+
 def _read(tensor: torch.Tensor, host: torch.Tensor) -> None:
     """Fills a dense host tensor with what follows a tensor's first element."""
     check_fork()
-    buffer_of(tensor).read(tensor.storage_offset() * tensor.itemsize, _bytes_of(host, host.numel()))
+    buffer_of(tensor).read(_start(tensor), _bytes_of(host, host.numel()))
 
 
 def _write(tensor: torch.Tensor, host: torch.Tensor) -> None:
@@ -203,7 +209,7 @@ def _write(tensor: torch.Tensor, host: torch.Tensor) -> None:
     if host.numel():
         check_fork()
         _note_wide(tensor, host)
-        buffer_of(tensor).write(tensor.storage_offset() * tensor.itemsize, _bytes_of(host, host.numel()))
+        buffer_of(tensor).write(_start(tensor), _bytes_of(host, host.numel()))
 
 
 def copy_(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:

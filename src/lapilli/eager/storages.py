@@ -8,7 +8,6 @@ share a storage still do so afterwards. What is saved is saved as the CPU's, so 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import UntypedStorage
 
 
 def _on_device(untyped: Any) -> bool:
-    return untyped.device.type == "vulkan"
+    return bool(untyped.device.type == "vulkan")
 
 
 def _bytes(untyped: UntypedStorage) -> torch.Tensor:
@@ -62,7 +61,7 @@ def resize_(self: UntypedStorage, size: int) -> UntypedStorage:
     return self
 
 
-def getitem(self: UntypedStorage, index: Any) -> Any:
+def getitem(self: Any, index: Any) -> Any:
     return self.cpu()[index]
 
 
@@ -70,7 +69,7 @@ def setitem(self: UntypedStorage, index: Any, value: Any) -> None:
     _bytes(self)[index] = value
 
 
-def _write_file(self: UntypedStorage, *args: Any) -> Any:
+def _write_file(self: Any, *args: Any) -> Any:
     return self.cpu()._write_file(*args)
 
 
@@ -89,7 +88,7 @@ def _new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
 _original_new = UntypedStorage.__new__
 
 
-def _instead(name: str, ours: Callable[..., Any]) -> None:
+def _instead(name: str, ours: Any) -> None:
     """Lets a method be ours for storages of the device, and stay PyTorch's for others."""
     theirs = getattr(UntypedStorage, name)
 
@@ -110,7 +109,7 @@ def patch() -> None:
     }.items():  # fmt: skip
         _instead(name, ours)
     _instead_for_cpu()
-    UntypedStorage.__new__ = _new  # type: ignore[method-assign, assignment]
+    UntypedStorage.__new__ = _new  # type: ignore[method-assign]
     # Before PyTorch's own entry for the device, which would save its name.
     serialization.register_package(
         15, lambda obj: "cpu" if obj.device.type == "vulkan" else None, lambda obj, place: None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
+from operator import mul
 from typing import Any
 
 import torch
@@ -29,11 +30,12 @@ def _kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-def register(library: torch.library.Library) -> None:
+def register(library: Any) -> None:
     """Registers all of them."""
     for name, kernel in _KERNELS.items():
         library.impl(name, kernel, "PrivateUse1")
-    for overload in (aten.view.default, aten._reshape_alias.default, aten.unfold.default, aten.view_as_real.default,
+    overload: Any
+    for overload in (aten._reshape_alias.default, aten.unfold.default, aten.view_as_real.default,
                      aten.view_as_complex.default):  # fmt: skip
         library.impl(overload.name().removeprefix("aten::"), _as_on_the_host(overload), "PrivateUse1")
 
@@ -41,7 +43,7 @@ def register(library: torch.library.Library) -> None:
 aten = torch.ops.aten
 
 
-def _as_on_the_host(overload: torch._ops.OpOverload) -> Callable[..., Any]:
+def _as_on_the_host(overload: Any) -> Callable[..., Any]:
     """A kernel that calls PyTorch's CPU kernel, which looks at sizes and strides only."""
     redispatch, host = overload.redispatch, storage.on_host
     return lambda *args: redispatch(host, *args)
@@ -50,11 +52,14 @@ def _as_on_the_host(overload: torch._ops.OpOverload) -> Callable[..., Any]:
 def alias(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
     """Another tensor over the same storage. size, stride, offset in elements; the offset is counted from the storage's
     first element."""
-    step = offset - tensor.storage_offset()
-    if torch.is_inference_mode_enabled() and not tensor.is_inference():
+    step = offset - int(tensor.storage_offset())
+    if _is_inference_mode() and not tensor.is_inference():
         with torch.inference_mode(False):  # a view of a normal tensor is a normal tensor there too
             return _reinterpret_tensor(tensor, size, stride, step)  # type: ignore[no-any-return]
     return _reinterpret_tensor(tensor, size, stride, step)  # type: ignore[no-any-return]
+
+
+_is_inference_mode = torch.is_inference_mode_enabled
 
 
 @_kernel("as_strided")
@@ -62,16 +67,31 @@ def as_strided(
     tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
     """Raises RuntimeError where the view would leave the storage."""
-    offset = tensor.storage_offset() if storage_offset is None else storage_offset
-    last = offset
-    for n, step in zip(size, stride, strict=True):
-        last += (n - 1) * step
-    if (last + 1) * tensor.itemsize > storage.buffer_of(tensor).bytes and 0 not in size:
+    start = tensor.storage_offset()
+    offset = start if storage_offset is None else storage_offset
+    end = offset + sum(map(mul, size, stride)) - sum(stride) + 1  # behind the last element
+    if end * tensor.itemsize > tensor.untyped_storage()._lapilli.bytes and 0 not in size:  # type: ignore[attr-defined]
         raise RuntimeError(
             f"as_strided: sizes {list(size)}, strides {list(stride)} and storage offset {offset} need "
-            f"{(last + 1) * tensor.itemsize} bytes, but the storage has {storage.buffer_of(tensor).bytes}."
+            f"{end * tensor.itemsize} bytes, but the storage has {storage.buffer_of(tensor).bytes}."
         )
-    return alias(tensor, size, stride, offset)
+    if _is_inference_mode():
+        return alias(tensor, size, stride, int(offset))
+    return _reinterpret_tensor(tensor, size, stride, offset - start)  # type: ignore[no-any-return]
+
+
+@_kernel("view")
+def view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Contiguous tensors the short way; all others, and errors, as PyTorch does it."""
+    if tensor.is_contiguous() and -1 not in size and not _is_inference_mode():
+        stride, step = [], 1
+        for n in reversed(size):
+            stride.append(step)
+            step *= n
+        if step == tensor.numel() != 0:
+            stride.reverse()
+            return _reinterpret_tensor(tensor, size, stride, 0)  # type: ignore[no-any-return]
+    return aten.view.default.redispatch(storage.on_host, tensor, size)  # type: ignore[no-any-return]
 
 
 @_kernel("as_strided_")
@@ -87,7 +107,6 @@ def empty(
     size: Sequence[int], *, dtype: torch.dtype | None = None, layout: torch.layout | None = None,
     device: torch.device | None = None, pin_memory: bool | None = None, memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    _refuse_layout(layout)
     stride = None
     if memory_format is torch.channels_last or memory_format is torch.channels_last_3d:
         rank = 4 if memory_format is torch.channels_last else 5
@@ -104,7 +123,6 @@ def empty_strided(
     size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, layout: torch.layout | None = None,
     device: torch.device | None = None, pin_memory: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    _refuse_layout(layout)
     return storage.empty(size, dtype or torch.get_default_dtype(), _index(device), stride)
 
 
@@ -114,9 +132,9 @@ def _index(device: torch.device | None) -> int:
     return device.index if device.index in streams else index_of(device)
 
 
-def _refuse_layout(layout: torch.layout | None) -> None:
-    if layout is not None and layout is not torch.strided:
-        raise NotImplementedError(f"Tensors of layout {layout} are not possible on vulkan devices; use torch.strided.")
+def refuse_layout(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """The kernel of all operators for the kinds of tensors that the device does not have."""
+    raise NotImplementedError(f"{op}: quantized and nested tensors are not possible on vulkan devices; use dense ones.")
 
 
 @_kernel("copy_")
@@ -135,7 +153,7 @@ def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.T
 
 
 _UNPACK: dict[torch.dtype, Callable[[bytes], tuple[Any]]] = {
-    dtype: struct.Struct(code).unpack  # type: ignore[misc]
+    dtype: struct.Struct(code).unpack
     for dtype, code in {
         torch.float32: "f", torch.float64: "d", torch.float16: "e", torch.int64: "q", torch.int32: "i",
         torch.int16: "h", torch.int8: "b", torch.uint8: "B", torch.bool: "?",
@@ -150,7 +168,7 @@ def _local_scalar_dense(tensor: torch.Tensor) -> bool | int | float | complex:
     if unpack is None or tensor.is_neg():
         return storage.to_cpu(tensor).item()
     storage.check_fork()
-    data = storage.buffer_of(tensor).read(tensor.storage_offset() * tensor.itemsize, tensor.itemsize)
+    data = storage.buffer_of(tensor).read(int(tensor.storage_offset()) * tensor.itemsize, tensor.itemsize)
     return unpack(data)[0]  # type: ignore[no-any-return]
 
 
@@ -163,11 +181,12 @@ def resize_(
         return tensor
     if memory_format is torch.preserve_format:
         raise RuntimeError("Unsupported memory format preserve_format")
-    stride: Sequence[int] = make_contiguous_strides_for(size)
+    stride: Sequence[int] = make_contiguous_strides_for(tuple(size))
     if memory_format is not None and memory_format is not torch.contiguous_format:
         stride = torch.empty(size, device="meta", memory_format=memory_format).stride()
-    grow(tensor.untyped_storage(), (tensor.storage_offset() + math.prod(size)) * tensor.itemsize)
-    tensor.data = alias(tensor, size, stride, tensor.storage_offset())
+    start = int(tensor.storage_offset())
+    grow(tensor.untyped_storage(), (start + math.prod(size)) * tensor.itemsize)
+    tensor.data = alias(tensor, size, stride, start)
     return tensor
 
 
@@ -195,7 +214,7 @@ def set_storage_offset(
         raise RuntimeError(
             f"The storage is on {source.device}, but the tensor on {tensor.device}; they must be the same."
         )
-    stride = stride or make_contiguous_strides_for(size)
+    stride = stride or make_contiguous_strides_for(tuple(size))
     if 0 not in size:
         last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
         grow(source, (last + 1) * tensor.itemsize)
@@ -204,13 +223,13 @@ def set_storage_offset(
 
 
 @_kernel("set_.source_Storage")
-def set_storage(tensor: torch.Tensor, source: torch.UntypedStorage) -> torch.Tensor:
-    return set_storage_offset(tensor, source, 0, (source._lapilli.bytes // tensor.itemsize,))  # type: ignore[attr-defined]
+def set_storage(tensor: torch.Tensor, source: torch.UntypedStorage) -> Any:
+    return set_storage_offset(tensor, source, 0, (source.nbytes() // tensor.itemsize,))
 
 
 @_kernel("set_.source_Tensor")
 def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    tensor.data = alias(source, source.shape, source.stride(), source.storage_offset())
+    tensor.data = alias(source, source.shape, source.stride(), int(source.storage_offset()))
     return tensor
 
 

@@ -76,7 +76,9 @@ def _of(key: Key, where: str) -> list[Any]:
     if isinstance(key, torch._ops.OpOverloadPacket):
         return [getattr(key, name) for name in key.overloads()]
     if not isinstance(key, str):
-        raise CompileError(f"{where} has {key!r}: an operator is a name such as 'aten.add.Tensor', or torch.ops.aten.add")
+        raise CompileError(
+            f"{where} has {key!r}: an operator is a name such as 'aten.add.Tensor', or torch.ops.aten.add"
+        )
     parts = key.removeprefix("torch.ops.").replace("::", ".").split(".")
     found: Any = torch.ops
     try:

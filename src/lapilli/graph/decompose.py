@@ -77,7 +77,11 @@ def decompose_calls(module: Module) -> bool:
 
 def is_decomposable(module: Module, node: fx.Node) -> bool:
     """Whether a call, which has no lowering, is made of calls that can all run on the GPU."""
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable or is_supported(node.target):
+    if (
+        not isinstance(node.target, torch._ops.OpOverload)
+        or node.target._schema.is_mutable
+        or is_supported(node.target)
+    ):
         return False
     traced = _traced(node)
     if traced is None:
@@ -103,7 +107,12 @@ def _traced(node: fx.Node) -> fx.Graph | None:
     mode = detect_fake_mode(given)
     kept = mode.shape_env.error_on_new_guards() if mode is not None and mode.shape_env is not None else nullcontext()
     try:
-        with torch.no_grad(), kept, enable_python_dispatcher(), warnings.catch_warnings():  # sizes must stay as dynamic as they are
+        with (
+            torch.no_grad(),
+            kept,
+            enable_python_dispatcher(),
+            warnings.catch_warnings(),
+        ):  # sizes must stay as dynamic as they are
             warnings.simplefilter("ignore")
             traced = make_fx(call, decomposition_table=dict(tables()[0]))(*given)
             if any(getattr(n.target, "_schema", None) and n.target._schema.is_mutable for n in traced.graph.nodes):

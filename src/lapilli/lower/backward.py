@@ -124,6 +124,25 @@ for _n in (2, 3):
     lowering(getattr(aten, f"adaptive_max_pool{_n}d_backward").default)(_adaptive(_n, True))
 
 
+@decomposition(aten.softshrink_backward.default, aten.hardshrink_backward.default)
+def shrink_backward(grad: torch.Tensor, x: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Zero between -threshold and threshold."""
+    return torch.where((x >= -threshold) & (x <= threshold), 0.0, grad)
+
+
+@decomposition(*(getattr(aten, f"replication_pad{n}d_backward").default for n in (1, 2, 3)))
+def replication_pad_backward(grad: torch.Tensor, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
+    """What was repeated at an edge is added to the edge; what was cropped has no gradient."""
+    for k in range(len(padding) // 2):
+        d = grad.dim() - 1 - k
+        size = x.shape[d]
+        places = torch.arange(grad.shape[d], device=grad.device) - padding[2 * k]
+        shape = list(grad.shape)
+        shape[d] = size
+        grad = torch.zeros(shape, dtype=grad.dtype, device=grad.device).index_add(d, places.clamp(0, size - 1), grad)
+    return grad
+
+
 @decomposition(aten.convolution_backward.default)
 def convolution_backward(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: Any, stride: Sequence[int],

@@ -207,7 +207,13 @@ def lu(call: Call, x: Node, pivot: bool = True) -> list[Node]:
 
 @lowering(aten.lu_unpack.default)
 def lu_unpack(call: Call, x: Node, pivots: Node, data: bool = True, unpack_pivots: bool = True) -> list[Node]:
-    return _unpacked(call, x, lambda batch, k: load(pivots, [*batch, as_int(k)]) - 1)
+    """What is not asked for has no elements."""
+    found = _unpacked(call, x, lambda batch, k: load(pivots, [*batch, as_int(k)]) - 1)
+    wanted = (unpack_pivots, data, data)
+    return [
+        node if wants else call.map(lambda *at: const(0.0), call.shapes[k])
+        for k, (node, wants) in enumerate(zip(found, wanted, strict=True))
+    ]
 
 
 @lowering(aten._linalg_det.default)

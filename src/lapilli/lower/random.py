@@ -105,12 +105,12 @@ def normal_at(call: Call, at: Sequence[Int]) -> Expr:
     return radius * unary("cos", unit(second) * (2 * math.pi))
 
 
-@lowering(aten.rand.default, aten.rand_like.default)
+@lowering(aten.rand.default, aten.rand.generator, aten.rand_like.default)
 def rand(call: Call, *_: Any, **__: Any) -> Node:
     return call.map(lambda *at: uniform_at(call, at))
 
 
-@lowering(aten.randn.default, aten.randn_like.default)
+@lowering(aten.randn.default, aten.randn.generator, aten.randn_like.default)
 def randn(call: Call, *_: Any, **__: Any) -> Node:
     return call.map(lambda *at: normal_at(call, at))
 
@@ -139,12 +139,12 @@ def _integers(call: Call, low: int, high: int) -> Node:
     )
 
 
-@lowering(aten.randint.default)
+@lowering(aten.randint.default, aten.randint.generator)
 def randint(call: Call, high: int, *_: Any, **__: Any) -> Node:
     return _integers(call, 0, high)
 
 
-@lowering(aten.randint.low)
+@lowering(aten.randint.low, aten.randint.low_generator)
 def randint_low(call: Call, low: int, high: int, *_: Any, **__: Any) -> Node:
     return _integers(call, low, high)
 
@@ -194,7 +194,14 @@ def native_dropout(call: Call, x: Node, p: float, train: bool | None = True) -> 
 
 @lowering(aten.rrelu_with_noise_functional.default)
 def rrelu(
-    call: Call, x: Node, noise: Node, low: float = 1 / 8, high: float = 1 / 3, training: bool = False, **_: Any
+    call: Call,
+    x: Node,
+    noise: Node,
+    low: float = 1 / 8,
+    high: float = 1 / 3,
+    training: bool = False,
+    *_: Any,
+    **__: Any,
 ) -> tuple[Node, Node]:
     """Negative elements times a random slope, which is the second result, or times the mean slope at inference."""
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from lapilli.errors import InvalidFileError, InvalidInputError, RunTimeoutError
 from lapilli.player import NativeProgram, NativeRun
 from lapilli.runtime import report, tensors
+from lapilli.runtime.binding import Binding
 from lapilli.runtime.description import Description, Symbol, TensorSpec
 from lapilli.runtime.report import Operator, Report
 from lapilli.runtime.script import Script, as_array, segments
@@ -109,6 +110,9 @@ class Method:
 
     def __init__(self, program: Program, interface: Interface) -> None:
         self._program, self._interface = program, interface
+        given = interface.structure
+        self._inputs = tensors.channels_first(interface.inputs, given.inputs_last)
+        self._outputs = tensors.channels_first(interface.outputs, given.outputs_last)
 
     @property
     def name(self) -> str:
@@ -117,12 +121,12 @@ class Method:
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Name, dtype and shape of every input tensor, in the order of `run_flat`."""
-        return self._interface.inputs
+        return self._inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Name, dtype and shape of every output tensor."""
-        return self._interface.outputs
+        return self._outputs
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As `Program.__call__`."""
@@ -141,6 +145,10 @@ class Method:
             copies = [v.copy() if isinstance(v, np.ndarray) else v for v in values]
             run = ScriptRun(lambda: self._run(copies))
         return self._program._future(self, run, leaves, torch)
+
+    def bind(self, *args: Any, outputs: Any = None, **kwargs: Any) -> Binding:
+        """As `Program.bind`."""
+        return Binding(self, args, kwargs, outputs)
 
     def run_flat(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """As `Program.run_flat`."""
@@ -191,23 +199,30 @@ class Method:
         return leaves, values, torch
 
     def _values(self, leaves: Sequence[Any]) -> tuple[list[Any], bool]:
-        if self._interface.script is None or len(leaves) != len(self.inputs):
-            return tensors.to_arrays(leaves, self.inputs)
+        specs = self._interface.inputs
+        if self._interface.structure.inputs_last and len(leaves) == len(specs):
+            leaves = tensors.permuted(leaves, self._interface.structure.inputs_last, self.inputs)
+        if self._interface.script is None or len(leaves) != len(specs):
+            return tensors.to_arrays(leaves, specs)
         values: list[Any] = list(leaves)
-        places = [k for k, spec in enumerate(self.inputs) if spec.dtype != "int"]
-        arrays, torch = tensors.to_arrays([leaves[k] for k in places], [self.inputs[k] for k in places])
+        places = [k for k, spec in enumerate(specs) if spec.dtype != "int"]
+        arrays, torch = tensors.to_arrays([leaves[k] for k in places], [specs[k] for k in places])
         for k, array in zip(places, arrays, strict=True):
-            tensors.check(array, self.inputs[k])
+            tensors.check(array, specs[k])
             values[k] = array
-        for k, spec in enumerate(self.inputs):
+        for k, spec in enumerate(specs):
             if spec.dtype == "int" and not isinstance(values[k], int):
                 raise InvalidInputError(f"Input {spec.name!r} was given as {type(values[k]).__name__}; give an int.")
         return values, torch
 
     def _unwrapped(self, outputs: list[Any], torch: bool) -> list[Any]:
         if self._interface.script is None:
-            return tensors.from_arrays(outputs, self.outputs, torch)
-        return [_converted(value, spec, torch) for value, spec in zip(outputs, self.outputs, strict=True)]
+            values = tensors.from_arrays(outputs, self.outputs, torch)
+        else:
+            values = [_converted(value, spec, torch) for value, spec in zip(outputs, self.outputs, strict=True)]
+        for k in self._interface.structure.outputs_last:
+            values[k] = tensors.transposed(values[k], (0, 3, 1, 2))
+        return values
 
 
 def _converted(value: Any, spec: TensorSpec, torch: bool) -> Any:

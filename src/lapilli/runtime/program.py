@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from lapilli.errors import InvalidInputError, ReadError, RunTimeoutError
 from lapilli.player import LoadTimes, MemoryInfo, NativeProgram, NativeRun
 from lapilli.runtime import tensors
+from lapilli.runtime.binding import Binding
 from lapilli.runtime.description import Description, Plan, TensorSpec
 from lapilli.runtime.devices import Device
 from lapilli.runtime.files import named, replace
@@ -149,6 +150,16 @@ class Program:
         Inputs that the model itself changes get their new values when the future's result is taken."""
         return self._default.submit(*args, **kwargs)
 
+    def bind(self, *args: Any, outputs: Any = None, **kwargs: Any) -> Binding:
+        """Binds input and output tensors for many runs, which then allocate nothing: `run = program.bind(x)`, and for every
+        run fill x, call `run()`, read `run.outputs`.
+
+        The inputs are those of a call, and used where they lie: contiguous, or in channels-last format where the example was.
+        outputs: tensors for the results, nested as the model has them; None: new ones. Raises InvalidInputError where memory
+        cannot be used as it is, and for methods that are computed in several segments.
+        """
+        return self._default.bind(*args, outputs=outputs, **kwargs)
+
     def run_flat(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Runs on the flat list of `inputs` and gives the flat list of `outputs`, as NumPy arrays. The new values of inputs
         that the model changes are the last outputs; the arrays given are left alone."""
@@ -253,8 +264,8 @@ class Program:
 
     def profile(self, inputs: Sequence[NDArray[Any]], repeat: int = 10) -> Profile:
         """Times every dispatch alone, `repeat` times, and gives the medians, with the work that the plan states."""
-        arrays, _ = tensors.to_arrays(inputs, self.inputs)
         player = self._default._player
+        arrays, _ = self._default._values(inputs)
         times = self._open().profile(arrays, repeat, player)
         method = self._description.methods[player]
         costs = self._description.memory(self._plan, method.symbol_values(arrays)).commands

@@ -100,12 +100,16 @@ LEAF = Spec("leaf")
 class Structure:
     """Inputs and outputs of a model. `inputs` is a tuple of (args, kwargs); `names` are those of the positional
     parameters, so that they may be given as keywords. `updates` are the input tensors that the model changes, by number: their
-    new values are the program's last outputs, after those of `outputs`."""
+    new values are the program's last outputs, after those of `outputs`. `inputs_last` and `outputs_last` are the tensors, by
+    number, that people have as [batch, channels, height, width] in channels-last memory format, and the program as [batch,
+    height, width, channels]."""
 
     inputs: Spec
     outputs: Spec
     names: tuple[str, ...] = ()
     updates: tuple[int, ...] = ()
+    inputs_last: tuple[int, ...] = ()
+    outputs_last: tuple[int, ...] = ()
 
     @staticmethod
     def flat(n_inputs: int, n_outputs: int) -> Structure:
@@ -117,13 +121,15 @@ class Structure:
     def check(self, n_inputs: int, n_outputs: int) -> None:
         """Raises InvalidFileError where the leaves are not as many as a program has inputs and outputs."""
         fits = (self.inputs.leaves, self.outputs.leaves + len(self.updates)) == (n_inputs, n_outputs)
-        if not fits or not all(0 <= number < n_inputs for number in self.updates):
+        numbers = ((*self.updates, *self.inputs_last), n_inputs), (self.outputs_last, n_outputs)
+        if not fits or not all(0 <= number < count for given, count in numbers for number in given):
             raise InvalidFileError("The structure in the program's metadata does not fit its inputs and outputs.")
 
     def to_json(self) -> dict[str, object]:
         """The structure as JSON values."""
         node: dict[str, object] = {"inputs": self.inputs.to_json(), "outputs": self.outputs.to_json()}
-        return node | {"names": list(self.names), "updates": list(self.updates)}
+        node |= {"names": list(self.names), "updates": list(self.updates)}
+        return node | {"inputs_last": list(self.inputs_last), "outputs_last": list(self.outputs_last)}
 
     @staticmethod
     def from_json(node: Any) -> Structure:
@@ -131,12 +137,14 @@ class Structure:
         try:
             inputs, outputs = Spec.from_json(node["inputs"]), Spec.from_json(node["outputs"])
             names = tuple(str(name) for name in node.get("names", []))
-            updates = tuple(int(number) for number in node.get("updates", []))
+            updates, inputs_last, outputs_last = (
+                tuple(int(number) for number in node.get(key, [])) for key in ("updates", "inputs_last", "outputs_last")
+            )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidFileError("The structure in the program's metadata is damaged.") from error
         if [child.kind for child in inputs.children] != ["tuple", "dict"]:
             raise InvalidFileError("The structure in the program's metadata is damaged: inputs are not (args, kwargs).")
-        return Structure(inputs, outputs, names, updates)
+        return Structure(inputs, outputs, names, updates, inputs_last, outputs_last)
 
     def flatten_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The tensors of a call in the program's order.
@@ -178,6 +186,12 @@ class Structure:
         if self.outputs.kind == "leaf":
             return tensors[0]
         return _unflatten(self.outputs, iter(tensors))
+
+    def flatten_outputs(self, value: Any) -> list[Any]:
+        """The tensors of a value that is nested as the model's output. Raises InvalidInputError where it is not."""
+        leaves: list[Any] = []
+        _flatten(self.outputs, value, "outputs", leaves)
+        return leaves
 
     def signature(self) -> str:
         """What the program accepts, for error messages."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,41 @@ def from_arrays(arrays: list[NDArray[Any]], specs: Sequence[TensorSpec], torch: 
         array.view(spec.numpy_dtype()) if spec.dtype == "bfloat16" else array
         for array, spec in zip(arrays, specs, strict=True)
     ]
+
+
+def channels_first(specs: tuple[TensorSpec, ...], numbers: Sequence[int]) -> tuple[TensorSpec, ...]:
+    """Specs of the player as people see them: those in channels-last format, [batch, height, width, channels] in the file, are
+    [batch, channels, height, width]."""
+
+    def seen(spec: TensorSpec) -> TensorSpec:
+        batch, height, width, channels = spec.shape
+        return replace(spec, shape=(batch, channels, height, width))
+
+    return tuple(seen(spec) if k in numbers else spec for k, spec in enumerate(specs))
+
+
+def permuted(leaves: Sequence[Any], numbers: Sequence[int], specs: Sequence[TensorSpec]) -> list[Any]:
+    """Inputs as the player has them; a view, so that what lies in channels-last format is not copied.
+
+    Raises InvalidInputError where a rank is wrong."""
+    values = list(leaves)
+    for k in numbers:
+        shape = getattr(values[k], "shape", ())
+        sizes = zip(shape, specs[k].shape, strict=False)
+        if len(shape) != 4 or any(isinstance(size, int) and size != given for given, size in sizes):
+            raise InvalidInputError(f"Input {specs[k]} was given as {_described(values[k])}.")
+        values[k] = transposed(values[k], (0, 2, 3, 1))
+    return values
+
+
+def transposed(value: Any, order: tuple[int, ...]) -> Any:
+    """A view with the axes in another order."""
+    return value.transpose(order) if isinstance(value, np.ndarray) else value.permute(order)
+
+
+def _described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ if shape is None else f"{value.dtype}{list(shape)}"
 
 
 def check(array: NDArray[Any], spec: TensorSpec) -> None:

@@ -38,9 +38,7 @@ def realize_graph(graph: Graph) -> tuple[Graph, Realized]:
     return graph, realize(graph)
 
 
-def schedule(
-    source: Graph | tuple[Graph, Realized], target: Target, choose: Choose, layout: str = "auto"
-) -> Schedule:
+def schedule(source: Graph | tuple[Graph, Realized], target: Target, choose: Choose, layout: str = "auto") -> Schedule:
     """source: a graph, or what `realize_graph` made of it; choose: gives tasks their kernel templates, and returns all tasks
     with those that templates need; layout: as for `assign`."""
     graph, realized = realize_graph(source) if isinstance(source, Graph) else source

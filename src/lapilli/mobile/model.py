@@ -1,0 +1,196 @@
+"""The folded model inside an optimized module, and the programs compiled from it for the sizes that it meets.
+
+The first run compiles for the sizes of its inputs, and so does a run with other ones; sizes that differ from those before are
+compiled as dynamic, so that a varying batch or image takes two compilations, not one for each. Programs are kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.export import Dim
+
+import lapilli
+from lapilli.codegen.build import cache_dir
+from lapilli.errors import CompileError, InvalidInputError, LapilliError
+from lapilli.mobile.arguments import Type, pack, type_of, unpack
+
+Tensors = list[torch.Tensor]
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def model_of(data: torch.Tensor) -> Model:
+    """Of a module's attribute; the same one as long as the attribute lives."""
+    model: Model | None = getattr(data, "_lapilli_model", None)
+    if model is None:
+        with _opening:
+            model = getattr(data, "_lapilli_model", None) or Model(data.detach().cpu().numpy().tobytes())
+            data._lapilli_model = model  # type: ignore[attr-defined]
+    return model
+
+
+_opening = threading.Lock()
+
+
+class Model:
+    """What `optimize_for_mobile` folded, from its bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        files = {"lapilli.json": ""}
+        self._module = torch.jit.load(io.BytesIO(data), map_location="cpu", _extra_files=files)  # type: ignore[no-untyped-call]
+        self._precision: Literal["fp32", "fp16"] = json.loads(files["lapilli.json"])["precision"]
+        self._digest = hashlib.sha256(data).hexdigest()
+        self._methods: dict[str, _Method] = {}
+        self._lock = threading.Lock()
+
+    def run(self, name: str, inputs: Tensors, settings: list[str]) -> tuple[Tensors, list[str]]:
+        """Of a method, on tensors on the CPU."""
+        with self._lock:
+            if name not in self._methods:
+                self._methods[name] = _Method(self._module, name, f"{self._digest} {self._precision}", self._precision)
+        return self._methods[name].run(inputs, settings)
+
+    def run_on_device(self, name: str, inputs: Tensors, settings: list[str]) -> tuple[Tensors, list[str]]:
+        """Of a method, on tensors of the device "vulkan"."""
+        elsewhere = [t for t in inputs if t.device.type != "vulkan"]
+        if elsewhere:
+            raise InvalidInputError(
+                f"an input is on {elsewhere[0].device}, and this module was optimized without automatic transfer "
+                "(VULKAN_AUTOMATIC_GPU_TRANSFER is in its blocklist): give it tensors on the device, x.to('vulkan')"
+            )
+        outputs, notes = self.run(name, [t.cpu() for t in inputs], settings)
+        return [t.to(inputs[0].device) if inputs else t for t in outputs], notes
+
+
+class _Method:
+    """A method and its programs: by arguments that are no tensors and by dtypes, a list."""
+
+    def __init__(self, module: Any, name: str, digest: str, precision: Literal["fp32", "fp16"]) -> None:
+        self._method = getattr(module, name)
+        self._digest, self._precision = f"{digest} {name}", precision
+        schema = module._c._get_method(name).schema
+        self._given = Type("Tuple", tuple(type_of(a.type) for a in schema.arguments[1:]))
+        self._returned = type_of(schema.returns[0].type)
+        self._variants: dict[tuple[Any, ...], _Variant] = {}
+        self._lock = threading.Lock()
+
+    def run(self, inputs: Tensors, settings: list[str]) -> tuple[Tensors, list[str]]:
+        key = (tuple(settings), tuple(t.dtype for t in inputs), tuple(t.dim() for t in inputs))
+        with self._lock:
+            if key not in self._variants:
+                self._variants[key] = _Variant()
+            variant = self._variants[key]
+        args = unpack(iter(inputs), iter(settings), self._given)
+        program = variant.program(tuple(tuple(t.shape) for t in inputs), lambda s, d: self._compiled(s, d, key, args))
+        return pack(program(*args), self._returned)
+
+    def _compiled(self, shapes: Shapes, dynamic: Sequence[set[int]], key: Any, args: Any) -> lapilli.Program:
+        """A program for these shapes, with these axes dynamic; from the disk where it is there."""
+        path = self._path(f"{key} {shapes} {[sorted(axes) for axes in dynamic]}")
+        try:
+            return lapilli.load(path)
+        except LapilliError:
+            pass  # not there, or of another version, or damaged
+        made = [torch.zeros(shape, dtype=dtype) for shape, dtype in zip(shapes, key[1], strict=True)]
+        example = unpack(iter(made), iter(key[0]), self._given)
+        numbers = {id(tensor): axes for tensor, axes in zip(made, dynamic, strict=True)}
+        program = lapilli.compile(
+            self._method,
+            example,
+            precision=self._precision,
+            dynamic_shapes=_specs(example, numbers) if any(dynamic) else None,
+        )
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            program.save(path)
+        except OSError:
+            pass  # a cache that cannot be written is no error
+        return program
+
+    def _path(self, key: str) -> Path:
+        text = f"{lapilli.__version__} {torch.__version__} {_sources()} {self._digest} {key}"
+        return cache_dir().with_name("mobile") / f"{hashlib.sha256(text.encode()).hexdigest()}.lap"
+
+
+class _Variant:
+    """Programs for tensors of the same ranks and dtypes, and the shapes that they were wanted for."""
+
+    def __init__(self) -> None:
+        self._programs: list[lapilli.Program] = []
+        self._seen: list[Shapes] = []
+        self._lock = threading.Lock()
+
+    def program(
+        self, shapes: Shapes, compiled: Callable[[Shapes, Sequence[set[int]]], lapilli.Program]
+    ) -> lapilli.Program:
+        """One that takes these shapes, compiled where there is none."""
+        with self._lock:
+            for program in self._programs:
+                if _takes(program, shapes):
+                    return program
+            dynamic = [
+                {
+                    axis
+                    for axis, size in enumerate(shape)
+                    if size > 1 and any(size != seen[k][axis] for seen in self._seen)
+                }
+                for k, shape in enumerate(shapes)
+            ]
+            self._seen.append(shapes)
+            if any(dynamic):
+                try:
+                    program = compiled(shapes, dynamic)
+                except CompileError:
+                    pass  # the model wants these sizes known
+                else:
+                    self._programs.append(program)
+                    if _takes(program, shapes):
+                        return program
+            self._programs.append(compiled(shapes, [set() for _ in shapes]))
+            return self._programs[-1]
+
+
+def _takes(program: lapilli.Program, shapes: Shapes) -> bool:
+    """Whether inputs of these shapes fit the program, whose sizes are numbers or symbols with bounds."""
+    bounds = {s.name: s for spec in program.inputs for s in spec.symbols if s.factor == 1 and s.offset == 0}
+    values: dict[str, int] = {}
+    for spec, shape in zip(program.inputs, shapes, strict=True):
+        for wanted, size in zip(spec.shape, shape, strict=True):
+            if isinstance(wanted, int):
+                if size != wanted:
+                    return False
+                continue
+            symbol = bounds.get(wanted)
+            if symbol is None or values.setdefault(wanted, size) != size:
+                return False
+            if not symbol.min <= size <= (symbol.max or size):
+                return False
+    return True
+
+
+def _specs(value: Any, axes: dict[int, set[int]]) -> Any:
+    """dynamic_shapes for torch.export. axes: the dynamic ones, by id of a tensor."""
+    if isinstance(value, torch.Tensor):
+        return dict.fromkeys(sorted(axes[id(value)]), Dim.AUTO) or None
+    if isinstance(value, dict):
+        return {key: _specs(item, axes) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_specs(item, axes) for item in value)
+    return None
+
+
+@cache
+def _sources() -> str:
+    """A digest of the compiler: what it makes of a model may change with it."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(lapilli.__path__[0]).rglob("*")):
+        if file.suffix in (".py", ".slang"):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

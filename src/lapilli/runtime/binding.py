@@ -1,0 +1,75 @@
+"""Input and output memory that is bound to a method once and reused for every run: a run allocates nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lapilli.errors import InvalidInputError
+from lapilli.player import NativeBinding
+from lapilli.runtime import tensors
+from lapilli.runtime.description import TensorSpec
+
+if TYPE_CHECKING:
+    from lapilli.runtime.method import Method
+
+
+class Binding:
+    """A method on memory of its caller, made by `Program.bind`. Change what is in the inputs, call it, read the outputs.
+
+    It may be called from any thread, by one at a time. Other runs of the program may be in flight."""
+
+    def __init__(self, method: Method, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any) -> None:
+        player = method._player  # refuses methods of several segments
+        self._inputs, arrays, torch = method._leaves(args, kwargs)
+        for leaf, array, spec in zip(self._inputs, arrays, method.inputs, strict=True):
+            if not array.flags.c_contiguous or (array.nbytes and _address(leaf) != array.ctypes.data):
+                raise InvalidInputError(
+                    f"Input {spec} cannot be bound: its memory is not laid out as the program reads it. Give a contiguous tensor "
+                    f"(tensor.contiguous()), or compile with an example in the memory format that you bind."
+                )
+        native = method._program._open()
+        shapes = native.output_shapes(arrays, player)
+        made = [np.empty(shape, dtype) for shape, dtype in shapes]
+        self._method, self._updates = method, method._interface.structure.updates
+        shown = method._unwrapped(list(made), torch)
+        kept = len(shown) - len(self._updates)
+        if outputs is not None:
+            made[:kept] = self._given(outputs, method.outputs[:kept], made[:kept])
+            shown = method._unwrapped(list(made), torch)
+        self._made = made
+        self._new = shown[kept:]
+        self.outputs: Any = method._interface.structure.unflatten_outputs(shown) if outputs is None else outputs
+        self._native = NativeBinding(native, player, arrays, made)
+        self._lock = threading.Lock()
+
+    def __call__(self) -> Any:
+        """Runs on what is in the inputs now, waits, and gives the outputs: the same tensors every time, with new values."""
+        with self._lock:
+            self._native.run()
+            for number, value in zip(self._updates, self._new, strict=True):
+                tensors.update(self._inputs[number], value)
+        return self.outputs
+
+    def _given(self, outputs: Any, specs: Sequence[TensorSpec], like: Sequence[Any]) -> list[Any]:
+        """Arrays over the caller's outputs. Raises InvalidInputError where one does not fit."""
+        leaves = self._method._interface.structure.flatten_outputs(outputs)
+        for k in self._method._interface.structure.outputs_last:
+            if len(getattr(leaves[k], "shape", ())) == 4:
+                leaves[k] = tensors.transposed(leaves[k], (0, 2, 3, 1))
+        arrays, _ = tensors.to_arrays(leaves, specs)
+        for leaf, array, spec, made in zip(leaves, arrays, specs, like, strict=True):
+            if array.shape != made.shape or array.dtype != made.dtype or _address(leaf) != array.ctypes.data:
+                raise InvalidInputError(
+                    f"Output {spec} cannot be bound to {array.dtype}{list(array.shape)}: give a contiguous tensor of the shape and "
+                    "dtype that the program computes."
+                )
+            tensors.check_writable(leaf, spec)
+        return arrays
+
+
+def _address(leaf: Any) -> int:
+    return int(leaf.ctypes.data) if isinstance(leaf, np.ndarray | np.generic) else int(leaf.data_ptr())
