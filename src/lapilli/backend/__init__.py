@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lapilli.backend.device import announce
+from lapilli.backend.device import announce, keep_sizes_of_convolutions
 from lapilli.backend.executable import Executable, Kind
 from lapilli.backend.options import Options
 from lapilli.backend.trace import Compiler, compile_graph
@@ -20,6 +20,8 @@ from lapilli.runtime.compiler import require_compiler
 from lapilli.runtime.report import Report
 
 __all__ = ["reports", "vulkan"]
+
+keep_sizes_of_convolutions()  # torch.compile imports this module before it traces
 
 _live: weakref.WeakValueDictionary[int, Executable] = weakref.WeakValueDictionary()
 _count = itertools.count()

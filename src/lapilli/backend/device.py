@@ -62,6 +62,23 @@ def announce() -> None:
 
 
 @lru_cache(maxsize=1)
+def keep_sizes_of_convolutions() -> None:
+    """Tracing a convolution on the CPU, torch asks which of its own kernels would be taken, and remembers that the batch was
+    below 16 for this: a guard that `mark_dynamic(x, 0, max=64)` contradicts. Which kernel it would be decides about the memory
+    format only, and that does not depend on the batch: so no guard is made of this question."""
+    select = torch._C._select_conv_backend  # type: ignore[attr-defined]
+
+    def without_guards(given: Any, *args: Any, **kwargs: Any) -> Any:
+        mode = getattr(given, "fake_mode", None)
+        if mode is None or mode.shape_env is None:
+            return select(given, *args, **kwargs)
+        with mode.shape_env.suppress_guards():
+            return select(given, *args, **kwargs)
+
+    torch._C._select_conv_backend = without_guards  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=1)
 def _skip_our_code() -> None:
     """Tells Dynamo not to look into the kernels of the eager device, which run between compiled graphs."""
     from torch._dynamo import trace_rules

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from lapilli.backend.weights import Snapshot, are_tracked
 from lapilli.compiler import Storage, compile_module
 from lapilli.eager import storage
 from lapilli.errors import NoDeviceError
+from lapilli.graph.partition import TOO_LITTLE
 from lapilli.runtime.report import Report
 from lapilli.schedule.target import plans_for
 
@@ -39,16 +41,20 @@ class Kind:
 
 
 class Executable:
-    """What torch calls instead of a graph of AOTAutograd: takes a list of arguments, which it empties, gives a list."""
+    """What torch calls instead of a graph of AOTAutograd: takes a list of arguments, which it empties, gives a list.
+
+    At inference weights are compiled in, so that they are prepared once. Those that change again and again, and those of
+    training, are arguments of the program, with copies on the device that are renewed where a weight has changed."""
 
     def __init__(self, gm: fx.GraphModule, kind: Kind, options: Options) -> None:
         self.kind, self.options = kind, options
+        self.report: Report | None = None
         self._gm, self._weights = gm, list(kind.weights)
         self._lock = threading.Lock()
         self._run: _Run | None = None
         self._snapshot: Snapshot | None = None
+        self._compiled_in = kind.name == "inference"
         self._renewals = 0
-        self.report: Report | None = None
 
     def __call__(self, args: list[Any]) -> list[Any]:
         given = list(args)
@@ -60,35 +66,34 @@ class Executable:
         return run(given)
 
     def _renewed(self, given: Sequence[Any]) -> _Run:
-        """Compiled for the weights of a call (inference), or with copies of them (training)."""
-        if self.kind.name != "inference" and self._run is not None:
-            return self._copied(self._run, given)
-        if self._run is not None:
-            self._renewals += 1
+        """For the weights of a call."""
         weights = [given[k] for k in self._weights]
-        if self._renewals > RENEWALS or not are_tracked(weights):
+        if not are_tracked(weights):
             self._weights, weights = [], []
-        constants = weights if self.kind.name == "inference" else []
+        if self._run is not None and self._compiled_in:
+            self._renewals += 1
+            if self._renewals > RENEWALS:
+                self._compiled_in, self._run, self._snapshot = False, None, None
+        if self._compiled_in or self._run is None:
+            self._run = self._compiled(given, weights if self._compiled_in else [])
+        if not self._compiled_in:
+            self._weights = [k for k in self._weights if given[k].is_cpu and self._run.reads(k)]
+            weights = [given[k] for k in self._weights]
+            changed = range(len(weights)) if self._snapshot is None else self._snapshot.changed(weights)
+            self._run = self._run.with_copies({self._weights[k]: weights[k] for k in changed})
+        self._snapshot = Snapshot(weights, self._forget) if weights else None
+        return self._run
+
+    def _compiled(self, given: Sequence[Any], constants: Sequence[torch.Tensor]) -> _Run:
         index = device_of(given, self.options.device)
-        with torch.no_grad():
+        with torch.no_grad(), torch.inference_mode(False):
             prepared = prepare(self._gm, dict(zip(self._weights, constants, strict=False)))
             program = _program(prepared, self.options, index) if prepared.outputs else None
         if program is not None:
             self.report = program.report
             _warn(self.report)
-        run = _Run(
-            prepared, program, Sources([n for n in self._gm.graph.nodes if n.op == "placeholder"]), index, self.kind
-        )
-        return self._copied(run, given)
-
-    def _copied(self, run: _Run, given: Sequence[Any]) -> _Run:
-        """With the weights on the device, if they are arguments of the program."""
-        weights = [given[k] for k in self._weights]
-        self._snapshot = Snapshot(weights, self._forget) if weights else None
-        if self.kind.name != "inference":
-            run = run.with_weights(dict(zip(self._weights, weights, strict=True)))
-        self._run = run
-        return run
+        sources = Sources([n for n in self._gm.graph.nodes if n.op == "placeholder"])
+        return _Run(prepared, program, sources, index, self.kind)
 
     def _forget(self) -> None:
         """The weights are gone, and so is what was made of them."""
@@ -108,14 +113,14 @@ class _Run:
         self._is_saved = [kind.saved is not None and k >= kind.saved for k in range(len(prepared.results))]
         self._to_host = [o.val.device.type == "cpu" for o in prepared.outputs]
 
-    def with_weights(self, weights: dict[int, torch.Tensor]) -> _Run:
-        """The same with copies of these weights on the device, where they are not there anyway."""
-        read = {a.position: a.order for a in self._inputs}
-        made = object.__new__(_Run)
-        made.__dict__.update(self.__dict__)
-        made._copies = {
-            k: on_device(t, None, self._index) for k, t in weights.items() if k in read and t.device.type == "cpu"
-        }  # fmt: skip
+    def reads(self, position: int) -> bool:
+        """Whether the program reads an argument."""
+        return any(a.position == position for a in self._inputs)
+
+    def with_copies(self, weights: dict[int, torch.Tensor]) -> _Run:
+        """The same with new copies of these arguments on the device."""
+        made = copy(self)
+        made._copies = self._copies | {k: on_device(t, None, self._index) for k, t in weights.items()}
         return made
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
@@ -189,7 +194,9 @@ _warned: set[str] = set()
 
 def _warn(report: Report) -> None:
     """Says once of every operator that it runs on the CPU."""
-    new = {o.operator: o.reason for o in report.on_cpu if o.reason and o.operator not in _warned}
+    new = {
+        o.operator: o.reason for o in report.on_cpu if o.reason not in ("", TOO_LITTLE) and o.operator not in _warned
+    }
     if new:
         _warned.update(new)
         reasons = "; ".join(f"{operator}: {reason}" for operator, reason in new.items())

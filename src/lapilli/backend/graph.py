@@ -78,6 +78,7 @@ def prepare(gm: fx.GraphModule, constants: Mapping[int, torch.Tensor], views: bo
     prepared = Prepared(module)
     _lift_attributes(module, gm)
     _forget_devices(graph)
+    _skip_doubles(graph)
     prepared.scalars = take_out(graph, placeholders)
     _Results(prepared, placeholders, views).collect()
     for position, node in enumerate(placeholders):
@@ -123,6 +124,16 @@ def _forget_devices(graph: fx.Graph) -> None:
             node.kwargs = {**node.kwargs, "device": torch.device("cpu")}
         if node.target is torch.ops.prims.convert_element_type.default:
             node.target, node.args, node.kwargs = aten._to_copy.default, node.args[:1], {"dtype": node.args[1]}
+
+
+def _skip_doubles(graph: fx.Graph) -> None:
+    """A number that goes to float32 by way of float64 (torch does that with numbers made of sizes) goes there directly."""
+    for node in graph.nodes:
+        source = node.args[0] if node.target is aten._to_copy.default else None
+        if isinstance(source, fx.Node) and source.target is aten._to_copy.default and not node.meta["val"].dim():
+            types = [n.meta["val"].dtype for n in (source.all_input_nodes[0], source, node)]
+            if types[0] is not torch.float64 and types[1:] == [torch.float64, torch.float32]:
+                node.args = source.args[:1]
 
 
 class _Results:

@@ -38,7 +38,7 @@ class Launch:
         words = list(symbols)
         held: list[Any] = []
         for tensor in inputs:
-            offset = tensor.storage_offset() * tensor.itemsize
+            offset = int(tensor.storage_offset()) * tensor.itemsize
             if offset % self._alignment:
                 tensor, offset = movement.aligned(tensor), 0
             buffer = storage.buffer_of(tensor)
@@ -74,5 +74,5 @@ def on_device(tensor: torch.Tensor, order: Sequence[int] | None, index: int) -> 
         tensor = storage.from_cpu(tensor.detach().resolve_neg(), index)
     elif tensor.get_device() != index:
         tensor = tensor.detach().to(torch.device("vulkan", index))
-    seen = tensor if order is None else tensor.permute(order)
+    seen = tensor if order is None else tensor.permute(*order)
     return seen if seen.is_contiguous() else movement.gather(seen)

@@ -50,7 +50,7 @@ class Options:
 
 def suggestion(name: str, known: list[str]) -> str:
     """ " (did you mean ...?)", where something known is close."""
-    close = difflib.get_close_matches(name, known, 1, 0.5)
+    close = difflib.get_close_matches(name, known, 1, 0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -3,7 +3,6 @@ that, in a few microseconds and without rounding; the program gets the results."
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,9 +61,4 @@ def _is_double(node: fx.Node) -> bool:
 
 
 def _is_pure(node: fx.Node) -> bool:
-    target = node.target
-    return (
-        target is not operator.getitem
-        and getattr(target, "_schema", None) is not None
-        and not target._schema.is_mutable
-    )  # type: ignore[union-attr]
+    return isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable

@@ -8,11 +8,11 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from functorch.compile import min_cut_rematerialization_partition
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace
-from torch.export.exported_program import _override_composite_implicit_decomp, _special_op_to_preserve_cia
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.export import exported_program
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lapilli.graph.decompose import tables
@@ -46,7 +46,8 @@ def _records_gradients(inputs: Sequence[Any]) -> bool:
 
 @contextmanager
 def _whole_operators() -> Iterator[None]:
-    with _override_composite_implicit_decomp(dict.fromkeys(_composite_operators(), _special_op_to_preserve_cia)):
+    kept: Any = exported_program._special_op_to_preserve_cia  # type: ignore[attr-defined]
+    with exported_program._override_composite_implicit_decomp(dict.fromkeys(_composite_operators(), kept)):
         yield
 
 

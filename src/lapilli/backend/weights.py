@@ -36,6 +36,17 @@ class Snapshot:
             and (self._values is None or torch.equal(_values(self._samples), self._values))  # type: ignore[arg-type]
         )
 
+    def changed(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        """Numbers of the tensors that are others, or changed; all where that cannot be told."""
+        now = zip([t._version for t in tensors], _places(tensors), self._references, tensors, strict=True)
+        then = zip(self._versions, self._places, strict=True)
+        found = [
+            k
+            for k, ((version, place, reference, tensor), before) in enumerate(zip(now, then, strict=True))
+            if (version, place) != before or reference() is not tensor
+        ]
+        return found or list(range(len(tensors)))
+
     def _die(self) -> None:
         self._storages, self._samples, self._values = [], [], None
         self._on_death()

@@ -42,7 +42,8 @@ class LoweredProgram:
     @property
     def graph_module(self) -> fx.GraphModule:
         """Its graph."""
-        return self._program.graph_module
+        graph: fx.GraphModule = self._program.graph_module
+        return graph
 
     def module(self) -> torch.nn.Module:
         """A module that runs it; it may be part of a larger one, and be exported with that."""

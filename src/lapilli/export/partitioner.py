@@ -74,7 +74,7 @@ def _of(key: Key, where: str) -> list[Any]:
     if isinstance(key, torch._ops.OpOverload):
         return [key]
     if isinstance(key, torch._ops.OpOverloadPacket):
-        return [getattr(key, name) for name in key.overloads()]
+        return [getattr(key, name) for name in key.overloads()]  # type: ignore[no-untyped-call]
     if not isinstance(key, str):
         raise CompileError(
             f"{where} has {key!r}: an operator is a name such as 'aten.add.Tensor', or torch.ops.aten.add"

@@ -315,7 +315,7 @@ def _work(n: fx.Node) -> float:
     val = n.meta.get("val")
     results = [v for v in (val if isinstance(val, list | tuple) else [val]) if isinstance(v, torch.Tensor)]
     total = float(sum(_count(v.shape) for v in results))
-    if any(word in str(n.target) for word in ("mm", "linear", "conv", "attention")):
+    if any(word in str(n.target) for word in ("mm", "matmul", "linear", "conv", "attention")):
         weights: Iterable[torch.Tensor] = (
             a.meta["val"] for a in n.all_input_nodes if isinstance(a.meta.get("val"), torch.Tensor)
         )

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 Tree = int | str | list[Any]
 
 _SCHEMA = "run(Tensor program, Tensor[] inputs, SymInt[] sizes, str interface) -> Tensor[]"
-_library = torch.library.Library("lapilli", "DEF")
+_library: Any = torch.library.Library("lapilli", "DEF")  # type: ignore[no-untyped-call]
 _library.define(_SCHEMA)
 
-_programs: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_programs: Any = WeakIdKeyDictionary()
 _by_content: weakref.WeakValueDictionary[bytes, Program] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
@@ -85,7 +85,6 @@ def _size(tree: Tree, sizes: dict[str, Any]) -> Any:
     return _OPERATIONS[tree[0]](_size(tree[1], sizes), _size(tree[2], sizes))
 
 
-@torch.library.register_fake("lapilli::run", lib=_library)
 def _fake(
     program: torch.Tensor, inputs: Sequence[torch.Tensor], sizes: Sequence[Any], interface: str
 ) -> list[torch.Tensor]:
@@ -100,6 +99,9 @@ def _fake(
         result = torch.empty(lengths, dtype=getattr(torch, dtype), device=device)
         results.append(_in_order(result, order))
     return results
+
+
+torch.library.register_fake("lapilli::run", _fake, lib=_library)
 
 
 def _run(
