@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comparison_page import page
 from common import RESULTS, ROOT
+from comparison_page import page
 
 REPOSITORY = ROOT.parent
 BUILD = REPOSITORY / "build" / "comparison"
@@ -89,7 +89,9 @@ def install(name: str) -> dict[str, Any]:
     found: dict[str, Any] = {"wheel": 0, "installed": 0, "packages": 0}
     if chosen.wheel:
         make = ["wheel", str(REPOSITORY)] if name == "lapilli" else ["download", "--only-binary=:all:", chosen.wheel]
-        subprocess.run([python, "-m", "pip", *make, "-q", "--no-deps", "-d" if "download" in make else "-w", wheels], check=True)
+        subprocess.run(
+            [python, "-m", "pip", *make, "-q", "--no-deps", "-d" if "download" in make else "-w", wheels], check=True
+        )
         (wheel,) = wheels.glob("*.whl")
         start = time.perf_counter()
         pip(python, f"{wheel}[compile]" if name == "lapilli" else str(wheel))
@@ -105,7 +107,7 @@ def install(name: str) -> dict[str, Any]:
     return found
 
 
-def measure(system: str, part: str, every: int) -> dict[str, Any]:
+def measure(system: str, part: str, every: int, threads: int) -> dict[str, Any]:
     """Runs a worker; how long it took, and how busy the machine was."""
     name = environment_of(system)
     file = BUILD / f"{system}.{part}.jsonl"
@@ -114,6 +116,7 @@ def measure(system: str, part: str, every: int) -> dict[str, Any]:
     # torch's C++ compiler would be found on the PATH; of the shell's commands only those of the environment are left.
     settings = {**os.environ, "PATH": str(folder / "bin"), "XDG_CACHE_HOME": str(BUILD / f"{name}-cache")}
     settings.pop("PYTHONPATH", None)
+    settings["OMP_NUM_THREADS"] = str(threads)
     if name != "lapilli":
         settings["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     worker = [folder / "bin" / "python", ROOT / "comparison_worker.py", system, part, file, "--every", str(every)]
@@ -121,7 +124,11 @@ def measure(system: str, part: str, every: int) -> dict[str, Any]:
     print(f"== {system}: {part}", file=sys.stderr, flush=True)
     done = subprocess.run([str(w) for w in worker], env=settings, stdout=subprocess.PIPE, text=True, check=True)
     told = json.loads(done.stdout.splitlines()[-1])
-    return told | {"started": started.isoformat(timespec="minutes"), "seconds": time.perf_counter() - start, "every": every}
+    return told | {
+        "started": started.isoformat(timespec="minutes"),
+        "seconds": time.perf_counter() - start,
+        "every": every,
+    }
 
 
 def main() -> None:
@@ -129,6 +136,9 @@ def main() -> None:
     parser.add_argument("--systems", nargs="*", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--parts", nargs="*", default=list(EAGER), choices=list(EAGER))
     parser.add_argument("--every", type=int, default=1, metavar="K", help="every K-th entry of op_db, for a quick look")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="of torch's CPU; more wait for each other on a busy machine"
+    )
     options = parser.parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
     installed = {name: install(name) for name in ENVIRONMENTS}
@@ -137,7 +147,7 @@ def main() -> None:
     for part in options.parts:  # the systems take turns, so that they meet the same machine
         for system in options.systems:
             if part in PARTS[system]:
-                runs[f"{system}.{part}"] = measure(system, part, options.every)
+                runs[f"{system}.{part}"] = measure(system, part, options.every, options.threads)
                 notes.write_text(json.dumps(runs, indent=1))
     results = {
         key: {e["task"]: e["steps"] for e in map(json.loads, (BUILD / f"{key}.jsonl").read_text().splitlines())}
@@ -145,7 +155,9 @@ def main() -> None:
         if (BUILD / f"{key}.jsonl").exists()
     }
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "comparison.json").write_text(json.dumps({"installed": installed, "runs": runs, "results": results}, indent=1))
+    (RESULTS / "comparison.json").write_text(
+        json.dumps({"installed": installed, "runs": runs, "results": results}, indent=1)
+    )
     (REPOSITORY / "docs" / "comparison.md").write_text(page(installed, runs, results))
     print("docs/comparison.md is written")
 

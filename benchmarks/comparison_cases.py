@@ -233,7 +233,9 @@ def texts_and_labels() -> tuple[Tensor, Tensor]:
     return torch.randint(0, 50, (16, 16), generator=g), torch.randint(0, 10, (16,), generator=g)
 
 
-TRAINING: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, Tensor]], type[torch.optim.Optimizer]]] = {
+TRAINING: dict[
+    str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, Tensor]], type[torch.optim.Optimizer]]
+] = {
     "CNN, batch 16 of 3×32×32, SGD": (small_cnn, images_and_labels, torch.optim.SGD),
     "transformer, batch 16 of 16 tokens, AdamW": (small_transformer, texts_and_labels, torch.optim.AdamW),
 }

@@ -58,7 +58,10 @@ def judge(got: Sequence[Tensor], want: Sequence[Tensor], exact: Sequence[Tensor]
     found: Result = {"verdict": "right", "error": 0.0, "torch_error": 0.0}
     for ours, theirs, wide in zip(got, want, exact, strict=True):
         if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-            found |= {"verdict": "wrong", "reason": f"{ours.dtype} {list(ours.shape)}, not {theirs.dtype} {list(theirs.shape)}"}
+            found |= {
+                "verdict": "wrong",
+                "reason": f"{ours.dtype} {list(ours.shape)}, not {theirs.dtype} {list(theirs.shape)}",
+            }
         elif theirs.dtype not in BOUNDS:
             if not torch.equal(ours, theirs):
                 found |= {"verdict": "wrong", "reason": f"{int((ours != theirs).sum())} of {theirs.numel()} differ"}
@@ -73,7 +76,10 @@ def judge(got: Sequence[Tensor], want: Sequence[Tensor], exact: Sequence[Tensor]
 
 def expected(model: nn.Module, inputs: Inputs) -> tuple[list[Tensor], list[Tensor]]:
     """What torch's CPU gives, and in float64."""
-    wide = [x.to(torch.complex128 if x.is_complex() else torch.float64 if x.is_floating_point() else x.dtype) for x in inputs]
+    wide = [
+        x.to(torch.complex128 if x.is_complex() else torch.float64 if x.is_floating_point() else x.dtype)
+        for x in inputs
+    ]
     return tree_leaves(model(*inputs)), tree_leaves(copy.deepcopy(model).double()(*wide))
 
 
@@ -175,7 +181,9 @@ class Eager(System):
                 call()
             named += any(name in str(w.message) for w in caught)
             code = f"import sys; sys.path[:0] = {sys.path[:2]}; import comparison_worker as w; w.refuses({self.module!r}, {name!r})"
-            strict = subprocess.run([sys.executable, "-c", code], env={**os.environ, self.strict: "1"}, stderr=subprocess.PIPE)
+            strict = subprocess.run(
+                [sys.executable, "-c", code], env={**os.environ, self.strict: "1"}, stderr=subprocess.PIPE
+            )
             refused += strict.returncode == 0
         return {"verdict": "right", "named": named, "refused": refused, "of": len(self.on_cpu)}
 
@@ -185,7 +193,10 @@ class Eager(System):
         a = (torch.rand(4, 4) + torch.eye(4)).to("vulkan")
         if self.module == "lapilli":
             complex_lu = {"linalg_lu_factor": lambda: torch.linalg.lu_factor(a.to(torch.complex64))}
-            return {"linalg_eig": lambda: torch.linalg.eig(a), "histogramdd": lambda: torch.histogramdd(a, bins=[2] * 4)} | complex_lu
+            return {
+                "linalg_eig": lambda: torch.linalg.eig(a),
+                "histogramdd": lambda: torch.histogramdd(a, bins=[2] * 4),
+            } | complex_lu
         return {
             "LU": lambda: torch.linalg.lu_factor(a.to(torch.complex64)),
             "gamma_grad": lambda: torch._standard_gamma_grad(a, a),
@@ -220,8 +231,9 @@ class Compiled(System):
 
     def features(self) -> dict[str, Callable[[], Result]]:
         def program(model: nn.Module) -> Callable[[Tensor], Tensor]:
-            import lapilli
             from torch.export import Dim
+
+            import lapilli
 
             free = {0: Dim("n", max=8), 2: Dim("h", min=8, max=64), 3: Dim("w", min=8, max=64)}
             made = lapilli.compile(model, (torch.rand(2, 3, 16, 24),), dynamic_shapes=(free,))
@@ -534,7 +546,9 @@ def show(name: str, steps: list[Result], seconds: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("system", choices=SYSTEMS)
-    parser.add_argument("part", help="cases, dtypes, dtypes-strict, models, training, features, operators, operators-strict")
+    parser.add_argument(
+        "part", help="cases, dtypes, dtypes-strict, models, training, features, operators, operators-strict"
+    )
     parser.add_argument("file", type=Path)
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--every", type=int, default=1, metavar="K", help="every K-th entry of op_db")
