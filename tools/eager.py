@@ -161,7 +161,10 @@ def _backward(name: str, limit: int) -> None:
         ]
         call = OperatorCall.of(entry, sample)
         seeded = torch.get_rng_state()
-        want = _gradients(call, call.inputs, wanted)
+        try:
+            want = _gradients(call, call.inputs, wanted)
+        except RuntimeError as error:
+            raise Stop("random", f"torch itself: {first_line(error)}") from error
         if not torch.equal(torch.get_rng_state(), seeded):
             raise Stop("random", "draws random numbers")
         if want:
@@ -254,7 +257,8 @@ def page(free: dict[str, Any], strict: dict[str, Any]) -> str:
             f"- `LAPILLI_STRICT=1`: {totals(strict)}.",
             f"- Gradients: {gradients(free)}.",
             "",
-            "*random*: left out, for it draws random numbers, gives tensors without values, or torch has no samples here.",
+            "*random*: left out, for it draws random numbers, gives tensors without values, or torch has no samples here. "
+            "*crash*: of `jiterator` entries, which PyTorch has for CUDA only.",
             "",
             "| entry | verdict | strict | gradients | runs on the CPU | why |",
             "|---|---|---|---|---|---|",

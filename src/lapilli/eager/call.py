@@ -25,6 +25,8 @@ __all__ = ["boxed", "call", "copy", "fallbacks", "gather", "register", "reset_fa
 aten = torch.ops.aten
 Overload = torch._ops.OpOverload
 
+_default_dtype = torch.get_default_dtype  # of floating-point results of integers
+
 _MOST = 1 << 12  # launches that an operator keeps
 _lock = threading.RLock()
 
@@ -40,7 +42,7 @@ class Kernel:
         self.launches: dict[Any, Any] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        key: list[Any] = []
+        key: list[Any] = [_default_dtype()]
         tensors: list[torch.Tensor] = []
         numbers: list[Any] = []
         for k, leaf in enumerate(args):

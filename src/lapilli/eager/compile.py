@@ -67,7 +67,7 @@ class Compiled:
 def compile(signature: Signature, numbers: Sequence[Any], target: Target) -> Compiled:
     """numbers: those of a call, as examples. Raises CannotRun with the reason, or what torch says of wrong arguments."""
     try:
-        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), _quiet():
+        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), _quiet(), torch.device("cpu"):
             warnings.simplefilter("ignore")
             return _Call(signature, numbers).compile(target)
     except (LapilliError, TypeError) as error:

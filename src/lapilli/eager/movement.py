@@ -5,15 +5,13 @@ Elements of one type are moved as bits, words of 64 bits as two of 32: what kern
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 import torch
 
 from lapilli.compiler import assemble_graph, assemble_tasks
 from lapilli.eager import programs, storage
-from lapilli.eager.programs import target_of
 from lapilli.eager.signature import CannotRun, see
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cast_to, load, select, unary
@@ -21,7 +19,6 @@ from lapilli.ir.integer import Int, as_int, symbol, total
 from lapilli.ir.node import Graph, Input, Map, Node
 from lapilli.lower.graph import size_inputs
 from lapilli.lower.registry import FROM_TORCH, convert, fresh_axes
-from lapilli.player import NativeProgram
 from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task
 from lapilli.stream import Slice
@@ -217,19 +214,25 @@ def _place(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], k
 
 
 def _run(
-    on: torch.Tensor, what: str, kinds: tuple[DType, DType], symbols: list[int], inputs: list[Any], output: Any
+    on: torch.Tensor, what: str, kinds: tuple[DType, DType], symbols: list[int], inputs: list[Slice], output: Slice
 ) -> None:
-    index = on.get_device()
-    rank = (len(symbols) - 2) // (3 if what == "merge" else 2)
-    data, carriers = _program(what, kinds, rank, target_of(index))
     if max(symbols) >= 2**31:
         raise CannotRun("it has more elements than kernels can count")
-    storage.stream_of(index).enqueue(_loaded(index, data), 0, symbols, [*inputs, *inputs[:1] * carriers], [output])
+    rank = (len(symbols) - 2) // (3 if what == "merge" else 2)
+    launch, carriers = _launch(on.get_device(), what, kinds, rank, len(inputs))
+    slices = [*inputs, *[(output[0], 0)] * carriers, output]
+    launch(*symbols, *(word for buffer, offset in slices for word in (buffer.address, offset)))
 
 
 @cache
-def _loaded(index: int, data: bytes) -> NativeProgram:
-    return programs.load(index, data)
+def _launch(
+    index: int, what: str, kinds: tuple[DType, DType], rank: int, inputs: int
+) -> tuple[Callable[..., None], int]:
+    """A function that queues the work, and how many inputs without bytes follow the others."""
+    data, carriers = _program(what, kinds, rank, programs.target_of(index))
+    symbols = rank * (3 if what == "merge" else 2) + (3 if what == "merge" else 2)
+    program = programs.load(index, data)
+    return storage.stream_of(index).launch(program, 0, symbols, inputs + carriers, 1), carriers
 
 
 @cache

@@ -106,4 +106,4 @@ class Signature:
                 return "(" + "; ".join(map(one, leaf)) + ")"
             return repr(leaf)
 
-        return f"{self.form.op}({'; '.join(map(one, self.leaves))})"
+        return f"{torch.get_default_dtype()} {self.form.op}({'; '.join(map(one, self.leaves))})"
