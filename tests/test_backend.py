@@ -404,7 +404,7 @@ def spectrum(x: torch.Tensor) -> torch.Tensor:
 
 @CPU_OR_DEVICE
 def test_a_fallback_is_reported_once(device: str) -> None:
-    x = torch.rand(256, 256, device=device)
+    x = torch.rand(256, 256).to(device) / 16
     with pytest.warns(
         UserWarning, match=r"run on the CPU in torch: aten\._fft_r2c\.default: no GPU lowering.*reports\(\)"
     ):
@@ -424,6 +424,17 @@ def test_a_fallback_is_reported_once(device: str) -> None:
 def test_fallbacks_can_be_refused() -> None:
     with pytest.raises(lapilli.UnsupportedOperatorError, match=r"aten\._fft_r2c\.default: no GPU lowering"):
         compiled(spectrum, options={"fallback": "error"})(torch.rand(64, 64))
+
+
+def test_a_graph_that_cannot_be_compiled_runs_in_torch() -> None:
+    """A region that is compiled by itself is an operator that Lapilli does not know."""
+    region = torch.compiler.nested_compile_region(lambda x: x.sin() + 1)
+    f = lambda x: region(x) * region(x + 1)  # noqa: E731
+    x = torch.rand(3, 4)
+    with pytest.warns(UserWarning, match="a graph runs in torch, for Lapilli cannot compile it: .*invoke_subgraph"):
+        torch.testing.assert_close(compiled(f)(x), f(x))
+    with pytest.raises(lapilli.CompileError, match="invoke_subgraph"):
+        compiled(f, options={"fallback": "error"})(x)
 
 
 # -- processes

@@ -57,7 +57,7 @@ def announce() -> None:
     """Makes the device known to torch, where `import torch` has not done that (TORCH_DEVICE_BACKEND_AUTOLOAD=0)."""
     if not hasattr(torch, "vulkan"):
         announced.announce()
-    torch.vulkan._lazy_init()  # type: ignore[attr-defined]
+    torch.vulkan._lazy_init()
     _skip_our_code()
 
 
@@ -66,7 +66,7 @@ def keep_sizes_of_convolutions() -> None:
     """Tracing a convolution on the CPU, torch asks which of its own kernels would be taken, and remembers that the batch was
     below 16 for this: a guard that `mark_dynamic(x, 0, max=64)` contradicts. Which kernel it would be decides about the memory
     format only, and that does not depend on the batch: so no guard is made of this question."""
-    select = torch._C._select_conv_backend  # type: ignore[attr-defined]
+    select = torch._C._select_conv_backend
 
     def without_guards(given: Any, *args: Any, **kwargs: Any) -> Any:
         mode = getattr(given, "fake_mode", None)
@@ -75,7 +75,7 @@ def keep_sizes_of_convolutions() -> None:
         with mode.shape_env.suppress_guards():
             return select(given, *args, **kwargs)
 
-    torch._C._select_conv_backend = without_guards  # type: ignore[attr-defined]
+    torch._C._select_conv_backend = without_guards
 
 
 @lru_cache(maxsize=1)

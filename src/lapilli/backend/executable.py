@@ -21,7 +21,7 @@ from lapilli.backend.sizes import Sources
 from lapilli.backend.weights import Snapshot, are_tracked
 from lapilli.compiler import Storage, compile_module
 from lapilli.eager import storage
-from lapilli.errors import NoDeviceError
+from lapilli.errors import CompileError, NoDeviceError, UnsupportedOperatorError
 from lapilli.graph.partition import TOO_LITTLE
 from lapilli.runtime.report import Report
 from lapilli.schedule.target import plans_for
@@ -86,9 +86,15 @@ class Executable:
 
     def _compiled(self, given: Sequence[Any], constants: Sequence[torch.Tensor]) -> _Run:
         index = device_of(given, self.options.device)
-        with torch.no_grad(), torch.inference_mode(False):
-            prepared = prepare(self._gm, dict(zip(self._weights, constants, strict=False)))
-            program = _program(prepared, self.options, index) if prepared.outputs else None
+        try:
+            with torch.no_grad(), torch.inference_mode(False):
+                prepared = prepare(self._gm, dict(zip(self._weights, constants, strict=False)))
+                program = _program(prepared, self.options, index) if prepared.outputs else None
+        except CompileError as error:
+            if self.options.fallback == "error" or isinstance(error, UnsupportedOperatorError):
+                raise
+            warnings.warn(f"a graph runs in torch, for Lapilli cannot compile it: {error}", UserWarning, stacklevel=2)
+            return _InTorch(self._gm)
         if program is not None:
             self.report = program.report
             _warn(self.report)
@@ -169,6 +175,22 @@ class _Run:
     def _ordered(self, value: torch.Tensor, output: int) -> torch.Tensor:
         order = self._outputs[output].order
         return value if order is None else value.permute(inverse(order))
+
+
+class _InTorch(_Run):
+    """A graph that cannot be compiled, operator by operator."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self._gm = gm
+
+    def reads(self, position: int) -> bool:
+        return False
+
+    def with_copies(self, weights: dict[int, torch.Tensor]) -> _Run:
+        return self
+
+    def _call(self, given: Sequence[Any]) -> list[Any]:
+        return list(self._gm(*given))
 
 
 def _to_host(value: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ class Snapshot:
 
     def __init__(self, tensors: Sequence[torch.Tensor], on_death: Callable[[], None]) -> None:
         self._references = [weakref.ref(t, lambda _: self._die()) for t in tensors]
-        self._versions = [t._version for t in tensors]
+        self._versions = list(map(_version, tensors))
         self._storages = [t.untyped_storage() for t in tensors]  # held: no other memory can take their place
         self._places = _places(tensors)
         self._samples = [s for s in map(_sample, tensors) if s is not None]
@@ -30,15 +31,15 @@ class Snapshot:
     def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether these are the tensors, unchanged."""
         return (
-            [t._version for t in tensors] == self._versions
+            list(map(_version, tensors)) == self._versions
             and _places(tensors) == self._places
-            and all([r() is t for r, t in zip(self._references, tensors, strict=True)])
+            and all(map(operator.is_, map(operator.call, self._references), tensors))
             and (self._values is None or torch.equal(_values(self._samples), self._values))  # type: ignore[arg-type]
         )
 
     def changed(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """Numbers of the tensors that are others, or changed; all where that cannot be told."""
-        now = zip([t._version for t in tensors], _places(tensors), self._references, tensors, strict=True)
+        now = zip(map(_version, tensors), _places(tensors), self._references, tensors, strict=True)
         then = zip(self._versions, self._places, strict=True)
         found = [
             k
@@ -57,8 +58,14 @@ def are_tracked(tensors: Sequence[torch.Tensor]) -> bool:
     return not any(t.is_inference() for t in tensors)
 
 
+_version = operator.attrgetter("_version")
+_address = operator.attrgetter("_cdata")
+
+
 def _places(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    return [t.data_ptr() if t.is_cpu else t.untyped_storage()._cdata for t in tensors]
+    """Where tensors lie: addresses, which tensors of the device do not have, or those of their storages."""
+    places = list(map(torch._C.TensorBase.data_ptr, tensors))
+    return places if all(places) else list(map(_address, map(torch._C.TensorBase.untyped_storage, tensors)))
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor | None:
