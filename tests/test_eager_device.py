@@ -370,6 +370,11 @@ def test_indexing() -> None:
     assert ours[ours > 5].tolist() == theirs[theirs > 5].tolist()
     assert ours[index.to("vulkan")].tolist() == theirs[index].tolist()
     assert ours[[0, 2], 1].tolist() == theirs[[0, 2], 1].tolist()
+    assert ours[index].tolist() == theirs[index].tolist()  # indices may be the CPU's, but not the other way round
+    with pytest.raises(RuntimeError, match="two devices, vulkan:0 and cpu"):
+        theirs[index.to("vulkan")] = 1.0
+    with pytest.raises(RuntimeError, match="two devices, vulkan:0 and cpu"):
+        theirs[index.to("vulkan")]
     for x in (ours, theirs):
         x[x > 5] = 0
         x[:, 3] = torch.tensor([1.0, 2.0, 3.0])
@@ -448,6 +453,8 @@ def test_what_is_refused() -> None:
         theirs.to("vulkan:7")
     with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
         torch.ones(3, device="vulkan", requires_grad=True).add_(1)
+    with pytest.raises(RuntimeError, match=r"send tensor.cpu\(\)"):
+        torch.multiprocessing.reducer.ForkingPickler.dumps(ours)
     assert (ours + torch.tensor(1.0)).is_vulkan  # a number of the CPU is fine, as everywhere
 
 

@@ -8,6 +8,9 @@ A second process then loads what a tutorial saved, with no import but torch's, a
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import fresh
@@ -26,6 +29,20 @@ VULKAN_OPTIMIZE = """
 from torch.utils.mobile_optimizer import optimize_for_mobile
 script_model_vulkan = optimize_for_mobile(script_model, backend='vulkan')
 torch.jit.save(script_model_vulkan, "mobilenet2-vulkan.pt")
+"""
+
+VULKAN_BLOCKED = """
+from torch.utils.mobile_optimizer import MobileOptimizerType
+script_model_vulkan = optimize_for_mobile(
+    script_model, backend='vulkan', optimization_blocklist={MobileOptimizerType.VULKAN_AUTOMATIC_GPU_TRANSFER})
+"""
+
+VULKAN_PYTHON = """
+print(torch.is_vulkan_available())
+tensor = torch.rand(1, 3, 64, 64)
+tensor_vulkan = tensor.to(device='vulkan')
+tensor_output_vulkan = script_model_vulkan.forward(tensor_vulkan)
+tensor_output = tensor_output_vulkan.cpu()
 """
 
 METAL = """
@@ -119,10 +136,22 @@ def test_vulkan_workflow(tmp_path: Path) -> None:
     fresh.run(tmp_path, COMPARE.format(bound=1e-4, **reload))
 
 
+def test_vulkan_workflow_without_automatic_transfer(tmp_path: Path) -> None:
+    """With the Python API: tensors are moved to the device and back by hand."""
+    printed = fresh.run(
+        tmp_path, VULKAN_MODEL, VULKAN_OPTIMIZE, VULKAN_BLOCKED, VULKAN_PYTHON,
+        "print(tensor_output_vulkan.device.type, float((tensor_output - script_model(tensor)).norm() / tensor_output.norm()))",
+    )  # fmt: skip
+    available, result = printed.splitlines()
+    assert available == "True"
+    device, error = result.split()
+    assert device == "vulkan" and float(error) < 1e-4
+
+
 def test_metal_workflow(tmp_path: Path) -> None:
     """In training mode, as the tutorial leaves the model: the optimized one is in eval mode. It computes in half precision."""
     printed = fresh.run(tmp_path, METAL, 'model.eval(); torch.jit.save(torch.jit.script(model), "model.pt")')
-    assert "'lapilli::run'" in printed
+    assert "'lapilli_prepack::run'" in printed
     fresh.run(
         tmp_path,
         "from torch.jit.mobile import _load_for_lite_interpreter as load",
@@ -135,6 +164,19 @@ def test_mobile_performance_recipe(tmp_path: Path) -> None:
               'torch.jit.save(torch.jit.script(quantized), "quantized.pt")')  # fmt: skip
     fresh.run(
         tmp_path, COMPARE.format(bound=1e-6, load='torch.jit.load("model.pt")', want='torch.jit.load("quantized.pt")')
+    )
+
+
+def test_benchmark_lines(scaled: Path) -> None:
+    """`lapilli bench` says what speed_benchmark_torch says in the recipe, with its options."""
+    command = [sys.executable, "-m", "lapilli.cli", "bench", str(scaled), "--input_dims=4,3", "--input_type=float"]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    lines = iter(printed.splitlines())
+    for wanted in ("Starting benchmark.", "Running warmup runs.", "Main runs."):
+        assert wanted in lines  # in this order
+    assert any(
+        re.fullmatch(r"Main run finished\. Microseconds per iter: [\d.]+\. Iters per second: [\d.]+", line)
+        for line in lines
     )
 
 

@@ -137,6 +137,19 @@ test_tools() {
   pip_install -r <(requirements project optional-dependencies test)
 }
 
+# silero-vad's TorchScript file, and the recording (16-bit, 8 kHz) that webrtcvad's source package is tested with.
+speech() {
+  say "silero-vad, a recording of speech"
+  local scratch
+  pip_install --no-deps silero-vad==6.2.3
+  scratch=$(mktemp -d)
+  "$python" -m pip download -q --no-deps --no-binary webrtcvad webrtcvad==2.0.10 -d "$scratch"
+  tar -xzf "$scratch"/webrtcvad-*.tar.gz -C "$scratch"
+  mkdir -p .cache/speech
+  mv "$scratch"/webrtcvad-*/test-audio.raw .cache/speech/
+  rm -rf "$scratch"
+}
+
 # What people who only run programs have: the wheel and what it asks for, no torch.
 bare_environment() {
   say "an environment without torch"
@@ -163,5 +176,6 @@ if [ "$goal" = test ]; then
   validation_layers
   swiftshader
   step test_tools "$(requirements project optional-dependencies test)"
+  step speech 6.2.3
   step bare_environment "$(sources pyproject.toml native src)"
 fi

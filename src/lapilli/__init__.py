@@ -84,7 +84,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-if "torch" in sys.modules:  # exported programs with calls of `lapilli::run` can be loaded from now on
+if sys.modules.get("torch") is not None:  # exported programs with calls of `lapilli::run` can be loaded from now on
     import lapilli.runtime.operator  # noqa: F401
 
 
@@ -114,10 +114,11 @@ def compile(
 ) -> Program:
     """Compiles a model to a program, ready to run and to save. Needs the extra: `pip install lapilli[compile]`.
 
-    model: a module (compiled as it is in eval mode), an ExportedProgram, or the path of a `.pt2` file; or several methods by
-        name, each of them an ExportedProgram or a tuple (module, example_inputs[, dynamic_shapes]): then
+    model: a module (compiled as it is in eval mode), an ExportedProgram, a TorchScript module, method or function, or the path
+        of a file of `torch.export.save` (`.pt2`) or `torch.jit.save` (`.pt`); or several methods by name, each of them an ExportedProgram or a tuple (module, example_inputs[, dynamic_shapes]): then
         `program.methods["decode"](...)` calls one. Equal weights are stored once.
-    example_inputs: arguments of a module, as a tuple or a dict of keywords; an ExportedProgram brings its own.
+    example_inputs: arguments of a module, as a tuple or a dict of keywords; an ExportedProgram brings its own. Images given in
+        channels-last memory format are taken so, without a copy.
     precision: "fp32", or "fp16" for 16-bit storage with 32-bit accumulation. Inputs and outputs keep their dtypes.
     dynamic_shapes: as in `torch.export.export`: which sizes may change from run to run, with their bounds.
     target: name of the one plan to make; None: plans for every kind of device.

@@ -16,6 +16,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from lapilli.capture import script_quantized
+from lapilli.capture.script_composed import COMPOSED
 from lapilli.capture.script_operators import KEPT, NUMBERS, TENSOR, argument, number, python_operator
 from lapilli.errors import CompileError
 
@@ -225,6 +226,8 @@ def _called(name: str, schema: str, values: list[Any]) -> Any:
     target = dispatched(name, overload)
     if isinstance(first, torch.Tensor) and name in TENSOR and (target is None or name in KEPT):
         return TENSOR[name](*values)
+    if name in COMPOSED:
+        return COMPOSED[name](*values)
     if name == "aten::_unwrap_optional":
         if first is None:
             raise CompileError("an optional value that is None was used as if it were there")

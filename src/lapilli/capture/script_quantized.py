@@ -3,7 +3,6 @@ grid of its scale and zero point, and every operator that quantizes its result r
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -108,7 +107,6 @@ class _Packed:
     transposed: bool
 
 
-@functools.lru_cache(maxsize=1024)
 def _unpacked(packed: Any) -> _Packed:
     with _disable_current_modes():  # real weights, also while torch.export traces
         weight, bias = packed.unpack()

@@ -34,6 +34,8 @@ def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = Non
             f"cannot compile a {type(model).__name__}: give an nn.Module or a TorchScript module with example inputs, "
             "an ExportedProgram, or the path of a .pt2 file or of a TorchScript file"
         )
+    if any(type(m).__module__.startswith("torch.ao.nn.quantized") for m in model.modules()):
+        return _capture_script(_scripted(model, example_inputs), example_inputs, dynamic_shapes)
     args, kwargs = _distinct(_arguments(example_inputs))
     training = [m for m in model.modules() if m.training]
     model.eval()
@@ -46,6 +48,23 @@ def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = Non
     finally:
         for m in training:
             m.training = True
+
+
+def _scripted(model: torch.nn.Module, example_inputs: Any) -> torch.jit.ScriptModule:
+    """A module that torch.ao.quantization.convert has made, scripted, else traced: torch.export cannot read packed weights."""
+    args, kwargs = _arguments(example_inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            scripted: torch.jit.ScriptModule = torch.jit.script(model)
+        except Exception:
+            try:
+                scripted = torch.jit.trace(model, args, example_kwarg_inputs=kwargs or None, check_trace=False)  # type: ignore[no-untyped-call]
+            except Exception as error:
+                raise CompileError(
+                    f"{type(model).__name__} has quantized modules, and torch can neither script nor trace it: {error}"
+                ) from error
+    return scripted
 
 
 def _capture_script(model: torchscript.ScriptSource, example_inputs: Any, dynamic_shapes: Any) -> ExportedProgram:

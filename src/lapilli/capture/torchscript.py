@@ -199,8 +199,7 @@ def _settle(module: _Interpreted, values: list[Any]) -> None:
 
     def run(attributes: Mapping[str, Any], inputs: list[Any]) -> tuple[Any, dict[str, Any]]:
         with torch.no_grad():
-            fresh = own | {path: _copy(value) for path, value in attributes.items()}
-            return module.interpret(_copy(inputs), fresh)
+            return module.interpret(_copy(inputs), _copy({**own, **attributes}))
 
     own = {name: buffer.clone() for name, buffer in module.named_buffers()}
     _, assigned = run({}, values)

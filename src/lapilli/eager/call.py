@@ -98,7 +98,7 @@ class Kernel:
         """A launch for a new key, or why there is none."""
         leaves = self._leaves(args, kwargs)
         index = _index(leaves, tensors)
-        if self.form.op in _INDEXING and any(t.device.type == "cpu" for t in tensors):
+        if self.form.op in _INDEXING and leaves[0].is_vulkan and any(t.is_cpu for t in tensors):
             return lambda args, kwargs, tensors, numbers: self(*tree_map(lambda x: _uploaded(x, index), args), **kwargs)
         self._check_devices(tensors, index)
         made: Callable[..., Any] | str

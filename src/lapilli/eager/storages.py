@@ -73,6 +73,10 @@ def _write_file(self: Any, *args: Any) -> Any:
     return self.cpu()._write_file(*args)
 
 
+def share(self: UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("A vulkan tensor cannot be sent to another process: send tensor.cpu(), and move it there.")
+
+
 def _new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
     """``UntypedStorage(size, device="vulkan")``, which would crash: PyTorch's own looks for an allocator in C++."""
     if device is None or torch.device(device).type != "vulkan":
@@ -106,6 +110,7 @@ def patch() -> None:
     for name, ours in {
         "nbytes": nbytes, "size": nbytes, "__len__": nbytes, "data_ptr": data_ptr, "copy_": copy_, "fill_": fill_,
         "resize_": resize_, "__getitem__": getitem, "__setitem__": setitem, "_write_file": _write_file,
+        "_share_fd_cpu_": share, "_share_filename_cpu_": share,
     }.items():  # fmt: skip
         _instead(name, ours)
     _instead_for_cpu()

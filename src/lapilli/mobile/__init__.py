@@ -31,7 +31,7 @@ def install() -> None:
         return
     import torch.utils.mobile_optimizer as optimizer
 
-    library: Any = torch.library.Library("lapilli", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library("lapilli_prepack", "DEF")  # type: ignore[no-untyped-call]
     library.define(RUN)
     library.define(RUN.replace("run(", "run_on_device("))
     library.impl("run", _run, "CompositeExplicitAutograd")

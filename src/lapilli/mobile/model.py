@@ -18,9 +18,13 @@ import torch
 from torch.export import Dim
 
 import lapilli
+from lapilli.backend.device import device_of, targets
 from lapilli.codegen.build import cache_dir
+from lapilli.compiler import compile_to_bytes
 from lapilli.errors import CompileError, InvalidInputError, LapilliError
 from lapilli.mobile.arguments import Type, pack, type_of, unpack
+from lapilli.mobile.on_device import run_on_device
+from lapilli.runtime.files import replace
 
 Tensors = list[torch.Tensor]
 Shapes = tuple[tuple[int, ...], ...]
@@ -52,10 +56,7 @@ class Model:
 
     def run(self, name: str, inputs: Tensors, settings: list[str]) -> tuple[Tensors, list[str]]:
         """Of a method, on tensors on the CPU."""
-        with self._lock:
-            if name not in self._methods:
-                self._methods[name] = _Method(self._module, name, f"{self._digest} {self._precision}", self._precision)
-        return self._methods[name].run(inputs, settings)
+        return self._method(name).run(inputs, settings)
 
     def run_on_device(self, name: str, inputs: Tensors, settings: list[str]) -> tuple[Tensors, list[str]]:
         """Of a method, on tensors of the device "vulkan"."""
@@ -65,12 +66,17 @@ class Model:
                 f"an input is on {elsewhere[0].device}, and this module was optimized without automatic transfer "
                 "(VULKAN_AUTOMATIC_GPU_TRANSFER is in its blocklist): give it tensors on the device, x.to('vulkan')"
             )
-        outputs, notes = self.run(name, [t.cpu() for t in inputs], settings)
-        return [t.to(inputs[0].device) if inputs else t for t in outputs], notes
+        return self._method(name).run(inputs, settings)
+
+    def _method(self, name: str) -> _Method:
+        with self._lock:
+            if name not in self._methods:
+                self._methods[name] = _Method(self._module, name, f"{self._digest} {self._precision}", self._precision)
+            return self._methods[name]
 
 
 class _Method:
-    """A method and its programs: by arguments that are no tensors and by dtypes, a list."""
+    """A method and its programs: by device, by arguments that are no tensors, and by dtypes, a list."""
 
     def __init__(self, module: Any, name: str, digest: str, precision: Literal["fp32", "fp16"]) -> None:
         self._method = getattr(module, name)
@@ -82,37 +88,42 @@ class _Method:
         self._lock = threading.Lock()
 
     def run(self, inputs: Tensors, settings: list[str]) -> tuple[Tensors, list[str]]:
-        key = (tuple(settings), tuple(t.dtype for t in inputs), tuple(t.dim() for t in inputs))
+        device = inputs[0].get_device() if inputs and inputs[0].device.type != "cpu" else None
+        key = (tuple(settings), tuple(t.dtype for t in inputs), tuple(t.dim() for t in inputs), device)
         with self._lock:
             if key not in self._variants:
                 self._variants[key] = _Variant()
             variant = self._variants[key]
         args = unpack(iter(inputs), iter(settings), self._given)
         program = variant.program(tuple(tuple(t.shape) for t in inputs), lambda s, d: self._compiled(s, d, key, args))
-        return pack(program(*args), self._returned)
+        result = program(*args) if device is None else run_on_device(program, args, device)
+        return pack(result, self._returned)
 
     def _compiled(self, shapes: Shapes, dynamic: Sequence[set[int]], key: Any, args: Any) -> lapilli.Program:
         """A program for these shapes, with these axes dynamic; from the disk where it is there."""
-        path = self._path(f"{key} {shapes} {[sorted(axes) for axes in dynamic]}")
+        path = self._path(f"{_target(self._precision, key[3])} {key[:3]} {shapes} {[sorted(axes) for axes in dynamic]}")
+        device = key[3]
         try:
-            return lapilli.load(path)
+            return lapilli.load(path, device)
         except LapilliError:
             pass  # not there, or of another version, or damaged
         made = [torch.zeros(shape, dtype=dtype) for shape, dtype in zip(shapes, key[1], strict=True)]
         example = unpack(iter(made), iter(key[0]), self._given)
         numbers = {id(tensor): axes for tensor, axes in zip(made, dynamic, strict=True)}
-        program = lapilli.compile(
+        data = compile_to_bytes(
             self._method,
             example,
             precision=self._precision,
             dynamic_shapes=_specs(example, numbers) if any(dynamic) else None,
+            target=_target(self._precision, device),
         )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            program.save(path)
+            with replace(path) as file:
+                file.write(data)
         except OSError:
-            pass  # a cache that cannot be written is no error
-        return program
+            return lapilli.Program._from_bytes(data, device)  # a cache that cannot be written is no error
+        return lapilli.load(path, device)
 
     def _path(self, key: str) -> Path:
         text = f"{lapilli.__version__} {torch.__version__} {_sources()} {self._digest} {key}"
@@ -184,6 +195,11 @@ def _specs(value: Any, axes: dict[int, set[int]]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_specs(item, axes) for item in value)
     return None
+
+
+def _target(precision: str, device: int | None) -> str:
+    """The plan for the device that will run the program."""
+    return targets(precision, device_of((), device))[0].name
 
 
 @cache

@@ -68,7 +68,7 @@ def _for_gpu(
     module: torch.jit.ScriptModule, preserved: list[str], blocked: set[Any], kind: str
 ) -> torch.jit.ScriptModule:
     """A module whose methods call the operator. The methods of bundled inputs and others without tensors keep their code."""
-    methods = [name for name in ("forward", *preserved) if _computes(module, name)]
+    methods = [name for name in dict.fromkeys(("forward", *preserved)) if _computes(module, name)]
     if not methods:
         raise CompileError("the module has no method that takes a tensor: there is nothing to run on the GPU")
     for name in methods:
@@ -127,7 +127,7 @@ def _code(method: Any, operator: str) -> str:
         for name, kind, _ in arguments:
             code.write(1, name, kind)
         given = "tensors, notes"
-    code.add(1, f'tensors, notes = torch.ops.lapilli.{operator}(self.lapilli_model, "{method.name}", {given})')
+    code.add(1, f'tensors, notes = torch.ops.lapilli_prepack.{operator}(self.lapilli_model, "{method.name}", {given})')
     code.add(1, "return tensors[0]" if returned.kind == "Tensor" else f"return {code.read(1, returned)}")
     return "\n".join([*code.lines, ""])
 

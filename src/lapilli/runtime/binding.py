@@ -72,4 +72,4 @@ class Binding:
 
 
 def _address(leaf: Any) -> int:
-    return int(leaf.ctypes.data) if isinstance(leaf, np.ndarray | np.generic) else int(leaf.data_ptr())
+    return np.asarray(leaf).ctypes.data if isinstance(leaf, np.ndarray | np.generic) else int(leaf.data_ptr())

@@ -10,7 +10,6 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lapilli import player
 from lapilli.errors import InvalidInputError
@@ -147,7 +146,7 @@ class Method:
     outputs: tuple[TensorSpec, ...]
     plans: tuple[Plan, ...]
 
-    def symbol_values(self, inputs: Sequence[NDArray[Any]]) -> tuple[int, ...]:
+    def symbol_values(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """The dynamic sizes that inputs have."""
         return tuple((inputs[s.input].shape[s.axis] - s.offset) // s.factor for s in self.symbols)
 
