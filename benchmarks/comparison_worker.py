@@ -425,7 +425,7 @@ def sizes(compile: Callable[[nn.Module], Callable[[Tensor], Tensor]]) -> Result:
 # -- the measurements
 
 
-def latency(system: System, model: nn.Module, inputs: Inputs, rounds: int = 15, limit: float = 25.0) -> Result:
+def latency(system: System, model: nn.Module, inputs: Inputs, rounds: int = 15, limit: float = 15.0) -> Result:
     """Medians of the system and of torch's CPU, taken in turn; host to host."""
     if isinstance(system, ExecuTorch):
         return system.case(model, inputs)
@@ -561,7 +561,7 @@ def main() -> None:
         from opdb import entries
 
         names = list(entries())[:: options.every]
-        log.fill(partial(entry, options.system, bool(strict), options.samples), names, 1, 60.0, died, show)
+        log.fill(partial(entry, options.system, bool(strict), options.samples), names, 1, 240.0, died, show)
     else:
         names = list(tasks(options.system, part))
         log.fill(partial(work, options.system, part), names, 1, 240.0, died, show)
