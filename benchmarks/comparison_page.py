@@ -89,8 +89,8 @@ def _circumstances(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if not runs:
         return []
     begun = sorted(run["started"] for run in runs.values())
-    loads = [run["load"][0] for run in runs.values()]
-    threads = sorted({run["threads"] for run in runs.values()})
+    loads = [run["load"][0] for run in runs.values() if "load" in run]
+    threads = sorted({run["threads"] for run in runs.values() if "threads" in run})
     return [
         f"Measured from {begun[0].replace('T', ' ')} to {begun[-1].replace('T', ' ')} (UTC) on 2 cores; load average at the ends "
         f"of the parts {min(loads):.1f} to {max(loads):.1f}: where it is above 2, others worked on the machine, and times are to be"
@@ -162,7 +162,8 @@ def _operators(runs: Mapping[str, Mapping[str, Any]], results: Results) -> list[
         "",
         f"{which.capitalize()} of PyTorch's own operator tests (op_db) that take float32, three samples each, by `tools/eager.py`. "
         "Entries that draw random numbers, drop out, or give tensors without values are left out, and those for CUDA only. "
-        "An entry is as its worst sample; eigenvalues in another order than LAPACK's count as wrong. The compiled route is measured with all samples in [operators.md](operators.md).",
+        "An entry is as its worst sample; eigenvalues in another order than LAPACK's count as wrong. "
+        "The compiled route is measured with all samples in [operators.md](operators.md).",
         "",
         *table(["", "", "entries", "right", "refused", "wrong", "crash or no answer in 4 min", "gradients right"], rows),
         *failures,
