@@ -102,6 +102,9 @@ WRONG_ELSEWHERE = {
     "grouped transposed convolution": _call(
         lambda x, w: F.conv_transpose2d(x, w, groups=2, stride=2), _normal((1, 6, 9, 9), (6, 3, 3, 3))
     ),
+    "two convolutions that differ in their filters' number": _call(
+        lambda x, a, b: (F.conv2d(x, a), F.conv2d(x, b)), _normal((1, 16, 9, 9), (24, 16, 1, 1), (32, 16, 1, 1))
+    ),
     "GELU, exact": _call(F.gelu, lambda: (torch.linspace(-6, 6, 1001),)),
     "attention": _call(_sdpa(), _attention()),
     "attention, causal, 17 × 23": _call(_sdpa(causal=True), _attention()),
