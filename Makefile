@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup-demo setup-test setup-zoo lint types native python poor test format bench opdb eager zoo blockers clean
+.PHONY: help demo setup-demo setup-test setup-zoo lint types native python poor test format bench comparison opdb eager zoo blockers clean
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -49,6 +49,9 @@ format: ## Format the Python code
 
 bench: setup-demo ## Time classifiers against torch on this machine
 	$(PY) benchmarks/classifiers.py
+
+comparison: setup-demo ## Measure Lapilli beside other ways of running PyTorch on Vulkan: docs/comparison.md
+	$(MEASURE) benchmarks/comparison.py $(ARGS)
 
 opdb: setup-test ## Measure every entry of PyTorch's operator tests (hours; goes on where it stopped): docs/operators.md
 	$(MEASURE) tools/opdb.py --jobs 2 $(ARGS)
