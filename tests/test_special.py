@@ -57,6 +57,24 @@ def test_zeros_do_not_hide_nan_and_infinity(call: Callable[[torch.Tensor], torch
 
 
 @pytest.mark.poor_device
+def test_division_with_remainder() -> None:
+    """Bit for bit torch's, near multiples too, where x - trunc(x / y) * y is off by y."""
+    x, y = between(-10, 10, 500), between(-1, 1, 500)
+    tenths = torch.arange(-60, 60) * 0.1
+    special = torch.tensor([0.0, -0.0, 3.0, -7.0, 1e30, float("inf"), -float("inf"), float("nan")])
+    x = torch.cat([x, tenths, special.repeat_interleave(len(special))])
+    y = torch.cat([y, torch.full_like(tenths, 0.1), special.repeat(len(special))])
+
+    def divide(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.fmod(x, y), torch.remainder(x, y), torch.floor_divide(x, y)
+
+    for ours, want in zip(
+        lapilli.compile(Function(divide), (x, y), target="any-fp32")(x, y), divide(x, y), strict=True
+    ):
+        np.testing.assert_array_equal(ours.numpy(), want.numpy())
+
+
+@pytest.mark.poor_device
 def test_on_device() -> None:
     """All of them, and those of two numbers, by the functions of lapilli_special.slang."""
     cases = [c for row in special().values() for c in row]

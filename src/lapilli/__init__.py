@@ -115,8 +115,9 @@ def compile(
     """Compiles a model to a program, ready to run and to save. Needs the extra: `pip install lapilli[compile]`.
 
     model: a module (compiled as it is in eval mode), an ExportedProgram, a TorchScript module, method or function, or the path
-        of a file of `torch.export.save` (`.pt2`) or `torch.jit.save` (`.pt`); or several methods by name, each of them an ExportedProgram or a tuple (module, example_inputs[, dynamic_shapes]): then
-        `program.methods["decode"](...)` calls one. Equal weights are stored once.
+        of a file of `torch.export.save` (`.pt2`) or `torch.jit.save` (`.pt`); or several methods by name, each of them an
+        ExportedProgram or a tuple (module, example_inputs[, dynamic_shapes]): then `program.methods["decode"](...)` calls one.
+        Equal weights are stored once.
     example_inputs: arguments of a module, as a tuple or a dict of keywords; an ExportedProgram brings its own. Images given in
         channels-last memory format are taken so, without a copy.
     precision: "fp32", or "fp16" for 16-bit storage with 32-bit accumulation. Inputs and outputs keep their dtypes.

@@ -68,12 +68,12 @@ def keep_sizes_of_convolutions() -> None:
     format only, and that does not depend on the batch: so no guard is made of this question."""
     select = torch._C._select_conv_backend
 
-    def without_guards(given: Any, *args: Any, **kwargs: Any) -> Any:
-        mode = getattr(given, "fake_mode", None)
+    def without_guards(*args: Any, **kwargs: Any) -> Any:
+        mode = getattr(args[0] if args else kwargs.get("input"), "fake_mode", None)
         if mode is None or mode.shape_env is None:
-            return select(given, *args, **kwargs)
+            return select(*args, **kwargs)
         with mode.shape_env.suppress_guards():
-            return select(given, *args, **kwargs)
+            return select(*args, **kwargs)
 
     torch._C._select_conv_backend = without_guards
 
