@@ -157,6 +157,26 @@ def test_code_is_stripped_of_names() -> None:
     assert b"DispatchThreadID" not in code
 
 
+BRANCHES = (247, 250, 251)  # OpSelectionMerge, OpBranchConditional, OpSwitch
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["float(floordiv(int(x), 3))", "float(floormod(int(x), 3))", "float(floordiv_any(vector<int, 2>(x), vector<int, 2>(3))[0])",
+     "mod_any(vector<float, 2>(x), vector<float, 2>(3))[0]", "erf1(x)", "exp1(x)", "log1(x)", "expm1_1(x)", "log1p_1(x)",
+     "tanh_any(vector<float, 4>(x))[0]"],
+)  # fmt: skip
+def test_indices_and_activations_have_no_branches(value: str) -> None:
+    """SwiftShader looks at every path through the branches of a loop: with 30 of them it compiles for hours."""
+    source = "import lapilli_math;\n" + KERNEL.format(value).replace("{ b", "{ float x = b[id.x]; b")
+    words = np.frombuffer(slang.compile(source), np.uint32)[5:]
+    at, opcodes = 0, []
+    while at < len(words):
+        opcodes.append(int(words[at] & 0xFFFF))
+        at += int(words[at] >> 16)
+    assert not set(opcodes) & set(BRANCHES)
+
+
 def test_a_kernel_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = KERNEL.format("2.0f")
     first = building.build([source, source])

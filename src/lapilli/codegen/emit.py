@@ -361,22 +361,16 @@ class Emitter:
         if op in ("min", "max"):  # NaN wins
             sign = "<" if op == "max" else ">"
             if isinstance(e.args[1], Const):
-                return self._choose(f"{args[0]} {sign} {args[1]}", args[1], args[0], lanes)
+                return f"select({args[0]} {sign} {args[1]}, {args[1]}, {args[0]})"
             sign = ">" if op == "max" else "<"
             if integer:
                 return f"{op}({args[0]}, {args[1]})"
-            either = (
-                f"or({args[0]} {sign} {args[1]}, {args[0]} != {args[0]})"
-                if lanes > 1
-                else f"{args[0]} {sign} {args[1]} || {args[0]} != {args[0]}"
-            )
-            return self._choose(either, args[0], args[1], lanes)
+            either = f"or({args[0]} {sign} {args[1]}, {args[0]} != {args[0]})"
+            return f"select({either}, {args[0]}, {args[1]})"
         if op == "where":
-            return self._choose(args[0], args[1], args[2], lanes)
+            return f"select({args[0]}, {args[1]}, {args[2]})"
         if op in ("and", "or"):
-            return (
-                f"{op}({args[0]}, {args[1]})" if lanes > 1 else f"({args[0]} {'&&' if op == 'and' else '||'} {args[1]})"
-            )
+            return f"{op}({args[0]}, {args[1]})"
         if op == "xor":
             return f"({args[0]} != {args[1]})"
         if op == "not":
@@ -405,10 +399,6 @@ class Emitter:
         if op == "isnan" and integer:
             return "false"
         return f"{_DIRECT[op]}({', '.join(args)})"
-
-    @staticmethod
-    def _choose(condition: str, a: str, b: str, lanes: int) -> str:
-        return f"select({condition}, {a}, {b})" if lanes > 1 else f"({condition} ? {a} : {b})"
 
     # -- memory
     def _load(self, e: Load, lanes: int) -> str:

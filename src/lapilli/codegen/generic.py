@@ -317,10 +317,7 @@ def update(e: Emitter, op: str, acc: str, x: str, wide: bool) -> None:
         e.line(f"{acc} = {('or' if op == 'any' else 'and') + f'({acc}, {x})' if wide else f'{acc} {sign} {x}'};")
     elif op in ("max", "min"):
         sign = ">" if op == "max" else "<"
-        if wide:
-            e.line(f"{acc} = select(or({x} {sign} {acc}, {x} != {x}), {x}, {acc});")
-        else:
-            e.line(f"{acc} = ({x} {sign} {acc} || {x} != {x}) ? {x} : {acc};")
+        e.line(f"{acc} = select(or({x} {sign} {acc}, {x} != {x}), {x}, {acc});")
     else:
         sign = ">" if op == "argmax" else "<"
         e.line(f"if (({x} {sign} {acc} || {x} != {x}) && {acc} == {acc} || step == 0) {{ {acc} = {x}; place = step; }}")
