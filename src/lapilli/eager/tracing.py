@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+_torch_c: Any = torch._C  # of which not all is typed
+_TRACER = _torch_c._parse_dispatch_key("Tracer")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 def is_tracing() -> bool:
     """Whether torch.jit.trace records what is called."""
-    return torch._C._get_tracing_state() is not None
+    return _torch_c._get_tracing_state() is not None
 
 
 def untraced(kernel: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -27,12 +29,14 @@ def untraced(kernel: Callable[_P, _R]) -> Callable[_P, _R]:
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         if not is_tracing():
             return kernel(*args, **kwargs)
-        state = torch._C._get_tracing_state()
-        torch._C._set_tracing_state(None)  # type: ignore[arg-type]
+        state, excluded = _torch_c._get_tracing_state(), _torch_c._dispatch_tls_is_dispatch_key_excluded(_TRACER)
+        _torch_c._dispatch_tls_set_dispatch_key_excluded(_TRACER, False)  # while it is, the state cannot be set
+        _torch_c._set_tracing_state(None)
         try:
             return kernel(*args, **kwargs)
         finally:
-            torch._C._set_tracing_state(state)
+            _torch_c._set_tracing_state(state)
+            _torch_c._dispatch_tls_set_dispatch_key_excluded(_TRACER, excluded)
 
     return run
 
