@@ -472,3 +472,40 @@ def test_a_second_process_finds_all_kernels(tmp_path: Path) -> None:
         for _ in range(2)
     ]
     assert counts[0] > 1 and counts[1] == 0
+
+
+WIDE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "arithmetic": lambda x: x * 2 + 1,
+    "sort": lambda x: x.sort()[0],
+    "cumsum": lambda x: x.cumsum(0),
+    "float": lambda x: x.float().relu(),
+}
+
+
+@CPU_OR_DEVICE
+@pytest.mark.filterwarnings("ignore:.*runs on the CPU:UserWarning")
+@pytest.mark.parametrize("name", WIDE)
+def test_integers_beyond_32_bits(name: str, device: str) -> None:
+    """Such a call runs in torch, and those after it on the device again."""
+    f = WIDE[name]
+    run, x, wide = compiled(f), torch.tensor([4, -3, 7]), torch.tensor([2**33, -3, 2**40])
+    assert torch.equal(run(x.to(device)).cpu(), f(x))
+    with pytest.warns(UserWarning, match="a graph runs in torch: an int64 tensor has values .* 32 bits"):
+        assert torch.equal(run(wide.to(device)).cpu(), f(wide))
+    with warnings.catch_warnings(action="error"):
+        assert torch.equal(run(x.to(device)).cpu(), f(x))
+
+
+def test_integers_beyond_32_bits_are_refused_without_fallback() -> None:
+    run = compiled(lambda x: x + 1, options={"fallback": "error"})
+    with pytest.raises(ValueError, match="int64 tensor has values that do not fit into the 32 bits"):
+        run(torch.tensor([2**33]))
+
+
+@CPU_OR_DEVICE
+@pytest.mark.filterwarnings("ignore:a graph runs in torch:UserWarning")
+def test_numbers_beyond_32_bits(device: str) -> None:
+    run, x = compiled(lambda x, k: (x + k, x.float() * k), dynamic=True), torch.tensor([4, -3, 7])
+    for k in (3, 4, 2**33, 5):
+        sum_, product = run(x.to(device), k)
+        assert torch.equal(sum_.cpu(), x + k) and torch.equal(product.cpu(), x.float() * k)

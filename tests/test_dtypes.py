@@ -154,6 +154,15 @@ def test_int64_constants_that_do_not_fit_into_32_bits_stay_on_the_cpu() -> None:
     assert "do not fit into the 32 bits" in str(program.report())
 
 
+def test_ranges_that_do_not_fit_into_32_bits_stay_on_the_cpu() -> None:
+    x = torch.tensor([3, 4])
+    for start, fits in ((2**31 - 2, True), (2**31 - 1, False), (-(2**31) - 1, False), (2**33, False)):
+        model = Function(lambda x, start=start: torch.arange(start, start + 2, device=x.device) + x // 9)
+        program = lapilli.compile(model, (x,))
+        assert torch.equal(program(x), model(x))
+        assert ("do not fit into the 32 bits" in str(program.report())) != fits
+
+
 @pytest.mark.poor_device
 def test_int64_results_wrap_at_32_bits() -> None:
     """What the documentation says of integers that grow beyond 32 bits."""

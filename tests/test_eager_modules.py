@@ -157,6 +157,34 @@ def test_torchscript(make: Callable[..., Any], as_bytes: bool, tmp_path: Path) -
     assert not any(value.is_vulkan for value in moved.cpu().state_dict().values())
 
 
+class Network(nn.Module):
+    """Convolutions, which torch.jit.trace does not record by their own name, and a tensor that is written in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+        self.up, self.linear = nn.ConvTranspose2d(8, 4, 2, stride=2), nn.Linear(4 * 8 * 8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(self.features(x))
+        x[:, 1] = 1
+        x[:, :, 0] = x[:, :, 2]
+        return self.linear(x.flatten(1))
+
+
+def test_traces_of_the_device_are_right_on_the_host(recwarn: pytest.WarningsRecorder) -> None:
+    torch.manual_seed(0)
+    module, x, other = Network().eval(), torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        expected = module(other)
+    traced = torch.jit.trace(module.to("vulkan"), x.to("vulkan"))
+    assert not [w for w in recwarn if issubclass(w.category, torch.jit.TracerWarning)]
+    torch.testing.assert_close(traced(other.to("vulkan")).cpu(), expected)
+    file = io.BytesIO()
+    torch.jit.save(traced, file)
+    torch.testing.assert_close(torch.jit.load(io.BytesIO(file.getvalue()), map_location="cpu")(other), expected)
+
+
 def test_scripted_functions_are_saved_with_their_constants() -> None:
     constant = torch.arange(3.0, device="vulkan")
     traced = torch.jit.trace(lambda x: x * constant, torch.ones(3, device="vulkan"))

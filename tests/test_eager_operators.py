@@ -251,6 +251,24 @@ def test_integers_beyond_32_bits_are_not_computed_by_kernels() -> None:
     assert set(fallbacks()) == {"aten.add.Tensor", "aten.mul.Tensor"}
 
 
+WIDE: dict[str, Callable[[str], torch.Tensor]] = {
+    "arange": lambda device: torch.arange(2**33, 2**33 + 5, device=device) + 1,
+    "arange up to it": lambda device: torch.arange(0, 2**33, 2**31, device=device),
+    "full": lambda device: torch.full((3,), 2**33, device=device) * 2,
+    "full_like": lambda device: torch.full_like(torch.ones(3, dtype=torch.int64, device=device), -(2**33)) - 1,
+    "fill_": lambda device: torch.ones(3, dtype=torch.int64, device=device).fill_(2**33) + 1,
+    "pad": lambda device: torch.nn.functional.pad(torch.ones(3, dtype=torch.int64, device=device), (1, 0), value=2**33),
+    "pow": lambda device: torch.pow(2**33, torch.ones(3, dtype=torch.int64, device=device)),
+    "list": lambda device: torch._foreach_add([torch.ones(3, dtype=torch.int64, device=device)], 2**33)[0],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*runs on the CPU:UserWarning")
+@pytest.mark.parametrize("name", WIDE)
+def test_numbers_beyond_32_bits(name: str) -> None:
+    assert torch.equal(WIDE[name]("vulkan").cpu(), WIDE[name]("cpu"))
+
+
 @pytest.mark.filterwarnings("ignore:.*runs on the CPU:UserWarning")
 def test_masks_and_numbers() -> None:
     x = torch.randn(4, 5)

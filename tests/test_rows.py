@@ -164,3 +164,14 @@ def test_verification_understands_rows_and_attention(gpu_plans: None) -> None:
     checks = lapilli.verify(Wrap(f), (X,), target="gpu-fp32")
     assert len(checks) == 2
     assert np.isfinite([c.error for c in checks]).all() and max(c.error for c in checks) < FLOAT_BOUND
+
+
+def test_a_long_iteration_is_not_followed_into_a_row() -> None:
+    """The 88 rounds that find eigenvalues read one another in several places."""
+
+    def composed(x: torch.Tensor) -> torch.Tensor:
+        values, vectors = torch.linalg.eigh(x)
+        return vectors @ torch.diag(values) @ vectors.mT
+
+    x = X[0, 0, :12, None] * torch.eye(12) + X[1, :, :12].mT @ X[1, :, :12]
+    assert relative_error(lapilli.compile(Wrap(composed), (x,))(x), composed(x)) < FLOAT_BOUND

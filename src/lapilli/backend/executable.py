@@ -21,6 +21,7 @@ from lapilli.backend.sizes import Sources
 from lapilli.backend.weights import Snapshot, are_tracked
 from lapilli.compiler import Storage, compile_module
 from lapilli.eager import storage
+from lapilli.eager.signature import CannotRun
 from lapilli.errors import CompileError, NoDeviceError, UnsupportedOperatorError
 from lapilli.graph.partition import TOO_LITTLE
 from lapilli.runtime.report import Report
@@ -63,7 +64,17 @@ class Executable:
         if run is None or (self._snapshot is not None and not self._snapshot.holds([given[k] for k in self._weights])):
             with self._lock:
                 run = self._renewed(given)
-        return run(given)
+        try:
+            return run(given)
+        except CannotRun as error:  # the values of this call, not the graph
+            return self._in_torch(error)(given)
+
+    def _in_torch(self, error: Exception) -> _Run:
+        """The graph operator by operator, in a call that a program cannot do."""
+        if self.options.fallback == "error":
+            raise ValueError(f"The graph cannot run on the device: {error}.") from error
+        warnings.warn(f"a graph runs in torch: {error}", UserWarning, stacklevel=3)
+        return _InTorch(self._gm)
 
     def _renewed(self, given: Sequence[Any]) -> _Run:
         """For the weights of a call."""

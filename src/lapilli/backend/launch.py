@@ -10,6 +10,9 @@ from typing import Any
 import torch
 
 from lapilli.eager import devices, movement, storage
+from lapilli.eager.launch import bits
+from lapilli.eager.signature import CannotRun
+from lapilli.lower.registry import RANDOM_KEY
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Method
 
@@ -24,8 +27,10 @@ class Launch:
         index: of the device."""
         self.index = index
         self.dtypes = [getattr(torch, spec.dtype) for spec in method.outputs]
+        self._longs = [k for k, spec in enumerate(method.inputs[:inputs]) if spec.dtype == "int64"]
         self._carriers = len(method.inputs) - inputs
         names = [s.name for s in method.symbols]
+        self._numbers = [k for k, name in enumerate(names) if name not in RANDOM_KEY]
         self._shapes = _shapes(names, [spec.shape for spec in method.outputs])
         self._fixed = None if names else self._shapes()
         stream = devices.stream_of(index)
@@ -33,6 +38,13 @@ class Launch:
         self._launch = stream.launch(native, number, len(names), len(method.inputs), len(method.outputs))
 
     def __call__(self, symbols: Sequence[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Raises CannotRun for integers beyond 32 bits."""
+        if any(storage.is_wide(inputs[k]) for k in self._longs):
+            raise CannotRun(
+                "an int64 tensor has values that do not fit into the 32 bits in which the GPU computes them"
+            )
+        for k in self._numbers:
+            bits(symbols[k])
         shapes = self._shapes(*symbols) if self._fixed is None else self._fixed
         made = [storage.empty(s, d, self.index) for s, d in zip(shapes, self.dtypes, strict=True)]
         words = list(symbols)

@@ -18,6 +18,7 @@ from lapilli.eager.form import form
 from lapilli.eager.launch import Launch, is_runtime, places, quick
 from lapilli.eager.movement import gather
 from lapilli.eager.signature import CannotRun
+from lapilli.eager.tracing import is_recorded, untraced
 from lapilli.lower import lowerings
 
 __all__ = ["boxed", "call", "copy", "fallbacks", "gather", "register", "reset_fallbacks", "run"]
@@ -155,7 +156,8 @@ def _kernel(op: Overload) -> Callable[..., Any]:
     if known is None:
         from lapilli.eager.own import OPERATORS
 
-        known = _kernels[op] = OPERATORS.get(op) or Kernel(op)
+        kernel = OPERATORS.get(op) or Kernel(op)
+        known = _kernels[op] = kernel if is_recorded(op) else untraced(kernel)
     return known
 
 

@@ -53,7 +53,7 @@ class Launch:
         self.form, self.index = form, index
         self.numbers = _numbers(form, given, tensors)
         values = [self._number(source, tensors, numbers) for source in self.numbers]
-        for value in values:
+        for value in (*values, *(leaves[k] for k in form.numeric if type(leaves[k]) is int)):
             bits(value)
         program, found = programs_of(target_of(index)).find(signature, values)
         self.constant = found is not signature or not form.runtime_numbers

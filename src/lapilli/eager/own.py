@@ -11,6 +11,7 @@ from lapilli.eager import fourier, movement, storage, transformer
 from lapilli.eager.call import call, copy, run
 from lapilli.eager.launch import bits
 from lapilli.eager.signature import operand, see
+from lapilli.eager.tracing import is_tracing, untraced
 
 aten = torch.ops.aten
 
@@ -69,6 +70,17 @@ _WORDS: dict[torch.dtype, Callable[[Any], int]] = {
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and bool((a == b).all().item())
+
+
+def _convolution(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """torch.jit.trace does not record this operator, but the one that other devices make of it."""
+    if is_tracing():
+        return aten._convolution.default(*args, **kwargs, **_FLAGS)  # type: ignore[no-any-return]
+    return run(aten.convolution.default)(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+_FLAGS = {"benchmark": False, "deterministic": False, "cudnn_enabled": True, "allow_tf32": True}
+"""What a trace says of cuDNN."""
 
 
 def _convolution_backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> Any:
@@ -161,8 +173,8 @@ OPERATORS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.new_ones.default: _made(_ones, True),
     aten.new_full.default: _made(lambda made, rest: _fill(made, rest[0]), True),
     aten.full.default: _full,
-    aten.scalar_tensor.default: lambda value, **options: _full(
-        (), value, **{"dtype": torch.get_default_dtype(), **options}
+    aten.scalar_tensor.default: untraced(
+        lambda value, **options: _full((), value, **{"dtype": torch.get_default_dtype(), **options})
     ),
     aten._fft_r2c.default: fourier.real_to_complex,
     aten._fft_c2c.default: fourier.complex_to_complex,
@@ -177,4 +189,6 @@ OPERATORS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._transformer_encoder_layer_fwd.default: transformer.encoder_layer,
     aten.native_batch_norm.default: _batch_norm,
     aten.convolution_backward_overrideable.default: _convolution_backward,
+    aten.convolution.default: _convolution,
+    aten._convolution.default: lambda *args: run(aten.convolution.default)(*args[:9]),
 }

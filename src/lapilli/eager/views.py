@@ -18,6 +18,7 @@ from torch._prims_common import make_contiguous_strides_for
 
 from lapilli.eager import storage
 from lapilli.eager.devices import current_device, index_of, streams
+from lapilli.eager.tracing import untraced
 
 _KERNELS: dict[str, Callable[..., Any]] = {}
 
@@ -30,10 +31,14 @@ def _kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
+_UNRECORDED = {"copy_", "_copy_from", "_copy_from_and_resize", "_local_scalar_dense", "resize_"}
+"""What torch.jit.trace does not record, or records itself and then runs as it is."""
+
+
 def register(library: Any) -> None:
     """Registers all of them."""
     for name, kernel in _KERNELS.items():
-        library.impl(name, kernel, "PrivateUse1")
+        library.impl(name, untraced(kernel) if name in _UNRECORDED else kernel, "PrivateUse1")
     overload: Any
     for overload in (aten._reshape_alias.default, aten.unfold.default, aten.view_as_real.default,
                      aten.view_as_complex.default):  # fmt: skip

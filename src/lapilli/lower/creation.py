@@ -49,7 +49,11 @@ def arange(call: Call, start: Any, end: Any, step: Any = 1, **_: Any) -> Map:
         if call.dtype.is_float:
             return index(i, DType.float32) * as_expr(float(step)) + as_expr(float(start))
         first, by = (int(v) if isinstance(v, float) else v for v in (start, step))
-        return index(i * by + first)
+        value = i * by + first
+        low, high = value.bounds
+        if (low is not None and low < -(2**31)) or (high is not None and high >= 2**31):
+            raise TypeError("it has integers that do not fit into the 32 bits in which the GPU computes them")
+        return index(value)
 
     return call.map(body)
 

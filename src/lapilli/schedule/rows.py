@@ -18,6 +18,7 @@ from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task
 
 LONGEST_ROW = 8192
+DEEPEST = 12  # values that are computed in the row through one another
 _CHEAP = 4  # operations of a value that a kernel without registers for a row may compute again in every pass
 
 
@@ -158,12 +159,14 @@ class _Group:
 
 
 class _Collected:
-    """The closure of a task over reductions and producers. places: where each is read; clashes: read in several places."""
+    """The closure of a task over reductions and producers. places: where each is read; clashes: what cannot join after all, as
+    it is read in several places, or through too many others."""
 
     def __init__(self, group: _Group, frame: _Frame, banned: set[int]) -> None:
         self.group, self.frame, self.banned = group, frame, banned
         self.places: dict[int, tuple[Int, ...]] = {}
         self.clashes: set[int] = set()
+        self.depth = 0
         self.steps: dict[int, Step] = {}
         self.producers: dict[int, Task] = {}
         end = group.end
@@ -174,16 +177,23 @@ class _Collected:
 
     def _expand(self, e: Expr) -> Expr:
         """With producers computed in place; reductions that it reads are collected."""
-        return rewrite(e, on_load=self._load)
+        at: dict[int, tuple[Int, ...]] = {}
+        for ld in loads(e):  # all first: what clashes is not followed, and iterations (of eigenvalues, say) are long
+            if at.setdefault(ld.node.id, ld.index) != ld.index and ld.node.id not in self.banned:
+                self.clashes.add(ld.node.id)
+        self.depth += 1
+        expanded = rewrite(e, on_load=self._load)
+        self.depth -= 1
+        return expanded
 
     def _load(self, ld: Load) -> Expr | None:
         i = ld.node.id
-        if i in self.banned:
+        if i in self.banned or i in self.clashes:
             return None
-        if i in self.places:
-            if self.places[i] != ld.index:
-                self.clashes.add(i)
-        elif not self._join(ld):
+        if self.places.get(i, ld.index) != ld.index or (self.depth > DEEPEST and i in self.group.by_out):
+            self.clashes.add(i)
+            return None
+        if i not in self.places and not self._join(ld):
             return None
         p = self.producers.get(i)
         return None if p is None else self._expand(rewrite(p.value, dict(zip(p.axes, ld.index, strict=True))))

@@ -1,0 +1,46 @@
+"""Kernels under torch.jit.trace, which records most operators, and stops while their kernels run.
+
+It goes on in the kernels of those that it does not record itself. Sizes are then tensors, and what a kernel calls may be
+recorded: the trace would have constants in place of results."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+_torch_c: Any = torch._C  # of which not all is typed
+_TRACER = _torch_c._parse_dispatch_key("Tracer")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def is_tracing() -> bool:
+    """Whether torch.jit.trace records what is called."""
+    return _torch_c._get_tracing_state() is not None
+
+
+def untraced(kernel: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A kernel of which torch.jit.trace sees nothing."""
+
+    @functools.wraps(kernel, updated=())
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if not is_tracing():
+            return kernel(*args, **kwargs)
+        state, excluded = _torch_c._get_tracing_state(), _torch_c._dispatch_tls_is_dispatch_key_excluded(_TRACER)
+        _torch_c._dispatch_tls_set_dispatch_key_excluded(_TRACER, False)  # while it is, the state cannot be set
+        _torch_c._set_tracing_state(None)
+        try:
+            return kernel(*args, **kwargs)
+        finally:
+            _torch_c._set_tracing_state(state)
+            _torch_c._dispatch_tls_set_dispatch_key_excluded(_TRACER, excluded)
+
+    return run
+
+
+def is_recorded(op: torch._ops.OpOverload) -> bool:
+    """Whether an operator has a result that a trace can hold."""
+    return any("Tensor" in str(r.type) for r in op._schema.returns)
