@@ -225,15 +225,15 @@ def _quick_new(launch: Launch) -> Run:
 
     def run(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
         words = first[:]
-        for place, k in slots:
-            words[place] = bits(numbers[k])
+        if slots:
+            for place, k in slots:
+                words[place] = bits(numbers[k])
         for k, size in inputs:
             tensor = tensors[k]
             offset = tensor.storage_offset() * size
             if offset % alignment:
                 return launch(args, kwargs, tensors, numbers)
-            words.append(tensor.untyped_storage()._lapilli.address)
-            words.append(offset)
+            words += (tensor.untyped_storage()._lapilli.address, offset)
         try:
             buffer = enqueue(words)
         except OutOfMemoryError as error:
