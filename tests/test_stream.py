@@ -255,6 +255,65 @@ def test_threads(stream: Stream, scaled: NativeProgram) -> None:
     stream.synchronize()
 
 
+def test_a_launch_with_new_memory(stream: Stream, scaled: NativeProgram) -> None:
+    x = floats(2 * 50)
+    source = put(stream, x)
+    words, launch = stream.launch_new(scaled, 0, [50], 1, 0, x.nbytes)
+    expected = (x.reshape(-1, 2) * [1, 4]).astype(np.float32).ravel()
+    kept = launch([*words, source.address, 0])
+    result = launch([*words, source.address, 0])
+    assert result.bytes == x.nbytes
+    before = stream.memory().allocated
+    for _ in range(300):  # the memory of each result but the last is free for the next but one
+        result = launch([*words, source.address, 0])
+    assert stream.memory().allocated == before
+    assert np.array_equal(get(kept), expected)
+    assert np.array_equal(get(result), expected)
+    with pytest.raises(errors.InvalidInputError, match="begins at byte 8"):
+        launch([*words, source.address, 8])
+    assert stream.memory().allocated == before  # of a refused run nothing stays
+    stream.empty_cache()
+    stream.set_memory_limit(stream.memory().reserved)
+    held = []
+    with pytest.raises(errors.OutOfMemoryError, match="the limit that was set"):
+        for _ in range(1 << 16):
+            held.append(launch([*words, source.address, 0]))
+    held.clear()
+    assert np.array_equal(get(launch([*words, source.address, 0])), expected)
+
+
+def test_freed_memory_is_counted_and_used_first(stream: Stream) -> None:
+    stream.set_memory_limit(64 << 20)
+    for _ in range(3):
+        held = [stream.allocate(15 << 20) for _ in range(4)]
+        assert stream.memory().allocated >= 60 << 20
+        held.clear()
+        assert stream.memory().allocated == 0
+
+
+def test_threads_with_new_memory(stream: Stream, scaled: NativeProgram) -> None:
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        x = floats(2 * 50, number)
+        source = put(stream, x)
+        words, launch = stream.launch_new(scaled, 0, [50], 1, 0, x.nbytes)
+        for i in range(300):
+            result = launch([*words, source.address, 0])
+            expected = (x.reshape(-1, 2) * [1, 4]).astype(np.float32).ravel()
+            if i % 10 == 0 and not np.array_equal(get(result), expected):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    gc.collect()
+    assert stream.memory().allocated == 0
+
+
 def test_refused(stream: Stream, scaled: NativeProgram) -> None:
     x, y = stream.allocate(1024), stream.allocate(1024)
     run = stream.enqueue

@@ -238,6 +238,10 @@ lapilli_status lapilli_enqueue(lapilli_stream *stream, lapilli_program *program,
 /* The same, for callers to whom every argument is dear: method, n_symbols, n_inputs and n_outputs, the symbols, and for
  * each input and output the address of its buffer and its offset, all as int64_t (at any address). */
 lapilli_status lapilli_enqueue_packed(lapilli_stream *stream, lapilli_program *program, const char *words);
+/* The same with memory, in one call: after n_outputs come the address of a buffer to destroy first (or 0), and the bytes of a
+ * buffer to create, which is meant by slices whose address is 0. Returns the new buffer's address. 0: nothing was enqueued or
+ * created, and lapilli_buffer_create or lapilli_enqueue_packed should be asked why. */
+intptr_t lapilli_launch(lapilli_stream *stream, lapilli_program *program, const char *words);
 
 /* Lets the device begin with what is queued; waits for nothing. */
 lapilli_status lapilli_flush(lapilli_stream *stream);

@@ -3,6 +3,7 @@
 #include "api.h"
 #include "stream.h"
 
+#include <array>
 #include <cstring>
 
 struct lapilli_stream {
@@ -21,6 +22,30 @@ Stream& checked(lapilli_stream* stream) {
 lapilli_buffer& checked(lapilli_buffer* buffer) {
   need(buffer, "buffer");
   return *buffer;
+}
+
+// `head`: method and numbers of symbols, inputs and outputs; `words`: the symbols and slices. `made` is where a slice
+// without a buffer is.
+void enqueue_packed(Stream& stream, lapilli_program* program, std::span<const int64_t, 4> head, const char* words,
+                    lapilli_buffer* made) {
+  need(program, "program");
+  constexpr int64_t most = 1 << 16;
+  for (const int64_t count : head)
+    if (count < 0 || count > most)
+      fail(LAPILLI_INVALID_ARGUMENT, "The packed method or number of symbols, inputs or outputs is ", count, ".");
+  const auto symbols = static_cast<size_t>(head[1]), slices = static_cast<size_t>(head[2] + head[3]);
+  thread_local std::vector<int64_t> values;
+  thread_local std::vector<lapilli_slice> places;
+  static_assert(sizeof(lapilli_slice) == 2 * sizeof(int64_t) || sizeof(void*) == 4);
+  values.resize(symbols + 2 * slices);
+  std::memcpy(values.data(), words, values.size() * sizeof(int64_t));
+  places.resize(slices);
+  for (size_t i = 0; i < slices; ++i) {
+    auto* const buffer = reinterpret_cast<lapilli_buffer*>(static_cast<intptr_t>(values[symbols + 2 * i]));
+    places[i] = {buffer != nullptr ? buffer : made, static_cast<uint64_t>(values[symbols + 2 * i + 1])};
+  }
+  stream.enqueue(program->program, static_cast<uint32_t>(head[0]), std::span(values).first(symbols),
+                 static_cast<size_t>(head[2]), places);
 }
 
 } // namespace
@@ -103,29 +128,27 @@ lapilli_status lapilli_enqueue(lapilli_stream* stream, lapilli_program* program,
 
 lapilli_status lapilli_enqueue_packed(lapilli_stream* stream, lapilli_program* program, const char* words) {
   return guarded([&] {
-    need(program, "program");
     need(words, "words");
-    struct Head {
-      int64_t method, symbols, inputs, outputs;
-    } head;
-    constexpr int64_t most = 1 << 16;
-    std::memcpy(&head, words, sizeof head);
-    for (const int64_t count : {head.method, head.symbols, head.inputs, head.outputs})
-      if (count < 0 || count > most)
-        fail(LAPILLI_INVALID_ARGUMENT, "The packed method or number of symbols, inputs or outputs is ", count, ".");
-    const auto symbols = static_cast<size_t>(head.symbols), slices = static_cast<size_t>(head.inputs + head.outputs);
-    thread_local std::vector<int64_t> values;
-    thread_local std::vector<lapilli_slice> places;
-    static_assert(sizeof(lapilli_slice) == 2 * sizeof(int64_t) || sizeof(void*) == 4);
-    values.resize(symbols + 2 * slices);
-    std::memcpy(values.data(), words + sizeof head, values.size() * sizeof(int64_t));
-    places.resize(slices);
-    for (size_t i = 0; i < slices; ++i)
-      places[i] = {reinterpret_cast<lapilli_buffer*>(static_cast<intptr_t>(values[symbols + 2 * i])),
-                   static_cast<uint64_t>(values[symbols + 2 * i + 1])};
-    checked(stream).enqueue(program->program, static_cast<uint32_t>(head.method), std::span(values).first(symbols),
-                            static_cast<size_t>(head.inputs), places);
+    std::array<int64_t, 4> head;
+    std::memcpy(head.data(), words, sizeof head);
+    enqueue_packed(checked(stream), program, head, words + sizeof head, nullptr);
   });
+}
+
+intptr_t lapilli_launch(lapilli_stream* stream, lapilli_program* program, const char* words) {
+  lapilli_buffer* made = nullptr;
+  const lapilli_status status = guarded([&] {
+    need(words, "words");
+    std::array<int64_t, 6> head;
+    std::memcpy(head.data(), words, sizeof head);
+    lapilli_buffer_release(static_cast<intptr_t>(head[4]));
+    made = checked(stream).create_buffer(static_cast<uint64_t>(head[5]));
+    enqueue_packed(*stream->stream, program, std::span(head).first<4>(), words + sizeof head, made);
+  });
+  if (status == LAPILLI_OK)
+    return reinterpret_cast<intptr_t>(made);
+  lapilli_buffer_destroy(made);
+  return 0;
 }
 
 lapilli_status lapilli_flush(lapilli_stream* stream) {

@@ -384,6 +384,35 @@ TEST(threads_share_a_stream) {
   CHECK(stream.memory().allocated == 0);
 }
 
+TEST(a_launch_makes_and_destroys_buffers) {
+  const Stream stream;
+  const Program program(sum_program());
+  const Buffer a(stream, Floats(300, 1.0f)), b(stream, Floats(300, 2.0f));
+  const uint64_t before = stream.memory().allocated;
+  intptr_t last = 0;
+  const auto launch = [&](intptr_t input, uint64_t offset, intptr_t unwanted) {
+    const std::array<int64_t, 13> words{0, 1, 2, 1, unwanted, 1200, 300, input, static_cast<int64_t>(offset),
+                                        reinterpret_cast<intptr_t>(b.handle), 0, 0, 0};
+    return lapilli_launch(stream.handle, program.handle, reinterpret_cast<const char*>(words.data()));
+  };
+  intptr_t unwanted = 0;
+  last = reinterpret_cast<intptr_t>(a.handle);
+  for (int i = 0; i < 200; ++i) { // each is the sum of the one before and 2
+    const intptr_t next = launch(last, 0, unwanted);
+    CHECK(next != 0);
+    unwanted = i == 0 ? 0 : last;
+    last = next;
+  }
+  Floats values(300);
+  CHECK(lapilli_buffer_read(reinterpret_cast<lapilli_buffer*>(last), 0, values.data(), 1200) == LAPILLI_OK);
+  CHECK(values == Floats(300, 401.0f));
+  lapilli_buffer_release(unwanted);
+  CHECK(launch(last, 4, 0) == 0); // not aligned
+  lapilli_buffer_release(last);
+  CHECK(stream.memory().allocated == before);
+  CHECK(lapilli_launch(stream.handle, program.handle, nullptr) == 0);
+}
+
 TEST(a_stream_says_what_it_runs_on) {
   const Stream stream;
   char* json = nullptr;

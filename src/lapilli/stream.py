@@ -41,13 +41,13 @@ class Buffer:
         address: of the native buffer, for the functions that `Stream.launch` makes.
     """
 
-    __slots__ = ("_release", "address", "bytes", "stream")
+    __slots__ = ("_freed", "address", "bytes", "stream")
 
     def __init__(self, stream: Stream, address: int, size: int) -> None:
         self.stream = stream
         self.address = address
         self.bytes = size
-        self._release = stream._release  # kept here: __del__ may run while the interpreter ends
+        self._freed = stream._freed  # kept here: __del__ may run while the interpreter ends
 
     def _handle(self) -> Any:
         return self.stream._ffi.cast("lapilli_buffer *", self.address)
@@ -72,7 +72,19 @@ class Buffer:
         return target
 
     def __del__(self) -> None:
-        self._release(self.address)
+        self._freed.append(self.address)  # a native call each would be dear; whoever needs memory releases them first
+
+
+def _destroyer(library: Any, freed: list[int]) -> Callable[[Any], None]:
+    """What ends a stream, together with the buffers that it was still to release."""
+    release, destroy = library.lapilli_buffer_release, library.lapilli_stream_destroy
+
+    def end(handle: Any) -> None:
+        for address in freed:
+            release(address)
+        destroy(handle)
+
+    return end
 
 
 class Stream:
@@ -96,8 +108,9 @@ class Stream:
         options.validation = validation
         handle = self._ffi.new("lapilli_stream **")
         _check(self._library.lapilli_stream_create(options, handle))
-        self._handle = self._ffi.gc(handle[0], self._library.lapilli_stream_destroy)
         self._acquire, self._release = self._library.lapilli_buffer_acquire, self._library.lapilli_buffer_release
+        self._freed: list[int] = []  # buffers that nobody holds any more
+        self._handle = self._ffi.gc(handle[0], _destroyer(self._library, self._freed))
         text = self._ffi.new("char **")
         _check(self._library.lapilli_stream_info(self._handle, text))
         self.info: dict[str, Any] = _take_json(text)
@@ -110,12 +123,21 @@ class Stream:
         Raises:
             OutOfMemoryError: there is not enough, even after the cached memory was given back to the driver.
         """
+        if self._freed:
+            self._release_freed()
         address = self._acquire(self._handle, size)
         if not address:
             handle = self._ffi.new("lapilli_buffer **")
             _check(self._library.lapilli_buffer_create(self._handle, size, handle))
             address = int(self._ffi.cast("intptr_t", handle[0]))
         return Buffer(self, address, size)
+
+    def _release_freed(self) -> None:
+        try:
+            while self._freed:
+                self._release(self._freed.pop())
+        except IndexError:  # another thread was faster
+            pass
 
     def copy(self, source: Slice, target: Slice, size: int) -> None:
         """Copy ``size`` bytes between places (buffer, offset) of this stream that do not overlap."""
@@ -158,13 +180,52 @@ class Stream:
         # that threads do not meet in them.
         pack = struct.Struct(f"={4 + symbols + 2 * (inputs + outputs)}q").pack
         stream, handle, enqueue = self._handle, program._program(), self._library.lapilli_enqueue_packed
+        freed, release_freed = self._freed, self._release_freed
 
         def run(*words: int) -> None:
+            if freed:  # a run may need memory
+                release_freed()
             status = enqueue(stream, handle, pack(method, symbols, inputs, outputs, *words))
             if status:
                 _check(status)
 
         return run
+
+    def launch_new(
+        self, program: NativeProgram, method: int, symbols: Sequence[int], inputs: int, carriers: int, size: int
+    ) -> tuple[list[int], Callable[[list[int]], Buffer]]:
+        """As `launch`, for a method with one output, to which new memory of ``size`` bytes is given by the same native call.
+
+        ``carriers``: inputs after the others, for which the output stands.
+
+        Returns:
+            words that end with the symbols, and a function. The caller appends the address and the offset of every input to a
+            copy of the words; the function takes them, and returns the memory of the output.
+        """
+        words = [method, len(symbols), inputs + carriers, 1, 0, size, *symbols]
+        pack = struct.Struct(f"={len(words) + 2 * inputs}q{16 * (carriers + 1)}x").pack
+        stream, handle, launch = self._handle, program._program(), self._library.lapilli_launch
+        freed, release_freed = self._freed, self._release_freed
+
+        def run(words: list[int]) -> Buffer:
+            if freed:
+                try:
+                    words[4] = freed.pop()
+                except IndexError:  # another thread was faster
+                    pass
+                if freed:
+                    release_freed()
+            address = launch(stream, handle, pack(*words))
+            return Buffer(self, address, size) if address else apart(words[6:])
+
+        def apart(words: list[int]) -> Buffer:
+            """In two calls, of which one says why it is not possible."""
+            buffer = self.allocate(size)
+            run = self.launch(program, method, len(symbols), inputs + carriers, 1)
+            run(*words, *(buffer.address, 0) * (carriers + 1))
+            return buffer
+
+        return words, run
 
     def flush(self) -> None:
         """Let the device begin with what is queued; waits for nothing."""
@@ -176,16 +237,19 @@ class Stream:
 
     def memory(self) -> StreamMemory:
         """What the stream's memory is now."""
+        self._release_freed()
         info = self._ffi.new("lapilli_stream_memory_info *")
         _check(self._library.lapilli_stream_memory(self._handle, info))
         return StreamMemory(info.allocated, info.peak_allocated, info.reserved, info.limit, info.allocations)
 
     def reset_peak_memory(self) -> None:
         """Let ``peak_allocated`` begin anew from what is allocated now."""
+        self._release_freed()
         _check(self._library.lapilli_reset_peak_memory(self._handle))
 
     def empty_cache(self) -> None:
         """Give memory that no buffer uses back to the driver."""
+        self._release_freed()
         _check(self._library.lapilli_empty_cache(self._handle))
 
     def set_memory_limit(self, size: int | None) -> None:

@@ -26,6 +26,7 @@ __all__ = ["boxed", "call", "copy", "fallbacks", "gather", "register", "reset_fa
 aten = torch.ops.aten
 Overload = torch._ops.OpOverload
 
+_Tensor = torch.Tensor
 _default_dtype = torch.get_default_dtype  # of floating-point results of integers
 
 _MOST = 1 << 12  # launches that an operator keeps
@@ -46,22 +47,28 @@ class Kernel:
         key: list[Any] = [_default_dtype()]
         tensors: list[torch.Tensor] = []
         numbers: list[Any] = []
-        for k, leaf in enumerate(args):
-            if type(leaf) is torch.Tensor:
+        k = 0
+        for leaf in args:
+            if (kind := type(leaf)) is _Tensor:
                 tensors.append(leaf)
                 key += (leaf.dtype, leaf.shape, leaf.stride(), leaf.get_device())
+            elif kind is float and k in self.numeric and leaf != 0 and leaf != 1:  # see is_runtime
+                numbers.append(leaf)
+                key.append(float)
             else:
                 self._add(k, leaf, key, tensors, numbers)
-        for name, leaf in kwargs.items():
-            key.append(name)
-            self._add(name, leaf, key, tensors, numbers)
+            k += 1
+        if kwargs:
+            for name, leaf in kwargs.items():
+                key.append(name)
+                self._add(name, leaf, key, tensors, numbers)
         exact = tuple(key)
         launch = self.launches.get(exact)
         if type(launch) is dict:  # numbers are compiled in
             launch = launch.get(tuple(numbers))
         if launch is None:
             launch = self._prepare(exact, args, kwargs, tensors, numbers)
-        if not isinstance(launch, str):
+        if type(launch) is not str:
             try:
                 return launch(args, kwargs, tensors, numbers)
             except CannotRun as error:

@@ -16,6 +16,7 @@ from lapilli.eager.form import Form
 from lapilli.eager.generators import default_generator
 from lapilli.eager.programs import load, programs_of, target_of
 from lapilli.eager.signature import CannotRun, Number, Signature, operand
+from lapilli.errors import OutOfMemoryError
 
 REFUSED = {torch.float64, torch.complex32, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64}
 """Types of which kernels have no elements."""
@@ -66,12 +67,9 @@ class Launch:
         self.inputs = _inputs(form, given, tensors)
         self.sizes = [tensors[k].itemsize for k in self.inputs]
         self.carriers = compiled.carriers
+        loaded = program.loaded(index, functools.partial(load, index))
         self.enqueue = stream.launch(
-            program.loaded(index, functools.partial(load, index)),
-            0,
-            len(compiled.symbols),
-            len(self.inputs) + self.carriers,
-            len(self.results),
+            loaded, 0, len(compiled.symbols), len(self.inputs) + self.carriers, len(self.results)
         )
         self.gathered = {k: o.order for k, o in zip(self.inputs, operands, strict=True) if o.strided}
         self.longs = [k for k in self.inputs if tensors[k].dtype is torch.int64]
@@ -83,6 +81,9 @@ class Launch:
                 self.symbols[place] = operands[k].shape[d]
             else:
                 (self.slots if kind == "number" else self.keys).append((place, k))
+        self.enqueue_new = functools.partial(
+            stream.launch_new, loaded, 0, self.symbols, len(self.inputs), self.carriers
+        )
         self.generator = form.names.index("generator") if "generator" in form.names else None
         self.work = any(0 not in shape for shape, _, _ in self.results)
         self.aligned = [_aligned(self.inputs, aligned) for aligned in compiled.aligned]
@@ -215,31 +216,32 @@ def quick(launch: Launch, tensors: Sequence[torch.Tensor]) -> Run:
 def _quick_new(launch: Launch) -> Run:
     shape, strides, dtype = launch.results[0]
     steps = None if strides == movement.dense_strides(shape, range(len(shape))) else strides
-    symbols, slots, inputs = launch.symbols, launch.slots, list(zip(launch.inputs, launch.sizes, strict=True))
-    carriers, alignment, index, enqueue, empty = (
-        launch.carriers,
-        launch.alignment,
-        launch.index,
-        launch.enqueue,
-        storage.empty,
-    )
+    inputs = list(zip(launch.inputs, launch.sizes, strict=True))
+    alignment, index, plain = launch.alignment, launch.index, launch.index == 0 and steps is None
+    create, around = storage.create, storage.around
+    size = storage.bytes_of(shape, dtype, steps)
+    first, enqueue = launch.enqueue_new(size)
+    slots = [(len(first) - len(launch.symbols) + place, k) for place, k in launch.slots]
 
     def run(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
-        words = symbols[:]
-        for place, k in slots:
-            words[place] = bits(numbers[k])
+        words = first[:]
+        if slots:
+            for place, k in slots:
+                words[place] = bits(numbers[k])
         for k, size in inputs:
             tensor = tensors[k]
             offset = tensor.storage_offset() * size
             if offset % alignment:
                 return launch(args, kwargs, tensors, numbers)
-            words.append(tensor.untyped_storage()._lapilli.address)
-            words.append(offset)
-        made: Any = empty(shape, dtype, index, steps)
-        address = made.untyped_storage()._lapilli.address
-        for _ in range(carriers):
-            words += (address, 0)
-        enqueue(*words, address, 0)
+            words += (tensor.untyped_storage()._lapilli.address, offset)
+        try:
+            buffer = enqueue(words)
+        except OutOfMemoryError as error:
+            raise storage.out_of_memory(error, index) from None
+        if not plain:
+            return around(buffer, shape, dtype, index, steps)
+        made: Any = create(shape, dtype)
+        made.untyped_storage()._lapilli = buffer
         return made
 
     return run

@@ -26,7 +26,7 @@ from lapilli.eager.devices import stream_of as stream_of
 if TYPE_CHECKING:
     from lapilli.stream import Buffer
 
-_create: Any = torch._C._acc.create_empty_tensor
+create: Any = torch._C._acc.create_empty_tensor
 on_host = DispatchKeySet(DispatchKey.CPU)
 _set_storage = torch.ops.aten.set_.source_Storage_storage_offset
 
@@ -47,14 +47,23 @@ def empty(
 
     Raises torch.OutOfMemoryError where there is not enough memory, also after giving back what was cached.
     """
+    return around(allocate(bytes_of(shape, dtype, stride), device_index), shape, dtype, device_index, stride)
+
+
+def bytes_of(shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None) -> int:
+    """What a tensor of these sizes and strides takes."""
     if stride is None:
-        size = math.prod(shape) * dtype.itemsize
-    else:
-        size = 0 if 0 in shape else (1 + sum(map(mul, shape, stride)) - sum(stride)) * dtype.itemsize
-    buffer = allocate(size, device_index)
+        return math.prod(shape) * dtype.itemsize
+    return 0 if 0 in shape else (1 + sum(map(mul, shape, stride)) - sum(stride)) * dtype.itemsize
+
+
+def around(
+    buffer: Buffer, shape: Sequence[int], dtype: torch.dtype, device_index: int = 0, stride: Sequence[int] | None = None
+) -> torch.Tensor:
+    """A tensor whose memory is a buffer of that size; the rest as in `empty`."""
     if device_index:
-        return _empty_elsewhere(shape, dtype, device_index, stride, buffer)
-    tensor = _create(shape, dtype)
+        return _around_elsewhere(shape, dtype, device_index, stride, buffer)
+    tensor = create(shape, dtype)
     tensor.untyped_storage()._lapilli = buffer
     return tensor if stride is None else _reinterpret_tensor(tensor, shape, stride, 0)  # type: ignore[no-any-return]
 
@@ -73,7 +82,7 @@ def over(
 ) -> torch.Tensor:
     """A tensor over a storage that there is."""
     index = untyped.device.index
-    tensor = _reinterpret_tensor(_seed(index, dtype), (0,), (1,), 0) if index else _create((0,), dtype)
+    tensor = _reinterpret_tensor(_seed(index, dtype), (0,), (1,), 0) if index else create((0,), dtype)
     _set_storage.redispatch(on_host, tensor, untyped, 0, (0,), (1,))  # PyTorch takes a storage's size from its address
     return _reinterpret_tensor(tensor, shape, stride, offset)  # type: ignore[no-any-return]
 
@@ -125,7 +134,7 @@ def _seed(device_index: int, dtype: torch.dtype) -> torch.Tensor:
     return _seeds[device_index, dtype]
 
 
-def _empty_elsewhere(
+def _around_elsewhere(
     shape: Sequence[int], dtype: torch.dtype, device_index: int, stride: Sequence[int] | None, buffer: Buffer
 ) -> torch.Tensor:
     if stride is None:
