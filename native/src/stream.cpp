@@ -11,9 +11,12 @@ namespace lapilli {
 namespace {
 
 constexpr size_t most_in_flight = 32; // batches
-// A batch is submitted when it has so many commands, or does so much; sooner when the device has nothing else to do.
+// A batch is submitted when it has so many commands, or does so much; sooner when the device has nothing else to do: then
+// after so many, and twice as many each further time it is found idle, for the host is the slower one, and a submission
+// takes it as long as some commands do.
 constexpr uint32_t commands_of_a_batch = 128, commands_for_idle = 8;
 constexpr uint64_t work_of_a_batch = uint64_t{256} << 20, work_for_idle = uint64_t{1} << 20;
+constexpr uint32_t most_patience = 8;
 constexpr size_t most_accesses = 128; // to search before a barrier is cheaper
 constexpr uint64_t staging_size = uint64_t{4} << 20, readback_size = uint64_t{4} << 20;
 
@@ -118,8 +121,8 @@ VkCommandBuffer Stream::record() {
     next->begin();
     recording_ = true;
     recorded_ = 0;
-    look_at_ = commands_for_idle;
     work_ = 0;
+    look_later();
     barrier(*device_, next->commands(), work_stage, work_stage); // after what was submitted before
     accesses_.clear();
   }
@@ -140,18 +143,28 @@ void Stream::submit() {
 void Stream::submit_if_due() {
   if (recorded_ >= commands_of_a_batch || work_ >= work_of_a_batch)
     return submit();
-  if (recorded_ < look_at_ && work_ < work_for_idle)
+  if (recorded_ < look_at_ && work_ < look_at_work_)
     return;
-  look_at_ = recorded_ + commands_for_idle;
   let_go_of_finished();
-  if (in_flight_ == 0)
-    submit();
+  if (in_flight_ == 0) {
+    patience_ = std::min(2 * patience_, most_patience);
+    return submit();
+  }
+  patience_ = 1; // the host is ahead, and the next batch should be there when the device is ready
+  look_later();
+}
+
+void Stream::look_later() {
+  look_at_ = recorded_ + commands_for_idle * patience_;
+  look_at_work_ = work_ + work_for_idle * patience_;
 }
 
 // False when the oldest batch in flight is not finished within `timeout` nanoseconds.
 bool Stream::wait_for_oldest(uint64_t timeout) {
   if (!batch(0).wait(timeout))
     return false;
+  if (timeout > 0)
+    patience_ = 1; // what comes after a result was waited for should begin soon
   unstaged_ = batch(0).staged;
   oldest_ = (oldest_ + 1) % batches_.size();
   --in_flight_;

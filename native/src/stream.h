@@ -54,6 +54,7 @@ private:
   Batch& batch(size_t index) { return *batches_[(oldest_ + index) % batches_.size()]; }
   void submit();
   void submit_if_due();
+  void look_later();
   bool wait_for_oldest(uint64_t timeout);
   void let_go_of_finished();
   void wait_until_in_flight(size_t batches);
@@ -86,8 +87,10 @@ private:
   size_t oldest_ = 0, in_flight_ = 0;
   bool recording_ = false;
   uint32_t recorded_ = 0; // commands of the batch that is recorded
-  uint32_t look_at_ = 0;  // so many: time to see whether the device is idle
   uint64_t work_ = 0;     // about what they do; see Launch::work
+  uint32_t look_at_ = 0;  // so many, or so much work: time to see whether the device is idle
+  uint64_t look_at_work_ = 0;
+  uint32_t patience_ = 1; // until then, in units of commands_for_idle and work_for_idle
   std::vector<Access> accesses_;
 
   // Of the run that is recorded now: where its slots are.
