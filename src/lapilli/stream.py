@@ -209,7 +209,7 @@ class Stream:
 
         def run(words: list[int]) -> Buffer:
             if freed:
-                try:
+                try:  # noqa: SIM105 (suppress takes longer)
                     words[4] = freed.pop()
                 except IndexError:  # another thread was faster
                     pass

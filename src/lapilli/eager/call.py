@@ -47,8 +47,7 @@ class Kernel:
         key: list[Any] = [_default_dtype()]
         tensors: list[torch.Tensor] = []
         numbers: list[Any] = []
-        k = 0
-        for leaf in args:
+        for k, leaf in enumerate(args):
             if (kind := type(leaf)) is _Tensor:
                 tensors.append(leaf)
                 key += (leaf.dtype, leaf.shape, leaf.stride(), leaf.get_device())
@@ -57,7 +56,6 @@ class Kernel:
                 key.append(float)
             else:
                 self._add(k, leaf, key, tensors, numbers)
-            k += 1
         if kwargs:
             for name, leaf in kwargs.items():
                 key.append(name)
@@ -68,7 +66,7 @@ class Kernel:
             launch = launch.get(tuple(numbers))
         if launch is None:
             launch = self._prepare(exact, args, kwargs, tensors, numbers)
-        if type(launch) is not str:
+        if not isinstance(launch, str):
             try:
                 return launch(args, kwargs, tensors, numbers)
             except CannotRun as error:
