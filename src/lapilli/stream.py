@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -133,11 +134,19 @@ class Stream:
         return Buffer(self, address, size)
 
     def _release_freed(self) -> None:
-        try:
+        with suppress(IndexError):  # another thread may be faster
             while self._freed:
                 self._release(self._freed.pop())
+
+    def _take_freed(self) -> int:
+        """A buffer for the caller to release, or 0; releases all others."""
+        try:
+            taken = self._freed.pop()
         except IndexError:  # another thread was faster
-            pass
+            return 0
+        if self._freed:
+            self._release_freed()
+        return taken
 
     def copy(self, source: Slice, target: Slice, size: int) -> None:
         """Copy ``size`` bytes between places (buffer, offset) of this stream that do not overlap."""
@@ -205,16 +214,11 @@ class Stream:
         words = [method, len(symbols), inputs + carriers, 1, 0, size, *symbols]
         pack = struct.Struct(f"={len(words) + 2 * inputs}q{16 * (carriers + 1)}x").pack
         stream, handle, launch = self._handle, program._program(), self._library.lapilli_launch
-        freed, release_freed = self._freed, self._release_freed
+        freed, take_freed = self._freed, self._take_freed
 
         def run(words: list[int]) -> Buffer:
             if freed:
-                try:  # noqa: SIM105 (suppress takes longer)
-                    words[4] = freed.pop()
-                except IndexError:  # another thread was faster
-                    pass
-                if freed:
-                    release_freed()
+                words[4] = take_freed()
             address = launch(stream, handle, pack(*words))
             return Buffer(self, address, size) if address else apart(words[6:])
 

@@ -41,12 +41,54 @@ class Kernel:
     def __init__(self, op: Overload) -> None:
         self.form = form(op)
         self.numeric = self.form.numeric | {self.form.names[k] for k in self.form.numeric}
+        self.scales = 1 in self.form.numeric  # whether the second argument may be a number
         self.launches: dict[Any, Any] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        key: list[Any] = [_default_dtype()]
-        tensors: list[torch.Tensor] = []
+        exact: tuple[Any, ...]
+        tensors: list[torch.Tensor]
         numbers: list[Any] = []
+        # What most calls are, in one expression each; the key is the same as that of `_exact`.
+        if len(args) == 1 and type(x := args[0]) is _Tensor and not kwargs:
+            tensors = [x]
+            exact = (_default_dtype(), x.dtype, x.shape, x.stride(), x.get_device())
+        elif len(args) == 2 and type(y := args[1]) is type(x := args[0]) is _Tensor and not kwargs:
+            tensors = [x, y]
+            exact = (
+                _default_dtype(), x.dtype, x.shape, x.stride(), x.get_device(), y.dtype, y.shape, y.stride(), y.get_device(),
+            )  # fmt: skip
+        elif (
+            len(args) == 2
+            and type(x) is _Tensor
+            and type(y) is float
+            and not kwargs
+            and self.scales
+            and y != 0
+            and y != 1
+        ):
+            tensors, numbers = [x], [y]
+            exact = (_default_dtype(), x.dtype, x.shape, x.stride(), x.get_device(), float)
+        else:
+            tensors = []
+            exact = self._exact(args, kwargs, tensors, numbers)
+        launch = self.launches.get(exact)
+        if type(launch) is dict:  # numbers are compiled in
+            launch = launch.get(tuple(numbers))
+        if launch is None:
+            launch = self._prepare(exact, args, kwargs, tensors, numbers)
+        if not isinstance(launch, str):
+            try:
+                return launch(args, kwargs, tensors, numbers)
+            except CannotRun as error:
+                launch = str(error)
+        leaves = self._leaves(args, kwargs)
+        return on_cpu(self.form, leaves, _index(leaves, tensors), launch)
+
+    def _exact(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[torch.Tensor], numbers: list[Any]
+    ) -> tuple[Any, ...]:
+        """The exact key of a call; its tensors, and the numbers that may differ from call to call, are added to the lists."""
+        key: list[Any] = [_default_dtype()]
         for k, leaf in enumerate(args):
             if (kind := type(leaf)) is _Tensor:
                 tensors.append(leaf)
@@ -60,19 +102,7 @@ class Kernel:
             for name, leaf in kwargs.items():
                 key.append(name)
                 self._add(name, leaf, key, tensors, numbers)
-        exact = tuple(key)
-        launch = self.launches.get(exact)
-        if type(launch) is dict:  # numbers are compiled in
-            launch = launch.get(tuple(numbers))
-        if launch is None:
-            launch = self._prepare(exact, args, kwargs, tensors, numbers)
-        if not isinstance(launch, str):
-            try:
-                return launch(args, kwargs, tensors, numbers)
-            except CannotRun as error:
-                launch = str(error)
-        leaves = self._leaves(args, kwargs)
-        return on_cpu(self.form, leaves, _index(leaves, tensors), launch)
+        return tuple(key)
 
     def _add(self, place: Any, leaf: Any, key: list[Any], tensors: list[torch.Tensor], numbers: list[Any]) -> None:
         """One argument of the exact key."""

@@ -225,9 +225,8 @@ def _quick_new(launch: Launch) -> Run:
 
     def run(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
         words = first[:]
-        if slots:
-            for place, k in slots:
-                words[place] = bits(numbers[k])
+        for place, k in slots:
+            words[place] = bits(numbers[k])
         for k, size in inputs:
             tensor = tensors[k]
             offset = tensor.storage_offset() * size
