@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-import lapilli
 from lapilli import player
 from lapilli.codegen.build import cache_dir
 from lapilli.eager.compile import Compiled, compile
@@ -182,7 +181,7 @@ def with_numbers(signature: Signature, numbers: Sequence[Any]) -> Signature:
 def _source() -> bytes:
     """A digest of what decides about programs besides their signature: the compiler, and torch."""
     h = hashlib.sha256(torch.__version__.encode())
-    root = Path(lapilli.__path__[0])
+    root = Path(__file__).parents[1]
     files = [
         root / "compiler.py",
         *(f for stage in _STAGES for f in (root / stage).rglob("*") if f.suffix in (".py", ".slang")),

@@ -232,7 +232,7 @@ def _target(precision: str, device: int | None) -> str:
 def _sources() -> str:
     """A digest of the compiler: what it makes of a model may change with it."""
     digest = hashlib.sha256()
-    for file in sorted(Path(lapilli.__path__[0]).rglob("*")):
+    for file in sorted(Path(__file__).parents[1].rglob("*")):
         if file.suffix in (".py", ".slang"):
             digest.update(file.read_bytes())
     return digest.hexdigest()
