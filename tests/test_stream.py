@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -49,6 +50,15 @@ def get(buffer: Buffer, dtype: object = np.float32, offset: int = 0, size: int |
 
 def floats(count: int, seed: int = 0) -> Floats:
     return np.random.default_rng(seed).standard_normal(count, np.float32)
+
+
+def in_threads(work: Callable[[int], None]) -> None:
+    """Four threads at once, each with its number."""
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def test_runs(stream: Stream, scaled: NativeProgram) -> None:
@@ -246,11 +256,7 @@ def test_threads(stream: Stream, scaled: NativeProgram) -> None:
             if not np.array_equal(get(target), (x.reshape(-1, 2) * [1, 4]).astype(np.float32).ravel()):
                 wrong.append(number)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert not wrong
     stream.synchronize()
 
@@ -304,11 +310,7 @@ def test_threads_with_new_memory(stream: Stream, scaled: NativeProgram) -> None:
             if i % 10 == 0 and not np.array_equal(get(result), expected):
                 wrong.append(number)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert not wrong
     gc.collect()
     assert stream.memory().allocated == 0

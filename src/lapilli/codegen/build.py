@@ -50,7 +50,7 @@ def build(sources: Iterable[str], progress: Progress | None = None) -> dict[str,
     folder = cache_dir()
     done: dict[str, bytes] = {}
     for source in todo:
-        code = _stored(folder / _key(source))
+        code = read_entry(folder / _key(source))
         if code is not None:
             done[source] = code
     missing = [s for s in todo if s not in done]
@@ -60,28 +60,28 @@ def build(sources: Iterable[str], progress: Progress | None = None) -> dict[str,
     fresh = _in_processes(missing, workers) if workers > 1 else _here(missing)
     for source, code in fresh:
         done[source] = code
-        _store(folder / _key(source), code)
+        write_entry(folder / _key(source), code)
         if progress:
             progress(len(done), len(todo))
     return done
 
 
-def _stored(path: Path) -> bytes | None:
-    """A kernel of the cache; None when it is not there, or damaged."""
+def read_entry(path: Path) -> bytes | None:
+    """What `write_entry` wrote; None when it is not there, or damaged."""
     try:
         entry = path.read_bytes()
     except OSError:
         return None
-    code = entry[_DIGEST:]
-    return code if hashlib.sha256(code).digest() == entry[:_DIGEST] else None
+    content = entry[_DIGEST:]
+    return content if hashlib.sha256(content).digest() == entry[:_DIGEST] else None
 
 
-def _store(path: Path, code: bytes) -> None:
-    """A digest and the code, atomically; a cache that cannot be written is no error."""
+def write_entry(path: Path, content: bytes) -> None:
+    """A file of the cache: a digest and the content, atomically; a cache that cannot be written is no error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
-            f.write(hashlib.sha256(code).digest() + code)
+            f.write(hashlib.sha256(content).digest() + content)
         os.replace(f.name, path)
     except OSError:
         pass

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -20,13 +18,12 @@ from typing import Any
 import torch
 
 from lapilli import player
-from lapilli.codegen.build import cache_dir
+from lapilli.codegen.build import cache_dir, read_entry, write_entry
 from lapilli.eager.compile import Compiled, compile
 from lapilli.eager.signature import CannotRun, Number, Operand, Signature
 from lapilli.player import NativeProgram
 from lapilli.schedule.target import ANY, CPU, CPU_HALF, GPU, GPU_HALF, Target
 
-_DIGEST = hashlib.sha256().digest_size
 _STAGES = ("capture", "graph", "ir", "lower", "schedule", "codegen", "kernels", "program", "eager")
 
 Shape = tuple[int, ...]
@@ -192,30 +189,19 @@ def _source() -> bytes:
 
 
 def _store(path: Path, known: _Known) -> None:
-    """A digest, and for every program its description and its bytes, atomically; a cache that cannot be written is no error."""
+    """For every program its description and its bytes."""
     parts = []
     for program in known.programs:
         described = asdict(replace(program.compiled, data=b""))
         text = json.dumps({k: v for k, v in described.items() if k != "data"}).encode()
         parts.append(struct.pack("<QQ", len(text), len(program.compiled.data)) + text + program.compiled.data)
-    content = struct.pack("<??", known.constant_numbers, known.fixed_sizes) + b"".join(parts)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
-            f.write(hashlib.sha256(content).digest() + content)
-        os.replace(f.name, path)
-    except OSError:
-        pass
+    write_entry(path, struct.pack("<??", known.constant_numbers, known.fixed_sizes) + b"".join(parts))
 
 
 def _stored(path: Path) -> _Known | None:
     """What is in the cache; None when it is not there, or damaged."""
-    try:
-        entry = path.read_bytes()
-    except OSError:
-        return None
-    content = entry[_DIGEST:]
-    if hashlib.sha256(content).digest() != entry[:_DIGEST]:
+    content = read_entry(path)
+    if content is None:
         return None
     known = _Known([], *struct.unpack_from("<??", content))
     at = 2
