@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from lapilli.codegen import slang
@@ -64,6 +64,16 @@ def build(sources: Iterable[str], progress: Progress | None = None) -> dict[str,
         if progress:
             progress(len(done), len(todo))
     return done
+
+
+@cache
+def compiler_digest() -> str:
+    """A digest of this package's own source: what is made of a model may change with it."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parents[1].rglob("*")):
+        if file.suffix in (".py", ".slang"):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def read_entry(path: Path) -> bytes | None:

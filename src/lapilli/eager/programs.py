@@ -18,13 +18,11 @@ from typing import Any
 import torch
 
 from lapilli import player
-from lapilli.codegen.build import cache_dir, read_entry, write_entry
+from lapilli.codegen.build import cache_dir, compiler_digest, read_entry, write_entry
 from lapilli.eager.compile import Compiled, compile
 from lapilli.eager.signature import CannotRun, Number, Operand, Signature
 from lapilli.player import NativeProgram
 from lapilli.schedule.target import ANY, CPU, CPU_HALF, GPU, GPU_HALF, Target
-
-_STAGES = ("capture", "graph", "ir", "lower", "schedule", "codegen", "kernels", "program", "eager")
 
 Shape = tuple[int, ...]
 Results = list[tuple[Shape, Shape, torch.dtype]]
@@ -147,7 +145,7 @@ class Programs:
 
     # -- on disk
     def _path(self, text: str) -> Path:
-        digest = hashlib.sha256(_source() + f"{self.target}\n{text}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{compiler_digest()} {torch.__version__} {self.target}\n{text}".encode()).hexdigest()
         return cache_dir().with_name("eager") / digest
 
     def _read(self, signature: Signature) -> _Known:
@@ -172,20 +170,6 @@ def with_numbers(signature: Signature, numbers: Sequence[Any]) -> Signature:
         return next(given) if isinstance(leaf, Number) else leaf
 
     return replace(signature, leaves=tuple(map(known, signature.leaves)))
-
-
-@cache
-def _source() -> bytes:
-    """A digest of what decides about programs besides their signature: the compiler, and torch."""
-    h = hashlib.sha256(torch.__version__.encode())
-    root = Path(__file__).parents[1]
-    files = [
-        root / "compiler.py",
-        *(f for stage in _STAGES for f in (root / stage).rglob("*") if f.suffix in (".py", ".slang")),
-    ]
-    for file in sorted(files):
-        h.update(file.read_bytes())
-    return h.digest()
 
 
 def _store(path: Path, known: _Known) -> None:

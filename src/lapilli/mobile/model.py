@@ -12,7 +12,6 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ from torch.export import Dim
 
 import lapilli
 from lapilli.backend.device import device_of, targets
-from lapilli.codegen.build import cache_dir
+from lapilli.codegen.build import cache_dir, compiler_digest
 from lapilli.compiler import compile_to_bytes
 from lapilli.errors import CompileError, InvalidInputError, LapilliError
 from lapilli.mobile.arguments import Type, pack, type_of, unpack
@@ -141,7 +140,7 @@ class _Method:
         return lapilli.load(path, device)
 
     def _path(self, key: str) -> Path:
-        text = f"{lapilli.__version__} {torch.__version__} {_sources()} {self._digest} {key}"
+        text = f"{lapilli.__version__} {torch.__version__} {compiler_digest()} {self._digest} {key}"
         return cache_dir().with_name("mobile") / f"{hashlib.sha256(text.encode()).hexdigest()}.lap"
 
 
@@ -226,13 +225,3 @@ def _forget_oldest(folder: Path) -> None:
 def _target(precision: str, device: int | None) -> str:
     """The plan for the device that will run the program."""
     return targets(precision, device_of((), device))[0].name
-
-
-@cache
-def _sources() -> str:
-    """A digest of the compiler: what it makes of a model may change with it."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parents[1].rglob("*")):
-        if file.suffix in (".py", ".slang"):
-            digest.update(file.read_bytes())
-    return digest.hexdigest()
