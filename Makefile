@@ -51,7 +51,7 @@ bench: setup-demo ## Time classifiers against torch on this machine
 	$(PY) benchmarks/classifiers.py
 
 comparison: setup-demo ## Measure Lapilli beside other ways of running PyTorch on Vulkan: docs/comparison.md
-	$(MEASURE) benchmarks/comparison.py $(ARGS)
+	PYTHONPATH=benchmarks $(MEASURE) -m comparison $(ARGS)
 
 opdb: setup-test ## Measure every entry of PyTorch's operator tests (hours; goes on where it stopped): docs/operators.md
 	$(MEASURE) tools/opdb.py --jobs 2 $(ARGS)

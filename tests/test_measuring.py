@@ -16,7 +16,7 @@ import workers
 import zoo
 from measure import Measurement, Stop, compare, compare_distributions
 from toy_work import toy
-from workers import Died, Log, Result
+from workers import Died, Late, Limits, Log, Result
 
 from lapilli.errors import CompileError, InvalidFileError, UnsupportedOperatorError
 
@@ -25,7 +25,7 @@ from lapilli.errors import CompileError, InvalidFileError, UnsupportedOperatorEr
 
 def test_workers_survive_crashes_and_hangs() -> None:
     found: dict[str, list[Any]] = {}
-    for task, step, result in workers.run(toy, ["fine", "killed", "hangs", "exits", "last"], jobs=2, seconds=2):
+    for task, step, result in workers.run(toy, ["fine", "killed", "hangs", "exits", "last"], 2, Limits(2)):
         assert step == len(found.setdefault(task, []))
         found[task].append(result)
     whole = [{"step": k} for k in range(3)]
@@ -36,13 +36,27 @@ def test_workers_survive_crashes_and_hangs() -> None:
         assert isinstance(dead, Died) and reason in dead.reason
 
 
+def test_limits_of_a_task_and_of_all() -> None:
+    found = list(workers.run(toy, ["killed", "fine"], 1, Limits(2, deaths=1)))
+    assert [(task, step) for task, step, _ in found] == [("killed", k) for k in range(3)] + [
+        ("fine", k) for k in range(4)
+    ]
+    late = list(workers.run(toy, ["fine"], 1, Limits(2, total=-1)))
+    assert late == [("fine", 0, Late("not begun within -1 s")), ("fine", 1, None)]
+
+
 def test_log_goes_on_where_it_stopped(tmp_path: Path) -> None:
     path, shown = tmp_path / "results" / "log.jsonl", []
 
     def fill(tasks: Sequence[str]) -> Log:
         log = Log(path)
         log.fill(
-            toy, tasks, 1, 2, lambda d: {"died": d.reason}, lambda task, steps, _: shown.append((task, len(steps)))
+            toy,
+            tasks,
+            1,
+            Limits(2),
+            lambda d: {"died": d.reason},
+            lambda task, steps, _: shown.append((task, len(steps))),
         )
         return log
 

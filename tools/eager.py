@@ -25,7 +25,7 @@ import torch
 from measure import Measurement, Stop, compare, first_line, reference, same_kind, torch_results
 from opdb import UNINITIALISED, OperatorCall, calls, entries
 from torch.utils._pytree import tree_leaves
-from workers import Died, Log, Result
+from workers import Died, Limits, Log, Result
 
 from lapilli import autoload
 
@@ -288,7 +288,7 @@ def main() -> None:
     logs = {strict: Log(options.results / f"eager{'-strict' * strict}.jsonl") for strict in (False, True)}
     log = logs[options.strict]
     names = options.names or list(entries())[options.first :: options.every]
-    log.fill(partial(work, options.samples, options.strict), names, options.jobs, options.seconds, died, show)
+    log.fill(partial(work, options.samples, options.strict), names, options.jobs, Limits(options.seconds), died, show)
     measured = {name: log.tasks[name] for name in names}
     print(totals(measured), gradients(measured), sep="\ngradients: ")
     if all(log.tasks.keys() >= entries().keys() for log in logs.values()):

@@ -39,7 +39,7 @@ from measure import (
 )
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from workers import Died, Log, Result
+from workers import Died, Limits, Log, Result
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "opdb.jsonl"
@@ -327,7 +327,9 @@ def main() -> None:
         parser.error(f"no such entries: {', '.join(unknown)}")
     log = Log(options.results)
     names = options.names or list(entries())[options.first :: options.every]
-    log.fill(partial(work, options.samples, options.interpret), names, options.jobs, options.seconds, died, show)
+    log.fill(
+        partial(work, options.samples, options.interpret), names, options.jobs, Limits(options.seconds), died, show
+    )
     print(Counter(verdict(log.tasks[name]["steps"]) for name in names))
     if log.tasks.keys() >= entries().keys() and not options.interpret:
         PAGE.write_text(page({name: log.tasks[name] for name in entries()}))

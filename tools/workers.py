@@ -6,6 +6,7 @@ goes on where the first one stopped."""
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import queue
 import resource
@@ -25,10 +26,18 @@ Work = Callable[[str, int], Iterator[Result]]
 MEMORY = 10 << 30
 """Bytes of address space that a worker may have: one that wants more fails, and the machine lives."""
 
-DEATHS = 4
-"""Workers that a task may cost; then its other steps are left out."""
-
 END = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """step: seconds that a step may take; start: more for the first one of a process, which imports; deaths: workers that a
+    task may cost, then its other steps are left out; total: seconds after which no task is begun."""
+
+    step: float
+    start: float = 120.0
+    deaths: int = 4
+    total: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -38,15 +47,22 @@ class Died:
     reason: str
 
 
-def run(work: Work, tasks: Sequence[str], jobs: int, seconds: float) -> Iterator[tuple[str, int, Result | Died | None]]:
+class Late(Died):
+    """The task was not begun: the time for all of them was over."""
+
+
+def run(work: Work, tasks: Sequence[str], jobs: int, limits: Limits) -> Iterator[tuple[str, int, Result | Died | None]]:
     """Results of all steps of all tasks as (task, step, result); None when a task is at its end.
 
-    jobs: processes at a time; seconds: that a step may take (the first of a process has two minutes more, to import)."""
+    jobs: processes at a time."""
+    until = time.monotonic() + limits.total
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for task in tasks:
         waiting.put(task)
     done: queue.SimpleQueue[tuple[str, int, Result | Died | None]] = queue.SimpleQueue()
-    threads = [threading.Thread(target=_serve, args=(work, waiting, done, seconds), daemon=True) for _ in range(jobs)]
+    threads = [
+        threading.Thread(target=_serve, args=(work, waiting, done, limits, until), daemon=True) for _ in range(jobs)
+    ]
     for thread in threads:
         thread.start()
     for _ in tasks:
@@ -57,7 +73,9 @@ def run(work: Work, tasks: Sequence[str], jobs: int, seconds: float) -> Iterator
                 break
 
 
-def _serve(work: Work, waiting: queue.SimpleQueue[str], done: queue.SimpleQueue[Any], seconds: float) -> None:
+def _serve(
+    work: Work, waiting: queue.SimpleQueue[str], done: queue.SimpleQueue[Any], limits: Limits, until: float
+) -> None:
     """One worker process after another, until no task waits."""
     worker: _Worker | None = None
     while True:
@@ -65,25 +83,29 @@ def _serve(work: Work, waiting: queue.SimpleQueue[str], done: queue.SimpleQueue[
             task = waiting.get_nowait()
         except queue.Empty:
             break
+        if time.monotonic() > until:
+            done.put((task, 0, Late(f"not begun within {limits.total:.0f} s")))
+            done.put((task, 1, END))
+            continue
         step, deaths, result = 0, 0, Died("")
         while result is not END:
             try:
                 if worker is None or step == 0:
                     worker = worker or _Worker(work)
                     worker.connection.send((task, step))
-                result = worker.receive(seconds)
+                result = worker.receive(limits)
             except (EOFError, OSError, TimeoutError) as error:
                 assert worker is not None
-                done.put((task, step, Died(worker.end(error, seconds))))
+                done.put((task, step, Died(worker.end(error, limits))))
                 worker, deaths = None, deaths + 1
-                result = END if deaths == DEATHS else Died("")
+                result = END if deaths == limits.deaths else Died("")
                 if result is END:
                     done.put((task, step, END))
             else:
                 done.put((task, step, result))
             step += 1
     if worker is not None:
-        worker.end(EOFError(), seconds)
+        worker.end(EOFError(), limits)
 
 
 class _Worker:
@@ -97,13 +119,13 @@ class _Worker:
         theirs.close()
         self.fresh = True
 
-    def receive(self, seconds: float) -> Any:
-        if not self.connection.poll(seconds + 120 * self.fresh):
+    def receive(self, limits: Limits) -> Any:
+        if not self.connection.poll(limits.step + limits.start * self.fresh):
             raise TimeoutError
         self.fresh = False
         return self.connection.recv()
 
-    def end(self, error: Exception, seconds: float) -> str:
+    def end(self, error: Exception, limits: Limits) -> str:
         """Stops the process; says what happened to it."""
         self.connection.close()
         self.process.join(5 if isinstance(error, EOFError) else 0)
@@ -112,7 +134,7 @@ class _Worker:
             self.process.kill()
             self.process.join()
         if isinstance(error, TimeoutError):
-            return f"no result within {seconds:.0f} s"
+            return f"no result within {limits.step:.0f} s"
         code = self.process.exitcode or 0
         return f"the process ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
 
@@ -145,7 +167,7 @@ class Log:
         work: Work,
         tasks: Sequence[str],
         jobs: int,
-        seconds: float,
+        limits: Limits,
         died: Callable[[Died], Result],
         show: Callable[[str, list[Result], float], None],
     ) -> None:
@@ -155,7 +177,7 @@ class Log:
         steps: dict[str, list[Result]] = {task: [] for task in missing}
         started = time.monotonic()
         with self.path.open("a") as file:
-            for task, _, result in run(work, missing, jobs, seconds):
+            for task, _, result in run(work, missing, jobs, limits):
                 if result is not END:
                     steps[task].append(died(result) if isinstance(result, Died) else result)
                     continue

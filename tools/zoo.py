@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from measure import Measurement, compile_for_device, first_line, measure, measure_half
-from workers import Died, Log, Result
+from workers import Died, Limits, Log, Result
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "zoo.jsonl"
@@ -140,7 +140,7 @@ def main() -> None:
         return
     half = options.precision == "fp16"
     log = Log(options.results or RESULTS.with_stem("zoo-fp16" if half else "zoo"))
-    log.fill(partial(work, options.precision), names, options.jobs, options.seconds, died, show)
+    log.fill(partial(work, options.precision), names, options.jobs, Limits(options.seconds), died, show)
     print(Counter(log.tasks[name]["steps"][0]["verdict"] for name in names))
     if log.tasks.keys() >= set(every) and not half:
         PAGE.write_text(page({name: log.tasks[name] for name in every}))

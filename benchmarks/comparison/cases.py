@@ -1,6 +1,5 @@
-"""What the systems of the comparison are asked to compute: models, and operators that backends are known to get wrong.
-
-Only torch and torchvision are needed. Everything is a module and its inputs, so that systems that compile can take part."""
+"""Operators that backends are known to get wrong, and dtypes, as modules with their inputs, so that systems that compile can take
+part."""
 
 from __future__ import annotations
 
@@ -134,117 +133,6 @@ WRONG_ELSEWHERE = {
     ),
 }
 """Cases that systems of this table, or others of their kind, have been reported or seen to get wrong."""
-
-
-# -- models
-
-
-class Encoder(nn.Module):
-    """A text encoder as BERT: learnt positions, post-norm layers, exact GELU, a mask for padding."""
-
-    def __init__(self, words: int = 2000, width: int = 384, heads: int = 12, layers: int = 6, tokens: int = 64) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(words, width), nn.Embedding(tokens, width)
-        self.norm = nn.LayerNorm(width)
-        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
-
-    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
-        """words, mask: [batch, tokens], int64 and bool; the result is [batch, tokens, width]."""
-        x = self.norm(self.words(words) + self.places(torch.arange(words.shape[1], device=words.device)))
-        for layer in self.layers:
-            x = layer(x, mask[:, None, None])
-        return x
-
-
-class Layer(nn.Module):
-    """Attention and a feed-forward part."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        x = self.norms[0](x + self.out(seen.transpose(1, 2).flatten(2)))
-        return self.norms[1](x + self.narrow(F.gelu(self.wide(x))))
-
-
-def _torchvision(name: str, image: int, **options: int) -> Case:
-    def make() -> tuple[nn.Module, Inputs]:
-        import torchvision_without_ops
-
-        torchvision_without_ops.allow()
-        import torchvision
-
-        torch.manual_seed(0)
-        model = torchvision.models.get_model(name, weights=None, **options)
-        for p in model.parameters():
-            if not p.any():  # the head of a ViT begins with zeros, and gives nothing else
-                nn.init.normal_(p, std=0.02)
-        return model.eval(), (torch.rand(1, 3, image, image),)
-
-    return Case(make)
-
-
-def _encoder() -> tuple[nn.Module, Inputs]:
-    torch.manual_seed(0)
-    model = Encoder().eval()
-    return model, (torch.randint(0, 2000, (1, 64)), torch.arange(64)[None] < 50)
-
-
-MODELS = {
-    "MobileNetV2, 3×224×224": _torchvision("mobilenet_v2", 224),
-    "ResNet18, 3×224×224": _torchvision("resnet18", 224),
-    "BERT-like encoder, 6 layers of 384, 64 tokens": Case(_encoder),
-    "ViT-B/16, 3×64×64": _torchvision("vit_b_16", 64, image_size=64),
-}
-
-
-def small_cnn() -> nn.Module:
-    """A classifier of 10 classes for images of any size, with batch norm."""
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(32, 10),
-    )  # fmt: skip
-
-
-def small_transformer() -> nn.Module:
-    """A classifier of 10 classes for texts of 16 tokens."""
-    torch.manual_seed(0)
-    return TextClassifier()
-
-
-class TextClassifier(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.head = Encoder(words=50, width=32, heads=4, layers=2, tokens=16), nn.Linear(32, 10)
-
-    def forward(self, words: Tensor) -> Tensor:
-        return self.head(self.encoder(words, torch.ones_like(words, dtype=torch.bool)).mean(1))
-
-
-def images_and_labels() -> tuple[Tensor, Tensor]:
-    g = torch.Generator().manual_seed(1)
-    return torch.rand(16, 3, 32, 32, generator=g), torch.randint(0, 10, (16,), generator=g)
-
-
-def texts_and_labels() -> tuple[Tensor, Tensor]:
-    g = torch.Generator().manual_seed(1)
-    return torch.randint(0, 50, (16, 16), generator=g), torch.randint(0, 10, (16,), generator=g)
-
-
-TRAINING: dict[
-    str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, Tensor]], type[torch.optim.Optimizer]]
-] = {
-    "CNN, batch 16 of 3×32×32, SGD": (small_cnn, images_and_labels, torch.optim.SGD),
-    "transformer, batch 16 of 16 tokens, AdamW": (small_transformer, texts_and_labels, torch.optim.AdamW),
-}
 
 
 DTYPES = {
