@@ -158,8 +158,9 @@ def _tied() -> Result:
 
 
 def _without_torch() -> Result:
-    import lapilli
     import numpy
+
+    import lapilli
 
     model, x = small_cnn().eval(), torch.rand(2, 3, 16, 16)
     with tempfile.TemporaryDirectory() as folder:

@@ -242,9 +242,9 @@ def _operators(runs: Runs, results: Results) -> list[str]:
     which = "The entries" if every == 1 else f"Every {every}th of the entries"
     return _section(
         "Operators",
-        f"{which} of PyTorch's own operator tests (op_db) that take float32, at most {samples} sample{'s' * (samples > 1)} of each, "
-        "by `tools/eager.py`. Entries that draw random numbers, drop out, or give tensors without values are left out, and those for "
-        "CUDA only. An entry is as its worst sample; eigenvalues in another order than LAPACK's count as wrong; *crash*: an "
+        f"{which} of PyTorch's own operator tests (op_db) that take float32, at most {samples} of each one's samples, by "
+        "`tools/eager.py`. Entries that draw random numbers, drop out, or give tensors without values are left out, and those "
+        "for CUDA only. An entry is as its worst sample; eigenvalues in another order than LAPACK's count as wrong; *crash*: an "
         "exception that is no refusal, the end of the process, or no answer in time. "
         "The compiled route is measured with all samples in [operators.md](operators.md).",
         _table(["", "", "entries", "right", "refused", "wrong", "crash", "not measured", "gradients right"], rows),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from workers import Result
 
@@ -81,7 +82,7 @@ def training(system: System, name: str) -> Result:
 
 def follows(losses: list[tuple[float, float]]) -> Result:
     """Whether a system's losses follow the CPU's, which fall."""
-    apart = max(abs(a - b) / abs(b) for a, b in losses)
+    apart = float(torch.tensor([abs(a - b) / abs(b) for a, b in losses]).max())  # NaN is the largest
     fell = losses[-1][1] < losses[0][1]
     found: Result = {"verdict": "right", "apart": apart, "losses": [a for a, _ in losses]}
     if not apart <= APART:
