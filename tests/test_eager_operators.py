@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,8 +22,9 @@ from torch import Tensor, nn
 from lapilli import autoload
 from lapilli.eager.call import fallbacks, reset_fallbacks
 from lapilli.eager.form import form
-from lapilli.eager.programs import Programs, programs_of, target_of
+from lapilli.eager.programs import Program, Programs, programs_of, target_of
 from lapilli.eager.signature import Signature, operand
+from lapilli.runtime.description import Description
 
 autoload.register()
 aten = torch.ops.aten
@@ -74,6 +76,34 @@ def test_sizes_and_numbers_do_not_compile_again() -> None:
     for n, k in ((6, 0.8), (17, -3.5), (64, 1e-4)):
         step(n, k)
     assert compiled() == before
+
+
+@pytest.mark.poor_device
+def test_products_of_whole_vectors_are_programs_of_their_own() -> None:
+    """One for all sizes that are multiples of four, by the kernel for them; another one for other sizes."""
+
+    def multiply(m: int, k: int, n: int) -> int:
+        before = compiled()
+        agrees(torch.mm, torch.randn(m, k), torch.randn(k, n))
+        agrees(torch.bmm, torch.randn(3, m, k), torch.randn(3, k, n))
+        agrees(nn.functional.linear, torch.randn(m, k), torch.randn(n, k), torch.randn(n))
+        return compiled() - before
+
+    assert multiply(12, 8, 16) <= 3  # tests before this one may have made them
+    assert multiply(40, 64, 24) == multiply(16, 12, 8) == 0
+    assert multiply(5, 7, 9) <= 3
+    assert multiply(13, 10, 17) == multiply(12, 8, 16) == 0
+    known = programs_of(target_of(0)).known
+    vectors = known["torch.float32 aten.mm.default(torch.float32[4*s0,4*s1]; torch.float32[4*s1,4*s2])"]
+    others = known["torch.float32 aten.mm.default(torch.float32[s0,s1]; torch.float32[s1,s2])"]
+    assert "matmul" in _kernels(vectors.programs[0]) and "matmul" not in _kernels(others.programs[0])
+
+
+def _kernels(program: Program) -> list[str]:
+    with tempfile.NamedTemporaryFile(suffix=".lap") as file:
+        file.write(program.compiled.data)
+        file.flush()
+        return [kernel.name for kernel in Description.of(Path(file.name)).kernels]
 
 
 def test_zero_and_one_are_numbers_of_their_own() -> None:

@@ -28,7 +28,7 @@ SECONDS = {
     "cases": (60, 120),
     "dtypes": (60, 60),
     "dtypes-strict": (60, 60),
-    "models": (120, 180),
+    "models": (150, 240),
     "training": (90, 120),
     "features": (60, 120),
     "operators": (20, 300),

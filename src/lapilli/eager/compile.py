@@ -31,7 +31,7 @@ from lapilli.graph.passes import clean_up
 from lapilli.ir.expr import loads
 from lapilli.ir.node import Input
 from lapilli.lower import is_computed, lower, lowerings
-from lapilli.lower.registry import LONGEST, RANDOM_KEY, decompositions
+from lapilli.lower.registry import RANDOM_KEY, decompositions
 from lapilli.schedule.plan import Schedule
 from lapilli.schedule.target import Target
 
@@ -48,16 +48,17 @@ FIXED_SIZES: dict[Any, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """data: the program file; symbols: what its method's symbols are, in order: ("size", number of the operand, dimension),
-    ("number", number, 0) or ("random", word, 0); carriers: inputs without bytes that follow the operands; guard and results:
-    Python expressions in the sizes `sizes` (name → operand, dimension): whether the program fits, and shape, strides and dtype
-    of every result tensor; tree: the results, as numbers of result tensors (-1: None; a list: a list of tensors); aligned: for
-    every result the operands of which an element is read only where that element of the result is written, by one kernel."""
+    """data: the program file; symbols: what its method's symbols are, in order: ("size", number of the operand, dimension, unit
+    in which it is counted), ("number", number, 0, 1) or ("random", word, 0, 1); carriers: inputs without bytes that follow the
+    operands; guard and results: Python expressions in the sizes `sizes` (name → operand, dimension, unit): whether the program
+    fits, and shape, strides and dtype of every result tensor; tree: the results, as numbers of result tensors (-1: None; a list:
+    a list of tensors); aligned: for every result the operands of which an element is read only where that element of the result
+    is written, by one kernel."""
 
     data: bytes
-    symbols: tuple[tuple[str, int, int], ...]
+    symbols: tuple[tuple[str, int, int, int], ...]
     carriers: int
-    sizes: dict[str, tuple[int, int]]
+    sizes: dict[str, tuple[int, int, int]]
     guard: str
     results: str
     tree: Any
@@ -104,7 +105,7 @@ class _Call:
     examples: Sequence[Any]
     graph: fx.Graph = field(default_factory=fx.Graph)
     symbols: dict[int, Any] = field(default_factory=dict)
-    sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    sizes: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     fixed: list[str] = field(default_factory=list)  # what the guard says of sizes that are compiled in
     operands: int = 0
     numbers: int = 0
@@ -135,14 +136,14 @@ class _Call:
         lowered = lower(module, "fp32", target.half, keyed=True)
         data, schedule = assemble_graph(lowered, target)
         known = {name: ("size", *place) for name, place in self.sizes.items()}
-        known.update({f"number{k}": ("number", k, 0) for k in range(self.numbers)})
-        known.update({name: ("random", k, 0) for k, name in enumerate(RANDOM_KEY)})
+        known.update({f"number{k}": ("number", k, 0, 1) for k in range(self.numbers)})
+        known.update({name: ("random", k, 0, 1) for k, name in enumerate(RANDOM_KEY)})
         return Compiled(
             data,
             tuple(known[name] for name in lowered.symbols),
             len(lowered.inputs) - self.operands,
             self.sizes,
-            self._guard([str(s) for s in lowered.limits]),
+            self._guard([f"{symbol} <= {bound}" for symbol, bound in lowered.limits.items()]),
             "["
             + ", ".join(
                 f"({_text(shape)}, {_text(strides)}, {str(n.meta['val'].dtype)!r})" for n, shape, strides in nodes
@@ -158,15 +159,16 @@ class _Call:
             return n
         if fixed:
             name = f"fixed{len(self.fixed)}"
-            self.sizes[name] = place
+            self.sizes[name] = *place, 1
             self.fixed.append(f"{name} == {n}")
             return n
         if n not in self.symbols:
             name = f"s{len(self.symbols)}"
             source = ConstantSource(name)
-            symbol = self.environment.create_symbol(n, source, dynamic_dim=DimDynamic.DYNAMIC)
-            self.symbols[n] = self.environment.create_symintnode(symbol, hint=n, source=source)
-            self.sizes[str(symbol)] = place
+            unit = self.signature.unit(n)
+            symbol = self.environment.create_symbol(n // unit, source, dynamic_dim=DimDynamic.DYNAMIC)
+            self.symbols[n] = self.environment.create_symintnode(unit * symbol, hint=n, source=source)
+            self.sizes[str(symbol)] = *place, unit
         return self.symbols[n]
 
     def _leaf(self, leaf: Any, fixed: bool) -> Any:
@@ -331,8 +333,7 @@ class _Call:
         return node, shape, strides
 
     def _guard(self, limited: list[str]) -> str:
-        parts = [_text(g.expr) for g in self.environment.guards] + [f"{name} <= {LONGEST}" for name in limited]
-        parts += self.fixed
+        parts = [_text(g.expr) for g in self.environment.guards] + limited + self.fixed
         return " and ".join(f"({p})" for p in dict.fromkeys(parts)) or "True"
 
 

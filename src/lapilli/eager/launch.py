@@ -76,9 +76,9 @@ class Launch:
         self.symbols = [0] * len(compiled.symbols)
         self.slots: list[tuple[int, int]] = []  # symbol, number
         self.keys: list[tuple[int, int]] = []  # symbol, word of the random key
-        for place, (kind, k, d) in enumerate(compiled.symbols):
+        for place, (kind, k, d, unit) in enumerate(compiled.symbols):
             if kind == "size":
-                self.symbols[place] = operands[k].shape[d]
+                self.symbols[place] = operands[k].shape[d] // unit
             else:
                 (self.slots if kind == "number" else self.keys).append((place, k))
         self.enqueue_new = functools.partial(

@@ -1,8 +1,8 @@
 """Signatures: what of a call decides about its program.
 
 Two keys tell calls apart. The exact key has all sizes and strides, and leads to a prepared launch with one look into a
-dictionary. The signature has sizes as classes only (0, 1, or a symbol that equal sizes share), and leads to the programs that
-were compiled for such a call."""
+dictionary. The signature has sizes as classes only (0, 1, or a symbol that equal sizes share; of matrix products also four times a
+symbol), and leads to the programs that were compiled for such a call."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from lapilli.eager.form import Form
 
 WIDE = 1 << 31
 """Integers from here on do not fit into kernels."""
+
+
+aten = torch.ops.aten
+PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+"""Operators with faster kernels for sizes that are whole vectors of four."""
 
 
 class CannotRun(Exception):
@@ -87,12 +92,19 @@ class Signature:
             x for leaf in self.leaves for x in (leaf if isinstance(leaf, tuple) else (leaf,)) if isinstance(x, Operand)
         ]
 
+    def unit(self, size: int) -> int:
+        """In what a size is counted, where it is not fixed."""
+        product = (self.form.functional or self.form.op) in PRODUCTS
+        return 4 if product and size >= 8 and size % 4 == 0 else 1
+
     def text(self) -> str:
         """The signature as text: equal for calls that the same programs can serve."""
         symbols: dict[int, str] = {}
 
         def size(n: int) -> str:
-            return str(n) if self.exact or n < 2 else symbols.setdefault(n, f"s{len(symbols)}")
+            if self.exact or n < 2:
+                return str(n)
+            return symbols.setdefault(n, f"{'4*' * (self.unit(n) == 4)}s{len(symbols)}")
 
         def one(leaf: Leaf) -> str:
             if isinstance(leaf, Operand):

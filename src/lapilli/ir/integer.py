@@ -341,9 +341,13 @@ class Int:
         return total
 
 
-def is_unbounded_symbol(i: Int) -> bool:
-    """Whether a size is a symbol of which no upper bound is known."""
-    return any(isinstance(a, Symbol) and a.max is None and i == of(a) for a in i.atoms())
+def unbounded_multiple(i: Int) -> tuple[Int, int] | None:
+    """(s, c) where a size is c * s of a symbol s of which no upper bound is known."""
+    if i.const == 0 and len(i.terms) == 1:
+        ((atoms, factor),) = i.terms
+        if len(atoms) == 1 and isinstance(atoms[0], Symbol) and atoms[0].max is None and factor > 0:
+            return of(atoms[0]), factor
+    return None
 
 
 def _evaluate_atom(a: Atom, values: Mapping[Atom, Any]) -> Any:

@@ -164,7 +164,7 @@ class Graph:
     outputs: list[Node]
     symbols: dict[str, Int]
     stores: list[tuple[State, Node]] = field(default_factory=list)
-    limits: set[Int] = field(default_factory=set)  # symbols without a bound that an algorithm gives the bound LONGEST
+    limits: dict[Int, int] = field(default_factory=dict)  # symbols without a bound that an algorithm gives one
 
     @property
     def results(self) -> list[Node]:

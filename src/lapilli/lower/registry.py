@@ -16,7 +16,7 @@ import torch
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Load, Op, Select, binary, cast_to, const, index, load, select, unary, where
-from lapilli.ir.integer import Int, Var, as_int, ceildiv, is_unbounded_symbol, of, symbol, var
+from lapilli.ir.integer import Int, Var, as_int, ceildiv, of, symbol, unbounded_multiple, var
 from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce, State
 
 Operand = Node | Int | Expr | int | float | bool
@@ -85,10 +85,10 @@ RANDOM_KEY = ("random0", "random1")
 
 @dataclass
 class Shared:
-    """What the calls of a graph share: sizes without a bound that get LONGEST as their bound, and the key of the random numbers,
+    """What the calls of a graph share: sizes without a bound that get one, and the key of the random numbers,
     which the first call that draws some makes: a state of the program, or two symbols (`keyed`), among the symbols `known`."""
 
-    limits: set[Int] = field(default_factory=set)
+    limits: dict[Int, int] = field(default_factory=dict)
     random: State | None = None
     keyed: bool = False
     known: dict[str, Int] = field(default_factory=dict)
@@ -122,12 +122,15 @@ class Call:
         return self.dtypes[0]
 
     def longest(self, size: Int) -> int | None:
-        """The greatest value that a size can have. A dynamic size without a bound gets one, which the player checks; None
-        where the size is computed from such sizes."""
-        if is_unbounded_symbol(size):
-            self.shared.limits.add(size)
-            return LONGEST
-        return size.bounds[1]
+        """The greatest value that a size can have. A dynamic size without a bound, or a multiple of one, gets LONGEST as its
+        bound, which the player checks; None where the size is computed otherwise from such sizes."""
+        found = unbounded_multiple(size)
+        if found is None:
+            return size.bounds[1]
+        symbol, factor = found
+        limits = self.shared.limits
+        limits[symbol] = min(limits.get(symbol, LONGEST), LONGEST // factor)
+        return LONGEST
 
     def storage(self, dtype: DType) -> DType:
         """How a value of this dtype is kept between kernels."""

@@ -26,7 +26,6 @@ from lapilli.ir.integer import (
     product,
 )
 from lapilli.ir.node import Constant, Graph, Input, Node, State, reading
-from lapilli.lower.registry import LONGEST
 from lapilli.program.container import aligned, to_bytes
 from lapilli.schedule.concatenate import Window
 from lapilli.schedule.order import Order
@@ -220,7 +219,7 @@ def _symbols(graph: Graph, pool: _Pool, dims: Mapping[str, str]) -> list[Any]:
         if place is None:
             raise ValueError(f"the size {name} cannot be read from any input dimension")
         s = fb.SymbolT()
-        longest = LONGEST if value in graph.limits else -1
+        longest = graph.limits.get(value, -1)
         s.name, s.min, s.max = dims.get(name, name), atom.min, longest if atom.max is None else atom.max
         s.input, s.axis, s.factor, s.offset = place.input.index, place.axis, place.factor, place.offset
         pool.symbols[atom] = len(made)
