@@ -7,12 +7,16 @@ whatever it is, stays the accelerator as long as it is available.
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import torch
 from torch import accelerator
+from torch._C import DispatchKey, DispatchKeySet
 
 from lapilli.eager import api
+
+_ELSEWHERE = DispatchKeySet(DispatchKey.Meta)  # where kernels for all devices are not replaced
 
 
 def patch(other: torch.device | None) -> None:
@@ -59,6 +63,20 @@ def _instead(name: str, ours: Any) -> None:
     setattr(accelerator, name, function)
 
 
-def pin(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """``aten::_pin_memory``: memory of the host that the device reads faster does not exist here, so a copy is as good."""
-    return tensor.clone()
+def pin(library: Any, other: torch.device | None) -> None:
+    """Lets tensors on the CPU be pinned for the other accelerator, as if this device were not there; PyTorch would ask this one
+    for its pinned memory. It has none that is faster than any other, so where there is no other, a copy is as good."""
+    if other is None:
+        library.impl("_pin_memory", lambda tensor, device=None: tensor.clone(), "CPU")
+        return
+    library.impl("_pin_memory", functools.partial(_for_other, torch.ops.aten._pin_memory.default, other), "CPU")
+    library.impl("is_pinned", functools.partial(_for_other, torch.ops.aten.is_pinned.default, other), "CPU")
+
+
+def _for_other(
+    op: torch._ops.OpOverload, other: torch.device, tensor: torch.Tensor, device: torch.device | None = None
+) -> Any:
+    """PyTorch's own kernel of the operator, which is the same for all devices, told of the device."""
+    with warnings.catch_warnings():  # it would rather find out for itself
+        warnings.filterwarnings("ignore", "The argument 'device'", DeprecationWarning)
+        return op.redispatch(_ELSEWHERE, tensor, other if device is None else device)
