@@ -23,10 +23,11 @@ class MatrixTile:
     def invocations(self) -> int:
         return 32 * (self.bm // self.wm) * (self.bn // self.wn) * self.sk
 
-    @property
-    def shared(self) -> int:
-        """Bytes of work-group memory: the operands' chunks, or the staged accumulators."""
-        operands = self.bm * (self.bk // 8 + 1) + self.bk * (self.bn // 8 + 1)
+    def shared(self, left: bool = False, right: bool = False) -> int:
+        """Bytes of work-group memory: the operands' chunks, or the staged accumulators. left, right: operands that lie
+        transposed, [K, M] and [N, K]."""
+        rows, columns = ((y, x) if turned else (x, y) for turned, x, y in ((left, self.bm, self.bk), (right, self.bk, self.bn)))
+        operands = sum(lines * (line // 8 + 1) for lines, line in (rows, columns))
         staged = self.invocations // 32 * self.ep * 16 * (self.wn // 4 + 1)
         return 16 * max(operands, staged)
 
