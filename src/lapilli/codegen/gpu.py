@@ -137,9 +137,9 @@ class Tiles:
     matrix: bool
     batch_w: Int  # elements between batches of w, 0 for weights
     row_w: Int  # elements between rows of w: its k, or where it is transposed its columns
-    transposed_w: bool = False  # w is [N, K]
     flat_rows: bool = False  # a convolution whose rows run over all images
     groups: int = 1  # of a convolution: the batch runs over them
+    transposed_w: bool = False  # w is [N, K]
 
     @property
     def operands(self) -> list[Node]:
@@ -243,7 +243,7 @@ def _matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
         return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[1])
     across = rhs.strides[1] == 1 and not isinstance(rhs.node, Constant)  # constants are packed once
     if rhs.offset == 0 and across and _all_multiples(8, v.k, rhs.strides[0], rhs.strides[2]):
-        return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[2], True)
+        return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[2], transposed_w=True)
     return _with_packed_columns(v, rows, True, ctx)
 
 

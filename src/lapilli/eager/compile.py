@@ -40,11 +40,14 @@ aten = torch.ops.aten
 
 DEPENDS_ON_DATA = "the size of its result depends on data"
 
-FIXED_SIZES: dict[Any, tuple[int, ...]] = {
-    aten.convolution.default: (1,), aten.convolution_overrideable.default: (1,), aten.convolution_backward.default: (2,),
-    aten.convolution_backward_overrideable.default: (2,),
-}  # fmt: skip
-"""Arguments whose sizes are compiled in: weights of convolutions, whose loops are unrolled."""
+FIXED_SIZES: dict[Any, dict[int, Sequence[int]]] = {
+    aten.convolution.default: {0: (1,), 1: range(5)},
+    aten.convolution_overrideable.default: {0: (1,), 1: range(5)},
+    aten.convolution_backward.default: {0: (1,), 1: (1,), 2: range(5)},
+    aten.convolution_backward_overrideable.default: {0: (1,), 1: (1,), 2: range(5)},
+}
+"""Dimensions of arguments whose sizes are compiled in: weights of convolutions, whose loops are unrolled, and the channels that
+follow from them, which decide about the kernel."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +121,8 @@ class _Call:
     def compile(self, target: Target) -> Compiled:
         form = self.signature.form
         op = form.functional or form.op
-        fixed = FIXED_SIZES.get(op, ())
-        leaves = [self._leaf(leaf, k in fixed) for k, leaf in enumerate(self.signature.leaves)]
+        fixed = FIXED_SIZES.get(op, {})
+        leaves = [self._leaf(leaf, fixed.get(k, ())) for k, leaf in enumerate(self.signature.leaves)]
         flat, tree = self._results(form, leaves)
         nodes = [self._in_memory(n, where) for n, where in zip(flat, self._places(form, flat), strict=True)]
         module = Module(self.graph, {}, [n for n, _, _ in nodes], {}, {}, self.environment.var_to_range)
@@ -175,7 +178,7 @@ class _Call:
             self.sizes[str(symbol)] = (*place, unit)
         return self.symbols[n]
 
-    def _leaf(self, leaf: Any, fixed: bool) -> Any:
+    def _leaf(self, leaf: Any, fixed: Sequence[int]) -> Any:
         if isinstance(leaf, Operand):
             return self._operand(leaf, fixed)
         if isinstance(leaf, Number):
@@ -186,8 +189,8 @@ class _Call:
             return None  # tracing would draw from it
         return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
-    def _operand(self, leaf: Operand, fixed: bool) -> fx.Node:
-        sizes = [self._size(n, (self.operands, d), fixed) for d, n in enumerate(leaf.shape)]
+    def _operand(self, leaf: Operand, fixed: Sequence[int]) -> fx.Node:
+        sizes = [self._size(n, (self.operands, d), d in fixed) for d, n in enumerate(leaf.shape)]
         node = self.graph.placeholder(f"x{self.operands}")
         self.operands += 1
         inwards = [d for d in leaf.order if d not in leaf.spread]
