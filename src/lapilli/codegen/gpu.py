@@ -70,7 +70,9 @@ def _matmul_rows(x: Operand, k: Int, matrix: bool) -> _Rows | None:
         if not transposed and (step != 1 or not _all_multiples(8, k, batch, row)):
             return None
         line = step if transposed else row
-        return _Rows("MatmulA<X>", "MatmulParams", {"lda8": line // 8, "batchA8": batch // 8}, x.node, 8, (), transposed)
+        return _Rows(
+            "MatmulA<X>", "MatmulParams", {"lda8": line // 8, "batchA8": batch // 8}, x.node, 8, (), transposed
+        )
     if x.offset != 0:
         return None
     wide = step == 1 and _all_multiples(4, k, batch, row)
@@ -168,7 +170,8 @@ class Tiles:
         tm, tn = ceildiv(self.m, t.bm), ceildiv(self.n, t.bn)
         k8 = ceildiv(self.k, 8)
         w.params(
-            M=self.m, N=self.n, K=self.k, K8=k8, ldb8=self.row_w // 8, batchB8=self.batch_w // 8, tilesM=tm, tilesN=tn, splitK8=k8, slices=1
+            M=self.m, N=self.n, K=self.k, K8=k8, ldb8=self.row_w // 8, batchB8=self.batch_w // 8, tilesM=tm, tilesN=tn,
+            splitK8=k8, slices=1,
         )  # fmt: skip
         w.params("a", **self.rows.words)
         swizzle = t.swizzle
@@ -206,18 +209,8 @@ class Tiles:
 
 
 def _matmul(v: MatmulView, ctx: Context) -> Template | None:
-    if (
-        ctx.target.cooperative_matrix
-        and v.lhs.offset == 0
-        and _halves(v.lhs.node, v.rhs.node)
-        and v.m == 1
-        and v.batch == 1
-    ):
-        found = _matvec(v)
-        if found is not None:
-            return found
     if ctx.target.cooperative_matrix and _halves(v.lhs.node, v.rhs.node):
-        found = _matrix_product(v, ctx)
+        found = _matvec(v) or _matrix_product(v, ctx)
         if found is not None:
             return found
     rows = _matmul_rows(v.lhs, v.k, False)
@@ -247,7 +240,7 @@ def _matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
     return _with_packed_columns(v, rows, True, ctx)
 
 
-_WORTH_PACKING = 1 << 26  # multiplications
+_WORTH_PACKING = 1 << 24  # multiplications
 
 
 def _packed_rows(v: MatmulView, ctx: Context) -> _Rows:
@@ -457,7 +450,9 @@ class _Matvec:
 
 def _matvec(v: MatmulView) -> _Matvec | None:
     x, w = v.lhs, v.rhs
-    if x.strides[2] != 1 or w.strides[1] != 1 or w.offset != 0 or not _all_multiples(8, v.k, w.strides[2]):
+    if v.m != 1 or v.batch != 1 or x.offset != 0 or x.strides[2] != 1:
+        return None
+    if w.strides[1] != 1 or w.offset != 0 or not _all_multiples(8, v.k, w.strides[2]):
         return None
     return _Matvec(x.node, w.node, v.n, v.k, w.strides[2])
 

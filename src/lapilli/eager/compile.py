@@ -40,14 +40,11 @@ aten = torch.ops.aten
 
 DEPENDS_ON_DATA = "the size of its result depends on data"
 
-FIXED_SIZES: dict[Any, dict[int, Sequence[int]]] = {
-    aten.convolution.default: {0: (1,), 1: range(5)},
-    aten.convolution_overrideable.default: {0: (1,), 1: range(5)},
-    aten.convolution_backward.default: {0: (1,), 1: (1,), 2: range(5)},
-    aten.convolution_backward_overrideable.default: {0: (1,), 1: (1,), 2: range(5)},
-}
-"""Dimensions of arguments whose sizes are compiled in: weights of convolutions, whose loops are unrolled, and the channels that
-follow from them, which decide about the kernel."""
+FIXED_SIZES: dict[Any, tuple[int, ...]] = {
+    aten.convolution.default: (1,), aten.convolution_overrideable.default: (1,), aten.convolution_backward.default: (2,),
+    aten.convolution_backward_overrideable.default: (2,),
+}  # fmt: skip
+"""Arguments whose sizes are compiled in: weights of convolutions, whose loops are unrolled."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,9 @@ class Compiled:
     """data: the program file; symbols: what its method's symbols are, in order: ("size", number of the operand, dimension, what
     the size is divided by), ("number", number, 0, 1) or ("random", word, 0, 1); carriers: inputs without bytes that follow the
     operands; guard and results: Python expressions in the sizes `sizes` (name → operand, dimension, divisor): whether the
-    program fits, and shape, strides and dtype of every result tensor; tree: the results, as numbers of result tensors (-1: None; a list: a list of tensors); aligned: for
-    every result the operands of which an element is read only where that element of the result is written, by one kernel."""
+    program fits, and shape, strides and dtype of every result tensor; tree: the results, as numbers of result tensors (-1: None;
+    a list: a list of tensors); aligned: for every result the operands of which an element is read only where that element of the
+    result is written, by one kernel."""
 
     data: bytes
     symbols: tuple[tuple[str, int, int, int], ...]
@@ -121,8 +119,10 @@ class _Call:
     def compile(self, target: Target) -> Compiled:
         form = self.signature.form
         op = form.functional or form.op
-        fixed = FIXED_SIZES.get(op, {})
-        leaves = [self._leaf(leaf, fixed.get(k, ())) for k, leaf in enumerate(self.signature.leaves)]
+        fixed = FIXED_SIZES.get(op, ())
+        # Kernels for matrix units depend on the channels, which the weights have decided.
+        channels = range(1, 2 if fixed and self.signature.ranges else 1)
+        leaves = [self._leaf(x, range(5) if k in fixed else channels) for k, x in enumerate(self.signature.leaves)]
         flat, tree = self._results(form, leaves)
         nodes = [self._in_memory(n, where) for n, where in zip(flat, self._places(form, flat), strict=True)]
         module = Module(self.graph, {}, [n for n, _, _ in nodes], {}, {}, self.environment.var_to_range)

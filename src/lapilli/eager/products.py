@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
 
 from lapilli import player
+from lapilli.codegen.gpu import MATRIX_SUBGROUP
+from lapilli.codegen.tiles import MOST_SHARED
 from lapilli.eager.programs import target_of
 from lapilli.eager.signature import Operand, Signature
 from lapilli.schedule.target import GPU_HALF, GPU_MATRIX, Target
@@ -38,8 +41,17 @@ def choose(signature: Signature, device: int) -> tuple[Target, Signature]:
     return target, signature
 
 
+@cache
 def has_matrix_units(device: int) -> bool:
-    return bool(player.devices()[device]["features"]["cooperative_matrix"])
+    """Whether a device runs every tile: which of them a program has depends on sizes."""
+    found = player.devices()[device]
+    features, limits = found["features"], found["limits"]
+    return bool(
+        features["cooperative_matrix"]
+        and features["vulkan_memory_model"]
+        and limits["min_subgroup_size"] <= MATRIX_SUBGROUP <= limits["max_subgroup_size"]
+        and limits["shared_memory"] >= MOST_SHARED
+    )
 
 
 def is_heavy(signature: Signature) -> bool:
@@ -52,7 +64,8 @@ def is_heavy(signature: Signature) -> bool:
     if not isinstance(left, Operand) or not isinstance(right, Operand) or {left.dtype, right.dtype} != {torch.float16}:
         return False
     if op in _CONVOLUTIONS:
-        transposed, stride = signature.leaves[6], signature.leaves[3]
+        stride: Any = signature.leaves[3]
+        transposed = signature.leaves[6]
         positions = math.prod(left.shape) // max(left.shape[1], 1)
         return not transposed and positions * math.prod(right.shape) // math.prod(stride) >= HEAVY
     large = math.prod(right.shape[-2:]) >= LARGE
