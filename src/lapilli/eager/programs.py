@@ -39,7 +39,7 @@ class Program:
         self._loaded: dict[int, NativeProgram] = {}
 
     def sizes(self, operands: Sequence[Operand]) -> list[int]:
-        return [operands[k].shape[d] for k, d in self.compiled.sizes.values()]
+        return [operands[k].shape[d] // unit for k, d, unit in self.compiled.sizes.values()]
 
     def fits(self, operands: Sequence[Operand]) -> bool:
         return bool(self._guard(*self.sizes(operands)))
@@ -202,9 +202,9 @@ def _stored(path: Path) -> _Known | None:
 def _compiled(described: dict[str, Any], data: bytes) -> Compiled:
     return Compiled(
         data,
-        tuple((kind, k, d) for kind, k, d in described["symbols"]),
+        tuple((kind, k, d, unit) for kind, k, d, unit in described["symbols"]),
         described["carriers"],
-        {name: (k, d) for name, (k, d) in described["sizes"].items()},
+        {name: (k, d, unit) for name, (k, d, unit) in described["sizes"].items()},
         described["guard"],
         described["results"],
         described["tree"],

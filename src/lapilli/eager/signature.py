@@ -70,17 +70,39 @@ def see(shape: tuple[int, ...], strides: Sequence[int], dtype: torch.dtype) -> O
     return Operand(shape, dtype, order, spread)
 
 
+@dataclass(frozen=True)
+class Range:
+    """Sizes that a program takes alike: multiples of `unit` from `least` to `most`."""
+
+    unit: int
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.least}..{self.most} by {self.unit}"
+
+
+def range_of(n: int) -> Range:
+    """The range of a size of at least 2: there are two to a doubling, each for multiples of eight and for all sizes."""
+    power = 1 << n.bit_length() - 1
+    middle = power + power // 2
+    least, end = (middle, 2 * power) if n >= middle else (power, middle)
+    unit = 8 if n % 8 == 0 and n >= 16 else 1
+    return Range(unit, least, end - unit)
+
+
 Leaf = Operand | Number | Any
 
 
 @dataclass(frozen=True)
 class Signature:
     """form: of the operator; leaves: the arguments in the schema's order, lists as tuples, tensors as Operands, numbers that
-    differ from call to call as Numbers, everything else as it is; exact: sizes are fixed."""
+    differ from call to call as Numbers, everything else as it is; exact: sizes are fixed; ranges: open sizes have a `Range`."""
 
     form: Form
     leaves: tuple[Leaf, ...]
     exact: bool = False
+    ranges: bool = False
 
     def operands(self) -> list[Operand]:
         return [
@@ -92,7 +114,10 @@ class Signature:
         symbols: dict[int, str] = {}
 
         def size(n: int) -> str:
-            return str(n) if self.exact or n < 2 else symbols.setdefault(n, f"s{len(symbols)}")
+            if self.exact or n < 2:
+                return str(n)
+            within = f" {range_of(n)}" if self.ranges else ""
+            return symbols.setdefault(n, f"s{len(symbols)}{within}")
 
         def one(leaf: Leaf) -> str:
             if isinstance(leaf, Operand):
