@@ -193,6 +193,7 @@ def test_properties() -> None:
     if not torch.cuda.is_available():
         assert torch.accelerator.current_accelerator() == torch.device("vulkan")
         assert torch.accelerator.device_count() == torch.vulkan.device_count()
+        assert torch.accelerator.get_memory_info() == torch.vulkan.mem_get_info()
     torch.accelerator.synchronize()
     torch.vulkan.init()
 
@@ -206,6 +207,10 @@ def test_cuda_stays_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.accelerator.current_accelerator() == torch.device("vulkan")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: f"CUDA waits for {device}")
+    assert torch.accelerator.synchronize(3) == "CUDA waits for 3"
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1, 2))
+    assert torch.accelerator.get_memory_info() == (1, 2)
 
 
 def test_pinned_memory_is_the_other_accelerators() -> None:
