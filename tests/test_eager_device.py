@@ -190,8 +190,10 @@ def test_properties() -> None:
     with pytest.raises(ValueError, match="Expected a vulkan device, but got cpu"):
         torch.vulkan.set_device("cpu")
     assert torch.vulkan.get_amp_supported_dtype() == [torch.float16]
-    assert torch.accelerator.current_accelerator() == torch.device("vulkan")
-    assert torch.accelerator.device_count() == torch.vulkan.device_count()
+    if not torch.cuda.is_available():
+        assert torch.accelerator.current_accelerator() == torch.device("vulkan")
+        assert torch.accelerator.device_count() == torch.vulkan.device_count()
+        assert torch.accelerator.get_memory_info() == torch.vulkan.mem_get_info()
     torch.accelerator.synchronize()
     torch.vulkan.init()
 
@@ -201,9 +203,21 @@ def test_cuda_stays_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.accelerator, "current_accelerator", torch.accelerator.current_accelerator)
     accelerator._prefer(torch.device("cuda"))
-    assert torch.accelerator.current_accelerator() == torch.device("vulkan")  # there is none here
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert torch.accelerator.current_accelerator() == torch.device("vulkan")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: f"CUDA waits for {device}")
+    assert torch.accelerator.synchronize(3) == "CUDA waits for 3"
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1, 2))
+    assert torch.accelerator.get_memory_info() == (1, 2)
+
+
+def test_pinned_memory_is_the_other_accelerators() -> None:
+    host = torch.rand(3)
+    pinned = host.pin_memory()
+    assert torch.equal(pinned, host) and pinned.is_pinned() == torch.cuda.is_available() and not host.is_pinned()
+    assert pinned.to("vulkan", non_blocking=True).is_vulkan
 
 
 # --- making tensors
@@ -260,7 +274,7 @@ def test_random_numbers_follow_their_seed(make: Callable[..., torch.Tensor]) -> 
     torch.vulkan.set_rng_state(state)
     assert torch.equal(make(device="vulkan").cpu(), second.cpu())
     torch.vulkan.manual_seed_all(5)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(device_type="vulkan"):
         forked = make(device="vulkan")
     assert torch.equal(forked.cpu(), make(device="vulkan").cpu())
     one, other = (torch.Generator(device="vulkan").manual_seed(3) for _ in range(2))
@@ -551,7 +565,7 @@ def test_memory_is_counted_and_given_back() -> None:
 
 def test_out_of_memory() -> None:
     torch.vulkan.empty_cache()
-    torch.vulkan.set_per_process_memory_fraction(0.02)
+    torch.vulkan.set_per_process_memory_fraction((128 << 20) / torch.vulkan.mem_get_info()[1])
     try:
         with pytest.raises(torch.OutOfMemoryError, match="vulkan:0 is out of memory"):
             torch.empty(1 << 26, device="vulkan")

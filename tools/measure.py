@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
 import lapilli
-from lapilli.errors import CompileError, InvalidInputError, LapilliError
+from lapilli.errors import CompileError, InvalidInputError, LapilliError, OutOfMemoryError
 from lapilli.graph.passes import prepare
 from lapilli.ir import interpret
 from lapilli.lower import lower
@@ -145,8 +145,11 @@ def interpreted(exported: ExportedProgram, found: Measurement) -> Run:
 
 
 def _stop(error: Exception) -> Stop:
-    """A refusal says what cannot be done; that our own kernels do not compile, or our own files do not load, is a crash."""
-    refusal = isinstance(error, CompileError | InvalidInputError | TypeError) and "please report this" not in str(error)
+    """A refusal says what cannot be done, or what a device has no memory for; that our own kernels do not compile, or our own
+    files do not load, is a crash."""
+    refusal = isinstance(
+        error, CompileError | InvalidInputError | OutOfMemoryError | TypeError
+    ) and "please report this" not in str(error)
     return Stop("refused" if refusal else "crash", first_line(error))
 
 

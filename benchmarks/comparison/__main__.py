@@ -25,7 +25,7 @@ from comparison.environments import BUILD, ENVIRONMENTS, REPOSITORY, environment
 from comparison.page import page
 
 SECONDS = {
-    "cases": (60, 120),
+    "cases": (60, 150),
     "dtypes": (60, 60),
     "dtypes-strict": (60, 60),
     "models": (150, 240),
@@ -35,6 +35,9 @@ SECONDS = {
     "operators-strict": (20, 300),
 }
 """Of a part, in the order of the run: seconds that one of its measurements may take, and after which none is begun."""
+
+TIMED = ("models", "training", "features")
+"""Parts that give times: one measurement after another."""
 
 EAGER = tuple(SECONDS)
 SYSTEMS: dict[str, tuple[str, ...]] = {
@@ -63,8 +66,9 @@ def measure(system: str, part: str, left: float, options: argparse.Namespace) ->
     if name != "lapilli":
         settings["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     step, total = SECONDS[part]
+    timed = part in TIMED and system != "executorch"
     limits = ["--step", str(step), "--total", str(min(total, left)), "--samples", str(options.samples)]
-    limits += ["--every", str(options.every), "--jobs", str(options.jobs if part.startswith("operators") else 1)]
+    limits += ["--every", str(options.every), "--jobs", str(1 if timed else options.jobs)]
     worker = [folder / "bin" / "python", "-m", "comparison.worker", system, part, file, *limits]
     started, start, load, others = (
         datetime.datetime.now(datetime.UTC),
@@ -97,7 +101,9 @@ def main() -> None:
     )
     parser.add_argument("--samples", type=int, default=3, metavar="N", help="at most N samples of an entry of op_db")
     parser.add_argument("--every", type=int, default=1, metavar="K", help="every K-th entry of op_db, for a quick look")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="entries of op_db measured at a time")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="measurements at a time, where none gives times"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch's CPU")
     options = parser.parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)

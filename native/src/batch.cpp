@@ -25,6 +25,7 @@ Batch::~Batch() {
 
 void Batch::begin() {
   id_ = next_id();
+  bound_ = VK_NULL_HANDLE;
   pool_.begin(commands_);
 }
 
@@ -83,6 +84,12 @@ VkDescriptorSet Batch::allocate_set(VkDescriptorSetLayout layout) {
 }
 
 void Batch::bind(const Pipeline& pipeline, const Kernel& kernel, std::span<const Region> bindings) {
+  if (bound_ != pipeline.handle)
+    device_.vk.CmdBindPipeline(commands_, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline.handle);
+  bound_ = pipeline.handle;
+  bindings = bindings.first(kernel.bindings);
+  if (pipeline.pushes)
+    return push_descriptors(device_, commands_, pipeline, bindings);
   const VkDescriptorSet set = allocate_set(pipeline.set_layout);
   write_descriptors(device_, set, kernel, bindings, views_);
   device_.vk.CmdBindDescriptorSets(commands_, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline.layout, 0, 1, &set, 0, nullptr);

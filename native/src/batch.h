@@ -20,7 +20,7 @@ public:
   VkCommandBuffer commands() const { return commands_; }
   uint64_t id() const { return id_; } // of what is recorded now; no two batches of the process have the same
 
-  // Binds these parts of buffers; `bindings`: one per binding of the kernel.
+  // Binds the pipeline and these parts of buffers; `bindings`: at least one per binding of the kernel.
   void bind(const Pipeline& pipeline, const Kernel& kernel, std::span<const Region> bindings);
   void keep(std::shared_ptr<Program> program) { programs_.push_back(std::move(program)); }
 
@@ -37,6 +37,7 @@ private:
   uint64_t id_ = 0;
   std::vector<VkDescriptorPool> sets_;
   size_t current_ = 0; // the pool that sets are taken from
+  VkPipeline bound_ = VK_NULL_HANDLE;
   std::vector<VkBufferView> views_;
   std::vector<std::shared_ptr<Program>> programs_;
 };

@@ -43,6 +43,7 @@ Extensions query_extensions(const InstanceFunctions& vk, VkPhysicalDevice device
   result.creation_feedback = has(VK_EXT_PIPELINE_CREATION_FEEDBACK_EXTENSION_NAME, vulkan_1_3);
   result.cooperative_matrix =
       vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR != nullptr && has(VK_KHR_COOPERATIVE_MATRIX_EXTENSION_NAME, 0);
+  result.push_descriptor = has(VK_KHR_PUSH_DESCRIPTOR_EXTENSION_NAME, 0);
   has("VK_KHR_portability_subset", 0); // must be enabled where it is offered
   return result;
 }

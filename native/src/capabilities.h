@@ -13,7 +13,7 @@ class Json;
 // Extensions that the player uses where a device has them, or has them in its Vulkan version.
 struct Extensions {
   bool storage_8bit, float16_int8, memory_model, subgroup_types, subgroup_size_control, dot_product, maintenance4;
-  bool cooperative_matrix, creation_feedback, driver_properties;
+  bool cooperative_matrix, creation_feedback, driver_properties, push_descriptor;
   std::vector<const char*> names; // to enable on a device: those that are not in its version
 };
 

@@ -65,17 +65,20 @@ DescriptorSets::DescriptorSets(Device& device, std::span<const Dispatch> command
   uint32_t storage = 0, texel = 0;
   std::vector<VkDescriptorSetLayout> layouts;
   for (const Dispatch& command : commands) {
+    const Pipeline& pipeline = pipelines[command.kernel];
+    if (pipeline.pushes)
+      continue;
     for (const BindingType type : kernels[command.kernel].types)
       ++(type == BindingType::storage ? storage : texel);
-    layouts.push_back(pipelines[command.kernel].set_layout);
+    layouts.push_back(pipeline.set_layout);
   }
-  if (commands.empty())
+  if (layouts.empty())
     return;
   const std::array<VkDescriptorPoolSize, 2> sizes{
       {{VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, std::max(storage, 1u)}, {VK_DESCRIPTOR_TYPE_UNIFORM_TEXEL_BUFFER, texel}}};
   VkDescriptorPoolCreateInfo info{};
   info.sType = VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO;
-  info.maxSets = static_cast<uint32_t>(commands.size());
+  info.maxSets = static_cast<uint32_t>(layouts.size());
   info.poolSizeCount = texel > 0 ? 2 : 1;
   info.pPoolSizes = sizes.data();
   check(device.vk.CreateDescriptorPool(device.handle, &info, nullptr, &pool_), "vkCreateDescriptorPool");
@@ -84,11 +87,15 @@ DescriptorSets::DescriptorSets(Device& device, std::span<const Dispatch> command
   allocate.descriptorPool = pool_;
   allocate.descriptorSetCount = info.maxSets;
   allocate.pSetLayouts = layouts.data();
-  const VkResult result = device.vk.AllocateDescriptorSets(device.handle, &allocate, sets_.data());
+  std::vector<VkDescriptorSet> sets(layouts.size());
+  const VkResult result = device.vk.AllocateDescriptorSets(device.handle, &allocate, sets.data());
   if (result != VK_SUCCESS) {
     device.vk.DestroyDescriptorPool(device.handle, pool_, nullptr);
     check(result, "vkAllocateDescriptorSets");
   }
+  for (size_t i = 0, next = 0; i < commands.size(); ++i)
+    if (!pipelines[commands[i].kernel].pushes)
+      sets_[i] = sets[next++];
 }
 
 DescriptorSets::~DescriptorSets() {
@@ -115,7 +122,7 @@ void DescriptorSets::update(size_t command, const Kernel& kernel, const Resolved
   for (const VkBufferView view : views)
     device_.vk.DestroyBufferView(device_.handle, view, nullptr);
   views.clear();
-  if (kernel.bindings > 0 && !resolved.empty())
+  if (sets_[command] != VK_NULL_HANDLE && kernel.bindings > 0 && !resolved.empty())
     write_descriptors(device_, sets_[command], kernel, resolved.bindings, views);
 }
 
@@ -144,11 +151,31 @@ void write_descriptors(Device& device, VkDescriptorSet set, const Kernel& kernel
   device.vk.UpdateDescriptorSets(device.handle, kernel.bindings, writes.data(), 0, nullptr);
 }
 
+void push_descriptors(const Device& device, VkCommandBuffer commands, const Pipeline& pipeline,
+                      std::span<const Region> bindings) {
+  std::array<VkDescriptorBufferInfo, max_bindings> infos;
+  std::array<VkWriteDescriptorSet, max_bindings> writes;
+  for (size_t i = 0; i < bindings.size(); ++i) {
+    infos[i] = {bindings[i].buffer, bindings[i].offset, bindings[i].size};
+    VkWriteDescriptorSet& write = writes[i] = {};
+    write.sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET;
+    write.dstBinding = static_cast<uint32_t>(i);
+    write.descriptorCount = 1;
+    write.descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER;
+    write.pBufferInfo = &infos[i];
+  }
+  device.vk.CmdPushDescriptorSetKHR(commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline.layout, 0,
+                                    static_cast<uint32_t>(bindings.size()), writes.data());
+}
+
 void record(const Device& device, VkCommandBuffer commands, const Dispatch& dispatch, const ResolvedDispatch& resolved,
             const Pipeline& pipeline, VkDescriptorSet set) {
   const DeviceFunctions& vk = device.vk;
   vk.CmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline.handle);
-  vk.CmdBindDescriptorSets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline.layout, 0, 1, &set, 0, nullptr);
+  if (pipeline.pushes)
+    push_descriptors(device, commands, pipeline, std::span(resolved.bindings).first(dispatch.bindings.size()));
+  else
+    vk.CmdBindDescriptorSets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline.layout, 0, 1, &set, 0, nullptr);
   if (!dispatch.params.empty())
     vk.CmdPushConstants(commands, pipeline.layout, VK_SHADER_STAGE_COMPUTE_BIT, 0,
                         static_cast<uint32_t>(dispatch.params.size() * 4), resolved.params.data());

@@ -20,7 +20,7 @@ struct ResolvedDispatch {
 ResolvedDispatch resolve(const Device& device, const Dispatch& command, const Kernel& kernel, const Values& values,
                          std::span<const Region> regions);
 
-// A descriptor set for each of a list of commands.
+// A descriptor set for each of a list of commands whose pipelines do not push descriptors.
 class DescriptorSets {
 public:
   DescriptorSets(Device& device, std::span<const Dispatch> commands, std::span<const Kernel> kernels,
@@ -30,6 +30,7 @@ public:
   DescriptorSets& operator=(const DescriptorSets&) = delete;
 
   void update(size_t command, const Kernel& kernel, const ResolvedDispatch& resolved);
+  // Null for a command that needs none.
   VkDescriptorSet operator[](size_t command) const { return sets_[command]; }
 
 private:
@@ -44,7 +45,12 @@ private:
 void write_descriptors(Device& device, VkDescriptorSet set, const Kernel& kernel, std::span<const Region> bindings,
                        std::vector<VkBufferView>& views);
 
-// Binds the pipeline, the descriptors and the push constants, and dispatches.
+// The same for what is recorded next, where the pipeline pushes descriptors.
+void push_descriptors(const Device& device, VkCommandBuffer commands, const Pipeline& pipeline,
+                      std::span<const Region> bindings);
+
+// Binds the pipeline, the descriptors and the push constants, and dispatches. `set` is used where the pipeline does not
+// push descriptors.
 void record(const Device& device, VkCommandBuffer commands, const Dispatch& dispatch, const ResolvedDispatch& resolved,
             const Pipeline& pipeline, VkDescriptorSet set);
 

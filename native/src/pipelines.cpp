@@ -74,6 +74,11 @@ void Pipelines::join() {
 
 void Pipelines::create_layouts(const Kernel& kernel, Pipeline& pipeline) {
   const DeviceFunctions& vk = device_.vk;
+  // All devices that push descriptors push 32, and views of texel buffers would have to be kept somewhere anyway.
+  static_assert(max_bindings <= 32);
+  pipeline.pushes =
+      device_.capabilities.extensions.push_descriptor && kernel.bindings > 0 &&
+      std::ranges::all_of(kernel.types, [](BindingType type) { return type == BindingType::storage; });
   VkDescriptorSetLayout& set_layout = set_layouts_[kernel.types];
   if (set_layout == VK_NULL_HANDLE) {
     std::vector<VkDescriptorSetLayoutBinding> bindings(kernel.bindings);
@@ -81,6 +86,7 @@ void Pipelines::create_layouts(const Kernel& kernel, Pipeline& pipeline) {
       bindings[i] = {i, descriptor_type(kernel.types[i]), 1, VK_SHADER_STAGE_COMPUTE_BIT, nullptr};
     VkDescriptorSetLayoutCreateInfo info{};
     info.sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO;
+    info.flags = pipeline.pushes ? VK_DESCRIPTOR_SET_LAYOUT_CREATE_PUSH_DESCRIPTOR_BIT_KHR : 0;
     info.bindingCount = kernel.bindings;
     info.pBindings = bindings.data();
     check(vk.CreateDescriptorSetLayout(device_.handle, &info, nullptr, &set_layout), "vkCreateDescriptorSetLayout");

@@ -13,6 +13,7 @@ struct Pipeline {
   VkPipeline handle = VK_NULL_HANDLE;
   VkPipelineLayout layout = VK_NULL_HANDLE;
   VkDescriptorSetLayout set_layout = VK_NULL_HANDLE;
+  bool pushes = false; // its descriptors are pushed into the commands: there is no set to allocate
 };
 
 inline VkDescriptorType descriptor_type(BindingType type) {

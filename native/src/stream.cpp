@@ -439,7 +439,6 @@ void Stream::record(const Launch& launch, const Program& program, size_t inputs,
         bindings[i].offset += slot.offset;
       }
     }
-    vk.CmdBindPipeline(batch.commands(), VK_PIPELINE_BIND_POINT_COMPUTE, pipeline.handle);
     batch.bind(pipeline, kernel, bindings);
     if (!dispatch.params.empty())
       vk.CmdPushConstants(batch.commands(), pipeline.layout, VK_SHADER_STAGE_COMPUTE_BIT, 0,

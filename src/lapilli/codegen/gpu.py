@@ -11,7 +11,7 @@ from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, ceildiv, of, product
-from lapilli.ir.node import Convolution, Matmul, Node
+from lapilli.ir.node import Constant, Convolution, Matmul, Node
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
 from lapilli.schedule.realize import estimate
 from lapilli.schedule.task import Task, Template
@@ -58,14 +58,21 @@ class _Rows:
     node: Node
     width: int
     modules: tuple[str, ...]
+    transposed: bool = False  # it is [K, M], and the rows are those of this matrix
 
 
 def _matmul_rows(x: Operand, k: Int, matrix: bool) -> _Rows | None:
     batch, row, step = x.strides
     if matrix:
-        if step != 1 or not _all_multiples(8, k, batch, row, x.offset) or x.offset != 0:
+        if x.offset != 0:
             return None
-        return _Rows("MatmulA<X>", "MatmulParams", {"lda8": row // 8, "batchA8": batch // 8}, x.node, 8, ())
+        transposed = row == 1 and _all_multiples(8, batch, step)
+        if not transposed and (step != 1 or not _all_multiples(8, k, batch, row)):
+            return None
+        line = step if transposed else row
+        return _Rows(
+            "MatmulA<X>", "MatmulParams", {"lda8": line // 8, "batchA8": batch // 8}, x.node, 8, (), transposed
+        )
     if x.offset != 0:
         return None
     wide = step == 1 and _all_multiples(4, k, batch, row)
@@ -131,9 +138,10 @@ class Tiles:
     k: Int
     matrix: bool
     batch_w: Int  # elements between batches of w, 0 for weights
-    row_w: Int  # elements between rows (k) of w
+    row_w: Int  # elements between rows of w: its k, or where it is transposed its columns
     flat_rows: bool = False  # a convolution whose rows run over all images
     groups: int = 1  # of a convolution: the batch runs over them
+    transposed_w: bool = False  # w is [N, K]
 
     @property
     def operands(self) -> list[Node]:
@@ -162,20 +170,22 @@ class Tiles:
         tm, tn = ceildiv(self.m, t.bm), ceildiv(self.n, t.bn)
         k8 = ceildiv(self.k, 8)
         w.params(
-            M=self.m, N=self.n, K8=k8, ldb8=self.row_w // 8, batchB8=self.batch_w // 8, tilesM=tm, tilesN=tn, splitK8=k8, slices=1
+            M=self.m, N=self.n, K=self.k, K8=k8, ldb8=self.row_w // 8, batchB8=self.batch_w // 8, tilesM=tm, tilesN=tn,
+            splitK8=k8, slices=1,
         )  # fmt: skip
         w.params("a", **self.rows.words)
         swizzle = t.swizzle
         groups = (tm * tn, as_int(1), self.batch) if swizzle else (tn, tm, self.batch)
         call = (
             f"coopmat_tile<{self.rows.policy}, W, E, NoSplit, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, {t.sk}, {t.ep}, "
-            f"{int(swizzle)}, 0>(P.a, P.t, gid, li);"
+            f"{int(swizzle)}, 0, {int(self.rows.transposed)}, {int(self.transposed_w)}>(P.a, P.t, gid, li);"
         )
         written = w.finish(
             call, groups, (t.invocations, 1, 1), "matmul_matrix" if self.rows.struct == "MatmulParams" else "convolution_matrix",
             f"TileParams t; {self.rows.struct} a;", ["gpu_interfaces", *self.rows.modules], plain=True,
         )  # fmt: skip
-        written.shared, written.subgroup, written.matrix = t.shared, MATRIX_SUBGROUP, True
+        written.shared = t.shared(self.rows.transposed, self.transposed_w)
+        written.subgroup, written.matrix = MATRIX_SUBGROUP, True
         written.subgroup_operations = _SUBGROUP_BASIC
         return written
 
@@ -199,28 +209,59 @@ class Tiles:
 
 
 def _matmul(v: MatmulView, ctx: Context) -> Template | None:
-    if (
-        ctx.target.cooperative_matrix
-        and v.lhs.offset == 0
-        and _halves(v.lhs.node, v.rhs.node)
-        and v.m == 1
-        and v.batch == 1
-    ):
-        found = _matvec(v)
+    if ctx.target.cooperative_matrix and _halves(v.lhs.node, v.rhs.node):
+        found = _matvec(v) or _matrix_product(v, ctx)
         if found is not None:
             return found
-    matrix = ctx.target.cooperative_matrix and _halves(v.lhs.node, v.rhs.node)
-    rows = _matmul_rows(v.lhs, v.k, True) if matrix else None
-    if rows is None:
-        matrix = False
-        rows = _matmul_rows(v.lhs, v.k, False)
+    rows = _matmul_rows(v.lhs, v.k, False)
     if rows is None:
         return None
-    unit = 8 if matrix else 4
     rhs = v.rhs
-    plain = ctx.is_float(rhs.node) and rhs.strides[2] == 1 and rhs.offset == 0
-    if plain and _all_multiples(unit, v.n, *rhs.strides[:2]):
-        return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, matrix, rhs.strides[0], rhs.strides[1])
+    if ctx.is_float(rhs.node) and rhs.strides[2] == 1 and rhs.offset == 0 and _all_multiples(4, v.n, *rhs.strides[:2]):
+        return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, False, rhs.strides[0], rhs.strides[1])
+    return _with_packed_columns(v, rows, False, ctx)
+
+
+def _matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
+    """On matrix units. They read lines of eight halves, along K or across it; other operands are packed, the left one where
+    the work is worth it."""
+    rhs = v.rhs
+    rows = _matmul_rows(v.lhs, v.k, True)
+    if rows is None:
+        if estimate(v.batch * v.m * v.n * v.k) < _WORTH_PACKING:
+            return None
+        rows = _packed_rows(v, ctx)
+    # A chunk of the left operand has zeros where the last eight k are not full, if it does not lie across K as well.
+    if rhs.offset == 0 and rhs.strides[2] == 1 and _all_multiples(8, v.n, *rhs.strides[:2]):
+        return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[1])
+    across = rhs.strides[1] == 1 and not isinstance(rhs.node, Constant)  # constants are packed once
+    if rhs.offset == 0 and across and _all_multiples(8, v.k, rhs.strides[0], rhs.strides[2]):
+        return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[2], transposed_w=True)
+    return _with_packed_columns(v, rows, True, ctx)
+
+
+_WORTH_PACKING = 1 << 24  # multiplications
+
+
+def _packed_rows(v: MatmulView, ctx: Context) -> _Rows:
+    """The left operand copied to rows that are filled up with zeros to whole eights."""
+    lhs, element = v.lhs, flat(v.lhs.node, ctx)
+    batch, row, step = lhs.strides
+    k = ceildiv(v.k, 8) * 8
+
+    def body(b: Int, m: Int, at: Int) -> tuple[list[Int], Expr]:
+        return [v.k - 1 - at], element(lhs.offset + b * batch + m * row + at * step)
+
+    shared = batch == 0
+    node = ctx.packed("rows", lhs.node, [as_int(1) if shared else v.batch, v.m, k], body)
+    found = _matmul_rows(Operand(node, as_int(0), (as_int(0) if shared else v.m * k, k, as_int(1))), k, True)
+    assert found is not None
+    return found
+
+
+def _with_packed_columns(v: MatmulView, rows: _Rows, matrix: bool, ctx: Context) -> Tiles:
+    """With the right operand copied to rows of whole vectors."""
+    rhs, unit = v.rhs, 8 if matrix else 4
     shared = rhs.strides[0] == 0 or v.batch == 1
     element = flat(rhs.node, ctx)
     n_padded = ceildiv(v.n, unit) * unit
@@ -409,7 +450,9 @@ class _Matvec:
 
 def _matvec(v: MatmulView) -> _Matvec | None:
     x, w = v.lhs, v.rhs
-    if x.strides[2] != 1 or w.strides[1] != 1 or w.offset != 0 or not _all_multiples(8, v.k, w.strides[2]):
+    if v.m != 1 or v.batch != 1 or x.offset != 0 or x.strides[2] != 1:
+        return None
+    if w.strides[1] != 1 or w.offset != 0 or not _all_multiples(8, v.k, w.strides[2]):
         return None
     return _Matvec(x.node, w.node, v.n, v.k, w.strides[2])
 

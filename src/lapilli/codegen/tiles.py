@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 
@@ -23,10 +24,13 @@ class MatrixTile:
     def invocations(self) -> int:
         return 32 * (self.bm // self.wm) * (self.bn // self.wn) * self.sk
 
-    @property
-    def shared(self) -> int:
-        """Bytes of work-group memory: the operands' chunks, or the staged accumulators."""
-        operands = self.bm * (self.bk // 8 + 1) + self.bk * (self.bn // 8 + 1)
+    def shared(self, left: bool = False, right: bool = False) -> int:
+        """Bytes of work-group memory: the operands' chunks, or the staged accumulators. left, right: operands that lie
+        transposed, [K, M] and [N, K]."""
+        rows, columns = (
+            (y, x) if turned else (x, y) for turned, x, y in ((left, self.bm, self.bk), (right, self.bk, self.bn))
+        )
+        operands = sum(lines * (line // 8 + 1) for lines, line in (rows, columns))
         staged = self.invocations // 32 * self.ep * 16 * (self.wn // 4 + 1)
         return 16 * max(operands, staged)
 
@@ -40,6 +44,8 @@ _MENU = tuple(
     )
 )  # fmt: skip
 _LARGE = (MatrixTile(128, 256, 32, 64, 64, 1, 1, True), MatrixTile(128, 128, 64, 64, 32, 1, 1, True))
+MOST_SHARED = max(t.shared(*turned) for t in (*_MENU, *_LARGE) for turned in itertools.product((False, True), repeat=2))
+"""Bytes of work-group memory of the tile that takes most."""
 
 
 def matrix_tile(batch: int, m: int, n: int, k: int, multiprocessors: int, convolution: bool) -> MatrixTile:

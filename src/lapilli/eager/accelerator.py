@@ -7,35 +7,46 @@ whatever it is, stays the accelerator as long as it is available.
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import torch
 from torch import accelerator
+from torch._C import DispatchKey, DispatchKeySet
 
-from lapilli.eager import api
+_ELSEWHERE = DispatchKeySet(DispatchKey.Meta)  # where kernels for all devices are not replaced
+
+_ANSWERS = {
+    "current_device_index": "current_device",
+    "current_device_idx": "current_device",
+    "set_device_index": "set_device",
+    "set_device_idx": "set_device",
+    "current_stream": "current_stream",
+    "set_stream": "set_stream",
+    "synchronize": "synchronize",
+    "empty_cache": "empty_cache",
+    "memory_allocated": "memory_allocated",
+    "max_memory_allocated": "max_memory_allocated",
+    "memory_reserved": "memory_reserved",
+    "max_memory_reserved": "max_memory_reserved",
+    "memory_stats": "memory_stats",
+    "reset_accumulated_memory_stats": "reset_accumulated_memory_stats",
+    "get_device_capability": "get_device_capability",
+    "reset_peak_memory_stats": "reset_peak_memory_stats",
+    "get_memory_info": "mem_get_info",
+}
+"""Functions of ``torch.accelerator``, and what they are called in the modules of devices."""
 
 
 def patch(other: torch.device | None) -> None:
-    """Lets the functions be ours where the accelerator is the vulkan device.
+    """Lets the functions be those of the accelerator's own module.
 
-    other: the accelerator that PyTorch had without it.
+    other: the accelerator that PyTorch had without the vulkan device.
     """
     if other is not None:
         _prefer(other)
-    for name, ours in {
-        "current_device_index": api.current_device,
-        "current_device_idx": api.current_device,
-        "set_device_index": api.set_device,
-        "set_device_idx": api.set_device,
-        "synchronize": api.synchronize,
-        "empty_cache": api.empty_cache,
-        "memory_allocated": api.memory_allocated,
-        "max_memory_allocated": api.max_memory_allocated,
-        "memory_reserved": api.memory_reserved,
-        "reset_peak_memory_stats": api.reset_peak_memory_stats,
-        "get_memory_info": api.mem_get_info,
-    }.items():
-        _instead(name, ours)
+    for name, answer in _ANSWERS.items():
+        _instead(name, answer)
 
 
 def _prefer(other: torch.device) -> None:
@@ -48,17 +59,32 @@ def _prefer(other: torch.device) -> None:
     accelerator.current_accelerator = current_accelerator
 
 
-def _instead(name: str, ours: Any) -> None:
+def _instead(name: str, answer: str) -> None:
     theirs = getattr(accelerator, name)
 
     @functools.wraps(theirs)
     def function(*args: Any, **kwargs: Any) -> Any:
         device = accelerator.current_accelerator()
-        return (ours if device is not None and device.type == "vulkan" else theirs)(*args, **kwargs)
+        module = None if device is None else torch.get_device_module(device)
+        return getattr(module, answer, theirs)(*args, **kwargs)
 
     setattr(accelerator, name, function)
 
 
-def pin(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-    """``aten::_pin_memory``: memory of the host that the device reads faster does not exist here, so a copy is as good."""
-    return tensor.clone()
+def pin(library: Any, other: torch.device | None) -> None:
+    """Lets tensors on the CPU be pinned for the other accelerator, as if this device were not there; PyTorch would ask this one
+    for its pinned memory. It has none that is faster than any other, so where there is no other, a copy is as good."""
+    if other is None:
+        library.impl("_pin_memory", lambda tensor, device=None: tensor.clone(), "CPU")
+        return
+    library.impl("_pin_memory", functools.partial(_for_other, torch.ops.aten._pin_memory.default, other), "CPU")
+    library.impl("is_pinned", functools.partial(_for_other, torch.ops.aten.is_pinned.default, other), "CPU")
+
+
+def _for_other(
+    op: torch._ops.OpOverload, other: torch.device, tensor: torch.Tensor, device: torch.device | None = None
+) -> Any:
+    """PyTorch's own kernel of the operator, which is the same for all devices, told of the device."""
+    with warnings.catch_warnings():  # it would rather find out for itself
+        warnings.filterwarnings("ignore", "The argument 'device'", DeprecationWarning)
+        return op.redispatch(_ELSEWHERE, tensor, other if device is None else device)

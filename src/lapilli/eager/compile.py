@@ -19,10 +19,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from lapilli.compiler import assemble_graph
 from lapilli.eager.form import Form
-from lapilli.eager.signature import CannotRun, Number, Operand, Signature, see
+from lapilli.eager.signature import CannotRun, Number, Operand, Signature, range_of, see
 from lapilli.errors import LapilliError
 from lapilli.graph.decompose import decompose_calls, tables
 from lapilli.graph.inline import splice
@@ -48,12 +49,12 @@ FIXED_SIZES: dict[Any, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """data: the program file; symbols: what its method's symbols are, in order: ("size", number of the operand, dimension, unit
-    in which it is counted), ("number", number, 0, 1) or ("random", word, 0, 1); carriers: inputs without bytes that follow the
-    operands; guard and results: Python expressions in the sizes `sizes` (name → operand, dimension, unit): whether the program
-    fits, and shape, strides and dtype of every result tensor; tree: the results, as numbers of result tensors (-1: None; a list:
-    a list of tensors); aligned: for every result the operands of which an element is read only where that element of the result
-    is written, by one kernel."""
+    """data: the program file; symbols: what its method's symbols are, in order: ("size", number of the operand, dimension, what
+    the size is divided by), ("number", number, 0, 1) or ("random", word, 0, 1); carriers: inputs without bytes that follow the
+    operands; guard and results: Python expressions in the sizes `sizes` (name → operand, dimension, divisor): whether the
+    program fits, and shape, strides and dtype of every result tensor; tree: the results, as numbers of result tensors (-1: None;
+    a list: a list of tensors); aligned: for every result the operands of which an element is read only where that element of the
+    result is written, by one kernel."""
 
     data: bytes
     symbols: tuple[tuple[str, int, int, int], ...]
@@ -119,7 +120,9 @@ class _Call:
         form = self.signature.form
         op = form.functional or form.op
         fixed = FIXED_SIZES.get(op, ())
-        leaves = [self._leaf(leaf, k in fixed) for k, leaf in enumerate(self.signature.leaves)]
+        # Kernels for matrix units depend on the channels, which the weights have decided.
+        channels = range(1, 2 if fixed and self.signature.ranges else 1)
+        leaves = [self._leaf(x, range(5) if k in fixed else channels) for k, x in enumerate(self.signature.leaves)]
         flat, tree = self._results(form, leaves)
         nodes = [self._in_memory(n, where) for n, where in zip(flat, self._places(form, flat), strict=True)]
         module = Module(self.graph, {}, [n for n, _, _ in nodes], {}, {}, self.environment.var_to_range)
@@ -159,7 +162,7 @@ class _Call:
             return n
         if fixed:
             name = f"fixed{len(self.fixed)}"
-            self.sizes[name] = *place, 1
+            self.sizes[name] = (*place, 1)
             self.fixed.append(f"{name} == {n}")
             return n
         if n not in self.symbols:
@@ -167,11 +170,15 @@ class _Call:
             source = ConstantSource(name)
             unit = self.signature.unit(n)
             symbol = self.environment.create_symbol(n // unit, source, dynamic_dim=DimDynamic.DYNAMIC)
-            self.symbols[n] = self.environment.create_symintnode(unit * symbol, hint=n, source=source)
-            self.sizes[str(symbol)] = *place, unit
+            if self.signature.ranges:
+                within = range_of(n)
+                self.environment.var_to_range[symbol] = ValueRanges(within.least // unit, within.most // unit)
+            size = self.environment.create_symintnode(symbol, hint=n // unit, source=source)
+            self.symbols[n] = size * unit if unit > 1 else size
+            self.sizes[str(symbol)] = (*place, unit)
         return self.symbols[n]
 
-    def _leaf(self, leaf: Any, fixed: bool) -> Any:
+    def _leaf(self, leaf: Any, fixed: Sequence[int]) -> Any:
         if isinstance(leaf, Operand):
             return self._operand(leaf, fixed)
         if isinstance(leaf, Number):
@@ -182,8 +189,8 @@ class _Call:
             return None  # tracing would draw from it
         return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
-    def _operand(self, leaf: Operand, fixed: bool) -> fx.Node:
-        sizes = [self._size(n, (self.operands, d), fixed) for d, n in enumerate(leaf.shape)]
+    def _operand(self, leaf: Operand, fixed: Sequence[int]) -> fx.Node:
+        sizes = [self._size(n, (self.operands, d), d in fixed) for d, n in enumerate(leaf.shape)]
         node = self.graph.placeholder(f"x{self.operands}")
         self.operands += 1
         inwards = [d for d in leaf.order if d not in leaf.spread]

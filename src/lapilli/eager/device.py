@@ -64,8 +64,7 @@ def announce() -> None:
     with warnings.catch_warnings():  # that it replaces the old backend's answer
         warnings.simplefilter("ignore")
         library.impl("is_vulkan_available", api.is_available, "CompositeImplicitAutograd", allow_override=True)
-    if other is None:
-        library.impl("_pin_memory", accelerator.pin, "CPU")
+    accelerator.pin(library, other)
     _libraries.append(library)
     torch._C._acc.register_python_privateuseone_hook(_hook)
     torch._C._acc.register_python_privateuseone_device_guard(_guard)

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from lapilli.eager import movement, storage
+from lapilli.eager import movement, products, storage
 from lapilli.eager.form import Form
 from lapilli.eager.generators import default_generator
-from lapilli.eager.programs import load, programs_of, target_of
+from lapilli.eager.programs import load, programs_of
 from lapilli.eager.signature import CannotRun, Number, Signature, operand
 from lapilli.errors import OutOfMemoryError
 
@@ -46,7 +46,7 @@ class Launch:
         self, form: Form, leaves: list[Any], given: Places, tensors: list[torch.Tensor], numbers: list[Any], index: int
     ) -> None:
         """leaves: all arguments, in the schema's order. Raises CannotRun."""
-        signature = signature_of(form, leaves, given)
+        target, signature = products.choose(signature_of(form, leaves, given), index)
         operands = signature.operands()
         for x in operands:
             if x.dtype in REFUSED:
@@ -56,7 +56,7 @@ class Launch:
         values = [self._number(source, tensors, numbers) for source in self.numbers]
         for value in (*values, *(leaves[k] for k in form.numeric if type(leaves[k]) is int)):
             bits(value)
-        program, found = programs_of(target_of(index)).find(signature, values)
+        program, found = programs_of(target).find(signature, values)
         self.constant = found is not signature or not form.runtime_numbers
         """Whether numbers are compiled in."""
         compiled = program.compiled

@@ -1,8 +1,8 @@
 """Signatures: what of a call decides about its program.
 
 Two keys tell calls apart. The exact key has all sizes and strides, and leads to a prepared launch with one look into a
-dictionary. The signature has sizes as classes only (0, 1, or a symbol that equal sizes share; of matrix products also four times a
-symbol), and leads to the programs that were compiled for such a call."""
+dictionary. The signature has sizes as classes only (0, 1, or a symbol that equal sizes share; of matrix products also four times
+a symbol), and leads to the programs that were compiled for such a call."""
 
 from __future__ import annotations
 
@@ -75,17 +75,39 @@ def see(shape: tuple[int, ...], strides: Sequence[int], dtype: torch.dtype) -> O
     return Operand(shape, dtype, order, spread)
 
 
+@dataclass(frozen=True)
+class Range:
+    """Sizes that a program takes alike: multiples of `unit` from `least` to `most`."""
+
+    unit: int
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.least}..{self.most} by {self.unit}"
+
+
+def range_of(n: int) -> Range:
+    """The range of a size of at least 2: there are two to a doubling, each for multiples of eight and for all sizes."""
+    power = 1 << n.bit_length() - 1
+    middle = power + power // 2
+    least, end = (middle, 2 * power) if n >= middle else (power, middle)
+    unit = 8 if n % 8 == 0 and n >= 16 else 1
+    return Range(unit, least, end - unit)
+
+
 Leaf = Operand | Number | Any
 
 
 @dataclass(frozen=True)
 class Signature:
     """form: of the operator; leaves: the arguments in the schema's order, lists as tuples, tensors as Operands, numbers that
-    differ from call to call as Numbers, everything else as it is; exact: sizes are fixed."""
+    differ from call to call as Numbers, everything else as it is; exact: sizes are fixed; ranges: open sizes have a `Range`."""
 
     form: Form
     leaves: tuple[Leaf, ...]
     exact: bool = False
+    ranges: bool = False
 
     def operands(self) -> list[Operand]:
         return [
@@ -93,7 +115,9 @@ class Signature:
         ]
 
     def unit(self, size: int) -> int:
-        """In what a size is counted, where it is not fixed."""
+        """In what an open size is counted."""
+        if self.ranges:
+            return range_of(size).unit
         product = (self.form.functional or self.form.op) in PRODUCTS
         return 4 if product and size >= 8 and size % 4 == 0 else 1
 
@@ -104,7 +128,9 @@ class Signature:
         def size(n: int) -> str:
             if self.exact or n < 2:
                 return str(n)
-            return symbols.setdefault(n, f"{'4*' * (self.unit(n) == 4)}s{len(symbols)}")
+            unit = f"{self.unit(n)}*" if self.unit(n) > 1 else ""
+            within = f" {range_of(n)}" if self.ranges else ""
+            return symbols.setdefault(n, f"{unit}s{len(symbols)}{within}")
 
         def one(leaf: Leaf) -> str:
             if isinstance(leaf, Operand):
