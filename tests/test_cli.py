@@ -136,6 +136,7 @@ def test_inspect(cli: Cli, scaled: Path, classes: Path, tmp_path: Path) -> None:
         "64×1×1",
         "most alive at once 512 B",
         "N=16",
+        "float32[N=1..16, 3]",
     ):
         assert word in text
     result = json.loads(cli("inspect", scaled, "--json").stdout)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import struct
+import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +203,27 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path / "file"))
     source = KERNEL.format("4.0f")
     assert building.build([source])[source]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "no space left"), KeyboardInterrupt()])
+def test_a_full_disk_leaves_no_file_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    open_file = tempfile.NamedTemporaryFile
+
+    def full(**options: Any) -> Any:
+        file = open_file(**options)
+
+        def write(content: bytes) -> None:
+            raise error
+
+        file.write = write  # type: ignore[method-assign]
+        return file
+
+    monkeypatch.setattr(building.tempfile, "NamedTemporaryFile", full)
+    with nullcontext() if isinstance(error, OSError) else pytest.raises(KeyboardInterrupt):
+        building.write_entry(tmp_path / "kernels" / "entry", b"code")
+    assert list((tmp_path / "kernels").iterdir()) == []
 
 
 def test_progress_counts_every_kernel(cache: Path) -> None:

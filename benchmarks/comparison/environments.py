@@ -46,7 +46,7 @@ def install(name: str) -> dict[str, Any]:
     state = _state(ENVIRONMENTS[name])
     if facts.exists():
         known = dict(json.loads(facts.read_text()))
-        if known["state"] == state:
+        if known.get("state") == state:
             return known
     print(f"installing {name}", file=sys.stderr)
     shutil.rmtree(folder, ignore_errors=True)

@@ -135,6 +135,7 @@ def _times(
 
 def _print(result: Result, inputs: str) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     memory = result.device_memory
     parts = ", ".join(f"{part} {duration(s)}" for part, s in result.load_parts_s.items() if part != "total")
@@ -155,7 +156,7 @@ def _print(result: Result, inputs: str) -> None:
         ("device memory", f"{size(memory['device_total'])}  ({shares})"),
         ("peak RSS", f"{size(result.peak_rss)}  (+{size(grown)} by load and runs)"),
     ):
-        table.add_row(f"[bold]{name}[/bold]", value)
+        table.add_row(Text(name, "bold"), value)
     out = console()
     out.print(table)
     out.print(

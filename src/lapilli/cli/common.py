@@ -44,10 +44,10 @@ class Group(click.Group):
 
 
 def console() -> Console:
-    """For results."""
+    """For results: text as it is, for shapes have brackets too."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, markup=False)
 
 
 def progress_console() -> Console:

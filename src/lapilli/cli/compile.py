@@ -86,7 +86,7 @@ def compile_(
         console().print(f"{output}: {size(len(data))} in {duration(seconds)}, plans {', '.join(plans)}")
         for name, report in reports.items():
             if report.on_cpu:
-                console().print(f"{name}: {report}", markup=False)
+                console().print(f"{name}: {report}")
 
 
 def _pair(text: str) -> tuple[str, str]:

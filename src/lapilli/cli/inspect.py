@@ -101,14 +101,15 @@ def _print(
     everything: bool,
 ) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     grid = Table.grid(padding=(0, 2))
     for name, value in overview(program, description, values):
-        grid.add_row(f"[bold]{name}[/bold]", value)
+        grid.add_row(Text(name, "bold"), value)
     out.print(grid)
     for plan, plan_memory in zip(description.methods[0].plans, memory, strict=True):
         barriers = sum(dispatch.barrier for dispatch in plan.run)
-        out.print(f"\n[bold]plan {plan.name}[/bold]: needs {requirements(plan)}")
+        out.print(Text.assemble("\n", (f"plan {plan.name}", "bold"), f": needs {requirements(plan)}"))
         out.print(f"{len(plan.run)} dispatches, {barriers} barriers; {len(plan.load)} dispatches at load")
         out.print(arena(plan_memory))
         table = Table("#", "operators", "kernel", "work groups", "MFLOP", "MB", "barrier", "why realised")

@@ -76,10 +76,12 @@ def run(
             ]
             print_json({"device": loaded.device.name, "plan": loaded.plan, "runs": runs})
             return
+        from rich.text import Text
+
         out = console()
-        out.print(f"[bold]{loaded.device.name}[/bold], plan {loaded.plan}")
+        out.print(Text.assemble((loaded.device.name, "bold"), f", plan {loaded.plan}"))
         for name, (outputs, seconds) in zip(names, results, strict=True):
-            out.print(f"\n[bold]{name}[/bold]  {duration(seconds)}")
+            out.print(Text.assemble("\n", (name, "bold"), f"  {duration(seconds)}"))
             for spec, array in zip(loaded.outputs, outputs, strict=True):
                 _print(out, loaded, spec.name, array, k)
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -88,13 +89,16 @@ def read_entry(path: Path) -> bytes | None:
 
 def write_entry(path: Path, content: bytes) -> None:
     """A file of the cache: a digest and the content, atomically; a cache that cannot be written is no error."""
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
-            f.write(hashlib.sha256(content).digest() + content)
-        os.replace(f.name, path)
-    except OSError:
-        pass
+            try:
+                f.write(hashlib.sha256(content).digest() + content)
+                f.flush()  # a full disk says so here
+                os.replace(f.name, path)
+            except BaseException:
+                Path(f.name).unlink()
+                raise
 
 
 def _here(sources: list[str]) -> Iterable[tuple[str, bytes]]:
