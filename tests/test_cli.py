@@ -136,7 +136,6 @@ def test_inspect(cli: Cli, scaled: Path, classes: Path, tmp_path: Path) -> None:
         "64×1×1",
         "most alive at once 512 B",
         "N=16",
-        "float32[N=1..16, 3]",
     ):
         assert word in text
     result = json.loads(cli("inspect", scaled, "--json").stdout)
@@ -148,6 +147,9 @@ def test_inspect(cli: Cli, scaled: Path, classes: Path, tmp_path: Path) -> None:
     assert "table" in page.tags and "script" not in page.tags and page.links == []
     cli("inspect", scaled, "--html", "scaled.html")
     assert "<rect" in (tmp_path / "scaled.html").read_text()
+    (tmp_path / "a[b]c.lap").write_bytes(scaled.read_bytes())
+    for command in (("inspect",), ("bench", "--iter", "1")):
+        assert "a[b]c.lap" in cli(*command, "a[b]c.lap").stdout  # brackets are no markup, as in shapes
 
 
 def test_ops(tmp_path: Path) -> None:
