@@ -31,8 +31,8 @@ SECONDS = {
     "models": (150, 240),
     "training": (90, 120),
     "features": (60, 120),
-    "operators": (20, 300),
-    "operators-strict": (20, 300),
+    "operators": (30, 480),
+    "operators-strict": (30, 480),
 }
 """Of a part, in the order of the run: seconds that one of its measurements may take, and after which none is begun."""
 
@@ -67,7 +67,7 @@ def measure(system: str, part: str, left: float, options: argparse.Namespace) ->
         settings["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     step, total = SECONDS[part]
     timed = part in TIMED and system != "executorch"
-    limits = ["--step", str(step), "--total", str(min(total, left)), "--samples", str(options.samples)]
+    limits = ["--step", str(step), "--total", str(max(0.0, min(total, left))), "--samples", str(options.samples)]
     limits += ["--every", str(options.every), "--jobs", str(1 if timed else options.jobs)]
     worker = [folder / "bin" / "python", "-m", "comparison.worker", system, part, file, *limits]
     started, start, load, others = (
