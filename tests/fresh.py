@@ -17,8 +17,6 @@ SITECUSTOMIZE = """
 import torch
 import torchvision_without_ops
 
-torchvision_without_ops.allow()
-
 
 def random_weights(url, *args, **kwargs):
     from torchvision import models
@@ -37,7 +35,8 @@ def random_weights(url, *args, **kwargs):
     return model.state_dict()
 
 
-torch.hub.load_state_dict_from_url = random_weights
+torch.hub.load_state_dict_from_url = random_weights  # before torchvision imports it
+torchvision_without_ops.allow()
 """
 
 

@@ -40,11 +40,14 @@ aten = torch.ops.aten
 
 DEPENDS_ON_DATA = "the size of its result depends on data"
 
-FIXED_SIZES: dict[Any, tuple[int, ...]] = {
-    aten.convolution.default: (1,), aten.convolution_overrideable.default: (1,), aten.convolution_backward.default: (2,),
-    aten.convolution_backward_overrideable.default: (2,),
+_ALL, _LAST = range(5), (-1,)
+FIXED_SIZES: dict[Any, dict[int, Sequence[int]]] = {
+    aten.convolution.default: {1: _ALL}, aten.convolution_overrideable.default: {1: _ALL},
+    aten.convolution_backward.default: {2: _ALL}, aten.convolution_backward_overrideable.default: {2: _ALL},
+    aten.scaled_dot_product_attention.default: {0: _LAST, 1: _LAST, 2: _LAST},
 }  # fmt: skip
-"""Arguments whose sizes are compiled in: weights of convolutions, whose loops are unrolled."""
+"""Sizes that are compiled in, by arguments and their dimensions: those of weights of convolutions, whose loops are unrolled, and
+of the heads of attention, of which an invocation holds a part in registers."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +122,10 @@ class _Call:
     def compile(self, target: Target) -> Compiled:
         form = self.signature.form
         op = form.functional or form.op
-        fixed = FIXED_SIZES.get(op, ())
+        fixed = FIXED_SIZES.get(op, {})
         # Kernels for matrix units depend on the channels, which the weights have decided.
         channels = range(1, 2 if fixed and self.signature.ranges else 1)
-        leaves = [self._leaf(x, range(5) if k in fixed else channels) for k, x in enumerate(self.signature.leaves)]
+        leaves = [self._leaf(x, fixed.get(k, channels)) for k, x in enumerate(self.signature.leaves)]
         flat, tree = self._results(form, leaves)
         nodes = [self._in_memory(n, where) for n, where in zip(flat, self._places(form, flat), strict=True)]
         module = Module(self.graph, {}, [n for n, _, _ in nodes], {}, {}, self.environment.var_to_range)
@@ -190,7 +193,8 @@ class _Call:
         return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
     def _operand(self, leaf: Operand, fixed: Sequence[int]) -> fx.Node:
-        sizes = [self._size(n, (self.operands, d), d in fixed) for d, n in enumerate(leaf.shape)]
+        rank = len(leaf.shape)
+        sizes = [self._size(n, (self.operands, d), d in fixed or d - rank in fixed) for d, n in enumerate(leaf.shape)]
         node = self.graph.placeholder(f"x{self.operands}")
         self.operands += 1
         inwards = [d for d in leaf.order if d not in leaf.spread]

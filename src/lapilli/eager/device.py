@@ -91,12 +91,13 @@ def begin() -> None:
         require_compiler()
         if not devices.found():
             raise devices.no_such_device(0)
-        from lapilli.eager import autocast, call, sparse, views
+        from lapilli.eager import autocast, call, sparse, transformer, views
 
         library = _torch.library.Library("aten", "IMPL")
         views.register(library)
         every = _torch.library.Library("_", "IMPL")
         call.register(library)
+        transformer.register(library)
         every.fallback(call.boxed, "PrivateUse1")
         every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
         sparse.register(library, every)

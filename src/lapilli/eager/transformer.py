@@ -1,11 +1,44 @@
-"""The operators that torch.nn takes for attention and for encoder layers at inference, in terms of others."""
+"""Attention: a call of its own where no gradients are recorded, and the operators that torch.nn takes for attention and for
+encoder layers at inference, in terms of others."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
+
+from lapilli.eager.call import run
+
+_WHOLE = torch.ops.aten.scaled_dot_product_attention.default
+
+
+def register(library: Any) -> None:
+    """PyTorch would make it of ten other operators, whose gradients it knows."""
+    name = "scaled_dot_product_attention"
+    library.impl(name, _scaled_dot_product_attention, "PrivateUse1")
+    library.impl(name, _differentiable_attention, "AutogradPrivateUse1")
+
+
+def _scaled_dot_product_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0, causal: bool = False, *,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    kernel = run(_WHOLE) if dropout == 0 else _WHOLE.decompose
+    made: Tensor = kernel(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=enable_gqa)
+    return made
+
+
+def _differentiable_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *options: Any, **named: Any
+) -> Tensor:  # fmt: skip
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, mask)):
+        made: Tensor = _WHOLE.decompose(q, k, v, mask, *options, **named)
+        return made
+    with torch._C._AutoDispatchBelowAutograd():
+        return functional.scaled_dot_product_attention(q, k, v, mask, *options, **named)
+
 
 SOURCE, PADDING = 0, 1
 """Kinds of masks: [L, L] over queries and keys, [N, L] over keys; others broadcast to [N, heads, L, L]."""
@@ -24,6 +57,9 @@ def attention(
         return functional.linear(x, w, b).reshape(*x.shape[:2], heads, -1).transpose(1, 2)
 
     q, k, v = map(split, (query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3))
+    if mask is None and not need_weights:
+        heads_out = functional.scaled_dot_product_attention(q, k, v)
+        return functional.linear(heads_out.transpose(1, 2).flatten(-2), weight, bias), None
     scores = (q * (embed_dim // heads) ** -0.5) @ k.transpose(-2, -1)
     if mask is not None:
         wide = mask[:, None, None, :] if mask_type == PADDING else mask
