@@ -266,7 +266,7 @@ def test_circumstances() -> None:
     text = made()
     assert "2026-01-02 03:04 to 2026-01-02 03:04 (UTC), 21 minutes, on 2 cores." in text
     assert "Load average at the start 0.1, at the end 1.5; other programs used 0.01 cores" in text
-    assert "at most 3 of each one's samples" in text and "2 thread(s)" in text
+    assert "at most 3 of each one's samples" in text and "uses one thread or 2, whichever" in text
     assert "busy" not in text and "first version" not in text
     assert "**The machine was busy with other work**" in made(others=0.5)
     assert "Nothing has been measured yet." in page.page({}, {}, {})

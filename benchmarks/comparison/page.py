@@ -181,7 +181,7 @@ def _circumstances(runs: Runs) -> list[str]:
         f"Measured from {ordered[0]['started']} to {ordered[-1]['started']} (UTC), {minutes:.0f} minutes, on "
         f"{ordered[0]['cores']} cores. Load average at the start {ordered[0]['load'][0]:.1f}, at the end "
         f"{ordered[-1]['load'][1]:.1f}; other programs used {others:.2f} cores at most, on average over a part. torch's CPU uses "
-        f"{', '.join(map(str, threads))} thread(s); lavapipe uses all cores.",
+        f"one thread or {', '.join(map(str, threads))}, whichever is faster; lavapipe uses all cores.",
         "",
     ]
     if others > OTHERS:

@@ -1,4 +1,5 @@
-"""Inference and training beside torch's CPU, which takes turns with the system in the same process."""
+"""Inference and training beside torch's CPU, which takes turns with the system in the same process: with all threads and with
+one, of which the faster counts (on a busy machine threads wait for each other)."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from comparison.judging import expected, judge
 from comparison.models import TRAINING
 from comparison.systems import Eager, ExecuTorch, System
 
+THREADS = torch.get_num_threads()
 ROUNDS, LEAST = 15, 3
 """Runs whose median is taken; where they take long, at least so many."""
 
@@ -40,10 +42,10 @@ def latency(system: System, model: nn.Module, inputs: Inputs) -> Result:
     found["first"] = time.perf_counter() - start
     for _ in range(WARMUP):
         run()
-    times: list[tuple[float, float]] = []
+    times: list[list[float]] = []
     end = time.perf_counter() + SECONDS
     while len(times) < ROUNDS and (len(times) < LEAST or time.perf_counter() < end):
-        times.append((_seconds(run), _seconds(lambda: model(*inputs))))
+        times.append(_turn(run, lambda: model(*inputs), lambda: model(*inputs)))
     return found | _medians(times)
 
 
@@ -70,13 +72,13 @@ def training(system: System, name: str) -> Result:
 
         return step
 
-    theirs, cpu = trainer("vulkan", system.trained(loss)), trainer("cpu", loss)
+    trainers = [trainer("vulkan", system.trained(loss)), trainer("cpu", loss), trainer("cpu", loss)]
     losses: list[tuple[float, float]] = []
-    times: list[tuple[float, float]] = []
+    times: list[list[float]] = []
     for _ in range(STEPS):
-        pair: list[float] = []
-        times.append((_seconds(lambda: pair.append(theirs())), _seconds(lambda: pair.append(cpu()))))  # noqa: B023
-        losses.append((pair[0], pair[1]))
+        found: list[float] = []
+        times.append(_turn(*(lambda step=step: found.append(step()) for step in trainers)))  # noqa: B023
+        losses.append((found[0], found[1]))
     return follows(losses) | _medians(times[WARMUP:])
 
 
@@ -92,12 +94,18 @@ def follows(losses: list[tuple[float, float]]) -> Result:
     return found
 
 
-def _seconds(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+def _turn(run: Callable[[], Any], cpu: Callable[[], Any], cpu_alone: Callable[[], Any]) -> list[float]:
+    """Seconds of the system, of torch's CPU with all threads, and of torch's CPU with one."""
+    times = []
+    for threads, function in ((THREADS, run), (THREADS, cpu), (1, cpu_alone)):
+        torch.set_num_threads(threads)
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    torch.set_num_threads(THREADS)
+    return times
 
 
-def _medians(times: list[tuple[float, float]]) -> Result:
-    ours, torchs = (statistics.median(column) for column in zip(*times, strict=True))
-    return {"seconds": ours, "torch_seconds": torchs, "runs": len(times)}
+def _medians(times: list[list[float]]) -> Result:
+    ours, *torchs = (statistics.median(column) for column in zip(*times, strict=True))
+    return {"seconds": ours, "torch_seconds": min(torchs), "runs": len(times)}
