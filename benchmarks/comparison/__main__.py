@@ -36,9 +36,6 @@ SECONDS = {
 }
 """Of a part, in the order of the run: seconds that one of its measurements may take, and after which none is begun."""
 
-TIMED = ("models", "training", "features")
-"""Parts that give times: one measurement after another."""
-
 EAGER = tuple(SECONDS)
 SYSTEMS: dict[str, tuple[str, ...]] = {
     "lapilli-compiled": ("cases", "dtypes", "models", "features"),
@@ -66,9 +63,9 @@ def measure(system: str, part: str, left: float, options: argparse.Namespace) ->
     if name != "lapilli":
         settings["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     step, total = SECONDS[part]
-    timed = part in TIMED and system != "executorch"
+    untimed = part.startswith("operators") or system == "executorch"
     limits = ["--step", str(step), "--total", str(max(0.0, min(total, left))), "--samples", str(options.samples)]
-    limits += ["--every", str(options.every), "--jobs", str(1 if timed else options.jobs)]
+    limits += ["--every", str(options.every), "--jobs", str(options.jobs if untimed else 1)]
     worker = [folder / "bin" / "python", "-m", "comparison.worker", system, part, file, *limits]
     started, start, load, others = (
         datetime.datetime.now(datetime.UTC),
@@ -102,7 +99,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=3, metavar="N", help="at most N samples of an entry of op_db")
     parser.add_argument("--every", type=int, default=1, metavar="K", help="every K-th entry of op_db, for a quick look")
     parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count(), help="measurements at a time, where none gives times"
+        "--jobs", type=int, default=os.cpu_count(), help="op_db's entries, and ExecuTorch's lowerings, at a time"
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch's CPU")
     options = parser.parse_args()
