@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import lapilli
-from lapilli.codegen import gpu, slang
+from lapilli.codegen import gpu_tiles, slang
 from lapilli.program import schema, writer
 
 
@@ -21,7 +21,7 @@ from lapilli.program import schema, writer
 def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     """Plans for matrix units that any device accepts."""
     monkeypatch.setattr(slang, "DEFINES", ("LAPILLI_EMULATE_COOPMAT",))
-    monkeypatch.setattr(gpu, "MATRIX_SUBGROUP", 0)
+    monkeypatch.setattr(gpu_tiles, "MATRIX_SUBGROUP", 0)
     monkeypatch.setattr(schema.DeviceKind, "gpu", schema.DeviceKind.any)
     monkeypatch.setattr(writer, "_FEATURE", {**writer._FEATURE, "cooperative_matrix": 0, "vulkan_memory_model": 0})
     monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
