@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import lapilli
-from lapilli.codegen import gpu, slang
+from lapilli.codegen import gpu, gpu_tiles, slang
 from lapilli.program import schema, writer
 
 
@@ -21,7 +21,7 @@ from lapilli.program import schema, writer
 def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     """Plans for matrix units that any device accepts."""
     monkeypatch.setattr(slang, "DEFINES", ("LAPILLI_EMULATE_COOPMAT",))
-    monkeypatch.setattr(gpu, "MATRIX_SUBGROUP", 0)
+    monkeypatch.setattr(gpu_tiles, "MATRIX_SUBGROUP", 0)
     monkeypatch.setattr(schema.DeviceKind, "gpu", schema.DeviceKind.any)
     monkeypatch.setattr(writer, "_FEATURE", {**writer._FEATURE, "cooperative_matrix": 0, "vulkan_memory_model": 0})
     monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
@@ -33,6 +33,7 @@ MODELS = {
     "3x3, stride and dilation": (
         nn.Sequential(nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 3, 2, 1), nn.Conv2d(16, 8, 3, 1, 2, dilation=2)), (1, 3, 9, 8)),
     "groups of 8 channels": (nn.Sequential(nn.Conv2d(3, 16, 1), nn.Conv2d(16, 32, 3, 1, 1, groups=2)), (1, 3, 6, 5)),
+    "groups, channels first": (nn.Conv2d(32, 48, 3, 2, groups=2), (1, 32, 10, 10)),
     "linear, several rows": (nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 7)), (3, 24)),
 }  # fmt: skip
 
@@ -51,3 +52,31 @@ def test_matrix_kernels_agree(emulated: None, name: str) -> None:
     # no worse than torch's own half precision; the floor is one unit of rounding, for models where torch rounds luckily
     assert error <= max(((half - exact).norm() / exact.norm()).item(), 2**-11), error
     assert np.isfinite(result.numpy()).all()
+
+
+class Product(nn.Module):
+    """A product of matrices that lie by rows or by columns."""
+
+    def __init__(self, left: bool, right: bool) -> None:
+        super().__init__()
+        self.left, self.right = left, right
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.matmul(x.mT if self.left else x, y.mT if self.right else y)
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("sizes", [(2, 40, 24, 56), (1, 33, 21, 35)], ids=["eighths", "ragged"])
+def test_operands_that_lie_transposed(
+    emulated: None, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], left: bool, right: bool
+) -> None:
+    monkeypatch.setattr(gpu, "_WORTH_PACKING", 0)
+    torch.manual_seed(0)
+    b, m, k, n = sizes
+    x, y = torch.randn(b, m, k).half(), torch.randn(b, k, n).half()
+    given = (x.mT.contiguous() if left else x).float(), (y.mT.contiguous() if right else y).float()
+    with lapilli.compile(Product(left, right), given, precision="fp16", target="gpu-fp16-matrix") as program:
+        result = program(*given)
+    exact = x.double() @ y.double()
+    assert ((result - exact).norm() / exact.norm()).item() <= 2**-11

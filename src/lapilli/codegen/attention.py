@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lapilli.codegen.emit import Emitter
-from lapilli.codegen.gpu import SIGNATURE, batched, lift, source
+from lapilli.codegen.gpu_wrapper import SIGNATURE, batched, lift, source
 from lapilli.codegen.kernel import Written
 from lapilli.codegen.template import Context, Wrapper
 from lapilli.ir.expr import loads, rewrite

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lapilli.codegen import tiles
+from lapilli.codegen.gpu_tiles import Rows, Tiles
+from lapilli.codegen.gpu_wrapper import SIGNATURE, SUBGROUP_ARITHMETIC, SUBGROUP_BASIC, batched, lift, source, source8
 from lapilli.codegen.kernel import Written
 from lapilli.codegen.packing import as_floats, channels_last, filter_index, flat, is_nested, pack_depthwise
-from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load
+from lapilli.codegen.template import Context, Wrapper
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
-from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, ceildiv, of, product
+from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
 from lapilli.ir.node import Constant, Convolution, Matmul, Node
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
 from lapilli.schedule.realize import estimate
 from lapilli.schedule.task import Task, Template
-
-MATRIX_SUBGROUP = 32  # subgroup size that the matrix kernels are written for
-SIGNATURE = "uint b, uint m, uint n"
-_SUBGROUP_BASIC, _SUBGROUP_ARITHMETIC = 1, 4
 
 
 def choose(task: Task, ctx: Context) -> None:
@@ -48,20 +45,7 @@ def _halves(*nodes: Node) -> bool:
 # -- the left operand of a tile kernel: how rows are read
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """policy: Slang type (its source is X); struct and words: its parameter struct; width: elements a load."""
-
-    policy: str
-    struct: str
-    words: dict[str, IntLike]
-    node: Node
-    width: int
-    modules: tuple[str, ...]
-    transposed: bool = False  # it is [K, M], and the rows are those of this matrix
-
-
-def _matmul_rows(x: Operand, k: Int, matrix: bool) -> _Rows | None:
+def _matmul_rows(x: Operand, k: Int, matrix: bool) -> Rows | None:
     batch, row, step = x.strides
     if matrix:
         if x.offset != 0:
@@ -70,18 +54,16 @@ def _matmul_rows(x: Operand, k: Int, matrix: bool) -> _Rows | None:
         if not transposed and (step != 1 or not _all_multiples(8, k, batch, row)):
             return None
         line = step if transposed else row
-        return _Rows(
-            "MatmulA<X>", "MatmulParams", {"lda8": line // 8, "batchA8": batch // 8}, x.node, 8, (), transposed
-        )
+        return Rows("MatmulA<X>", "MatmulParams", {"lda8": line // 8, "batchA8": batch // 8}, x.node, 8, (), transposed)
     if x.offset != 0:
         return None
     wide = step == 1 and _all_multiples(4, k, batch, row)
     unit = 4 if wide else 1
     words: dict[str, IntLike] = {"K": k, "lda": row // unit, "columnA": step, "batchA": batch // unit}
-    return _Rows("VectorA<X>" if wide else "ScalarA<X>", "MatmulParams4", words, x.node, 4 if wide else 1, ())
+    return Rows("VectorA<X>" if wide else "ScalarA<X>", "MatmulParams4", words, x.node, 4 if wide else 1, ())
 
 
-def _conv_rows(v: ConvolutionView, x: Operand, matrix: bool, batch: Int) -> _Rows | None:
+def _conv_rows(v: ConvolutionView, x: Operand, matrix: bool, batch: Int) -> Rows | None:
     """batch: the stride between images (or groups)."""
     c = v.channels // v.groups
     common: dict[str, IntLike] = {
@@ -97,7 +79,7 @@ def _conv_rows(v: ConvolutionView, x: Operand, matrix: bool, batch: Int) -> _Row
             "H": v.h, "W": v.w, "C8": c // 8, "OW": v.out_w, "KW": v.kernel[1], **common, "dilationH": v.dilation[0],
             "dilationW": v.dilation[1], "pixel8": x.strides[3] // 8, "batchA8": batch // 8,
         }  # fmt: skip
-        return _Rows("ConvA<X>", "ConvParams", words, x.node, 8, ("gpu_conv_coopmat",))
+        return Rows("ConvA<X>", "ConvParams", words, x.node, 8, ("gpu_conv_coopmat",))
     wide = x.strides[1] == 1 and _all_multiples(4, c, batch, x.strides[2], x.strides[3])
     unit = 4 if wide else 1
     words = {
@@ -105,12 +87,12 @@ def _conv_rows(v: ConvolutionView, x: Operand, matrix: bool, batch: Int) -> _Row
         "dilationH": v.dilation[0], "dilationW": v.dilation[1], "pixel": x.strides[3] // unit, "batchA": batch // unit,
         "line": x.strides[2] // unit, "channel": x.strides[1] // unit if unit == 1 else 1,
     }  # fmt: skip
-    return _Rows(
+    return Rows(
         "ConvVectorA<X>" if wide else "ConvScalarA<X>", "ConvParams4", words, x.node, 4 if wide else 1, ("gpu_conv",)
     )
 
 
-def _first_layer_rows(v: ConvolutionView) -> _Rows | None:
+def _first_layer_rows(v: ConvolutionView) -> Rows | None:
     """An image of few channels, read element by element with any strides."""
     c = v.channels.value
     if c is None or c > 4 or v.dilation != (1, 1) or v.groups != 1 or v.x.offset != 0:
@@ -120,92 +102,10 @@ def _first_layer_rows(v: ConvolutionView) -> _Rows | None:
         "padW": v.padding[1], "batch": v.x.strides[0], "channel": v.x.strides[1], "line": v.x.strides[2], "column": v.x.strides[3],
     }  # fmt: skip
     policy = f"ConvFirstA<X, {c}, {v.kernel[0]}, {v.kernel[1]}>"
-    return _Rows(policy, "ConvFirstParams", words, v.x.node, 1, ("gpu_conv_coopmat",))
+    return Rows(policy, "ConvFirstParams", words, v.x.node, 1, ("gpu_conv_coopmat",))
 
 
-# -- the tile kernels
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """out[b, m, n] with rows from `rows` and columns from the packed (or plain) right operand."""
-
-    rows: _Rows
-    w: Node
-    batch: Int
-    m: Int
-    n: Int
-    k: Int
-    matrix: bool
-    batch_w: Int  # elements between batches of w, 0 for weights
-    row_w: Int  # elements between rows of w: its k, or where it is transposed its columns
-    flat_rows: bool = False  # a convolution whose rows run over all images
-    groups: int = 1  # of a convolution: the batch runs over them
-    transposed_w: bool = False  # w is [N, K]
-
-    @property
-    def operands(self) -> list[Node]:
-        return [self.rows.node, self.w]
-
-    def write(self, task: Task, ctx: Context) -> Written:
-        written = self._matrix(task, ctx) if self.matrix else self._simt(task, ctx)
-        written.flops = self.batch * self.m * self.n * self.k * 2
-        return written
-
-    def _sizes(self) -> tuple[int, int, int, int]:
-        return estimate(self.batch), estimate(self.m), estimate(self.n), estimate(self.k)
-
-    def _matrix(self, task: Task, ctx: Context) -> Written:
-        if self.rows.struct == "ConvFirstParams":
-            t = tiles.first_layer_tile(estimate(self.k))
-        else:
-            t = tiles.matrix_tile(*self._sizes(), ctx.target.multiprocessors, self.rows.struct == "ConvParams")
-        w = Wrapper(task, ctx, "gpu_matmul_coopmat", lift=lift(ctx))
-        w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups), SIGNATURE)
-        if self.rows.width == 8:
-            source8(w, "X", self.rows.node)
-        else:
-            source(w, "X", self.rows.node, vector=False)
-        source8(w, "W", self.w)
-        tm, tn = ceildiv(self.m, t.bm), ceildiv(self.n, t.bn)
-        k8 = ceildiv(self.k, 8)
-        w.params(
-            M=self.m, N=self.n, K=self.k, K8=k8, ldb8=self.row_w // 8, batchB8=self.batch_w // 8, tilesM=tm, tilesN=tn,
-            splitK8=k8, slices=1,
-        )  # fmt: skip
-        w.params("a", **self.rows.words)
-        swizzle = t.swizzle
-        groups = (tm * tn, as_int(1), self.batch) if swizzle else (tn, tm, self.batch)
-        call = (
-            f"coopmat_tile<{self.rows.policy}, W, E, NoSplit, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, {t.sk}, {t.ep}, "
-            f"{int(swizzle)}, 0, {int(self.rows.transposed)}, {int(self.transposed_w)}>(P.a, P.t, gid, li);"
-        )
-        written = w.finish(
-            call, groups, (t.invocations, 1, 1), "matmul_matrix" if self.rows.struct == "MatmulParams" else "convolution_matrix",
-            f"TileParams t; {self.rows.struct} a;", ["gpu_interfaces", *self.rows.modules], plain=True,
-        )  # fmt: skip
-        written.shared = t.shared(self.rows.transposed, self.transposed_w)
-        written.subgroup, written.matrix = MATRIX_SUBGROUP, True
-        written.subgroup_operations = _SUBGROUP_BASIC
-        return written
-
-    def _simt(self, task: Task, ctx: Context) -> Written:
-        bm, bn, bk, tm, tn = tiles.simt_tile(*self._sizes(), ctx.target.multiprocessors)
-        w = Wrapper(task, ctx, "gpu_matmul", lift=lift(ctx))
-        w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups), SIGNATURE)
-        source(w, "X", self.rows.node, vector=self.rows.width == 4)
-        source(w, "W", self.w, vector=True)
-        w.params(M=self.m, N=self.n, K=self.k, ldb=self.row_w // 4, columnB=1, batchB=self.batch_w // 4)
-        w.params("a", **self.rows.words)
-        groups = (ceildiv(self.n, bn), ceildiv(self.m, bm), self.batch)
-        size = (bm // tm) * (bn // tn)
-        call = f"simt_tile<{self.rows.policy}, VectorB<W>, E, {bm}, {bn}, {bk}, {tm}, {tn}>(P.a, P.t, gid, li);"
-        written = w.finish(
-            call, groups, (size, 1, 1), "matmul" if self.rows.struct == "MatmulParams4" else "convolution",
-            f"SimtParams t; {self.rows.struct} a;", ["gpu_interfaces", *self.rows.modules], plain=True,
-        )  # fmt: skip
-        written.shared = 4 * bk * (bm + 4) + 4 * bk * bn
-        return written
+# -- matrix products and convolutions
 
 
 def _matmul(v: MatmulView, ctx: Context) -> Template | None:
@@ -243,7 +143,7 @@ def _matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
 _WORTH_PACKING = 1 << 24  # multiplications
 
 
-def _packed_rows(v: MatmulView, ctx: Context) -> _Rows:
+def _packed_rows(v: MatmulView, ctx: Context) -> Rows:
     """The left operand copied to rows that are filled up with zeros to whole eights."""
     lhs, element = v.lhs, flat(v.lhs.node, ctx)
     batch, row, step = lhs.strides
@@ -259,7 +159,7 @@ def _packed_rows(v: MatmulView, ctx: Context) -> _Rows:
     return found
 
 
-def _with_packed_columns(v: MatmulView, rows: _Rows, matrix: bool, ctx: Context) -> Tiles:
+def _with_packed_columns(v: MatmulView, rows: Rows, matrix: bool, ctx: Context) -> Tiles:
     """With the right operand copied to rows of whole vectors."""
     rhs, unit = v.rhs, 8 if matrix else 4
     shared = rhs.strides[0] == 0 or v.batch == 1
@@ -280,7 +180,7 @@ def _convolution(v: ConvolutionView, ctx: Context) -> Template | None:
         return None
     first = _first_layer_rows(v)
     matrix = ctx.target.cooperative_matrix and _halves(v.weight)
-    rows: _Rows | None
+    rows: Rows | None
     order = "channels last"
     if first is not None and matrix:
         rows, order = first, "channels first"
@@ -306,7 +206,7 @@ def _convolution(v: ConvolutionView, ctx: Context) -> Template | None:
 
 
 def _tiles_of_convolution(
-    v: ConvolutionView, rows: _Rows, matrix: bool, order: str, ctx: Context, flat_rows: bool = False
+    v: ConvolutionView, rows: Rows, matrix: bool, order: str, ctx: Context, flat_rows: bool = False
 ) -> Tiles:
     """Weights packed as [groups, K, N] with K in the order in which the rows are read. flat_rows: images are more rows."""
     c, o = v.channels // v.groups, v.out_channels // v.groups
@@ -443,7 +343,7 @@ class _Matvec:
         written = w.finish(f"matvec<X, W, E, {size}, 1>(P.t, gid, li);", groups, (size, 1, 1), "matvec", "MatvecParams",
                            ["gpu_interfaces"])  # fmt: skip
         written.subgroup = 32
-        written.subgroup_operations = _SUBGROUP_BASIC | _SUBGROUP_ARITHMETIC
+        written.subgroup_operations = SUBGROUP_BASIC | SUBGROUP_ARITHMETIC
         written.flops = self.n * self.k * 2
         return written
 
@@ -455,63 +355,3 @@ def _matvec(v: MatmulView) -> _Matvec | None:
     if w.strides[1] != 1 or w.offset != 0 or not _all_multiples(8, v.k, w.strides[2]):
         return None
     return _Matvec(x.node, w.node, v.n, v.k, w.strides[2])
-
-
-# -- shared
-
-
-def lift(ctx: Context) -> bool:
-    """Sizes are compiled in where speed is worth more pipelines: on matrix units."""
-    return not ctx.target.cooperative_matrix
-
-
-def batched(task: Task, flat_rows: bool = False, groups: int = 1) -> BatchMapping:
-    """The task's axes from (b, m, n): b is an image, a group, or a batch."""
-    core = task.core
-    assert core is not None
-    note = core.contraction
-    if isinstance(note, Matmul):
-        return BatchMapping(list(note.batch), list(note.rows), note.column, 1)
-    assert isinstance(note, Convolution)
-    n, o = core.axes[0], core.axes[1]
-    if flat_rows:
-        return BatchMapping([], [n, *core.axes[2:]], o, 1)
-    return BatchMapping([n], list(core.axes[2:]), o, groups)
-
-
-class BatchMapping:
-    """Axes of a task from a batch, a row and a column; with groups, the batch is the group of the columns."""
-
-    def __init__(self, batch: list[Var], rows: list[Var], column: Var, groups: int) -> None:
-        self.batch, self.rows, self.column, self.groups = batch, rows, column, groups
-        count = as_int(groups) if groups > 1 else product([a.extent for a in batch])
-        self.var = Var("b", count)
-
-    def __call__(self, m: Int, n: Int) -> dict[Atom, Int]:
-        axes = row_major(self.rows, self.column)(m, n)
-        b = as_int(0) if self.var.extent == 1 else of(self.var)
-        if self.groups > 1:
-            axes[self.column] = b * (self.column.extent // self.groups) + n
-            for a in self.batch:
-                axes[a] = as_int(0)
-            return axes
-        rest = b
-        for k, a in enumerate(reversed(self.batch)):
-            axes[a] = rest % a.extent if k + 1 < len(self.batch) else rest
-            rest = rest // a.extent
-        return axes
-
-
-def source8(w: Wrapper, name: str, node: Node) -> None:
-    b = w.kernel.bind(node, "uint4")
-    w.structs.append(f"struct {name} : ISource8\n{{\n    static uint4 load8(uint i) {{ return {b}[i]; }}\n}};\n")
-
-
-def source(w: Wrapper, name: str, node: Node, vector: bool) -> None:
-    """Reads four elements at a time, or one by one: only the form that is used gets a buffer."""
-    four = f"float4({w.vector(node)}[i])" if vector else "float4(0.0f)"
-    one = "0.0f" if vector else scalar_load(w, node, "int(i)")
-    w.structs.append(
-        f"struct {name} : ISource\n{{\n    static float4 load4(uint i) {{ return {four}; }}\n"
-        f"    static float load(uint i) {{ return {one}; }}\n}};\n"
-    )

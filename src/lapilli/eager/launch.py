@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lapilli.eager import movement, products, storage
+from lapilli.eager import integers, movement, products, storage
 from lapilli.eager.form import Form
 from lapilli.eager.generators import default_generator
 from lapilli.eager.programs import load, programs_of
@@ -62,6 +62,8 @@ class Launch:
         compiled = program.compiled
         self.tree = compiled.tree
         self.results = program.results(operands)
+        op = form.functional or form.op
+        self.limit = integers.limit(op, leaves, given.tensors, given.numbers, self.results)
         stream = storage.stream_of(index)
         self.alignment = stream.alignment
         self.inputs = _inputs(form, given, tensors)
@@ -108,6 +110,8 @@ class Launch:
         for k in self.longs:
             if storage.is_wide(tensors[k]):
                 raise CannotRun("it has integers that do not fit into the 32 bits in which the GPU computes them")
+        if self.limit is not None:
+            self.limit.check(tensors, numbers)
         words = list(self.symbols)
         for place, k in self.slots:
             words[place] = bits(self._number(self.numbers[k], tensors, numbers))
@@ -206,7 +210,13 @@ def quick(launch: Launch, tensors: Sequence[torch.Tensor]) -> Run:
     to be gathered, drawn, or looked at for large integers. Every line of these functions counts. Else the launch itself."""
     if len(launch.results) != 1 or launch.tree not in (0, [0]) or launch.form.listed or not launch.work:
         return launch
-    if launch.keys or launch.gathered or launch.longs or any(is_tensor for _, is_tensor in launch.numbers):
+    if (
+        launch.keys
+        or launch.gathered
+        or launch.longs
+        or launch.limit
+        or any(is_tensor for _, is_tensor in launch.numbers)
+    ):
         return launch
     if not launch.stored:
         return _quick_new(launch)

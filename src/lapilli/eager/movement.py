@@ -11,7 +11,7 @@ from functools import cache
 import torch
 
 from lapilli.compiler import assemble_graph, assemble_tasks
-from lapilli.eager import programs, storage
+from lapilli.eager import integers, programs, storage
 from lapilli.eager.signature import CannotRun, see
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cast_to, load, select, unary
@@ -26,6 +26,7 @@ from lapilli.stream import Slice
 ALIGNMENT = 256
 """Bytes to which a buffer can be bound on every device."""
 
+_FLOATS = {torch.float32, torch.bfloat16}  # with numbers beyond 32 bits that kernels have
 _BITS = {1: DType.uint8, 2: DType.int16, 4: DType.int32}
 
 
@@ -51,6 +52,8 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
         if target.dtype is not torch.int64:
             raise CannotRun("it has integers that do not fit into the 32 bits in which the GPU computes them")
         target.untyped_storage()._lapilli_wide = True  # type: ignore[attr-defined]
+    if target.dtype is torch.int64 and source.dtype in _FLOATS and integers.largest(source) > integers.MOST:
+        raise CannotRun("it has numbers that do not fit into the 32 bits in which the GPU computes integers")
     if _shares(target, source):
         if target.dtype == source.dtype and _same_place(target, source):
             return

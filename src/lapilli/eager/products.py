@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lapilli import player
-from lapilli.codegen.gpu import MATRIX_SUBGROUP
+from lapilli.codegen.gpu_tiles import MATRIX_SUBGROUP
 from lapilli.codegen.tiles import MOST_SHARED
 from lapilli.eager.programs import target_of
 from lapilli.eager.signature import Operand, Signature

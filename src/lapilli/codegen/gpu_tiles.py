@@ -1,0 +1,112 @@
+"""The tile kernels of contractions: work-group tiles in shared memory, on matrix units or without (kernels/gpu_matmul*.slang,
+kernels/gpu_conv*.slang)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lapilli.codegen import tiles
+from lapilli.codegen.gpu_wrapper import SIGNATURE, SUBGROUP_BASIC, batched, lift, source, source8
+from lapilli.codegen.kernel import Written
+from lapilli.codegen.template import Context, Wrapper
+from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
+from lapilli.ir.node import Node
+from lapilli.schedule.realize import estimate
+from lapilli.schedule.task import Task
+
+MATRIX_SUBGROUP = 32  # subgroup size that the matrix kernels are written for
+
+
+@dataclass(frozen=True)
+class Rows:
+    """policy: Slang type (its source is X); struct and words: its parameter struct; width: elements a load."""
+
+    policy: str
+    struct: str
+    words: dict[str, IntLike]
+    node: Node
+    width: int
+    modules: tuple[str, ...]
+    transposed: bool = False  # it is [K, M], and the rows are those of this matrix
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """out[b, m, n] with rows from `rows` and columns from the packed (or plain) right operand."""
+
+    rows: Rows
+    w: Node
+    batch: Int
+    m: Int
+    n: Int
+    k: Int
+    matrix: bool
+    batch_w: Int  # elements between batches of w, 0 for weights
+    row_w: Int  # elements between rows of w: its k, or where it is transposed its columns
+    flat_rows: bool = False  # a convolution whose rows run over all images
+    groups: int = 1  # of a convolution: the batch runs over them
+    transposed_w: bool = False  # w is [N, K]
+
+    @property
+    def operands(self) -> list[Node]:
+        return [self.rows.node, self.w]
+
+    def write(self, task: Task, ctx: Context) -> Written:
+        written = self._matrix(task, ctx) if self.matrix else self._simt(task, ctx)
+        written.flops = self.batch * self.m * self.n * self.k * 2
+        return written
+
+    def _sizes(self) -> tuple[int, int, int, int]:
+        return estimate(self.batch), estimate(self.m), estimate(self.n), estimate(self.k)
+
+    def _matrix(self, task: Task, ctx: Context) -> Written:
+        if self.rows.struct == "ConvFirstParams":
+            t = tiles.first_layer_tile(estimate(self.k))
+        else:
+            t = tiles.matrix_tile(*self._sizes(), ctx.target.multiprocessors, self.rows.struct == "ConvParams")
+        w = Wrapper(task, ctx, "gpu_matmul_coopmat", lift=lift(ctx))
+        w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups), SIGNATURE)
+        if self.rows.width == 8:
+            source8(w, "X", self.rows.node)
+        else:
+            source(w, "X", self.rows.node, vector=False)
+        source8(w, "W", self.w)
+        tm, tn = ceildiv(self.m, t.bm), ceildiv(self.n, t.bn)
+        k8 = ceildiv(self.k, 8)
+        w.params(
+            M=self.m, N=self.n, K=self.k, K8=k8, ldb8=self.row_w // 8, batchB8=self.batch_w // 8, tilesM=tm, tilesN=tn,
+            splitK8=k8, slices=1,
+        )  # fmt: skip
+        w.params("a", **self.rows.words)
+        swizzle = t.swizzle
+        groups = (tm * tn, as_int(1), self.batch) if swizzle else (tn, tm, self.batch)
+        call = (
+            f"coopmat_tile<{self.rows.policy}, W, E, NoSplit, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, {t.sk}, {t.ep}, "
+            f"{int(swizzle)}, 0, {int(self.rows.transposed)}, {int(self.transposed_w)}>(P.a, P.t, gid, li);"
+        )
+        written = w.finish(
+            call, groups, (t.invocations, 1, 1), "matmul_matrix" if self.rows.struct == "MatmulParams" else "convolution_matrix",
+            f"TileParams t; {self.rows.struct} a;", ["gpu_interfaces", *self.rows.modules], plain=True,
+        )  # fmt: skip
+        written.shared = t.shared(self.rows.transposed, self.transposed_w)
+        written.subgroup, written.matrix = MATRIX_SUBGROUP, True
+        written.subgroup_operations = SUBGROUP_BASIC
+        return written
+
+    def _simt(self, task: Task, ctx: Context) -> Written:
+        bm, bn, bk, tm, tn = tiles.simt_tile(*self._sizes(), ctx.target.multiprocessors)
+        w = Wrapper(task, ctx, "gpu_matmul", lift=lift(ctx))
+        w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups), SIGNATURE)
+        source(w, "X", self.rows.node, vector=self.rows.width == 4)
+        source(w, "W", self.w, vector=True)
+        w.params(M=self.m, N=self.n, K=self.k, ldb=self.row_w // 4, columnB=1, batchB=self.batch_w // 4)
+        w.params("a", **self.rows.words)
+        groups = (ceildiv(self.n, bn), ceildiv(self.m, bm), self.batch)
+        size = (bm // tm) * (bn // tn)
+        call = f"simt_tile<{self.rows.policy}, VectorB<W>, E, {bm}, {bn}, {bk}, {tm}, {tn}>(P.a, P.t, gid, li);"
+        written = w.finish(
+            call, groups, (size, 1, 1), "matmul" if self.rows.struct == "MatmulParams4" else "convolution",
+            f"SimtParams t; {self.rows.struct} a;", ["gpu_interfaces", *self.rows.modules], plain=True,
+        )  # fmt: skip
+        written.shared = 4 * bk * (bm + 4) + 4 * bk * bn
+        return written

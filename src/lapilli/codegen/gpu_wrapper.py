@@ -1,0 +1,68 @@
+"""What the wrappers of hand-written GPU kernels share: operands as sources, and the axes of an epilogue."""
+
+from __future__ import annotations
+
+from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load
+from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
+from lapilli.ir.node import Convolution, Matmul, Node
+from lapilli.schedule.task import Task
+
+SIGNATURE = "uint b, uint m, uint n"
+SUBGROUP_BASIC, SUBGROUP_ARITHMETIC = 1, 4
+
+
+def lift(ctx: Context) -> bool:
+    """Sizes are compiled in where speed is worth more pipelines: on matrix units."""
+    return not ctx.target.cooperative_matrix
+
+
+def batched(task: Task, flat_rows: bool = False, groups: int = 1) -> BatchMapping:
+    """The task's axes from (b, m, n): b is an image, a group, or a batch."""
+    core = task.core
+    assert core is not None
+    note = core.contraction
+    if isinstance(note, Matmul):
+        return BatchMapping(list(note.batch), list(note.rows), note.column, 1)
+    assert isinstance(note, Convolution)
+    n, o = core.axes[0], core.axes[1]
+    if flat_rows:
+        return BatchMapping([], [n, *core.axes[2:]], o, 1)
+    return BatchMapping([n], list(core.axes[2:]), o, groups)
+
+
+class BatchMapping:
+    """Axes of a task from a batch, a row and a column; with groups, the batch is the group of the columns."""
+
+    def __init__(self, batch: list[Var], rows: list[Var], column: Var, groups: int) -> None:
+        self.batch, self.rows, self.column, self.groups = batch, rows, column, groups
+        count = as_int(groups) if groups > 1 else product([a.extent for a in batch])
+        self.var = Var("b", count)
+
+    def __call__(self, m: Int, n: Int) -> dict[Atom, Int]:
+        axes = row_major(self.rows, self.column)(m, n)
+        b = as_int(0) if self.var.extent == 1 else of(self.var)
+        if self.groups > 1:
+            axes[self.column] = b * (self.column.extent // self.groups) + n
+            for a in self.batch:
+                axes[a] = as_int(0)
+            return axes
+        rest = b
+        for k, a in enumerate(reversed(self.batch)):
+            axes[a] = rest % a.extent if k + 1 < len(self.batch) else rest
+            rest = rest // a.extent
+        return axes
+
+
+def source8(w: Wrapper, name: str, node: Node) -> None:
+    b = w.kernel.bind(node, "uint4")
+    w.structs.append(f"struct {name} : ISource8\n{{\n    static uint4 load8(uint i) {{ return {b}[i]; }}\n}};\n")
+
+
+def source(w: Wrapper, name: str, node: Node, vector: bool) -> None:
+    """Reads four elements at a time, or one by one: only the form that is used gets a buffer."""
+    four = f"float4({w.vector(node)}[i])" if vector else "float4(0.0f)"
+    one = "0.0f" if vector else scalar_load(w, node, "int(i)")
+    w.structs.append(
+        f"struct {name} : ISource\n{{\n    static float4 load4(uint i) {{ return {four}; }}\n"
+        f"    static float load(uint i) {{ return {one}; }}\n}};\n"
+    )

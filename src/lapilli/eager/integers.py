@@ -1,0 +1,165 @@
+"""Integers that may leave the 32 bits in which kernels compute: int64 results that are sums, products or powers.
+
+Numbers from the host that are too large are noticed when they come (`storage.is_wide`). Large results are noticed by the largest of
+the operands, where their types alone do not say enough. To know it, the host waits for the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lapilli.eager.signature import CannotRun
+
+aten = torch.ops.aten
+
+MOST = 2**31 - 1
+_SMALL = {torch.bool: 1, torch.uint8: 255, torch.int8: 128, torch.int16: 1 << 15}
+_STEP = 1 << 20
+"""Numbers up to this are added without a look: that counters come so near the end is not expected."""
+
+Fits = Callable[[list[int]], bool]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """operands: ("tensor", number of a tensor of the call), ("number", number of a number of the call) or ("value", itself);
+    fits: whether results of operands of such magnitudes do."""
+
+    operands: tuple[tuple[str, int], ...]
+    fits: Fits
+
+    def check(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> None:
+        """Raises CannotRun where a result may be too large."""
+
+        def magnitude(operand: tuple[str, int], look: bool) -> int:
+            kind, k = operand
+            if kind == "tensor":
+                return largest(tensors[k]) if look else _SMALL.get(tensors[k].dtype, MOST)
+            return abs(int(numbers[k] if kind == "number" else k))
+
+        if not any(self.fits([magnitude(x, look) for x in self.operands]) for look in (False, True)):
+            raise CannotRun("its results may not fit into the 32 bits in which the GPU computes integers")
+
+
+def limit(
+    op: Any,
+    leaves: Sequence[Any],
+    places: Sequence[Sequence[int]],
+    numbers: Sequence[int | None],
+    results: Sequence[Any],
+) -> Limit | None:
+    """What to look at in the calls of an operator; None: nothing. places, numbers: which tensors and which number of the call each
+    argument is; results: their shapes, strides and dtypes."""
+    if op not in _RULES or results[0][2] is not torch.int64:
+        return None
+    arguments, rule = _RULES[op]
+
+    def operand(k: int) -> tuple[str, int]:
+        if places[k]:
+            return "tensor", places[k][0]
+        number = numbers[k]
+        return ("value", leaves[k]) if number is None else ("number", number)
+
+    return Limit(tuple(operand(k) for k in arguments), rule(leaves, math.prod(results[0][0])))
+
+
+def largest(tensor: torch.Tensor) -> int:
+    """The largest magnitude in a tensor of integers, or of finite numbers."""
+    if not tensor.numel():
+        return 0
+    bounds = [x.item() for x in tensor.aminmax()]
+    return max(abs(int(x)) if math.isfinite(x) else 0 for x in bounds)
+
+
+# --- rules: from the arguments and the number of results to what fits
+
+
+def _sum(terms: int) -> Fits:
+    return lambda factors: terms * math.prod(factors) <= MOST
+
+
+def _power(count: int) -> Fits:
+    return lambda base: _raised([*base, count])
+
+
+def _raised(magnitudes: list[int]) -> bool:
+    base, exponent = magnitudes
+    return base <= 1 or exponent * math.log2(base) < 31
+
+
+def _shifted(magnitudes: list[int]) -> bool:
+    first, places = magnitudes
+    return not first or math.log2(first) + places < 31
+
+
+def _reduced(leaves: Sequence[Any], made: int) -> int:
+    return int(leaves[0].numel()) // max(made, 1)
+
+
+def _along(leaves: Sequence[Any], made: int) -> int:
+    """Of a running sum or product."""
+    return int(leaves[0].shape[leaves[1]]) if leaves[0].dim() else 1
+
+
+def _inner(leaves: Sequence[Any], made: int) -> int:
+    return int(leaves[0].shape[-1])
+
+
+def _added(magnitudes: list[int]) -> bool:
+    first, second, factor = magnitudes
+    return second * factor <= _STEP or first + second * factor <= MOST
+
+
+def _subtracted(magnitudes: list[int]) -> bool:
+    first, second, factor = magnitudes
+    return _added([second, first, factor])
+
+
+def _collected(terms: int) -> Fits:
+    """What is there, and sums of others that are put there."""
+    return lambda magnitudes: magnitudes[0] + terms * math.prod(magnitudes[1:]) <= MOST
+
+
+def _product_and_sum(terms: int) -> Fits:
+    def fits(magnitudes: list[int]) -> bool:
+        added, left, right, beta, alpha = magnitudes
+        return beta * added + alpha * terms * left * right <= MOST
+
+    return fits
+
+
+_RULES: dict[Any, tuple[tuple[int, ...], Callable[[Sequence[Any], int], Fits]]] = {
+    aten.sum.default: ((0,), lambda x, n: _sum(_reduced(x, n))),
+    aten.sum.dim_IntList: ((0,), lambda x, n: _sum(_reduced(x, n))),
+    aten.nansum.default: ((0,), lambda x, n: _sum(_reduced(x, n))),
+    aten.trace.default: ((0,), lambda x, n: _sum(min(x[0].shape))),
+    aten.cumsum.default: ((0,), lambda x, n: _sum(_along(x, n))),
+    aten.prod.default: ((0,), lambda x, n: _power(_reduced(x, n))),
+    aten.prod.dim_int: ((0,), lambda x, n: _power(_reduced(x, n))),
+    aten.cumprod.default: ((0,), lambda x, n: _power(_along(x, n))),
+    aten.pow.Tensor_Scalar: ((0, 1), lambda x, n: _raised),
+    aten.pow.Tensor_Tensor: ((0, 1), lambda x, n: _raised),
+    aten.pow.Scalar: ((0, 1), lambda x, n: _raised),
+    aten.bitwise_left_shift.Tensor: ((0, 1), lambda x, n: _shifted),
+    aten.bitwise_left_shift.Tensor_Scalar: ((0, 1), lambda x, n: _shifted),
+    aten.__lshift__.Tensor: ((0, 1), lambda x, n: _shifted),
+    aten.__lshift__.Scalar: ((0, 1), lambda x, n: _shifted),
+    aten.mm.default: ((0, 1), lambda x, n: _sum(_inner(x, n))),
+    aten.bmm.default: ((0, 1), lambda x, n: _sum(_inner(x, n))),
+    aten.mv.default: ((0, 1), lambda x, n: _sum(_inner(x, n))),
+    aten.dot.default: ((0, 1), lambda x, n: _sum(_inner(x, n))),
+    aten.mul.Tensor: ((0, 1), lambda x, n: _sum(1)),
+    aten.mul.Scalar: ((0, 1), lambda x, n: _sum(1)),
+    aten.add.Tensor: ((0, 1, 2), lambda x, n: _added),
+    aten.sub.Tensor: ((0, 1, 2), lambda x, n: _added),
+    aten.rsub.Scalar: ((0, 1, 2), lambda x, n: _subtracted),
+    aten.addmm.default: ((0, 1, 2, 3, 4), lambda x, n: _product_and_sum(_inner(x[1:], n))),
+    aten.baddbmm.default: ((0, 1, 2, 3, 4), lambda x, n: _product_and_sum(_inner(x[1:], n))),
+    aten.index_add.default: ((0, 3, 4), lambda x, n: _collected(x[3].numel())),
+    aten.scatter_add.default: ((0, 3), lambda x, n: _collected(x[3].numel())),
+}
+"""The arguments that count, and what their magnitudes have to fulfil."""

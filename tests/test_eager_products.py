@@ -1,0 +1,177 @@
+"""Which products of halves take matrix units on the eager device, and what is compiled for them.
+
+The plans are made for the target by its name, and nothing runs: the emulation of `test_matrix_kernels.py` shows that their
+kernels are right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from lapilli.codegen.gpu_tiles import Tiles
+from lapilli.eager import compile as compiling
+from lapilli.eager import products
+from lapilli.eager.form import form
+from lapilli.eager.signature import Operand, Range, Signature, operand, range_of
+from lapilli.schedule.target import CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, Target
+
+aten = torch.ops.aten
+half = torch.float16
+
+
+def dense(*shape: int, dtype: torch.dtype = half) -> Operand:
+    return Operand(shape, dtype, tuple(range(len(shape))))
+
+
+def turned(*shape: int) -> Operand:
+    """A matrix (or many) that lies by columns."""
+    return operand(torch.empty((*shape[:-2], shape[-1], shape[-2]), dtype=half, device="meta").transpose(-1, -2))
+
+
+def product(op: Any, *leaves: Any) -> Signature:
+    return Signature(form(op), leaves)
+
+
+def convolution(
+    x: Operand, w: Operand, stride: int = 1, padding: int = 0, groups: int = 1, transposed: bool = False
+) -> Signature:
+    twice = (stride, stride), (padding, padding), (1, 1)
+    return product(aten.convolution.default, x, w, None, *twice, transposed, (0, 0), groups)
+
+
+@pytest.fixture
+def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Device 0 is one with matrix units."""
+    monkeypatch.setattr(products, "target_of", lambda device: GPU_HALF)
+    monkeypatch.setattr(products, "has_matrix_units", lambda device: True)
+
+
+N = 1024  # a square product of this size is heavy, in elements and in work
+PLANS: dict[str, tuple[Signature, Target]] = {
+    "mm": (product(aten.mm.default, dense(N, N), dense(N, N)), GPU_MATRIX),
+    "mm of columns": (product(aten.mm.default, turned(N, N), turned(N, N)), GPU_MATRIX),
+    "mm written to an argument": (product(aten.mm.out, dense(N, N), dense(N, N), dense(N, N)), GPU_MATRIX),
+    "addmm": (product(aten.addmm.default, dense(N), dense(N, N), dense(N, N), 1, 1), GPU_MATRIX),
+    "addmm in place": (product(aten.addmm_.default, dense(N, N), dense(N, N), dense(N, N), 1, 1), GPU_MATRIX),
+    "bmm": (product(aten.bmm.default, dense(64, 128, 64), dense(64, 64, 128)), GPU_MATRIX),
+    "baddbmm": (product(aten.baddbmm.default, dense(1), dense(64, 128, 128), dense(64, 128, 128), 1, 1), GPU_MATRIX),
+    "one row, large weights": (product(aten.addmm.default, dense(N), dense(1, N), turned(N, N), 1, 1), GPU_MATRIX),
+    "convolution": (convolution(dense(1, 64, 56, 56), dense(64, 64, 3, 3), padding=1), GPU_MATRIX),
+    "a large factor that is light": (product(aten.mm.default, dense(N, 64), dense(64, 64)), GPU_HALF),
+    "a small product": (product(aten.mm.default, dense(64, 64), dense(64, 64)), GPU_HALF),
+    "a small convolution": (convolution(dense(1, 16, 14, 14), dense(16, 16, 3, 3), padding=1), GPU_HALF),
+    "a convolution made light by its stride": (convolution(dense(1, 64, 56, 56), dense(64, 64, 3, 3), 4), GPU_HALF),
+    "a transposed convolution": (convolution(dense(1, 64, 56, 56), dense(64, 64, 3, 3), transposed=True), GPU_HALF),
+    "float32": (product(aten.mm.default, *[dense(N, N, dtype=torch.float32)] * 2), GPU_HALF),
+    "bfloat16": (product(aten.mm.default, *[dense(N, N, dtype=torch.bfloat16)] * 2), GPU_HALF),
+    "mixed types": (product(aten.mm.default, dense(N, N), dense(N, N, dtype=torch.float32)), GPU_HALF),
+    "not a product": (product(aten.add.Tensor, dense(N, N), dense(N, N), 1), GPU_HALF),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plan_of_a_call(matrix_units: None, name: str) -> None:
+    signature, expected = PLANS[name]
+    target, chosen = products.choose(signature, 0)
+    assert target is expected
+    assert chosen.ranges == (target is GPU_MATRIX) and chosen.leaves == signature.leaves
+
+
+@pytest.mark.parametrize("target", [CPU_HALF, GPU])
+def test_other_devices_keep_their_programs(monkeypatch: pytest.MonkeyPatch, target: Target) -> None:
+    monkeypatch.setattr(products, "target_of", lambda device: target)
+    monkeypatch.setattr(products, "has_matrix_units", lambda device: target is GPU)
+    assert products.choose(PLANS["mm"][0], 0) == (target, PLANS["mm"][0])
+
+
+def test_devices_without_all_that_tiles_need_have_no_matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles are chosen by size, so the largest has to fit."""
+    features = {"cooperative_matrix": True, "vulkan_memory_model": True}
+    limits = {"min_subgroup_size": 32, "max_subgroup_size": 32, "shared_memory": 48 << 10}
+    poorer: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"cooperative_matrix": False}, {}), ({"vulkan_memory_model": False}, {}), ({}, {"max_subgroup_size": 16}),
+        ({}, {"min_subgroup_size": 64, "max_subgroup_size": 64}), ({}, {"shared_memory": 32 << 10}),
+    ]  # fmt: skip
+    devices = [{"features": features | f, "limits": limits | m} for f, m in [({}, {}), *poorer]]
+    monkeypatch.setattr(products.player, "devices", lambda: devices)
+    products.has_matrix_units.cache_clear()
+    try:
+        assert [products.has_matrix_units(k) for k in range(len(devices))] == [True] + [False] * len(poorer)
+    finally:
+        products.has_matrix_units.cache_clear()
+
+
+# --- how programs see sizes
+
+
+def test_ranges_cover_all_sizes_two_to_a_doubling() -> None:
+    for n in range(2, 600):
+        found = range_of(n)
+        assert found.least <= n <= found.most and n % found.unit == 0
+        assert found.unit == (8 if n >= 16 and n % 8 == 0 else 1)
+        assert all(range_of(k) == found for k in range(found.least, found.most + 1) if k % 8 == n % 8 == 0)
+        assert found.least * 1.5 > found.most or n < 8
+    assert range_of(4096) == Range(8, 4096, 6136) and range_of(4095) == Range(1, 3072, 4095)
+
+
+def test_signatures_with_ranges() -> None:
+    """Sizes of one range share programs, others do not; without ranges all do."""
+
+    def text(m: int, n: int, ranges: bool) -> str:
+        return Signature(form(aten.mm.default), (dense(m, n), dense(n, n)), ranges=ranges).text()
+
+    assert text(200, 768, True) == text(248, 1016, True)
+    different = {text(m, n, True) for m, n in ((200, 768), (197, 768), (256, 768), (200, 1024), (200, 769), (768, 768))}
+    assert len(different) == 6
+    assert text(200, 768, False) == text(197, 1024, False) != text(768, 768, False)
+
+
+# --- what is compiled
+
+
+def templates(monkeypatch: pytest.MonkeyPatch, signature: Signature) -> tuple[compiling.Compiled, list[Any]]:
+    """A program for matrix units, and the templates of its kernels."""
+    found = []
+    assemble = compiling.assemble_graph
+
+    def spied(*args: Any) -> Any:
+        data, schedule = assemble(*args)
+        found.extend(t.template for t in schedule.order.run if t.template is not None)
+        return data, schedule
+
+    monkeypatch.setattr(compiling, "assemble_graph", spied)
+    return compiling.compile(signature, (), GPU_MATRIX), found
+
+
+def eighths(compiled: compiling.Compiled) -> list[tuple[int, int, int]]:
+    """Operand, dimension and divisor of every symbol."""
+    return [(k, d, unit) for _, k, d, unit in compiled.symbols]
+
+
+@pytest.mark.parametrize("left", [dense, turned])
+@pytest.mark.parametrize("right", [dense, turned])
+def test_operands_are_read_as_they_lie(monkeypatch: pytest.MonkeyPatch, left: Any, right: Any) -> None:
+    x, y = left(512, 768), right(768, 1024)
+    compiled, (tiles,) = templates(monkeypatch, Signature(form(aten.mm.default), (x, y), ranges=True))
+    assert isinstance(tiles, Tiles) and tiles.matrix
+    assert (tiles.rows.transposed, tiles.transposed_w) == (left is turned, right is turned)
+    assert sorted(eighths(compiled)) == [(0, 0, 8), (0, 1, 8), (1, 1, 8)]
+    assert [s.value for s in (tiles.m, tiles.k, tiles.n)] == [None] * 3
+
+
+def test_sizes_that_are_no_eighths_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    signature = Signature(form(aten.mm.default), (dense(509, 769), dense(769, 1021)), ranges=True)
+    compiled, (tiles,) = templates(monkeypatch, signature)
+    assert tiles.matrix and {unit for _, _, unit in eighths(compiled)} == {1}
+    assert [node.name.rpartition("_")[2] for node in tiles.operands] == ["rows", "matrix"]
+    assert all(node.shape[-1] % 8 == 0 for node in tiles.operands)
+
+
+def test_channels_of_convolutions_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = operand(torch.empty((2, 64, 56, 56), dtype=half, device="meta").to(memory_format=torch.channels_last))
+    signature = Signature(form(aten.convolution.default), convolution(x, dense(96, 64, 3, 3)).leaves, ranges=True)
+    compiled, (tiles,) = templates(monkeypatch, signature)
+    assert tiles.matrix and tiles.rows.struct == "ConvParams"
+    assert eighths(compiled) == [(0, 0, 1), (0, 2, 8)] and (tiles.k.value, tiles.n.value) == (576, 96)
