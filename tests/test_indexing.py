@@ -128,25 +128,28 @@ def test_what_the_gpu_cannot_do_is_refused_with_the_reason(case: int) -> None:
 
 
 class Running(nn.Module):
-    def __init__(self, copies: int) -> None:
+    """The running sum of copies of a vector, and of its first elements."""
+
+    def __init__(self, copies: int, more: int = 0) -> None:
         super().__init__()
-        self.copies = copies
+        self.copies, self.more = copies, more
 
     def forward(self, x: Tensor) -> Any:
-        return torch.cat([x] * self.copies).cumsum(0)
+        return torch.cat([x] * self.copies + [x[: self.more]]).cumsum(0)
 
 
-def test_an_axis_without_bound_gets_one_that_the_player_checks() -> None:
-    program = lapilli.compile(Running(1), (numbers(5),), dynamic_shapes=({0: Dim("n")},), target="any-fp32")
+@pytest.mark.parametrize("copies", [1, 2])
+def test_an_axis_without_bound_gets_one_that_the_player_checks(copies: int) -> None:
+    program = lapilli.compile(Running(copies), (numbers(5),), dynamic_shapes=({0: Dim("n")},), target="any-fp32")
     assert program.report().segments == ("gpu",)
     x = numbers(700)
-    torch.testing.assert_close(program(x), x.cumsum(0), rtol=1e-4, atol=1e-4)
-    with pytest.raises(lapilli.InvalidInputError, match="32768"):
-        program(torch.ones(32769))
+    torch.testing.assert_close(program(x), torch.cat([x] * copies).cumsum(0), rtol=1e-4, atol=1e-4)
+    with pytest.raises(lapilli.InvalidInputError, match=str(32768 // copies)):
+        program(torch.ones(32768 // copies + 1))
 
 
-def test_an_axis_without_bound_is_refused_where_it_is_no_input_size() -> None:
-    exported = torch.export.export(Running(2), (numbers(5),), dynamic_shapes=({0: Dim("n")},))
+def test_an_axis_without_bound_is_refused_where_it_is_no_multiple_of_an_input_size() -> None:
+    exported = torch.export.export(Running(1, more=2), (numbers(5),), dynamic_shapes=({0: Dim("n", min=2)},))
     with pytest.raises(TypeError, match="give it a smaller `max` in its Dim"):
         lower(prepare(exported))
 
