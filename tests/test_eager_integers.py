@@ -62,6 +62,7 @@ LARGE: dict[str, Make] = {
         0, torch.zeros(5, dtype=torch.int64, device=d), large(d)[:5]
     ),
     "conversion": lambda d: torch.tensor([3e9, -7.5], device=d).long(),
+    "conversion beside infinity": lambda d: torch.tensor([3e9, float("inf"), -float("inf")], device=d).long()[:1],
     "what follows": lambda d: count(100_000, d).sum() + 1,
 }
 

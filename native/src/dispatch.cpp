@@ -126,6 +126,15 @@ void DescriptorSets::update(size_t command, const Kernel& kernel, const Resolved
     write_descriptors(device_, sets_[command], kernel, resolved.bindings, views);
 }
 
+static VkWriteDescriptorSet descriptor_write(size_t binding, BindingType type) {
+  VkWriteDescriptorSet write{};
+  write.sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET;
+  write.dstBinding = static_cast<uint32_t>(binding);
+  write.descriptorCount = 1;
+  write.descriptorType = descriptor_type(type);
+  return write;
+}
+
 void write_descriptors(Device& device, VkDescriptorSet set, const Kernel& kernel, std::span<const Region> bindings,
                        std::vector<VkBufferView>& views) {
   std::array<VkDescriptorBufferInfo, max_bindings> infos;
@@ -133,12 +142,8 @@ void write_descriptors(Device& device, VkDescriptorSet set, const Kernel& kernel
   std::array<VkWriteDescriptorSet, max_bindings> writes;
   for (uint32_t i = 0; i < kernel.bindings; ++i) {
     const Region& region = bindings[i];
-    VkWriteDescriptorSet& write = writes[i] = {};
-    write.sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET;
+    VkWriteDescriptorSet& write = writes[i] = descriptor_write(i, kernel.types[i]);
     write.dstSet = set;
-    write.dstBinding = i;
-    write.descriptorCount = 1;
-    write.descriptorType = descriptor_type(kernel.types[i]);
     if (kernel.types[i] == BindingType::storage) {
       infos[i] = {region.buffer, region.offset, region.size};
       write.pBufferInfo = &infos[i];
@@ -157,12 +162,8 @@ void push_descriptors(const Device& device, VkCommandBuffer commands, const Pipe
   std::array<VkWriteDescriptorSet, max_bindings> writes;
   for (size_t i = 0; i < bindings.size(); ++i) {
     infos[i] = {bindings[i].buffer, bindings[i].offset, bindings[i].size};
-    VkWriteDescriptorSet& write = writes[i] = {};
-    write.sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET;
-    write.dstBinding = static_cast<uint32_t>(i);
-    write.descriptorCount = 1;
-    write.descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER;
-    write.pBufferInfo = &infos[i];
+    writes[i] = descriptor_write(i, BindingType::storage);
+    writes[i].pBufferInfo = &infos[i];
   }
   device.vk.CmdPushDescriptorSetKHR(commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline.layout, 0,
                                     static_cast<uint32_t>(bindings.size()), writes.data());

@@ -1,4 +1,4 @@
-"""``torch.accelerator``, PyTorch's name for whatever device there is: what it asks of C++ is answered by ``torch.vulkan``.
+"""``torch.accelerator``, PyTorch's name for whatever device there is: what it asks of C++ is answered by that device's module.
 
 PyTorch takes a device that was added from outside for the accelerator, also where it has one of its own. There CUDA, or
 whatever it is, stays the accelerator as long as it is available.

@@ -68,11 +68,11 @@ def limit(
 
 
 def largest(tensor: torch.Tensor) -> int:
-    """The largest magnitude in a tensor of integers, or of finite numbers."""
+    """The largest magnitude in a tensor; more than MOST where it has infinities or NaN, next to which the rest is not seen."""
     if not tensor.numel():
         return 0
     bounds = [x.item() for x in tensor.aminmax()]
-    return max(abs(int(x)) if math.isfinite(x) else 0 for x in bounds)
+    return max(abs(int(x)) if math.isfinite(x) else MOST + 1 for x in bounds)
 
 
 # --- rules: from the arguments and the number of results to what fits
