@@ -121,7 +121,7 @@ class _Call:
 
     def compile(self, target: Target) -> Compiled:
         form = self.signature.form
-        op = form.functional or form.op
+        op = form.computed
         fixed = FIXED_SIZES.get(op, {})
         # Kernels for matrix units depend on the channels, which the weights have decided.
         channels = range(1, 2 if fixed and self.signature.ranges else 1)

@@ -50,7 +50,7 @@ def nearest(form: Form, dtypes: Any) -> str:
     """The nearest form of the call that is supported."""
     from lapilli.lower.catalog import entry
 
-    known = entry(form.functional or form.op)
+    known = entry(form.computed)
     if known.dtypes:
         missing = [d for d in dtypes if d not in known.dtypes]
         if missing:

@@ -56,6 +56,11 @@ class Form:
     listed: bool
 
     @property
+    def computed(self) -> Overload:
+        """The operator that a program is compiled for: the functional one, where it is known."""
+        return self.functional or self.op
+
+    @property
     def runtime_numbers(self) -> bool:
         """Whether numbers can be given to a kernel when it runs."""
         return self.direct and self.functional not in CONSTANT_NUMBERS

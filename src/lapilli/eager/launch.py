@@ -62,8 +62,7 @@ class Launch:
         compiled = program.compiled
         self.tree = compiled.tree
         self.results = program.results(operands)
-        op = form.functional or form.op
-        self.limit = integers.limit(op, leaves, given.tensors, given.numbers, self.results)
+        self.limit = integers.limit(form.computed, leaves, given.tensors, given.numbers, self.results)
         stream = storage.stream_of(index)
         self.alignment = stream.alignment
         self.inputs = _inputs(form, given, tensors)

@@ -56,7 +56,7 @@ def has_matrix_units(device: int) -> bool:
 
 def is_heavy(signature: Signature) -> bool:
     """Whether a call is a product of halves with enough to do."""
-    op = signature.form.functional or signature.form.op
+    op = signature.form.computed
     places = _PRODUCTS.get(op) or _CONVOLUTIONS.get(op)
     if places is None:
         return False

@@ -118,7 +118,7 @@ class Signature:
         """In what an open size is counted."""
         if self.ranges:
             return range_of(size).unit
-        product = (self.form.functional or self.form.op) in PRODUCTS
+        product = self.form.computed in PRODUCTS
         return 4 if product and size >= 8 and size % 4 == 0 else 1
 
     def text(self) -> str:
