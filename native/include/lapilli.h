@@ -30,7 +30,8 @@ typedef enum lapilli_status {
   LAPILLI_DEVICE_LOST = 7,
   LAPILLI_TIMEOUT = 8,
   LAPILLI_INTERNAL = 9,
-  LAPILLI_UNSUPPORTED = 10         /* the program has operators that the player cannot run, and the caller did not offer to */
+  LAPILLI_UNSUPPORTED = 10,        /* the program has operators that the player cannot run, and the caller did not offer to */
+  LAPILLI_OUT_OF_RANGE = 11        /* a run computed int64 values that do not fit into 32 bits */
 } lapilli_status;
 
 typedef enum lapilli_dtype {
@@ -120,7 +121,7 @@ lapilli_status lapilli_load_memory(const void *data, uint64_t size, const lapill
 void lapilli_destroy(lapilli_program *program);   /* waits for its runs */
 
 /* Verify a file and describe it (no device needed): JSON with methods, symbols, inputs, outputs, plans (requirements,
- * buffers, dispatches), kernels, constants, states, host operators, metadata. */
+ * buffers, dispatches), checks of int64 results, kernels, constants, states, host operators, metadata. */
 lapilli_status lapilli_describe(const void *data, uint64_t size, int32_t skip_checksum, char **json);
 lapilli_status lapilli_describe_file(const char *path, int32_t skip_checksum, char **json);
 
@@ -156,7 +157,8 @@ lapilli_status lapilli_plan_memory(const void *data, uint64_t size, int32_t skip
 lapilli_status lapilli_plan_memory_file(const char *path, int32_t skip_checksum, uint32_t method, uint32_t plan,
                                         const int64_t *symbols, uint32_t n_symbols, char **json);
 
-/* Run and wait. Outputs: data points to caller memory of at least the output's size; shape, rank, dtype and size are
+/* Run and wait. LAPILLI_OUT_OF_RANGE where the run found int64 results that do not fit into the 32 bits in which kernels
+ * compute: no output was written, and states have changed. Outputs: data points to caller memory of at least the output's size; shape, rank, dtype and size are
  * written back. Output buffers that are too small: LAPILLI_INVALID_ARGUMENT and the needed sizes are written. */
 lapilli_status lapilli_run_sync(lapilli_program *program, uint32_t method, const lapilli_tensor *inputs, uint32_t n_inputs,
                                 lapilli_tensor *outputs, uint32_t n_outputs);
@@ -164,7 +166,8 @@ lapilli_status lapilli_run_sync(lapilli_program *program, uint32_t method, const
 /* Submit without waiting. The inputs are copied before it returns. */
 lapilli_status lapilli_submit(lapilli_program *program, uint32_t method, const lapilli_tensor *inputs, uint32_t n_inputs,
                               lapilli_run **run);
-/* Wait for a run; timeout in nanoseconds (UINT64_MAX: no limit); LAPILLI_TIMEOUT when it is not finished then. */
+/* Wait for a run; timeout in nanoseconds (UINT64_MAX: no limit); LAPILLI_TIMEOUT when it is not finished then;
+ * LAPILLI_OUT_OF_RANGE as for lapilli_run_sync. */
 lapilli_status lapilli_wait(lapilli_run *run, uint64_t timeout);
 /* After a successful wait: output i. data points into memory of the run, valid until lapilli_release. */
 lapilli_status lapilli_output(lapilli_run *run, uint32_t index, lapilli_tensor *tensor);
@@ -230,7 +233,8 @@ lapilli_status lapilli_buffer_fill(lapilli_buffer *buffer, uint64_t offset, uint
  * run takes place. symbols: one value per symbol of the method, in its order. What an input or output slice must hold
  * follows from them. Slices may lie in one buffer. An output may take an input's place where the kernel that writes it needs
  * of that input only the same element for every element; an output that overlaps an input otherwise, or that is written
- * before an input in its place was read for the last time, is computed elsewhere and copied. int64 values must fit into 32 bits: nobody looks. States of the program change in the
+ * before an input in its place was read for the last time, is computed elsewhere and copied. int64 values of inputs must fit into 32 bits: nobody looks. A method with checks (see
+ * lapilli_describe) has one more output, int32 []: the number of the first check that failed, from 1, or 0. States of the program change in the
  * order of the stream. */
 lapilli_status lapilli_enqueue(lapilli_stream *stream, lapilli_program *program, uint32_t method, const int64_t *symbols,
                                uint32_t n_symbols, const lapilli_slice *inputs, uint32_t n_inputs,

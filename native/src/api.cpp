@@ -149,6 +149,20 @@ template <class Specs> const TensorSpec& at(const Specs& specs, uint32_t index, 
   return specs[index];
 }
 
+// Throws OUT_OF_RANGE where a finished run computed what does not fit.
+void look_at_checks(const Run& run, const Method& method) {
+  if (method.checks.empty())
+    return;
+  int32_t failed = 0; // the number of a check, from 1
+  std::memcpy(&failed, run.outputs().back().mapped, sizeof failed);
+  if (failed != 0)
+    fail(LAPILLI_OUT_OF_RANGE, "The int64 results of ",
+         failed > 0 && static_cast<size_t>(failed) <= method.checks.size() ? method.checks[static_cast<size_t>(failed) - 1]
+                                                                           : std::string("an operator"),
+         " do not fit into the 32 bits in which kernels compute integers (-2147483648..2147483647). Give smaller values, or "
+         "leave this operator to PyTorch.");
+}
+
 void fill_output(const Run& run, const Method& method, uint32_t index, lapilli_tensor& tensor) {
   const Run::Tensor& output = run.outputs()[index];
   tensor.size = output.bytes;
@@ -160,8 +174,8 @@ void fill_output(const Run& run, const Method& method, uint32_t index, lapilli_t
 void run_sync(Program& program, uint32_t index, std::span<const lapilli_tensor> inputs,
               std::span<lapilli_tensor> outputs) {
   const Method& method = program.method(index);
-  if (outputs.size() != method.outputs.size())
-    fail(LAPILLI_INVALID_ARGUMENT, "Method \"", method.name, "\" has ", method.outputs.size(),
+  if (outputs.size() != method.given_outputs().size())
+    fail(LAPILLI_INVALID_ARGUMENT, "Method \"", method.name, "\" has ", method.given_outputs().size(),
          " outputs, and room for ", outputs.size(), " was given.");
   bool enough = true;
   std::vector<lapilli_tensor> needed(outputs.begin(), outputs.end());
@@ -176,6 +190,7 @@ void run_sync(Program& program, uint32_t index, std::span<const lapilli_tensor> 
   Run& run = program.submit(index, inputs);
   try {
     run.wait(no_timeout);
+    look_at_checks(run, method);
     for (uint32_t i = 0; i < outputs.size(); ++i) {
       fill_output(run, method, i, outputs[i]);
       if (outputs[i].size > 0)
@@ -289,7 +304,7 @@ lapilli_status lapilli_method(lapilli_program* program, uint32_t method, lapilli
     need(info, "info");
     const Method& found = checked(program).method(method);
     *info = {found.name.c_str(), static_cast<uint32_t>(found.inputs.size()),
-             static_cast<uint32_t>(found.outputs.size()),
+             static_cast<uint32_t>(found.given_outputs().size()),
              static_cast<uint32_t>(program->program->plan(method).run.size())};
   });
 }
@@ -306,7 +321,7 @@ lapilli_status lapilli_output_spec(lapilli_program* program, uint32_t method, ui
   return guarded([&] {
     need(spec, "spec");
     const Method& found = checked(program).method(method);
-    fill_spec(found, at(found.outputs, index, "output"), *spec);
+    fill_spec(found, at(found.given_outputs(), index, "output"), *spec);
   });
 }
 
@@ -379,9 +394,11 @@ lapilli_status lapilli_submit(lapilli_program* program, uint32_t method, const l
 
 lapilli_status lapilli_wait(lapilli_run* run, uint64_t timeout) {
   return guarded([&] {
-    if (!checked(run).wait(timeout))
+    Run& waited = checked(run);
+    if (!waited.wait(timeout))
       fail(LAPILLI_TIMEOUT, "The run is not finished after ", timeout / 1'000'000,
            " ms. Wait for it again, or release it.");
+    look_at_checks(waited, run->program->method(waited.method));
   });
 }
 
@@ -390,7 +407,7 @@ lapilli_status lapilli_output(lapilli_run* run, uint32_t index, lapilli_tensor* 
     need(tensor, "tensor");
     const Run& finished = checked(run);
     const Method& method = run->program->method(finished.method);
-    at(method.outputs, index, "output");
+    at(method.given_outputs(), index, "output");
     if (finished.in_flight())
       fail(LAPILLI_INVALID_ARGUMENT, "The run is not finished: call lapilli_wait first.");
     fill_output(finished, method, index, *tensor);

@@ -111,8 +111,13 @@ private:
       });
       json_.key("outputs");
       json_.array([&] {
-        for (const TensorSpec& spec : item.outputs)
+        for (const TensorSpec& spec : item.given_outputs())
           tensor(spec);
+      });
+      json_.key("checks");
+      json_.array([&] {
+        for (const std::string& name : item.checks)
+          json_.value(name);
       });
       json_.key("plans");
       json_.array([&] {

@@ -120,24 +120,26 @@ void check_tensors(const Method& method, std::span<const lapilli_tensor> inputs,
            " bytes were given. The data must be dense and row-major.");
     if (method.inputs[i].dtype == DType::int64)
       check_integers({static_cast<const std::byte*>(given.data), static_cast<size_t>(given.size)},
-                     [&] { return described(method, i); });
+                     method.integer_limit, [&] { return described(method, i); });
   }
 }
 
-void check_integers(Bytes values, const std::function<std::string()>& what) {
+void check_integers(Bytes values, int64_t limit, const std::function<std::string()>& what) {
+  const int64_t least = limit > 0 ? -limit : INT32_MIN, most = limit > 0 ? limit : INT32_MAX;
   const auto at = [&](size_t i) {
     int64_t value; // not necessarily aligned
     std::memcpy(&value, values.data() + i * sizeof value, sizeof value);
     return value;
   };
   const size_t count = values.size() / sizeof(int64_t);
-  uint64_t beyond = 0;
+  bool beyond = false;
   for (size_t i = 0; i < count; ++i)
-    beyond |= (static_cast<uint64_t>(at(i)) + 0x80000000u) >> 32; // without a branch: as fast as memory
-  for (size_t i = 0; beyond != 0 && i < count; ++i)
-    if (at(i) != static_cast<int32_t>(at(i)))
-      fail(LAPILLI_INVALID_ARGUMENT, what(), "; element ", i, " is ", at(i),
-           ", and int64 values must fit into the 32 bits in which kernels compute integers (-2147483648..2147483647).");
+    beyond |= at(i) < least || at(i) > most; // without a branch: as fast as memory
+  for (size_t i = 0; beyond && i < count; ++i)
+    if (at(i) < least || at(i) > most)
+      fail(LAPILLI_INVALID_ARGUMENT, what(), "; element ", i, " is ", at(i), ", and int64 values ",
+           limit > 0 ? "and what is computed from them " : "", "must fit into the 32 bits in which kernels compute integers (",
+           least, "..", most, ").");
 }
 
 } // namespace lapilli

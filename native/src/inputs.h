@@ -23,7 +23,7 @@ void check_tensors(const Method& method, std::span<const lapilli_tensor> inputs,
                    std::span<const int64_t> symbols);
 
 // Checks that int64 values fit into the 32 bits in which kernels compute integers; `what` begins the message.
-void check_integers(Bytes values, const std::function<std::string()>& what);
+void check_integers(Bytes values, int64_t limit, const std::function<std::string()>& what);
 
 // "(N, 3, 224, 224) with N in 1..16".
 std::string shape_text(const Method& method, const TensorSpec& spec);

@@ -7,6 +7,7 @@
 #include "program_generated.h"
 
 #include <array>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -125,8 +126,14 @@ struct Method {
   std::vector<Symbol> symbols;
   std::vector<Expr> exprs;
   std::vector<TensorSpec> inputs;
-  std::vector<TensorSpec> outputs;
+  std::vector<TensorSpec> outputs; // with checks, their result comes last
   std::vector<Plan> plans;
+  std::vector<std::string> checks;
+  int64_t integer_limit = 0;
+
+  std::span<const TensorSpec> given_outputs() const { // those that the caller gets
+    return std::span(outputs).first(outputs.size() - (checks.empty() ? 0 : 1));
+  }
 };
 
 struct Model {

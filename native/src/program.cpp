@@ -233,7 +233,7 @@ void Program::read_state(uint32_t state, std::span<std::byte> to) {
 void Program::write_state(uint32_t state, Bytes from) {
   check_state(state, from.size());
   if (const State& found = model_.states[state]; found.dtype == DType::int64)
-    check_integers(from, [&] { return cat("State \"", found.name, "\" cannot be given"); });
+    check_integers(from, 0, [&] { return cat("State \"", found.name, "\" cannot be given"); });
   const std::unique_lock lock = alone();
   states_->write(state, from);
 }

@@ -130,6 +130,16 @@ private:
     model_.states.push_back(std::move(result));
   }
 
+  void checks(const schema::Method& found, Method& result) {
+    each(found.checks(), [&](const flatbuffers::String& name) { result.checks.push_back(text(&name)); });
+    result.integer_limit = found.integer_limit();
+    check_file(result.integer_limit >= 0, "The program is damaged: inputs of method \"", result.name,
+               "\" are limited to ", result.integer_limit, ".");
+    check_file(result.checks.empty() || (!result.outputs.empty() && result.outputs.back().dtype == DType::int32 &&
+                                         result.outputs.back().shape.empty()),
+               "The program is damaged: method \"", result.name, "\" has checks, and no output for their result.");
+  }
+
   void kernel(const schema::Kernel& found) {
     Kernel result{};
     result.name = text(found.name());
@@ -177,6 +187,7 @@ private:
     exprs(found, result);
     each(found.inputs(), [&](const schema::TensorSpec& spec) { result.inputs.push_back(tensor(spec, result)); });
     each(found.outputs(), [&](const schema::TensorSpec& spec) { result.outputs.push_back(tensor(spec, result)); });
+    checks(found, result);
     for (const Symbol& symbol : result.symbols) {
       check_file(symbol.input < result.inputs.size() && symbol.axis < result.inputs[symbol.input].shape.size(),
                  "The program is damaged: symbol ", symbol.name, " is read from axis ", symbol.axis, " of input ",

@@ -364,7 +364,8 @@ void Stream::release_temporaries() noexcept {
 void Stream::place(const Launch& launch, const Method& method, size_t inputs, std::span<const lapilli_slice> slices) {
   if (inputs != method.inputs.size() || slices.size() - inputs != method.outputs.size())
     fail(LAPILLI_INVALID_ARGUMENT, "Method \"", method.name, "\" has ", method.inputs.size(), " inputs and ",
-         method.outputs.size(), " outputs, and ", inputs, " and ", slices.size() - inputs, " were given.");
+         method.outputs.size(), " outputs", method.checks.empty() ? "" : " (the result of its checks is the last one)",
+         ", and ", inputs, " and ", slices.size() - inputs, " were given.");
   slots_.clear();
   const auto name = [&](size_t i) {
     return i < inputs ? cat("Input ", i, " (", method.inputs[i].name, ")")

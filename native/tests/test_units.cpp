@@ -199,7 +199,7 @@ int main(int argc, char** argv) { return run_tests(argc, argv); }
 TEST(integers_beyond_32_bits_are_refused) {
   const auto message = [](std::vector<int64_t> values) {
     try {
-      check_integers(std::as_bytes(std::span(values)), [] { return std::string("Input 0"); });
+      check_integers(std::as_bytes(std::span(values)), 0, [] { return std::string("Input 0"); });
     } catch (const Error& error) {
       return std::string(error.what());
     }

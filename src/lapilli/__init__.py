@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lapilli.errors import (
     CompileError,
     DeviceLostError,
+    IntegerOverflowError,
     InvalidFileError,
     InvalidInputError,
     LapilliError,
@@ -61,6 +62,7 @@ __all__ = [
     "Device",
     "DeviceLostError",
     "Future",
+    "IntegerOverflowError",
     "InvalidFileError",
     "InvalidInputError",
     "LapilliError",

@@ -174,7 +174,9 @@ class _Compiler:
     def _part(self, name: str, module: Module, dims: Mapping[str, str]) -> Part:
         kept = self.storage
         halves = {t.half for t in self.targets}
-        graphs = {half: lower(module, kept.activations, half, self.keyed, kept.weights) for half in halves}
+        graphs = {
+            half: lower(module, kept.activations, half, self.keyed, kept.weights, checked=True) for half in halves
+        }
         return Part(name, graphs, dims)
 
     def finish(self, metadata: dict[str, str], progress: Progress | None) -> bytes:

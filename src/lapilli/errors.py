@@ -15,6 +15,10 @@ class InvalidFileError(LapilliError):
     """A file is not a Lapilli program, is damaged or truncated, or is of another version."""
 
 
+class IntegerOverflowError(LapilliError, OverflowError):
+    """A run computed int64 results that do not fit into 32 bits. Inputs are as they were; states have changed."""
+
+
 class NoDriverError(LapilliError):
     """There is no Vulkan loader or driver on this machine."""
 

@@ -37,6 +37,7 @@ _EXCEPTIONS: dict[int, type[errors.LapilliError]] = {
     8: errors.RunTimeoutError,
     9: errors.PlayerError,
     10: errors.UnsupportedOperatorError,
+    11: errors.IntegerOverflowError,
 }
 
 # In the order of lapilli_dtype; uint16 stands for the bits of bfloat16.
@@ -279,6 +280,7 @@ class NativeRun:
 
         Raises:
             RunTimeoutError: it is not finished by then; it goes on, and can be waited for again.
+            IntegerOverflowError: it computed int64 results that do not fit into 32 bits.
         """
         nanoseconds = _NO_LIMIT if timeout is None else max(0, min(int(timeout * 1e9), _NO_LIMIT - 1))
         _check(self._library.lapilli_wait(self._run(), nanoseconds))
@@ -289,6 +291,8 @@ class NativeRun:
             self.wait(0)
         except errors.RunTimeoutError:
             return False
+        except errors.IntegerOverflowError:
+            return True
         return True
 
     def outputs(self) -> list[Array]:

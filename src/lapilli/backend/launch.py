@@ -27,6 +27,7 @@ class Launch:
         index: of the device."""
         self.index = index
         self.dtypes = [getattr(torch, spec.dtype) for spec in method.outputs]
+        self._checks = method.checks
         self._longs = [k for k, spec in enumerate(method.inputs[:inputs]) if spec.dtype == "int64"]
         self._carriers = len(method.inputs) - inputs
         names = [s.name for s in method.symbols]
@@ -35,10 +36,11 @@ class Launch:
         self._fixed = None if names else self._shapes()
         stream = devices.stream_of(index)
         self._alignment = stream.alignment
-        self._launch = stream.launch(native, number, len(names), len(method.inputs), len(method.outputs))
+        outputs = len(method.outputs) + bool(method.checks)
+        self._launch = stream.launch(native, number, len(names), len(method.inputs), outputs)
 
     def __call__(self, symbols: Sequence[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Raises CannotRun for integers beyond 32 bits."""
+        """Raises CannotRun for integers beyond 32 bits, given or computed."""
         if any(storage.is_wide(inputs[k]) for k in self._longs):
             raise CannotRun(
                 "an int64 tensor has values that do not fit into the 32 bits in which the GPU computes them"
@@ -47,6 +49,7 @@ class Launch:
             bits(symbols[k])
         shapes = self._shapes(*symbols) if self._fixed is None else self._fixed
         made = [storage.empty(s, d, self.index) for s, d in zip(shapes, self.dtypes, strict=True)]
+        failed = storage.empty((), torch.int32, self.index) if self._checks else None
         words = list(symbols)
         held: list[Any] = []
         for tensor in inputs:
@@ -59,8 +62,19 @@ class Launch:
         outputs = [word for t in made for word in (storage.buffer_of(t).address, 0)]
         words += outputs[:2] * self._carriers
         if any(math.prod(s) for s in shapes):
+            if failed is not None:
+                outputs += (storage.buffer_of(failed).address, 0)
             self._launch(*words, *outputs)
+            if failed is not None:
+                self._look(int(storage.to_cpu(failed).item()))
         return made
+
+    def _look(self, failed: int) -> None:
+        """At the number of a check, from 1, or 0."""
+        if failed:
+            raise CannotRun(
+                f"the int64 results of {self._checks[failed - 1]} do not fit into the 32 bits in which the GPU computes them"
+            )
 
 
 def _shapes(names: Sequence[str], shapes: Sequence[Sequence[int | str]]) -> Callable[..., tuple[Shape, ...]]:

@@ -22,6 +22,11 @@ _ids = itertools.count()
 _ZERO = const(0.0)
 
 
+def next_id() -> int:
+    """A number that is smaller than the ids of all values to come."""
+    return next(_ids)
+
+
 @dataclass(eq=False)
 class Node:
     """A tensor value: shape and storage type. `origin` names the operators it comes from."""
@@ -158,13 +163,18 @@ def reading(symbol: Int, inputs: Sequence[Input]) -> Reading | None:
 
 @dataclass
 class Graph:
-    """What `lower` hands to `schedule`: inputs and outputs of the program, and what its states hold after a run."""
+    """What `lower` hands to `schedule`: inputs and outputs of the program, and what its states hold after a run.
+
+    checks: what is looked at in every run; with any, the last output is the number of the first that fails, from 1, or 0.
+    limit: of the magnitudes of int64 inputs (0: what 32 bits hold)."""
 
     inputs: list[Input]
     outputs: list[Node]
     symbols: dict[str, Int]
     stores: list[tuple[State, Node]] = field(default_factory=list)
     limits: dict[Int, int] = field(default_factory=dict)  # symbols without a bound that an algorithm gives one
+    checks: list[str] = field(default_factory=list)
+    limit: int = 0
 
     @property
     def results(self) -> list[Node]:

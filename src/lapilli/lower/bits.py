@@ -37,10 +37,19 @@ def _integer(op: str, width: int) -> Any:
     return shift
 
 
+def _left_in_int64(x: Expr, n: Expr) -> Expr:
+    """In two steps, for a number of 32 bits may be shifted by up to 63."""
+    outside = binary("or", binary("lt", n, 0), binary("ge", n, 64))
+    first = binary("min", binary("max", n, 0), 31)
+    rest = binary("min", binary("max", n - first, 0), 31)
+    return where(outside, const(0), binary("shl", binary("shl", x, first), rest))
+
+
 def _shift(op: str) -> Any:
     def build(call: Call, a: Operand, b: Operand) -> Node:
-        width = min(call.dtype.size * 8, 32)
-        return call.pointwise(_integer(op, width), a, b, compute=DType.int32)
+        wide = op == "shl" and call.dtype is DType.int64
+        shift = _left_in_int64 if wide else _integer(op, min(call.dtype.size * 8, 32))
+        return call.pointwise(shift, a, b, compute=DType.int32)
 
     return build
 

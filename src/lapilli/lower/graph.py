@@ -18,7 +18,8 @@ from lapilli.graph.module import Module
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary
 from lapilli.ir.integer import Int, as_int, maximum, minimum, symbol
-from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State, reading
+from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State, next_id, reading
+from lapilli.lower.integers import Checks
 from lapilli.lower.random import next_numbers
 from lapilli.lower.registry import FROM_TORCH, Call, Shared, fresh_axes, from_torch, lowerings
 
@@ -139,13 +140,15 @@ def lower(
     half_storage: bool = True,
     keyed: bool = False,
     weights: str | None = None,
+    checked: bool = False,
 ) -> Graph:
     """The kernel IR of an exported module.
 
     precision: "fp16" keeps constants of two or more dimensions in half precision, and, with half_storage, intermediates too.
     weights: precision of the constants, where it is another. keyed: the key of random numbers is two symbols instead of a state.
     Sizes that cannot be read from a dimension of an input get an input of their own (see `size_inputs`). A placeholder with
-    meta["number"] ("float" or "int") is a number that the kernels get as a symbol: its 32 bits.
+    meta["number"] ("float" or "int") is a number that the kernels get as a symbol: its 32 bits. checked: int64 results that may
+    not fit into 32 bits are looked at in every run (`Graph.checks`).
     Raises UnsupportedOperatorError naming every operator that has no lowering."""
     half_constants = (weights or precision) == "fp16"
     half = precision == "fp16" and half_storage
@@ -161,11 +164,16 @@ def lower(
     inputs: list[Input] = []
     outputs: list[Node] = []
     kept = {state.new for state in module.states.values()}  # not rounded to half precision between runs
+    checks = Checks(module.states)
     for node in module.graph.nodes:
         if node.op == "placeholder":
             values[node] = _placeholder(module, node, symbols, half_constants, inputs)
+            checks.given(values[node])
         elif node.op == "call_function":
+            first = next_id()
             values[node] = _call(node, values, symbols, half and node not in kept)
+            if checked and is_computed(node):
+                checks.computed(node, values[node], first)
         elif node.op == "output":
             outputs = [_as_output(values, arg) for arg in module.outputs]
     stores = [
@@ -174,7 +182,10 @@ def lower(
     inputs += size_inputs(symbols.known, inputs)
     if symbols.shared.random is not None:
         stores.append(next_numbers(symbols.shared.random))
-    graph = Graph(inputs, outputs, symbols.known, stores, symbols.shared.limits)
+    graph = Graph(inputs, outputs, symbols.known, stores, symbols.shared.limits, checks.names, checks.limit)
+    check = checks.output()
+    if check is not None:
+        graph.outputs.append(check)
     _widen(graph, half_storage)
     return graph
 

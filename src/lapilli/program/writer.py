@@ -194,6 +194,7 @@ class Writer:
         m.symbols = _symbols(graph, pool, dims or {})
         m.inputs = [_spec(n, pool) for n in graph.inputs]
         m.outputs = [_spec(n, pool) for n in graph.outputs]
+        m.checks, m.integerLimit = graph.checks, graph.limit
         m.plans = [_PlanWriter(self, pool, p, codes).write() for p in plans]
         m.exprs = pool.exprs
         self.program.methods.append(m)

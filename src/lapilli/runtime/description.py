@@ -138,13 +138,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Method:
-    """A function of the program."""
+    """A function of the program; `checks`: operators whose int64 results every run looks at."""
 
     name: str
     symbols: tuple[Symbol, ...]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     plans: tuple[Plan, ...]
+    checks: tuple[str, ...] = ()
 
     def symbol_values(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """The dynamic sizes that inputs have."""
@@ -259,6 +260,7 @@ def _method(node: Mapping[str, Any], kernels: Sequence[Kernel]) -> Method:
         tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"]), symbols) for t in node["inputs"]),
         tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"]), symbols) for t in node["outputs"]),
         tuple(_plan(i, plan, kernels) for i, plan in enumerate(node["plans"])),
+        tuple(node["checks"]),
     )
 
 

@@ -1,0 +1,242 @@
+"""int64 results within the 32 bits in which kernels compute: shown by ranges where possible, else checked in every run.
+
+A check computes a result once more in float32. The result, which is right modulo 2^32, is right altogether where the two are
+less than 2^31 apart, as long as rounding errors of the second are smaller than that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import fx
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import (
+    Expr,
+    Load,
+    Op,
+    Select,
+    binary,
+    cast_to,
+    const,
+    index,
+    load,
+    rewrite,
+    select,
+    show,
+    unary,
+    where,
+)
+from lapilli.ir.integer import Atom, Int, IntLike, as_int, product
+from lapilli.ir.node import Input, Map, Node, Reduce
+from lapilli.ir.ranges import INT32, Range, Ranges, fits, most
+from lapilli.lower.registry import Call, fresh_axes
+
+aten = torch.ops.aten
+
+LIMIT = 2**31 - 2**20
+"""Of the magnitudes of inputs, where that shows that results fit: what is added to a number of 32 bits is mostly small."""
+_COUNTED = 16
+"""What a run adds to a state at most, if it is not to be looked at: then the end is a hundred million runs away."""
+_ROUNDING = 2.0**-23
+"""Times the number of terms and the sum of their magnitudes: more than a sum in float32 errs by."""
+_NONE = 1 << 30
+
+_PLACES = frozenset({
+    aten.argmax.default, aten.argmin.default, aten.argsort.default, aten.argsort.stable, aten.sort.default, aten.sort.stable,
+    aten.topk.default, aten.max.dim, aten.min.dim, aten.median.dim, aten.nanmedian.dim, aten.kthvalue.default,
+    aten.mode.default, aten.cummax.default, aten.cummin.default, aten.searchsorted.Tensor, aten.bucketize.Tensor,
+    aten.multinomial.default,
+})  # fmt: skip
+"""Operators whose int64 results are places in their first argument, or in their second, or counts of them."""
+
+
+@dataclass
+class Checks:
+    """What is known of the integers of a graph.
+
+    states: of the graph; names: operators whose results are checked, one for each check; limit: of the magnitudes of int64
+    inputs (0: what 32 bits hold)."""
+
+    states: Container[fx.Node] = ()
+    names: list[str] = field(default_factory=list)
+    limit: int = 0
+    _failures: list[Node] = field(default_factory=list)
+    _wide: Ranges = field(default_factory=Ranges)  # of inputs of any 32 bits
+    _narrow: Ranges = field(default_factory=Ranges)  # of inputs within LIMIT
+
+    def given(self, made: Any) -> None:
+        """Notes an input."""
+        if isinstance(made, Input) and made.dtype is DType.int64:
+            self._narrow.known[made.id] = (-LIMIT, LIMIT)
+
+    def computed(self, node: fx.Node, made: Any, first: int) -> None:
+        """Looks at the results of a call, whose own values have ids from `first`."""
+        val = node.meta["val"]
+        results = zip(val, made, strict=True) if isinstance(val, list | tuple) else [(val, made)]
+        for expected, result in results:
+            if not isinstance(expected, torch.Tensor) or expected.dtype.is_floating_point:
+                continue
+            if node.target in _PLACES and expected.dtype is torch.int64:
+                self._set(result, (0, max([0, *(_count(n) for n in node.all_input_nodes)])))
+            elif expected.dtype is not torch.int64:
+                self._follow_wrapping(result)
+            elif self._is_counter(node):
+                self._set(result, INT32)
+            else:
+                self._look(node, result, first)
+
+    def _is_counter(self, node: fx.Node) -> bool:
+        """Whether this adds a small number to a state."""
+        if node.target not in (aten.add.Tensor, aten.add.Scalar) or node.kwargs or node.args[0] not in self.states:
+            return False
+        return isinstance(node.args[1], int) and abs(node.args[1]) <= _COUNTED
+
+    def _set(self, result: Node, known: Range) -> None:
+        for ranges in (self._wide, self._narrow):
+            ranges.known[result.id] = known
+
+    def _follow_wrapping(self, result: Node) -> None:
+        """Results of smaller types wrap around, as in torch."""
+        for ranges in (self._wide, self._narrow):
+            found = ranges.node(result)
+            ranges.known[result.id] = found if fits(found) else INT32
+
+    def _look(self, node: fx.Node, result: Node, first: int) -> None:
+        wide, narrow = self._wide.node(result), self._narrow.node(result)
+        if fits(wide):
+            return
+        self._wide.known[result.id] = INT32
+        if fits(narrow):
+            self.limit = LIMIT
+            return
+        self._narrow.known[result.id] = INT32
+        failures = _Failures(self._wide, first, str(node.target))
+        failures.look(result)
+        self.names += [f"{node.name} ({node.target})"] * len(failures.found)
+        self._failures += failures.found
+
+    def output(self) -> Map | None:
+        """int32 []: the number of the first check that fails, from 1, or 0; None: there are no checks."""
+        if not self._failures:
+            return None
+        none = const(_NONE)
+        found = [where(cast_to(load(f, ()), DType.bool), const(n), none) for n, f in enumerate(self._failures, 1)]
+        while len(found) > 1:
+            first = [reduce(lambda a, b: binary("min", a, b), found[k : k + 8]) for k in range(0, len(found), 8)]
+            found = [load(Map((), DType.int32, "checks", "check", body=e), ()) for e in first]
+        return Map((), DType.int32, "checks", "check", body=where(binary("lt", found[0], none), found[0], const(0)))
+
+
+def _count(node: fx.Node) -> int:
+    """Elements of a tensor at most."""
+    val = node.meta.get("val")
+    if not isinstance(val, torch.Tensor):
+        return 0
+    total = 1
+    for size in val.shape:
+        total *= size if isinstance(size, int) else 2**31 - 1
+    return min(total, 2**31 - 1)
+
+
+def _is_over(e: Expr, limit: float) -> Expr:
+    """Whether a magnitude reaches a limit. NaN does not: it comes of infinities, which have no integer, or of zero times much."""
+    return binary("ge", unary("abs", e), limit)
+
+
+class _Failures:
+    """Where results of one call do not fit: a truth value for every way to find out."""
+
+    def __init__(self, ranges: Ranges, first: int, op: str) -> None:
+        self.ranges, self.first, self.op = ranges, first, op
+        self.found: list[Node] = []
+        self._approximate: dict[int, Node] = {}
+
+    def look(self, result: Node) -> None:
+        """Adds what there is to say of a result of the call."""
+
+        def failed(*at: Int) -> Expr:
+            exact, approximate = load(result, at), load(self._node(result), at)
+            if isinstance(result, Map):  # computed again, so that the result itself need not get memory
+                exact = rewrite(result.body, dict(zip(result.axes, at, strict=True)))
+            return _is_over(approximate - cast_to(exact, DType.float32), 2.0**31)
+
+        self._any(result.shape, failed)
+
+    def _any(self, shape: Sequence[Int], failed: Callable[..., Expr]) -> None:
+        call = Call("check", self.op, (tuple(shape),), (DType.bool,), False)
+        self.found.append(call.reduce("any", lambda _, r: failed(*r), (), tuple(shape)))
+
+    def _node(self, n: Node) -> Node:
+        """A value of the call in float32."""
+        if n.id not in self._approximate:
+            made = self._sum(n) if isinstance(n, Reduce) and n.op == "sum" else self._in_float(n, self.float)
+            self._approximate[n.id] = made
+        return self._approximate[n.id]
+
+    def _in_float(self, n: Node, convert: Callable[[Expr], Expr]) -> Map | Reduce:
+        assert isinstance(n, Map | Reduce)
+        axes, at = fresh_axes(n.shape)
+        mapping: dict[Atom, IntLike] = dict(zip(n.axes, at, strict=True))
+        made: dict[str, Any] = {"shape": n.shape, "dtype": DType.float32, "name": f"{n.name}_float", "origin": n.origin}
+        if isinstance(n, Map):
+            return Map(**made, axes=axes, body=rewrite(convert(n.body), mapping))
+        raxes, r = fresh_axes(tuple(as_int(a.extent) for a in n.raxes), "rstuvwxy")
+        mapping |= dict(zip(n.raxes, r, strict=True))
+        body = rewrite(convert(n.body), mapping)
+        return Reduce(**made | {"dtype": body.dtype}, axes=axes, raxes=raxes, op=n.op, body=body)
+
+    def _sum(self, n: Reduce) -> Node:
+        """In float32. Where rounding errors could reach 2^31: of the upper and the lower bits apart, which is exact, or with a look
+        at the magnitudes of what is added."""
+        terms = product([as_int(a.extent) for a in n.raxes])
+        low, high = self.ranges.expr(n.body)
+        whole = self._in_float(n, self.float)
+        if max(-low, high) * most(terms) ** 2 < 2**30 / _ROUNDING:
+            return whole
+        if self.ranges.fits(n.body) and most(terms) <= 1 << 15:
+            upper = self._in_float(n, lambda e: binary("shr", e, 15))
+            lower = self._in_float(n, lambda e: binary("bitand", e, (1 << 15) - 1))
+            axes, at = fresh_axes(n.shape)
+            parts = [cast_to(load(part, at), DType.float32) for part in (upper, lower)]
+            body = parts[0] * 2.0**15 + parts[1]
+            return Map(n.shape, DType.float32, f"{n.name}_float", n.origin, axes=axes, body=body)
+        magnitudes = self._in_float(n, lambda e: unary("abs", self.float(e)))
+        error = index(terms, DType.float32) * _ROUNDING
+        self._any(n.shape, lambda *at: _is_over(load(magnitudes, at) * error, 2.0**30))
+        return whole
+
+    def float(self, e: Expr) -> Expr:
+        """An integer expression in float32, near what it is in exact arithmetic."""
+        if self.ranges.fits(e):
+            return cast_to(e, DType.float32)
+        if isinstance(e, Load) and e.node.id >= self.first:
+            return load(self._node(e.node), e.index)
+        if isinstance(e, Select):
+            return select(e.guards, self.float(e.then), self.float(e.other))
+        assert isinstance(e, Op), show(e)
+        if e.op == "cast":  # from a float, which may end at the bounds of 32 bits; infinities and NaN have no integer
+            x = e.args[0]
+            beyond = where(binary("lt", unary("abs", x), math.inf), x * 4.0, cast_to(e, DType.float32))
+            inside = binary("and", binary("ge", x, -(2.0**31)), binary("lt", x, 2.0**31))
+            return where(inside, cast_to(e, DType.float32), beyond)
+        if e.op == "where":
+            return where(e.args[0], self.float(e.args[1]), self.float(e.args[2]))
+        if e.op in ("neg", "abs"):
+            return unary(e.op, self.float(e.args[0]))
+        if e.op in ("add", "sub", "mul", "min", "max"):
+            return binary(e.op, self.float(e.args[0]), self.float(e.args[1]))
+        x, y = e.args
+        if e.op == "shl":
+            return self.float(x) * unary("exp2", cast_to(y, DType.float32))
+        if e.op == "pow":
+            size = binary("pow", unary("abs", self.float(x)), cast_to(y, DType.float32))
+            odd = binary("and", binary("lt", x, 0), binary("ne", binary("bitand", y, 1), 0))
+            return where(binary("lt", y, 0), cast_to(e, DType.float32), where(odd, -size, size))
+        if e.op in ("div", "floordiv"):  # the least number by -1
+            return self.float(x) / self.float(y)
+        raise TypeError(f"{self.op}: its int64 results may not fit into the 32 bits in which the GPU computes integers")
