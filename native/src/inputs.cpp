@@ -132,11 +132,14 @@ void check_integers(Bytes values, int64_t limit, const std::function<std::string
     return value;
   };
   const size_t count = values.size() / sizeof(int64_t);
+  const auto is_beyond = [&](int64_t value) {
+    return static_cast<uint64_t>(value) - static_cast<uint64_t>(least) > static_cast<uint64_t>(most - least);
+  };
   bool beyond = false;
   for (size_t i = 0; i < count; ++i)
-    beyond |= at(i) < least || at(i) > most; // without a branch: as fast as memory
+    beyond |= is_beyond(at(i)); // without a branch: as fast as memory
   for (size_t i = 0; beyond && i < count; ++i)
-    if (at(i) < least || at(i) > most)
+    if (is_beyond(at(i)))
       fail(LAPILLI_INVALID_ARGUMENT, what(), "; element ", i, " is ", at(i), ", and int64 values ",
            limit > 0 ? "and what is computed from them " : "", "must fit into the 32 bits in which kernels compute integers (",
            least, "..", most, ").");

@@ -227,6 +227,31 @@ FileBytes sample_program(const SampleOptions& options) {
 
 float sample_result(float x, uint32_t column) { return 2.0f * (x + 3.0f * static_cast<float>(column)) + 5.0f; }
 
+FileBytes checked_program(const CheckOptions& options) {
+  using schema::BufferKind;
+  ProgramBuilder builder;
+  const uint32_t scale = builder.kernel("scale", kernels::scale, 2);
+  MethodBuilder m;
+  m.method.name = "forward";
+  m.method.checks = {"sum"};
+  m.method.integer_limit = options.limit;
+  const uint32_t four = m.number(4), bytes = m.number(16), one = m.number(1);
+  m.input("x", {four});
+  m.output("y", {four});
+  PlanBuilder p("portable");
+  const uint32_t x = p.buffer(BufferKind::input, bytes);
+  const uint32_t y = p.buffer(BufferKind::output, bytes);
+  p.dispatch(false, scale, {{x, bytes}, {y, bytes, true}}, {four, one}, one, one, false, "y");
+  if (options.result) {
+    m.output("checks", {}, schema::DType::int32);
+    const uint32_t failed = p.buffer(BufferKind::output, four, 1);
+    p.dispatch(false, scale, {{x, four}, {failed, four, true}}, {one, one}, one, one, false, "checks");
+  }
+  m.method.plans.push_back(std::make_unique<schema::PlanT>(p.plan));
+  builder.program.methods.push_back(std::make_unique<schema::MethodT>(m.method));
+  return builder.finish();
+}
+
 FileBytes state_program(const StateOptions& options) {
   using schema::BufferKind;
   ProgramBuilder builder;

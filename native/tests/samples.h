@@ -93,6 +93,14 @@ struct StateOptions {
 // no outputs.
 FileBytes state_program(const StateOptions& options = {});
 
+struct CheckOptions {
+  bool result = true; // the output for the result of the checks
+  int64_t limit = 0;
+};
+
+// y = x, both of shape (4,), with one check, "sum", which fails where x[0] is not 0.
+FileBytes checked_program(const CheckOptions& options = {});
+
 // y = a + b, all of shape (N,), N from 1.
 FileBytes sum_program();
 

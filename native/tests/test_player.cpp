@@ -486,6 +486,29 @@ TEST(states_that_do_not_fit_are_refused) {
   CHECK(run_state(begins_as_zeros.handle, 0, {1, 2, 3, 4}) == Four({1, 2, 3, 4}));
 }
 
+TEST(checks_of_integers_fail_runs) {
+  const Program program(checked_program());
+  CHECK(program.status == LAPILLI_OK);
+  lapilli_method_info info{};
+  CHECK(lapilli_method(program.handle, 0, &info) == LAPILLI_OK && info.outputs == 1);
+  lapilli_spec spec{};
+  CHECK(lapilli_output_spec(program.handle, 0, 1, &spec) == LAPILLI_INVALID_ARGUMENT);
+  CHECK(run_state(program.handle, 0, {0, 2, 3, 4}) == Four({0, 2, 3, 4}));
+  Four x{1, 2, 3, 4}, y(4, -1);
+  const lapilli_tensor input = tensor(x, {4});
+  lapilli_tensor output = tensor(y, {});
+  CHECK(lapilli_run_sync(program.handle, 0, &input, 1, &output, 1) == LAPILLI_OUT_OF_RANGE);
+  CHECK(std::string(lapilli_last_error()).find("do not fit into the 32 bits") != std::string::npos);
+  CHECK(y == Four(4, -1)); // nothing was written
+  lapilli_run* run = nullptr;
+  CHECK(lapilli_submit(program.handle, 0, &input, 1, &run) == LAPILLI_OK);
+  CHECK(lapilli_wait(run, UINT64_MAX) == LAPILLI_OUT_OF_RANGE);
+  CHECK(lapilli_output(run, 1, &output) == LAPILLI_INVALID_ARGUMENT);
+  lapilli_release(run);
+  CHECK(Program(checked_program({.result = false})).status == LAPILLI_INVALID_FILE);
+  CHECK(Program(checked_program({.limit = -1})).status == LAPILLI_INVALID_FILE);
+}
+
 TEST(inputs_without_elements_carry_sizes) {
   const Program program(state_program());
   Four none;

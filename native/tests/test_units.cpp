@@ -197,9 +197,9 @@ TEST(text_for_people) {
 int main(int argc, char** argv) { return run_tests(argc, argv); }
 
 TEST(integers_beyond_32_bits_are_refused) {
-  const auto message = [](std::vector<int64_t> values) {
+  const auto message = [](std::vector<int64_t> values, int64_t limit = 0) {
     try {
-      check_integers(std::as_bytes(std::span(values)), 0, [] { return std::string("Input 0"); });
+      check_integers(std::as_bytes(std::span(values)), limit, [] { return std::string("Input 0"); });
     } catch (const Error& error) {
       return std::string(error.what());
     }
@@ -210,4 +210,8 @@ TEST(integers_beyond_32_bits_are_refused) {
   CHECK(message({7, 2147483648}).find("Input 0; element 1 is 2147483648") == 0);
   CHECK(message({-2147483649}).find("element 0 is -2147483649") != std::string::npos);
   CHECK(message({lowest, highest}).find("element 0") != std::string::npos);
+  CHECK(message({100, -100}, 100).empty());
+  CHECK(message({100, 101}, 100).find("element 1 is 101") != std::string::npos);
+  CHECK(message({-101}, 100).find("(-100..100)") != std::string::npos);
+  CHECK(message({lowest}, 100).find("element 0") != std::string::npos);
 }

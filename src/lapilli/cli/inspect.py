@@ -59,6 +59,7 @@ def overview(program: Path, description: Description, values: dict[str, int]) ->
         ("outputs", "\n".join(map(str, method.outputs)) or "none"),
         ("operators", "\n".join(f"{i.name}: {i.report()}" for i in interfaces(description))),
         ("constants", f"{len(description.constants)}, {size(constants)}"),
+        ("looked at for overflow", ", ".join(c for m in description.methods for c in m.checks) or "nothing"),
         ("states", "\n".join(map(str, description.states)) or "none"),
         ("computed by torch", ", ".join(description.host_operators) or "nothing"),
         ("kernels", f"{len(description.kernels)}, {size(sum(kernel.code_size for kernel in description.kernels))}"),
