@@ -17,7 +17,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 #endif
 
-/* BEGIN CDEF (read by cffi: plain C from here on) */
+/* BEGIN CDEF (read by cffi at build time: plain C from here on) */
 
 typedef enum lapilli_status {
   LAPILLI_OK = 0,

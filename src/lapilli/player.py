@@ -1,4 +1,4 @@
-"""The native player from Python: a thin, typed binding over ``lapilli.h`` (cffi in ABI mode, so nothing is compiled).
+"""The native player from Python: a thin, typed binding over ``lapilli.h``, by cffi in ABI mode: the build makes ``abi.py``.
 
 Arrays are NumPy, dense and row-major. NumPy has no bfloat16: such tensors are ``uint16`` arrays holding the bits
 (arrays of the ``ml_dtypes`` type are accepted too). All functions may be called from several threads; the GIL is
@@ -17,7 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
-import cffi
 import numpy as np
 import numpy.typing as npt
 
@@ -81,16 +80,15 @@ def _library_file() -> Path:
 
 
 @functools.cache
-def _player() -> tuple[cffi.FFI, Any]:
+def _player() -> tuple[Any, Any]:
     """The cffi instance and the opened library."""
     path = _library_file()
-    header = path.with_name("lapilli.h")
     try:
-        text = header.read_text(encoding="utf-8")
-    except OSError as error:
-        raise errors.PlayerError(f"The player's header {header} cannot be read ({error}); install it again.") from None
-    ffi = cffi.FFI()
-    ffi.cdef(text.split("/* BEGIN CDEF", 1)[1].split("*/", 1)[1].split("/* END CDEF", 1)[0])
+        from lapilli.abi import ffi
+    except ImportError as error:
+        raise errors.PlayerError(
+            f"Half of the native player is missing ({error}): install the package again."
+        ) from None
     try:
         library = ffi.dlopen(str(path))
     except OSError as error:
