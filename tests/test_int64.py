@@ -13,7 +13,7 @@ from agreement import Function
 from torch import Tensor, nn
 
 import lapilli
-from lapilli import backend
+from lapilli import autoload, backend
 from lapilli.compiler import compile_to_bytes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, const, index, load, unary, where
@@ -24,6 +24,7 @@ from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
 from lapilli.stream import Stream
 
+autoload.register()
 LEAST = -(2**31)
 
 
@@ -176,6 +177,7 @@ def test_what_fits_is_not_looked_at(name: str) -> None:
 
 
 def test_what_may_not_fit_is_looked_at() -> None:
+    assert checks(lambda x: x.topk(2).values * 2, ints(1, 2)) and checks(lambda x: x.max(0).values * 2, ints(1, 2))
     assert checks(lambda x: (x + x) * 2, ints(1, 2)) == ("add (aten.add.Tensor)", "mul (aten.mul.Tensor)")
 
 
@@ -266,11 +268,15 @@ def test_streams_give_the_result_of_checks() -> None:
         stream.enqueue(native, 0, [], [(x, 0)], [(y, 0)])
 
 
-def test_torch_compile_runs_such_a_call_in_torch() -> None:
+@pytest.mark.parametrize("device", ["cpu", "vulkan"])
+def test_torch_compile_runs_such_a_call_in_torch(device: str) -> None:
     compiled = torch.compile(Function(lambda x: x * x), backend=backend.vulkan)
-    assert torch.equal(compiled(ints(3, 4)), ints(9, 16))
+    assert torch.equal(compiled(ints(3, 4).to(device)).cpu(), ints(9, 16))
     with pytest.warns(UserWarning, match="a graph runs in torch: the int64 results of mul"):
-        assert torch.equal(compiled(ints(2**16, 4)), ints(2**32, 16))
+        assert torch.equal(compiled(ints(2**16, 4).to(device)).cpu(), ints(2**32, 16))
+    strict = torch.compile(Function(lambda x: x * x), backend=backend.vulkan, options={"fallback": "error"})
+    with pytest.raises(ValueError, match="do not fit into the 32 bits"):
+        strict(ints(2**16, 4).to(device))
 
 
 # --- ranges

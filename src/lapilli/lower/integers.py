@@ -52,7 +52,7 @@ _PLACES = frozenset({
     aten.mode.default, aten.cummax.default, aten.cummin.default, aten.searchsorted.Tensor, aten.bucketize.Tensor,
     aten.multinomial.default,
 })  # fmt: skip
-"""Operators whose int64 results are places in their first argument, or in their second, or counts of them."""
+"""Operators whose result, or the second of two, is made of places in an argument."""
 
 
 @dataclass
@@ -77,12 +77,12 @@ class Checks:
     def computed(self, node: fx.Node, made: Any, first: int) -> None:
         """Looks at the results of a call, whose own values have ids from `first`."""
         val = node.meta["val"]
-        results = zip(val, made, strict=True) if isinstance(val, list | tuple) else [(val, made)]
-        for expected, result in results:
+        several = isinstance(val, list | tuple)
+        for k, (expected, result) in enumerate(zip(val, made, strict=True) if several else [(val, made)]):
             if not isinstance(expected, torch.Tensor) or expected.dtype.is_floating_point:
                 continue
-            if node.target in _PLACES and expected.dtype is torch.int64:
-                self._set(result, (0, max([0, *(_count(n) for n in node.all_input_nodes)])))
+            if node.target in _PLACES and k == several:
+                self._set(result, (0, max((_count(n) for n in node.all_input_nodes), default=0)))
             elif expected.dtype is not torch.int64:
                 self._follow_wrapping(result)
             elif self._is_counter(node):
@@ -239,4 +239,5 @@ class _Failures:
             return where(binary("lt", y, 0), cast_to(e, DType.float32), where(odd, -size, size))
         if e.op in ("div", "floordiv"):  # the least number by -1
             return self.float(x) / self.float(y)
-        raise TypeError(f"{self.op}: its int64 results may not fit into the 32 bits in which the GPU computes integers")
+        wrong = [_is_over(self.float(a) - cast_to(a, DType.float32), 2.0**31) for a in e.args if a.dtype is DType.int32]
+        return where(reduce(lambda a, b: binary("or", a, b), wrong), const(1e30), cast_to(e, DType.float32))
