@@ -17,6 +17,7 @@ from lapilli.schedule.target import STORAGE
 from lapilli.schedule.task import Task, Template
 
 _SIZE = 64  # invocations in a work group
+_COLUMNS = 8  # of a product, from which on it pays to copy the rows of its left side
 _QUAD_OPERATIONS = 1 << 7  # VK_SUBGROUP_FEATURE_QUAD_BIT
 _BASIC_OPERATIONS = 1 << 0
 
@@ -96,11 +97,26 @@ def matmul_tile(m: Int, n: Int) -> tuple[int, int]:
 
 def _matmul(task: Task, v: MatmulView, ctx: Context) -> CpuMatmul | None:
     x = v.lhs
-    if x.strides[2] != 1 or not is_aligned(v.k) or not all(is_aligned(s) for s in (x.offset, *x.strides[:2])):
-        return None
     if not v.rhs.node.dtype.is_float:
         return None
+    if x.strides[2] != 1 or not all(is_aligned(i) for i in (v.k, x.offset, *x.strides[:2])):
+        if estimate(v.n) < _COLUMNS:
+            return None
+        x = _rows(v, ctx)
     return CpuMatmul(v.batch, v.m, v.n, v.k, x, pack_matrix(v.rhs, v, ctx), v.rhs.strides[0] == 0 or v.batch == 1)
+
+
+def _rows(v: MatmulView, ctx: Context) -> Operand:
+    """A copy of lhs[b, m, k] with consecutive rows, zero-padded in k to multiples of 4."""
+    x, k4 = v.lhs, ceildiv(v.k, 4) * 4
+    shared = x.strides[0] == 0 or v.batch == 1
+    element = flat(x.node, ctx)
+
+    def body(b: Int, m: Int, k: Int) -> tuple[list[Int], Expr]:
+        return [v.k - 1 - k], element(x.offset + b * x.strides[0] + m * x.strides[1] + k * x.strides[2])
+
+    node = ctx.packed("rows", x.node, [as_int(1) if shared else v.batch, v.m, k4], body)
+    return Operand(node, as_int(0), (as_int(0) if shared else v.m * k4, k4, as_int(1)))
 
 
 def pack_matrix(rhs: Operand, v: MatmulView, ctx: Context) -> Node:

@@ -16,7 +16,7 @@ import torch
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Load, Op, Select, binary, cast_to, const, index, load, select, unary, where
-from lapilli.ir.integer import Int, Var, as_int, ceildiv, of, symbol, unbounded_multiple, var
+from lapilli.ir.integer import Int, Var, as_int, ceildiv, minimum, of, symbol, unbounded_multiple, var
 from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce, State
 
 Operand = Node | Int | Expr | int | float | bool
@@ -204,7 +204,7 @@ class Call:
             value = body(at[:-1], (rest, *reversed(place)))
             return select([total - 1 - at[-1] * LONG - r[0]], value, neutral(op, value.dtype))
 
-        partial = self.reduce(op, piece, (*sizes, pieces), (as_int(LONG),), None, f"{name}_pieces")
+        partial = self.reduce(op, piece, (*sizes, pieces), (minimum(LONG, total),), None, f"{name}_pieces")
         partial.dtype = partial.body.dtype if partial.body.dtype is not DType.bool else DType.int32
         whole = self.reduce(
             op, lambda at, r: cast_to(load(partial, [*at, r[0]]), partial.body.dtype), sizes, (pieces,), None, name,
