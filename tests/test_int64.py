@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -166,6 +167,7 @@ UNCHECKED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "places of many": (lambda x: x.argmax(-1) * 10, (torch.rand(2, 20_000),)),
     "bytes": (lambda x: x.to(torch.uint8).sum() * 2, (ints(1, 2, 3, 4),)),
     "buckets": (lambda x: (torch.log(x.float().abs() / 16) / 2.0794 * 16).long() + 16, (ints(1, 2, 3, 4),)),
+    "remainders": (lambda x: (x % 1000) * 1000 + x // 1000, (ints(1, 2, 3, 4),)),
     "wrapped": (lambda x: (x.int() * x.int()).long(), (ints(1, 2, 3, 4),)),
 }  # fmt: skip
 
@@ -174,6 +176,66 @@ UNCHECKED: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 def test_what_fits_is_not_looked_at(name: str) -> None:
     f, args = UNCHECKED[name]
     assert checks(f, *args) == ()
+
+
+WIDE: dict[str, Callable[[Tensor], Any]] = {
+    "through float": lambda x: x.float().long(),
+    "through float, rounded": lambda x: (x / 1).floor().long(),
+    "through float, clamped": lambda x: x.float().clamp(max=2147483647.0).long(),
+    "mean of a group": lambda x: x.scatter_reduce(0, torch.tensor([0, 0]), x, "mean"),
+    "cancelling factors": lambda x: torch.addmm(
+        x.view(1, 2), x.view(2, 1)[:1], x.view(1, 2), beta=2**30, alpha=-(2**30)
+    ),
+    "negative quotients": lambda x: (x.clamp(-100, -50) // 100) + x,
+    "least quotient": lambda x: x // -1,
+    "least beyond": lambda x: x.clamp(min=2**40),
+    "greatest beyond": lambda x: x.clamp(max=-(2**40)),
+    "no bound": lambda x: x.clamp(-(2**40), 2**40),
+    "compared above": lambda x: (x < 2**31, x <= 2**40, x == 2**31 - 1, x >= 2**31, x > 2**40, x != 2**31),
+    "compared below": lambda x: (x > -(2**31) - 1, x == -(2**40), x < -(2**40), x.float() * 8 > 2**33),
+    "sizes": lambda x: x + x.shape[0] ** 3,
+    "sizes, compared": lambda x: x < x.shape[0] ** 3 * 2,
+    "a number of sizes": lambda x: torch.full((1,), x.shape[0] ** 3, dtype=torch.int64) + x,
+}
+
+
+@pytest.mark.parametrize(
+    "name, dynamic",
+    [(name, n) for name in WIDE for n in (None, 10_000, 2**31 - 1) if n is None or "sizes" in name],
+    ids=str,
+)
+def test_nothing_is_wrong_at_the_ends(name: str, dynamic: int | None) -> None:
+    """Whatever a program gives is what torch gives."""
+    f = WIDE[name]
+    ends = [MOST, LEAST, 0, -1, 5, 2**30, -(2**30), 2**31 - 2**20, -(2**31) + 2**20]
+    shapes = None if dynamic is None else (({0: torch.export.Dim("n", min=2, max=dynamic)},),)
+    program = lapilli.compile(Function(f), (ints(3, 4),), dynamic_shapes=shapes)
+    given = 0
+    for first in ends:
+        for second in ends:
+            x = ints(first, second)
+            try:
+                got = program(x)
+            except (lapilli.IntegerOverflowError, lapilli.InvalidInputError):
+                continue
+            given += 1
+            for ours, theirs in zip(flat(got), flat(f(x)), strict=True):
+                assert torch.equal(ours, theirs), x
+    assert given > 0
+    if dynamic is not None:
+        x = torch.arange(2000)
+        for ours, theirs in zip(flat(program(x)), flat(f(x)), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_long_chains() -> None:
+    def f(x: Tensor) -> Tensor:
+        for _ in range(400):
+            x = (x + 1) % 1000
+        return x
+
+    x = ints(1, 700, 999)
+    assert torch.equal(lapilli.compile(Function(f), (x,))(x), f(x))
 
 
 def test_what_may_not_fit_is_looked_at() -> None:
@@ -228,6 +290,26 @@ def test_states() -> None:
         program(ints(2**30, 5))
     program.reset()
     assert int(program(ints(3, 4))) == 7
+
+
+class Kept(nn.Module):
+    kept: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.tensor([0, 0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.kept + 1
+        self.kept.copy_(x)
+        return y
+
+
+def test_a_state_that_is_no_counter_is_looked_at() -> None:
+    program = lapilli.compile(Kept(), (ints(1, 2),))
+    program(ints(MOST, 5))
+    with pytest.raises(lapilli.IntegerOverflowError):
+        program(ints(0, 0))
 
 
 def test_every_way_to_run_a_program() -> None:
@@ -341,7 +423,8 @@ def test_ranges_hold() -> None:
     exact: dict[str, Callable[[int, int], int]] = {
         "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "min": min, "max": max,
         "mod": lambda a, b: a % b if b else 0, "bitand": lambda a, b: a & b, "bitor": lambda a, b: a | b,
-        "bitxor": lambda a, b: a ^ b,
+        "bitxor": lambda a, b: a ^ b, "floordiv": lambda a, b: a // b, "fmod": lambda a, b: int(math.fmod(a, b)),
+        "shr": lambda a, b: a >> (b & 7), "shl": lambda a, b: a << (b & 7), "div": lambda a, b: int(a / b),
     }  # fmt: skip
 
     def made(depth: int, values: dict[int, int]) -> tuple[Expr, int]:
@@ -351,8 +434,10 @@ def test_ranges_hold() -> None:
             return load(node, ()), values[node.id]
         (a, x), (b, y) = made(depth - 1, values), made(depth - 1, values)
         op = rng.choice(sorted(exact))
-        if op == "mod" and y == 0:
+        if op in ("mod", "floordiv", "fmod", "div") and y == 0:
             op = "add"
+        if op in ("shl", "shr"):
+            b = binary("bitand", b, 7)
         return binary(op, a, b), exact[op](x, y)
 
     for _ in range(500):

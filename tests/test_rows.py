@@ -175,3 +175,21 @@ def test_a_long_iteration_is_not_followed_into_a_row() -> None:
 
     x = X[0, 0, :12, None] * torch.eye(12) + X[1, :, :12].mT @ X[1, :, :12]
     assert relative_error(lapilli.compile(Wrap(composed), (x,))(x), composed(x)) < FLOAT_BOUND
+
+
+READ_TWICE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "by row and by column": lambda x: (lambda m: (x * m[None, :]).sum(1) + m)(x.sum(1)),
+    "by column and by row": lambda x: (lambda m: (x * m[None, :]).softmax(1) * m[:, None])(x.sum(1)),
+    "by a product and its row": lambda x: (lambda m: x @ m + m)(x.sum(1)),
+    "backwards": lambda x: (lambda m: (x * m.flip(0)[None, :]).sum(1) + m)(x.sum(1)),
+}
+
+
+@pytest.mark.poor_device
+@pytest.mark.parametrize("n", [4, 60])
+@pytest.mark.parametrize("name", READ_TWICE)
+def test_a_reduction_that_is_read_in_two_places_is_no_step_of_a_row(name: str, n: int) -> None:
+    """Of a square matrix rows and columns look alike."""
+    x = torch.rand(n, n, generator=torch.Generator().manual_seed(n))
+    want = READ_TWICE[name](x.double())
+    assert relative_error(lapilli.compile(Wrap(READ_TWICE[name]), (x,))(x), want) < FLOAT_BOUND

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -105,14 +106,20 @@ def compile_module(
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Without the search for cyclic garbage: it goes through all objects of torch again and again while expressions are made,
-    a third of the time."""
-    collecting = gc.isenabled()
+    a third of the time. And with room for expressions of many levels, as long chains of operators become."""
+    collecting, depth = gc.isenabled(), sys.getrecursionlimit()
     gc.disable()
+    sys.setrecursionlimit(max(depth, _DEEPEST))
     try:
         yield
     finally:
+        sys.setrecursionlimit(depth)
         if collecting:
             gc.enable()
+
+
+_DEEPEST = 50_000
+"""Calls of Python within each other."""
 
 
 def _methods(model: Any, example_inputs: Any, dynamic_shapes: Any) -> dict[str, tuple[Any, ...]]:

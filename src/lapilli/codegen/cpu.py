@@ -12,6 +12,7 @@ from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, as_int, ceildiv
 from lapilli.ir.node import Convolution, Matmul, Node
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
+from lapilli.schedule.layout import Layout
 from lapilli.schedule.realize import estimate
 from lapilli.schedule.target import STORAGE
 from lapilli.schedule.task import Task, Template
@@ -326,7 +327,11 @@ def _winograd(task: Task, v: ConvolutionView, x: Operand, ctx: Context) -> _Wino
     products = node([points * tiles, o], "winograd_product")
     origins = task.origins[:1]
     for out, template, label in (
-        (weight, _Winograd("winogradWeight", v, t, Operand(v.weight, as_int(0), ())), "winograd weights"),
+        (
+            weight,
+            _Winograd("winogradWeight", v, t, Operand(_row_major(v.weight, ctx), as_int(0), ())),
+            "winograd weights",
+        ),
         (inputs, _Winograd("winogradInput", v, t, x), "winograd input"),
         (
             products,
@@ -338,6 +343,12 @@ def _winograd(task: Task, v: ConvolutionView, x: Operand, ctx: Context) -> _Wino
         step.template = template
         ctx.add(step)
     return _Winograd("winogradOutput", v, t, Operand(products, as_int(0), ()))
+
+
+def _row_major(filters: Node, ctx: Context) -> Node:
+    if ctx.layouts[filters.id] == Layout.of(filters.shape, range(filters.rank)):
+        return filters
+    return ctx.packed("filter", filters, list(filters.shape), lambda *at: ([], ctx.read(filters, at)))
 
 
 # -- shared

@@ -73,12 +73,11 @@ class Ranges:
         if e.dtype is DType.bool:
             return _BOOL
         if isinstance(e, Const):
-            return ANY if math.isnan(e.value) else (e.value, e.value)
+            return ANY if math.isnan(e.value) else self._stored(e, (e.value, e.value))
         if isinstance(e, Load):
             return self.node(e.node)
         if isinstance(e, Index):
-            least, greatest = e.value.bounds
-            return -MOST if least is None else least, MOST if greatest is None else greatest
+            return _of_sizes(e.value)
         if isinstance(e, Select):
             return _union(self.expr(e.then), self.expr(e.other))
         assert isinstance(e, Op)
@@ -90,13 +89,20 @@ class Ranges:
         if e.op not in rules:
             return other
         low, high = rules[e.op](*map(self.expr, e.args))
-        return ANY if math.isnan(low) or math.isnan(high) else (low, high)
+        return ANY if math.isnan(low) or math.isnan(high) else self._stored(e, (low, high))
 
     def _converted(self, e: Op) -> Range:
         low, high = self.expr(e.args[0])
         if e.dtype is DType.int32 and e.args[0].dtype is DType.float32:
             return _each(math.trunc, low, high)
-        return low, high
+        return self._stored(e, (low, high))
+
+    def _stored(self, e: Expr, found: Range) -> Range:
+        """As what bounds are rounded to."""
+        if e.dtype is not DType.float32:
+            return found
+        with np.errstate(over="ignore"):
+            return float(np.float32(found[0])), float(np.float32(found[1]))
 
     def fits(self, e: Expr) -> bool:
         """Whether all values of an integer expression fit into 32 bits."""
@@ -117,6 +123,22 @@ def most(size: Int) -> int:
         }
         high = int(size.evaluate(values))
     return min(high, MOST)
+
+
+def _of_sizes(value: Int) -> Range:
+    """Of an integer expression; a size without a bound is within 32 bits, a product of such sizes need not be."""
+    low, high = value.bounds
+    if low is not None and high is not None:
+        return low, high
+    least = greatest = float(value.const)
+    for monomial, factor in value.terms:
+        product: Range = (1, 1)
+        for atom in monomial:
+            a, b = atom.bounds
+            product = _product(product, (-MOST if a is None else a, MOST if b is None else b))
+        first, second = product[0] * factor, product[1] * factor
+        least, greatest = least + min(first, second), greatest + max(first, second)
+    return (least if low is None else low), (greatest if high is None else high)
 
 
 def _union(a: Range, b: Range) -> Range:
@@ -155,11 +177,9 @@ def _power(a: Range, b: Range) -> Range:
 
 
 def _quotient(a: Range, b: Range) -> Range:
-    """Of integers, whichever way it is rounded."""
-    if a[0] >= 0 and b[0] >= 0:
-        return 0, a[1]
+    """Of integers, whichever way it is rounded: by a positive number between itself and zero."""
     if b[0] > 0:
-        return a
+        return min(a[0], 0), max(a[1], 0)
     return -_largest(a), _largest(a)
 
 
@@ -175,7 +195,7 @@ def _remainder_of(a: Range, b: Range) -> Range:
 
 
 def _bits(a: Range, b: Range) -> Range:
-    if min(a[0], b[0]) < 0:
+    if min(a[0], b[0]) < 0 or max(a[1], b[1]) > MOST:
         return INT32
     return 0, 2 ** int(max(a[1], b[1])).bit_length() - 1
 

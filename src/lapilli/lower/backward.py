@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from lapilli.ir.expr import Expr, binary, const, index, load, select, where
 from lapilli.ir.integer import Int, as_int, ceildiv, maximum, minimum
 from lapilli.ir.node import Node
 from lapilli.lower.pooling import Adaptive
-from lapilli.lower.registry import Call, decomposition, lowering
+from lapilli.lower.registry import LONG, Call, decomposition, lowering
 
 aten = torch.ops.aten
 
@@ -173,11 +174,27 @@ def _correlation(
     kernel: Sequence[int],
 ) -> torch.Tensor:  # fmt: skip
     """out[o, c, k] = sum over n and t of narrow[n, o, t] * wide[n, c, t*stride + k*dilation - padding], group by group."""
-    n, space, times = wide.shape[0], wide.shape[2:], narrow.shape[2:]
+    space, times = wide.shape[2:], narrow.shape[2:]
     channels, outs = wide.shape[1] // groups, narrow.shape[1] // groups
-    x = wide.reshape(n, groups, channels, *space).movedim(0, 1).movedim(2, 0).reshape(channels, groups * n, *space)
-    w = narrow.movedim(0, 1).reshape(groups * outs, n, *times)
-    found: torch.Tensor = aten.convolution(x, w, None, dilation, padding, stride, False, [0] * len(space), groups)
+    parts = _parts(narrow, groups)
+    n = wide.shape[0] // parts
+    x = wide.reshape(parts, n, groups, channels, *space).movedim((3, 2, 0), (0, 1, 2))
+    w = narrow.reshape(parts, n, groups, outs, *times).movedim((2, 0, 3), (0, 1, 2))
+    found: torch.Tensor = aten.convolution(
+        x.reshape(channels, groups * parts * n, *space), w.reshape(groups * parts * outs, n, *times), None, dilation,
+        padding, stride, False, [0] * len(space), groups * parts,
+    )  # fmt: skip
     for d, size in enumerate(kernel):
         found = found.narrow(2 + d, 0, size)
+    if parts > 1:
+        found = found.reshape(channels, groups, parts, outs, *kernel).sum(2).reshape(channels, groups * outs, *kernel)
     return found.transpose(0, 1)
+
+
+def _parts(narrow: torch.Tensor, groups: int) -> int:
+    """Into how many parts a batch is divided, whose gradients are added: kernels sum so much, and do not lose digits."""
+    n, outs, positions = narrow.shape[0], narrow.shape[1] // groups, math.prod(narrow.shape[2:])
+    if not all(isinstance(i, int) for i in narrow.shape) or outs % 4:
+        return 1
+    possible = [p for p in range(1, n + 1) if n % p == 0 and (p == 1 or n // p % 4 == 0)]
+    return next((p for p in possible if n // p * positions <= LONG), possible[-1])

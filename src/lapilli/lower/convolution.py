@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,6 +14,9 @@ from lapilli.ir.node import Convolution, Node, Reduce
 from lapilli.lower.registry import LONGEST, Call, lowering
 
 aten = torch.ops.aten
+
+_SPREAD = 8
+"""Times as large as its input, the input of a transposed convolution may become by zeros between its elements."""
 
 
 @lowering(aten.convolution.default)
@@ -71,9 +75,15 @@ def _forward(
 def _transposed(
     call: Call, x: Node, w: Node, stride: list[int], padding: list[int], dilation: list[int], groups: int
 ) -> Reduce:
-    """Gathered: output o takes input i with i*stride - padding + k*dilation = o. w is [C, O/groups, *kernel]."""
+    """w is [C, O/groups, *kernel]. A convolution of the input, with zeros between its elements, with the kernel backwards; or
+    gathered where these would be many, or more is cropped than the kernel reaches: output o takes input i with
+    i*stride - padding + k*dilation = o."""
     per_group = w.shape[1]
     channels = x.shape[1] // groups
+    rest = [as_int(d) * (k - 1) - p for k, p, d in zip(w.shape[2:], padding, dilation, strict=True)]
+    if math.prod(stride) <= _SPREAD and all(r.value is not None and r.value >= 0 for r in rest):
+        spread, backwards = _spread(call, x, stride), _backwards(call, w, groups)
+        return _forward(call, spread, backwards, [1] * len(stride), [r.const for r in rest], dilation, groups)
 
     def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
         places, guards = [], []
@@ -88,3 +98,29 @@ def _transposed(
         return select(guards, load(x, [at[0], c, *places]), const(0, x.dtype.compute)) * load(w, [c, o, *r[1:]])
 
     return call.reduce("sum", body, call.shape, [channels, *w.shape[2:]])
+
+
+def _spread(call: Call, x: Node, stride: list[int]) -> Node:
+    """x with stride - 1 zeros between its elements."""
+    if all(s == 1 for s in stride):
+        return x
+    shape = [*x.shape[:2], *((size - 1) * s + 1 for size, s in zip(x.shape[2:], stride, strict=True))]
+
+    def body(*at: Int) -> Expr:
+        places = [i // s for i, s in zip(at[2:], stride, strict=True)]
+        guards = [-(i % s) for i, s in zip(at[2:], stride, strict=True)]
+        return select(guards, load(x, [*at[:2], *places]), const(0, x.dtype.compute))
+
+    return call.map(body, shape, x.dtype)
+
+
+def _backwards(call: Call, w: Node, groups: int) -> Node:
+    """[C, O/groups, *kernel] as [O, C/groups, *kernel], with every kernel backwards."""
+    per_group, channels = w.shape[1], w.shape[0] // groups
+
+    def body(*at: Int) -> Expr:
+        c = at[1] if groups == 1 else at[0] // per_group * channels + at[1]
+        o = at[0] if groups == 1 else at[0] % per_group
+        return load(w, [c, o, *(size - 1 - k for k, size in zip(at[2:], w.shape[2:], strict=True))])
+
+    return call.map(body, [per_group * groups, channels, *w.shape[2:]], w.dtype)

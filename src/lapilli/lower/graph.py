@@ -173,7 +173,7 @@ def lower(
             first = next_id()
             values[node] = _call(node, values, symbols, half and node not in kept)
             if checked and is_computed(node):
-                checks.computed(node, values[node], first)
+                checks.computed(node, values[node], [values[n] for n in node.all_input_nodes], first)
         elif node.op == "output":
             outputs = [_as_output(values, arg) for arg in module.outputs]
     stores = [

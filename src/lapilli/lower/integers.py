@@ -6,7 +6,7 @@ less than 2^31 apart, as long as rounding errors of the second are smaller than 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from lapilli.graph.module import State
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import (
     Expr,
+    Index,
     Load,
     Op,
     Select,
@@ -31,7 +33,7 @@ from lapilli.ir.expr import (
     unary,
     where,
 )
-from lapilli.ir.integer import Atom, Int, IntLike, as_int, product
+from lapilli.ir.integer import Atom, Int, IntLike, as_int, of, product
 from lapilli.ir.node import Input, Map, Node, Reduce
 from lapilli.ir.ranges import INT32, Range, Ranges, fits, most
 from lapilli.lower.registry import Call, fresh_axes
@@ -41,9 +43,12 @@ aten = torch.ops.aten
 LIMIT = 2**31 - 2**20
 """Of the magnitudes of inputs, where that shows that results fit: what is added to a number of 32 bits is mostly small."""
 _COUNTED = 16
-"""What a run adds to a state at most, if it is not to be looked at: then the end is a hundred million runs away."""
+"""A state that every run moves by so much is not looked at: the end is a hundred million runs away."""
 _ROUNDING = 2.0**-23
 """Times the number of terms and the sum of their magnitudes: more than a sum in float32 errs by."""
+_PRECISE = 2.0**53
+"""Magnitudes below this are rounded in float32 by less than 2^31."""
+_BEYOND = const(1e30)
 _NONE = 1 << 30
 
 _PLACES = frozenset({
@@ -62,7 +67,7 @@ class Checks:
     states: of the graph; names: operators whose results are checked, one for each check; limit: of the magnitudes of int64
     inputs (0: what 32 bits hold)."""
 
-    states: Container[fx.Node] = ()
+    states: Mapping[fx.Node, State] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     limit: int = 0
     _failures: list[Node] = field(default_factory=list)
@@ -74,7 +79,7 @@ class Checks:
         if isinstance(made, Input) and made.dtype is DType.int64:
             self._narrow.known[made.id] = (-LIMIT, LIMIT)
 
-    def computed(self, node: fx.Node, made: Any, first: int) -> None:
+    def computed(self, node: fx.Node, made: Any, operands: Sequence[Any], first: int) -> None:
         """Looks at the results of a call, whose own values have ids from `first`."""
         val = node.meta["val"]
         several = isinstance(val, list | tuple)
@@ -82,7 +87,7 @@ class Checks:
             if not isinstance(expected, torch.Tensor) or expected.dtype.is_floating_point:
                 continue
             if node.target in _PLACES and k == several:
-                self._set(result, (0, max((_count(n) for n in node.all_input_nodes), default=0)))
+                self._set(result, (0, max(most(product(x.shape)) for x in operands if isinstance(x, Node))))
             elif expected.dtype is not torch.int64:
                 self._follow_wrapping(result)
             elif self._is_counter(node):
@@ -91,10 +96,12 @@ class Checks:
                 self._look(node, result, first)
 
     def _is_counter(self, node: fx.Node) -> bool:
-        """Whether this adds a small number to a state."""
-        if node.target not in (aten.add.Tensor, aten.add.Scalar) or node.kwargs or node.args[0] not in self.states:
+        """Whether this adds a small number to a state, and becomes its next value."""
+        if node.target not in (aten.add.Tensor, aten.add.Scalar) or node.kwargs:
             return False
-        return isinstance(node.args[1], int) and abs(node.args[1]) <= _COUNTED
+        before, step = node.args
+        state = self.states.get(before) if isinstance(before, fx.Node) else None
+        return state is not None and state.new is node and isinstance(step, int) and abs(step) <= _COUNTED
 
     def _set(self, result: Node, known: Range) -> None:
         for ranges in (self._wide, self._narrow):
@@ -132,15 +139,19 @@ class Checks:
         return Map((), DType.int32, "checks", "check", body=where(binary("lt", found[0], none), found[0], const(0)))
 
 
-def _count(node: fx.Node) -> int:
-    """Elements of a tensor at most."""
-    val = node.meta.get("val")
-    if not isinstance(val, torch.Tensor):
-        return 0
-    total = 1
-    for size in val.shape:
-        total *= size if isinstance(size, int) else 2**31 - 1
-    return min(total, 2**31 - 1)
+def _sizes(value: Int) -> Expr:
+    """An integer expression in float32."""
+    found = const(float(value.const))
+    for monomial, factor in value.terms:
+        term = const(float(factor))
+        for atom in monomial:
+            term = term * index(of(atom), DType.float32)
+        found = found + term
+    return found
+
+
+def _apart(approximate: Expr, exact: Expr) -> Expr:
+    return unary("abs", approximate - cast_to(exact, DType.float32))
 
 
 def _is_over(e: Expr, limit: float) -> Expr:
@@ -163,7 +174,7 @@ class _Failures:
             exact, approximate = load(result, at), load(self._node(result), at)
             if isinstance(result, Map):  # computed again, so that the result itself need not get memory
                 exact = rewrite(result.body, dict(zip(result.axes, at, strict=True)))
-            return _is_over(approximate - cast_to(exact, DType.float32), 2.0**31)
+            return _is_over(_apart(approximate, exact), 2.0**31)
 
         self._any(result.shape, failed)
 
@@ -173,13 +184,15 @@ class _Failures:
 
     def _node(self, n: Node) -> Node:
         """A value of the call in float32."""
+        assert isinstance(n, Map | Reduce)
         if n.id not in self._approximate:
-            made = self._sum(n) if isinstance(n, Reduce) and n.op == "sum" else self._in_float(n, self.float)
-            self._approximate[n.id] = made
+            if isinstance(n, Reduce) and n.op != "prod":
+                self._approximate[n.id] = self._sum(n) if n.op == "sum" else self._extremum(n)
+            else:
+                self._approximate[n.id] = self._in_float(n, self.float)
         return self._approximate[n.id]
 
-    def _in_float(self, n: Node, convert: Callable[[Expr], Expr]) -> Map | Reduce:
-        assert isinstance(n, Map | Reduce)
+    def _in_float(self, n: Map | Reduce, convert: Callable[[Expr], Expr]) -> Map | Reduce:
         axes, at = fresh_axes(n.shape)
         mapping: dict[Atom, IntLike] = dict(zip(n.axes, at, strict=True))
         made: dict[str, Any] = {"shape": n.shape, "dtype": DType.float32, "name": f"{n.name}_float", "origin": n.origin}
@@ -210,12 +223,23 @@ class _Failures:
         self._any(n.shape, lambda *at: _is_over(load(magnitudes, at) * error, 2.0**30))
         return whole
 
+    def _extremum(self, n: Reduce) -> Node:
+        """Right where all that it chooses from is."""
+        wrong = self._in_float(n, lambda e: _apart(self.float(e), e))
+        assert isinstance(wrong, Reduce)
+        wrong.op = "max"
+        axes, at = fresh_axes(n.shape)
+        body = where(_is_over(load(wrong, at), 2.0**31), _BEYOND, cast_to(load(n, at), DType.float32))
+        return Map(n.shape, DType.float32, f"{n.name}_float", n.origin, axes=axes, body=body)
+
     def float(self, e: Expr) -> Expr:
         """An integer expression in float32, near what it is in exact arithmetic."""
         if self.ranges.fits(e):
             return cast_to(e, DType.float32)
         if isinstance(e, Load) and e.node.id >= self.first:
             return load(self._node(e.node), e.index)
+        if isinstance(e, Index):
+            return _sizes(e.value)
         if isinstance(e, Select):
             return select(e.guards, self.float(e.then), self.float(e.other))
         assert isinstance(e, Op), show(e)
@@ -228,16 +252,25 @@ class _Failures:
             return where(e.args[0], self.float(e.args[1]), self.float(e.args[2]))
         if e.op in ("neg", "abs"):
             return unary(e.op, self.float(e.args[0]))
-        if e.op in ("add", "sub", "mul", "min", "max"):
-            return binary(e.op, self.float(e.args[0]), self.float(e.args[1]))
-        x, y = e.args
+        if e.op == "mul":
+            return self.float(e.args[0]) * self.float(e.args[1])
+        if e.op in ("add", "sub"):
+            return self._added(e)
         if e.op == "shl":
-            return self.float(x) * unary("exp2", cast_to(y, DType.float32))
+            return self.float(e.args[0]) * unary("exp2", cast_to(e.args[1], DType.float32))
         if e.op == "pow":
+            x, y = e.args
             size = binary("pow", unary("abs", self.float(x)), cast_to(y, DType.float32))
             odd = binary("and", binary("lt", x, 0), binary("ne", binary("bitand", y, 1), 0))
             return where(binary("lt", y, 0), cast_to(e, DType.float32), where(odd, -size, size))
-        if e.op in ("div", "floordiv"):  # the least number by -1
-            return self.float(x) / self.float(y)
-        wrong = [_is_over(self.float(a) - cast_to(a, DType.float32), 2.0**31) for a in e.args if a.dtype is DType.int32]
-        return where(reduce(lambda a, b: binary("or", a, b), wrong), const(1e30), cast_to(e, DType.float32))
+        if e.op in ("div", "floordiv") and all(map(self.ranges.fits, e.args)):  # the least number by -1
+            return cast_to(e.args[0], DType.float32) / cast_to(e.args[1], DType.float32)
+        wrong = [_is_over(_apart(self.float(a), a), 2.0**31) for a in e.args if a.dtype is DType.int32]
+        return where(reduce(lambda a, b: binary("or", a, b), wrong), _BEYOND, cast_to(e, DType.float32))
+
+    def _added(self, e: Op) -> Expr:
+        """A sum or difference; of numbers whose rounding errors could reach 2^31: none."""
+        x, y = map(self.float, e.args)
+        if max(abs(bound) for a in e.args for bound in self.ranges.expr(a)) < _PRECISE:
+            return binary(e.op, x, y)
+        return where(binary("or", _is_over(x, _PRECISE), _is_over(y, _PRECISE)), _BEYOND, binary(e.op, x, y))

@@ -290,20 +290,25 @@ def element(a: Operand, at: Sequence[Int], kind: DType | None = None) -> Expr:
     elif isinstance(a, Expr):
         e = a
     elif isinstance(a, Int):
+        if kind is not DType.float32 and _may_be_wide(a):
+            raise TypeError(f"the number {a} may not fit into the 32 bits in which the GPU computes integers")
         e = index(a)
     else:
         e = const(a, kind)
     return e if kind is None else cast_to(e, kind)
 
 
+def _may_be_wide(number: Int) -> bool:
+    """Whether a number that is computed from sizes is known to exceed 32 bits, or is a product of sizes without bounds."""
+    low, high = number.bounds
+    if (low is not None and low < -(2**31)) or (high is not None and high >= 2**31):
+        return True
+    return any(sum(a.bounds[1] is None for a in monomial) > 1 for monomial, _ in number.terms)
+
+
 def scalar(a: Number, kind: DType) -> Expr:
     """A Scalar argument as a value of a compute type."""
     return cast_to(a, kind) if isinstance(a, Expr) else const(a, kind)
-
-
-def saturated(a: Operand) -> Operand:
-    """A number within 32 bits: in comparisons and bounds, a larger one means that there is no limit."""
-    return max(-(2**31), min(2**31 - 1, a)) if isinstance(a, int) and not isinstance(a, bool) else a
 
 
 def broadcast(a: Node, at: Sequence[Int]) -> list[Int]:

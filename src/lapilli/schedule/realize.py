@@ -221,10 +221,12 @@ def operand_indices(r: Reduce) -> list[tuple[Node, tuple[Int, ...]]]:
 
 
 def _operand_copies(nodes: list[Node]) -> set[int]:
-    """Views between a contraction and memory that no strides can describe: these are copied."""
+    """Views between a contraction and memory that no strides can describe, and computed filters: these get memory."""
     forced: set[int] = set()
     for n in nodes:
         if isinstance(n, Reduce) and n.contraction is not None:
+            if isinstance(n.contraction, Convolution) and isinstance(n.contraction.weight, Map):
+                forced.add(n.contraction.weight.id)
             for operand, index in operand_indices(n):
                 root, at = chase(operand, index)
                 if operand is not root and (not is_affine(at) or any(_scaled(i) for i in at)):

@@ -166,6 +166,7 @@ class _Collected:
         self.group, self.frame, self.banned = group, frame, banned
         self.places: dict[int, tuple[Int, ...]] = {}
         self.clashes: set[int] = set()
+        self.apart: set[int] = set()  # what is read from memory
         self.depth = 0
         self.steps: dict[int, Step] = {}
         self.producers: dict[int, Task] = {}
@@ -193,7 +194,8 @@ class _Collected:
         if self.places.get(i, ld.index) != ld.index or (self.depth > DEEPEST and i in self.group.by_out):
             self.clashes.add(i)
             return None
-        if i not in self.places and not self._join(ld):
+        if i not in self.places and (i in self.apart or not self._join(ld)):
+            self.apart.add(i)  # wherever else it is read
             return None
         p = self.producers.get(i)
         return None if p is None else self._expand(rewrite(p.value, dict(zip(p.axes, ld.index, strict=True))))
