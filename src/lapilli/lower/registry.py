@@ -204,7 +204,7 @@ class Call:
             value = body(at[:-1], (rest, *reversed(place)))
             return select([total - 1 - at[-1] * LONG - r[0]], value, neutral(op, value.dtype))
 
-        partial = self.reduce(op, piece, (*sizes, pieces), (minimum(LONG, total),), None, f"{name}_pieces")
+        partial = self.reduce(op, piece, (*sizes, pieces), (minimum(LONG, total),), None, f"{name}_pieces", None)
         partial.dtype = partial.body.dtype if partial.body.dtype is not DType.bool else DType.int32
         whole = self.reduce(
             op, lambda at, r: cast_to(load(partial, [*at, r[0]]), partial.body.dtype), sizes, (pieces,), None, name,
