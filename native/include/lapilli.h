@@ -158,8 +158,9 @@ lapilli_status lapilli_plan_memory_file(const char *path, int32_t skip_checksum,
                                         const int64_t *symbols, uint32_t n_symbols, char **json);
 
 /* Run and wait. LAPILLI_OUT_OF_RANGE where the run found int64 results that do not fit into the 32 bits in which kernels
- * compute: no output was written, and states have changed. Outputs: data points to caller memory of at least the output's size; shape, rank, dtype and size are
- * written back. Output buffers that are too small: LAPILLI_INVALID_ARGUMENT and the needed sizes are written. */
+ * compute: no output was written, and states have changed. Outputs: data points to caller memory of at least the output's
+ * size; shape, rank, dtype and size are written back. Output buffers that are too small: LAPILLI_INVALID_ARGUMENT and the
+ * needed sizes are written. */
 lapilli_status lapilli_run_sync(lapilli_program *program, uint32_t method, const lapilli_tensor *inputs, uint32_t n_inputs,
                                 lapilli_tensor *outputs, uint32_t n_outputs);
 
@@ -233,9 +234,9 @@ lapilli_status lapilli_buffer_fill(lapilli_buffer *buffer, uint64_t offset, uint
  * run takes place. symbols: one value per symbol of the method, in its order. What an input or output slice must hold
  * follows from them. Slices may lie in one buffer. An output may take an input's place where the kernel that writes it needs
  * of that input only the same element for every element; an output that overlaps an input otherwise, or that is written
- * before an input in its place was read for the last time, is computed elsewhere and copied. int64 values of inputs must fit into 32 bits: nobody looks. A method with checks (see
- * lapilli_describe) has one more output, int32 []: the number of the first check that failed, from 1, or 0. States of the program change in the
- * order of the stream. */
+ * before an input in its place was read for the last time, is computed elsewhere and copied. int64 values of inputs must
+ * fit into 32 bits: nobody looks. A method with checks (see lapilli_describe) has one more output, int32 []: the number of
+ * the first check that failed, from 1, or 0. States of the program change in the order of the stream. */
 lapilli_status lapilli_enqueue(lapilli_stream *stream, lapilli_program *program, uint32_t method, const int64_t *symbols,
                                uint32_t n_symbols, const lapilli_slice *inputs, uint32_t n_inputs,
                                const lapilli_slice *outputs, uint32_t n_outputs);

@@ -49,7 +49,6 @@ class Launch:
             bits(symbols[k])
         shapes = self._shapes(*symbols) if self._fixed is None else self._fixed
         made = [storage.empty(s, d, self.index) for s, d in zip(shapes, self.dtypes, strict=True)]
-        failed = storage.empty((), torch.int32, self.index) if self._checks else None
         words = list(symbols)
         held: list[Any] = []
         for tensor in inputs:
@@ -61,20 +60,19 @@ class Launch:
             words += (buffer.address, offset)
         outputs = [word for t in made for word in (storage.buffer_of(t).address, 0)]
         words += outputs[:2] * self._carriers
-        if any(math.prod(s) for s in shapes):
-            if failed is not None:
-                outputs += (storage.buffer_of(failed).address, 0)
+        if not any(math.prod(s) for s in shapes):
+            return made
+        if not self._checks:
             self._launch(*words, *outputs)
-            if failed is not None:
-                self._look(int(storage.to_cpu(failed).item()))
-        return made
-
-    def _look(self, failed: int) -> None:
-        """At the number of a check, from 1, or 0."""
+            return made
+        first = storage.empty((), torch.int32, self.index)  # number of the first check that failed, from 1, or 0
+        self._launch(*words, *outputs, storage.buffer_of(first).address, 0)
+        failed = int(storage.to_cpu(first).item())
         if failed:
             raise CannotRun(
                 f"the int64 results of {self._checks[failed - 1]} do not fit into the 32 bits in which the GPU computes them"
             )
+        return made
 
 
 def _shapes(names: Sequence[str], shapes: Sequence[Sequence[int | str]]) -> Callable[..., tuple[Shape, ...]]:

@@ -11,6 +11,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, unary, where
 from lapilli.ir.integer import as_int
 from lapilli.ir.node import Node
+from lapilli.ir.ranges import INT32, fits
 from lapilli.lower.registry import Call, Number, Operand, common_type, element, lowering, scalar
 
 aten = torch.ops.aten
@@ -19,15 +20,16 @@ aten = torch.ops.aten
 def clamp(x: Expr, lo: float | None, hi: float | None) -> Expr:
     """min(max(x, lo), hi); NaN stays NaN."""
     for name, bound in (("max", lo), ("min", hi)):
-        if bound is None or (isinstance(bound, int) and x.dtype is DType.int32 and _is_beyond(bound, name == "max")):
+        if bound is None:
             continue
+        if (
+            x.dtype is DType.int32
+            and isinstance(bound, int)
+            and (bound < INT32[0] if name == "max" else bound > INT32[1])
+        ):
+            continue  # as good as none
         x = binary(name, x, element(bound, (), x.dtype))
     return x
-
-
-def _is_beyond(number: int, below: bool) -> bool:
-    """Whether a number is below, or above, all that 32 bits hold."""
-    return number < -(2**31) if below else number >= 2**31
 
 
 def sigmoid(x: Expr) -> Expr:
@@ -96,7 +98,7 @@ def _register_tables() -> None:
 
     def comparison(name: str) -> Any:
         def build(call: Call, a: Node, b: Operand) -> Node:
-            if isinstance(b, int) and a.dtype.compute is not DType.float32 and not -(2**31) <= b < 2**31:
+            if isinstance(b, int) and a.dtype.compute is not DType.float32 and not fits((b, b)):
                 holds = const(name in (("lt", "le", "ne") if b > 0 else ("gt", "ge", "ne")))
                 return call.map(lambda *at: holds)
             return call.pointwise(lambda x, y: binary(name, x, y), a, b)
