@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup-demo setup-test setup-zoo lint types native python poor test format bench comparison opdb eager zoo blockers clean
+.PHONY: help demo setup-demo setup-test setup-fuzz setup-zoo lint types native python poor test format bench comparison random fuzz fuzz-native failures test-all opdb eager zoo blockers clean
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -16,13 +16,16 @@ demo: setup-demo ## Compile EfficientNet-Lite0, save it, run it on two photos
 	$(PY) examples/efficientnet_lite0.py
 
 test: setup-test ## Lint, types, native tests, Python tests on two software devices
-	$(MAKE) --no-print-directory lint types native python poor
+	$(MAKE) --no-print-directory lint types native python poor random
 
 setup-demo:
 	@tools/setup.sh demo
 
 setup-test:
 	@tools/setup.sh test
+
+setup-fuzz:
+	@tools/setup.sh fuzz
 
 setup-zoo:
 	@tools/setup.sh zoo
@@ -43,6 +46,10 @@ python: ## pytest on lavapipe with the validation layers
 poor: ## The tests marked poor_device on SwiftShader
 	tools/test_python.sh poor
 
+random: ## Random programs against torch: two minutes of the same, one of new ones
+	tools/random_programs.sh --seeds 0:24 --each 2
+	@tools/random_programs.sh --new --seconds 60 --each 2 || echo "The new seeds above are no failure of this run: mend them, or run them again with tools/random_programs.sh --seeds A:B"
+
 format: ## Format the Python code
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
@@ -55,6 +62,18 @@ comparison: setup-demo ## Measure Lapilli beside other ways of running PyTorch o
 
 opdb: setup-test ## Measure every entry of PyTorch's operator tests (hours; goes on where it stopped): docs/operators.md
 	$(MEASURE) tools/opdb.py --jobs 2 $(ARGS)
+
+fuzz: setup-test ## Random programs against torch, and damaged files (fuzz-native), for SECONDS (600) each
+	tools/random_programs.sh --new --seconds $(or $(SECONDS),600) --each 3 $(ARGS)
+	$(MAKE) --no-print-directory fuzz-native SECONDS=$(or $(SECONDS),600)
+
+fuzz-native: setup-fuzz ## Damaged files by libFuzzer, SECONDS (120) for each of four targets
+	tools/fuzz_native.sh $(or $(SECONDS),120)
+
+test-all: test fuzz-native failures ## make test, two minutes of each fuzz target, and every failure that can be had
+
+failures: setup-test ## Every call to Vulkan and every third allocation fails in turn; threads under ThreadSanitizer
+	tools/test_failures.sh
 
 eager: setup-test ## Measure PyTorch's operator tests on the vulkan device (half an hour; goes on where it stopped): docs/eager_operators.md
 	$(MEASURE) tools/eager.py --jobs 2 $(ARGS)

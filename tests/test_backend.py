@@ -21,11 +21,10 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 import lapilli
-from lapilli import backend
+from lapilli import autoload, backend
 from lapilli.backend import executable
-from lapilli.backend.device import announce
 
-announce()
+autoload.register()
 CPU_OR_DEVICE = pytest.mark.parametrize("device", ["cpu", "vulkan"])
 
 
@@ -48,6 +47,7 @@ class Counting:
 
     def __init__(self) -> None:
         self.graphs = 0
+        self.__wrapped__ = backend.vulkan  # as functools.wraps says whose backend this is
 
     def __call__(self, gm: torch.fx.GraphModule, inputs: Any) -> Any:
         self.graphs += 1
@@ -399,14 +399,14 @@ def test_half_precision() -> None:
 
 
 def spectrum(x: torch.Tensor) -> torch.Tensor:
-    return torch.fft.rfft(x @ x).abs()
+    return torch.fft.rfft((x @ x).double()).abs().float()
 
 
 @CPU_OR_DEVICE
 def test_a_fallback_is_reported_once(device: str) -> None:
     x = torch.rand(256, 256).to(device) / 16
     with pytest.warns(
-        UserWarning, match=r"run on the CPU in torch: aten\._fft_r2c\.default: no GPU lowering.*reports\(\)"
+        UserWarning, match=r"run on the CPU in torch: .*aten\._fft_r2c\.default: no GPU lowering.*reports\(\)"
     ):
         got = compiled(spectrum)(x)
     torch.testing.assert_close(got.cpu(), spectrum(x.cpu()), rtol=1e-4, atol=1e-3)
@@ -414,11 +414,11 @@ def test_a_fallback_is_reported_once(device: str) -> None:
     assert (
         kind == "inference"
         and report.segments == ("gpu", "cpu")
-        and report.on_cpu[0].operator == "aten._fft_r2c.default"
+        and "aten._fft_r2c.default" in [o.operator for o in report.on_cpu]
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        compiled(lambda x: torch.fft.rfft(x).abs())(x)
+        compiled(lambda x: torch.fft.rfft(x.double()).abs())(x)
 
 
 def test_fallbacks_can_be_refused() -> None:

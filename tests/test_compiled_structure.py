@@ -94,7 +94,6 @@ def test_compile_command(tmp_path: Path) -> None:
         (["model.pt2", "--metadata", "labels"], 1, "not KEY=VALUE"),
         (["model.pt2", "--target", "quantum"], 1, "quantum"),
         (["model.pt2", "--precision", "int3"], 2, "int3"),
-        (["model.pt2", "-o", "no/such/folder/x.lap"], 1, "no/such/folder"),
         (["labels.json"], 1, ".pt2"),
     ):
         assert message in cli("compile", *args, code=code).stderr

@@ -14,6 +14,7 @@ from torch import nn
 from torch.export import Dim
 
 import lapilli
+from lapilli.codegen import select
 
 ANY_ORDER = (2, 16, 1, 7, 3, 16, 1)
 
@@ -227,3 +228,13 @@ def test_operators(f: Callable[..., Any], shapes: tuple[tuple[int, ...], ...]) -
             assert relative_error(got, want) <= FLOAT_BOUND
         else:
             assert torch.equal(got, want)
+
+
+def test_templates_with_too_many_open_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template whose parameters no device takes gives way to the generic kernel."""
+    monkeypatch.setattr(select, "MAX_PARAMS", 4)
+    model, x = torch.nn.Conv2d(8, 8, 3, stride=2, padding=1), torch.randn(2, 8, 9, 11)
+    sizes = {0: Dim("n", min=2, max=8), 2: Dim("h", min=4, max=32), 3: Dim("w", min=4, max=32)}
+    with lapilli.compile(model, (x,), dynamic_shapes=(sizes,)) as program:
+        for given in (x, torch.randn(3, 8, 30, 5)):
+            torch.testing.assert_close(program(given), model(given), rtol=1e-5, atol=1e-5)

@@ -14,7 +14,11 @@ from torch import nn
 
 import lapilli
 from lapilli.codegen import gpu, gpu_tiles, slang
+from lapilli.ir.dtype import DType
+from lapilli.ir.integer import as_int
+from lapilli.ir.node import Input
 from lapilli.program import schema, writer
+from lapilli.schedule.contraction import Operand
 
 
 @pytest.fixture
@@ -80,3 +84,17 @@ def test_operands_that_lie_transposed(
         result = program(*given)
     exact = x.double() @ y.double()
     assert ((result - exact).norm() / exact.norm()).item() <= 2**-11
+
+
+@pytest.mark.parametrize(("m", "whole"), [(16, True), (9, False)])
+def test_columns_are_read_whole(m: int, whole: bool) -> None:
+    """Eight rows of a single column at once only where there are eight: reads beyond a buffer are the driver's choice."""
+    x = Input((as_int(m), as_int(1)), DType.float16, "x", "input")
+    rows = gpu._matmul_rows(Operand(x, as_int(0), (as_int(0), as_int(1), as_int(0))), as_int(m), as_int(1), True)
+    assert (rows is not None) == whole
+
+
+def test_products_with_one_column(emulated: None) -> None:
+    model, x = torch.nn.Linear(1, 7), torch.randn(9, 1)
+    with lapilli.compile(model, (x,), precision="fp16", target="gpu-fp16-matrix") as program:
+        torch.testing.assert_close(program(x), model(x), rtol=2e-3, atol=2e-3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from pathlib import Path
 from typing import Any
 
@@ -129,33 +128,14 @@ def test_sizes_that_vary_are_compiled_once_as_dynamic(net: Any, monkeypatch: pyt
     made: list[Any] = []
     compiled = runtime.compile_to_bytes
     monkeypatch.setattr(runtime, "compile_to_bytes", lambda *a, **k: made.append(k) or compiled(*a, **k))
-    monkeypatch.setattr(runtime.lapilli, "load", lambda path, device: _missing())  # nothing on the disk
+    monkeypatch.setattr(runtime.CACHE, "file", lambda name: None)  # nothing on the disk
+    monkeypatch.setattr(runtime.CACHE, "keep", lambda name, data: None)  # which cannot be written
     result = optimize(script, backend="vulkan")
     for batch in (1, 3, 2, 5, 1):
         x = torch.randn(batch, 3, 12, 12)
-        monkeypatch.setattr(runtime, "replace", _unwritable)
         with torch.no_grad():
             assert relative_error(result(x), model(x)) <= FLOAT_BOUND
     assert len(made) == 2
-
-
-def test_programs_on_disk_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lapilli.mobile import model as runtime
-
-    monkeypatch.setattr(runtime, "_KEPT_BYTES", 250)
-    for age, name in enumerate("abcd"):
-        (tmp_path / f"{name}.lap").write_bytes(bytes(100))
-        os.utime(tmp_path / f"{name}.lap", (1000 + age, 1000 + age))
-    runtime._forget_oldest(tmp_path)
-    assert sorted(file.stem for file in tmp_path.glob("*.lap")) == ["c", "d"]
-
-
-def _missing() -> Any:
-    raise lapilli.ReadError("no file")
-
-
-def _unwritable(path: Any) -> Any:
-    raise OSError("read-only")
 
 
 def test_the_metal_backend_computes_in_half_precision(net: Any) -> None:

@@ -18,6 +18,7 @@ from lapilli.ir.integer import as_int
 from lapilli.lower import lower
 from lapilli.schedule.layout import Layout, channels_last
 from lapilli.schedule.plan import Schedule, schedule
+from lapilli.schedule.realize import MOST_READS
 from lapilli.schedule.target import ANY, CPU, GPU, STORAGE, TARGETS, Target, plans_for
 
 
@@ -185,3 +186,14 @@ def test_every_program_has_a_plan_for_every_device() -> None:
     assert plans_for("fp32")[-1] is plans_for("fp16")[-1] is ANY
     assert not ANY.half and not ANY.texel and ANY.kind == "any"
     assert all(TARGETS[t.name] is t for p in ("fp32", "fp16") for t in plans_for(p))
+
+
+def test_a_kernel_reads_few_buffers_whatever_vanishes_into_it() -> None:
+    """Each of its operands alone would be few enough."""
+    inputs = tuple(torch.randn(5) > 0 if k % 4 == 0 else torch.randn(5) for k in range(32))
+
+    def model(*x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([torch.where(x[k], x[k + 1], x[k + 2]) + x[k + 3] for k in range(0, 32, 4)])
+
+    tasks = plan(model, *inputs).order.run
+    assert 12 < max(len(t.reads()) for t in tasks) <= MOST_READS and len(tasks) < 8

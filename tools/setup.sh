@@ -4,6 +4,7 @@
 #
 #   tools/setup.sh demo    run and compile models
 #   tools/setup.sh test    the same with MiniLM, test tools, validation layers, SwiftShader and an environment without torch
+#   tools/setup.sh fuzz    the same as demo with clang
 #   tools/setup.sh zoo     the same as demo with MiniLM, timm and diffusers
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -168,7 +169,10 @@ step torch "$torch_version"
 step build_tools "$(requirements build-system requires)"
 step package "$(sources pyproject.toml native)" # Python files are used in place
 step models "$torchvision_version"
-[ "$goal" = demo ] || step text_models "$transformers"
+[[ $goal = demo || $goal = fuzz ]] || step text_models "$transformers"
+if [ "$goal" = fuzz ]; then
+  command -v clang++ >/dev/null || apt_install clang
+fi
 if [ "$goal" = zoo ]; then
   step zoo "$diffusers"
 fi

@@ -1,8 +1,28 @@
 /* Lapilli player: runs .lap programs on any Vulkan device. C ABI, the only way in.
  *
  * Every function returns a status and never aborts or throws; on failure lapilli_last_error() holds a sentence that says
- * what was given, what is possible and what to do. All functions may be called from any thread. One program may be run
- * from several threads at once, and several runs of it may be in flight.
+ * what was given, what is possible and what to do.
+ *
+ * Threads. All functions may be called from any thread, and from several at once, also with the same program, run, stream or
+ * buffer. Three things are left to the caller, as with free(): when lapilli_destroy, lapilli_release, lapilli_stream_destroy
+ * or lapilli_buffer_destroy is called, all other calls with that handle have returned, and none follows (lapilli_destroy and
+ * lapilli_release wait for what the device does, not for calls of other threads; a program may be destroyed before its runs
+ * are released); memory that a call reads is not written meanwhile; and lapilli_output's memory is read before lapilli_release.
+ *
+ * Failures. A call that fails has done nothing, and what was queued or submitted before it takes place all the same. In detail:
+ * - LAPILLI_OUT_OF_MEMORY: the call may be made again. A range that lapilli_buffer_write was to fill holds anything. Work of a
+ *   stream that the driver cannot accept for lack of memory is kept, and submitted by a later call; where the driver could not
+ *   even keep it, the stream says LAPILLI_DEVICE_LOST from then on, and so do programs whose states it was to change, until
+ *   lapilli_reset. lapilli_wait, and lapilli_run_sync after the run took place, fail with it where results cannot be read.
+ * - LAPILLI_DEVICE_LOST: the driver lost the device, or the above. What is in programs, runs, streams and buffers of that device
+ *   is lost; calls with them say so, and destroying them works. A program that is loaded, or a stream that is made, after that
+ *   opens the device anew, also while the old ones exist.
+ * - LAPILLI_TIMEOUT: only where a timeout was given. Calls that wait without one do so until the device is done or lost, however
+ *   long that takes: there is no limit but the driver's own (most drivers of GPUs end work after some seconds).
+ *
+ * Forks. A device does not survive fork(). In a child of a process that uses Vulkan (that has loaded a program, made a stream or
+ * listed devices) every call that needs a device fails at once with LAPILLI_DEVICE_LOST, and destroying does nothing. A process
+ * may fork first and use devices in its children.
  */
 #ifndef LAPILLI_H
 #define LAPILLI_H
@@ -27,7 +47,7 @@ typedef enum lapilli_status {
   LAPILLI_NO_DRIVER = 4,           /* no Vulkan loader or driver on this machine */
   LAPILLI_NO_DEVICE = 5,           /* no such device, or none that satisfies a plan of the program */
   LAPILLI_OUT_OF_MEMORY = 6,       /* host or device memory */
-  LAPILLI_DEVICE_LOST = 7,
+  LAPILLI_DEVICE_LOST = 7,         /* or queued work, or the process is a fork: see above */
   LAPILLI_TIMEOUT = 8,
   LAPILLI_INTERNAL = 9,
   LAPILLI_UNSUPPORTED = 10,        /* the program has operators that the player cannot run, and the caller did not offer to */
@@ -60,6 +80,24 @@ typedef struct lapilli_tensor {
   uint32_t dtype;      /* lapilli_dtype */
 } lapilli_tensor;
 
+/* What a file may cost, for those who open files of strangers. 0: the default. Fields are only added at the end.
+ *
+ * These cannot be changed: 1,024 methods, of a method 64 plans, 32 symbols, 4,096 inputs and 4,096 outputs of at most 8
+ * dimensions; of a plan 32,768 buffers, 65,536 commands in a run and as many at load; 65,536 kernels of at most 32 bindings and
+ * 128 bytes of push constants; 16,384 states; names of 65,536 bytes, of symbols 256; a buffer is at most 4,096 bytes larger than
+ * the constant, state, input or output in it. What is read takes at most four times the structure, and 1 MiB. */
+typedef struct lapilli_limits {
+  uint64_t struct_size;       /* sizeof(lapilli_limits) */
+  uint64_t structure_bytes;   /* of the tables: 64 MiB */
+  uint64_t code_bytes;        /* SPIR-V of all kernels together: 256 MiB */
+  uint64_t entries;           /* items of all lists in the tables: 4,194,304 */
+  uint64_t expressions;       /* of all methods: 1,048,576 */
+  uint64_t description_bytes; /* JSON of lapilli_describe: 64 MiB */
+  uint64_t device_bytes;      /* memory for a program and its runs, on the device and for transfers: all that there is */
+  uint64_t groups;            /* work groups of one command: 2^30 */
+  uint64_t run_nanoseconds;   /* that lapilli_run_sync, lapilli_wait and lapilli_release wait at most: no limit */
+} lapilli_limits;
+
 typedef struct lapilli_load_options {
   const char *device;      /* index or part of a name; NULL: the environment variable LAPILLI_DEVICE, else the best device */
   const char *plan;        /* name of the plan to take; NULL: the first that the device satisfies */
@@ -68,6 +106,7 @@ typedef struct lapilli_load_options {
   int32_t skip_checksum;   /* 1: do not verify the checksum (structure is always verified) */
   int32_t validation;      /* 1: enable VK_LAYER_KHRONOS_validation with synchronization validation */
   int32_t allow_host;      /* 1: load a program with host operators too; the caller computes those between its methods */
+  const lapilli_limits *limits; /* NULL: the defaults */
 } lapilli_load_options;
 
 typedef struct lapilli_memory_info {
@@ -115,15 +154,16 @@ uint64_t lapilli_checksum(const void *data, uint64_t size, uint64_t seed);
 lapilli_status lapilli_devices(char **json);
 void lapilli_free(void *p);
 
-/* Load a program from a file (memory-mapped) or from memory. Neither is needed any more when the call returns. */
+/* Load a program from a file or from memory. Neither is needed any more when the call returns; a file that changes meanwhile
+ * is refused, or its constants are those of any moment. */
 lapilli_status lapilli_load(const char *path, const lapilli_load_options *options, lapilli_program **program);
 lapilli_status lapilli_load_memory(const void *data, uint64_t size, const lapilli_load_options *options, lapilli_program **program);
-void lapilli_destroy(lapilli_program *program);   /* waits for its runs */
+void lapilli_destroy(lapilli_program *program);   /* waits for its runs that are in flight */
 
 /* Verify a file and describe it (no device needed): JSON with methods, symbols, inputs, outputs, plans (requirements,
- * buffers, dispatches), checks of int64 results, kernels, constants, states, host operators, metadata. */
-lapilli_status lapilli_describe(const void *data, uint64_t size, int32_t skip_checksum, char **json);
-lapilli_status lapilli_describe_file(const char *path, int32_t skip_checksum, char **json);
+ * buffers, dispatches), checks of int64 results, kernels, constants, states, host operators, metadata. limits may be null. */
+lapilli_status lapilli_describe(const void *data, uint64_t size, int32_t skip_checksum, const lapilli_limits *limits, char **json);
+lapilli_status lapilli_describe_file(const char *path, int32_t skip_checksum, const lapilli_limits *limits, char **json);
 
 /* Of a loaded program: JSON {device: {as in lapilli_devices}, methods: [{name, plan, plan_index, missing: [{plan,
  * reasons: [sentences]}]}], states: [names], host_operators: [names], input_path, output_path, pipeline_cache: {file,
@@ -248,7 +288,7 @@ lapilli_status lapilli_enqueue_packed(lapilli_stream *stream, lapilli_program *p
  * created, and lapilli_buffer_create or lapilli_enqueue_packed should be asked why. */
 intptr_t lapilli_launch(lapilli_stream *stream, lapilli_program *program, const char *words);
 
-/* Lets the device begin with what is queued; waits for nothing. */
+/* Lets the device begin with what is queued; waits for nothing. LAPILLI_OUT_OF_MEMORY: it is still queued. */
 lapilli_status lapilli_flush(lapilli_stream *stream);
 /* Waits until everything is done. */
 lapilli_status lapilli_synchronize(lapilli_stream *stream);

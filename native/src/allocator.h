@@ -68,7 +68,7 @@ private:
 
   Device& device_;
   const uint64_t alignment_;
-  MemoryCounter counter_{0};
+  MemoryCounter counter_;
   Pool small_{}, large_{};
   std::vector<std::unique_ptr<Chunk>> chunks_;
   std::deque<Block> nodes_;

@@ -3,6 +3,7 @@
 #include "api.h"
 #include "checksum.h"
 #include "describe.h"
+#include "fork.h"
 #include "inputs.h"
 #include "json.h"
 #include "reader.h"
@@ -72,6 +73,7 @@ void give(const std::string& text, char** out) {
 
 Program& checked(lapilli_program* program) {
   need(program, "program");
+  refuse_in_child();
   return *program->program;
 }
 
@@ -82,44 +84,30 @@ Bytes given_bytes(const void* data, uint64_t size) {
   return {static_cast<const std::byte*>(data), static_cast<size_t>(size)};
 }
 
-// The bytes at an address of which FlatBuffers can read; a copy where the caller's are not aligned.
-class Aligned {
-public:
-  explicit Aligned(Bytes bytes) : bytes_(bytes) {
-    if (reinterpret_cast<uintptr_t>(bytes.data()) % alignof(uint64_t) == 0)
-      return;
-    copy_.resize((bytes.size() + 7) / 8);
-    std::memcpy(copy_.data(), bytes.data(), bytes.size());
-    bytes_ = std::as_bytes(std::span(copy_)).first(bytes.size());
-  }
-  Bytes bytes() const { return bytes_; }
-
-private:
-  Bytes bytes_;
-  std::vector<uint64_t> copy_;
-};
-
-void describe_bytes(Bytes bytes, bool mapped, bool verify, char** json) {
+void describe_source(const Source& source, bool verify, const lapilli_limits* given, char** json) {
   need(json, "json");
-  const Container container = open_container(bytes, verify, mapped);
+  const Limits limits = Limits::of(given);
+  const Container container(source, limits, verify);
   give(describe(read_model(container), container), json);
 }
 
-void plan_bytes(Bytes bytes, bool mapped, bool verify, uint32_t method, uint32_t plan, std::span<const int64_t> symbols,
-                char** json) {
+void plan_source(const Source& source, bool verify, uint32_t method, uint32_t plan, std::span<const int64_t> symbols,
+                 char** json) {
   need(json, "json");
-  give(describe_memory(read_model(open_container(bytes, verify, mapped)), method, plan, symbols), json);
+  const Limits limits;
+  give(describe_memory(read_model(Container(source, limits, verify)), method, plan, symbols), json);
 }
 
-void load(Bytes bytes, bool mapped, const lapilli_load_options* options, uint64_t started, lapilli_program** program) {
+void load(const Source& source, const lapilli_load_options* options, uint64_t started, lapilli_program** program) {
   const lapilli_load_options defaults{};
   auto handle = std::make_unique<lapilli_program>();
-  handle->program = Program::load(bytes, mapped, options != nullptr ? *options : defaults, started);
+  handle->program = Program::load(source, options != nullptr ? *options : defaults, started);
   *program = handle.release();
 }
 
 Run& checked(lapilli_run* run) {
   need(run, "run");
+  refuse_in_child();
   if (!run->program)
     fail(LAPILLI_INVALID_ARGUMENT, "This run was released already.");
   return static_cast<Run&>(*run);
@@ -188,8 +176,14 @@ void run_sync(Program& program, uint32_t index, std::span<const lapilli_tensor> 
     fail(LAPILLI_INVALID_ARGUMENT,
          "An output buffer is null or too small; the needed sizes were written to `outputs`.");
   Run& run = program.submit(index, inputs);
+  bool finished = true;
   try {
-    run.wait(no_timeout);
+    finished = run.wait(program.limits().run_nanoseconds);
+    if (!finished) {
+      program.abandon(run);
+      fail(LAPILLI_TIMEOUT, "The run is not finished after ", program.limits().run_nanoseconds / 1'000'000,
+           " ms. It goes on, and closing the program waits for it.");
+    }
     look_at_checks(run, method);
     for (uint32_t i = 0; i < outputs.size(); ++i) {
       fill_output(run, method, i, outputs[i]);
@@ -197,7 +191,8 @@ void run_sync(Program& program, uint32_t index, std::span<const lapilli_tensor> 
         std::memcpy(outputs[i].data, run.outputs()[i].mapped, static_cast<size_t>(outputs[i].size));
     }
   } catch (...) {
-    program.release(run);
+    if (finished)
+      program.release(run);
     throw;
   }
   program.release(run);
@@ -222,11 +217,11 @@ void lapilli_free(void* p) { std::free(p); }
 lapilli_status lapilli_devices(char** json) {
   return guarded([&] {
     need(json, "json");
-    const Instance& instance = Instance::get(validation_by_environment());
+    const Instance* instance = Instance::find(validation_by_environment());
     Json text;
     text.array([&] {
-      for (uint32_t i = 0; i < instance.devices.size(); ++i)
-        describe(instance.devices[i], i, text);
+      for (uint32_t i = 0; instance != nullptr && i < instance->devices.size(); ++i)
+        describe(instance->devices[i], i, text);
     });
     give(text.text(), json);
   });
@@ -237,8 +232,7 @@ lapilli_status lapilli_load(const char* path, const lapilli_load_options* option
     need(path, "path");
     need(program, "program");
     const uint64_t started = nanoseconds_now();
-    const MappedFile file(path);
-    load(file.bytes(), true, options, started, program);
+    load(Source(path), options, started, program);
   });
 }
 
@@ -247,30 +241,27 @@ lapilli_status lapilli_load_memory(const void* data, uint64_t size, const lapill
   return guarded([&] {
     need(program, "program");
     const uint64_t started = nanoseconds_now();
-    const Aligned aligned(given_bytes(data, size));
-    load(aligned.bytes(), false, options, started, program);
+    load(Source(given_bytes(data, size)), options, started, program);
   });
 }
 
 void lapilli_destroy(lapilli_program* program) {
-  if (program == nullptr)
+  if (program == nullptr || is_forked())
     return;
   program->program->wait_for_all();
   delete program;
 }
 
-lapilli_status lapilli_describe(const void* data, uint64_t size, int32_t skip_checksum, char** json) {
-  return guarded([&] {
-    const Aligned aligned(given_bytes(data, size));
-    describe_bytes(aligned.bytes(), false, skip_checksum == 0, json);
-  });
+lapilli_status lapilli_describe(const void* data, uint64_t size, int32_t skip_checksum,
+                                const lapilli_limits* limits, char** json) {
+  return guarded([&] { describe_source(Source(given_bytes(data, size)), skip_checksum == 0, limits, json); });
 }
 
-lapilli_status lapilli_describe_file(const char* path, int32_t skip_checksum, char** json) {
+lapilli_status lapilli_describe_file(const char* path, int32_t skip_checksum, const lapilli_limits* limits,
+                                     char** json) {
   return guarded([&] {
     need(path, "path");
-    const MappedFile file(path);
-    describe_bytes(file.bytes(), true, skip_checksum == 0, json);
+    describe_source(Source(path), skip_checksum == 0, limits, json);
   });
 }
 
@@ -361,8 +352,8 @@ lapilli_status lapilli_state_write(lapilli_program* program, uint32_t index, con
 lapilli_status lapilli_plan_memory(const void* data, uint64_t size, int32_t skip_checksum, uint32_t method,
                                    uint32_t plan, const int64_t* symbols, uint32_t n_symbols, char** json) {
   return guarded([&] {
-    const Aligned aligned(given_bytes(data, size));
-    plan_bytes(aligned.bytes(), false, skip_checksum == 0, method, plan, items(symbols, n_symbols, "symbols"), json);
+    plan_source(Source(given_bytes(data, size)), skip_checksum == 0, method, plan, items(symbols, n_symbols, "symbols"),
+                json);
   });
 }
 
@@ -370,8 +361,7 @@ lapilli_status lapilli_plan_memory_file(const char* path, int32_t skip_checksum,
                                         const int64_t* symbols, uint32_t n_symbols, char** json) {
   return guarded([&] {
     need(path, "path");
-    const MappedFile file(path);
-    plan_bytes(file.bytes(), true, skip_checksum == 0, method, plan, items(symbols, n_symbols, "symbols"), json);
+    plan_source(Source(path), skip_checksum == 0, method, plan, items(symbols, n_symbols, "symbols"), json);
   });
 }
 
@@ -395,8 +385,9 @@ lapilli_status lapilli_submit(lapilli_program* program, uint32_t method, const l
 lapilli_status lapilli_wait(lapilli_run* run, uint64_t timeout) {
   return guarded([&] {
     Run& waited = checked(run);
-    if (!waited.wait(timeout))
-      fail(LAPILLI_TIMEOUT, "The run is not finished after ", timeout / 1'000'000,
+    const uint64_t most = std::min(timeout, run->program->limits().run_nanoseconds);
+    if (!waited.wait(most))
+      fail(LAPILLI_TIMEOUT, "The run is not finished after ", most / 1'000'000,
            " ms. Wait for it again, or release it.");
     look_at_checks(waited, run->program->method(waited.method));
   });
@@ -416,7 +407,7 @@ lapilli_status lapilli_output(lapilli_run* run, uint32_t index, lapilli_tensor* 
 }
 
 void lapilli_release(lapilli_run* run) {
-  if (run == nullptr || !run->program)
+  if (run == nullptr || is_forked() || !run->program)
     return;
   const std::shared_ptr<Program> program = std::move(run->program);
   program->release(static_cast<Run&>(*run));

@@ -1,6 +1,7 @@
 // The C ABI of streams.
 
 #include "api.h"
+#include "fork.h"
 #include "stream.h"
 
 #include <array>
@@ -16,11 +17,13 @@ namespace {
 
 Stream& checked(lapilli_stream* stream) {
   need(stream, "stream");
+  refuse_in_child();
   return *stream->stream;
 }
 
 lapilli_buffer& checked(lapilli_buffer* buffer) {
   need(buffer, "buffer");
+  refuse_in_child();
   return *buffer;
 }
 
@@ -59,7 +62,7 @@ lapilli_status lapilli_stream_create(const lapilli_load_options* options, lapill
 }
 
 void lapilli_stream_destroy(lapilli_stream* stream) {
-  if (stream == nullptr)
+  if (stream == nullptr || is_forked())
     return;
   lapilli_flush(stream); // buffers may live on, and what is queued may change states of a program
   delete stream;
@@ -80,7 +83,7 @@ lapilli_status lapilli_buffer_create(lapilli_stream* stream, uint64_t bytes, lap
 }
 
 void lapilli_buffer_destroy(lapilli_buffer* buffer) {
-  if (buffer == nullptr)
+  if (buffer == nullptr || is_forked())
     return;
   buffer->stream->destroy(buffer);
   delete buffer;

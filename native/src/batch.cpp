@@ -24,15 +24,18 @@ Batch::~Batch() {
 }
 
 void Batch::begin() {
+  pool_.begin(commands_);
   id_ = next_id();
   bound_ = VK_NULL_HANDLE;
-  pool_.begin(commands_);
+  ended_ = false;
 }
 
-void Batch::submit() {
+void Batch::end() {
   pool_.end(commands_);
-  pool_.submit(commands_);
+  ended_ = true;
 }
+
+void Batch::submit() { pool_.submit(commands_); }
 
 bool Batch::wait(uint64_t timeout) {
   if (!pool_.wait(timeout))
@@ -67,8 +70,10 @@ VkDescriptorPool Batch::create_pool() {
 VkDescriptorSet Batch::allocate_set(VkDescriptorSetLayout layout) {
   for (;; ++current_) {
     const bool fresh = current_ == sets_.size();
-    if (fresh)
+    if (fresh) {
+      sets_.reserve(sets_.size() + 1); // so that no pool is lost
       sets_.push_back(create_pool());
+    }
     VkDescriptorSetAllocateInfo info{};
     info.sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO;
     info.descriptorPool = sets_[current_];
@@ -83,15 +88,20 @@ VkDescriptorSet Batch::allocate_set(VkDescriptorSetLayout layout) {
   }
 }
 
-void Batch::bind(const Pipeline& pipeline, const Kernel& kernel, std::span<const Region> bindings) {
+VkDescriptorSet Batch::set_for(const Pipeline& pipeline, const Kernel& kernel, std::span<const Region> bindings) {
+  if (pipeline.pushes)
+    return VK_NULL_HANDLE;
+  const VkDescriptorSet set = allocate_set(pipeline.set_layout);
+  write_descriptors(device_, set, kernel, bindings.first(kernel.bindings), views_);
+  return set;
+}
+
+void Batch::bind(const Pipeline& pipeline, const Kernel& kernel, VkDescriptorSet set, std::span<const Region> bindings) {
   if (bound_ != pipeline.handle)
     device_.vk.CmdBindPipeline(commands_, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline.handle);
   bound_ = pipeline.handle;
-  bindings = bindings.first(kernel.bindings);
   if (pipeline.pushes)
-    return push_descriptors(device_, commands_, pipeline, bindings);
-  const VkDescriptorSet set = allocate_set(pipeline.set_layout);
-  write_descriptors(device_, set, kernel, bindings, views_);
+    return push_descriptors(device_, commands_, pipeline, bindings.first(kernel.bindings));
   device_.vk.CmdBindDescriptorSets(commands_, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline.layout, 0, 1, &set, 0, nullptr);
 }
 

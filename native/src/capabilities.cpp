@@ -1,10 +1,12 @@
 #include "capabilities.h"
 
 #include "describe.h"
+#include "instance.h"
 #include "json.h"
 #include "text.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace lapilli {
@@ -16,11 +18,13 @@ constexpr uint32_t vulkan_1_2 = VK_MAKE_API_VERSION(0, 1, 2, 0);
 constexpr uint32_t vulkan_1_3 = VK_MAKE_API_VERSION(0, 1, 3, 0);
 
 Extensions query_extensions(const InstanceFunctions& vk, VkPhysicalDevice device, uint32_t version) {
+  // An extension that must be enabled may be among them, so a list that cannot be had is no empty one.
+  constexpr const char* call = "vkEnumerateDeviceExtensionProperties";
   uint32_t count = 0;
-  vk.EnumerateDeviceExtensionProperties(device, nullptr, &count, nullptr);
+  check(vk.EnumerateDeviceExtensionProperties(device, nullptr, &count, nullptr), call);
   std::vector<VkExtensionProperties> offered(count);
-  vk.EnumerateDeviceExtensionProperties(device, nullptr, &count, offered.data());
-  offered.resize(count);
+  check(vk.EnumerateDeviceExtensionProperties(device, nullptr, &count, offered.data()), call);
+  offered.resize(std::min<size_t>(count, offered.size()));
   Extensions result{};
   const auto has = [&](const char* name, uint32_t core_since) {
     if (core_since != 0 && version >= core_since)
@@ -35,7 +39,8 @@ Extensions query_extensions(const InstanceFunctions& vk, VkPhysicalDevice device
   result.memory_model = has(VK_KHR_VULKAN_MEMORY_MODEL_EXTENSION_NAME, vulkan_1_2);
   result.subgroup_types = has(VK_KHR_SHADER_SUBGROUP_EXTENDED_TYPES_EXTENSION_NAME, vulkan_1_2);
   result.driver_properties = has(VK_KHR_DRIVER_PROPERTIES_EXTENSION_NAME, vulkan_1_2);
-  if (has(VK_KHR_SHADER_FLOAT_CONTROLS_EXTENSION_NAME, vulkan_1_2))
+  result.float_controls = has(VK_KHR_SHADER_FLOAT_CONTROLS_EXTENSION_NAME, vulkan_1_2);
+  if (result.float_controls)
     has(VK_KHR_SPIRV_1_4_EXTENSION_NAME, vulkan_1_2);
   result.subgroup_size_control = has(VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME, vulkan_1_3);
   result.dot_product = has(VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME, vulkan_1_3);
@@ -44,6 +49,7 @@ Extensions query_extensions(const InstanceFunctions& vk, VkPhysicalDevice device
   result.cooperative_matrix =
       vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR != nullptr && has(VK_KHR_COOPERATIVE_MATRIX_EXTENSION_NAME, 0);
   result.push_descriptor = has(VK_KHR_PUSH_DESCRIPTOR_EXTENSION_NAME, 0);
+  result.robustness2 = has(VK_KHR_ROBUSTNESS_2_EXTENSION_NAME, 0) || has(VK_EXT_ROBUSTNESS_2_EXTENSION_NAME, 0);
   has("VK_KHR_portability_subset", 0); // must be enabled where it is offered
   return result;
 }
@@ -75,6 +81,8 @@ void link_features(const Extensions& extensions, FeatureChain& chain) {
     link(tail, chain.maintenance4, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_4_FEATURES);
   if (extensions.cooperative_matrix)
     link(tail, chain.cooperative_matrix, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR);
+  if (extensions.robustness2)
+    link(tail, chain.robustness2, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ROBUSTNESS_2_FEATURES_KHR);
 }
 
 bool query_queue(const InstanceFunctions& vk, Capabilities& result) {
@@ -83,7 +91,7 @@ bool query_queue(const InstanceFunctions& vk, Capabilities& result) {
   std::vector<VkQueueFamilyProperties> families(count);
   vk.GetPhysicalDeviceQueueFamilyProperties(result.handle, &count, families.data());
   for (uint32_t i = 0; i < count; ++i)
-    if ((families[i].queueFlags & VK_QUEUE_COMPUTE_BIT) != 0) {
+    if ((families[i].queueFlags & VK_QUEUE_COMPUTE_BIT) != 0 && families[i].queueCount > 0) {
       result.queue_family = i;
       result.queue_count = families[i].queueCount;
       result.timestamp_bits = families[i].timestampValidBits;
@@ -219,6 +227,13 @@ uint64_t Capabilities::device_memory() const {
   return largest;
 }
 
+uint64_t Capabilities::all_memory() const {
+  uint64_t sum = 0;
+  for (uint32_t i = 0; i < memory.memoryHeapCount; ++i)
+    sum += memory.memoryHeaps[i].size;
+  return sum;
+}
+
 std::optional<Capabilities> query_capabilities(const InstanceFunctions& vk, VkPhysicalDevice device) {
   VkPhysicalDeviceProperties properties{};
   vk.GetPhysicalDeviceProperties(device, &properties);
@@ -234,6 +249,12 @@ std::optional<Capabilities> query_capabilities(const InstanceFunctions& vk, VkPh
   result.extensions = query_extensions(vk, device, result.api_version);
   query_features(vk, result);
   query_properties(vk, result);
+  // What is divided by: no driver may end the process.
+  for (VkDeviceSize* alignment :
+       {&result.limits.minStorageBufferOffsetAlignment, &result.limits.minTexelBufferOffsetAlignment})
+    *alignment = std::bit_ceil(std::max<VkDeviceSize>(*alignment, 1));
+  if (result.extensions.float_controls)
+    result.float_controls = query_float_controls(vk, device);
   vk.GetPhysicalDeviceMemoryProperties(device, &result.memory);
   if (!query_queue(vk, result))
     return std::nullopt;
@@ -246,7 +267,10 @@ void wanted_features(const InstanceFunctions& vk, const Capabilities& device, Fe
   const VkPhysicalDeviceFeatures offered = chain.core.features;
   VkPhysicalDeviceFeatures& core = chain.core.features;
   core = {};
-  core.robustBufferAccess = offered.robustBufferAccess; // a wrong index reads zero or a neighbour, and crashes nothing
+  // A wrong index reads zero, and writes nothing; with the first feature alone it may reach a neighbour in the same memory.
+  core.robustBufferAccess = offered.robustBufferAccess;
+  chain.robustness2.robustBufferAccess2 &= offered.robustBufferAccess;
+  chain.robustness2.nullDescriptor = 0;
   core.shaderInt16 = offered.shaderInt16;
   core.shaderInt64 = offered.shaderInt64;
   core.shaderFloat64 = offered.shaderFloat64;
@@ -304,6 +328,13 @@ void describe(const Capabilities& device, uint32_t index, Json& json) {
           json.field(feature_names(flag).front(), (device.features & flag) != 0);
     });
     json.list("cooperative_matrices", device.cooperative_matrices);
+    json.key("float_controls");
+    json.object([&] {
+      json.field("nan_and_infinity", device.float_controls.special_32);
+      json.field("nan_and_infinity_16bit", device.float_controls.special_16);
+      json.field("denormals", device.float_controls.denormal_32);
+      json.field("denormals_16bit", device.float_controls.denormal_16);
+    });
   });
 }
 

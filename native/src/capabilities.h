@@ -1,7 +1,8 @@
 // What a physical device can do, in the terms of a plan's requirements.
 #pragma once
 
-#include "model.h"
+#include "expr.h"
+#include "float_controls.h"
 #include "vulkan_api.h"
 
 #include <optional>
@@ -13,7 +14,7 @@ class Json;
 // Extensions that the player uses where a device has them, or has them in its Vulkan version.
 struct Extensions {
   bool storage_8bit, float16_int8, memory_model, subgroup_types, subgroup_size_control, dot_product, maintenance4;
-  bool cooperative_matrix, creation_feedback, driver_properties, push_descriptor;
+  bool cooperative_matrix, creation_feedback, driver_properties, push_descriptor, robustness2, float_controls;
   std::vector<const char*> names; // to enable on a device: those that are not in its version
 };
 
@@ -29,6 +30,7 @@ struct FeatureChain {
   VkPhysicalDeviceShaderIntegerDotProductFeatures dot_product{};
   VkPhysicalDeviceMaintenance4Features maintenance4{};
   VkPhysicalDeviceCooperativeMatrixFeaturesKHR cooperative_matrix{};
+  VkPhysicalDeviceRobustness2FeaturesKHR robustness2{};
 };
 
 struct Capabilities {
@@ -52,6 +54,7 @@ struct Capabilities {
   bool full_subgroups = false;
   std::vector<std::string> cooperative_matrices; // "float16 16x16x16 -> float32"
   Extensions extensions{};
+  FloatControls float_controls;
   uint32_t queue_family = 0, queue_count = 0;
   uint32_t timestamp_bits = 0;
 
@@ -59,6 +62,7 @@ struct Capabilities {
   bool is_cpu() const { return type == VK_PHYSICAL_DEVICE_TYPE_CPU; }
   bool is_discrete() const { return type == VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU; }
   uint64_t device_memory() const; // bytes of the largest device-local heap
+  uint64_t all_memory() const;    // bytes of all heaps
 };
 
 // Nothing for a device that cannot run Lapilli at all: Vulkan 1.0, or no compute queue.
@@ -68,8 +72,9 @@ std::optional<Capabilities> query_capabilities(const InstanceFunctions& vk, VkPh
 void wanted_features(const InstanceFunctions& vk, const Capabilities& device, FeatureChain& chain);
 
 // Why the device cannot run this plan of a method, in words; empty when it can.
-std::vector<std::string> missing(const Capabilities& device, const Method& method, const Plan& plan,
-                                 std::span<const Kernel> kernels);
+// `values`: of the method's expressions where they are not `dynamic`.
+std::vector<std::string> missing(const Capabilities& device, const Plan& plan, std::span<const Kernel> kernels,
+                                 const Values& values, const std::vector<bool>& dynamic);
 
 void describe(const Capabilities& device, uint32_t index, Json& json);
 

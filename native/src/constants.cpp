@@ -8,11 +8,10 @@
 namespace lapilli {
 
 Constants::Constants(Device& device, const Model& model, std::span<const uint32_t> plans, uint64_t staging_size,
-                     bool mapped_file, MemoryCounter& counter)
-    : device_(device), model_(model), plans_(plans), staging_size_(staging_size), mapped_file_(mapped_file),
-      counter_(counter) {
+                     const Container& file, MemoryCounter& counter)
+    : device_(device), model_(model), plans_(plans), staging_size_(staging_size), counter_(counter) {
   place();
-  upload();
+  upload(file);
 }
 
 // Every canonical constant has one place, however many methods read it; every packed buffer has its own.
@@ -33,8 +32,7 @@ void Constants::place() {
                "\" of the program takes ", human_size(size), ". Choose another device with LAPILLI_DEVICE.");
         place = static_cast<uint32_t>(sizes_.size());
         if (buffer.kind == BufferKind::constant) {
-          check_file(size >= model_.constants[buffer.index].bytes.size(), "The program is damaged: buffer \"",
-                     buffer.name, "\" is smaller than its constant.");
+          check_room(size, model_.constants[buffer.index].bytes, buffer);
           const auto [found, inserted] = known.emplace(buffer.index, place);
           place = found->second;
           if (!inserted)
@@ -49,7 +47,7 @@ void Constants::place() {
     }
   }
   const Capabilities& device = device_.capabilities;
-  const MemoryPlan plan = plan_without_sharing(sizes_, binding_alignment(device), device.max_allocation);
+  const MemoryPlan plan = plan_without_sharing(sizes_, binding_alignment(device), largest_block(device));
   if (plan.total > device.device_memory())
     fail(LAPILLI_OUT_OF_MEMORY, device.name, " has ", human_size(device.device_memory()),
          " of memory, and the constants of the program take ", human_size(plan.total),
@@ -63,7 +61,7 @@ void Constants::place() {
   }
 }
 
-void Constants::upload() {
+void Constants::upload(const Container& file) {
   uint64_t total = 0;
   for (const auto& [constant, place] : uploads_)
     total += align_up(sizes_[place], 4);
@@ -71,20 +69,20 @@ void Constants::upload() {
     return;
   std::optional<Staging> staging;
   for (const auto& [constant, place] : uploads_) {
-    const Bytes bytes = model_.constants[constant].bytes;
+    const Constant& from = model_.constants[constant];
     if (std::byte* mapped = blocks_.mapped(places_[place])) {
-      copy_constant(mapped, sizes_[place], bytes, 0, mapped_file_);
+      copy_constant(mapped, sizes_[place], file, from, 0);
       continue;
     }
     if (!staging)
       staging.emplace(device_, std::min(staging_size_, total), counter_);
-    staging->upload(bytes, blocks_.region(places_[place], align_up(sizes_[place], 4)), mapped_file_);
+    staging->upload(file, from, blocks_.region(places_[place], align_up(sizes_[place], 4)));
   }
   if (staging)
     staging->flush();
 }
 
-void Constants::pack(const Pipelines& pipelines) {
+void Constants::pack(const Pipelines& pipelines, const Container& file) {
   for (uint32_t m = 0; m < model_.methods.size(); ++m) {
     const Method& method = model_.methods[m];
     const Plan& plan = method.plans[plans_[m]];
@@ -95,9 +93,7 @@ void Constants::pack(const Pipelines& pipelines) {
     for (const Buffer& buffer : plan.buffers)
       if (buffer.kind == BufferKind::load_constant) {
         const uint64_t size = values.size(buffer.size, "the size of a constant");
-        check_file(size >= model_.constants[buffer.index].bytes.size() && size < uint64_t{1} << 40,
-                   "The program is damaged: buffer \"", buffer.name, "\" of ", size,
-                   " bytes does not fit its constant.");
+        check_room(size, model_.constants[buffer.index].bytes, buffer);
         needed += align_up(std::max<uint64_t>(size, 1), binding_alignment(device_.capabilities));
       }
     Staging staging(device_, std::min(staging_size_, std::max<uint64_t>(needed, 1)), counter_);
@@ -105,9 +101,9 @@ void Constants::pack(const Pipelines& pipelines) {
     std::vector<Region> regions = regions_[m];
     for (size_t i = 0; i < plan.load.size(); ++i) {
       const Dispatch& command = plan.load[i];
-      staging.hold(command, plan, model_, values, regions, mapped_file_);
+      staging.hold(command, plan, model_, values, regions, file);
       const Kernel& kernel = model_.kernels[command.kernel];
-      const ResolvedDispatch resolved = resolve(device_, command, kernel, values, regions);
+      const ResolvedDispatch resolved = resolve(device_, command, kernel, values, regions, file.limits.groups);
       if (resolved.empty())
         continue;
       sets.update(i, kernel, resolved);

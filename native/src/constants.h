@@ -1,6 +1,7 @@
 // Bringing a plan's constants to the device, and running its load commands.
 #pragma once
 
+#include "container.h"
 #include "dispatch.h"
 
 #include <map>
@@ -12,10 +13,10 @@ class Constants {
 public:
   // `plans[m]`: the plan taken of method m. Constants are uploaded by the constructor.
   Constants(Device& device, const Model& model, std::span<const uint32_t> plans, uint64_t staging_size,
-            bool mapped_file, MemoryCounter& counter);
+            const Container& file, MemoryCounter& counter);
 
   // Runs the load commands of all methods.
-  void pack(const Pipelines& pipelines);
+  void pack(const Pipelines& pipelines, const Container& file);
 
   // For every buffer of the plan of a method: where it is; empty for kinds that belong to a run.
   std::span<const Region> regions(uint32_t method) const { return regions_[method]; }
@@ -23,13 +24,12 @@ public:
 
 private:
   void place();
-  void upload();
+  void upload(const Container& file);
 
   Device& device_;
   const Model& model_;
   std::span<const uint32_t> plans_;
   uint64_t staging_size_;
-  bool mapped_file_;
   MemoryCounter& counter_;
   Blocks blocks_;
   std::vector<Place> places_;

@@ -13,7 +13,8 @@ namespace {
 
 class Describer {
 public:
-  Describer(const Model& model, const Container& container) : model_(model), container_(container) {}
+  Describer(const Model& model, const Container& container)
+      : model_(model), container_(container), json_(container.limits.description_bytes) {}
 
   std::string run() {
     json_.object([&] {
@@ -21,7 +22,7 @@ public:
       json_.field("format_version", format_version);
       json_.field("file_size", container_.file_size);
       json_.field("structure_size", container_.structure.size());
-      json_.field("data_size", container_.data.size());
+      json_.field("data_size", container_.data_size);
       json_.key("metadata");
       json_.object([&] {
         for (const auto& [key, value] : model_.metadata)
@@ -59,7 +60,7 @@ private:
       json_.field("dtype", name_of(item.dtype));
       json_.list("shape", item.shape);
       json_.field("offset", item.offset);
-      json_.field("size", item.bytes.size());
+      json_.field("size", item.bytes);
     });
   }
 
@@ -88,13 +89,13 @@ private:
       json_.field("subgroup_size", item.subgroup_size);
       json_.field("shared_size", item.shared_size);
       json_.field("code_offset", item.code_offset);
-      json_.field("code_size", item.code.size());
+      json_.field("code_size", item.code.size() * 4);
       json_.field("spirv_version", cat(item.spirv_version >> 16, ".", item.spirv_version >> 8 & 0xff));
     });
   }
 
   void method(const Method& item) {
-    texts_ = texts(item.exprs, item.symbols);
+    texts_ = Texts(item.exprs, item.symbols);
     dynamic_ = symbolic(item.exprs);
     values_ = Values(item.exprs, std::vector<int64_t>(item.symbols.size()));
     json_.object([&] {
@@ -251,7 +252,7 @@ private:
   const Model& model_;
   const Container& container_;
   Json json_;
-  std::vector<std::string> texts_;
+  Texts texts_;
   std::vector<bool> dynamic_;
   Values values_;
 };

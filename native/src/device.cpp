@@ -3,7 +3,9 @@
 #include "error.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
+#include <thread>
 
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
@@ -30,7 +32,7 @@ std::shared_ptr<Device> Device::open(Instance& instance, uint32_t index) {
   static auto& devices = *new std::map<std::pair<Instance*, uint32_t>, std::weak_ptr<Device>>;
   const std::lock_guard lock(mutex);
   std::weak_ptr<Device>& known = devices[{&instance, index}];
-  if (auto device = known.lock())
+  if (auto device = known.lock(); device && !device->lost())
     return device;
   std::shared_ptr<Device> device(new Device(instance, index));
   known = device;
@@ -56,11 +58,16 @@ Device::Device(Instance& instance, uint32_t device_index)
   info.pQueueCreateInfos = &queue_info;
   info.enabledExtensionCount = static_cast<uint32_t>(capabilities.extensions.names.size());
   info.ppEnabledExtensionNames = capabilities.extensions.names.data();
-  check(instance.vk.CreateDevice(capabilities.handle, &info, nullptr, &handle), "vkCreateDevice");
+  lapilli::check(instance.vk.CreateDevice(capabilities.handle, &info, nullptr, &handle), "vkCreateDevice");
   vk.load([&](const char* name) { return instance.vk.GetDeviceProcAddr(handle, name); });
-  for (uint32_t i = 0; i < count; ++i) {
-    queues_.push_back(std::make_unique<Queue>());
-    vk.GetDeviceQueue(handle, capabilities.queue_family, i, &queues_.back()->handle);
+  try {
+    for (uint32_t i = 0; i < count; ++i) {
+      queues_.push_back(std::make_unique<Queue>());
+      vk.GetDeviceQueue(handle, capabilities.queue_family, i, &queues_.back()->handle);
+    }
+  } catch (...) {
+    vk.DestroyDevice(handle, nullptr);
+    throw;
   }
   // A software driver needs the processor for the work itself.
   spin_nanoseconds_ = capabilities.is_cpu() ? 0 : capabilities.is_discrete() ? 2'000'000 : 200'000;
@@ -70,7 +77,22 @@ Device::~Device() { vk.DestroyDevice(handle, nullptr); }
 
 Queue& Device::next_queue() { return *queues_[next_++ % queues_.size()]; }
 
+void Device::lose(VkResult result, const char* call) const {
+  lost_ = true;
+  fail(LAPILLI_DEVICE_LOST, "The device stopped working (", call, ", Vulkan result ", static_cast<int>(result),
+       "). Load the program again, which opens the device anew; if it happens again, update the driver or choose another "
+       "device with LAPILLI_DEVICE.");
+}
+
+void Device::check(VkResult result, const char* call) const {
+  if (result == VK_ERROR_DEVICE_LOST)
+    lose(result, call);
+  lapilli::check(result, call);
+}
+
 void Device::submit(Queue& queue, VkCommandBuffer commands, VkFence fence) {
+  if (lost())
+    lose(VK_ERROR_DEVICE_LOST, "vkQueueSubmit");
   VkSubmitInfo info{};
   info.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO;
   info.commandBufferCount = 1;
@@ -80,13 +102,21 @@ void Device::submit(Queue& queue, VkCommandBuffer commands, VkFence fence) {
 }
 
 bool Device::wait(VkFence fence, uint64_t timeout) const {
-  const auto signalled = [&] {
-    const VkResult result = vk.GetFenceStatus(handle, fence);
-    if (result == VK_NOT_READY)
+  // Whether the answer is known: a driver that is out of memory has none for now. Anything else that is no success leaves
+  // nobody who could say when the device is done.
+  const auto answered = [&](VkResult result, const char* call) {
+    if (result == VK_ERROR_OUT_OF_HOST_MEMORY || result == VK_ERROR_OUT_OF_DEVICE_MEMORY)
       return false;
-    check(result, "vkGetFenceStatus");
+    if (result < 0)
+      lose(result, call);
     return true;
   };
+  const auto signalled = [&] {
+    const VkResult result = vk.GetFenceStatus(handle, fence);
+    return answered(result, "vkGetFenceStatus") && result == VK_SUCCESS;
+  };
+  if (lost())
+    lose(VK_ERROR_DEVICE_LOST, "vkWaitForFences");
   if (signalled())
     return true;
   const uint64_t start = nanoseconds_now();
@@ -99,13 +129,19 @@ bool Device::wait(VkFence fence, uint64_t timeout) const {
       return true;
     passed = nanoseconds_now() - start;
   }
-  if (passed >= timeout)
-    return false;
-  const VkResult result = vk.WaitForFences(handle, 1, &fence, 1, timeout == no_timeout ? no_timeout : timeout - passed);
-  if (result == VK_TIMEOUT)
-    return false;
-  check(result, "vkWaitForFences");
-  return true;
+  while (passed < timeout) {
+    const uint64_t rest = timeout == no_timeout ? no_timeout : timeout - passed;
+    const VkResult result = vk.WaitForFences(handle, 1, &fence, 1, rest);
+    if (answered(result, "vkWaitForFences") && result == VK_SUCCESS)
+      return true;
+    if (result < 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+      if (signalled()) // another way to ask
+        return true;
+    }
+    passed = nanoseconds_now() - start;
+  }
+  return false;
 }
 
 Commands::Commands(Device& device, Queue* queue)

@@ -16,7 +16,7 @@ struct Queue {
 
 class Device {
 public:
-  // Opens the device, or returns the one that is open already.
+  // Opens the device, or returns the one that is open already and has not been lost.
   static std::shared_ptr<Device> open(Instance& instance, uint32_t index);
   ~Device();
   Device(const Device&) = delete;
@@ -32,15 +32,23 @@ public:
   Queue& next_queue();
   // The one of streams and of programs with states: what is submitted first happens first.
   Queue& ordered_queue() { return *queues_.front(); }
+  // Where this throws OUT_OF_MEMORY, nothing was submitted, and the same may be submitted again.
   void submit(Queue& queue, VkCommandBuffer commands, VkFence fence);
 
   // False when the fence is not signalled within `timeout` nanoseconds. Spins for a moment before it sleeps, where that
-  // saves the time of waking up.
+  // saves the time of waking up. What a fence guards may be destroyed when this has returned true, or has thrown: then the
+  // device is lost. A driver that is out of memory cannot say how far the device is; it is asked again until it can.
   bool wait(VkFence fence, uint64_t timeout) const;
+
+  // As lapilli::check, for what only a device says: it is remembered that it is lost.
+  void check(VkResult result, const char* call) const;
+  bool lost() const { return lost_.load(std::memory_order_relaxed); }
 
 private:
   Device(Instance& instance, uint32_t index);
+  [[noreturn]] void lose(VkResult result, const char* call) const;
 
+  mutable std::atomic<bool> lost_{false};
   std::vector<std::unique_ptr<Queue>> queues_;
   std::atomic<uint32_t> next_{0};
   uint64_t spin_nanoseconds_;
@@ -57,8 +65,8 @@ public:
 
   VkCommandBuffer allocate();
   void begin(VkCommandBuffer commands);
-  void end(VkCommandBuffer commands);
-  void submit(VkCommandBuffer commands);
+  void end(VkCommandBuffer commands); // throws OUT_OF_MEMORY where what was recorded is lost
+  void submit(VkCommandBuffer commands); // throws OUT_OF_MEMORY where it may be submitted again
   bool wait(uint64_t timeout) const { return device_.wait(fence_, timeout); }
   void submit_and_wait(VkCommandBuffer commands);
 

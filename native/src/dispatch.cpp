@@ -1,6 +1,7 @@
 #include "dispatch.h"
 
 #include "error.h"
+#include "file_limits.h"
 
 #include <algorithm>
 
@@ -39,7 +40,7 @@ Region resolve_binding(const Device& device, const Dispatch& command, const Bind
 } // namespace
 
 ResolvedDispatch resolve(const Device& device, const Dispatch& command, const Kernel& kernel, const Values& values,
-                         std::span<const Region> regions) {
+                         std::span<const Region> regions, uint64_t most_groups) {
   ResolvedDispatch result;
   const VkPhysicalDeviceLimits& limits = device.capabilities.limits;
   for (size_t i = 0; i < 3; ++i) {
@@ -52,11 +53,19 @@ ResolvedDispatch resolve(const Device& device, const Dispatch& command, const Ke
   }
   if (result.empty())
     return result;
+  const uint64_t plane = uint64_t{result.groups[0]} * result.groups[1];
+  check_file(plane <= most_groups / result.groups[2], "\"", command.label, "\" has ", result.groups[0], " x ",
+             result.groups[1], " x ", result.groups[2], " work groups, and the limit is ", most_groups, " (groups).");
   for (size_t i = 0; i < command.params.size(); ++i)
     result.params[i] = static_cast<uint32_t>(static_cast<uint64_t>(values[command.params[i]]));
   for (size_t i = 0; i < command.bindings.size(); ++i)
     result.bindings[i] = resolve_binding(device, command, command.bindings[i], kernel.types[i], values, regions);
   return result;
+}
+
+void check_room(uint64_t size, uint64_t tensor, const Buffer& buffer) {
+  check_file(size >= tensor && size - tensor <= max_padding, "The program is damaged: buffer \"", buffer.name, "\" of ",
+             size, " bytes is ", size < tensor ? "smaller" : "much larger", " than what it is for, ", tensor, " bytes.");
 }
 
 DescriptorSets::DescriptorSets(Device& device, std::span<const Dispatch> commands, std::span<const Kernel> kernels,
@@ -81,13 +90,13 @@ DescriptorSets::DescriptorSets(Device& device, std::span<const Dispatch> command
   info.maxSets = static_cast<uint32_t>(layouts.size());
   info.poolSizeCount = texel > 0 ? 2 : 1;
   info.pPoolSizes = sizes.data();
+  std::vector<VkDescriptorSet> sets(layouts.size());
   check(device.vk.CreateDescriptorPool(device.handle, &info, nullptr, &pool_), "vkCreateDescriptorPool");
   VkDescriptorSetAllocateInfo allocate{};
   allocate.sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO;
   allocate.descriptorPool = pool_;
   allocate.descriptorSetCount = info.maxSets;
   allocate.pSetLayouts = layouts.data();
-  std::vector<VkDescriptorSet> sets(layouts.size());
   const VkResult result = device.vk.AllocateDescriptorSets(device.handle, &allocate, sets.data());
   if (result != VK_SUCCESS) {
     device.vk.DestroyDescriptorPool(device.handle, pool_, nullptr);

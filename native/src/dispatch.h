@@ -16,9 +16,12 @@ struct ResolvedDispatch {
   bool empty() const { return groups[0] == 0 || groups[1] == 0 || groups[2] == 0; }
 };
 
-// `regions[i]`: where buffer i of the plan is.
+// `regions[i]`: where buffer i of the plan is; `most_groups`: work groups that a command may have.
 ResolvedDispatch resolve(const Device& device, const Dispatch& command, const Kernel& kernel, const Values& values,
-                         std::span<const Region> regions);
+                         std::span<const Region> regions, uint64_t most_groups);
+
+// Throws where a buffer of `size` bytes does not hold what it is for, or much more.
+void check_room(uint64_t size, uint64_t tensor, const Buffer& buffer);
 
 // A descriptor set for each of a list of commands whose pipelines do not push descriptors.
 class DescriptorSets {

@@ -1,6 +1,7 @@
 #include "expr.h"
 
 #include "error.h"
+#include "text.h"
 
 #include <algorithm>
 #include <limits>
@@ -142,43 +143,90 @@ std::vector<bool> symbolic(std::span<const Expr> pool) {
   return result;
 }
 
-std::vector<std::string> texts(std::span<const Expr> pool, std::span<const Symbol> symbols) {
-  constexpr size_t longest = 200;
-  std::vector<std::string> result(pool.size());
-  const auto part = [&](ExprIndex index) { return result[index].size() <= longest ? result[index] : cat("e", index); };
+namespace {
+
+constexpr uint32_t longest_part = 200;
+
+// What stands before, between and after the operands of an operator.
+struct Notation {
+  std::string_view before, between, after;
+};
+
+Notation notation(ExprOp op) {
+  switch (op) {
+  case ExprOp::add:
+    return {"(", " + ", ")"};
+  case ExprOp::sub:
+    return {"(", " - ", ")"};
+  case ExprOp::mul:
+    return {"(", " * ", ")"};
+  case ExprOp::floordiv:
+    return {"(", " // ", ")"};
+  case ExprOp::mod:
+    return {"(", " % ", ")"};
+  case ExprOp::min:
+    return {"min(", ", ", ")"};
+  case ExprOp::max:
+    return {"max(", ", ", ")"};
+  case ExprOp::constant:
+  case ExprOp::symbol:
+    break;
+  }
+  return {};
+}
+
+} // namespace
+
+// Only lengths are worked out for all: the texts themselves could take many times the memory of the pool.
+Texts::Texts(std::span<const Expr> pool, std::span<const Symbol> symbols)
+    : pool_(pool), symbols_(symbols), long_(pool.size()) {
+  std::vector<uint8_t> lengths(pool.size()); // of those that are not long
+  static_assert(longest_part < 256);
+  const auto length = [&](ExprIndex index) -> size_t {
+    return long_[index] ? std::to_string(index).size() + 1 : lengths[index];
+  };
   for (size_t i = 0; i < pool.size(); ++i) {
     const Expr& expr = pool[i];
-    switch (expr.op) {
-    case ExprOp::constant:
-      result[i] = std::to_string(expr.value);
-      break;
-    case ExprOp::symbol:
-      result[i] = symbols[static_cast<size_t>(expr.value)].name;
-      break;
-    case ExprOp::add:
-      result[i] = cat("(", part(expr.a), " + ", part(expr.b), ")");
-      break;
-    case ExprOp::sub:
-      result[i] = cat("(", part(expr.a), " - ", part(expr.b), ")");
-      break;
-    case ExprOp::mul:
-      result[i] = cat("(", part(expr.a), " * ", part(expr.b), ")");
-      break;
-    case ExprOp::floordiv:
-      result[i] = cat("(", part(expr.a), " // ", part(expr.b), ")");
-      break;
-    case ExprOp::mod:
-      result[i] = cat("(", part(expr.a), " % ", part(expr.b), ")");
-      break;
-    case ExprOp::min:
-      result[i] = cat("min(", part(expr.a), ", ", part(expr.b), ")");
-      break;
-    case ExprOp::max:
-      result[i] = cat("max(", part(expr.a), ", ", part(expr.b), ")");
-      break;
+    size_t size = 0;
+    if (expr.op == ExprOp::constant)
+      size = std::to_string(expr.value).size();
+    else if (expr.op == ExprOp::symbol)
+      size = symbols[static_cast<size_t>(expr.value)].name.size();
+    else {
+      const Notation words = notation(expr.op);
+      size = words.before.size() + words.between.size() + words.after.size() + length(expr.a) + length(expr.b);
     }
+    long_[i] = size > longest_part;
+    lengths[i] = static_cast<uint8_t>(std::min<size_t>(size, 255));
   }
-  return result;
+}
+
+std::string Texts::operator[](ExprIndex index) const {
+  std::string out;
+  write(index, out);
+  return out;
+}
+
+void Texts::part(ExprIndex index, std::string& out) const {
+  if (long_[index])
+    append(out, cat("e", index));
+  else
+    write(index, out);
+}
+
+// What is not long is not nested deeply either.
+void Texts::write(ExprIndex index, std::string& out) const {
+  const Expr& expr = pool_[index];
+  if (expr.op == ExprOp::constant)
+    return append(out, expr.value);
+  if (expr.op == ExprOp::symbol)
+    return append(out, symbols_[static_cast<size_t>(expr.value)].name);
+  const Notation words = notation(expr.op);
+  append(out, words.before);
+  part(expr.a, out);
+  append(out, words.between);
+  part(expr.b, out);
+  append(out, words.after);
 }
 
 } // namespace lapilli

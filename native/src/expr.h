@@ -28,8 +28,22 @@ private:
 // For every expression, whether it depends on a symbol.
 std::vector<bool> symbolic(std::span<const Expr> pool);
 
-// Every expression as text, "3", "N", "(N * 3)"; long ones refer to others as "e17".
-std::vector<std::string> texts(std::span<const Expr> pool, std::span<const Symbol> symbols);
+// Expressions as text, "3", "N", "(N * 3)"; long ones refer to others as "e17".
+class Texts {
+public:
+  Texts() = default;
+  Texts(std::span<const Expr> pool, std::span<const Symbol> symbols);
+
+  std::string operator[](ExprIndex index) const;
+
+private:
+  void write(ExprIndex index, std::string& out) const;
+  void part(ExprIndex index, std::string& out) const;
+
+  std::span<const Expr> pool_;
+  std::span<const Symbol> symbols_;
+  std::vector<bool> long_; // too long to be a part of another
+};
 
 // Arithmetic that says when the result does not fit. `floor_divide` and `floor_modulo` round like Python's // and %.
 bool add(int64_t a, int64_t b, int64_t& result);

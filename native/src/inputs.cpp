@@ -43,11 +43,11 @@ void collect_symbols(const Method& method, ExprIndex index, std::vector<bool>& v
 } // namespace
 
 std::string shape_text(const Method& method, const TensorSpec& spec) {
-  const std::vector<std::string> names = texts(method.exprs, method.symbols);
+  const Texts texts(method.exprs, method.symbols);
   std::vector<bool> visited(method.exprs.size()), used(method.symbols.size());
   std::string text = "(";
   for (size_t i = 0; i < spec.shape.size(); ++i) {
-    text += cat(i > 0 ? ", " : "", names[spec.shape[i]]);
+    text += cat(i > 0 ? ", " : "", texts[spec.shape[i]]);
     collect_symbols(method, spec.shape[i], visited, used);
   }
   text += spec.shape.size() == 1 ? ",)" : ")";
@@ -126,6 +126,7 @@ void check_tensors(const Method& method, std::span<const lapilli_tensor> inputs,
 
 void check_integers(Bytes values, int64_t limit, const std::function<std::string()>& what) {
   const int64_t least = limit > 0 ? -limit : INT32_MIN, most = limit > 0 ? limit : INT32_MAX;
+  const uint64_t room = static_cast<uint64_t>(most) - static_cast<uint64_t>(least);
   const auto at = [&](size_t i) {
     int64_t value; // not necessarily aligned
     std::memcpy(&value, values.data() + i * sizeof value, sizeof value);
@@ -133,7 +134,7 @@ void check_integers(Bytes values, int64_t limit, const std::function<std::string
   };
   const size_t count = values.size() / sizeof(int64_t);
   const auto is_beyond = [&](int64_t value) {
-    return static_cast<uint64_t>(value) - static_cast<uint64_t>(least) > static_cast<uint64_t>(most - least);
+    return static_cast<uint64_t>(value) - static_cast<uint64_t>(least) > room;
   };
   bool beyond = false;
   for (size_t i = 0; i < count; ++i)

@@ -1,6 +1,7 @@
 #include "instance.h"
 
 #include "error.h"
+#include "fork.h"
 
 #include <algorithm>
 #include <array>
@@ -54,8 +55,9 @@ std::vector<VkExtensionProperties> extensions(const GlobalFunctions& vk, const c
   if (vk.EnumerateInstanceExtensionProperties(layer, &count, nullptr) != VK_SUCCESS)
     return {};
   std::vector<VkExtensionProperties> found(count);
-  vk.EnumerateInstanceExtensionProperties(layer, &count, found.data());
-  found.resize(count);
+  if (vk.EnumerateInstanceExtensionProperties(layer, &count, found.data()) < 0)
+    return {};
+  found.resize(std::min<size_t>(count, found.size()));
   return found;
 }
 
@@ -102,9 +104,9 @@ VkInstance create(const GlobalFunctions& vk, bool validation) {
   const VkValidationFeatureEnableEXT synchronization = VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT;
   if (validation) {
     uint32_t count = 0;
-    vk.EnumerateInstanceLayerProperties(&count, nullptr);
+    check(vk.EnumerateInstanceLayerProperties(&count, nullptr), "vkEnumerateInstanceLayerProperties");
     std::vector<VkLayerProperties> layers(count);
-    vk.EnumerateInstanceLayerProperties(&count, layers.data());
+    check(vk.EnumerateInstanceLayerProperties(&count, layers.data()), "vkEnumerateInstanceLayerProperties");
     const auto offered = extensions(vk, validation_layer);
     if (std::ranges::none_of(layers, [](const auto& l) { return std::strcmp(l.layerName, validation_layer) == 0; }) ||
         !(has(offered, VK_EXT_DEBUG_UTILS_EXTENSION_NAME) || has(available, VK_EXT_DEBUG_UTILS_EXTENSION_NAME)))
@@ -161,10 +163,9 @@ void check(VkResult result, const char* call) {
   case VK_ERROR_OUT_OF_DEVICE_MEMORY:
     fail(LAPILLI_OUT_OF_MEMORY, "The device is out of memory (", call,
          "). Release other programs, run smaller inputs, or choose another device with LAPILLI_DEVICE.");
-  case VK_ERROR_DEVICE_LOST:
-    fail(LAPILLI_DEVICE_LOST, "The device stopped working (", call,
-         "). Load the program again; if it happens again, update the driver or choose another device with "
-         "LAPILLI_DEVICE.");
+  case VK_ERROR_DEVICE_LOST: // of an open device: see Device::check
+    fail(LAPILLI_DEVICE_LOST, "The device does not work (", call,
+         "). Try again; if it happens again, update the driver or choose another device with LAPILLI_DEVICE.");
   default:
     fail(LAPILLI_INTERNAL, call, " failed with Vulkan result ", static_cast<int>(result),
          ". Run with LAPILLI_VALIDATION=1 and report what it prints.");
@@ -176,14 +177,28 @@ bool validation_by_environment() {
   return value && *value != "0";
 }
 
-Instance& Instance::get(bool validation) {
+Instance* Instance::find(bool validation) {
+  refuse_in_child(); // before the lock, which another thread of the parent may have held
   static std::mutex mutex;
   static std::array<Instance*, 2> instances{};
   const std::lock_guard lock(mutex);
   Instance*& instance = instances[validation ? 1 : 0];
-  if (instance == nullptr)
-    instance = new Instance(validation);
-  return *instance;
+  if (instance == nullptr) {
+    VulkanInUse in_use;
+    std::unique_ptr<Instance> made(new Instance(validation));
+    if (made->devices.empty())
+      return nullptr;
+    instance = made.release();
+    in_use.for_ever();
+  }
+  return instance;
+}
+
+Instance& Instance::get(bool validation) {
+  if (Instance* instance = find(validation))
+    return *instance;
+  fail(LAPILLI_NO_DRIVER, "No Vulkan device was found on this machine. Install the driver of your GPU, or a software "
+                          "driver; on Debian: apt install mesa-vulkan-drivers.");
 }
 
 Instance::Instance(bool with_validation) : validation(with_validation) {
@@ -192,23 +207,46 @@ Instance::Instance(bool with_validation) : validation(with_validation) {
   global.load([&](const char* name) { return get_proc(nullptr, name); });
   handle = create(global, validation);
   vk.load([&](const char* name) { return get_proc(handle, name); });
+  try {
+    prepare();
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+Instance::~Instance() { release(); }
+
+void Instance::release() {
+  if (messenger_ != VK_NULL_HANDLE)
+    vk.DestroyDebugUtilsMessengerEXT(handle, messenger_, nullptr);
+  vk.DestroyInstance(handle, nullptr);
+}
+
+void Instance::prepare() {
   if (validation) {
     const VkDebugUtilsMessengerCreateInfoEXT info = messenger_info();
-    VkDebugUtilsMessengerEXT messenger = VK_NULL_HANDLE;
-    check(vk.CreateDebugUtilsMessengerEXT(handle, &info, nullptr, &messenger), "vkCreateDebugUtilsMessengerEXT");
+    check(vk.CreateDebugUtilsMessengerEXT(handle, &info, nullptr, &messenger_), "vkCreateDebugUtilsMessengerEXT");
   }
   enumerate();
 }
 
 void Instance::enumerate() {
-  uint32_t count = 0;
-  VkResult result = vk.EnumeratePhysicalDevices(handle, &count, nullptr);
-  std::vector<VkPhysicalDevice> found(count);
-  if (result == VK_SUCCESS && count > 0)
-    result = vk.EnumeratePhysicalDevices(handle, &count, found.data());
-  if (result != VK_SUCCESS && result != VK_INCOMPLETE && result != VK_ERROR_INITIALIZATION_FAILED)
-    check(result, "vkEnumeratePhysicalDevices");
-  found.resize(count);
+  std::vector<VkPhysicalDevice> found;
+  VkResult result = VK_INCOMPLETE;
+  while (result == VK_INCOMPLETE) { // a device came between the two calls
+    uint32_t count = 0;
+    result = vk.EnumeratePhysicalDevices(handle, &count, nullptr);
+    found.assign(result == VK_SUCCESS ? count : 0, VK_NULL_HANDLE);
+    if (!found.empty())
+      result = vk.EnumeratePhysicalDevices(handle, &count, found.data());
+    found.resize(std::min<size_t>(count, found.size()));
+  }
+  if (result == VK_ERROR_INITIALIZATION_FAILED)
+    fail(LAPILLI_NO_DRIVER, "The Vulkan driver of this machine does not start (vkEnumeratePhysicalDevices). Look at it "
+                            "with vulkaninfo, and install the driver of your GPU again, or a software driver; on Debian: "
+                            "apt install mesa-vulkan-drivers.");
+  check(result, "vkEnumeratePhysicalDevices");
   for (const VkPhysicalDevice device : found)
     if (auto capabilities = query_capabilities(vk, device))
       devices.push_back(std::move(*capabilities));
@@ -216,9 +254,6 @@ void Instance::enumerate() {
 }
 
 uint32_t Instance::select(const char* wanted) const {
-  if (devices.empty())
-    fail(LAPILLI_NO_DRIVER, "No Vulkan device was found on this machine. Install the driver of your GPU, or a software "
-                            "driver; on Debian: apt install mesa-vulkan-drivers.");
   std::string text = wanted != nullptr ? wanted : environment("LAPILLI_DEVICE").value_or("");
   if (text.empty())
     return 0;

@@ -16,7 +16,11 @@ void check(VkResult result, const char* call);
 // process: drivers do not like to be torn down while it ends.
 class Instance {
 public:
-  static Instance& get(bool validation);
+  static Instance& get(bool validation); // throws where there is no device
+  static Instance* find(bool validation); // null where there is none: then the next call looks again
+  ~Instance();
+  Instance(const Instance&) = delete;
+  Instance& operator=(const Instance&) = delete;
 
   InstanceFunctions vk;
   VkInstance handle = VK_NULL_HANDLE;
@@ -31,7 +35,11 @@ public:
 
 private:
   explicit Instance(bool validation);
+  void prepare();
+  void release();
   void enumerate();
+
+  VkDebugUtilsMessengerEXT messenger_ = VK_NULL_HANDLE;
 };
 
 // True when the environment variable LAPILLI_VALIDATION asks for validation.

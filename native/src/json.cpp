@@ -1,5 +1,7 @@
 #include "json.h"
 
+#include "error.h"
+
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -28,6 +30,10 @@ size_t sequence(std::string_view text) {
 }
 
 } // namespace
+
+void Json::too_long() const {
+  invalid_file("The description of the program is longer than ", limit_, " bytes, the limit (description_bytes).");
+}
 
 void Json::value(double number) {
   if (!std::isfinite(number))

@@ -12,6 +12,8 @@ namespace lapilli {
 // Text that is not valid UTF-8 is written with replacement characters, so the result always parses.
 class Json {
 public:
+  explicit Json(uint64_t limit = UINT64_MAX) : limit_(limit) {}
+
   template <class F> void object(F&& f) { nested('{', '}', f); }
   template <class F> void array(F&& f) { nested('[', ']', f); }
 
@@ -66,13 +68,18 @@ private:
     first_ = false;
   }
   void separate() {
+    if (out_.size() > limit_)
+      too_long();
     if (!first_)
       out_ += ',';
     first_ = false;
   }
   void quote(std::string_view text);
 
+  [[noreturn]] void too_long() const;
+
   std::string out_;
+  uint64_t limit_; // bytes, beyond which it throws
   bool first_ = true;
 };
 

@@ -67,6 +67,7 @@ Launch::Launch(const Shared& shared, std::span<const int64_t> symbols) {
     slot_of[i] = buffer.kind == BufferKind::input ? buffer.index : inputs + buffer.index;
     Slot& slot = slots[slot_of[i]];
     regions[i] = {VK_NULL_HANDLE, 0, values.size(buffer.size, "the size of a buffer")};
+    check_room(regions[i].size, slot.tensor, buffer);
     slot.bound = std::max(slot.bound, regions[i].size);
   }
 
@@ -74,7 +75,8 @@ Launch::Launch(const Shared& shared, std::span<const int64_t> symbols) {
   for (const Dispatch& dispatch : plan.run) {
     wait = wait || dispatch.barrier;
     const ResolvedDispatch resolved =
-        resolve(shared.device, dispatch, shared.kernels[dispatch.kernel], values, regions);
+        resolve(
+        shared.device, dispatch, shared.kernels[dispatch.kernel], values, regions, shared.limits.groups);
     if (resolved.empty())
       continue;
     commands.push_back({&dispatch, resolved.groups, static_cast<uint32_t>(bindings.size()),

@@ -14,6 +14,8 @@ constexpr VkMemoryPropertyFlags visible = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT;
 constexpr VkMemoryPropertyFlags coherent = VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
 constexpr VkMemoryPropertyFlags cached = VK_MEMORY_PROPERTY_HOST_CACHED_BIT;
 
+constexpr uint64_t most_padding = 512; // of a buffer on a software device
+
 struct Wish {
   VkMemoryPropertyFlags with, without;
 };
@@ -55,7 +57,7 @@ GpuBuffer::GpuBuffer(Device& device, uint64_t size, MemoryUse use, MemoryCounter
   // lavapipe compiles a kernel again for texel views of a buffer whose size is a power of two. The first step of 256
   // bytes is for views that end in the padding (see resolve_binding).
   if (capabilities.is_cpu())
-    size_ += std::has_single_bit(size_ + 256) ? 512 : 256;
+    size_ += std::has_single_bit(size_ + 256) ? most_padding : 256;
   const auto out_of_memory = [&](uint64_t limit) {
     fail(LAPILLI_OUT_OF_MEMORY, capabilities.name, " has not enough memory for ", human_size(size_), " of ", what, " (",
          limit != 0 ? cat("the device allows ", human_size(limit))
@@ -65,6 +67,12 @@ GpuBuffer::GpuBuffer(Device& device, uint64_t size, MemoryUse use, MemoryCounter
   };
   if (size_ > capabilities.max_allocation)
     out_of_memory(capabilities.max_allocation);
+  if (!counter.add(size_))
+    fail(LAPILLI_OUT_OF_MEMORY, "The program needs ", human_size(size_), " for ", what, " beside ",
+         human_size(counter.load()), " that it has, and may take ", human_size(counter.limit),
+         " in all (device_bytes of the limits, or all memory of ", capabilities.name,
+         "). Run smaller inputs, or raise the limit.");
+  allocated_ = size_;
   try {
     VkBufferCreateInfo info{};
     info.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO;
@@ -88,8 +96,6 @@ GpuBuffer::GpuBuffer(Device& device, uint64_t size, MemoryUse use, MemoryCounter
         result == VK_ERROR_TOO_MANY_OBJECTS)
       out_of_memory(0);
     check(result, "vkAllocateMemory");
-    allocated_ = needed.size;
-    counter += allocated_;
     check(device.vk.BindBufferMemory(device.handle, buffer_, memory_, 0), "vkBindBufferMemory");
     coherent_ = (properties.propertyFlags & coherent) != 0;
     cached_ = (properties.propertyFlags & cached) != 0;
@@ -124,7 +130,7 @@ void GpuBuffer::release() {
     return;
   device_->vk.DestroyBuffer(device_->handle, buffer_, nullptr);
   device_->vk.FreeMemory(device_->handle, memory_, nullptr);
-  *counter_ -= allocated_;
+  counter_->subtract(allocated_);
   device_ = nullptr;
 }
 
@@ -176,6 +182,11 @@ bool has_large_bar(const Capabilities& device) {
       return true;
   }
   return false;
+}
+
+uint64_t largest_block(const Capabilities& device) {
+  const uint64_t alignment = binding_alignment(device), padding = device.is_cpu() ? most_padding : 0;
+  return device.max_allocation < padding ? 0 : (device.max_allocation - padding) / alignment * alignment;
 }
 
 uint64_t binding_alignment(const Capabilities& device) {

@@ -13,8 +13,25 @@ enum class MemoryUse {
   readback, // host memory that the device writes and the host reads: cached
 };
 
-// Bytes allocated by one program, for lapilli_memory_info.
-using MemoryCounter = std::atomic<uint64_t>;
+// Bytes allocated by one program or stream, for lapilli_memory_info.
+class MemoryCounter {
+public:
+  explicit MemoryCounter(uint64_t most = UINT64_MAX) : limit(most) {}
+  uint64_t load() const { return bytes_; }
+  // False, and nothing is added, where that would be more than the limit.
+  bool add(uint64_t bytes) {
+    if (const uint64_t before = bytes_.fetch_add(bytes); bytes <= limit && before <= limit - bytes)
+      return true;
+    bytes_ -= bytes;
+    return false;
+  }
+  void subtract(uint64_t bytes) { bytes_ -= bytes; }
+
+  uint64_t limit; // set before anything is added
+
+private:
+  std::atomic<uint64_t> bytes_{0};
+};
 
 // A part of a Vulkan buffer.
 struct Region {
@@ -71,6 +88,9 @@ private:
 
 // Whether host-visible memory of the device itself exists, and is more than a small window.
 bool has_large_bar(const Capabilities& device);
+
+// Bytes of the largest block that a memory plan may have: a GpuBuffer takes a little more.
+uint64_t largest_block(const Capabilities& device);
 
 // Offsets of bindings are multiples of this.
 uint64_t binding_alignment(const Capabilities& device);

@@ -1,5 +1,5 @@
 // A program in memory, after it was verified: every index below is in range, every list has the length it must have.
-// Nothing here refers to the file except Kernel::code and Constant::bytes, which are used while loading only.
+// Nothing here refers to the file.
 #pragma once
 
 #include "lapilli.h"
@@ -49,7 +49,7 @@ struct Constant {
   DType dtype;
   std::vector<uint32_t> shape;
   uint64_t offset; // in the data section
-  Bytes bytes;
+  uint64_t bytes;
 };
 
 struct State {
@@ -63,7 +63,7 @@ struct State {
 struct Kernel {
   std::string name;
   uint64_t code_offset; // in the data section
-  Bytes code;
+  std::vector<uint32_t> code; // until the pipelines are there
   uint32_t bindings;
   uint32_t push_size;
   std::array<uint32_t, 3> local;
@@ -73,6 +73,7 @@ struct Kernel {
   std::string entry_point;
   uint32_t spirv_version;             // 0x00010300: 1.3
   std::vector<uint32_t> capabilities; // SPIR-V numbers, sorted
+  uint32_t stored = 0;                // bit i: its code may store through binding i
 };
 
 struct Buffer {

@@ -1,10 +1,10 @@
 #include "pipeline_cache.h"
 
 #include "checksum.h"
+#include "private_file.h"
 #include "text.h"
 
 #include <cstring>
-#include <fstream>
 
 namespace lapilli {
 
@@ -56,13 +56,8 @@ std::filesystem::path pipeline_cache_file(const std::filesystem::path& folder, c
 }
 
 std::vector<std::byte> read_pipeline_cache(const std::filesystem::path& file, const Capabilities& device) {
-  std::error_code error;
-  const uint64_t size = std::filesystem::file_size(file, error);
-  if (error || size <= sizeof(Header) || size > largest)
-    return {};
-  std::vector<std::byte> bytes(static_cast<size_t>(size));
-  std::ifstream stream(file, std::ios::binary);
-  if (!stream.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size())))
+  const std::vector<std::byte> bytes = read_private_file(file, largest);
+  if (bytes.size() <= sizeof(Header))
     return {};
   std::vector<std::byte> data(bytes.begin() + sizeof(Header), bytes.end());
   const Header expected = header_for(device, data);
@@ -76,7 +71,7 @@ bool write_pipeline_cache(const std::filesystem::path& file, const Capabilities&
     return false;
   const Header header = header_for(device, data);
   const std::array<Bytes, 2> parts{std::as_bytes(std::span(&header, 1)), data};
-  return replace_file(file, parts);
+  return replace_private_file(file, parts);
 }
 
 } // namespace lapilli

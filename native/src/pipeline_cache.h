@@ -1,5 +1,5 @@
-// The driver's pipeline cache on disk: one file per device and driver, replaced in one step. A file that is damaged or
-// of another driver is ignored.
+// The driver's pipeline cache on disk: one file per device and driver, replaced in one step. A file that is damaged, of
+// another driver or another user, or that others may write, is ignored.
 #pragma once
 
 #include "capabilities.h"

@@ -2,6 +2,7 @@
 
 #include "error.h"
 #include "pipeline_cache.h"
+#include "spirv_clamp.h"
 
 #include <algorithm>
 #include <cstring>
@@ -24,7 +25,15 @@ Pipelines::Pipelines(Device& device, std::span<const Kernel> kernels, const std:
     info.sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO;
     info.initialDataSize = known.size();
     info.pInitialData = known.data();
-    check(device.vk.CreatePipelineCache(device.handle, &info, nullptr, &cache_), "vkCreatePipelineCache");
+    VkResult result = device.vk.CreatePipelineCache(device.handle, &info, nullptr, &cache_);
+    if (result != VK_SUCCESS && !known.empty()) { // the driver does not want what was cached
+      cache_found_ = false;
+      cache_size_ = 0;
+      info.initialDataSize = 0;
+      info.pInitialData = nullptr;
+      result = device.vk.CreatePipelineCache(device.handle, &info, nullptr, &cache_);
+    }
+    check(result, "vkCreatePipelineCache");
     for (uint32_t i = 0; i < kernels.size(); ++i)
       if (used[i]) {
         create_layouts(kernels[i], pipelines_[i]);
@@ -121,11 +130,11 @@ void Pipelines::work(std::span<const Kernel> kernels) {
 void Pipelines::create(const Kernel& kernel, Pipeline& pipeline) {
   const DeviceFunctions& vk = device_.vk;
   const Capabilities& capabilities = device_.capabilities;
-  std::vector<uint32_t> code(kernel.code.size() / 4);
-  std::memcpy(code.data(), kernel.code.data(), kernel.code.size());
+  const std::vector<uint32_t> code = with_float_controls(
+      capabilities.is_cpu() ? clamp_indices(kernel.code) : kernel.code, capabilities.float_controls);
   VkShaderModuleCreateInfo module_info{};
   module_info.sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO;
-  module_info.codeSize = kernel.code.size();
+  module_info.codeSize = code.size() * 4;
   module_info.pCode = code.data();
   VkShaderModule module = VK_NULL_HANDLE;
   check(vk.CreateShaderModule(device_.handle, &module_info, nullptr, &module), "vkCreateShaderModule");

@@ -28,6 +28,7 @@ uint64_t room(uint64_t size, uint64_t alignment) {
 }
 
 constexpr uint64_t none = std::numeric_limits<uint64_t>::max();
+constexpr size_t many_buffers = 8192;
 
 // The start of the smallest gap that takes `size` bytes during first..last; otherwise the end of all that is alive
 // then.
@@ -109,7 +110,7 @@ uint64_t excess(const MemoryPlan& plan, std::span<const Lifetime> buffers, uint3
 void improve(MemoryPlan& best, std::vector<uint32_t> order, std::span<const Lifetime> buffers, uint64_t alignment,
              uint64_t limit, uint64_t bound) {
   constexpr size_t effort = 1 << 19;
-  const size_t steps = effort / (buffers.size() * buffers.size());
+  const size_t steps = effort / std::max<size_t>(buffers.size() * buffers.size(), 1);
   MemoryPlan plan = best;
   std::minstd_rand random;
   std::vector<uint32_t> beyond, earlier; // places in the order
@@ -121,6 +122,8 @@ void improve(MemoryPlan& best, std::vector<uint32_t> order, std::span<const Life
     for (uint32_t k = 0; k < order.size(); ++k)
       if (excess(plan, buffers, order[k], alignment, bound) != 0)
         beyond.push_back(k);
+    if (beyond.empty())
+      return;
     const uint32_t moved = beyond[random() % beyond.size()];
     const Lifetime& life = buffers[order[moved]];
     earlier.clear();
@@ -169,15 +172,20 @@ MemoryPlan plan_memory(std::span<const Lifetime> buffers, uint64_t alignment, ui
       best_order = std::move(order);
     }
   };
+  const auto finished = [&] {
+    best.sum = measured.sum;
+    best.lower_bound = measured.lower_bound;
+    return std::move(best);
+  };
   const auto length = [&](uint32_t i) { return buffers[i].last - buffers[i].first; };
   attempt(std::greater{}, [&](uint32_t i) { return std::tuple(buffers[i].size, length(i)); });
+  if (buffers.size() > many_buffers) // one attempt takes time by the square of their number
+    return finished();
   attempt(std::greater{}, [&](uint32_t i) { return std::tuple(length(i), buffers[i].size); });
   attempt(std::less{}, [&](uint32_t i) { return std::tuple(buffers[i].first, ~buffers[i].size); });
   if (best.total > measured.lower_bound)
     improve(best, best_order, buffers, alignment, block_limit, measured.lower_bound);
-  best.sum = measured.sum;
-  best.lower_bound = measured.lower_bound;
-  return best;
+  return finished();
 }
 
 MemoryPlan plan_without_sharing(std::span<const uint64_t> sizes, uint64_t alignment, uint64_t block_limit) {

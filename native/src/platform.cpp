@@ -2,12 +2,11 @@
 
 #include "error.h"
 
-#include <atomic>
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 
 #if defined(_WIN32)
 #define NOMINMAX
@@ -16,55 +15,69 @@
 #else
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #endif
 
 namespace lapilli {
 
+namespace {
+
+[[noreturn]] void became_shorter(const std::string& path) {
+  invalid_file("The file ", path, " became shorter while it was read. Wait until it is written, and load it again.");
+}
+
+} // namespace
+
 #if defined(_WIN32)
 
-MappedFile::MappedFile(const char* path) {
+File::File(const char* path) : path_(path) {
   const HANDLE file =
       CreateFileW(std::filesystem::path(reinterpret_cast<const char8_t*>(path)).c_str(), GENERIC_READ,
                   FILE_SHARE_READ | FILE_SHARE_DELETE, nullptr, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, nullptr);
   if (file == INVALID_HANDLE_VALUE)
     fail(LAPILLI_IO_ERROR, "Cannot open ", path, " (Windows error ", GetLastError(), ").");
   LARGE_INTEGER size{};
-  GetFileSizeEx(file, &size);
-  size_ = static_cast<size_t>(size.QuadPart);
-  if (size_ > 0) {
-    const HANDLE mapping = CreateFileMappingW(file, nullptr, PAGE_READONLY, 0, 0, nullptr);
-    if (mapping != nullptr) {
-      data_ = static_cast<const std::byte*>(MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, 0));
-      CloseHandle(mapping);
-    }
+  if (GetFileType(file) != FILE_TYPE_DISK || GetFileSizeEx(file, &size) == 0) {
+    CloseHandle(file);
+    fail(LAPILLI_IO_ERROR, "Cannot read ", path, ": it is not a regular file.");
   }
-  CloseHandle(file);
-  if (size_ > 0 && data_ == nullptr)
-    fail(LAPILLI_IO_ERROR, "Cannot map ", path, " into memory (Windows error ", GetLastError(), ").");
+  handle_ = reinterpret_cast<intptr_t>(file);
+  size_ = static_cast<uint64_t>(size.QuadPart);
 }
 
-MappedFile::~MappedFile() {
-  if (data_ != nullptr)
-    UnmapViewOfFile(data_);
+File::~File() { CloseHandle(reinterpret_cast<HANDLE>(handle_)); }
+
+void File::read(uint64_t offset, std::span<std::byte> to) const {
+  while (!to.empty()) {
+    OVERLAPPED place{};
+    place.Offset = static_cast<DWORD>(offset);
+    place.OffsetHigh = static_cast<DWORD>(offset >> 32);
+    DWORD count = 0;
+    const auto wanted = static_cast<DWORD>(std::min<size_t>(to.size(), size_t{1} << 30));
+    if (ReadFile(reinterpret_cast<HANDLE>(handle_), to.data(), wanted, &count, &place) == 0 &&
+        GetLastError() != ERROR_HANDLE_EOF)
+      fail(LAPILLI_IO_ERROR, "Cannot read ", path_, " (Windows error ", GetLastError(), ").");
+    if (count == 0)
+      became_shorter(path_);
+    offset += count;
+    to = to.subspan(count);
+  }
 }
 
-void release_pages(Bytes) {} // the system trims mapped pages by itself
-
-void* open_library(const char* name) { return reinterpret_cast<void*>(LoadLibraryA(name)); }
+// From the system's folder alone: what lies beside the program or in the current folder is not asked.
+void* open_library(const char* name) {
+  return reinterpret_cast<void*>(LoadLibraryExA(name, nullptr, LOAD_LIBRARY_SEARCH_SYSTEM32));
+}
 
 void* find_symbol(void* library, const char* name) {
   return reinterpret_cast<void*>(GetProcAddress(static_cast<HMODULE>(library), name));
 }
 
-static unsigned long process_id() { return GetCurrentProcessId(); }
-
 #else
 
-MappedFile::MappedFile(const char* path) {
-  const int file = open(path, O_RDONLY | O_CLOEXEC);
+File::File(const char* path) : path_(path) {
+  const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe without a writer must not block
   if (file < 0)
     fail(LAPILLI_IO_ERROR, "Cannot open ", path, ": ", std::strerror(errno), ".");
   struct stat status{};
@@ -73,38 +86,30 @@ MappedFile::MappedFile(const char* path) {
     close(file);
     fail(LAPILLI_IO_ERROR, "Cannot read ", path, ": it is not a regular file.");
   }
-  size_ = static_cast<size_t>(status.st_size);
-  if (size_ > 0) {
-    void* data = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
-    if (data == MAP_FAILED) {
-      const int reason = errno;
-      close(file);
-      fail(reason == ENOMEM ? LAPILLI_OUT_OF_MEMORY : LAPILLI_IO_ERROR, "Cannot map ", path, " (", human_size(size_),
-           ") into memory: ", std::strerror(reason), ".");
-    }
-    data_ = static_cast<const std::byte*>(data);
+  handle_ = file;
+  size_ = static_cast<uint64_t>(status.st_size);
+}
+
+File::~File() { close(static_cast<int>(handle_)); }
+
+void File::read(uint64_t offset, std::span<std::byte> to) const {
+  while (!to.empty()) {
+    const ssize_t count = pread(static_cast<int>(handle_), to.data(), std::min<size_t>(to.size(), size_t{1} << 30),
+                                static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR)
+      continue;
+    if (count < 0)
+      fail(LAPILLI_IO_ERROR, "Cannot read ", path_, ": ", std::strerror(errno), ".");
+    if (count == 0)
+      became_shorter(path_);
+    offset += static_cast<uint64_t>(count);
+    to = to.subspan(static_cast<size_t>(count));
   }
-  close(file);
-}
-
-MappedFile::~MappedFile() {
-  if (data_ != nullptr)
-    munmap(const_cast<std::byte*>(data_), size_);
-}
-
-void release_pages(Bytes bytes) {
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const uintptr_t first = (reinterpret_cast<uintptr_t>(bytes.data()) + page - 1) / page * page;
-  const uintptr_t last = (reinterpret_cast<uintptr_t>(bytes.data()) + bytes.size()) / page * page;
-  if (first < last)
-    madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
 }
 
 void* open_library(const char* name) { return dlopen(name, RTLD_NOW | RTLD_LOCAL); }
 
 void* find_symbol(void* library, const char* name) { return dlsym(library, name); }
-
-static long process_id() { return getpid(); }
 
 #endif
 
@@ -128,29 +133,6 @@ std::filesystem::path cache_folder() {
     return std::filesystem::path(*folder) / ".cache" / "lapilli";
 #endif
   return {};
-}
-
-bool replace_file(const std::filesystem::path& path, std::span<const Bytes> parts) {
-  static std::atomic<unsigned> counter{0};
-  std::error_code error;
-  std::filesystem::create_directories(path.parent_path(), error);
-  std::filesystem::path temporary = path;
-  temporary += cat(".", process_id(), ".", counter++, ".tmp");
-  {
-    std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
-    for (const Bytes part : parts)
-      file.write(reinterpret_cast<const char*>(part.data()), static_cast<std::streamsize>(part.size()));
-    file.close();
-    if (!file) {
-      std::filesystem::remove(temporary, error);
-      return false;
-    }
-  }
-  std::filesystem::rename(temporary, path, error);
-  if (!error)
-    return true;
-  std::filesystem::remove(temporary, error);
-  return false;
 }
 
 uint64_t nanoseconds_now() {

@@ -1,4 +1,4 @@
-// What differs between operating systems: mapped files, shared libraries, the environment, the cache folder.
+// What differs between operating systems: files, shared libraries, the environment, the cache folder.
 #pragma once
 
 #include <cstddef>
@@ -12,23 +12,24 @@ namespace lapilli {
 
 using Bytes = std::span<const std::byte>;
 
-// A file mapped read-only. Pages that were read can be given back before the mapping ends.
-class MappedFile {
+// A regular file, open for reading. It is read by calls, never mapped: a mapping of a file that becomes shorter meanwhile
+// would end the process.
+class File {
 public:
-  explicit MappedFile(const char* path);
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
+  explicit File(const char* path);
+  ~File();
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
 
-  Bytes bytes() const { return {data_, size_}; }
+  uint64_t size() const { return size_; } // when it was opened
+  // Throws INVALID_FILE when the file has become shorter than `offset + to.size()`.
+  void read(uint64_t offset, std::span<std::byte> to) const;
 
 private:
-  const std::byte* data_ = nullptr;
-  size_t size_ = 0;
+  std::string path_; // for messages
+  intptr_t handle_ = -1;
+  uint64_t size_ = 0;
 };
-
-// Tell the system that these bytes of a mapping are not needed in memory for now. They can still be read.
-void release_pages(Bytes bytes);
 
 // The memory of this process that holds a shared library's functions; null when there is no such library.
 void* open_library(const char* name);
@@ -39,9 +40,6 @@ std::optional<std::string> environment(const char* name);
 
 // $LAPILLI_CACHE_DIR, else the user's cache folder for Lapilli; empty when there is none.
 std::filesystem::path cache_folder();
-
-// Replace a file in one step: readers see the old one or the new one. False when it cannot be written.
-bool replace_file(const std::filesystem::path& path, std::span<const Bytes> parts);
 
 uint64_t nanoseconds_now(); // monotonic
 

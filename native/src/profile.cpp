@@ -40,9 +40,10 @@ public:
 
   std::vector<uint64_t> ticks() {
     std::vector<uint64_t> result(count_);
-    check(device_.vk.GetQueryPoolResults(device_.handle, handle_, 0, count_, count_ * sizeof(uint64_t), result.data(),
-                                         sizeof(uint64_t), VK_QUERY_RESULT_64_BIT | VK_QUERY_RESULT_WAIT_BIT),
-          "vkGetQueryPoolResults");
+    device_.check(device_.vk.GetQueryPoolResults(device_.handle, handle_, 0, count_, count_ * sizeof(uint64_t),
+                                                 result.data(), sizeof(uint64_t),
+                                                 VK_QUERY_RESULT_64_BIT | VK_QUERY_RESULT_WAIT_BIT),
+                  "vkGetQueryPoolResults");
     return result;
   }
 

@@ -19,8 +19,10 @@ constexpr uint64_t smallest_staging = uint64_t{64} << 10;
 
 } // namespace
 
-std::shared_ptr<Program> Program::load(Bytes file, bool mapped, const lapilli_load_options& options, uint64_t started) {
-  Model model = read_model(open_container(file, options.skip_checksum == 0, mapped));
+std::shared_ptr<Program> Program::load(const Source& file, const lapilli_load_options& options, uint64_t started) {
+  const Limits limits = Limits::of(options.limits);
+  const Container container(file, limits, options.skip_checksum == 0);
+  Model model = read_model(container);
   if (!model.host_operators.empty() && options.allow_host == 0)
     fail(LAPILLI_UNSUPPORTED, "This program leaves ", listed(model.host_operators),
          " to torch on the CPU, which the player alone does not have. Load it in Python where torch is installed, or "
@@ -28,14 +30,18 @@ std::shared_ptr<Program> Program::load(Bytes file, bool mapped, const lapilli_lo
   const uint64_t opened = nanoseconds_now();
   Instance& instance = Instance::get(options.validation != 0 || validation_by_environment());
   std::shared_ptr<Device> device = Device::open(instance, instance.select(options.device));
-  const std::shared_ptr<Program> program(new Program(std::move(model), std::move(device)));
+  const std::shared_ptr<Program> program(new Program(std::move(model), std::move(device), limits));
   program->times_.open = opened - started;
   program->times_.device = nanoseconds_now() - opened;
   program->choose_plans(options.plan);
-  program->prepare(file, mapped, options);
+  program->prepare(container, options);
   program->times_.total = nanoseconds_now() - started;
   return program;
 }
+
+Program::Program(Model model, std::shared_ptr<Device> device, const Limits& limits)
+    : limits_(limits), counter_(std::min(limits.device_bytes, device->capabilities.all_memory())),
+      model_(std::move(model)), device_(std::move(device)) {}
 
 void Program::choose_plans(const char* wanted) {
   const Capabilities& device = device_->capabilities;
@@ -47,12 +53,14 @@ void Program::choose_plans(const char* wanted) {
     found_wanted = found_wanted || named;
     std::vector<Rejected>& rejected = rejected_.emplace_back();
     uint32_t taken = UINT32_MAX;
+    const std::vector<bool> dynamic = symbolic(method.exprs);
+    const Values values(method.exprs, std::vector<int64_t>(method.symbols.size()));
     for (uint32_t i = 0; i < method.plans.size() && taken == UINT32_MAX; ++i) {
       const Plan& plan = method.plans[i];
       names.push_back(plan.name);
       if (named && plan.name != wanted)
         continue;
-      std::vector<std::string> reasons = missing(device, method, plan, model_.kernels);
+      std::vector<std::string> reasons = missing(device, plan, model_.kernels, values, dynamic);
       if (reasons.empty())
         taken = i;
       else
@@ -71,7 +79,7 @@ void Program::choose_plans(const char* wanted) {
     fail(LAPILLI_INVALID_ARGUMENT, "The program has no plan \"", wanted, "\"; it has ", listed(names), ".");
 }
 
-void Program::prepare(Bytes file, bool mapped, const lapilli_load_options& options) {
+void Program::prepare(const Container& file, const lapilli_load_options& options) {
   std::vector<bool> used(model_.kernels.size());
   for (uint32_t m = 0; m < model_.methods.size(); ++m)
     for (const auto* commands : {&plan(m).load, &plan(m).run})
@@ -86,25 +94,20 @@ void Program::prepare(Bytes file, bool mapped, const lapilli_load_options& optio
                            : device_->capabilities.is_cpu() ? cpu_staging
                                                             : default_staging;
   constants_ =
-      std::make_unique<Constants>(*device_, model_, plans_, staging, mapped, counter_); // while the driver compiles
-  states_ = std::make_unique<States>(*device_, model_, plans_, staging, mapped, counter_);
+      std::make_unique<Constants>(*device_, model_, plans_, staging, file, counter_); // while the driver compiles
+  states_ = std::make_unique<States>(*device_, model_, plans_, staging, file, counter_);
   const uint64_t uploaded = nanoseconds_now();
   pipelines_->finish();
   const uint64_t compiled = nanoseconds_now();
-  constants_->pack(*pipelines_);
+  constants_->pack(*pipelines_, file);
   times_.pipelines = compiled - start;
   times_.constants = uploaded - compiling + (nanoseconds_now() - compiled);
   for (uint32_t m = 0; m < model_.methods.size(); ++m)
     shared_.push_back({*device_, model_.methods[m], plan(m), model_.kernels, *pipelines_, constants_->regions(m), paths,
-                       counter_, *states_});
+                       counter_, *states_, limits_});
   launches_.resize(shared_.size());
-  if (mapped)
-    release_pages(file);
-  // From here on the file may go away.
   for (Kernel& kernel : model_.kernels)
     kernel.code = {};
-  for (Constant& constant : model_.constants)
-    constant.bytes = {};
 }
 
 Program::~Program() { wait_for_all(); }
@@ -121,6 +124,12 @@ Run& Program::acquire(uint32_t method, std::span<const int64_t> symbols) {
   Run* run = nullptr;
   {
     const std::lock_guard lock(mutex_);
+    std::erase_if(abandoned_, [&](Run* late) {
+      const bool finished = late->wait(0);
+      if (finished)
+        idle_.push_back(late);
+      return finished;
+    });
     // The one recorded for these sizes, else any of this method.
     auto found = std::ranges::find_if(
         idle_, [&](const Run* idle) { return idle->method == method && idle->prepared_for(symbols); });
@@ -187,25 +196,52 @@ Run& Program::acquire_with(uint32_t index, std::span<const lapilli_tensor> input
   return run;
 }
 
-// Those that use states come one after the other.
-std::unique_lock<std::mutex> Program::alone() {
-  if (states_->empty())
-    return {};
-  std::shared_ptr<Stream> stream;
+// Lets what streams have recorded of this program begin.
+void Program::flush_streams(const Stream* but) {
+  std::vector<std::shared_ptr<Stream>> streams;
   {
     const std::lock_guard lock(launching_);
-    stream = stream_.lock();
+    if (streams_.empty() || (streams_.size() == 1 && streams_.front().first == but))
+      return;
+    for (const auto& [known, weak] : streams_)
+      if (auto stream = known != but ? weak.lock() : nullptr)
+        streams.push_back(std::move(stream));
   }
-  if (stream) // what it has recorded comes first
-    stream->flush();
-  return std::unique_lock(order_);
+  for (const std::shared_ptr<Stream>& stream : streams)
+    try {
+      stream->flush();
+    } catch (const Error& error) {
+      if (error.status != LAPILLI_DEVICE_LOST) // where it lost what was to change the states, they know
+        throw;
+    }
+}
+
+void Program::leave_other_streams(const Stream& stream) {
+  if (!states_->empty())
+    flush_streams(&stream);
+}
+
+// Those that use states come one after the other.
+std::unique_lock<std::mutex> Program::alone(Wanted wanted) {
+  if (states_->empty())
+    return {};
+  flush_streams(nullptr);
+  std::unique_lock lock(order_);
+  if (wanted == Wanted::states)
+    states_->need_all();
+  return lock;
 }
 
 Program::Launching Program::launch(uint32_t index, std::span<const int64_t> symbols, Stream& stream) {
   method(index);
   std::unique_lock lock(launching_);
-  if (!states_->empty())
-    stream_ = stream.weak_from_this();
+  if (!states_->empty()) {
+    states_->need_all();
+    if (std::ranges::none_of(streams_, [&](const auto& known) { return known.first == &stream && !known.second.expired(); })) {
+      std::erase_if(streams_, [](const auto& known) { return known.second.expired(); });
+      streams_.emplace_back(&stream, stream.weak_from_this());
+    }
+  }
   const Launch& found = launches_[index].get(shared_[index], symbols);
   return {std::move(lock), found};
 }
@@ -220,7 +256,7 @@ void Program::check_state(uint32_t state, uint64_t bytes) const {
 }
 
 void Program::reset() {
-  const std::unique_lock lock = alone();
+  const std::unique_lock lock = alone(Wanted::anything);
   states_->reset();
 }
 
@@ -251,24 +287,27 @@ Run& Program::submit(uint32_t index, std::span<const lapilli_tensor> inputs) {
 }
 
 void Program::release(Run& run) noexcept {
-  try {
-    run.wait(no_timeout);
-  } catch (...) {
-    return; // the device is lost: the run is not used again
-  }
+  if (limits_.run_nanoseconds != no_timeout)
+    try {
+      if (!run.wait(limits_.run_nanoseconds))
+        return abandon(run);
+    } catch (...) { // settle() finds the same
+    }
+  if (!run.settle())
+    return; // it is not used again
   const std::lock_guard lock(mutex_);
   idle_.push_back(&run);
 }
 
+void Program::abandon(Run& run) {
+  const std::lock_guard lock(mutex_);
+  abandoned_.push_back(&run);
+}
+
 void Program::wait_for_all() noexcept {
   const std::lock_guard lock(mutex_);
-  for (const auto& run : runs_) {
-    try {
-      run->wait(no_timeout);
-    } catch (...) {
-      continue; // the device is lost: nothing runs any more
-    }
-  }
+  for (const auto& run : runs_)
+    run->settle(); // once the device is lost nothing runs any more
 }
 
 void Program::output_tensors(uint32_t index, std::span<const lapilli_tensor> inputs,

@@ -9,9 +9,8 @@ class Stream;
 
 class Program : public std::enable_shared_from_this<Program> {
 public:
-  // `file` is needed until this returns. `mapped`: it is a mapped file. `opened`: when the load began and how long
-  // opening took.
-  static std::shared_ptr<Program> load(Bytes file, bool mapped, const lapilli_load_options& options, uint64_t started);
+  // `file` is needed until this returns. `started`: when the load began.
+  static std::shared_ptr<Program> load(const Source& file, const lapilli_load_options& options, uint64_t started);
   ~Program();
 
   const Model& model() const { return model_; }
@@ -19,12 +18,15 @@ public:
   const Method& method(uint32_t index) const;
   const Device& device() const { return *device_; }
   const States& states() const { return *states_; }
+  const Limits& limits() const { return limits_; }
   const Kernel& kernel(const Dispatch& dispatch) const { return model_.kernels[dispatch.kernel]; }
   const Pipeline& pipeline(const Dispatch& dispatch) const { return (*pipelines_)[dispatch.kernel]; }
 
   // A run with its inputs in place, submitted.
   Run& submit(uint32_t method, std::span<const lapilli_tensor> inputs);
   void release(Run& run) noexcept;
+  // For a run that took too long: it is used again when it is finished.
+  void abandon(Run& run);
   void wait_for_all() noexcept;
 
   void profile(uint32_t method, std::span<const lapilli_tensor> inputs, uint32_t repeat,
@@ -41,8 +43,13 @@ public:
     const Launch& launch;
   };
   Launching launch(uint32_t method, std::span<const int64_t> symbols, Stream& stream);
+  // Before `stream` is asked to run it: what uses the states on other streams comes first. The caller holds no lock.
+  void leave_other_streams(const Stream& stream);
   // Whether the program is used for the first time by this batch of a stream's work.
-  bool is_new_to(uint64_t batch) { return std::exchange(batch_, batch) != batch; }
+  bool is_new_to(uint64_t batch) const { return batch_ != batch; }
+  void is_known_to(uint64_t batch) { batch_ = batch; }
+  // Work that was to change the states does not take place.
+  void lose_states() noexcept { states_->lose(); }
 
   void reset();
   void read_state(uint32_t state, std::span<std::byte> to);
@@ -53,13 +60,15 @@ public:
   const lapilli_load_times& load_times() const { return times_; }
 
 private:
-  Program(Model model, std::shared_ptr<Device> device) : model_(std::move(model)), device_(std::move(device)) {}
+  Program(Model model, std::shared_ptr<Device> device, const Limits& limits);
   void choose_plans(const char* wanted);
-  void prepare(Bytes file, bool mapped, const lapilli_load_options& options);
+  void prepare(const Container& file, const lapilli_load_options& options);
   Run& acquire(uint32_t method, std::span<const int64_t> symbols);
   Run& acquire_with(uint32_t method, std::span<const lapilli_tensor> inputs);
   void discard_idle_runs();
-  std::unique_lock<std::mutex> alone();
+  enum class Wanted { states, anything };
+  std::unique_lock<std::mutex> alone(Wanted wanted = Wanted::states);
+  void flush_streams(const Stream* but);
   void check_state(uint32_t state, uint64_t bytes) const;
 
   struct Rejected {
@@ -67,7 +76,8 @@ private:
     std::vector<std::string> reasons;
   };
 
-  MemoryCounter counter_{0};
+  const Limits limits_;
+  MemoryCounter counter_;
   Model model_;
   std::shared_ptr<Device> device_;
   std::vector<uint32_t> plans_;                 // the plan taken of each method
@@ -78,14 +88,14 @@ private:
   std::vector<Shared> shared_; // of each method
   std::mutex launching_;       // guards the next three
   std::vector<Launches> launches_;
-  uint64_t batch_ = 0;           // the last one that used the program
-  std::weak_ptr<Stream> stream_; // the last one that used the states
+  uint64_t batch_ = 0;                         // the last one that used the program
+  std::vector<std::pair<const Stream*, std::weak_ptr<Stream>>> streams_; // that have used the states
   lapilli_load_times times_{};
 
   std::mutex order_;         // held while something is submitted that uses the states
   mutable std::mutex mutex_; // guards the runs below
   std::vector<std::unique_ptr<Run>> runs_;
-  std::vector<Run*> idle_;
+  std::vector<Run*> idle_, abandoned_;
   uint64_t last_arena_ = 0, last_arena_sum_ = 0;
 };
 

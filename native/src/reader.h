@@ -7,7 +7,7 @@
 namespace lapilli {
 
 // Verifies the structure, every index and every range in it, and the SPIR-V code. Throws INVALID_FILE with the first
-// thing that does not hold. The model refers to `container` only through Kernel::code and Constant::bytes.
+// thing that does not hold. The model does not refer to `container`.
 Model read_model(const Container& container);
 
 } // namespace lapilli

@@ -41,6 +41,8 @@ constexpr uint32_t first_subgroup_capability = 61, last_subgroup_capability = 68
 constexpr const char* subgroup_names[] = {"basic",     "vote", "arithmetic", "ballot", "shuffle", "relative shuffle",
                                           "clustered", "quad"};
 
+constexpr size_t most_reasons = 16; // nobody reads more
+
 class Judge {
 public:
   explicit Judge(const Capabilities& device) : device_(device) {}
@@ -106,7 +108,7 @@ public:
 
 private:
   void add(const std::string& reason) {
-    if (std::ranges::find(reasons_, reason) == reasons_.end())
+    if (reasons_.size() < most_reasons && std::ranges::find(reasons_, reason) == reasons_.end())
       reasons_.push_back(reason);
   }
 
@@ -157,12 +159,10 @@ private:
 
 } // namespace
 
-std::vector<std::string> missing(const Capabilities& device, const Method& method, const Plan& plan,
-                                 std::span<const Kernel> kernels) {
+std::vector<std::string> missing(const Capabilities& device, const Plan& plan, std::span<const Kernel> kernels,
+                                 const Values& values, const std::vector<bool>& dynamic) {
   Judge judge(device);
   judge.plan(plan.requirements);
-  const std::vector<bool> dynamic = symbolic(method.exprs);
-  const Values values(method.exprs, std::vector<int64_t>(method.symbols.size()));
   std::vector<bool> seen(kernels.size());
   for (const auto* commands : {&plan.load, &plan.run})
     for (const Dispatch& command : *commands) {

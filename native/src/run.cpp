@@ -66,7 +66,7 @@ void Run::prepare(std::span<const int64_t> symbols) {
   for (size_t i = 0; i < resolved_.size(); ++i) {
     const Dispatch& command = shared_.plan.run[i];
     const Kernel& kernel = shared_.kernels[command.kernel];
-    resolved_[i] = resolve(shared_.device, command, kernel, values, regions_);
+    resolved_[i] = resolve(shared_.device, command, kernel, values, regions_, shared_.limits.groups);
     sets_.update(i, kernel, resolved_[i]);
   }
   record_all();
@@ -81,7 +81,7 @@ ArenaPlan plan_arena(const Shared& shared, const Values& values) {
     if (buffer.kind != BufferKind::arena)
       continue;
     const uint64_t size = values.size(buffer.size, "the size of a buffer");
-    if (size > std::min(device.max_allocation, largest_arena_buffer))
+    if (size > std::min(largest_block(device), largest_arena_buffer))
       fail(LAPILLI_OUT_OF_MEMORY, "For these inputs the program needs a buffer of ", human_size(size), " (",
            buffer.name, "), and ", device.name, " allows ", human_size(device.max_allocation),
            ". Run smaller inputs, or choose another device with LAPILLI_DEVICE.");
@@ -89,7 +89,7 @@ ArenaPlan plan_arena(const Shared& shared, const Values& values) {
     result.lifetimes.push_back({size, buffer.first, buffer.last});
   }
   const uint64_t alignment = binding_alignment(device);
-  result.plan = plan_memory(result.lifetimes, alignment, device.max_allocation / alignment * alignment);
+  result.plan = plan_memory(result.lifetimes, alignment, largest_block(device));
   return result;
 }
 
@@ -114,13 +114,14 @@ std::vector<Run::Tensor> Run::tensors(std::span<const TensorSpec> specs, const V
   return result;
 }
 
-// Whether a command reads what it did not itself write there: then the buffer should be the device's own.
-bool Run::is_read(uint32_t buffer) const {
+// The buffers of which a command reads what it did not itself write there: they should be the device's own.
+std::vector<bool> Run::read_buffers() const {
+  std::vector<bool> result(shared_.plan.buffers.size());
   for (const Dispatch& command : shared_.plan.run)
     for (size_t i = 0; i < command.bindings.size(); ++i)
-      if (command.bindings[i].buffer == buffer && (command.written >> i & 1) == 0)
-        return true;
-  return false;
+      if ((command.written >> i & 1) == 0)
+        result[command.bindings[i].buffer] = true;
+  return result;
 }
 
 // Above this a copy by the device is faster than a kernel that writes over the bus.
@@ -145,9 +146,8 @@ void Run::place_tensors(const Values& values) {
     if (buffer == UINT32_MAX)
       return tensor.bytes; // an input that no command reads
     const uint64_t size = values.size(shared_.plan.buffers[buffer].size, "the size of a buffer");
-    check_file(size >= tensor.bytes, "The program is damaged: buffer \"", shared_.plan.buffers[buffer].name, "\" of ",
-               size, " bytes does not hold its tensor of ", tensor.bytes, ".");
-    if (size > device.max_allocation)
+    check_room(size, tensor.bytes, shared_.plan.buffers[buffer]);
+    if (size > largest_block(device))
       fail(LAPILLI_OUT_OF_MEMORY, "An input or output of ", human_size(size), " is too large: ", device.name,
            " allows ", human_size(device.max_allocation),
            ". Run smaller inputs, or choose another device with LAPILLI_DEVICE.");
@@ -156,16 +156,17 @@ void Run::place_tensors(const Values& values) {
   for (size_t i = 0; i < inputs_.size(); ++i)
     input_sizes.push_back(size_of(inputs_[i], input_buffer[i]));
   std::vector<uint32_t> copied(outputs_.size(), UINT32_MAX);
+  const std::vector<bool> is_read = device.is_discrete() ? read_buffers() : std::vector<bool>();
   for (size_t i = 0; i < outputs_.size(); ++i) {
     output_sizes.push_back(size_of(outputs_[i], output_buffer[i]));
     if (shared_.paths.output == OutputPath::staging ||
-        (device.is_discrete() && (output_sizes.back() > large_output || is_read(output_buffer[i])))) {
+        (device.is_discrete() && (output_sizes.back() > large_output || is_read[output_buffer[i]]))) {
       copied[i] = static_cast<uint32_t>(copied_sizes.size());
       copied_sizes.push_back(output_sizes.back());
     }
   }
 
-  const uint64_t limit = device.max_allocation / alignment * alignment;
+  const uint64_t limit = largest_block(device);
   const MemoryPlan input_plan = plan_without_sharing(input_sizes, alignment, limit);
   const MemoryPlan output_plan = plan_without_sharing(output_sizes, alignment, limit);
   const MemoryPlan copied_plan = plan_without_sharing(copied_sizes, alignment, limit);
@@ -271,9 +272,20 @@ bool Run::wait(uint64_t timeout) {
     return true;
   if (!pool_.wait(timeout))
     return false;
-  if (in_flight_.exchange(false))
-    output_host_.invalidate();
+  output_host_.invalidate();
+  in_flight_ = false;
   return true;
+}
+
+bool Run::settle() noexcept {
+  try {
+    if (in_flight_)
+      pool_.wait(no_timeout);
+    in_flight_ = false;
+    return true;
+  } catch (...) {
+    return false;
+  }
 }
 
 uint64_t Run::io_size() const {

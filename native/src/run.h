@@ -1,6 +1,7 @@
 // One run of a method: its memory, its recorded commands, and where its inputs and outputs lie.
 #pragma once
 
+#include "file_limits.h"
 #include "states.h"
 
 #include <memory>
@@ -48,6 +49,7 @@ struct Shared {
   Paths paths;
   MemoryCounter& counter;
   const States& states;
+  const Limits& limits;
 };
 
 // Where the plan's arena buffers lie within blocks of memory.
@@ -79,6 +81,8 @@ public:
 
   void submit();
   bool wait(uint64_t timeout); // false: not finished within that time
+  // Waits where it is in flight, without looking at the outputs. False: the device is lost.
+  bool settle() noexcept;
   bool in_flight() const { return in_flight_; }
 
   // For profiling and verification; the inputs are in place, the commands are run and waited for.
@@ -94,7 +98,7 @@ private:
   void place_arena(const Values& values);
   void place_tensors(const Values& values);
   std::vector<Tensor> tensors(std::span<const TensorSpec> specs, const Values& values) const;
-  bool is_read(uint32_t buffer) const;
+  std::vector<bool> read_buffers() const;
   void record_all();
   void record_uploads(VkCommandBuffer commands);
   void record_downloads(VkCommandBuffer commands);

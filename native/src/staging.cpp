@@ -5,17 +5,11 @@
 
 namespace lapilli {
 
-void copy_constant(std::byte* to, uint64_t size, Bytes constant, uint64_t offset, bool mapped_file) {
-  constexpr uint64_t piece = uint64_t{4} << 20;
-  const uint64_t from_file = offset < constant.size() ? std::min<uint64_t>(size, constant.size() - offset) : 0;
-  for (uint64_t done = 0; done < from_file; done += piece) {
-    const Bytes part =
-        constant.subspan(static_cast<size_t>(offset + done), static_cast<size_t>(std::min(piece, from_file - done)));
-    std::memcpy(to + done, part.data(), part.size());
-    if (mapped_file)
-      release_pages(part);
-  }
-  std::memset(to + from_file, 0, static_cast<size_t>(size - from_file));
+void copy_constant(std::byte* to, uint64_t size, const Container& file, const Constant& constant, uint64_t offset) {
+  const uint64_t there = offset < constant.bytes ? std::min<uint64_t>(size, constant.bytes - offset) : 0;
+  if (there > 0)
+    file.read(constant.offset + offset, {to, static_cast<size_t>(there)});
+  std::memset(to + there, 0, static_cast<size_t>(size - there));
 }
 
 Staging::Staging(Device& device, uint64_t size, MemoryCounter& counter)
@@ -45,13 +39,13 @@ void Staging::flush() {
   large_.clear();
 }
 
-void Staging::upload(Bytes constant, const Region& to, bool mapped_file) {
+void Staging::upload(const Container& file, const Constant& constant, const Region& to) {
   uint64_t done = 0;
   while (done < to.size) {
     if (used_ == buffer_.size())
       flush();
     const uint64_t size = std::min(buffer_.size() - used_, to.size - done);
-    copy_constant(buffer_.mapped() + used_, size, constant, done, mapped_file);
+    copy_constant(buffer_.mapped() + used_, size, file, constant, done);
     const VkBufferCopy copy{used_, to.offset + done, size};
     device_.vk.CmdCopyBuffer(commands(), buffer_.handle(), to.buffer, 1, &copy);
     used_ = std::min(align_up(used_ + size, 16), buffer_.size());
@@ -63,14 +57,14 @@ std::vector<uint32_t> Staging::lacking(const Dispatch& command, const Plan& plan
   std::vector<uint32_t> result;
   for (const Binding& binding : command.bindings)
     if (plan.buffers[binding.buffer].kind == BufferKind::load_constant &&
-        std::ranges::find(held_, binding.buffer) == held_.end() &&
+        !held_.contains(binding.buffer) &&
         std::ranges::find(result, binding.buffer) == result.end())
       result.push_back(binding.buffer);
   return result;
 }
 
 void Staging::hold(const Dispatch& command, const Plan& plan, const Model& model, const Values& values,
-                   std::vector<Region>& regions, bool mapped_file) {
+                   std::vector<Region>& regions, const Container& file) {
   const uint64_t alignment = binding_alignment(device_.capabilities);
   const auto size_of = [&](uint32_t buffer) {
     return values.size(plan.buffers[buffer].size, "the size of a constant");
@@ -84,7 +78,7 @@ void Staging::hold(const Dispatch& command, const Plan& plan, const Model& model
     wanted = lacking(command, plan);
   }
   for (const uint32_t buffer : wanted) {
-    const Bytes constant = model.constants[plan.buffers[buffer].index].bytes;
+    const Constant& constant = model.constants[plan.buffers[buffer].index];
     const uint64_t size = size_of(buffer);
     std::byte* to = nullptr;
     if (align_up(size, alignment) <= buffer_.size() - used_) {
@@ -97,8 +91,8 @@ void Staging::hold(const Dispatch& command, const Plan& plan, const Model& model
       regions[buffer] = {large.handle(), 0, size};
       to = large.mapped();
     }
-    copy_constant(to, size, constant, 0, mapped_file);
-    held_.push_back(buffer);
+    copy_constant(to, size, file, constant, 0);
+    held_.insert(buffer);
   }
 }
 

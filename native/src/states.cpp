@@ -9,7 +9,7 @@
 namespace lapilli {
 
 States::States(Device& device, const Model& model, std::span<const uint32_t> plans, uint64_t staging_size,
-               bool mapped_file, MemoryCounter& counter)
+               const Container& file, MemoryCounter& counter)
     : device_(device), counter_(counter) {
   if (model.states.empty())
     return;
@@ -23,7 +23,7 @@ States::States(Device& device, const Model& model, std::span<const uint32_t> pla
       continue;
     if (!staging)
       staging.emplace(device, staging_size, counter);
-    staging->upload(model.constants[static_cast<size_t>(model.states[i].constant)].bytes, initial_[i], mapped_file);
+    staging->upload(file, model.constants[static_cast<size_t>(model.states[i].constant)], initial_[i]);
   }
   if (staging)
     staging->flush();
@@ -37,7 +37,7 @@ void States::place(const Model& model, std::span<const uint32_t> plans) {
     sizes.push_back(align_up(std::max<uint64_t>(state.bytes, 4), 4));
   const Capabilities& device = device_.capabilities;
   const auto check_size = [&](uint64_t size, const std::string& name) {
-    if (size > std::min(device.max_allocation, device.device_memory()))
+    if (size > std::min(largest_block(device), device.device_memory()))
       fail(LAPILLI_OUT_OF_MEMORY, device.name, " has ", human_size(device.device_memory()), " of memory, and state \"",
            name, "\" of the program takes ", human_size(size), ". Choose another device with LAPILLI_DEVICE.");
   };
@@ -49,8 +49,7 @@ void States::place(const Model& model, std::span<const uint32_t> plans) {
     for (const Buffer& buffer : method.plans[plans[m]].buffers)
       if (buffer.kind == BufferKind::state) {
         const uint64_t size = values.size(buffer.size, "the size of a state");
-        check_file(size >= model.states[buffer.index].bytes, "The program is damaged: buffer \"", buffer.name,
-                   "\" is smaller than its state.");
+        check_room(size, model.states[buffer.index].bytes, buffer);
         check_size(size, model.states[buffer.index].name);
         sizes[buffer.index] = std::max(sizes[buffer.index], align_up(size, 4));
       }
@@ -58,7 +57,7 @@ void States::place(const Model& model, std::span<const uint32_t> plans) {
   for (size_t i = 0; i < sizes.size(); ++i)
     initial_sizes.push_back(model.states[i].constant < 0 ? 0 : sizes[i]);
   const uint64_t alignment = binding_alignment(device);
-  const uint64_t limit = device.max_allocation / alignment * alignment;
+  const uint64_t limit = largest_block(device);
   const MemoryPlan plan = plan_without_sharing(sizes, alignment, limit);
   const MemoryPlan initial_plan = plan_without_sharing(initial_sizes, alignment, limit);
   memory_.ensure(device_, plan.blocks, MemoryUse::device, counter_, "states");
@@ -94,6 +93,7 @@ void States::reset() {
         device_.vk.CmdFillBuffer(commands_, state.buffer, state.offset, state.size, 0);
     }
   });
+  lost_ = false;
 }
 
 void States::read(uint32_t state, std::span<std::byte> to) {
@@ -133,13 +133,31 @@ GpuBuffer States::save() {
 }
 
 void States::restore(const GpuBuffer& kept) {
-  uint64_t offset = 0;
-  run([&](const auto& copy) {
-    for (const Region& state : current_) {
-      copy({kept.handle(), offset, state.size}, state);
-      offset += state.size;
+  const auto once = [&] {
+    uint64_t offset = 0;
+    run([&](const auto& copy) {
+      for (const Region& state : current_) {
+        copy({kept.handle(), offset, state.size}, state);
+        offset += state.size;
+      }
+    });
+  };
+  constexpr int tries = 3;
+  for (int i = 1; i <= tries; ++i)
+    try {
+      return once();
+    } catch (...) {
+      if (i < tries && !device_.lost())
+        continue;
+      lose();
+      throw;
     }
-  });
+}
+
+void States::need_all() const {
+  if (lost_)
+    fail(LAPILLI_DEVICE_LOST, "The states of this program are lost: memory ran out, and work that was to change them did "
+                              "not take place. Reset them (lapilli_reset), or load the program again.");
 }
 
 } // namespace lapilli

@@ -10,14 +10,18 @@ namespace lapilli {
 class States {
 public:
   // `plans[m]`: the plan taken of method m. The states have their initial values when this returns.
-  States(Device& device, const Model& model, std::span<const uint32_t> plans, uint64_t staging_size, bool mapped_file,
-         MemoryCounter& counter);
+  States(Device& device, const Model& model, std::span<const uint32_t> plans, uint64_t staging_size,
+         const Container& file, MemoryCounter& counter);
 
   bool empty() const { return current_.empty(); }
   Queue* queue() const { return queue_; } // null where there are no states
   const Region& region(uint32_t state) const { return current_[state]; }
   std::span<const Region> regions() const { return current_; }
   uint64_t size() const { return memory_.size() + initial_memory_.size(); }
+
+  // Something that was to change them did not take place, or changed them half: they hold anything until they are reset.
+  void lose() noexcept { lost_ = true; }
+  void need_all() const; // throws where they are lost
 
   void reset();
   void read(uint32_t state, std::span<std::byte> to);
@@ -51,6 +55,7 @@ private:
   std::vector<Region> initial_; // size 0: zeros
   std::optional<Commands> pool_;
   VkCommandBuffer commands_ = VK_NULL_HANDLE;
+  std::atomic<bool> lost_{false};
 };
 
 } // namespace lapilli

@@ -40,21 +40,38 @@ Stream::Stream(std::shared_ptr<Device> device)
 Stream::~Stream() {
   try {
     submit();
+  } catch (...) { // nobody can see that it does not take place, but in states
+    if (recording_)
+      for (const auto& program : batch(in_flight_).programs())
+        program->lose_states();
+  }
+  try {
     wait_until_in_flight(0);
   } catch (...) { // the device is lost: nothing runs any more
   }
 }
 
-// One caller after the other, and none once the device is lost.
+void Stream::remember_loss(const char* why) noexcept {
+  lost_ = true;
+  try {
+    lost_why_ = why;
+  } catch (...) {
+    return; // without words
+  }
+}
+
+// One caller after the other, and none once the device or what was queued is lost.
 template <class F> auto Stream::locked(F&& f) {
   const std::lock_guard lock(mutex_);
-  if (!lost_.empty())
-    fail(LAPILLI_DEVICE_LOST, lost_);
+  if (device_->lost() && !lost_)
+    remember_loss("The device of this stream stopped working. Make a new stream, which opens the device anew.");
+  if (lost_)
+    fail(LAPILLI_DEVICE_LOST, lost_why_.empty() ? "The device stopped working, or the machine is out of memory." : lost_why_);
   try {
     return f();
   } catch (const Error& error) {
-    if (error.status == LAPILLI_DEVICE_LOST)
-      lost_ = error.what();
+    if (device_->lost() && !lost_) // and not a program's device, or its states
+      remember_loss(error.what());
     throw;
   }
 }
@@ -99,6 +116,9 @@ void Stream::destroy(lapilli_buffer* buffer) noexcept {
 }
 
 Region Stream::region(const lapilli_buffer& buffer, uint64_t offset, uint64_t bytes) const {
+  if (buffer.stream.get() != this && buffer.stream->lost())
+    fail(LAPILLI_DEVICE_LOST, "A buffer is of a stream whose work was lost, or whose device stopped working. What was in it "
+                              "is lost: make it anew.");
   if (buffer.stream.get() != this)
     fail(LAPILLI_INVALID_ARGUMENT, "The buffers belong to different streams. Allocate both from one, or copy through "
                                    "the host.");
@@ -111,7 +131,10 @@ Region Stream::region(const lapilli_buffer& buffer, uint64_t offset, uint64_t by
 
 // -- batches
 
+// Where it throws, nothing of what the caller wants was recorded.
 VkCommandBuffer Stream::record() {
+  if (recording_ && batch(in_flight_).ended())
+    submit(); // what could not be submitted when it was due
   if (!recording_) {
     let_go_of_finished();
     wait_until_in_flight(most_in_flight - 1);
@@ -129,29 +152,59 @@ VkCommandBuffer Stream::record() {
   return batch(in_flight_).commands();
 }
 
+// Where it throws OUT_OF_MEMORY, what was recorded is kept, and submitted by a later call.
 void Stream::submit() {
   if (!recording_)
     return;
   Batch& last = batch(in_flight_);
-  barrier(*device_, last.commands(), stage::compute_write | stage::transfer_write, stage::host_read);
-  recording_ = false;
-  last.staged = staged_;
+  if (!last.ended()) {
+    barrier(*device_, last.commands(), stage::compute_write | stage::transfer_write, stage::host_read);
+    last.staged = staged_;
+    try {
+      last.end();
+    } catch (const std::exception& error) {
+      lose(error.what());
+    }
+  }
   last.submit();
+  recording_ = false;
   ++in_flight_;
 }
 
+// The driver could not write the commands down, and what they are is nowhere else.
+void Stream::lose(const char* why) {
+  recording_ = false;
+  lost_ = true;
+  for (const auto& program : batch(in_flight_).programs())
+    program->lose_states();
+  const std::string text = cat("Work that was queued on this stream is lost, and its buffers hold anything: ", why,
+                               " Then make a new stream and begin again.");
+  remember_loss(text.c_str());
+  fail(LAPILLI_DEVICE_LOST, text);
+}
+
+// The work of the call that this ends is queued, whether or not it can be submitted now.
 void Stream::submit_if_due() {
-  if (recorded_ >= commands_of_a_batch || work_ >= work_of_a_batch)
-    return submit();
-  if (recorded_ < look_at_ && work_ < look_at_work_)
+  bool due = recorded_ >= commands_of_a_batch || work_ >= work_of_a_batch;
+  if (!due && recorded_ < look_at_ && work_ < look_at_work_)
     return;
-  let_go_of_finished();
-  if (in_flight_ == 0) {
-    patience_ = std::min(2 * patience_, most_patience);
-    return submit();
+  if (!due) {
+    let_go_of_finished();
+    due = in_flight_ == 0;
+    patience_ = due ? std::min(2 * patience_, most_patience)
+                    : 1; // the host is ahead, and the next batch should be there when the device is ready
   }
-  patience_ = 1; // the host is ahead, and the next batch should be there when the device is ready
-  look_later();
+  if (!due)
+    return look_later();
+  try {
+    submit();
+  } catch (const Error& error) {
+    if (error.status != LAPILLI_OUT_OF_MEMORY)
+      throw;
+  } catch (const std::bad_alloc&) {
+    if (lost_)
+      throw;
+  }
 }
 
 void Stream::look_later() {
@@ -333,23 +386,30 @@ void Stream::read(const lapilli_buffer& buffer, uint64_t offset, std::span<std::
 
 void Stream::enqueue(const std::shared_ptr<Program>& program, uint32_t method, std::span<const int64_t> symbols,
                      size_t inputs, std::span<const lapilli_slice> slices) {
+  program->leave_other_streams(*this);
   locked([&] {
+    if (program->device().lost())
+      fail(LAPILLI_DEVICE_LOST, "The device stopped working after this program was loaded. Load the program again.");
     if (&program->device() != device_.get())
       fail(LAPILLI_INVALID_ARGUMENT, "The program is loaded on ", program->device().capabilities.name, " (device ",
            program->device().index, "), and the stream is of ", device_->capabilities.name, " (device ",
            device_->index, "). Load the program with the stream's device, and validation as it has.");
-    const Program::Launching launching = program->launch(method, symbols, *this);
-    try {
-      place(launching.launch, program->method(method), inputs, slices);
-      record();
-      if (program->is_new_to(batch(in_flight_).id()))
-        batch(in_flight_).keep(program);
-      record(launching.launch, *program, inputs, slices.size() - inputs);
-    } catch (...) {
+    {
+      const Program::Launching launching = program->launch(method, symbols, *this);
+      try {
+        place(launching.launch, program->method(method), inputs, slices);
+        record();
+        if (program->is_new_to(batch(in_flight_).id())) {
+          batch(in_flight_).keep(program);
+          program->is_known_to(batch(in_flight_).id());
+        }
+        record(launching.launch, *program, inputs, slices.size() - inputs);
+      } catch (...) {
+        release_temporaries();
+        throw;
+      }
       release_temporaries();
-      throw;
     }
-    release_temporaries();
     submit_if_due();
   });
 }
@@ -381,6 +441,9 @@ void Stream::place(const Launch& launch, const Method& method, size_t inputs, st
   for (size_t i = 0; i < slices.size(); ++i) {
     const Launch::Slot& slot = launch.slots[i];
     const auto& [buffer, offset] = slices[i];
+    if (buffer != nullptr && buffer->stream.get() != this && buffer->stream->lost())
+      fail(LAPILLI_DEVICE_LOST, name(i), " is a buffer of a stream whose work was lost, or whose device stopped working. "
+                                "What was in it is lost: make it anew.");
     if (buffer == nullptr || buffer->stream.get() != this)
       fail(LAPILLI_INVALID_ARGUMENT, name(i), " is not a buffer of this stream.");
     if (offset % alignment_ != 0)
@@ -410,27 +473,11 @@ void Stream::place(const Launch& launch, const Method& method, size_t inputs, st
     temporary(slot.bound, {});
 }
 
+// First all that can fail, then the commands: half a run would be submitted with what comes next.
 void Stream::record(const Launch& launch, const Program& program, size_t inputs, size_t outputs) {
-  // What the plan says of barriers holds where inputs and outputs are apart.
-  bool alias = false;
-  for (size_t i = inputs; i < inputs + outputs; ++i)
-    for (size_t j = 0; j < i; ++j)
-      alias = alias || overlap(slots_[i].region, slots_[j].region);
-  const size_t given = slots_.size();
-  for (const Region& state : program.states().regions())
-    slots_.push_back({state, true});
-  wait_for(slots_);
-  slots_.resize(given);
-
   Batch& batch = this->batch(in_flight_);
-  const DeviceFunctions& vk = device_->vk;
   std::array<Region, max_bindings> bindings;
-  for (const Launch::Command& command : launch.commands) {
-    const Dispatch& dispatch = *command.dispatch;
-    const Kernel& kernel = program.kernel(dispatch);
-    const Pipeline& pipeline = program.pipeline(dispatch);
-    if (command.barrier || (alias && &command != &launch.commands.front()))
-      barrier(*device_, batch.commands(), stage::compute, stage::compute);
+  const auto bind = [&](const Launch::Command& command, const Kernel& kernel) {
     for (size_t i = 0; i < kernel.bindings; ++i) {
       const Launch::Bound& bound = launch.bindings[command.first_binding + i];
       bindings[i] = bound.region;
@@ -440,7 +487,38 @@ void Stream::record(const Launch& launch, const Program& program, size_t inputs,
         bindings[i].offset += slot.offset;
       }
     }
-    batch.bind(pipeline, kernel, bindings);
+  };
+  sets_.assign(launch.commands.size(), VK_NULL_HANDLE);
+  for (size_t c = 0; c < launch.commands.size(); ++c) {
+    const Dispatch& dispatch = *launch.commands[c].dispatch;
+    if (program.pipeline(dispatch).pushes)
+      continue;
+    bind(launch.commands[c], program.kernel(dispatch));
+    sets_[c] = batch.set_for(program.pipeline(dispatch), program.kernel(dispatch), bindings);
+  }
+  // What the plan says of barriers holds where inputs and outputs are apart.
+  bool alias = false;
+  for (size_t i = inputs; i < inputs + outputs; ++i)
+    for (size_t j = 0; j < i; ++j)
+      alias = alias || overlap(slots_[i].region, slots_[j].region);
+  const size_t given = slots_.size();
+  for (const Region& state : program.states().regions())
+    slots_.push_back({state, true});
+  accesses_.reserve(std::max(most_accesses, slots_.size()) + 2); // for these and for the copies at the end
+  wait_for(slots_);
+  slots_.resize(given);
+
+  const DeviceFunctions& vk = device_->vk;
+  for (size_t c = 0; c < launch.commands.size(); ++c) {
+    const Launch::Command& command = launch.commands[c];
+    const Dispatch& dispatch = *command.dispatch;
+    const Kernel& kernel = program.kernel(dispatch);
+    const Pipeline& pipeline = program.pipeline(dispatch);
+    if (command.barrier || (alias && c > 0))
+      barrier(*device_, batch.commands(), stage::compute, stage::compute);
+    if (pipeline.pushes)
+      bind(command, kernel);
+    batch.bind(pipeline, kernel, sets_[c], bindings);
     if (!dispatch.params.empty())
       vk.CmdPushConstants(batch.commands(), pipeline.layout, VK_SHADER_STAGE_COMPUTE_BIT, 0,
                           static_cast<uint32_t>(dispatch.params.size() * 4), &launch.params[command.first_param]);

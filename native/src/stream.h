@@ -39,6 +39,7 @@ public:
   void set_memory_limit(uint64_t bytes);
   void reset_peak_memory();
   lapilli_stream_memory_info memory();
+  bool lost() const { return lost_ || device_->lost(); } // what is in its buffers
   std::string info() const;
 
 private:
@@ -51,6 +52,8 @@ private:
 
   // Batches: the oldest ones in flight, then the one that is recorded.
   VkCommandBuffer record();
+  [[noreturn]] void lose(const char* why); // what is recorded
+  void remember_loss(const char* why) noexcept;
   Batch& batch(size_t index) { return *batches_[(oldest_ + index) % batches_.size()]; }
   void submit();
   void submit_if_due();
@@ -75,17 +78,18 @@ private:
 
   std::shared_ptr<Device> device_;
   std::mutex mutex_;
-  std::string lost_; // why, once the device is lost
+  std::atomic<bool> lost_{false}; // the device, or work that was queued: tensors are not what they should be
+  std::string lost_why_;
   const uint64_t alignment_;
   const Paths paths_; // whether the host may touch the buffers' memory, where it sees it
   Allocator allocator_;
-  MemoryCounter counter_{0};
+  MemoryCounter counter_;
   GpuBuffer staging_, readback_; // made when first needed
   uint64_t staged_ = 0, unstaged_ = 0; // bytes that ever went into the staging ring, and out of it
 
   std::vector<std::unique_ptr<Batch>> batches_; // a ring; made when first needed
   size_t oldest_ = 0, in_flight_ = 0;
-  bool recording_ = false;
+  bool recording_ = false; // or what was recorded could not be submitted yet
   uint32_t recorded_ = 0; // commands of the batch that is recorded
   uint64_t work_ = 0;     // about what they do; see Launch::work
   uint32_t look_at_ = 0;  // so many, or so much work: time to see whether the device is idle
@@ -100,6 +104,7 @@ private:
   };
   std::vector<Access> slots_;
   std::vector<Temporary> temporaries_;
+  std::vector<VkDescriptorSet> sets_;
 };
 
 } // namespace lapilli

@@ -2,7 +2,11 @@
 
 #include "loaded.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <thread>
@@ -479,7 +483,7 @@ TEST(profiles_and_buffers_leave_states_alone) {
 
 TEST(states_that_do_not_fit_are_refused) {
   const Program small(state_program({.buffer_bytes = 12}));
-  CHECK(small.status == LAPILLI_INVALID_FILE && small.message.find("smaller than its state") != std::string::npos);
+  CHECK(small.status == LAPILLI_INVALID_FILE && small.message.find("smaller than what it is for") != std::string::npos);
   const Program large(state_program({.constant = -1, .size = 0xfffffff0u}));
   CHECK(large.status == LAPILLI_INVALID_FILE || large.status == LAPILLI_OUT_OF_MEMORY);
   const Program begins_as_zeros(state_program({.constant = -1}));
@@ -545,6 +549,73 @@ TEST(host_operators_must_be_allowed) {
   CHECK(allowed.status == LAPILLI_OK);
   CHECK(run_state(allowed.handle, 1) == Four({1, 2, 3, 4}));
   CHECK(allowed.info().find("\"host_operators\":[\"aten.linalg_svd\",\"aten.unique\"]") != std::string::npos);
+}
+
+// In a child every call fails at once, also with work in flight; what needs no device works, and the child ends.
+TEST(forked_children_are_told) {
+  Program slow(slow_program(200));
+  const Program states(state_program());
+  lapilli_stream* stream = nullptr;
+  lapilli_load_options options{};
+  options.validation = with_validation ? 1 : 0;
+  CHECK(lapilli_stream_create(&options, &stream) == LAPILLI_OK);
+  lapilli_buffer* buffer = nullptr;
+  CHECK(lapilli_buffer_create(stream, 16, &buffer) == LAPILLI_OK);
+  CHECK(lapilli_buffer_fill(buffer, 0, 16, 0) == LAPILLI_OK); // queued
+  std::vector<float> x{1}, four(4), y(200);
+  const lapilli_tensor input = tensor(x, {1}), in = tensor(four, {4});
+  lapilli_tensor output = tensor(four, {});
+  lapilli_run* run = nullptr;
+  CHECK(lapilli_submit(slow.handle, 0, &input, 1, &run) == LAPILLI_OK);
+  const FileBytes file = state_program();
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60); // a call that waits would end the child
+    const int before = failures;
+    const auto refused = [](lapilli_status status) {
+      return status == LAPILLI_DEVICE_LOST && std::strstr(lapilli_last_error(), "forked") != nullptr;
+    };
+    char* json = nullptr;
+    lapilli_tensor result{};
+    lapilli_run* other = nullptr;
+    lapilli_program* program = nullptr;
+    lapilli_stream* another = nullptr;
+    lapilli_buffer* created = nullptr;
+    uint64_t total = 0;
+    uint32_t count = 0;
+    const lapilli_slice slice{buffer, 0};
+    const std::array<int64_t, 8> words{};
+    CHECK(lapilli_describe(file.data(), file.size(), 0, nullptr, &json) == LAPILLI_OK);
+    lapilli_free(json);
+    CHECK(refused(lapilli_devices(&json)));
+    CHECK(refused(lapilli_load_memory(file.data(), file.size(), &options, &program)));
+    CHECK(refused(lapilli_run_sync(states.handle, 0, &in, 1, &output, 1)));
+    CHECK(refused(lapilli_submit(states.handle, 0, &in, 1, &other)));
+    CHECK(refused(lapilli_wait(run, UINT64_MAX)) && refused(lapilli_output(run, 0, &result)));
+    CHECK(refused(lapilli_state_read(states.handle, 0, four.data(), 16)) && refused(lapilli_reset(states.handle)));
+    CHECK(refused(lapilli_profile(states.handle, 0, &in, 1, 1, &total, 1, &count, &total)));
+    CHECK(refused(lapilli_program_info(states.handle, &json)));
+    CHECK(refused(lapilli_stream_create(&options, &another)));
+    CHECK(refused(lapilli_buffer_create(stream, 4, &created)) && lapilli_buffer_acquire(stream, 4) == 0);
+    CHECK(refused(lapilli_buffer_write(buffer, 0, four.data(), 16)));
+    CHECK(refused(lapilli_buffer_read(buffer, 0, four.data(), 16)));
+    CHECK(refused(lapilli_enqueue(stream, states.handle, 0, nullptr, 0, &slice, 1, &slice, 1)));
+    CHECK(lapilli_launch(stream, states.handle, reinterpret_cast<const char*>(words.data())) == 0);
+    CHECK(refused(lapilli_flush(stream)) && refused(lapilli_synchronize(stream)) && refused(lapilli_empty_cache(stream)));
+    lapilli_release(run);
+    lapilli_destroy(states.handle);
+    lapilli_buffer_destroy(buffer);
+    lapilli_stream_destroy(stream);
+    std::exit(failures - before);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK(lapilli_wait(run, UINT64_MAX) == LAPILLI_OK); // the parent goes on
+  lapilli_release(run);
+  CHECK(lapilli_run_sync(states.handle, 0, &in, 1, &output, 1) == LAPILLI_OK);
+  lapilli_buffer_destroy(buffer);
+  lapilli_stream_destroy(stream);
 }
 
 TEST(programs_come_and_go) {

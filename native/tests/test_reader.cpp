@@ -5,6 +5,7 @@
 #include "samples.h"
 
 #include <algorithm>
+#include <cstring>
 #include <random>
 
 namespace {
@@ -17,7 +18,7 @@ struct Outcome {
 Outcome describe(const FileBytes& file) {
   const FileBytes copy(file.begin(), file.end()); // exactly as long as the file: reading beyond is noticed
   char* json = nullptr;
-  const lapilli_status status = lapilli_describe(copy.data(), copy.size(), 0, &json);
+  const lapilli_status status = lapilli_describe(copy.data(), copy.size(), 0, nullptr, &json);
   Outcome outcome{status, status == LAPILLI_OK ? json : lapilli_last_error()};
   lapilli_free(json);
   return outcome;
@@ -184,7 +185,7 @@ TEST(other_versions_and_other_files_are_named) {
   FileBytes other(1000, std::byte{'x'});
   CHECK(describe(other).text.find("not a Lapilli program") != std::string::npos);
   CHECK(describe(FileBytes(3)).status == LAPILLI_INVALID_FILE);
-  CHECK(lapilli_describe(nullptr, 0, 0, nullptr) == LAPILLI_INVALID_ARGUMENT);
+  CHECK(lapilli_describe(nullptr, 0, 0, nullptr, nullptr) == LAPILLI_INVALID_ARGUMENT);
 }
 
 TEST(unaligned_memory_is_read) {
@@ -192,8 +193,67 @@ TEST(unaligned_memory_is_read) {
   FileBytes shifted(file.size() + 1);
   std::copy(file.begin(), file.end(), shifted.begin() + 1);
   char* json = nullptr;
-  CHECK(lapilli_describe(shifted.data() + 1, file.size(), 0, &json) == LAPILLI_OK);
+  CHECK(lapilli_describe(shifted.data() + 1, file.size(), 0, nullptr, &json) == LAPILLI_OK);
   lapilli_free(json);
+}
+
+// FlatBuffers verifies that a list begins at a multiple of 4; its items want one of 8.
+TEST(lists_that_are_not_aligned_are_refused) {
+  ProgramBuilder builder;
+  MethodBuilder m;
+  m.method.plans.push_back(std::make_unique<schema::PlanT>());
+  builder.program.methods.push_back(std::make_unique<schema::MethodT>(m.method));
+  const FileBytes file = builder.finish();
+  CHECK(describe(file).status == LAPILLI_OK);
+  size_t refused = 0;
+  for (const uint32_t by : {4u, 8u}) {
+    FileBytes moved(file.begin(), file.begin() + 72); // with the root's offset and the identifier
+    moved.insert(moved.end(), by, std::byte{0});
+    uint64_t structure = 0;
+    uint32_t root = 0;
+    std::memcpy(&structure, file.data() + 24, 8);
+    std::memcpy(&root, file.data() + 64, 4);
+    moved.insert(moved.end(), file.begin() + 72, file.begin() + 64 + static_cast<ptrdiff_t>(structure));
+    root += by;
+    structure += by;
+    const uint64_t data = (64 + structure + 63) / 64 * 64, none = 0;
+    moved.resize(data);
+    std::memcpy(moved.data() + 64, &root, 4);
+    std::memcpy(moved.data() + 24, &structure, 8);
+    std::memcpy(moved.data() + 32, &data, 8);
+    std::memcpy(moved.data() + 40, &none, 8);
+    repair_checksum(moved);
+    const Outcome outcome = describe(moved);
+    refused += outcome.status == LAPILLI_INVALID_FILE && outcome.text.find("not aligned") != std::string::npos;
+  }
+  CHECK(refused == 1);
+}
+
+TEST(limits_are_kept) {
+  const FileBytes file = sample_program();
+  const auto with = [&](uint64_t lapilli_limits::*field, uint64_t value) {
+    lapilli_limits limits{};
+    limits.struct_size = sizeof limits;
+    limits.*field = value;
+    char* json = nullptr;
+    const lapilli_status status = lapilli_describe(file.data(), file.size(), 0, &limits, &json);
+    lapilli_free(json);
+    return status;
+  };
+  for (const auto field : {&lapilli_limits::structure_bytes, &lapilli_limits::code_bytes, &lapilli_limits::entries,
+                           &lapilli_limits::expressions, &lapilli_limits::description_bytes}) {
+    CHECK(with(field, 1) == LAPILLI_INVALID_FILE);
+    CHECK(with(field, UINT64_MAX) == LAPILLI_OK);
+    CHECK(with(field, 0) == LAPILLI_OK); // the default
+  }
+  lapilli_limits old{}; // of a caller that knows the first limit only
+  old.struct_size = 16;
+  old.entries = 1;
+  char* json = nullptr;
+  CHECK(lapilli_describe(file.data(), file.size(), 0, &old, &json) == LAPILLI_OK);
+  lapilli_free(json);
+  old.struct_size = 0;
+  CHECK(lapilli_describe(file.data(), file.size(), 0, &old, &json) == LAPILLI_INVALID_ARGUMENT);
 }
 
 int main(int argc, char** argv) { return run_tests(argc, argv); }

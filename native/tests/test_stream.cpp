@@ -237,6 +237,30 @@ TEST(states_change_in_the_order_of_the_stream) {
   CHECK(output.read() == Floats({2, 3, 4, 5}));
 }
 
+// Whatever stream a run was queued on, the runs of a program with states take place in the order of the calls.
+TEST(states_on_several_streams) {
+  const Program program(state_program());
+  const std::array<Stream, 3> streams;
+  const Floats x{1, 1, 1, 1};
+  std::vector<Buffer> inputs, outputs;
+  for (const Stream& stream : streams) {
+    inputs.emplace_back(stream, x);
+    outputs.emplace_back(stream, 4);
+  }
+  const auto run = [&](size_t i) {
+    CHECK(enqueue(streams[i], program, {}, {{inputs[i].handle, 0}}, {{outputs[i].handle, 0}}) == LAPILLI_OK);
+  };
+  Floats state(4);
+  float total = 1;
+  for (size_t i = 0; i < 12; ++i) {
+    for (const size_t j : {i % 3, i * i % 3, (i + 1) % 3})
+      run(j), ++total;
+    if (i % 2 == 0)
+      CHECK(outputs[(i + 1) % 3].read()[0] == total);
+    CHECK(lapilli_state_read(program.handle, 0, state.data(), 16) == LAPILLI_OK && state[0] == total);
+  }
+}
+
 TEST(wrong_calls_are_refused) {
   const Stream stream, other;
   const Program program(sum_program()), texel(sample_program());

@@ -4,15 +4,25 @@
 #include "checksum.h"
 #include "error.h"
 #include "expr.h"
+#include "float_controls.h"
 #include "inputs.h"
 #include "json.h"
 #include "planner.h"
+#include "private_file.h"
 #include "text.h"
 
 #include <array>
+#include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <limits>
+#include <optional>
 #include <random>
+
+#if !defined(_WIN32)
+#include <sys/stat.h>
+#include <unistd.h>
+#endif
 
 using namespace lapilli;
 
@@ -102,7 +112,7 @@ TEST(expressions_fail_only_when_used) {
   }
   CHECK(thrown);
   const std::vector<Symbol> symbols{{"N", 0, -1, 0, 0}};
-  CHECK(texts(pool, symbols)[3] == "((6 // N) + 6)");
+  CHECK(Texts(pool, symbols)[3] == "((6 // N) + 6)");
 }
 
 TEST(long_expressions_stay_short) {
@@ -110,8 +120,9 @@ TEST(long_expressions_stay_short) {
   for (uint32_t i = 0; i < 1000; ++i)
     pool.push_back({0, i, i, ExprOp::add}); // the text would double each time
   const std::vector<Symbol> symbols{{"N", 0, -1, 0, 0}};
-  for (const std::string& text : texts(pool, symbols))
-    CHECK(text.size() < 1000);
+  const Texts texts(pool, symbols);
+  for (uint32_t i = 0; i < pool.size(); ++i)
+    CHECK(texts[i].size() < 1000);
 }
 
 static void check_plan(const MemoryPlan& plan, const std::vector<Lifetime>& buffers, uint64_t limit) {
@@ -194,7 +205,153 @@ TEST(text_for_people) {
   CHECK(contains_ignoring_case("NVIDIA H100", "h100") && !contains_ignoring_case("llvmpipe", "nvidia"));
 }
 
-int main(int argc, char** argv) { return run_tests(argc, argv); }
+TEST(integers_are_compared_with_any_limit) {
+  for (const int64_t limit : {int64_t{0}, int64_t{1}, int64_t{1} << 62, INT64_MAX}) {
+    const std::vector<int64_t> values{0, 1, -1, INT64_MAX, INT64_MIN};
+    bool thrown = false;
+    try {
+      check_integers(std::as_bytes(std::span(values)), limit, [] { return std::string("it"); });
+    } catch (const std::exception&) {
+      thrown = true;
+    }
+    CHECK(thrown); // the smallest number is beyond every limit
+    check_integers(std::as_bytes(std::span(values)).first(24), limit, [] { return std::string("it"); });
+  }
+}
+
+// Expressions of every operator over numbers at the ends of the range: each has the value of Python's integers, or none.
+TEST(random_expressions) {
+  std::mt19937_64 random(3);
+  const auto number = [&] {
+    const std::array<int64_t, 9> special{0, 1, -1, 2, -2, lowest, lowest + 1, highest, highest - 1};
+    const auto which = random() % 16;
+    return which < special.size() ? special[which] : static_cast<int64_t>(random()) >> random() % 64;
+  };
+  __extension__ using Wide = __int128;
+  bool same = true;
+  for (int round = 0; round < 300; ++round) {
+    std::array<int64_t, 3> symbols{number(), number(), number()};
+    std::vector<Expr> pool;
+    std::vector<std::optional<Wide>> wanted;
+    for (uint32_t i = 0; i < 120; ++i) {
+      const auto op = static_cast<ExprOp>(random() % 9);
+      Expr expr{};
+      expr.op = i < 4 ? ExprOp::constant : op;
+      if (expr.op == ExprOp::constant) {
+        expr.value = number();
+        wanted.push_back(expr.value);
+      } else if (expr.op == ExprOp::symbol) {
+        expr.value = static_cast<int64_t>(random() % symbols.size());
+        wanted.push_back(symbols[static_cast<size_t>(expr.value)]);
+      } else {
+        expr.a = static_cast<ExprIndex>(random() % i);
+        expr.b = static_cast<ExprIndex>(random() % i);
+        const std::optional<Wide> a = wanted[expr.a], b = wanted[expr.b];
+        std::optional<Wide> value;
+        const bool divides = expr.op == ExprOp::floordiv || expr.op == ExprOp::mod;
+        if (a && b && !(divides && *b == 0)) {
+          const Wide quotient = divides ? *a / *b - (*a % *b != 0 && (*a < 0) != (*b < 0) ? 1 : 0) : 0;
+          value = expr.op == ExprOp::add        ? *a + *b
+                  : expr.op == ExprOp::sub      ? *a - *b
+                  : expr.op == ExprOp::mul      ? *a * *b
+                  : expr.op == ExprOp::floordiv ? quotient
+                  : expr.op == ExprOp::mod      ? *a - quotient * *b
+                  : expr.op == ExprOp::min      ? std::min(*a, *b)
+                                                : std::max(*a, *b);
+          // The rest of the smallest number and -1 is 0, which the processor cannot say.
+          if (*value < lowest || *value > highest || (divides && *a == lowest && *b == -1))
+            value.reset();
+        }
+        wanted.push_back(value);
+      }
+      pool.push_back(expr);
+    }
+    const Values values(pool, symbols);
+    for (uint32_t i = 0; i < pool.size(); ++i) {
+      std::optional<Wide> got;
+      try {
+        got = values[i];
+      } catch (const Error&) {
+        got.reset();
+      }
+      same = same && got == wanted[i] && values.or_zero(i) == (wanted[i] && *wanted[i] > 0 ? static_cast<uint64_t>(*wanted[i]) : 0);
+    }
+  }
+  CHECK(same);
+}
+
+// Plans of any sizes, also of nothing, and with limits that nothing fits: blocks hold what is placed in them.
+TEST(plans_of_odd_sizes) {
+  std::mt19937 random(5);
+  bool good = true;
+  for (int round = 0; round < 200; ++round) {
+    std::vector<Lifetime> buffers(random() % 12);
+    std::vector<uint64_t> sizes;
+    for (Lifetime& buffer : buffers) {
+      buffer.size = random() % 3 == 0 ? 0 : uint64_t{1} << random() % 40;
+      buffer.first = static_cast<uint32_t>(random() % 6);
+      buffer.last = buffer.first + static_cast<uint32_t>(random() % 6);
+      sizes.push_back(buffer.size);
+    }
+    const uint64_t alignment = uint64_t{1} << random() % 13, limit = random() % 4 == 0 ? 0 : uint64_t{1} << random() % 42;
+    const MemoryPlan shared = plan_memory(buffers, alignment, limit), apart = plan_without_sharing(sizes, alignment, limit);
+    for (const MemoryPlan& plan : {shared, apart})
+      for (size_t i = 0; i < sizes.size(); ++i)
+        good = good && plan.places[i].offset % alignment == 0 &&
+               plan.places[i].offset + sizes[i] <= plan.blocks[plan.places[i].block];
+  }
+  CHECK(good);
+}
+
+#if !defined(_WIN32)
+TEST(private_files) {
+  namespace fs = std::filesystem;
+  const fs::path folder = "units-private", path = folder / "a" / "b" / "cache.bin";
+  fs::remove_all(folder);
+  const mode_t mask = umask(0);
+  const std::array<std::byte, 5> data{std::byte{1}, std::byte{2}, std::byte{3}, std::byte{4}, std::byte{5}};
+  const std::array<Bytes, 2> parts{Bytes(data).first(2), Bytes(data).subspan(2)};
+  const std::vector<std::byte> whole(data.begin(), data.end());
+  const auto mode = [](const fs::path& file) { return static_cast<unsigned>(fs::status(file).permissions()); };
+  CHECK(replace_private_file(path, parts) && read_private_file(path, 5) == whole);
+  CHECK(mode(path) == 0600 && mode(folder / "a") == 0700 && mode(folder / "a" / "b") == 0700);
+  CHECK(replace_private_file(path, parts)); // over the one that is there
+  CHECK(read_private_file(path, 4).empty() && read_private_file(folder / "none", 5).empty());
+  // What others may have written is not read.
+  for (const unsigned open : {0620u, 0602u, 0666u}) {
+    fs::permissions(path, static_cast<fs::perms>(open));
+    CHECK(read_private_file(path, 5).empty());
+  }
+  fs::permissions(path, static_cast<fs::perms>(0644));
+  CHECK(read_private_file(path, 5) == whole);
+  // Links and pipes are not followed.
+  const fs::path link = folder / "link", pipe = folder / "pipe";
+  fs::create_symlink(fs::absolute(path), link);
+  CHECK(mkfifo(pipe.c_str(), 0600) == 0);
+  CHECK(read_private_file(link, 5).empty() && read_private_file(pipe, 5).empty() && read_private_file(folder, 5).empty());
+  // Whatever lies where the next temporary files would be stays as it is.
+  for (int i = 0; i < 64; ++i) {
+    const fs::path temporary = path.string() + "." + std::to_string(getpid()) + "." + std::to_string(i) + ".tmp";
+    fs::create_symlink(fs::absolute(folder / "victim"), temporary);
+  }
+  replace_private_file(path, parts);
+  CHECK(!fs::exists(folder / "victim"));
+  // Left by processes that were ended.
+  const fs::path left = path.string() + ".1.0.tmp", young = path.string() + ".2.0.tmp", other = path.string() + "x.3.0.tmp";
+  for (const fs::path& file : {left, young, other})
+    CHECK(replace_private_file(file, parts));
+  for (const fs::path& file : {left, other})
+    fs::last_write_time(file, fs::file_time_type::clock::now() - std::chrono::hours(2));
+  const fs::path beside = path.parent_path() / "cache.bin";
+  for (const fs::directory_entry& entry : fs::directory_iterator(path.parent_path()))
+    if (entry.is_symlink())
+      fs::remove(entry.path());
+  CHECK(replace_private_file(beside, parts));
+  CHECK(!fs::exists(left) && fs::exists(young) && fs::exists(other));
+  umask(mask);
+  fs::remove_all(folder);
+}
+#endif
 
 TEST(integers_beyond_32_bits_are_refused) {
   const auto message = [](std::vector<int64_t> values, int64_t limit = 0) {
@@ -215,3 +372,30 @@ TEST(integers_beyond_32_bits_are_refused) {
   CHECK(message({-101}, 100).find("(-100..100)") != std::string::npos);
   CHECK(message({lowest}, 100).find("element 0") != std::string::npos);
 }
+
+TEST(float_controls_go_where_spirv_wants_them) {
+  // OpCapability Shader; OpMemoryModel; OpEntryPoint GLCompute %4 "main"; OpExecutionMode %4 LocalSize 1 1 1
+  const std::array<uint32_t, 20> module{0x07230203, 0x00010300, 0, 10, 0,          0x00020011, 1, 0x0003000e, 0, 1,
+                                        0x0005000f, 5,          4, 0x6e69616d, 0, 0x00060010, 4, 17,         1, 1};
+  std::vector<uint32_t> whole(module.begin(), module.end());
+  whole.push_back(1);
+  CHECK(with_float_controls(whole, {}) == whole); // the device promises nothing
+  FloatControls controls;
+  controls.special_32 = controls.special_16 = controls.denormal_32 = true;
+  const std::vector<uint32_t> result = with_float_controls(whole, controls);
+  const std::vector<uint32_t> extension{0x0007000a, 0x5f565053, 0x5f52484b, 0x616f6c66, 0x6f635f74, 0x6f72746e, 0x0000736c};
+  std::vector<uint32_t> expected(whole.begin(), whole.begin() + 7);
+  expected.insert(expected.end(), {0x00020011, 4466, 0x00020011, 4464});
+  expected.insert(expected.end(), extension.begin(), extension.end());
+  expected.insert(expected.end(), whole.begin() + 7, whole.begin() + 15);
+  expected.insert(expected.end(), {0x00040010, 4, 4461, 32, 0x00040010, 4, 4459, 32});
+  expected.insert(expected.end(), whole.begin() + 15, whole.end());
+  CHECK(result == expected); // nothing of 16 bits: the module has no such floats
+  CHECK(with_float_controls(result, controls) == result); // it says so itself by now
+  whole[1] = 0x00010400; // core since 1.4
+  CHECK(with_float_controls(whole, controls).size() == result.size() - extension.size());
+  whole.resize(17); // cut off: as it is
+  CHECK(with_float_controls(whole, controls) == whole);
+}
+
+int main(int argc, char** argv) { return run_tests(argc, argv); }

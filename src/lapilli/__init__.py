@@ -27,6 +27,7 @@ from lapilli.errors import (
     PlayerError,
     ReadError,
     RunTimeoutError,
+    SignatureError,
     UnsupportedOperatorError,
 )
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from lapilli.runtime.devices import Device as Device
     from lapilli.runtime.devices import devices as devices
     from lapilli.runtime.devices import is_available as is_available
+    from lapilli.runtime.limits import Limits as Limits
     from lapilli.runtime.method import Method as Method
     from lapilli.runtime.preprocess import Preprocess as Preprocess
     from lapilli.runtime.program import Future as Future
@@ -55,6 +57,7 @@ _HOMES = {
     "devices": "devices",
     "is_available": "devices",
     "load": "program",
+    "Limits": "limits",
 }
 
 __all__ = [
@@ -66,6 +69,7 @@ __all__ = [
     "InvalidFileError",
     "InvalidInputError",
     "LapilliError",
+    "Limits",
     "Method",
     "NoDeviceError",
     "NoDriverError",
@@ -76,6 +80,7 @@ __all__ = [
     "ReadError",
     "Report",
     "RunTimeoutError",
+    "SignatureError",
     "UnsupportedOperatorError",
     "compile",
     "devices",
@@ -87,7 +92,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 if sys.modules.get("torch") is not None:  # exported programs with calls of `lapilli::run` can be loaded from now on
-    import lapilli.runtime.operator  # noqa: F401
+    import lapilli.runtime.registration  # noqa: F401
 
 
 def __getattr__(name: str) -> Any:
@@ -104,9 +109,15 @@ def __dir__() -> list[str]:
 
 
 def compile(
-    model: torch.nn.Module | torch.export.ExportedProgram | str | PathLike[str] | Mapping[str, Any],
+    model: torch.nn.Module
+    | Callable[..., Any]
+    | torch.export.ExportedProgram
+    | str
+    | PathLike[str]
+    | Mapping[str, Any],
     example_inputs: Any = None,
     *,
+    example_kwargs: Mapping[str, Any] | None = None,
     precision: Literal["fp32", "fp16"] = "fp32",
     dynamic_shapes: Any = None,
     target: str | None = None,
@@ -116,12 +127,13 @@ def compile(
 ) -> Program:
     """Compiles a model to a program, ready to run and to save. Needs the extra: `pip install lapilli[compile]`.
 
-    model: a module (compiled as it is in eval mode), an ExportedProgram, a TorchScript module, method or function, or the path
-        of a file of `torch.export.save` (`.pt2`) or `torch.jit.save` (`.pt`); or several methods by name, each of them an
-        ExportedProgram or a tuple (module, example_inputs[, dynamic_shapes]): then `program.methods["decode"](...)` calls one.
-        Equal weights are stored once.
+    model: a module (compiled as it is in eval mode), a function or a bound method, an ExportedProgram or its `module()`, a
+        TorchScript module, method or function, or the path of a file of `torch.export.save` (`.pt2`) or `torch.jit.save`
+        (`.pt`); or several methods by name, each of them an ExportedProgram or a tuple (module, example_inputs[,
+        dynamic_shapes]): then `program.methods["decode"](...)` calls one. Equal weights are stored once.
     example_inputs: arguments of a module, as a tuple or a dict of keywords; an ExportedProgram brings its own. Images given in
         channels-last memory format are taken so, without a copy.
+    example_kwargs: arguments by keyword beside those of example_inputs.
     precision: "fp32", or "fp16" for 16-bit storage with 32-bit accumulation. Inputs and outputs keep their dtypes.
     dynamic_shapes: as in `torch.export.export`: which sizes may change from run to run, with their bounds.
     target: name of the one plan to make; None: plans for every kind of device.
@@ -136,12 +148,17 @@ def compile(
     from lapilli.runtime.compiler import require_compiler
 
     require_compiler()
+    from lapilli import torch_compat
+
+    if not torch_compat.supported():
+        torch_compat.warn_unsupported("lapilli.compile", "It is tried all the same.")
     from lapilli.compiler import compile_to_bytes
     from lapilli.runtime.program import Program
 
     return Program._from_bytes(
         compile_to_bytes(
-            model, example_inputs, precision=precision, dynamic_shapes=dynamic_shapes, target=target, fallback=fallback,
+            model, example_inputs, example_kwargs=example_kwargs, precision=precision,
+            dynamic_shapes=dynamic_shapes, target=target, fallback=fallback,
             metadata=metadata, progress=progress,
         )
     )  # fmt: skip

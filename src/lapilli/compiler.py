@@ -6,7 +6,7 @@ import gc
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 
 from lapilli import __version__
 from lapilli.capture import capture, dim_names
+from lapilli.capture.examples import Arguments
 from lapilli.capture.sources import Source
 from lapilli.codegen.build import build
 from lapilli.codegen.select import choose_templates, write_all
@@ -32,6 +33,7 @@ from lapilli.program.writer import PlanSource, Writer
 from lapilli.runtime import structure
 from lapilli.runtime.description import Symbol, TensorSpec
 from lapilli.runtime.method import METADATA_KEY, Interface, dumps
+from lapilli.runtime.notice import working
 from lapilli.runtime.report import Operator
 from lapilli.runtime.script import Script
 from lapilli.schedule.layout import Layout
@@ -47,6 +49,7 @@ def compile_to_bytes(
     model: Source | Mapping[str, Any],
     example_inputs: Any = None,
     *,
+    example_kwargs: Mapping[str, Any] | None = None,
     precision: str = "fp32",
     dynamic_shapes: Any = None,
     target: str | None = None,
@@ -59,8 +62,10 @@ def compile_to_bytes(
     metadata = _checked(metadata)
     if fallback not in ("cpu", "error"):
         raise CompileError(f'fallback is {fallback!r}: choose "cpu" or "error"')
+    if example_kwargs is not None:
+        example_inputs = Arguments(tuple(example_inputs or ()), dict(example_kwargs))
     compiler = _Compiler(Storage(precision, precision), targets, fallback)
-    with _uncollected():
+    with _uncollected(), nullcontext() if progress else working():
         sources = _methods(model, example_inputs, dynamic_shapes)
         captured = {name: capture(*source) for name, source in sources.items()}
         modules = {name: functional(exported) for name, exported in captured.items()}

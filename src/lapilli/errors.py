@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from lapilli.names import printable
+
 
 class LapilliError(Exception):
-    """Base of all errors that Lapilli raises on purpose."""
+    """Base of all errors that Lapilli raises on purpose. Its message may name what a file calls itself: control characters in
+    it are written out."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class InvalidInputError(LapilliError, ValueError):
@@ -13,6 +19,10 @@ class InvalidInputError(LapilliError, ValueError):
 
 class InvalidFileError(LapilliError):
     """A file is not a Lapilli program, is damaged or truncated, or is of another version."""
+
+
+class SignatureError(InvalidFileError):
+    """A file is not signed, was changed after it was, or was signed with another key."""
 
 
 class IntegerOverflowError(LapilliError, OverflowError):
@@ -32,7 +42,9 @@ class OutOfMemoryError(LapilliError, MemoryError):
 
 
 class DeviceLostError(LapilliError):
-    """The device stopped working while it ran a program."""
+    """The device stopped working, or work that was queued on it was lost; or the process was forked from one that uses it.
+
+    What is loaded, and what tensors are made, after the loss works again."""
 
 
 class RunTimeoutError(LapilliError, TimeoutError):
@@ -48,7 +60,9 @@ class ReadError(LapilliError, OSError):
 
 
 class CompileError(LapilliError):
-    """A model cannot be compiled."""
+    """A model cannot be compiled. located: the message names the place in the model already."""
+
+    located = False
 
 
 class UnsupportedOperatorError(CompileError):

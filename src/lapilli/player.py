@@ -7,11 +7,12 @@ released while the player works.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lapilli import errors
+from lapilli.names import printable
 
 Array: TypeAlias = npt.NDArray[Any]
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview"
@@ -96,11 +98,20 @@ def _player() -> tuple[Any, Any]:
     return ffi, library
 
 
+_LOST = 7
+
+on_loss: list[Callable[[], None]] = []
+"""Called where a device was lost, before that is raised: for those who keep streams and programs."""
+
+
 def _check(status: int) -> None:
     """Raise the exception for a status other than LAPILLI_OK."""
     if status:
         ffi, library = _player()
-        message = ffi.string(library.lapilli_last_error()).decode("utf-8", "replace")
+        message = printable(ffi.string(library.lapilli_last_error()).decode("utf-8", "replace"), keep="")
+        if status == _LOST:
+            for told in on_loss:
+                told()
         raise _EXCEPTIONS.get(status, errors.PlayerError)(message)
 
 
@@ -108,7 +119,7 @@ def _take_json(pointer: Any) -> Any:
     """Parse a JSON string that belongs to us and free it."""
     ffi, library = _player()
     try:
-        return json.loads(ffi.string(pointer[0]))
+        return json.loads(ffi.string(pointer[0]).decode("utf-8", "replace"))  # names in a file may be anything
     finally:
         library.lapilli_free(pointer[0])
 
@@ -143,11 +154,52 @@ def devices() -> list[dict[str, Any]]:
     return result
 
 
-def describe(source: Source, *, verify: bool = True) -> dict[str, Any]:
+@dataclass(frozen=True)
+class NativeLimits:
+    """What a file may cost, for those who open files of strangers; None: the default, which ``lapilli_limits`` in ``lapilli.h``
+    says, with the limits that cannot be changed."""
+
+    structure_bytes: int | None = None
+    """Of the tables: 64 MiB."""
+    code_bytes: int | None = None
+    """Of the SPIR-V of all kernels: 256 MiB."""
+    entries: int | None = None
+    """Items of all lists in the tables: 4,194,304."""
+    expressions: int | None = None
+    """Of all methods: 1,048,576."""
+    description_bytes: int | None = None
+    """Of the text that describes the program to Python: 64 MiB."""
+    device_bytes: int | None = None
+    """Memory for the program and its runs, on the device and for transfers: all that there is."""
+    groups: int | None = None
+    """Work groups of one command: 2^30."""
+    run_seconds: float | None = None
+    """How long a call waits for the device: without limit."""
+
+    def _struct(self) -> Any:
+        limits = _player()[0].new("lapilli_limits *")
+        limits.struct_size = _player()[0].sizeof("lapilli_limits")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            if field.name == "run_seconds":
+                limits.run_nanoseconds = max(1, min(int(value * 1e9), _NO_LIMIT))
+            else:
+                setattr(limits, field.name, int(value))
+        return limits
+
+
+def _limits(limits: NativeLimits | None) -> Any:
+    return _player()[0].NULL if limits is None else limits._struct()
+
+
+def describe(source: Source, *, verify: bool = True, limits: NativeLimits | None = None) -> dict[str, Any]:
     """Verify a program (a path, or the bytes of a file) and describe what is in it; needs no device.
 
     Args:
         verify: also verify the checksum; the structure is always verified.
+        limits: what the file may cost.
 
     Raises:
         InvalidFileError: it is not a program, damaged, truncated or of another version.
@@ -157,9 +209,9 @@ def describe(source: Source, *, verify: bool = True) -> dict[str, Any]:
     text = ffi.new("char **")
     if isinstance(source, (bytes, bytearray, memoryview)):
         view = ffi.from_buffer(source)
-        _check(library.lapilli_describe(view, len(view), not verify, text))
+        _check(library.lapilli_describe(view, len(view), not verify, _limits(limits), text))
     else:
-        _check(library.lapilli_describe_file(_as_path(source), not verify, text))
+        _check(library.lapilli_describe_file(_as_path(source), not verify, _limits(limits), text))
     result: dict[str, Any] = _take_json(text)
     return result
 
@@ -261,8 +313,9 @@ class NativeRun:
     """One run in flight or finished. Release it, or use it as a context manager; deleting it releases it too."""
 
     def __init__(self, handle: Any, n_outputs: int) -> None:
-        self._library = _player()[1]  # kept here for __del__, which may run while the interpreter ends
-        self._handle = handle
+        ffi, self._library = _player()
+        # A thread inside a call holds its own reference: what another one releases ends after the call.
+        self._handle = ffi.gc(handle, self._library.lapilli_release)
         self._n_outputs = n_outputs
 
     def _run(self) -> Any:
@@ -310,9 +363,7 @@ class NativeRun:
 
     def release(self) -> None:
         """Give the run back; waits if it is still running. Calling it twice is fine."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            self._library.lapilli_release(handle)
+        self._handle = None
 
     def __enter__(self) -> NativeRun:
         return self
@@ -320,9 +371,6 @@ class NativeRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
-
-    def __del__(self) -> None:
         self.release()
 
 
@@ -366,8 +414,9 @@ class NativeProgram:
         verify: bool = True,
         validation: bool = False,
         allow_host: bool = False,
+        limits: NativeLimits | None = None,
     ) -> NativeProgram:
-        """Load a program from a file (which is memory-mapped) or from the bytes of one.
+        """Load a program from a file or from the bytes of one.
 
         Args:
             device: index or part of a name; None: the environment variable ``LAPILLI_DEVICE``, else the best one.
@@ -377,6 +426,7 @@ class NativeProgram:
             verify: verify the checksum; the structure is always verified.
             validation: turn the Vulkan validation layer on.
             allow_host: load a program with host operators too, which the caller computes between its methods.
+            limits: what the file may cost.
         """
         ffi, library = _player()
         options = ffi.new("lapilli_load_options *")
@@ -389,6 +439,8 @@ class NativeProgram:
         options.skip_checksum = not verify
         options.validation = validation
         options.allow_host = allow_host
+        given = _limits(limits)  # stays alive until the call returns
+        options.limits = given
         program = ffi.new("lapilli_program **")
         if isinstance(source, (bytes, bytearray, memoryview)):
             view = ffi.from_buffer(source)
@@ -407,7 +459,7 @@ class NativeProgram:
         ffi, library = _player()
         info = ffi.new("lapilli_method_info *")
         _check(library.lapilli_method(self._program(), index, info))
-        return Method(ffi.string(info.name).decode(), info.inputs, info.outputs, info.commands)
+        return Method(ffi.string(info.name).decode("utf-8", "replace"), info.inputs, info.outputs, info.commands)
 
     def run(self, inputs: Sequence[Array], method: int = 0) -> list[Array]:
         """Run and wait.

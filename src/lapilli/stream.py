@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from lapilli.player import NativeProgram, _check, _player, _take_json
+from lapilli.player import _LOST, NativeProgram, _check, _player, _take_json
 
 Slice: TypeAlias = "tuple[Buffer, int]"
 
@@ -230,6 +230,12 @@ class Stream:
             return buffer
 
         return words, run
+
+    @property
+    def lost(self) -> bool:
+        """Whether the device was lost, or work that was queued: the stream does nothing any more, and what is in its
+        buffers is lost. A new stream works."""
+        return bool(self._library.lapilli_flush(self._handle) == _LOST)
 
     def flush(self) -> None:
         """Let the device begin with what is queued; waits for nothing."""

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from lapilli.backend.device import announce, keep_sizes_of_convolutions
+from lapilli import torch_compat
+from lapilli.backend.device import compiling, keep_sizes_of_convolutions
 from lapilli.backend.executable import Executable, Kind
 from lapilli.backend.options import Options
 from lapilli.backend.trace import Compiler, compile_graph
+from lapilli.eager import device as eager_device
 from lapilli.runtime.compiler import require_compiler
 from lapilli.runtime.report import Report
 
@@ -37,7 +39,12 @@ def vulkan(
     """The backend, as torch.compile calls it. options: see `Options`. Raises CompileError for options that it does not know."""
     require_compiler()
     chosen = Options.of(options, mode)
-    announce()
+    if not torch_compat.supported():
+        torch_compat.warn_unsupported(
+            'torch.compile(backend="vulkan")', "Until then PyTorch runs the graphs as they are."
+        )
+        return gm.forward
+    eager_device.ready()
 
     def compiler(kind: str) -> Compiler:
         def compile(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:
@@ -52,7 +59,8 @@ def vulkan(
 
         return compile
 
-    return compile_graph(gm, example_inputs, compiler("forward"), compiler("backward"), compiler("inference"))
+    with compiling():
+        return compile_graph(gm, example_inputs, compiler("forward"), compiler("backward"), compiler("inference"))
 
 
 def reports() -> list[tuple[str, Report]]:

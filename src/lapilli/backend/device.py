@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from functools import lru_cache
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, wraps
 from typing import Any
 
 import torch
 
-from lapilli.eager import device as announced
+from lapilli.eager.devices import is_ours
 from lapilli.errors import NoDeviceError
 from lapilli.runtime.devices import Device, devices
 from lapilli.schedule.target import ANY, CPU, CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, Target
+from lapilli.torch_compat import replace
 
 _TEXELS = 1 << 24
 
@@ -21,7 +24,7 @@ def device_of(given: Sequence[Any], wanted: str | int | None) -> int:
     """Index of the device of the first tensor that is on one; for tensors of the CPU that of the device that is wanted, as for
     `lapilli.load`. Raises NoDeviceError."""
     for value in given:
-        if isinstance(value, torch.Tensor) and value.device.type == "vulkan":
+        if isinstance(value, torch.Tensor) and is_ours(value):
             return value.get_device()
     return _find(os.environ.get("LAPILLI_DEVICE") if wanted is None else wanted)
 
@@ -53,12 +56,33 @@ def _best(precision: str, device: Device) -> Target:
     return GPU
 
 
-def announce() -> None:
-    """Makes the device known to torch, where `import torch` has not done that (TORCH_DEVICE_BACKEND_AUTOLOAD=0)."""
-    if not hasattr(torch, "vulkan"):
-        announced.announce()
-    announced.begin()
-    _skip_our_code()
+_compiling = threading.local()
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Around what the backend does with a graph."""
+    before = getattr(_compiling, "now", False)
+    _compiling.now = True
+    try:
+        yield
+    finally:
+        _compiling.now = before
+
+
+def _traces_for_us() -> bool:
+    """Whether this thread traces for the backend "vulkan", or for one around it that says so by `functools.wraps`."""
+    if getattr(_compiling, "now", False):
+        return True
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        function: Any = InstructionTranslator.current_tx().output.compiler_fn
+    except AttributeError:  # Dynamo is not at work
+        return False
+    while function is not None and not str(getattr(function, "__module__", "")).startswith("lapilli."):
+        function = getattr(function, "compiler_fn", None) or getattr(function, "__wrapped__", None)
+    return function is not None
 
 
 @lru_cache(maxsize=1)
@@ -68,19 +92,12 @@ def keep_sizes_of_convolutions() -> None:
     format only, and that does not depend on the batch: so no guard is made of this question."""
     select = torch._C._select_conv_backend
 
+    @wraps(select)
     def without_guards(*args: Any, **kwargs: Any) -> Any:
         mode = getattr(args[0] if args else kwargs.get("input"), "fake_mode", None)
-        if mode is None or mode.shape_env is None:
+        if mode is None or mode.shape_env is None or not _traces_for_us():
             return select(*args, **kwargs)
         with mode.shape_env.suppress_guards():
             return select(*args, **kwargs)
 
-    torch._C._select_conv_backend = without_guards
-
-
-@lru_cache(maxsize=1)
-def _skip_our_code() -> None:
-    """Tells Dynamo not to look into the kernels of the eager device, which run between compiled graphs."""
-    from torch._dynamo import trace_rules
-
-    trace_rules.add("lapilli")
+    replace(torch._C, "_select_conv_backend", without_guards)

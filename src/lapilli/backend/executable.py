@@ -21,9 +21,11 @@ from lapilli.backend.sizes import Sources
 from lapilli.backend.weights import Snapshot, are_tracked
 from lapilli.compiler import Storage, compile_module
 from lapilli.eager import storage
+from lapilli.eager.devices import is_ours
 from lapilli.eager.signature import CannotRun
 from lapilli.errors import CompileError, NoDeviceError, UnsupportedOperatorError
 from lapilli.graph.partition import TOO_LITTLE
+from lapilli.runtime.notice import working
 from lapilli.runtime.report import Report
 from lapilli.schedule.target import plans_for
 
@@ -98,7 +100,7 @@ class Executable:
     def _compiled(self, given: Sequence[Any], constants: Sequence[torch.Tensor]) -> _Run:
         index = device_of(given, self.options.device)
         try:
-            with torch.no_grad(), torch.inference_mode(False):
+            with working(), torch.no_grad(), torch.inference_mode(False):
                 prepared = prepare(self._gm, dict(zip(self._weights, constants, strict=False)))
                 program = _program(prepared, self.options, index) if prepared.outputs else None
         except CompileError as error:
@@ -171,7 +173,8 @@ class _Run:
                 results.append(numbers[r.value])
                 continue
             if r.source == "given":
-                value = placed.get(r.value, given[r.value]) if is_saved else given[r.value]
+                kept = is_saved and not any(view.is_absolute for view in r.views)  # copies lie as they like
+                value = placed.get(r.value, given[r.value]) if kept else given[r.value]
             elif self._to_host[r.value] and not is_saved:
                 if r.value not in hosts:
                     hosts[r.value] = self._ordered(_to_host(made[r.value]), r.value)
@@ -179,7 +182,7 @@ class _Run:
             else:
                 value = self._ordered(on_device(made[r.value], None, self._index), r.value)
             for view in r.views:
-                value = view(value)
+                value = view(value, numbers)
             results.append(value)
         return results
 
@@ -205,7 +208,7 @@ class _InTorch(_Run):
 
 
 def _to_host(value: torch.Tensor) -> torch.Tensor:
-    return storage.to_cpu(value) if value.device.type == "vulkan" else value
+    return storage.to_cpu(value) if is_ours(value) else value
 
 
 def _program(prepared: Prepared, options: Options, index: int) -> Program:

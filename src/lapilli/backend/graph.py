@@ -6,7 +6,8 @@ host from that, so that nothing is copied and strides are those that torch expec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 from torch import fx
 
 from lapilli.backend.scalars import Scalars, take_out
-from lapilli.backend.sizes import Sources
+from lapilli.backend.sizes import Sources, expression
+from lapilli.backend.views import View, base_of, is_whole, root_of, view_of
 from lapilli.errors import CompileError
 from lapilli.graph.decompose import decompose_calls
 from lapilli.graph.module import Module
@@ -22,12 +24,7 @@ from lapilli.graph.passes import optimize
 
 aten = torch.ops.aten
 
-_VIEWS = {
-    aten.t.default, aten.transpose.int, aten.permute.default, aten.view.default, aten._unsafe_view.default,
-    aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default, aten.detach.default, aten.alias.default,
-}  # fmt: skip
 Order = tuple[int, ...]
-View = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class Prepared:
     arguments: dict[str, Argument] = field(default_factory=dict)  # by the name that the program has for them
     outputs: list[Output] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
-    numbers: list[Any] = field(default_factory=list)  # of which "number" results are the values
+    numbers: list[Any] = field(default_factory=list)  # what "number" results and views at the end need
     scalars: Scalars | None = None  # gives further arguments
 
 
@@ -79,7 +76,7 @@ def prepare(gm: fx.GraphModule, constants: Mapping[int, torch.Tensor], views: bo
     _lift_attributes(module, gm)
     _forget_devices(graph)
     _skip_doubles(graph)
-    prepared.scalars = take_out(graph, placeholders)
+    prepared.scalars = take_out(graph, placeholders, module.constants)
     _Results(prepared, placeholders, views).collect()
     for position, node in enumerate(placeholders):
         if position in constants:
@@ -144,10 +141,12 @@ class _Results:
         self.position = {node: k for k, node in enumerate(placeholders)}
         self.sources = Sources(placeholders)
         self.made: dict[fx.Node, int] = {}
+        self.readers: Counter[fx.Node] = Counter()  # of memory: how many results lie there
 
     def collect(self) -> None:
         output = next(n for n in self.prepared.module.graph.nodes if n.op == "output")
         returned: Any = output.args[0]
+        self.readers.update(root_of(n) for n in dict.fromkeys(returned) if isinstance(n, fx.Node))
         self.prepared.results += map(self._result, returned)
 
     def _result(self, value: Any) -> Result:
@@ -155,19 +154,34 @@ class _Results:
             return Result("fixed", value)
         val = value.meta["val"]
         if not isinstance(val, torch.Tensor):
-            if not self.sources.has(val):
-                raise CompileError(f"the graph returns {value.name}, a number that is read from a tensor")
-            self.prepared.numbers.append(val)
-            return Result("number", len(self.prepared.numbers) - 1)
-        base, views = _unviewed(value) if self.views else (value, ())
+            return Result("number", self._number(val))
+        base, views = self._unviewed(value) if self.views else (value, ())
         if base in self.position:
             return Result("given", self.position[base], views)
-        if _memory_order(base.meta["val"]) is None:
-            base, views = value, ()
         if base not in self.made:
             self.made[base] = len(self.made)
             self._compute(base)
         return Result("program", self.made[base], views)
+
+    def _number(self, value: Any) -> int:
+        if not self.sources.has(value):
+            raise CompileError(f"the graph returns {expression(value)}, a number that is read from a tensor")
+        self.prepared.numbers.append(value)
+        return len(self.prepared.numbers) - 1
+
+    def _unviewed(self, node: fx.Node) -> tuple[fx.Node, tuple[View, ...]]:
+        """What a result is made of by the host, and the views of it, first to last: where others read its memory, the tensor
+        that all of them are views of; else the smallest."""
+        root = root_of(node)
+        is_shared = root in self.position or (self.readers[root] > 1 and _memory_order(root.meta["val"]) is not None)
+        views: list[View] = []
+        at, base = node, base_of(node)
+        while base is not None and (is_shared or is_whole(at)):
+            views.append(view_of(at, self._number))
+            at, base = base, base_of(base)
+        if not is_shared and _memory_order(at.meta["val"]) is None:
+            return node, ()
+        return at, tuple(reversed(views))
 
     def _compute(self, node: fx.Node) -> None:
         val, module = node.meta["val"], self.prepared.module
@@ -179,29 +193,6 @@ class _Results:
             order = None
         module.outputs.append(node)
         self.prepared.outputs.append(Output(val, order))
-
-
-def _unviewed(node: fx.Node) -> tuple[fx.Node, tuple[View, ...]]:
-    """What a value is a view of, and the views, first to last."""
-    views: list[View] = []
-    while node.target in _VIEWS and not any(_is_symbolic(a) for a in _leaves(node.args[1:])):
-        views.append(_view(node))
-        node = node.args[0]  # type: ignore[assignment]
-    return node, tuple(reversed(views))
-
-
-def _view(node: fx.Node) -> View:
-    target: Any = aten.view.default if node.target is aten._unsafe_view.default else node.target
-    args = node.args[1:]
-    return lambda t: target(t, *args)
-
-
-def _leaves(value: Any) -> list[Any]:
-    return [x for v in value for x in _leaves(v)] if isinstance(value, list | tuple) else [value]
-
-
-def _is_symbolic(value: Any) -> bool:
-    return isinstance(value, fx.Node | torch.SymInt)
 
 
 def _memory_order(val: torch.Tensor) -> Order | None:

@@ -15,6 +15,7 @@ from lapilli.eager.signature import CannotRun
 from lapilli.lower.registry import RANDOM_KEY
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Method
+from lapilli.runtime.formula import formula
 
 Shape = tuple[int, ...]
 
@@ -82,9 +83,7 @@ def _shapes(names: Sequence[str], shapes: Sequence[Sequence[int | str]]) -> Call
     for shape in shapes:
         sizes = [_renamed(str(size), local) for size in shape]
         texts.append(f"({', '.join(sizes)}{',' if sizes else ''})")
-    code = f"lambda {', '.join(local.values())}: ({', '.join(texts)}{',' if texts else ''})"
-    made: Callable[..., tuple[Shape, ...]] = eval(code, {"__builtins__": {}, "min": min, "max": max})
-    return made
+    return formula(local.values(), f"({', '.join(texts)}{',' if texts else ''})")
 
 
 def _renamed(text: str, names: dict[str, str]) -> str:
@@ -94,9 +93,9 @@ def _renamed(text: str, names: dict[str, str]) -> str:
 def on_device(tensor: torch.Tensor, order: Sequence[int] | None, index: int) -> torch.Tensor:
     """A tensor on the device with these elements, dense in an order of its axes, as which it comes: the tensor itself where it
     is that already."""
-    if tensor.device.type != "vulkan":
+    if not devices.is_ours(tensor):
         tensor = storage.from_cpu(tensor.detach().resolve_neg(), index)
     elif tensor.get_device() != index:
-        tensor = tensor.detach().to(torch.device("vulkan", index))
+        tensor = tensor.detach().to(devices.place(index))
     seen = tensor if order is None else tensor.permute(*order)
     return seen if seen.is_contiguous() else movement.gather(seen)

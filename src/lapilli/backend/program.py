@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,28 +12,50 @@ import torch
 from lapilli.backend.launch import Launch
 from lapilli.backend.script import StreamInterpreter
 from lapilli.backend.sizes import Sizes, Sources
+from lapilli.eager import devices
 from lapilli.eager.generators import default_generator
 from lapilli.lower.registry import RANDOM_KEY
 from lapilli.player import NativeProgram
+from lapilli.runtime.check import admit
 from lapilli.runtime.description import Description
+from lapilli.runtime.host import OWN
 from lapilli.runtime.method import interfaces
 from lapilli.runtime.report import Report
 
 Run = Callable[[Sequence[int], list[Any]], list[Any]]
 
 
+_programs: weakref.WeakSet[Program] = weakref.WeakSet()
+
+
+@devices.on_loss.append
+def _forget(index: int) -> None:
+    for program in list(_programs):
+        program._lost = program._lost or program._index == index
+
+
 class Program:
     """inputs: names of the tensors and numbers that a call takes; report: where its operators run."""
 
     def __init__(self, data: bytes, index: int) -> None:
+        self._data = data
+        self._index = index
+        self._open()
+        _programs.add(self)
+
+    def _open(self) -> None:
+        data, index = self._data, self._index
         native = NativeProgram.load(data, device=index, verify=False, allow_host=True)
         description = Description.of(data, verify=False)
         (interface,) = interfaces(description)
+        self._lost = False
         self.report: Report = interface.report()
         self.symbols: list[str] = []
-        self._index = index
         if interface.script is not None:
-            script, interpreter = interface.script, StreamInterpreter(native, description, index, self._keys)
+            script = interface.script
+            operators = admit([(script, interface.inputs, len(interface.outputs))], description, OWN)
+            assert operators is not None, "torch is here"
+            interpreter = StreamInterpreter(native, description, operators, index, self._keys)
             self.inputs = [spec.name for spec in interface.inputs]
             self._run: Run = lambda _, values: interpreter.run(script, values)
             return
@@ -54,6 +77,8 @@ class Program:
         if RANDOM_KEY[0] in self.symbols or RANDOM_KEY[1] in self.symbols:
             keys, given = self._keys(), iter(sizes)
             sizes = [keys[name] if name in keys else next(given) for name in self.symbols]
+        if self._lost:
+            self._open()  # the device was lost, and is there again
         return self._run(sizes, values)
 
     def _keys(self) -> dict[str, int]:

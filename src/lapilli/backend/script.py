@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from lapilli.backend.launch import Launch, on_device
 from lapilli.eager import storage
+from lapilli.eager.devices import is_ours
 from lapilli.lower.registry import RANDOM_KEY
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
-from lapilli.runtime.script import Call, Interpreter
+from lapilli.runtime.interpreter import Interpreter
+from lapilli.runtime.script import Call
 
 Keys = Callable[[], dict[str, int]]
 
@@ -20,9 +22,11 @@ Keys = Callable[[], dict[str, int]]
 class StreamInterpreter(Interpreter):
     """Runs a script on tensors of the CPU and of a device; operators of the CPU get their operands there."""
 
-    def __init__(self, native: NativeProgram, description: Description, index: int, keys: Keys) -> None:
+    def __init__(
+        self, native: NativeProgram, description: Description, operators: Mapping[str, Any], index: int, keys: Keys
+    ) -> None:
         """keys: gives the words of the random key of a run, by symbol."""
-        super().__init__(native, description)
+        super().__init__(native, description, operators)
         self._index, self._keys = index, keys
         self._launches: dict[int, Launch] = {}
 
@@ -57,4 +61,4 @@ def _tensor(value: Any) -> torch.Tensor:
 def _on_host(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_on_host(v) for v in value]
-    return storage.to_cpu(value) if isinstance(value, torch.Tensor) and value.device.type == "vulkan" else value
+    return storage.to_cpu(value) if isinstance(value, torch.Tensor) and is_ours(value) else value

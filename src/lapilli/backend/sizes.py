@@ -54,12 +54,19 @@ class Sources:
 
 
 def _shown(placeholders: Sequence[fx.Node]) -> Iterator[tuple[str, Any]]:
-    """Text that reads a size from the arguments `a`, and what it is."""
+    """Text that reads a size, a stride or an offset from the arguments `a`, and what it is."""
+    tensors = []
     for position, node in enumerate(placeholders):
         val = node.meta.get("val")
         if isinstance(val, torch.SymInt):
             yield f"a[{position}]", val.node.expr
         elif isinstance(val, torch.Tensor):
+            tensors.append((f"a[{position}]", val))
             for axis, size in enumerate(val.shape):
                 if isinstance(size, torch.SymInt):
                     yield f"a[{position}].shape[{axis}]", size.node.expr
+    for text, val in tensors:
+        steps = {f"{text}.stride({axis})": step for axis, step in enumerate(val.stride())}
+        for place, number in {**steps, f"{text}.storage_offset()": val.storage_offset()}.items():
+            if isinstance(number, torch.SymInt):
+                yield place, number.node.expr

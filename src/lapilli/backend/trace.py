@@ -14,11 +14,15 @@ from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.export import exported_program
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lapilli.graph.decompose import tables
 from lapilli.lower import registry
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Any]
+
+_FRESH = {torch.ops.aten.lift.default, torch.ops.aten.lift_fresh.default}
+"""What torch.tensor(...) in a graph ends with: the tracer makes a constant of it, unless it is decomposed before."""
 
 
 def compile_graph(
@@ -28,20 +32,77 @@ def compile_graph(
 
     Without gradients, composite operators (linear, attention, norms) are kept; with them, torch's formulas are of the smaller
     operators that composite ones are made of, and attention is matrix products and a softmax."""
-    backend = aot_autograd(
+    backend: Callable[..., Callable[..., Any]] = aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        decompositions=dict(tables()[0]),
+        decompositions={o: f for o, f in tables()[0].items() if o not in _FRESH},
         partition_fn=min_cut_rematerialization_partition,
     )
-    with sdpa_kernel(SDPBackend.MATH) if _records_gradients(inputs) else _whole_operators():
-        made: Callable[..., Any] = backend(gm, inputs)
-        return made
+    if _records_gradients(inputs):
+        with sdpa_kernel(SDPBackend.MATH), _errors_in_backward():
+            return backend(gm, inputs)
+    with sdpa_kernel(SDPBackend.MATH) if _transforms(gm) else _whole_operators():
+        return backend(gm, inputs)
 
 
 def _records_gradients(inputs: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+
+
+def _transforms(gm: fx.GraphModule) -> bool:
+    """Whether a graph differentiates or maps by itself, by torch.func or by autograd: a composite operator that is kept whole
+    has neither formula."""
+    modules = [m for m in gm.modules() if isinstance(m, fx.GraphModule)]
+    return any(
+        getattr(n.target, "__module__", None) in _TRANSFORMS or n.target in _TRANSFORMS
+        for m in modules
+        for n in m.graph.nodes
+        if n.op in ("call_function", "call_method")
+    )
+
+
+_TRANSFORMS = {"torch._functorch.predispatch", "torch._C._functorch", torch.autograd.grad, "requires_grad_", "backward"}
+"""Modules of functions, functions, methods."""
+
+
+class _Catching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps what an operator raises that the autograd engine calls, and gives PyTorch something that is no tensor instead.
+
+    The engine takes an exception of C++ well, but not one of Python that is still under way: it leaves the guard of a device's
+    stream on its way out, which asks Python for the type of the device; that fails, and std::terminate ends the process."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.error: BaseException | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except BaseException as error:
+            if torch._C._current_graph_task_id() == -1:
+                raise
+            self.error = error
+            return object()
+
+
+@contextmanager
+def _errors_in_backward() -> Iterator[None]:
+    """While a backward pass is traced, what its operators raise arrives as it was raised."""
+    catching = _Catching()
+    try:
+        with catching:
+            yield
+    except Exception:
+        if catching.error is None:
+            raise
+        raise catching.error from None
 
 
 @contextmanager

@@ -9,6 +9,8 @@ import torch
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_flatten
 
+from lapilli.capture.examples import Arguments
+
 
 def dim_names(
     program: ExportedProgram, model: Any, example_inputs: Any = None, dynamic_shapes: Any = None
@@ -17,8 +19,11 @@ def dim_names(
     has lost the names."""
     if isinstance(model, ExportedProgram) or not dynamic_shapes:
         return {}
-    keywords = isinstance(example_inputs, Mapping)
-    args, kwargs = ((), dict(example_inputs)) if keywords else (tuple(example_inputs), {})
+    if isinstance(example_inputs, Arguments):
+        args, kwargs = example_inputs.args, example_inputs.kwargs
+    else:
+        keywords = isinstance(example_inputs, Mapping)
+        args, kwargs = ((), dict(example_inputs)) if keywords else (tuple(example_inputs), {})
     given = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
     inputs = [given.get(name) for name in program.graph_signature.user_inputs]
     places = {id(leaf): value for leaf, value in zip(tree_flatten((args, kwargs))[0], inputs, strict=False)}

@@ -1,9 +1,10 @@
-"""Example inputs from words on a command line: `batch=2..16,3,224,224`, `1,128:int64`, `int=16000`."""
+"""Example inputs: by position and keyword, and from words on a command line (`batch=2..16,3,224,224`, `1,128:int64`)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,14 @@ _NUMBERS: dict[str, Callable[[str], Any]] = {
     "str": str,
 }
 _TYPES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64"}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Example inputs by position and by keyword."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 def example_inputs(words: Sequence[str]) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:

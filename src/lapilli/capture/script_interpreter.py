@@ -305,24 +305,28 @@ _PYTHON_TYPES: dict[str, Any] = {
 }
 
 
-class _LocatedError(CompileError):
-    """A CompileError that names its place already."""
-
-
 @contextmanager
 def _located(node: Node) -> Iterator[None]:
     """Errors of a node name its operator and its place in the model's source."""
     try:
         yield
-    except _LocatedError:
-        raise
     except GuardOnDataDependentSymNode as error:
-        raise _LocatedError(
-            f"{_place(node)}: what the model does here depends on the values of a tensor, not on sizes and flags alone. "
-            "Rewrite it with torch.where, or compile the part before it and the part after it by themselves"
+        raise _at(
+            node,
+            "what the model does here depends on the values of a tensor, not on sizes and flags alone. Rewrite it with "
+            "torch.where, or compile the part before it and the part after it by themselves",
         ) from error
     except Exception as error:
-        raise _LocatedError(f"{_place(node)}: {error}") from error
+        if isinstance(error, CompileError) and error.located:
+            raise
+        raise _at(node, str(error)) from error
+
+
+def _at(node: Node, message: str) -> CompileError:
+    """An error that names its place."""
+    error = CompileError(f"{_place(node)}: {message}")
+    error.located = True
+    return error
 
 
 def _place(node: Node) -> str:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
+from torch.export.passes import move_to_device_pass
 from torch.utils._pytree import tree_map
 
 from lapilli.capture import torchscript
+from lapilli.capture.examples import Arguments
+from lapilli.capture.functions import FunctionModule
+from lapilli.capture.guards import unproven
 from lapilli.errors import CompileError
 
-Source: TypeAlias = "torch.nn.Module | ExportedProgram | torchscript.ScriptSource | str | os.PathLike[str]"
+Source: TypeAlias = (
+    "torch.nn.Module | Callable[..., Any] | ExportedProgram | torchscript.ScriptSource | str | os.PathLike[str]"
+)
 
 
 def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = None) -> ExportedProgram:
@@ -24,30 +33,67 @@ def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = Non
     example_inputs: a tuple of positional arguments, or a dict of keyword arguments; an exported program needs none.
     Raises CompileError when the source is of another kind, or torch.export refuses it (with its reason)."""
     if isinstance(model, ExportedProgram):
-        return model
+        return program_on_cpu(model)
     if isinstance(model, str | os.PathLike):
         return capture(_load(Path(model)), example_inputs, dynamic_shapes)
     if torchscript.is_torchscript(model):
         return _capture_script(model, example_inputs, dynamic_shapes)
     if not isinstance(model, torch.nn.Module):
-        raise CompileError(
-            f"cannot compile a {type(model).__name__}: give an nn.Module or a TorchScript module with example inputs, "
-            "an ExportedProgram, or the path of a .pt2 file or of a TorchScript file"
-        )
+        if not callable(model) or isinstance(model, type):
+            raise CompileError(
+                f"cannot compile a {type(model).__name__}: give an nn.Module, a function or a TorchScript module with example "
+                "inputs, an ExportedProgram, or the path of a .pt2 file or of a TorchScript file"
+            )
+        model = FunctionModule(model)
     if any(type(m).__module__.startswith("torch.ao.nn.quantized") for m in model.modules()):
         return _capture_script(_scripted(model, example_inputs), example_inputs, dynamic_shapes)
     args, kwargs = _distinct(_arguments(example_inputs))
+    model = module_on_cpu(model)
     training = [m for m in model.modules() if m.training]
-    model.eval()
+    with suppress(NotImplementedError):  # the module of an exported program, which is what it was exported as
+        model.eval()
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its tree specs
-            return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+            return _exported(model, args, kwargs, dynamic_shapes)
     except Exception as error:
-        raise CompileError(f"torch.export cannot capture {type(model).__name__}: {error}") from error
+        raise CompileError(f"torch.export cannot capture {_name(model)}: {error}{_hint(error)}") from error
     finally:
         for m in training:
             m.training = True
+
+
+def _name(model: torch.nn.Module) -> str:
+    return repr(model) if isinstance(model, FunctionModule) else type(model).__name__
+
+
+def _hint(error: Exception) -> str:
+    """torch.export takes a size of 0 or 1 for one that never varies."""
+    if "specialized it to be a constant (1)" not in str(error) and "specialized it to be a constant (0)" not in str(
+        error
+    ):
+        return ""
+    return "\n\nA size that varies needs an example of 2 or more: give an example of 2, and the program still takes 1."
+
+
+def _exported(model: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any) -> ExportedProgram:
+    """torch.export gives up where it cannot prove a condition on sizes; then the condition is tried for all of them."""
+    try:
+        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+    except UserError as error:
+        if "satisfy the generated guard" not in str(error):
+            raise
+        program = torch.export.export(
+            model,
+            args,
+            kwargs,
+            dynamic_shapes=dynamic_shapes,
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=True,
+        )
+        if unproven(program):
+            raise
+        return program
 
 
 def _scripted(model: torch.nn.Module, example_inputs: Any) -> torch.jit.ScriptModule:
@@ -73,6 +119,8 @@ def _capture_script(model: torchscript.ScriptSource, example_inputs: Any, dynami
             f"a TorchScript model does not say the sizes of its inputs: give example_inputs for {torchscript.describe(model)}"
         )
     args, kwargs = _distinct(_arguments(example_inputs))
+    if isinstance(model, torch.jit.ScriptModule) and _are_elsewhere(model.state_dict().values()):
+        model = copy.deepcopy(model).cpu()
     module = torchscript.module_of(model, args, kwargs)
     try:
         with torch.no_grad(), warnings.catch_warnings():
@@ -85,6 +133,8 @@ def _capture_script(model: torchscript.ScriptSource, example_inputs: Any, dynami
 
 
 def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example_inputs, Arguments):
+        return example_inputs.args, example_inputs.kwargs
     if isinstance(example_inputs, Mapping):
         return (), dict(example_inputs)
     if isinstance(example_inputs, torch.Tensor):
@@ -96,15 +146,48 @@ def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(example_inputs), {}
 
 
+def module_on_cpu(model: torch.nn.Module) -> torch.nn.Module:
+    """The module itself, or, where tensors of it are on another device, a copy with its tensors on the CPU: those that were
+    shared still are, and the caller's module stays as it is."""
+    kept: dict[int, Any] = {}
+    held = [value for m in model.modules() for value in vars(m).values() if isinstance(value, torch.Tensor)]
+    tensors = [*model.parameters(), *model.buffers(), *held]
+    if not _are_elsewhere(tensors):
+        return model
+    for tensor in tensors:
+        moved: torch.Tensor = tensor
+        if _are_elsewhere([tensor]):
+            moved = tensor.detach().cpu()
+            if isinstance(tensor, torch.nn.Parameter):
+                moved = torch.nn.Parameter(moved, tensor.requires_grad)
+        kept.setdefault(id(tensor), moved)
+    return copy.deepcopy(model, kept)
+
+
+def program_on_cpu(program: ExportedProgram) -> ExportedProgram:
+    """The program itself, or, where it was exported from another device, a copy for the CPU."""
+    values = [*program.state_dict.values(), *program.constants.values()]
+    vals = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
+    if not _are_elsewhere(values) and not _are_elsewhere(vals):
+        return program
+    return move_to_device_pass(copy.deepcopy(program), "cpu")
+
+
+def _are_elsewhere(values: Iterable[Any]) -> bool:
+    return any(isinstance(v, torch.Tensor) and v.device.type not in ("cpu", "meta") for v in values)
+
+
 def _distinct(inputs: Any) -> Any:
-    """The inputs with copies of tensors that come twice: torch.export takes those for one input."""
+    """The inputs on the CPU, with copies of tensors that come twice: torch.export takes those for one input."""
     seen: set[int] = set()
 
     def once(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or id(leaf) not in seen:
-            seen.add(id(leaf))
+        if not isinstance(leaf, torch.Tensor):
             return leaf
-        return leaf.clone()
+        if id(leaf) not in seen:
+            seen.add(id(leaf))
+            return leaf.detach().cpu() if _are_elsewhere([leaf]) else leaf
+        return leaf.detach().cpu().clone()
 
     return tree_map(once, inputs)
 

@@ -6,6 +6,7 @@ import click
 
 from lapilli import __version__
 from lapilli.cli.bench import bench
+from lapilli.cli.cache import cache
 from lapilli.cli.common import Group
 from lapilli.cli.compile import compile_
 from lapilli.cli.devices import devices
@@ -13,6 +14,7 @@ from lapilli.cli.inspect import inspect
 from lapilli.cli.ops import ops
 from lapilli.cli.profile import profile
 from lapilli.cli.run import run
+from lapilli.cli.sign import keygen, sign, verify
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -21,5 +23,5 @@ def main() -> None:
     """Lapilli: PyTorch models on any device that speaks Vulkan."""
 
 
-for command in (devices, compile_, run, bench, profile, inspect, ops):
+for command in (devices, compile_, run, bench, profile, inspect, ops, verify, sign, keygen, cache):
     main.add_command(command)

@@ -18,12 +18,15 @@ from lapilli.cli.common import (
     dims_option,
     duration,
     json_option,
+    load,
     peak_memory,
     print_json,
     progress_bar,
     random_inputs,
+    rows,
     shapes,
     size,
+    trust_options,
 )
 
 if TYPE_CHECKING:
@@ -62,6 +65,7 @@ class Result:
 )
 @click.option("--iter", "iterations", default=50, show_default=True, type=click.IntRange(min=1), help="Runs to time.")
 @device_option
+@trust_options
 @dims_option
 @json_option
 def bench(
@@ -69,21 +73,21 @@ def bench(
     warmup: int,
     iterations: int,
     device: str | None,
+    key: Path | None,
+    allow_host: tuple[str, ...],
     input_dims: str | None,
     input_type: str | None,
     seed: int,
     as_json: bool,
 ) -> None:
     """Time PROGRAM on random inputs, wall clock from NumPy arrays to NumPy arrays, upload and download included."""
-    import lapilli
-
     before = peak_memory()
     start = time.perf_counter()
-    with lapilli.load(program, device=device) as loaded:
+    with load(program, device, key, allow_host) as loaded:
         load_s = time.perf_counter() - start
         inputs = random_inputs(loaded.inputs, input_dims, input_type, seed)
         start = time.perf_counter()
-        loaded.run_flat(inputs)
+        loaded.run_flat(inputs, bits=True)
         first_run_s = time.perf_counter() - start
         say: Callable[[str], object] = (lambda line: None) if as_json else click.echo
         say("Starting benchmark.")
@@ -127,16 +131,13 @@ def _times(
             if i == warmup:
                 say("Main runs.")
             start = time.perf_counter()
-            program.run_flat(inputs)
+            program.run_flat(inputs, bits=True)
             times.append(time.perf_counter() - start)
             progress.update(task, advance=1, description="running" if i >= warmup else "warming up")
     return times[warmup:]
 
 
 def _print(result: Result, inputs: str) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     memory = result.device_memory
     parts = ", ".join(f"{part} {duration(s)}" for part, s in result.load_parts_s.items() if part != "total")
     shares = (
@@ -144,21 +145,20 @@ def _print(result: Result, inputs: str) -> None:
         f"{size(memory['arena_sum'])}, inputs and outputs {size(memory['io'])}"
     )
     grown = result.peak_rss - result.peak_rss_before_load
-    table = Table.grid(padding=(0, 2))
-    for name, value in (
-        ("program", f"{result.program}, input {inputs}"),
-        ("device", f"{result.device}, plan {result.plan}"),
-        ("median", duration(result.median_s)),
-        ("p95", duration(result.p95_s)),
-        ("min", duration(result.min_s)),
-        ("load", f"{duration(result.load_s)}  ({parts})"),
-        ("first run", duration(result.first_run_s)),
-        ("device memory", f"{size(memory['device_total'])}  ({shares})"),
-        ("peak RSS", f"{size(result.peak_rss)}  (+{size(grown)} by load and runs)"),
-    ):
-        table.add_row(Text(name, "bold"), value)
+    rows(
+        [
+            ("program", f"{result.program}, input {inputs}"),
+            ("device", f"{result.device}, plan {result.plan}"),
+            ("median", duration(result.median_s)),
+            ("p95", duration(result.p95_s)),
+            ("min", duration(result.min_s)),
+            ("load", f"{duration(result.load_s)}  ({parts})"),
+            ("first run", duration(result.first_run_s)),
+            ("device memory", f"{size(memory['device_total'])}  ({shares})"),
+            ("peak RSS", f"{size(result.peak_rss)}  (+{size(grown)} by load and runs)"),
+        ]
+    )
     out = console()
-    out.print(table)
     out.print(
         f"\nMain run finished. Microseconds per iter: {result.microseconds_per_iter:.1f}. "
         f"Iters per second: {result.iters_per_second:.2f}"

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from lapilli.errors import InvalidInputError, LapilliError
+from lapilli.names import printable
 from lapilli.runtime.description import TensorSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import Console
     from rich.progress import Progress
+    from rich.table import Table
+
+    from lapilli.runtime.program import Program
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,7 +35,7 @@ class Group(click.Group):
         try:
             return super().invoke(ctx)
         except (LapilliError, OSError) as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(printable(str(error))) from error
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -44,10 +49,29 @@ class Group(click.Group):
 
 
 def console() -> Console:
-    """For results: text as it is, for shapes have brackets too."""
+    """For results: text as it is, for shapes have brackets too; but for control characters, which a file may have in its names."""
     from rich.console import Console
+    from rich.segment import Segment
 
-    return Console(highlight=False, markup=False)
+    class Safe(Console):
+        def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+    return Safe(highlight=False, markup=False)
+
+
+def rows(named: Sequence[tuple[str, str]]) -> None:
+    """Names and values side by side."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(overflow="fold")
+    grid.add_column(overflow="fold")
+    for name, value in named:
+        grid.add_row(Text(name, "bold"), value)
+    console().print(grid)
 
 
 def progress_console() -> Console:
@@ -75,6 +99,27 @@ def device_option(command: F) -> F:
     return click.option(
         "--device", metavar="INDEX|NAME", help="Index or part of a name; see `lapilli devices`. Default: the best."
     )(command)
+
+
+def trust_options(command: F) -> F:
+    """`--key` and `--allow-host`: what is asked of a file before it is loaded."""
+    for option in (
+        click.option("--key", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+                     help="Public key of who must have signed the program."),
+        click.option("--allow-host", "allow_host", metavar="NAME", multiple=True,
+                     help="Operator or namespace of torch that the program may call beside those of the list; `none`: no operator "
+                     "at all."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def load(path: Path, device: str | None, key: Path | None, allow_host: Sequence[str]) -> Program:
+    """The program of a command line."""
+    import lapilli
+
+    allowed = True if not allow_host else False if "none" in allow_host else list(allow_host)
+    return lapilli.load(path, device, allow_host=allowed, public_key=key)
 
 
 def json_option(command: F) -> F:
@@ -106,7 +151,8 @@ TYPE_NAMES: Mapping[str, str] = {
 
 
 def random_inputs(specs: Sequence[TensorSpec], dims: str | None, types: str | None, seed: int) -> list[NDArray[Any]]:
-    """Random inputs: floats uniform in [0, 1), integers 0 or 1. Without `dims` dynamic sizes take their least value.
+    """Random inputs: floats uniform in [0, 1), integers 0 or 1; bfloat16 as its bits. Without `dims` dynamic sizes take their
+    least value.
 
     Raises InvalidInputError where dims or types do not fit the program.
     """
@@ -132,12 +178,53 @@ def random_inputs(specs: Sequence[TensorSpec], dims: str | None, types: str | No
             raise InvalidInputError(f"--input_dims {sizes!r} is not a list of sizes like 1,3,224,224.") from None
         if any(n < 0 for n in shape):
             raise InvalidInputError(f"--input_dims {sizes!r} has a negative size.")
+        if spec.dtype == "bfloat16":
+            inputs.append(to_bits(rng.random(shape, dtype=np.float32)))
+            continue
         dtype = spec.numpy_dtype()
         if dtype.kind == "f":
             inputs.append(rng.random(shape, dtype=np.float32).astype(dtype))
         else:
             inputs.append(rng.integers(0, 2, shape).astype(dtype))
     return inputs
+
+
+def to_bits(array: NDArray[Any]) -> NDArray[Any]:
+    """float32 rounded to bfloat16, as its bits in uint16; NumPy has no bfloat16."""
+    import numpy as np
+
+    words = np.ascontiguousarray(array, np.float32).view(np.uint32).astype(np.uint64)
+    rounded = ((words + 0x7FFF + (words >> 16 & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(array), np.uint16(0x7FC0), rounded).reshape(np.shape(array))
+
+
+def from_bits(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
+    """An output as people see it: bits of bfloat16 as float32."""
+    import numpy as np
+
+    if spec.dtype != "bfloat16" or array.dtype != np.uint16:
+        return array
+    return (array.astype(np.uint32) << 16).view(np.float32)
+
+
+def table(*names: str, **options: Any) -> Table:
+    """A table whose cells are folded where the terminal is narrow, and never cut."""
+    from rich.table import Table
+
+    made = Table(**options)
+    for name in names:
+        made.add_column(name, overflow="fold")
+    return made
+
+
+@contextmanager
+def output_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that a command was told to write: its folder is made, and it appears whole or not at all."""
+    from lapilli.runtime.files import replace
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replace(path) as file:
+        yield file
 
 
 def shapes(inputs: Sequence[NDArray[Any]]) -> str:

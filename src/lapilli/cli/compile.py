@@ -9,10 +9,9 @@ from pathlib import Path
 
 import click
 
-from lapilli.cli.common import console, duration, print_json, progress_bar, size
+from lapilli.cli.common import console, duration, output_file, print_json, progress_bar, size
 from lapilli.errors import InvalidInputError
 from lapilli.runtime.compiler import require_compiler
-from lapilli.runtime.files import replace
 
 
 @click.command("compile")
@@ -59,6 +58,7 @@ def compile_(
     from lapilli.capture.examples import example_inputs
     from lapilli.compiler import compile_to_bytes
     from lapilli.runtime.description import Description
+    from lapilli.runtime.host import unlisted
     from lapilli.runtime.method import interfaces
 
     start = time.perf_counter()
@@ -73,7 +73,7 @@ def compile_(
             model, examples, precision=precision, dynamic_shapes=shapes, target=target, fallback=fallback, metadata=metadata,
             progress=progress,
         )  # fmt: skip
-    with replace(output) as file:
+    with output_file(output) as file:
         file.write(data)
     seconds = time.perf_counter() - start
     description = Description.of(data)
@@ -87,6 +87,12 @@ def compile_(
         for name, report in reports.items():
             if report.on_cpu:
                 console().print(f"{name}: {report}")
+        others = unlisted(description.host_operators)
+        if others:
+            console().print(
+                f"{', '.join(others)}: not among the operators that any file may call. Load the program with "
+                f"allow_host={others}, or --allow-host."
+            )
 
 
 def _pair(text: str) -> tuple[str, str]:

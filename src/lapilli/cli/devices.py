@@ -6,7 +6,7 @@ import dataclasses
 
 import click
 
-from lapilli.cli.common import console, json_option, print_json, size
+from lapilli.cli.common import console, json_option, print_json, size, table
 
 
 @click.command()
@@ -19,12 +19,10 @@ def devices(as_json: bool) -> None:
     if as_json:
         print_json([dataclasses.asdict(device) for device in found])
         return
-    from rich.table import Table
-
-    table = Table("#", "name", "type", "driver", "Vulkan", "memory", "features", title="Vulkan devices, best first")
+    shown = table("#", "name", "type", "driver", "Vulkan", "memory", "features", title="Vulkan devices, best first")
     for device in found:
         features = ", ".join(name for name, there in device.features.items() if there)
-        table.add_row(
+        shown.add_row(
             str(device.index),
             device.name,
             device.type,
@@ -33,4 +31,4 @@ def devices(as_json: bool) -> None:
             size(device.memory),
             features,
         )
-    console().print(table)
+    console().print(shown)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lapilli.cli.common import PROGRAM, console, json_option, parse_sizes, print_json, size
+from lapilli.cli.common import PROGRAM, console, json_option, output_file, parse_sizes, print_json, rows, size, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,12 +33,12 @@ def inspect(program: Path, html: Path | None, sizes: tuple[str, ...], everything
     memory = [description.memory(plan, list(values.values())) for plan in method.plans]
     if html is not None:
         from lapilli.cli.page import page
-        from lapilli.runtime.files import replace
 
-        with replace(html) as file:
+        with output_file(html) as file:
             file.write(page(program, description, memory, values).encode())
     if as_json:
         node = asdict(description) | {"source": str(program), "bytes": program.stat().st_size, "sizes": values}
+        node["metadata"] = _metadata(description)
         node["report"] = {i.name: asdict(i.report()) for i in interfaces(description)}
         print_json(node | {"memory": [asdict(plan) for plan in memory]})
     elif html is None:
@@ -53,7 +53,7 @@ def overview(program: Path, description: Description, values: dict[str, int]) ->
     constants = sum(constant.size for constant in description.constants)
     from lapilli.runtime.method import interfaces
 
-    rows = [
+    found = [
         ("file", f"{program}, {size(program.stat().st_size)}, by {description.producer}"),
         ("inputs", "\n".join(map(str, method.inputs)) or "none"),
         ("outputs", "\n".join(map(str, method.outputs)) or "none"),
@@ -65,12 +65,19 @@ def overview(program: Path, description: Description, values: dict[str, int]) ->
         ("kernels", f"{len(description.kernels)}, {size(sum(kernel.code_size for kernel in description.kernels))}"),
         (
             "metadata",
-            ", ".join(f"{key} ({len(value)} characters)" for key, value in description.metadata.items()) or "none",
+            ", ".join(f"{key} ({len(value)} characters)" for key, value in _metadata(description).items()) or "none",
         ),
     ]
     if values:
-        rows.insert(3, ("sizes shown", ", ".join(f"{name}={value}" for name, value in values.items())))
-    return rows
+        found.insert(3, ("sizes shown", ", ".join(f"{name}={value}" for name, value in values.items())))
+    return found
+
+
+def _metadata(description: Description) -> dict[str, str]:
+    """Without the compiler's own, which is shown as what it says."""
+    from lapilli.runtime.description import INTERNAL
+
+    return {key: value for key, value in description.metadata.items() if not key.startswith(INTERNAL)}
 
 
 def requirements(plan: Plan) -> str:
@@ -101,39 +108,35 @@ def _print(
     values: dict[str, int],
     everything: bool,
 ) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    grid = Table.grid(padding=(0, 2))
-    for name, value in overview(program, description, values):
-        grid.add_row(Text(name, "bold"), value)
-    out.print(grid)
+    rows(overview(program, description, values))
     for plan, plan_memory in zip(description.methods[0].plans, memory, strict=True):
         barriers = sum(dispatch.barrier for dispatch in plan.run)
         out.print(Text.assemble("\n", (f"plan {plan.name}", "bold"), f": needs {requirements(plan)}"))
         out.print(f"{len(plan.run)} dispatches, {barriers} barriers; {len(plan.load)} dispatches at load")
         out.print(arena(plan_memory))
-        table = Table("#", "operators", "kernel", "work groups", "MFLOP", "MB", "barrier", "why realised")
+        found = table("#", "operators", "kernel", "work groups", "MFLOP", "MB", "barrier", "why realised")
         reasons = description.reasons(plan)
         for i, (dispatch, cost, why) in enumerate(zip(plan.run, plan_memory.commands, reasons, strict=True)):
             if everything or i < 30:
                 mark = "●" if dispatch.barrier else ""
-                table.add_row(str(i), dispatch.label, dispatch.kernel, *_cost(cost), mark, why)
-        out.print(table)
+                found.add_row(str(i), dispatch.label, dispatch.kernel, *_cost(cost), mark, why)
+        out.print(found)
         if not everything and len(plan.run) > 30:
             out.print(f"… {len(plan.run) - 30} more: --all")
-    table = Table("kernel", "code", "work group", "subgroup", "shared memory", title="kernels", title_justify="left")
+    found = table("kernel", "code", "work group", "subgroup", "shared memory", title="kernels", title_justify="left")
     for kernel in description.kernels:
         local = "×".join(map(str, kernel.local))
-        table.add_row(
+        found.add_row(
             kernel.name, size(kernel.code_size), local, str(kernel.subgroup_size or "any"), size(kernel.shared_size)
         )
-    out.print(table)
+    out.print(found)
     constants = sorted(description.constants, key=lambda constant: -constant.size)
-    table = Table("constant", "dtype", "shape", "size", title="constants, largest first", title_justify="left")
+    found = table("constant", "dtype", "shape", "size", title="constants, largest first", title_justify="left")
     for constant in constants if everything else constants[:10]:
-        table.add_row(constant.name, constant.dtype, "×".join(map(str, constant.shape)), size(constant.size))
-    out.print(table)
+        found.add_row(constant.name, constant.dtype, "×".join(map(str, constant.shape)), size(constant.size))
+    out.print(found)
     if not everything and len(constants) > 10:
         out.print(f"… {len(constants) - 10} more: --all")
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import click
 
-from lapilli.cli.common import console, json_option, print_json, progress_bar
+from lapilli.cli.common import console, json_option, print_json, progress_bar, table
 from lapilli.errors import InvalidInputError
 from lapilli.runtime.compiler import require_compiler
 
@@ -45,13 +45,11 @@ def ops(names: tuple[str, ...], everything: bool, as_json: bool) -> None:
     if as_json:
         print_json([asdict(e) for e in entries])
         return
-    from rich.table import Table
-
-    table = Table("operator", "core", "runs", "by", "dtypes", "dynamic sizes")
+    shown = table("operator", "core", "runs", "by", "dtypes", "dynamic sizes")
     for e in entries:
         dtypes = "not asked" if e.dtypes is None and e.where != "cpu" else " ".join(map(short, e.dtypes or ()))
         dynamic = {True: "yes", False: "no", None: ""}[e.dynamic]
-        table.add_row(e.name.removeprefix("aten."), "●" if e.core else "", e.where, e.by, dtypes, dynamic)
-    console().print(table)
+        shown.add_row(e.name.removeprefix("aten."), "●" if e.core else "", e.where, e.by, dtypes, dynamic)
+    console().print(shown)
     counted = Counter(e.where for e in entries)
     console().print(", ".join(f"{counted[where]} {where}" for where in ("gpu", "decomposed", "cpu")))

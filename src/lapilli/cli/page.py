@@ -8,17 +8,20 @@ from pathlib import Path
 
 from lapilli.cli.common import size
 from lapilli.cli.inspect import arena, overview, requirements
-from lapilli.runtime.description import Description, MemoryPlan, Plan
+from lapilli.runtime.description import INTERNAL, Description, MemoryPlan, Plan
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8882; --accent: #3b6ea5; }
 body { font: 14px/1.45 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
+h1, p, summary, td { overflow-wrap: anywhere; }
+div.wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; }
 td, th { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 th { position: sticky; top: 0; background: Canvas; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-td:first-child { white-space: nowrap; }
+@media (min-width: 700px) { td:first-child { white-space: nowrap; } }
+@media (max-width: 700px) { body { margin: .5rem auto; padding: 0 .5rem; } td, th { padding: .2rem .3rem; } }
 tr.barrier td:first-child { box-shadow: inset 3px 0 var(--accent); }
 details { margin: .6rem 0; } summary { cursor: pointer; }
 svg { width: 100%; height: auto; background: var(--soft); border-radius: 4px; }
@@ -62,9 +65,14 @@ def page(program: Path, description: Description, memory: Sequence[MemoryPlan], 
     constants = [(c.name, c.dtype, "×".join(map(str, c.shape)), size(c.size)) for c in description.constants]
     parts.append(f"<h2>Constants</h2><details><summary>{len(constants)} constants</summary>")
     parts.append(_table(["name", "dtype", "shape", "size"], constants) + "</details>")
-    metadata = [(key, value if len(value) < 400 else value[:400] + " …") for key, value in description.metadata.items()]
+    metadata = [
+        (key, value if len(value) < 400 else value[:400] + " …")
+        for key, value in description.metadata.items()
+        if not key.startswith(INTERNAL)
+    ]
     parts.append("<h2>Metadata</h2>" + _table([], metadata))
-    head = f'<meta charset="utf-8"><title>{escape(program.name)}</title><style>{STYLE}</style>'
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head += f"<title>{escape(program.name)}</title><style>{STYLE}</style>"
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
 
 
@@ -84,7 +92,7 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]], marked: set[int]
         f"<tr{' class=barrier' if marked and i in marked else ''}>{row(cells, 'td')}</tr>"
         for i, cells in enumerate(rows)
     )
-    return f"<table>{head}{body}</table>"
+    return f'<div class="wide"><table>{head}{body}</table></div>'
 
 
 def _picture(plan: Plan, memory: MemoryPlan) -> str:

@@ -17,10 +17,13 @@ from lapilli.cli.common import (
     dims_option,
     duration,
     json_option,
+    load,
+    output_file,
     print_json,
     progress_console,
     random_inputs,
     shapes,
+    trust_options,
 )
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 )
 @click.option("--sort", type=click.Choice(["time", "order"]), default="order", show_default=True)
 @device_option
+@trust_options
 @dims_option
 @json_option
 def profile(
@@ -45,22 +49,21 @@ def profile(
     trace: Path | None,
     sort: str,
     device: str | None,
+    key: Path | None,
+    allow_host: tuple[str, ...],
     input_dims: str | None,
     input_type: str | None,
     seed: int,
     as_json: bool,
 ) -> None:
     """Time every kernel of PROGRAM with GPU timestamps, each alone: a table and a trace file."""
-    import lapilli
-    from lapilli.runtime.files import replace
-
-    with lapilli.load(program, device=device) as loaded:
+    with load(program, device, key, allow_host) as loaded:
         inputs = random_inputs(loaded.inputs, input_dims, input_type, seed)
         with progress_console().status("profiling"):
             times = loaded.profile(inputs, repeat)
         where = f"{loaded.device.name}, plan {loaded.plan}"
     trace = trace or program.with_suffix(".trace.json")
-    with replace(trace) as file:
+    with output_file(trace) as file:
         file.write(json.dumps(_trace(times.kernels, program.name, where)).encode())
     if as_json:
         print_json({"program": str(program), "device": where, "trace": str(trace), **asdict(times)})
@@ -77,7 +80,7 @@ def _print(times: Profile, title: str, by_time: bool) -> None:
     for name in ("#", "operators", "kernel"):
         table.add_column(name, overflow="fold")
     for name in ("time", "share", "GFLOP/s", "GB/s", "work groups"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", overflow="fold")
     rows = list(enumerate(times.kernels))
     if by_time:
         rows.sort(key=lambda row: -row[1].seconds)

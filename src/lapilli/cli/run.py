@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -16,11 +16,18 @@ from lapilli.cli.common import (
     device_option,
     dims_option,
     duration,
+    from_bits,
     json_option,
+    load,
+    output_file,
     print_json,
     random_inputs,
+    to_bits,
+    trust_options,
 )
-from lapilli.errors import InvalidInputError, ReadError
+from lapilli.errors import InvalidFileError, InvalidInputError, LapilliError, ReadError
+from lapilli.names import printable
+from lapilli.runtime.limits import load_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,12 +37,13 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("program", type=PROGRAM)
-@click.argument("inputs", nargs=-1, required=True)
+@click.argument("inputs", nargs=-1)
 @click.option("--top", "k", default=5, show_default=True, type=click.IntRange(min=1), help="Classes to print.")
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the outputs to .npy or .npz."
 )
 @device_option
+@trust_options
 @dims_option
 @json_option
 def run(
@@ -44,6 +52,8 @@ def run(
     k: int,
     output: Path | None,
     device: str | None,
+    key: Path | None,
+    allow_host: tuple[str, ...],
     input_dims: str | None,
     input_type: str | None,
     seed: int,
@@ -51,39 +61,76 @@ def run(
 ) -> None:
     """Run PROGRAM on INPUTS: photos (prepared as the program's metadata says), .npy files or `random`.
 
-    A program with one input runs once for each of INPUTS, another takes one of INPUTS for each of its inputs.
+    A program with one input runs once for each of INPUTS, another takes one of INPUTS for each of its inputs. bfloat16 is given
+    and written as float32.
     """
-    import lapilli
-
-    with lapilli.load(program, device=device) as loaded:
-        arrays = [
-            _array(loaded, i if len(loaded.inputs) > 1 else 0, text, input_dims, input_type, seed)
-            for i, text in enumerate(_check_count(loaded, inputs))
-        ]
-        calls = [[array] for array in arrays] if len(loaded.inputs) == 1 else [arrays]
-        names = list(inputs) if len(loaded.inputs) == 1 else [", ".join(inputs)]
-        results = []
-        for call in calls:
-            start = time.perf_counter()
-            outputs = loaded.run_flat(call)
-            results.append((outputs, time.perf_counter() - start))
+    with load(program, device, key, allow_host) as loaded:
+        runs = []
+        for name, given in _calls(loaded, inputs):
+            try:
+                arrays = [_array(loaded, i, text, input_dims, input_type, seed) for i, text in enumerate(given)]
+                start = time.perf_counter()
+                outputs = loaded.run_flat(arrays, bits=True)
+                seconds = time.perf_counter() - start
+                shown = [from_bits(array, spec) for spec, array in zip(loaded.outputs, outputs, strict=True)]
+                runs.append(Run(name, shown, seconds))
+            except LapilliError as error:
+                if len(inputs) < 2 or len(loaded.inputs) > 1:
+                    raise
+                runs.append(Run(name, [], 0.0, str(error)))  # the others go on
         if output is not None:
-            _write(output, loaded, [outputs for outputs, _ in results])
+            _write(output, loaded, runs)
         if as_json:
-            runs = [
-                {"input": name, "seconds": seconds, "outputs": [_describe(loaded, out, k) for out in outputs]}
-                for name, (outputs, seconds) in zip(names, results, strict=True)
-            ]
-            print_json({"device": loaded.device.name, "plan": loaded.plan, "runs": runs})
-            return
-        from rich.text import Text
+            nodes = [_node(loaded, r, k) for r in runs]
+            print_json({"device": loaded.device.name, "plan": loaded.plan, "runs": nodes})
+        else:
+            _show(loaded, runs, k)
+    failed = [r for r in runs if r.error]
+    if failed:
+        raise LapilliError(f"{len(failed)} of {len(runs)} inputs failed: {'; '.join(r.error for r in failed)}")
 
-        out = console()
-        out.print(Text.assemble((loaded.device.name, "bold"), f", plan {loaded.plan}"))
-        for name, (outputs, seconds) in zip(names, results, strict=True):
-            out.print(Text.assemble("\n", (name, "bold"), f"  {duration(seconds)}"))
-            for spec, array in zip(loaded.outputs, outputs, strict=True):
-                _print(out, loaded, spec.name, array, k)
+
+@dataclass(frozen=True)
+class Run:
+    """Of one input: outputs, or why there are none."""
+
+    name: str
+    outputs: list[NDArray[Any]]
+    seconds: float
+    error: str = ""
+
+
+def _calls(program: Program, inputs: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """What to run, by its name: a list of inputs each time."""
+    wanted = len(program.inputs)
+    if not inputs and wanted:
+        specs = "; ".join(str(spec) for spec in program.inputs)
+        raise click.UsageError(f"Missing argument 'INPUTS...': the program takes {specs}.")
+    if wanted == 1:
+        return [(text, [text]) for text in inputs]
+    if wanted == 0 and tuple(inputs) in ((), ("random",)):
+        return [("no inputs", [])]
+    return [(", ".join(inputs), list(_check_count(program, inputs)))]
+
+
+def _node(program: Program, run: Run, k: int) -> dict[str, object]:
+    if run.error:
+        return {"input": run.name, "error": run.error}
+    return {"input": run.name, "seconds": run.seconds, "outputs": [_describe(program, out, k) for out in run.outputs]}
+
+
+def _show(program: Program, runs: Sequence[Run], k: int) -> None:
+    from rich.text import Text
+
+    out = console()
+    out.print(Text.assemble((program.device.name, "bold"), f", plan {program.plan}"))
+    for run in runs:
+        if run.error:
+            out.print(Text.assemble("\n", (run.name, "bold"), f"  failed: {run.error}"))
+            continue
+        out.print(Text.assemble("\n", (run.name, "bold"), f"  {duration(run.seconds)}"))
+        for spec, array in zip(program.outputs, run.outputs, strict=True):
+            _print(out, program, spec.name, array, k)
 
 
 def _check_count(program: Program, inputs: Sequence[str]) -> Sequence[str]:
@@ -111,24 +158,26 @@ def _array(program: Program, index: int, text: str, dims: str | None, types: str
             array: NDArray[Any] = np.load(path, allow_pickle=False)
         except (ValueError, OSError, EOFError) as error:
             raise InvalidInputError(f"{text} cannot be read as an array: {error}") from error
-        return array
+        return to_bits(array) if spec.dtype == "bfloat16" and array.dtype == np.float32 else array
     prepare = program.metadata.get(preprocess.METADATA_KEY)
     if prepare is None:
         raise InvalidInputError(
             f"The program does not say how a photo becomes its input {spec}: its metadata has no "
             f"{preprocess.METADATA_KEY!r}. Give a .npy file, or compile it with metadata."
         )
-    return preprocess.Preprocess.loads(prepare)(preprocess.open_photo(path)).astype(spec.numpy_dtype())
+    pixels = preprocess.Preprocess.loads(prepare)(preprocess.open_photo(path))
+    return to_bits(pixels) if spec.dtype == "bfloat16" else pixels.astype(spec.numpy_dtype())
 
 
 def _labels(program: Program) -> list[str] | None:
     from lapilli.runtime.preprocess import LABELS_KEY
 
     try:
-        labels = json.loads(program.metadata.get(LABELS_KEY, "null"))
-    except ValueError:
+        labels = load_json(program.metadata.get(LABELS_KEY, "null"), "The metadata 'labels'")
+    except InvalidFileError:
         return None
-    return [str(label) for label in labels] if isinstance(labels, list) else None
+    good = isinstance(labels, list) and all(isinstance(label, str | int | float) for label in labels)
+    return [str(label)[:200] for label in labels] if good else None
 
 
 def _classes(program: Program, array: NDArray[Any], k: int) -> list[tuple[str, float]] | None:
@@ -167,23 +216,35 @@ def _print(out: Any, program: Program, name: str, array: NDArray[Any], k: int) -
     out.print(table)
 
 
-def _write(path: Path, program: Program, results: list[list[NDArray[Any]]]) -> None:
+def _write(path: Path, program: Program, runs: Sequence[Run]) -> None:
     """One output of one run as .npy, several as .npz named after the outputs."""
     import numpy as np
-
-    from lapilli.runtime.files import replace
 
     if path.suffix not in (".npy", ".npz"):
         raise InvalidInputError(f"Outputs are written to .npy or .npz, not to {path.name}.")
     named = {
-        spec.name if len(results) == 1 else f"{i}.{spec.name}": array
-        for i, outputs in enumerate(results)
-        for spec, array in zip(program.outputs, outputs, strict=True)
+        spec.name if len(runs) == 1 else f"{i}.{spec.name}": array
+        for i, run in enumerate(runs)
+        if not run.error
+        for spec, array in zip(program.outputs, run.outputs, strict=True)
     }
     if path.suffix == ".npy" and len(named) != 1:
         raise InvalidInputError(f"There are {len(named)} outputs; write them to a .npz file.")
-    with replace(path) as file:
+    with output_file(path) as file:
         if path.suffix == ".npy":
             np.save(file, next(iter(named.values())))
         else:
-            np.savez(file, **named)  # type: ignore[arg-type]
+            _write_archive(file, named)
+
+
+def _write_archive(file: IO[bytes], named: Mapping[str, NDArray[Any]]) -> None:
+    """As numpy.savez, but an output may be called as anything: `file`, or a path, which stays one name."""
+    import zipfile
+
+    import numpy as np
+
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in named.items():
+            safe = printable(name, keep="").replace("/", "_").replace("\\", "_")[:200]
+            with archive.open(f"{safe}.npy", "w", force_zip64=True) as entry:
+                np.save(entry, array)

@@ -7,25 +7,18 @@ import os
 import pickle
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 
 from lapilli.codegen import slang
 from lapilli.errors import CompileError
+from lapilli.runtime.cache import Cache
+from lapilli.runtime.notice import count_kernels
 
 Progress = Callable[[int, int], None]
-_DIGEST = hashlib.sha256().digest_size
+CACHE = Cache("kernels", 1 << 30)
 _PARALLEL = 6  # kernels from which a second process pays its start
-
-
-def cache_dir() -> Path:
-    """$LAPILLI_CACHE_DIR, else the user's cache folder."""
-    given = os.environ.get("LAPILLI_CACHE_DIR")
-    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lapilli"
-    return base / "kernels"
 
 
 @lru_cache(maxsize=1)
@@ -48,10 +41,9 @@ def _key(source: str) -> str:
 def build(sources: Iterable[str], progress: Progress | None = None) -> dict[str, bytes]:
     """SPIR-V by source. progress(done, all) is called as kernels get ready."""
     todo = list(dict.fromkeys(sources))
-    folder = cache_dir()
     done: dict[str, bytes] = {}
     for source in todo:
-        code = read_entry(folder / _key(source))
+        code = CACHE.read(_key(source))
         if code is not None:
             done[source] = code
     missing = [s for s in todo if s not in done]
@@ -61,7 +53,8 @@ def build(sources: Iterable[str], progress: Progress | None = None) -> dict[str,
     fresh = _in_processes(missing, workers) if workers > 1 else _here(missing)
     for source, code in fresh:
         done[source] = code
-        write_entry(folder / _key(source), code)
+        count_kernels(1)
+        CACHE.write(_key(source), code)
         if progress:
             progress(len(done), len(todo))
     return done
@@ -75,30 +68,6 @@ def compiler_digest() -> str:
         if file.suffix in (".py", ".slang"):
             digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def read_entry(path: Path) -> bytes | None:
-    """What `write_entry` wrote; None when it is not there, or damaged."""
-    try:
-        entry = path.read_bytes()
-    except OSError:
-        return None
-    content = entry[_DIGEST:]
-    return content if hashlib.sha256(content).digest() == entry[:_DIGEST] else None
-
-
-def write_entry(path: Path, content: bytes) -> None:
-    """A file of the cache: a digest and the content, atomically; a cache that cannot be written is no error."""
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as f:
-            try:
-                f.write(hashlib.sha256(content).digest() + content)
-                f.flush()  # a full disk says so here
-                os.replace(f.name, path)
-            except BaseException:
-                Path(f.name).unlink()
-                raise
 
 
 def _here(sources: list[str]) -> Iterable[tuple[str, bytes]]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from lapilli.codegen.kernel import Written, linear_groups
 from lapilli.codegen.packing import as_floats, channels_last, filter_index, flat, is_nested, pack_depthwise
 from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load, simple_task, within_limit
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, as_int, ceildiv
-from lapilli.ir.node import Convolution, Matmul, Node
+from lapilli.ir.node import Constant, Convolution, Matmul, Node
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.realize import estimate
@@ -217,7 +219,7 @@ def _convolution(task: Task, v: ConvolutionView, ctx: Context) -> Template | Non
             packed = _pack_filter(v, ctx)
             operand = Operand(x.node, x.offset, (as_int(0), x.strides[3], as_int(1)))
             return CpuMatmul(as_int(1), m, v.out_channels, v.channels, operand, packed, True)
-    if _winograd_pays(v):
+    if _winograd_pays(v) and not _has_infinity(v.weight):
         return _winograd(task, v, x, ctx)
     return CpuConvolution(v, x, _pack_filter(v, ctx), False)
 
@@ -247,6 +249,11 @@ def _winograd_pays(v: ConvolutionView) -> bool:
         and estimate(v.out_channels) >= 32
         and all((size.bounds[1] or 0) * DType.float32.size <= STORAGE for size in _winograd_sizes(v))
     )
+
+
+def _has_infinity(weight: Node) -> bool:
+    """Of such weights, the sums of Winograd's transform are NaN where the products are not."""
+    return isinstance(weight, Constant) and not bool(np.isfinite(weight.value).all())
 
 
 def _winograd_sizes(v: ConvolutionView) -> tuple[Int, Int, Int]:

@@ -6,6 +6,7 @@ An `Emitter` writes statements into a block and remembers what it has named, so 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lapilli.ir.dtype import DType
@@ -24,6 +25,7 @@ from lapilli.ir.integer import (
     is_nonnegative,
     of,
 )
+from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Node
 from lapilli.ir.special import FUNCTIONS as SPECIAL
 from lapilli.schedule.layout import Layout
@@ -133,16 +135,20 @@ _INFIX = {
 }  # fmt: skip
 _DIRECT = {
     "abs": "abs", "floor": "floor", "ceil": "ceil", "round": "round", "trunc": "trunc", "sqrt": "sqrt", "rsqrt": "rsqrt",
-    "isnan": "isnan", "isinf": "isinf",
+    "isnan": "is_nan", "isinf": "is_inf",
     "as_int": "asint", "as_float": "asfloat",
+}  # fmt: skip
+_WRAPPED = {
+    NARROW[DType.uint8]: "({} & 0xff)", NARROW[DType.int8]: "(({} << 24) >> 24)", NARROW[DType.int16]: "(({} << 16) >> 16)",
 }  # fmt: skip
 # written in lapilli_math.slang and lapilli_special.slang
 _GENERIC = {
     op: f"{op}_any"
     for op in (
         "exp", "exp2", "log", "log2", "log10", "expm1", "log1p", "erf", "pow", "mod", "fmod", "floordiv",
+        "intdiv",
         "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
-        "umulhi", "ushr", "gcd",
+        "umulhi", "ushr", "gcd", NARROW[DType.float16], NARROW[DType.bfloat16],
         *SPECIAL,
     )
 }  # fmt: skip
@@ -180,6 +186,44 @@ def lane_steps(offset: Int, lane: Atom) -> list[int | None]:
             return [n * step for n in range(1, LANES)]
     first = substitute(offset, {lane: 0})
     return [(substitute(offset, {lane: n}) - first).value for n in range(1, LANES)]
+
+
+_COMPARED = frozenset(["eq", "ne", "lt", "le", "gt", "ge"])
+
+
+_MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
+
+
+def _with_zero(op: str, x: str) -> str:
+    """A comparison of a float with zero, by bits."""
+    simple = {"ne": "nonzero({0})", "eq": "!nonzero({0})", "gt": "above({0})", "lt": "below({0})",
+              "ge": "or(above({0}), !nonzero({0}))", "le": "or(below({0}), !nonzero({0}))"}  # fmt: skip
+    return simple[op].format(x)
+
+
+def _with_infinity(op: str, x: str, positive: bool) -> str:
+    same = f"and(is_inf({x}), {'!' if positive else ''}below({x}))"
+    if op in ("eq", "ne"):
+        return same if op == "eq" else f"!{same}"
+    if op == ("ge" if positive else "le"):
+        return same
+    if op == ("gt" if positive else "lt"):
+        return f"and({same}, !{same})"
+    beyond = f"is_nan({x})" if op in ("ge", "le") else f"or(is_nan({x}), {same})"
+    return f"!{beyond}"
+
+
+def _extremum(op: str, e: Op, args: Sequence[str]) -> str:
+    """Minimum or maximum; NaN wins."""
+    if e.dtype is not DType.float32:
+        return f"{op}({args[0]}, {args[1]})"
+    for k in (1, 0):
+        bound = e.args[k]
+        if isinstance(bound, Const) and not math.isnan(bound.value):
+            if op == "max" and bound.value == 0 and math.copysign(1, bound.value) > 0:
+                return f"positive({args[1 - k]})"
+            return f"{op}_number({args[1 - k]}, {args[k]})"
+    return f"{op}_any({args[0]}, {args[1]})"
 
 
 class Emitter:
@@ -353,20 +397,12 @@ class Emitter:
         args = [self._emit(a, lanes) for a in e.args]
         op, integer = e.op, e.args[0].dtype is DType.int32
         if op == "cast":
-            return (
-                f"{self._type(e.dtype, lanes)}({args[0]})"
-                if e.dtype is not DType.bool
-                else f"({args[0]} != {self._splat(literal(0, e.args[0].dtype), e.args[0].dtype, lanes)})"
-            )
-        if op in ("min", "max"):  # NaN wins
-            sign = "<" if op == "max" else ">"
-            if isinstance(e.args[1], Const):
-                return f"select({args[0]} {sign} {args[1]}, {args[1]}, {args[0]})"
-            sign = ">" if op == "max" else "<"
-            if integer:
-                return f"{op}({args[0]}, {args[1]})"
-            either = f"or({args[0]} {sign} {args[1]}, {args[0]} != {args[0]})"
-            return f"select({either}, {args[0]}, {args[1]})"
+            if e.dtype is not DType.bool:
+                return f"{self._type(e.dtype, lanes)}({args[0]})"
+            zero = self._splat(literal(0, e.args[0].dtype), e.args[0].dtype, lanes)
+            return f"({args[0]} != {zero})" if integer else f"nonzero({args[0]})"
+        if op in ("min", "max"):
+            return _extremum(op, e, args)
         if op == "where":
             return f"select({args[0]}, {args[1]}, {args[2]})"
         if op in ("and", "or"):
@@ -382,13 +418,23 @@ class Emitter:
         if op == "reciprocal":
             return f"({self._splat('1.0f', e.dtype, lanes)} / {args[0]})"
         if op == "sign":
-            zero = self._splat(literal(0, e.dtype), e.dtype, lanes)
             kind = self._type(e.dtype, lanes)
+            if not integer:
+                return f"({kind}(above({args[0]})) - {kind}(below({args[0]})))"
+            zero = self._splat(literal(0, e.dtype), e.dtype, lanes)
             return f"({kind}({args[0]} > {zero}) - {kind}({args[0]} < {zero}))"
+        if op in _WRAPPED:
+            return _WRAPPED[op].format(args[0])
+        if op in _COMPARED and not integer:
+            return self._compared(op, e, args, lanes)
         if op in _INFIX:
             return f"({args[0]} {_INFIX[op]} {args[1]})"
+        if op == "div" and not integer and not isinstance(e.args[1], Const):
+            return f"quotient({args[0]}, {args[1]})"
         if op == "div":
-            return f"({args[0]} / {args[1]})"
+            if e.dtype is not DType.int32:
+                return f"({args[0]} / {args[1]})"
+            op = "intdiv"
         if op in _GENERIC:
             if op in SPECIAL:
                 self.kernel.special = True
@@ -399,6 +445,20 @@ class Emitter:
         if op == "isnan" and integer:
             return "false"
         return f"{_DIRECT[op]}({', '.join(args)})"
+
+    def _compared(self, op: str, e: Op, args: Sequence[str], lanes: int) -> str:
+        """A comparison of floats that a compiler cannot turn into its opposite, which NaN does not fulfil either."""
+        if any(isinstance(x, Const) and math.isnan(x.value) for x in e.args):
+            return self._splat("true" if op == "ne" else "false", DType.bool, lanes)
+        for bound, x, name in ((e.args[1], args[0], op), (e.args[0], args[1], _MIRRORED.get(op, op))):
+            if isinstance(bound, Const) and bound.value == 0:
+                return _with_zero(name, x)
+            if isinstance(bound, Const) and abs(bound.value) >= _INFINITE:
+                return _with_infinity(name, x, bound.value > 0)
+        text = f"({args[0]} {_INFIX[op]} {args[1]})"
+        for a in dict.fromkeys(a for a, x in zip(args, e.args, strict=True) if not isinstance(x, Const)):
+            text = f"or({text}, is_nan({a}))" if op == "ne" else f"and({text}, !is_nan({a}))"
+        return text
 
     # -- memory
     def _load(self, e: Load, lanes: int) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, lane_steps, literal, stored_as
-from lapilli.codegen.kernel import Written, finish, linear_groups
+from lapilli.codegen.kernel import MAX_PARAMS, Written, finish, linear_groups
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, cost, loads, reads, rewrite, substitute
-from lapilli.ir.integer import Atom, Int, Var, as_int, ceildiv, of, product
+from lapilli.ir.expr import Const, Expr, Load, Select, cost, ints_of, loads, reads, rewrite, select, substitute, walk
+from lapilli.ir.integer import Atom, Indirect, Int, Var, as_int, ceildiv, of, product
 from lapilli.ir.node import Reduce
 from lapilli.schedule.layout import Layout, in_memory
 from lapilli.schedule.realize import estimate
@@ -16,9 +16,6 @@ from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task
 
 _CHUNK = 256  # terms that are summed before they join the total: rounding errors grow with the logarithm, not the count
-
-
-_MAX_PARAMS = 32  # 128 bytes, on every device
 
 
 def write(task: Task, layouts: Mapping[int, Layout], target: Target, lift: bool = False) -> Written:
@@ -29,9 +26,13 @@ def write(task: Task, layouts: Mapping[int, Layout], target: Target, lift: bool 
                 written = _Writer(task, dict(layouts), target, lanes, lifted).write()
             except NotVectorizable:
                 continue
-            if len(written.params) <= _MAX_PARAMS:
+            if len(written.params) <= MAX_PARAMS:
                 return written
     raise AssertionError("a scalar kernel can always be written")
+
+
+_ROW, _SHARING = 256, 32
+"""On GPUs, rows of so many elements are folded by so many invocations at least, which read them together."""
 
 
 class _Writer:
@@ -45,6 +46,7 @@ class _Writer:
             raise NotVectorizable("the number of elements is not a multiple of 4")
         if self.count == 0 or 0 in task.out.shape:
             self.count = as_int(0)
+        self.along = False  # whether the invocations that share a reduction are neighbours
 
     def write(self) -> Written:
         if self.per_word > 1:
@@ -52,14 +54,16 @@ class _Writer:
         work = self.count // self.lanes
         core = self.task.core
         split = self._split(core, work) if core is not None else 1
+        # Neighbouring invocations take neighbouring elements: of a row that is folded, or of the results.
+        self.along = core is not None and split > 1 and self._folds_rows(core)
         size = (256 if self.target.kind == "any" else 128) if split == 1 else max(1, 256 // split)
         groups, group = linear_groups(work, size)
         v = Var("t", work)
         mapping, lane = self._axes(of(v))
         names: dict[Atom, str] = {v: "t"}
-        local = (size, 1, 1) if split == 1 else (size, split, 1)
+        local = (size, 1, 1) if split == 1 else (split, size, 1) if self.along else (size, split, 1)
         e = Emitter(self.kernel, names, lane)
-        e.line(f"int t = {group} * {size} + int(tid.x);")
+        e.line(f"int t = {group} * {size} + int(tid.{'y' if self.along else 'x'});")
         if split == 1:
             e.line(f"if (t >= {self.kernel.param(work)}) return;")
         self._stay_within(e, mapping)
@@ -135,10 +139,23 @@ class _Writer:
             return 1
         length = estimate(product([a.extent for a in core.raxes]))
         free = 64 * 128 // max(1, estimate(work))
+        if self.target.kind == "gpu" and length >= _ROW and self._folds_rows(core):
+            free = max(free, _SHARING)
         split = 1
         while split < 256 and split * 2 <= free and split * 8 <= length:
             split *= 2
         return split
+
+    def _folds_rows(self, core: Reduce) -> bool:
+        """Whether neighbours in memory are folded, in most of what is read."""
+        body = self.task.core_body
+        assert body is not None
+        read = [ld for ld in loads(body) if ld.node.id in self.kernel.layouts]
+        if not read or all(a.extent == 1 for a in core.raxes):
+            return False
+        last = self._folded(core, body)[-1]
+        main = max(read, key=lambda ld: estimate(product(ld.node.shape)))
+        return self.kernel.layouts[main.node.id].offset(main.index).step(last) == 1
 
     def _kind(self, body: Expr) -> str:
         return kind_of(body.dtype, self.lanes)
@@ -158,15 +175,23 @@ class _Writer:
         kind = self._kind(body)
         e.line(f"{kind} acc = {self._initial(core.op, body.dtype)};")
         if core.op.startswith("arg"):
-            e.line("int place = 0; int step = 0;")
+            e.line(f"int place = {-1 if core.op == 'argpool' else 0}; int step = 0;")
+        needed, body = _needed(core, body)
+        conditions = [f"{e.integer(substitute(g, mapping))} >= 0" for g in needed]
         if split > 1:
-            e.line(f"if (t < {self.kernel.param(self.count // self.lanes)})")
+            conditions.append(f"t < {self.kernel.param(self.count // self.lanes)}")
+        inner = e.child() if conditions else e
+        if split > 1:
+            self._strided_loop(inner, core, body, mapping, split)
+        else:
+            self._nested_loops(inner, core, body, mapping)
+        if conditions:
+            e.line(f"if ({' && '.join(conditions)})")
             e.line("{")
-            self._strided_loop(e, core, body, mapping, split)
+            e.lines += inner.lines
             e.line("}")
+        if split > 1:
             self._combine(e, core.op, split, size)
-            return "acc"
-        self._nested_loops(e, core, body, mapping)
         return "place" if core.op.startswith("arg") else "acc"
 
     def _folded(self, core: Reduce, body: Expr) -> list[Var]:
@@ -229,7 +254,7 @@ class _Writer:
         for k, a in enumerate(reversed(axes)):
             bound[a] = rest % a.extent if k + 1 < len(axes) else rest
             rest = rest // a.extent
-        e.line(f"for (int q = int(tid.y); q < {self.kernel.param(total)}; q += {split})")
+        e.line(f"for (int q = int(tid.{'x' if self.along else 'y'}); q < {self.kernel.param(total)}; q += {split})")
         e.line("{")
         inner = e.child()
         inner.names[q] = "q"
@@ -242,19 +267,20 @@ class _Writer:
         e.line("shared_values[li] = acc;")
         e.line("GroupMemoryBarrierWithGroupSync();")
         step = split // 2
+        part, apart = ("tid.x", 1) if self.along else ("tid.y", size)
         while step:
-            e.line(f"if (tid.y < {step})")
+            e.line(f"if ({part} < {step})")
             e.line("{")
             inner = e.child()
             x = inner.fresh()
-            inner.line(f"let {x} = shared_values[li + {step * size}];")
+            inner.line(f"let {x} = shared_values[li + {step * apart}];")
             self._update(inner, op, "acc", x)
             inner.line("shared_values[li] = acc;")
             e.lines += inner.lines
             e.line("}")
             e.line("GroupMemoryBarrierWithGroupSync();")
             step //= 2
-        e.line(f"if (tid.y > 0 || t >= {self.kernel.param(self.count // self.lanes)}) return;")
+        e.line(f"if ({part} > 0 || t >= {self.kernel.param(self.count // self.lanes)}) return;")
 
     # -- results of fewer than 32 bits where the device stores whole words only
     def _packed(self) -> Written:
@@ -279,7 +305,7 @@ class _Writer:
             inner.values[task.core.id] = self._reduce(inner, task.core, mapping, 1, 1)
         text = inner.value(rewrite(task.value, mapping))
         raw = {
-            DType.float16: f"packHalf2x16(float2({text}, 0.0f))", DType.bool: f"({text} ? 1u : 0u)",
+            DType.float16: f"half_bits({text})", DType.bool: f"({text} ? 1u : 0u)",
             DType.bfloat16: f"bfloat16_bits({text})",
         }.get(task.out.dtype, f"(uint({text}) & {hex((1 << bits) - 1)}u)")  # fmt: skip
         inner.line(f"packed |= {raw} << (uint(k) * {bits}u);")
@@ -288,6 +314,19 @@ class _Writer:
         buffer = self.kernel.bind(task.out, "uint", written=True)
         e.line(f"{buffer}[w] = packed;")
         return finish(self.kernel, task, e.text(), groups, (128, 1, 1), "map_packed")
+
+
+def _needed(core: Reduce, body: Expr) -> tuple[list[Int], Expr]:
+    """Conditions on computed numbers that are the same for the whole sum, without which it is 0, and the rest of its body."""
+    if core.op != "sum" or not isinstance(body, Select) or not isinstance(body.other, Const) or body.other.value != 0:
+        return [], body
+    needed = [g for g in body.guards if all(isinstance(a, Indirect) and _is_one(a.expr) for a in g.atoms())]
+    return needed, select([g for g in body.guards if g not in needed], body.then, body.other) if needed else body
+
+
+def _is_one(e: Expr) -> bool:
+    """Whether it is the same number wherever it is computed."""
+    return all(not ints_of(part) or (isinstance(part, Load) and not part.node.shape) for part in walk(e))
 
 
 def kind_of(dtype: DType, lanes: int) -> str:
@@ -304,6 +343,7 @@ def initial(op: str, dtype: DType, lanes: int) -> str:
     one, zero = literal(1, dtype), literal(0, dtype)
     start = {
         "sum": zero, "prod": one, "max": low, "min": high, "any": "false", "all": "true", "argmax": low, "argmin": high,
+        "argpool": low,
     }  # fmt: skip
     return start[op] if lanes == 1 else f"{kind_of(dtype, lanes)}({start[op]})"
 
@@ -316,11 +356,14 @@ def update(e: Emitter, op: str, acc: str, x: str, wide: bool) -> None:
         sign = "||" if op == "any" else "&&"
         e.line(f"{acc} = {('or' if op == 'any' else 'and') + f'({acc}, {x})' if wide else f'{acc} {sign} {x}'};")
     elif op in ("max", "min"):
-        sign = ">" if op == "max" else "<"
-        e.line(f"{acc} = select(or({x} {sign} {acc}, {x} != {x}), {x}, {acc});")
+        e.line(f"{acc} = {op}_any({acc}, {x});")
+    elif op == "argpool":
+        e.line(f"if (({x} > {acc} && !is_nan({acc})) || is_nan({x})) {{ {acc} = {x}; place = step; }}")
+        e.line("step++;")
     else:
         sign = ">" if op == "argmax" else "<"
-        e.line(f"if (({x} {sign} {acc} || {x} != {x}) && {acc} == {acc} || step == 0) {{ {acc} = {x}; place = step; }}")
+        better = f"({x} {sign} {acc} || is_nan({x})) && !is_nan({acc})"
+        e.line(f"if ({better} || step == 0) {{ {acc} = {x}; place = step; }}")
         e.line("step++;")
 
 

@@ -45,12 +45,13 @@ def _halves(*nodes: Node) -> bool:
 # -- the left operand of a tile kernel: how rows are read
 
 
-def _matmul_rows(x: Operand, k: Int, matrix: bool) -> Rows | None:
+def _matmul_rows(x: Operand, m: Int, k: Int, matrix: bool) -> Rows | None:
     batch, row, step = x.strides
     if matrix:
         if x.offset != 0:
             return None
-        transposed = row == 1 and _all_multiples(8, batch, step)
+        # Eight rows are read at once: beyond the last there may be no memory. (Of a single column, any step is a multiple.)
+        transposed = row == 1 and _all_multiples(8, m, batch, step)
         if not transposed and (step != 1 or not _all_multiples(8, k, batch, row)):
             return None
         line = step if transposed else row
@@ -113,7 +114,7 @@ def _matmul(v: MatmulView, ctx: Context) -> Template | None:
         found = _matvec(v) or _matrix_product(v, ctx)
         if found is not None:
             return found
-    rows = _matmul_rows(v.lhs, v.k, False)
+    rows = _matmul_rows(v.lhs, v.m, v.k, False)
     if rows is None:
         return None
     rhs = v.rhs
@@ -126,7 +127,7 @@ def _matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
     """On matrix units. They read lines of eight halves, along K or across it; other operands are packed, the left one where
     the work is worth it."""
     rhs = v.rhs
-    rows = _matmul_rows(v.lhs, v.k, True)
+    rows = _matmul_rows(v.lhs, v.m, v.k, True)
     if rows is None:
         if estimate(v.batch * v.m * v.n * v.k) < _WORTH_PACKING:
             return None
@@ -154,7 +155,7 @@ def _packed_rows(v: MatmulView, ctx: Context) -> Rows:
 
     shared = batch == 0
     node = ctx.packed("rows", lhs.node, [as_int(1) if shared else v.batch, v.m, k], body)
-    found = _matmul_rows(Operand(node, as_int(0), (as_int(0) if shared else v.m * k, k, as_int(1))), k, True)
+    found = _matmul_rows(Operand(node, as_int(0), (as_int(0) if shared else v.m * k, k, as_int(1))), v.m, k, True)
     assert found is not None
     return found
 
@@ -193,7 +194,9 @@ def _convolution(v: ConvolutionView, ctx: Context) -> Template | None:
         x = channels_last(v, ctx, unit) if v.groups == 1 and (per_group % 4 == 0) else v.x
         batch = per_group * x.strides[1] if v.groups > 1 else x.strides[0]
         if v.is_pointwise and is_nested(x, v):
-            rows = _matmul_rows(Operand(x.node, x.offset, (as_int(0), x.strides[3], x.strides[1])), v.channels, matrix)
+            rows = _matmul_rows(
+                Operand(x.node, x.offset, (as_int(0), x.strides[3], x.strides[1])), v.rows, v.channels, matrix
+            )
             if rows is not None:
                 return _tiles_of_convolution(v, rows, matrix, order, ctx, flat_rows=True)
         rows = _conv_rows(v, x, matrix, batch)

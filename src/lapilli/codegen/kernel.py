@@ -11,6 +11,10 @@ from lapilli.schedule.task import Task
 MAX_GROUPS = 65535  # per dimension, on every device
 
 
+MAX_PARAMS = 32
+"""Words of parameters that every device takes: 128 bytes."""
+
+
 @dataclass
 class Written:
     """groups: work groups in x, y, z; params: the 32-bit words of the parameter block, in order."""

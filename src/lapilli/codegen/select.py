@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lapilli.codegen import attention, cpu, generic, gpu, rows
-from lapilli.codegen.kernel import Written
+from lapilli.codegen.kernel import MAX_PARAMS, Written
 from lapilli.codegen.template import Context
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import load
@@ -71,7 +71,10 @@ def write_all(s: Schedule) -> dict[int, Written]:
     def write(t: Task) -> Written:
         if t.template is not None:
             written: Written = t.template.write(t, ctx)
-            return written
+            if len(written.params) <= MAX_PARAMS:
+                return written
+            # So many sizes are open that a template cannot take them all; the generic kernel needs fewer.
+            return generic.write(t, s.layouts, s.target)
         if t.row is not None:
             return rows.write(t, s.layouts, s.target)
         return generic.write(t, s.layouts, s.target, lift=t.out.id in loading)

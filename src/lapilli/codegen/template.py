@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, lane_steps, stored_as
-from lapilli.codegen.kernel import Written
+from lapilli.codegen.kernel import MAX_PARAMS, Written
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, const, load, rewrite, select
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, of
@@ -17,7 +17,6 @@ from lapilli.schedule.layout import Layout
 from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task
 
-MAX_PARAMS = 32
 PackedBody = Callable[..., tuple[list[Int], Expr]]
 """For the indices of a packed operand: guards, and the element where they hold."""
 Mapped = Callable[[Int, Int], dict[Atom, Int]]

@@ -1,8 +1,4 @@
-"""``torch.accelerator``, PyTorch's name for whatever device there is: what it asks of C++ is answered by that device's module.
-
-PyTorch takes a device that was added from outside for the accelerator, also where it has one of its own. There CUDA, or
-whatever it is, stays the accelerator as long as it is available.
-"""
+"""``torch.accelerator``, PyTorch's name for whatever device there is: what it asks of C++ is answered by ``torch.vulkan``."""
 
 from __future__ import annotations
 
@@ -14,6 +10,8 @@ import torch
 from torch import accelerator
 from torch._C import DispatchKey, DispatchKeySet
 
+from lapilli.torch_compat import replace
+
 _ELSEWHERE = DispatchKeySet(DispatchKey.Meta)  # where kernels for all devices are not replaced
 
 _ANSWERS = {
@@ -21,54 +19,35 @@ _ANSWERS = {
     "current_device_idx": "current_device",
     "set_device_index": "set_device",
     "set_device_idx": "set_device",
-    "current_stream": "current_stream",
-    "set_stream": "set_stream",
     "synchronize": "synchronize",
     "empty_cache": "empty_cache",
     "memory_allocated": "memory_allocated",
     "max_memory_allocated": "max_memory_allocated",
     "memory_reserved": "memory_reserved",
-    "max_memory_reserved": "max_memory_reserved",
-    "memory_stats": "memory_stats",
-    "reset_accumulated_memory_stats": "reset_accumulated_memory_stats",
-    "get_device_capability": "get_device_capability",
     "reset_peak_memory_stats": "reset_peak_memory_stats",
     "get_memory_info": "mem_get_info",
 }
-"""Functions of ``torch.accelerator``, and what they are called in the modules of devices."""
+"""Functions of ``torch.accelerator``, and what they are called in ``torch.vulkan``."""
 
 
-def patch(other: torch.device | None) -> None:
-    """Lets the functions be those of the accelerator's own module.
+def patch() -> None:
+    """Lets the functions be those of the device, which is the accelerator as long as PyTorch says so."""
+    from lapilli.eager import vulkan
 
-    other: the accelerator that PyTorch had without the vulkan device.
-    """
-    if other is not None:
-        _prefer(other)
     for name, answer in _ANSWERS.items():
-        _instead(name, answer)
+        if hasattr(accelerator, name):
+            _instead(name, getattr(vulkan, answer))
 
 
-def _prefer(other: torch.device) -> None:
-    theirs = accelerator.current_accelerator
-
-    @functools.wraps(theirs)
-    def current_accelerator(check_available: bool = False) -> torch.device | None:
-        return other if torch.get_device_module(other).is_available() else theirs(check_available)
-
-    accelerator.current_accelerator = current_accelerator
-
-
-def _instead(name: str, answer: str) -> None:
+def _instead(name: str, ours: Any) -> None:
     theirs = getattr(accelerator, name)
 
     @functools.wraps(theirs)
     def function(*args: Any, **kwargs: Any) -> Any:
         device = accelerator.current_accelerator()
-        module = None if device is None else torch.get_device_module(device)
-        return getattr(module, answer, theirs)(*args, **kwargs)
+        return (ours if device is not None and device.type == "vulkan" else theirs)(*args, **kwargs)
 
-    setattr(accelerator, name, function)
+    replace(accelerator, name, function)
 
 
 def pin(library: Any, other: torch.device | None) -> None:

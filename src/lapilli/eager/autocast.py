@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from lapilli.eager.devices import is_ours
+from lapilli.torch_compat import replace
+
 _HALF = """
 _convolution _convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
 conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm
@@ -51,13 +54,18 @@ def register(library: Any) -> None:
             op = getattr(getattr(torch.ops.aten, packet), overload or "default")
             library.impl(name, functools.partial(_below, make, op), _KEY)
     library.impl("binary_cross_entropy", _refuse, _KEY)
+
+
+def patch() -> None:
+    """Lets ``torch.clear_autocast_cache`` forget converted weights of the device too."""
     clear = torch.clear_autocast_cache
 
+    @functools.wraps(clear)
     def clear_both() -> None:
         _cache.casts = {}
         clear()
 
-    torch.clear_autocast_cache = clear_both
+    replace(torch, "clear_autocast_cache", clear_both)
 
 
 def _below(make: Callable[..., Any], op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +127,7 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _eligible(value: Any) -> bool:
     return (
         isinstance(value, torch.Tensor)
-        and value.device.type == "vulkan"
+        and is_ours(value)
         and value.is_floating_point()
         and value.dtype is not torch.float64
     )

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
-from lapilli.eager import movement, storage
+from lapilli.eager import devices, movement, storage
+from lapilli.eager.devices import is_ours
 from lapilli.eager.fallback import fallbacks, on_cpu, reset_fallbacks
 from lapilli.eager.form import form
 from lapilli.eager.launch import Launch, is_runtime, places, quick
@@ -33,6 +35,15 @@ _MOST = 1 << 12  # launches that an operator keeps
 _lock = threading.RLock()
 
 
+_all: weakref.WeakSet[Kernel] = weakref.WeakSet()
+
+
+@devices.on_loss.append
+def _forget(index: int) -> None:
+    for kernel in list(_all):
+        kernel.launches.clear()
+
+
 class Kernel:
     """An operator on tensors of the device.
 
@@ -43,6 +54,7 @@ class Kernel:
         self.numeric = self.form.numeric | {self.form.names[k] for k in self.form.numeric}
         self.scales = 1 in self.form.numeric  # whether the second argument may be a number
         self.launches: dict[Any, Any] = {}
+        _all.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         exact: tuple[Any, ...]
@@ -132,6 +144,7 @@ class Kernel:
         self, key: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[torch.Tensor], numbers: list[Any]
     ) -> Callable[..., Any] | str:
         """A launch for a new key, or why there is none."""
+        devices.check_fork()
         leaves = self._leaves(args, kwargs)
         index = _index(leaves, tensors)
         if self.form.op in _INDEXING and leaves[0].is_vulkan and any(t.is_cpu for t in tensors):
@@ -175,7 +188,7 @@ def _uploaded(leaf: Any, index: int) -> Any:
 def _index(leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> int:
     """The device of a call."""
     for tensor in tensors:
-        if tensor.device.type == "vulkan":
+        if is_ours(tensor):
             return tensor.get_device()
     from lapilli.eager.devices import index_of
 

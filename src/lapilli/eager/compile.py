@@ -149,7 +149,10 @@ class _Call:
             tuple(known[name] for name in lowered.symbols),
             len(lowered.inputs) - self.operands,
             self.sizes,
-            self._guard([f"{symbol} <= {bound}" for symbol, bound in lowered.limits.items()]),
+            self._guard(
+                [f"{symbol} <= {bound}" for symbol, bound in lowered.limits.items()]
+                + [f"{symbol} >= {least}" for symbol, least in lowered.least.items()]
+            ),
             "["
             + ", ".join(
                 f"({_text(shape)}, {_text(strides)}, {str(n.meta['val'].dtype)!r})" for n, shape, strides in nodes

@@ -1,32 +1,41 @@
-"""Tells PyTorch of the device "vulkan".
+"""Tells PyTorch of the device "vulkan", in three steps:
 
-At import time (`announce`): its name, the methods of tensors and modules, ``torch.vulkan``. That is a matter of
-milliseconds and touches no driver. At the first use (`begin`): the kernels of its operators.
+- `announce`, at import time: its name, the methods of tensors and modules, ``torch.vulkan``. A matter of milliseconds, which
+  touches no driver and replaces nothing of PyTorch's.
+- `ready`: the kernels of its operators. It needs no name, and takes nothing from an accelerator that PyTorch has.
+- `begin`, at the first use: kernels, and what PyTorch must be told in Python. PyTorch calls it by ``torch.vulkan._lazy_init``.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.utils.backend_registration as registration
+from torch import serialization
 
-from lapilli.eager import accelerator, api, devices, generators, modules, saving, storages, tensors
+from lapilli import torch_compat
+from lapilli.after_import import after_import
+from lapilli.eager import devices, inductor, neighbours, vulkan
 from lapilli.runtime.compiler import require_compiler
 
 _torch: Any = torch  # whose registration functions have no types
 _libraries: list[Any] = []
 _lock = threading.RLock()
-_begun = False
+_announced = _ready = _patched = _begun = False
+_other: torch.device | None = None
+_is_vulkan: Any = None
 
 
 class _Hook(torch._C._acc.PrivateUse1Hooks):
     """What PyTorch asks about the kind of device."""
 
     def is_available(self) -> bool:
-        return api.is_available()
+        return vulkan.is_available()
 
     def has_primary_context(self, index: int) -> bool:
         return index in devices.streams
@@ -36,11 +45,37 @@ class _Hook(torch._C._acc.PrivateUse1Hooks):
 
 
 class _Guard(torch._C._acc.DeviceGuard):
+    """Which device is the current one."""
+
     def type_(self) -> Any:
+        if not _ready and _caller() == "torch.autograd.graph._engine_run_backward":
+            # Autograd asks at its first backward pass for which devices it needs threads, and with threads no fork would be
+            # able to do a backward pass. A process that has not used the device needs none; `_start_threads` is for later.
+            return torch._C._autograd.DeviceType.CPU
         return torch._C._autograd.DeviceType.PrivateUse1
 
 
+def _caller() -> str:
+    """The Python function that called a function of ours by way of C++; "" where a thread of C++ did."""
+    frame = sys._getframe(1).f_back
+    return "" if frame is None else f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_name}"
+
+
 _hook, _guard = _Hook(), _Guard()
+
+
+def enable() -> None:
+    """As `lapilli.eager.enable`."""
+    other = neighbours.built_in()
+    announce()
+    if other is not None and torch.get_device_module(other).is_available():
+        name = other.type.upper()
+        warnings.warn(
+            f"'vulkan' is PyTorch's accelerator in this process now, instead of '{other.type}': backward() on {name} tensors fails "
+            f"from here on, and so does all training on {name}, torch.compile's too; train on {name} in another process.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def announce() -> None:
@@ -48,53 +83,113 @@ def announce() -> None:
 
     Raises RuntimeError where another package has taken the one free place.
     """
-    if getattr(torch, "vulkan", None) is api:
-        return
-    other = torch._C._accelerator_getAccelerator()
-    registration.rename_privateuse1_backend("vulkan")
-    # PyTorch's generator refuses because Tensor.is_vulkan exists: of the old Vulkan backend, false for all tensors of wheels.
+    global _announced, _other
+    with _lock:
+        if _announced:
+            return
+        _other = neighbours.built_in()
+        registration.rename_privateuse1_backend("vulkan")
+        _announced = True
+        _add_methods()
+        _torch._register_device_module("vulkan", vulkan)
+        _introduce()
+        library = _torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():  # that it replaces the old backend's answer
+            warnings.simplefilter("ignore")
+            library.impl("is_vulkan_available", vulkan.is_available, "CompositeImplicitAutograd", allow_override=True)
+        if _other is not None:
+            from lapilli.eager import accelerator
+
+            accelerator.pin(library, _other)
+        if not _ready:
+            for name in _FIRST:
+                library.impl(name, _FIRST[name], "PrivateUse1")
+        _libraries.append(library)
+        # Before PyTorch's own entry for the device, which would save its name.
+        serialization.register_package(15, _saved_as, _load_first)
+
+
+def _introduce() -> None:
+    """Tells C++ of the hooks and of the guard; a second time does nothing."""
+    torch._C._acc.register_python_privateuseone_hook(_hook)
+    torch._C._acc.register_python_privateuseone_device_guard(_guard)
+
+
+def _add_methods() -> None:
+    """``Tensor.vulkan`` and the like. ``Tensor.is_vulkan`` exists already: of the old Vulkan backend, false for all tensors of
+    wheels. It stays until there are tensors for which it is wrong."""
+    global _is_vulkan
     check = registration._check_register_once
     registration._check_register_once = lambda module, attr: None
     try:
         registration.generate_methods_for_privateuse1_backend(for_storage=True)
     finally:
         registration._check_register_once = check
-    _torch._register_device_module("vulkan", api)
-    library = _torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():  # that it replaces the old backend's answer
-        warnings.simplefilter("ignore")
-        library.impl("is_vulkan_available", api.is_available, "CompositeImplicitAutograd", allow_override=True)
-    accelerator.pin(library, other)
-    _libraries.append(library)
-    torch._C._acc.register_python_privateuseone_hook(_hook)
-    torch._C._acc.register_python_privateuseone_device_guard(_guard)
-    accelerator.patch(other)
-    for part in (generators, modules, saving, storages, tensors):
-        part.patch()
+    _is_vulkan = torch.Tensor.__dict__["is_vulkan"]
+    del torch.Tensor.is_vulkan
+
+
+def _saved_as(storage: Any) -> str | None:
+    return "cpu" if storage.device.type == "vulkan" else None
+
+
+def _load_first(storage: Any, location: str) -> None:
+    """Where ``torch.load(map_location="vulkan")`` is the first use."""
+    if isinstance(location, str) and location.startswith("vulkan"):
+        begin()
+
+
+def _first(name: str) -> Callable[..., Any]:
+    """A kernel that makes the first tensor where C++ does, which does not ask `torch.vulkan._lazy_init`."""
+    made: list[Callable[..., Any]] = []
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if not made:
+            begin()
+            from lapilli.eager import views
+
+            made.append(getattr(views, name))
+            if _caller().endswith("_serialization.load"):  # C++ would fill its storage
+                raise RuntimeError(
+                    "torch.jit.load(map_location='vulkan') cannot be the first use of the device. Call torch.vulkan.init() "
+                    "before it."
+                )
+        return made[0](*args, **kwargs)
+
+    return kernel
+
+
+_FIRST = {"empty.memory_format": _first("empty"), "empty_strided": _first("empty_strided")}
 
 
 def has_begun() -> bool:
     return _begun
 
 
-def begin() -> None:
-    """Registers the kernels; PyTorch calls it before the first tensor of the device is made.
+def ready() -> None:
+    """Registers the kernels; doing it again does nothing.
 
-    Raises RuntimeError where there is no device, CompileError where packages of the extra `compile` are missing.
+    Raises RuntimeError where there is no device, or another package's device has its place; CompileError where packages of the
+    extra `compile` are missing, or PyTorch is another than Lapilli is made for.
     """
-    global _begun
-    if _begun:
+    global _ready
+    if _ready:
         return
     with _lock:
-        if _begun:
+        if _ready:
             return
+        torch_compat.require_supported("The device 'vulkan'")
         require_compiler()
         if not devices.found():
             raise devices.no_such_device(0)
+        name = torch._C._get_privateuse1_backend_name()
+        if name not in devices.NAMES:
+            raise RuntimeError(f"PyTorch has one place for devices from outside, and {name!r} has taken it.")
         from lapilli.eager import autocast, call, sparse, transformer, views
 
+        _introduce()
         library = _torch.library.Library("aten", "IMPL")
-        views.register(library)
+        views.register(library, but=_FIRST if _announced else ())
         every = _torch.library.Library("_", "IMPL")
         call.register(library)
         transformer.register(library)
@@ -105,4 +200,43 @@ def begin() -> None:
             every.fallback(views.refuse_layout, key)
         autocast.register(library)
         _libraries.extend((library, every))
+        _ready = True
+        after_import("torch._dynamo.trace_rules", lambda module: module.add("lapilli"))  # our code runs between graphs
+
+
+def patch() -> None:
+    """Tells PyTorch in Python what it must know of the device; doing it again does nothing. Touches no driver."""
+    global _patched
+    if _patched:
+        return
+    with _lock:
+        if _patched:
+            return
+        _patched = True
+        from lapilli.eager import accelerator, autocast, generators, modules, saving, storages, tensors
+
+        for part in (accelerator, autocast, generators, modules, saving, storages, tensors):
+            part.patch()
+        torch_compat.replace(torch.Tensor, "is_vulkan", _is_vulkan)
+        if _other is None:
+            library = _torch.library.Library("aten", "IMPL")
+            accelerator.pin(library, None)
+            _libraries.append(library)
+
+
+def begin() -> None:
+    """Makes the device ready for use; PyTorch calls it before the first tensor of the device is made. Raises as `ready`."""
+    global _begun
+    if _begun:
+        return
+    with _lock:
+        if _begun:
+            return
+        ready()
+        patch()
         _begun = True
+        after_import("torch._inductor.codegen.common", inductor.refuse)
+        if _other is None or not torch.get_device_module(_other).is_available():
+            from lapilli.eager import threads
+
+            threads.start()

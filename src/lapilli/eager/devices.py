@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lapilli.errors import LapilliError
@@ -14,9 +15,16 @@ if TYPE_CHECKING:
 
     from lapilli.stream import Stream
 
+NAMES = ("vulkan", "privateuseone")
+"""What PyTorch calls the kind of device: before it has been announced, by its place."""
+
 streams: dict[int, Stream] = {}
 """The streams in use, by device index."""
 
+on_loss: list[Callable[[int], None]] = []
+"""Called with the index of a device that was lost: whoever keeps programs or launches for it forgets them."""
+
+_lost: set[int] = set()
 _lock = threading.Lock()
 _thread = threading.local()
 _forked = False
@@ -55,7 +63,7 @@ def index_of(device: torch.device | str | int | None) -> int:
         import torch
 
         device = torch.device(device)
-        if device.type != "vulkan":
+        if device.type not in NAMES:
             raise ValueError(f"Expected a vulkan device, but got {device}.")
         index = device.index
     if index is None:
@@ -63,6 +71,18 @@ def index_of(device: torch.device | str | int | None) -> int:
     if not 0 <= index < len(found()):
         raise no_such_device(index)
     return index
+
+
+def is_ours(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is on a device of this kind."""
+    return tensor.device.type in NAMES
+
+
+def place(index: int) -> torch.device:
+    """The device `vulkan:<index>`, whether it has been announced or not."""
+    import torch
+
+    return torch.device("privateuseone", index)
 
 
 def no_such_device(index: int) -> RuntimeError:
@@ -85,6 +105,7 @@ def open_stream(index: int) -> Stream:
 
     Raises RuntimeError where there is no such device, and in a forked child of a process that used one.
     """
+    from lapilli import player
     from lapilli.stream import Stream
 
     check_fork()
@@ -92,12 +113,25 @@ def open_stream(index: int) -> Stream:
         if index not in streams:
             if not 0 <= index < len(found()):
                 raise no_such_device(index)
+            if _forget_lost not in player.on_loss:
+                player.on_loss.append(_forget_lost)
             stream = Stream(str(index))
             fraction = os.environ.get("LAPILLI_VULKAN_MEMORY_FRACTION")
             if fraction is not None:
                 stream.set_memory_limit(memory_limit(index, fraction))
             streams[index] = stream
     return streams[index]
+
+
+def _forget_lost() -> None:
+    """The next tensor of a device that was lost opens it anew; those that were there stay lost."""
+    for index, stream in list(streams.items()):
+        if stream.lost:
+            _lost.add(index)
+            streams.pop(index, None)
+    for index in _lost:  # also what another thread made meanwhile, for what was there before
+        for forget in on_loss:
+            forget(index)
 
 
 def stream_of(index: int) -> Stream:

@@ -12,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lapilli.eager import storage
+from lapilli.eager.devices import is_ours
 from lapilli.eager.form import Form
 from lapilli.eager.generators import default_generator
 
@@ -71,13 +72,14 @@ def on_cpu(form: Form, leaves: Sequence[Any], index: int, reason: str) -> Any:
     def down(leaf: Any) -> Any:
         if isinstance(leaf, torch.device):
             return torch.device("cpu")
-        if not isinstance(leaf, torch.Tensor) or leaf.device.type != "vulkan":
+        if not isinstance(leaf, torch.Tensor) or not is_ours(leaf):
             return leaf
         if id(leaf) not in moved:
             moved[id(leaf)] = sparse.to_cpu(leaf)
         return moved[id(leaf)]
 
-    if strict():
+    is_number = _is_number(leaves)
+    if strict() and not is_number:
         raise refuse(form, leaves, reason)
     given = [tree_map(down, list(leaf) if isinstance(leaf, tuple) else leaf) for leaf in leaves]
     if "generator" in form.names and given[place := form.names.index("generator")] is None:
@@ -85,14 +87,15 @@ def on_cpu(form: Form, leaves: Sequence[Any], index: int, reason: str) -> Any:
     args, kwargs = arguments(form, given)
     with torch.no_grad():
         result = form.op(*args, **kwargs)
-    _warn(form, reason)
+    if not is_number:
+        _warn(form, reason)
     back: dict[int, torch.Tensor] = {}
     for place in form.written:
         for ours, theirs in zip(tree_leaves(leaves[place]), tree_leaves(given[place]), strict=True):
             if isinstance(ours, torch.Tensor):
                 if ours.shape != theirs.shape:
                     ours.resize_(theirs.shape)
-                if ours.device.type == "vulkan":
+                if is_ours(ours):
                     storage.copy_(ours, theirs)
                 back[id(theirs)] = ours
 
@@ -102,6 +105,13 @@ def on_cpu(form: Form, leaves: Sequence[Any], index: int, reason: str) -> Any:
         return back[id(leaf)] if id(leaf) in back else sparse.from_cpu(leaf, index)
 
     return tree_map(up, result)
+
+
+def _is_number(leaves: Sequence[Any]) -> bool:
+    """Whether this computes with numbers in float64, tensors without dimensions: that is what the host is for. (The factor by
+    which gradients are divided is one.)"""
+    tensors = [t for t in tree_leaves(list(leaves)) if isinstance(t, torch.Tensor)]
+    return any(t.dtype is torch.float64 for t in tensors) and not any(t.dim() for t in tensors)
 
 
 def arguments(form: Form, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -12,6 +12,7 @@ import torch
 from torch._opaque_base import OpaqueBaseMeta
 
 from lapilli.eager import devices
+from lapilli.torch_compat import replace
 
 
 class Generator(torch.Generator):
@@ -73,4 +74,4 @@ def _new_generator(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 def patch() -> None:
     """Lets ``torch.Generator`` make ours: PyTorch asks a device's C++ part, which does not exist."""
-    OpaqueBaseMeta.__call__ = _new_generator  # type: ignore[method-assign, assignment]
+    replace(OpaqueBaseMeta, "__call__", _new_generator)

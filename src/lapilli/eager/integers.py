@@ -45,15 +45,44 @@ class Limit:
             raise CannotRun("its results may not fit into the 32 bits in which the GPU computes integers")
 
 
+_STRICT = {
+    aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default, aten.masked_fill.Scalar, aten.add.Tensor,
+    aten.sub.Tensor, aten.addcmul.default, aten.constant_pad_nd.default, aten.fill.Scalar, aten.full.default,
+    aten.full_like.default, aten.new_full.default, aten.index_fill.int_Scalar, aten.index_add.default, aten.scatter.value,
+    aten.where.ScalarSelf, aten.where.ScalarOther, aten.threshold.default, aten.addmm.default, aten.baddbmm.default,
+}  # fmt: skip
+"""Operators whose Python numbers must fit into the type of the result. Others convert them first: they wrap around."""
+_WITHIN = {
+    d: (-torch.iinfo(d).max if d is torch.uint8 else torch.iinfo(d).min, torch.iinfo(d).max)
+    for d in (torch.uint8, torch.int8, torch.int16)
+} | {torch.int64: (-(2**31), 2**31 - 1)}
+"""What fits; negative numbers for uint8 wrap around. Of int64, what kernels compute in 32 bits."""
+
+
+@dataclass(frozen=True)
+class Within:
+    """Between which numbers all Python numbers of a call lie."""
+
+    low: int
+    high: int
+
+    def check(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> None:
+        """Raises CannotRun where torch refuses a number, which it says best itself."""
+        if not all(self.low <= n <= self.high for n in numbers):
+            raise CannotRun("a number does not fit into the type of the result")
+
+
 def limit(
     op: Any,
     leaves: Sequence[Any],
     places: Sequence[Sequence[int]],
     numbers: Sequence[int | None],
     results: Sequence[Any],
-) -> Limit | None:
+) -> Limit | Within | None:
     """What to look at in the calls of an operator; None: nothing. places, numbers: which tensors and which number of the call each
     argument is; results: their shapes, strides and dtypes."""
+    if op in _STRICT and results[0][2] in _WITHIN and not (results[0][2] is torch.int64 and op in _RULES):
+        return Within(*_WITHIN[results[0][2]])
     if op not in _RULES or results[0][2] is not torch.int64:
         return None
     arguments, rule = _RULES[op]

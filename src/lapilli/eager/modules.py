@@ -6,11 +6,18 @@ every place where a module holds it. What was tied would come apart.
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
+import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
+
+from lapilli.eager.devices import is_ours
+from lapilli.torch_compat import replace
 
 _moving = threading.local()
 
@@ -18,7 +25,9 @@ _moving = threading.local()
 def patch() -> None:
     """Wraps ``Module._apply``, on which ``to``, ``vulkan``, ``cpu`` and the like are built."""
     apply: Any = torch.nn.Module._apply
+    _tie_what_is_moving(apply)
 
+    @functools.wraps(apply)
     def tied(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         if getattr(_moving, "inside", False):
             return apply(self, fn, recurse)
@@ -28,19 +37,38 @@ def patch() -> None:
             return apply(self, fn, recurse)
         finally:
             _moving.inside = False
-            for (values, name), *others in ties:
-                for other_values, other_name in others:
-                    other_values[other_name] = values[name]
+            _tie(ties)
 
-    tied.__doc__ = apply.__doc__
-    torch.nn.Module._apply = tied  # type: ignore[method-assign]
-    torch.jit.ScriptModule._apply = _apply_to_script  # type: ignore[method-assign]
+    replace(torch.nn.Module, "_apply", tied)
+    replace(torch.jit.ScriptModule, "_apply", _apply_to_script)
 
 
 _Place = tuple[dict[str, Any], str]
+_Tie = tuple[torch.Tensor, list[_Place]]
 
 
-def _ties(root: torch.nn.Module) -> list[list[_Place]]:
+def _tie_what_is_moving(apply: Any) -> None:
+    """Where moving a module is the first use of the device, PyTorch's own `_apply` is at work, and has replaced nothing yet: its
+    weights are tied again when it is done, which is when the function that it applies is no longer needed."""
+    frame: FrameType | None = sys._getframe()
+    root = None
+    while frame is not None:
+        if frame.f_code is apply.__code__:
+            root = frame
+        frame = frame.f_back
+    if root is not None:
+        weakref.finalize(root.f_locals["fn"], _tie, _ties(root.f_locals["self"])).atexit = False
+
+
+def _tie(ties: list[_Tie]) -> None:
+    """Lets places that held the same parameter or buffer hold the same again, where it came to the device or left it."""
+    for before, ((values, name), *others) in ties:
+        if is_ours(before) or is_ours(values[name]):
+            for other_values, other_name in others:
+                other_values[other_name] = values[name]
+
+
+def _ties(root: torch.nn.Module) -> list[_Tie]:
     """The places of every parameter and buffer that has several."""
     places: dict[int, list[_Place]] = {}
     for module in root.modules():
@@ -50,7 +78,7 @@ def _ties(root: torch.nn.Module) -> list[list[_Place]]:
             for name, value in values.items():
                 if value is not None:
                     places.setdefault(id(value), []).append((values, name))
-    return [several for several in places.values() if len(several) > 1]
+    return [(values[name], several) for several in places.values() if len(several) > 1 for values, name in several[:1]]
 
 
 def _apply_to_script(self: Any, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:

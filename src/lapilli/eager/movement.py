@@ -11,7 +11,7 @@ from functools import cache
 import torch
 
 from lapilli.compiler import assemble_graph, assemble_tasks
-from lapilli.eager import integers, programs, storage
+from lapilli.eager import devices, integers, programs, storage
 from lapilli.eager.signature import CannotRun, see
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cast_to, load, select, unary
@@ -109,9 +109,12 @@ def gather(source: torch.Tensor, dtype: torch.dtype | None = None, order: Sequen
 
 
 def aligned(source: torch.Tensor) -> torch.Tensor:
-    """A dense tensor at the beginning of a buffer."""
+    """The same sizes and strides at the beginning of a buffer: what a program reads as it lies. A dimension that is repeated
+    (stride 0) has its bytes once."""
     made = storage.empty(source.shape, source.dtype, source.get_device(), source.stride())
-    _copy_bytes(made, source)
+    if made.numel():
+        size = storage.bytes_of(source.shape, source.dtype, source.stride())
+        storage.stream_of(source.get_device()).copy(slice_of(source), slice_of(made), size)
     return made
 
 
@@ -236,6 +239,11 @@ def _launch(
     symbols = rank * (3 if what == "merge" else 2) + (3 if what == "merge" else 2)
     program = programs.load(index, data)
     return storage.stream_of(index).launch(program, 0, symbols, inputs + carriers, 1), carriers
+
+
+@devices.on_loss.append
+def _forget(index: int) -> None:
+    _launch.cache_clear()
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lapilli.eager import fourier, movement, storage, transformer
+from lapilli.eager import fourier, movement, optimizers, storage, transformer
 from lapilli.eager.call import call, copy, run
 from lapilli.eager.launch import bits
 from lapilli.eager.signature import operand, see
@@ -46,6 +46,11 @@ def _fill(x: torch.Tensor, value: Any) -> torch.Tensor:
     """A dense tensor is filled by words; 0 is 0 in every type."""
     if not x.numel():
         return x
+    if 0 in x.stride():  # elements that are one in memory are filled once
+        sizes = [1 if step == 0 else size for size, step in zip(x.shape, x.stride(), strict=True)]
+        if sizes != list(x.shape):
+            _fill(x.as_strided(sizes, x.stride()), value)
+            return x
     seen = operand(x)
     if seen.strided or seen.spread or (value != 0 and x.dtype not in _WORDS):
         return _write(x, value)
@@ -159,7 +164,7 @@ def _randperm(n: int, *, generator: torch.Generator | None = None, out: torch.Te
     return out.copy_(keys.argsort())
 
 
-OPERATORS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+OPERATORS: dict[torch._ops.OpOverload, Callable[..., Any]] = optimizers.OPERATORS | {
     aten.clone.default: _clone,
     aten.zero_.default: _zero,
     aten.fill_.Scalar: _fill,

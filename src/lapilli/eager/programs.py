@@ -9,23 +9,40 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from lapilli import player
-from lapilli.codegen.build import cache_dir, compiler_digest, read_entry, write_entry
+from lapilli.codegen.build import compiler_digest
+from lapilli.eager import devices
 from lapilli.eager.compile import Compiled, compile
 from lapilli.eager.signature import CannotRun, Number, Operand, Signature
 from lapilli.player import NativeProgram
+from lapilli.runtime.cache import Cache
+from lapilli.runtime.formula import formula
+from lapilli.runtime.host import DTYPES
+from lapilli.runtime.notice import working
 from lapilli.schedule.target import ANY, CPU, CPU_HALF, GPU, GPU_HALF, Target
+
+CACHE = Cache("eager", 2 << 30)
+_DTYPES: dict[str, torch.dtype] = {f"torch.{name}": getattr(torch, name) for name in DTYPES}
 
 Shape = tuple[int, ...]
 Results = list[tuple[Shape, Shape, torch.dtype]]
+
+
+_programs: weakref.WeakSet[Program] = weakref.WeakSet()
+
+
+@devices.on_loss.append
+def _unload(device: int) -> None:
+    for program in list(_programs):
+        program._loaded.pop(device, None)
 
 
 class Program:
@@ -33,10 +50,10 @@ class Program:
 
     def __init__(self, compiled: Compiled) -> None:
         self.compiled = compiled
-        names = ", ".join(compiled.sizes)
-        self._guard: Callable[..., bool] = eval(f"lambda {names}: {compiled.guard}", _NAMES)
-        self._results: Callable[..., Any] = eval(f"lambda {names}: {compiled.results}", _NAMES)
+        self._guard: Callable[..., bool] = formula(compiled.sizes, compiled.guard)
+        self._results: Callable[..., Any] = formula(compiled.sizes, compiled.results)
         self._loaded: dict[int, NativeProgram] = {}
+        _programs.add(self)
 
     def sizes(self, operands: Sequence[Operand]) -> list[int]:
         return [operands[k].shape[d] // unit for k, d, unit in self.compiled.sizes.values()]
@@ -47,18 +64,13 @@ class Program:
     def results(self, operands: Sequence[Operand]) -> Results:
         """Shape, strides and dtype of every result tensor."""
         found = self._results(*self.sizes(operands))
-        return [(tuple(map(int, s)), tuple(map(int, t)), getattr(torch, d.removeprefix("torch."))) for s, t, d in found]
+        return [(tuple(map(int, s)), tuple(map(int, t)), _DTYPES[d]) for s, t, d in found]
 
     def loaded(self, device: int, load: Callable[[bytes], NativeProgram]) -> NativeProgram:
         """The program on a device, with its pipelines."""
         if device not in self._loaded:
             self._loaded[device] = load(self.compiled.data)
         return self._loaded[device]
-
-
-_NAMES: dict[str, Any] = {
-    "__builtins__": {"min": min, "max": max, "abs": abs, "int": int, "float": float, "round": round}
-}
 
 
 @dataclass
@@ -84,7 +96,8 @@ def target_of(device: int) -> Target:
 
 def load(device: int, data: bytes) -> NativeProgram:
     """A program on a device."""
-    return NativeProgram.load(data, device=device, verify=False)
+    with working():
+        return NativeProgram.load(data, device=device, verify=False)
 
 
 @cache
@@ -122,7 +135,8 @@ class Programs:
         known = self._read(signature)
         if not signature.exact and not known.fixed_sizes:
             try:
-                program = Program(compile(signature, numbers, self.target))
+                with working():
+                    program = Program(compile(signature, numbers, self.target))
             except CannotRun:
                 known.fixed_sizes = True
             else:
@@ -132,7 +146,8 @@ class Programs:
         fitting = self._read(exact).programs
         if fitting:
             return fitting[0]
-        made = self._add(exact, Program(compile(exact, numbers, self.target)))
+        with working():
+            made = self._add(exact, Program(compile(exact, numbers, self.target)))
         if known.fixed_sizes:
             self._write(signature)
         return made
@@ -144,20 +159,19 @@ class Programs:
         return program
 
     # -- on disk
-    def _path(self, text: str) -> Path:
-        digest = hashlib.sha256(f"{compiler_digest()} {torch.__version__} {self.target}\n{text}".encode()).hexdigest()
-        return cache_dir().with_name("eager") / digest
+    def _key(self, text: str) -> str:
+        return hashlib.sha256(f"{compiler_digest()} {torch.__version__} {self.target}\n{text}".encode()).hexdigest()
 
     def _read(self, signature: Signature) -> _Known:
         text = signature.text()
         known = self.known.get(text)
         if known is None:
-            known = self.known[text] = _stored(self._path(text)) or _Known()
+            known = self.known[text] = _stored(self._key(text)) or _Known()
         return known
 
     def _write(self, signature: Signature) -> None:
         text = signature.text()
-        _store(self._path(text), self.known[text])
+        _store(self._key(text), self.known[text])
 
 
 def with_numbers(signature: Signature, numbers: Sequence[Any]) -> Signature:
@@ -172,19 +186,19 @@ def with_numbers(signature: Signature, numbers: Sequence[Any]) -> Signature:
     return replace(signature, leaves=tuple(map(known, signature.leaves)))
 
 
-def _store(path: Path, known: _Known) -> None:
+def _store(key: str, known: _Known) -> None:
     """For every program its description and its bytes."""
     parts = []
     for program in known.programs:
         described = asdict(replace(program.compiled, data=b""))
         text = json.dumps({k: v for k, v in described.items() if k != "data"}).encode()
         parts.append(struct.pack("<QQ", len(text), len(program.compiled.data)) + text + program.compiled.data)
-    write_entry(path, struct.pack("<??", known.constant_numbers, known.fixed_sizes) + b"".join(parts))
+    CACHE.write(key, struct.pack("<??", known.constant_numbers, known.fixed_sizes) + b"".join(parts))
 
 
-def _stored(path: Path) -> _Known | None:
+def _stored(key: str) -> _Known | None:
     """What is in the cache; None when it is not there, or damaged."""
-    content = read_entry(path)
+    content = CACHE.read(key)
     if content is None:
         return None
     known = _Known([], *struct.unpack_from("<??", content))

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from lapilli.torch_compat import replace
 
 _jit: Any = torch.jit  # whose functions have no types
 
@@ -34,20 +37,23 @@ def patch() -> None:
             return _moved(load(f, "cpu", *args, **kwargs), torch.device("vulkan", index))
         return load(f, map_location, *args, **kwargs)
 
-    _jit.load = jit_load
-    _jit.trace = _without_stored_inputs(_jit.trace)
-    _jit.trace_module = _without_stored_inputs(_jit.trace_module)
+    replace(_jit, "load", jit_load)
+    trace: Any = torch.jit._trace
+    replace(trace, "_trace_impl", _without_stored_inputs(trace._trace_impl))  # of torch.jit.trace, under whatever name
+    replace(_jit, "trace_module", _without_stored_inputs(_jit.trace_module))
 
 
 def _without_stored_inputs(trace: Callable[..., Any]) -> Callable[..., Any]:
     """Tracing that does not store example inputs of the device with the module: no one could take them out to save it."""
 
+    bind = inspect.signature(trace).bind
+
     @functools.wraps(trace)
-    def wrapped(func: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
-        every = (example_inputs, kwargs.get("inputs"), kwargs.get("example_kwarg_inputs"))
-        if _holds_tensor(every, _is_ours):
-            kwargs["_store_inputs"] = False
-        return trace(func, *(() if example_inputs is None else (example_inputs,)), *args, **kwargs)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        given = bind(*args, **kwargs)
+        if _holds_tensor(given.arguments, _is_ours):
+            given.arguments["_store_inputs"] = False
+        return trace(*given.args, **given.kwargs)
 
     return wrapped
 
@@ -60,7 +66,7 @@ def _wrap(owner: Any, name: str, on_host: Callable[[Any], contextlib.AbstractCon
         with on_host(self):
             return theirs(self, *args, **kwargs)
 
-    setattr(owner, name, method)
+    replace(owner, name, method)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch.utils._pytree import tree_leaves
 
 from lapilli.eager import storage
-from lapilli.eager.devices import current_device
+from lapilli.eager.devices import current_device, place
 from lapilli.eager.fallback import on_cpu
 from lapilli.eager.form import form
 
@@ -62,7 +62,7 @@ def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 def from_cpu(tensor: torch.Tensor, index: int) -> torch.Tensor:
     """A copy on a device, of the same layout."""
-    return _rebuilt(tensor, lambda part: storage.from_cpu(part, index), torch.device("vulkan", index))
+    return _rebuilt(tensor, lambda part: storage.from_cpu(part, index), place(index))
 
 
 def _rebuilt(tensor: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor], device: Any) -> torch.Tensor:

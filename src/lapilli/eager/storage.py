@@ -21,6 +21,7 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false, make_cont
 
 from lapilli import errors
 from lapilli.eager.devices import check_fork as check_fork
+from lapilli.eager.devices import place
 from lapilli.eager.devices import stream_of as stream_of
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def _around_elsewhere(
         stride = make_contiguous_strides_for(tuple(shape))
     # PyTorch has backward threads for vulkan:0 only. Without threads of its own, backward runs in the thread that asks.
     torch._C._set_multithreading_enabled(False)
-    untyped: Any = torch._C._construct_storage_from_data_pointer(0, torch.device("vulkan", device_index), 0)
+    untyped: Any = torch._C._construct_storage_from_data_pointer(0, place(device_index), 0)
     untyped._lapilli = buffer
     return over(untyped, dtype, shape, stride, 0)
 

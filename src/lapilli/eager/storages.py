@@ -13,10 +13,13 @@ from typing import Any
 import torch
 from torch import UntypedStorage
 
+from lapilli.eager.devices import NAMES
+from lapilli.torch_compat import replace
+
 
 def _on_device(untyped: Any) -> bool:
     """Whether a storage has memory of the device; those of PyTorch's wrappers for tracing have none."""
-    return untyped.device.type == "vulkan" and hasattr(untyped, "_lapilli")
+    return untyped.device.type in NAMES and hasattr(untyped, "_lapilli")
 
 
 def _bytes(untyped: UntypedStorage) -> torch.Tensor:
@@ -101,13 +104,11 @@ def _instead(name: str, ours: Any) -> None:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return (ours if _on_device(self) else theirs)(self, *args, **kwargs)
 
-    setattr(UntypedStorage, name, method)
+    replace(UntypedStorage, name, method)
 
 
 def patch() -> None:
-    """Tells ``UntypedStorage`` and ``torch.save`` of the device."""
-    from torch import serialization
-
+    """Tells ``UntypedStorage`` of the device."""
     for name, ours in {
         "nbytes": nbytes, "size": nbytes, "__len__": nbytes, "data_ptr": data_ptr, "copy_": copy_, "fill_": fill_,
         "resize_": resize_, "__getitem__": getitem, "__setitem__": setitem, "_write_file": _write_file,
@@ -115,11 +116,7 @@ def patch() -> None:
     }.items():  # fmt: skip
         _instead(name, ours)
     _instead_for_cpu()
-    UntypedStorage.__new__ = _new  # type: ignore[method-assign]
-    # Before PyTorch's own entry for the device, which would save its name.
-    serialization.register_package(
-        15, lambda obj: "cpu" if obj.device.type == "vulkan" else None, lambda obj, place: None
-    )
+    replace(UntypedStorage, "__new__", _new)
 
 
 def _instead_for_cpu() -> None:
@@ -131,4 +128,4 @@ def _instead_for_cpu() -> None:
         untyped = getattr(source, "_untyped_storage", source)
         return (copy_ if _on_device(untyped) else theirs)(self, source, non_blocking)
 
-    UntypedStorage.copy_ = method  # type: ignore[method-assign]
+    replace(UntypedStorage, "copy_", method)

@@ -19,6 +19,13 @@ def register(library: Any) -> None:
     name = "scaled_dot_product_attention"
     library.impl(name, _scaled_dot_product_attention, "PrivateUse1")
     library.impl(name, _differentiable_attention, "AutogradPrivateUse1")
+    library.impl("_nested_tensor_from_mask_left_aligned", _is_left_aligned, "PrivateUse1")
+
+
+def _is_left_aligned(x: Tensor, mask: Tensor) -> bool:
+    """Whether nn.TransformerEncoder is to make a nested tensor of rows that are padded at their ends. The device has none: the
+    layers get the mask instead."""
+    return False
 
 
 def _scaled_dot_product_attention(
@@ -54,7 +61,7 @@ def attention(
     Results: [N, L, E], and the weights [N, L, L] (or one for every head) where they are needed."""
 
     def split(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        return functional.linear(x, w, b).reshape(*x.shape[:2], heads, -1).transpose(1, 2)
+        return functional.linear(x, w, b).reshape(*x.shape[:2], heads, embed_dim // heads).transpose(1, 2)
 
     q, k, v = map(split, (query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3))
     if mask is None and not need_weights:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import mul
 from typing import Any
 
@@ -35,9 +35,11 @@ _UNRECORDED = {"copy_", "_copy_from", "_copy_from_and_resize", "_local_scalar_de
 """What torch.jit.trace does not record, or records itself and then runs as it is."""
 
 
-def register(library: Any) -> None:
-    """Registers all of them."""
+def register(library: Any, but: Collection[str] = ()) -> None:
+    """Registers all of them but those that are registered already."""
     for name, kernel in _KERNELS.items():
+        if name in but:
+            continue
         library.impl(name, untraced(kernel) if name in _UNRECORDED else kernel, "PrivateUse1")
     overload: Any
     for overload in (aten._reshape_alias.default, aten.unfold.default, aten.view_as_real.default,
@@ -103,6 +105,8 @@ def view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 def as_strided_(
     tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
+    if not hasattr(tensor.untyped_storage(), "_lapilli"):  # a tensor that is traced: sizes and strides, no memory
+        return aten.as_strided_.default.redispatch(storage.on_host, tensor, size, stride, storage_offset)  # type: ignore[no-any-return]
     tensor.data = as_strided(tensor, size, stride, storage_offset)
     return tensor
 
@@ -242,6 +246,23 @@ def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
 def set_empty(tensor: torch.Tensor) -> torch.Tensor:
     tensor.data = storage.empty((0,), tensor.dtype, tensor.get_device())
     return tensor
+
+
+@_kernel("_new_zeros_with_same_feature_meta")
+def zeros_like_storage(source: torch.Tensor, like: torch.Tensor, *, self_num_batch_dims: int = 0) -> torch.Tensor:
+    """A tangent that is zero, over as much memory as its primal has, so that views of the one have views of the other.
+    PyTorch's own kernel takes a storage for empty that has its memory elsewhere."""
+    batch = source.shape[:self_num_batch_dims]
+    each = storage.buffer_of(like).bytes // like.itemsize
+    whole = torch.zeros(math.prod(batch) * each, dtype=source.dtype, device=source.device)
+    steps = [each * n for n in make_contiguous_strides_for(batch)]
+    return whole.as_strided((*batch, *like.shape), (*steps, *like.stride()), int(like.storage_offset()))
+
+
+@_kernel("_has_same_storage_numel")
+def has_same_storage_numel(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    mine, theirs = storage.buffer_of(tensor).bytes, storage.buffer_of(other).bytes
+    return mine // tensor.itemsize == theirs // other.itemsize
 
 
 @_kernel("is_set_to")

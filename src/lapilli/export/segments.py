@@ -15,6 +15,7 @@ from lapilli.backend.graph import Prepared, prepare
 from lapilli.compiler import Storage, compile_module
 from lapilli.lower.graph import is_size
 from lapilli.runtime import operator as run_operator
+from lapilli.runtime import registration  # noqa: F401  # of the operator that the graphs call
 from lapilli.runtime.description import Description
 from lapilli.schedule.target import plans_for
 
@@ -151,13 +152,25 @@ def rewrite(graph: fx.Graph, levels: Levels, segments: Mapping[int, Segment], pr
     for level in sorted({levels[n] for n in rest}):
         here = [n for n in rest if levels[n] == level]
         if level in segments:
-            sized = [n for n in here if n in segments[level].sizes]
-            _copy(new, made, sized)
+            needed = _sources(segments[level].sizes)
+            _copy(new, made, [n for n in here if n in needed])
             _call(new, made, segments[level], handles[level])
         _copy(new, made, [n for n in here if n not in made and (level not in segments or is_size(n.meta.get("val")))])
     output = next(n for n in graph.nodes if n.op == "output")
     new.node_copy(output, made.__getitem__)
     return new
+
+
+def _sources(sizes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Sizes, and the sizes that they are computed from."""
+    found: set[fx.Node] = set()
+    left = list(sizes)
+    while left:
+        node = left.pop()
+        if node not in found and is_size(node.meta.get("val")):
+            found.add(node)
+            left += node.all_input_nodes
+    return found
 
 
 def _copy(new: fx.Graph, made: dict[fx.Node, Any], nodes: Sequence[fx.Node]) -> None:

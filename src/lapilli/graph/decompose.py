@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import fx
 from torch._decomp import decomposition_table
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram, default_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -22,6 +23,9 @@ from lapilli.graph.inline import splice
 from lapilli.graph.module import Module
 from lapilli.lower.graph import is_size, refusals
 from lapilli.lower.registry import decompositions, is_supported
+
+_WHOLE = (torch.ops.aten.complex.default, torch.ops.aten.polar.default)
+"""Their decompositions write into memory of complex numbers; `lapilli.graph.complex` has them as pairs."""
 
 
 @lru_cache(maxsize=1)
@@ -33,7 +37,9 @@ def tables() -> tuple[dict[Any, Any], ...]:
     for overload, function in decomposition_table.items():
         if isinstance(overload, torch._ops.OpOverload) and torch.Tag.core not in overload.tags:
             table.setdefault(overload, function)
-    return tuple({o: f for o, f in t.items() if not is_supported(o)} | decompositions for t in (table, least))
+    return tuple(
+        {o: f for o, f in t.items() if not is_supported(o) and o not in _WHOLE} | decompositions for t in (table, least)
+    )
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
@@ -91,6 +97,15 @@ def is_decomposable(module: Module, node: fx.Node) -> bool:
     return not refusals(Module(traced, {}, list(results), {}, {}, module.ranges))
 
 
+def open_sizes(mode: FakeTensorMode | None) -> AbstractContextManager[Any]:
+    """Sizes stay as dynamic as they are while something is traced: what would fix one raises RuntimeError. (torch 2.11 has no
+    such mode: there it may be fixed.)"""
+    env = None if mode is None else mode.shape_env
+    forbid = getattr(env, "error_on_new_guards", nullcontext)
+    context: AbstractContextManager[Any] = forbid()
+    return context
+
+
 def _traced(node: fx.Node) -> fx.Graph | None:
     """The graph of a call, with a placeholder for every node among its arguments; None where torch cannot trace it so."""
     target: Any = node.target
@@ -104,15 +119,15 @@ def _traced(node: fx.Node) -> fx.Graph | None:
         return target(*args, **kwargs)
 
     given = [leaves[k].meta["val"] for k in places]
-    mode = detect_fake_mode(given)
-    kept = mode.shape_env.error_on_new_guards() if mode is not None and mode.shape_env is not None else nullcontext()
+    mode = detect_fake_mode(tree_leaves((given, node.meta.get("val"))))
     try:
         with (
             torch.no_grad(),
-            kept,
+            open_sizes(mode),
+            mode or nullcontext(),  # what is made of nothing (windows) is as fake as the rest
             enable_python_dispatcher(),
             warnings.catch_warnings(),
-        ):  # sizes must stay as dynamic as they are
+        ):
             warnings.simplefilter("ignore")
             traced = make_fx(call, decomposition_table=dict(tables()[0]))(*given)
             if any(getattr(n.target, "_schema", None) and n.target._schema.is_mutable for n in traced.graph.nodes):

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from lapilli.graph.module import Module
+from lapilli.lower.registry import is_supported
 
 aten = torch.ops.aten
 
@@ -97,19 +98,33 @@ def _folded(values: list[Any], eps: float, transposed: bool, groups: int) -> tup
     return w * per_group.reshape(*per_group.shape, *[1] * (w.dim() - 2)), bias
 
 
+def _is_made_of_numbers(node: fx.Node) -> bool:
+    """Whether a call makes a tensor of numbers alone by an operator that kernels do not have, such as the window of a spectrum."""
+    value = node.meta.get("val")
+    return (
+        isinstance(node.target, torch._ops.OpOverload)
+        and not is_supported(node.target)
+        and not node.target._schema.is_mutable
+        and isinstance(value, torch.Tensor)
+        and all(isinstance(size, int) for size in value.shape)
+    )
+
+
 def fold_constants(module: Module, limit: int = 1 << 26) -> int:
     """Compute on the host, once, what depends on constants only. Results over `limit` bytes that grow their
     operands are left to the device. Returns how many calls were folded."""
     folded = 0
     values: dict[fx.Node, Any] = dict(module.constants)
     for node in list(module.graph.nodes):
-        if node.op != "call_function" or not node.all_input_nodes:
+        if node.op != "call_function" or not (node.all_input_nodes or _is_made_of_numbers(node)):
             continue
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             continue
         if any(n not in values for n in node.all_input_nodes):
             continue
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
+        if not node.all_input_nodes and "device" in kwargs:
+            kwargs = {**kwargs, "device": "cpu"}
         with torch.no_grad():
             result = node.target(*args, **kwargs)
         if isinstance(result, torch.Tensor) and result.nbytes > max(

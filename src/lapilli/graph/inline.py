@@ -30,17 +30,22 @@ def inline_regions(module: Module) -> None:
             module.graph.erase_node(region)
 
 
-def splice(module: Module, call: fx.Node, graph: fx.Graph, operands: Sequence[Any]) -> None:
-    """Put a graph in the place of a call; its placeholders are the operands."""
+def copy_into(module: Module, before: fx.Node, graph: fx.Graph, operands: Sequence[Any]) -> Any:
+    """Copy a graph's calls to a place in the module; its placeholders are the operands. Returns what stands for its result."""
     given = iter(operands)
     made: dict[fx.Node, Any] = {}
-    with module.graph.inserting_before(call):
+    with module.graph.inserting_before(before):
         for node in graph.nodes:
             if node.op == "placeholder":
                 made[node] = next(given)
             elif node.op != "output":
                 made[node] = module.graph.node_copy(node, made.__getitem__)
-    result: Any = fx.node.map_arg(next(n for n in graph.nodes if n.op == "output").args[0], made.__getitem__)
+    return fx.node.map_arg(next(n for n in graph.nodes if n.op == "output").args[0], made.__getitem__)
+
+
+def splice(module: Module, call: fx.Node, graph: fx.Graph, operands: Sequence[Any]) -> None:
+    """Put a graph in the place of a call; its placeholders are the operands."""
+    result = copy_into(module, call, graph, operands)
     if isinstance(result, fx.Node):
         module.replace(call, result)
     else:

@@ -17,12 +17,14 @@ import torch
 from torch import fx
 
 from lapilli.errors import CompileError, UnsupportedOperatorError
+from lapilli.graph.complex import COMPLEX_VIEWS
 from lapilli.graph.module import Module
 from lapilli.ir.integer import Atom, Extremum, Int, Quotient, Remainder, Symbol
 from lapilli.lower import READS_NUMBER, is_size, refusals
 from lapilli.lower.graph import Symbols
+from lapilli.runtime.arithmetic import NUMBERS
 from lapilli.runtime.report import Operator
-from lapilli.runtime.script import NUMBERS, Call, Script, Tree
+from lapilli.runtime.script import Call, Script, Tree
 
 _HIGHER_ORDER = {"cond": "cond", "while_loop": "while", "scan": "scan"}
 TOO_LITTLE = "does too little between operators of the CPU to be worth a transfer"
@@ -113,6 +115,7 @@ class _Partitioner:
         """Whether a segment was moved to the CPU."""
         nodes = [n for n in self.module.graph.nodes if n.op == "call_function" and not is_size(n.meta.get("val"))]
         on_cpu = {n for n in nodes if n in self.refused and isinstance(n.target, torch._ops.OpOverload)}
+        on_cpu -= {n for n in on_cpu if n.target in COMPLEX_VIEWS}  # they cost nothing anywhere
         on_cpu |= {n for n in nodes if n.target is operator.getitem and n.args[0] in on_cpu}
         for level in sorted({self.levels[n] for n in nodes if self.levels[n] % 2 == 0}):
             segment = [n for n in nodes if self.levels[n] == level]

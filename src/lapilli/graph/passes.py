@@ -9,7 +9,8 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from lapilli.graph.decompose import decompose, decompose_calls
+from lapilli.graph.complex import split_complex
+from lapilli.graph.decompose import decompose, decompose_calls, tables
 from lapilli.graph.fold import fold_batch_norm, fold_constants, fold_padding
 from lapilli.graph.functionalize import functionalize
 from lapilli.graph.inline import inline_regions
@@ -41,6 +42,7 @@ def functional(program: ExportedProgram) -> Module:
 def optimize(module: Module) -> None:
     """The passes over one graph."""
     clean_up(module)
+    split_complex(module, tables()[0])
     fold_batch_norm(module)
     fold_padding(module)
     fold_constants(module)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import Atom, Indirect, Int, IntLike, as_int, is_nonnegative, of
+from lapilli.ir.narrow import OPERATIONS as NARROW
+from lapilli.ir.narrow import narrowed
 from lapilli.ir.special import FUNCTIONS as SPECIAL
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ UNARY = frozenset({
     "neg", "abs", "sign", "floor", "ceil", "round", "trunc", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2",
     "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh",
     "atanh", "erf", "reciprocal", "isnan", "isinf", "not", "bitnot", "as_int", "as_float",
+    *NARROW.values(),
 })  # fmt: skip
 BINARY = frozenset({
     "add", "sub", "mul", "div", "floordiv", "mod", "fmod", "pow", "atan2", "min", "max", "and", "or", "xor",
@@ -214,30 +217,51 @@ def binary(name: str, a: Scalar, b: Scalar) -> Expr:
 def _fold(name: str, x: Expr, y: Expr) -> Expr | None:
     """Identities that hold for every value, NaN and signed zero included."""
     real = x.dtype is DType.float32
-    if name == "mul" and isinstance(x, Const):
+    if name in ("mul", "add") and isinstance(x, Const):
         x, y = y, x
     if isinstance(y, Const):
         if name in ("mul", "div") and y.value == 1:
             return x
+        if name == "mul" and isinstance(x, Const) and x.value == 1:
+            return y
         if name == "mul" and y.value == 0 and real:  # drivers and compilers fold x * 0, 0 / x and x - x to 0 for any x
-            return where(_is_finite(x), _zero_like(x, y.value), const(math.nan))
+            return where(is_finite(x), _zero_like(x, y.value), const(math.nan))
         if name == "div" and y.value == 0 and real:
             limit = math.copysign(math.inf, y.value)
             below = where(binary("lt", x, 0.0), const(-limit), const(math.nan))
             return where(binary("gt", x, 0.0), const(limit), below)
-        if name == "sub" and y.value == 0 and y.dtype is not DType.bool:
+        if name == "sub" and y.value == 0 and y.dtype is not DType.bool and math.copysign(1, y.value) > 0:
             return x
         if name == "add" and y.value == 0 and y.dtype is DType.int32:
             return x
+        if name == "add" and y.value == 0 and real:  # drivers take this for x: -0 + 0 is 0
+            return x if math.copysign(1, y.value) < 0 else where(binary("eq", x, 0.0), const(0.0), x)
+        if real and math.isnan(y.value) and name in ("min", "max"):
+            return y
+    if name == "sub" and real and isinstance(x, Const) and x.value == 0:  # of 0, 0 and not -0
+        return (
+            where(binary("eq", y, 0.0), const(0.0), unary("neg", y))
+            if math.copysign(1, x.value) > 0
+            else unary("neg", y)
+        )
+    if name in ("eq", "ne", "le", "ge", "lt", "gt") and real and x is y and not isinstance(x, Const):
+        return const(False) if name in ("lt", "gt") else _is_nan(x, name == "ne")
     if name == "div" and real and isinstance(x, Const) and x.value == 0:
         return where(binary("gt", unary("abs", y), 0.0), _zero_like(y, x.value), const(math.nan))
+    if name == "div" and real and x is y and not isinstance(x, Const):
+        return where(binary("and", is_finite(x), binary("ne", x, 0.0)), const(1.0), const(math.nan))
     if name == "sub" and real and x is y:
-        return where(_is_finite(x), const(0.0), const(math.nan))
+        return where(is_finite(x), const(0.0), const(math.nan))
     return None
 
 
-def _is_finite(x: Expr) -> Expr:
-    return binary("lt", unary("abs", x), math.inf)
+def is_finite(x: Expr) -> Expr:
+    """By bits: a compiler may take infinity for impossible."""
+    return binary("lt", binary("bitand", unary("as_int", x), 2**31 - 1), 0x7F800000)
+
+
+def _is_nan(x: Expr, holds: bool) -> Expr:
+    return unary("isnan", x) if holds else unary("not", unary("isnan", x))
 
 
 def _zero_like(x: Expr, zero: float | int | bool) -> Expr:
@@ -254,6 +278,16 @@ def cast_to(x: Expr, dtype: DType) -> Expr:
     if isinstance(x, Op) and x.op == "cast" and x.args[0].dtype is dtype is DType.bool:
         return x.args[0]  # there and back
     return _op("cast", dtype, x)
+
+
+def narrow(x: Expr, dtype: DType) -> Expr:
+    """A value of the type that `dtype` is computed in as `dtype` holds it (see `lapilli.ir.narrow`); those of types of 32 bits
+    and more are left as they are."""
+    name = NARROW.get(dtype)
+    if name is None or (isinstance(x, Op) and x.op == name):
+        return x
+    assert x.dtype is dtype.compute, (x.dtype, dtype)
+    return const(narrowed(x.value, dtype).item(), x.dtype) if isinstance(x, Const) else unary(name, x)
 
 
 def where(condition: Expr, a: Expr, b: Expr) -> Expr:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy.typing as npt
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select
 from lapilli.ir.integer import Atom, Indirect, Int, Var
+from lapilli.ir.narrow import OPERATIONS as NARROW
+from lapilli.ir.narrow import narrowed
 from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State
 from lapilli.ir.special import FUNCTIONS as SPECIAL
 
@@ -35,6 +38,7 @@ _FUNCTIONS: dict[str, Any] = {
     "as_int": lambda x: x.view(np.int32), "as_float": lambda x: x.view(np.float32), "gcd": np.gcd,
     "ushr": lambda x, y: np.right_shift(x.view(np.uint32), y.view(np.uint32)).view(np.int32),
     "umulhi": lambda x, y: (x.view(np.uint32).astype(np.uint64) * y.view(np.uint32) >> np.uint64(32)).astype(np.uint32),
+    **{name: partial(narrowed, dtype=dtype) for dtype, name in NARROW.items()},
     **SPECIAL,
 }  # fmt: skip
 
@@ -85,6 +89,8 @@ def evaluate(node: Node, values: Mapping[int, Array], sizes: Mapping[Atom, int])
             if node.op in ("argmax", "argmin"):
                 flat = result.reshape(*shape[: len(node.axes)], math.prod(shape[len(node.axes) :]))
                 result = getattr(np, node.op)(flat, axis=-1)
+            elif node.op == "argpool":
+                result = _pooled(result.reshape(*shape[: len(node.axes)], math.prod(shape[len(node.axes) :])))
             elif node.op in ("max", "min") and 0 in shape:
                 result = np.zeros(shape[: len(node.axes)])
             else:
@@ -93,6 +99,15 @@ def evaluate(node: Node, values: Mapping[int, Array], sizes: Mapping[Atom, int])
                 )
                 result = _REDUCTIONS[node.op](exact, axis=rdims)
         return np.asarray(result).astype(_NUMPY[node.dtype])
+
+
+def _pooled(x: Array) -> Array:
+    """Of the last axis, the place of the last NaN, else of the first maximum; -1 where that is the least number there is."""
+    lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(np.int32).min
+    nan = np.isnan(x)
+    last = x.shape[-1] - 1 - np.argmax(nan[..., ::-1], axis=-1)
+    best = np.where(np.max(x, axis=-1) > lowest, np.argmax(x, axis=-1), -1)
+    return np.where(nan.any(-1), last, best)
 
 
 def _scalar(e: Expr, env: Mapping[Atom, Any], values: Mapping[int, Array], memo: dict[int, Any]) -> Any:

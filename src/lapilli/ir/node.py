@@ -127,7 +127,10 @@ class Convolution:
 
 @dataclass(eq=False, repr=False)
 class Reduce(Node):
-    """out[axes] = op over raxes of body(axes, raxes). op: sum, prod, min, max, any, all, argmin, argmax."""
+    """out[axes] = op over raxes of body(axes, raxes). op: sum, prod, min, max, any, all, argmin, argmax, argpool.
+
+    argmin and argmax are the place of the first NaN, else of the first extremum; argpool, as pooling counts: that of the last
+    NaN, else of the first maximum, and -1 where nothing is larger than the least number."""
 
     axes: tuple[Var, ...] = ()
     raxes: tuple[Var, ...] = ()
@@ -173,6 +176,9 @@ class Graph:
     symbols: dict[str, Int]
     stores: list[tuple[State, Node]] = field(default_factory=list)
     limits: dict[Int, int] = field(default_factory=dict)  # symbols without a bound that an algorithm gives one
+    least: dict[str, int] = field(
+        default_factory=dict
+    )  # symbols, by name, for which an operator needs more than their bound
     checks: list[str] = field(default_factory=list)
     limit: int = 0
 

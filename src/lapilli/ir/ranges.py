@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select
 from lapilli.ir.integer import Atom, Int, Symbol
+from lapilli.ir.narrow import OPERATIONS as NARROW
+from lapilli.ir.narrow import narrowed
 from lapilli.ir.node import Constant, Map, Node, Reduce
 
 Range = tuple[float, float]
@@ -25,14 +28,16 @@ _STORED: dict[DType, Range] = {
     DType.int32: INT32, DType.int64: INT32,
 }  # fmt: skip
 _DEEPEST = 32
-"""Values that are followed, from one to those that it is computed from."""
+"""Values that are followed by default, from one to those that it is computed from."""
 
 
 @dataclass
 class Ranges:
-    """known: of values by id, for those that are not what their expressions say."""
+    """known: of values by id, for those that are not what their expressions say; deepest: how many values are followed, from one
+    to those that it is computed from."""
 
     known: dict[int, Range] = field(default_factory=dict)
+    deepest: int = _DEEPEST
     _depth: int = 0
 
     def node(self, n: Node) -> Range:
@@ -45,7 +50,7 @@ class Ranges:
     def _node(self, n: Node) -> Range:
         if isinstance(n, Constant) and n.value.size and n.dtype is not DType.bfloat16:
             return float(np.nanmin(n.value)), float(np.nanmax(n.value))
-        if not isinstance(n, Map | Reduce) or self._depth == _DEEPEST:
+        if not isinstance(n, Map | Reduce) or self._depth == self.deepest:
             return _STORED.get(n.dtype, ANY)
         self._depth += 1
         try:
@@ -58,7 +63,7 @@ class Ranges:
             return _BOOL
         count = min(math.prod(most(a.extent) for a in n.raxes), MOST)
         if n.op.startswith("arg"):
-            return 0, max(count - 1, 0)
+            return -1 if n.op == "argpool" else 0, max(count - 1, 0)
         if n.dtype.is_float and n.op in ("sum", "prod"):
             return ANY
         low, high = self.expr(n.body)
@@ -216,6 +221,15 @@ def _ratio(a: Range, b: Range) -> Range:
     return _product(a, (1 / b[1], 1 / b[0]))
 
 
+def _wrapped(stored: Range, a: Range) -> Range:
+    return a if stored[0] <= a[0] and a[1] <= stored[1] else stored
+
+
+def _rounded(dtype: DType, a: Range) -> Range:
+    low, high = narrowed(a, dtype)
+    return float(low), float(high)
+
+
 def _within(low: float, high: float) -> Callable[..., Range]:
     return lambda *_: (low, high)
 
@@ -232,6 +246,7 @@ _ON_BOTH: dict[str, Rule] = {
     "sign": _within(-1, 1),
 }
 _ON_INTEGERS: dict[str, Rule] = _ON_BOTH | {
+    **{NARROW[d]: partial(_wrapped, _STORED[d]) for d in (DType.uint8, DType.int8, DType.int16)},
     "pow": _power,
     "div": _quotient, "floordiv": _quotient, "mod": _remainder, "fmod": _remainder_of,
     "bitand": _masked, "bitor": _bits, "bitxor": _bits, "bitnot": lambda a: (-a[1] - 1, -a[0] - 1),
@@ -241,6 +256,7 @@ _ON_INTEGERS: dict[str, Rule] = _ON_BOTH | {
 }  # fmt: skip
 """Other operators on integers give 32 bits of any kind, and mean it."""
 _ON_FLOATS: dict[str, Rule] = _ON_BOTH | {
+    **{NARROW[d]: partial(_rounded, d) for d in (DType.float16, DType.bfloat16)},
     "floor": lambda a: _each(math.floor, *a), "ceil": lambda a: _each(math.ceil, *a),
     "round": lambda a: _each(round, *a), "trunc": lambda a: _each(math.trunc, *a),
     "div": _ratio,

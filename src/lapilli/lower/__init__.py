@@ -28,6 +28,7 @@ from lapilli.lower import (  # noqa: F401
     scan,
     scatter,
     search,
+    signal,
     sort,
     special,
     spectrum,

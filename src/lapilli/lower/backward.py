@@ -131,6 +131,16 @@ def shrink_backward(grad: torch.Tensor, x: torch.Tensor, threshold: float) -> to
     return torch.where((x >= -threshold) & (x <= threshold), 0.0, grad)
 
 
+@decomposition(aten.smooth_l1_loss_backward.default)
+def smooth_l1_loss_backward(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
+) -> torch.Tensor:
+    """NaN stays NaN."""
+    distance = x - target
+    slope = torch.where(distance >= beta, 1.0, torch.where(distance <= -beta, -1.0, distance / beta))
+    return slope * grad / (x.numel() if reduction == 1 else 1)
+
+
 @decomposition(*(getattr(aten, f"replication_pad{n}d_backward").default for n in (1, 2, 3)))
 def replication_pad_backward(grad: torch.Tensor, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
     """What was repeated at an edge is added to the edge; what was cropped has no gradient."""
@@ -163,7 +173,10 @@ def convolution_backward(
         grad_x = aten.convolution(grad, weight, None, stride, padding, dilation, not transposed, missing, groups)
     if mask[1]:
         wide, narrow = (grad, x) if transposed else (x, grad)
-        grad_w = _correlation(wide, narrow, stride, padding, dilation, groups, weight.shape[2:])
+        if isinstance(x.shape[0], int) and x.shape[0] == 0:
+            grad_w = torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
+        else:
+            grad_w = _correlation(wide, narrow, stride, padding, dilation, groups, weight.shape[2:])
     if mask[2]:
         grad_b = grad.sum([0, *range(2, n + 2)])
     return grad_x, grad_w, grad_b

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, binary, cast_to, const, unary, where
+from lapilli.ir.expr import Expr, binary, cast_to, const, is_finite, unary, where
 from lapilli.ir.node import Node
 from lapilli.lower.registry import Call, Operand, lowering
 
@@ -49,7 +49,7 @@ def _shift(op: str) -> Any:
     def build(call: Call, a: Operand, b: Operand) -> Node:
         wide = op == "shl" and call.dtype is DType.int64
         shift = _left_in_int64 if wide else _integer(op, min(call.dtype.size * 8, 32))
-        return call.pointwise(shift, a, b, compute=DType.int32)
+        return call.pointwise(shift, a, b, common=call.dtype)
 
     return build
 
@@ -100,11 +100,13 @@ def frexp(call: Call, x: Node) -> tuple[Node, Node]:
     """x = mantissa * 2^exponent, 0.5 <= |mantissa| < 1"""
 
     def parts(a: Expr) -> tuple[Expr, Expr]:
-        tiny = binary("lt", unary("abs", a), 2.0**-126)
-        word = bits(where(tiny, a * 2.0**24, a))
-        exponent = binary("bitand", binary("shr", word, 23), 255) - where(tiny, const(126 + 24), const(126))
+        size = binary("bitand", bits(a), _MAGNITUDE)
+        tiny = binary("lt", size, 1 << 23)  # a denormal is an integer times 2^-149
+        scaled = binary("bitor", bits(cast_to(size, DType.float32)), binary("bitand", bits(a), _SIGN))
+        word = where(tiny, scaled, bits(a))
+        exponent = binary("bitand", binary("shr", word, 23), 255) - where(tiny, const(126 + 149), const(126))
         mantissa = unary("as_float", binary("bitor", binary("bitand", word, _SIGN | 0x7FFFFF), 126 << 23))
-        fixed = binary("or", binary("eq", a, 0.0), unary("not", binary("lt", unary("abs", a), float("inf"))))
+        fixed = binary("or", binary("eq", size, 0), unary("not", is_finite(a)))
         return where(fixed, a, mantissa), where(fixed, const(0), exponent)
 
     second = replace(call, name=f"{call.name}_exponent", shapes=call.shapes[1:], dtypes=call.dtypes[1:])
@@ -114,4 +116,4 @@ def frexp(call: Call, x: Node) -> tuple[Node, Node]:
 
 @lowering(aten.gcd.default)
 def gcd(call: Call, a: Operand, b: Operand) -> Node:
-    return call.pointwise(lambda x, y: binary("gcd", cast_to(x, DType.int32), cast_to(y, DType.int32)), a, b)
+    return call.pointwise(lambda x, y: binary("gcd", x, y), a, b, common=call.dtype)

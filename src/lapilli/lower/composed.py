@@ -50,8 +50,8 @@ def tensorinv(a: Tensor, ind: int = 2) -> Tensor:
 @decomposition(aten.addbmm.default)
 def addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """One product: the batch joins the inner dimension."""
-    joined = a.permute(1, 0, 2).reshape(a.shape[1], -1)
-    total = torch.mm(joined, b.reshape(-1, b.shape[2])) * alpha
+    depth = a.shape[0] * a.shape[2]
+    total = torch.mm(a.permute(1, 0, 2).reshape(a.shape[1], depth), b.reshape(depth, b.shape[2])) * alpha
     return total if beta == 0 else x * beta + total
 
 
@@ -65,7 +65,7 @@ def multi_head_attention(
     type 0 [length, length], 1 [batch, length] or 2 [batch, heads, length, length]."""
     weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
     q, k, v = (
-        torch.nn.functional.linear(x, w, b).reshape(*x.shape[:2], num_head, -1).transpose(1, 2)
+        torch.nn.functional.linear(x, w, b).reshape(*x.shape[:2], num_head, embed_dim // num_head).transpose(1, 2)
         for x, w, b in zip((query, key, value), weights, biases, strict=True)
     )
     left_out = None

@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
-from lapilli.ir.expr import Expr, const, load, select
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, cast_to, const, indirect, is_finite, load, select, unary, where
 from lapilli.ir.integer import Int, as_int
-from lapilli.ir.node import Convolution, Node, Reduce
+from lapilli.ir.node import Constant, Convolution, Node, Reduce
 from lapilli.lower.registry import LONGEST, Call, lowering
 
 aten = torch.ops.aten
@@ -74,19 +76,46 @@ def _forward(
 
 def _transposed(
     call: Call, x: Node, w: Node, stride: list[int], padding: list[int], dilation: list[int], groups: int
-) -> Reduce:
+) -> Node:
     """w is [C, O/groups, *kernel]. A convolution of the input, with zeros between its elements, with the kernel backwards; or
     gathered where these would be many, or more is cropped than the kernel reaches: output o takes input i with
-    i*stride - padding + k*dilation = o."""
+    i*stride - padding + k*dilation = o.
+
+    Infinity times an inserted zero would be NaN: constant weights with such numbers are gathered, and of computed ones, with
+    a stride, it is found in every run whether they have any."""
+    rest = [as_int(d) * (k - 1) - p for k, p, d in zip(w.shape[2:], padding, dilation, strict=True)]
+    gathered = math.prod(stride) > _SPREAD or not all(r.value is not None and r.value >= 0 for r in rest)
+    if gathered or (isinstance(w, Constant) and not np.isfinite(w.value).all()):
+        return _gathered(call, x, w, stride, padding, dilation, groups)
+    strange = None
+    if not isinstance(w, Constant) and math.prod(stride) > 1:
+        strange = call.reduce(
+            "any",
+            lambda _, r: unary("not", is_finite(cast_to(load(w, r), DType.float32))),
+            [],
+            w.shape,
+            DType.bool,
+            "_strange",
+        )
+    spread, backwards = _spread(call, x, stride), _backwards(call, w, groups, strange is not None)
+    plain = _forward(call, spread, backwards, [1] * len(stride), [r.const for r in rest], dilation, groups)
+    if strange is None:
+        return plain
+    flag = cast_to(load(strange, []), DType.bool)
+    exact = _gathered(call, x, w, stride, padding, dilation, groups, [indirect(cast_to(flag, DType.int32), 2) - 1])
+    return call.map(lambda *at: where(flag, load(exact, at), load(plain, at)))
+
+
+def _gathered(
+    call: Call, x: Node, w: Node, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+    needed: Sequence[Int] = (),
+) -> Reduce:  # fmt: skip
+    """needed: zero or more where the result is; nothing is computed elsewhere."""
     per_group = w.shape[1]
     channels = x.shape[1] // groups
-    rest = [as_int(d) * (k - 1) - p for k, p, d in zip(w.shape[2:], padding, dilation, strict=True)]
-    if math.prod(stride) <= _SPREAD and all(r.value is not None and r.value >= 0 for r in rest):
-        spread, backwards = _spread(call, x, stride), _backwards(call, w, groups)
-        return _forward(call, spread, backwards, [1] * len(stride), [r.const for r in rest], dilation, groups)
 
     def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
-        places, guards = [], []
+        places, guards = [], list(needed)
         for i, s, p, k, d, size in zip(at[2:], stride, padding, r[1:], dilation, x.shape[2:], strict=True):
             t = i + p - k * d
             places.append(t // s)
@@ -95,9 +124,10 @@ def _transposed(
                 guards.append(-(t % s))
         c = r[0] if groups == 1 else at[1] // per_group * channels + r[0]
         o = at[1] if groups == 1 else at[1] % per_group
-        return select(guards, load(x, [at[0], c, *places]), const(0, x.dtype.compute)) * load(w, [c, o, *r[1:]])
+        product = load(x, [at[0], c, *places]) * load(w, [c, o, *r[1:]])
+        return select(guards, product, const(0, product.dtype))
 
-    return call.reduce("sum", body, call.shape, [channels, *w.shape[2:]])
+    return call.reduce("sum", body, call.shape, [channels, *w.shape[2:]], name="_gathered" if needed else "")
 
 
 def _spread(call: Call, x: Node, stride: list[int]) -> Node:
@@ -114,13 +144,14 @@ def _spread(call: Call, x: Node, stride: list[int]) -> Node:
     return call.map(body, shape, x.dtype)
 
 
-def _backwards(call: Call, w: Node, groups: int) -> Node:
-    """[C, O/groups, *kernel] as [O, C/groups, *kernel], with every kernel backwards."""
+def _backwards(call: Call, w: Node, groups: int, finite: bool) -> Node:
+    """[C, O/groups, *kernel] as [O, C/groups, *kernel], with every kernel backwards; finite: with 0 for what is not."""
     per_group, channels = w.shape[1], w.shape[0] // groups
 
     def body(*at: Int) -> Expr:
         c = at[1] if groups == 1 else at[0] // per_group * channels + at[1]
         o = at[0] if groups == 1 else at[0] % per_group
-        return load(w, [c, o, *(size - 1 - k for k, size in zip(at[2:], w.shape[2:], strict=True))])
+        e = load(w, [c, o, *(size - 1 - k for k, size in zip(at[2:], w.shape[2:], strict=True))])
+        return where(is_finite(e), e, const(0.0)) if finite and e.dtype is DType.float32 else e
 
     return call.map(body, [per_group * groups, channels, *w.shape[2:]], w.dtype)

@@ -10,14 +10,15 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, as_expr, binary, cast_to, index
 from lapilli.ir.integer import Int
 from lapilli.ir.node import Constant, Map, Node
-from lapilli.lower.registry import Call, Operand, element, lowering
+from lapilli.lower.registry import Call, Operand, exactly, lowering, member
 
 aten = torch.ops.aten
 
 
 @lowering(aten.full.default, aten.full_like.default, aten.fill.Scalar, aten.fill.Tensor)
 def full(call: Call, _: Any, value: Operand, **__: Any) -> Node:
-    return call.map(lambda *at: element(value, at, call.dtype.compute))
+    value = exactly(value, call.dtype)
+    return call.map(lambda *at: member(value, at, call.dtype))
 
 
 @lowering(aten.new_full.default)

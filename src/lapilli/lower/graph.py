@@ -16,12 +16,14 @@ from torch import fx
 from lapilli.errors import UnsupportedOperatorError
 from lapilli.graph.module import Module
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary
+from lapilli.ir.expr import Expr, Load, binary, cast_to, const, index, load, narrow, unary
 from lapilli.ir.integer import Int, as_int, maximum, minimum, symbol
+from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State, next_id, reading
 from lapilli.lower.integers import Checks
+from lapilli.lower.pointwise import CONVERSIONS
 from lapilli.lower.random import next_numbers
-from lapilli.lower.registry import FROM_TORCH, Call, Shared, fresh_axes, from_torch, lowerings
+from lapilli.lower.registry import FROM_TORCH, Call, Shared, convert, fresh_axes, from_torch, is_rounded, lowerings
 
 READS_NUMBER = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 """Operators that take a number out of a tensor: the host waits for it."""
@@ -165,13 +167,20 @@ def lower(
     outputs: list[Node] = []
     kept = {state.new for state in module.states.values()}  # not rounded to half precision between runs
     checks = Checks(module.states)
+    converted: dict[tuple[Any, torch.dtype] | None, Any] = {}
     for node in module.graph.nodes:
         if node.op == "placeholder":
             values[node] = _placeholder(module, node, symbols, half_constants, inputs)
             checks.given(values[node])
         elif node.op == "call_function":
             first = next_id()
+            again = (node.args[0], node.meta["val"].dtype) if node.target in CONVERSIONS and node not in kept else None
+            if again in converted:  # autocast writes a conversion for every reader of a value
+                values[node] = converted[again]
+                continue
             values[node] = _call(node, values, symbols, half and node not in kept)
+            if again is not None:
+                converted[again] = values[node]
             if checked and is_computed(node):
                 checks.computed(node, values[node], [values[n] for n in node.all_input_nodes], first)
         elif node.op == "output":
@@ -182,7 +191,8 @@ def lower(
     inputs += size_inputs(symbols.known, inputs)
     if symbols.shared.random is not None:
         stores.append(next_numbers(symbols.shared.random))
-    graph = Graph(inputs, outputs, symbols.known, stores, symbols.shared.limits, checks.names, checks.limit)
+    shared = symbols.shared
+    graph = Graph(inputs, outputs, symbols.known, stores, shared.limits, shared.least, checks.names, checks.limit)
     check = checks.output()
     if check is not None:
         graph.outputs.append(check)
@@ -337,6 +347,10 @@ def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, in
     if not isinstance(val, torch.Tensor):
         return val
     dtype = from_torch(val.dtype)
+    if dtype is DType.float64 and node.users:
+        raise TypeError(
+            f"{node.name}: float64 is not supported on the GPU; convert the model with .float(), and give this as float32"
+        )
     made = Input(tuple(symbols.size(s) for s in val.shape), dtype, node.name, "input", index=len(inputs))
     inputs.append(made)
     return made
@@ -353,7 +367,7 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], symbols: Symbols, half: 
 
     def value(a: Any) -> Any:
         if isinstance(a, fx.Node):
-            return _as_bools(a, value(values[a]))
+            return _rounded(a, _as_bools(a, value(values[a])), kinds)
         if isinstance(a, list | tuple):
             return [value(x) for x in a]
         if isinstance(a, torch.SymBool):
@@ -367,6 +381,7 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], symbols: Symbols, half: 
         )
 
     results = [v for v in (val if isinstance(val, list | tuple) else [val]) if isinstance(v, torch.Tensor)]
+    kinds = {r.dtype for r in results}
     call = Call(
         node.name,
         str(node.target),
@@ -375,10 +390,23 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], symbols: Symbols, half: 
         half,
         "as_strided" not in str(node.target) or all(_is_dense(n.meta.get("val")) for n in node.all_input_nodes),
         symbols.shared,
+        tuple(a.meta.get("val") if isinstance(a, fx.Node) else a for a in node.args),
     )
     target: Any = node.target
     made = lowerings[target](call, *value(node.args), **{k: value(v) for k, v in node.kwargs.items()})
-    return made
+    if isinstance(val, list | tuple):
+        return [_as_narrow(v, m) for v, m in zip(val, made, strict=False)]
+    return _as_narrow(val, made)
+
+
+def _as_narrow(val: Any, made: Any) -> Any:
+    """A result, which has numbers of its own type only where that is an integer type: whether a reader finds it in memory or
+    computes it itself. Floats of 16 bits are rounded where they are stored, and where `_rounded` says."""
+    if not isinstance(val, torch.Tensor) or not isinstance(made, Map | Reduce) or made.dtype.compute is not DType.int32:
+        return made
+    axes, at = fresh_axes(made.shape)
+    body = convert(load(made, at), from_torch(val.dtype))
+    return made if isinstance(body, Load) else Map(made.shape, made.dtype, made.name, made.origin, axes=axes, body=body)
 
 
 def _as_bools(arg: fx.Node, made: Any) -> Any:
@@ -390,6 +418,19 @@ def _as_bools(arg: fx.Node, made: Any) -> Any:
         return made
     axes, at = fresh_axes(made.shape)
     return Map(made.shape, DType.bool, made.name, made.origin, axes=axes, body=cast_to(load(made, at), DType.bool))
+
+
+def _rounded(arg: fx.Node, made: Any, kinds: set[torch.dtype]) -> Any:
+    """An operand for an operator with results of these types. A float of 16 bits is computed in 32, but where it becomes another
+    type, it is the number that its own type has."""
+    val = arg.meta.get("val")
+    if not isinstance(val, torch.Tensor) or val.dtype in kinds or not isinstance(made, Map | Reduce):
+        return made
+    dtype = from_torch(val.dtype)
+    axes, at = fresh_axes(made.shape)
+    if not dtype.is_float or dtype not in NARROW or is_rounded(load(made, at), dtype):
+        return made
+    return Map(made.shape, dtype, made.name, made.origin, axes=axes, body=narrow(load(made, at), dtype))
 
 
 def _as_output(values: Mapping[fx.Node, Any], arg: fx.Node) -> Node:

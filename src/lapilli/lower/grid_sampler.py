@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import product
 
 import torch
@@ -37,15 +38,16 @@ def grid_sampler(call: Call, x: Node, grid: Node, mode: int, padding: int, align
     return call.map(body)
 
 
-def _term(x: Node, batch: Sequence[Int], corner: Sequence[tuple[Int, Expr]]) -> Expr:
-    value = load(x, [*batch, *(place for place, _ in corner)])
-    for _, weight in corner:
+def _term(x: Node, batch: Sequence[Int], corner: Sequence[tuple[Int, Expr, Expr]]) -> Expr:
+    """Outside the image zero, whatever is read there."""
+    value = load(x, [*batch, *(place for place, _, _ in corner)])
+    for _, weight, _ in corner:
         value = value * weight
-    return value
+    return where(reduce(lambda a, b: binary("or", a, b), [outside for _, _, outside in corner]), const(0.0), value)
 
 
-def _taps(place: Expr, size: Int, mode: int, padding: int, align_corners: bool) -> list[tuple[Int, Expr]]:
-    """Where to read in one dimension, and with which weights: zero outside, unless the padding brings all places inside."""
+def _taps(place: Expr, size: Int, mode: int, padding: int, align_corners: bool) -> list[tuple[Int, Expr, Expr]]:
+    """Where to read in one dimension, with which weights, and whether that is outside; the padding may bring all places inside."""
     if mode != _CUBIC:
         place = _inside(place, size, padding, align_corners)
     if padding == _ZEROS:  # within int32, and still outside
@@ -66,7 +68,7 @@ def _taps(place: Expr, size: Int, mode: int, padding: int, align_corners: bool) 
             moved = _inside(cast_to(here, DType.float32), size, padding, align_corners)
             here = cast_to(moved, DType.int32)
         outside = binary("or", binary("lt", here, 0), binary("gt", here, index(size - 1)))
-        found.append((clamped(here, size), where(outside, const(0.0), weights[k])))
+        found.append((clamped(here, size), weights[k], outside))
     return found
 
 

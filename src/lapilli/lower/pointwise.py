@@ -8,25 +8,37 @@ from typing import Any
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, binary, cast_to, const, unary, where
+from lapilli.ir.expr import Expr, binary, cast_to, const, is_finite, narrow, unary, where
 from lapilli.ir.integer import as_int
 from lapilli.ir.node import Node
-from lapilli.ir.ranges import INT32, fits
-from lapilli.lower.registry import Call, Number, Operand, common_type, element, lowering, scalar
+from lapilli.ir.ranges import INT32, MOST, fits
+from lapilli.lower.registry import (
+    Call,
+    Number,
+    Operand,
+    convert,
+    element,
+    exactly,
+    from_torch,
+    lowering,
+    member,
+    scalar,
+)
 
 aten = torch.ops.aten
 
+CONVERSIONS = (aten._to_copy.default, aten.to.dtype, aten.to.other)
+"""Operators that give a tensor another type, and nothing else that counts on the GPU."""
 
-def clamp(x: Expr, lo: float | None, hi: float | None) -> Expr:
+
+def clamp(x: Expr, lo: Operand | None, hi: Operand | None) -> Expr:
     """min(max(x, lo), hi); NaN stays NaN."""
     for name, bound in (("max", lo), ("min", hi)):
         if bound is None:
             continue
-        if (
-            x.dtype is DType.int32
-            and isinstance(bound, int)
-            and (bound < INT32[0] if name == "max" else bound > INT32[1])
-        ):
+        if isinstance(bound, float) and math.isnan(bound):
+            return const(math.nan)
+        if x.dtype is DType.int32 and isinstance(bound, int) and (bound < INT32[0] if name == "max" else bound > MOST):
             continue  # as good as none
         x = binary(name, x, element(bound, (), x.dtype))
     return x
@@ -45,7 +57,7 @@ def gelu(x: Expr, approximate: str = "none") -> Expr:
     """x * Phi(x), exact by erf, or the tanh approximation (Hendrycks and Gimpel 2016)."""
     if approximate == "tanh":
         inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
-        return x * 0.5 * (unary("tanh", inner) + 1.0)
+        return x * sigmoid(inner * 2.0)  # (1 + tanh) / 2 without cancellation
     return x * 0.5 * (unary("erf", x * math.sqrt(0.5)) + 1.0)
 
 
@@ -98,10 +110,10 @@ def _register_tables() -> None:
 
     def comparison(name: str) -> Any:
         def build(call: Call, a: Node, b: Operand) -> Node:
-            if isinstance(b, int) and a.dtype.compute is not DType.float32 and not fits((b, b)):
+            if isinstance(b, int) and call.common is DType.int64 and not fits((b, b)):
                 holds = const(name in (("lt", "le", "ne") if b > 0 else ("gt", "ge", "ne")))
                 return call.map(lambda *at: holds)
-            return call.pointwise(lambda x, y: binary(name, x, y), a, b)
+            return call.pointwise(lambda x, y: binary(name, x, y), a, b, common=call.common)
 
         return build
 
@@ -110,16 +122,18 @@ def _register_tables() -> None:
         lowering(packet.Tensor, packet.Scalar)(comparison(name))
 
     def logical(name: str) -> Any:
-        return lambda call, a, b: call.pointwise(lambda x, y: binary(name, x, y), a, b, compute=DType.bool)
+        def f(x: Expr, y: Expr) -> Expr:
+            return binary(name, cast_to(x, DType.bool), cast_to(y, DType.bool))
+
+        return lambda call, a, b: call.pointwise(f, a, b, common=call.common)
 
     for name in ("and", "or", "xor"):
         lowering(getattr(aten, f"logical_{name}").default)(logical(name))
 
     def bitwise(name: str) -> Any:
         def build(call: Call, a: Operand, b: Operand) -> Node:
-            kind = common_type((a, b))
-            op = name if kind is DType.bool else f"bit{name}"
-            return call.pointwise(lambda x, y: binary(op, x, y), a, b)
+            op = name if call.dtype is DType.bool else f"bit{name}"
+            return call.pointwise(lambda x, y: binary(op, x, y), a, b, common=call.dtype)
 
         return build
 
@@ -128,7 +142,7 @@ def _register_tables() -> None:
         lowering(packet.Tensor, packet.Scalar)(bitwise(name))
 
     def binary_op(name: str) -> Any:
-        return lambda call, a, b: call.pointwise(lambda x, y: binary(name, x, y), a, b, compute=call.dtype.compute)
+        return lambda call, a, b: call.pointwise(lambda x, y: binary(name, x, y), a, b, common=call.dtype)
 
     def or_number(name: str) -> Any:
         """min or max, for which NaN is no number."""
@@ -138,7 +152,7 @@ def _register_tables() -> None:
                 return binary(name, x, y)
             return where(unary("isnan", x), y, where(unary("isnan", y), x, binary(name, x, y)))
 
-        return lambda call, a, b: call.pointwise(f, a, b, compute=call.dtype.compute)
+        return lambda call, a, b: call.pointwise(f, a, b, common=call.dtype)
 
     for aten_name, name in {"fmax": "max", "fmin": "min"}.items():
         lowering(getattr(aten, aten_name).default)(or_number(name))
@@ -164,7 +178,7 @@ def _register_tables() -> None:
 def _multiply(call: Call, a: Operand, b: Operand) -> Node:
     if call.dtype is DType.bool:
         return call.pointwise(lambda x, y: binary("and", x, y), a, b)
-    return call.pointwise(lambda x, y: x * y, a, b, compute=call.dtype.compute)
+    return call.pointwise(lambda x, y: x * y, a, b, common=call.dtype)
 
 
 _register_tables()
@@ -174,14 +188,12 @@ _register_tables()
 def add(call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Node:
     if call.dtype is DType.bool:
         return call.pointwise(lambda x, y: binary("or", x, y), a, b)
-    kind = call.dtype.compute
-    return call.pointwise(lambda x, y: x + y * scalar(alpha, kind), a, b, compute=kind)
+    return call.pointwise(lambda x, y: x + y * scalar(alpha, call.dtype), a, b, common=call.dtype)
 
 
 @lowering(aten.sub.Tensor, aten.sub.Scalar)
 def sub(call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Node:
-    kind = call.dtype.compute
-    return call.pointwise(lambda x, y: x - y * scalar(alpha, kind), a, b, compute=kind)
+    return call.pointwise(lambda x, y: x - y * scalar(alpha, call.dtype), a, b, common=call.dtype)
 
 
 @lowering(aten.rsub.Scalar, aten.rsub.Tensor)
@@ -198,12 +210,11 @@ def div(call: Call, a: Operand, b: Operand) -> Node:
 def div_mode(call: Call, a: Operand, b: Operand, rounding_mode: str | None = None) -> Node:
     if rounding_mode is None:
         return div(call, a, b)
-    kind = call.dtype.compute
     if rounding_mode == "floor":
-        return call.pointwise(lambda x, y: binary("floordiv", x, y), a, b, compute=kind)
-    if kind is DType.float32:
-        return call.pointwise(lambda x, y: unary("trunc", x / y), a, b, compute=kind)
-    return call.pointwise(lambda x, y: x / y, a, b, compute=kind)
+        return call.pointwise(lambda x, y: binary("floordiv", x, y), a, b, common=call.dtype)
+    if call.dtype.is_float:
+        return call.pointwise(lambda x, y: unary("trunc", x / y), a, b, common=call.dtype)
+    return call.pointwise(lambda x, y: x / y, a, b, common=call.dtype)
 
 
 @lowering(aten.floor_divide.default)
@@ -218,6 +229,8 @@ def pow_scalar(call: Call, x: Node, exponent: float) -> Node:
         0.5: lambda a: unary("sqrt", a), -0.5: lambda a: unary("rsqrt", a), -1: lambda a: unary("reciprocal", a),
     }.get(exponent)  # fmt: skip
     kind = call.dtype.compute
+    if isinstance(exponent, int) and kind is DType.int32 and exponent >= 0:
+        exactly(exponent, call.dtype)
     if simple is not None and (kind is DType.float32 or exponent in (0, 1, 2, 3)):
         return call.pointwise(simple, x, compute=kind)
     return call.pointwise(lambda a: binary("pow", a, const(exponent, kind)), x, compute=kind)
@@ -225,7 +238,13 @@ def pow_scalar(call: Call, x: Node, exponent: float) -> Node:
 
 @lowering(aten.clamp.default)
 def clamp_scalar(call: Call, x: Node, lo: float | None = None, hi: float | None = None) -> Node:
-    return call.pointwise(lambda a: clamp(a, lo, hi), x, compute=call.dtype.compute)
+    low, high = (None if bound is None else _bound(bound, call.dtype) for bound in (lo, hi))
+    return call.pointwise(lambda a: clamp(a, low, high), x, common=call.dtype)
+
+
+def _bound(number: Operand, dtype: DType) -> Operand:
+    number = exactly(number, dtype)
+    return convert(number, dtype) if isinstance(number, Expr) else number
 
 
 @lowering(aten.clamp_min.default)
@@ -240,13 +259,13 @@ def clamp_max(call: Call, x: Node, hi: float) -> Node:
 
 @lowering(aten.clamp.Tensor)
 def clamp_tensor(call: Call, x: Node, lo: Node | None = None, hi: Node | None = None) -> Node:
-    kind = call.dtype.compute
+    kind = call.dtype
 
     def body(*at: Any) -> Expr:
-        e = element(x, at, kind)
+        e = member(x, at, kind)
         if lo is not None:
-            e = binary("max", e, element(lo, at, kind))
-        return e if hi is None else binary("min", e, element(hi, at, kind))
+            e = binary("max", e, member(lo, at, kind))
+        return e if hi is None else binary("min", e, member(hi, at, kind))
 
     return call.map(body)
 
@@ -309,9 +328,7 @@ def isinf(call: Call, x: Node) -> Node:
 @lowering(aten.isfinite.default)
 def isfinite(call: Call, x: Node) -> Node:
     """Integers always are."""
-    return call.pointwise(
-        lambda a: binary("lt", unary("abs", a), math.inf) if a.dtype is DType.float32 else const(True), x
-    )
+    return call.pointwise(lambda a: is_finite(a) if a.dtype is DType.float32 else const(True), x)
 
 
 @lowering(aten.hypot.default)
@@ -322,7 +339,7 @@ def hypot(call: Call, a: Node, b: Node) -> Node:
         x, y = unary("abs", x), unary("abs", y)
         high = binary("max", x, y)
         ratio = where(binary("eq", high, 0.0), const(0.0), binary("min", x, y) / high)
-        infinite = binary("or", binary("eq", x, math.inf), binary("eq", y, math.inf))
+        infinite = binary("or", unary("isinf", x), unary("isinf", y))
         return where(infinite, const(math.inf), high * unary("sqrt", ratio * ratio + 1.0))
 
     return call.pointwise(length, a, b, compute=DType.float32)
@@ -350,8 +367,10 @@ def round_decimals(call: Call, x: Node, *, decimals: int) -> Node:
 
 @lowering(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 def where_op(call: Call, condition: Node, a: Operand, b: Operand) -> Node:
-    kind = call.dtype.compute
-    return call.map(lambda *at: where(element(condition, at, DType.bool), element(a, at, kind), element(b, at, kind)))
+    a, b = (exactly(x, call.dtype) for x in (a, b))
+    return call.map(
+        lambda *at: where(element(condition, at, DType.bool), member(a, at, call.dtype), member(b, at, call.dtype))
+    )
 
 
 @lowering(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
@@ -361,8 +380,7 @@ def masked_fill(call: Call, x: Node, mask: Node, value: Operand) -> Node:
 
 @lowering(aten.addcmul.default)
 def addcmul(call: Call, x: Node, a: Node, b: Node, value: Number = 1) -> Node:
-    kind = call.dtype.compute
-    return call.pointwise(lambda s, p, q: s + p * q * scalar(value, kind), x, a, b, compute=kind)
+    return call.pointwise(lambda s, p, q: s + p * q * scalar(value, call.dtype), x, a, b, common=call.dtype)
 
 
 @lowering(aten.addcdiv.default)
@@ -377,15 +395,21 @@ def lerp(call: Call, a: Node, b: Node, weight: Operand) -> Node:
 
 @lowering(aten.copy.default)
 def copy(call: Call, _: Node, source: Node, *__: Any) -> Node:
-    return call.map(lambda *at: element(source, at))
+    return _converted(call, source, call.given[1])
 
 
-@lowering(aten._to_copy.default, aten.to.dtype, aten._to_dtype.default if hasattr(aten, "_to_dtype") else aten.to.other)
+@lowering(*CONVERSIONS)
 def convert_type(call: Call, x: Node, *_: Any, **__: Any) -> Node:
-    if x.dtype is call.storage(call.dtype) and call.dtype.compute is x.dtype.compute:
-        return call.pointwise(lambda a: a, x)
+    """A conversion that the model writes rounds to 16 bits, whether the result is stored or not."""
+    return _converted(call, x, call.given[0])
+
+
+def _converted(call: Call, x: Node, known: torch.Tensor) -> Node:
+    """known: x as torch knows it."""
     if x.dtype.is_float and call.dtype.compute is DType.int32:
-        return call.pointwise(lambda a: cast_to(unary("trunc", a), DType.int32), x)
+        return call.pointwise(lambda a: convert(unary("trunc", a), call.dtype), x)
+    if call.dtype.is_float and from_torch(known.dtype) is not call.dtype:
+        return call.pointwise(lambda a: narrow(cast_to(a, DType.float32), call.dtype), x)
     return call.pointwise(lambda a: a, x)
 
 

@@ -84,17 +84,21 @@ def _flat(
     call: Call, x: Node, place: Node, windows: Sequence[IntLike], start: Callable[[Sequence[Int], int], Expr],
     dilation: Sequence[int] = (1, 1, 1),
 ) -> Node:  # fmt: skip
-    """Where in the image the element lies that is number `place` of its window; start(at, d): where the window of an output
-    starts in dimension d."""
+    """Where in the image the element lies that is number `place` of its window, or the window's first element in the image for
+    -1 (all are -inf); start(at, d): where the window of an output starts in dimension d, perhaps before the image."""
     n = len(windows)
 
     def body(*at: Int) -> Expr:
         rest, result = load(place, at), const(0)
+        nothing = binary("lt", rest, 0)
         for d in range(n):
             inner = product([as_int(k) for k in windows[d + 1 :]])
             within = rest if inner == 1 else binary("floordiv", rest, index(inner))
             rest = rest - within * index(inner)
-            result = result * index(x.shape[-n + d]) + start(at, d) + within * dilation[d]
+            begin = start(at, d)
+            first = binary("max", binary("floordiv", dilation[d] - 1 - begin, const(dilation[d])), 0)
+            within = where(nothing, first, within)
+            result = result * index(x.shape[-n + d]) + begin + within * dilation[d]
         return result
 
     return _second(call).map(body)
@@ -107,7 +111,7 @@ def _with_indices(n: int) -> Any:
         values = _max_pool(call, n, x, kernel, stride, padding, dilation)
         k, pad, dil = _each(kernel, n), _each(padding, n), _each(dilation, n)
         step = _each(stride or k, n)
-        place = _window(_second(call), "argmax", x, k, step, pad, dil, _lowest(x))
+        place = _window(_second(call), "argpool", x, k, step, pad, dil, _lowest(x))
         return values, _flat(call, x, place, k, lambda at, d: index(at[-n + d] * step[d] - pad[d]), dil)
 
     return build
@@ -183,6 +187,7 @@ class Adaptive:
 
 def _adaptive_avg(n: int) -> Any:
     def build(call: Call, x: Node, output: Any) -> Node:
+        call.some(*x.shape[-n:])
         pool = Adaptive(x.shape[-n:], call.shape[-n:])
         total = call.reduce("sum", lambda at, k: pool.element(x, at, k, 0), call.shape, pool.windows, DType.float32)
         return call.map(lambda *at: load(total, at) / index(pool.size(at[-n:]), DType.float32))
@@ -192,13 +197,14 @@ def _adaptive_avg(n: int) -> Any:
 
 def _adaptive_max(n: int) -> Any:
     def build(call: Call, x: Node, output: Any) -> Any:
+        call.some(*x.shape[-n:])
         pool = Adaptive(x.shape[-n:], call.shape[-n:])
 
         def body(at: tuple[Int, ...], k: tuple[Int, ...]) -> Expr:
             return pool.element(x, at, k, _lowest(x))
 
         values = call.reduce("max", body, call.shape, pool.windows)
-        place = _second(call).reduce("argmax", body, call.shape, pool.windows)
+        place = _second(call).reduce("argpool", body, call.shape, pool.windows)
         return values, _flat(call, x, place, pool.windows, lambda at, d: index(pool.ends(at[-n + d], d)[0]))
 
     return build
@@ -232,7 +238,7 @@ def _fractional_max(n: int) -> Any:
 
         sizes = [as_int(w) for w in k]
         values = call.reduce("max", body, call.shape, sizes)
-        place = _second(call).reduce("argmax", body, call.shape, sizes)
+        place = _second(call).reduce("argpool", body, call.shape, sizes)
         return values, _flat(call, x, place, sizes, start)
 
     return build

@@ -16,8 +16,15 @@ def normal(shape: Sequence[Any], *, mean: float, std: float, dtype: torch.dtype,
     return aten.normal.float_float(mean, std, shape, dtype=dtype, device=device)
 
 
+def convert_element_type(x: torch.Tensor, dtype: torch.dtype) -> Any:
+    return aten._to_copy(x, dtype=dtype)
+
+
 def _register() -> None:
-    ours: dict[Any, Any] = {prims.normal.default: normal}  # torch's own meaning comes back to the primitive
+    ours: dict[Any, Any] = {
+        prims.normal.default: normal,  # torch's own meaning comes back to the primitive
+        prims.convert_element_type.default: convert_element_type,  # torch's own copies into an empty tensor, in place
+    }
     for name in dir(prims):
         overload = getattr(getattr(prims, name), "default", None)
         meaning = ours.get(overload, getattr(overload, "impl_aten", None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary, where
+from lapilli.ir.expr import Expr, binary, cast_to, const, index, is_finite, load, unary, where
 from lapilli.ir.integer import Int, as_int, product
 from lapilli.ir.node import Node, Reduce
 from lapilli.lower.registry import LONG, Call, element, lowering, normalize_dims
@@ -91,6 +92,7 @@ def mean(call: Call, x: Node, dims: Dims = None, keepdim: bool = False, **_: Any
 def _extremum(op: str) -> Callable[..., Node]:
     def build(call: Call, x: Node, dims: Dims = None, keepdim: bool = False) -> Node:
         d = normalize_dims(dims, x.rank)
+        call.some(*(x.shape[k] for k in d))
         return keep(call, over(call, op, x, d), d, x.rank)
 
     return build
@@ -105,6 +107,7 @@ for _name in ("max", "min"):
 def _with_index(op: str) -> Callable[..., tuple[Node, Node]]:
     def build(call: Call, x: Node, dim: int, keepdim: bool = False) -> tuple[Node, Node]:
         d = normalize_dims(dim, x.rank)
+        call.some(*(x.shape[k] for k in d))
         value = keep(call, over(call, op, x, d), d, x.rank)
         place = position(call, op, x, d, "_index")
         indices = keep(_second(call), place, d, x.rank)
@@ -131,7 +134,7 @@ def position(call: Call, op: str, x: Node, d: Sequence[int], name: str = "") -> 
         value, top = load(x, full), load(best, at)
         found = binary("eq", value, top)
         if value.dtype is DType.float32:
-            found = binary("or", found, binary("ne", value, value))
+            found = binary("or", found, unary("isnan", value))
         return where(found, index(linear), const(2**31 - 1))
 
     return call.reduce("min", body, [x.shape[k] for k in kept], [x.shape[k] for k in d], DType.int64, name)
@@ -148,6 +151,7 @@ for _name in ("max", "min"):
 def _arg(op: str) -> Callable[..., Node]:
     def build(call: Call, x: Node, dim: int | None = None, keepdim: bool = False) -> Node:
         d = normalize_dims(dim, x.rank)
+        call.some(*(x.shape[k] for k in d))
         return keep(call, position(call, op, x, d), d, x.rank)
 
     return build
@@ -185,12 +189,40 @@ def all_(call: Call, x: Node, dims: Dims = None, keepdim: bool = False) -> Node:
 def var(call: Call, x: Node, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Node:
     """Two passes, as numerically safe as Welford's for one kernel per row."""
     d = normalize_dims(dims, x.rank)
+    centered, n = _deviations(call, x, d, correction)
+    total = over_each(call, "sum", x.shape, d, lambda at: centered(at) * centered(at), DType.float32)
+    return keep(call, total, d, x.rank, lambda e: e / n)
+
+
+def _deviations(call: Call, x: Node, d: Sequence[int], correction: float | None) -> tuple[Element, Expr]:
+    """Distances from the mean, and what the sum of their squares is divided by."""
     centered = center(x, d, over(call, "sum", x, d, kind=DType.float32, dtype=DType.float32, name="_mean"))
     size, less = count(x, d), float(1 if correction is None else correction)
     nothing = size.value is not None and size.value <= less
-    n = const(0.0) if nothing else binary("max", index(size, DType.float32) - less, 0.0)
-    total = over_each(call, "sum", x.shape, d, lambda at: centered(at) * centered(at), DType.float32)
-    return keep(call, total, d, x.rank, lambda e: e / n)
+    return centered, const(0.0) if nothing else binary("max", index(size, DType.float32) - less, 0.0)
+
+
+@lowering(aten.std.correction)
+def std(call: Call, x: Node, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Node:
+    """The root of the variance, of numbers too whose squares overflow: these are made small first."""
+    d = normalize_dims(dims, x.rank)
+    centered, n = _deviations(call, x, d, correction)
+
+    def squares(scale: float, name: str = "") -> Reduce:
+        def f(at: Sequence[Int]) -> Expr:
+            distance = centered(at) * scale
+            return distance * distance
+
+        return over_each(call, "sum", x.shape, d, f, DType.float32, name)
+
+    total, small = squares(1.0), squares(2.0**-70, "_small")
+
+    def body(*at: Int) -> Expr:
+        at = tuple(i for k, i in enumerate(at) if k not in d) if len(at) == x.rank else at
+        value = load(total, at)
+        return where(is_finite(value), unary("sqrt", value / n), unary("sqrt", load(small, at) / n) * 2.0**70)
+
+    return call.map(body)
 
 
 def center(x: Node, d: Sequence[int], total: Node) -> Element:
@@ -209,7 +241,9 @@ def softmax_parts(call: Call, x: Node, dim: int) -> tuple[Element, Element]:
         return [i for k, i in enumerate(at) if k not in d]
 
     def shifted(at: Sequence[Int]) -> Expr:
-        return element(x, at, DType.float32) - cast_to(load(top, without(at)), DType.float32)
+        """NaN in rows without a finite maximum, said so that no compiler finds 0 for inf - inf."""
+        high = cast_to(load(top, without(at)), DType.float32)
+        return where(is_finite(high), element(x, at, DType.float32) - high, const(math.nan))
 
     total = over_each(call, "sum", x.shape, d, lambda at: unary("exp", shifted(at)), DType.float32, "_sum")
     return shifted, lambda at: load(total, without(at))
@@ -225,3 +259,24 @@ def softmax(call: Call, x: Node, dim: int, *_: Any, **__: Any) -> Node:
 def log_softmax(call: Call, x: Node, dim: int, *_: Any, **__: Any) -> Node:
     shifted, total = softmax_parts(call, x, dim)
     return call.map(lambda *at: shifted(at) - unary("log", total(at)))
+
+
+@lowering(aten.logsumexp.default)
+def logsumexp(call: Call, x: Node, dims: Dims, keepdim: bool = False) -> Node:
+    """Relative to the greatest element, where one can subtract it; of nothing, the logarithm of 0."""
+    d = normalize_dims(dims, x.rank)
+    top = over(call, "max", x, d, kind=DType.float32, dtype=DType.float32, name="_max")
+
+    def without(at: Sequence[Int]) -> list[Int]:
+        return [i for k, i in enumerate(at) if k not in d]
+
+    def offset(at: Sequence[Int]) -> Expr:
+        e = load(top, at)
+        return where(unary("isinf", e), const(0.0), e)
+
+    def term(at: Sequence[Int]) -> Expr:
+        return unary("exp", element(x, at, DType.float32) - offset(without(at)))
+
+    total = over_each(call, "sum", x.shape, d, term, DType.float32, "_sum")
+    kept = without if len(call.shape) == x.rank else list
+    return call.map(lambda *at: unary("log", load(total, kept(at))) + offset(kept(at)))

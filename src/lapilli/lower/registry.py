@@ -10,14 +10,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Const, Expr, Load, Op, Select, binary, cast_to, const, index, load, select, unary, where
-from lapilli.ir.integer import Int, Var, as_int, ceildiv, minimum, of, symbol, unbounded_multiple, var
+from lapilli.ir.expr import (
+    Const,
+    Expr,
+    Load,
+    Op,
+    Select,
+    binary,
+    cast_to,
+    const,
+    index,
+    load,
+    narrow,
+    select,
+    unary,
+    where,
+)
+from lapilli.ir.integer import Int, Symbol, Var, as_int, ceildiv, minimum, of, symbol, unbounded_multiple, var
+from lapilli.ir.narrow import LIMITS, wrapped
+from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce, State
+from lapilli.ir.ranges import INT32, Ranges
 
 Operand = Node | Int | Expr | int | float | bool
 Number = Expr | int | float | bool
@@ -29,6 +49,9 @@ LONG = 8192
 """Elements of the longest reduction that one invocation does alone by choice, ..."""
 LONGEST = 1 << 15
 """... and of the longest that it may have to: lavapipe ends loops after 65,535 rounds, without a word."""
+
+_TRIED = 4096
+"""Values of a size that are tried for the least one that an operator takes."""
 
 lowerings: dict[torch._ops.OpOverload, Lowering] = {}
 decompositions: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
@@ -85,10 +108,12 @@ RANDOM_KEY = ("random0", "random1")
 
 @dataclass
 class Shared:
-    """What the calls of a graph share: sizes without a bound that get one, and the key of the random numbers,
-    which the first call that draws some makes: a state of the program, or two symbols (`keyed`), among the symbols `known`."""
+    """What the calls of a graph share: sizes without a bound that get one, by name the least of sizes that an operator needs to be
+    larger, and the key of the random numbers, which the first call that draws some makes: a state of the program, or two symbols
+    (`keyed`), among the symbols `known`."""
 
     limits: dict[Int, int] = field(default_factory=dict)
+    least: dict[str, int] = field(default_factory=dict)
     random: State | None = None
     keyed: bool = False
     known: dict[str, Int] = field(default_factory=dict)
@@ -112,6 +137,7 @@ class Call:
     half: bool  # store float32 intermediates as float16
     dense: bool = True  # are all tensor arguments row-major in memory of their own? (told to as_strided only)
     shared: Shared = field(default_factory=lambda: Shared())
+    given: tuple[Any, ...] = ()  # the positional arguments as torch knows them: fake tensors and numbers
 
     @property
     def shape(self) -> tuple[Int, ...]:
@@ -131,6 +157,21 @@ class Call:
         limits = self.shared.limits
         limits[symbol] = min(limits.get(symbol, LONGEST), LONGEST // factor)
         return LONGEST
+
+    def some(self, *sizes: Int, least: int = 1) -> None:
+        """Says that there is no result where a product of sizes is less. An open size gets a bound, which the player checks;
+        raises TypeError where they are known."""
+        for size in sizes:
+            low = size.bounds[0]
+            if size.value is not None and size.value < least:
+                raise TypeError(f"{self.op} of {size.value or 'no'} elements has no result")
+            symbols = {a for a in size.atoms() if isinstance(a, Symbol)}
+            if (low is not None and low >= least) or len(symbols) != 1 or symbols != size.atoms():
+                continue
+            (symbol,) = symbols
+            values = range(symbol.min, symbol.min + _TRIED)
+            enough = next((n for n in values if size.evaluate({symbol: n}) >= least), symbol.min)
+            self.shared.least[symbol.name] = max(enough, self.shared.least.get(symbol.name, 0))
 
     def storage(self, dtype: DType) -> DType:
         """How a value of this dtype is kept between kernels."""
@@ -152,8 +193,27 @@ class Call:
             value = _finite_in_half(value)
         return Map(sizes, self.storage(dtype), self.name, self.op, axes=axes, body=value)
 
-    def pointwise(self, f: Body, *args: Operand, compute: DType | None = None, dtype: DType | None = None) -> Map:
-        """f on the elements of broadcast operands, converted to the type `compute` (default: their common type)."""
+    @cached_property
+    def common(self) -> DType:
+        """The type in which torch lets the arguments of this call meet."""
+        given = [
+            v for v in self.given if isinstance(v, torch.Tensor | bool | int | float | torch.SymInt | torch.SymFloat)
+        ]
+        return from_torch(elementwise_dtypes(*given, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1])
+
+    def pointwise(
+        self,
+        f: Body,
+        *args: Operand,
+        compute: DType | None = None,
+        dtype: DType | None = None,
+        common: DType | None = None,
+    ) -> Map:
+        """f on the elements of broadcast operands, converted to the type `compute` (default: their common compute type).
+
+        common: a type of torch's to which they are converted first, integers that it does not hold wrapping around."""
+        if common is not None:
+            return self.map(lambda *i: f(*(member(a, i, common) for a in args)), dtype=dtype)
         kind = compute or common_type(args)
         return self.map(lambda *i: f(*(element(a, i, kind) for a in args)), dtype=dtype)
 
@@ -234,13 +294,48 @@ def fresh_axes(shape: tuple[Int, ...], names: str = "ijklmnop") -> tuple[tuple[V
 
 
 def convert(e: Expr, dtype: DType) -> Expr:
-    """To the compute type of a storage type, wrapping integers as the storage type would."""
+    """To the compute type of a storage type. Integers wrap around as in the storage type; floats are not rounded. Floats that are
+    no number of 32 bits become the least one, as on x86 (of an int64 that is asked for, runs are told: see `integers`)."""
+    real = e.dtype is DType.float32
+    if real and dtype.compute is DType.int32 and dtype is not DType.int64 and not isinstance(e, Const):
+        e = where(binary("lt", unary("abs", e), 2.0**31), cast_to(e, DType.int32), const(INT32[0]))
     e = cast_to(e, dtype.compute)
-    if dtype is DType.uint8:
-        return e & 255 if isinstance(e, int) else _wrap(e, 8, False)
-    if dtype is DType.int8:
-        return _wrap(e, 8, True)
-    return _wrap(e, 16, True) if dtype is DType.int16 else e
+    narrower = dtype.compute is DType.int32 and dtype in NARROW
+    return narrow(e, dtype) if narrower and (real or not _holds(dtype, e)) else e
+
+
+def is_rounded(e: Expr, dtype: DType, deepest: int = 8) -> bool:
+    """Whether a float expression is known to have numbers of a 16-bit type only, stored or not. A value that is computed need
+    not be stored in its type."""
+    if isinstance(e, Const):
+        return math.isnan(e.value) or narrow(e, dtype) is e
+    if isinstance(e, Load):
+        body = (
+            e.node.body
+            if isinstance(e.node, Map) or (isinstance(e.node, Reduce) and e.node.op in ("max", "min"))
+            else None
+        )
+        if body is None:
+            return e.node.dtype is dtype and not isinstance(e.node, Reduce)
+        return deepest > 0 and body.dtype is DType.float32 and is_rounded(body, dtype, deepest - 1)
+    if isinstance(e, Select):
+        return is_rounded(e.then, dtype, deepest) and is_rounded(e.other, dtype, deepest)
+    if not isinstance(e, Op):
+        return False
+    if e.op in ("neg", "abs", "sign", "min", "max", "where"):
+        return all(is_rounded(a, dtype, deepest) for a in e.args if a.dtype is DType.float32)
+    return e.op == NARROW[dtype] or (e.op == "cast" and e.args[0].dtype is DType.bool)
+
+
+def _holds(dtype: DType, e: Expr) -> bool:
+    """Whether an integer expression is known to have numbers of a type only."""
+    low, high = Ranges(deepest=_NEAR).expr(e)
+    least, most = LIMITS[dtype]
+    return least <= low and high <= most
+
+
+_NEAR = 4
+"""Values that are followed to see that a conversion does nothing."""
 
 
 def _finite_in_half(e: Expr) -> Expr:
@@ -257,15 +352,6 @@ def _finite_in_half(e: Expr) -> Expr:
 
 _EXTREME = 1e30
 """A constant beyond it is no quantity."""
-
-
-def _wrap(e: Expr, bits: int, signed: bool) -> Expr:
-    if isinstance(e, Load) and e.node.dtype.compute is DType.int32 and e.node.dtype.size * 8 == bits:
-        return e
-    if not signed:
-        return binary("bitand", e, (1 << bits) - 1)
-    shift = 32 - bits
-    return binary("shr", binary("shl", e, shift), shift)
 
 
 def common_type(args: Sequence[Operand]) -> DType:
@@ -298,6 +384,25 @@ def element(a: Operand, at: Sequence[Int], kind: DType | None = None) -> Expr:
     return e if kind is None else cast_to(e, kind)
 
 
+def member(a: Operand, at: Sequence[Int], dtype: DType) -> Expr:
+    """As `element`, in a type of torch's: integers that it does not hold wrap around."""
+    if isinstance(a, int) and not isinstance(a, bool) and dtype is not DType.int64:
+        a = wrapped(a, dtype)
+    return convert(element(a, at, None if isinstance(a, Node) else dtype.compute), dtype)
+
+
+def exactly(a: Operand, dtype: DType) -> Operand:
+    """A number for a place where torch takes only those that a type holds (and negative ones for uint8, which wrap around).
+
+    Raises TypeError for others. What is known only in a run wraps around."""
+    if not isinstance(a, int | float) or dtype not in LIMITS or isinstance(a, bool):
+        return a
+    low, high = LIMITS[dtype]
+    if not (-high if low == 0 else low) <= a <= high:
+        raise TypeError(f"the number {a} cannot be converted to {dtype.name} without overflow")
+    return wrapped(int(a), dtype)
+
+
 def _may_be_wide(number: Int) -> bool:
     """Whether a number that is computed from sizes is known to exceed 32 bits, or is a product of sizes without bounds."""
     low, high = number.bounds
@@ -306,9 +411,9 @@ def _may_be_wide(number: Int) -> bool:
     return any(sum(a.bounds[1] is None for a in monomial) > 1 for monomial, _ in number.terms)
 
 
-def scalar(a: Number, kind: DType) -> Expr:
-    """A Scalar argument as a value of a compute type."""
-    return cast_to(a, kind) if isinstance(a, Expr) else const(a, kind)
+def scalar(a: Number, dtype: DType) -> Expr:
+    """A Scalar argument as a value of a type of torch's, in its compute type. Raises TypeError for one that it does not hold."""
+    return convert(element(exactly(a, dtype), (), dtype.compute), dtype)
 
 
 def broadcast(a: Node, at: Sequence[Int]) -> list[Int]:

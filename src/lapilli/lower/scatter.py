@@ -15,7 +15,7 @@ from lapilli.ir.expr import Expr, binary, cast_to, const, index, indirect, load,
 from lapilli.ir.integer import Int, as_int, product
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.lower.indexing import Indices, Places, at_dim, flat, unflat, wrapped
-from lapilli.lower.registry import Call, Operand, broadcast, element, lowering, neutral
+from lapilli.lower.registry import Call, Operand, broadcast, element, exactly, lowering, neutral, scalar
 from lapilli.lower.scan import scan
 
 aten = torch.ops.aten
@@ -129,7 +129,7 @@ def _source(src: Operand, place: Callable[[Sequence[Int], Int], list[Int]]) -> V
 @lowering(aten.scatter.src, aten.scatter.value)
 def scatter(call: Call, x: Node, dim: int, positions: Node, src: Operand) -> Map:
     n, matches, place = _along(x, dim, positions)
-    return replaced(call, x, n, matches, _source(src, place))
+    return replaced(call, x, n, matches, _source(exactly(src, call.dtype), place))
 
 
 @lowering(aten.scatter.reduce, aten.scatter.value_reduce)
@@ -180,7 +180,7 @@ def index_add(call: Call, x: Node, dim: int, positions: Node, src: Node, *, alph
         return combined(
             call, x, n, matches, lambda at, j: binary("and", cast_to(value(at, j), kind), const(bool(alpha)))
         )
-    return combined(call, x, n, matches, lambda at, j: cast_to(value(at, j), kind) * const(alpha, kind))
+    return combined(call, x, n, matches, lambda at, j: cast_to(value(at, j), kind) * scalar(alpha, call.dtype))
 
 
 @lowering(aten.index_copy.default)
@@ -192,7 +192,7 @@ def index_copy(call: Call, x: Node, dim: int, positions: Node, src: Node) -> Map
 @lowering(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(call: Call, x: Node, dim: int, positions: Node, value: Operand) -> Map:
     n, matches, place = _slices(x, dim, positions)
-    return replaced(call, x, n, matches, _slice_source(value, place))
+    return replaced(call, x, n, matches, _slice_source(exactly(value, call.dtype), place))
 
 
 @lowering(aten.index_reduce.default)

@@ -11,7 +11,7 @@ from lapilli.ir.expr import Expr, binary, cast_to, const, index, indirect, load,
 from lapilli.ir.integer import Int, product
 from lapilli.ir.node import Map, Node
 from lapilli.lower.indexing import unflat
-from lapilli.lower.registry import Call, Operand, common_type, element, lowering
+from lapilli.lower.registry import Call, Operand, convert, lowering, member
 from lapilli.lower.scan import bound, scan
 from lapilli.lower.sort import before
 
@@ -47,12 +47,11 @@ def searchsorted(
     side: str | None = None,
     sorter: Node | None = None,
 ) -> Map:
-    kind = common_type((boundaries, values))
-    kind = DType.int32 if kind is DType.bool else kind
+    kind = DType.int32 if call.common is DType.bool else call.common
 
     def body(*at: Int) -> Expr:
         row = [] if boundaries.rank == 1 else at[:-1]
-        return _place(call, boundaries, row, element(values, at, kind), right or side == "right", sorter)
+        return _place(call, boundaries, row, member(values, at, kind), right or side == "right", sorter)
 
     return call.map(body)
 
@@ -65,15 +64,14 @@ def bucketize(call: Call, values: Operand, boundaries: Node, *, out_int32: bool 
 @lowering(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor)
 def isin(call: Call, values: Operand, members: Operand, *, assume_unique: bool = False, invert: bool = False) -> Node:
     """Whether every value equals any member: each is compared with all."""
-    kind = common_type((values, members))
     if not isinstance(members, Node):
         wanted = "ne" if invert else "eq"
-        return call.map(lambda *at: binary(wanted, element(values, at, kind), element(members, [], kind)))
+        return call.map(lambda *at: binary(wanted, member(values, at, call.common), member(members, [], call.common)))
     listed = members
 
     def same(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
-        member = cast_to(load(listed, unflat(r[0], listed.shape)), kind)
-        return cast_to(binary("eq", element(values, at, kind), member), DType.bool)
+        other = convert(load(listed, unflat(r[0], listed.shape)), call.common)
+        return cast_to(binary("eq", member(values, at, call.common), other), DType.bool)
 
     found = call.reduce("any", same, call.shape, [product(listed.shape)], DType.bool)
     return call.map(lambda *at: unary("not", load_bool(found, at)) if invert else load_bool(found, at))

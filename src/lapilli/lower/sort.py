@@ -6,6 +6,7 @@ kernel without shared memory or barriers. All of it is stable. NaN is the greate
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -194,6 +195,7 @@ def kthvalue(call: Call, x: Node, k: IntLike, dim: int = -1, keepdim: bool = Fal
     if not x.rank:
         return _only(call, x)
     d = dim % x.rank
+    call.some(x.shape[d], least=k if isinstance(k, int) else 1)
     return _chosen(call, x, d, lambda _: as_int(k) - 1, permutation(call, x, d))
 
 
@@ -232,16 +234,24 @@ def _median(call: Call, x: Node, d: int, ignore_nan: bool) -> tuple[Map, Map]:
 def _register_medians() -> None:
     def along(ignore_nan: bool) -> Any:
         def build(call: Call, x: Node, dim: int, keepdim: bool = False) -> tuple[Map, Map]:
-            return _median(call, x, dim % x.rank, ignore_nan) if x.rank else _only(call, x)
+            if not x.rank:
+                return _only(call, x)
+            call.some(x.shape[dim % x.rank])
+            return _median(call, x, dim % x.rank, ignore_nan)
 
         return build
 
     def of_all(ignore_nan: bool) -> Any:
         def build(call: Call, x: Node) -> Map:
             n = product(x.shape)
+            if not call.dtype.is_float:
+                call.some(*x.shape)
+            if n == 0:
+                return call.map(lambda: const(math.nan))
             line = call.map(lambda i: load(x, unflat(i, x.shape)), [n], x.dtype)
             both = replace(call, shapes=(call.shape, call.shape), dtypes=(call.dtype, DType.int64))
-            return _median(both, line, 0, ignore_nan)[0]
+            found = _median(both, line, 0, ignore_nan)[0]
+            return call.map(lambda: select([n - 1], load(found, []), const(math.nan))) if call.dtype.is_float else found
 
         return build
 
@@ -262,6 +272,7 @@ def mode(call: Call, x: Node, dim: int = -1, keepdim: bool = False) -> tuple[Map
         return _only(call, x)
     d = dim % x.rank
     n = x.shape[d]
+    call.some(n)
     order = permutation(call, x, d)
     ordered = call.map(
         lambda *at: key(load(x, at_dim(at, d, indirect(load(order, at), n)))),

@@ -187,7 +187,8 @@ def lgamma(x: Expr) -> Expr:
     reflected = log(math.pi / unary("abs", a * unary("sin", z * math.pi))) - positive
     pole = both(is_whole(x), binary("le", x, 0.0))
     value = where(lt(x, 0.0), reflected, positive)
-    return choose((eq(a, INF), const(INF)), (pole, const(INF)), otherwise=value)
+    about_zero = -log(a) - x * 0.57721566490153286
+    return choose((unary("isinf", x), const(INF)), (pole, const(INF)), (lt(a, 1e-5), about_zero), otherwise=value)
 
 
 def digamma(x: Expr) -> Expr:

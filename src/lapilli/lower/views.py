@@ -10,7 +10,7 @@ import torch
 from lapilli.ir.expr import Expr, cast_to, const, indirect, load, select
 from lapilli.ir.integer import Int, IntLike, as_int, maximum, minimum, product
 from lapilli.ir.node import Map, Node
-from lapilli.lower.registry import Call, broadcast, lowering, normalize_dims
+from lapilli.lower.registry import Call, broadcast, lowering, normalize_dims, scalar
 
 aten = torch.ops.aten
 
@@ -216,11 +216,12 @@ def _pads(pads: Sequence[IntLike], rank: int) -> list[tuple[Int, Int]]:
 @lowering(aten.constant_pad_nd.default)
 def constant_pad(call: Call, x: Node, pads: Sequence[IntLike], value: float = 0) -> Map:
     widths = _pads(pads, x.rank)
+    filling = scalar(value, call.dtype)
 
     def body(*at: Int) -> Expr:
         inner = [i - before for i, (before, _) in zip(at, widths, strict=True)]
         guards = [g for i, n in zip(inner, x.shape, strict=True) for g in (i, n - 1 - i)]
-        return select(guards, load(x, inner), const(value, x.dtype.compute))
+        return select(guards, load(x, inner), filling)
 
     return call.map(body)
 

@@ -8,10 +8,13 @@ imported before one of them is used."""
 from __future__ import annotations
 
 import warnings
+from functools import wraps
 from typing import Any
 
 import torch
 
+from lapilli import torch_compat
+from lapilli.after_import import after_import
 from lapilli.mobile.fuse import in_any_mode
 
 _library: Any = None
@@ -25,22 +28,33 @@ copied) and gives such; `run_on_device` wants them on the device "vulkan" and le
 
 
 def install() -> None:
-    """Registers the operators and replaces torch's functions; doing it again does nothing."""
+    """Registers the operators, and has torch's function replaced when somebody imports it; doing it again does nothing."""
     global _library
     if _library is not None:
         return
-    import torch.utils.mobile_optimizer as optimizer
-
     library: Any = torch.library.Library("lapilli_prepack", "DEF")  # type: ignore[no-untyped-call]
     library.define(RUN)
     library.define(RUN.replace("run(", "run_on_device("))
     library.impl("run", _run, "CompositeExplicitAutograd")
     library.impl("run_on_device", _run_on_device, "CompositeExplicitAutograd")
     _library = library
-    optimizer.optimize_for_mobile = optimize_for_mobile
+    after_import("torch.utils.mobile_optimizer", _replace)
+
+
+def _replace(optimizer: Any) -> None:
+    theirs = optimizer.optimize_for_mobile
+
+    @wraps(theirs)
+    def optimize_for_mobile_or_theirs(*args: Any, **kwargs: Any) -> torch.jit.ScriptModule:
+        if not torch_compat.supported():
+            torch_compat.warn_unsupported("optimize_for_mobile on stock PyTorch", "Until then PyTorch's own is called.")
+            return theirs(*args, **kwargs)  # type: ignore[no-any-return]
+        return optimize_for_mobile(*args, **kwargs)
+
+    torch_compat.replace(optimizer, "optimize_for_mobile", optimize_for_mobile_or_theirs)
     fuse_modules = in_any_mode(torch.ao.quantization.fuse_modules)
     for module in (torch.ao.quantization, torch.quantization):
-        module.fuse_modules = fuse_modules  # type: ignore[attr-defined]
+        torch_compat.replace(module, "fuse_modules", fuse_modules)
 
 
 def register() -> None:

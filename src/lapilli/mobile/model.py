@@ -8,11 +8,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -20,16 +18,17 @@ from torch.export import Dim
 
 import lapilli
 from lapilli.backend.device import device_of, targets
-from lapilli.codegen.build import cache_dir, compiler_digest
+from lapilli.codegen.build import compiler_digest
 from lapilli.compiler import compile_to_bytes
 from lapilli.errors import CompileError, InvalidInputError, LapilliError
 from lapilli.mobile.arguments import Type, pack, type_of, unpack
 from lapilli.mobile.on_device import run_on_device
-from lapilli.runtime.files import replace
+from lapilli.runtime.cache import Cache
+from lapilli.runtime.host import OWN
 
 Tensors = list[torch.Tensor]
 Shapes = tuple[tuple[int, ...], ...]
-_KEPT_BYTES = 2 << 30
+CACHE = Cache("mobile", 2 << 30)
 
 
 def model_of(data: torch.Tensor) -> Model:
@@ -112,14 +111,14 @@ class _Method:
 
     def _program(self, shapes: Shapes, dynamic: Sequence[set[int]], key: Any) -> lapilli.Program:
         """From the disk, where it is there."""
-        path = self._path(f"{_target(self._precision, key[3])} {key[:3]} {shapes} {[sorted(axes) for axes in dynamic]}")
+        name = self._file(f"{_target(self._precision, key[3])} {key[:3]} {shapes} {[sorted(axes) for axes in dynamic]}")
         device = key[3]
-        try:
-            program = lapilli.load(path, device)
-            os.utime(path)
-            return program
-        except (LapilliError, OSError):
-            pass  # not there, or of another version, or damaged
+        path = CACHE.file(name)
+        if path is not None:
+            try:
+                return lapilli.Program(path, device, permission=OWN)
+            except LapilliError:
+                pass  # of another version, or damaged
         made = [torch.zeros(shape, dtype=dtype) for shape, dtype in zip(shapes, key[1], strict=True)]
         example = unpack(iter(made), iter(key[0]), self._given)
         numbers = {id(tensor): axes for tensor, axes in zip(made, dynamic, strict=True)}
@@ -130,18 +129,12 @@ class _Method:
             dynamic_shapes=_specs(example, numbers) if any(dynamic) else None,
             target=_target(self._precision, device),
         )
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replace(path) as file:
-                file.write(data)
-            _forget_oldest(path.parent)
-        except OSError:
-            return lapilli.Program._from_bytes(data, device)  # a cache that cannot be written is no error
-        return lapilli.load(path, device)
+        kept = CACHE.keep(name, data)
+        return lapilli.Program(data if kept is None else kept, device, permission=OWN)
 
-    def _path(self, key: str) -> Path:
+    def _file(self, key: str) -> str:
         text = f"{lapilli.__version__} {torch.__version__} {compiler_digest()} {self._digest} {key}"
-        return cache_dir().with_name("mobile") / f"{hashlib.sha256(text.encode()).hexdigest()}.lap"
+        return f"{hashlib.sha256(text.encode()).hexdigest()}.lap"
 
 
 class _Variant:
@@ -209,17 +202,6 @@ def _specs(value: Any, axes: dict[int, set[int]]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_specs(item, axes) for item in value)
     return None
-
-
-def _forget_oldest(folder: Path) -> None:
-    """Keeps the programs on disk below a size; those that were not used for longest go."""
-    files = sorted((file.stat().st_mtime, file.stat().st_size, file) for file in folder.glob("*.lap"))
-    excess = sum(size for _, size, _ in files) - _KEPT_BYTES
-    for _, size, file in files[:-1]:
-        if excess <= 0:
-            return
-        file.unlink(missing_ok=True)
-        excess -= size
 
 
 def _target(precision: str, device: int | None) -> str:

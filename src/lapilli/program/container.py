@@ -1,4 +1,4 @@
-"""Writing a program file: the header, the structure (a FlatBuffer) and the data section around one another.
+"""Making a program file: the header, the structure (a FlatBuffer) and the data section around one another.
 
 The layout is described in ``native/src/container.h``; the reader is the player's.
 """
@@ -6,15 +6,14 @@ The layout is described in ``native/src/container.h``; the reader is the player'
 from __future__ import annotations
 
 import io
-import mmap
 import os
 import struct
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from lapilli import player
+from lapilli.errors import InvalidFileError
 
 FORMAT_VERSION = 1
 HEADER_SIZE = 64
@@ -30,16 +29,6 @@ def aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-def offsets(sizes: Iterable[int]) -> list[int]:
-    """Where parts of these sizes (bytes) begin within the data section, when they are written in this order."""
-    result: list[int] = []
-    end = 0
-    for size in sizes:
-        result.append(aligned(end))
-        end = result[-1] + size
-    return result
-
-
 def data(source: str | os.PathLike[str] | bytes, offset: int, size: int) -> bytes:
     """Bytes of the data section of a program file, which is a path or the bytes of one."""
     with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
@@ -48,8 +37,38 @@ def data(source: str | os.PathLike[str] | bytes, offset: int, size: int) -> byte
         return file.read(size)
 
 
+@dataclass(frozen=True)
+class Header:
+    """Of a program file: offsets and sizes in bytes, and the checksum."""
+
+    structure_offset: int
+    structure_size: int
+    data_offset: int
+    data_size: int
+    checksum: int
+
+
+def read_header(data: bytes) -> Header:
+    """Raises InvalidFileError where it is not that of a whole program of this version."""
+    if len(data) < HEADER_SIZE:
+        raise InvalidFileError("This is not a Lapilli program: it is shorter than a header.")
+    magic, version, size, *rest = _HEADER.unpack_from(data)
+    header = Header(*rest)
+    if magic != _MAGIC or any(data[HEADER_SIZE - 8 : HEADER_SIZE]) or (version, size) != (FORMAT_VERSION, HEADER_SIZE):
+        raise InvalidFileError("This is not a Lapilli program, or one of another version.")
+    if header.data_offset + header.data_size != len(data) or header.structure_size > header.data_offset - HEADER_SIZE:
+        raise InvalidFileError("The program is truncated or damaged.")
+    return header
+
+
 def to_bytes(structure: bytes, data_chunks: Iterable[Any] = ()) -> bytes:
-    """A program file in memory; arguments as for :func:`write`."""
+    """A program file in memory.
+
+    Args:
+        structure: the finished FlatBuffer.
+        data_chunks: the parts of the data section (anything with a contiguous buffer), in order; each begins at the next
+            multiple of ``ALIGNMENT``.
+    """
     file = io.BytesIO()
     sizes = _write_sections(file, structure, data_chunks)
     body = file.getbuffer()
@@ -57,39 +76,6 @@ def to_bytes(structure: bytes, data_chunks: Iterable[Any] = ()) -> bytes:
     body[:HEADER_SIZE] = header
     body.release()
     return file.getvalue()
-
-
-def write(path_or_file: str | os.PathLike[str] | BinaryIO, structure: bytes, data_chunks: Iterable[Any] = ()) -> None:
-    """Write a program file.
-
-    A file at a path appears complete or not at all: it is written beside its place and then renamed.
-
-    Args:
-        path_or_file: a path, or a file opened for writing bytes.
-        structure: the finished FlatBuffer.
-        data_chunks: the parts of the data section (anything with a contiguous buffer), in order; each begins at the
-            offset that :func:`offsets` gives. One at a time is held in memory when they are generated lazily.
-    """
-    if not isinstance(path_or_file, (str, os.PathLike)):
-        path_or_file.write(to_bytes(structure, data_chunks))
-        return
-    path = Path(path_or_file)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w+b") as file:
-            sizes = _write_sections(file, structure, data_chunks)
-            file.flush()
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-                header = _header(sizes, view[HEADER_SIZE:])
-            file.seek(0)
-            file.write(header)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp is stricter than an ordinary new file
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _write_sections(file: BinaryIO, structure: bytes, data_chunks: Iterable[Any]) -> tuple[int, int, int, int]:
@@ -110,9 +96,19 @@ def _write_sections(file: BinaryIO, structure: bytes, data_chunks: Iterable[Any]
     return HEADER_SIZE, len(structure), data_offset, end - data_offset
 
 
+def pack_header(sizes: tuple[int, int, int, int], checksum: int) -> bytes:
+    """The bytes of a header."""
+    return _HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_SIZE, *sizes, checksum)
+
+
+def from_body(sizes: tuple[int, int, int, int], body: bytes) -> bytes:
+    """A file from what comes after its header."""
+    return _header(sizes, memoryview(body)) + body
+
+
 def _header(sizes: tuple[int, int, int, int], body: memoryview) -> bytes:
     """The header, whose checksum covers itself (with the checksum zero) and everything after it."""
-    empty = _HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_SIZE, *sizes, 0)
+    empty = pack_header(sizes, 0)
     with body:
         checksum = player.checksum(body, seed=player.checksum(empty))
     return _HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_SIZE, *sizes, checksum)

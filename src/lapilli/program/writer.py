@@ -221,7 +221,8 @@ def _symbols(graph: Graph, pool: _Pool, dims: Mapping[str, str]) -> list[Any]:
             raise ValueError(f"the size {name} cannot be read from any input dimension")
         s = fb.SymbolT()
         longest = graph.limits.get(value, -1)
-        s.name, s.min, s.max = dims.get(name, name), atom.min, longest if atom.max is None else atom.max
+        s.name, s.min = dims.get(name, name), max(atom.min, graph.least.get(name, 0))
+        s.max = longest if atom.max is None else atom.max
         s.input, s.axis, s.factor, s.offset = place.input.index, place.axis, place.factor, place.offset
         pool.symbols[atom] = len(made)
         made.append(s)

@@ -51,7 +51,7 @@ class Binding:
         with self._lock:
             self._native.run()
             for number, value in zip(self._updates, self._new, strict=True):
-                tensors.update(self._inputs[number], value)
+                tensors.update(self._inputs[number], value, self._method.inputs[number])
         return self.outputs
 
     def _given(self, outputs: Any, specs: Sequence[TensorSpec], like: Sequence[Any]) -> list[Any]:
@@ -68,6 +68,12 @@ class Binding:
                     "dtype that the program computes."
                 )
             tensors.check_writable(leaf, spec)
+        for k, leaf in enumerate(leaves):
+            for n in range(k):
+                if tensors.share_memory(leaf, leaves[n]):
+                    raise InvalidInputError(
+                        f"Outputs {specs[n].name!r} and {specs[k].name!r} were given memory that they share; give each its own."
+                    )
         return arrays
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -12,9 +12,15 @@ from typing import Any
 import numpy as np
 
 from lapilli import player
-from lapilli.errors import InvalidInputError
+from lapilli.errors import InvalidFileError, InvalidInputError
 from lapilli.program import container
 from lapilli.runtime.files import named
+from lapilli.runtime.limits import load_json
+
+INTERNAL = "lapilli."
+"""Metadata whose names begin so is the compiler's own."""
+
+SCHEDULE_KEY = INTERNAL + "schedule"
 
 Size = int | str
 """A number, or an expression over the dynamic sizes as text: `N`, `(N * 49)`."""
@@ -196,13 +202,16 @@ class Description:
     metadata: Mapping[str, str]
 
     @staticmethod
-    def of(source: str | PathLike[str] | bytes, *, verify: bool = True) -> Description:
-        """Describes a file (path) or the bytes of one; `verify` also checks its checksum.
+    def of(
+        source: str | PathLike[str] | bytes, *, verify: bool = True, limits: player.NativeLimits | None = None
+    ) -> Description:
+        """Describes a file (path) or the bytes of one; `verify` also checks its checksum; `limits`: what the
+        file may cost.
 
         Raises ReadError, InvalidFileError.
         """
         with named(source):
-            node = player.describe(source, verify=verify)
+            node = player.describe(source, verify=verify, limits=limits)
         kernels = tuple(
             Kernel(
                 k["name"],
@@ -229,16 +238,24 @@ class Description:
         """The value of a constant, as a NumPy array, or a torch tensor for bfloat16."""
         c = self.constants[index]
         data = container.data(self.source, c.offset, c.size)
+        bits = np.dtype(np.uint16 if c.dtype == "bfloat16" else c.dtype)
+        if len(data) != c.size or c.size != math.prod(c.shape) * bits.itemsize:
+            raise InvalidFileError(
+                f"The constant {c.name!r} is not in the file as it is described; was the file changed?"
+            )
+        values = np.frombuffer(data, bits).reshape(c.shape).copy()
         if c.dtype == "bfloat16":
             torch = importlib.import_module("torch")
-            return torch.frombuffer(bytearray(data), dtype=torch.bfloat16).reshape(c.shape)
-        return np.frombuffer(data, np.dtype(c.dtype)).reshape(c.shape).copy()
+            return torch.from_numpy(values).view(torch.bfloat16)
+        return values
 
     def reasons(self, plan: Plan) -> tuple[str, ...]:
         """Why the result of every run command has memory of its own, in the compiler's words; empty if it left none."""
-        decisions = json.loads(self.metadata.get("lapilli.schedule", "{}"))
-        found = tuple(map(str, decisions.get(plan.name, {}).get("run", ())))
-        return found if len(found) == len(plan.run) else ("",) * len(plan.run)
+        decisions = load_json(self.metadata.get(SCHEDULE_KEY, "{}"), "The reasons in the program's metadata")
+        found = decisions.get(plan.name) if isinstance(decisions, dict) else None
+        reasons = found.get("run") if isinstance(found, dict) else None
+        good = isinstance(reasons, list) and len(reasons) == len(plan.run) and all(isinstance(r, str) for r in reasons)
+        return tuple(reasons) if good and reasons else ("",) * len(plan.run)
 
     def memory(self, plan: Plan, symbols: Sequence[int], method: int = 0) -> MemoryPlan:
         """The memory plan for values of the method's symbols, and the work of every run command."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from lapilli.errors import InvalidFileError
+from lapilli.errors import InvalidFileError, ReadError
 
 
 @contextmanager
@@ -20,26 +21,55 @@ def named(source: object) -> Iterator[None]:
     except InvalidFileError as error:
         if isinstance(source, bytes):
             raise
-        raise InvalidFileError(f"{source}: {error}") from None
+        raise type(error)(f"{source}: {error}") from None
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """A whole file. Raises ReadError, also for what is no plain file (a FIFO would wait for ever)."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with os.fdopen(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise ReadError(f"{os.fspath(path)} is no file that can be read.")
+            return file.read()
+    except ReadError:
+        raise
+    except OSError as error:
+        raise ReadError(f"{os.fspath(path)} cannot be read: {error.strerror or error}.") from error
 
 
 @contextmanager
-def replace(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def replace(path: str | os.PathLike[str], private: bool = False) -> Iterator[IO[bytes]]:
     """Opens a temporary file beside `path` for writing and moves it there when the block ends without an exception.
 
+    private: for this user alone, and not forced onto the disk at once: for caches, whose entries carry digests.
     Raises OSError where it cannot be written; then nothing is left behind and an older file stays as it was.
     """
     target = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name[:64]}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)  # mkstemp made it private
+            file.flush()  # a full disk says so here
+            if not private:
+                os.fsync(file.fileno())
+        if not private:
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(name, 0o666 & ~mask)  # mkstemp made it private
         os.replace(name, target)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+    if not private:
+        _sync(target.parent)
+
+
+def _sync(folder: Path) -> None:
+    """The new name in a folder onto the disk, where the system can do that."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from lapilli.errors import InvalidFileError, InvalidInputError, RunTimeoutError
 from lapilli.player import NativeProgram, NativeRun
-from lapilli.runtime import report, tensors
+from lapilli.runtime import host, limits, report, tensors
 from lapilli.runtime.binding import Binding
 from lapilli.runtime.description import Description, Symbol, TensorSpec
+from lapilli.runtime.interpreter import as_array
 from lapilli.runtime.report import Operator, Report
-from lapilli.runtime.script import Script, as_array, segments
+from lapilli.runtime.script import Script, segments
 from lapilli.runtime.structure import Structure
 
 if TYPE_CHECKING:
@@ -60,21 +61,30 @@ class Interface:
     def from_json(node: Any, description: Description) -> Interface:
         """Raises InvalidFileError where the JSON is not an interface of this file."""
         try:
+            name, player = node["name"], node.get("player")
             structure = Structure.from_json(node["structure"])
             operators = report.from_json(node.get("operators", []))
-            if "script" not in node:
-                method = description.methods[node["player"]]
-                structure.check(len(method.inputs), len(method.outputs))
-                return Interface(
-                    node["name"], structure, operators, node["player"], None, method.inputs, method.outputs
-                )
-            inputs, outputs = (tuple(_spec(s) for s in node[k]) for k in ("inputs", "outputs"))
-            structure.check(len(inputs), len(outputs))
-            return Interface(
-                node["name"], structure, operators, None, Script.from_json(node["script"]), inputs, outputs
+            if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
+                raise TypeError(f"{str(name)[:80]!r} is no name of a method")
+            if "script" in node:
+                script = Script.from_json(node["script"])
+                inputs, outputs = (_specs(node[k]) for k in ("inputs", "outputs"))
+            else:
+                script = None
+                if type(player) is not int or not 0 <= player < len(description.methods):
+                    raise TypeError(f"there is no method {player!r}")
+                inputs, outputs = description.methods[player].inputs, description.methods[player].outputs
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise InvalidFileError(
+                f"The description of methods in the program's metadata is damaged: {error}."
+            ) from error
+        structure.check(len(inputs), len(outputs))
+        images = [inputs[k] for k in structure.inputs_last] + [outputs[k] for k in structure.outputs_last]
+        if any(len(spec.shape) != 4 for spec in images):
+            raise InvalidFileError(
+                "The description of methods in the program's metadata is damaged: an image has four axes."
             )
-        except (KeyError, TypeError, IndexError) as error:
-            raise InvalidFileError("The description of methods in the program's metadata is damaged.") from error
+        return Interface(name, structure, operators, None if script else player, script, inputs, outputs)
 
 
 def dumps(interfaces: Sequence[Interface]) -> str:
@@ -90,19 +100,45 @@ def interfaces(description: Description) -> list[Interface]:
             Interface(m.name, Structure.flat(len(m.inputs), len(m.outputs)), (), k, None, m.inputs, m.outputs)
             for k, m in enumerate(description.methods)
         ]
-    try:
-        nodes = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidFileError("The description of methods in the program's metadata is no JSON.") from error
+    nodes = limits.load_json(text, "The description of methods in the program's metadata")
+    if not isinstance(nodes, list) or not 0 < len(nodes) <= _MOST_METHODS:
+        raise InvalidFileError("The program's metadata describes no method, or too many.")
     found = [Interface.from_json(node, description) for node in nodes]
-    if not found:
-        raise InvalidFileError("The program's metadata describes no method.")
+    if len({i.name for i in found}) != len(found):
+        raise InvalidFileError("The program's metadata describes two methods of one name.")
     return found
 
 
+_LONGEST_NAME = 4096
+_MOST_METHODS = 4096
+_SIZE_FIELDS = {"name": (str,), "min": (int,), "max": (int, type(None)), "input": (int,), "axis": (int,), "factor": (int,),
+                "offset": (int,)}  # fmt: skip
+_DTYPES = (*host.DTYPES, "int", "float")
+
+
+def _specs(nodes: Any) -> tuple[TensorSpec, ...]:
+    """Raises TypeError or KeyError where the JSON is no list of tensors."""
+    if not isinstance(nodes, list):
+        raise TypeError(f"{str(nodes)[:80]!r} is no list of tensors")
+    return tuple(map(_spec, nodes))
+
+
 def _spec(node: Any) -> TensorSpec:
-    symbols = tuple(Symbol(**s) for s in node["symbols"])
-    return TensorSpec(node["name"], node["dtype"], tuple(node["shape"]), symbols)
+    name, dtype, shape = node["name"], node["dtype"], node["shape"]
+    sizes = isinstance(shape, list) and len(shape) <= 64 and all(type(size) in (int, str) for size in shape)
+    if (
+        not isinstance(name, str)
+        or dtype not in _DTYPES
+        or not sizes
+        or node.keys() - {"name", "dtype", "shape", "symbols"}
+    ):
+        raise TypeError(f"{str(node)[:80]!r} is no tensor")
+    symbols = []
+    for given in node["symbols"]:
+        if given.keys() - _SIZE_FIELDS.keys() or any(type(given[k]) not in _SIZE_FIELDS[k] for k in given):
+            raise TypeError(f"{str(given)[:80]!r} is no size")
+        symbols.append(Symbol(**given))
+    return TensorSpec(name, dtype, tuple(shape), tuple(symbols))
 
 
 class Method:
@@ -150,10 +186,10 @@ class Method:
         """As `Program.bind`."""
         return Binding(self, args, kwargs, outputs)
 
-    def run_flat(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    def run_flat(self, inputs: Sequence[NDArray[Any]], bits: bool = False) -> list[NDArray[Any]]:
         """As `Program.run_flat`."""
-        values, _ = self._values(inputs)
-        return self._unwrapped(self._run(values), torch=False)
+        values, _ = self._values(inputs, bits)
+        return self._unwrapped(self._run(values), torch=False, bits=bits)
 
     def run_tensors(self, inputs: Sequence[Any]) -> list[Any]:
         """Runs on the flat list of inputs and gives the flat list of outputs, as torch tensors and numbers."""
@@ -174,7 +210,7 @@ class Method:
         if numbers:
             new = self._unwrapped(list(outputs), torch)[-len(numbers) :]
             for number, value in zip(numbers, new, strict=True):
-                tensors.update(leaves[number], value)
+                tensors.update(leaves[number], value, self.inputs[number])
 
     @property
     def _player(self) -> int:
@@ -186,9 +222,11 @@ class Method:
     def _run(self, values: list[Any]) -> list[Any]:
         native: NativeProgram = self._program._open()
         script = self._interface.script
-        return (
-            list(native.run(values, self._player)) if script is None else self._program._interpreter.run(script, values)
-        )
+        if script is None:
+            return list(native.run(values, self._player))
+        specs = self._interface.inputs
+        given = [tensors.typed(v, s.dtype) if s.dtype != "int" else v for v, s in zip(values, specs, strict=True)]
+        return self._program._interpreter.run(script, given)
 
     def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], list[Any], bool]:
         """The tensors of a call, the values that run, and whether any is torch's."""
@@ -196,17 +234,23 @@ class Method:
         values, torch = self._values(leaves)
         for number in self._interface.structure.updates:
             tensors.check_writable(leaves[number], self.inputs[number])
+            for k, leaf in enumerate(leaves):
+                if k != number and tensors.share_memory(leaves[number], leaf):
+                    raise InvalidInputError(
+                        f"The model changes its input {self.inputs[number]}, which shares memory with what was given as "
+                        f"{self.inputs[k].name!r}; the program was compiled for inputs that do not. Give a copy of one."
+                    )
         return leaves, values, torch
 
-    def _values(self, leaves: Sequence[Any]) -> tuple[list[Any], bool]:
+    def _values(self, leaves: Sequence[Any], bits: bool = False) -> tuple[list[Any], bool]:
         specs = self._interface.inputs
         if self._interface.structure.inputs_last and len(leaves) == len(specs):
             leaves = tensors.permuted(leaves, self._interface.structure.inputs_last, self.inputs)
         if self._interface.script is None or len(leaves) != len(specs):
-            return tensors.to_arrays(leaves, specs)
+            return tensors.to_arrays(leaves, specs, bits)
         values: list[Any] = list(leaves)
         places = [k for k, spec in enumerate(specs) if spec.dtype != "int"]
-        arrays, torch = tensors.to_arrays([leaves[k] for k in places], [specs[k] for k in places])
+        arrays, torch = tensors.to_arrays([leaves[k] for k in places], [specs[k] for k in places], bits)
         for k, array in zip(places, arrays, strict=True):
             tensors.check(array, specs[k])
             values[k] = array
@@ -215,23 +259,23 @@ class Method:
                 raise InvalidInputError(f"Input {spec.name!r} was given as {type(values[k]).__name__}; give an int.")
         return values, torch
 
-    def _unwrapped(self, outputs: list[Any], torch: bool) -> list[Any]:
+    def _unwrapped(self, outputs: list[Any], torch: bool, bits: bool = False) -> list[Any]:
         if self._interface.script is None:
-            values = tensors.from_arrays(outputs, self.outputs, torch)
+            values = tensors.from_arrays(outputs, self.outputs, torch, bits)
         else:
-            values = [_converted(value, spec, torch) for value, spec in zip(outputs, self.outputs, strict=True)]
+            values = [_converted(value, spec, torch, bits) for value, spec in zip(outputs, self.outputs, strict=True)]
         for k in self._interface.structure.outputs_last:
             values[k] = tensors.transposed(values[k], (0, 3, 1, 2))
         return values
 
 
-def _converted(value: Any, spec: TensorSpec, torch: bool) -> Any:
+def _converted(value: Any, spec: TensorSpec, torch: bool, bits: bool) -> Any:
     """A value of a script as the caller wants it."""
     if spec.dtype in ("int", "float", "bool") and not hasattr(value, "dtype"):
         return value
     if torch and isinstance(value, sys.modules["torch"].Tensor):
         return value
-    return tensors.from_arrays([as_array(value)], [spec], torch)[0]
+    return tensors.from_arrays([as_array(value)], [spec], torch, bits)[0]
 
 
 class ScriptRun:

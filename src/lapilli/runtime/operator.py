@@ -1,12 +1,13 @@
-"""The operator `lapilli::run`: a program of Lapilli's as one call in a graph of torch's.
+"""What the operator `lapilli::run` does: a program of Lapilli's as one call in a graph of torch's.
 
     lapilli::run(Tensor program, Tensor[] inputs, SymInt[] sizes, str interface) -> Tensor[]
 
 `program` holds the bytes of the program file (uint8), so that they travel in the exported program; `interface` is JSON that says
-what shapes come out, for those who trace the call. Importing `lapilli` where torch is imported registers the operator."""
+what shapes come out, for those who trace the call. `registration` registers it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import weakref
@@ -17,16 +18,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lapilli.errors import InvalidInputError
+from lapilli.errors import InvalidFileError
+from lapilli.runtime import arithmetic, host
+from lapilli.runtime import registration as registration  # whoever makes calls of it has it
+from lapilli.runtime.limits import load_json
 
 if TYPE_CHECKING:
     from lapilli.runtime.program import Program
 
 Tree = int | str | list[Any]
-
-_SCHEMA = "run(Tensor program, Tensor[] inputs, SymInt[] sizes, str interface) -> Tensor[]"
-_library: Any = torch.library.Library("lapilli", "DEF")  # type: ignore[no-untyped-call]
-_library.define(_SCHEMA)
 
 _programs: Any = WeakIdKeyDictionary()
 _by_content: weakref.WeakValueDictionary[bytes, Program] = weakref.WeakValueDictionary()
@@ -42,7 +42,15 @@ class Interface:
     factor, offset], or the number in `sizes`."""
 
     def __init__(self, text: str) -> None:
-        node = json.loads(text)
+        node = load_json(text, "The interface of a call of lapilli::run")
+        try:
+            good = isinstance(node, dict) and node.keys() == {"inputs", "outputs", "symbols"} and _is_interface(node)
+        except RecursionError:
+            good = False
+        if not good:
+            raise InvalidFileError(
+                "The interface of a call of lapilli::run is damaged; make the exported program again."
+            )
         self.inputs: list[Any] = node["inputs"]
         self.outputs: list[Any] = node["outputs"]
         self.symbols: dict[str, Any] = node["symbols"]
@@ -71,6 +79,48 @@ def dumps(inputs: Sequence[Any], outputs: Sequence[Any], symbols: dict[str, Any]
     return json.dumps({"inputs": inputs, "outputs": outputs, "symbols": symbols}, separators=(",", ":"))
 
 
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in host.DTYPES}
+
+
+def _is_interface(node: dict[str, Any]) -> bool:
+    """Whether JSON, which comes from an exported program, has the form that `Interface` says."""
+    inputs, outputs, symbols = node["inputs"], node["outputs"], node["symbols"]
+    if not (isinstance(inputs, list) and isinstance(outputs, list) and isinstance(symbols, dict)):
+        return False
+    sources = all(_is_number(s) or (_is_list(s, 4) and all(map(_is_number, s)) and s[2] > 0) for s in symbols.values())
+    given = all(
+        i in symbols if isinstance(i, str) else _is_list(i, 2) and _is_number(i[0]) and _is_order(i[1]) for i in inputs
+    )
+    return sources and given and all(
+        _is_list(o, 3) and o[0] in host.DTYPES and isinstance(o[1], list) and all(_is_tree(t, symbols) for t in o[1])
+        and _is_order(o[2], len(o[1]))
+        for o in outputs
+    )  # fmt: skip
+
+
+def _is_list(node: Any, length: int) -> bool:
+    return isinstance(node, list) and len(node) == length
+
+
+def _is_number(node: Any) -> bool:
+    return type(node) is int and abs(node) <= arithmetic.INT_MAX
+
+
+def _is_order(node: Any, rank: int | None = None) -> bool:
+    return node is None or (
+        isinstance(node, list)
+        and all(map(_is_number, node))
+        and sorted(node) == list(range(len(node)))
+        and rank in (None, len(node))
+    )
+
+
+def _is_tree(node: Any, symbols: dict[str, Any], depth: int = 0) -> bool:
+    if isinstance(node, list) and len(node) == 3 and depth < 200:
+        return node[0] in tuple(_OPERATIONS) and all(_is_tree(part, symbols, depth + 1) for part in node[1:])
+    return node in symbols if isinstance(node, str) else _is_number(node)
+
+
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "+": lambda a, b: a + b, "*": lambda a, b: a * b, "//": lambda a, b: a // b, "%": lambda a, b: a % b,
     "min": torch.sym_min, "max": torch.sym_max,
@@ -85,9 +135,10 @@ def _size(tree: Tree, sizes: dict[str, Any]) -> Any:
     return _OPERATIONS[tree[0]](_size(tree[1], sizes), _size(tree[2], sizes))
 
 
-def _fake(
+def fake(
     program: torch.Tensor, inputs: Sequence[torch.Tensor], sizes: Sequence[Any], interface: str
 ) -> list[torch.Tensor]:
+    """Tensors of the shapes that come out."""
     made = interface_of(interface)
     known = made.sizes(inputs, sizes)
     device = inputs[0].device if inputs else torch.device("cpu")
@@ -96,17 +147,15 @@ def _fake(
         lengths = [_size(tree, known) for tree in shape]
         if order is not None:
             lengths = [lengths[d] for d in order]
-        result = torch.empty(lengths, dtype=getattr(torch, dtype), device=device)
+        result = torch.empty(lengths, dtype=_DTYPES[dtype], device=device)
         results.append(_in_order(result, order))
     return results
 
 
-torch.library.register_fake("lapilli::run", _fake, lib=_library)
-
-
-def _run(
+def run(
     program: torch.Tensor, inputs: Sequence[torch.Tensor], sizes: Sequence[int], interface: str
 ) -> list[torch.Tensor]:
+    """The results, where the first input is."""
     made = interface_of(interface)
     known = made.sizes(inputs, sizes)
     values = []
@@ -123,16 +172,6 @@ def _run(
     ]  # fmt: skip
 
 
-_library.impl("run", _run, "CompositeExplicitAutograd")
-
-
-def _backward(ctx: Any, *gradients: Any) -> Any:
-    raise InvalidInputError("a lowered module has no gradients: train the module that it was lowered from")
-
-
-torch.library.register_autograd("lapilli::run", _backward, lib=_library)
-
-
 def _in_order(value: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:
     return value if order is None else value.permute([order.index(d) for d in range(len(order))])
 
@@ -143,14 +182,12 @@ def _loaded(tensor: torch.Tensor) -> Program:
         program = _programs.get(tensor)
         if program is None:
             data = tensor.detach().cpu().numpy().tobytes()
-            program = _by_content.get(data[:_HEADER])
+            digest = hashlib.sha256(data).digest()
+            program = _by_content.get(digest)
             if program is None:
                 from lapilli.runtime.program import Program
 
-                program = _by_content[data[:_HEADER]] = Program._from_bytes(data)
+                program = _by_content[digest] = Program._from_bytes(data, permission=host.Permission(none=True))
             _programs[tensor] = program
     found: Program = program
     return found
-
-
-_HEADER = 64  # with the checksum of all that follows

@@ -10,6 +10,7 @@ becomes `(p * scale - mean) / std`.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -17,10 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lapilli.errors import InvalidInputError
+from lapilli.errors import InvalidFileError, InvalidInputError
+from lapilli.runtime.limits import load_json
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+LARGEST_SIDE = 1 << 14
+MOST_PIXELS = 1 << 27
+"""Of a photo while it is scaled; Pillow's own limit for a file is about as high."""
 
 METADATA_KEY = "preprocess"
 LABELS_KEY = "labels"
@@ -44,6 +50,16 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         """Raises InvalidInputError for values that no photo could go through."""
+        sizes = [*self.size, *([] if self.resize is None else [self.resize])]
+        numbers = [self.crop_pct, self.scale, *self.mean, *self.std]
+        if not all(type(n) is int for n in sizes) or not all(
+            isinstance(n, int | float) and math.isfinite(n) for n in numbers
+        ):
+            raise InvalidInputError("preprocess: sizes must be whole numbers, and the others finite ones.")
+        if any(n > LARGEST_SIDE for n in sizes):
+            raise InvalidInputError(
+                f"preprocess: a side is at most {LARGEST_SIDE} pixels; got {self.size}, {self.resize}."
+            )
         if len(self.size) != 2 or min(self.size) < 1 or (self.resize is not None and self.resize < max(self.size)):
             raise InvalidInputError(
                 f"preprocess: size must be [height, width], resize at least as large; got {self.size}, {self.resize}."
@@ -69,20 +85,22 @@ class Preprocess:
     def loads(text: str) -> Preprocess:
         """From the metadata value. Raises InvalidInputError where it is not of the form above."""
         try:
-            node: dict[str, Any] = json.loads(text)
+            node: dict[str, Any] = load_json(text, "The metadata 'preprocess'")
             unknown = set(node) - {field.name for field in fields(Preprocess)}
             if unknown:
                 raise InvalidInputError(f"preprocess: unknown {', '.join(sorted(unknown))}.")
             values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in node.items()}
             return Preprocess(**values)
-        except (ValueError, TypeError, AttributeError) as error:
+        except InvalidInputError:
+            raise
+        except (InvalidFileError, ValueError, TypeError, AttributeError) as error:
             raise InvalidInputError(f"preprocess: the metadata {text[:80]!r} cannot be read: {error}") from error
 
     def __call__(self, image: Image) -> NDArray[np.float32]:
         """The input for one photo: float32, (1, channels, height, width)."""
         from PIL import Image as images
 
-        photo = image.convert("L" if len(self.mean) == 1 else "RGB")
+        photo = _of_8_bits(image).convert("L" if len(self.mean) == 1 else "RGB")
         filters = {
             "bilinear": images.Resampling.BILINEAR,
             "bicubic": images.Resampling.BICUBIC,
@@ -93,6 +111,11 @@ class Preprocess:
         if self.resize is not None:
             shorter = min(photo.size)
             scaled = [self.resize * side // shorter for side in photo.size]
+            if math.prod(scaled) > MOST_PIXELS:
+                raise InvalidInputError(
+                    f"A photo of {photo.width}×{photo.height} would have {scaled[0]}×{scaled[1]} pixels on its way into the "
+                    f"model; at most {MOST_PIXELS} are possible. Cut it first."
+                )
             photo = photo.resize((scaled[0], scaled[1]), filters[self.interpolation])
             left, top = round((photo.width - width) / 2), round((photo.height - height) / 2)
             photo = photo.crop((left, top, left + width, top + height))
@@ -109,16 +132,36 @@ class Preprocess:
 
 
 def open_photo(path: Path) -> Image:
-    """A photo from a file, turned as its EXIF orientation says. Raises InvalidInputError where it is no image."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    """A photo from a file, turned as its EXIF orientation says. Raises InvalidInputError where it is no image, or has more pixels
+    than Pillow takes for harmless."""
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(path) as image:
+            image.load()
             photo: Image.Image = ImageOps.exif_transpose(image)
-            photo.load()
             return photo
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+    except (
+        Exception
+    ) as error:  # Pillow's readers raise what they meet: OSError, SyntaxError, ValueError, struct.error, …
         raise InvalidInputError(f"{path} cannot be read as a photo: {error}") from error
+
+
+def _of_8_bits(image: Image) -> Image:
+    """Grey of 16 bits (PNG, TIFF) in 8, which Pillow's own conversion would cut off at white."""
+    from PIL import Image as images
+
+    if not image.mode.startswith(("I", "F")):
+        return image
+    values = np.asarray(image)
+    most, least = (float(values.max()), float(values.min())) if values.size else (0.0, 0.0)
+    if image.mode == "F" or not 0 <= least <= most <= 0xFFFF:
+        raise InvalidInputError(
+            f"A photo has pixels from {least:g} to {most:g}; they must be of 8 or 16 bits. Convert it first."
+        )
+    if image.mode == "I" and most <= 0xFF and image.format != "PNG":
+        return image  # of 8 bits in a wide format
+    return images.fromarray(((values.astype(np.uint32) * 255 + 0x7FFF) // 0xFFFF).astype(np.uint8))
 
 
 def softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:

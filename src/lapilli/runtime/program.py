@@ -7,25 +7,31 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lapilli.errors import InvalidInputError, ReadError, RunTimeoutError
+from lapilli.errors import InvalidInputError, ReadError, RunTimeoutError, UnsupportedOperatorError
 from lapilli.player import LoadTimes, MemoryInfo, NativeProgram, NativeRun
-from lapilli.runtime import tensors
+from lapilli.program import signature
+from lapilli.program.signature import Key
+from lapilli.runtime import tensors, validator
 from lapilli.runtime.binding import Binding
-from lapilli.runtime.description import Description, Plan, TensorSpec
+from lapilli.runtime.check import admit
+from lapilli.runtime.description import INTERNAL, Description, Plan, TensorSpec
 from lapilli.runtime.devices import Device
-from lapilli.runtime.files import named, replace
+from lapilli.runtime.files import named, read_file, replace
+from lapilli.runtime.host import LISTED, OWN, Permission
+from lapilli.runtime.interpreter import Interpreter, as_array
+from lapilli.runtime.limits import Limits
 from lapilli.runtime.method import Method, ScriptRun, interfaces
+from lapilli.runtime.notice import working
 from lapilli.runtime.report import Report
-from lapilli.runtime.script import Interpreter, as_array
 
 
 @dataclass(frozen=True)
@@ -109,19 +115,34 @@ class Program:
     until it is closed, used up as a context manager, or collected.
     """
 
-    def __init__(self, source: Path | bytes, device: str | int | None = None) -> None:
+    def __init__(
+        self,
+        source: Path | bytes,
+        device: str | int | None = None,
+        *,
+        permission: Permission = LISTED,
+        limits: Limits | None = None,
+    ) -> None:
+        """permission: which operators of torch its scripts may name; limits: what the file and its runs may take."""
         self._source = source
-        with named(source):
-            self._native = NativeProgram.load(source, device=device, allow_host=True)
+        self._stamp = _stamp(source)
+        native = None if limits is None else limits.native
+        with named(source), working():
+            self._native = NativeProgram.load(source, device=device, allow_host=not permission.none, limits=native)
         self._close = weakref.finalize(self, self._native.close)
         try:
-            self._description = Description.of(source, verify=False)  # the load has verified it
-            self._methods = {i.name: Method(self, i) for i in interfaces(self._description)}
-            self._stamp = _stamp(source)
+            self._description = Description.of(source, verify=False, limits=native)  # the load has verified it
+            with named(source):
+                found = interfaces(self._description)
+                scripts = [(i.script, i.inputs, len(i.outputs)) for i in found if i.script is not None]
+                operators = admit(scripts, self._description, permission)
+            if _stamp(source) != self._stamp:
+                raise ReadError(f"{source!s} was changed while the program was loaded from it; load it again.")
         except BaseException:
             self._close()
             raise
-        self._interpreter = Interpreter(self._native, self._description)
+        self._methods = {i.name: Method(self, i) for i in found}
+        self._interpreter = Interpreter(self._native, self._description, operators, limits, self._constant)
         self._default = next(iter(self._methods.values()))
         info = self._native.info()
         self._device = Device.from_json(info["device"])
@@ -129,9 +150,9 @@ class Program:
         self._futures: weakref.WeakSet[Future] = weakref.WeakSet()
 
     @classmethod
-    def _from_bytes(cls, data: bytes, device: str | int | None = None) -> Program:
+    def _from_bytes(cls, data: bytes, device: str | int | None = None, permission: Permission = OWN) -> Program:
         """A program from the bytes of a file: what the compiler ends with."""
-        return cls(data, device)
+        return cls(data, device, permission=permission)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model on its inputs, nested as the model has them; waits for the result.
@@ -160,10 +181,11 @@ class Program:
         """
         return self._default.bind(*args, outputs=outputs, **kwargs)
 
-    def run_flat(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    def run_flat(self, inputs: Sequence[NDArray[Any]], bits: bool = False) -> list[NDArray[Any]]:
         """Runs on the flat list of `inputs` and gives the flat list of `outputs`, as NumPy arrays. The new values of inputs
-        that the model changes are the last outputs; the arrays given are left alone."""
-        return self._default.run_flat(inputs)
+        that the model changes are the last outputs; the arrays given are left alone. bits: bfloat16, which NumPy lacks, as
+        its bits in uint16 arrays, in and out."""
+        return self._default.run_flat(inputs, bits)
 
     @property
     def methods(self) -> Mapping[str, Method]:
@@ -231,8 +253,8 @@ class Program:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Strings that travel in the file."""
-        return self._description.metadata
+        """Strings that travel in the file: what `lapilli.compile` was given (`description.metadata` has the compiler's own too)."""
+        return {k: v for k, v in self._description.metadata.items() if not k.startswith(INTERNAL)}
 
     @property
     def device(self) -> Device:
@@ -265,7 +287,7 @@ class Program:
     def profile(self, inputs: Sequence[NDArray[Any]], repeat: int = 10) -> Profile:
         """Times every dispatch alone, `repeat` times, and gives the medians, with the work that the plan states."""
         player = self._default._player
-        arrays, _ = self._default._values(inputs)
+        arrays, _ = self._default._values(inputs, bits=True)
         times = self._open().profile(arrays, repeat, player)
         method = self._description.methods[player]
         costs = self._description.memory(self._plan, method.symbol_values(arrays)).commands
@@ -295,6 +317,13 @@ class Program:
 
         return f"Program({show(self.inputs)} -> {show(self.outputs)}; plan {self.plan} on {self.device.name})"
 
+    def _constant(self, index: int) -> Any:
+        """A constant of the file, which is still the one that was loaded."""
+        value = self._description.constant(index)
+        if _stamp(self._source) != self._stamp:
+            raise ReadError(f"{self._source!s} was changed since the program was loaded from it; load it again.")
+        return value
+
     def _open(self) -> NativeProgram:
         if not self._close.alive:
             raise InvalidInputError("This program is closed; load it again to use it.")
@@ -306,19 +335,57 @@ class Program:
         return future
 
 
-def load(path: str | os.PathLike[str], device: str | int | None = None) -> Program:
+def load(
+    path: str | os.PathLike[str],
+    device: str | int | None = None,
+    *,
+    allow_host: bool | Collection[str] = True,
+    limits: Limits | None = None,
+    public_key: Key | None = None,
+    verify: Literal["structure", "full"] = "structure",
+) -> Program:
     """Loads a program from a file and makes it ready to run.
 
     device: index or part of a name (see `devices`); None: the environment variable LAPILLI_DEVICE, else the best one.
+    allow_host: whether the file may call operators of torch on the CPU, where the GPU has none. True: those of a list, which
+        compute new tensors from tensors and numbers. False: none; a file that does is refused. Names of operators
+        ("mylib.f.default") or of namespaces ("mylib"): these too, because you know them.
+    limits: what the file and its runs may take.
+    public_key: of who must have signed the file (`lapilli sign`): the path of a PEM file, its content, or 32 bytes. The file is
+        then read into memory once, and what was verified is what is loaded. Needs the extra `sign`.
+    verify: "full": SPIRV-Tools' validator looks at all kernels too, some 10 ms each. Needs the extra `validate`. The player's own
+        verification of structure and kernels ("structure") always takes place.
 
-    Raises ReadError, InvalidFileError (damaged, or no program), NoDriverError, NoDeviceError, OutOfMemoryError.
+    Raises ReadError, InvalidFileError (damaged, or no program, or one that names what it may not), SignatureError,
+    UnsupportedOperatorError (with allow_host=False), NoDriverError, NoDeviceError, OutOfMemoryError.
     """
-    return Program(Path(path), device)
+    source: Path | bytes = Path(path)
+    if verify not in ("structure", "full"):
+        raise InvalidInputError(f'verify is {verify!r}; it can be "structure" or "full".')
+    if public_key is not None or verify == "full":
+        source = read_file(path)
+        with named(path):
+            if public_key is not None:
+                signature.verify(source, public_key)
+            if verify == "full":
+                validator.validate(source, None if limits is None else limits.native)
+    try:
+        return Program(source, device, permission=Permission.of(allow_host), limits=limits)
+    except UnsupportedOperatorError as error:
+        if allow_host is not False:
+            raise
+        raise UnsupportedOperatorError(
+            f"{path}: the program calls operators of torch on the CPU, which allow_host=False refuses (`lapilli verify` names "
+            'them). Load it without that, or compile it with fallback="error".'
+        ) from error
 
 
 def _stamp(source: Path | bytes) -> tuple[int, ...]:
     """What tells whether a file is still the one that was loaded."""
     if isinstance(source, bytes):
         return ()
-    stat = source.stat()
+    try:
+        stat = source.stat()
+    except OSError as error:
+        raise ReadError(f"{source} cannot be read: {error.strerror or error}.") from error
     return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -44,5 +45,11 @@ def to_json(operators: Sequence[Operator]) -> list[list[str]]:
     return [[o.name, o.operator, o.where, o.reason] if o.reason else [o.name, o.operator, o.where] for o in operators]
 
 
-def from_json(rows: Sequence[Sequence[str]]) -> tuple[Operator, ...]:
+def from_json(rows: Any) -> tuple[Operator, ...]:
+    """Raises TypeError where the JSON is not of this form."""
+    if not isinstance(rows, list):
+        raise TypeError("the operators are no list")
+    for row in rows:
+        if not isinstance(row, list) or len(row) not in (3, 4) or not all(isinstance(text, str) for text in row):
+            raise TypeError(f"{str(row)[:80]!r} is no operator")
     return tuple(Operator(*row) for row in rows)

@@ -14,6 +14,7 @@ import sys
 from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from types import ModuleType
 from typing import Any, Literal, cast, get_args
 
 from lapilli.errors import InvalidFileError, InvalidInputError
@@ -86,8 +87,11 @@ class Spec:
             not (isinstance(children, list) and isinstance(keys, list) and isinstance(type_, str))
             or len(keys) != (len(children) if keyed else 0)
             or not all(isinstance(key, str | int | float) for key in keys)
+            or len(set(keys)) != len(keys)
+            or (kind == "namedtuple" and not _is_type(type_, keys))
             or not (value is None or isinstance(value, str | int | float))
             or (children and kind in ("leaf", "none", "constant"))
+            or (kind == "constant" and value is None)
         ):
             raise InvalidFileError(f"The structure in the program's metadata is damaged at a node of kind {kind!r}.")
         return Spec(kind, tuple(Spec.from_json(child, depth + 1) for child in children), tuple(keys), value, type_)
@@ -136,9 +140,9 @@ class Structure:
         """The structure from JSON values. Raises InvalidFileError where they are none."""
         try:
             inputs, outputs = Spec.from_json(node["inputs"]), Spec.from_json(node["outputs"])
-            names = tuple(str(name) for name in node.get("names", []))
+            names = _all(node.get("names", []), str)
             updates, inputs_last, outputs_last = (
-                tuple(int(number) for number in node.get(key, [])) for key in ("updates", "inputs_last", "outputs_last")
+                _all(node.get(key, []), int) for key in ("updates", "inputs_last", "outputs_last")
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidFileError("The structure in the program's metadata is damaged.") from error
@@ -258,19 +262,38 @@ def _unflatten(spec: Spec, leaves: Iterator[Any]) -> Any:
     if spec.kind == "tuple":
         return tuple(values)
     if spec.kind == "namedtuple":
-        return _namedtuple(spec)(*values)
+        return _namedtuple(spec, values)
     return (Record if spec.kind == "record" else dict)(zip(spec.keys, values, strict=True))
 
 
-def _namedtuple(spec: Spec) -> Any:
-    """The class itself where its module is loaded already (a file must not choose what is imported), else a twin."""
+def _all(values: Any, kind: type) -> tuple[Any, ...]:
+    """A list of values of one type. Raises TypeError where it is none."""
+    if not isinstance(values, list) or not all(type(value) is kind for value in values):
+        raise TypeError(f"{str(values)[:80]!r} is no list of {kind.__name__}")
+    return tuple(values)
+
+
+def _is_type(name: str, fields: Sequence[object]) -> bool:
+    """Whether this can be a namedtuple's `module:qualified name` and field names."""
+    module, colon, qualified = name.partition(":")
+    parts = [*(module.split(".") if module else []), *qualified.replace(".<locals>.", ".").split(".")]
+    words = (isinstance(field, str) and field.isidentifier() for field in fields)
+    return bool(colon) and len(name) < 1024 and all(part.isidentifier() for part in parts) and all(words)
+
+
+def _namedtuple(spec: Spec, values: Sequence[Any]) -> Any:
+    """Of the class itself where its module is loaded already, else of a twin. A file must not choose what is imported or
+    called: the class is looked up in what modules and classes hold, without asking them, and made as tuples are."""
     module, _, name = spec.type.partition(":")
     found: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if isinstance(found, type) and issubclass(found, tuple) and getattr(found, "_fields", None) == spec.keys:
-        return found
-    return namedtuple(name.split(".")[-1] or "Output", [str(key) for key in spec.keys], rename=True)
+        holds = isinstance(found, ModuleType | type)
+        found = vars(found).get(part) if holds else None
+    if isinstance(found, type) and any(
+        vars(base).get("_fields") == spec.keys for base in found.__mro__ if base is not object
+    ):
+        return tuple.__new__(found, values)
+    return namedtuple(name.split(".")[-1], [str(key) for key in spec.keys], rename=True)(*values)
 
 
 def _items(value: Any) -> Mapping[Any, Any] | None:

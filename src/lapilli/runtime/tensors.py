@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,9 +15,11 @@ from lapilli.errors import InvalidInputError
 from lapilli.runtime.description import TensorSpec
 
 
-def to_arrays(leaves: Sequence[Any], specs: Sequence[TensorSpec]) -> tuple[list[NDArray[Any]], bool]:
+def to_arrays(
+    leaves: Sequence[Any], specs: Sequence[TensorSpec], bits: bool = False
+) -> tuple[list[NDArray[Any]], bool]:
     """Contiguous arrays over the tensors' memory where they are contiguous (else over a copy), and whether any of them
-    was torch's. Shapes and dtypes that NumPy has are left to the player to check.
+    was torch's. Shapes and dtypes that NumPy has are left to the player to check. bits: uint16 arrays are the bits of bfloat16.
 
     Raises InvalidInputError for what is no tensor, not on the CPU, not dense, or bfloat16 in a form that NumPy lacks.
     """
@@ -28,7 +31,7 @@ def to_arrays(leaves: Sequence[Any], specs: Sequence[TensorSpec]) -> tuple[list[
     for leaf, spec in zip(leaves, specs, strict=True):
         if isinstance(leaf, np.ndarray | np.generic):
             array = np.asarray(leaf)
-            if spec.dtype == "bfloat16" and array.dtype.name != "bfloat16":
+            if spec.dtype == "bfloat16" and array.dtype.name != "bfloat16" and not (bits and array.dtype == np.uint16):
                 raise InvalidInputError(
                     f"Input {spec} cannot be given as {array.dtype}: NumPy has no bfloat16. Give a torch tensor (or an "
                     "array of the package ml_dtypes)."
@@ -44,8 +47,8 @@ def to_arrays(leaves: Sequence[Any], specs: Sequence[TensorSpec]) -> tuple[list[
     return arrays, any_torch
 
 
-def from_arrays(arrays: list[NDArray[Any]], specs: Sequence[TensorSpec], torch: bool) -> list[Any]:
-    """The player's outputs as torch tensors or NumPy arrays; no copy."""
+def from_arrays(arrays: list[NDArray[Any]], specs: Sequence[TensorSpec], torch: bool, bits: bool = False) -> list[Any]:
+    """The player's outputs as torch tensors or NumPy arrays; no copy. bits: NumPy gets the bits of bfloat16 as uint16."""
     if torch:
         module = sys.modules["torch"]
         return [
@@ -53,9 +56,20 @@ def from_arrays(arrays: list[NDArray[Any]], specs: Sequence[TensorSpec], torch: 
             for array, spec in zip(arrays, specs, strict=True)
         ]
     return [
-        array.view(spec.numpy_dtype()) if spec.dtype == "bfloat16" else array
+        array.view(spec.numpy_dtype()) if spec.dtype == "bfloat16" and not bits else array
         for array, spec in zip(arrays, specs, strict=True)
     ]
+
+
+def typed(array: Any, dtype: str) -> Any:
+    """A value as operators on the host take it: bits of bfloat16, which NumPy lacks, as a tensor (where there is torch)."""
+    if dtype != "bfloat16" or not isinstance(array, np.ndarray):
+        return array
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError:
+        return array
+    return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape).view(np.uint16)).view(torch.bfloat16)
 
 
 def channels_first(specs: tuple[TensorSpec, ...], numbers: Sequence[int]) -> tuple[TensorSpec, ...]:
@@ -120,10 +134,37 @@ def check_writable(leaf: Any, spec: TensorSpec) -> None:
         )
 
 
-def update(leaf: Any, value: Any) -> None:
-    """Gives a caller's tensor the value that the model left in it; `value` is of its kind, torch or NumPy."""
+def share_memory(one: Any, other: Any) -> bool:
+    """Whether two tensors have bytes in common, or lie among each other's."""
+    (first, end), (other_first, other_end) = _span(one), _span(other)
+    return first < other_end and other_first < end
+
+
+def _span(leaf: Any) -> tuple[int, int]:
+    """The addresses between which a tensor's elements lie; none for what has no memory of its own."""
     if isinstance(leaf, np.ndarray):
-        np.copyto(leaf, np.asarray(value))
+        start, steps = leaf.ctypes.data, leaf.strides
+    elif hasattr(leaf, "data_ptr") and leaf.device.type == "cpu":
+        start, steps = int(leaf.data_ptr()), tuple(step * leaf.element_size() for step in leaf.stride())
+    else:
+        return 0, 0
+    if 0 in leaf.shape:
+        return 0, 0
+    reach = [(size - 1) * step for size, step in zip(leaf.shape, steps, strict=True)]
+    size = leaf.itemsize if isinstance(leaf, np.ndarray) else leaf.element_size()
+    return start + sum(r for r in reach if r < 0), start + sum(r for r in reach if r > 0) + size
+
+
+def update(leaf: Any, value: Any, spec: TensorSpec) -> None:
+    """Gives a caller's tensor the value that the model left in it; `value` is of its kind, torch or NumPy.
+
+    Raises InvalidInputError where it is of another shape, which only a damaged file says."""
+    if tuple(leaf.shape) != tuple(np.shape(value)):
+        raise InvalidInputError(
+            f"The program gives its input {spec} a value of another shape, {list(np.shape(value))}."
+        )
+    if isinstance(leaf, np.ndarray):
+        np.copyto(leaf, np.asarray(value), casting="unsafe")
     else:
         leaf.detach().copy_(sys.modules["torch"].as_tensor(value))
 

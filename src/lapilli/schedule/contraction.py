@@ -59,8 +59,10 @@ class ConvolutionView:
 
     @property
     def is_pointwise(self) -> bool:
-        """A 1x1 convolution that is a matrix product over positions."""
-        return self.kernel == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0) and self.groups == 1
+        """A 1x1 convolution that is a matrix product over positions: each is read where it is written. (A transposed one may
+        have more positions than its input: output_padding.)"""
+        same = (self.out_h, self.out_w) == (self.h, self.w)
+        return same and self.kernel == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0) and self.groups == 1
 
     @property
     def is_depthwise(self) -> bool:

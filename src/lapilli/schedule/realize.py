@@ -28,7 +28,8 @@ class Realized:
     views: dict[int, Map] = field(default_factory=dict)  # views that vanished
 
 
-READS = 12  # buffers that one kernel reads at most
+READS = 12  # buffers that a value and its reader read at most where they become one kernel, ...
+MOST_READS = 24  # ... and the reader with all that vanishes into it
 
 
 def estimate(size: Int) -> int:
@@ -70,16 +71,19 @@ def realize(graph: Graph) -> Realized:
 
     result = Realized([], bodies, users, views=views)
     inlined: dict[int, Map] = {}
+    reads = {n.id: {ld.node.id for ld in loads(bodies[n.id])} for n in kept}  # with what has vanished into them so far
     for n in kept:
         swallowed = dict.fromkeys(ld.node.id for ld in loads(bodies[n.id]) if ld.node.id in inlined)
         result.origins[n.id] = [o for i in swallowed for o in result.origins[i]] + [n.origin]
         bodies[n.id] = rewrite(
             bodies[n.id], on_load=lambda ld: inline(inlined[ld.node.id], ld) if ld.node.id in inlined else None
         )
-        reason = "operand of attention" if n.id in attended else _reason(n, bodies, users, outputs, forced)
+        reason = "operand of attention" if n.id in attended else _reason(n, bodies, users, outputs, forced, reads)
         if reason is None:
             assert isinstance(n, Map)
             inlined[n.id] = n
+            for reader in users[n.id]:
+                reads[reader.id] = (reads[reader.id] - {n.id}) | reads[n.id]
         else:
             result.nodes.append(n)
             result.reasons[n.id] = reason
@@ -93,9 +97,15 @@ def realize(graph: Graph) -> Realized:
 
 
 def _reason(
-    n: Map | Reduce, bodies: dict[int, Expr], users: dict[int, list[Node]], outputs: set[int], forced: set[int]
+    n: Map | Reduce,
+    bodies: dict[int, Expr],
+    users: dict[int, list[Node]],
+    outputs: set[int],
+    forced: set[int],
+    together: dict[int, set[int]],
 ) -> str | None:
-    """Why a value is realised, or None when it vanishes into its readers."""
+    """Why a value is realised, or None when it vanishes into its readers. together: what values read, with all that has vanished
+    into them."""
     if n.id in outputs:
         return "output"
     if isinstance(n, Reduce):
@@ -112,7 +122,8 @@ def _reason(
     if not readers:
         return "output"
     reader = readers[0]
-    if len({ld.node.id for ld in reads} | {ld.node.id for ld in loads(bodies[reader.id])}) > READS:
+    both = {ld.node.id for ld in reads} | {ld.node.id for ld in loads(bodies[reader.id])}
+    if len(both) > READS or len(together[n.id] | together[reader.id]) > MOST_READS:
         return f"its reader would read more than {READS} buffers"
     at = {ld.index for ld in loads(bodies[reader.id]) if ld.node is n}
     aligned = len(at) == 1 and is_permutation(n, next(iter(at)), reader)

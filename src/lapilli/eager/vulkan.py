@@ -6,31 +6,20 @@ always a device, its name or its index; None means the current device.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, TypeAlias
+import sys
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from lapilli import torch_compat
 from lapilli.eager import devices
 from lapilli.runtime.compiler import missing_packages
 
+if TYPE_CHECKING:
+    from lapilli.eager.properties import DeviceProperties
+
 Where: TypeAlias = "torch.device | str | int | None"
-
-
-@dataclass(frozen=True)
-class DeviceProperties:
-    """What a device is; see `lapilli.Device` for the meaning of limits and features."""
-
-    name: str
-    type: str
-    """discrete, integrated, virtual, cpu or other."""
-    driver: str
-    api_version: str
-    total_memory: int
-    """Bytes of device-local memory."""
-    limits: dict[str, int]
-    features: dict[str, bool]
 
 
 def is_available() -> bool:
@@ -41,7 +30,36 @@ def is_available() -> bool:
 
 def device_count() -> int:
     """How many Vulkan devices there are."""
+    from lapilli.eager import device
+
+    if _pytorch_wonders(device.has_begun()):
+        return 0
+    if not device.has_begun():
+        if not torch_compat.supported():
+            torch_compat.warn_unsupported("The device 'vulkan'", "Until then there is none.")
+            return 0
+        device.patch()
     return 0 if devices.in_bad_fork() else len(devices.found())
+
+
+def _pytorch_wonders(begun: bool) -> bool:
+    """Whether PyTorch itself asks for any accelerator that there may be: compilers, optimizers, data loaders and others do in
+    programs of the CPU. As long as the program has not named the device, they find none, and do what they did without it.
+    `nn.DataParallel` and its like never find it: they need parts in C++ that a device of Python does not have."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    asks = "" if frame is None else frame.f_globals.get("__name__", "")
+    if asks == "torch._utils" and frame is not None:
+        return not begun or frame.f_code.co_name == "_get_available_device_type"
+    if begun:
+        return False
+    while frame is not None and asks.startswith("torch.accelerator"):
+        frame = frame.f_back
+        asks = "" if frame is None else frame.f_globals.get("__name__", "")
+        if not asks.startswith("torch.accelerator"):
+            return asks.startswith("torch.")
+    return False
 
 
 def is_initialized() -> bool:
@@ -73,6 +91,8 @@ def get_device_name(device: Where = None) -> str:
 
 def get_device_properties(device: Where = None) -> DeviceProperties:
     """What a device is and can. Raises RuntimeError where there is no such device."""
+    from lapilli.eager.properties import DeviceProperties
+
     node = _found(device)
     return DeviceProperties(
         node["name"],
@@ -95,6 +115,9 @@ def _found(device: Where) -> dict[str, Any]:
 
 def current_device() -> int:
     """Index of the device that "vulkan" means in this thread."""
+    from lapilli.eager import device
+
+    device.patch()  # somebody is about to name the device
     return devices.current_device()
 
 

@@ -1,0 +1,106 @@
+"""Results of a graph that are views: what they are views of, and how the host makes them again.
+
+PyTorch gives a result that is a view of an argument, or of another result, the memory of that, by the sizes, strides and offset
+of what the graph returned. So a view must be made as PyTorch makes it, wherever it begins."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves, tree_map
+
+aten = torch.ops.aten
+
+_WHOLE = {
+    aten.t.default, aten.transpose.int, aten.permute.default, aten.view.default, aten._unsafe_view.default,
+    aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default, aten.detach.default,
+    aten.alias.default,
+}  # fmt: skip
+"""Views of all elements: computing what they are views of computes nothing in vain."""
+
+_ABSOLUTE = {aten.as_strided.default}
+"""Views that count from the beginning of the memory, whatever part of it they are given."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that differs from call to call: the place of its value among the numbers of a call."""
+
+    place: int
+
+
+@dataclass(frozen=True)
+class View:
+    """One view operator, with its arguments behind the tensor; element: of those that give several views, which one."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    element: int | None
+    is_fixed: bool
+
+    @property
+    def is_absolute(self) -> bool:
+        return self.target in _ABSOLUTE
+
+    def __call__(self, tensor: torch.Tensor, numbers: Sequence[Any]) -> torch.Tensor:
+        args, kwargs = self.args, self.kwargs
+        if not self.is_fixed:
+            args, kwargs = tree_map(lambda x: numbers[x.place] if isinstance(x, Number) else x, (args, kwargs))
+        made = self.target(tensor, *args, **kwargs)
+        return made if self.element is None else made[self.element]  # type: ignore[no-any-return]
+
+
+def base_of(node: fx.Node) -> fx.Node | None:
+    """What a call's result is a view of."""
+    target, source = node.target, node.args[0] if node.args else None
+    if target is operator.getitem and isinstance(source, fx.Node) and _is_view(source.target):
+        source = source.args[0]
+    elif not _is_view(target):
+        return None
+    return source if isinstance(source, fx.Node) else None
+
+
+def is_whole(node: fx.Node) -> bool:
+    """Whether a view has all elements of what it is a view of."""
+    return node.target in _WHOLE
+
+
+def root_of(node: fx.Node) -> fx.Node:
+    """What a value is a view of in the end."""
+    while (base := base_of(node)) is not None:
+        node = base
+    return node
+
+
+def view_of(node: fx.Node, number: Callable[[Any], int]) -> View:
+    """The view that a call makes; `number` gives a value that differs from call to call its place."""
+
+    def given(leaf: Any) -> Any:
+        value = leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf
+        return Number(number(value)) if isinstance(value, torch.SymInt) else value
+
+    call: Any = node
+    element: Any = None
+    if node.target is operator.getitem:
+        call, element = node.args
+    target = aten.view.default if call.target is aten._unsafe_view.default else call.target
+    args, kwargs = tree_map(given, (tuple(call.args[1:]), dict(call.kwargs)))
+    is_fixed = not any(isinstance(x, Number) for x in tree_leaves((args, kwargs)))
+    return View(target, args, kwargs, element, is_fixed)
+
+
+def _is_view(target: Any) -> bool:
+    """Whether an operator's result, or all of several, share the memory of its first argument, by its schema."""
+    if target is aten._unsafe_view.default:
+        return True
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or not target._schema.arguments:
+        return False
+    first, *others = (r.alias_info for r in target._schema.returns) if target._schema.returns else (None,)
+    given = target._schema.arguments[0].alias_info
+    return not others and first is not None and given is not None and not given.is_write

@@ -1,0 +1,97 @@
+"""`lapilli cache`: what is kept on disk so that nothing is compiled twice."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lapilli.cli.common import PROGRAM, console, device_option, json_option, print_json, size, table
+from lapilli.errors import InvalidInputError
+from lapilli.runtime.cache import base
+
+KINDS = {
+    "kernels": "kernels of compiled models, as SPIR-V",
+    "eager": "programs of operators on the device vulkan",
+    "mobile": "programs of modules of optimize_for_mobile",
+    "pipelines": "what drivers made of kernels",
+}
+
+
+@click.group()
+def cache() -> None:
+    """What is kept on disk so that nothing is compiled twice."""
+
+
+@cache.command()
+@json_option
+def info(as_json: bool) -> None:
+    """Say where the cache is and what it holds."""
+    found = [_usage(name) for name in KINDS]
+    if as_json:
+        return print_json({"folder": str(base()), "parts": found})
+    shown = table("part", "files", "size", "what")
+    for f in found:
+        shown.add_row(f["name"], f"{f['files']:,}", size(f["bytes"]), KINDS[f["name"]])
+    console().print(shown)
+    console().print(f"{base()}; LAPILLI_CACHE_DIR names another folder", soft_wrap=True)
+
+
+@cache.command()
+@click.argument("parts", nargs=-1)
+@json_option
+def clear(parts: tuple[str, ...], as_json: bool) -> None:
+    """Remove PARTS of the cache (kernels, eager, mobile, pipelines), or all of it."""
+    unknown = [p for p in parts if p not in KINDS]
+    if unknown:
+        raise InvalidInputError(f"There is no part {unknown[0]!r} of the cache; there are {', '.join(KINDS)}.")
+    removed = {"files": 0, "bytes": 0}
+    for name in parts or KINDS:
+        for file in _files(name):
+            info = file.stat(follow_symlinks=False)
+            file.unlink(missing_ok=True)
+            removed["files"] += 1
+            removed["bytes"] += info.st_size
+    if as_json:
+        return print_json(removed)
+    console().print(f"{removed['files']:,} files removed, {size(removed['bytes'])}")
+
+
+@cache.command()
+@click.argument("programs", nargs=-1, type=PROGRAM)
+@device_option
+def warm(programs: tuple[Path, ...], device: str | None) -> None:
+    """Compile ahead of need: the driver's code for PROGRAMS, or without any, usual operators of the device vulkan.
+
+    The second trains small networks for a step, needs `pip install lapilli[compile]`, and takes a minute or two."""
+    if programs:
+        import lapilli
+
+        for path in programs:
+            lapilli.load(path, device).close()
+            console().print(f"{path}: ready")
+        return
+    from lapilli.runtime.compiler import require_compiler
+
+    require_compiler()
+    from lapilli.eager.usual import train_usual_models
+
+    count = train_usual_models()
+    console().print(f"{count:,} operators were run on vulkan, forward and backward; their programs are in the cache")
+
+
+def _files(name: str) -> list[Path]:
+    """Files of a part; links are left alone. Drivers' code lies beside the folders."""
+    if name == "pipelines":
+        return [p for p in base().glob("pipelines-*.bin") if p.is_file() and not p.is_symlink()]
+    folder = base() / name
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    return [Path(e.path) for e in os.scandir(folder) if e.is_file(follow_symlinks=False)]
+
+
+def _usage(name: str) -> dict[str, Any]:
+    files = _files(name)
+    return {"name": name, "files": len(files), "bytes": sum(f.stat(follow_symlinks=False).st_size for f in files)}

@@ -1,0 +1,64 @@
+"""Numbers that a run computes on the host: sizes and the numbers of a model. Integers stay within 64 bits, as in torch."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from lapilli.errors import InvalidInputError
+
+INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
+
+SIZES: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add, "*": operator.mul, "//": operator.floordiv, "%": operator.mod, "min": min, "max": max,
+}  # fmt: skip
+"""Operations of a TREE."""
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """Refuses what could not be a number of 64 bits before it is computed."""
+    whole = isinstance(base, int) and isinstance(exponent, int)
+    if whole and exponent > 0 and exponent * (abs(int(base)).bit_length() - 1) > 64:
+        raise OverflowError("the power of integers does not fit into 64 bits")
+    return base**exponent
+
+
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], int, int]] = {
+    **{f: (getattr(operator, f), 2, 2) for f in (
+        "add", "sub", "mul", "truediv", "floordiv", "mod", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_",
+    )},
+    **{f: (getattr(math, f), 1, 1) for f in ("ceil", "floor", "trunc", "sqrt")},
+    "neg": (operator.neg, 1, 1), "pow": (_power, 2, 2), "sym_float": (float, 1, 1), "sym_int": (int, 1, 1),
+    "sym_not": (operator.not_, 1, 1), "sym_max": (max, 2, 64), "sym_min": (min, 2, 64), "round": (round, 1, 2),
+}  # fmt: skip
+
+NUMBERS: dict[str, tuple[int, int]] = {name: (least, most) for name, (_, least, most) in _FUNCTIONS.items()}
+"""Functions of numbers that a model computes on the host, by name: how many arguments they take, at least and at most."""
+
+
+def size(operation: str, a: int, b: int) -> int:
+    """An operation of a TREE. Raises InvalidInputError where there is no result of 64 bits."""
+    try:
+        return int(bounded(SIZES[operation](a, b)))
+    except ArithmeticError as error:
+        raise InvalidInputError(f"A size cannot be computed: {a} {operation} {b}: {error}.") from error
+
+
+def number(function: str, arguments: list[Any]) -> Any:
+    """A function of numbers. Raises InvalidInputError where there is no result, or none of 64 bits."""
+    try:
+        return bounded(_FUNCTIONS[function][0](*arguments))
+    except (ArithmeticError, ValueError, TypeError) as error:
+        shown = ", ".join(map(str, arguments))
+        raise InvalidInputError(f"A number cannot be computed: {function}({shown}): {error}.") from error
+
+
+def bounded(value: Any) -> Any:
+    """A number as it is. Raises OverflowError for an integer beyond 64 bits, TypeError for what is no number."""
+    if isinstance(value, int) and not INT_MIN <= value <= INT_MAX:
+        raise OverflowError("the integer does not fit into 64 bits")
+    if not isinstance(value, int | float | complex):
+        raise TypeError(f"{type(value).__name__} is no number")
+    return value

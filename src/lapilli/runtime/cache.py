@@ -1,0 +1,157 @@
+"""Caches on disk: kernels, eager programs, optimized modules. What lies there is run as it is, so only files of ours are taken.
+
+A folder is this user's alone (0700, files 0600). A file that is another user's, that others may write, or that is a link is not
+read. An entry begins with a digest of its name and content, so a damaged one is not taken either. A cache that cannot be read or
+written is no error. What was not used for longest goes when a cache is larger than it should be."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from lapilli.runtime.files import replace
+
+_DIGEST = hashlib.sha256().digest_size
+_DAY = 86400.0
+
+
+def base() -> Path:
+    """$LAPILLI_CACHE_DIR, else the user's cache folder."""
+    given = os.environ.get("LAPILLI_CACHE_DIR")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lapilli"
+
+
+class Cache:
+    """One folder of the cache. most: bytes that it may hold."""
+
+    def __init__(self, name: str, most: int) -> None:
+        self.name, self.most = name, most
+        self._unseen: int | None = None  # bytes written since the folder was looked through; None: not yet
+        self._lock = threading.Lock()
+
+    @property
+    def folder(self) -> Path:
+        return base() / self.name
+
+    def read(self, key: str) -> bytes | None:
+        """What `write` wrote; None when it is not there, damaged, or not this user's."""
+        try:
+            if not _is_private(self.folder):
+                return None
+            entry = _read(self.folder / key)
+        except OSError:
+            return None
+        content = entry[_DIGEST:]
+        return content if _digest(key, content) == entry[:_DIGEST] else None
+
+    def write(self, key: str, content: bytes) -> None:
+        """Appears whole or not at all."""
+        self._store(key, (_digest(key, content), content))
+
+    def file(self, key: str) -> Path | None:
+        """The path of what `keep` wrote, for files that carry a checksum of their own; None as for `read`."""
+        path = self.folder / key
+        try:
+            if not _is_private(self.folder):
+                return None
+            os.close(_open(path))
+        except OSError:
+            return None
+        return path
+
+    def keep(self, key: str, content: bytes) -> Path | None:
+        """Writes a file as it is. None where that is not possible."""
+        self._store(key, (content,))
+        return self.file(key)
+
+    def trim(self) -> None:
+        """Removes what was not used for longest until the rest fits, and what writers that were killed have left."""
+        found = []
+        with suppress(OSError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                info = entry.stat(follow_symlinks=False)
+                if not stat.S_ISREG(info.st_mode):
+                    continue
+                if entry.name.startswith("."):  # of `replace`
+                    if time.time() - info.st_mtime > _DAY:
+                        _remove(entry.path)
+                else:
+                    found.append((info.st_mtime, info.st_size, entry.path))
+        excess = sum(size for _, size, _ in found) - self.most
+        for _, size, path in sorted(found)[:-1]:
+            if excess <= 0:
+                return
+            _remove(path)
+            excess -= size
+
+    def _store(self, key: str, parts: tuple[bytes, ...]) -> None:
+        with suppress(OSError):
+            _make_private(self.folder)
+            with replace(self.folder / key, private=True) as file:
+                for part in parts:
+                    file.write(part)
+            with self._lock:
+                due = self._unseen is None or self._unseen > self.most // 32
+                self._unseen = 0 if due or self._unseen is None else self._unseen + sum(map(len, parts))
+            if due:
+                self.trim()
+
+
+def _digest(key: str, content: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + b"\0" + content).digest()
+
+
+def _is_ours(info: os.stat_result) -> bool:
+    """Whether nobody else can have written it. (Windows keeps the user's folders apart itself.)"""
+    return not hasattr(os, "geteuid") or (info.st_uid == os.geteuid() and not info.st_mode & 0o022)
+
+
+def _is_private(folder: Path) -> bool:
+    info = os.lstat(folder)
+    return stat.S_ISDIR(info.st_mode) and _is_ours(info)
+
+
+def _make_private(folder: Path) -> None:
+    """Raises OSError where the folder is not ours alone and cannot become it."""
+    if not folder.parent.exists():
+        folder.parent.parent.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    info = os.lstat(folder)
+    if hasattr(os, "geteuid") and stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and info.st_mode & 0o077:
+        os.chmod(folder, 0o700)  # of an earlier version, or of a generous umask
+    if not _is_private(folder):
+        raise PermissionError(f"{folder} is not this user's alone")
+
+
+def _open(path: Path) -> int:
+    """Raises OSError for what is no plain file of ours."""
+    extra = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    handle = os.open(path, os.O_RDONLY | extra)
+    try:
+        info = os.fstat(handle)
+        if not stat.S_ISREG(info.st_mode) or not _is_ours(info):
+            raise PermissionError(f"{path} is not a file of this user's alone")
+        if time.time() - info.st_mtime > _DAY:
+            with suppress(OSError):
+                os.utime(handle if os.utime in os.supports_fd else path)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _read(path: Path) -> bytes:
+    with os.fdopen(_open(path), "rb") as file:
+        return file.read()
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)

@@ -1,0 +1,231 @@
+"""Runs scripts that `check.py` has been over."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lapilli.errors import InvalidInputError, LapilliError, OutOfMemoryError
+from lapilli.player import NativeProgram
+from lapilli.runtime import arithmetic, host, tensors
+from lapilli.runtime.description import Description
+from lapilli.runtime.limits import Budget, Limits
+from lapilli.runtime.script import Call, Json, Script, Tree
+
+
+class Interpreter:
+    """operators: the overloads that scripts call, by name; None: there is no torch."""
+
+    def __init__(
+        self,
+        native: NativeProgram,
+        description: Description,
+        operators: Mapping[str, Any] | None,
+        limits: Limits | None = None,
+        constant: Callable[[int], Any] | None = None,
+    ) -> None:
+        """constant: gives the constants of the file, where not the description."""
+        self.native, self.description = native, description
+        self.states: dict[str, Any] = {}  # buffers that only methods of several segments have
+        self.shared = {s.name: k for k, s in enumerate(description.states)}  # the others, by number in the player
+        self._operators, self._limits = operators, Limits() if limits is None else limits
+        self._read = description.constant if constant is None else constant
+        self._constants: dict[int, Any] = {}
+
+    def run(self, script: Script, inputs: Sequence[Any], budget: Budget | None = None) -> list[Any]:
+        """inputs and results: arrays, tensors or numbers. Raises InvalidInputError where a value does not fit what is done with
+        it, or a limit is reached."""
+        budget = Budget(self._limits) if budget is None else budget
+        env = Environment(script, dict(zip(script.inputs, inputs, strict=True)), self._constant, budget)
+        for value, (name, first, _) in script.states.items():
+            env.values[value] = self._state(name, first)
+        for call in script.calls:
+            budget.spend()
+            results = self._guarded(call, env)
+            for name, value in zip(call.outs, results, strict=True):
+                env.values[name] = value
+        outputs = [env.argument(o) for o in script.outputs]
+        for name, new in [(n, env.argument(new)) for n, _, new in script.states.values() if new is not None]:
+            if name in self.shared:
+                self.native.write_state(self.shared[name], as_array(new))
+            else:
+                self.states[name] = new
+        return outputs
+
+    def _guarded(self, call: Call, env: Environment) -> list[Any]:
+        """What goes wrong in a call, as an error of ours."""
+        try:
+            return self._call(call, env)
+        except MemoryError as error:
+            raise OutOfMemoryError(f"{_called(call)} needs more memory than there is.") from error
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            if isinstance(error, LapilliError):
+                raise
+            raise InvalidInputError(f"{_called(call)} failed: {error}") from error
+
+    def _state(self, name: str, first: int) -> Any:
+        if name in self.shared:
+            spec = self.description.states[self.shared[name]]
+            return tensors.typed(self.native.read_state(self.shared[name]), spec.dtype)
+        return self.states[name] if name in self.states else self._constant(first)
+
+    def _call(self, call: Call, env: Environment) -> list[Any]:
+        if call.op == "gpu":
+            outputs = self.native.run([as_array(env.argument(a)) for a in call.args], call.method)
+            specs = self.description.methods[call.method].outputs
+            return [tensors.typed(o, s.dtype) for o, s in zip(outputs, specs, strict=True)]
+        if call.op == "number":
+            return [arithmetic.number(call.args[0], [_number(a) for a in env.argument(call.args[1:])])]
+        if call.op == "item":
+            return [_number(env.argument(call.args[0]))]
+        if call.op == "getitem":
+            return [env.argument(call.args[0])[call.args[1]]]
+        if call.op == "cond":
+            return self._cond(call, env)
+        if call.op == "while":
+            return self._while(call, env)
+        if call.op == "scan":
+            return self._scan(call, env)
+        return [self._torch(call, env)]
+
+    def _cond(self, call: Call, env: Environment) -> list[Any]:
+        chosen = call.scripts[0 if bool(_number(env.argument(call.args[0]))) else 1]
+        return self.run(chosen, env.argument(call.args[1]), env.budget)
+
+    def _while(self, call: Call, env: Environment) -> list[Any]:
+        carried, fixed = env.argument(call.args[0]), env.argument(call.args[1])
+        going, body = call.scripts
+        while bool(_number(self.run(going, [*carried, *fixed], env.budget)[0])):
+            env.budget.spend()
+            carried = self.run(body, [*carried, *fixed], env.budget)
+        return list(carried)
+
+    def _scan(self, call: Call, env: Environment) -> list[Any]:
+        """combine(carry, slice of every sequence) -> carry, output of the step; outputs are stacked."""
+        carry, sequences, fixed = (env.argument(a) for a in call.args)
+        count = len(carry)
+        steps: list[list[Any]] = []
+        for k in range(len(sequences[0])):
+            env.budget.spend()
+            results = self.run(call.scripts[0], [*carry, *(s[k] for s in sequences), *fixed], env.budget)
+            carry = results[:count]
+            steps.append(results[count:])
+        return [*carry, *(_stacked(column) for column in zip(*steps, strict=True))]
+
+    def _torch(self, call: Call, env: Environment) -> Any:
+        torch = torch_module(call.op)
+        if self._operators is None:
+            raise LapilliError("torch was installed after the program was loaded; load the program again.")
+        overload = self._operators[call.op]
+        args = _tensors(env.argument(call.args), torch)
+        kwargs = {k: _tensors(env.argument(v), torch) for k, v in call.kwargs.items()}
+        with torch.no_grad():
+            host.check_call(overload, args, kwargs, self._limits.bytes, torch)
+            return overload(*args, **kwargs)
+
+    def _constant(self, index: int) -> Any:
+        if index not in self._constants:
+            self._constants[index] = self._read(index)
+        return self._constants[index]
+
+
+class Environment:
+    """Values by name, and sizes by symbol."""
+
+    def __init__(self, script: Script, values: dict[str, Any], constant: Callable[[int], Any], budget: Budget) -> None:
+        self.script, self.values, self.budget, self._constant = script, values, budget, constant
+        self._sizes: dict[str, int] = {}
+
+    def argument(self, node: Json) -> Any:
+        if isinstance(node, list):
+            return [self.argument(a) for a in node]
+        if not isinstance(node, dict):
+            return node
+        ((kind, value),) = node.items()
+        if kind == "v":
+            return self._value(value)
+        if kind == "size":
+            return self.size(value)
+        if kind == "carrier":
+            return np.empty((self.size(value), 0), np.uint8)
+        if kind == "complex":
+            return complex(*value)
+        return tag(kind, value)
+
+    def _value(self, name: str) -> Any:
+        if name not in self.values:
+            self.values[name] = self._constant(self.script.constants[name])
+        return self.values[name]
+
+    def size(self, tree: Tree) -> int:
+        if isinstance(tree, int):
+            return tree
+        if isinstance(tree, str):
+            if tree not in self._sizes:
+                self._sizes[tree] = self._symbol(tree)
+            return self._sizes[tree]
+        return arithmetic.size(tree[0], self.size(tree[1]), self.size(tree[2]))
+
+    def _symbol(self, name: str) -> int:
+        source = self.script.symbols[name]
+        if source[0] == "value":
+            return int(arithmetic.bounded(int(_number(self._value(source[1])))))
+        _, value, axis, factor, offset = source
+        size = int(self._value(value).shape[axis]) - offset
+        if size % factor:
+            raise InvalidInputError(
+                f"Size {axis} of {value!r} is {size + offset}; it must be a multiple of {factor}{f' plus {offset}' * bool(offset)}."
+            )
+        return int(size // factor)
+
+
+def tag(kind: str, name: str) -> Any:
+    """One of torch's constants that a script may name."""
+    if name not in host.TAGS.get(kind, ()):
+        raise InvalidInputError(f"A program may not name the {kind} {name!r}.")
+    return name if kind == "device" else getattr(torch_module(f"an argument of type {kind}"), name)
+
+
+def as_array(value: Any) -> Any:
+    """A value as a contiguous NumPy array; bfloat16 tensors as their bits."""
+    if hasattr(value, "detach"):
+        tensor = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        return (
+            tensor.view(torch_module("bfloat16").uint16) if str(tensor.dtype) == "torch.bfloat16" else tensor
+        ).numpy()
+    return np.ascontiguousarray(value) if np.ndim(value) else np.asarray(value)
+
+
+def _stacked(values: Sequence[Any]) -> Any:
+    if any(hasattr(v, "detach") for v in values):
+        torch = torch_module("scan")
+        return torch.stack(_tensors(list(values), torch))
+    return np.stack([as_array(v) for v in values])
+
+
+def _called(call: Call) -> str:
+    return f"{call.op}, which runs in torch on the CPU," if "." in call.op else f"A call {call.op!r} on the host"
+
+
+def _number(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _tensors(value: Any, torch: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return torch.from_numpy(np.ascontiguousarray(value).reshape(np.shape(value)))
+    return [_tensors(v, torch) for v in value] if isinstance(value, list | tuple) else value
+
+
+def torch_module(what: str) -> Any:
+    """torch. Raises LapilliError where it is not installed."""
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise LapilliError(
+            f"The program runs {what} on the CPU in torch, which is not installed: pip install torch, or compile the model "
+            'with fallback="error" and replace what the GPU cannot do.'
+        ) from error

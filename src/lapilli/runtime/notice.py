@@ -1,0 +1,101 @@
+"""A word on stderr where work takes longer than two seconds: first uses compile, and nobody should wonder whether it hangs.
+
+Work that follows within half a second counts as one: a model's first run on the eager device compiles a hundred small programs.
+A terminal shows one line that changes; elsewhere there is a line at the start and one every half minute. LAPILLI_QUIET=1 turns
+it off."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lapilli.runtime.cache import base
+
+PATIENCE = 2.0
+"""Seconds of work after which there is a word."""
+_PAUSE = 0.5
+"""Seconds without work after which what follows is new."""
+_LOG_INTERVAL = 30.0
+
+
+class Notice:
+    """Watches one stretch of work after the other. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._working = 0
+        self._since = self._last = 0.0
+        self._kernels = 0
+        self._watcher: threading.Thread | None = None
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """What runs inside is work."""
+        self._enter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._working -= 1
+                self._last = time.monotonic()
+
+    def count_kernels(self, number: int) -> None:
+        """So many more kernels were compiled."""
+        with self._lock:
+            self._kernels += number
+
+    def _enter(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if not self._working and now - self._last > _PAUSE:
+                self._since, self._kernels = now, 0
+            self._working += 1
+            # A thread of a process that has forked since is not there any more.
+            if (self._watcher is None or not self._watcher.is_alive()) and not os.environ.get("LAPILLI_QUIET"):
+                self._watcher = threading.Thread(target=self._watch, name="lapilli-notice", daemon=True)
+                self._watcher.start()
+
+    def _watch(self) -> None:
+        said, shown = 0.0, False
+        terminal = sys.stderr is not None and sys.stderr.isatty()
+        while True:
+            time.sleep(0.1)
+            with self._lock:
+                now = time.monotonic()
+                idle = not self._working and now - self._last > _PAUSE
+                spent, kernels = (self._last if idle else now) - self._since, self._kernels
+                if idle:
+                    self._watcher = None
+            if idle:
+                if shown and terminal:
+                    _write(f"\r\033[K{_sentence('compiled', spent, kernels)}\n")
+                return
+            due = _PAUSE if terminal else _LOG_INTERVAL
+            if spent > PATIENCE and (not shown or now - said > due):
+                said, shown = now, True
+                _write(
+                    f"\r\033[K{_sentence('compiling', spent, kernels)}"
+                    if terminal
+                    else f"{_sentence('compiling', spent, kernels)}; the result is kept in {base()}\n"
+                )
+
+
+def _sentence(verb: str, seconds: float, kernels: int) -> str:
+    made = f", {kernels} kernel{'s' * (kernels != 1)}" if kernels else ""
+    return f"lapilli: {verb} for the GPU ({seconds:.0f} s{made})"
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):  # closed, or none
+        return
+
+
+_notice = Notice()
+working, count_kernels = _notice.working, _notice.count_kernels

@@ -1,0 +1,36 @@
+"""Registers the operator `lapilli::run`, so that exported programs with calls of it can be loaded. `import torch` imports this;
+what the operator does is imported with its first call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lapilli.errors import InvalidInputError
+
+_library: Any = torch.library.Library("lapilli", "DEF")  # type: ignore[no-untyped-call]
+_library.define("run(Tensor program, Tensor[] inputs, SymInt[] sizes, str interface) -> Tensor[]")
+
+
+def _run(*args: Any) -> Any:
+    from lapilli.runtime.operator import run
+
+    return run(*args)
+
+
+def _fake(*args: Any) -> Any:
+    from lapilli.runtime.operator import fake
+
+    return fake(*args)
+
+
+def _backward(ctx: Any, *gradients: Any) -> Any:
+    raise InvalidInputError("a lowered module has no gradients: train the module that it was lowered from")
+
+
+_library.impl("run", _run, "CompositeExplicitAutograd")
+# As torch.library.register_fake does, which would read this file and look through all modules to say where the function is.
+_entry: Any = torch._library.simple_registry.singleton.find("lapilli::run")
+_registration = _entry.fake_impl.register(_fake, __name__, _library)
+torch.library.register_autograd("lapilli::run", _backward, lib=_library)

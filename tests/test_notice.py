@@ -1,0 +1,92 @@
+"""No silence longer than two seconds; the cache that makes first uses second ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import nn
+
+import lapilli
+from lapilli.cli import main
+
+WORK = """
+import sys, time
+from lapilli.runtime import notice
+for k in range({times}):
+    with notice.working():
+        notice.count_kernels(2)
+        time.sleep({work})
+    time.sleep({pause})
+time.sleep(0.8)
+"""
+
+
+def said(times: int, work: float, pause: float, **environment: str) -> str:
+    """What work of some length, with pauses, writes on stderr."""
+    code = WORK.format(times=times, work=work, pause=pause)
+    env = {**os.environ, **environment}
+    return subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True).stderr
+
+
+def test_long_work_is_named() -> None:
+    line = said(1, 2.8, 0)
+    assert line.startswith("lapilli: compiling for the GPU (2 s, 2 kernels); the result is kept in ")
+    assert line.count("\n") == 1
+
+
+def test_many_short_pieces_count_as_one() -> None:
+    assert "lapilli: compiling for the GPU (2 s" in said(14, 0.2, 0.02)
+
+
+def test_short_work_and_quiet_processes_say_nothing() -> None:
+    assert said(3, 0.1, 0.7) == ""
+    assert said(1, 2.5, 0, LAPILLI_QUIET="1") == ""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def command(*args: str) -> str:
+    result = CliRunner().invoke(main, ["cache", *args], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_cache_is_shown_and_cleared(cache: Path, tmp_path: Path) -> None:
+    assert all(not part["files"] for part in json.loads(command("info", "--json"))["parts"])
+    program = lapilli.compile(nn.Linear(3, 5), (torch.rand(2, 3),))
+    program.save(tmp_path / "linear.lap")
+    program.close()
+    assert "ready" in command("warm", str(tmp_path / "linear.lap"))
+    parts = {part["name"]: part for part in json.loads(command("info", "--json"))["parts"]}
+    assert parts["kernels"]["files"] and parts["kernels"]["bytes"] and parts["pipelines"]["files"]
+    assert str(cache) in command("info").replace("\n", "")
+    assert json.loads(command("clear", "pipelines", "--json"))["files"] == parts["pipelines"]["files"]
+    stranger = cache / "notes.txt"
+    stranger.write_text("not ours")
+    (cache / "kernels" / "link").symlink_to(stranger)
+    assert json.loads(command("clear", "--json"))["files"] == parts["kernels"]["files"]
+    assert stranger.read_text() == "not ours"
+    unknown = CliRunner().invoke(main, ["cache", "clear", "cookies"])
+    assert unknown.exit_code == 1 and "There is no part 'cookies' of the cache; there are kernels" in unknown.output
+
+
+def test_usual_operators_are_made_once() -> None:
+    from lapilli.eager.programs import programs_of, target_of
+    from lapilli.eager.usual import train_usual_models
+
+    assert train_usual_models() > 400
+    known = programs_of(target_of(0))
+    compiled = known.compiled
+    train_usual_models()
+    assert known.compiled == compiled

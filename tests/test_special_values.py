@@ -1,0 +1,81 @@
+"""NaN, infinity, signed zeros, denormals and numbers at the ends of the range, through a part of what tools/special_values.py
+tries: many operators in one program, against torch."""
+
+from __future__ import annotations
+
+import pytest
+import special_values
+import torch
+from special_cases import VALUES, Case, Family
+
+PARTS: dict[str, str] = {
+    "pointwise": """sin cos tan asin sinh tanh asinh atanh acosh log log2 log10 log1p lgamma special_entr reciprocal sign relu
+relu6 hardswish nan_to_num isfinite bool frexp|gelu tanh|clamp 0 1|clamp nan|x != x|x > 0|not x < 0|x == 0|x < inf|x * 0
+x - x|0 / x|x + 0|0 - x|pow 0.5|pow inf|-1 pow|fmod 3|remainder 3""",
+    "binary": "maximum fmin pow fmod remainder xlogy le ne logical_and hypot|clamp tensors|where not a < b|gather argmax",
+    "reduce 8": """std var amax min argmax argmin softmax softmin logsumexp cummax nansum sort median|amax 0|log softmax
+count nonzero|norm inf""",
+    "pooling": "max 1d indices k3 s2 p1|max 2d indices k3 s2 p1|max 2d indices k2 s1 d2 p1|max 3d indices k2 s2 p1 cTrue|"
+    "adaptive max 2d [7, 4] indices|fractional 2d|max 2d k3 s2 p1|avg 2d [3, 2, 1]",
+    "convolution": "transposed stride|transposed 1d grouped stride|depthwise|grid sample|addmm beta 0|attention all masked",
+    "weights": "transposed|transposed stride|transposed 1d grouped|conv2d 32",
+    "named": "std of 1e29|sin of large|cos of larger|count nonzero of denormals|layer norm of 20|linear of asin",
+}  # fmt: skip
+"""Cases by family: words of one line are cases of one word, others stand between bars."""
+
+
+def part(family: Family) -> list[Case]:
+    known = {case.name for case in family.cases}
+    pieces = PARTS[family.name].replace("\n", "|").split("|")
+    names = {name for piece in pieces for name in ([piece] if piece in known else piece.split())}
+    assert names <= known
+    return [case for case in family.cases if case.name in names]
+
+
+@pytest.fixture(scope="module")
+def families() -> dict[str, Family]:
+    return {family.name: family for family in special_values.families()}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_programs(families: dict[str, Family], name: str) -> None:
+    family = families[name]
+    cases = part(family)
+    assert len(cases) >= 4
+    wrong = [
+        (
+            case.name,
+            ours if isinstance(ours, str) else special_values.compare(case, family.inputs, ours, torch.float32, False),
+        )
+        for case, ours in special_values.compiled(cases, family.inputs, family.constants, torch.float32, None)
+    ]
+    assert [w for w in wrong if w[1] is not None] == []
+
+
+def test_gradients_of_pooling(families: dict[str, Family]) -> None:
+    """Windows that are all -inf, windows with NaN: the gradient goes where torch lets it go."""
+    family = families["pooling"]
+    cases = [case for case in part(family) if case.differentiable and "fractional" not in case.name]
+    for case, ours in special_values.gradients(cases, family.inputs, "compiled"):
+        reference = special_values.gradient_case(case)
+        assert special_values.compare(reference, family.inputs, ours, torch.float32, False) is None, case.name
+
+
+@pytest.mark.poor_device
+def test_on_a_poor_device() -> None:
+    names = {"sin", "log", "tanh", "relu", "clamp 0 1", "x > 0", "not x < 0", "-1 pow", "fmod 3"}
+    cases = [case for case in special_values.pointwise().cases if case.name in names]
+    for case, ours in special_values.compiled(cases, {"x": VALUES}, frozenset(), torch.float32, "any-fp32"):
+        assert special_values.compare(case, {"x": VALUES}, ours, torch.float32, False) is None, case.name
+
+
+@pytest.mark.parametrize("target", ["gpu-fp32", "gpu-fp16-matrix"])
+def test_gpu_plans(families: dict[str, Family], monkeypatch: pytest.MonkeyPatch, tmp_path: object, target: str) -> None:
+    special_values.force_plans(monkeypatch.setattr)
+    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
+    dtype = torch.float32 if target == "gpu-fp32" else torch.float16
+    for name in ("reduce 8", "named"):
+        family = families[name]
+        cases = [case for case in part(family) if case.half or dtype is torch.float32][:8]
+        for case, ours in special_values.compiled(cases, family.inputs, family.constants, dtype, target):
+            assert special_values.compare(case, family.inputs, ours, dtype, False) is None, case.name

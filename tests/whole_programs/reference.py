@@ -1,0 +1,372 @@
+"""What a program means: torch in float64 on the CPU, and how far its results move when every intermediate result is disturbed by
+a few units in its last place. Nobody can ask more of a computation in that precision, and a result that jumps (a comparison, a
+rounding, an index) has no definite value at all."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from whole_programs.generate import run_step
+from whole_programs.program import Program, Step, Values
+
+HALVES = (torch.float16, torch.bfloat16)
+UNITS = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+AMPLITUDES = {
+    torch.float32: (1, 2, 4, 8, 16, 16, 16, 16),
+    torch.float16: (1, 1, 2, 2, 4, 4, 4, 4),
+    torch.bfloat16: (1, 1, 2, 2, 4, 4, 4, 4),
+}
+"""Units that intermediate results are disturbed by, one after the other."""
+RUNS = 8
+TINY = {torch.float32: 2.0**-126, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-126}
+"""Below, devices have nothing, or one bit."""
+# Operators whose results are numbers that they were given, or whole numbers: every precision has them exactly.
+_EXACT = """\
+floor ceil round trunc sign sgn neg abs relu clamp clamp_min clamp_max maximum minimum fmax fmin where copy
+clone contiguous _to_copy lift_fresh lift_fresh_copy cat stack gather index index_select index_put
+_index_put_impl _unsafe_index scatter masked_fill fill zero amax amin max min sort topk median nanmedian
+kthvalue mode aminmax _aminmax cummax cummin _cummax_helper _cummin_helper repeat repeat_interleave flip roll
+tril triu constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
+replication_pad3d embedding diag_embed unfold im2col pixel_shuffle pixel_unshuffle channel_shuffle
+max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d max_unpool2d
+max_unpool3d hardtanh threshold rot90 take heaviside copysign count_nonzero empty_like new_zeros new_ones
+new_empty zeros_like ones_like full_like new_full unsqueeze_copy expand_copy index_fill index_copy _unsafe_view
+resize nan_to_num slice_backward select_backward threshold_backward isfinite slice_scatter select_scatter
+diagonal_scatter hardtanh_backward unbind_copy masked_scatter masked_select block_diag one_hot new_empty_strided
+empty_strided set_"""
+EXACT = set(_EXACT.split())
+
+
+_REAL = {"exp", "exp2", "expm1", "sqrt", "log", "sin", "cos", "tan", "sinh", "cosh", "tanh"}
+_UNORDERED = {"topk", "sort", "kthvalue", "median", "nanmedian"}
+"""Operators that leave open which of several equal elements they take."""
+
+
+class Disturbed(TorchDispatchMode):
+    """Multiplies every computed floating-point number by 1 + units of a precision, at random."""
+
+    def __init__(self, seed: int, amplitude: int) -> None:
+        super().__init__()
+        self.random = torch.Generator().manual_seed(seed)
+        self.run, self.index = seed, amplitude
+        self.precision = torch.float32
+        self.exact_too = False  # where everything is stored in that precision, exact results are rounded too
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.partition("::")[2]
+        if name in _UNORDERED and func._overloadname != "stable":
+            return self.with_any_order(func, args, kwargs or {})
+        args = tuple(self.as_number(a, name) for a in args)
+        result = func(*args, **(kwargs or {}))
+        writes = func._schema.is_mutable
+        if name.rstrip("_") in EXACT or (name.endswith("_") and name[:-1] in EXACT):
+            return result
+        if not writes and any(r.alias_info is not None for r in func._schema.returns):
+            return result
+        if not any(isinstance(a, torch.Tensor) for a in tree_leaves((args, kwargs))):
+            return result
+        for t in tree_leaves(result):
+            if isinstance(t, torch.Tensor) and t.is_floating_point():
+                self.disturb(t)
+        return result
+
+    def as_number(self, a: Any, name: str) -> Any:
+        """An integer that a function of real numbers takes is a number like any other there."""
+        if name not in _REAL or not isinstance(a, torch.Tensor) or a.is_floating_point():
+            return a
+        number = a.double()
+        self.disturb(number)
+        return number
+
+    def with_any_order(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Equal elements may come in any order: indices for elements that all differ a little, with the elements as they are."""
+        names = [a.name for a in func._schema.arguments]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        x, dim = args[0], given.get("dim", -1)
+        away = torch.rand(x.shape, generator=self.random, dtype=torch.float64)
+        apart = x + away * (x.abs() * 2.0**-45 + 1e-40) if x.is_floating_point() else x.double() + away / 4
+        found = func(apart, *args[1:], **kwargs)
+        if not isinstance(found, tuple) or not x.ndim:
+            return func(*args, **kwargs)
+        at = found[-1]
+        values = x.gather(dim, at) if at.ndim == x.ndim else x.gather(dim, at.unsqueeze(dim)).squeeze(dim)
+        return values, at
+
+    def disturb(self, t: torch.Tensor) -> None:
+        """In place."""
+        if not t.numel():
+            return
+        amplitude = AMPLITUDES[self.precision][self.index] * UNITS[self.precision]
+        factor = 1 + amplitude * (2 * torch.rand(t.shape, generator=self.random, dtype=torch.float64) - 1)
+        t.copy_(self.stored(t * factor))
+
+    def stored(self, t: torch.Tensor) -> torch.Tensor:
+        """As a type with few exponents may keep it, or may not."""
+        if self.precision is not torch.float16:
+            return t
+        away = (2 * torch.rand(t.shape, generator=self.random, dtype=torch.float64) - 1) * TINY[torch.float16]
+        t = torch.where((t != 0) & (t.abs() < 2.0**-13), t + away, t)
+        return torch.where(t.abs() > 60000, t * float("inf"), t) if self.index % 2 else t
+
+
+def _meant(step: Step) -> str:
+    """The text of a call where float64 stands for every floating-point type."""
+    found = re.fullmatch(r"\{0\}\.to\(torch\.(float16|bfloat16)\)", step.text)
+    if found:
+        return f"{{0}}.to(torch.{found[1]}).to(torch.float64)"
+    return step.text.replace("torch.float32", "torch.float64").replace(".float()", ".double()")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Results in float64, and by how much others may differ from them, element by element (inf: by anything). logical: the
+    dtype that torch gives."""
+
+    value: torch.Tensor
+    bound: torch.Tensor
+    logical: torch.dtype
+    shape: tuple[int, ...]
+
+
+def native(program: Program, values: Values) -> tuple[list[torch.Tensor], Values]:
+    """torch's own results in the program's types; the values are changed. And all values, by name, at the end."""
+    env = dict(values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in program.steps:
+            env.update(zip(step.out, run_step(step, env), strict=False))
+    return [env[name] for name in program.outputs], env
+
+
+Run = Callable[[Values, "Disturbed | None"], list[torch.Tensor]]
+
+
+def forward(program: Program, n: int) -> tuple[Run, Values, list[torch.dtype], list[torch.Tensor]]:
+    """How to run a program in float64, on what; the types and values torch itself gives: of the outputs, then of the arguments
+    as they are afterwards."""
+    values = program.make(n)
+    types: list[set[torch.dtype]] = []
+    env = dict(values)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        for step in program.steps:
+            made = run_step(step, env)
+            env.update(zip(step.out, made, strict=False))
+            types.append({t.dtype for t in (*made, *(env[a] for a in step.args))})
+    names = [*program.outputs, *(leaf.name for leaf in program.arguments)]
+    plain = [env[name] for name in names]
+
+    def run(env: Values, mode: Disturbed | None) -> list[torch.Tensor]:
+        env = dict(env)
+        for step, kinds in zip(program.steps, types, strict=True):
+            if mode is not None and mode.precision is torch.float32:
+                mode.precision = next((k for k in (torch.bfloat16, torch.float16) if k in kinds), torch.float32)
+                env.update(zip(step.out, run_step(step, env, text=_meant(step)), strict=False))
+                mode.precision = torch.float32
+            else:
+                env.update(zip(step.out, run_step(step, env, text=_meant(step)), strict=False))
+        return [env[name] for name in names]
+
+    return run, values, [t.dtype for t in plain], plain
+
+
+def widened(values: Values) -> Values:
+    """Copies in float64, the same tensors where they were the same."""
+    made: dict[int, torch.Tensor] = {}
+    for t in values.values():
+        if id(t) not in made:
+            copied = t.clone() if not t.is_floating_point() else t.to(torch.float64)
+            made[id(t)] = copied if copied is not t else t.clone()
+    return {name: made[id(t)] for name, t in values.items()}
+
+
+def expected(program: Program, n: int, half: bool = False) -> list[Expected]:
+    """Of the outputs, then of the arguments after the run. half: everything may be stored in float16."""
+    run, values, types, plain = forward(program, n)
+    return _spread(run, values, types, plain, half, program, torch.float32)
+
+
+def _spread(
+    run: Run,
+    values: Values,
+    types: Sequence[torch.dtype],
+    plain: Sequence[torch.Tensor],
+    half: bool,
+    program: Program,
+    least: torch.dtype,
+) -> list[Expected]:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exact = [t.detach() for t in run(widened(values), None)]
+            moved = []
+            # Numbers with equals among them: where they are disturbed too, jumps do not count.
+            whole = {leaf.name for leaf in program.leaves if leaf.kind in ("ties", "literal") and not half}
+            for k in range(RUNS + 4 if whole else RUNS):
+                mode = Disturbed(1000 * k + 7, min(k, RUNS - 1))
+                mode.precision = torch.float16 if half and least is torch.float32 else least
+                given = widened(values)
+                done: set[int] = set()
+                for name, t in given.items():
+                    if t.is_floating_point() and k > 1 and (name not in whole or k >= RUNS) and id(t) not in done:
+                        mode.disturb(t)
+                        done.add(id(t))
+                with mode:
+                    moved.append([t.detach() for t in run(given, mode)])
+    finally:
+        torch.set_default_dtype(default)
+    results = []
+    for k, (value, logical, own) in enumerate(zip(exact, types, plain, strict=True)):
+        others = [m[k] for m in moved]
+        if not value.is_floating_point():
+            bound = torch.zeros(value.shape, dtype=torch.float64)
+            for other in [*others[:RUNS], own]:
+                bound[(other != value) if other.shape == value.shape else ...] = float("inf")
+        else:
+            bound = torch.zeros(value.shape, dtype=torch.float64)
+            largest = value[value.isfinite()].abs().max() if value.isfinite().any() else value.new_zeros(())
+            for run_number, other in enumerate(others):
+                apart = (other - value).abs()
+                same = (other == value) | (other.isnan() & value.isnan())
+                if run_number >= RUNS:
+                    same |= ~(apart < largest * 1000 * UNITS[least])
+                bound = torch.maximum(bound, torch.where(same, 0.0, apart.nan_to_num(nan=float("inf"))))
+            stored = torch.float16 if half and logical is torch.float32 else logical
+            # A few draws may all be small for one element: its neighbours say what to expect.
+            usual = bound[bound.isfinite()].median() if bound.isfinite().any() else bound.new_zeros(())
+            bound = (
+                torch.maximum(4 * bound, usual)
+                + value.abs().nan_to_num(posinf=0.0) * 4 * UNITS[stored]
+                + TINY[stored] * 4
+            )
+            if logical in HALVES:
+                bound += value.abs().nan_to_num(posinf=0.0) * UNITS[logical]
+            # Where torch itself is elsewhere in these types, the disturbances have missed something.
+            unlike = ~_within(own.detach().double(), value, bound)
+            bound[unlike] = float("inf")
+        results.append(Expected(value, bound, logical, tuple(own.shape)))
+    return results
+
+
+def _within(found: torch.Tensor, value: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+    same = (found == value) | (found.isnan() & value.isnan())
+    return same | ((found - value).abs() <= bound) | (bound == float("inf"))
+
+
+def complaint(found: Any, wanted: Expected, what: str) -> str | None:
+    """What is wrong with a result; None when nothing is."""
+    if not isinstance(found, torch.Tensor):
+        return f"{what} is {type(found).__name__}"
+    if tuple(found.shape) != wanted.shape:
+        return f"{what} has shape {tuple(found.shape)}, torch's has {wanted.shape}"
+    if found.dtype != wanted.logical:
+        return f"{what} is {found.dtype}, torch's is {wanted.logical}"
+    if wanted.value.shape != wanted.shape:
+        return None
+    found = found.detach().cpu()
+    if not wanted.value.is_floating_point():
+        wrong = (found != wanted.value) & (wanted.bound == 0)
+    else:
+        wrong = ~_within(found.double(), wanted.value, wanted.bound)
+    if not wrong.any():
+        return None
+    place = tuple(int(k) for k in wrong.nonzero()[0])
+    return (
+        f"{what}: {int(wrong.sum())} of {wrong.numel()} elements are wrong, the first at {place}: {found[place].item()!r} for "
+        f"{wanted.value[place].item()!r} ± {float(wanted.bound[place]):.2g}"
+    )
+
+
+# Gradients
+
+
+def weights_for(tensors: Sequence[torch.Tensor], level: int) -> list[torch.Tensor]:
+    """Eighths in [0.5, 1.5] for each, to be multiplied with it: every type has them."""
+    made = []
+    for k, t in enumerate(tensors):
+        random = torch.Generator().manual_seed(100 * level + k)
+        made.append((torch.randint(4, 13, t.shape, generator=random) / 8).to(t.device, t.dtype))
+    return made
+
+
+def differentiable(program: Program) -> list[str]:
+    """The leaves that gradients are taken for."""
+    given = {name for pair in program.twice for name in pair}
+    return [
+        x.name
+        for x in program.leaves
+        if x.dtype in ("float32", "float16", "bfloat16") and x.name not in given and x.layout != "expanded"
+    ]
+
+
+Function = Callable[..., Sequence[torch.Tensor]]
+
+
+def gradients(f: Function, leaves: Sequence[torch.Tensor], places: Sequence[int], order: int) -> list[torch.Tensor]:
+    """Of the weighted sum of a function's floating-point results for some of its arguments; of second order, the gradient of the
+    weighted sum of these. Zeros where nothing depends on one."""
+    given = [t.detach().clone().requires_grad_(k in places) for k, t in enumerate(leaves)]
+    wanted = [given[k] for k in places]
+    outs: list[torch.Tensor | None] = [t for t in f(*given) if t.is_floating_point()]
+    for level in range(order):
+        full = [t if t is not None else x for t, x in zip(outs, wanted, strict=True)] if level else outs
+        pairs = [
+            (t, w) for t, w in zip(outs, weights_for(full, level), strict=True) if t is not None and t.requires_grad
+        ]
+        if not pairs:
+            break
+        seen, weights = zip(*pairs, strict=True)
+        outs = list(torch.autograd.grad(seen, wanted, weights, allow_unused=True, create_graph=level + 1 < order))
+        if level + 1 == order:
+            return [torch.zeros_like(x) if t is None else t for t, x in zip(outs, wanted, strict=True)]
+    return [torch.zeros_like(x) for x in wanted]
+
+
+def expected_gradients(program: Program, n: int, order: int) -> list[Expected] | None:
+    """None where torch has none."""
+    names = differentiable(program)
+    if not names:
+        return None
+    values = program.make(n)
+    all_names = [leaf.name for leaf in program.leaves]
+    places = [all_names.index(name) for name in names]
+    run, _, types, _ = forward(program, n)
+    seen = set(types) | {t.dtype for t in values.values()}
+    env = native(program, program.make(n))[1]
+    seen |= {t.dtype for t in env.values() if isinstance(t, torch.Tensor)}
+    least = next((k for k in (torch.bfloat16, torch.float16) if k in seen), torch.float32)
+
+    def whole(*leaves: torch.Tensor) -> list[torch.Tensor]:
+        fresh = dict(zip(all_names, (t.clone() for t in leaves), strict=True))
+        return native(program, fresh)[0]
+
+    try:
+        plain = gradients(whole, list(values.values()), places, order)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+    def differentiated(env: Values, mode: Disturbed | None) -> list[torch.Tensor]:
+        def f(*leaves: torch.Tensor) -> list[torch.Tensor]:
+            fresh = dict(zip(all_names, (t.clone() for t in leaves), strict=True))
+            kept = mode.precision if mode is not None else None
+            made = run(fresh, mode)[: len(program.outputs)]
+            if mode is not None and kept is not None:
+                mode.precision = kept
+            return made
+
+        return gradients(f, [env[name] for name in all_names], places, order)
+
+    try:
+        return _spread(differentiated, values, [t.dtype for t in plain], plain, False, program, least)
+    except (RuntimeError, NotImplementedError):
+        return None

@@ -1,0 +1,281 @@
+"""The ways that a program takes through Lapilli, each compared with what it means."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+import lapilli
+from whole_programs import reference
+from whole_programs.program import Program, Values, defined
+from whole_programs.reference import Expected, complaint
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """status: "right", "wrong" (a result differs), "fails" (an exception), "refused" (on purpose), "none" (nothing to compare);
+    text: what; elements: compared, and of these left out since they have no definite value."""
+
+    status: str
+    text: str = ""
+    elements: int = 0
+    open: int = 0
+
+
+class Refused(Exception):
+    """This way does not take the program, on purpose."""
+
+
+class NotTaken(Exception):
+    """A size that the program was not compiled for, because torch did not export it with an open size."""
+
+
+Results = Callable[[int], Sequence[Any]]
+"""The results for an open size: the outputs, then the arguments as they are afterwards."""
+
+
+def check(program: Program, way: str) -> Outcome:
+    """Runs a program one way, for all its sizes."""
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        order = {"grad": 1, "grad2": 2, "eager-grad": 1, "eager-grad2": 2}.get(way, 0)
+        wanted = []
+        try:
+            for n in program.sizes:
+                found = _expected_gradients(program, n, order) if order else _expected(program, n, way == "compile16")
+                if found is None:
+                    return Outcome("none")
+                wanted.append((n, found))
+        except (RuntimeError, NotImplementedError) as error:  # torch has no such kernel for float64
+            return Outcome("none", str(error)[:300])
+        try:
+            run = WAYS[way](program)
+            return _compared(run, wanted, order)
+        except Refused as error:
+            return Outcome("refused", str(error)[:300])
+        except (lapilli.CompileError, lapilli.IntegerOverflowError) as error:
+            return Outcome("refused", f"{type(error).__name__}: {str(error)[:300]}")
+        except (torch._dynamo.exc.TorchRuntimeError, torch._dynamo.exc.Unsupported) as error:
+            return Outcome("refused", f"torch: {type(error).__name__}: {str(error)[:300]}")
+        except Exception as error:
+            if "has internal overlap" in str(error) and "functionalization" in str(error):
+                return Outcome("refused", f"torch: {str(error)[:300]}")
+            if "does not fit into 32 bits" in str(error):
+                return Outcome("refused", str(error)[:300])
+            text = f"{type(error).__name__}: {str(error)[:600]}"
+            return Outcome("fails", text + "\n" + "".join(traceback.format_tb(error.__traceback__)[-4:]))
+
+
+@cache
+def _expected(program: Program, n: int, half: bool) -> list[Expected]:
+    return reference.expected(program, n, half)
+
+
+@cache
+def _expected_gradients(program: Program, n: int, order: int) -> list[Expected] | None:
+    return reference.expected_gradients(program, n, order)
+
+
+def forget() -> None:
+    """What is kept of earlier programs."""
+    _expected.cache_clear()
+    _expected_gradients.cache_clear()
+    torch._dynamo.reset()
+
+
+def _compared(run: Results, wanted: list[tuple[int, list[Expected]]], order: int) -> Outcome:
+    elements = left_out = 0
+    for n, expected in wanted:
+        try:
+            found = list(run(n))
+        except NotTaken:
+            continue
+        if len(found) != len(expected):
+            return Outcome("wrong", f"{len(found)} results for {len(expected)}")
+        for k, (one, other) in enumerate(zip(found, expected, strict=True)):
+            what = f"{'gradient' if order else 'result'} {k} (n = {n})"
+            wrong = complaint(one, other, what)
+            if wrong:
+                return Outcome("wrong", wrong)
+            elements += other.value.numel()
+            left_out += int(other.bound.isinf().sum())
+    return Outcome("right", "", elements, left_out)
+
+
+def _model(program: Program, values: Values) -> torch.nn.Module:
+    made: torch.nn.Module = defined(program.source(), "Model")(*(values[leaf.name] for leaf in program.parameters))
+    return made
+
+
+def _after(program: Program, results: Sequence[Any], values: Values) -> list[Any]:
+    return [*results, *(values[leaf.name] for leaf in program.arguments)]
+
+
+def _compiled(precision: Any) -> Callable[[Program], Results]:
+    def prepare(program: Program) -> Results:
+        example = program.make(program.sizes[0])
+        given = tuple(example[leaf.name] for leaf in program.arguments)
+        shapes = None
+        if program.is_open:
+            dim = torch.export.Dim("n", min=2, max=64)
+            shapes = [{k: dim for k, s in enumerate(leaf.shape) if isinstance(s, str)} for leaf in program.arguments]
+        try:
+            exported = _exported(_model(program, example), given, shapes)
+            sizes = program.sizes
+        except Refused:
+            if shapes is None:
+                raise
+            exported, sizes = _exported(_model(program, example), given, None), program.sizes[:1]
+        made = lapilli.compile(exported, precision=precision)
+
+        def run(n: int) -> Sequence[Any]:
+            if n not in sizes:
+                raise NotTaken
+            values = program.make(n)
+            try:
+                return _after(program, _tuple(made(*(values[leaf.name] for leaf in program.arguments))), values)
+            finally:
+                if n == sizes[-1]:
+                    made.close()
+
+        return run
+
+    return prepare
+
+
+def _exported(model: torch.nn.Module, given: tuple[torch.Tensor, ...], shapes: Any) -> torch.export.ExportedProgram:
+    """As torch exports it; what torch itself refuses is not ours."""
+    if not given:
+        raise Refused("no arguments")
+    try:
+        return torch.export.export(model, given, dynamic_shapes=shapes and tuple(shapes))
+    except Exception as error:
+        raise Refused(f"torch.export: {type(error).__name__}: {str(error)[:200]}") from None
+
+
+def _tuple(results: Any) -> list[Any]:
+    return list(results) if isinstance(results, (tuple, list)) else [results]
+
+
+def _device_of(program: Program) -> str:
+    """Where the tensors of a program are for torch.compile: on the CPU or on the device."""
+    return "vulkan" if program.seed % 2 and _eager() else "cpu"
+
+
+def _eager() -> bool:
+    """Whether there is the device "vulkan"; it is asked for where that is needed."""
+    enable = getattr(__import__("lapilli.eager", fromlist=["eager"]), "enable", None)
+    if enable is not None:
+        enable()
+    return bool(getattr(torch, "is_vulkan_available", lambda: False)())
+
+
+def _dynamo(dynamic: bool) -> Callable[[Program], Results]:
+    def prepare(program: Program) -> Results:
+        device = _device_of(program)
+        made: dict[int, Any] = {}
+
+        def run(n: int) -> Sequence[Any]:
+            values = program.make(n, device)
+            if not made:
+                made[0] = torch.compile(_model(program, values), backend="vulkan", dynamic=dynamic)
+            given = [values[leaf.name] for leaf in program.arguments]
+            with torch.no_grad():
+                return _after(program, _tuple(made[0](*given)), values)
+
+        return run
+
+    return prepare
+
+
+def _eagerly(program: Program) -> Results:
+    if not _eager():
+        raise Refused("no eager device")
+
+    def run(n: int) -> Sequence[Any]:
+        values = program.make(n, "vulkan")
+        names = [leaf.name for leaf in program.leaves]
+        with torch.no_grad():
+            return _after(program, defined(program.function(), "program")(*(values[k] for k in names)), values)
+
+    return run
+
+
+def _gradients(order: int, eager: bool) -> Callable[[Program], Results]:
+    def prepare(program: Program) -> Results:
+        if eager and not _eager():
+            raise Refused("no eager device")
+        names = [leaf.name for leaf in program.leaves]
+        places = [names.index(name) for name in reference.differentiable(program)]
+        device = "vulkan" if eager else _device_of(program)
+        whole = defined(program.function(), "program")
+
+        def fresh(*leaves: torch.Tensor) -> Any:
+            return whole(*(t.clone() for t in leaves))
+
+        compiled = fresh if eager else torch.compile(fresh, backend="vulkan", dynamic=program.is_open)
+
+        def run(n: int) -> Sequence[Any]:
+            values = program.make(n, device)
+            return reference.gradients(compiled, list(values.values()), places, order)
+
+        return run
+
+    return prepare
+
+
+def _functional(program: Program) -> Results:
+    """Gradients of second order inside of what is compiled, by torch.func."""
+    names = [leaf.name for leaf in program.leaves]
+    places = [names.index(name) for name in reference.differentiable(program)]
+    device = _device_of(program)
+    whole = defined(program.function(), "program")
+
+    example = reference.native(program, program.make(program.sizes[0]))[0]
+    floating = [k for k, t in enumerate(example) if t.is_floating_point()]
+
+    def total(outs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        return sum(((o * w).sum().float() for o, w in zip(outs, weights, strict=True)), torch.zeros((), device=device))
+
+    def second(
+        wanted: list[torch.Tensor], leaves: list[torch.Tensor], first: list[torch.Tensor], last: list[torch.Tensor]
+    ) -> Any:
+        def forward(wanted: list[torch.Tensor]) -> torch.Tensor:
+            given = [t.clone() for t in leaves]
+            for k, t in zip(places, wanted, strict=True):
+                given[k] = t.clone()
+            made = whole(*given)
+            return total([made[k] for k in floating], first)
+
+        return torch.func.grad(lambda w: total(torch.func.grad(forward)(w), last))(wanted)
+
+    compiled = torch.compile(second, backend="vulkan", dynamic=program.is_open)
+
+    def run(n: int) -> Sequence[Any]:
+        shapes = [t for t in reference.native(program, program.make(n))[0] if t.is_floating_point()]
+        values = list(program.make(n, device).values())
+        wanted = [values[k] for k in places]
+        weights = [w.to(device) for w in reference.weights_for(shapes, 0)]
+        return list(compiled(wanted, values, weights, reference.weights_for(wanted, 1)))
+
+    return run
+
+
+WAYS: dict[str, Callable[[Program], Results]] = {
+    "compile32": _compiled("fp32"),
+    "compile16": _compiled("fp16"),
+    "dynamo": _dynamo(False),
+    "dynamo-dynamic": _dynamo(True),
+    "grad": _gradients(1, eager=False),
+    "grad2": _functional,
+    "eager": _eagerly,
+    "eager-grad": _gradients(1, eager=True),
+    "eager-grad2": _gradients(2, eager=True),
+}

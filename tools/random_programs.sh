@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Random programs against torch on lavapipe, in two processes; arguments are those of tests/random_programs.py.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+driver=$(find {/usr,/usr/local}/share/vulkan/icd.d /etc/vulkan/icd.d -name "lvp_icd*.json" 2>/dev/null | head -1 || true)
+export VK_DRIVER_FILES=$driver VK_ICD_FILENAMES=$driver
+export XDG_CACHE_HOME=$PWD/.cache/test # not the user's kernels and pipelines
+export OMP_NUM_THREADS=1
+mkdir -p "$XDG_CACHE_HOME"
+exec "$(realpath -ms "${VENV:-.venv}")/bin/python" tests/random_programs.py --jobs 2 "$@"

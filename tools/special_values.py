@@ -1,0 +1,371 @@
+"""NaN, infinity, signed zeros, denormals and numbers at the ends of the range through every kind of operator, against torch's CPU.
+
+    python tools/special_values.py [--modes compiled,half,gradients,eager] [--families pointwise,binary,...] [--only TEXT]
+                                   [--force TARGET] [--strict-denormals] [--verbose]
+
+The device is that of LAPILLI_DEVICE and VK_DRIVER_FILES. Many operators go into one program. A result is right where it is NaN,
+infinite or zero with torch's sign, or lies within a bound around float64's; where torch in float32 and in float64 disagree
+(an overflow on the way), either is right. Failures are printed as a table, one line a case; the exit code is 1 if there are any.
+
+--force compiles the plan of one target and lets any device run it (GPU kernels on a software driver)."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_flatten
+
+import lapilli
+
+sys.path.insert(0, __file__.rsplit("/", 1)[0] if "/" in __file__ else ".")
+import special_cases
+from special_cases import Given
+from special_pointwise import binary, in_place, pointwise
+from special_reductions import losses, reductions
+from special_windows import convolutions, named, pooling
+
+SMALLEST = {torch.float32: 2.0**-126, torch.float16: 2.0**-14}
+LARGEST = {torch.float32: 3.4028234663852886e38, torch.float16: 65504.0}
+RELATIVE = {torch.float32: 1e-5, torch.float16: 2.0**-10}
+_PROGRAM = 24  # cases in one program
+
+
+@dataclass(frozen=True)
+class Failure:
+    mode: str
+    family: str
+    name: str
+    what: str
+
+
+class Program(torch.nn.Module):
+    """Many functions of the same inputs."""
+
+    def __init__(
+        self, names: Sequence[str], functions: Sequence[Callable[[Any], Any]], constants: dict[str, torch.Tensor]
+    ) -> None:
+        super().__init__()
+        self.names, self.functions, self.constants = list(names), list(functions), list(constants)
+        for name, tensor in constants.items():
+            self.register_buffer(f"constant_{name}", tensor)
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        constants = {name: getattr(self, f"constant_{name}") for name in self.constants}
+        given = Given(**constants, **dict(zip(self.names, tensors, strict=True)))
+        return tuple(t for f in self.functions for t in flat(f(given)))
+
+
+def flat(result: Any) -> list[torch.Tensor]:
+    return [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor)]
+
+
+def convert(inputs: dict[str, torch.Tensor], dtype: torch.dtype, flush: bool = False) -> dict[str, torch.Tensor]:
+    def one(t: torch.Tensor) -> torch.Tensor:
+        if not t.is_floating_point():
+            return t
+        if flush:
+            t = torch.where(t.abs() < SMALLEST[torch.float32], torch.copysign(torch.zeros(()), t), t)
+        return t.to(dtype)
+
+    return {name: one(t) for name, t in inputs.items()}
+
+
+def on_cpu(f: Callable[[Any], Any], inputs: dict[str, torch.Tensor]) -> list[torch.Tensor] | None:
+    """torch's results, None where it has none for these types."""
+    try:
+        with torch.no_grad():
+            return flat(f(Given(**{k: t.clone() for k, t in inputs.items()})))
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def judge(
+    ours: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor, atol: float, signed: bool, strict: bool, rtol: float
+) -> torch.Tensor:
+    """Which elements are wrong. plain: of torch in ours' dtype; exact: from float64."""
+    if not plain.is_floating_point():
+        return ours != plain
+    dtype = ours.dtype if ours.dtype in LARGEST else torch.float32
+    x, p, e = (t.double() for t in (ours, plain, exact))
+    top, tiny = LARGEST[dtype], SMALLEST[dtype]
+    rounded = torch.where(
+        e.abs() > top * (1 + 2.0**-12 if dtype is torch.float16 else 1 + 2.0**-25), e * float("inf"), e
+    )
+    right = torch.zeros(x.shape, dtype=torch.bool)
+    slack = 8 * (p - rounded).abs().nan_to_num(0, 0, 0) if dtype is torch.float32 else torch.zeros_like(x)
+    for want in (p, rounded):
+        right |= x.isnan() & want.isnan()
+        right |= (x == want) & want.isinf()
+        near = (x - want).abs() <= rtol * want.abs() + slack.clamp(max=1e-3 * want.abs()) + atol + (
+            0 if strict else tiny
+        )
+        right |= near & want.isfinite() & x.isfinite()
+        edge = want.abs() >= top * (1 - rtol)
+        right |= edge & (x.abs() >= top * (1 - rtol)) & (x.sign() == want.sign())
+    if signed:
+        right &= ~((x == 0) & (p == 0) & (e == 0) & (torch.signbit(x) != torch.signbit(p)))
+    return ~right
+
+
+def compare(
+    case: special_cases.Case,
+    inputs: dict[str, torch.Tensor],
+    ours: Sequence[torch.Tensor],
+    dtype: torch.dtype,
+    strict: bool,
+) -> str | None:
+    """What is wrong with a case's results, in a line."""
+    variants = []
+    for flush in (False,) if strict else (False, True):
+        given = convert(inputs, torch.float32, flush)
+        plain = on_cpu(case.function, convert(given, dtype))
+        exact = on_cpu(case.reference or case.function, convert(convert(given, dtype), torch.float64))
+        if plain is None:
+            plain = on_cpu(case.function, convert(convert(given, dtype), torch.float32))
+            plain = plain and [p.to(dtype) if p.is_floating_point() else p for p in plain]
+        if plain is None:
+            return "torch has no result for this case"
+        if exact is None or not case.exact:
+            exact = plain
+        variants.append((plain, exact))
+    rtol = max(RELATIVE[dtype], case.rtol) if dtype is torch.float32 else RELATIVE[dtype] + case.rtol
+    atol = case.atol + (2.0**-24 if dtype is torch.float16 else 0)
+    for k, result in enumerate(ours):
+        wrong = torch.ones(result.shape, dtype=torch.bool)
+        for plain, exact in variants:
+            if result.shape != plain[k].shape:
+                return f"output {k} has shape {list(result.shape)}, torch's has {list(plain[k].shape)}"
+            wrong &= judge(result, plain[k], exact[k], atol, case.signed, strict, rtol)
+        if wrong.any():
+            plain, exact = variants[0]
+            places = wrong.reshape(-1).nonzero().reshape(-1)
+            shown = []
+            for i in places[:3].tolist():
+                at = ""
+                if all(t.numel() == result.numel() for t in inputs.values() if t.is_floating_point()):
+                    at = " of " + ", ".join(
+                        f"{t.reshape(-1)[i].item():.9g}" for t in inputs.values() if t.is_floating_point()
+                    )
+                got, p, e = (t.reshape(-1)[i].item() for t in (result, plain[k], exact[k]))
+                shown.append(f"[{i}]{at}: {got!r:.24} not {p!r:.24}" + (f" ({e:.9g})" if isinstance(e, float) else ""))
+            return f"{len(places)} of {result.numel()} in output {k}: " + "; ".join(shown)
+    return None
+
+
+def sizes(case: special_cases.Case, inputs: dict[str, torch.Tensor]) -> int:
+    found = on_cpu(case.function, inputs)
+    return len(found) if found is not None else 0
+
+
+def compiled(
+    cases: Sequence[special_cases.Case],
+    inputs: dict[str, torch.Tensor],
+    constants: frozenset[str],
+    dtype: torch.dtype,
+    force: str | None,
+) -> Iterator[tuple[special_cases.Case, list[torch.Tensor] | str]]:
+    """Results by `lapilli.compile`, programs of many cases; a program that fails is tried case by case."""
+    given = convert(inputs, dtype)
+    fixed = {name: given.pop(name) for name in constants}
+    try:
+        module = Program(list(given), [c.function for c in cases], fixed)
+        precision = "fp16" if dtype is torch.float16 else "fp32"
+        with lapilli.compile(module, tuple(given.values()), precision=precision, target=force) as program:
+            results = program(*given.values())
+    except Exception as error:
+        if len(cases) == 1:
+            yield cases[0], first_line(error)
+            return
+        for c in cases:
+            yield from compiled([c], inputs, constants, dtype, force)
+        return
+    listed = [torch.as_tensor(r) for r in (results if isinstance(results, (tuple, list)) else (results,))]
+    for c in cases:
+        n = sizes(c, inputs)
+        yield c, listed[:n]
+        listed = listed[n:]
+
+
+def eager(
+    cases: Sequence[special_cases.Case], inputs: dict[str, torch.Tensor]
+) -> Iterator[tuple[special_cases.Case, list[torch.Tensor] | str]]:
+    for c in cases:
+        try:
+            given = Given(**{k: t.to("vulkan") for k, t in inputs.items()})
+            with torch.no_grad():
+                yield c, [t.cpu() for t in flat(c.function(given))]
+        except Exception as error:
+            yield c, first_line(error)
+
+
+def gradients(
+    cases: Sequence[special_cases.Case], inputs: dict[str, torch.Tensor], how: str
+) -> Iterator[tuple[special_cases.Case, list[torch.Tensor] | str]]:
+    """Gradients of the sum of every case's first float output, each case with inputs of its own. how: "compiled" or "eager"."""
+    names = [k for k, t in inputs.items() if t.is_floating_point()]
+
+    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results = []
+        for k, c in enumerate(cases):
+            own = dict(zip(names, tensors[k * len(names) : (k + 1) * len(names)], strict=True))
+            results.append(flat(c.function(Given(**{**inputs, **own})))[0])
+        return tuple(results)
+
+    device = "vulkan" if how == "eager" else "cpu"
+    try:
+        leaves = [inputs[n].detach().clone().to(device).requires_grad_() for _ in cases for n in names]
+        if how == "eager":
+            inputs = {k: t.to(device) for k, t in inputs.items()}
+            results = run(*leaves)
+        else:
+            torch._dynamo.reset()
+            results = torch.compile(run, backend="vulkan", dynamic=False, fullgraph=True)(*leaves)
+        found = torch.autograd.grad(results, leaves, [torch.ones_like(r) for r in results], allow_unused=True)
+        for k, c in enumerate(cases):
+            part = found[k * len(names) : (k + 1) * len(names)]
+            shapes = [inputs[n].shape for n in names]
+            yield c, [torch.zeros(s) if g is None else g.detach().cpu() for g, s in zip(part, shapes, strict=True)]
+    except Exception as error:
+        if len(cases) == 1:
+            yield cases[0], first_line(error)
+            return
+        for c in cases:
+            yield from gradients([c], {k: t.cpu() for k, t in inputs.items()}, how)
+
+
+def gradient_case(case: special_cases.Case) -> special_cases.Case:
+    """The case whose function is the gradient, for the reference."""
+
+    def function(given: Any) -> list[torch.Tensor]:
+        own = {k: t.detach().clone() for k, t in vars(given).items()}
+        leaves = [t.requires_grad_() for t in own.values() if t.is_floating_point()]
+        with torch.enable_grad():
+            result = flat(case.function(Given(**own)))[0]
+            found = torch.autograd.grad(result, leaves, torch.ones_like(result), allow_unused=True)
+        return [torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves, strict=True)]
+
+    return special_cases.Case(case.name, function, case.atol, case.rtol, False, case.exact)
+
+
+def first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines() or [""]
+    where = traceback.extract_tb(error.__traceback__)
+    place = f" ({where[-1].filename.rsplit('/', 1)[-1]}:{where[-1].lineno})" if where else ""
+    return f"raises {type(error).__name__}: {text[0][:160]}{place}"
+
+
+def force_plans(put: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Plans for GPUs that any device accepts, as tests/test_matrix_kernels.py has them. put: what sets an attribute."""
+    from lapilli.codegen import gpu_tiles, slang
+    from lapilli.program import schema, writer
+
+    put(slang, "DEFINES", ("LAPILLI_EMULATE_COOPMAT",))
+    put(gpu_tiles, "MATRIX_SUBGROUP", 0)
+    put(schema.DeviceKind, "gpu", schema.DeviceKind.any)
+    put(writer, "_FEATURE", {**writer._FEATURE, "cooperative_matrix": 0, "vulkan_memory_model": 0})
+
+
+def families() -> list[special_cases.Family]:
+    rows = [reductions(width) for width in (8, 300, 1100)]
+    return [pointwise(), binary(), *rows, pooling(), convolutions(False), convolutions(True), losses(), named()]
+
+
+def sweep(options: argparse.Namespace) -> list[Failure]:
+    failures: list[Failure] = []
+    count = 0
+    for family in families():
+        if options.families and family.name not in options.families.split(","):
+            continue
+        cases = [c for c in family.cases if options.only in c.name]
+        for mode in options.modes.split(","):
+            start = time.perf_counter()
+            dtype = torch.float16 if mode == "half" else torch.float32
+            inputs = family.inputs
+            tried = [c for c in cases if mode != "half" or c.half]
+            if mode == "gradients":
+                tried = [c for c in cases if c.differentiable]
+                tried = tried if family.differentiable else []
+            chunks = [tried[k : k + _PROGRAM] for k in range(0, len(tried), _PROGRAM)]
+            before = len(failures)
+            for chunk in chunks:
+                ways: list[tuple[str, Any]] = []
+                if mode in ("compiled", "half"):
+                    ways = [(mode, compiled(chunk, inputs, family.constants, dtype, options.force))]
+                elif mode == "eager":
+                    ways = [("eager", eager(chunk + [c for i in chunk for c in in_place(i)], inputs))]
+                elif mode == "gradients":
+                    ways = [("gradient", gradients(chunk, inputs, "compiled"))]
+                    if options.eager_gradients:
+                        ways.append(("eager gradient", gradients(chunk, inputs, "eager")))
+                for way, results in ways:
+                    for case, ours in results:
+                        count += 1
+                        if isinstance(ours, str):
+                            what: str | None = ours
+                        else:
+                            reference = gradient_case(case) if "gradient" in way else case
+                            what = compare(reference, inputs, ours, dtype, options.strict_denormals)
+                        if what is not None:
+                            failures.append(Failure(way, family.name, case.name, what))
+                            if options.verbose:
+                                print("   ", case.name, what, flush=True)
+            seconds = time.perf_counter() - start
+            print(
+                f"{family.name:12} {mode:10} {len(tried):4} cases  {len(failures) - before:4} wrong  {seconds:6.1f} s",
+                flush=True,
+            )
+    print(f"{count} cases compared, {len(failures)} wrong")
+    return failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--modes", default="compiled,half,gradients,eager")
+    parser.add_argument("--families", default="")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument(
+        "--force", default=None, help="a target whose plan any device runs: gpu-fp32, gpu-fp16, gpu-fp16-matrix"
+    )
+    parser.add_argument("--strict-denormals", action="store_true", help="denormals may not be flushed")
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    torch.manual_seed(0)
+    np.seterr(all="ignore")
+    if options.force:
+        force_plans()
+    options.eager_gradients = "eager" in options.modes
+    if "eager" in options.modes or "gradients" in options.modes:
+        try:
+            torch.ones(1).to("vulkan")
+        except Exception as error:
+            print(f"without eager tensors: {first_line(error)}")
+            options.modes = ",".join(m for m in options.modes.split(",") if m != "eager")
+            options.eager_gradients = False
+    print(f"torch {torch.__version__}, lapilli {lapilli.__version__}, {device()}")
+    failures = sweep(options)
+    for f in failures:
+        print(f"{f.mode:15} {f.family:10} {f.name:28} {f.what}")
+    return 1 if failures else 0
+
+
+def device() -> str:
+    try:
+        return str(lapilli.devices()[0])[:200]
+    except Exception as error:
+        return first_line(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
