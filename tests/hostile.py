@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -157,6 +159,18 @@ TAGS = (
 )
 
 
+@contextmanager
+def deep_recursion() -> Iterator[None]:
+    """Room for the tests' own walks over what is nested deeply: the library keeps Python's limit."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(50_000)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+@deep_recursion()
 def damaged(node: Json, rng: random.Random) -> Json:
     """A copy with one to three changes."""
     copy = deepcopy(node)

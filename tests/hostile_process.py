@@ -42,8 +42,9 @@ def watch(event: str, args: Any) -> None:
 
 def attempt(methods: Any, description: Description, permission: Permission) -> str:
     """What became of one: "refused", "failed" at its run, "ran"."""
-    try:
+    with hostile.deep_recursion():
         text = json.dumps(methods)
+    try:
         changed = replace(description, metadata={METADATA_KEY: text})
         found = interfaces(changed)
         scripts = [(i.script, i.inputs, len(i.outputs)) for i in found if i.script is not None]

@@ -198,6 +198,18 @@ def _views() -> Cases:
     }  # fmt: skip
 
 
+def _windows() -> Cases:
+    """(gradient of the windows, sizes of the input, dimension, window, step): windows that overlap, touch and leave gaps."""
+    unfold = aten.unfold_backward.default
+    return {
+        unfold: [
+            Case(unfold, (f(4, 3), [6], 0, 3, 1)), Case(unfold, (f(3, 2, 4), [3, 9], 1, 4, 4)),
+            Case(unfold, (f(5, 3, 3), [11, 3], -2, 3, 2)), Case(unfold, (f(2, 3, 2), [2, 12], 1, 2, 5)),
+            Case(unfold, (f(1, 7, 1), [1, 7], 1, 1, 1)),
+        ]
+    }  # fmt: skip
+
+
 def _matmuls() -> Cases:
     m = aten.matmul.default
     shapes = [((5,), (5,)), ((4, 5), (5,)), ((5,), (5, 3)), ((2, 3, 5), (5, 4)), ((2, 1, 3, 4), (1, 3, 4, 8)),
@@ -306,6 +318,7 @@ for _group in (
     _pools(),
     _resizes(),
     _views(),
+    _windows(),
     _matmuls(),
     pointwise_cases.CASES,
     gathers(),
