@@ -26,7 +26,7 @@ def choose(task: Task, by_out: Mapping[int, Task], ctx: Context) -> bool:
     scores and weights lose a reader."""
     assert task.core is not None
     note = task.core.contraction
-    if not isinstance(note, Attention) or not ctx.is_float(task.out):
+    if not isinstance(note, Attention) or not ctx.is_whole(task.out):
         return False
     root, _ = chase(note.scores, tuple(as_int(0) for _ in note.scores.shape), dict(ctx.views))
     scores, weights = by_out.get(root.id), by_out.get(note.weights.id)
@@ -70,7 +70,7 @@ def _tensor(x: Node, batch: Sequence[Int], ctx: Context) -> _Tensor | None:
         share = ratio.value
     index = tuple(as_int(0) if a.extent == 1 else of(a) for a in axes)
     found = operand(x, index, [None if a.extent == 1 else a for a in axes], ctx.views, ctx.layouts)
-    if found is None or not ctx.is_float(found.node):
+    if found is None or not ctx.is_whole(found.node):
         return None
     missing = len(batch) + 2 - x.rank
     strides = (*[as_int(0)] * missing, *found.strides)

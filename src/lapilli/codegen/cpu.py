@@ -7,12 +7,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lapilli.codegen.kernel import Written, linear_groups
-from lapilli.codegen.packing import as_floats, channels_last, filter_index, flat, is_nested, pack_depthwise
-from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load, simple_task, within_limit
+from lapilli.codegen.packing import as_words, channels_last, filter_index, flat, is_nested, pack_depthwise
+from lapilli.codegen.template import (
+    Context,
+    Wrapper,
+    float_bits,
+    row_major,
+    scalar_load,
+    simple_task,
+    vector_load,
+    within_limit,
+)
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, as_int, ceildiv
-from lapilli.ir.node import Constant, Convolution, Matmul, Node
+from lapilli.ir.node import Constant, Convolution, Input, Matmul, Node, State
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.realize import estimate
@@ -30,8 +39,8 @@ def choose(task: Task, ctx: Context) -> None:
     assert task.core is not None
     if isinstance(task.core.contraction, Matmul):
         view = matmul_view(task.core, ctx.views, ctx.layouts)
-        if view is not None and view.lhs.node.dtype.is_float:
-            view = replace(view, lhs=as_floats(view.lhs, (view.batch, view.m, view.k), ctx))
+        kind = task.core.dtype.compute
+        if view is not None and all(x.node.dtype.compute is kind for x in (view.lhs, view.rhs)):
             task.template = _matmul(task, view, ctx)
     elif isinstance(task.core.contraction, Convolution):
         conv = convolution_view(task.core, ctx.views, ctx.layouts)
@@ -70,6 +79,7 @@ class CpuMatmul:
         few = (self.m.bounds[0] or 1) < 4
         w = Wrapper(task, ctx, "cpu_matmul", lift)
         vec = _epilogue(w, task, self.batch * self.m, self.n)
+        whole = int(not self.w.dtype.is_float)
         _source(w, "X", self.x.node)
         _source(w, "W", self.w)
         w.params(
@@ -80,13 +90,13 @@ class CpuMatmul:
         if few:
             count = self.batch * self.m * ceildiv(self.n, 4)
             groups, group = linear_groups(count, _SIZE)
-            call = f"matvec<X, W, E, {int(vec)}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
+            call = f"matvec<X, W, E, {int(vec)}, {whole}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
             written = w.finish(call, groups, (_SIZE, 1, 1), "matvec", "MatmulParams", ["cpu_common"])
         else:
             tm, tn = matmul_tile(self.m, self.n)
             blocks = self.batch * ceildiv(self.m, 4 * tm) * ceildiv(ceildiv(self.n, 4), tn // 4)
             groups, group = linear_groups(blocks * 4, _SIZE)
-            call = f"matmul<X, W, E, {tm}, {tn}, {int(vec)}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
+            call = f"matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
             written = w.finish(call, groups, (_SIZE, 1, 1), "matmul", "MatmulParams", ["cpu_common"])
             written.subgroup_operations = _BASIC_OPERATIONS | _QUAD_OPERATIONS
         written.flops = self.batch * self.m * self.n * self.k * 2
@@ -99,9 +109,10 @@ def matmul_tile(m: Int, n: Int) -> tuple[int, int]:
 
 
 def _matmul(task: Task, v: MatmulView, ctx: Context) -> CpuMatmul | None:
-    x = v.lhs
-    if not v.rhs.node.dtype.is_float:
-        return None
+    if v.m == 1 and isinstance(v.rhs.node, Input | State):
+        return None  # to pack what changes from run to run costs three times as much as to read it once
+    x = as_words(v.lhs, (v.batch, v.m, v.k), ctx)
+    v = replace(v, lhs=x)
     if x.strides[2] != 1 or not all(is_aligned(i) for i in (v.k, x.offset, *x.strides[:2])):
         if estimate(v.n) < _COLUMNS:
             return None
@@ -363,10 +374,11 @@ def _row_major(filters: Node, ctx: Context) -> Node:
 
 def _source(w: Wrapper, name: str, node: Node) -> None:
     """Reads a buffer four elements at a time."""
-    b = w.vector(node)
+    four = vector_load(w, node)
+    one = float_bits(node, f"{w.vector(node)}[i / 4][i % 4]")
     w.structs.append(
-        f"struct {name} : ISource\n{{\n    static float load(int i) {{ return {b}[i / 4][i % 4]; }}\n"
-        f"    static float4 load4(int i) {{ return float4({b}[i]); }}\n}};\n"
+        f"struct {name} : ISource\n{{\n    static float load(int i) {{ return {one}; }}\n"
+        f"    static float4 load4(int i) {{ return {four}; }}\n}};\n"
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from lapilli.codegen.gpu_tiles import Rows, Tiles
 from lapilli.codegen.gpu_wrapper import SIGNATURE, SUBGROUP_ARITHMETIC, SUBGROUP_BASIC, batched, lift, source, source8
 from lapilli.codegen.kernel import Written
-from lapilli.codegen.packing import as_floats, channels_last, filter_index, flat, is_nested, pack_depthwise
+from lapilli.codegen.packing import as_words, channels_last, filter_index, flat, is_nested, pack_depthwise
 from lapilli.codegen.template import Context, Wrapper
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
@@ -23,13 +23,14 @@ def choose(task: Task, ctx: Context) -> None:
     assert task.core is not None
     if isinstance(task.core.contraction, Matmul):
         view = matmul_view(task.core, ctx.views, ctx.layouts)
-        if view is not None and view.lhs.node.dtype.is_float and view.rhs.node.dtype.is_float:
-            view = replace(view, lhs=as_floats(view.lhs, (view.batch, view.m, view.k), ctx))
+        kind = task.core.dtype.compute
+        if view is not None and all(x.node.dtype.compute is kind for x in (view.lhs, view.rhs)):
+            view = replace(view, lhs=as_words(view.lhs, (view.batch, view.m, view.k), ctx))
             task.template = _matmul(view, ctx)
     elif isinstance(task.core.contraction, Convolution):
         conv = convolution_view(task.core, ctx.views, ctx.layouts)
         if conv is not None and conv.x.node.dtype.is_float and conv.weight.dtype.is_float:
-            if not ctx.is_float(conv.x.node):
+            if not ctx.is_whole(conv.x.node):
                 conv = replace(conv, x=channels_last(conv, ctx))
             task.template = _convolution(conv, ctx)
 
@@ -118,7 +119,7 @@ def _matmul(v: MatmulView, ctx: Context) -> Template | None:
     if rows is None:
         return None
     rhs = v.rhs
-    if ctx.is_float(rhs.node) and rhs.strides[2] == 1 and rhs.offset == 0 and _all_multiples(4, v.n, *rhs.strides[:2]):
+    if ctx.is_whole(rhs.node) and rhs.strides[2] == 1 and rhs.offset == 0 and _all_multiples(4, v.n, *rhs.strides[:2]):
         return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, False, rhs.strides[0], rhs.strides[1])
     return _with_packed_columns(v, rows, False, ctx)
 

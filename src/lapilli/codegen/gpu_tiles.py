@@ -103,7 +103,10 @@ class Tiles:
         w.params("a", **self.rows.words)
         groups = (ceildiv(self.n, bn), ceildiv(self.m, bm), self.batch)
         size = (bm // tm) * (bn // tn)
-        call = f"simt_tile<{self.rows.policy}, VectorB<W>, E, {bm}, {bn}, {bk}, {tm}, {tn}>(P.a, P.t, gid, li);"
+        whole = int(not self.w.dtype.is_float)
+        call = (
+            f"simt_tile<{self.rows.policy}, VectorB<W>, E, {bm}, {bn}, {bk}, {tm}, {tn}, {whole}>(P.a, P.t, gid, li);"
+        )
         written = w.finish(
             call, groups, (size, 1, 1), "matmul" if self.rows.struct == "MatmulParams4" else "convolution",
             f"SimtParams t; {self.rows.struct} a;", ["gpu_interfaces", *self.rows.modules], plain=True,

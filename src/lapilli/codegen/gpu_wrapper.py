@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load
+from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load, vector_load
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
 from lapilli.ir.node import Convolution, Matmul, Node
 from lapilli.schedule.task import Task
@@ -60,7 +60,7 @@ def source8(w: Wrapper, name: str, node: Node) -> None:
 
 def source(w: Wrapper, name: str, node: Node, vector: bool) -> None:
     """Reads four elements at a time, or one by one: only the form that is used gets a buffer."""
-    four = f"float4({w.vector(node)}[i])" if vector else "float4(0.0f)"
+    four = vector_load(w, node) if vector else "float4(0.0f)"
     one = "0.0f" if vector else scalar_load(w, node, "int(i)")
     w.structs.append(
         f"struct {name} : ISource\n{{\n    static float4 load4(uint i) {{ return {four}; }}\n"

@@ -26,9 +26,9 @@ def flat(node: Node, ctx: Context) -> Callable[[Int], Expr]:
     return at
 
 
-def as_floats(x: Operand, sizes: Sequence[Int], ctx: Context) -> Operand:
-    """x itself, or a dense copy in float32 where its elements are halves of words."""
-    if ctx.is_float(x.node):
+def as_words(x: Operand, sizes: Sequence[Int], ctx: Context) -> Operand:
+    """x itself, or a dense copy in float32 or int32 where its elements are not whole."""
+    if ctx.is_whole(x.node):
         return x
     element = flat(x.node, ctx)
     extents = [as_int(1) if stride == 0 else size for stride, size in zip(x.strides, sizes, strict=True)]
@@ -36,7 +36,7 @@ def as_floats(x: Operand, sizes: Sequence[Int], ctx: Context) -> Operand:
     def body(*index: Int) -> tuple[list[Int], Expr]:
         return [], element(total([x.offset, *(i * s for i, s in zip(index, x.strides, strict=True))]))
 
-    node = ctx.packed("floats", x.node, extents, body)
+    node = ctx.packed("words", x.node, extents, body)
     strides = [product(extents[d + 1 :]) if x.strides[d] != 0 else as_int(0) for d in range(len(extents))]
     return Operand(node, as_int(0), tuple(strides))
 
@@ -45,7 +45,7 @@ def channels_last(v: ConvolutionView, ctx: Context, unit: int = 4, copy: bool = 
     """x itself when its channels are consecutive floats and aligned to `unit`, else a copy padded to whole vectors of
     channels."""
     x = v.x
-    copy = copy or not ctx.is_float(x.node)
+    copy = copy or not ctx.is_whole(x.node)
     aligned = all(s % unit == 0 for s in (v.channels, x.offset, x.strides[0], x.strides[2], x.strides[3]))
     if not copy and x.strides[1] == 1 and aligned:
         return x

@@ -8,7 +8,7 @@ from lapilli.codegen import attention, cpu, generic, gpu, rows
 from lapilli.codegen.kernel import MAX_PARAMS, Written
 from lapilli.codegen.template import Context
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import load
+from lapilli.ir.expr import cast_to, load
 from lapilli.ir.node import Map, Node
 from lapilli.lower.registry import fresh_axes
 from lapilli.schedule.layout import Layout
@@ -28,7 +28,7 @@ def choose_templates(
     for task in tasks:
         if target.kind == "gpu" and task.core is not None and attention.choose(task, by_out, ctx):
             pass
-        elif task.core is not None and task.core.contraction is not None and task.out.dtype.is_float:
+        elif task.core is not None and task.core.contraction is not None:
             task = _contraction(task, ctx)
         result += [*ctx.added, task]
         ctx.added.clear()
@@ -36,20 +36,21 @@ def choose_templates(
 
 
 def _contraction(task: Task, ctx: Context) -> Task:
-    """The task with a template. No template stores halves of words: it leaves floats, and the task becomes their copy."""
+    """The task with a template. No template stores parts of words: it leaves whole ones, and the task becomes their copy."""
     choose = (gpu if ctx.target.kind == "gpu" else cpu).choose
-    if ctx.is_float(task.out):
+    if ctx.is_whole(task.out):
         choose(task, ctx)
         return task
-    out = task.out
-    floats = Node(out.shape, DType.float32, f"{out.name}_floats", out.origin)
-    wide = replace(task, out=floats)
+    out, kind = task.out, task.value.dtype
+    whole = DType.int32 if kind is DType.bool else kind
+    words = Node(out.shape, whole, f"{out.name}_words", out.origin)
+    wide = replace(task, out=words, value=cast_to(task.value, whole))
     choose(wide, ctx)
     if wide.template is None:
         return task
     ctx.add(wide, Layout.of(out.shape, ctx.layouts[out.id].order))
     axes, at = fresh_axes(out.shape)
-    return Task(out, axes, at, load(floats, at), origins=["round"], reason=task.reason)
+    return Task(out, axes, at, cast_to(load(words, at), kind), origins=["round"], reason=task.reason)
 
 
 def _needed(tasks: list[Task], results: set[int]) -> list[Task]:

@@ -57,9 +57,10 @@ class Context:
         first = load(node, tuple(index))
         return rewrite(first, {}, through)
 
-    def is_float(self, node: Node) -> bool:
-        """Whether kernels see a value's elements as floats: half precision is packed into words where the device lacks it."""
-        return stored_as(node.dtype, self.target.half) in ("float", "half")
+    def is_whole(self, node: Node) -> bool:
+        """Whether kernels read and write a value's elements as they are. Others share words, or have two: small integers, int64,
+        halves where the device lacks them."""
+        return stored_as(node.dtype, self.target.half) in ("float", "half", "int")
 
     def packed(self, name: str, like: Node, shape: Sequence[IntLike], body: PackedBody) -> Node:
         """A copy of an operand in a kernel's own layout: body(*axes) gives (guards, value)."""
@@ -67,7 +68,7 @@ class Context:
         axes, at = fresh_axes(sizes)
         guards, value = body(*at)
         padded = select(guards, value, const(0, value.dtype))
-        kept = like.dtype if self.is_float(like) else DType.float32
+        kept = like.dtype if self.is_whole(like) else value.dtype
         return self.add_map(Map(sizes, kept, f"{like.name}_{name}", f"pack {name}", axes=axes, body=padded))
 
 
@@ -139,7 +140,8 @@ class Wrapper:
         batch = getattr(mapping, "var", None)
         if batch is not None:
             names[batch] = "int(b)"
-        e = Emitter(self.kernel, names, lane_int, {task.core.id: "v"}, "        ")
+        result = "v" if task.core.dtype.is_float else "asint(v)"
+        e = Emitter(self.kernel, names, lane_int, {task.core.id: result}, "        ")
         kind = stored_as(task.out.dtype, self.kernel.half)
         saved = list(self.kernel.bindings), list(self.kernel.params)
         offset = self.ctx.layouts[task.out.id].offset([i.substitute(axes) for i in task.store])
@@ -147,11 +149,11 @@ class Wrapper:
             text = e.value(rewrite(task.value, axes))
             if lanes > 1:
                 first = offset.substitute({lane: 0})
-                if lane_steps(offset, lane) == [1, 2, 3] and first % LANES == 0 and kind in ("float", "half"):
+                if lane_steps(offset, lane) == [1, 2, 3] and first % LANES == 0 and kind in ("float", "half", "int"):
                     buffer = self.kernel.bind(task.out, f"{kind}4", written=True)
                     e.line(f"{buffer}[{e.integer(first // LANES)}] = {kind}4({text});")
                     return e.text()
-                if kind not in ("float", "half"):
+                if kind not in ("float", "half", "int"):
                     raise NotVectorizable
                 buffer = self.kernel.bind(task.out, kind, written=True)
                 for k in range(LANES):
@@ -221,6 +223,17 @@ def within_limit(write: Callable[[bool], Written]) -> Written:
 
 
 def scalar_load(w: Wrapper, node: Node, index: str) -> str:
-    """One element of a buffer as a float, at an offset given as text."""
+    """One element of a buffer as a float, or the bits of an integer, at an offset given as text."""
     i = Var("i", as_int(1 << 30))
-    return Emitter(w.kernel, {i: index}).load_at(node, of(i))
+    return float_bits(node, Emitter(w.kernel, {i: index}).load_at(node, of(i)))
+
+
+def vector_load(w: Wrapper, node: Node) -> str:
+    """Four elements of a buffer as floats, or the bits of integers, at an index `i`."""
+    text = f"{w.kernel.bind_vector(node)}[i]"
+    return f"float4({text})" if node.dtype.is_float else float_bits(node, text)
+
+
+def float_bits(node: Node, text: str) -> str:
+    """Templates see integers as floats of the same bits."""
+    return text if node.dtype.is_float else f"asfloat({text})"

@@ -34,7 +34,7 @@ from lapilli.ir.expr import (
     where,
 )
 from lapilli.ir.integer import Atom, Int, IntLike, as_int, of, product
-from lapilli.ir.node import Input, Map, Node, Reduce
+from lapilli.ir.node import Input, Map, Matmul, Node, Reduce
 from lapilli.ir.ranges import INT32, Range, Ranges, fits, most
 from lapilli.lower.registry import Call, fresh_axes
 
@@ -203,12 +203,35 @@ class _Failures:
         body = rewrite(convert(n.body), mapping)
         return Reduce(**made | {"dtype": body.dtype}, axes=axes, raxes=raxes, op=n.op, body=body)
 
+    def _multiplicative(self, n: Reduce, convert: Callable[[Expr], Expr]) -> Map | Reduce:
+        """_in_float, where what `convert` makes of a product is the product of what it makes of the factors: a matrix product
+        remains one, which a kernel of products computes."""
+        note = n.contraction
+        if not isinstance(note, Matmul):
+            return self._in_float(n, convert)
+
+        def operand(x: Node) -> Map:
+            axes, at = fresh_axes(x.shape)
+            body = convert(cast_to(load(x, at), DType.int32))
+            return Map(x.shape, body.dtype, f"{x.name}_float", n.origin, axes=axes, body=body)
+
+        lhs, rhs = operand(note.lhs), operand(note.rhs)
+        old = (*note.batch, *note.rows, note.column, note.inner)
+        new, at = fresh_axes(tuple(as_int(a.extent) for a in old))
+        places: dict[Atom, IntLike] = dict(zip(old, at, strict=True))
+        rows = len(note.batch), len(note.batch) + len(note.rows)
+        left, right = (tuple(i.substitute(places) for i in index) for index in (note.lhs_index, note.rhs_index))
+        body = load(lhs, left) * load(rhs, right)
+        contraction = Matmul(lhs, rhs, new[: rows[0]], new[rows[0] : rows[1]], new[-2], new[-1], left, right)
+        return Reduce(n.shape, body.dtype, f"{n.name}_float", n.origin, axes=new[:-1], raxes=new[-1:], op="sum", body=body,
+                      contraction=contraction)  # fmt: skip
+
     def _sum(self, n: Reduce) -> Node:
         """In float32. Where rounding errors could reach 2^31: of the upper and the lower bits apart, which is exact, or with a look
         at the magnitudes of what is added."""
         terms = product([as_int(a.extent) for a in n.raxes])
         low, high = self.ranges.expr(n.body)
-        whole = self._in_float(n, self.float)
+        whole = self._multiplicative(n, self.float)
         if max(-low, high) * most(terms) ** 2 < 2**30 / _ROUNDING:
             return whole
         if self.ranges.fits(n.body) and most(terms) <= 1 << 15:
@@ -218,7 +241,7 @@ class _Failures:
             parts = [cast_to(load(part, at), DType.float32) for part in (upper, lower)]
             body = parts[0] * 2.0**15 + parts[1]
             return Map(n.shape, DType.float32, f"{n.name}_float", n.origin, axes=axes, body=body)
-        magnitudes = self._in_float(n, lambda e: unary("abs", self.float(e)))
+        magnitudes = self._multiplicative(n, lambda e: unary("abs", self.float(e)))
         error = index(terms, DType.float32) * _ROUNDING
         self._any(n.shape, lambda *at: _is_over(load(magnitudes, at) * error, 2.0**30))
         return whole

@@ -26,10 +26,9 @@ def product(call: Call, a: Node, b: Node, transposed: bool = False, batch: int =
     right: list[Int] = [*at[:batch], at[-1], r[0]] if transposed else [*at[:batch], r[0], at[-1]]
     body = cast_to(load(a, left), kind) * cast_to(load(b, right), kind)
     note = Matmul(a, b, axes[:batch], axes[batch:-1], axes[-1], raxes[0], tuple(left), tuple(right))
-    floats = kind is DType.float32
     return Reduce(
         shape, call.storage(call.dtype), call.name, call.op, axes=axes, raxes=raxes, op="sum", body=body,
-        contraction=note if floats else None,
+        contraction=note if kind is not DType.bool else None,
     )  # fmt: skip
 
 
