@@ -64,7 +64,7 @@ typedef enum lapilli_device_type {
   LAPILLI_DEVICE_CPU = 4
 } lapilli_device_type;
 
-#define LAPILLI_MAX_RANK 8
+#define LAPILLI_MAX_RANK 16
 
 typedef struct lapilli_program lapilli_program; /* a loaded program on one device */
 typedef struct lapilli_run lapilli_run;         /* one run in flight or finished */
@@ -75,14 +75,14 @@ typedef struct lapilli_buffer lapilli_buffer;   /* device memory of a stream */
 typedef struct lapilli_tensor {
   void *data;
   uint64_t size;       /* bytes */
-  int64_t shape[8];
+  int64_t shape[16];
   uint32_t rank;
   uint32_t dtype;      /* lapilli_dtype */
 } lapilli_tensor;
 
 /* What a file may cost, for those who open files of strangers. 0: the default. Fields are only added at the end.
  *
- * These cannot be changed: 1,024 methods, of a method 64 plans, 32 symbols, 4,096 inputs and 4,096 outputs of at most 8
+ * These cannot be changed: 1,024 methods, of a method 64 plans, 32 symbols, 4,096 inputs and 4,096 outputs of at most 16
  * dimensions; of a plan 32,768 buffers, 65,536 commands in a run and as many at load; 65,536 kernels of at most 32 bindings and
  * 128 bytes of push constants; 16,384 states; names of 65,536 bytes, of symbols 256; a buffer is at most 4,096 bytes larger than
  * the constant, state, input or output in it. What is read takes at most four times the structure, and 1 MiB. */
@@ -138,9 +138,9 @@ typedef struct lapilli_spec {
   const char *name;        /* valid as long as the program */
   uint32_t dtype;          /* lapilli_dtype */
   uint32_t rank;
-  int64_t shape[8];
-  int64_t min[8];
-  int64_t max[8];
+  int64_t shape[16];
+  int64_t min[16];
+  int64_t max[16];
 } lapilli_spec;
 
 const char *lapilli_version(void);

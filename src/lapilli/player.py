@@ -59,7 +59,8 @@ _DTYPES: tuple[np.dtype[Any], ...] = tuple(
 )
 _DTYPE_CODES: dict[np.dtype[Any], int] = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _BFLOAT16 = 7
-_MAX_RANK = 8
+MAX_RANK = 16
+"""Dimensions of an input, output or state: LAPILLIMAX_RANK."""
 _NO_LIMIT = 2**64 - 1
 
 
@@ -294,9 +295,9 @@ def _tensors(inputs: Sequence[Array]) -> tuple[Any, list[Any]]:
                     "float16, float32, float64 and the bits of bfloat16 as uint16."
                 )
             array, code = array.view(np.uint16), _BFLOAT16
-        if array.ndim > _MAX_RANK:
+        if array.ndim > MAX_RANK:
             raise errors.InvalidInputError(
-                f"Input {index} has {array.ndim} dimensions; at most {_MAX_RANK} are possible."
+                f"Input {index} has {array.ndim} dimensions; at most {MAX_RANK} are possible."
             )
         view = ffi.from_buffer(array)
         alive.append(view)  # holds the array too
@@ -483,10 +484,10 @@ class NativeProgram:
         tensors, alive = _tensors(inputs)
         outputs = ffi.new("lapilli_tensor[]", count)
         for tensor in outputs:
-            tensor.rank = _MAX_RANK + 1  # no output: what comes back tells whether the sizes were written
+            tensor.rank = MAX_RANK + 1  # no output: what comes back tells whether the sizes were written
         status = library.lapilli_run_sync(self._program(), method, tensors, len(inputs), outputs, count)
         del alive
-        if any(tensor.rank > _MAX_RANK for tensor in outputs):
+        if any(tensor.rank > MAX_RANK for tensor in outputs):
             _check(status)
         return [(tuple(t.shape[0 : t.rank]), _DTYPES[t.dtype]) for t in outputs]
 

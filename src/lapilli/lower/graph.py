@@ -13,7 +13,7 @@ import sympy
 import torch
 from torch import fx
 
-from lapilli.errors import UnsupportedOperatorError
+from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.module import Module
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, binary, cast_to, const, index, load, narrow, unary
@@ -24,6 +24,7 @@ from lapilli.lower.integers import Checks
 from lapilli.lower.pointwise import CONVERSIONS
 from lapilli.lower.random import next_numbers
 from lapilli.lower.registry import FROM_TORCH, Call, Shared, convert, fresh_axes, from_torch, is_rounded, lowerings
+from lapilli.player import MAX_RANK
 
 READS_NUMBER = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 """Operators that take a number out of a tensor: the host waits for it."""
@@ -197,7 +198,20 @@ def lower(
     if check is not None:
         graph.outputs.append(check)
     _widen(graph, half_storage)
+    _ranks(graph)
     return graph
+
+
+def _ranks(graph: Graph) -> None:
+    """Raises CompileError for a value that the player cannot be given or asked for; within a program there is no such limit."""
+    states = [state for state, _ in graph.stores]
+    for what, found in (("Input", graph.inputs), ("Output", graph.outputs), ("State", states)):
+        for node in found:
+            if node.rank > MAX_RANK:
+                raise CompileError(
+                    f"{what} {node.name} has {node.rank} dimensions; a program takes and gives at most {MAX_RANK}. "
+                    "Flatten some of them before and after."
+                )
 
 
 def _widen(graph: Graph, half_storage: bool) -> None:
