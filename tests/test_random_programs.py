@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 from whole_programs import families, generate, networks, reference, shrink
-from whole_programs.program import Leaf, Program, Step, defined
+from whole_programs.program import Leaf, Program, Step, defined, dump
 
 import lapilli
+from lapilli import player
 
 assert families.FAMILIES and networks  # all families are there
 
@@ -32,6 +33,10 @@ def _program(text: str, *leaves: Leaf) -> Program:
     return Program(0, leaves, (Step(("v",), text, tuple(leaf.name for leaf in leaves)),), ("v",))
 
 
+def _numbers(numbers: list[float]) -> Leaf:
+    return Leaf("x", (len(numbers),), "float32", "literal", 0, data=dump(torch.tensor(numbers)))
+
+
 def test_what_may_differ_and_what_may_not() -> None:
     """Sums may differ by their rounding, comparisons of what is nearly equal may be one or the other, the rest may not."""
     x, y = Leaf("x", (4, 50), "float32", "normal", 1), Leaf("y", (6,), "float32", "ties", 2)
@@ -48,6 +53,19 @@ def test_what_may_differ_and_what_may_not() -> None:
     assert not definite.bound.any()
     (order, *_) = reference.expected(_program("{0}.topk(6).indices", replace(y, data="", seed=3)), 5)
     assert bool(order.bound.isinf().any())
+    text = "({0} * 0.3).topk(3).indices"  # equal but for their rounding: of the three last, only the first is definite
+    (order, *_) = reference.expected(_program(text, _numbers([5, 2, 2, 2, 1])), 5)
+    assert order.bound.isinf().tolist() == [False, True, True]
+
+
+def test_devices_may_lack_denormals_and_digits() -> None:
+    """exp(-95) is a denormal, or zero; in half precision 1.0001 is 1."""
+    (small, *_) = reference.expected(_program("torch.exp({0}) > 0", _numbers([-95.0, -80.0])), 5)
+    assert small.bound.isinf().tolist() == [True, False]
+    text, often = "{0}.mode().values", _numbers([1.0, 1.0001, 0.9999, 3.0, 3.0])
+    for half in (False, True):
+        (most, *_) = reference.expected(_program(text, often), 5, half)
+        assert bool(most.bound > 1) is half
 
 
 def test_failures_become_small() -> None:
@@ -102,3 +120,60 @@ def test_statistics_of_halves_in_training(dtype: torch.dtype) -> None:
             torch.autograd.grad(wanted.sum(), x, retain_graph=True),
         )
         torch.testing.assert_close(one, other)
+
+
+SCALED = {
+    "linear": ((1, 2, 999), dict(scale_factor=1.5)),
+    "bilinear": ((1, 1, 7, 700), dict(scale_factor=(0.7, 1.3))),
+    "trilinear": ((1, 2, 3, 9, 1), dict(scale_factor=1.5)),
+    "bicubic": ((1, 1, 5, 600), dict(size=(3, 1000))),
+    "bilinear corners": ((1, 1, 5, 600), dict(size=(1, 1001), align_corners=True)),
+}
+
+
+@pytest.mark.parametrize("mode", SCALED)
+def test_interpolation_has_no_rounded_places(mode: str) -> None:
+    """A place of float32 is wrong by its own last digits, the more the larger the image is; as a fraction of integers it is not."""
+    shape, options = SCALED[mode]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.interpolate(x, mode=mode.split()[0], **options)
+
+    with lapilli.compile(Scaled(), (x,)) as program:
+        found = program(x)
+    torch.testing.assert_close(found.double(), Scaled()(x.double()), rtol=1e-6, atol=3e-6)  # torch: 2e-4
+
+
+def _outer(x: torch.Tensor) -> torch.Tensor:
+    return torch.kron(x, x * 2)
+
+
+def test_values_of_ten_dimensions() -> None:
+    """kron of five dimensions has ten on its way: between forward and backward, and between calls on the device."""
+    x = torch.randn(1, 2, 1, 3, 2, requires_grad=True)
+    (wanted,) = torch.autograd.grad(_outer(x).square().sum(), x)
+    torch.compiler.reset()
+    (found,) = torch.autograd.grad(torch.compile(_outer, backend="vulkan")(x).square().sum(), x)
+    torch.testing.assert_close(found, wanted)
+
+    class Whole(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(1, 2, 1, 2, 1, 3, 1, 2, 1, 1) * 2
+
+    y = torch.randn(2, 2, 3, 2)
+    with lapilli.compile(Whole(), (y,)) as program:
+        torch.testing.assert_close(program(y), Whole()(y))
+
+
+def test_too_many_dimensions_are_refused() -> None:
+    class Whole(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[(None,) * 15] * 2
+
+    with pytest.raises(
+        lapilli.CompileError, match="has 17 dimensions; a program takes and gives at most 16. Flatten some"
+    ):
+        lapilli.compile(Whole(), (torch.randn(2, 3),))
+    assert player.MAX_RANK == player._player()[1].LAPILLI_MAX_RANK

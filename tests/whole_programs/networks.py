@@ -286,7 +286,8 @@ def normalization(g: Generator) -> None:
                 "F.layer_norm({0}, {0}.shape[-1:])",
                 "F.layer_norm({0}, {0}.shape[-2:])",
             ],
-            "rms": ["F.rms_norm({0}, {0}.shape[-1:], {1})"],
+            # Without eps it is a number of the type: another one in float64.
+            "rms": ["F.rms_norm({0}, {0}.shape[-1:], {1}, eps=1e-6)"],
         }
         g.emit(r.choice(text[kind]), a, w, b)
     elif channels:

@@ -58,12 +58,14 @@ class Disturbed(TorchDispatchMode):
         self.random = torch.Generator().manual_seed(seed)
         self.run, self.index = seed, amplitude
         self.precision = torch.float32
-        self.exact_too = False  # where everything is stored in that precision, exact results are rounded too
+        self.rounded = False  # to float16, instead of disturbed: numbers that differ become equal
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.partition("::")[2]
         if name in _UNORDERED and func._overloadname != "stable":
             return self.with_any_order(func, args, kwargs or {})
+        if name == "mode" and self.index % 2 and args[0].is_floating_point() and args[0].ndim:
+            return self.with_equals(func, args, kwargs or {})
         args = tuple(self.as_number(a, name) for a in args)
         result = func(*args, **(kwargs or {}))
         writes = func._schema.is_mutable
@@ -87,12 +89,18 @@ class Disturbed(TorchDispatchMode):
         return number
 
     def with_any_order(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Equal elements may come in any order: indices for elements that all differ a little, with the elements as they are."""
+        """Equal elements may come in any order: first the first of equals, then the last of equals, then any. Those that would be
+        equal had they not been disturbed count too, and elements stay as they are."""
         names = [a.name for a in func._schema.arguments]
         given = dict(zip(names, args, strict=False)) | kwargs
         x, dim = args[0], given.get("dim", -1)
         away = torch.rand(x.shape, generator=self.random, dtype=torch.float64)
-        apart = x + away * (x.abs() * 2.0**-45 + 1e-40) if x.is_floating_point() else x.double() + away / 4
+        numbers = x if x.is_floating_point() else x.double()
+        if self.index < 2 and x.ndim:
+            ramp = torch.arange(x.shape[dim]) / max(x.shape[dim], 1)
+            away = (ramp if self.index else 1 - ramp).view(-1, *[1] * (x.ndim - 1 - dim % x.ndim)).expand(x.shape)
+            numbers = self.shortened(x) if x.is_floating_point() else numbers
+        apart = numbers + away * (numbers.abs() * 2.0**-45 + 1e-40) if x.is_floating_point() else numbers + away / 4
         found = func(apart, *args[1:], **kwargs)
         if not isinstance(found, tuple) or not x.ndim:
             return func(*args, **kwargs)
@@ -100,9 +108,25 @@ class Disturbed(TorchDispatchMode):
         values = x.gather(dim, at) if at.ndim == x.ndim else x.gather(dim, at.unsqueeze(dim)).squeeze(dim)
         return values, at
 
+    def with_equals(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Elements that differ by a few units may be equal: which is counted, the result is an element as it is."""
+        _, at = func(self.shortened(args[0]), *args[1:], **kwargs)
+        dim, keeps = [*args[1:], -1, False][0], at.ndim == args[0].ndim
+        values = args[0].gather(dim, at if keeps else at.unsqueeze(dim))
+        return values if keeps else values.squeeze(dim), at
+
+    def shortened(self, x: torch.Tensor) -> torch.Tensor:
+        """With three bits less than the precision has."""
+        fraction, exponent = torch.frexp(x)
+        scale = 1 / (8 * UNITS[self.precision])
+        return torch.ldexp((fraction * scale).round(), exponent) / scale
+
     def disturb(self, t: torch.Tensor) -> None:
         """In place."""
         if not t.numel():
+            return
+        if self.rounded:
+            t.copy_(t.to(torch.float16))
             return
         amplitude = AMPLITUDES[self.precision][self.index] * UNITS[self.precision]
         factor = 1 + amplitude * (2 * torch.rand(t.shape, generator=self.random, dtype=torch.float64) - 1)
@@ -110,8 +134,8 @@ class Disturbed(TorchDispatchMode):
 
     def stored(self, t: torch.Tensor) -> torch.Tensor:
         """As a type with few exponents may keep it, or may not."""
-        if self.precision is not torch.float16:
-            return t
+        if self.precision is not torch.float16:  # denormals are kept or not, above all by functions such as exp
+            return torch.where(t.abs() < TINY[self.precision], t * 0, t) if self.index % 2 else t
         away = (2 * torch.rand(t.shape, generator=self.random, dtype=torch.float64) - 1) * TINY[torch.float16]
         t = torch.where((t != 0) & (t.abs() < 2.0**-13), t + away, t)
         return torch.where(t.abs() > 60000, t * float("inf"), t) if self.index % 2 else t
@@ -212,13 +236,15 @@ def _spread(
             moved = []
             # Numbers with equals among them: where they are disturbed too, jumps do not count.
             whole = {leaf.name for leaf in program.leaves if leaf.kind in ("ties", "literal") and not half}
-            for k in range(RUNS + 4 if whole else RUNS):
+            definite = RUNS + half  # runs whose jumps count
+            for k in range(definite + 4 if whole else definite):
                 mode = Disturbed(1000 * k + 7, min(k, RUNS - 1))
+                mode.rounded = half and k == RUNS
                 mode.precision = torch.float16 if half and least is torch.float32 else least
                 given = widened(values)
                 done: set[int] = set()
                 for name, t in given.items():
-                    if t.is_floating_point() and k > 1 and (name not in whole or k >= RUNS) and id(t) not in done:
+                    if t.is_floating_point() and k > 1 and (name not in whole or k >= definite) and id(t) not in done:
                         mode.disturb(t)
                         done.add(id(t))
                 with mode:
@@ -230,7 +256,7 @@ def _spread(
         others = [m[k] for m in moved]
         if not value.is_floating_point():
             bound = torch.zeros(value.shape, dtype=torch.float64)
-            for other in [*others[:RUNS], own]:
+            for other in [*others[:definite], own]:
                 bound[(other != value) if other.shape == value.shape else ...] = float("inf")
         else:
             bound = torch.zeros(value.shape, dtype=torch.float64)
@@ -238,7 +264,7 @@ def _spread(
             for run_number, other in enumerate(others):
                 apart = (other - value).abs()
                 same = (other == value) | (other.isnan() & value.isnan())
-                if run_number >= RUNS:
+                if run_number >= definite:
                     same |= ~(apart < largest * 1000 * UNITS[least])
                 bound = torch.maximum(bound, torch.where(same, 0.0, apart.nan_to_num(nan=float("inf"))))
             stored = torch.float16 if half and logical is torch.float32 else logical

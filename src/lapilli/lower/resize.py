@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import partial, reduce
 from typing import Any
 
@@ -74,10 +75,25 @@ def clamped(place: Expr, size: Int) -> Int:
     return indirect(binary("max", binary("min", place, index(size - 1)), 0), size)
 
 
-def linear_taps(source: Expr, size: Int) -> Taps:
-    low = cast_to(unary("floor", source), DType.int32)
-    weight = source - cast_to(low, DType.float32)
-    return [(clamped(low, size), 1.0 - weight), (clamped(low + 1, size), weight)]
+Source = tuple[Int | Expr, Expr]
+"""A place between pixels: the pixel left of it, which may lie outside, and the distance from that, 0 <= distance < 1."""
+
+
+def _split(place: Expr) -> Source:
+    low = unary("floor", place)
+    return cast_to(low, DType.int32), place - low
+
+
+def _pixel(low: Int | Expr, k: int, size: Int) -> Int:
+    """The pixel k right of one, or the border's."""
+    if isinstance(low, Int):
+        return maximum(minimum(low + k, size - 1), 0)
+    return clamped(low + k, size)
+
+
+def linear_taps(source: Source, size: Int) -> Taps:
+    low, weight = source
+    return [(_pixel(low, 0, size), 1.0 - weight), (_pixel(low, 1, size), weight)]
 
 
 def cubic(t: Expr, a: float) -> Expr:
@@ -87,17 +103,19 @@ def cubic(t: Expr, a: float) -> Expr:
     return where(binary("le", t, 1.0), near, where(binary("lt", t, 2.0), far, const(0.0)))
 
 
+def _cubic_weights(t: Expr) -> list[Expr]:
+    return [cubic(d, -0.75) for d in (t + 1.0, t, 1.0 - t, 2.0 - t)]
+
+
 def cubic_weights(source: Expr) -> tuple[Expr, list[Expr]]:
     """The first of four places (int32), and their weights."""
     low = unary("floor", source)
-    t = source - low
-    weights = [cubic(d, -0.75) for d in (t + 1.0, t, 1.0 - t, 2.0 - t)]
-    return cast_to(low, DType.int32) - 1, weights
+    return cast_to(low, DType.int32) - 1, _cubic_weights(source - low)
 
 
-def cubic_taps(source: Expr, size: Int) -> Taps:
-    first, weights = cubic_weights(source)
-    return [(clamped(first + k, size), w) for k, w in enumerate(weights)]
+def cubic_taps(source: Source, size: Int) -> Taps:
+    low, t = source
+    return [(_pixel(low, k - 1, size), w) for k, w in enumerate(_cubic_weights(t))]
 
 
 def _step(call: Call, x: Node, n: int, d: int, align_corners: bool, scales: Sequence[float | None]) -> Expr:
@@ -108,12 +126,41 @@ def _step(call: Call, x: Node, n: int, d: int, align_corners: bool, scales: Sequ
     return const(0.0) if out == 1 else index(size - 1, DType.float32) / index(out - 1, DType.float32)
 
 
+def _fraction(
+    call: Call, x: Node, n: int, d: int, align_corners: bool, scales: Sequence[float | None]
+) -> Fraction | None:
+    """Input pixels per output pixel where that is a small fraction: then places are exact in integers. A float32 place has an
+    error of some units in the last place of the place itself, ever more to the right, and in torch too."""
+    size, out = x.shape[-n + d].value, call.shape[-n + d].value
+    given = scales[d] if d < len(scales) else None
+    if align_corners:
+        step = Fraction(size - 1, max(out - 1, 1)) if size is not None and out is not None else None
+    elif given is not None:
+        scale = Fraction(given).limit_denominator(1024)
+        step = 1 / scale if scale and float(scale) == given else None
+    else:
+        step = Fraction(size, out) if size and out else None
+    # Places have no fractions in float32 beyond 2^24: an axis of unknown length may have twice that before integers overflow.
+    longest = call.shape[-n + d].bounds[1] or 2**25
+    return step if step is not None and (2 * longest + 1) * step.numerator < 2**31 else None
+
+
+def _exact(step: Fraction, i: Int, align_corners: bool, below_zero: bool) -> Source:
+    """As `_split` of i * step or (i + 1/2) * step - 1/2, in integers."""
+    p, q = step.numerator, step.denominator
+    scaled, unit = (i * p, q) if align_corners else ((2 * i + 1) * p - q, 2 * q)
+    if not below_zero:
+        scaled = maximum(scaled, 0)
+    scaled += unit  # never less than -q: no quotient of a negative number
+    return scaled // unit - 1, index(scaled % unit, DType.float32) * (1.0 / unit)
+
+
 def _only_floats(call: Call, x: Node) -> None:
     if not x.dtype.is_float:
         raise TypeError(f"{call.op} of {call.dtype.name} is not supported: convert the tensor to float first")
 
 
-def _interpolated(taps: Callable[[Expr, Int], Taps], below_zero: bool, call: Call, x: Node, n: int, align_corners: bool,
+def _interpolated(taps: Callable[[Source, Int], Taps], below_zero: bool, call: Call, x: Node, n: int, align_corners: bool,
                   scales: Sequence[float | None]) -> Node:  # fmt: skip
     """below_zero: whether a place left of the first pixel's centre stays there."""
     _only_floats(call, x)
@@ -121,11 +168,16 @@ def _interpolated(taps: Callable[[Expr, Int], Taps], below_zero: bool, call: Cal
     def body(*at: Int) -> Expr:
         chosen = []
         for d in range(n):
+            fraction = _fraction(call, x, n, d, align_corners, scales)
+            if fraction is not None:
+                source = _exact(fraction, at[-n + d], align_corners, below_zero)
+                chosen.append(taps(source, x.shape[-n + d]))
+                continue
             step, position = _step(call, x, n, d, align_corners, scales), index(at[-n + d], DType.float32)
-            source = position * step if align_corners else (position + 0.5) * step - 0.5
+            place = position * step if align_corners else (position + 0.5) * step - 0.5
             if not below_zero and not align_corners:
-                source = binary("max", source, 0.0)
-            chosen.append(taps(source, x.shape[-n + d]))
+                place = binary("max", place, 0.0)
+            chosen.append(taps(_split(place), x.shape[-n + d]))
         return weighted(x, at[:-n], chosen)
 
     return call.map(body)
