@@ -19,7 +19,8 @@ from lapilli.graph.passes import prepare
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import Atom
 from lapilli.ir.interpret import evaluate
-from lapilli.ir.node import Constant, Graph, Map, Node, Reduce, State, reading
+from lapilli.ir.node import Constant, Graph, Map, Node, Reduce, State, operands, reading
+from lapilli.ir.recurrence import Recurrence
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
 from lapilli.schedule.layout import Layout
@@ -138,6 +139,10 @@ class _Run:
         for read in _leaves(task):
             if isinstance(read, Constant):
                 values[read.id] = evaluate(read, {}, {})
+        if core is not None and isinstance(core.contraction, Recurrence):
+            for read in core.contraction.operands():
+                self._seen(read, values)
+            return evaluate(core, values, self.sizes)
         if core is not None:
             assert task.core_body is not None
             whole = Reduce(
@@ -153,6 +158,13 @@ class _Run:
             place[a] = np.arange(result.shape[k]).reshape([-1 if d == k else 1 for d in range(result.ndim)])
         stored[tuple(np.broadcast_to(i.evaluate(place), result.shape) for i in task.store)] = result
         return stored
+
+    def _seen(self, node: Node, values: dict[int, Array]) -> None:
+        """The value of what vanished into its reader."""
+        if node.id not in values:
+            for read in operands(node):
+                self._seen(read, values)
+            values[node.id] = evaluate(node, values, self.sizes)
 
 
 def _leaves(task: Task) -> list[Node]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lapilli.codegen import attention, cpu, generic, gpu, rows
+from lapilli.codegen import attention, cpu, generic, gpu, recurrence, rows
 from lapilli.codegen.kernel import MAX_PARAMS, Written
 from lapilli.codegen.template import Context
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import cast_to, load
 from lapilli.ir.node import Map, Node
+from lapilli.ir.recurrence import Recurrence
 from lapilli.lower.registry import fresh_axes
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.plan import Schedule
@@ -28,6 +29,8 @@ def choose_templates(
     for task in tasks:
         if target.kind == "gpu" and task.core is not None and attention.choose(task, by_out, ctx):
             pass
+        elif task.core is not None and isinstance(task.core.contraction, Recurrence):
+            recurrence.choose(task, task.core.contraction, ctx)
         elif task.core is not None and task.core.contraction is not None:
             task = _contraction(task, ctx)
         result += [*ctx.added, task]

@@ -9,7 +9,7 @@ from typing import Any
 from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, lane_steps, stored_as
 from lapilli.codegen.kernel import MAX_PARAMS, Written
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, Load, const, load, rewrite, select
+from lapilli.ir.expr import Expr, Load, cast_to, const, load, rewrite, select
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, of
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.lower.registry import fresh_axes
@@ -46,16 +46,20 @@ class Context:
 
     def read(self, node: Node, index: Sequence[Int]) -> Expr:
         """An element of a value, seen through the views that have no memory."""
+        return self.seen(load(node, tuple(index)))
+
+    def seen(self, e: Expr) -> Expr:
+        """An expression that reads only what has memory."""
 
         def through(ld: Expr) -> Expr | None:
             assert isinstance(ld, Load)
-            view = self.views.get(ld.node.id)
-            if view is None:
+            node = ld.node
+            if node.id not in self.views and (node.id in self.layouts or not isinstance(node, Map)):
                 return None
-            return rewrite(view.body, dict(zip(view.axes, ld.index, strict=True)), through)
+            assert isinstance(node, Map)
+            return cast_to(rewrite(node.body, dict(zip(node.axes, ld.index, strict=True)), through), ld.dtype)
 
-        first = load(node, tuple(index))
-        return rewrite(first, {}, through)
+        return rewrite(e, {}, through)
 
     def is_whole(self, node: Node) -> bool:
         """Whether kernels read and write a value's elements as they are. Others share words, or have two: small integers, int64,

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
+from lapilli.capture.recurrent import KINDS
 from lapilli.graph.complex import split_complex
 from lapilli.graph.decompose import decompose, decompose_calls, tables
 from lapilli.graph.fold import fold_batch_norm, fold_constants, fold_padding
@@ -22,6 +23,8 @@ aten = torch.ops.aten
 
 SYNONYMS: dict[str, Any] = {"transformers.grouped_mm_fallback.default": aten._grouped_mm.default}
 """Operators of other packages that are ATen's. (ATen's grouped product takes no float64.)"""
+RECURRENT: dict[str, Any] = {f"lapilli.{name}.default": overload for name, overload in KINDS.items()}
+"""What capture keeps whole."""
 
 
 def prepare(program: ExportedProgram) -> Module:
@@ -76,6 +79,7 @@ def clean_up(module: Module) -> None:
         name = str(node.target)
         if name in SYNONYMS and node.meta["val"].dtype is not torch.float64:
             node.target = SYNONYMS[name]
+        node.target = RECURRENT.get(name, node.target)
         if not node.users and ("assert" in name or "sym_constrain" in name):
             module.graph.erase_node(node)
         elif node.target is operator.getitem and isinstance(node.args[0], list | tuple):

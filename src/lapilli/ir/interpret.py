@@ -16,6 +16,7 @@ from lapilli.ir.integer import Atom, Indirect, Int, Var
 from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.narrow import narrowed
 from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State
+from lapilli.ir.recurrence import Recurrence
 from lapilli.ir.special import FUNCTIONS as SPECIAL
 
 Array = npt.NDArray[Any]
@@ -77,6 +78,8 @@ def evaluate(node: Node, values: Mapping[int, Array], sizes: Mapping[Atom, int])
     if isinstance(node, Constant):
         return np.asarray(node.value)
     assert isinstance(node, Map | Reduce)
+    if isinstance(node, Reduce) and isinstance(node.contraction, Recurrence):
+        return _states(node.contraction, values, sizes)
     axes: tuple[Var, ...] = node.axes + (node.raxes if isinstance(node, Reduce) else ())
     shape = tuple(int(a.extent.evaluate(sizes)) for a in axes)
     env: dict[Atom, Any] = dict(sizes)
@@ -99,6 +102,30 @@ def evaluate(node: Node, values: Mapping[int, Array], sizes: Mapping[Atom, int])
                 )
                 result = _REDUCTIONS[node.op](exact, axis=rdims)
         return np.asarray(result).astype(_NUMPY[node.dtype])
+
+
+def _states(r: Recurrence, values: Mapping[int, Array], sizes: Mapping[Atom, int]) -> Array:
+    """The states of a recurrence after every step."""
+    steps, batch, units = (int(a.extent.evaluate(sizes)) for a in (r.step, r.batch, r.unit))
+    weight = values[r.weight.id].astype(np.float64)
+    hidden, carried = (values[n.id].astype(np.float32) for n in (r.initial[0], r.initial[-1]))
+    found = []
+    env: dict[Atom, Any] = {**sizes, r.batch: np.arange(batch)[:, None], r.unit: np.arange(units)[None]}
+    with np.errstate(all="ignore"):
+        for s in range(steps):
+            env[r.step] = np.asarray(s)
+            sums = np.split((hidden @ weight.T).astype(np.float32), len(r.sums), axis=1)
+            known = {**values, **{n.id: v for n, v in zip(r.sums, sums, strict=True)}, r.old.id: carried}
+            shape = (batch, units)
+            new = known[r.new.id] = np.broadcast_to(_scalar(r.carried, env, known, {}), shape).astype(np.float32)
+            out = new if r.hidden is None else np.broadcast_to(_scalar(r.hidden, env, known, {}), shape)
+            if r.projection is not None:
+                out = out @ values[r.projection.id].astype(np.float64).T
+            live = np.True_ if r.live is None else _scalar(r.live, env, known, {})
+            hidden, carried = (np.where(live, a, b).astype(np.float32) for a, b in ((out, hidden), (new, carried)))
+            found.append(hidden if r.hidden is None else np.concatenate([hidden, carried], axis=1))
+    width = hidden.shape[1] + (0 if r.hidden is None else units)
+    return np.stack(found) if found else np.zeros((0, batch, width), np.float32)
 
 
 def _pooled(x: Array) -> Array:

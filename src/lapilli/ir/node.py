@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,9 @@ import numpy.typing as npt
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, const, loads
 from lapilli.ir.integer import Int, Var
+
+if TYPE_CHECKING:
+    from lapilli.ir.recurrence import Recurrence
 
 _ids = itertools.count()
 _ZERO = const(0.0)
@@ -130,13 +134,14 @@ class Reduce(Node):
     """out[axes] = op over raxes of body(axes, raxes). op: sum, prod, min, max, any, all, argmin, argmax, argpool.
 
     argmin and argmax are the place of the first NaN, else of the first extremum; argpool, as pooling counts: that of the last
-    NaN, else of the first maximum, and -1 where nothing is larger than the least number."""
+    NaN, else of the first maximum, and -1 where nothing is larger than the least number. With a Recurrence as its note it folds
+    nothing: the note says what it is, and the body only what is read."""
 
     axes: tuple[Var, ...] = ()
     raxes: tuple[Var, ...] = ()
     op: str = "sum"
     body: Expr = _ZERO
-    contraction: Matmul | Convolution | None = None
+    contraction: Matmul | Convolution | Recurrence | None = None
 
 
 @dataclass(frozen=True)

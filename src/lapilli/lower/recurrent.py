@@ -1,106 +1,210 @@
-"""Recurrent layers: LSTM, GRU and plain cells, unrolled over the steps of a sequence whose length is known."""
+"""Recurrent layers: LSTM, GRU and plain cells. A sequence of known length is unrolled, its steps are kernels of their own; any
+other is a loop inside a kernel (`ir/recurrence.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
 
-from lapilli.ir.expr import Expr, binary, load, unary
-from lapilli.ir.integer import Int, as_int
-from lapilli.ir.node import Map, Node
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, binary, cast_to, index, load, select, unary
+from lapilli.ir.integer import Int, as_int, maximum, minimum
+from lapilli.ir.node import Map, Node, Reduce
+from lapilli.ir.recurrence import MOST_UNITS, ROUNDS, Recurrence, rounds
 from lapilli.lower.matmul import linear
 from lapilli.lower.pointwise import sigmoid
-from lapilli.lower.registry import Call, lowering
+from lapilli.lower.registry import LONGEST, Call, fresh_axes, lowering
 from lapilli.lower.views import cat, stack
 
 aten = torch.ops.aten
 
 STEPS = 1024
-"""Steps of all layers and directions of a call: each is two or three kernels."""
+"""Steps of all layers and directions of a call that are unrolled: each is two or three kernels."""
+PIECES = 8
+"""Loops, one after the other, in which a sequence is done that is too long for one."""
+
+Gate = Callable[[int], Expr]
 
 
 @dataclass(frozen=True)
-class _Cell:
-    """One direction of one layer. x: what its weights make of the input, [length, batch, gates * hidden]; w, b: of the hidden
-    state; projection: of an LSTM's result, or None."""
+class _Kind:
+    """A cell. x, y: what the weights make of the input and of the hidden state, gate by gate. carried: the new state of the old
+    one; hidden: what the new state shows, where that is another."""
+
+    gates: int
+    carried: Callable[[Gate, Gate, Expr], Expr]
+    hidden: Callable[[Gate, Gate, Expr], Expr] | None = None
+
+
+def _new_cell(x: Gate, y: Gate, old: Expr) -> Expr:
+    return sigmoid(x(1) + y(1)) * old + sigmoid(x(0) + y(0)) * unary("tanh", x(2) + y(2))
+
+
+def _new_gru(x: Gate, y: Gate, old: Expr) -> Expr:
+    new = unary("tanh", x(2) + sigmoid(x(0) + y(0)) * y(2))
+    return new + sigmoid(x(1) + y(1)) * (old - new)
+
+
+_LSTM = _Kind(4, _new_cell, lambda x, y, new: sigmoid(x(3) + y(3)) * unary("tanh", new))
+_GRU = _Kind(3, _new_gru)
+_TANH = _Kind(1, lambda x, y, _: unary("tanh", x(0) + y(0)))
+_RELU = _Kind(1, lambda x, y, _: binary("max", x(0) + y(0), 0.0))
+
+
+@dataclass(frozen=True)
+class _Direction:
+    """One direction of one layer. x: what its weights make of the input, [length, batch, gates * units]; w, b: of the hidden
+    state; projection: of an LSTM's result, or None; lengths: of the sequences, where they differ."""
 
     call: Call
+    kind: _Kind
     x: Node
     w: Node
     b: Node | None
     projection: Node | None
+    reverse: bool
+    lengths: Node | None
 
-    def of(self, h: Node) -> Node:
-        """What the weights make of the hidden state: [batch, gates * hidden]."""
-        shape = (h.shape[0], self.w.shape[0])
-        return linear(self._call(shape), h, self.w, self.b)
+    @property
+    def length(self) -> Int:
+        return self.x.shape[0]
 
-    def value(self, shape: Sequence[Int], body: Callable[[Int, Int], Expr]) -> Map:
-        return self._call(shape).map(body)
+    @property
+    def units(self) -> Int:
+        return self.x.shape[2] // self.kind.gates
 
     def _call(self, shape: Sequence[Int]) -> Call:
         return replace(self.call, shapes=(tuple(shape),), dtypes=self.call.dtypes[:1])
 
+    def _of_input(self, t: Int, b: Int, j: Int) -> Gate:
+        return lambda k: cast_to(load(self.x, [t, b, k * self.units + j]), DType.float32)
 
-Step = Callable[[_Cell, int, list[Node]], list[Node]]
-"""The new states, hidden state first, at a step."""
+    # -- steps as kernels of their own
+    def unrolled(self, states: list[Node], length: int) -> tuple[Node, list[Node]]:
+        """The hidden states [length, batch, width], and the last states."""
+        found: list[Node] = []
+        for t in range(length)[:: -1 if self.reverse else 1]:
+            states = self._step(t, states)
+            found.append(states[0])
+        shape = (as_int(length), *states[0].shape)
+        return stack(self._call(shape), found[:: -1 if self.reverse else 1], 0), states
 
+    def _step(self, t: int, states: list[Node]) -> list[Node]:
+        h, old = states[0], states[-1]
+        made = linear(self._call((h.shape[0], self.w.shape[0])), h, self.w, self.b)
+        call = self._call(old.shape)
 
-def _lstm(cell: _Cell, t: int, states: list[Node]) -> list[Node]:
-    h, c = states
-    hidden, made = c.shape[1], cell.of(h)
+        def value(f: Callable[[Gate, Gate, Expr], Expr], state: Node) -> Node:
+            def body(b: Int, j: Int) -> Expr:
+                return f(
+                    self._of_input(as_int(t), b, j), lambda k: load(made, [b, k * self.units + j]), load(state, [b, j])
+                )
 
-    def gate(k: int, b: Int, j: Int) -> Expr:
-        at = k * hidden + j
-        return load(cell.x, [as_int(t), b, at]) + load(made, [b, at])
+            return call.map(body)
 
-    def new_cell(b: Int, j: Int) -> Expr:
-        return sigmoid(gate(1, b, j)) * load(c, [b, j]) + sigmoid(gate(0, b, j)) * unary("tanh", gate(2, b, j))
+        new = value(self.kind.carried, old)
+        if self.kind.hidden is None:
+            return [new]
+        out = value(self.kind.hidden, new)
+        return [out if self.projection is None else linear(self._call(h.shape), out, self.projection), new]
 
-    new = cell.value(c.shape, new_cell)
-    out: Node = cell.value(c.shape, lambda b, j: sigmoid(gate(3, b, j)) * unary("tanh", load(new, [b, j])))
-    if cell.projection is not None:
-        out = linear(cell._call(h.shape), out, cell.projection)
-    return [out, new]
+    # -- a loop
+    def looped(self, states: list[Node]) -> tuple[Node, list[Node]]:
+        """As `unrolled`, for any length."""
+        units, width = self.units.value, states[0].shape[1].value
+        if units is None or width is None or max(units, width) > MOST_UNITS:
+            raise TypeError(f"{self.call.op}: a length that varies needs layers of at most {MOST_UNITS} units")
+        piece = ROUNDS // rounds(units, width, self.projection is not None)
+        most = self.call.longest(self.length, min(LONGEST, PIECES * piece))
+        if most is None or most > PIECES * piece:
+            raise TypeError(
+                f"{self.call.op}: sequences of {units} units have at most {PIECES * piece} steps where their length varies; "
+                "give it a smaller `max` in its Dim"
+            )
+        self.call.some(self.length)
+        count = -(-most // piece)
+        parts: list[Node] = []
+        for n in range(count):
+            first = as_int(n * piece)
+            size = self.length if count == 1 else minimum(maximum(self.length - first, 0), piece)
+            part = self._piece(states, first, size)
+            states = self._last(part, states, size)
+            parts.append(part)
 
+        def body(t: Int, b: Int, j: Int) -> Expr:
+            s = self.length - 1 - t if self.reverse else t
+            found = [load(part, [s - n * piece, b, j]) for n, part in enumerate(parts)]
+            return reduce(
+                lambda rest, n: select([(n + 1) * piece - 1 - s], found[n], rest), range(count - 1)[::-1], found[-1]
+            )
 
-def _gru(cell: _Cell, t: int, states: list[Node]) -> list[Node]:
-    (h,) = states
-    hidden, made = h.shape[1], cell.of(h)
+        return self._call((self.length, *states[0].shape)).map(body), states
 
-    def body(b: Int, j: Int) -> Expr:
-        x = [load(cell.x, [as_int(t), b, k * hidden + j]) for k in range(3)]
-        y = [load(made, [b, k * hidden + j]) for k in range(3)]
-        reset, update = sigmoid(x[0] + y[0]), sigmoid(x[1] + y[1])
-        new = unary("tanh", x[2] + reset * y[2])
-        return new + update * (load(h, [b, j]) - new)
+    def _piece(self, states: list[Node], first: Int, size: Int) -> Reduce:
+        """All states after each of `size` steps from the step `first` on, [size, batch, width of all]."""
+        kind, call = self.kind, self.call
+        batch, width = states[0].shape
+        wide = width if kind.hidden is None else width + self.units
+        (s, b, column), (si, bi, _) = fresh_axes((size, batch, wide))
+        (unit, term), (ji, ki) = fresh_axes((self.units, width), "rk")
+        t = first + si
+        t = self.length - 1 - t if self.reverse else t
+        stand_ins = [Node((batch, self.units), DType.float32, f"{call.name}_state{k}") for k in range(kind.gates + 2)]
+        *sums, old, new = stand_ins
+        bias = self.b
 
-    return [cell.value(h.shape, body)]
+        def gate(k: int) -> Expr:
+            e = load(sums[k], [bi, ji])
+            return e if bias is None else e + cast_to(load(bias, [k * self.units + ji]), DType.float32)
 
+        x = self._of_input(t, bi, ji)
+        note = Recurrence(
+            s, b, unit, self.w, tuple(states), tuple(sums), old, new,
+            carried=kind.carried(x, gate, load(old, [bi, ji])),
+            hidden=None if kind.hidden is None else kind.hidden(x, gate, load(new, [bi, ji])),
+            projection=self.projection,
+            live=None if self.lengths is None else binary("lt", index(t), load(self.lengths, [bi])),
+        )  # fmt: skip
+        read = [
+            *note.loads(),
+            load(self.w, [ji, ki]),
+            *(load(n, [bi, k]) for n, k in zip(states, (ki, ji), strict=False)),
+        ]
+        if self.projection is not None:
+            read.append(load(self.projection, [ki, ji]))
+        return Reduce(
+            (size, batch, wide), DType.float32, call.name, call.op, axes=(s, b, column), raxes=(unit, term),
+            body=reduce(lambda e, ld: e + cast_to(ld, DType.float32), read[1:], cast_to(read[0], DType.float32)),
+            contraction=note,
+        )  # fmt: skip
 
-def _plain(activation: Callable[[Expr], Expr]) -> Step:
-    def step(cell: _Cell, t: int, states: list[Node]) -> list[Node]:
-        (h,) = states
-        made = cell.of(h)
-        return [cell.value(h.shape, lambda b, j: activation(load(cell.x, [as_int(t), b, j]) + load(made, [b, j])))]
+    def _last(self, part: Node, states: list[Node], size: Int) -> list[Node]:
+        """The states after a piece: those before it, where it has no step."""
+        found: list[Node] = []
+        for n, state in enumerate(states):
+            start = states[0].shape[1] * n
 
-    return step
+            def body(b: Int, j: Int, state: Node = state, start: Int = start) -> Expr:
+                last = load(part, [size - 1, b, start + j])
+                return select([size - 1], last, cast_to(load(state, [b, j]), DType.float32))
+
+            found.append(self.call.map(body, shape=state.shape, dtype=DType.float32))
+            found[-1].dtype = DType.float32  # a step of an operator stays so in half precision
+        return found
 
 
 def _layers(
-    step: Step, call: Call, x: Node, initial: Sequence[Node], params: Sequence[Node], has_biases: bool, layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+    kind: _Kind, call: Call, x: Node, initial: Sequence[Node], params: Sequence[Node], has_biases: bool, layers: int,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool, lengths: Node | None = None,
 ) -> list[Node]:  # fmt: skip
     """The output of the last layer, and the last states of all: each [layers * directions, batch, hidden]."""
     directions = 2 if bidirectional else 1
     length = x.shape[1 if batch_first else 0].value
-    if length is None:
-        raise TypeError(f"{call.op}: the length of the sequence is dynamic, and its steps are kernels of their own")
-    if length * layers * directions > STEPS:
-        raise TypeError(f"{call.op}: {length * layers * directions} steps are more than {STEPS}")
+    unrolled = length is not None and lengths is None and length * layers * directions <= STEPS
     if train and dropout and layers > 1:
         raise TypeError(f"{call.op}: dropout between layers is not supported; call eval() on the model")
     count = len(params) // (layers * directions)
@@ -115,14 +219,11 @@ def _layers(
             b_x, b = rest[:2] if has_biases else (None, None)
             projection = rest[-1] if len(rest) > 2 * has_biases else None
             ahead = replace(call, shapes=((*x.shape[:2], w_x.shape[0]),))
-            cell = _Cell(call, linear(ahead, x, w_x, b_x), w, b, projection)
+            made = linear(ahead, x, w_x, b_x)
+            d = _Direction(call, kind, made, w, b, projection, bool(direction), lengths)
             states: list[Node] = [_part(call, s, k) for s in initial]
-            found: list[Node] = []
-            for t in range(length)[:: -1 if direction else 1]:
-                states = step(cell, t, states)
-                found.append(states[0])
-            shape = (as_int(length), *states[0].shape)
-            outputs.append(stack(replace(call, shapes=(shape,)), found[:: -1 if direction else 1], 0))
+            output, states = d.unrolled(states, length) if unrolled and length is not None else d.looped(states)
+            outputs.append(output)
             last.append(states)
         x = outputs[0] if directions == 1 else _side_by_side(call, outputs[0], outputs[1])
     finals = [
@@ -146,19 +247,15 @@ def _side_by_side(call: Call, a: Node, b: Node) -> Map:
 
 @lowering(aten.lstm.input)
 def lstm(call: Call, x: Node, initial: Sequence[Node], *arguments: Any) -> list[Node]:
-    return _layers(_lstm, call, x, initial, *arguments)
+    return _layers(_LSTM, call, x, initial, *arguments)
 
 
-_ONE_STATE: dict[Any, Step] = {
-    aten.gru.input: _gru,
-    aten.rnn_tanh.input: _plain(lambda e: unary("tanh", e)),
-    aten.rnn_relu.input: _plain(lambda e: binary("max", e, 0.0)),
-}
+_ONE_STATE: dict[Any, _Kind] = {aten.gru.input: _GRU, aten.rnn_tanh.input: _TANH, aten.rnn_relu.input: _RELU}
 
 
-def _one_state(step: Step) -> Callable[..., list[Node]]:
-    return lambda call, x, initial, *arguments: _layers(step, call, x, [initial], *arguments)
+def _one_state(kind: _Kind) -> Callable[..., list[Node]]:
+    return lambda call, x, initial, *arguments: _layers(kind, call, x, [initial], *arguments)
 
 
-for _overload, _step in _ONE_STATE.items():
-    lowering(_overload)(_one_state(_step))
+for _overload, _kind in _ONE_STATE.items():
+    lowering(_overload)(_one_state(_kind))

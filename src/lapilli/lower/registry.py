@@ -147,16 +147,16 @@ class Call:
     def dtype(self) -> DType:
         return self.dtypes[0]
 
-    def longest(self, size: Int) -> int | None:
-        """The greatest value that a size can have. A dynamic size without a bound, or a multiple of one, gets LONGEST as its
-        bound, which the player checks; None where the size is computed otherwise from such sizes."""
+    def longest(self, size: Int, most: int = LONGEST) -> int | None:
+        """The greatest value that a size can have. A dynamic size without a bound, or a multiple of one, gets `most` as its bound,
+        which the player checks; None where the size is computed otherwise from such sizes."""
         found = unbounded_multiple(size)
         if found is None:
             return size.bounds[1]
         symbol, factor = found
         limits = self.shared.limits
-        limits[symbol] = min(limits.get(symbol, LONGEST), LONGEST // factor)
-        return LONGEST
+        limits[symbol] = min(limits.get(symbol, most), most // factor)
+        return most
 
     def some(self, *sizes: Int, least: int = 1) -> None:
         """Says that there is no result where a product of sizes is less. An open size gets a bound, which the player checks;

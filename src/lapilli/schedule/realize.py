@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from lapilli.ir.expr import Expr, Load, Select, cast_to, cost, loads, rewrite, walk
 from lapilli.ir.integer import Atom, Extremum, Indirect, Int, Quotient, Remainder, Symbol, Var, as_int, of, product
 from lapilli.ir.node import Attention, Convolution, Graph, Map, Matmul, Node, Reduce
+from lapilli.ir.recurrence import Recurrence
 from lapilli.lower.views import reshape_index
 
 
@@ -226,6 +227,8 @@ def operand_indices(r: Reduce) -> list[tuple[Node, tuple[Int, ...]]]:
     note = r.contraction
     if isinstance(note, Matmul):
         return [(note.lhs, note.lhs_index), (note.rhs, note.rhs_index)]
+    if isinstance(note, Recurrence):
+        return []  # which are read as they lie
     assert isinstance(note, Convolution)
     fresh = tuple(of(Var(f"x{d}", size)) for d, size in enumerate(note.x.shape))
     return [(note.x, fresh)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lapilli.ir.expr import Expr, Load, ints_of, load, loads, rewrite, walk
 from lapilli.ir.integer import Atom, Indirect, Int, Symbol, Var, as_int, of
 from lapilli.ir.node import Map, Node, Reduce
+from lapilli.ir.recurrence import Recurrence
 from lapilli.schedule.realize import Realized, invert
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _cores(n: Map, realized: Realized) -> list[Reduce]:
     """Reductions that only n reads, element by element, in whatever shape."""
     by_core: dict[int, list[Load]] = {}
     for ld in loads(realized.bodies[n.id]):
-        if isinstance(ld.node, Reduce):
+        if isinstance(ld.node, Reduce) and not isinstance(ld.node.contraction, Recurrence):
             by_core.setdefault(ld.node.id, []).append(ld)
     result = []
     for found in by_core.values():
