@@ -171,7 +171,7 @@ step package "$(sources pyproject.toml native)" # Python files are used in place
 step models "$torchvision_version"
 [[ $goal = demo || $goal = fuzz ]] || step text_models "$transformers"
 if [ "$goal" = fuzz ]; then
-  command -v clang++ >/dev/null || apt_install clang
+  { command -v clang++ && dpkg -s libclang-rt-dev; } >/dev/null 2>&1 || apt_install clang libclang-rt-dev # sanitizers and libFuzzer
 fi
 if [ "$goal" = zoo ]; then
   step zoo "$diffusers"

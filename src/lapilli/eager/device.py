@@ -31,6 +31,9 @@ _other: torch.device | None = None
 _is_vulkan: Any = None
 
 
+_NOT_FIRST = "{} cannot be the first use of the device. Call torch.vulkan.init() before it."
+
+
 class _Hook(torch._C._acc.PrivateUse1Hooks):
     """What PyTorch asks about the kind of device."""
 
@@ -150,10 +153,7 @@ def _first(name: str) -> Callable[..., Any]:
 
             made.append(getattr(views, name))
             if _caller().endswith("_serialization.load"):  # C++ would fill its storage
-                raise RuntimeError(
-                    "torch.jit.load(map_location='vulkan') cannot be the first use of the device. Call torch.vulkan.init() "
-                    "before it."
-                )
+                raise RuntimeError(_NOT_FIRST.format("torch.jit.load(map_location='vulkan')"))
         return made[0](*args, **kwargs)
 
     return kernel
