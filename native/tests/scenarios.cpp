@@ -1,5 +1,6 @@
 #include "scenarios.h"
 
+#include "floats.h"
 #include "samples.h"
 
 #include <algorithm>
@@ -9,8 +10,6 @@
 #include <vector>
 
 namespace {
-
-using Floats = std::vector<float>;
 
 class Calls {
 public:
@@ -66,16 +65,6 @@ private:
 lapilli_load_options options() {
   lapilli_load_options result{};
   result.cache_dir = "";
-  return result;
-}
-
-lapilli_tensor tensor(Floats& values, std::initializer_list<int64_t> shape) {
-  lapilli_tensor result{};
-  result.data = values.data();
-  result.size = 4 * values.size();
-  result.dtype = LAPILLI_FLOAT32;
-  for (const int64_t size : shape)
-    result.shape[result.rank++] = size;
   return result;
 }
 

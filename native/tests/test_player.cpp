@@ -1,5 +1,6 @@
 // Programs on a device, through the C ABI.
 
+#include "floats.h"
 #include "loaded.h"
 
 #include <sys/wait.h>
@@ -12,16 +13,6 @@
 #include <thread>
 
 namespace {
-
-lapilli_tensor tensor(std::vector<float>& values, std::vector<int64_t> shape) {
-  lapilli_tensor result{};
-  result.data = values.data();
-  result.size = values.size() * sizeof(float);
-  result.rank = static_cast<uint32_t>(shape.size());
-  std::ranges::copy(shape, result.shape);
-  result.dtype = LAPILLI_FLOAT32;
-  return result;
-}
 
 bool is_sample_result(const std::vector<float>& x, const float* y, uint32_t width) {
   for (size_t i = 0; i < x.size(); ++i)

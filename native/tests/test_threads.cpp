@@ -1,6 +1,7 @@
 // Several threads on the same and on different programs, one stream, loads and ends; also under ThreadSanitizer. Only what
 // lapilli.h allows. Some seconds; the argument says how many.
 
+#include "floats.h"
 #include "loaded.h"
 
 #include <array>
@@ -9,18 +10,6 @@
 #include <thread>
 
 namespace {
-
-using Floats = std::vector<float>;
-
-lapilli_tensor tensor(Floats& values, std::initializer_list<int64_t> shape) {
-  lapilli_tensor result{};
-  result.data = values.data();
-  result.size = 4 * values.size();
-  result.dtype = LAPILLI_FLOAT32;
-  for (const int64_t size : shape)
-    result.shape[result.rank++] = size;
-  return result;
-}
 
 std::atomic<int> wrong{0};
 void need(bool holds, const char* what) {

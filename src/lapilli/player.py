@@ -7,12 +7,11 @@ released while the player works.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -155,44 +154,19 @@ def devices() -> list[dict[str, Any]]:
     return result
 
 
-@dataclass(frozen=True)
-class NativeLimits:
-    """What a file may cost, for those who open files of strangers; None: the default, which ``lapilli_limits`` in ``lapilli.h``
-    says, with the limits that cannot be changed."""
-
-    structure_bytes: int | None = None
-    """Of the tables: 64 MiB."""
-    code_bytes: int | None = None
-    """Of the SPIR-V of all kernels: 256 MiB."""
-    entries: int | None = None
-    """Items of all lists in the tables: 4,194,304."""
-    expressions: int | None = None
-    """Of all methods: 1,048,576."""
-    description_bytes: int | None = None
-    """Of the text that describes the program to Python: 64 MiB."""
-    device_bytes: int | None = None
-    """Memory for the program and its runs, on the device and for transfers: all that there is."""
-    groups: int | None = None
-    """Work groups of one command: 2^30."""
-    run_seconds: float | None = None
-    """How long a call waits for the device: without limit."""
-
-    def _struct(self) -> Any:
-        limits = _player()[0].new("lapilli_limits *")
-        limits.struct_size = _player()[0].sizeof("lapilli_limits")
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is None:
-                continue
-            if field.name == "run_seconds":
-                limits.run_nanoseconds = max(1, min(int(value * 1e9), _NO_LIMIT))
-            else:
-                setattr(limits, field.name, int(value))
-        return limits
+NativeLimits: TypeAlias = Mapping[str, int]
+"""Members of ``lapilli_limits`` by name: what a file may cost (`lapilli.Limits`). What is not there has its default."""
 
 
 def _limits(limits: NativeLimits | None) -> Any:
-    return _player()[0].NULL if limits is None else limits._struct()
+    ffi = _player()[0]
+    if limits is None:
+        return ffi.NULL
+    struct = ffi.new("lapilli_limits *")
+    struct.struct_size = ffi.sizeof("lapilli_limits")
+    for name, value in limits.items():
+        setattr(struct, name, value)
+    return struct
 
 
 def describe(source: Source, *, verify: bool = True, limits: NativeLimits | None = None) -> dict[str, Any]:

@@ -392,13 +392,14 @@ def member(a: Operand, at: Sequence[Int], dtype: DType) -> Expr:
 
 
 def exactly(a: Operand, dtype: DType) -> Operand:
-    """A number for a place where torch takes only those that a type holds (and negative ones for uint8, which wrap around).
+    """A number for a place where torch takes only those that a type holds (and negative integers for uint8, which wrap around).
 
     Raises TypeError for others. What is known only in a run wraps around."""
     if not isinstance(a, int | float) or dtype not in LIMITS or isinstance(a, bool):
         return a
     low, high = LIMITS[dtype]
-    if not (-high if low == 0 else low) <= a <= high:
+    wraps = low == 0 and isinstance(a, int)
+    if not (-high if wraps else low) <= a <= high:
         raise TypeError(f"the number {a} cannot be converted to {dtype.name} without overflow")
     return wrapped(int(a), dtype)
 

@@ -52,10 +52,14 @@ class Limits:
     @property
     def native(self) -> NativeLimits:
         """Those that the player keeps."""
-        return NativeLimits(
-            self.structure_bytes, self.code_bytes, self.entries, self.expressions, self.description_bytes,
-            self.device_bytes, self.groups, self.seconds,
-        )  # fmt: skip
+        found: dict[str, int] = {name: value for name in _NATIVE if (value := getattr(self, name)) is not None}
+        if self.seconds is not None:
+            found["run_nanoseconds"] = max(1, min(int(self.seconds * 1e9), _NO_LIMIT))
+        return found
+
+
+_NATIVE = ("structure_bytes", "code_bytes", "entries", "expressions", "description_bytes", "device_bytes", "groups")
+_NO_LIMIT = 2**63 - 1
 
 
 def load_json(text: str, what: str) -> Any:
