@@ -30,9 +30,10 @@ setup-fuzz:
 setup-zoo:
 	@tools/setup.sh zoo
 
-lint: ## ruff
+lint: ## ruff, and which stage may import which
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(VENV)/bin/lint-imports --no-cache
 
 types: ## mypy --strict
 	$(PY) -m mypy --strict src/lapilli

@@ -14,7 +14,7 @@ import flatbuffers
 import numpy as np
 import tiny
 
-from lapilli.program.container import to_bytes
+from lapilli.format.container import to_bytes
 from lapilli.runtime.method import METADATA_KEY
 from lapilli.runtime.structure import LEAF, Spec, Structure
 

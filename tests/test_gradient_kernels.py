@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 import lapilli
 from lapilli.capture import capture
-from lapilli.graph.passes import prepare
 from lapilli.ir.integer import Atom
 from lapilli.ir.node import Reduce
+from lapilli.legalize.passes import prepare
 from lapilli.lower.graph import lower
 
 BACKWARD = torch.ops.aten.convolution_backward

@@ -15,14 +15,14 @@ from torch import nn
 import lapilli
 from lapilli.capture import capture
 from lapilli.errors import CompileError, UnsupportedOperatorError
-from lapilli.graph.decompose import decompose
 from lapilli.graph.fold import fold_batch_norm, fold_constants, fold_padding
 from lapilli.graph.functionalize import functionalize
 from lapilli.graph.merge import merge_linear
 from lapilli.graph.module import Module
-from lapilli.graph.passes import clean_up, prepare
 from lapilli.graph.split import split_large_weights
 from lapilli.ir import interpret
+from lapilli.legalize.decompose import decompose
+from lapilli.legalize.passes import clean_up, prepare
 from lapilli.lower import lower
 
 aten = torch.ops.aten
@@ -273,7 +273,7 @@ def test_single_calls_are_decomposed_without_tracing_the_model_again(monkeypatch
     def refuse(_: Any) -> None:
         raise AssertionError("torch traces the model again")
 
-    monkeypatch.setattr("lapilli.graph.passes.decompose", refuse)
+    monkeypatch.setattr("lapilli.legalize.passes.decompose", refuse)
     x, y = torch.randn(3, 4), torch.randn(4, 5)
     check(prepare(capture(Wrap(f), (x, y))), Wrap(f), x, y)
     rows = torch.export.Dim("rows", min=2, max=64)

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import lapilli
-from lapilli.graph.passes import prepare
 from lapilli.ir import interpret
+from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
 
 aten = torch.ops.aten

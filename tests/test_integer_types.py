@@ -13,8 +13,8 @@ from torch import Tensor
 
 import lapilli
 from lapilli import autoload
-from lapilli.graph.passes import prepare
 from lapilli.ir import interpret
+from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
 
 autoload.register()

@@ -11,11 +11,11 @@ import torch
 from agreement import RANDOM, Array, Case, module_of, on_device, through_interpreter
 
 import lapilli
-from lapilli.graph.passes import prepare
 from lapilli.ir import interpret
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import const
 from lapilli.ir.node import Graph, Map
+from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
 from lapilli.lower.random import STATE, philox
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from lapilli.capture import capture
 from lapilli.codegen.select import choose_templates
-from lapilli.graph.passes import prepare
 from lapilli.ir.integer import as_int
+from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
 from lapilli.schedule.layout import Layout, channels_last
 from lapilli.schedule.plan import Schedule, schedule

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import lapilli
 from lapilli import InvalidInputError, SignatureError
 from lapilli.cli import main
-from lapilli.program import container, signature
+from lapilli.format import container, signature
 from lapilli.runtime.description import Description
 from lapilli.runtime.program import Program
 

@@ -18,8 +18,8 @@ from lapilli import InvalidInputError, UnsupportedOperatorError
 from lapilli.capture import capture
 from lapilli.codegen.select import choose_templates
 from lapilli.compiler import compile_to_bytes
-from lapilli.graph.passes import prepare
 from lapilli.ir.interpret import run
+from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description

@@ -24,7 +24,7 @@ from torch.export import Dim
 import lapilli
 from lapilli.capture import capture
 from lapilli.capture.examples import example_inputs
-from lapilli.graph.passes import prepare
+from lapilli.legalize.passes import prepare
 from lapilli.lower import refusals
 
 torchvision_without_ops.allow()

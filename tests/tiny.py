@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lapilli.codegen.slang import Compiler
+from lapilli.format.container import to_bytes
 from lapilli.program import schema as fb
-from lapilli.program.container import to_bytes
 
 GROUP = 64
 SLOW = 1 << 15

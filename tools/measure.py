@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 import lapilli
 from lapilli.errors import CompileError, InvalidInputError, LapilliError, OutOfMemoryError
-from lapilli.graph.passes import prepare
 from lapilli.ir import interpret
+from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
 
 Tensors = Sequence[torch.Tensor]

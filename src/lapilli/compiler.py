@@ -23,10 +23,10 @@ from lapilli.codegen.select import choose_templates, write_all
 from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.channels_last import keep_channels_last
 from lapilli.graph.module import Module
-from lapilli.graph.partition import Parts, partition
-from lapilli.graph.passes import functional, optimize
 from lapilli.graph.share import share_states
 from lapilli.ir.node import Graph, Input
+from lapilli.legalize.partition import Parts, partition
+from lapilli.legalize.passes import functional, optimize
 from lapilli.lower import is_computed, lower
 from lapilli.lower.registry import from_torch
 from lapilli.program.writer import PlanSource, Writer

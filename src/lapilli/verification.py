@@ -15,12 +15,12 @@ from lapilli.capture import capture
 from lapilli.capture.sources import Source
 from lapilli.compiler import assemble
 from lapilli.errors import CompileError
-from lapilli.graph.passes import prepare
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import Atom
 from lapilli.ir.interpret import evaluate
 from lapilli.ir.node import Constant, Graph, Map, Node, Reduce, State, operands, reading
 from lapilli.ir.recurrence import Recurrence
+from lapilli.legalize.passes import prepare
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
 from lapilli.schedule.layout import Layout

@@ -24,7 +24,7 @@ from lapilli.eager import storage
 from lapilli.eager.devices import is_ours
 from lapilli.eager.signature import CannotRun
 from lapilli.errors import CompileError, NoDeviceError, UnsupportedOperatorError
-from lapilli.graph.partition import TOO_LITTLE
+from lapilli.legalize.partition import TOO_LITTLE
 from lapilli.runtime.notice import working
 from lapilli.runtime.report import Report
 from lapilli.schedule.target import plans_for

@@ -18,9 +18,9 @@ from lapilli.backend.scalars import Scalars, take_out
 from lapilli.backend.sizes import Sources, expression
 from lapilli.backend.views import View, base_of, is_whole, root_of, view_of
 from lapilli.errors import CompileError
-from lapilli.graph.decompose import decompose_calls
 from lapilli.graph.module import Module
-from lapilli.graph.passes import optimize
+from lapilli.legalize.decompose import decompose_calls
+from lapilli.legalize.passes import optimize
 
 aten = torch.ops.aten
 

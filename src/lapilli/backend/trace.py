@@ -16,7 +16,7 @@ from torch.export import exported_program
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lapilli.graph.decompose import tables
+from lapilli.legalize.decompose import tables
 from lapilli.lower import registry
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Any]

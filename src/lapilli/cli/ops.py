@@ -28,8 +28,8 @@ def ops(names: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """List ATen operators: lowered to GPU kernels, decomposed, or run by torch on the CPU; with the dtypes that can be lowered
     and whether sizes may be dynamic. NAMES are parts of operator names ("softmax"). Needs `pip install lapilli[compile]`."""
     require_compiler()
+    from lapilli.catalog import entry, is_core, overloads
     from lapilli.lower import lowerings
-    from lapilli.lower.catalog import entry, is_core, overloads
 
     known = overloads()
     if names:

@@ -27,7 +27,7 @@ def keygen(path: Path, password: bool) -> None:
     """Make a key for `lapilli sign`: the private one in PATH, the public one in PATH.pub.
 
     Needs `pip install lapilli[sign]`."""
-    from lapilli.program import signature
+    from lapilli.format import signature
 
     for file in (path, path.with_name(path.name + ".pub")):
         if file.exists() or file.is_symlink():
@@ -45,7 +45,7 @@ def sign(program: Path, key: Path, output: Path | None) -> None:
     """Sign PROGRAM: whoever has the public key can tell that it is as you made it. Signed programs load everywhere.
 
     Needs `pip install lapilli[sign]`."""
-    from lapilli.program import signature
+    from lapilli.format import signature
     from lapilli.runtime.description import Description
     from lapilli.runtime.files import named, read_file
 
@@ -72,7 +72,7 @@ def verify(program: Path, key: Path | None, as_json: bool) -> None:
     """Check PROGRAM without running any of it, and say what it may do. Needs no device.
 
     With --key it must be signed with that key; this needs `pip install lapilli[sign]`. Exit code 1 where a check fails."""
-    from lapilli.program import signature
+    from lapilli.format import signature
     from lapilli.runtime.description import Description
     from lapilli.runtime.files import named, read_file
     from lapilli.runtime.method import interfaces

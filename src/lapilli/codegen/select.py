@@ -7,11 +7,11 @@ from dataclasses import replace
 from lapilli.codegen import attention, cpu, generic, gpu, recurrence, rows
 from lapilli.codegen.kernel import MAX_PARAMS, Written
 from lapilli.codegen.template import Context
+from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import cast_to, load
 from lapilli.ir.node import Map, Node
 from lapilli.ir.recurrence import Recurrence
-from lapilli.lower.registry import fresh_axes
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.plan import Schedule
 from lapilli.schedule.target import Target

@@ -25,12 +25,12 @@ from lapilli.compiler import assemble_graph
 from lapilli.eager.form import Form
 from lapilli.eager.signature import CannotRun, Number, Operand, Signature, range_of, see
 from lapilli.errors import LapilliError
-from lapilli.graph.decompose import decompose_calls, tables
 from lapilli.graph.inline import splice
 from lapilli.graph.module import Module
-from lapilli.graph.passes import clean_up
 from lapilli.ir.expr import loads
 from lapilli.ir.node import Input
+from lapilli.legalize.decompose import decompose_calls, tables
+from lapilli.legalize.passes import clean_up
 from lapilli.lower import is_computed, lower, lowerings
 from lapilli.lower.registry import RANDOM_KEY, decompositions
 from lapilli.schedule.plan import Schedule

@@ -49,7 +49,7 @@ def refuse(form: Form, leaves: Sequence[Any], reason: str) -> NotImplementedErro
 
 def nearest(form: Form, dtypes: Any) -> str:
     """The nearest form of the call that is supported."""
-    from lapilli.lower.catalog import entry
+    from lapilli.catalog import entry
 
     known = entry(form.computed)
     if known.dtypes:

@@ -13,12 +13,13 @@ import torch
 from lapilli.compiler import assemble_graph, assemble_tasks
 from lapilli.eager import devices, integers, programs, storage
 from lapilli.eager.signature import CannotRun, see
+from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cast_to, load, select, unary
 from lapilli.ir.integer import Int, as_int, symbol, total
 from lapilli.ir.node import Graph, Input, Map, Node
 from lapilli.lower.graph import size_inputs
-from lapilli.lower.registry import FROM_TORCH, convert, fresh_axes
+from lapilli.lower.registry import FROM_TORCH, convert
 from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task
 from lapilli.stream import Slice

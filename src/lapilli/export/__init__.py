@@ -19,8 +19,8 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 from lapilli.errors import CompileError
 from lapilli.export.partitioner import VulkanPartitioner
 from lapilli.export.segments import Segment, build, levels, rewrite
-from lapilli.graph.decompose import is_decomposable
 from lapilli.graph.module import Module
+from lapilli.legalize.decompose import is_decomposable
 from lapilli.lower import refusals
 from lapilli.lower.graph import is_computed
 from lapilli.runtime.compiler import require_compiler

@@ -18,10 +18,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from lapilli.graph import fourier
-from lapilli.graph.decompose import open_sizes
 from lapilli.graph.fourier import Key, Parts
 from lapilli.graph.inline import copy_into
 from lapilli.graph.module import Module
+from lapilli.graph.tracing import open_sizes
 
 aten = torch.ops.aten
 _COMPLEX = torch.complex64

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
 from lapilli.graph.module import Module
-from lapilli.lower.registry import is_supported
 
 aten = torch.ops.aten
 
@@ -99,24 +99,28 @@ def _folded(values: list[Any], eps: float, transposed: bool, groups: int) -> tup
 
 
 def _is_made_of_numbers(node: fx.Node) -> bool:
-    """Whether a call makes a tensor of numbers alone by an operator that kernels do not have, such as the window of a spectrum."""
+    """Whether a call makes a tensor of a known shape from numbers alone."""
     value = node.meta.get("val")
     return (
         isinstance(node.target, torch._ops.OpOverload)
-        and not is_supported(node.target)
         and not node.target._schema.is_mutable
         and isinstance(value, torch.Tensor)
         and all(isinstance(size, int) for size in value.shape)
     )
 
 
-def fold_constants(module: Module, limit: int = 1 << 26) -> int:
-    """Compute on the host, once, what depends on constants only. Results over `limit` bytes that grow their
-    operands are left to the device. Returns how many calls were folded."""
+def fold_constants(
+    module: Module, limit: int = 1 << 26, is_supported: Callable[[Any], bool] = lambda operator: True
+) -> int:
+    """Compute on the host, once, what depends on constants only, and what operators that are not supported make of numbers
+    alone, such as the window of a spectrum. Results over `limit` bytes that grow their operands are left to the device.
+    Returns how many calls were folded."""
     folded = 0
     values: dict[fx.Node, Any] = dict(module.constants)
     for node in list(module.graph.nodes):
-        if node.op != "call_function" or not (node.all_input_nodes or _is_made_of_numbers(node)):
+        if node.op != "call_function":
+            continue
+        if not node.all_input_nodes and (is_supported(node.target) or not _is_made_of_numbers(node)):
             continue
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             continue

@@ -15,6 +15,7 @@ from torch import fx
 
 from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.module import Module
+from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, binary, cast_to, const, index, load, narrow, unary
 from lapilli.ir.integer import Int, as_int, maximum, minimum, symbol
@@ -23,7 +24,7 @@ from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State, ne
 from lapilli.lower.integers import Checks
 from lapilli.lower.pointwise import CONVERSIONS
 from lapilli.lower.random import next_numbers
-from lapilli.lower.registry import FROM_TORCH, Call, Shared, convert, fresh_axes, from_torch, is_rounded, lowerings
+from lapilli.lower.registry import FROM_TORCH, Call, Shared, convert, from_torch, is_rounded, lowerings
 from lapilli.player import MAX_RANK
 
 READS_NUMBER = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)

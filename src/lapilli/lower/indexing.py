@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from lapilli.ir.axes import reshape_index
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, indirect, load, select, where
 from lapilli.ir.integer import Int, IntLike, as_int, product
 from lapilli.ir.node import Map, Node
 from lapilli.lower.registry import Call, broadcast, lowering
-from lapilli.lower.views import reshape_index
 
 aten = torch.ops.aten
 Indices = Sequence[Node | None]

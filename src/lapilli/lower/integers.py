@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from lapilli.graph.module import State
+from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import (
     Expr,
@@ -36,7 +37,7 @@ from lapilli.ir.expr import (
 from lapilli.ir.integer import Atom, Int, IntLike, as_int, of, product
 from lapilli.ir.node import Input, Map, Matmul, Node, Reduce
 from lapilli.ir.ranges import INT32, Range, Ranges, fits, most
-from lapilli.lower.registry import Call, fresh_axes
+from lapilli.lower.registry import Call
 
 aten = torch.ops.aten
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cast_to, load
 from lapilli.ir.integer import Int
 from lapilli.ir.node import Map, Matmul, Node, Reduce
-from lapilli.lower.registry import LONGEST, Call, Number, broadcast, element, fresh_axes, lowering, scalar
+from lapilli.lower.registry import LONGEST, Call, Number, broadcast, element, lowering, scalar
 
 aten = torch.ops.aten
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from lapilli.ir.axes import reshape_index
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, const, index, load, unary
 from lapilli.ir.integer import Int
 from lapilli.ir.node import Node
 from lapilli.lower.reduction import center, count, over, over_each
 from lapilli.lower.registry import Call, lowering
-from lapilli.lower.views import reshape_index
 
 aten = torch.ops.aten
 

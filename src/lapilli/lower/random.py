@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary, where
 from lapilli.ir.integer import Int, as_int
 from lapilli.ir.node import Map, Node, State
-from lapilli.lower.registry import RANDOM_KEY, Call, Operand, decomposition, element, fresh_axes, lowering
+from lapilli.lower.registry import RANDOM_KEY, Call, Operand, decomposition, element, lowering
 
 aten = torch.ops.aten
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, index, load, select, unary
 from lapilli.ir.integer import Int, as_int, maximum, minimum
@@ -17,7 +18,7 @@ from lapilli.ir.node import Map, Node, Reduce
 from lapilli.ir.recurrence import MOST_UNITS, ROUNDS, Recurrence, rounds
 from lapilli.lower.matmul import linear
 from lapilli.lower.pointwise import sigmoid
-from lapilli.lower.registry import LONGEST, Call, fresh_axes, lowering
+from lapilli.lower.registry import LONGEST, Call, lowering
 from lapilli.lower.views import cat, stack
 
 aten = torch.ops.aten

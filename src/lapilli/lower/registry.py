@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
+from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import (
     Const,
@@ -33,7 +34,7 @@ from lapilli.ir.expr import (
     unary,
     where,
 )
-from lapilli.ir.integer import Int, Symbol, Var, as_int, ceildiv, minimum, of, symbol, unbounded_multiple, var
+from lapilli.ir.integer import Int, Symbol, as_int, ceildiv, minimum, symbol, unbounded_multiple
 from lapilli.ir.narrow import LIMITS, wrapped
 from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce, State
@@ -280,17 +281,6 @@ def neutral(op: str, dtype: DType) -> Expr:
         integer = -(2**31) if op == "max" else 2**31 - 1
         return const(float("-inf" if op == "max" else "inf") if dtype is DType.float32 else integer, dtype)
     return const({"sum": 0, "prod": 1, "any": False, "all": True}[op], dtype)
-
-
-def fresh_axes(shape: tuple[Int, ...], names: str = "ijklmnop") -> tuple[tuple[Var, ...], tuple[Int, ...]]:
-    """Axis variables for a shape, and how to write them: an axis of size 1 is the index 0."""
-    made = [var(names[d % len(names)], size) for d, size in enumerate(shape)]
-    axes: list[Var] = []
-    for v in made:
-        atom = v.terms[0][0][0]
-        assert isinstance(atom, Var)
-        axes.append(atom)
-    return tuple(axes), tuple(as_int(0) if a.extent == 1 else of(a) for a in axes)
 
 
 def convert(e: Expr, dtype: DType) -> Expr:

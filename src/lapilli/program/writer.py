@@ -13,6 +13,7 @@ import numpy.typing as npt
 import lapilli.program.schema as fb
 from lapilli.codegen.emit import Binding
 from lapilli.codegen.kernel import Written
+from lapilli.format.container import aligned, to_bytes
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import (
     Atom,
@@ -26,7 +27,6 @@ from lapilli.ir.integer import (
     product,
 )
 from lapilli.ir.node import Constant, Graph, Input, Node, State, reading
-from lapilli.program.container import aligned, to_bytes
 from lapilli.schedule.concatenate import Window
 from lapilli.schedule.order import Order
 from lapilli.schedule.target import Target

@@ -13,7 +13,7 @@ import numpy as np
 
 from lapilli import player
 from lapilli.errors import InvalidFileError, InvalidInputError
-from lapilli.program import container
+from lapilli.format import container
 from lapilli.runtime.files import named
 from lapilli.runtime.limits import load_json
 

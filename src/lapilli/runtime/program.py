@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lapilli.errors import InvalidInputError, ReadError, RunTimeoutError, UnsupportedOperatorError
+from lapilli.format import signature
+from lapilli.format.signature import Key
 from lapilli.player import LoadTimes, MemoryInfo, NativeProgram, NativeRun
-from lapilli.program import signature
-from lapilli.program.signature import Key
 from lapilli.runtime import tensors, validator
 from lapilli.runtime.binding import Binding
 from lapilli.runtime.check import admit

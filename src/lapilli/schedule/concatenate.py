@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, Select, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
 from lapilli.ir.node import Graph, Map, Node
-from lapilli.lower.registry import fresh_axes
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.task import Task
 

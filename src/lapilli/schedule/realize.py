@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from lapilli.ir.axes import reshape_index
 from lapilli.ir.expr import Expr, Load, Select, cast_to, cost, loads, rewrite, walk
 from lapilli.ir.integer import Atom, Extremum, Indirect, Int, Quotient, Remainder, Symbol, Var, as_int, of, product
 from lapilli.ir.node import Attention, Convolution, Graph, Map, Matmul, Node, Reduce
 from lapilli.ir.recurrence import Recurrence
-from lapilli.lower.views import reshape_index
 
 
 @dataclass

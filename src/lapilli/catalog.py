@@ -19,9 +19,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from lapilli.codegen.select import choose_templates, write_all
 from lapilli.errors import LapilliError
-from lapilli.graph.decompose import tables
 from lapilli.graph.module import Module
-from lapilli.graph.passes import clean_up
+from lapilli.legalize.decompose import tables
+from lapilli.legalize.passes import clean_up
 from lapilli.lower.graph import lower, refusals
 from lapilli.lower.registry import decompositions, lowerings
 from lapilli.lower.small_calls import accepts, small_call

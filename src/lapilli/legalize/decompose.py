@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import fx
 from torch._decomp import decomposition_table
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram, default_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -21,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from lapilli.errors import CompileError
 from lapilli.graph.inline import splice
 from lapilli.graph.module import Module
+from lapilli.graph.tracing import open_sizes
 from lapilli.lower.graph import is_size, refusals
 from lapilli.lower.registry import decompositions, is_supported
 
@@ -95,15 +95,6 @@ def is_decomposable(module: Module, node: fx.Node) -> bool:
     output = next(n for n in traced.nodes if n.op == "output")
     results: Any = output.args[0] if isinstance(output.args[0], list | tuple) else [output.args[0]]
     return not refusals(Module(traced, {}, list(results), {}, {}, module.ranges))
-
-
-def open_sizes(mode: FakeTensorMode | None) -> AbstractContextManager[Any]:
-    """Sizes stay as dynamic as they are while something is traced: what would fix one raises RuntimeError. (torch 2.11 has no
-    such mode: there it may be fixed.)"""
-    env = None if mode is None else mode.shape_env
-    forbid = getattr(env, "error_on_new_guards", nullcontext)
-    context: AbstractContextManager[Any] = forbid()
-    return context
 
 
 def _traced(node: fx.Node) -> fx.Graph | None:

@@ -1,4 +1,4 @@
-"""The graph stage: an exported program in, a module ready to be lowered out."""
+"""Graph passes in order: an exported program in, a module ready to be lowered out."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from torch.export import ExportedProgram
 
 from lapilli.capture.recurrent import KINDS
 from lapilli.graph.complex import split_complex
-from lapilli.graph.decompose import decompose, decompose_calls, tables
 from lapilli.graph.fold import fold_batch_norm, fold_constants, fold_padding
 from lapilli.graph.functionalize import functionalize
 from lapilli.graph.inline import inline_regions
 from lapilli.graph.merge import merge_linear
 from lapilli.graph.module import Module
 from lapilli.graph.split import split_large_weights
+from lapilli.legalize.decompose import decompose, decompose_calls, tables
+from lapilli.lower import is_supported
 
 aten = torch.ops.aten
 
@@ -48,7 +49,7 @@ def optimize(module: Module) -> None:
     split_complex(module, tables()[0])
     fold_batch_norm(module)
     fold_padding(module)
-    fold_constants(module)
+    fold_constants(module, is_supported=is_supported)
     merge_linear(module)
     split_large_weights(module)
 

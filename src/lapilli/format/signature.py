@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lapilli.errors import InvalidInputError, LapilliError, SignatureError
-from lapilli.program import container
+from lapilli.format import container
 
 SIZE = 192
 _MAGIC = b"LAPISIG\0"

@@ -1,0 +1,1 @@
+"""The file around a program: header, checksum, signature. Needs no torch."""

@@ -1,0 +1,61 @@
+"""Axes of values, and where an element lies after a change of shape: what lowering, scheduling and kernels share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lapilli.ir.integer import Int, Var, as_int, of, var
+
+
+def fresh_axes(shape: tuple[Int, ...], names: str = "ijklmnop") -> tuple[tuple[Var, ...], tuple[Int, ...]]:
+    """Axis variables for a shape, and how to write them: an axis of size 1 is the index 0."""
+    made = [var(names[d % len(names)], size) for d, size in enumerate(shape)]
+    axes: list[Var] = []
+    for v in made:
+        atom = v.terms[0][0][0]
+        assert isinstance(atom, Var)
+        axes.append(atom)
+    return tuple(axes), tuple(as_int(0) if a.extent == 1 else of(a) for a in axes)
+
+
+def reshape_index(at: Sequence[Int], to: Sequence[Int], source: Sequence[Int]) -> list[Int]:
+    """Where the element `at` of a tensor of shape `to` lies in a tensor of shape `source` with as many elements.
+
+    Dimensions are matched in groups of equal products, so that untouched dimensions keep their index."""
+    result: list[Int] = []
+    i = j = 0
+    while j < len(source) or i < len(to):
+        outs, ins = [i], [j]
+        p = to[i] if i < len(to) else as_int(1)
+        q = source[j] if j < len(source) else as_int(1)
+        i, j = i + 1, j + 1
+        while p != q:
+            smaller = _smaller(p, q)
+            if i < len(to) and (smaller == "p" or j >= len(source)):
+                p, i = p * to[i], i + 1
+                outs.append(i - 1)
+            elif j < len(source):
+                q, j = q * source[j], j + 1
+                ins.append(j - 1)
+            else:
+                break
+        linear = as_int(0)
+        for d in outs:
+            if d < len(to):
+                linear = linear * to[d] + at[d]
+        indices: list[Int] = []
+        for d in reversed([d for d in ins if d < len(source)]):
+            indices.append(linear % source[d] if d != ins[0] else linear)
+            linear = linear // source[d]
+        result += reversed(indices)
+    return result
+
+
+def _smaller(p: Int, q: Int) -> str:
+    lo = (q - p).bounds[0]
+    if lo is not None and lo >= 0:
+        return "p"
+    hi = (q - p).bounds[1]
+    if hi is not None and hi <= 0:
+        return "q"
+    return "p" if len(p.terms) <= len(q.terms) else "q"  # symbolic: grow the simpler side

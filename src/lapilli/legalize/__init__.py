@@ -1,0 +1,1 @@
+"""From an exported program to modules of operators that have lowerings: decomposed, folded, and cut where parts run on the host."""
