@@ -61,6 +61,8 @@ def check(program: Program, way: str) -> Outcome:
         except Refused as error:
             return Outcome("refused", str(error)[:300])
         except (lapilli.CompileError, lapilli.IntegerOverflowError) as error:
+            if "please report this" in str(error):
+                return Outcome("fails", str(error)[:600])
             return Outcome("refused", f"{type(error).__name__}: {str(error)[:300]}")
         except (torch._dynamo.exc.TorchRuntimeError, torch._dynamo.exc.Unsupported) as error:
             return Outcome("refused", f"torch: {type(error).__name__}: {str(error)[:300]}")
