@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -181,7 +181,9 @@ def _runs(program: Program) -> bool:
     return True
 
 
-def smallest(program: Program, fails: Callable[[Program], bool], ask: Callable[[Program], list[Program]]) -> Program:
+def smallest(
+    program: Program, fails: Callable[[Program], bool], ask: Callable[[Program], Iterable[Program]]
+) -> Program:
     """The smallest program found. fails: whether one fails like the first, raises TimeoutError when it is time to stop; ask: the
     candidates of a program."""
     try:

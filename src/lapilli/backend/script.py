@@ -26,7 +26,7 @@ class StreamInterpreter(Interpreter):
         self, native: NativeProgram, description: Description, operators: Mapping[str, Any], index: int, keys: Keys
     ) -> None:
         """keys: gives the words of the random key of a run, by symbol."""
-        super().__init__(native, description, operators)
+        super().__init__(native, description, operators, constant=lambda k: _tensor(description.constant(k)))
         self._index, self._keys = index, keys
         self._launches: dict[int, Launch] = {}
 

@@ -79,7 +79,7 @@ Source = tuple[Int | Expr, Expr]
 """A place between pixels: the pixel left of it, which may lie outside, and the distance from that, 0 <= distance < 1."""
 
 
-def _split(place: Expr) -> Source:
+def _split(place: Expr) -> tuple[Expr, Expr]:
     low = unary("floor", place)
     return cast_to(low, DType.int32), place - low
 
@@ -97,14 +97,20 @@ def linear_taps(source: Source, size: Int) -> Taps:
 
 
 def cubic(t: Expr, a: float) -> Expr:
-    """The cubic convolution kernel (Keys 1981) at a distance t >= 0."""
-    near = ((t * (a + 2)) - (a + 3)) * t * t + 1.0
-    far = ((t * a - 5 * a) * t + 8 * a) * t - 4 * a
+    """The cubic convolution kernel (Keys 1981) at a distance t >= 0, as products: sums would cancel near its zeros."""
+    near = (1.0 - t) * _bend(t, a)
+    far = (t - 1.0) * (t - 2.0) * (t - 2.0) * a
     return where(binary("le", t, 1.0), near, where(binary("lt", t, 2.0), far, const(0.0)))
 
 
+def _bend(t: Expr, a: float) -> Expr:
+    return (1.0 - t * (a + 2)) * t + 1.0
+
+
 def _cubic_weights(t: Expr) -> list[Expr]:
-    return [cubic(d, -0.75) for d in (t + 1.0, t, 1.0 - t, 2.0 - t)]
+    """Of the pixels at distances 1 + t, t, 1 - t and 2 - t."""
+    a, u = -0.75, 1.0 - t
+    return [t * u * u * a, u * _bend(t, a), t * _bend(u, a), u * t * t * a]
 
 
 def cubic_weights(source: Expr) -> tuple[Expr, list[Expr]]:
@@ -145,6 +151,19 @@ def _fraction(
     return step if step is not None and (2 * longest + 1) * step.numerator < 2**31 else None
 
 
+def _divided(i: Int, size: Int, out: Int, align_corners: bool) -> tuple[Expr, Expr]:
+    """As `_split` of i * size / out or (i + 1/2) * size / out - 1/2, for sizes that are known when the program runs: the place in
+    float32 is nearly right, and what it misses is small, so that integers have it though products may overflow. With
+    align_corners, sizes are one less."""
+    over, unit = (i * size, out) if align_corners else ((2 * i + 1) * size - out, 2 * out)
+    whole, inverse = index(unit), 1.0 / index(unit, DType.float32)
+    position, step = index(i, DType.float32), index(size, DType.float32) / index(out, DType.float32)
+    low = cast_to(unary("floor", position * step if align_corners else (position + 0.5) * step - 0.5), DType.int32)
+    rest = index(over) - low * whole
+    more = cast_to(unary("floor", cast_to(rest, DType.float32) * inverse), DType.int32)
+    return low + more, cast_to(rest - more * whole, DType.float32) * inverse
+
+
 def _exact(step: Fraction, i: Int, align_corners: bool, below_zero: bool) -> Source:
     """As `_split` of i * step or (i + 1/2) * step - 1/2, in integers."""
     p, q = step.numerator, step.denominator
@@ -165,20 +184,21 @@ def _interpolated(taps: Callable[[Source, Int], Taps], below_zero: bool, call: C
     """below_zero: whether a place left of the first pixel's centre stays there."""
     _only_floats(call, x)
 
+    def source(d: int, i: Int) -> Source:
+        fraction = _fraction(call, x, n, d, align_corners, scales)
+        if fraction is not None:
+            return _exact(fraction, i, align_corners, below_zero)
+        size, out = x.shape[-n + d], call.shape[-n + d]
+        if align_corners:
+            return _divided(i, size - 1, maximum(out - 1, 1), True)
+        if d < len(scales) and scales[d] is not None:
+            low, weight = _split((index(i, DType.float32) + 0.5) * _scales(call, x, n, scales)[d] - 0.5)
+        else:
+            low, weight = _divided(i, size, out, False)
+        return (low, weight) if below_zero else (low, where(binary("lt", low, 0), const(0.0), weight))
+
     def body(*at: Int) -> Expr:
-        chosen = []
-        for d in range(n):
-            fraction = _fraction(call, x, n, d, align_corners, scales)
-            if fraction is not None:
-                source = _exact(fraction, at[-n + d], align_corners, below_zero)
-                chosen.append(taps(source, x.shape[-n + d]))
-                continue
-            step, position = _step(call, x, n, d, align_corners, scales), index(at[-n + d], DType.float32)
-            place = position * step if align_corners else (position + 0.5) * step - 0.5
-            if not below_zero and not align_corners:
-                place = binary("max", place, 0.0)
-            chosen.append(taps(_split(place), x.shape[-n + d]))
-        return weighted(x, at[:-n], chosen)
+        return weighted(x, at[:-n], [taps(source(d, at[-n + d]), x.shape[-n + d]) for d in range(n)])
 
     return call.map(body)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ class Interpreter:
     def run(self, script: Script, inputs: Sequence[Any], budget: Budget | None = None) -> list[Any]:
         """inputs and results: arrays, tensors or numbers. Raises InvalidInputError where a value does not fit what is done with
         it, or a limit is reached."""
+        inner = budget is not None
         budget = Budget(self._limits) if budget is None else budget
         env = Environment(script, dict(zip(script.inputs, inputs, strict=True)), self._constant, budget)
         for value, (name, first, _) in script.states.items():
@@ -48,6 +50,8 @@ class Interpreter:
             for name, value in zip(call.outs, results, strict=True):
                 env.values[name] = value
         outputs = [env.argument(o) for o in script.outputs]
+        if not inner:  # whoever gets a constant may change it
+            outputs = [deepcopy(o) if any(o is c for c in self._constants.values()) else o for o in outputs]
         for name, new in [(n, env.argument(new)) for n, _, new in script.states.values() if new is not None]:
             if name in self.shared:
                 self.native.write_state(self.shared[name], as_array(new))
