@@ -161,6 +161,8 @@ PRIVATE: dict[str, str] = {
     "torch._C._set_multithreading_enabled": "autograd has a thread for vulkan:0 only; others' work is done in the caller's",
     "torch._C._select_conv_backend": "see PATCHES",
     "torch._C._to_dlpack": "see PATCHES",
+    "torch._VF": "packed sequences, as torch.nn packs and pads them",
+    "torch._check": "sizes that depend on data have bounds",
     "torch._decomp": "PyTorch's formulas of operators",
     "torch._dispatch.python": "formulas are traced with symbolic sizes",
     "torch._dynamo.backends.common": "AOTAutograd as a backend gets it",

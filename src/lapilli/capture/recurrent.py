@@ -1,68 +1,77 @@
-"""Recurrent layers under torch.export: kept whole where the length of a sequence varies.
+"""Recurrent layers under torch.export: kept whole where the length of a sequence varies, or where sequences are packed.
 
-torch unrolls them while it traces, and thereby fixes the length. Under `whole_layers` such a call is an operator of its own,
-`lapilli::lstm` and so on, of the same arguments as ATen's; the graph stage gives it ATen's name."""
+torch unrolls layers while it traces, and thereby fixes the length; the sizes of packed sequences it cannot trace at all. Under
+`whole_layers` such calls are operators of our own (`runtime/sequences.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
-aten = torch.ops.aten
+from lapilli.runtime.sequences import KINDS
 
-_library: Any = torch.library.Library("lapilli", "FRAGMENT")  # type: ignore[no-untyped-call]
-_ARGUMENTS = "Tensor[] params, bool biases, int layers, float dropout, bool train, bool bidirectional, bool batch_first"
-KINDS = {
-    "lstm": aten.lstm.input,
-    "gru": aten.gru.input,
-    "rnn_tanh": aten.rnn_tanh.input,
-    "rnn_relu": aten.rnn_relu.input,
+aten, ours = torch.ops.aten, torch.ops.lapilli
+
+_LAYERS: dict[Any, str] = {
+    f: kind for kind in KINDS for f in (getattr(torch, kind), getattr(aten, kind).input, getattr(aten, kind).data)
 }
+"""As Python and TorchScript call them."""
+_PACK = {torch._VF._pack_padded_sequence, aten._pack_padded_sequence.default}
+_PAD = {torch._VF._pad_packed_sequence, aten._pad_packed_sequence.default}
+_FIRST = {Tensor.__getitem__: (0,), aten.select.int: (0, 0)}
 
 
-def _shapes(x: Tensor, states: Sequence[Tensor], bidirectional: bool, batch_first: bool) -> tuple[Tensor, ...]:
-    outer = x.shape[:2]
-    width = states[0].shape[2] * (2 if bidirectional else 1)
-    return (x.new_empty(*outer, width), *(s.new_empty(s.shape) for s in states))
-
-
-def _define(name: str, overload: Any) -> None:
-    several = name == "lstm"
-    results = "(Tensor, Tensor, Tensor)" if several else "(Tensor, Tensor)"
-    _library.define(f"{name}(Tensor input, Tensor{'[]' if several else ''} hx, {_ARGUMENTS}) -> {results}")
-
-    def shapes(x: Tensor, hx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        return _shapes(x, hx if several else [hx], *arguments[-2:])
-
-    _library.impl(name, overload, "CompositeExplicitAutograd")
-    _library.impl(name, shapes, "Meta")
-
-
-for _name, _overload in KINDS.items():
-    _define(_name, _overload)
-
-_CALLS: dict[Any, str] = {f: name for name, overload in KINDS.items() for f in (getattr(torch, name), overload)}
-"""How Python and TorchScript call them."""
-
-
-class whole_layers(TorchFunctionMode):
-    """While a model is traced: recurrent layers whose length varies are calls of `lapilli::lstm` and so on."""
+class _Whole(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: Any = WeakIdKeyDictionary()  # of packed sequences, by their numbers of sequences at every step
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = _CALLS.get(func)
-        # with lengths of packed sequences there are as many arguments, of other types
-        if (
-            name is not None
-            and not kwargs
-            and len(args) == 9
-            and isinstance(args[8], bool)
-            and isinstance(args[3], bool)
-        ):
-            length = args[0].shape[1 if args[8] else 0]
-            if isinstance(length, torch.SymInt):
-                return getattr(torch.ops.lapilli, name)(*args)
-        return func(*args, **(kwargs or {}))
+        found = NotImplemented if kwargs else self._call(func, args)
+        return func(*args, **(kwargs or {})) if found is NotImplemented else found
+
+    def _call(self, func: Any, args: Any) -> Any:
+        if func in _LAYERS:
+            name = _LAYERS[func]
+            if isinstance(args[1], Tensor) and args[1] in self.batches:
+                return getattr(ours, f"{name}_packed")(*args)
+            padded = isinstance(args[3], bool)  # else these are the weights
+            if padded and isinstance(args[0].shape[1 if args[8] else 0], torch.SymInt):
+                return getattr(ours, name)(*args)
+        elif func in _PACK:
+            data, batch_sizes = ours.pack(*args)
+            self.batches[batch_sizes] = args[0].shape[0 if args[2] else 1]
+            return data, batch_sizes
+        elif func in _PAD and args[1] in self.batches:
+            data, batch_sizes, *rest = args
+            return ours.pad_packed(data, batch_sizes, self.batches[batch_sizes], *rest)
+        elif func in _FIRST and args[0] in self.batches and tuple(args[1:]) == _FIRST[func]:
+            return self.batches[args[0]]  # every sequence has a first step
+        return NotImplemented
+
+
+@contextmanager
+def whole_layers(model: torch.nn.Module) -> Iterator[None]:
+    """While a model is traced: recurrent layers whose length varies, and packed sequences, are operators of our own."""
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.RNNBase)]
+    for m in layers:
+        # which would make a number of the batch size, and thereby fix it
+        vars(m)["check_forward_args"] = MethodType(_check_unless_packed, m)
+    try:
+        with _Whole():
+            yield
+    finally:
+        for m in layers:
+            del vars(m)["check_forward_args"]
+
+
+def _check_unless_packed(layer: torch.nn.RNNBase, x: Tensor, hidden: Any, batch_sizes: Tensor | None) -> None:
+    if batch_sizes is None:
+        type(layer).check_forward_args(layer, x, hidden, batch_sizes)

@@ -187,7 +187,8 @@ class _Writer:
                     sums = self._sums(inner, loop.projection, "shown", self.unit_room, self.units, 1, self.width)
                     for r in range(self.rows):
                         with self._row(inner, r) as own:
-                            self._show(own, r, sums[r][0])
+                            own.line(f"float shown_now = {sums[r][0]};")
+                            self._show(own, r, "shown_now")
             e.line("GroupMemoryBarrierWithGroupSync();")
         e.line("int other = from; from = to; to = other;")
 
@@ -212,7 +213,7 @@ class _Writer:
             e.line(f"if (there) shared_states[shown + {r * self.unit_room} + j] = seen;")
 
     def _show(self, e: Emitter, r: int, name: str) -> None:
-        """A number of the new hidden state."""
+        """A number of the new hidden state: a variable."""
         self._keep(e, r, name, f"shared_states[from + {r * self.room} + j]", of(self.note.unit))
         e.line(f"if (there) shared_states[to + {r * self.room} + j] = {name};")
 

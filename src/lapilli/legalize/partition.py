@@ -120,7 +120,8 @@ class _Partitioner:
         for level in sorted({self.levels[n] for n in nodes if self.levels[n] % 2 == 0}):
             segment = [n for n in nodes if self.levels[n] == level]
             beside = any(u in on_cpu for n in segment for u in (*n.users, *n.all_input_nodes))
-            if beside and sum(map(_work, segment)) < CHEAP:
+            own = any(str(n.target).startswith("lapilli.") for n in segment)  # which no file may ask torch for
+            if beside and not own and sum(map(_work, segment)) < CHEAP:
                 for n in segment:
                     self.refused[n] = TOO_LITTLE
                 return True
@@ -318,7 +319,7 @@ def _work(n: fx.Node) -> float:
     val = n.meta.get("val")
     results = [v for v in (val if isinstance(val, list | tuple) else [val]) if isinstance(v, torch.Tensor)]
     total = float(sum(_count(v.shape) for v in results))
-    if any(word in str(n.target) for word in ("mm", "matmul", "linear", "conv", "attention")):
+    if any(word in str(n.target) for word in ("mm", "matmul", "linear", "conv", "attention", "lstm", "gru", "rnn")):
         weights: Iterable[torch.Tensor] = (
             a.meta["val"] for a in n.all_input_nodes if isinstance(a.meta.get("val"), torch.Tensor)
         )

@@ -9,22 +9,23 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from lapilli.capture.recurrent import KINDS
 from lapilli.graph.complex import split_complex
 from lapilli.graph.fold import fold_batch_norm, fold_constants, fold_padding
 from lapilli.graph.functionalize import functionalize
 from lapilli.graph.inline import inline_regions
 from lapilli.graph.merge import merge_linear
 from lapilli.graph.module import Module
+from lapilli.graph.packed import unpack
 from lapilli.graph.split import split_large_weights
 from lapilli.legalize.decompose import decompose, decompose_calls, tables
 from lapilli.lower import is_supported
+from lapilli.runtime.sequences import KINDS
 
 aten = torch.ops.aten
 
 SYNONYMS: dict[str, Any] = {"transformers.grouped_mm_fallback.default": aten._grouped_mm.default}
 """Operators of other packages that are ATen's. (ATen's grouped product takes no float64.)"""
-RECURRENT: dict[str, Any] = {f"lapilli.{name}.default": overload for name, overload in KINDS.items()}
+RECURRENT: dict[str, Any] = {f"lapilli.{kind}.default": getattr(aten, kind).input for kind in KINDS}
 """What capture keeps whole."""
 
 
@@ -91,6 +92,7 @@ def clean_up(module: Module) -> None:
             module.replace(node, node.args[0])
             module.graph.erase_node(node)
     module.clean()
+    unpack(module)
 
 
 def _is_identity(node: fx.Node) -> bool:

@@ -20,8 +20,9 @@ from lapilli.lower.matmul import linear
 from lapilli.lower.pointwise import sigmoid
 from lapilli.lower.registry import LONGEST, Call, lowering
 from lapilli.lower.views import cat, stack
+from lapilli.runtime.sequences import KINDS as KINDS  # whoever names the operators has them
 
-aten = torch.ops.aten
+aten, ours = torch.ops.aten, torch.ops.lapilli
 
 STEPS = 1024
 """Steps of all layers and directions of a call that are unrolled: each is two or three kernels."""
@@ -260,3 +261,19 @@ def _one_state(kind: _Kind) -> Callable[..., list[Node]]:
 
 for _overload, _kind in _ONE_STATE.items():
     lowering(_overload)(_one_state(_kind))
+
+
+@lowering(ours.lstm_padded.default)
+def lstm_padded(call: Call, x: Node, lengths: Node, initial: Sequence[Node], *arguments: Any) -> list[Node]:
+    return _layers(_LSTM, call, x, initial, *[*arguments, False, lengths])
+
+
+def _one_state_padded(kind: _Kind) -> Callable[..., list[Node]]:
+    def build(call: Call, x: Node, lengths: Node, initial: Node, *arguments: Any) -> list[Node]:
+        return _layers(kind, call, x, [initial], *[*arguments, False, lengths])
+
+    return build
+
+
+for _padded, _kind in {ours.gru_padded: _GRU, ours.rnn_tanh_padded: _TANH, ours.rnn_relu_padded: _RELU}.items():
+    lowering(_padded.default)(_one_state_padded(_kind))
