@@ -30,8 +30,8 @@ from lapilli.schedule.task import Task, Template
 
 _SIZE = 64  # invocations in a work group
 _COLUMNS = 8  # of a product, from which on it pays to copy the rows of its left side
-_QUAD_OPERATIONS = 1 << 7  # VK_SUBGROUP_FEATURE_QUAD_BIT
-_BASIC_OPERATIONS = 1 << 0
+QUAD_OPERATIONS = 1 << 7  # VK_SUBGROUP_FEATURE_QUAD_BIT
+BASIC_OPERATIONS = 1 << 0
 
 
 def choose(task: Task, ctx: Context) -> None:
@@ -98,7 +98,7 @@ class CpuMatmul:
             groups, group = linear_groups(blocks * 4, _SIZE)
             call = f"matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
             written = w.finish(call, groups, (_SIZE, 1, 1), "matmul", "MatmulParams", ["cpu_common"])
-            written.subgroup_operations = _BASIC_OPERATIONS | _QUAD_OPERATIONS
+            written.subgroup_operations = BASIC_OPERATIONS | QUAD_OPERATIONS
         written.flops = self.batch * self.m * self.n * self.k * 2
         return written
 
@@ -197,7 +197,7 @@ class CpuConvolution:
         groups, group = linear_groups(blocks * 4, _SIZE)
         call = f"convDirect<X, W, E, {tm}, {tn}, {q}, {int(vec)}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
         written = w.finish(call, groups, (_SIZE, 1, 1), "convolution", "ConvParams", ["cpu_common"])
-        written.subgroup_operations = _BASIC_OPERATIONS | _QUAD_OPERATIONS
+        written.subgroup_operations = BASIC_OPERATIONS | QUAD_OPERATIONS
         written.flops = v.rows * v.out_channels * per_group * (2 * v.kernel[0] * v.kernel[1])
         return written
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from lapilli.codegen.cpu import BASIC_OPERATIONS, QUAD_OPERATIONS
 from lapilli.codegen.emit import LANES, Emitter, Kernel
 from lapilli.codegen.kernel import Written, finish, linear_groups
 from lapilli.codegen.template import Context
@@ -83,6 +84,7 @@ class _Writer:
         assert units is not None and width is not None
         self.units, self.width = units, width
         self.team = min(TEAM, -(-max(units, width) // 8) * 8)
+        self.quads = ctx.target.texel  # where quads are, and reading what is shared is slow
         self.rows = self._rows()
         self.slots = max(1, min(_GROUP // self.team, estimate(self.note.batch.extent) // self.rows))
         self.room = -(-width // LANES) * LANES  # of a hidden state, with zeros at the end
@@ -123,6 +125,8 @@ class _Writer:
         declared = f'groupshared float shared_states[{shared}];\n[shader("compute")]'
         written.source = written.source.replace('[shader("compute")]', declared, 1)
         written.shared = 4 * shared
+        if self.quads:
+            written.subgroup_operations = BASIC_OPERATIONS | QUAD_OPERATIONS
         terms = self.width * len(note.sums) * self.units + self.unit_room * self.width
         written.flops = note.step.extent * note.batch.extent * 2 * terms
         return written
@@ -242,7 +246,12 @@ class _Writer:
             for r, of_row in enumerate(names):
                 state = inner.fresh()
                 first = f"{start} + {r * room} + ({at}) * {LANES}"
-                parts = ", ".join(f"shared_states[{first} + {k}]" for k in range(LANES))
+                if self.quads:  # a quad reads four numbers, one each
+                    own = inner.fresh()
+                    inner.line(f"float {own} = shared_states[{first} + (int(li) & 3)];")
+                    parts = ", ".join(f"QuadReadLaneAt({own}, {k})" for k in range(LANES))
+                else:
+                    parts = ", ".join(f"shared_states[{first} + {k}]" for k in range(LANES))
                 inner.line(f"float4 {state} = float4({parts});")
                 for name, w in zip(of_row, weights, strict=True):
                     inner.line(f"{name} += {state} * {w};")
