@@ -99,7 +99,7 @@ class Tiles:
         w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups), SIGNATURE)
         source(w, "X", self.rows.node, vector=self.rows.width == 4)
         source(w, "W", self.w, vector=True)
-        w.params(M=self.m, N=self.n, K=self.k, ldb=self.row_w // 4, columnB=1, batchB=self.batch_w // 4)
+        w.params(M=self.m, N=self.n, K=self.k, ldb=self.row_w // 4, batchB=self.batch_w // 4)
         w.params("a", **self.rows.words)
         groups = (ceildiv(self.n, bn), ceildiv(self.m, bm), self.batch)
         size = (bm // tm) * (bn // tn)

@@ -31,7 +31,6 @@ class Written:
     subgroup: int = 0
     subgroup_operations: int = 0
     matrix: bool = False  # uses cooperative matrices
-    bindings_used: int = 0
 
 
 def linear_groups(count: Int, size: int) -> tuple[tuple[Int, Int, Int], str]:

@@ -48,10 +48,6 @@ class Operand:
     spread: tuple[int, ...] = ()
     strided: bool = False
 
-    @property
-    def memory_shape(self) -> tuple[int, ...]:
-        return tuple(self.shape[d] for d in self.order if d not in self.spread)
-
 
 def operand(tensor: torch.Tensor) -> Operand:
     """How a program sees a tensor."""
