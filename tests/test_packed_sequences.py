@@ -12,6 +12,7 @@ from torch.export import Dim
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import lapilli
+from lapilli.lower import recurrent
 
 SORTED = ((7, [7, 5, 5, 2]), (9, [8, 6, 1]), (65, [65, 1]), (2, [1]))
 """Lengths of padded tensors, and of the sequences in them."""
@@ -132,6 +133,17 @@ def test_lengths_that_are_known() -> None:
     model = Model().eval()
     x = torch.randn(7, 3, 3)
     agree(lapilli.compile(model, (x,))(x), model, (x,), 7)
+
+
+def test_what_is_too_long_for_the_gpu_runs_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrent, "PIECES", 0)
+    model = Packed(nn.LSTM(3, 5), False, True).eval()
+    program = lapilli.compile(model, given(*SORTED[0]), dynamic_shapes=shapes(False))
+    reasons = {o.operator: o.reason for o in program.report().on_cpu}
+    assert "at most 0 steps" in reasons["lapilli.lstm_padded.default"]
+    for length, lengths in SORTED:
+        args = given(length, lengths[::-1])
+        agree(program(*args), model, args, length)
 
 
 def test_what_reads_packed_rows_otherwise_is_right_on_the_cpu() -> None:

@@ -129,6 +129,8 @@ def overload(name: str, torch: Any, permission: Permission) -> Any:
     if _NAME.fullmatch(name) is None:
         raise InvalidFileError(f"The program calls {name[:200]!r}, which is no name of an operator of torch.")
     namespace, packet, which = name.split(".")
+    if namespace == "lapilli":
+        import lapilli.runtime.sequences  # noqa: F401  # which registers them
     qualified = f"{namespace}::{packet}" + ("" if which == "default" else f".{which}")
     if not torch._C._dispatch_has_kernel(qualified):
         missing = f"which this torch {torch.__version__} does not have; import the package that brings it first"
