@@ -303,6 +303,12 @@ def _recurrent() -> Cases:
             first = [h, h * 0.5] if name == "lstm" else h
             x = x.transpose(0, 1).contiguous() if batch_first else x
             found[overload].append(Case(overload, (x, first, params, biases, layers, 0.0, False, both, batch_first)))
+            if not batch_first:  # what comes after the end of a sequence may be anything: test_packed_sequences.py
+                padded = getattr(torch.ops.lapilli, f"{name}_padded").default
+                whole = torch.full((3,), 9)
+                found.setdefault(padded, []).append(
+                    Case(padded, (x, whole, first, params, biases, layers, 0.0, False, both))
+                )
     weights = [f(24, 5), f(24, 4), f(24), f(24), f(4, 6)]  # an LSTM with a projection
     found[aten.lstm.input].append(
         Case(aten.lstm.input, (f(3, 2, 5), [f(1, 2, 4), f(1, 2, 6)], weights, True, 1, 0.0, False, False, False))
