@@ -75,8 +75,8 @@ PLANS: dict[str, tuple[Signature, Target]] = {
 def test_plan_of_a_call(matrix_units: None, name: str) -> None:
     signature, expected = PLANS[name]
     target, chosen = products.choose(signature, 0)
-    assert target is expected
-    assert chosen.ranges == (target is GPU_MATRIX) and chosen.leaves == signature.leaves
+    assert target == expected
+    assert chosen.ranges == (target == GPU_MATRIX) and chosen.leaves == signature.leaves
 
 
 @pytest.mark.parametrize("target", [CPU_HALF, GPU])

@@ -199,6 +199,7 @@ private:
       json_.field("subgroup_operations", item.subgroup_operations);
       json_.field("max_bindings", item.max_bindings);
       json_.field("max_texel_elements", item.max_texel_elements);
+      json_.field("storage_range", item.storage_range);
     });
   }
 

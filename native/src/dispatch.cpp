@@ -28,12 +28,14 @@ Region resolve_binding(const Device& device, const Dispatch& command, const Bind
   if (size > limit)
     fail(LAPILLI_NO_DEVICE, device.capabilities.name, " cannot use ", human_size(size), " of a buffer at once, as \"",
          command.label, "\" must for these inputs: its limit is ", human_size(limit),
-         ". Run smaller inputs, or choose another device with LAPILLI_DEVICE.");
+         ". Run smaller inputs, choose another device with LAPILLI_DEVICE, or compile with a bound of every open size "
+         "(torch.export.Dim(name, max=...)): values that may be larger than 128 MiB are then bound in parts.");
   if (texel == 0)
     return {region.buffer, region.offset + offset, size};
   // Texel buffers hold whole elements, and see a little of the padding that the planner leaves (see `room` there).
   const uint64_t whole = align_up(size, texel);
-  const bool padded = device.capabilities.is_cpu() && offset == 0 && (whole >> 8 & 0xff) == 0;
+  const bool padded =
+      device.capabilities.is_cpu() && offset == 0 && (whole >> 8 & 0xff) == 0 && whole + 256 <= limit;
   return {region.buffer, region.offset + offset, padded ? whole + 256 : whole};
 }
 

@@ -112,6 +112,7 @@ struct Requirements {
   uint32_t subgroup_operations = 0; // VkSubgroupFeatureFlagBits
   uint32_t max_bindings = 0;
   uint32_t max_texel_elements = 0;
+  uint64_t storage_range = 0; // bytes of a storage buffer at once, where the next plan binds less
 };
 
 struct Plan {

@@ -294,7 +294,8 @@ private:
                              requirements->subgroup_size(),
                              requirements->subgroup_operations(),
                              requirements->max_bindings(),
-                             requirements->max_texel_elements()};
+                             requirements->max_texel_elements(),
+                             requirements->storage_range()};
     check_file(result.requirements.device <= DeviceKind::MAX, "The program is damaged: plan \"", result.name,
                "\" asks for an unknown kind of device.");
     const size_t n_run = found.run() == nullptr ? 0 : found.run()->size();

@@ -61,6 +61,7 @@ public:
     at_most("bytes of shared memory", wanted.shared_memory, limits.maxComputeSharedMemorySize);
     at_most("storage buffers in a kernel", wanted.max_bindings, limits.maxPerStageDescriptorStorageBuffers);
     at_most("elements in a texel buffer", wanted.max_texel_elements, limits.maxTexelBufferElements);
+    at_most("bytes of a storage buffer at once", wanted.storage_range, limits.maxStorageBufferRange);
     subgroup_size(wanted.subgroup_size);
     subgroup_operations(wanted.subgroup_operations);
   }

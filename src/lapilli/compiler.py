@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,12 +19,15 @@ from lapilli.capture import capture, dim_names
 from lapilli.capture.examples import Arguments
 from lapilli.capture.sources import Source
 from lapilli.codegen.build import build
+from lapilli.codegen.kernel import Written
+from lapilli.codegen.parts import largest
 from lapilli.codegen.select import choose_templates, write_all
 from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.channels_last import keep_channels_last
 from lapilli.graph.module import Module
 from lapilli.graph.share import share_states
-from lapilli.ir.node import Graph, Input
+from lapilli.ir.integer import product
+from lapilli.ir.node import MOST_ELEMENTS, Graph, Input
 from lapilli.legalize.partition import Parts, partition
 from lapilli.legalize.passes import functional, optimize
 from lapilli.lower import is_computed, lower
@@ -39,7 +42,7 @@ from lapilli.runtime.script import Script
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.order import order
 from lapilli.schedule.plan import Schedule, realize_graph, schedule
-from lapilli.schedule.target import TARGETS, Target, plans_for
+from lapilli.schedule.target import TARGETS, Target, in_parts, plans_for
 from lapilli.schedule.task import Task
 
 Progress = Callable[[str, int, int], None]
@@ -228,23 +231,50 @@ def _write(
     progress: Progress | None = None,
     layout: str = "auto",
 ) -> list[list[Schedule]]:
-    """Writes methods, and returns the schedules of each, one for every target."""
-    schedules = []
+    """Writes methods, and returns the schedules of each, one for every plan."""
+    made = []
     for part in parts:
         realized = {half: realize_graph(graph) for half, graph in part.graphs.items()}
-        schedules.append([schedule(realized[t.half], t, choose_templates, layout) for t in targets])
-    kernels = [[write_all(s) for s in of_part] for of_part in schedules]
+        schedules = [schedule(realized[t.half], t, choose_templates, layout) for t in targets]
+        made.append([planned for s in schedules for planned in _kernels(s)])
     codes = build(
-        (w.source for of_part in kernels for written in of_part for w in written.values()),
+        (w.source for of_part in made for planned in of_part for w in planned.kernels.values()),
         None if progress is None else lambda done, total: progress("kernels", done, total),
     )
-    for part, of_part, written in zip(parts, schedules, kernels, strict=True):
-        plans = [
-            PlanSource(s.target, s.order, k, s.graph.outputs, s.stored, s.windows)
-            for s, k in zip(of_part, written, strict=True)
-        ]
-        writer.method(part.name, of_part[0].graph, plans, codes, part.dims)
-    return schedules
+    for part, of_part in zip(parts, made, strict=True):
+        writer.method(part.name, of_part[0].schedule.graph, [p.plan for p in of_part], codes, part.dims)
+    return [[p.schedule for p in of_part] for of_part in made]
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A schedule with its kernels; largest: bytes of the largest value that a second plan binds in parts."""
+
+    schedule: Schedule
+    kernels: Mapping[int, Written]
+    largest: int = 0
+
+    @property
+    def plan(self) -> PlanSource:
+        s = self.schedule
+        return PlanSource(s.target, s.order, self.kernels, s.graph.outputs, s.stored, s.windows, self.largest)
+
+
+def _kernels(s: Schedule) -> list[_Planned]:
+    """The kernels of a schedule. Where values may be larger than what every device binds at once, a second plan binds them in
+    parts, for devices that cannot bind them whole: choosing a part costs time."""
+    for node in (*s.graph.inputs, *(t.out for t in s.tasks)):
+        count = product(node.shape).value or 0
+        if count > MOST_ELEMENTS:
+            raise CompileError(
+                f"{node.name} has {count} elements, and kernels count up to {MOST_ELEMENTS}: use smaller inputs, or split it"
+            )
+    kernels, parts = write_all(s), in_parts(s.target)
+    most = max((largest(w, s.memory) for w in kernels.values()), default=0)
+    if s.target.storage or most <= parts.storage:
+        return [_Planned(s, kernels)]
+    split = replace(s, target=parts)
+    return [_Planned(s, kernels, most), _Planned(split, write_all(split))]
 
 
 def assemble(module: Module, precision: str, targets: Sequence[Target]) -> tuple[bytes, list[Schedule]]:
@@ -254,7 +284,7 @@ def assemble(module: Module, precision: str, targets: Sequence[Target]) -> tuple
 
 def assemble_graph(graph: Graph, target: Target) -> tuple[bytes, Schedule]:
     """The program file of a graph for one target, without metadata, and its schedule."""
-    data, (made,) = _assemble({target.half: graph}, [target])
+    data, (made, *_) = _assemble({target.half: graph}, [target])
     return data, made
 
 

@@ -25,7 +25,7 @@ from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.plan import Schedule
-from lapilli.schedule.target import TARGETS
+from lapilli.schedule.target import PARTS, TARGETS
 from lapilli.schedule.task import Task
 
 Array = npt.NDArray[Any]
@@ -66,10 +66,11 @@ def verify(
         target = _taken(module, precision, device)
     elif target not in TARGETS:
         raise CompileError(f"target is {target!r}: choose one of {', '.join(TARGETS)}")
-    data, (schedule,) = assemble(module, precision, [TARGETS[target]])
+    data, schedules = assemble(module, precision, [TARGETS[target]])
     native = NativeProgram.load(data, device=device)
     try:
-        return _Run(data, native, schedule, arrays).checks()
+        taken = native.info()["methods"][0]["plan"]  # of large values there is one in parts as well
+        return _Run(data, native, next(s for s in schedules if s.target.name == taken), arrays).checks()
     finally:
         native.close()
 
@@ -81,7 +82,7 @@ def _taken(module: Any, precision: str, device: str | int | None) -> str:
     data, _ = assemble(module, precision, plans_for(precision))
     native = NativeProgram.load(data, device=device)
     try:
-        return str(native.info()["methods"][0]["plan"])
+        return str(native.info()["methods"][0]["plan"]).removesuffix(PARTS)
     finally:
         native.close()
 
@@ -91,7 +92,8 @@ class _Run:
 
     def __init__(self, data: bytes, native: NativeProgram, schedule: Schedule, inputs: Sequence[Array]) -> None:
         self.native, self.schedule, self.inputs = native, schedule, list(inputs)
-        self.plan = Description.of(data, verify=False).methods[0].plans[0]
+        plans = Description.of(data, verify=False).methods[0].plans
+        self.plan = next(p for p in plans if p.name == schedule.target.name)
         self.sizes = _sizes(schedule.graph, inputs)
         self.values: dict[int, Array] = {n.id: np.asarray(inputs[n.index]) for n in schedule.graph.inputs}
         self.values |= {n.id: np.asarray(n.value) for n in schedule.graph.nodes() if isinstance(n, State)}

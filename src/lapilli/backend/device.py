@@ -14,7 +14,7 @@ import torch
 from lapilli.eager.devices import is_ours
 from lapilli.errors import NoDeviceError
 from lapilli.runtime.devices import Device, devices
-from lapilli.schedule.target import ANY, CPU, CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, Target
+from lapilli.schedule.target import ANY, CPU, CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, Target, on_device
 from lapilli.torch_compat import replace
 
 _TEXELS = 1 << 24
@@ -42,7 +42,8 @@ def _find(wanted: str | int | None) -> int:
 
 def targets(precision: str, index: int) -> list[Target]:
     """The target that fits the device best."""
-    return [_best(precision, devices()[index])]
+    device = devices()[index]
+    return [on_device(_best(precision, device), device.limits)]
 
 
 def _best(precision: str, device: Device) -> Target:

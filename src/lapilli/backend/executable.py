@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,10 @@ from lapilli.schedule.target import plans_for
 
 RENEWALS = 1
 """How often changed weights are compiled in anew; after that they are arguments of every call."""
+
+
+_PARTS = 8
+"""In which values of open size are bound once they have turned out to be larger than the device binds at once."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class Executable:
         self._snapshot: Snapshot | None = None
         self._compiled_in = kind.name == "inference"
         self._renewals = 0
+        self._open_parts = 1
 
     def __call__(self, args: list[Any]) -> list[Any]:
         given = list(args)
@@ -70,6 +75,14 @@ class Executable:
             return run(given)
         except CannotRun as error:  # the values of this call, not the graph
             return self._in_torch(error)(given)
+        except NoDeviceError:  # open sizes, with which values are larger than the device binds at once
+            if self._open_parts > 1:
+                raise
+        with self._lock:
+            if self._open_parts == 1:
+                self._open_parts, self._run, self._snapshot = _PARTS, None, None
+            run = self._renewed(given)
+        return run(given)
 
     def _in_torch(self, error: Exception) -> _Run:
         """The graph operator by operator, in a call that a program cannot do."""
@@ -102,7 +115,7 @@ class Executable:
         try:
             with working(), torch.no_grad(), torch.inference_mode(False):
                 prepared = prepare(self._gm, dict(zip(self._weights, constants, strict=False)))
-                program = _program(prepared, self.options, index) if prepared.outputs else None
+                program = _program(prepared, self.options, index, self._open_parts) if prepared.outputs else None
         except CompileError as error:
             if self.options.fallback == "error" or isinstance(error, UnsupportedOperatorError):
                 raise
@@ -211,10 +224,10 @@ def _to_host(value: torch.Tensor) -> torch.Tensor:
     return storage.to_cpu(value) if is_ours(value) else value
 
 
-def _program(prepared: Prepared, options: Options, index: int) -> Program:
+def _program(prepared: Prepared, options: Options, index: int, open_parts: int) -> Program:
     """For the device at hand; where that turns out to lack what the plan needs, with all plans."""
     kept = Storage(options.precision, options.precision)
-    best = targets(options.precision, index)
+    best = [replace(t, open_parts=open_parts) for t in targets(options.precision, index)]
     for chosen in (best, plans_for(options.precision)):
         data = compile_module(prepared.module, kept, chosen, options.fallback, keyed=True)
         try:

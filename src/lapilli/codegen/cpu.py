@@ -25,7 +25,7 @@ from lapilli.ir.node import Constant, Convolution, Input, Matmul, Node, State
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.realize import estimate
-from lapilli.schedule.target import STORAGE
+from lapilli.schedule.target import STORAGE, Target
 from lapilli.schedule.task import Task, Template
 
 _SIZE = 64  # invocations in a work group
@@ -46,6 +46,23 @@ def choose(task: Task, ctx: Context) -> None:
         conv = convolution_view(task.core, ctx.views, ctx.layouts)
         if conv is not None:
             task.template = _convolution(task, conv, ctx)
+    if task.template is not None and _too_many(task.template, ctx.target):
+        task.template = None
+
+
+def _too_many(template: Template, target: Target) -> bool:
+    """Whether rows are so many that a kernel cannot find its own by `divmod` of cpu_common.slang: it is exact for quotients below
+    2^21 where division is as Vulkan wants it, and below 2^23 where it is rounded correctly, as CPUs do."""
+    if isinstance(template, CpuMatmul):
+        rows = [template.batch, ceildiv(template.m, 4 * matmul_tile(template.m, template.n)[0])]
+    elif isinstance(template, CpuConvolution):
+        v = template.v
+        strips, blocks = v.n * v.out_h * ceildiv(v.out_w, _strip(v)), ceildiv(v.rows, 4 * _direct_tile(v)[0])
+        rows = [strips] if template.depthwise else [v.n * v.out_h, blocks]
+    else:
+        return False  # Winograd's convolutions have less than 128 MiB, by `_winograd_pays`
+    most = 1 << (23 if target.texel else 21)
+    return any((n.value or 0) >= most for n in rows)
 
 
 def is_aligned(x: Int) -> bool:

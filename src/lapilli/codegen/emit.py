@@ -39,12 +39,25 @@ class NotVectorizable(Exception):
 
 @dataclass
 class Binding:
-    """A storage buffer of a kernel: which tensor, and as what it is seen."""
+    """A storage buffer of a kernel: which tensor, and as what it is seen; of a value that is bound in parts, which of them."""
 
     node: Node
     type: str  # element type in Slang
     written: bool = False
     texel: bool = False  # a uniform texel buffer: four elements a fetch
+    part: int = 0
+    parts: int = 1
+
+
+def declaration(number: int, name: str, b: Binding) -> str:
+    """The Slang text of a binding."""
+    kind = "RWStructuredBuffer" if b.written else "Buffer" if b.texel else "StructuredBuffer"
+    return f"[[vk::binding({number}, 0)]] {kind}<{b.type}> {name};"
+
+
+def declarations(bindings: Sequence[Binding]) -> list[str]:
+    """The lines that declare the buffers of a kernel."""
+    return [declaration(k, f"b{k}", b) for k, b in enumerate(bindings)]
 
 
 @dataclass
@@ -97,10 +110,7 @@ class Kernel:
         return ["import lapilli_math;", *(["import lapilli_special;"] if self.special else [])]
 
     def header(self) -> str:
-        lines = self.imports()
-        for k, b in enumerate(self.bindings):
-            kind = "RWStructuredBuffer" if b.written else "Buffer" if b.texel else "StructuredBuffer"
-            lines.append(f"[[vk::binding({k}, 0)]] {kind}<{b.type}> b{k};")
+        lines = [*self.imports(), *declarations(self.bindings)]
         if self.params:
             lines.append("struct Params { " + " ".join(f"int {name};" for name, _ in self.params) + " };")
             lines.append("static Params P;")

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from lapilli.codegen import attention, cpu, generic, gpu, recurrence, rows
 from lapilli.codegen.kernel import MAX_PARAMS, Written
+from lapilli.codegen.parts import in_parts
 from lapilli.codegen.template import Context
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
@@ -83,4 +84,4 @@ def write_all(s: Schedule) -> dict[int, Written]:
             return rows.write(t, s.layouts, s.target)
         return generic.write(t, s.layouts, s.target, lift=t.out.id in loading)
 
-    return {t.out.id: write(t) for t in s.tasks}
+    return {t.out.id: in_parts(write(t), s.memory, s.target) for t in s.tasks}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, lane_steps, stored_as
+from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, declarations, lane_steps, stored_as
 from lapilli.codegen.kernel import MAX_PARAMS, Written
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
@@ -175,9 +175,7 @@ class Wrapper:
         """call: the statement that runs the template; its parameters are `P.t` of type `struct` (plain: `struct` declares
         the members itself)."""
         lines = [*self.kernel.imports(), f"import {self.module};", *(f"import {i};" for i in imports)]
-        for k, b in enumerate(self.kernel.bindings):
-            kind = "RWStructuredBuffer" if b.written else "Buffer" if b.texel else "StructuredBuffer"
-            lines.append(f"[[vk::binding({k}, 0)]] {kind}<{b.type}> b{k};")
+        lines += declarations(self.kernel.bindings)
         extra = "".join(f" int {n};" for n, _ in self.kernel.params)
         members = struct if plain else f"{struct} t;"
         lines.append(f"struct Params {{ {members}{extra} }};")

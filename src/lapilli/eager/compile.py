@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +28,8 @@ from lapilli.errors import LapilliError
 from lapilli.graph.inline import splice
 from lapilli.graph.module import Module
 from lapilli.ir.expr import loads
-from lapilli.ir.node import Input
+from lapilli.ir.integer import Atom, Extremum, Int, Quotient, Remainder, Symbol
+from lapilli.ir.node import Input, nbytes
 from lapilli.legalize.decompose import decompose_calls, tables
 from lapilli.legalize.passes import clean_up
 from lapilli.lower import is_computed, lower, lowerings
@@ -152,6 +153,7 @@ class _Call:
             self._guard(
                 [f"{symbol} <= {bound}" for symbol, bound in lowered.limits.items()]
                 + [f"{symbol} >= {least}" for symbol, least in lowered.least.items()]
+                + _bindable(schedule, set(self.sizes))
             ),
             "["
             + ", ".join(
@@ -349,6 +351,40 @@ class _Call:
     def _guard(self, limited: list[str]) -> str:
         parts = [_text(g.expr) for g in self.environment.guards] + limited + self.fixed
         return " and ".join(f"({p})" for p in dict.fromkeys(parts)) or "True"
+
+
+def _bindable(schedule: Schedule, sizes: Collection[str]) -> list[str]:
+    """That no value of open size is larger than what the device binds at once: for such sizes there is a program of their own,
+    with the values in parts."""
+    most = schedule.target.storage
+    values = {n.id: n for t in schedule.order.run for n in (t.out, *t.reads())}
+    found = {nbytes(schedule.memory(n)) for n in values.values()} if most else set()
+    texts = [_formula(size, sizes) for size in found if (size.bounds[1] is None or size.bounds[1] > most)]
+    return [f"{text} <= {most}" for text in sorted(t for t in texts if t is not None)]
+
+
+def _formula(size: Int, sizes: Collection[str]) -> str | None:
+    """A size as a Python expression; None where it depends on more than the sizes of operands."""
+    parts = [str(size.const)]
+    for atoms, factor in size.terms:
+        texts = [_formula_of(a, sizes) for a in atoms]
+        if None in texts:
+            return None
+        parts.append(" * ".join([str(factor), *(t for t in texts if t is not None)]))
+    return f"({' + '.join(parts)})"
+
+
+def _formula_of(atom: Atom, sizes: Collection[str]) -> str | None:
+    if isinstance(atom, Symbol):
+        return atom.name if atom.name in sizes else None
+    if not isinstance(atom, Quotient | Remainder | Extremum):
+        return None
+    x, y = _formula(atom.x, sizes), _formula(atom.y, sizes)
+    if x is None or y is None:
+        return None
+    if isinstance(atom, Extremum):
+        return f"{atom.op}({x}, {y})"
+    return f"({x} {'//' if isinstance(atom, Quotient) else '%'} {y})"
 
 
 def _has_meta(op: Any) -> bool:

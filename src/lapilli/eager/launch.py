@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import struct
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +15,10 @@ import torch
 from lapilli.eager import integers, movement, products, storage
 from lapilli.eager.form import Form
 from lapilli.eager.generators import default_generator
-from lapilli.eager.programs import load, programs_of
+from lapilli.eager.programs import TOO_LARGE, load, programs_of
 from lapilli.eager.signature import CannotRun, Number, Signature, operand
-from lapilli.errors import OutOfMemoryError
+from lapilli.errors import NoDeviceError, OutOfMemoryError
+from lapilli.ir.node import MOST_ELEMENTS
 
 REFUSED = {torch.float64, torch.complex32, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64}
 """Types of which kernels have no elements."""
@@ -49,6 +51,8 @@ class Launch:
         target, signature = products.choose(signature_of(form, leaves, given), index)
         operands = signature.operands()
         for x in operands:
+            if math.prod(n for d, n in enumerate(x.shape) if d not in x.spread) > MOST_ELEMENTS:
+                raise CannotRun("it has more elements than kernels can count")
             if x.dtype in REFUSED:
                 raise CannotRun(f"{str(x.dtype).removeprefix('torch.')} is not supported on the GPU")
         self.form, self.index = form, index
@@ -62,13 +66,18 @@ class Launch:
         compiled = program.compiled
         self.tree = compiled.tree
         self.results = program.results(operands)
+        if any(math.prod(shape) > MOST_ELEMENTS for shape, _, _ in self.results):
+            raise CannotRun("its result has more elements than kernels can count")
         self.limit = integers.limit(form.computed, leaves, given.tensors, given.numbers, self.results)
         stream = storage.stream_of(index)
         self.alignment = stream.alignment
         self.inputs = _inputs(form, given, tensors)
         self.sizes = [tensors[k].itemsize for k in self.inputs]
         self.carriers = compiled.carriers
-        loaded = program.loaded(index, functools.partial(load, index))
+        try:
+            loaded = program.loaded(index, functools.partial(load, index))
+        except NoDeviceError as error:  # programs are made for the device: it is only sizes that do not fit
+            raise CannotRun(TOO_LARGE) from error
         self.enqueue = stream.launch(
             loaded, 0, len(compiled.symbols), len(self.inputs) + self.carriers, len(self.results)
         )

@@ -13,6 +13,7 @@ import torch
 from lapilli.compiler import assemble_graph, assemble_tasks
 from lapilli.eager import devices, integers, programs, storage
 from lapilli.eager.signature import CannotRun, see
+from lapilli.errors import NoDeviceError
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cast_to, load, select, unary
@@ -20,7 +21,7 @@ from lapilli.ir.integer import Int, as_int, symbol, total
 from lapilli.ir.node import Graph, Input, Map, Node
 from lapilli.lower.graph import size_inputs
 from lapilli.lower.registry import FROM_TORCH, convert
-from lapilli.schedule.target import Target
+from lapilli.schedule.target import Target, for_values
 from lapilli.schedule.task import Task
 from lapilli.stream import Slice
 
@@ -223,20 +224,28 @@ def _place(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], k
 def _run(
     on: torch.Tensor, what: str, kinds: tuple[DType, DType], symbols: list[int], inputs: list[Slice], output: Slice
 ) -> None:
-    if max(symbols) >= 2**31:
+    lists = 3 if what == "merge" else 2
+    rank = (len(symbols) - 2) // lists
+    # What is bound: the dense side, and the strided one from its first element to its last.
+    most = max(math.prod(symbols[:rank]), symbols[lists * rank + 1])
+    if max(most, *symbols) >= 2**31:
         raise CannotRun("it has more elements than kernels can count")
-    rank = (len(symbols) - 2) // (3 if what == "merge" else 2)
-    launch, carriers = _launch(on.get_device(), what, kinds, rank, len(inputs))
+    index = on.get_device()
+    target = for_values(programs.target_of(index), most * max(kind.size for kind in kinds))
+    launch, carriers = _launch(index, what, kinds, rank, len(inputs), target)
     slices = [*inputs, *[(output[0], 0)] * carriers, output]
-    launch(*symbols, *(word for buffer, offset in slices for word in (buffer.address, offset)))
+    try:
+        launch(*symbols, *(word for buffer, offset in slices for word in (buffer.address, offset)))
+    except NoDeviceError as error:
+        raise CannotRun(programs.TOO_LARGE) from error
 
 
 @cache
 def _launch(
-    index: int, what: str, kinds: tuple[DType, DType], rank: int, inputs: int
+    index: int, what: str, kinds: tuple[DType, DType], rank: int, inputs: int, target: Target
 ) -> tuple[Callable[..., None], int]:
     """A function that queues the work, and how many inputs without bytes follow the others."""
-    data, carriers = _program(what, kinds, rank, programs.target_of(index))
+    data, carriers = _program(what, kinds, rank, target)
     symbols = rank * (3 if what == "merge" else 2) + (3 if what == "merge" else 2)
     program = programs.load(index, data)
     return storage.stream_of(index).launch(program, 0, symbols, inputs + carriers, 1), carriers

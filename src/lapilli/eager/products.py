@@ -36,8 +36,8 @@ _CONVOLUTIONS: dict[Any, tuple[int, int]] = {aten.convolution.default: (0, 1)}
 def choose(signature: Signature, device: int) -> tuple[Target, Signature]:
     """What a call is compiled for, and its signature there."""
     target = target_of(device)
-    if target is GPU_HALF and has_matrix_units(device) and is_heavy(signature):
-        return GPU_MATRIX, replace(signature, ranges=True)
+    if target.name == GPU_HALF.name and has_matrix_units(device) and is_heavy(signature):
+        return replace(GPU_MATRIX, storage=target.storage), replace(signature, ranges=True)
     return target, signature
 
 

@@ -27,10 +27,12 @@ from lapilli.runtime.cache import Cache
 from lapilli.runtime.formula import formula
 from lapilli.runtime.host import DTYPES
 from lapilli.runtime.notice import working
-from lapilli.schedule.target import ANY, CPU, CPU_HALF, GPU, GPU_HALF, Target
+from lapilli.schedule.target import ANY, CPU, CPU_HALF, GPU, GPU_HALF, Target, on_device
 
 CACHE = Cache("eager", 2 << 30)
 _DTYPES: dict[str, torch.dtype] = {f"torch.{name}": getattr(torch, name) for name in DTYPES}
+
+TOO_LARGE = "its tensors are larger than what the kernels of the device reach at once"
 
 Shape = tuple[int, ...]
 Results = list[tuple[Shape, Shape, torch.dtype]]
@@ -88,10 +90,12 @@ def target_of(device: int) -> Target:
     found = player.devices()[device]
     half = found["features"]["storage_16bit"] and found["features"]["float16"]
     if found["type"] != "cpu":
-        return GPU_HALF if half else GPU
-    if found["limits"]["texel_elements"] < 1 << 24:
-        return ANY
-    return CPU_HALF if half else CPU
+        target = GPU_HALF if half else GPU
+    elif found["limits"]["texel_elements"] < 1 << 24:
+        target = ANY
+    else:
+        target = CPU_HALF if half else CPU
+    return on_device(target, found["limits"])
 
 
 def load(device: int, data: bytes) -> NativeProgram:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, const, loads
-from lapilli.ir.integer import Int, Var
+from lapilli.ir.integer import Int, Var, ceildiv, product
 
 if TYPE_CHECKING:
     from lapilli.ir.recurrence import Recurrence
@@ -47,6 +47,15 @@ class Node:
     @property
     def rank(self) -> int:
         return len(self.shape)
+
+
+MOST_ELEMENTS = 2**31 - 1
+"""Of a value: kernels count them in 32 bits."""
+
+
+def nbytes(n: Node) -> Int:
+    """Bytes of a value, in whole words."""
+    return ceildiv(product(n.shape) * n.dtype.size, 4) * 4
 
 
 @dataclass(eq=False, repr=False)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import lapilli.program.schema as fb
 from lapilli.codegen.emit import Binding
 from lapilli.codegen.kernel import Written
+from lapilli.codegen.parts import place
 from lapilli.format.container import aligned, to_bytes
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import (
@@ -23,12 +24,11 @@ from lapilli.ir.integer import (
     Remainder,
     Symbol,
     as_int,
-    ceildiv,
-    product,
 )
-from lapilli.ir.node import Constant, Graph, Input, Node, State, reading
+from lapilli.ir.node import Constant, Graph, Input, Node, State, nbytes, reading
 from lapilli.schedule.concatenate import Window
 from lapilli.schedule.order import Order
+from lapilli.schedule.plan import memory_of
 from lapilli.schedule.target import Target
 
 Array = npt.NDArray[Any]
@@ -37,13 +37,16 @@ _FEATURES = ("storage_16bit", "storage_8bit", "float16", "int8", "int16", "int64
 _FEATURE = {name: 1 << bit for bit, name in enumerate(_FEATURES)}
 
 _SAMPLE = 61  # bytes of a constant, evenly spread, by which it is told from most others before all are compared
+_MOST_RANGE = 1 << 31
+"""What a device must bind at once, at most, to run a plan that binds open sizes whole where another binds them in parts: bounds
+may be far larger than what is ever given."""
 _TEXEL_ELEMENTS = 1 << 24  # what a device must offer for a plan that reads through texel buffers
 
 
 @dataclass(frozen=True)
 class PlanSource:
     """What is written as one plan: kernels by output of their task; stored: results that lie in a state, by id; windows:
-    results that lie in another."""
+    results that lie in another; open_range: bytes of the largest value of bounded size, where the next plan binds it in parts."""
 
     target: Target
     order: Order
@@ -51,6 +54,7 @@ class PlanSource:
     outputs: Sequence[Node]
     stored: Mapping[int, State] = field(default_factory=dict)
     windows: Mapping[int, Window] = field(default_factory=dict)
+    open_range: int = 0
 
 
 class _Pool:
@@ -243,11 +247,6 @@ def _binding_type(b: Binding) -> int:
     return int(fb.BindingType.texel_float16 if half else fb.BindingType.texel_float32)
 
 
-def nbytes(n: Node) -> Int:
-    """Bytes of a value, in whole words."""
-    return ceildiv(product(n.shape) * n.dtype.size, 4) * 4
-
-
 class _PlanWriter:
     def __init__(self, writer: Writer, pool: _Pool, plan: PlanSource, codes: Mapping[str, bytes]) -> None:
         self.writer, self.pool, self.plan, self.codes = writer, pool, plan, codes
@@ -270,10 +269,7 @@ class _PlanWriter:
         return p
 
     def _memory(self, n: Node) -> Node:
-        """The value in whose memory a value lies."""
-        if n.id in self.plan.windows:
-            return self.plan.windows[n.id].whole
-        return self.plan.stored.get(n.id, n)
+        return memory_of(n, self.plan.windows, self.plan.stored)
 
     def _buffer(self, n: Node, at_load: bool) -> int:
         loading = at_load and isinstance(n, Constant) and n.id not in self.read_at_run
@@ -310,10 +306,12 @@ class _PlanWriter:
             binding = fb.BindingT()
             memory = self._memory(b.node)
             binding.buffer = self._buffer(memory, at_load)
-            binding.offset, binding.size = self.pool(0), self.pool(nbytes(memory))
+            first, size = place(b, nbytes(memory), self.plan.target.storage)
+            binding.offset, binding.size = self.pool(first), self.pool(size)
             d.bindings.append(binding)
             d.written |= int(b.written) << k
-            moved = moved + nbytes(b.node)
+            if b.part == 0:
+                moved = moved + nbytes(b.node)
         d.params = [self.pool(x) for x in w.params]
         d.groupsX, d.groupsY, d.groupsZ = (self.pool(g) for g in w.groups)
         d.barrier, d.label = barrier, task.label
@@ -339,5 +337,6 @@ class _PlanWriter:
         for w in used:
             r.subgroupOperations |= w.subgroup_operations
         r.maxBindings = max((len(w.bindings) for w in used), default=0)
+        r.storageRange = min(self.plan.open_range, _MOST_RANGE)
         r.maxTexelElements = _TEXEL_ELEMENTS if any(b.texel for w in used for b in w.bindings) else 0
         return r

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from lapilli.ir.node import Graph, Map, State
+from lapilli.ir.node import Graph, Map, Node, State
 from lapilli.schedule.assign import assign
 from lapilli.schedule.concatenate import Window, join
 from lapilli.schedule.layout import Layout
@@ -27,6 +27,17 @@ class Schedule:
     order: Order
     stored: dict[int, State]  # values that are new values of states, by id
     windows: dict[int, Window]  # values that lie in others, by id
+
+    def memory(self, node: Node) -> Node:
+        """The value in whose memory a value lies."""
+        return memory_of(node, self.windows, self.stored)
+
+
+def memory_of(node: Node, windows: Mapping[int, Window], stored: Mapping[int, State]) -> Node:
+    """The value in whose memory a value lies: it may be a part of another, or the new value of a state."""
+    if node.id in windows:
+        return windows[node.id].whole
+    return stored.get(node.id, node)
 
 
 Choose = Callable[[list[Task], dict[int, Layout], dict[int, Map], Target], list[Task]]

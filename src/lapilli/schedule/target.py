@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
+PARTS = "-parts"
+"""How the names of plans end that bind large values in parts."""
 STORAGE = 1 << 27
 """Bytes of a storage buffer that every device can bind."""
 
@@ -21,6 +25,8 @@ class Target:
     texel: bool = False  # vectors are read through uniform texel buffers, which software drivers do best
     cooperative_matrix: bool = False
     multiprocessors: int = 132  # what tiles are chosen for
+    storage: int = 0  # bytes of a storage buffer that a kernel binds at once (0: all), a multiple of 256
+    open_parts: int = 1  # parts in which values are bound whose size has no bound
 
 
 GPU_MATRIX = Target("gpu-fp16-matrix", "gpu", half=True, cooperative_matrix=True)
@@ -29,6 +35,24 @@ GPU = Target("gpu-fp32", "gpu")
 CPU_HALF = Target("cpu-fp16", "any", half=True, texel=True)
 CPU = Target("cpu-fp32", "any", texel=True)
 ANY = Target("any-fp32", "any")
+
+
+def in_parts(target: Target) -> Target:
+    """The same class of devices, with values that are larger than what every device binds at once bound in parts."""
+    return replace(target, name=target.name + PARTS, storage=STORAGE)
+
+
+def on_device(target: Target, limits: Mapping[str, Any]) -> Target:
+    """The target for one device, by its limits: values are bound in parts where it must be."""
+    return replace(target, storage=limits["storage_buffer_range"] // 256 * 256)
+
+
+def for_values(target: Target, nbytes: int) -> Target:
+    """The target for values of open size and up to so many bytes: there are few such targets, so that programs serve many sizes."""
+    return replace(
+        target, open_parts=1 << (-(-nbytes // target.storage) - 1).bit_length() if nbytes > target.storage > 0 else 1
+    )
+
 
 TARGETS = {t.name: t for t in (GPU_MATRIX, GPU_HALF, GPU, CPU_HALF, CPU, ANY)}
 

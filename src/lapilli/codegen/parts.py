@@ -1,0 +1,90 @@
+"""Values that are larger than what a device binds of a buffer at once: they are bound in parts.
+
+Kernels are written as if every buffer was bound whole. Here a buffer that may be larger than the target's range becomes several
+bindings of consecutive ranges, and a Slang type between them and the kernel, whose subscript chooses by the index. It may be any
+index: gathers and neighbours are right without further thought. Values are not copied, and kernels of other values stay as they
+are. What is read through texel buffers stays whole, because their limit is another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from lapilli.codegen.emit import Binding, declaration, declarations
+from lapilli.codegen.kernel import MAX_BINDINGS, Written
+from lapilli.ir.integer import Int, as_int, minimum
+from lapilli.ir.node import MOST_ELEMENTS, Node, nbytes
+from lapilli.schedule.target import Target
+
+_BYTES = {"float": 4, "int": 4, "uint": 4, "half": 2}
+
+
+def largest(written: Written, memory: Callable[[Node], Node]) -> int:
+    """Bytes of the largest storage buffer that a kernel binds; of those whose size has no bound, nothing is known."""
+    return max((nbytes(memory(b.node)).bounds[1] or 0 for b in written.bindings if not b.texel), default=0)
+
+
+def in_parts(written: Written, memory: Callable[[Node], Node], target: Target) -> Written:
+    """The kernel with no binding larger than the target's range, as far as the sizes of values are known or bounded. Those
+    without a bound have the target's number of parts.
+
+    memory: the value in whose memory a value lies. Where there are more parts than a kernel may have bindings, the last ones
+    keep what is left, and the player refuses what is larger than the device binds."""
+    counts = [_count(b, memory(b.node), target) for b in written.bindings]
+    if all(n == 1 for n in counts):
+        return written
+    while sum(counts) > MAX_BINDINGS and max(counts) > 1:
+        counts[counts.index(max(counts))] -= 1
+    lines: list[str] = []
+    bindings: list[Binding] = []
+    for k, (b, n) in enumerate(zip(written.bindings, counts, strict=True)):
+        name, first = f"b{k}", len(bindings)
+        if n == 1:
+            lines.append(declaration(first, name, b))
+        else:
+            lines += [declaration(first + part, f"{name}_{part}", b) for part in range(n)]
+            lines.append(_subscript(name, b, n, target.storage // _element(b)))
+        bindings += [replace(b, part=part, parts=n) for part in range(n)]
+    whole = "\n".join(declarations(written.bindings))
+    assert whole in written.source, "buffers are declared in one place"
+    return replace(written, source=written.source.replace(whole, "\n".join(lines), 1), bindings=bindings)
+
+
+def place(b: Binding, size: Int, storage: int) -> tuple[Int, Int]:
+    """First byte and number of bytes of a part of a value of `size` bytes."""
+    if b.parts == 1:
+        return as_int(0), size
+    first = minimum(b.part * storage, size)
+    rest = size - first
+    return first, rest if b.part + 1 == b.parts else minimum(storage, rest)
+
+
+def _count(b: Binding, node: Node, target: Target) -> int:
+    """Parts of a binding. Nothing is bound in parts beyond the elements that kernels can count."""
+    if b.texel or not target.storage:
+        return 1
+    most = nbytes(node).bounds[1]
+    wanted = target.open_parts if most is None else -(-most // target.storage)
+    return max(1, min(wanted, MOST_ELEMENTS * node.dtype.size // target.storage))
+
+
+def _element(b: Binding) -> int:
+    kind = b.type.rstrip("234")
+    return _BYTES[kind] * int(b.type[len(kind) :] or 1)
+
+
+def _subscript(name: str, b: Binding, parts: int, elements: int) -> str:
+    """A type with the subscript of the buffer, and the variable of that type."""
+
+    def choose(low: int, high: int, access: Callable[[str], str]) -> str:
+        if high - low == 1:
+            index = f"i - {low * elements}" if low else "i"
+            return access(f"{name}_{low}[{index}]")
+        middle = (low + high) // 2
+        lower, upper = choose(low, middle, access), choose(middle, high, access)
+        return f"if (i < {middle * elements}) {{ {lower} }} else {{ {upper} }}"
+
+    body = f"get {{ {choose(0, parts, lambda at: f'return {at};')} }}"
+    if b.written:
+        body += f" set {{ {choose(0, parts, lambda at: f'{at} = newValue;')} }}"
+    return f"struct Parts_{name} {{ __subscript(int i) -> {b.type} {{ {body} }} }}; static Parts_{name} {name};"
