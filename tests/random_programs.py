@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,8 +146,11 @@ class Campaign:
                     program = candidate
                     break
 
-        def ask(program: Program) -> list[Program]:
-            return [Program.of_json(text) for text in worker.ask(("shrink", program.to_json())).get("candidates", [])]
+        def ask(program: Program) -> Iterator[Program]:
+            text, count = program.to_json(), 0
+            while some := worker.ask(("shrink", text, count)).get("candidates", []):
+                yield from map(Program.of_json, some)
+                count += len(some)
 
         return smallest(program, fails, ask)
 

@@ -68,6 +68,17 @@ def test_devices_may_lack_denormals_and_digits() -> None:
         assert bool(most.bound > 1) is half
 
 
+def test_gradients_of_what_has_them() -> None:
+    """floor_divide has no derivative; what does not depend on it is compared all the same, in both orders."""
+    steps = (Step(("a",), "{0} // 2", ("x",)), Step(("b",), "{0}.exp()", ("x",)), Step(("c",), "{0} * {1}", ("a", "b")))
+    program = Program(0, (Leaf("x", (3,), "float32", "normal", 1),), steps, ("c", "b"))
+    for order in (1, 2):
+        part = reference.with_derivatives(program, order)
+        assert part.outputs == ("b",) and len(part.steps) == 1
+        (found,) = reference.expected_gradients(part, 5, order) or [None]
+        assert found is not None and bool(found.value.all())
+
+
 def test_failures_become_small() -> None:
     """A fault that only one call of many has is found."""
     program = next(

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Iterator
+from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,8 @@ def _main(connection: Connection, device: str | None) -> None:
 
     del families, networks
     torch.set_num_threads(1)
+    left: list[Any] = []
+    smaller: Iterator[Program] = iter(())
     while True:
         try:
             what, *question = connection.recv()
@@ -111,5 +115,8 @@ def _main(connection: Connection, device: str | None) -> None:
         else:
             from whole_programs import shrink
 
-            answer = {"candidates": [p.to_json() for p in shrink.candidates(Program.of_json(question[0]))]}
+            if left != question:  # of this program, after so many
+                smaller = islice(shrink.candidates(Program.of_json(question[0])), question[1], None)
+            some = [p.to_json() for p in islice(smaller, 8)]
+            answer, left = {"candidates": some}, [question[0], question[1] + len(some)]
         connection.send(answer)

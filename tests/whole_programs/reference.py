@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -356,6 +356,31 @@ def gradients(f: Function, leaves: Sequence[torch.Tensor], places: Sequence[int]
         if level + 1 == order:
             return [torch.zeros_like(x) if t is None else t for t, x in zip(outs, wanted, strict=True)]
     return [torch.zeros_like(x) for x in wanted]
+
+
+def with_derivatives(program: Program, order: int) -> Program:
+    """The part of a program whose results torch has gradients of: one operator without a derivative would spoil the rest."""
+
+    def has(candidate: Program) -> bool:
+        names, wanted = [leaf.name for leaf in candidate.leaves], differentiable(candidate)
+
+        def whole(*leaves: torch.Tensor) -> list[torch.Tensor]:
+            return native(candidate, dict(zip(names, (t.clone() for t in leaves), strict=True)))[0]
+
+        try:
+            for n in candidate.sizes:
+                gradients(whole, list(candidate.make(n).values()), [names.index(name) for name in wanted], order)
+        except (RuntimeError, NotImplementedError):
+            return False
+        return bool(wanted)
+
+    def only(outputs: Sequence[str]) -> Program:
+        return replace(program, outputs=tuple(outputs)).used()
+
+    if has(program):
+        return program
+    part = only([name for name in program.outputs if has(only([name]))])
+    return part if part.outputs and has(part) else program
 
 
 def expected_gradients(program: Program, n: int, order: int) -> list[Expected] | None:

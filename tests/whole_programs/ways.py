@@ -47,6 +47,8 @@ def check(program: Program, way: str) -> Outcome:
         warnings.simplefilter("ignore")
         order = {"grad": 1, "grad2": 2, "eager-grad": 1, "eager-grad2": 2}.get(way, 0)
         wanted = []
+        if order:
+            program = _with_derivatives(program, order)
         try:
             for n in program.sizes:
                 found = _expected_gradients(program, n, order) if order else _expected(program, n, way == "compile16")
@@ -85,10 +87,16 @@ def _expected_gradients(program: Program, n: int, order: int) -> list[Expected] 
     return reference.expected_gradients(program, n, order)
 
 
+@cache
+def _with_derivatives(program: Program, order: int) -> Program:
+    return reference.with_derivatives(program, order)
+
+
 def forget() -> None:
     """What is kept of earlier programs."""
     _expected.cache_clear()
     _expected_gradients.cache_clear()
+    _with_derivatives.cache_clear()
     torch._dynamo.reset()
 
 
