@@ -58,6 +58,13 @@ def test_what_may_differ_and_what_may_not() -> None:
     assert order.bound.isinf().tolist() == [False, True, True]
 
 
+def test_distances_of_many_points_by_a_product() -> None:
+    """As torch computes them from 26 points on: of points that are near each other there are half of the digits."""
+    points = torch.linspace(1, 1.003, 30)
+    (far, *_) = reference.expected(_program("torch.cdist({0}[:, None], {0}[:, None])", _numbers(points.tolist())), 5)
+    assert float(far.bound[0, 29]) > 1e-5
+
+
 def test_devices_may_lack_denormals_and_digits() -> None:
     """exp(-95) is a denormal, or zero; in half precision 1.0001 is 1."""
     (small, *_) = reference.expected(_program("torch.exp({0}) > 0", _numbers([-95.0, -80.0])), 5)

@@ -66,6 +66,11 @@ class Disturbed(TorchDispatchMode):
             return self.with_any_order(func, args, kwargs or {})
         if name == "mode" and self.index % 2 and args[0].is_floating_point() and args[0].ndim:
             return self.with_equals(func, args, kwargs or {})
+        if name == "_euclidean_dist":  # squares less twice a product, whose rounding is large where points are near
+            with self:
+                a, b = args
+                squares = a.square().sum(-1, keepdim=True) + b.square().sum(-1, keepdim=True).mT
+                return (squares - 2 * (a @ b.mT)).clamp_min(0).sqrt()
         args = tuple(self.as_number(a, name) for a in args)
         result = func(*args, **(kwargs or {}))
         writes = func._schema.is_mutable
