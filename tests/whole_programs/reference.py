@@ -4,6 +4,7 @@ rounding, an index) has no definite value at all."""
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -363,8 +364,15 @@ def gradients(f: Function, leaves: Sequence[torch.Tensor], places: Sequence[int]
     return [torch.zeros_like(x) for x in wanted]
 
 
-def with_derivatives(program: Program, order: int) -> Program:
-    """The part of a program whose results torch has gradients of: one operator without a derivative would spoil the rest."""
+def _overlaps(t: torch.Tensor) -> bool:
+    """Whether windows of `unfold` overlap: AOTAutograd (aot_eager too) gives other gradients where such a view is a result."""
+    moved = [(size, step) for size, step in zip(t.shape, t.stride(), strict=True) if step]
+    return math.prod(size for size, _ in moved) > 1 + sum((size - 1) * step for size, step in moved)
+
+
+def with_derivatives(program: Program, order: int) -> Program | None:
+    """The part of a program whose results torch has gradients of: one operator without a derivative would spoil the rest.
+    None where there is none."""
 
     def has(candidate: Program) -> bool:
         names, wanted = [leaf.name for leaf in candidate.leaves], differentiable(candidate)
@@ -382,10 +390,14 @@ def with_derivatives(program: Program, order: int) -> Program:
     def only(outputs: Sequence[str]) -> Program:
         return replace(program, outputs=tuple(outputs)).used()
 
-    if has(program):
+    made = dict(zip(program.outputs, native(program, program.make(program.sizes[0]))[0], strict=True))
+    dense = [name for name in program.outputs if not _overlaps(made[name])]
+    if len(dense) < len(program.outputs):
+        program = only(dense)
+    if program.outputs and has(program):
         return program
     part = only([name for name in program.outputs if has(only([name]))])
-    return part if part.outputs and has(part) else program
+    return part if part.outputs and has(part) else None
 
 
 def expected_gradients(program: Program, n: int, order: int) -> list[Expected] | None:

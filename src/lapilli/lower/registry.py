@@ -34,7 +34,7 @@ from lapilli.ir.expr import (
     unary,
     where,
 )
-from lapilli.ir.integer import Int, Symbol, as_int, ceildiv, minimum, symbol, unbounded_multiple
+from lapilli.ir.integer import Int, Symbol, Var, as_int, ceildiv, minimum, of, symbol, unbounded_multiple
 from lapilli.ir.narrow import LIMITS, wrapped
 from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce, State
@@ -409,7 +409,16 @@ def scalar(a: Number, dtype: DType) -> Expr:
 
 def broadcast(a: Node, at: Sequence[Int]) -> list[Int]:
     tail = list(at)[len(at) - len(a.shape) :]
-    return [as_int(0) if size == 1 else i for size, i in zip(a.shape, tail, strict=True)]
+    return [broadcast_axis(size, i) for size, i in zip(a.shape, tail, strict=True)]
+
+
+def broadcast_axis(size: Int, i: Int) -> Int:
+    """Where along an axis of a size its element for i lies. A size such as (n - 3) // 2 + 1 may be 1 or that of the result: torch
+    has tested which, and the expression does not say it. The least of i and size - 1 is right for both."""
+    if size == 1:
+        return as_int(0)
+    atom = next(iter(i.atoms()), None) if size.value is None else None
+    return minimum(i, size - 1) if isinstance(atom, Var) and i == of(atom) and atom.extent != size else i
 
 
 def normalize_dims(dims: int | Sequence[int] | None, rank: int) -> list[int]:
