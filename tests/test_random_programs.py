@@ -58,6 +58,14 @@ def test_what_may_differ_and_what_may_not() -> None:
     assert order.bound.isinf().tolist() == [False, True, True]
 
 
+def test_changed_arguments_are_given_as_they_were() -> None:
+    steps = (Step((), "{0}.add_({0})", ("x",)), Step(("v",), "{0} * 1", ("x",)))
+    program = Program(0, (_numbers([3.0, 5.0]),), steps, ("v",))
+    result, after = reference.expected(program, 5)
+    for found in (result, after):
+        assert found.value.tolist() == [6, 10] and bool((found.bound < 1e-4).all())
+
+
 def test_distances_of_many_points_by_a_product() -> None:
     """As torch computes them from 26 points on: of points that are near each other there are half of the digits."""
     points = torch.linspace(1, 1.003, 30)

@@ -205,7 +205,7 @@ def forward(program: Program, n: int) -> tuple[Run, Values, list[torch.dtype], l
                 env.update(zip(step.out, run_step(step, env, text=_meant(step)), strict=False))
         return [env[name] for name in names]
 
-    return run, values, [t.dtype for t in plain], plain
+    return run, program.make(n), [t.dtype for t in plain], plain  # steps may have changed the first ones in place
 
 
 def widened(values: Values) -> Values:
