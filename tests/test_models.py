@@ -49,8 +49,8 @@ def image(name: str, batch: int = 1) -> torch.Tensor:
     return torch.randn(batch, 3, SIDES[name], SIDES[name])
 
 
-def check(name: str, target: str | None = None, runs: int = 10) -> None:
-    """The error bound, and ten runs with the same bits."""
+def check(name: str, target: str | None = None, runs: int = 3) -> None:
+    """The error bound, and several runs with the same bits."""
     model, x = model_of(name), image(name)
     with torch.no_grad():
         want = model(x)
@@ -62,7 +62,7 @@ def check(name: str, target: str | None = None, runs: int = 10) -> None:
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.poor_device] if n in POOR else []) for n in SIDES])
 def test_agrees_with_torch(name: str) -> None:
-    check(name)
+    check(name, runs=10 if name == "mobilenet_v2" else 3)
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v2", "regnet_y_400mf"])

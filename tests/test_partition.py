@@ -171,3 +171,9 @@ def test_methods_share_their_weights(tmp_path: Path) -> None:
         torch.testing.assert_close(program.methods["decode"].submit(one).result(), model(one))
     with pytest.raises(lapilli.CompileError, match="gives every method its own inputs"):
         lapilli.compile({"a": (model, (one,))}, (one,))
+
+
+def test_branches_after_the_device_has_been_used() -> None:
+    """From its first use on, Dynamo leaves Lapilli's code alone; it traces branches under a mode of ours."""
+    torch.compile(lambda x: x + 1, backend="vulkan")(torch.ones(2).to("vulkan"))
+    test_cond_chooses_between_two_segments_of_the_gpu()

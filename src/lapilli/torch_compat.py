@@ -166,6 +166,7 @@ PRIVATE: dict[str, str] = {
     "torch._decomp": "PyTorch's formulas of operators",
     "torch._dispatch.python": "formulas are traced with symbolic sizes",
     "torch._dynamo.backends.common": "AOTAutograd as a backend gets it",
+    "torch._dynamo.decorators": "Dynamo traces branches and loops of a model under a mode of ours",
     "torch._dynamo.exc": "what Dynamo says of a model is said in our words",
     "torch._dynamo.source": "symbolic sizes of eager programs need a source",
     "torch._dynamo.symbolic_convert": "which backend Dynamo traces for",
