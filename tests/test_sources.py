@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
 
@@ -63,3 +66,33 @@ def test_what_is_no_model() -> None:
 def test_an_example_of_one_for_a_size_that_varies() -> None:
     with pytest.raises(lapilli.CompileError, match="give an example of 2, and the program still takes 1"):
         lapilli.compile(nn.Linear(4, 3), (torch.randn(1, 4),), dynamic_shapes=({0: Dim("batch", min=1, max=8)},))
+
+
+class ChangedAfterDropout(nn.Module):
+    """At inference the result of a dropout is its argument: what changes one changes both."""
+
+    def __init__(self, dropout: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = x * 2
+        y = self.dropout(z)
+        y.mul_(3)
+        return z + y
+
+
+@pytest.mark.parametrize("way", ["compile", "trace"])
+@pytest.mark.parametrize("name", ["module", "function", "channels", "alpha", "type"])
+def test_what_changes_the_result_of_a_dropout_changes_its_argument(name: str, way: str) -> None:
+    dropout = {
+        "module": nn.Dropout(0.3), "function": lambda x: F.dropout(x, 0.3, False), "alpha": lambda x: F.alpha_dropout(x, 0.3),
+        "channels": lambda x: F.dropout2d(x, training=False), "type": lambda x: x.type_as(x),
+    }[name]  # fmt: skip
+    x = torch.randn(1, 3, 4, 5)
+    model: nn.Module = ChangedAfterDropout(dropout).eval()
+    expected = model(x)
+    torch.testing.assert_close(expected, 12 * x)
+    source = torch.jit.trace(model, (x,)) if way == "trace" else model
+    got = lapilli.compile(source, (x,))(x)
+    torch.testing.assert_close(got, expected)

@@ -20,6 +20,7 @@ from lapilli.capture import torchscript
 from lapilli.capture.examples import Arguments
 from lapilli.capture.functions import FunctionModule
 from lapilli.capture.guards import unproven
+from lapilli.capture.inference import without_dropout
 from lapilli.capture.recurrent import whole_layers
 from lapilli.errors import CompileError
 
@@ -54,7 +55,7 @@ def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = Non
     with suppress(NotImplementedError):  # the module of an exported program, which is what it was exported as
         model.eval()
     try:
-        with torch.no_grad(), whole_layers(model), warnings.catch_warnings():
+        with torch.no_grad(), whole_layers(model), without_dropout(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its tree specs
             return _exported(model, args, kwargs, dynamic_shapes)
     except Exception as error:
@@ -124,7 +125,7 @@ def _capture_script(model: torchscript.ScriptSource, example_inputs: Any, dynami
         model = copy.deepcopy(model).cpu()
     module = torchscript.module_of(model, args, kwargs)
     try:
-        with torch.no_grad(), whole_layers(module), warnings.catch_warnings():
+        with torch.no_grad(), whole_layers(module), without_dropout(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except CompileError:
