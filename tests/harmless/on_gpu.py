@@ -70,7 +70,8 @@ ACTIVITIES = {
         torch.cuda.synchronize()
         assert torch.accelerator.current_accelerator().type == "cuda"
         torch.accelerator.synchronize()
-        assert torch.accelerator.current_stream() == torch.cuda.current_stream()
+        # a torch.cuda.Stream equals none of another class
+        assert torch.accelerator.current_stream().stream_id == torch.cuda.current_stream().stream_id
     """,
     "amp": """
         model = torch.nn.Linear(64, 64).cuda()
