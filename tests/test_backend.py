@@ -509,3 +509,15 @@ def test_numbers_beyond_32_bits(device: str) -> None:
     for k in (3, 4, 2**33, 5):
         sum_, product = run(x.to(device), k)
         assert torch.equal(sum_.cpu(), x + k) and torch.equal(product.cpu(), x.float() * k)
+
+
+def test_dynamo_leaves_our_code_alone() -> None:
+    """Also what the build makes, which an editable install has elsewhere."""
+    import flatbuffers.builder
+    from torch._dynamo import trace_rules
+
+    import lapilli.program.schema
+
+    compiled(lambda x: x + 1)(torch.ones(2))
+    for module in (lapilli.program.schema, flatbuffers.builder, lapilli.player):
+        assert trace_rules.check_file(module.__file__).skipped, module

@@ -201,7 +201,13 @@ def ready() -> None:
         autocast.register(library)
         _libraries.extend((library, every))
         _ready = True
-        after_import("torch._dynamo.trace_rules", lambda module: module.add("lapilli"))  # our code runs between graphs
+        after_import("torch._dynamo.trace_rules", _leave_us_alone)
+
+
+def _leave_us_alone(trace_rules: Any) -> None:
+    """Our code runs between graphs: Dynamo need not trace it. What the build makes is elsewhere in an editable install."""
+    for name in ("lapilli", "lapilli.abi", "lapilli.program.schema", "flatbuffers"):
+        trace_rules.add(name)
 
 
 def patch() -> None:
