@@ -203,3 +203,11 @@ def test_text() -> None:
     c, h = var("c", 8), var("h", 4)
     assert repr(h * 8 + c + 1) == "c + 8*h + 1"
     assert repr(as_int(0)) == "0"
+
+
+def test_numbers_beyond_64_bits() -> None:
+    """Bounds of sizes are evaluated for symbols without an end."""
+    n, m = symbol("n"), symbol("m")
+    (a,), (b,) = n.atoms(), m.atoms()
+    many = {a: 2**40, b: 2**41}
+    assert (maximum(n, m) * minimum(n, m) * n).evaluate(many) == 2**121

@@ -358,10 +358,12 @@ def _evaluate_atom(a: Atom, values: Mapping[Atom, Any]) -> Any:
     if isinstance(a, Remainder):
         return a.x.evaluate(values) % a.y.evaluate(values)
     if isinstance(a, Extremum):
+        x, y = a.x.evaluate(values), a.y.evaluate(values)
+        if isinstance(x, int) and isinstance(y, int):  # numbers of Python have no end; NumPy's have 64 bits
+            return min(x, y) if a.op == "min" else max(x, y)
         import numpy as np
 
-        f = np.minimum if a.op == "min" else np.maximum
-        return f(a.x.evaluate(values), a.y.evaluate(values))
+        return (np.minimum if a.op == "min" else np.maximum)(x, y)
     raise KeyError(f"no value for {a!r}")
 
 
