@@ -59,7 +59,7 @@ _DTYPES: tuple[np.dtype[Any], ...] = tuple(
 _DTYPE_CODES: dict[np.dtype[Any], int] = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _BFLOAT16 = 7
 MAX_RANK = 16
-"""Dimensions of an input, output or state: LAPILLIMAX_RANK."""
+"""Dimensions of an input, output or state: LAPILLI_MAX_RANK."""
 _NO_LIMIT = 2**64 - 1
 
 

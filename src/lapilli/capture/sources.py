@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -55,7 +55,7 @@ def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = Non
     with suppress(NotImplementedError):  # the module of an exported program, which is what it was exported as
         model.eval()
     try:
-        with torch.no_grad(), whole_layers(model), without_dropout(), warnings.catch_warnings():
+        with _tracing(model), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its tree specs
             return _exported(model, args, kwargs, dynamic_shapes)
     except Exception as error:
@@ -63,6 +63,13 @@ def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = Non
     finally:
         for m in training:
             m.training = True
+
+
+@contextmanager
+def _tracing(model: torch.nn.Module) -> Iterator[None]:
+    """While torch.export traces a model: calls that it would take apart or lose are traced as what they mean."""
+    with torch.no_grad(), whole_layers(model), without_dropout():
+        yield
 
 
 def _name(model: torch.nn.Module) -> str:
@@ -125,7 +132,7 @@ def _capture_script(model: torchscript.ScriptSource, example_inputs: Any, dynami
         model = copy.deepcopy(model).cpu()
     module = torchscript.module_of(model, args, kwargs)
     try:
-        with torch.no_grad(), whole_layers(module), without_dropout(), warnings.catch_warnings():
+        with _tracing(module), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except CompileError:
