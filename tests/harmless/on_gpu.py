@@ -9,11 +9,14 @@ for the lines that say so."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 ACTIVITIES = {
     "training": """
@@ -230,29 +233,40 @@ def import_seconds(loaded: bool) -> float:
     return float(subprocess.check_output([sys.executable, "-c", code], env=variables, text=True))
 
 
+def lines(quick: bool) -> Iterator[tuple[str, str, str, bool, dict[str, str]]]:
+    """What is tried: a title, then the arguments of `run`."""
+    for name, activity in ACTIVITIES.items():
+        yield f"{name}, without Lapilli", "", activity, False, {}
+        yield f"{name}, Lapilli installed", "", activity, True, {}
+    train = ACTIVITIES["training"]
+    for way, setup in WAYS.items():
+        yield f"CUDA trains beside {way}", setup, train, False, {}
+        yield f"CUDA trains before and after {way}", joined(train, setup), train, False, {}
+        if "guard" in way:
+            yield f"the toy trains: {way}", joined(setup, TRAIN_TOY), "", False, {}
+            yield f"the toy trains after CUDA did: {way}", joined(train, setup, TRAIN_TOY), "", False, {}
+    for use, code in USES.items():
+        asked = {"LAPILLI_EAGER": "1" if use == "eager" else ""}
+        yield use, "", code, True, asked
+        yield f"{use}, after CUDA trained", train, code, True, asked
+        for name, activity in ACTIVITIES.items():
+            if not quick or name == "training":
+                yield f"{name}, after {use}", code, activity, True, asked
+    yield "eager by lapilli.eager.enable()", "import lapilli.eager; lapilli.eager.enable()\n", USES["eager"], True, {}
+
+
 def main() -> None:
     import torch
 
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="after each use, CUDA's training only")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    given = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name(0)}, {time.strftime('%Y-%m-%d')}")
-    quick = "--quick" in sys.argv
-    for name, activity in ACTIVITIES.items():
-        show(f"{name}, without Lapilli", *run("", activity, False))
-        show(f"{name}, Lapilli installed", *run("", activity, True))
-    train = ACTIVITIES["training"]
-    for way, setup in WAYS.items():
-        show(f"CUDA trains beside {way}", *run(setup, train, False))
-        show(f"CUDA trains before and after {way}", *run(joined(train, setup), train, False))
-        if "guard" in way:
-            show(f"the toy trains: {way}", *run(joined(setup, TRAIN_TOY), "", False))
-            show(f"the toy trains after CUDA did: {way}", *run(joined(train, setup, TRAIN_TOY), "", False))
-    for use, code in USES.items():
-        asked = {"LAPILLI_EAGER": "1"} if use == "eager" else {}
-        show(f"{use}", *run("", code, True, **asked))
-        show(f"{use}, after CUDA trained", *run(train, code, True, **asked))
-        for name, activity in ACTIVITIES.items():
-            if not quick or name == "training":
-                show(f"{name}, after {use}", *run(code, activity, True, **asked))
-    show("eager by lapilli.eager.enable()", *run("import lapilli.eager; lapilli.eager.enable()\n", USES["eager"], True))
+    with ThreadPoolExecutor(given.jobs) as pool:
+        tried = [(title, pool.submit(run, *args, **asked)) for title, *args, asked in lines(given.quick)]
+        for title, done in tried:
+            show(title, *done.result())
     pairs = [(import_seconds(False), import_seconds(True)) for _ in range(11)]
     extra = sorted(with_it - without for without, with_it in pairs)[len(pairs) // 2]
     show("import torch", extra < 0.005, f"{extra * 1000:+.1f} ms, the median of {len(pairs)} pairs")
