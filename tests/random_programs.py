@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no program is begun after this time")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--device", help="part of a device's name, or its index")
+    parser.add_argument("--gpu-plans", action="store_true", help="what a GPU would run, whatever the device is")
     parser.add_argument("--report", type=Path, help="file of JSON lines, one a failure")
     parser.add_argument("--limit", type=float, default=120, help="seconds that one program may take one way")
     parser.add_argument("--shrink", type=float, default=60, help="seconds to make a failure small in")
@@ -56,7 +57,7 @@ def main() -> int:
     if unknown := set(ways) - set(ALL):
         parser.error(f"no way {', '.join(sorted(unknown))}: there are {', '.join(ALL)}")
     if given.show:
-        worker = Worker(given.device, given.limit)
+        worker = Worker(given.device, given.limit, gpu_plans=given.gpu_plans)
         for seed in seeds:
             print(repro(Program.of_json(worker.ask(("make", seed))["program"]), ways[0]))
         worker.stop()
@@ -99,7 +100,7 @@ class Campaign:
         return int(any(self.counts[way, s] for way in self.ways for s in BAD))
 
     def serve(self) -> None:
-        worker = Worker(self.given.device, self.given.limit)
+        worker = Worker(self.given.device, self.given.limit, gpu_plans=self.given.gpu_plans)
         while time.monotonic() < self.until:
             try:
                 seed = self.waiting.get_nowait()

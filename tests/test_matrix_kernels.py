@@ -7,27 +7,24 @@ from __future__ import annotations
 
 import copy
 
+import gpu_plans
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import lapilli
-from lapilli.codegen import gpu, gpu_tiles, slang
+from lapilli.codegen import gpu
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import as_int
 from lapilli.ir.node import Input
-from lapilli.program import schema, writer
 from lapilli.schedule.contraction import Operand
 
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     """Plans for matrix units that any device accepts."""
-    monkeypatch.setattr(slang, "DEFINES", ("LAPILLI_EMULATE_COOPMAT",))
-    monkeypatch.setattr(gpu_tiles, "MATRIX_SUBGROUP", 0)
-    monkeypatch.setattr(schema.DeviceKind, "gpu", schema.DeviceKind.any)
-    monkeypatch.setattr(writer, "_FEATURE", {**writer._FEATURE, "cooperative_matrix": 0, "vulkan_memory_model": 0})
+    gpu_plans.on_any_device(monkeypatch.setattr)
     monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
 
 

@@ -19,6 +19,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ from torch.utils._pytree import tree_flatten
 
 import lapilli
 
-sys.path.insert(0, __file__.rsplit("/", 1)[0] if "/" in __file__ else ".")
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[1] / "tests"))
+import gpu_plans
 import special_cases
 from special_cases import Given
 from special_pointwise import binary, in_place, pointwise
@@ -264,17 +267,6 @@ def first_line(error: BaseException) -> str:
     return f"raises {type(error).__name__}: {text[0][:160]}{place}"
 
 
-def force_plans(put: Callable[[Any, str, Any], None] = setattr) -> None:
-    """Plans for GPUs that any device accepts, as tests/test_matrix_kernels.py has them. put: what sets an attribute."""
-    from lapilli.codegen import gpu_tiles, slang
-    from lapilli.program import schema, writer
-
-    put(slang, "DEFINES", ("LAPILLI_EMULATE_COOPMAT",))
-    put(gpu_tiles, "MATRIX_SUBGROUP", 0)
-    put(schema.DeviceKind, "gpu", schema.DeviceKind.any)
-    put(writer, "_FEATURE", {**writer._FEATURE, "cooperative_matrix": 0, "vulkan_memory_model": 0})
-
-
 def families() -> list[special_cases.Family]:
     rows = [reductions(width) for width in (8, 300, 1100)]
     return [pointwise(), binary(), *rows, pooling(), convolutions(False), convolutions(True), losses(), named()]
@@ -344,7 +336,7 @@ def main() -> int:
     torch.manual_seed(0)
     np.seterr(all="ignore")
     if options.force:
-        force_plans()
+        gpu_plans.on_any_device()
     options.eager_gradients = "eager" in options.modes
     if "eager" in options.modes or "gradients" in options.modes:
         try:

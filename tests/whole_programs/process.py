@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -18,8 +19,8 @@ Answer = dict[str, Any]
 class Worker:
     """Takes questions (seed or program, way), gives answers; begins anew after a death, and after `life` programs."""
 
-    def __init__(self, device: str | None, limit: float, life: int = 60) -> None:
-        self.device, self.limit, self.life = device, limit, life
+    def __init__(self, device: str | None, limit: float, life: int = 60, gpu_plans: bool = False) -> None:
+        self.device, self.limit, self.life, self.gpu_plans = device, limit, life, gpu_plans
         self.process: Any = None
         self.count = 0
 
@@ -69,7 +70,7 @@ class Worker:
         self.stop()
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_main, args=(theirs, self.device), daemon=True)
+        self.process = context.Process(target=_main, args=(theirs, self.device, self.gpu_plans), daemon=True)
         self.process.start()
         theirs.close()
         self.fresh, self.count = True, 0
@@ -84,15 +85,22 @@ class Worker:
             self.process = None
 
 
-def _main(connection: Connection, device: str | None) -> None:
+def _main(connection: Connection, device: str | None, gpu_plans: bool) -> None:
     if device is not None:
         os.environ["LAPILLI_DEVICE"] = device
+    if gpu_plans:
+        os.environ["LAPILLI_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), "lapilli-gpu-plans")
     import torch
 
     from whole_programs import families, generate, networks, ways  # networks: its families
     from whole_programs.program import Program
 
     del families, networks
+    if gpu_plans:
+        import gpu_plans as plans
+
+        plans.on_any_device()
+        ways.TARGETS.update(fp32="gpu-fp32", fp16="gpu-fp16-matrix")
     torch.set_num_threads(1)
     left: list[Any] = []
     smaller: Iterator[Program] = iter(())

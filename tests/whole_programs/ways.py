@@ -36,6 +36,9 @@ class NotTaken(Exception):
     """A size that the program was not compiled for, because torch did not export it with an open size."""
 
 
+TARGETS: dict[str, str] = {}
+"""The plan to make for a precision; all where there is none."""
+
 Results = Callable[[int], Sequence[Any]]
 """The results for an open size: the outputs, then the arguments as they are afterwards."""
 
@@ -146,7 +149,7 @@ def _compiled(precision: Any) -> Callable[[Program], Results]:
             if shapes is None:
                 raise
             exported, sizes = _exported(_model(program, example), given, None), program.sizes[:1]
-        made = lapilli.compile(exported, precision=precision)
+        made = lapilli.compile(exported, precision=precision, target=TARGETS.get(precision))
 
         def run(n: int) -> Sequence[Any]:
             if n not in sizes:

@@ -13,11 +13,9 @@ import torch
 
 from lapilli.eager.devices import is_ours
 from lapilli.errors import NoDeviceError
-from lapilli.runtime.devices import Device, devices
-from lapilli.schedule.target import ANY, CPU, CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, Target, on_device
+from lapilli.runtime.devices import devices
+from lapilli.schedule.target import Target, of_device
 from lapilli.torch_compat import replace
-
-_TEXELS = 1 << 24
 
 
 def device_of(given: Sequence[Any], wanted: str | int | None) -> int:
@@ -43,18 +41,7 @@ def _find(wanted: str | int | None) -> int:
 def targets(precision: str, index: int) -> list[Target]:
     """The target that fits the device best."""
     device = devices()[index]
-    return [on_device(_best(precision, device), device.limits)]
-
-
-def _best(precision: str, device: Device) -> Target:
-    half = precision == "fp16" and device.features["float16"] and device.features["storage_16bit"]
-    if device.type == "cpu":
-        if device.limits["texel_elements"] < _TEXELS:
-            return ANY
-        return CPU_HALF if half else CPU
-    if half:
-        return GPU_MATRIX if device.features["cooperative_matrix"] else GPU_HALF
-    return GPU
+    return [of_device(device.type, device.features, device.limits, half=precision == "fp16", matrix=True)]
 
 
 _compiling = threading.local()

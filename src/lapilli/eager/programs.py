@@ -27,7 +27,7 @@ from lapilli.runtime.cache import Cache
 from lapilli.runtime.formula import formula
 from lapilli.runtime.host import DTYPES
 from lapilli.runtime.notice import working
-from lapilli.schedule.target import ANY, CPU, CPU_HALF, GPU, GPU_HALF, Target, on_device
+from lapilli.schedule.target import Target, of_device
 
 CACHE = Cache("eager", 2 << 30)
 _DTYPES: dict[str, torch.dtype] = {f"torch.{name}": getattr(torch, name) for name in DTYPES}
@@ -88,14 +88,7 @@ class _Known:
 def target_of(device: int) -> Target:
     """The class of a device."""
     found = player.devices()[device]
-    half = found["features"]["storage_16bit"] and found["features"]["float16"]
-    if found["type"] != "cpu":
-        target = GPU_HALF if half else GPU
-    elif found["limits"]["texel_elements"] < 1 << 24:
-        target = ANY
-    else:
-        target = CPU_HALF if half else CPU
-    return on_device(target, found["limits"])
+    return of_device(found["type"], found["features"], found["limits"], half=True, matrix=False)
 
 
 def load(device: int, data: bytes) -> NativeProgram:

@@ -29,7 +29,7 @@ from lapilli.ir.node import Constant, Graph, Input, Node, State, nbytes, reading
 from lapilli.schedule.concatenate import Window
 from lapilli.schedule.order import Order
 from lapilli.schedule.plan import memory_of
-from lapilli.schedule.target import Target
+from lapilli.schedule.target import TEXELS, Target
 
 Array = npt.NDArray[Any]
 _FEATURES = ("storage_16bit", "storage_8bit", "float16", "int8", "int16", "int64", "float64", "cooperative_matrix",
@@ -40,7 +40,6 @@ _SAMPLE = 61  # bytes of a constant, evenly spread, by which it is told from mos
 _MOST_RANGE = 1 << 31
 """What a device must bind at once, at most, to run a plan that binds open sizes whole where another binds them in parts: bounds
 may be far larger than what is ever given."""
-_TEXEL_ELEMENTS = 1 << 24  # what a device must offer for a plan that reads through texel buffers
 
 
 @dataclass(frozen=True)
@@ -338,5 +337,5 @@ class _PlanWriter:
             r.subgroupOperations |= w.subgroup_operations
         r.maxBindings = max((len(w.bindings) for w in used), default=0)
         r.storageRange = min(self.plan.open_range, _MOST_RANGE)
-        r.maxTexelElements = _TEXEL_ELEMENTS if any(b.texel for w in used for b in w.bindings) else 0
+        r.maxTexelElements = TEXELS if any(b.texel for w in used for b in w.bindings) else 0
         return r

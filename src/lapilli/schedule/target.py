@@ -10,6 +10,8 @@ PARTS = "-parts"
 """How the names of plans end that bind large values in parts."""
 STORAGE = 1 << 27
 """Bytes of a storage buffer that every device can bind."""
+TEXELS = 1 << 24
+"""Elements of a texel buffer that a device must offer for plans that read through them."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,30 @@ def in_parts(target: Target) -> Target:
 def on_device(target: Target, limits: Mapping[str, Any]) -> Target:
     """The target for one device, by its limits: values are bound in parts where it must be."""
     return replace(target, storage=limits["storage_buffer_range"] // 256 * 256)
+
+
+def of_device(
+    type: str, features: Mapping[str, bool], limits: Mapping[str, Any], *, half: bool, matrix: bool
+) -> Target:
+    """The target for one device, as `player.devices()` describes it: the one way from a device to its kernels.
+
+    half: 16-bit storage is wanted; matrix: matrix units too. Where the device lacks them, the target does without."""
+    half = half and features["float16"] and features["storage_16bit"]
+    kind = kernels_for(type, limits)
+    if kind == "gpu":
+        target = (GPU_MATRIX if matrix and features["cooperative_matrix"] else GPU_HALF) if half else GPU
+    elif kind == "cpu":
+        target = CPU_HALF if half else CPU
+    else:
+        target = ANY
+    return on_device(target, limits)
+
+
+def kernels_for(type: str, limits: Mapping[str, Any]) -> str:
+    """Which kernels suit a device of a type: "gpu", "cpu" (through texel buffers) or "any"."""
+    if type != "cpu":
+        return "gpu"
+    return "cpu" if limits["texel_elements"] >= TEXELS else "any"
 
 
 def for_values(target: Target, nbytes: int) -> Target:
