@@ -1,16 +1,19 @@
 """Many operators on values that are larger than what the device binds at once, each compared with torch.
 
 Run with LAPILLI_STORAGE_RANGE=8192: a device is then one that binds 8 KiB, and the player refuses more. Prints a line of JSON for
-every case: its name, and what went wrong ("" where nothing did)."""
+every case: its name, and what went wrong ("" where nothing did). With --gpu-plans the device takes kernels for GPUs, and only what
+these compute in ways of their own is tried."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import gpu_plans
 import torch
 import torch.nn.functional as F
 
@@ -19,7 +22,6 @@ import lapilli.program.schema as schema
 import lapilli.schedule.target as targets
 
 RANGE = 8192
-targets.STORAGE = RANGE  # what programs for every device take as what every device can bind
 
 Case = Callable[[torch.device], Any]
 N = RANGE // 4  # numbers of 32 bits in the range
@@ -87,12 +89,28 @@ def many() -> Iterator[tuple[str, Case]]:
     yield "pointwise", on(lambda i, w: F.conv2d(i, w).relu(), image, values(12, 4, 1, 1, seed=1))
     yield "wide", on(lambda i, w: F.conv2d(i, w, padding=1), values(1, 32, 19, 23), values(32, 32, 3, 3, seed=1))
     yield "transposed", on(lambda i, w: F.conv_transpose2d(i, w, stride=2), image, values(4, 3, 3, 3, seed=1))
+    yield "transposed, infinity", on(_infinite, image, values(4, 3, 3, 3, seed=1))
     yield "conv1d", on(lambda i, w: F.conv1d(i, w), values(2, 3, 997), values(5, 3, 7, seed=1))
     yield "pooling", on(lambda i: (F.max_pool2d(i, 3, 2, 1), F.avg_pool2d(i, 2), F.adaptive_avg_pool2d(i, 3)), image)
     yield "upsampling", on(lambda i: F.interpolate(i, scale_factor=2.0), image)
     yield "bilinear", on(lambda i: F.interpolate(i, (50, 47), mode="bilinear"), image)
     yield "channels last", on(lambda i: (i.contiguous(memory_format=torch.channels_last) + 1).sum(1), image)
     yield "gradients", lambda device: _gradients(device, image)
+
+
+KERNELS_OF_GPUS = {
+    "sum", "norms", "long rows", "matmul", "batches", "linear", "attention", "convolution", "depthwise", "pointwise", "wide",
+    "transposed", "transposed, infinity", "conv1d", "gradients",
+}  # fmt: skip
+"""Contractions and rows: the others have one kernel for all devices."""
+
+
+def _infinite(image: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """On the CPU in float64: in float32, torch's has NaN where zeros of its own meet infinity."""
+    if image.device.type == "cpu":
+        image, weight = image.double(), weight.double()
+    found = F.conv_transpose2d(image, weight.masked_fill(weight > 2.5, torch.inf), stride=2).float()
+    return found.isnan(), found.isinf(), found.nan_to_num(0, 1, -1)
 
 
 def _written(x: torch.Tensor) -> torch.Tensor:
@@ -191,8 +209,13 @@ def difference(got: Any, wanted: Any) -> str:
 
 
 def main() -> None:
+    targets.STORAGE = RANGE  # what programs for every device take as what every device can bind
     warnings.simplefilter("error")  # an operator that runs on the CPU instead
-    for name, case in itertools.chain(boundaries(), many(), programs()):
+    cases = itertools.chain(boundaries(), many(), programs())
+    if "--gpu-plans" in sys.argv:
+        gpu_plans.on_any_device()
+        cases = ((name, case) for name, case in many() if name in KERNELS_OF_GPUS)
+    for name, case in cases:
         try:
             wanted = case(torch.device("cpu"))
             wrong = difference(case(torch.device("vulkan")), wanted)

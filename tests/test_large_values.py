@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from large_process import KERNELS_OF_GPUS, RANGE
 
 import lapilli
 import lapilli.schedule.target as targets
@@ -23,17 +24,17 @@ from lapilli.ir.expr import load
 from lapilli.ir.integer import Int, as_int, symbol
 from lapilli.ir.node import Graph, Input, Map
 from lapilli.schedule.plan import schedule
-from lapilli.schedule.target import CPU, GPU, Target, for_values, in_parts, on_device
+from lapilli.schedule.target import CPU, GPU, Target, for_values, in_parts, kernels_for, on_device
 
 HERE = Path(__file__).parent
-RANGE = 8192
 
 
-def in_process(*command: str) -> str:
+def in_process(*command: str, **environment: str) -> str:
     """What a process prints whose device binds RANGE bytes."""
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *sys.path])
     done = subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, timeout=600,
-        env={**os.environ, "LAPILLI_STORAGE_RANGE": str(RANGE), "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
+        env={**os.environ, "LAPILLI_STORAGE_RANGE": str(RANGE), **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -46,7 +47,16 @@ def test_operators_agree() -> None:
     assert {name: wrong for name, wrong in found if wrong} == {}
 
 
-def test_refusals_say_what_to_do() -> None:
+def test_operators_agree_with_kernels_of_gpus(tmp_path: Path) -> None:
+    """They bind in parts what those of software drivers read through texel buffers."""
+    printed = in_process(str(HERE / "large_process.py"), "--gpu-plans", LAPILLI_CACHE_DIR=str(tmp_path))
+    found = dict(json.loads(line) for line in printed.splitlines())
+    assert found.keys() == KERNELS_OF_GPUS
+    assert {name: wrong for name, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.parametrize("kernels", ["the device's", "gpu"])
+def test_refusals_say_what_to_do(kernels: str, tmp_path: Path) -> None:
     """Of programs whose sizes have no bound, and of values with more parts than a kernel has bindings."""
     script = """
         import torch, lapilli, warnings
@@ -54,7 +64,7 @@ def test_refusals_say_what_to_do() -> None:
             def forward(self, x): return torch.cat([x, x]) * 2
         rows = torch.export.Dim("rows", min=2)
         program = lapilli.compile(Double(), (torch.ones(4, 64),), dynamic_shapes={"x": {0: rows}})
-        print(program(torch.ones(16, 64)).shape)
+        print(program.plan, program(torch.ones(16, 64)).shape)
         try: program(torch.ones(50, 64))
         except lapilli.NoDeviceError as error: print(error)
         x = torch.ones(100_000).to("vulkan")
@@ -63,9 +73,15 @@ def test_refusals_say_what_to_do() -> None:
             assert (x + x).sum().item() == 200_000
         print(seen[0].message)
     """
-    printed = in_process("-c", "\n".join(line[8:] for line in script.splitlines()))
-    assert "[32, 64]" in printed
-    assert "cannot use 25.0 KiB of a buffer at once" in printed and "its limit is 8.0 KiB" in printed
+    forced = "import gpu_plans; gpu_plans.on_any_device()" if kernels == "gpu" else ""
+    lines = [forced, *(line[8:] for line in script.splitlines())]
+    printed = in_process("-c", "\n".join(lines), LAPILLI_CACHE_DIR=str(tmp_path))
+    plan = printed.split()[0]
+    assert "[32, 64]" in printed and (kernels != "gpu" or plan == "gpu-fp32")
+    # The first binding that is too large: what is read, 50 rows of 256 bytes, unless it is seen through a texel buffer, which has
+    # another limit; then what is written, twice as much.
+    refused = "25.0 KiB" if plan == "cpu-fp32" else "12.5 KiB"
+    assert f"cannot use {refused} of a buffer at once" in printed and "its limit is 8.0 KiB" in printed
     assert "torch.export.Dim(name, max=...)" in printed
     assert "its tensors are larger than what the kernels of the device reach at once" in printed
 
@@ -122,7 +138,7 @@ def test_programs_have_a_plan_in_parts_only_for_large_values(monkeypatch: pytest
 
     def plans(n: int, dynamic: Any = None) -> list[str]:
         program = lapilli.compile(torch.nn.ReLU(), (torch.ones(n, 64),), dynamic_shapes=dynamic)
-        assert program.plan == "cpu-fp32"
+        assert program.plan == f"{kernels_for(program.device.type, program.device.limits)}-fp32"
         return [p.name for p in program.description.methods[0].plans]
 
     assert plans(32) == ["gpu-fp32", "cpu-fp32", "any-fp32"]

@@ -9,10 +9,6 @@ from lapilli.ir.integer import Int, as_int, ceildiv, minimum
 from lapilli.schedule.task import Task
 
 MAX_GROUPS = 65535  # per dimension, on every device
-
-
-MAX_BINDINGS = 32
-"""Of a kernel (docs/format.md)."""
 MAX_PARAMS = 32
 """Words of parameters that every device takes: 128 bytes."""
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lapilli.codegen.emit import Binding, declaration, declarations
-from lapilli.codegen.kernel import MAX_BINDINGS, Written
+from lapilli.codegen.kernel import Written
 from lapilli.ir.integer import Int, as_int, minimum
-from lapilli.ir.node import MOST_ELEMENTS, Node, nbytes
-from lapilli.schedule.target import Target
+from lapilli.ir.node import Node, nbytes
+from lapilli.schedule.target import MAX_BINDINGS, Target
 
 _BYTES = {"float": 4, "int": 4, "uint": 4, "half": 2}
 
@@ -30,7 +30,7 @@ def in_parts(written: Written, memory: Callable[[Node], Node], target: Target) -
 
     memory: the value in whose memory a value lies. Where there are more parts than a kernel may have bindings, the last ones
     keep what is left, and the player refuses what is larger than the device binds."""
-    counts = [_count(b, memory(b.node), target) for b in written.bindings]
+    counts = [1 if b.texel else target.parts(memory(b.node)) for b in written.bindings]
     if all(n == 1 for n in counts):
         return written
     while sum(counts) > MAX_BINDINGS and max(counts) > 1:
@@ -57,15 +57,6 @@ def place(b: Binding, size: Int, storage: int) -> tuple[Int, Int]:
     first = minimum(b.part * storage, size)
     rest = size - first
     return first, rest if b.part + 1 == b.parts else minimum(storage, rest)
-
-
-def _count(b: Binding, node: Node, target: Target) -> int:
-    """Parts of a binding. Nothing is bound in parts beyond the elements that kernels can count."""
-    if b.texel or not target.storage:
-        return 1
-    most = nbytes(node).bounds[1]
-    wanted = target.open_parts if most is None else -(-most // target.storage)
-    return max(1, min(wanted, MOST_ELEMENTS * node.dtype.size // target.storage))
 
 
 def _element(b: Binding) -> int:

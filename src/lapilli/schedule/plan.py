@@ -53,7 +53,7 @@ def schedule(source: Graph | tuple[Graph, Realized], target: Target, choose: Cho
     """source: a graph, or what `realize_graph` made of it; choose: gives tasks their kernel templates, and returns all tasks
     with those that templates need; layout: as for `assign`."""
     graph, realized = realize_graph(source) if isinstance(source, Graph) else source
-    tasks = fuse_rows(make_tasks(realized), graph.results, target)
+    tasks = fuse_rows(make_tasks(realized, target), graph.results, target)
     layouts = assign(tasks, list(graph.inputs), graph.results, layout)
     tasks, windows = join(tasks, layouts, graph, target.half)
     tasks, stored = settle(graph.stores, choose(tasks, layouts, realized.views, target), layouts, target.half)

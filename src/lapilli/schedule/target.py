@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lapilli.ir.node import MOST_ELEMENTS, Node, nbytes
+
+MAX_BINDINGS = 32
+"""Of a kernel (docs/format.md)."""
 PARTS = "-parts"
 """How the names of plans end that bind large values in parts."""
 STORAGE = 1 << 27
@@ -29,6 +33,15 @@ class Target:
     multiprocessors: int = 132  # what tiles are chosen for
     storage: int = 0  # bytes of a storage buffer that a kernel binds at once (0: all), a multiple of 256
     open_parts: int = 1  # parts in which values are bound whose size has no bound
+
+    def parts(self, node: Node) -> int:
+        """In how many parts a kernel binds the memory of a value, unless it reads it through texel buffers. Nothing is bound in
+        parts beyond the elements that kernels can count."""
+        if not self.storage:
+            return 1
+        most = nbytes(node).bounds[1]
+        wanted = self.open_parts if most is None else -(-most // self.storage)
+        return max(1, min(wanted, MOST_ELEMENTS * node.dtype.size // self.storage))
 
 
 GPU_MATRIX = Target("gpu-fp16-matrix", "gpu", half=True, cooperative_matrix=True)

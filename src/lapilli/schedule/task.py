@@ -11,6 +11,7 @@ from lapilli.ir.integer import Atom, Indirect, Int, Symbol, Var, as_int, of
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.ir.recurrence import Recurrence
 from lapilli.schedule.realize import Realized, invert
+from lapilli.schedule.target import MAX_BINDINGS, Target
 
 if TYPE_CHECKING:
     from lapilli.schedule.rows import Row
@@ -74,8 +75,9 @@ class Task:
         return any(isinstance(a, Symbol) for i in sizes for a in i.atoms()) or any(m.is_dynamic() for m in self.members)
 
 
-def make_tasks(realized: Realized) -> list[Task]:
-    """One task for every realised value, with reductions taken into the Map that finishes them."""
+def make_tasks(realized: Realized, target: Target) -> list[Task]:
+    """One task for every realised value, with reductions taken into the Map that finishes them: of several the last
+    one, unless its kernel would bind more parts of large values than a kernel can, and that of another would not."""
     position = {n.id: k for k, n in enumerate(realized.nodes)}
     absorbed: dict[int, Reduce] = {}  # Map id -> its core
     taken: set[int] = set()
@@ -83,7 +85,7 @@ def make_tasks(realized: Realized) -> list[Task]:
         if isinstance(n, Map):
             cores = [c for c in _cores(n, realized) if c.id not in taken]
             if cores:
-                core = max(cores, key=lambda c: position[c.id])
+                core = max(cores, key=lambda c: (-_too_many(n, c, realized, target), position[c.id]))
                 absorbed[n.id] = core
                 taken.add(core.id)
     tasks = []
@@ -110,6 +112,15 @@ def make_tasks(realized: Realized) -> list[Task]:
                 )
             )
     return tasks
+
+
+def _too_many(n: Node, core: Reduce, realized: Realized, target: Target) -> int:
+    """By how much the parts of what a task would read and write exceed the bindings of a kernel."""
+    operands = {ld.node.id: ld.node for ld in loads(realized.bodies[core.id])}
+    texel = target.texel and core.contraction is not None  # templates read their operands so: never in parts
+    others = {ld.node.id: ld.node for ld in loads(realized.bodies[n.id]) if ld.node is not core} | {n.id: n}
+    count = sum(1 if texel else target.parts(v) for i, v in operands.items() if i not in others)
+    return max(0, count + sum(map(target.parts, others.values())) - MAX_BINDINGS)
 
 
 def _axis(a: Var) -> Int:
