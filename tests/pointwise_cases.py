@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ RANGES: dict[Any, tuple[float, float]] = {
     aten.special_modified_bessel_i0: (-9, 9), aten.special_modified_bessel_i1: (-9, 9),
     aten.special_modified_bessel_k0: (0, 20), aten.special_modified_bessel_k1: (0.1, 20),
     aten.special_scaled_modified_bessel_k0: (0, 20), aten.special_scaled_modified_bessel_k1: (0.1, 20),
-    aten.special_spherical_bessel_j0: (-20, 20), aten.special_airy_ai: (-8, 9),
+    aten.special_spherical_bessel_j0: (-20, 20), aten.special_airy_ai: (-8, 9), aten.special_ndtr: (-8, 8), aten.sinc: (-6, 6),
 }  # fmt: skip
 """Special functions of one number, and where they are tested."""
 
@@ -52,6 +53,17 @@ def special() -> Cases:
     found[zeta.default] = [Case(zeta.default, (between(1, 9), between(0, 20)))]
     found[zeta.other_scalar] = [Case(zeta.other_scalar, (between(1, 9), 2.5))]
     found[zeta.self_scalar] = [Case(zeta.self_scalar, (3.0, between(-4, 20)))]
+    for one, two, three in (
+        (aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other),
+        (aten.special_xlog1py.default, aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar),
+    ):
+        y = torch.cat([between(-0.5, 9), torch.tensor([0.0, math.inf, math.nan])])
+        x = torch.cat([f(64), torch.zeros(3)])
+        found[one] = [Case(one, (x, y)), Case(one, (x.int(), y))]
+        found[two], found[three] = (
+            [Case(two, (0.7, y)), Case(two, (0, y))],
+            [Case(three, (x, 2.5)), Case(three, (x, math.nan))],
+        )
     a, x = between(0, 30), between(0, 30)
     found[aten.igamma.default] = [Case(aten.igamma.default, (a, x)), Case(aten.igamma.default, (a * 9, a * 9 + x))]
     found[aten.igammac.default] = [Case(aten.igammac.default, (a, x)), Case(aten.igammac.default, (a * 9 + x, a * 9))]

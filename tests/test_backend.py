@@ -318,6 +318,15 @@ def test_activations_stay_on_the_device() -> None:
     torch.testing.assert_close(grad, x.grad, rtol=1e-4, atol=1e-5)
 
 
+@CPU_OR_DEVICE
+def test_gradients_that_no_input_changes(device: str) -> None:
+    """Zeros, which the forward graph keeps for its backward graph on the device, are gradients of tensors of the CPU."""
+    x = torch.rand(5, device=device, requires_grad=True)
+    (compiled(lambda x: x**0)(x) * 3).sum().backward()
+    assert x.grad.device == x.device
+    assert torch.equal(x.grad.cpu(), torch.zeros(5))
+
+
 def test_gradients_with_dynamic_sizes() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return (x.reshape(-1, 2).sum(0) * x.shape[0]).sum() + x.mean(0).prod()

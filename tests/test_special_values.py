@@ -7,13 +7,15 @@ import gpu_plans
 import pytest
 import special_values
 import torch
-from special_cases import VALUES, Case, Family
+from special_cases import NAN, Case, Family
+from torch.nn import functional as F
 
 PARTS: dict[str, str] = {
     "pointwise": """sin cos tan asin sinh tanh asinh atanh acosh log log2 log10 log1p lgamma special_entr reciprocal sign relu
-relu6 hardswish nan_to_num isfinite bool frexp|gelu tanh|clamp 0 1|clamp nan|x != x|x > 0|not x < 0|x == 0|x < inf|x * 0
+relu6 hardswish nan_to_num isfinite bool frexp frac digamma special_ndtr sinc special_erfcx|xlogy 2|x * 1e38 / 1e38|square sqrt
+sqrt of gelu tanh|relu6 of hardswish|gelu tanh|clamp 0 1|clamp nan|x != x|x > 0|not x < 0|x == 0|x < inf|x * 0
 x - x|0 / x|x + 0|0 - x|pow 0.5|pow inf|-1 pow|fmod 3|remainder 3""",
-    "binary": "maximum fmin pow fmod remainder xlogy le ne logical_and hypot|clamp tensors|where not a < b|gather argmax",
+    "binary": "maximum fmin pow fmod remainder xlogy le ne logical_and hypot|clamp tensors|where not a < b|gather argmax|a / b * b",
     "reduce 8": """std var amax min argmax argmin softmax softmin logsumexp cummax nansum sort median|amax 0|log softmax
 count nonzero|norm inf""",
     "pooling": "max 1d indices k3 s2 p1|max 2d indices k3 s2 p1|max 2d indices k2 s1 d2 p1|max 3d indices k2 s2 p1 cTrue|"
@@ -62,12 +64,47 @@ def test_gradients_of_pooling(families: dict[str, Family]) -> None:
         assert special_values.compare(reference, family.inputs, ours, torch.float32, False) is None, case.name
 
 
+SLOPES = """relu6 hardtanh elu selu celu hardswish hardsigmoid hardshrink softshrink leaky_relu gelu silu softsign sinc digamma
+special_erfcx special_i0e log2|gelu tanh|sqrt of gelu tanh|relu6 of hardswish|pow 0"""
+
+
+def test_gradients_of_activations() -> None:
+    """At NaN, at their corners, and where torch's formulas cancel."""
+    names = {
+        name
+        for piece in SLOPES.split("|")
+        for name in ([piece] if " of " in piece or piece[-1] in "h0" else piece.split())
+    }
+    family = special_values.pointwise()
+    cases = [case for case in family.cases if case.name in names]
+    assert {case.name for case in cases} == names
+    for case, ours in special_values.gradients(cases, family.inputs, "compiled"):
+        reference = special_values.gradient_case(case)
+        assert special_values.compare(reference, family.inputs, ours, torch.float32, False, True) is None, case.name
+
+
+def test_gradients_at_nan() -> None:
+    """Of many numbers, of which torch computes most in vectors."""
+    x = torch.full((64,), NAN)
+    for f in (F.relu6, F.hardtanh, F.elu, F.selu, F.celu, F.hardswish, F.softshrink, F.relu, F.leaky_relu):
+        ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+        torch.compile(f, backend="vulkan")(ours).sum().backward()
+        f(theirs).sum().backward()
+        torch.testing.assert_close(ours.grad, theirs.grad[:1].expand(64), equal_nan=True, msg=str(f))
+
+
 @pytest.mark.poor_device
 def test_on_a_poor_device() -> None:
-    names = {"sin", "log", "tanh", "relu", "clamp 0 1", "x > 0", "not x < 0", "-1 pow", "fmod 3"}
-    cases = [case for case in special_values.pointwise().cases if case.name in names]
-    for case, ours in special_values.compiled(cases, {"x": VALUES}, frozenset(), torch.float32, "any-fp32"):
-        assert special_values.compare(case, {"x": VALUES}, ours, torch.float32, False) is None, case.name
+    """Which flushes denormals, too."""
+    names = {
+        "pointwise": "sin|log|tanh|relu|clamp 0 1|x > 0|not x < 0|-1 pow|fmod 3|frac|atanh|digamma|sinc|special_ndtr|square sqrt"
+        "|x * 1e38 / 1e38",
+        "binary": "hypot|xlogy|a / b * b",
+    }
+    for family in (special_values.pointwise(), special_values.binary()):
+        cases = [case for case in family.cases if case.name in names[family.name].split("|")]
+        for case, ours in special_values.compiled(cases, family.inputs, frozenset(), torch.float32, "any-fp32"):
+            assert special_values.compare(case, family.inputs, ours, torch.float32, False) is None, case.name
 
 
 @pytest.mark.parametrize("target", ["gpu-fp32", "gpu-fp16-matrix"])

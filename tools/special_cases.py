@@ -22,7 +22,9 @@ class Given:
 @dataclass(frozen=True)
 class Case:
     """function: of a namespace of inputs; atol, rtol: beside the bounds that all have; signed: signs of zeros count;
-    exact: float64 knows better than float32 (not for what depends on the type, as nextafter); half: for half inputs too."""
+    exact: float64 knows better than float32 (not for what depends on the type, as nextafter); half: for half inputs too.
+
+    reference and slope: of float64 inputs; torch's own results in float32 are right too."""
 
     name: str
     function: Callable[[Any], Any]
@@ -33,6 +35,7 @@ class Case:
     half: bool = True
     differentiable: bool = True
     reference: Callable[[Any], Any] | None = None  # better than torch in float64
+    slope: Callable[[Any], Any] | None = None  # the gradient, where torch's in float64 is not exact either
 
 
 @dataclass

@@ -5,7 +5,11 @@
 
 The device is that of LAPILLI_DEVICE and VK_DRIVER_FILES. Many operators go into one program. A result is right where it is NaN,
 infinite or zero with torch's sign, or lies within a bound around float64's; where torch in float32 and in float64 disagree
-(an overflow on the way), either is right. Failures are printed as a table, one line a case; the exit code is 1 if there are any.
+(an overflow on the way), either is right. Denormals may be flushed to zero, as inputs or wherever they come up: a result is right
+that torch has with its own flushing, in all of its operators or in all but comparisons (docs/programs.md). Gradients are torch's
+formulas, some of which cancel: one is right as well that is at most twice as far from float64's as torch's own in float32 is, at
+the same number or at one of the eight nearest. Failures are printed as a table, one line a case; the exit code is 1 if there are
+any.
 
 --force compiles the plan of one target and lets any device run it (GPU kernels on a software driver)."""
 
@@ -18,12 +22,13 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 import lapilli
@@ -83,6 +88,24 @@ def convert(inputs: dict[str, torch.Tensor], dtype: torch.dtype, flush: bool = F
     return {name: one(t) for name, t in inputs.items()}
 
 
+class Flushing(TorchDispatchMode):
+    """Denormals are flushed to zero by every operator, or by all but those that compare."""
+
+    def __init__(self, comparisons: bool) -> None:
+        super().__init__()
+        self.comparisons = comparisons
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        torch.set_flush_denormal(self.comparisons or func.overloadpacket.__name__ not in COMPARISONS)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            torch.set_flush_denormal(False)
+
+
+COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "where", "masked_fill", "masked_fill_", "sign", "relu"])
+
+
 def on_cpu(f: Callable[[Any], Any], inputs: dict[str, torch.Tensor]) -> list[torch.Tensor] | None:
     """torch's results, None where it has none for these types."""
     try:
@@ -90,6 +113,29 @@ def on_cpu(f: Callable[[Any], Any], inputs: dict[str, torch.Tensor]) -> list[tor
             return flat(f(Given(**{k: t.clone() for k, t in inputs.items()})))
     except (RuntimeError, NotImplementedError):
         return None
+
+
+def flushed(f: Callable[[Any], Any], inputs: dict[str, torch.Tensor], comparisons: bool) -> list[torch.Tensor] | None:
+    with Flushing(comparisons):
+        return on_cpu(f, inputs)
+
+
+def error_nearby(case: special_cases.Case, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """For every result and element the largest error that torch makes in float32, at these numbers and at the eight nearest."""
+    most: list[torch.Tensor] = []
+    for step in range(-4, 5):
+        moved = {k: neighbour(t, step) if t.is_floating_point() else t for k, t in inputs.items()}
+        plain = on_cpu(case.function, moved) or []
+        exact = on_cpu(case.reference or case.function, convert(moved, torch.float64)) or []
+        errors = [(p.double() - e.double()).abs().nan_to_num(0, 0, 0) for p, e in zip(plain, exact, strict=True)]
+        most = [torch.maximum(a, b) for a, b in zip(most, errors, strict=True)] if most else errors
+    return most
+
+
+def neighbour(t: torch.Tensor, step: int) -> torch.Tensor:
+    """The number that many steps away from zero, or towards it; those that are not finite, or would not be, and zeros are kept."""
+    moved = (t.view(torch.int32) + step).view(torch.float32)
+    return torch.where(t.isfinite() & moved.isfinite() & (t.abs() > 1e-30), moved, t)
 
 
 def judge(
@@ -126,6 +172,7 @@ def compare(
     ours: Sequence[torch.Tensor],
     dtype: torch.dtype,
     strict: bool,
+    gradient: bool = False,
 ) -> str | None:
     """What is wrong with a case's results, in a line."""
     variants = []
@@ -141,6 +188,11 @@ def compare(
         if exact is None or not case.exact:
             exact = plain
         variants.append((plain, exact))
+    if not strict:
+        for comparisons in (True, False):
+            plain = flushed(case.function, convert(inputs, dtype), comparisons)
+            variants += [(plain, plain)] if plain is not None else []
+    nearby = error_nearby(case, inputs) if gradient else []
     rtol = max(RELATIVE[dtype], case.rtol) if dtype is torch.float32 else RELATIVE[dtype] + case.rtol
     atol = case.atol + (2.0**-24 if dtype is torch.float16 else 0)
     for k, result in enumerate(ours):
@@ -149,6 +201,10 @@ def compare(
             if result.shape != plain[k].shape:
                 return f"output {k} has shape {list(result.shape)}, torch's has {list(plain[k].shape)}"
             wrong &= judge(result, plain[k], exact[k], atol, case.signed, strict, rtol)
+        if gradient:
+            wrong &= ~((result.double() - variants[0][1][k].double()).abs() <= 2 * nearby[k])
+            for i in wrong.reshape(-1).nonzero().reshape(-1).tolist()[:_ALONE]:
+                wrong.view(-1)[i] = not same_alone(case, inputs, result, k, i)
         if wrong.any():
             plain, exact = variants[0]
             places = wrong.reshape(-1).nonzero().reshape(-1)
@@ -163,6 +219,20 @@ def compare(
                 shown.append(f"[{i}]{at}: {got!r:.24} not {p!r:.24}" + (f" ({e:.9g})" if isinstance(e, float) else ""))
             return f"{len(places)} of {result.numel()} in output {k}: " + "; ".join(shown)
     return None
+
+
+_ALONE = 16
+
+
+def same_alone(
+    case: special_cases.Case, inputs: dict[str, torch.Tensor], ours: torch.Tensor, output: int, place: int
+) -> bool:
+    """Whether torch has our element when it computes that one only: its vectorised kernels and its loops for what is left over
+    differ at NaN (gradients of hardshrink)."""
+    if any(t.shape != ours.shape or t.dim() != 1 for t in inputs.values()):
+        return False
+    plain = on_cpu(case.function, {k: t[place : place + 1] for k, t in inputs.items()})
+    return plain is not None and bool(torch.equal(plain[output], ours[place : place + 1]))
 
 
 def sizes(case: special_cases.Case, inputs: dict[str, torch.Tensor]) -> int:
@@ -211,6 +281,12 @@ def eager(
             yield c, first_line(error)
 
 
+def has_gradient(case: special_cases.Case, inputs: dict[str, torch.Tensor]) -> bool:
+    """Whether torch has one."""
+    leaf = {k: t.clone().requires_grad_() if t.is_floating_point() else t for k, t in inputs.items()}
+    return flat(case.function(Given(**leaf)))[0].requires_grad
+
+
 def gradients(
     cases: Sequence[special_cases.Case], inputs: dict[str, torch.Tensor], how: str
 ) -> Iterator[tuple[special_cases.Case, list[torch.Tensor] | str]]:
@@ -257,7 +333,10 @@ def gradient_case(case: special_cases.Case) -> special_cases.Case:
             found = torch.autograd.grad(result, leaves, torch.ones_like(result), allow_unused=True)
         return [torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves, strict=True)]
 
-    return special_cases.Case(case.name, function, case.atol, case.rtol, False, case.exact)
+    reference = case.slope
+    if reference is None and case.reference is not None:
+        reference = gradient_case(replace(case, function=case.reference, reference=None)).function
+    return special_cases.Case(case.name, function, case.atol, case.rtol, False, case.exact, reference=reference)
 
 
 def first_line(error: BaseException) -> str:
@@ -285,8 +364,7 @@ def sweep(options: argparse.Namespace) -> list[Failure]:
             inputs = family.inputs
             tried = [c for c in cases if mode != "half" or c.half]
             if mode == "gradients":
-                tried = [c for c in cases if c.differentiable]
-                tried = tried if family.differentiable else []
+                tried = [c for c in cases if family.differentiable and c.differentiable and has_gradient(c, inputs)]
             chunks = [tried[k : k + _PROGRAM] for k in range(0, len(tried), _PROGRAM)]
             before = len(failures)
             for chunk in chunks:
@@ -306,7 +384,7 @@ def sweep(options: argparse.Namespace) -> list[Failure]:
                             what: str | None = ours
                         else:
                             reference = gradient_case(case) if "gradient" in way else case
-                            what = compare(reference, inputs, ours, dtype, options.strict_denormals)
+                            what = compare(reference, inputs, ours, dtype, options.strict_denormals, "gradient" in way)
                         if what is not None:
                             failures.append(Failure(way, family.name, case.name, what))
                             if options.verbose:

@@ -188,6 +188,8 @@ class _Run:
             if r.source == "given":
                 kept = is_saved and not any(view.is_absolute for view in r.views)  # copies lie as they like
                 value = placed.get(r.value, given[r.value]) if kept else given[r.value]
+                if r.to_host and not is_saved:
+                    value = _to_host(value)
             elif self._to_host[r.value] and not is_saved:
                 if r.value not in hosts:
                     hosts[r.value] = self._ordered(_to_host(made[r.value]), r.value)

@@ -46,11 +46,13 @@ class Output:
 @dataclass(frozen=True)
 class Result:
     """What a call gives, at its place: source "program" (an output of the program), "given" (an argument), "number" (computed
-    from sizes) or "fixed", by number or value; then views of it."""
+    from sizes) or "fixed", by number or value; then views of it. to_host: an argument that torch takes for one of the CPU. What a
+    forward graph keeps for its backward graph lies on the device all the same."""
 
     source: str
     value: Any
     views: tuple[View, ...] = ()
+    to_host: bool = False
 
 
 @dataclass
@@ -157,7 +159,7 @@ class _Results:
             return Result("number", self._number(val))
         base, views = self._unviewed(value) if self.views else (value, ())
         if base in self.position:
-            return Result("given", self.position[base], views)
+            return Result("given", self.position[base], views, val.device.type == "cpu")
         if base not in self.made:
             self.made[base] = len(self.made)
             self._compute(base)

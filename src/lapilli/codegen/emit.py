@@ -223,6 +223,11 @@ def _with_infinity(op: str, x: str, positive: bool) -> str:
     return f"!{beyond}"
 
 
+def _has_normal_reciprocal(divisor: Expr) -> bool:
+    """Whether compilers may multiply by 1 / divisor instead: they know it, and it is neither a denormal nor overflows."""
+    return isinstance(divisor, Const) and (2.0**-126 <= abs(divisor.value) <= 2.0**126 or math.isinf(divisor.value))
+
+
 def _extremum(op: str, e: Op, args: Sequence[str]) -> str:
     """Minimum or maximum; NaN wins."""
     if e.dtype is not DType.float32:
@@ -439,7 +444,7 @@ class Emitter:
             return self._compared(op, e, args, lanes)
         if op in _INFIX:
             return f"({args[0]} {_INFIX[op]} {args[1]})"
-        if op == "div" and not integer and not isinstance(e.args[1], Const):
+        if op == "div" and not integer and not _has_normal_reciprocal(e.args[1]):
             return f"quotient({args[0]}, {args[1]})"
         if op == "div":
             if e.dtype is not DType.int32:

@@ -1,6 +1,7 @@
 """ATen operators in terms of the kernel IR: the one operator registry."""
 
 from lapilli.lower import (  # noqa: F401
+    activation_backward,
     attention,
     backward,
     bits,

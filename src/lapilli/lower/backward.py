@@ -125,12 +125,6 @@ for _n in (2, 3):
     lowering(getattr(aten, f"adaptive_max_pool{_n}d_backward").default)(_adaptive(_n, True))
 
 
-@decomposition(aten.softshrink_backward.default, aten.hardshrink_backward.default)
-def shrink_backward(grad: torch.Tensor, x: torch.Tensor, threshold: float) -> torch.Tensor:
-    """Zero between -threshold and threshold."""
-    return torch.where((x >= -threshold) & (x <= threshold), 0.0, grad)
-
-
 @decomposition(aten.smooth_l1_loss_backward.default)
 def smooth_l1_loss_backward(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float

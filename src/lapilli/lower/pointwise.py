@@ -333,16 +333,24 @@ def isfinite(call: Call, x: Node) -> Node:
 
 @lowering(aten.hypot.default)
 def hypot(call: Call, a: Node, b: Node) -> Node:
-    """sqrt(a^2 + b^2), scaled by the larger one, so that its square does not overflow."""
+    """sqrt(a^2 + b^2), of numbers that are scaled by a power of two first: no square overflows, and none of the larger is lost."""
 
     def length(x: Expr, y: Expr) -> Expr:
-        x, y = unary("abs", x), unary("abs", y)
-        high = binary("max", x, y)
-        ratio = where(binary("eq", high, 0.0), const(0.0), binary("min", x, y) / high)
+        size = binary("max", unary("abs", x), unary("abs", y))
+        huge, tiny = binary("gt", size, 2.0**60), binary("lt", size, 2.0**-60)
+        down = where(huge, const(2.0**-70), where(tiny, const(2.0**100), const(1.0)))
+        up = where(huge, const(2.0**70), where(tiny, const(2.0**-100), const(1.0)))
+        x, y = x * down, y * down
         infinite = binary("or", unary("isinf", x), unary("isinf", y))
-        return where(infinite, const(math.inf), high * unary("sqrt", ratio * ratio + 1.0))
+        return where(infinite, const(math.inf), unary("sqrt", x * x + y * y) * up)
 
     return call.pointwise(length, a, b, compute=DType.float32)
+
+
+@lowering(aten.frac.default)
+def frac(call: Call, x: Node) -> Node:
+    """Of whole numbers, 0 and never -0."""
+    return call.pointwise(lambda a: (a - unary("trunc", a)) + 0.0, x)
 
 
 @lowering(aten.angle.default)

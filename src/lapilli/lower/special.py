@@ -89,7 +89,9 @@ def _erfcx_tail(x: Expr) -> Expr:
         y, -1.047766399936249e1, 1.297719955372516e1, -7.495518717768503e0, 2.921019019210786e0, -1.015265279202700e0,
         4.218463358204948e-1, -2.820767439740514e-1, 5.641895067754075e-1,
     )  # fmt: skip
-    return q * where(lt(x, 2.0), near, far)
+    # the asymptotic series DLMF 7.12.1: gradients of erfcx are differences from its first term
+    farthest = polynomial(y, 0.75, -0.5, 1.0) * 0.56418958354775629
+    return q * choose((lt(x, 2.0), near), (lt(x, 20.0), far), otherwise=farthest)
 
 
 def erfc(x: Expr) -> Expr:
@@ -106,6 +108,11 @@ def erfcx(x: Expr) -> Expr:
     far = _erfcx_tail(a)
     left = where(gt(a, 27.0), const(INF), exp_of_square(a, 1.0) * 2.0 - far)
     return where(lt(a, 1.0), near, where(lt(x, 0.0), left, far))
+
+
+def ndtr(x: Expr) -> Expr:
+    """The distribution function of the normal distribution."""
+    return erfc(x * -math.sqrt(0.5)) * 0.5
 
 
 def erfinv(x: Expr) -> Expr:
@@ -205,9 +212,9 @@ def digamma(x: Expr) -> Expr:
     value = log(s) - 0.5 / s - series - steps
     fraction = (x - unary("round", x)) * math.pi  # small beside a pole, where it counts
     reflected = value - math.pi / unary("tan", fraction)
-    zero = eq(x, 0.0)
+    tiny = lt(unary("abs", x), 1e-20)
     whole = both(negative, is_whole(x))
-    return choose((zero, -(1.0 / x)), (whole, const(NAN)), (negative, reflected), (eq(x, INF), x), otherwise=value)
+    return choose((tiny, -(1.0 / x)), (whole, const(NAN)), (negative, reflected), (eq(x, INF), x), otherwise=value)
 
 
 _I0_NEAR = (
@@ -386,6 +393,24 @@ def spherical_j0(x: Expr) -> Expr:
     )
 
 
+def sinc(x: Expr) -> Expr:
+    """sin(pi x) / (pi x)"""
+    angle = x * math.pi
+    near = 1.0 - x * x * (math.pi**2 / 6)
+    return where(lt(unary("abs", x), 1e-3), near, unary("sin", angle) / angle)
+
+
+def _times_logarithm(name: str) -> Callable[[Expr, Expr], Expr]:
+    """x * log(y) or x * log1p(y), 0 for x = 0. Devices that take denormals for 0 do not when the logarithm is infinite."""
+
+    def f(x: Expr, y: Expr) -> Expr:
+        logarithm = unary(name, y)
+        factor = where(unary("isinf", logarithm), unary("sign", x), x)
+        return choose((unary("isnan", y), y), (eq(x, 0.0), const(0.0)), otherwise=factor * logarithm)
+
+    return f
+
+
 def airy_ai(x: Expr) -> Expr:
     """Maclaurin's series DLMF 9.4.1 near zero, else asymptotic rational functions (airyf)."""
     a = unary("abs", x)
@@ -443,7 +468,7 @@ _UNARY: dict[Any, Callable[[Expr], Expr]] = {
     aten.special_modified_bessel_k1: _modified_second(_k1_near, _K1_FAR, False),
     aten.special_scaled_modified_bessel_k0: _modified_second(_k0_near, _K0_FAR, True),
     aten.special_scaled_modified_bessel_k1: _modified_second(_k1_near, _K1_FAR, True),
-    aten.special_spherical_bessel_j0: spherical_j0, aten.special_airy_ai: airy_ai,
+    aten.special_spherical_bessel_j0: spherical_j0, aten.special_airy_ai: airy_ai, aten.sinc: sinc, aten.special_ndtr: ndtr,
 }  # fmt: skip
 
 
@@ -462,6 +487,9 @@ def _register() -> None:
 
     for packet, f in _UNARY.items():
         lowering(packet.default)(of_one(f))
+    lowering(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)(of_two(_times_logarithm("log")))
+    packet = aten.special_xlog1py
+    lowering(packet.default, packet.self_scalar, packet.other_scalar)(of_two(_times_logarithm("log1p")))
     lowering(aten.igamma.default)(of_two(named("igamma")))
     lowering(aten.igammac.default)(of_two(named("igammac")))
     families = {name: named(name) for name in ("hermite_h", "hermite_he", "laguerre_l", "legendre_p")}
@@ -487,4 +515,9 @@ def polygamma(call: Call, n: int, x: Node) -> Node:
     if n == 0:
         return call.pointwise(digamma, x, compute=DType.float32)
     factor = float((-1) ** (n + 1) * math.factorial(n))
-    return call.pointwise(lambda a: binary("zeta", const(n + 1.0), a) * factor, x, compute=DType.float32)
+
+    def f(a: Expr) -> Expr:
+        value = binary("zeta", const(n + 1.0), a) * factor
+        return where(eq(a, -INF), const(NAN), value) if n == 1 else value
+
+    return call.pointwise(f, x, compute=DType.float32)
