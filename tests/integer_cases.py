@@ -64,6 +64,8 @@ OPERATORS: dict[str, Function] = {
     "gcd": lambda a, b: torch.gcd(below_ends(a), below_ends(b)),
     "lcm": lambda a, b: torch.lcm(below_ends(a) & 127, below_ends(b) & 127),
     "maximum": lambda a, b: torch.maximum(a, b) - torch.minimum(a, b),
+    "least of three": lambda a, b: torch.minimum(torch.minimum(a, -b), -(a ^ b)),
+    "greatest of three": lambda a, b: torch.maximum(torch.maximum(-a, -b), a - b),
     "fmax": lambda a, b: torch.fmax(a, b) ^ torch.fmin(a, b),
     "clamp": lambda a, b: a.clamp(3, 50) + a.clamp(min=b) + a.clamp(max=b),
     "where": lambda a, b: torch.where(a > b, a, b + 1),
@@ -133,7 +135,8 @@ ROWS: dict[str, Callable[[Tensor], Any]] = {
     "cummax": lambda m: (*m.cummax(1), m.cummin(0).values),
     "sort": lambda m: (*m.sort(dim=1, stable=True), m.sort(0, descending=True).values, (m + m).sort(1).values),
     "chosen": lambda m: (m.topk(3, 1).values, m.kthvalue(2, 0).values, m.median(1).values, m.median(), m.mode(1).values),
-    "after": lambda m: ((m + 100).sum(1), (m * 2).amax(1), (m - 5).argmin(1), (m + m).cumsum(0), (-m).amin(0)),
+    "after": lambda m: ((m + 100).sum(1), (m * 2).amax(1), (m - 5).argmin(1), (m + m).cumsum(0), (-m).amin(0),
+                        (-m).amin(1), (-m).amax(1), (-m).amax()),
     "scatter": lambda m: (
         m.scatter_add(1, (m & 1).long(), m), m[0].index_add(0, (m[0] & 7).long() % m.shape[1], m[1]),
         m.scatter_reduce(1, (m & 1).long(), m, "prod"), m.scatter_reduce(1, (m & 1).long(), m, "amax"),

@@ -224,6 +224,43 @@ def test_an_error_in_another_process_arrives(cache: Path, monkeypatch: pytest.Mo
         building.build([KERNEL.format("1.75f"), KERNEL.format("nonsense"), KERNEL.format("2.75f")])
 
 
+def extended(code: bytes) -> set[int]:
+    """The instructions of GLSL.std.450 that a module uses, by their numbers."""
+    words = struct.unpack(f"<{len(code) // 4}I", code)
+    found, at = set(), 5
+    while at < len(words):
+        if words[at] & 0xFFFF == 12:  # OpExtInst
+            found.add(words[at + 4])
+        at += words[at] >> 16
+    return found
+
+
+@pytest.mark.parametrize("target", [GPU, ANY])
+def test_extrema_of_integers_are_selections(target: Target) -> None:
+    """Of three integers, NVIDIA's compiler computes SMin and SMax wrongly where one is negated."""
+    smin, smax = 39, 42
+
+    def model(x: torch.Tensor, y: torch.Tensor, n: torch.Tensor) -> list[torch.Tensor]:
+        rows = [(-x).amin(0), (-x).amax(1), (-x[:, :5]).amin(1), (-x.long()).amin(0), (-n).amax(0)]
+        three = torch.minimum(torch.minimum(-x, y), -y)
+        return [
+            *rows,
+            three,
+            (-x).clamp(-5, 7),
+            torch.clamp(-x, y, -y),
+            torch.relu(-x[0]),
+            nn.functional.pad(-y, (3, 1)).cummax(1)[0],
+        ]
+
+    x = torch.arange(96, dtype=torch.int32).reshape(8, 12)
+    kernels = written(Function(model), x, x + 1, x.to(torch.int8), target=target)
+    code = building.build(k.source for k in kernels)
+    for k in kernels:
+        assert not extended(code[k.source]) & {smin, smax}, k.source
+    again = KERNEL.format("float(min(int(b[1]), -int(b[2])))")
+    assert extended(slang.compile(again)) & {smin, smax}, "such instructions are found"
+
+
 @pytest.mark.parametrize("n, k", [(300, 700), (5, 9000), (1, 257), (64, 256)])
 def test_rows_are_folded_by_neighbours(n: int, k: int, gpu_plans: None) -> None:
     """Long rows of memory by invocations that read them together, other reductions as before."""

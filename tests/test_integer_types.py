@@ -129,6 +129,13 @@ def test_rows(dtype: torch.dtype, run: Run) -> None:
     check(names, every, (m,), run)
 
 
+def test_rows_by_kernels_of_gpus(gpu_plans: None) -> None:
+    def on_gpu(f: Callable[..., Any], args: tuple[Tensor, ...]) -> list[Tensor]:
+        return list(lapilli.compile(Function(f), args, fallback="error", target="gpu-fp32")(*args))
+
+    test_rows(torch.int32, on_gpu)
+
+
 @pytest.mark.filterwarnings("ignore:.*runs on the CPU:UserWarning")
 def test_numbers_on_the_eager_device() -> None:
     """There a number is known when a kernel runs; what torch refuses is refused as by torch."""

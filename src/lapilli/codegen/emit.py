@@ -230,11 +230,9 @@ def _has_normal_reciprocal(divisor: Expr) -> bool:
 
 def _extremum(op: str, e: Op, args: Sequence[str]) -> str:
     """Minimum or maximum; NaN wins."""
-    if e.dtype is not DType.float32:
-        return f"{op}({args[0]}, {args[1]})"
     for k in (1, 0):
         bound = e.args[k]
-        if isinstance(bound, Const) and not math.isnan(bound.value):
+        if e.dtype is DType.float32 and isinstance(bound, Const) and not math.isnan(bound.value):
             if op == "max" and bound.value == 0 and math.copysign(1, bound.value) > 0:
                 return f"positive({args[1 - k]})"
             return f"{op}_number({args[1 - k]}, {args[k]})"
@@ -316,7 +314,7 @@ class Emitter:
                 return f"int(uint({self.integer(a.x)}) {op} uint({self.integer(a.y)}))"
             return f"{slow}({self.integer(a.x)}, {self.integer(a.y)})"
         if isinstance(a, Extremum):
-            return f"{a.op}({self.integer(a.x)}, {self.integer(a.y)})"
+            return f"{a.op}_any({self.integer(a.x)}, {self.integer(a.y)})"
         if isinstance(a, Indirect):
             return self.scalar(a.expr)
         assert isinstance(a, Var)
