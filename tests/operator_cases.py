@@ -49,6 +49,9 @@ def _scalar_overloads() -> Cases:
         Case(aten.clamp.default, (f(9), -0.5, 0.5)), Case(aten.clamp.default, (ints(9), None, 3)),
         Case(aten.clamp.default, (ints(9), -1.5, 2)),
     ]  # fmt: skip
+    found[aten.gelu_backward.default] = [
+        Case(aten.gelu_backward.default, (f(9), 3 * f(9)), {"approximate": way}) for way in ("none", "tanh")
+    ]
     found[aten.clamp_min.default] = [Case(aten.clamp_min.default, (f(9), 0))]
     found[aten.clamp_max.default] = [Case(aten.clamp_max.default, (ints(9), 2))]
     yes = f(3, 4) > 0

@@ -358,7 +358,10 @@ def gradients(f: Function, leaves: Sequence[torch.Tensor], places: Sequence[int]
         if not pairs:
             break
         seen, weights = zip(*pairs, strict=True)
-        outs = list(torch.autograd.grad(seen, wanted, weights, allow_unused=True, create_graph=level + 1 < order))
+        # The graph is kept: after a change through a view, torch may read what it saved twice, and whether before or after it is
+        # let go of depends on the thread. CUDA has that, too.
+        more = level + 1 < order
+        outs = list(torch.autograd.grad(seen, wanted, weights, True, create_graph=more, allow_unused=True))
         if level + 1 == order:
             return [torch.zeros_like(x) if t is None else t for t, x in zip(outs, wanted, strict=True)]
     return [torch.zeros_like(x) for x in wanted]

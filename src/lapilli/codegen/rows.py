@@ -131,7 +131,7 @@ class _Writer:
         for kind, size in self.shared.items():
             declared = f'groupshared {kind} shared_{kind}[{size}];\n[shader("compute")]'
             written.source = written.source.replace('[shader("compute")]', declared, 1)
-            written.shared += 4 * size
+            written.shared += -(-4 * size // 16) * 16  # each as the player counts it
         per_element = sum(cost(step.body) + 1 for step in self.row.steps) + (
             0 if self.row.whole else cost(self.row.value)
         )

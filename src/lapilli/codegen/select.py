@@ -11,6 +11,7 @@ from lapilli.codegen.template import Context
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import cast_to, load
+from lapilli.ir.integer import Symbol
 from lapilli.ir.node import Map, Node
 from lapilli.ir.recurrence import Recurrence
 from lapilli.schedule.layout import Layout
@@ -41,20 +42,29 @@ def choose_templates(
 
 def _contraction(task: Task, ctx: Context) -> Task:
     """The task with a template. No template stores parts of words: it leaves whole ones, and the task becomes their copy."""
-    choose = (gpu if ctx.target.kind == "gpu" else cpu).choose
     if ctx.is_whole(task.out):
-        choose(task, ctx)
+        _choose(task, ctx)
         return task
     out, kind = task.out, task.value.dtype
     whole = DType.int32 if kind is DType.bool else kind
     words = Node(out.shape, whole, f"{out.name}_words", out.origin)
     wide = replace(task, out=words, value=cast_to(task.value, whole))
-    choose(wide, ctx)
+    _choose(wide, ctx)
     if wide.template is None:
         return task
     ctx.add(wide, Layout.of(out.shape, ctx.layouts[out.id].order))
     axes, at = fresh_axes(out.shape)
     return Task(out, axes, at, cast_to(load(words, at), kind), origins=["round"], reason=task.reason)
+
+
+def _choose(task: Task, ctx: Context) -> None:
+    """Gives a contraction its template. So many sizes may be open that a template cannot take them all as parameters: the generic
+    kernel needs fewer. That is known here, before values get their lifetimes, for it reads other values."""
+    (gpu if ctx.target.kind == "gpu" else cpu).choose(task, ctx)
+    sizes = [i for node in (task.out, *task.reads()) for i in node.shape]
+    is_open = any(isinstance(a, Symbol) for i in sizes for a in i.atoms())
+    if task.template is not None and is_open and len(task.template.write(task, ctx).params) > MAX_PARAMS:
+        task.template = None
 
 
 def _needed(tasks: list[Task], results: set[int]) -> list[Task]:
@@ -76,10 +86,7 @@ def write_all(s: Schedule) -> dict[int, Written]:
     def write(t: Task) -> Written:
         if t.template is not None:
             written: Written = t.template.write(t, ctx)
-            if len(written.params) <= MAX_PARAMS:
-                return written
-            # So many sizes are open that a template cannot take them all; the generic kernel needs fewer.
-            return generic.write(t, s.layouts, s.target)
+            return written
         if t.row is not None:
             return rows.write(t, s.layouts, s.target)
         return generic.write(t, s.layouts, s.target, lift=t.out.id in loading)

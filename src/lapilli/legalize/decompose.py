@@ -45,7 +45,7 @@ def tables() -> tuple[dict[Any, Any], ...]:
 def decompose(program: ExportedProgram) -> ExportedProgram:
     """The same program in operators that have a lowering, as far as there are decompositions into them."""
     known = tables()
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its tree specs
         for table in known:
             try:
@@ -114,6 +114,7 @@ def _traced(node: fx.Node) -> fx.Graph | None:
     try:
         with (
             torch.no_grad(),
+            torch._C._AutoDispatchBelowAutograd(),  # where torch has decompositions of its own that no table replaces
             open_sizes(mode),
             mode or nullcontext(),  # what is made of nothing (windows) is as fake as the rest
             enable_python_dispatcher(),

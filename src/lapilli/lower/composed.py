@@ -1,4 +1,4 @@
-"""Linear algebra in terms of other operators."""
+"""Operators in terms of others, where torch has no decomposition, or one that means something else."""
 
 from __future__ import annotations
 
@@ -111,3 +111,47 @@ def transformer_encoder_layer(
     x = torch.nn.functional.gelu(x) if use_gelu else x.relu()
     x = torch.nn.functional.linear(x, ffn_weight_2, ffn_bias_2) + before
     return x if norm_first else norm(x, norm_weight_2, norm_bias_2)
+
+
+@decomposition(aten.multi_margin_loss.default)
+def multi_margin_loss(
+    x: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Tensor | None = None, reduction: int = 1
+) -> Tensor:
+    """mean over i != target of max(0, margin - x[target] + x[i])^p. As in torch's kernels, and not in its decomposition, NaN
+    counts as 0."""
+    rank = x.dim()
+    x, target = torch.atleast_2d(x), torch.atleast_1d(target)[:, None]
+    apart = _hinge(margin - x.gather(1, target) + x)
+    if p == 2:
+        apart = apart * apart
+    if weight is not None:
+        apart = apart * torch.atleast_1d(weight)[target]
+    losses = torch.where(torch.arange(x.shape[1], device=x.device) != target, apart, 0).sum(1) / x.shape[1]
+    loss = _reduced(losses, reduction)
+    return loss.reshape(()) if rank < 2 else loss
+
+
+@decomposition(aten.multilabel_margin_loss_forward.default)
+def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    """Sum over labels t and classes i that are no labels of max(0, 1 - x[t] + x[i]) / classes; labels end at the first -1. Returns
+    the loss, and which classes are labels. NaN counts as 0, as above."""
+    shape, classes = target.shape, x.shape[-1]
+    x, target = torch.atleast_2d(x), torch.atleast_2d(target)
+    places = torch.arange(classes, device=x.device)
+    count = torch.where(target == -1, places, classes).amin(-1, keepdim=True)
+    is_given = places < count
+    is_label = (places == torch.where(is_given, target, -1).unsqueeze(-1)).any(1)
+    apart = _hinge(1.0 - x.gather(-1, torch.where(is_given, target, 0)).unsqueeze(-1) + x.unsqueeze(1))
+    counted = is_given.unsqueeze(-1) & ~is_label.unsqueeze(1)
+    losses = torch.where(counted, apart, 0).sum((1, 2)) / classes
+    loss = _reduced(losses, reduction)
+    return (loss.reshape(()) if len(shape) < 2 else loss), is_label.to(x.dtype).reshape(shape)
+
+
+def _hinge(z: Tensor) -> Tensor:
+    return torch.where(z > 0, z, 0)
+
+
+def _reduced(losses: Tensor, reduction: int) -> Tensor:
+    """reduction: 0 none, 1 mean, 2 sum."""
+    return losses.mean() if reduction == 1 else losses.sum() if reduction == 2 else losses

@@ -275,6 +275,22 @@ def gelu_op(call: Call, x: Node, approximate: str = "none") -> Node:
     return call.pointwise(lambda a: gelu(a, approximate), x)
 
 
+@lowering(aten.gelu_backward.default)
+def gelu_backward(call: Call, grad: Node, x: Node, approximate: str = "none") -> Node:
+    """grad * d(x * Phi(x)) / dx; the logistic function stands for (1 + tanh) / 2, which cancels for negative numbers."""
+
+    def body(g: Expr, x: Expr) -> Expr:
+        if approximate == "tanh":
+            inner = (x + x * x * x * 0.044715) * (2 * math.sqrt(2 / math.pi))
+            slope = (x * x * (3 * 0.044715) + 1.0) * (2 * math.sqrt(2 / math.pi))
+            phi = sigmoid(inner)
+            return g * (phi + x * phi * sigmoid(-inner) * slope)
+        density = unary("exp", x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
+        return g * ((unary("erf", x * math.sqrt(0.5)) + 1.0) * 0.5 + x * density)
+
+    return call.pointwise(body, grad, x)
+
+
 @lowering(aten.prelu.default, aten._prelu_kernel.default)
 def prelu(call: Call, x: Node, weight: Node) -> Node:
     def body(*at: Any) -> Expr:
