@@ -358,10 +358,10 @@ def gradients(f: Function, leaves: Sequence[torch.Tensor], places: Sequence[int]
         if not pairs:
             break
         seen, weights = zip(*pairs, strict=True)
-        # The graph is kept: after a change through a view, torch may read what it saved twice, and whether before or after it is
-        # let go of depends on the thread. CUDA has that, too.
         more = level + 1 < order
-        outs = list(torch.autograd.grad(seen, wanted, weights, True, create_graph=more, allow_unused=True))
+        # The second time too: after a change through a view, torch reads what it saved twice, and whether before it is let go of
+        # depends on the thread (CUDA has that as well). Compiled graphs do not allow it.
+        outs = list(torch.autograd.grad(seen, wanted, weights, order > 1, create_graph=more, allow_unused=True))
         if level + 1 == order:
             return [torch.zeros_like(x) if t is None else t for t, x in zip(outs, wanted, strict=True)]
     return [torch.zeros_like(x) for x in wanted]

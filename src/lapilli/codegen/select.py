@@ -49,10 +49,12 @@ def _contraction(task: Task, ctx: Context) -> Task:
     whole = DType.int32 if kind is DType.bool else kind
     words = Node(out.shape, whole, f"{out.name}_words", out.origin)
     wide = replace(task, out=words, value=cast_to(task.value, whole))
+    layout = ctx.layouts[words.id] = Layout.of(out.shape, ctx.layouts[out.id].order)
     _choose(wide, ctx)
     if wide.template is None:
+        del ctx.layouts[words.id]
         return task
-    ctx.add(wide, Layout.of(out.shape, ctx.layouts[out.id].order))
+    ctx.add(wide, layout)
     axes, at = fresh_axes(out.shape)
     return Task(out, axes, at, cast_to(load(words, at), kind), origins=["round"], reason=task.reason)
 

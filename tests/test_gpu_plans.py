@@ -1,0 +1,59 @@
+"""Kernels for GPUs on a software device: what went wrong on GPUs alone. `make random` runs whole programs so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import gpu_plans
+import pytest
+import torch
+from agreement import Function
+
+import lapilli
+
+
+@pytest.fixture(autouse=True)
+def anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    gpu_plans.on_any_device(monkeypatch.setattr)
+    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
+
+
+def agrees(f: Any, *args: torch.Tensor, **named: Any) -> None:
+    model = Function(f)
+    with lapilli.compile(model, args, target="gpu-fp32", fallback="error", **named) as program:
+        torch.testing.assert_close(program(*args), model(*args))
+
+
+def test_rows_with_numbers_of_several_kinds_in_shared_memory() -> None:
+    """Every array takes whole units of 16 bytes."""
+    x, y = torch.randn(3, 5), torch.randint(-5, 5, (3, 5))
+    agrees(lambda x, y: (x * y.amax(-1, keepdim=True)).sum(-1, keepdim=True) + x, x, y)
+
+
+def test_convolution_of_many_open_sizes(tmp_path: Path) -> None:
+    """A template has not room for all of them: then the filter is read as it is, and lives until then. On the device, whose
+    programs leave strides open too, in a process whose device takes GPU plans from the start."""
+    script = """
+        import gpu_plans, torch
+        import torch.nn.functional as F
+        gpu_plans.on_any_device()
+        def second(device):
+            random = torch.Generator().manual_seed(1)
+            w = torch.randn(4, 2, 3, 3, generator=random).to(device).requires_grad_()
+            x = torch.randn(2, 4, 6, 6, generator=random).to(device).requires_grad_()
+            y = F.conv_transpose2d(x, w, stride=2, padding=(0, 1), output_padding=1)
+            first = torch.autograd.grad((y * y).sum(), (x, w), create_graph=True)
+            return torch.autograd.grad(sum((g * g).sum() for g in first), (x, w))
+        for ours, theirs in zip(second("vulkan"), second("cpu")):
+            torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
+    """
+    variables = os.environ | {"LAPILLI_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], env=variables, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
