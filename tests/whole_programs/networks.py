@@ -116,7 +116,17 @@ def product(g: Generator) -> None:
         g.emit("torch.tensordot({0}, {1}, dims=([-1], [1]))", a, b)
     elif kind == "cdist" and len(shape) in (2, 3) and isinstance(inner, int):
         b = g.leaf([*shape[:-2], out, inner], dtype)
-        g.emit(r.choice(["torch.cdist({0}, {1})", "torch.cdist({0}, {1}, p=1.0)", "torch.pdist({0})"]), a, b)
+        g.emit(
+            r.choice(
+                [
+                    "torch.cdist({0}.nan_to_num(0.0).clamp(-9, 9), {1})",
+                    "torch.cdist({0}, {1}, p=1.0)",
+                    "torch.pdist({0})",
+                ]
+            ),
+            a,
+            b,
+        )
     elif kind == "bilinear" and isinstance(inner, int):
         w = g.leaf([3, inner, inner], dtype, "weight", parameter=True)
         g.emit("F.bilinear({0}, {0}, {1})", a, w)

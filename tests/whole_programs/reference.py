@@ -51,6 +51,11 @@ _UNORDERED = {"topk", "sort", "kthvalue", "median", "nanmedian"}
 """Operators that leave open which of several equal elements they take."""
 
 
+_SUMS = set(
+    "sum mean nansum mm bmm addmm baddbmm addmv addbmm mv dot vdot convolution convolution_overrideable _convolution".split()
+)
+
+
 class Disturbed(TorchDispatchMode):
     """Multiplies every computed floating-point number by 1 + units of a precision, at random."""
 
@@ -84,7 +89,16 @@ class Disturbed(TorchDispatchMode):
         for t in tree_leaves(result):
             if isinstance(t, torch.Tensor) and t.is_floating_point():
                 self.disturb(t)
+                self.sign(t, name)
         return result
+
+    def sign(self, t: torch.Tensor, name: str) -> None:
+        """What has no sign that could be relied on gets one at random, in place: NaN, and zeros that are sums, for it matters whether
+        a sum begins with 0 or with its first term."""
+        none = t.isnan() | (t == 0) if name in _SUMS else t.isnan()
+        if none.any():
+            ones = torch.randint(0, 2, t.shape, generator=self.random, dtype=t.dtype) * 2 - 1
+            t.copy_(torch.where(none, torch.copysign(t, ones), t))
 
     def as_number(self, a: Any, name: str) -> Any:
         """An integer that a function of real numbers takes is a number like any other there."""

@@ -35,7 +35,7 @@ def _environment() -> bytes:
 
 
 def _key(source: str) -> str:
-    return hashlib.sha256(_environment() + source.encode()).hexdigest()
+    return hashlib.sha256(_environment() + repr(slang.DEFINES).encode() + source.encode()).hexdigest()
 
 
 def build(sources: Iterable[str], progress: Progress | None = None) -> dict[str, bytes]:
@@ -87,7 +87,7 @@ def _in_processes(sources: list[str], workers: int) -> Iterable[tuple[str, bytes
             [sys.executable, "-m", "lapilli.codegen.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
         )
         assert p.stdin is not None
-        p.stdin.write(pickle.dumps(share))
+        p.stdin.write(pickle.dumps((slang.DEFINES, share)))
         p.stdin.close()
         running.append((p, share))
     try:

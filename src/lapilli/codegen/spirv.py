@@ -1,4 +1,4 @@
-"""What is done to a SPIR-V module after the compiler: debug instructions out, and capabilities cut to what is used."""
+"""What is done to a SPIR-V module after the compiler: no debug instructions, only capabilities that are used, exact differences."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ _STRING = 7
 _CAPABILITY = 17
 _UNIFORM_AND_STORAGE_16BIT = 4434
 _STORAGE_16BIT = 4433
+_FLOAT_DIFFERENCE = 131  # OpFSub
+_DECORATE, _NO_CONTRACTION = 71, 42
+_BEFORE_DECORATIONS = {_CAPABILITY, 10, 11, 14, 15, 16, 331}  # extensions, memory model, entry points and their modes
 
 
 def strip(code: bytes) -> bytes:
-    """Without names and source lines: smaller, and older validation layers do not know Slang's OpSource."""
+    """Without names and source lines: smaller, and older validation layers do not know Slang's OpSource.
+
+    No difference becomes part of a multiply-add: x - m is 0 where m is rounded to x, as in a row of equal numbers less its mean.
+    (The kernels of products only add.)"""
     words = struct.unpack(f"<{len(code) // 4}I", code)
     kept = list(words[:5])
     at = 5
+    decorations = 0  # where they may begin
+    exact: list[int] = []
     while at < len(words):
         length, op = words[at] >> 16, words[at] & 0xFFFF
         instruction = list(words[at : at + length])
@@ -23,5 +31,10 @@ def strip(code: bytes) -> bytes:
             instruction[1] = _STORAGE_16BIT
         if op not in _DEBUG and op != _STRING:
             kept += instruction
+        if op in _BEFORE_DECORATIONS:
+            decorations = len(kept)
+        elif op == _FLOAT_DIFFERENCE:
+            exact += [3 << 16 | _DECORATE, instruction[2], _NO_CONTRACTION]
         at += length
+    kept[decorations:decorations] = exact
     return struct.pack(f"<{len(kept)}I", *kept)

@@ -1,4 +1,4 @@
-"""A compiler process: a pickled list of sources comes in, pickled SPIR-V (or a message) goes out, one by one."""
+"""A compiler process: macros and a list of sources come in, pickled; pickled SPIR-V (or a message) goes out, one by one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lapilli.errors import CompileError
 
 
 def main() -> None:
-    sources = pickle.load(sys.stdin.buffer)
+    slang.DEFINES, sources = pickle.load(sys.stdin.buffer)
     for source in sources:
         try:
             result: bytes | str = slang.compile(source)

@@ -120,12 +120,12 @@ def multi_margin_loss(
     """mean over i != target of max(0, margin - x[target] + x[i])^p. As in torch's kernels, and not in its decomposition, NaN
     counts as 0."""
     rank = x.dim()
-    x, target = torch.atleast_2d(x), torch.atleast_1d(target)[:, None]
+    x, target = _in_rows(x), target.reshape(-1, 1)
     apart = _hinge(margin - x.gather(1, target) + x)
     if p == 2:
         apart = apart * apart
     if weight is not None:
-        apart = apart * torch.atleast_1d(weight)[target]
+        apart = apart * weight.reshape(-1)[target]
     losses = torch.where(torch.arange(x.shape[1], device=x.device) != target, apart, 0).sum(1) / x.shape[1]
     loss = _reduced(losses, reduction)
     return loss.reshape(()) if rank < 2 else loss
@@ -136,7 +136,7 @@ def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[T
     """Sum over labels t and classes i that are no labels of max(0, 1 - x[t] + x[i]) / classes; labels end at the first -1. Returns
     the loss, and which classes are labels. NaN counts as 0, as above."""
     shape, classes = target.shape, x.shape[-1]
-    x, target = torch.atleast_2d(x), torch.atleast_2d(target)
+    x, target = _in_rows(x), _in_rows(target)
     places = torch.arange(classes, device=x.device)
     count = torch.where(target == -1, places, classes).amin(-1, keepdim=True)
     is_given = places < count
@@ -146,6 +146,10 @@ def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[T
     losses = torch.where(counted, apart, 0).sum((1, 2)) / classes
     loss = _reduced(losses, reduction)
     return (loss.reshape(()) if len(shape) < 2 else loss), is_label.to(x.dtype).reshape(shape)
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    return x if x.dim() > 1 else x.reshape(1, -1)
 
 
 def _hinge(z: Tensor) -> Tensor:
