@@ -82,7 +82,7 @@ class Campaign:
         self.report = given.report.open("a") if given.report else None
 
     def run(self) -> int:
-        threads = [threading.Thread(target=self.serve, daemon=True) for _ in range(self.given.jobs)]
+        threads = [threading.Thread(target=self.serve, args=(k,), daemon=True) for k in range(self.given.jobs)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -99,8 +99,9 @@ class Campaign:
                 print(f"{title}: {count:4} {cause}")
         return int(any(self.counts[way, s] for way in self.ways for s in BAD))
 
-    def serve(self) -> None:
+    def serve(self, place: int) -> None:
         worker = Worker(self.given.device, self.given.limit, gpu_plans=self.given.gpu_plans)
+        worker.share = place, self.given.jobs
         while time.monotonic() < self.until:
             try:
                 seed = self.waiting.get_nowait()

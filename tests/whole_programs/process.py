@@ -21,6 +21,7 @@ class Worker:
 
     def __init__(self, device: str | None, limit: float, life: int = 60, gpu_plans: bool = False) -> None:
         self.device, self.limit, self.life, self.gpu_plans = device, limit, life, gpu_plans
+        self.share = 0, 1  # this worker's place among others: each has its part of the processors
         self.process: Any = None
         self.count = 0
 
@@ -70,7 +71,9 @@ class Worker:
         self.stop()
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_main, args=(theirs, self.device, self.gpu_plans), daemon=True)
+        self.process = context.Process(
+            target=_main, args=(theirs, self.device, self.gpu_plans, self.share), daemon=True
+        )
         self.process.start()
         theirs.close()
         self.fresh, self.count = True, 0
@@ -85,7 +88,11 @@ class Worker:
             self.process = None
 
 
-def _main(connection: Connection, device: str | None, gpu_plans: bool) -> None:
+def _main(connection: Connection, device: str | None, gpu_plans: bool, share: tuple[int, int]) -> None:
+    place, jobs = share
+    if hasattr(os, "sched_setaffinity") and jobs > 1:  # or each would start as many compilers as there are processors
+        processors = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, processors[place % len(processors) :: jobs] or processors)
     if device is not None:
         os.environ["LAPILLI_DEVICE"] = device
     if gpu_plans:

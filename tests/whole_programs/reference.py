@@ -51,9 +51,21 @@ _UNORDERED = {"topk", "sort", "kthvalue", "median", "nanmedian"}
 """Operators that leave open which of several equal elements they take."""
 
 
-_SUMS = set(
-    "sum mean nansum mm bmm addmm baddbmm addmv addbmm mv dot vdot convolution convolution_overrideable _convolution".split()
-)
+_SUMS = {
+    "sum",
+    "mean",
+    "nansum",
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "addmv",
+    "addbmm",
+    "mv",
+    "dot",
+    "vdot",
+    "convolution",
+}
 
 
 class Disturbed(TorchDispatchMode):
@@ -93,8 +105,8 @@ class Disturbed(TorchDispatchMode):
         return result
 
     def sign(self, t: torch.Tensor, name: str) -> None:
-        """What has no sign that could be relied on gets one at random, in place: NaN, and zeros that are sums, for it matters whether
-        a sum begins with 0 or with its first term."""
+        """What has no sign to rely on gets one at random, in place: NaN, and zeros that are sums, for it matters whether a sum begins
+        with 0 or with its first term."""
         none = t.isnan() | (t == 0) if name in _SUMS else t.isnan()
         if none.any():
             ones = torch.randint(0, 2, t.shape, generator=self.random, dtype=t.dtype) * 2 - 1

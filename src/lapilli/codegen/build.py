@@ -49,7 +49,7 @@ def build(sources: Iterable[str], progress: Progress | None = None) -> dict[str,
     missing = [s for s in todo if s not in done]
     if progress:
         progress(len(done), len(todo))
-    workers = min(os.cpu_count() or 1, len(missing) // _PARALLEL)
+    workers = min(_processors(), len(missing) // _PARALLEL)
     fresh = _in_processes(missing, workers) if workers > 1 else _here(missing)
     for source, code in fresh:
         done[source] = code
@@ -58,6 +58,11 @@ def build(sources: Iterable[str], progress: Progress | None = None) -> dict[str,
         if progress:
             progress(len(done), len(todo))
     return done
+
+
+def _processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
