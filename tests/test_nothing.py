@@ -87,3 +87,14 @@ def test_eager_raises_as_torch(dtype: torch.dtype) -> None:
         if class_of(lambda f=f: f(x)) is None:
             for ours, theirs in zip(tree_leaves(f(y)), tree_leaves(f(x)), strict=True):
                 torch.testing.assert_close(ours.cpu(), theirs, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 0), (0, 6, 4)])
+def test_gradients_of_group_norm(shape: tuple[int, ...]) -> None:
+    """torch's decomposition divides by the number of elements of a group."""
+    found = []
+    for f in (torch.nn.functional.group_norm, torch.compile(torch.nn.functional.group_norm, backend="vulkan")):
+        x, weight = torch.zeros(shape, requires_grad=True), torch.ones(6, requires_grad=True)
+        found.append(torch.autograd.grad(f(x, 3, weight).sum(), (x, weight)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True)

@@ -27,6 +27,10 @@ AMPLITUDES = {
 }
 """Units that intermediate results are disturbed by, one after the other."""
 RUNS = 8
+FACTOR = 4.0
+"""A result may differ by so many times what it moved by."""
+LOUD = 3
+"""Further runs, disturbed FACTOR times as much: what jumps there (a comparison, a rounding, a sign) has no definite value."""
 TINY = {torch.float32: 2.0**-126, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-126}
 """Below, devices have nothing, or one bit."""
 # Operators whose results are numbers that they were given, or whole numbers: every precision has them exactly.
@@ -76,6 +80,7 @@ class Disturbed(TorchDispatchMode):
         self.random = torch.Generator().manual_seed(seed)
         self.run, self.index = seed, amplitude
         self.precision = torch.float32
+        self.loudness = 1.0
         self.rounded = False  # to float16, instead of disturbed: numbers that differ become equal
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -105,7 +110,7 @@ class Disturbed(TorchDispatchMode):
         return result
 
     def sign(self, t: torch.Tensor, name: str) -> None:
-        """What has no sign to rely on gets one at random, in place: NaN, and zeros that are sums, for it matters whether a sum begins
+        """What has no sign to rely on gets one at random, in place: NaN, and zeros that are sums, for a sum may begin
         with 0 or with its first term."""
         none = t.isnan() | (t == 0) if name in _SUMS else t.isnan()
         if none.any():
@@ -160,7 +165,7 @@ class Disturbed(TorchDispatchMode):
         if self.rounded:
             t.copy_(t.to(torch.float16))
             return
-        amplitude = AMPLITUDES[self.precision][self.index] * UNITS[self.precision]
+        amplitude = self.loudness * AMPLITUDES[self.precision][self.index] * UNITS[self.precision]
         factor = 1 + amplitude * (2 * torch.rand(t.shape, generator=self.random, dtype=torch.float64) - 1)
         t.copy_(self.stored(t * factor))
 
@@ -265,22 +270,26 @@ def _spread(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exact = [t.detach() for t in run(widened(values), None)]
-            moved = []
+            moved, loud = [], []
             # Numbers with equals among them: where they are disturbed too, jumps do not count.
             whole = {leaf.name for leaf in program.leaves if leaf.kind in ("ties", "literal") and not half}
-            definite = RUNS + half  # runs whose jumps count
-            for k in range(definite + 4 if whole else definite):
+            few = RUNS * (2 if torch.bfloat16 in types else 1)  # which moves by rare, large steps
+            definite = few + half  # runs whose jumps count
+            quiet = definite + 4 if whole else definite
+            for k in range(quiet + LOUD):
                 mode = Disturbed(1000 * k + 7, min(k, RUNS - 1))
-                mode.rounded = half and k == RUNS
+                mode.rounded = half and k == few
+                mode.loudness = 1 if k < quiet else FACTOR
                 mode.precision = torch.float16 if half and least is torch.float32 else least
                 given = widened(values)
                 done: set[int] = set()
                 for name, t in given.items():
-                    if t.is_floating_point() and k > 1 and (name not in whole or k >= definite) and id(t) not in done:
+                    same = k < 2 or (name in whole and not definite <= k < quiet)
+                    if t.is_floating_point() and not same and id(t) not in done:
                         mode.disturb(t)
                         done.add(id(t))
                 with mode:
-                    moved.append([t.detach() for t in run(given, mode)])
+                    (moved if k < quiet else loud).append([t.detach() for t in run(given, mode)])
     finally:
         torch.set_default_dtype(default)
     results = []
@@ -288,7 +297,7 @@ def _spread(
         others = [m[k] for m in moved]
         if not value.is_floating_point():
             bound = torch.zeros(value.shape, dtype=torch.float64)
-            for other in [*others[:definite], own]:
+            for other in [*others[:definite], *(m[k] for m in loud), own]:
                 bound[(other != value) if other.shape == value.shape else ...] = float("inf")
         else:
             bound = torch.zeros(value.shape, dtype=torch.float64)
@@ -303,12 +312,15 @@ def _spread(
             # A few draws may all be small for one element: its neighbours say what to expect.
             usual = bound[bound.isfinite()].median() if bound.isfinite().any() else bound.new_zeros(())
             bound = (
-                torch.maximum(4 * bound, usual)
+                torch.maximum(FACTOR * bound, usual)
                 + value.abs().nan_to_num(posinf=0.0) * 4 * UNITS[stored]
                 + TINY[stored] * 4
             )
             if logical in HALVES:
                 bound += value.abs().nan_to_num(posinf=0.0) * UNITS[logical]
+            for other in (m[k] for m in loud):
+                jumps = ~_within(other, value, 16 * bound)
+                bound[jumps] = float("inf")
             # Where torch itself is elsewhere in these types, the disturbances have missed something.
             unlike = ~_within(own.detach().double(), value, bound)
             bound[unlike] = float("inf")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 
 from lapilli.lower.registry import decomposition
 
@@ -146,6 +148,19 @@ def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[T
     losses = torch.where(counted, apart, 0).sum((1, 2)) / classes
     loss = _reduced(losses, reduction)
     return (loss.reshape(()) if len(shape) < 2 else loss), is_label.to(x.dtype).reshape(shape)
+
+
+@decomposition(aten.native_group_norm_backward.default)
+def group_norm_backward(
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, batch: int, channels: int, count: int, groups: int,
+    wanted: list[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """torch's, which divides by the number of elements: of none, the weight's gradient is NaN, as in torch's kernel."""
+    if count != 0:
+        known: Any = decomposition_table[aten.native_group_norm_backward.default]
+        return list(known(grad, x, mean, rstd, weight, batch, channels, count, groups, wanted))
+    made = (torch.zeros_like(x), x.new_full((channels,), math.nan if batch else 0.0), x.new_zeros(channels))
+    return [t if w else None for t, w in zip(made, wanted, strict=True)]
 
 
 def _in_rows(x: Tensor) -> Tensor:
