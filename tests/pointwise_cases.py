@@ -49,6 +49,8 @@ def special() -> Cases:
         found[p.default] = [Case(p.default, (f(40), degrees))]
         found[p.x_scalar] = [Case(p.x_scalar, (0.3, degrees))]
         found[p.n_scalar] = [Case(p.n_scalar, (f(9), 4))]
+    remainder = aten.remainder.Scalar_Tensor
+    found[remainder] = [Case(remainder, (7.5, f(40))), Case(remainder, (7, torch.tensor([2, -3, 5, 7])))]
     zeta = aten.special_zeta
     found[zeta.default] = [Case(zeta.default, (between(1, 9), between(0, 20)))]
     found[zeta.other_scalar] = [Case(zeta.other_scalar, (between(1, 9), 2.5))]

@@ -409,6 +409,9 @@ def main() -> int:
     parser.add_argument("--strict-denormals", action="store_true", help="denormals may not be flushed")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
+    known = [family.name for family in families()]
+    if unknown := {name for name in options.families.split(",") if name} - set(known):
+        parser.error(f"there is no family {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     torch.manual_seed(0)

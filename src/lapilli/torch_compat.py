@@ -153,6 +153,7 @@ PRIVATE: dict[str, str] = {
     "torch._C._dispatch_find_schema_or_throw": "a TorchScript call is matched to its overload as TorchScript does it",
     "torch._C._dispatch_get_all_op_names": "the catalog lists every operator that there is",
     "torch._C._dispatch_has_kernel": "whether an operator can run on the CPU",
+    "torch._C._should_allow_numbers_as_tensors": "which operators take numbers for tensors in Python",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "whether PyTorch makes an operator of others",
     "torch._C._dynamo.guards": "tensors over the same storage, in the fewest steps: every view makes one",
     "torch._C._from_dlpack": "tensors of another device than vulkan:0",

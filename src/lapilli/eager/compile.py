@@ -7,7 +7,7 @@ import operator
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -22,7 +22,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from lapilli.compiler import assemble_graph
-from lapilli.eager.form import Form
+from lapilli.eager.form import Form, wrapped
 from lapilli.eager.signature import CannotRun, Number, Operand, Signature, range_of, see
 from lapilli.errors import LapilliError
 from lapilli.graph.inline import splice
@@ -126,7 +126,8 @@ class _Call:
         fixed = FIXED_SIZES.get(op, {})
         # Kernels for matrix units depend on the channels, which the weights have decided.
         channels = range(1, 2 if fixed and self.signature.ranges else 1)
-        leaves = [self._leaf(x, fixed.get(k, channels)) for k, x in enumerate(self.signature.leaves)]
+        given = [self._tensor(x) if k in form.tensors else x for k, x in enumerate(self.signature.leaves)]
+        leaves = [self._leaf(x, fixed.get(k, channels)) for k, x in enumerate(given)]
         flat, tree = self._results(form, leaves)
         nodes = [self._in_memory(n, where) for n, where in zip(flat, self._places(form, flat), strict=True)]
         module = Module(self.graph, {}, [n for n, _, _ in nodes], {}, {}, self.environment.var_to_range)
@@ -185,6 +186,17 @@ class _Call:
             self.symbols[n] = size * unit if unit > 1 else size
             self.sizes[str(symbol)] = (*place, unit)
         return self.symbols[n]
+
+    def _tensor(self, leaf: Any) -> Any:
+        """A number where there must be a tensor as one without dimensions."""
+        form = self.signature.form
+        beside = [x for k, x in enumerate(self.signature.leaves) if k in form.tensors and k not in form.outs]
+        types = [(x.dtype, len(x.shape)) for x in beside if isinstance(x, Operand)]
+        if isinstance(leaf, Number) and leaf.dtype is None:
+            return replace(leaf, dtype=wrapped(0.5 if leaf.kind == "float" else 2, types))
+        if isinstance(leaf, int | float):
+            return self._node(aten.full.default, [], leaf, dtype=wrapped(leaf, types))
+        return leaf
 
     def _leaf(self, leaf: Any, fixed: Sequence[int]) -> Any:
         if isinstance(leaf, Operand):

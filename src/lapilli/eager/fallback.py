@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lapilli.eager import storage
 from lapilli.eager.devices import is_ours
-from lapilli.eager.form import Form
+from lapilli.eager.form import Form, wrapped
 from lapilli.eager.generators import default_generator
 
 _counts: Counter[str] = Counter()
@@ -84,6 +84,7 @@ def on_cpu(form: Form, leaves: Sequence[Any], index: int, reason: str) -> Any:
     given = [tree_map(down, list(leaf) if isinstance(leaf, tuple) else leaf) for leaf in leaves]
     if "generator" in form.names and given[place := form.names.index("generator")] is None:
         given[place] = default_generator(index)  # so that random numbers follow the device's seed here too
+    given = _with_tensors(form, given)
     args, kwargs = arguments(form, given)
     with torch.no_grad():
         result = form.op(*args, **kwargs)
@@ -105,6 +106,18 @@ def on_cpu(form: Form, leaves: Sequence[Any], index: int, reason: str) -> Any:
         return back[id(leaf)] if id(leaf) in back else sparse.from_cpu(leaf, index)
 
     return tree_map(up, result)
+
+
+def _with_tensors(form: Form, given: list[Any]) -> list[Any]:
+    """With tensors of no dimensions for numbers where the operator takes no numbers."""
+    beside = [
+        t for k, t in enumerate(given) if k in form.tensors and k not in form.outs and isinstance(t, torch.Tensor)
+    ]
+    types = [(t.dtype, t.dim()) for t in beside]
+    return [
+        torch.tensor(x, dtype=wrapped(x, types)) if k in form.tensors and isinstance(x, int | float) else x
+        for k, x in enumerate(given)
+    ]
 
 
 def _is_number(leaves: Sequence[Any]) -> bool:

@@ -3,6 +3,7 @@ and which functional operator computes the same."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -37,7 +38,8 @@ _FUNCTIONAL: dict[Overload, Overload] = {
 @dataclass(frozen=True)
 class Form:
     """op: the operator; functional: what computes its results without writing to arguments (None: not known by name);
-    names: its arguments; numeric: those that take a number (for a tensor, or a Scalar), by position; written: those that it
+    names: its arguments; numeric: those that take a number (for a tensor, or a Scalar), by position; tensors: those that must be
+    tensors, though a number that C++ has wrapped arrives as a number; written: those that it
     writes, by position; outs: those of them that are given for the results only (out=); returned: for every result the
     position of the argument that it is, or None; stored: which results of the functional operator are written to which
     arguments, by number and position; direct: whether the functional operator has a lowering of its own;
@@ -48,6 +50,7 @@ class Form:
     names: tuple[str, ...]
     positional: int
     numeric: frozenset[int]
+    tensors: frozenset[int]
     written: tuple[int, ...]
     outs: tuple[int, ...]
     returned: tuple[int | None, ...]
@@ -66,12 +69,23 @@ class Form:
         return self.direct and self.functional not in CONSTANT_NUMBERS
 
 
+def wrapped(number: float, tensors: Iterable[tuple[torch.dtype, int]]) -> torch.dtype:
+    """The dtype of a number as a tensor of no dimensions beside the tensors of a call, of which the dtype and the number of
+    dimensions are given: the first one's, so that the result is of that type, unless the number is of another kind."""
+    dtype, rank = next(iter(tensors), (torch.bool, 1))
+    kept = torch.result_type(torch.empty((), dtype=dtype, device="meta"), number)
+    wide = torch.int64 if type(number) is int and not kept.is_floating_point else kept
+    return wide if rank or dtype.is_floating_point else kept
+
+
 @cache
 def form(op: Overload) -> Form:
     schema = op._schema
     arguments = list(schema.arguments)
     names = tuple(a.name for a in arguments)
     numeric = frozenset(k for k, a in enumerate(arguments) if str(a.type) in ("Tensor", "number", "Optional[number]"))
+    takes_numbers = torch._C._should_allow_numbers_as_tensors(schema.name.removeprefix("aten::"))
+    tensors = frozenset() if takes_numbers else frozenset(k for k, a in enumerate(arguments) if str(a.type) == "Tensor")
     written = tuple(k for k, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
     outs = tuple(k for k in written if arguments[k].kwarg_only)
     functional = _functional(op, bool(written))
@@ -85,6 +99,7 @@ def form(op: Overload) -> Form:
         names,
         sum(not a.kwarg_only for a in arguments),
         numeric,
+        tensors,
         written,
         outs,
         returned,

@@ -15,13 +15,15 @@ import torch
 from lapilli.eager import integers, movement, products, storage
 from lapilli.eager.form import Form
 from lapilli.eager.generators import default_generator
-from lapilli.eager.programs import TOO_LARGE, load, programs_of
-from lapilli.eager.signature import CannotRun, Number, Signature, operand
+from lapilli.eager.programs import TOO_LARGE, load, programs_of, with_numbers
+from lapilli.eager.signature import CannotRun, Number, Operand, Signature, operand
 from lapilli.errors import NoDeviceError, OutOfMemoryError
 from lapilli.ir.node import MOST_ELEMENTS
 
 REFUSED = {torch.float64, torch.complex32, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64}
 """Types of which kernels have no elements."""
+
+aten = torch.ops.aten
 
 _FLOAT = struct.Struct("<f")
 _UINT = struct.Struct("<I")
@@ -60,7 +62,8 @@ class Launch:
         values = [self._number(source, tensors, numbers) for source in self.numbers]
         for value in (*values, *(leaves[k] for k in form.numeric if type(leaves[k]) is int)):
             bits(value)
-        program, found = programs_of(target).find(signature, values)
+        wanted = with_numbers(signature, values) if _may_overflow(form, operands, values) else signature
+        program, found = programs_of(target).find(wanted, values if wanted is signature else ())
         self.constant = found is not signature or not form.runtime_numbers
         """Whether numbers are compiled in."""
         compiled = program.compiled
@@ -339,6 +342,18 @@ def _numbers(form: Form, given: Places, tensors: Sequence[torch.Tensor]) -> list
         if number is not None and form.runtime_numbers:
             found.append((number, False))
     return found
+
+
+def _may_overflow(form: Form, operands: Sequence[Operand], values: Sequence[Any]) -> bool:
+    """Whether floats are stored as integers: torch refuses those that do not fit, and so do lowerings that know them."""
+    filled = form.computed in _FILLING and bool(operands) and not operands[0].dtype.is_floating_point
+    return filled and any(type(v) is float for v in values)
+
+
+_FILLING = {
+    aten.constant_pad_nd.default, aten.pad.default, aten.masked_fill.Scalar, aten.index_fill.int_Scalar, aten.scatter.value,
+    aten.fill.Scalar,
+}  # fmt: skip
 
 
 def is_runtime(leaf: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ def _fill(x: torch.Tensor, value: Any) -> torch.Tensor:
             _fill(x.as_strided(sizes, x.stride()), value)
             return x
     seen = operand(x)
-    if seen.strided or seen.spread or (value != 0 and x.dtype not in _WORDS):
+    if seen.strided or seen.spread or (value != 0 and (x.dtype not in _WORDS or not _holds(x.dtype, value))):
         return _write(x, value)
     pattern = 0 if value == 0 else _WORDS[x.dtype](value)
     place, size = movement.slice_of(x), x.numel() * x.itemsize
@@ -60,6 +61,16 @@ def _fill(x: torch.Tensor, value: Any) -> torch.Tensor:
         return _write(x, value)
     storage.stream_of(x.get_device()).fill(place, size, pattern)
     return x
+
+
+def _holds(dtype: torch.dtype, value: Any) -> bool:
+    """Whether a type of 32 bits has a number; torch says what is wrong with others."""
+    if dtype is torch.int32:
+        return bool(-(2**31) <= value < 2**31)
+    return not abs(value) > _LARGEST or math.isinf(value)
+
+
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def _write(x: torch.Tensor, value: Any) -> torch.Tensor:

@@ -160,7 +160,7 @@ def _register_tables() -> None:
     for aten_name, name in {"maximum": "max", "minimum": "min", "atan2": "atan2"}.items():
         lowering(getattr(aten, aten_name).default)(binary_op(name))
     lowering(aten.mul.Tensor, aten.mul.Scalar)(_multiply)
-    lowering(aten.remainder.Tensor, aten.remainder.Scalar)(binary_op("mod"))
+    lowering(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)(binary_op("mod"))
     lowering(aten.fmod.Tensor, aten.fmod.Scalar)(binary_op("fmod"))
     lowering(aten.pow.Tensor_Tensor, aten.pow.Scalar)(binary_op("pow"))
 
@@ -229,7 +229,9 @@ def pow_scalar(call: Call, x: Node, exponent: float) -> Node:
         0.5: lambda a: unary("sqrt", a), -0.5: lambda a: unary("rsqrt", a), -1: lambda a: unary("reciprocal", a),
     }.get(exponent)  # fmt: skip
     kind = call.dtype.compute
-    if isinstance(exponent, int) and kind is DType.int32 and exponent >= 0:
+    if isinstance(exponent, int) and kind is DType.int32 and exponent < 0:
+        raise TypeError("Integers to negative integer powers are not allowed.")
+    if isinstance(exponent, int) and kind is DType.int32:
         exactly(exponent, call.dtype)
     if simple is not None and (kind is DType.float32 or exponent in (0, 1, 2, 3)):
         return call.pointwise(simple, x, compute=kind)

@@ -153,15 +153,18 @@ def _fraction(
 
 def _divided(i: Int, size: Int, out: Int, align_corners: bool) -> tuple[Expr, Expr]:
     """As `_split` of i * size / out or (i + 1/2) * size / out - 1/2, for sizes that are known when the program runs: the place in
-    float32 is nearly right, and what it misses is small, so that integers have it though products may overflow. With
-    align_corners, sizes are one less."""
+    float32 is nearly right, and what it misses is small, so that integers have it though products may overflow. Devices divide
+    with an error in the last digit: what the floor of a quotient is off by one is mended too. With align_corners, sizes are one
+    less."""
     over, unit = (i * size, out) if align_corners else ((2 * i + 1) * size - out, 2 * out)
     whole, inverse = index(unit), 1.0 / index(unit, DType.float32)
     position, step = index(i, DType.float32), index(size, DType.float32) / index(out, DType.float32)
     low = cast_to(unary("floor", position * step if align_corners else (position + 0.5) * step - 0.5), DType.int32)
     rest = index(over) - low * whole
-    more = cast_to(unary("floor", cast_to(rest, DType.float32) * inverse), DType.int32)
-    return low + more, cast_to(rest - more * whole, DType.float32) * inverse
+    low += (more := cast_to(unary("floor", cast_to(rest, DType.float32) * inverse), DType.int32))
+    rest -= more * whole
+    off = where(binary("lt", rest, 0), const(-1), where(binary("ge", rest, whole), const(1), const(0)))
+    return low + off, cast_to(rest - off * whole, DType.float32) * inverse
 
 
 def _exact(step: Fraction, i: Int, align_corners: bool, below_zero: bool) -> Source:

@@ -1,0 +1,124 @@
+"""Numbers in the place of tensors on the vulkan device: PyTorch wraps them in C++, and they arrive as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lapilli import autoload
+from lapilli.eager.call import fallbacks, reset_fallbacks
+
+autoload.register()
+aten = torch.ops.aten
+
+ON_CPU = {"aten._add_relu.Scalar", "aten.float_power.Tensor_Scalar", "aten.float_power.Scalar"}
+"""An operator of quantised tensors, and one whose results are float64."""
+LISTS = ("bucketize", "searchsorted")
+
+
+def overloads() -> Iterator[torch._ops.OpOverload]:
+    """Those that take tensors and numbers, and nothing else that has no default."""
+    for name in sorted(dir(aten)):
+        packet = getattr(aten, name)
+        for overload in packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ():
+            op = getattr(packet, overload)
+            types = {str(a.type) for a in given(op)}
+            if (
+                types == {"Tensor", "number"}
+                and (name.endswith("_") or not op._schema.is_mutable)
+                and name not in LISTS
+            ):
+                yield op
+
+
+def given(op: torch._ops.OpOverload) -> list[torch.Argument]:
+    return [a for a in op._schema.arguments if not a.has_default_value()]
+
+
+def call(op: torch._ops.OpOverload, x: Tensor, number: float) -> Tensor:
+    result = op(*(x.clone() if str(a.type) == "Tensor" else number for a in given(op)))
+    return result[0] if isinstance(result, tuple | list) else result
+
+
+@pytest.mark.parametrize("number", [2.5, 2], ids=str)
+def test_every_operator_of_tensors_and_numbers(number: float) -> None:
+    """Also where one of a Scalar is made of one of a tensor: fmod_, bitwise_and_, copysign_, xlogy_, remainder of a number."""
+    x = (
+        torch.tensor([0.5, 1.5, 2.5, 0.75])
+        if isinstance(number, float)
+        else torch.tensor([1, 2, 3, 5], dtype=torch.int32)
+    )
+    seen = 0
+    for op in overloads():
+        try:
+            expected = call(op, x, number)
+        except (RuntimeError, NotImplementedError, IndexError):
+            continue
+        if not isinstance(expected, Tensor):
+            continue
+        seen += 1
+        reset_fallbacks()
+        found = call(op, x.to("vulkan"), number)
+        assert found.dtype is expected.dtype, op
+        torch.testing.assert_close(
+            found.cpu(), expected, rtol=1e-5, atol=1e-6, equal_nan=True, msg=lambda m, op=op: f"{op}: {m}"
+        )
+        assert str(op) in ON_CPU or not fallbacks(), op
+    assert seen > 40
+
+
+@pytest.mark.parametrize("number", [1, True, 2.5, -3], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16], ids=str)
+def test_types_of_results(dtype: torch.dtype, number: float) -> None:
+    """A number decides about the type of a result only where it is of another kind than the tensor."""
+    x = torch.tensor([1, 0, 3, 7]).to(dtype)
+    functions: list[Callable[[Tensor], Tensor]] = [
+        lambda x: torch.xlogy(x, number),
+        lambda x: torch.xlogy(number, x),
+        lambda x: torch.special.xlog1py(x, number),
+        lambda x: torch.copysign(x, number),
+        lambda x: torch.bitwise_and(number, x),
+        lambda x: x.clone().__ior__(number),
+        lambda x: torch.remainder(number, x + 1),
+        lambda x: x.clone().fmod_(number),
+        lambda x: x[1].fmod(number),
+        lambda x: torch.bitwise_xor(number, x[2]),
+    ]
+    for k, f in enumerate(functions):
+        try:
+            expected = f(x)
+        except (RuntimeError, NotImplementedError, TypeError):
+            continue
+        found = f(x.to("vulkan"))
+        torch.testing.assert_close(found.cpu(), expected, equal_nan=True, msg=lambda m, k=k: f"{k}: {m}")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [(torch.uint8, -3), (torch.uint8, 300), (torch.int8, -200.0), (torch.int32, 2**33), (torch.int32, 3)],
+)
+def test_integers_that_do_not_fit_are_refused_as_in_torch(dtype: torch.dtype, number: float) -> None:
+    """-3 is 253 as an integer of 8 bits; -3.0, which is what F.pad makes of it, is none."""
+    x = torch.tensor([1, 2, 3, 4]).to(dtype)
+    mask = torch.tensor([True, False, True, False])
+    functions: list[Callable[[Tensor], Tensor]] = [
+        lambda x: F.pad(x, (1, 1), value=number),
+        lambda x: x.masked_fill(mask.to(x.device), number),
+        lambda x: x.clone().fill_(number),
+        lambda x: x.index_fill(0, torch.tensor([1], device=x.device), float(number)),
+        lambda x: torch.full_like(x, number),
+        lambda x: x ** -abs(int(number)),
+    ]
+    for f in functions:
+        try:
+            expected = f(x)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match=str(error).splitlines()[0][:30]):
+                f(x.to("vulkan")).cpu()
+        else:
+            torch.testing.assert_close(f(x.to("vulkan")).cpu(), expected)
+    assert torch.equal(F.pad(x.to("vulkan"), (0, 1), value=7).cpu(), F.pad(x, (0, 1), value=7))
