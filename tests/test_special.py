@@ -74,6 +74,16 @@ def test_division_with_remainder() -> None:
         np.testing.assert_array_equal(ours.numpy(), want.numpy())
 
 
+def test_error_function_on_device() -> None:
+    """Within two units in the last place: 1.1 of the formula and the driver's error of exp(x), which 1 - exp(x) makes smaller.
+    What others make of it by 1 + erf(x) depends on that (the normal distribution, gelu)."""
+    x = torch.cat([torch.linspace(-6, 6, 20001), torch.logspace(-8, 0, 1001), torch.tensor([3e38, float("inf")])])
+    exact = torch.erf(x.double())
+    ours = lapilli.compile(Function(torch.erf), (x,))(x).double()
+    assert ((ours - exact).abs() <= 2.0 * 2**-23 * exact.abs()).all()
+    assert lapilli.compile(Function(torch.erf), (x[:1],))(torch.tensor([float("nan")])).isnan().all()
+
+
 @pytest.mark.poor_device
 def test_on_device() -> None:
     """All of them, and those of two numbers, by the functions of lapilli_special.slang."""
