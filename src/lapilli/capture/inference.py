@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._dynamo.decorators import dont_skip_tracing
 from torch.overrides import TorchFunctionMode
 
 _DROPOUT = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout}
@@ -24,7 +23,6 @@ _OF_SCRIPTS = {
 class without_dropout(TorchFunctionMode):
     """While a model is traced."""
 
-    @dont_skip_tracing
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         if args and (func in _DROPOUT or func in _OF_SCRIPTS):

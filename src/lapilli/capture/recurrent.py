@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.decorators import dont_skip_tracing
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -34,12 +33,10 @@ class _Whole(TorchFunctionMode):
         super().__init__()
         self.batches: Any = WeakIdKeyDictionary()  # of packed sequences, by their numbers of sequences at every step
 
-    @dont_skip_tracing  # Dynamo traces branches and loops under this mode, and is told elsewhere to leave our code alone
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = NotImplemented if kwargs else self._call(func, args)
         return func(*args, **(kwargs or {})) if found is NotImplemented else found
 
-    @dont_skip_tracing
     def _call(self, func: Any, args: Any) -> Any:
         if func in _LAYERS:
             name = _LAYERS[func]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from torch._dynamo.decorators import dont_skip_tracing
 from torch._dynamo.exc import UserError
 from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
@@ -67,8 +68,10 @@ def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = Non
 
 @contextmanager
 def _tracing(model: torch.nn.Module) -> Iterator[None]:
-    """While torch.export traces a model: calls that it would take apart or lose are traced as what they mean."""
-    with torch.no_grad(), whole_layers(model), without_dropout():
+    """While torch.export traces a model: calls that it would take apart or lose are traced as what they mean. Dynamo, which traces
+    branches and loops under these modes, is told elsewhere to leave our code alone, and here that it may not. (Said of each
+    function, that took longer than the rest of the export.)"""
+    with torch.no_grad(), dont_skip_tracing(), whole_layers(model), without_dropout():
         yield
 
 
