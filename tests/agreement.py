@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -214,17 +215,24 @@ class _Recorder(TorchDispatchMode):
 
 def samples(overload: torch._ops.OpOverload, dtype: torch.dtype, limit: int) -> list[Case]:
     """Up to `limit` calls of an overload in torch's own samples, spread over them."""
+    chosen = _calls(overload, dtype)[: 12 * limit]
+    step = max(1, len(chosen) // limit)
+    return chosen[::step][:limit]
+
+
+@cache
+def _calls(overload: torch._ops.OpOverload, dtype: torch.dtype) -> list[Case]:
+    """Calls of an overload in torch's own samples, up to 72 and a few."""
     packet = overload._schema.name.split("::")[1]
     names = (packet, f"nn.functional.{packet}", packet.replace("special_", "special."))
     infos = [info for name in dict.fromkeys(names) for info in _op_db().get(name, [])]
     if not infos and packet in _REACHED_BY:
         infos = _op_db().get(_REACHED_BY[packet], [])
     found: dict[str, Case] = {}
-    torch.manual_seed(0)
     for info in infos:
         if dtype not in info.supported_dtypes("cpu"):
             continue
-        for sample in itertools.islice(info.sample_inputs("cpu", dtype, requires_grad=False), 150):
+        for sample in itertools.islice(_samples(info, dtype), 150):
             args, kwargs = (
                 (sample.input, *sample.args),
                 {k: v for k, v in sample.kwargs.items() if k != "return_indices"},
@@ -232,11 +240,29 @@ def samples(overload: torch._ops.OpOverload, dtype: torch.dtype, limit: int) -> 
             for case in _cases(overload, info, args, kwargs):
                 if _is_usable(case):
                     found.setdefault(repr(case), case)
-            if len(found) >= 12 * limit:
+            if len(found) >= 72:
                 break
-    chosen = list(found.values())
-    step = max(1, len(chosen) // limit)
-    return chosen[::step][:limit]
+    return list(found.values())
+
+
+def _samples(info: Any, dtype: torch.dtype) -> Iterator[Any]:
+    """As `info.sample_inputs` gives them, with the same seed for each; but torch seeds the generators of all devices that there
+    might be, and looks at the stack, which takes longer than the samples."""
+    from torch.testing._internal.common_utils import SEED
+
+    def seed() -> None:
+        torch.default_generator.manual_seed(SEED)
+        np.random.seed(SEED)
+        random.seed(SEED)
+
+    seed()
+    found = iter(info.sample_inputs_func(info, "cpu", dtype, False))
+    while True:
+        seed()
+        try:
+            yield next(found)
+        except StopIteration:
+            return
 
 
 def _cases(overload: torch._ops.OpOverload, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Case]:

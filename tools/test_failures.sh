@@ -22,9 +22,9 @@ faults() { # FOLDER EVERY
   (cd "$1" && LD_LIBRARY_PATH=$PWD/tests/fault tests/test_faults "$2")
 }
 
-cmake -S native -B build/native -G Ninja -DLAPILLI_TESTS=ON -DCMAKE_BUILD_TYPE=Release >/dev/null
-cmake --build build/native --target test_faults
-faults build/native "$every"
+cmake -S native -B build/package -G Ninja -DLAPILLI_TESTS=ON -DCMAKE_BUILD_TYPE=Release >/dev/null # as test_native.sh
+cmake --build build/package --target test_faults
+faults build/package "$every"
 build build/asan -DLAPILLI_ASAN=ON test_faults
 faults build/asan $((3 * every))
 build build/tsan -DLAPILLI_TSAN=ON test_threads

@@ -9,11 +9,12 @@ PATH=$(realpath -ms "${VENV:-.venv}")/bin:$PATH
 driver=$(find {/usr,/usr/local}/share/vulkan/icd.d /etc/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/null | head -1 || true)
 export VK_DRIVER_FILES=$driver VK_ICD_FILENAMES=$driver
 
-cmake -S native -B build/native -G Ninja -DLAPILLI_TESTS=ON -DCMAKE_BUILD_TYPE=Release >/dev/null
-cmake --build build/native
-rm -f build/native/tests/validation-*.log
-ctest --test-dir build/native --output-on-failure
-reports=$(cat build/native/tests/validation-*.log 2>/dev/null || true)
+build=build/package # where tools/setup.sh has built the player already
+cmake -S native -B $build -G Ninja -DLAPILLI_TESTS=ON -DCMAKE_BUILD_TYPE=Release >/dev/null
+cmake --build $build
+rm -f $build/tests/validation-*.log
+ctest --test-dir $build -j 2 --output-on-failure
+reports=$(cat $build/tests/validation-*.log 2>/dev/null || true)
 if [ -n "$reports" ]; then
   echo "The Vulkan validation layers reported:" >&2
   echo "$reports" >&2
@@ -22,4 +23,4 @@ fi
 
 cmake -S native -B build/asan -G Ninja -DLAPILLI_TESTS=ON -DLAPILLI_ASAN=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 >/dev/null
 cmake --build build/asan --target test_units test_reader test_stream test_faults make_corpus fuzz_reader fuzz_planner fuzz_spirv
-ctest --test-dir build/asan --output-on-failure -R 'units|reader|stream|faults|corpus|planner|spirv'
+ctest --test-dir build/asan -j 2 --output-on-failure -R 'units|reader|stream|faults|corpus|planner|spirv'

@@ -14,9 +14,10 @@ else
 fi
 export VK_DRIVER_FILES=$driver VK_ICD_FILENAMES=$driver
 export XDG_CACHE_HOME=$PWD/.cache/test # not the user's kernels and pipelines
+export OMP_NUM_THREADS=1 # two processes share the cores, and threads of torch wait by turning round
 export LAPILLI_VALIDATION=1 LAPILLI_VALIDATION_LOG=$PWD/build/validation-$kind.log
 bare=$venv-bare/bin/python
 [ ! -x "$bare" ] || export LAPILLI_TEST_BARE_PYTHON=$bare
 mkdir -p build "$XDG_CACHE_HOME"
 : >"$LAPILLI_VALIDATION_LOG"
-exec "$venv/bin/python" -m pytest -n 2 --dist worksteal "$@"
+exec "$venv/bin/python" -m pytest -n 2 --dist worksteal --durations=15 "$@"

@@ -1,4 +1,5 @@
-"""What people do with PyTorch on a CPU, Lapilli or not: python activities.py GROUP MODE writes what came out as JSON.
+"""What people do with PyTorch on a CPU, Lapilli or not: python activities.py GROUPS MODE writes what came out as JSON;
+GROUPS are names with commas.
 
 MODE: "plain" (what `import torch` has loaded, if anything), or what was used before in the same process: "device" (the eager device
 "vulkan"), "backend" (torch.compile by it)."""
@@ -452,11 +453,11 @@ def _use(mode: str) -> None:
         torch._dynamo.reset()
 
 
-def main(group: str, mode: str) -> None:
+def main(groups: str, mode: str) -> None:
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
     _use(mode)
-    for name, function in GROUPS[group].items():
+    for name, function in [item for group in groups.split(",") for item in GROUPS[group].items()]:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
