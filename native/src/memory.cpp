@@ -153,7 +153,15 @@ void Blocks::ensure(Device& device, std::span<const uint64_t> sizes, MemoryUse u
     return;
   blocks_.clear(); // first, so that old and new blocks are never there together
   for (const uint64_t size : sizes)
-    blocks_.emplace_back(device, size, use, counter, what);
+    blocks_.emplace_back(device, size + binding_slack(), use, counter, what);
+}
+
+uint64_t binding_slack() {
+  static const uint64_t slack = [] {
+    const auto given = environment("LAPILLI_BINDING_SLACK");
+    return given ? std::strtoull(given->c_str(), nullptr, 10) / 16 * 16 : 0;
+  }();
+  return slack;
 }
 
 std::byte* Blocks::mapped(const Place& place) const {

@@ -81,10 +81,15 @@ public:
   std::byte* mapped(const Place& place) const;
   void invalidate() const;
   uint64_t size() const;
+  std::span<const GpuBuffer> all() const { return blocks_; }
 
 private:
   std::vector<GpuBuffer> blocks_;
 };
+
+// Bytes beyond its own that a kernel may see of a buffer, NaN at first: none but in tests (LAPILLI_BINDING_SLACK), which find
+// kernels so that read what they should not, on drivers that give them zeros there.
+uint64_t binding_slack();
 
 // Whether host-visible memory of the device itself exists, and is more than a small window.
 bool has_large_bar(const Capabilities& device);

@@ -67,10 +67,20 @@ void Run::prepare(std::span<const int64_t> symbols) {
     const Dispatch& command = shared_.plan.run[i];
     const Kernel& kernel = shared_.kernels[command.kernel];
     resolved_[i] = resolve(shared_.device, command, kernel, values, regions_, shared_.limits.groups);
+    widen(command, kernel, resolved_[i]);
     sets_.update(i, kernel, resolved_[i]);
   }
   record_all();
   prepared_ = true;
+}
+
+void Run::widen(const Dispatch& command, const Kernel& kernel, ResolvedDispatch& resolved) const {
+  for (size_t i = 0; i < command.bindings.size() && !resolved.empty(); ++i) {
+    const BufferKind kind = shared_.plan.buffers[command.bindings[i].buffer].kind;
+    const bool ours = kind == BufferKind::arena || kind == BufferKind::input || kind == BufferKind::output;
+    if (ours && kernel.types[i] == BindingType::storage)
+      resolved.bindings[i].size += binding_slack();
+  }
 }
 
 ArenaPlan plan_arena(const Shared& shared, const Values& values) {
@@ -179,6 +189,9 @@ void Run::place_tensors(const Values& values) {
   output_host_.ensure(shared_.device, output_plan.blocks, MemoryUse::readback, shared_.counter, "outputs");
   output_device_.ensure(shared_.device, copied_plan.blocks, MemoryUse::device, shared_.counter, "outputs");
 
+  if (binding_slack() > 0)
+    for (const GpuBuffer& block : input_host_.all())
+      std::memset(block.mapped(), 0xff, block.size());
   uploads_.clear();
   downloads_.clear();
   direct_outputs_ = false;
@@ -256,6 +269,11 @@ void Run::record_dispatches(VkCommandBuffer commands, size_t first, size_t last)
 
 void Run::record_all() {
   pool_.begin(commands_);
+  if (binding_slack() > 0) {
+    for (const GpuBuffer& block : arena_.all())
+      shared_.device.vk.CmdFillBuffer(commands_, block.handle(), 0, VK_WHOLE_SIZE, UINT32_MAX);
+    barrier(shared_.device, commands_, stage::transfer_write, stage::compute | stage::transfer_write);
+  }
   record_uploads(commands_);
   record_dispatches(commands_, 0, resolved_.size());
   record_downloads(commands_);

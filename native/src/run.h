@@ -100,6 +100,7 @@ private:
   std::vector<Tensor> tensors(std::span<const TensorSpec> specs, const Values& values) const;
   std::vector<bool> read_buffers() const;
   void record_all();
+  void widen(const Dispatch& command, const Kernel& kernel, ResolvedDispatch& resolved) const;
   void record_uploads(VkCommandBuffer commands);
   void record_downloads(VkCommandBuffer commands);
   void record_dispatches(VkCommandBuffer commands, size_t first, size_t last);

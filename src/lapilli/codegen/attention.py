@@ -47,16 +47,19 @@ def choose(task: Task, by_out: Mapping[int, Task], ctx: Context) -> bool:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """strides: (batches before the last, the last, row, column) in elements; share: neighbouring heads that read the same."""
+    """strides: (batches before the last, the last, row, column) in elements; share: neighbouring heads that read the same;
+    width: elements of a row."""
 
     operand: Operand
     share: int
+    width: Int
 
     @property
     def wide(self) -> bool:
+        """Whether rows are read four elements at a time: they are whole fours, of one row too, whose stride says nothing."""
         *others, column = self.operand.strides
         size = self.operand.node.dtype.size
-        return column == 1 and size in (2, 4) and all(s % 4 == 0 for s in (self.operand.offset, *others))
+        return column == 1 and size in (2, 4) and all(s % 4 == 0 for s in (self.width, self.operand.offset, *others))
 
 
 def _tensor(x: Node, batch: Sequence[Int], ctx: Context) -> _Tensor | None:
@@ -78,7 +81,7 @@ def _tensor(x: Node, batch: Sequence[Int], ctx: Context) -> _Tensor | None:
     head = strides[len(batch) - 1] if batch else as_int(0)
     if outer is None:
         return None
-    return _Tensor(Operand(found.node, found.offset, (outer, head, *strides[-2:])), share)
+    return _Tensor(Operand(found.node, found.offset, (outer, head, *strides[-2:])), share, x.shape[-1])
 
 
 @dataclass(frozen=True)
