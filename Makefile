@@ -47,8 +47,9 @@ python: ## pytest on lavapipe with the validation layers
 poor: ## The tests marked poor_device on SwiftShader
 	tools/test_python.sh poor
 
-random: ## Random programs against torch: two minutes of the same, one of new ones
-	tools/random_programs.sh --seeds 0:24 --each 2
+random: ## Random programs against torch: the same ones, some by kernels for GPUs, and new ones for a minute
+	tools/random_programs.sh --seeds 0:18 --each 2
+	tools/random_programs.sh --seeds 18:24 --each 2 --gpu-plans
 	@tools/random_programs.sh --new --seconds 60 --each 2 || echo "The new seeds above are no failure of this run: mend them, or run them again with tools/random_programs.sh --seeds A:B"
 
 format: ## Format the Python code

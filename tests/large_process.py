@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import gpu_plans
+import as_gpu
 import torch
 import torch.nn.functional as F
 
@@ -213,7 +213,7 @@ def main() -> None:
     warnings.simplefilter("error")  # an operator that runs on the CPU instead
     cases = itertools.chain(boundaries(), many(), programs())
     if "--gpu-plans" in sys.argv:
-        gpu_plans.on_any_device()
+        as_gpu.on_any_device()
         cases = ((name, case) for name, case in many() if name in KERNELS_OF_GPUS)
     for name, case in cases:
         try:

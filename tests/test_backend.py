@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -530,3 +531,15 @@ def test_dynamo_leaves_our_code_alone() -> None:
     compiled(lambda x: x + 1)(torch.ones(2))
     for module in (lapilli.program.schema, flatbuffers.builder, lapilli.player):
         assert trace_rules.check_file(module.__file__).skipped, module
+
+
+def test_a_size_too_long_to_be_written() -> None:
+    """Its formula has parts with names, and the player is asked for it."""
+
+    def pairs(*lines: torch.Tensor) -> torch.Tensor:
+        return torch.cat([(a[:, None] * b).flatten() for a, b in itertools.permutations(lines, 2)])
+
+    compiled = torch.compile(pairs, backend="vulkan", dynamic=True)
+    for first in (2, 3):
+        lines = [torch.randn(first + k) for k in range(6)]
+        torch.testing.assert_close(compiled(*lines), pairs(*lines))

@@ -73,7 +73,7 @@ def test_refusals_say_what_to_do(kernels: str, tmp_path: Path) -> None:
             assert (x + x).sum().item() == 200_000
         print(seen[0].message)
     """
-    forced = "import gpu_plans; gpu_plans.on_any_device()" if kernels == "gpu" else ""
+    forced = "import as_gpu; as_gpu.on_any_device()" if kernels == "gpu" else ""
     lines = [forced, *(line[8:] for line in script.splitlines())]
     printed = in_process("-c", "\n".join(lines), LAPILLI_CACHE_DIR=str(tmp_path))
     plan = printed.split()[0]

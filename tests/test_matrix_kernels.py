@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 
-import gpu_plans
+import as_gpu
 import numpy as np
 import pytest
 import torch
@@ -24,7 +24,7 @@ from lapilli.schedule.contraction import Operand
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     """Plans for matrix units that any device accepts."""
-    gpu_plans.on_any_device(monkeypatch.setattr)
+    as_gpu.on_any_device(monkeypatch.setattr)
     monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
 
 

@@ -3,7 +3,7 @@ tries: many operators in one program, against torch."""
 
 from __future__ import annotations
 
-import gpu_plans
+import as_gpu
 import pytest
 import special_values
 import torch
@@ -109,7 +109,7 @@ def test_on_a_poor_device() -> None:
 
 @pytest.mark.parametrize("target", ["gpu-fp32", "gpu-fp16-matrix"])
 def test_gpu_plans(families: dict[str, Family], monkeypatch: pytest.MonkeyPatch, tmp_path: object, target: str) -> None:
-    gpu_plans.on_any_device(monkeypatch.setattr)
+    as_gpu.on_any_device(monkeypatch.setattr)
     monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
     dtype = torch.float32 if target == "gpu-fp32" else torch.float16
     for name in ("reduce 8", "named"):

@@ -35,7 +35,7 @@ import lapilli
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parents[1] / "tests"))
-import gpu_plans
+import as_gpu
 import special_cases
 from special_cases import Given
 from special_pointwise import binary, in_place, pointwise
@@ -417,7 +417,7 @@ def main() -> int:
     torch.manual_seed(0)
     np.seterr(all="ignore")
     if options.force:
-        gpu_plans.on_any_device()
+        as_gpu.on_any_device()
     options.eager_gradients = "eager" in options.modes
     if "eager" in options.modes or "gradients" in options.modes:
         try:

@@ -177,6 +177,10 @@ uint32_t lapilli_method_count(lapilli_program *program);
 lapilli_status lapilli_method(lapilli_program *program, uint32_t method, lapilli_method_info *info);
 lapilli_status lapilli_input_spec(lapilli_program *program, uint32_t method, uint32_t index, lapilli_spec *spec);
 lapilli_status lapilli_output_spec(lapilli_program *program, uint32_t method, uint32_t index, lapilli_spec *spec);
+/* What the first n_outputs outputs are for these values of the method's symbols: shape, rank, dtype and size are written, data is
+ * left as it is. Nothing is run. */
+lapilli_status lapilli_output_shapes(lapilli_program *program, uint32_t method, const int64_t *symbols, uint32_t n_symbols,
+                                     lapilli_tensor *outputs, uint32_t n_outputs);
 
 /* States: tensors that stay on the device from run to run. Runs of a program that has states take place one after the other,
  * in the order of their submission; each sees what the ones before it left. The calls below take their place in that order,

@@ -316,6 +316,13 @@ lapilli_status lapilli_output_spec(lapilli_program* program, uint32_t method, ui
   });
 }
 
+lapilli_status lapilli_output_shapes(lapilli_program* program, uint32_t method, const int64_t* symbols,
+                                     uint32_t n_symbols, lapilli_tensor* outputs, uint32_t n_outputs) {
+  return guarded([&] {
+    checked(program).output_tensors(method, items(symbols, n_symbols, "symbols"), items(outputs, n_outputs, "outputs"));
+  });
+}
+
 uint32_t lapilli_state_count(lapilli_program* program) {
   return program != nullptr ? static_cast<uint32_t>(program->program->model().states.size()) : 0;
 }

@@ -11,18 +11,6 @@ namespace {
 constexpr size_t most_launches = 1024; // of a method
 constexpr uint64_t flops_per_byte = 16;
 
-void check_symbols(const Method& method, std::span<const int64_t> symbols) {
-  if (symbols.size() != method.symbols.size())
-    fail(LAPILLI_INVALID_ARGUMENT, "Method \"", method.name, "\" has ", method.symbols.size(), " symbols, and ",
-         symbols.size(), " values were given.");
-  for (size_t i = 0; i < symbols.size(); ++i) {
-    const Symbol& symbol = method.symbols[i];
-    if (symbols[i] < symbol.min || (symbol.max >= 0 && symbols[i] > symbol.max))
-      fail(LAPILLI_INVALID_ARGUMENT, "Symbol ", symbol.name, " of method \"", method.name, "\" is ", symbols[i],
-           ", and the method takes ", symbol.min, symbol.max >= 0 ? cat("..", symbol.max) : " and more", ".");
-  }
-}
-
 uint64_t bytes_of(const TensorSpec& spec, const Values& values) {
   std::vector<int64_t> shape;
   for (const ExprIndex size : spec.shape)
@@ -34,6 +22,18 @@ uint64_t bytes_of(const TensorSpec& spec, const Values& values) {
 }
 
 } // namespace
+
+void check_symbols(const Method& method, std::span<const int64_t> symbols) {
+  if (symbols.size() != method.symbols.size())
+    fail(LAPILLI_INVALID_ARGUMENT, "Method \"", method.name, "\" has ", method.symbols.size(), " symbols, and ",
+         symbols.size(), " values were given.");
+  for (size_t i = 0; i < symbols.size(); ++i) {
+    const Symbol& symbol = method.symbols[i];
+    if (symbols[i] < symbol.min || (symbol.max >= 0 && symbols[i] > symbol.max))
+      fail(LAPILLI_INVALID_ARGUMENT, "Symbol ", symbol.name, " of method \"", method.name, "\" is ", symbols[i],
+           ", and the method takes ", symbol.min, symbol.max >= 0 ? cat("..", symbol.max) : " and more", ".");
+  }
+}
 
 Launch::Launch(const Shared& shared, std::span<const int64_t> symbols) {
   const Method& method = shared.method;

@@ -7,6 +7,9 @@
 
 namespace lapilli {
 
+// Throws INVALID_ARGUMENT for values that the method does not take.
+void check_symbols(const Method& method, std::span<const int64_t> symbols);
+
 struct Launch {
   // `shared`: of the method. Throws INVALID_ARGUMENT for values of symbols that the method does not take.
   Launch(const Shared& shared, std::span<const int64_t> symbols);

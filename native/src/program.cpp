@@ -312,10 +312,18 @@ void Program::wait_for_all() noexcept {
 
 void Program::output_tensors(uint32_t index, std::span<const lapilli_tensor> inputs,
                              std::span<lapilli_tensor> outputs) {
-  const Method& wanted = method(index);
   SymbolValues symbols;
-  read_symbols(wanted, inputs, symbols);
-  const Values values(wanted.exprs, symbols.used());
+  read_symbols(method(index), inputs, symbols);
+  output_tensors(index, symbols.used(), outputs);
+}
+
+void Program::output_tensors(uint32_t index, std::span<const int64_t> symbols, std::span<lapilli_tensor> outputs) {
+  const Method& wanted = method(index);
+  check_symbols(wanted, symbols);
+  if (outputs.size() > wanted.outputs.size())
+    fail(LAPILLI_INVALID_ARGUMENT, "Method \"", wanted.name, "\" has ", wanted.outputs.size(), " outputs, and the shapes of ",
+         outputs.size(), " were asked for.");
+  const Values values(wanted.exprs, symbols);
   for (size_t i = 0; i < outputs.size(); ++i) {
     const TensorSpec& spec = wanted.outputs[i];
     outputs[i].rank = static_cast<uint32_t>(spec.shape.size());

@@ -36,6 +36,7 @@ public:
 
   // The shapes and bytes of the outputs for these inputs, without running.
   void output_tensors(uint32_t method, std::span<const lapilli_tensor> inputs, std::span<lapilli_tensor> outputs);
+  void output_tensors(uint32_t method, std::span<const int64_t> symbols, std::span<lapilli_tensor> outputs);
 
   // For a stream, which records what a launch says while it holds the lock.
   struct Launching {

@@ -271,6 +271,11 @@ TEST(wrong_calls_are_refused) {
   };
   CHECK(refused(enqueue(stream, program, {64}, {x}, {y}), "has 2 inputs and 1 outputs, and 1 and 1 were given"));
   CHECK(refused(enqueue(stream, program, {}, {x, x}, {y}), "has 1 symbols, and 0 values were given"));
+  lapilli_tensor shapes[2] = {};
+  const int64_t symbol = 3;
+  CHECK(refused(lapilli_output_shapes(program.handle, 0, nullptr, 0, shapes, 1), "has 1 symbols, and 0 values were given"));
+  CHECK(refused(lapilli_output_shapes(program.handle, 0, &symbol, 1, shapes, 2), "the shapes of 2 were asked for"));
+  CHECK(lapilli_output_shapes(program.handle, 0, &symbol, 1, shapes, 1) == LAPILLI_OK && shapes[0].rank > 0);
   CHECK(refused(enqueue(stream, program, {0}, {x, x}, {y}), "Symbol N of method \"forward\" is 0"));
   CHECK(refused(enqueue(stream, texel, {17}, {x}, {y}), "the method takes 0..16"));
   CHECK(refused(enqueue(stream, program, {257}, {x, x}, {y}), "Input 0 (a) takes 1028 bytes, and the buffer has 1024"));

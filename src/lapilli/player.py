@@ -449,6 +449,18 @@ class NativeProgram:
         with self.submit(inputs, method) as run:
             return run.outputs()
 
+    def shapes(self, method: int, symbols: Sequence[int]) -> list[tuple[int, ...]]:
+        """Shapes of the outputs for these values of the method's symbols; nothing is run.
+
+        Raises:
+            InvalidInputError: a wrong count, or a symbol out of its bounds.
+        """
+        ffi, library = _player()
+        count = self.methods[method].outputs
+        outputs = ffi.new("lapilli_tensor[]", count)
+        _check(library.lapilli_output_shapes(self._program(), method, list(symbols), len(symbols), outputs, count))
+        return [tuple(t.shape[0 : t.rank]) for t in outputs]
+
     def output_shapes(self, inputs: Sequence[Array], method: int = 0) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
         """Shapes and dtypes of the outputs for such inputs; nothing is run."""
         ffi, library = _player()

@@ -48,7 +48,7 @@ torch.where({0} > 0, {0}, 0.0)|torch.heaviside({0}, {0}.abs())|torch.polygamma(1
 BINARY = """\
 {0} + {1}|{0} - {1}|{0} * {1}|{0} / ({1}.abs() + 0.5)|torch.add({0}, {1}, alpha=0.3)
 torch.sub({0}, {1}, alpha=2)|torch.maximum({0}, {1})|torch.minimum({0}, {1})|torch.fmax({0}, {1})
-torch.fmin({0}, {1})|torch.atan2({0}, {1}.abs() + 0.1)|torch.hypot({0}, {1})
+torch.fmin({0}, {1})|torch.atan2({0}, {1}.abs() + 0.1)|torch.hypot({0}, {1}.abs() + 0.1)
 torch.pow({0}.abs() + 0.1, {1}.clamp(-2, 2))|torch.fmod({0}, {1}.abs() + 0.5)|{0} % ({1}.abs() + 0.5)
 torch.copysign({0}, {1})|torch.xlogy({0}, {1}.abs() + 0.1)|torch.logaddexp({0}, {1})|torch.logaddexp2({0}, {1})
 torch.div({0}, {1}.abs() + 0.5, rounding_mode="floor")|torch.div({0}, {1}.abs() + 0.5, rounding_mode="trunc")

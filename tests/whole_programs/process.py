@@ -104,9 +104,9 @@ def _main(connection: Connection, device: str | None, gpu_plans: bool, share: tu
 
     del families, networks
     if gpu_plans:
-        import gpu_plans as plans
+        import as_gpu
 
-        plans.on_any_device()
+        as_gpu.on_any_device()
         ways.TARGETS.update(fp32="gpu-fp32", fp16="gpu-fp16-matrix")
     torch.set_num_threads(1)
     left: list[Any] = []

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -72,6 +73,39 @@ _SUMS = {
 }
 
 
+def _moments(x: torch.Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    """Variance and mean."""
+    dims = list(range(x.dim())) if not dim and dim != 0 else [dim] if isinstance(dim, int) else list(dim)
+    count = math.prod(x.shape[d] for d in dims)
+    mean = x.mean(dims, keepdim=True)
+    squares = (x - mean).square().sum(dims, keepdim=True)
+    variance = squares / max(count - (1 if correction is None else correction), 0)
+    return tuple(t if keepdim else t.squeeze(tuple(dims)) for t in (variance, mean))
+
+
+def _unbiased(found: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Of the overloads of var, std and their like."""
+
+    def run(func: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        names = [a.name for a in func._schema.arguments]
+        given = dict(zip(names, (x, *args), strict=False)) | kwargs
+        if "unbiased" in given:
+            given["correction"] = int(given.pop("unbiased"))
+        return found(_moments(x, given.get("dim"), **{k: given[k] for k in ("correction", "keepdim") if k in given}))
+
+    return run
+
+
+_CENTERED: dict[str, Callable[..., Any]] = {
+    "var": _unbiased(lambda m: m[0]),
+    "std": _unbiased(lambda m: m[0].sqrt()),
+    "var_mean": _unbiased(lambda m: m),
+    "std_mean": _unbiased(lambda m: (m[0].sqrt(), m[1])),
+}
+for _name in ("native_layer_norm", "native_group_norm", "native_batch_norm"):
+    _CENTERED[_name] = lambda func, *args, **kwargs: decomposition_table[func](*args, **kwargs)
+
+
 class Disturbed(TorchDispatchMode):
     """Multiplies every computed floating-point number by 1 + units of a precision, at random."""
 
@@ -94,6 +128,9 @@ class Disturbed(TorchDispatchMode):
                 a, b = args
                 squares = a.square().sum(-1, keepdim=True) + b.square().sum(-1, keepdim=True).mT
                 return (squares - 2 * (a @ b.mT)).clamp_min(0).sqrt()
+        if name in _CENTERED:  # the mean is rounded before it is subtracted, and equal numbers become unequal to it
+            with self:
+                return _CENTERED[name](func, *args, **(kwargs or {}))
         args = tuple(self.as_number(a, name) for a in args)
         result = func(*args, **(kwargs or {}))
         writes = func._schema.is_mutable

@@ -33,7 +33,8 @@ class Launch:
         self._carriers = len(method.inputs) - inputs
         names = [s.name for s in method.symbols]
         self._numbers = [k for k, name in enumerate(names) if name not in RANDOM_KEY]
-        self._shapes = _shapes(names, [spec.shape for spec in method.outputs])
+        shapes = [spec.shape for spec in method.outputs]
+        self._shapes = _shapes(names, shapes) or (lambda *symbols: native.shapes(number, symbols)[: len(shapes)])
         self._fixed = None if names else self._shapes()
         stream = devices.stream_of(index)
         self._alignment = stream.alignment
@@ -76,9 +77,15 @@ class Launch:
         return made
 
 
-def _shapes(names: Sequence[str], shapes: Sequence[Sequence[int | str]]) -> Callable[..., tuple[Shape, ...]]:
-    """A function from the values of the symbols to the shapes; the player writes sizes as Python does."""
+def _shapes(names: Sequence[str], shapes: Sequence[Sequence[int | str]]) -> Callable[..., Sequence[Shape]] | None:
+    """A function from the values of the symbols to the shapes; the player writes sizes as Python does. None where one is too
+    long to be written whole (parts of it have names then, such as e41): the player knows it."""
     local = {name: f"v{k}" for k, name in enumerate(names)}
+    words = {
+        w for shape in shapes for size in shape if isinstance(size, str) for w in re.findall(r"[A-Za-z_]\w*", size)
+    }
+    if not words <= {*local, "min", "max"}:
+        return None
     texts = []
     for shape in shapes:
         sizes = [_renamed(str(size), local) for size in shape]
