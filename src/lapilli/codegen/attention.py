@@ -38,7 +38,7 @@ def choose(task: Task, by_out: Mapping[int, Task], ctx: Context) -> bool:
     if q is None or k is None or v is None or not size or not width:
         return False
     template = _Flash(scores, note.causal, q, k, v, size, width)
-    if template.tile(task) is None:
+    if template.tile(task, ctx) is None:
         return False
     task.template = template
     task.members = (scores, weights)
@@ -99,12 +99,13 @@ class _Flash:
         read = [ld.node for ld in loads(self.scores.value) if ld.node is not self.scores.core]
         return [self.q.operand.node, self.k.operand.node, self.v.operand.node, *read]
 
-    def tile(self, task: Task) -> int | None:
+    def tile(self, task: Task, ctx: Context) -> int | None:
         """Queries of a work group; None when they do not fit into its memory."""
         rows = task.core.contraction.rows[0].extent if task.core and isinstance(task.core.contraction, Attention) else 1
         groups = product([a.extent for a in task.axes[:-2]])
         count = estimate(as_int(rows))
-        menu = (4,) if count <= 4 else (32, 16) if estimate(groups) * -(-count // 32) >= 132 else (16,)
+        many = ctx.target.multiprocessors
+        menu = (4,) if count <= 4 else (32, 16) if estimate(groups) * -(-count // 32) >= many else (16,)
         return next((q for q in menu if self.shared(q) <= _SHARED), None)
 
     def shared(self, queries: int) -> int:
@@ -129,7 +130,7 @@ class _Flash:
                 f"t.{name}", offset=t.operand.offset // unit, batch=outer // unit, head=head // unit, row=row // unit,
                 column=1 if t.wide else column,
             )  # fmt: skip
-        queries = self.tile(task)
+        queries = self.tile(task, ctx)
         assert queries is not None
         wide = ", ".join(str(int(t.wide)) for t in (self.q, self.k, self.v))
         call = (
