@@ -122,3 +122,51 @@ def test_integers_that_do_not_fit_are_refused_as_in_torch(dtype: torch.dtype, nu
         else:
             torch.testing.assert_close(f(x.to("vulkan")).cpu(), expected)
     assert torch.equal(F.pad(x.to("vulkan"), (0, 1), value=7).cpu(), F.pad(x, (0, 1), value=7))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("number", [1e39, -1e39, 70000.0, float("inf"), 2.5], ids=str)
+def test_floats_that_do_not_fit_are_refused_as_in_torch(dtype: torch.dtype, number: float) -> None:
+    """Where torch converts a number to the type of a kernel; where it makes a tensor of it, an infinity. In calls that were made
+    with other numbers before, too."""
+    x = torch.tensor([1.0, -2.0, 3.0], dtype=dtype)
+    functions: list[Callable[[Tensor, float], Tensor]] = [
+        lambda x, n: x.clamp(max=n),
+        lambda x, n: x.clone().clamp_(min=n),
+        lambda x, n: x.masked_fill(x > 0, n),
+        lambda x, n: torch.add(x, x, alpha=n),
+        lambda x, n: torch.addcmul(x, x, x, value=n),
+        lambda x, n: F.pad(x, (1, 1), value=n),
+        lambda x, n: F.leaky_relu(x, n),
+        lambda x, n: F.hardtanh(x, -abs(n), abs(n)),
+        lambda x, n: F.threshold(x, 1.5, n),
+        lambda x, n: torch.lerp(x, -x, n),
+        lambda x, n: x.index_fill(0, torch.tensor([1], device=x.device), n),
+        lambda x, n: torch.full((3,), n, dtype=dtype, device=x.device),
+        lambda x, n: x.new_full((1,), n),
+        lambda x, n: x.clone().fill_(n),
+        lambda x, n: x.clone().uniform_(-abs(n), abs(n)) * 0,
+        lambda x, n: torch.where(x > 0, x, n),
+        lambda x, n: x + n,
+        lambda x, n: x / n,
+        lambda x, n: x < n,
+        lambda x, n: x.clone().__setitem__(0, n) or x,
+    ]
+    for k, f in enumerate(functions):
+        f(x.to("vulkan"), 0.75)
+        try:
+            expected = f(x, number)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match=str(error).splitlines()[0][:40]):
+                f(x.to("vulkan"), number).cpu()
+        else:
+            found = f(x.to("vulkan"), number)
+            assert found.dtype is expected.dtype
+            torch.testing.assert_close(found.cpu(), expected, equal_nan=True, msg=lambda m, k=k: f"{k}: {m}")
+
+
+@pytest.mark.parametrize("number", [True, False, 1, 0], ids=str)
+def test_powers_of_bools(number: float) -> None:
+    x = torch.tensor([True, False])
+    assert torch.equal((x.to("vulkan") ** number).cpu(), x**number)
+    assert (x.to("vulkan") ** number).dtype is (x**number).dtype

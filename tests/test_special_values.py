@@ -16,11 +16,13 @@ relu6 hardswish nan_to_num isfinite bool frexp frac digamma special_ndtr sinc sp
 sqrt of gelu tanh|relu6 of hardswish|gelu tanh|clamp 0 1|clamp nan|x != x|x > 0|not x < 0|x == 0|x < inf|x * 0
 x - x|0 / x|x + 0|0 - x|pow 0.5|pow inf|-1 pow|fmod 3|remainder 3""",
     "binary": "maximum fmin pow fmod remainder xlogy le ne logical_and hypot|clamp tensors|where not a < b|gather argmax|a / b * b",
-    "reduce 8": """std var amax min argmax argmin softmax softmin logsumexp cummax nansum sort median|amax 0|log softmax
+    "reduce 8": """std var amax min argmax argmin softmax softmin logsumexp cummax nansum sort median prod cumprod mode
+std mean|cosine|amax 0|log softmax
 count nonzero|norm inf""",
     "pooling": "max 1d indices k3 s2 p1|max 2d indices k3 s2 p1|max 2d indices k2 s1 d2 p1|max 3d indices k2 s2 p1 cTrue|"
     "adaptive max 2d [7, 4] indices|fractional 2d|max 2d k3 s2 p1|avg 2d [3, 2, 1]",
-    "convolution": "transposed stride|transposed 1d grouped stride|depthwise|grid sample|addmm beta 0|attention all masked",
+    "convolution": "transposed|transposed stride|transposed 1d grouped|transposed 1d grouped stride|depthwise|"
+    "grid sample|addmm beta 0|attention all masked",
     "weights": "transposed|transposed stride|transposed 1d grouped|conv2d 32",
     "named": "std of 1e29|sin of large|cos of larger|count nonzero of denormals|layer norm of 20|linear of asin",
 }  # fmt: skip

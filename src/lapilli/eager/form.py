@@ -39,10 +39,11 @@ _FUNCTIONAL: dict[Overload, Overload] = {
 class Form:
     """op: the operator; functional: what computes its results without writing to arguments (None: not known by name);
     names: its arguments; numeric: those that take a number (for a tensor, or a Scalar), by position; tensors: those that must be
-    tensors, though a number that C++ has wrapped arrives as a number; written: those that it
-    writes, by position; outs: those of them that are given for the results only (out=); returned: for every result the
-    position of the argument that it is, or None; stored: which results of the functional operator are written to which
-    arguments, by number and position; direct: whether the functional operator has a lowering of its own;
+    tensors, though a number that C++ has wrapped arrives as a number; scalars: numbers that torch converts to the type of its
+    kernel (others become tensors, and promote types), by position; written: those that it writes, by position; outs: those of
+    them that are given for the results only (out=); returned: for every result the position of the argument that it is, or
+    None; stored: which results of the functional operator are written to which arguments, by number and position; direct:
+    whether the functional operator has a lowering of its own;
     listed: whether the result is a list of tensors."""
 
     op: Overload
@@ -51,6 +52,7 @@ class Form:
     positional: int
     numeric: frozenset[int]
     tensors: frozenset[int]
+    scalars: frozenset[int]
     written: tuple[int, ...]
     outs: tuple[int, ...]
     returned: tuple[int | None, ...]
@@ -86,6 +88,7 @@ def form(op: Overload) -> Form:
     numeric = frozenset(k for k, a in enumerate(arguments) if str(a.type) in ("Tensor", "number", "Optional[number]"))
     takes_numbers = torch._C._should_allow_numbers_as_tensors(schema.name.removeprefix("aten::"))
     tensors = frozenset() if takes_numbers else frozenset(k for k, a in enumerate(arguments) if str(a.type) == "Tensor")
+    scalars = frozenset(k for k, a in enumerate(arguments) if _is_scalar(a))
     written = tuple(k for k, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
     outs = tuple(k for k in written if arguments[k].kwarg_only)
     functional = _functional(op, bool(written))
@@ -100,6 +103,7 @@ def form(op: Overload) -> Form:
         sum(not a.kwarg_only for a in arguments),
         numeric,
         tensors,
+        scalars,
         written,
         outs,
         returned,
@@ -107,6 +111,10 @@ def form(op: Overload) -> Form:
         functional in lowerings,
         len(schema.returns) == 1 and str(schema.returns[0].type).startswith("List"),
     )
+
+
+def _is_scalar(a: Any) -> bool:
+    return str(a.type) in ("number", "Optional[number]") and a.name not in ("self", "other")
 
 
 def _returned(result: Any, arguments: list[Any]) -> int | None:

@@ -41,6 +41,21 @@ def bits(number: Any) -> int:
     return int(number) & 0xFFFFFFFF
 
 
+def _checked(dtype: torch.dtype, number: Any) -> int:
+    """`bits` of a Scalar for a kernel of a type of floats. Raises CannotRun for a number that it does not hold: nearly everywhere
+    torch refuses it, and says so."""
+    if math.isfinite(number) and abs(number) > torch.finfo(dtype).max:
+        raise CannotRun(f"the number {number} does not fit into {str(dtype).removeprefix('torch.')}")
+    return bits(number)
+
+
+def _check(leaves: Sequence[Any], operands: Sequence[Operand]) -> Callable[[Any], int]:
+    """What makes 32 bits of a Scalar of a call."""
+    named = [leaf for leaf in leaves if isinstance(leaf, torch.dtype)]
+    types = named or [x.dtype for x in operands if x.dtype.is_floating_point]
+    return functools.partial(_checked, types[0]) if types and types[0].is_floating_point else bits
+
+
 class Launch:
     """Called with the arguments, the tensors and the numbers among them, it queues the work and returns the results.
 
@@ -62,6 +77,12 @@ class Launch:
         values = [self._number(source, tensors, numbers) for source in self.numbers]
         for value in (*values, *(leaves[k] for k in form.numeric if type(leaves[k]) is int)):
             bits(value)
+        check = _check(leaves, operands)
+        for k in form.scalars:
+            if type(leaves[k]) in (float, int):
+                check(leaves[k])
+        scalars = {given.numbers[k] for k in form.scalars}
+        self.bits = [check if not tensor and place in scalars else bits for place, tensor in self.numbers]
         wanted = with_numbers(signature, values) if _may_overflow(form, operands, values) else signature
         program, found = programs_of(target).find(wanted, values if wanted is signature else ())
         self.constant = found is not signature or not form.runtime_numbers
@@ -125,7 +146,7 @@ class Launch:
             self.limit.check(tensors, numbers)
         words = list(self.symbols)
         for place, k in self.slots:
-            words[place] = bits(self._number(self.numbers[k], tensors, numbers))
+            words[place] = self.bits[k](self._number(self.numbers[k], tensors, numbers))
         if self.keys:
             key = _random_key(
                 self.index, None if self.generator is None else self._argument(self.generator, args, kwargs)
@@ -242,12 +263,12 @@ def _quick_new(launch: Launch) -> Run:
     create, around = storage.create, storage.around
     size = storage.bytes_of(shape, dtype, steps)
     first, enqueue = launch.enqueue_new(size)
-    slots = [(len(first) - len(launch.symbols) + place, k) for place, k in launch.slots]
+    slots = [(len(first) - len(launch.symbols) + place, k, launch.bits[k]) for place, k in launch.slots]
 
     def run(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
         words = first[:]
-        for place, k in slots:
-            words[place] = bits(numbers[k])
+        for place, k, convert in slots:
+            words[place] = convert(numbers[k])
         for k, size in inputs:
             tensor = tensors[k]
             offset = tensor.storage_offset() * size
@@ -273,7 +294,8 @@ def _quick_in_place(launch: Launch, examples: Sequence[torch.Tensor]) -> Run:
     name, itemsize = launch.form.names[position], launch.results[0][2].itemsize
     strides = launch.results[0][1]
     safe = {k for k in launch.inputs if k in launch.aligned[0] and examples[k].stride() == strides}
-    symbols, slots, inputs = launch.symbols, launch.slots, list(zip(launch.inputs, launch.sizes, strict=True))
+    symbols, inputs = launch.symbols, list(zip(launch.inputs, launch.sizes, strict=True))
+    slots = [(place, k, launch.bits[k]) for place, k in launch.slots]
     carriers, alignment, enqueue = launch.carriers, launch.alignment, launch.enqueue
 
     def run(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
@@ -283,8 +305,8 @@ def _quick_in_place(launch: Launch, examples: Sequence[torch.Tensor]) -> Run:
             return launch(args, kwargs, tensors, numbers)
         buffer = target.untyped_storage()._lapilli
         words = symbols[:]
-        for place, k in slots:
-            words[place] = bits(numbers[k])
+        for place, k, convert in slots:
+            words[place] = convert(numbers[k])
         for k, size in inputs:
             tensor = tensors[k]
             offset = tensor.storage_offset() * size

@@ -21,6 +21,7 @@ from lapilli.lower import (  # noqa: F401
     pointwise,
     pooling,
     prims,
+    product,
     random,
     recurrent,
     reduction,

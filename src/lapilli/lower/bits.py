@@ -95,20 +95,20 @@ def nextafter(call: Call, a: Node, b: Node) -> Node:
     return call.pointwise(step, a, b)
 
 
+def parts(a: Expr) -> tuple[Expr, Expr]:
+    """The mantissa, 0.5 <= |mantissa| < 1, and the exponent of 2 (int32); of what is 0 or not finite, itself and 0."""
+    size = binary("bitand", bits(a), _MAGNITUDE)
+    tiny = binary("lt", size, 1 << 23)  # a denormal is an integer times 2^-149
+    scaled = binary("bitor", bits(cast_to(size, DType.float32)), binary("bitand", bits(a), _SIGN))
+    word = where(tiny, scaled, bits(a))
+    exponent = binary("bitand", binary("shr", word, 23), 255) - where(tiny, const(126 + 149), const(126))
+    mantissa = unary("as_float", binary("bitor", binary("bitand", word, _SIGN | 0x7FFFFF), 126 << 23))
+    fixed = binary("or", binary("eq", size, 0), unary("not", is_finite(a)))
+    return where(fixed, a, mantissa), where(fixed, const(0), exponent)
+
+
 @lowering(aten.frexp.Tensor)
 def frexp(call: Call, x: Node) -> tuple[Node, Node]:
-    """x = mantissa * 2^exponent, 0.5 <= |mantissa| < 1"""
-
-    def parts(a: Expr) -> tuple[Expr, Expr]:
-        size = binary("bitand", bits(a), _MAGNITUDE)
-        tiny = binary("lt", size, 1 << 23)  # a denormal is an integer times 2^-149
-        scaled = binary("bitor", bits(cast_to(size, DType.float32)), binary("bitand", bits(a), _SIGN))
-        word = where(tiny, scaled, bits(a))
-        exponent = binary("bitand", binary("shr", word, 23), 255) - where(tiny, const(126 + 149), const(126))
-        mantissa = unary("as_float", binary("bitor", binary("bitand", word, _SIGN | 0x7FFFFF), 126 << 23))
-        fixed = binary("or", binary("eq", size, 0), unary("not", is_finite(a)))
-        return where(fixed, a, mantissa), where(fixed, const(0), exponent)
-
     second = replace(call, name=f"{call.name}_exponent", shapes=call.shapes[1:], dtypes=call.dtypes[1:])
     mantissa = call.pointwise(lambda a: parts(a)[0], x, compute=DType.float32)
     return mantissa, second.pointwise(lambda a: parts(a)[1], x, compute=DType.float32)

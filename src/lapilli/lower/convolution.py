@@ -81,14 +81,15 @@ def _transposed(
     gathered where these would be many, or more is cropped than the kernel reaches: output o takes input i with
     i*stride - padding + k*dilation = o.
 
-    Infinity times an inserted zero would be NaN: constant weights with such numbers are gathered, and of computed ones, with
-    a stride, it is found in every run whether they have any."""
+    Infinity times an inserted zero, or one of the padding, would be NaN: constant weights with such numbers are gathered, and of
+    computed ones it is found in every run whether they have any."""
     rest = [as_int(d) * (k - 1) - p for k, p, d in zip(w.shape[2:], padding, dilation, strict=True)]
     gathered = math.prod(stride) > _SPREAD or not all(r.value is not None and r.value >= 0 for r in rest)
     if gathered or (isinstance(w, Constant) and not np.isfinite(w.value).all()):
         return _gathered(call, x, w, stride, padding, dilation, groups)
     strange = None
-    if not isinstance(w, Constant) and math.prod(stride) > 1:
+    inserted = math.prod(stride) > 1 or any(r.const for r in rest)
+    if inserted and not isinstance(w, Constant):
         strange = call.reduce(
             "any",
             lambda _, r: unary("not", is_finite(cast_to(load(w, r), DType.float32))),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, as_expr, binary, cast_to, index
+from lapilli.ir.expr import Expr, as_expr, binary, cast_to, index, narrow
 from lapilli.ir.integer import Int
 from lapilli.ir.node import Constant, Map, Node
 from lapilli.lower.registry import Call, Operand, exactly, lowering, member
@@ -17,8 +17,9 @@ aten = torch.ops.aten
 
 @lowering(aten.full.default, aten.full_like.default, aten.fill.Scalar, aten.fill.Tensor)
 def full(call: Call, _: Any, value: Operand, **__: Any) -> Node:
+    """The number that the type has: 1e-8 is 0 in half precision."""
     value = exactly(value, call.dtype)
-    return call.map(lambda *at: member(value, at, call.dtype))
+    return call.map(lambda *at: narrow(member(value, at, call.dtype), call.dtype))
 
 
 @lowering(aten.new_full.default)

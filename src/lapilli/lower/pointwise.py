@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, binary, cast_to, const, is_finite, narrow, unary, where
+from lapilli.ir.expr import Const, Expr, binary, cast_to, const, is_finite, narrow, unary, where
 from lapilli.ir.integer import as_int
 from lapilli.ir.node import Node
 from lapilli.ir.ranges import INT32, MOST, fits
@@ -229,6 +229,8 @@ def pow_scalar(call: Call, x: Node, exponent: float) -> Node:
         0.5: lambda a: unary("sqrt", a), -0.5: lambda a: unary("rsqrt", a), -1: lambda a: unary("reciprocal", a),
     }.get(exponent)  # fmt: skip
     kind = call.dtype.compute
+    if x.dtype is DType.bool and isinstance(exponent, bool):
+        raise TypeError("torch's result is of bools, though it says that it is of int64")
     if isinstance(exponent, int) and kind is DType.int32 and exponent < 0:
         raise TypeError("Integers to negative integer powers are not allowed.")
     if isinstance(exponent, int) and kind is DType.int32:
@@ -416,7 +418,15 @@ def addcdiv(call: Call, x: Node, a: Node, b: Node, value: Number = 1) -> Node:
 
 @lowering(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(call: Call, a: Node, b: Node, weight: Operand) -> Node:
-    return call.pointwise(lambda x, y, w: x + (y - x) * w, a, b, weight, compute=DType.float32)
+    """From the nearer end, as in torch: exact at both, and beside infinity."""
+
+    def body(x: Expr, y: Expr, w: Expr) -> Expr:
+        if isinstance(w, Const):
+            return x + (y - x) * w.value if abs(w.value) < 0.5 else y + (y - x) * (w.value - 1.0)
+        near = binary("lt", unary("abs", w), 0.5)
+        return where(near, x, y) + (y - x) * where(near, w, w - 1.0)
+
+    return call.pointwise(body, a, b, weight, compute=DType.float32)
 
 
 @lowering(aten.copy.default)

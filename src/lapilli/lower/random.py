@@ -118,6 +118,9 @@ def randn(call: Call, *_: Any, **__: Any) -> Node:
 
 @lowering(aten.uniform.default)
 def uniform(call: Call, _: Node, low: float = 0.0, high: float = 1.0, **__: Any) -> Node:
+    most = torch.finfo(getattr(torch, call.dtype.name)).max
+    if not (abs(low) <= most and abs(high) <= most):
+        raise TypeError(f"its bounds {low} and {high} do not both fit into {call.dtype.name}")
     return call.map(lambda *at: uniform_at(call, at) * float(high - low) + float(low))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, binary, cast_to, const, index, is_finite, load, unary, where
+from lapilli.ir.expr import Expr, binary, cast_to, const, index, indirect, is_finite, load, select, unary, where
 from lapilli.ir.integer import Int, as_int, product
 from lapilli.ir.node import Node, Reduce
 from lapilli.lower.registry import LONG, Call, element, lowering, normalize_dims
@@ -161,18 +161,6 @@ for _name in ("max", "min"):
     lowering(getattr(aten, f"arg{_name}").default)(_arg(_name))
 
 
-@lowering(aten.prod.default)
-def prod_all(call: Call, x: Node, **_: Any) -> Node:
-    d = list(range(x.rank))
-    return keep(call, over(call, "prod", x, d, kind=call.dtype.compute), d, x.rank)
-
-
-@lowering(aten.prod.dim_int)
-def prod(call: Call, x: Node, dim: int, keepdim: bool = False, **_: Any) -> Node:
-    d = normalize_dims(dim, x.rank)
-    return keep(call, over(call, "prod", x, d, kind=call.dtype.compute), d, x.rank)
-
-
 @lowering(aten.any.default, aten.any.dim, aten.any.dims)
 def any_(call: Call, x: Node, dims: Dims = None, keepdim: bool = False) -> Node:
     d = normalize_dims(dims, x.rank)
@@ -188,41 +176,81 @@ def all_(call: Call, x: Node, dims: Dims = None, keepdim: bool = False) -> Node:
 @lowering(aten.var.correction)
 def var(call: Call, x: Node, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Node:
     """Two passes, as numerically safe as Welford's for one kernel per row."""
-    d = normalize_dims(dims, x.rank)
-    centered, n = _deviations(call, x, d, correction)
-    total = over_each(call, "sum", x.shape, d, lambda at: centered(at) * centered(at), DType.float32)
-    return keep(call, total, d, x.rank, lambda e: e / n)
-
-
-def _deviations(call: Call, x: Node, d: Sequence[int], correction: float | None) -> tuple[Element, Expr]:
-    """Distances from the mean, and what the sum of their squares is divided by."""
-    centered = center(x, d, over(call, "sum", x, d, kind=DType.float32, dtype=DType.float32, name="_mean"))
-    size, less = count(x, d), float(1 if correction is None else correction)
-    nothing = size.value is not None and size.value <= less
-    return centered, const(0.0) if nothing else binary("max", index(size, DType.float32) - less, 0.0)
+    return _variance(call, x, dims, correction, False)[0]
 
 
 @lowering(aten.std.correction)
 def std(call: Call, x: Node, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Node:
-    """The root of the variance, of numbers too whose squares overflow: these are made small first."""
+    return _variance(call, x, dims, correction, True)[0]
+
+
+@lowering(aten.var_mean.correction)
+def var_mean(
+    call: Call, x: Node, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Node, Node]:
+    return _variance(call, x, dims, correction, False)
+
+
+@lowering(aten.std_mean.correction)
+def std_mean(
+    call: Call, x: Node, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Node, Node]:
+    return _variance(call, x, dims, correction, True)
+
+
+_SMALLER = {False: -60, True: -70}
+"""Powers of two that make distances small enough for their squares where the variance is finite, or its root is."""
+
+
+def _variance(call: Call, x: Node, dims: Dims, correction: float | None, root: bool) -> tuple[Node, Node]:
+    """The variance, or its root, and the mean: of numbers too whose squares overflow, or the sum of them. These are made small
+    first, by a second sum: in the same loop, or, of rows of several kernels, only where the first one overflowed."""
     d = normalize_dims(dims, x.rank)
-    centered, n = _deviations(call, x, d, correction)
+    total = over(call, "sum", x, d, kind=DType.float32, dtype=DType.float32, name="_mean")
+    size, less = count(x, d), float(1 if correction is None else correction)
+    n = index(size, DType.float32)
 
-    def squares(scale: float, name: str = "") -> Reduce:
-        def f(at: Sequence[Int]) -> Expr:
-            distance = centered(at) * scale
-            return distance * distance
-
-        return over_each(call, "sum", x.shape, d, f, DType.float32, name)
-
-    total, small = squares(1.0), squares(2.0**-70, "_small")
-
-    def body(*at: Int) -> Expr:
-        at = tuple(i for k, i in enumerate(at) if k not in d) if len(at) == x.rank else at
+    def average(at: Sequence[Int]) -> Expr:
+        """Devices divide by a number known in a run with an error in the last digit, which all of a row of equal numbers would be
+        off by."""
         value = load(total, at)
-        return where(is_finite(value), unary("sqrt", value / n), unary("sqrt", load(small, at) / n) * 2.0**70)
+        quotient = value / n
+        if size.value is not None:
+            return quotient
+        return where(is_finite(quotient), quotient + (value - quotient * n) / n, quotient)
 
-    return call.map(body)
+    def centered(at: Sequence[Int]) -> Expr:
+        return element(x, at, DType.float32) - average([i for k, i in enumerate(at) if k not in d])
+
+    nothing = size.value is not None and size.value <= less
+    divisor = const(0.0) if nothing else binary("max", n - less, 0.0)
+    squares = over_each(call, "sum", x.shape, d, lambda at: centered(at) * centered(at), DType.float32, "_squares")
+    power = _SMALLER[root]
+    in_one = size.bounds[1] is not None and size.bounds[1] <= LONG
+
+    def small(at: Sequence[Int]) -> Expr:
+        distance = centered(at) * 2.0**power
+        square = distance * distance
+        if in_one:
+            return square
+        finite = is_finite(load(squares, [i for k, i in enumerate(at) if k not in d]))
+        return select([indirect(where(finite, const(0), const(1)), 2) - 1], square, const(0.0))
+
+    smaller = over_each(call, "sum", x.shape, d, small, DType.float32, "_small")
+
+    def spread(at: Sequence[Int]) -> Expr:
+        value, scaled = load(squares, at) / divisor, load(smaller, at) / divisor
+        if root:
+            value, scaled = unary("sqrt", value), unary("sqrt", scaled)
+        return where(is_finite(load(squares, at)), value, scaled * 2.0 ** (-power if root else -2 * power))
+
+    def result(which: Call, f: Callable[[Sequence[Int]], Expr]) -> Node:
+        kept = len(which.shape) == x.rank
+        return which.map(lambda *at: f([i for k, i in enumerate(at) if k not in d] if kept else at))
+
+    if len(call.shapes) == 1:
+        return result(call, spread), total
+    return result(call, spread), result(_second(call), average)
 
 
 def center(x: Node, d: Sequence[int], total: Node) -> Element:

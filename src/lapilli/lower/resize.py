@@ -198,7 +198,9 @@ def _interpolated(taps: Callable[[Source, Int], Taps], below_zero: bool, call: C
             low, weight = _split((index(i, DType.float32) + 0.5) * _scales(call, x, n, scales)[d] - 0.5)
         else:
             low, weight = _divided(i, size, out, False)
-        return (low, weight) if below_zero else (low, where(binary("lt", low, 0), const(0.0), weight))
+        if below_zero:
+            return low, weight
+        return binary("max", low, 0), where(binary("lt", low, 0), const(0.0), weight)
 
     def body(*at: Int) -> Expr:
         return weighted(x, at[:-n], [taps(source(d, at[-n + d]), x.shape[-n + d]) for d in range(n)])

@@ -15,6 +15,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, select, unary, where
 from lapilli.ir.integer import Int, as_int
 from lapilli.ir.node import Map, Node
+from lapilli.lower.product import cumulated
 from lapilli.lower.registry import Call, convert, lowering, neutral
 
 aten = torch.ops.aten
@@ -69,7 +70,10 @@ def _cumulative(op: str) -> Any:
         if not x.rank:
             return _finish(call, x)
         given = call.map(lambda *at: convert(load(x, at), call.dtype), dtype=call.dtype)
-        return _finish(call, scan(call, op, given, dim % x.rank, call.dtype.compute))
+        d = dim % x.rank
+        if op == "prod" and call.dtype.is_float:
+            return cumulated(call, given, d, steps(bound(call, x.shape[d])), RADIX)
+        return _finish(call, scan(call, op, given, d, call.dtype.compute))
 
     return build
 
