@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -277,3 +280,21 @@ def test_rows_are_folded_by_neighbours(n: int, k: int, gpu_plans: None) -> None:
             assert relative_error(ours, theirs) < 1e-5
         else:
             assert torch.equal(ours, theirs)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+def test_memory_of_many_kernels() -> None:
+    """A session of the compiler keeps what it compiles, a megabyte a kernel: there are new ones."""
+    script = """
+        from lapilli.codegen import slang
+        def megabytes(): return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
+        def kernel(n): return f'''import lapilli_math;
+            RWStructuredBuffer<float> a;
+            [shader("compute")] [numthreads({n}, 1, 1)] void main(uint3 t : SV_DispatchThreadID) {{ a[t.x] *= {n}.5f; }}'''
+        for n in range(1, 101): slang.compile(kernel(n))
+        before = megabytes()
+        for n in range(101, 301): slang.compile(kernel(n))
+        assert megabytes() - before < 60, megabytes() - before
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

@@ -17,10 +17,13 @@ from typing import Any
 from lapilli.codegen.spirv import strip
 from lapilli.errors import CompileError
 
+_KERNELS_OF_A_SESSION = 64
+"""A session keeps what it has compiled: a megabyte a kernel."""
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 
 _SPIRV = 6
 _OPTION = {"MacroDefine": 0, "EmitSpirvDirectly": 58, "SkipSPIRVValidation": 29}
+_RELEASE = 2  # of everything
 _CREATE_SESSION, _FIND_PROFILE, _BUILD_TAG, _FIND_CAPABILITY = 3, 4, 8, 22  # of the global session
 _COMPOSE = 6  # of a session
 _FIND_ENTRY = 17  # of a module
@@ -57,12 +60,18 @@ def _call(obj: Any, slot: int, result: Any, *args: tuple[Any, Any]) -> Any:
     return c.CFUNCTYPE(result, c.c_void_p, *(t for t, _ in args))(table[slot])(obj, *(v for _, v in args))
 
 
+def _release(component: c.c_void_p) -> None:
+    if component:
+        _call(component, _RELEASE, c.c_uint32)
+        component.value = None
+
+
 def _take(blob: c.c_void_p) -> bytes:
     """The bytes of a blob, which is released."""
     if not blob:
         return b""
     data = c.string_at(_call(blob, 3, c.c_void_p), _call(blob, 4, c.c_size_t))
-    _call(blob, 2, c.c_uint32)
+    _release(blob)
     return data
 
 
@@ -99,7 +108,7 @@ class Compiler:
         if lib.slang_createGlobalSession(0, c.byref(self._global)):
             raise CompileError(f"the Slang compiler {library()} does not start")
         self._session = c.c_void_p()
-        self._create(profile, defines)
+        self._settings = profile, defines
 
     @property
     def version(self) -> str:
@@ -126,31 +135,42 @@ class Compiler:
     def compile(self, source: str, entry: str = "main") -> bytes:
         """SPIR-V of an entry point. Raises CompileError with the compiler's messages and the source."""
         with self._lock:
+            if self._count % _KERNELS_OF_A_SESSION == 0:
+                _release(self._session)
+                self._create(*self._settings)
             self._count += 1
-            name = f"kernel{self._count}"
-            text, diagnostics = source.encode(), c.c_void_p()
-            module = self._load(
-                self._session, name.encode(), f"{name}.slang".encode(), text, len(text), c.byref(diagnostics)
-            )
-            self._check(bool(module), diagnostics, source)
-            point = c.c_void_p()
-            failed = _call(
-                module, _FIND_ENTRY, c.c_int32, (c.c_char_p, entry.encode()), (c.c_void_p, c.addressof(point))
-            )
-            self._check(not failed, c.c_void_p(), source)
-            parts = (c.c_void_p * 2)(module, point.value)
-            whole, linked, code = c.c_void_p(), c.c_void_p(), c.c_void_p()
-            failed = _call(self._session, _COMPOSE, c.c_int32, (c.c_void_p, c.addressof(parts)), (c.c_int64, 2),
-                           (c.c_void_p, c.addressof(whole)), (c.c_void_p, c.addressof(diagnostics)))  # fmt: skip
-            self._check(not failed, diagnostics, source)
-            failed = _call(
-                whole, _LINK, c.c_int32, (c.c_void_p, c.addressof(linked)), (c.c_void_p, c.addressof(diagnostics))
-            )
-            self._check(not failed, diagnostics, source)
-            failed = _call(linked, _CODE, c.c_int32, (c.c_int64, 0), (c.c_int64, 0), (c.c_void_p, c.addressof(code)),
-                           (c.c_void_p, c.addressof(diagnostics)))  # fmt: skip
-            self._check(not failed, diagnostics, source)
-            return strip(_take(code))
+            made: list[c.c_void_p] = []
+            try:
+                return strip(self._code(source, entry, made))
+            finally:
+                for component in made:
+                    _release(component)
+
+    def _code(self, source: str, entry: str, made: list[c.c_void_p]) -> bytes:
+        """As `compile`; what has to be released is added to `made`."""
+        name = f"kernel{self._count}"
+        text, diagnostics = source.encode(), c.c_void_p()
+        module = self._load(
+            self._session, name.encode(), f"{name}.slang".encode(), text, len(text), c.byref(diagnostics)
+        )
+        self._check(bool(module), diagnostics, source)
+        point = c.c_void_p()
+        failed = _call(module, _FIND_ENTRY, c.c_int32, (c.c_char_p, entry.encode()), (c.c_void_p, c.addressof(point)))
+        self._check(not failed, c.c_void_p(), source)
+        parts = (c.c_void_p * 2)(module, point.value)
+        whole, linked, code = c.c_void_p(), c.c_void_p(), c.c_void_p()
+        made += (point, whole, linked)
+        failed = _call(self._session, _COMPOSE, c.c_int32, (c.c_void_p, c.addressof(parts)), (c.c_int64, 2),
+                       (c.c_void_p, c.addressof(whole)), (c.c_void_p, c.addressof(diagnostics)))  # fmt: skip
+        self._check(not failed, diagnostics, source)
+        failed = _call(
+            whole, _LINK, c.c_int32, (c.c_void_p, c.addressof(linked)), (c.c_void_p, c.addressof(diagnostics))
+        )
+        self._check(not failed, diagnostics, source)
+        failed = _call(linked, _CODE, c.c_int32, (c.c_int64, 0), (c.c_int64, 0), (c.c_void_p, c.addressof(code)),
+                       (c.c_void_p, c.addressof(diagnostics)))  # fmt: skip
+        self._check(not failed, diagnostics, source)
+        return _take(code)
 
     @staticmethod
     def _check(ok: bool, diagnostics: c.c_void_p, source: str) -> None:
