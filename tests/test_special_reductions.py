@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import gpu_plans
+import as_gpu
 import pytest
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ def compiled(f: Callable[..., object], *tensors: Tensor, target: str | None = No
 
 @pytest.fixture(params=["gpu-fp32", "cpu-fp32"])
 def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    gpu_plans.on_any_device(monkeypatch.setattr)
+    as_gpu.on_any_device(monkeypatch.setattr)
     return str(request.param)
 
 
