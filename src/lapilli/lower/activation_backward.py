@@ -3,8 +3,6 @@ fulfils none of them, and falls where it belongs."""
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -42,17 +40,3 @@ def hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
     """(2x + 3) / 6 is exactly 0 at -1.5, where x / 3 + 1/2 is not by a rounded third."""
     inside = grad * ((x * 2.0 + 3.0) / 6.0)
     return torch.where(x <= -3, 0.0, torch.where(x >= 3, grad, inside))
-
-
-@decomposition(aten.gelu_backward.default)
-def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
-    """With the logistic function s(2u) = (1 + tanh u) / 2, which is right where 1 + tanh cancels."""
-    if approximate == "none":
-        cdf = 0.5 * (1.0 + torch.erf(x * math.sqrt(0.5)))
-        return grad * (cdf + x * (math.sqrt(0.5 / math.pi) * torch.exp(x * x * -0.5)))
-    factor = 2.0 * math.sqrt(2.0 / math.pi)
-    square = x * x
-    inner = x * (1.0 + 0.044715 * square) * factor
-    slope = (1.0 + 3.0 * 0.044715 * square) * factor
-    gate = torch.sigmoid(inner)
-    return grad * (gate + x * slope * gate * torch.sigmoid(-inner))
