@@ -6,17 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 
+def accept_gpu_plans(put: Callable[[Any, str, Any], None] = setattr) -> None:
+    """From now on plans for GPUs are written so that every device takes them. put: as below."""
+    from lapilli.program import schema
+
+    put(schema.DeviceKind, "gpu", schema.DeviceKind.any)
+
+
 def on_any_device(put: Callable[[Any, str, Any], None] = setattr) -> None:
     """From now on every device takes plans for GPUs, and eager and torch.compile make them for it; matrix units are emulated.
 
     put: what sets an attribute, such as `monkeypatch.setattr`. Programs made so are for this process: give it a cache of its own
     (LAPILLI_CACHE_DIR)."""
     from lapilli.codegen import gpu_tiles, slang
-    from lapilli.program import schema, writer
+    from lapilli.program import writer
     from lapilli.schedule import target
 
+    accept_gpu_plans(put)
     put(slang, "DEFINES", ("LAPILLI_EMULATE_COOPMAT",))
     put(gpu_tiles, "MATRIX_SUBGROUP", 0)
-    put(schema.DeviceKind, "gpu", schema.DeviceKind.any)
     put(writer, "_FEATURE", {**writer._FEATURE, "cooperative_matrix": 0, "vulkan_memory_model": 0})
     put(target, "kernels_for", lambda type, limits: "gpu")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import as_gpu
 import numpy as np
 import pytest
 import tiny
@@ -50,6 +51,4 @@ def scaled(weights: NDArray[np.float32], tmp_path: Path) -> Path:
 @pytest.fixture
 def gpu_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans for GPUs are made for every device, so that their kernels run here too."""
-    from lapilli.program import schema
-
-    monkeypatch.setattr(schema.DeviceKind, "gpu", schema.DeviceKind.any)
+    as_gpu.accept_gpu_plans(monkeypatch.setattr)

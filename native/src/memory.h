@@ -87,8 +87,8 @@ private:
   std::vector<GpuBuffer> blocks_;
 };
 
-// Bytes beyond its own that a kernel may see of a buffer, NaN at first: none but in tests (LAPILLI_BINDING_SLACK), which find
-// kernels so that read what they should not, on drivers that give them zeros there.
+// Bytes by which bindings are widened, filled with NaN: 0 except in tests (LAPILLI_BINDING_SLACK). A kernel that reads out of
+// bounds gets NaN there, where most drivers return zeros and hide it.
 uint64_t binding_slack();
 
 // Whether host-visible memory of the device itself exists, and is more than a small window.

@@ -68,9 +68,9 @@ def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = Non
 
 @contextmanager
 def _tracing(model: torch.nn.Module) -> Iterator[None]:
-    """While torch.export traces a model: calls that it would take apart or lose are traced as what they mean. Dynamo, which traces
-    branches and loops under these modes, is told elsewhere to leave our code alone, and here that it may not. (Said of each
-    function, that took longer than the rest of the export.)"""
+    """While torch.export traces a model: calls that it would take apart or lose are traced as what they mean. Dynamo skips our code
+    elsewhere; here it must trace it, for branches and loops run under these modes. (Marking each function instead took longer
+    than the rest of the export.)"""
     with torch.no_grad(), dont_skip_tracing(), whole_layers(model), without_dropout():
         yield
 

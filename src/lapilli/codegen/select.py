@@ -60,8 +60,8 @@ def _contraction(task: Task, ctx: Context) -> Task:
 
 
 def _choose(task: Task, ctx: Context) -> None:
-    """Gives a contraction its template. So many sizes may be open that a template cannot take them all as parameters: the generic
-    kernel needs fewer. That is known here, before values get their lifetimes, for it reads other values."""
+    """Gives a contraction its template, unless that needs more parameters than a kernel takes: with many open sizes the generic
+    kernel needs fewer. Decided before values get their lifetimes, because the generic kernel reads other values."""
     (gpu if ctx.target.kind == "gpu" else cpu).choose(task, ctx)
     sizes = [i for node in (task.out, *task.reads()) for i in node.shape]
     is_open = any(isinstance(a, Symbol) for i in sizes for a in i.atoms())

@@ -50,7 +50,7 @@ def _checked(dtype: torch.dtype, number: Any) -> int:
 
 
 def _check(leaves: Sequence[Any], operands: Sequence[Operand]) -> Callable[[Any], int]:
-    """What makes 32 bits of a Scalar of a call."""
+    """The conversion of a call's Scalars to 32 bits."""
     named = [leaf for leaf in leaves if isinstance(leaf, torch.dtype)]
     types = named or [x.dtype for x in operands if x.dtype.is_floating_point]
     return functools.partial(_checked, types[0]) if types and types[0].is_floating_point else bits
