@@ -90,7 +90,7 @@ class Campaign:
         print(
             f"\n{self.programs} programs, {self.elements} elements compared, of them {self.open} without a definite value"
         )
-        statuses = ["right", *BAD, "refused", "none"]
+        statuses = ["right", *BAD, "torch", "refused", "none"]
         print("".join(f"{s:>10}" for s in ["", "   ", *statuses]).strip())
         for way in self.ways:
             print(f"{way:>16}" + "".join(f"{self.counts[way, s]:>10}" for s in statuses))
@@ -118,7 +118,7 @@ class Campaign:
                     self.counts[way, answer["status"]] += 1
                     self.elements += answer.get("elements", 0)
                     self.open += answer.get("open", 0)
-                    if answer["status"] == "refused":
+                    if answer["status"] in ("refused", "torch"):
                         self.refusals[re.sub(r"\d+", "#", answer["text"])[:110]] += 1
                 if answer["status"] in BAD:
                     self.failed(seed, way, answer, self.shrunk(worker, program, way, answer))

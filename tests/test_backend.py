@@ -341,6 +341,23 @@ def test_gradients_with_dynamic_sizes() -> None:
         torch.testing.assert_close(x.grad, like.grad)
 
 
+def test_a_size_that_only_a_weight_has_in_a_graph_of_parts() -> None:
+    """After a graph break, sizes of weights are symbols; attention with heads of an open size cuts the graph in parts."""
+
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.randn(10, 2, 3, 3))
+
+        def forward(self, x: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            weight = self.weight
+            positive = torch.bincount((q > 0).flatten().long(), minlength=3)
+            return positive, nn.functional.scaled_dot_product_attention(q, q, q), nn.functional.conv2d(x, weight)
+
+    with torch.no_grad():
+        agree(Attending(), *((torch.randn(1, 2, n, 8), torch.randn(1, 3, n)) for n in (5, 7)), dynamic=True)
+
+
 def test_training_with_a_dynamic_batch() -> None:
     """Batch norm counts the elements of its channels: a number made of sizes."""
     model = convolutional()

@@ -114,3 +114,17 @@ def test_a_module_of_halves_needs_no_precision() -> None:
     assert got.dtype is torch.float16
     floor = 2**-11  # one rounding of the result
     assert relative_error(got.double(), exact) <= max(relative_error(theirs.double(), exact), floor)
+
+
+class NormOfPooled(nn.Module):
+    """The powers under the root follow a pooling, which computes them as its epilogue."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.vector_norm(nn.functional.max_pool2d(x, 2, 1, 1), dim=-1)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 300.0])
+def test_squares_under_a_root_are_not_rounded_to_half_precision(scale: float) -> None:
+    x = torch.rand(2, 4, 3, 3) * scale
+    made = lapilli.compile(NormOfPooled(), (x,), precision="fp16")(x)
+    torch.testing.assert_close(made, NormOfPooled()(x), rtol=2**-10, atol=0)

@@ -140,6 +140,7 @@ def test_a_call_that_cannot_be_run_is_refused_at_load(bad: Any) -> None:
         {"symbols": {"n": ["dim", "nobody", 0, 1, 0]}, "outputs": [{"size": "n"}]},
         {"symbols": {"n": ["dim", "x", -1, 1, 0]}}, {"symbols": {"n": ["dim", "x", 0, 0, 0]}},
         {"symbols": {"n": ["dim", "x", 0, 1]}}, {"symbols": {"n": ["value"]}}, {"symbols": {"n": None}},
+        {"symbols": {"n": ["fixed", -1]}}, {"symbols": {"n": ["fixed", "7"]}}, {"symbols": {"n": ["fixed", 2**70]}},
         {"states": {"s": ["kept", -1, None]}}, {"states": {"s": ["kept", 5, None]}}, {"states": {"s": ["kept"]}},
         {"outputs": [v("nobody")]}, {"outputs": [["x"]]}, {"outputs": ["x"]}, {"outputs": []}, {"inputs": []},
         {"outputs": [{"size": "n"}]}, {"outputs": [{"size": ["**", 10, 10]}]}, {"outputs": [{"size": 10**30}]}, {"extra": 1},

@@ -291,6 +291,10 @@ class _Partitioner:
                         linear.setdefault(s.name, ["dim", n.name, axis, int(factor), int(offset)])
         for name, source in linear.items():
             known.setdefault(name, source)
+        for n, value in self.module.constants.items():  # torch.compile has symbols for the sizes of parameters too
+            for size, number in zip(n.meta["val"].shape, value.shape, strict=True):
+                if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                    known.setdefault(size.node.expr.name, ["fixed", number])
 
     def _row(self, n: fx.Node, where: str, reason: str = "") -> None:
         if n.target is not operator.getitem:

@@ -22,6 +22,7 @@ from lapilli.ir.integer import Int, as_int, maximum, minimum, symbol
 from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State, next_id, reading
 from lapilli.lower.integers import Checks
+from lapilli.lower.norms import is_inside_norm
 from lapilli.lower.pointwise import CONVERSIONS
 from lapilli.lower.random import next_numbers
 from lapilli.lower.registry import FROM_TORCH, Call, Shared, convert, from_torch, is_rounded, lowerings
@@ -180,7 +181,7 @@ def lower(
             if again in converted:  # autocast writes a conversion for every reader of a value
                 values[node] = converted[again]
                 continue
-            values[node] = _call(node, values, symbols, half and node not in kept)
+            values[node] = _call(node, values, symbols, half and node not in kept and not is_inside_norm(node))
             if again is not None:
                 converted[again] = values[node]
             if checked and is_computed(node):

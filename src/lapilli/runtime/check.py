@@ -118,12 +118,16 @@ class _Check:
 
     def _symbol_form(self, name: str, source: Json) -> None:
         form = [type(part) for part in source] if isinstance(source, list) else []
-        good = (form == [str, str] and source[0] == "value") or (
-            form == [str, str, int, int, int]
-            and source[0] == "dim"
-            and 0 <= source[2] < 64
-            and 0 < source[3] <= INT_MAX
-            and INT_MIN <= source[4] <= INT_MAX
+        good = (
+            (form == [str, str] and source[0] == "value")
+            or (form == [str, int] and source[0] == "fixed" and 0 <= source[1] <= INT_MAX)
+            or (
+                form == [str, str, int, int, int]
+                and source[0] == "dim"
+                and 0 <= source[2] < 64
+                and 0 < source[3] <= INT_MAX
+                and INT_MIN <= source[4] <= INT_MAX
+            )
         )
         if not good:
             raise damaged(f"the size {name[:80]!r} is read from {str(source)[:80]!r}")
@@ -303,7 +307,7 @@ class _Check:
         source = scope.script.symbols.get(name)
         if source is None:
             raise damaged(f"there is no size {name[:80]!r}")
-        kind = self._kind(source[1], scope)
+        kind = "any" if source[0] == "fixed" else self._kind(source[1], scope)
         if isinstance(kind, tuple) or kind == ("number" if source[0] == "dim" else "tensor"):
             raise damaged(f"the size {name[:80]!r} is read from what has none")
         scope.symbols.add(name)

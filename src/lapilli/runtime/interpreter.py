@@ -175,6 +175,8 @@ class Environment:
 
     def _symbol(self, name: str) -> int:
         source = self.script.symbols[name]
+        if source[0] == "fixed":
+            return int(source[1])
         if source[0] == "value":
             return int(arithmetic.bounded(int(_number(self._value(source[1])))))
         _, value, axis, factor, offset = source
