@@ -358,6 +358,22 @@ def test_a_size_that_only_a_weight_has_in_a_graph_of_parts() -> None:
         agree(Attending(), *((torch.randn(1, 2, n, 8), torch.randn(1, 3, n)) for n in (5, 7)), dynamic=True)
 
 
+def test_gradients_where_a_size_is_seen_in_a_product_only() -> None:
+    """The backward graph is given values of n * m rows, and m alone; attention cuts it in parts."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, 1).sin() @ w.unsqueeze(0)
+        return nn.functional.scaled_dot_product_attention(rows, rows, rows)
+
+    run = compiled(f, dynamic=True)
+    for n, m in ((4, 3), (5, 7), (6, 2)):
+        x, w = torch.rand(n, m), torch.rand(m, requires_grad=True)
+        like = w.detach().clone().requires_grad_()
+        run(x, w).sum().backward()
+        f(x, like).sum().backward()
+        torch.testing.assert_close(w.grad, like.grad, rtol=1e-5, atol=1e-5)
+
+
 def test_training_with_a_dynamic_batch() -> None:
     """Batch norm counts the elements of its channels: a number made of sizes."""
     model = convolutional()

@@ -133,6 +133,10 @@ def test_a_call_that_cannot_be_run_is_refused_at_load(bad: Any) -> None:
     refused(bad, operators=hostile.OPERATORS)
 
 
+CHAIN = {f"n{k}": ["dim", "x", 0, 1, f"n{k + 1}"] for k in range(1000)} | {"n1000": ["fixed", 1]}
+"""Every size is computed of the next."""
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -140,6 +144,11 @@ def test_a_call_that_cannot_be_run_is_refused_at_load(bad: Any) -> None:
         {"symbols": {"n": ["dim", "nobody", 0, 1, 0]}, "outputs": [{"size": "n"}]},
         {"symbols": {"n": ["dim", "x", -1, 1, 0]}}, {"symbols": {"n": ["dim", "x", 0, 0, 0]}},
         {"symbols": {"n": ["dim", "x", 0, 1]}}, {"symbols": {"n": ["value"]}}, {"symbols": {"n": None}},
+        {"symbols": {"n": ["dim", "x", 0, "n", 0]}, "outputs": [{"size": "n"}]},
+        {"symbols": {"n": ["dim", "x", 0, "m", 0], "m": ["dim", "x", 0, 1, "n"]}, "outputs": [{"size": "n"}]},
+        {"symbols": CHAIN, "outputs": [{"size": "n0"}]},
+        {"symbols": CHAIN, "outputs": [{"size": f"n{k}"} for k in range(999, -1, -1)]},
+        {"symbols": {"n": ["dim", "x", 0, ["**", 2, 3], 0]}, "outputs": [{"size": "n"}]},
         {"symbols": {"n": ["fixed", -1]}}, {"symbols": {"n": ["fixed", "7"]}}, {"symbols": {"n": ["fixed", 2**70]}},
         {"states": {"s": ["kept", -1, None]}}, {"states": {"s": ["kept", 5, None]}}, {"states": {"s": ["kept"]}},
         {"outputs": [v("nobody")]}, {"outputs": [["x"]]}, {"outputs": ["x"]}, {"outputs": []}, {"inputs": []},

@@ -242,8 +242,10 @@ def resizing(g: Generator) -> None:
             "F.pixel_shuffle({0}, 2)",
             "F.pixel_unshuffle({0}, 2)",
         ]
-        if g.shape(a)[-1] > 1 and g.shape(a)[-1] == g.static(a, -1):  # torch gives zeros for images one pixel wide
-            texts.append(f'F.interpolate({{0}}, size={size}, mode="bilinear", antialias=True)')
+        if g.shape(a)[-1] > 1 and g.shape(a)[-1] == g.static(
+            a, -1
+        ):  # torch is wrong for images one pixel wide, before or after
+            texts.append(f'F.interpolate({{0}}, size={size[0], max(size[1], 3)}, mode="bilinear", antialias=True)')
         texts += [
             "F.unfold({0}, 2)",
             "F.unfold({0}, (3, 2), padding=1, stride=2)",

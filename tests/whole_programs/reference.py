@@ -170,10 +170,15 @@ class Disturbed(TorchDispatchMode):
         x, dim = args[0], given.get("dim", -1)
         away = torch.rand(x.shape, generator=self.random, dtype=torch.float64)
         numbers = x if x.is_floating_point() else x.double()
+        if (
+            "median" not in func._schema.name
+        ):  # infinities and NaN are equal to their like too; a median does not order NaN
+            numbers = torch.where(x.isnan(), 1e305, numbers)
+        numbers = torch.where(x.isinf(), x.sign() * 1e300, numbers)
         if self.index < 2 and x.ndim:
             ramp = torch.arange(x.shape[dim]) / max(x.shape[dim], 1)
             away = (ramp if self.index else 1 - ramp).view(-1, *[1] * (x.ndim - 1 - dim % x.ndim)).expand(x.shape)
-            numbers = self.shortened(x) if x.is_floating_point() else numbers
+            numbers = self.shortened(numbers) if x.is_floating_point() else numbers
         apart = numbers + away * (numbers.abs() * 2.0**-45 + 1e-40) if x.is_floating_point() else numbers + away / 4
         found = func(apart, *args[1:], **kwargs)
         if not isinstance(found, tuple) or not x.ndim:
@@ -311,11 +316,12 @@ def _spread(
             # Numbers with equals among them: where they are disturbed too, jumps do not count.
             whole = {leaf.name for leaf in program.leaves if leaf.kind in ("ties", "literal") and not half}
             few = RUNS * (2 if torch.bfloat16 in types else 1)  # which moves by rare, large steps
-            definite = few + half  # runs whose jumps count
+            rounding = range(few, few + 3 * half)  # equals in their order, in the reverse, and in any
+            definite = few + len(rounding)  # runs whose jumps count
             quiet = definite + 4 if whole else definite
             for k in range(quiet + LOUD):
-                mode = Disturbed(1000 * k + 7, min(k, RUNS - 1))
-                mode.rounded = half and k == few
+                mode = Disturbed(1000 * k + 7, min(k - few if k in rounding[:2] else k, RUNS - 1))
+                mode.rounded = k in rounding
                 mode.loudness = 1 if k < quiet else FACTOR
                 mode.precision = torch.float16 if half and least is torch.float32 else least
                 given = widened(values)

@@ -11,6 +11,8 @@ import torch
 from torch import fx
 from torch.utils._sympy.printers import PythonPrinter
 
+from lapilli.lower.sizes import linear
+
 Sizes = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
@@ -28,12 +30,19 @@ class Sources:
         for text, e in shown:
             if isinstance(e, sympy.Symbol):
                 self.known.setdefault(e, text)
-        for text, e in shown:
-            if len(e.free_symbols) == 1 and e.is_polynomial() and sympy.degree(e) == 1:
-                (s,) = e.free_symbols
-                factor, offset = sympy.Poly(e, s).all_coeffs()
-                if factor > 0:
-                    self.known.setdefault(s, f"({text} - {int(offset)}) // {int(factor)}")
+        count = -1
+        while count != len(self.known):  # of a sum or product, where all but one are known
+            count = len(self.known)
+            for text, e in shown:
+                unknown = [s for s in e.free_symbols if s not in self.known]
+                solved = linear(e, unknown[0]) if len(unknown) == 1 else None
+                if solved is not None:
+                    factor, offset = map(self._text, solved)
+                    self.known[unknown[0]] = f"({text} - ({offset})) // max({factor}, 1)"
+
+    def _text(self, e: Any) -> str:
+        """Of an expression of sizes that are known."""
+        return str(PythonPrinter().doprint(e.xreplace({s: sympy.Symbol(f"({self.known[s]})") for s in e.free_symbols})))
 
     def has(self, value: Any) -> bool:
         """Whether a call can compute a value."""

@@ -21,7 +21,7 @@ from lapilli.graph.complex import COMPLEX_VIEWS
 from lapilli.graph.module import Module
 from lapilli.ir.integer import Atom, Extremum, Int, Quotient, Remainder, Symbol
 from lapilli.lower import READS_NUMBER, is_size, refusals
-from lapilli.lower.graph import Symbols
+from lapilli.lower.sizes import Symbols, linear
 from lapilli.runtime.arithmetic import NUMBERS
 from lapilli.runtime.report import Operator
 from lapilli.runtime.script import Call, Script, Tree
@@ -266,7 +266,7 @@ class _Partitioner:
     def _find_symbols(self) -> None:
         """Where every size symbol is read: from inputs if possible, else from the first value that has it."""
         known = self.result.symbols
-        linear: dict[str, list[Any]] = {}
+        shown: list[tuple[str, int, Any]] = []
         for n in self.module.graph.nodes:
             if n in self.module.constants:
                 continue
@@ -276,25 +276,25 @@ class _Partitioner:
                 if plain:
                     known.setdefault(val.node.expr.name, ["value", n.name])
             made = n.args[0] if n.target is operator.getitem else n
-            if not isinstance(val, torch.Tensor) or (n.op != "placeholder" and made not in self.refused):
-                continue
-            for axis, size in enumerate(val.shape):
-                e = size.node.expr if isinstance(size, torch.SymInt) else None
-                if isinstance(e, sympy.Symbol):
-                    known.setdefault(e.name, ["dim", n.name, axis, 1, 0])
-                elif e is not None and len(e.free_symbols) == 1:
-                    (s,) = e.free_symbols
-                    factor, offset = (
-                        sympy.Poly(e, s).all_coeffs() if e.is_polynomial(s) and sympy.degree(e, s) == 1 else (0, 0)
-                    )
-                    if factor > 0:
-                        linear.setdefault(s.name, ["dim", n.name, axis, int(factor), int(offset)])
-        for name, source in linear.items():
-            known.setdefault(name, source)
+            if isinstance(val, torch.Tensor) and (n.op == "placeholder" or made in self.refused):
+                sizes: Any = val.shape
+                shown += [(n.name, k, s.node.expr) for k, s in enumerate(sizes) if isinstance(s, torch.SymInt)]
+        for name, axis, e in shown:
+            if isinstance(e, sympy.Symbol):
+                known.setdefault(e.name, ["dim", name, axis, 1, 0])
         for n, value in self.module.constants.items():  # torch.compile has symbols for the sizes of parameters too
-            for size, number in zip(n.meta["val"].shape, value.shape, strict=True):
+            sizes = n.meta["val"].shape
+            for size, number in zip(sizes, value.shape, strict=True):
                 if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                     known.setdefault(size.node.expr.name, ["fixed", number])
+        count = -1
+        while count != len(known):  # of a sum or product, where all but one are known
+            count = len(known)
+            for name, axis, e in shown:
+                unknown = [s for s in e.free_symbols if s.name not in known]
+                solved = linear(e, unknown[0]) if len(unknown) == 1 else None
+                if solved is not None:
+                    known[unknown[0].name] = ["dim", name, axis, *map(self._tree, solved)]
 
     def _row(self, n: fx.Node, where: str, reason: str = "") -> None:
         if n.target is not operator.getitem:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
-from functools import reduce
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import sympy
 import torch
 from torch import fx
 
@@ -17,126 +14,20 @@ from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.module import Module
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, Load, binary, cast_to, const, index, load, narrow, unary
-from lapilli.ir.integer import Int, as_int, maximum, minimum, symbol
+from lapilli.ir.expr import Load, cast_to, load, narrow, unary
+from lapilli.ir.integer import Int, as_int
 from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State, next_id, reading
 from lapilli.lower.integers import Checks
 from lapilli.lower.norms import is_inside_norm
 from lapilli.lower.pointwise import CONVERSIONS
 from lapilli.lower.random import next_numbers
-from lapilli.lower.registry import FROM_TORCH, Call, Shared, convert, from_torch, is_rounded, lowerings
+from lapilli.lower.registry import FROM_TORCH, Call, convert, from_torch, is_rounded, lowerings
+from lapilli.lower.sizes import Symbols
 from lapilli.player import MAX_RANK
 
 READS_NUMBER = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
 """Operators that take a number out of a tensor: the host waits for it."""
-
-
-def scaled_size(e: Any) -> tuple[Fraction, Any] | None:
-    """(factor, size) of a size scaled by a float, int(1.5 * n), where the product of floats is exact: else (0.7 * n) what it is
-    rounded to cannot be said in integers."""
-    if type(e).__name__ != "TruncToInt" or not isinstance(e.args[0], sympy.Mul) or len(e.args[0].args) != 2:
-        return None
-    number, size = e.args[0].args
-    if not isinstance(number, sympy.Float) or type(size).__name__ != "ToFloat" or number <= 0:
-        return None
-    factor = Fraction(float(number))
-    return (factor, size.args[0]) if factor.denominator <= 1024 and factor.numerator <= 1 << 20 else None
-
-
-class Symbols:
-    """torch's size symbols as ours, made on demand with torch's bounds."""
-
-    def __init__(self, ranges: Mapping[sympy.Symbol, Any]) -> None:
-        self.ranges = ranges
-        self.known: dict[str, Int] = {}
-        self.shared = Shared(known=self.known)
-
-    def size(self, value: int | torch.SymInt | sympy.Expr) -> Int:
-        if isinstance(value, torch.SymInt):
-            value = value.node.expr
-        if isinstance(value, int | sympy.Integer):
-            return as_int(int(value))
-        return self._expr(value)
-
-    def _expr(self, e: Any) -> Int:
-        if isinstance(e, int | sympy.Integer):
-            return as_int(int(e))
-        if isinstance(e, sympy.Symbol):
-            return self._symbol(e)
-        scaled = scaled_size(e)
-        if scaled is not None:
-            factor, size = scaled
-            return self._expr(size) * factor.numerator // factor.denominator
-        kind = type(e).__name__
-        if kind == "TruncToInt":
-            raise UnsupportedOperatorError(
-                f"the size {e} is rounded from a float: scale by a fraction of a power of two, such as 1.5, or give the size"
-            )
-        args = [self._expr(a) for a in e.args]
-        if isinstance(e, sympy.Add):
-            return sum(args[1:], args[0])
-        if isinstance(e, sympy.Mul):
-            result = args[0]
-            for a in args[1:]:
-                result = result * a
-            return result
-        if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer) and e.exp > 0:
-            result = args[0]
-            for _ in range(int(e.exp) - 1):
-                result = result * args[0]
-            return result
-        binary: dict[str, Callable[[Int, Int], Int]] = {
-            "FloorDiv": lambda a, b: a // b, "CleanDiv": lambda a, b: a // b, "Mod": lambda a, b: a % b,
-            "PythonMod": lambda a, b: a % b, "Min": minimum, "Max": maximum,
-        }  # fmt: skip
-        if kind in binary:
-            result = args[0]
-            for a in args[1:]:
-                result = binary[kind](result, a)
-            return result
-        raise TypeError(f"sizes of the form {e} ({kind}) are not supported")
-
-    def number(self, value: torch.SymFloat) -> Expr:
-        """A floating-point number that is computed from sizes. Raises TypeError for one that is read from a tensor."""
-        return self._number(value.node.expr)
-
-    def _number(self, e: Any) -> Expr:
-        if isinstance(e, sympy.Number):
-            return const(float(e))
-        if e.is_integer:
-            return index(self._expr(e), DType.float32)
-        if type(e).__name__ == "ToFloat":
-            return self._number(e.args[0])
-        operations: dict[str, Callable[[Expr, Expr], Expr]] = {
-            "Add": lambda a, b: a + b, "Mul": lambda a, b: a * b, "IntTrueDiv": lambda a, b: a / b,
-            "FloatTrueDiv": lambda a, b: a / b, "FloatPow": lambda a, b: binary("pow", a, b),
-        }  # fmt: skip
-        kind = type(e).__name__
-        if kind == "OpaqueUnaryFn_sqrt":
-            return unary("sqrt", self._number(e.args[0]))
-        if kind not in operations:
-            raise TypeError(f"a number of the form {e} ({kind}) is not computed on the GPU")
-        return reduce(operations[kind], map(self._number, e.args))
-
-    def _symbol(self, s: sympy.Symbol) -> Int:
-        if s.name not in self.known:
-            bounds = self.ranges.get(s)
-            lo, hi = 0, None
-            if bounds is not None:
-                lo = min([int(bounds.lower), *self._derived_bounds(s)]) if bounds.lower.is_Integer else 0
-                hi = int(bounds.upper) if bounds.upper.is_Integer and int(bounds.upper) < 2**40 else None
-            self.known[s.name] = symbol(s.name, lo, hi)
-        return self.known[s.name]
-
-    def _derived_bounds(self, s: sympy.Symbol) -> list[int]:
-        """Lower bounds that derived sizes (2*s + 1) give a symbol: torch itself says at least 2 of one that is no size."""
-        found = []
-        for size, bounds in self.ranges.items():
-            factor = sympy.diff(size, s)
-            if size != s and size.free_symbols == {s} and factor.is_Integer and factor > 0:
-                found.append(int(sympy.ceiling((bounds.lower - size.subs(s, 0)) / factor)))
-        return found
 
 
 def lower(

@@ -74,7 +74,7 @@ class _Scope:
 
     script: Script
     kinds: dict[str, Kind] = field(default_factory=dict)
-    symbols: set[str] = field(default_factory=set)  # those that have been looked at
+    symbols: dict[str, int] = field(default_factory=dict)  # those that have been checked, and how deep they are nested
 
 
 class _Check:
@@ -122,11 +122,11 @@ class _Check:
             (form == [str, str] and source[0] == "value")
             or (form == [str, int] and source[0] == "fixed" and 0 <= source[1] <= INT_MAX)
             or (
-                form == [str, str, int, int, int]
+                form[:3] == [str, str, int]
+                and len(form) == 5
                 and source[0] == "dim"
                 and 0 <= source[2] < 64
-                and 0 < source[3] <= INT_MAX
-                and INT_MIN <= source[4] <= INT_MAX
+                and not (form[3] is int and source[3] <= 0)
             )
         )
         if not good:
@@ -287,27 +287,36 @@ class _Check:
             raise damaged(f"the value {str(name)[:80]!r} is read before it is made")
         return scope.kinds[name]
 
-    def _tree(self, tree: Json, scope: _Scope, depth: int = 0) -> None:
+    def _tree(self, tree: Json, scope: _Scope, depth: int = 0) -> int:
+        """How deep a size is nested, with the sizes that it is computed from."""
         if isinstance(tree, str):
-            self._symbol(tree, scope)
-        elif type(tree) is int:
+            return self._symbol(tree, scope, depth)
+        if type(tree) is int:
             if not INT_MIN <= tree <= INT_MAX:
                 raise damaged("an integer does not fit into 64 bits")
-        elif isinstance(tree, list) and len(tree) == 3 and isinstance(tree[0], str) and tree[0] in SIZES:
-            if depth > _DEEPEST_TREE:
-                raise damaged(f"a size is nested more than {_DEEPEST_TREE} deep")
-            self._tree(tree[1], scope, depth + 1)
-            self._tree(tree[2], scope, depth + 1)
-        else:
+            return 0
+        if not (isinstance(tree, list) and len(tree) == 3 and isinstance(tree[0], str) and tree[0] in SIZES):
             raise damaged(f"{str(tree)[:80]!r} is no size")
+        height = 1
+        if depth <= _DEEPEST_TREE:
+            height += max(self._tree(part, scope, depth + 1) for part in tree[1:])
+        if max(height, depth) > _DEEPEST_TREE:
+            raise damaged(f"a size is nested more than {_DEEPEST_TREE} deep")
+        return height
 
-    def _symbol(self, name: str, scope: _Scope) -> None:
+    def _symbol(self, name: str, scope: _Scope, depth: int) -> int:
         if name in scope.symbols:
-            return
+            return scope.symbols[name]
         source = scope.script.symbols.get(name)
         if source is None:
             raise damaged(f"there is no size {name[:80]!r}")
         kind = "any" if source[0] == "fixed" else self._kind(source[1], scope)
         if isinstance(kind, tuple) or kind == ("number" if source[0] == "dim" else "tensor"):
             raise damaged(f"the size {name[:80]!r} is read from what has none")
-        scope.symbols.add(name)
+        height = 0
+        if depth <= _DEEPEST_TREE:
+            height = 1 + max((self._tree(tree, scope, depth + 1) for tree in source[3:]), default=0)
+        if max(height, depth) > _DEEPEST_TREE:
+            raise damaged(f"the size {name[:80]!r} is computed from more than {_DEEPEST_TREE} others, or from itself")
+        scope.symbols[name] = height
+        return height

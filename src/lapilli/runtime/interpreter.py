@@ -179,8 +179,11 @@ class Environment:
             return int(source[1])
         if source[0] == "value":
             return int(arithmetic.bounded(int(_number(self._value(source[1])))))
-        _, value, axis, factor, offset = source
+        _, value, axis, *trees = source
+        factor, offset = map(self.size, trees)
         size = int(self._value(value).shape[axis]) - offset
+        if factor <= 0:
+            return 0
         if size % factor:
             raise InvalidInputError(
                 f"Size {axis} of {value!r} is {size + offset}; it must be a multiple of {factor}{f' plus {offset}' * bool(offset)}."
