@@ -83,3 +83,13 @@ def test_convolution_of_many_open_sizes(tmp_path: Path) -> None:
         [sys.executable, "-c", textwrap.dedent(script)], env=variables, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_convolution_that_reads_many_values_afterwards() -> None:
+    """Where each is read in an order of its own, the sizes are more than a kernel takes as parameters."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        made = torch.nn.functional.conv2d(x, w, padding=1, groups=7)
+        return ((made * a.flip(2) + b.flip(3)).relu() * c.flip(1)).permute(0, 2, 3, 1).contiguous()
+
+    agrees(f, torch.randn(1, 7, 7, 9), torch.randn(28, 1, 3, 3), *(torch.randn(1, 28, 7, 9) for _ in range(3)))

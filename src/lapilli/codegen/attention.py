@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lapilli.codegen.emit import Emitter
-from lapilli.codegen.gpu_wrapper import SIGNATURE, batched, lift, source
+from lapilli.codegen.gpu_wrapper import SIGNATURE, batched, source, with_sizes
 from lapilli.codegen.kernel import Written
 from lapilli.codegen.template import Context, Wrapper
 from lapilli.ir.expr import loads, rewrite
@@ -113,11 +113,14 @@ class _Flash:
         return 16 * (_KEYS * (max(d4, v4) + 1) + queries * (d4 + 1)) + 4 * queries * (_KEYS + 1)
 
     def write(self, task: Task, ctx: Context) -> Written:
+        return with_sizes(ctx, lambda lift: self._write(task, ctx, lift))
+
+    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
         assert task.core is not None
         note = task.core.contraction
         assert isinstance(note, Attention)
         rows, keys, batch = note.rows[0].extent, note.inner.extent, product([a.extent for a in note.batch])
-        w = Wrapper(task, ctx, "gpu_attention", lift=lift(ctx))
+        w = Wrapper(task, ctx, "gpu_attention", lift=lift)
         w.epilogue(rows, as_int(self.width), batched(task), SIGNATURE)
         self._score(w, task, ctx)
         heads: IntLike = note.batch[-1].extent if note.batch else 1

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lapilli.codegen.gpu_tiles import Rows, Tiles
-from lapilli.codegen.gpu_wrapper import SIGNATURE, SUBGROUP_ARITHMETIC, SUBGROUP_BASIC, batched, lift, source, source8
+from lapilli.codegen.gpu_wrapper import (
+    SIGNATURE,
+    SUBGROUP_ARITHMETIC,
+    SUBGROUP_BASIC,
+    batched,
+    source,
+    source8,
+    with_sizes,
+)
 from lapilli.codegen.kernel import Written
 from lapilli.codegen.packing import as_words, channels_last, filter_index, flat, is_nested, pack_depthwise
 from lapilli.codegen.template import Context, Wrapper
@@ -247,11 +255,11 @@ class _Direct:
         return [self.v.x.node, self.w]
 
     def write(self, task: Task, ctx: Context) -> Written:
-        return self._write(task, ctx)
+        return with_sizes(ctx, lambda lift: self._write(task, ctx, lift))
 
-    def _write(self, task: Task, ctx: Context) -> Written:
+    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
         v, size = self.v, 64
-        w = Wrapper(task, ctx, "gpu_conv_direct", lift=lift(ctx))
+        w = Wrapper(task, ctx, "gpu_conv_direct", lift=lift)
         w.epilogue(v.out_h * v.out_w, v.out_channels, batched(task), SIGNATURE)
         source(w, "X", v.x.node, vector=False)
         source(w, "W", self.w, vector=True)
@@ -290,11 +298,11 @@ class _Depthwise:
         return [self.x.node, self.w]
 
     def write(self, task: Task, ctx: Context) -> Written:
-        return self._write(task, ctx)
+        return with_sizes(ctx, lambda lift: self._write(task, ctx, lift))
 
-    def _write(self, task: Task, ctx: Context) -> Written:
+    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
         v = self.v
-        w = Wrapper(task, ctx, "gpu_depthwise", lift=lift(ctx))
+        w = Wrapper(task, ctx, "gpu_depthwise", lift=lift)
         w.epilogue(v.out_h * v.out_w, v.out_channels, batched(task), SIGNATURE)
         source(w, "X", self.x.node, vector=True)
         source(w, "W", self.w, vector=True)
@@ -334,10 +342,10 @@ class _Matvec:
         return [self.x, self.w]
 
     def write(self, task: Task, ctx: Context) -> Written:
-        return self._write(task, ctx)
+        return with_sizes(ctx, lambda lift: self._write(task, ctx, lift))
 
-    def _write(self, task: Task, ctx: Context) -> Written:
-        w = Wrapper(task, ctx, "gpu_matvec", lift=lift(ctx))
+    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
+        w = Wrapper(task, ctx, "gpu_matvec", lift=lift)
         w.epilogue(as_int(1), self.n, batched(task), SIGNATURE, vector=False)
         source8(w, "X", self.x)
         source8(w, "W", self.w)

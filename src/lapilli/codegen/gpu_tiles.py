@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lapilli.codegen import tiles
-from lapilli.codegen.gpu_wrapper import SIGNATURE, SUBGROUP_BASIC, batched, lift, source, source8
+from lapilli.codegen.gpu_wrapper import SIGNATURE, SUBGROUP_BASIC, batched, source, source8, with_sizes
 from lapilli.codegen.kernel import Written
 from lapilli.codegen.template import Context, Wrapper
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
@@ -52,19 +52,20 @@ class Tiles:
         return [self.rows.node, self.w]
 
     def write(self, task: Task, ctx: Context) -> Written:
-        written = self._matrix(task, ctx) if self.matrix else self._simt(task, ctx)
+        make = self._matrix if self.matrix else self._simt
+        written = with_sizes(ctx, lambda lift: make(task, ctx, lift))
         written.flops = self.batch * self.m * self.n * self.k * 2
         return written
 
     def _sizes(self) -> tuple[int, int, int, int]:
         return estimate(self.batch), estimate(self.m), estimate(self.n), estimate(self.k)
 
-    def _matrix(self, task: Task, ctx: Context) -> Written:
+    def _matrix(self, task: Task, ctx: Context, lift: bool) -> Written:
         if self.rows.struct == "ConvFirstParams":
             t = tiles.first_layer_tile(estimate(self.k))
         else:
             t = tiles.matrix_tile(*self._sizes(), ctx.target.multiprocessors, self.rows.struct == "ConvParams")
-        w = Wrapper(task, ctx, "gpu_matmul_coopmat", lift=lift(ctx))
+        w = Wrapper(task, ctx, "gpu_matmul_coopmat", lift=lift)
         w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups), SIGNATURE)
         if self.rows.width == 8:
             source8(w, "X", self.rows.node)
@@ -93,9 +94,9 @@ class Tiles:
         written.subgroup_operations = SUBGROUP_BASIC
         return written
 
-    def _simt(self, task: Task, ctx: Context) -> Written:
+    def _simt(self, task: Task, ctx: Context, lift: bool) -> Written:
         bm, bn, bk, tm, tn = tiles.simt_tile(*self._sizes(), ctx.target.multiprocessors)
-        w = Wrapper(task, ctx, "gpu_matmul", lift=lift(ctx))
+        w = Wrapper(task, ctx, "gpu_matmul", lift=lift)
         w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups), SIGNATURE)
         source(w, "X", self.rows.node, vector=self.rows.width == 4)
         source(w, "W", self.w, vector=True)

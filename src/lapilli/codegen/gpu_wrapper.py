@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load, vector_load
+from collections.abc import Callable
+
+from lapilli.codegen.kernel import Written
+from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load, vector_load, within_limit
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
 from lapilli.ir.node import Convolution, Matmul, Node
 from lapilli.schedule.task import Task
@@ -11,9 +14,10 @@ SIGNATURE = "uint b, uint m, uint n"
 SUBGROUP_BASIC, SUBGROUP_ARITHMETIC = 1, 4
 
 
-def lift(ctx: Context) -> bool:
-    """Sizes are compiled in where speed is worth more pipelines: on matrix units."""
-    return not ctx.target.cooperative_matrix
+def with_sizes(ctx: Context, write: Callable[[bool], Written]) -> Written:
+    """A kernel from `write(sizes are parameters)`. They are compiled in where speed is worth more pipelines, on matrix units, and
+    where they are more than a kernel takes."""
+    return write(False) if ctx.target.cooperative_matrix else within_limit(write)
 
 
 def batched(task: Task, flat_rows: bool = False, groups: int = 1) -> BatchMapping:
