@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=0, help="how many of the ways a program takes, by its seed; 0: all")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no program is begun after this time")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--life", type=int, default=60, help="programs that one process takes")
     parser.add_argument("--device", help="part of a device's name, or its index")
     parser.add_argument("--gpu-plans", action="store_true", help="what a GPU would run, whatever the device is")
     parser.add_argument("--report", type=Path, help="file of JSON lines, one a failure")
@@ -100,7 +101,7 @@ class Campaign:
         return int(any(self.counts[way, s] for way in self.ways for s in BAD))
 
     def serve(self, place: int) -> None:
-        worker = Worker(self.given.device, self.given.limit, gpu_plans=self.given.gpu_plans)
+        worker = Worker(self.given.device, self.given.limit, self.given.life, gpu_plans=self.given.gpu_plans)
         worker.share = place, self.given.jobs
         while time.monotonic() < self.until:
             try:

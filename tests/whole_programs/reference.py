@@ -115,7 +115,9 @@ class Disturbed(TorchDispatchMode):
         self.run, self.index = seed, amplitude
         self.precision = torch.float32
         self.loudness = 1.0
-        self.rounded = False  # to float16, instead of disturbed: numbers that differ become equal
+        self.rounded = (
+            0.0  # how many of the values are rounded to float16, instead of disturbed: what differs becomes equal
+        )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.partition("::")[2]
@@ -142,7 +144,7 @@ class Disturbed(TorchDispatchMode):
             return result
         for t in tree_leaves(result):
             if isinstance(t, torch.Tensor) and t.is_floating_point():
-                self.disturb(t)
+                self.disturb(t, _terms(name, args, t))
                 self.sign(t, name)
         return result
 
@@ -178,7 +180,8 @@ class Disturbed(TorchDispatchMode):
         if self.index < 2 and x.ndim:
             ramp = torch.arange(x.shape[dim]) / max(x.shape[dim], 1)
             away = (ramp if self.index else 1 - ramp).view(-1, *[1] * (x.ndim - 1 - dim % x.ndim)).expand(x.shape)
-            numbers = self.shortened(numbers) if x.is_floating_point() else numbers
+        if (self.index < 2 or self.rounded) and x.ndim and x.is_floating_point():
+            numbers = self.shortened(numbers)
         apart = numbers + away * (numbers.abs() * 2.0**-45 + 1e-40) if x.is_floating_point() else numbers + away / 4
         found = func(apart, *args[1:], **kwargs)
         if not isinstance(found, tuple) or not x.ndim:
@@ -200,14 +203,16 @@ class Disturbed(TorchDispatchMode):
         scale = 1 / (8 * UNITS[self.precision])
         return torch.ldexp((fraction * scale).round(), exponent) / scale
 
-    def disturb(self, t: torch.Tensor) -> None:
-        """In place."""
+    def disturb(self, t: torch.Tensor, terms: float = 1) -> None:
+        """In place. terms: of the sums that these are; the error of a sum grows with the root of their number."""
         if not t.numel():
             return
         if self.rounded:
-            t.copy_(t.to(torch.float16))
+            if torch.rand((), generator=self.random) < self.rounded:
+                t.copy_(t.to(torch.float16))
             return
         amplitude = self.loudness * AMPLITUDES[self.precision][self.index] * UNITS[self.precision]
+        amplitude *= max(1.0, math.sqrt(terms) / 4)  # of 16 terms and fewer, no more than of one
         factor = 1 + amplitude * (2 * torch.rand(t.shape, generator=self.random, dtype=torch.float64) - 1)
         t.copy_(self.stored(t * factor))
 
@@ -218,6 +223,15 @@ class Disturbed(TorchDispatchMode):
         away = (2 * torch.rand(t.shape, generator=self.random, dtype=torch.float64) - 1) * TINY[torch.float16]
         t = torch.where((t != 0) & (t.abs() < 2.0**-13), t + away, t)
         return torch.where(t.abs() > 60000, t * float("inf"), t) if self.index % 2 else t
+
+
+def _terms(name: str, args: Any, result: torch.Tensor) -> float:
+    """Of the sums that an operator makes."""
+    if name in ("sum", "mean", "nansum"):
+        return float(args[0].numel() / max(result.numel(), 1))
+    if name in ("mm", "bmm", "mv", "dot"):
+        return float(args[0].shape[-1])
+    return float(args[1].shape[-1]) if name in ("addmm", "baddbmm", "addmv") else 1.0
 
 
 def _meant(step: Step) -> str:
@@ -316,12 +330,13 @@ def _spread(
             # Numbers with equals among them: where they are disturbed too, jumps do not count.
             whole = {leaf.name for leaf in program.leaves if leaf.kind in ("ties", "literal") and not half}
             few = RUNS * (2 if torch.bfloat16 in types else 1)  # which moves by rare, large steps
-            rounding = range(few, few + 3 * half)  # equals in their order, in the reverse, and in any
+            rounding = range(few, few + 6 * half)  # all, then some; equals in their order, in the reverse, and in any
             definite = few + len(rounding)  # runs whose jumps count
             quiet = definite + 4 if whole else definite
             for k in range(quiet + LOUD):
-                mode = Disturbed(1000 * k + 7, min(k - few if k in rounding[:2] else k, RUNS - 1))
-                mode.rounded = k in rounding
+                place = (0, 1, RUNS - 1)[(k - few) % 3] if k in rounding else k
+                mode = Disturbed(1000 * k + 7, min(place, RUNS - 1))
+                mode.rounded = 0.0 if k not in rounding else 1.0 if k < few + 3 else 0.5
                 mode.loudness = 1 if k < quiet else FACTOR
                 mode.precision = torch.float16 if half and least is torch.float32 else least
                 given = widened(values)
