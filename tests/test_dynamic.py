@@ -238,3 +238,22 @@ def test_templates_with_too_many_open_sizes(monkeypatch: pytest.MonkeyPatch) -> 
     with lapilli.compile(model, (x,), dynamic_shapes=(sizes,)) as program:
         for given in (x, torch.randn(3, 8, 30, 5)):
             torch.testing.assert_close(program(given), model(given), rtol=1e-5, atol=1e-5)
+
+
+class ChangesAView(torch.nn.Module):
+    """torch.export leaves n open; torch's own way to functional form compares it with the example's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = torch.unbind(x, 1)
+        second.flatten(0, 1).floor_()
+        return first
+
+
+def test_a_size_that_torch_fixes_is_told() -> None:
+    dims = ({2: Dim("n", min=2, max=64)},)
+    with pytest.warns(UserWarning, match="Size 2 of 'x' is not dynamic in the compiled program"):
+        program = lapilli.compile(ChangesAView(), (torch.randn(1, 2, 4, 1),), dynamic_shapes=dims)
+    x = torch.randn(1, 2, 4, 1)
+    torch.testing.assert_close(program(x.clone()), ChangesAView()(x.clone()))
+    with pytest.raises(lapilli.InvalidInputError, match=r"must be float32 of shape \(1, 2, 4, 1\)"):
+        program(torch.randn(1, 2, 3, 1))

@@ -44,7 +44,7 @@ def tables() -> tuple[dict[Any, Any], ...]:
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
     """The same program in operators that have a lowering, as far as there are decompositions into them."""
-    known = tables()
+    known, were_open = tables(), _open_sizes(program)
     with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its tree specs
         for table in known:
@@ -57,8 +57,25 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
                         "tensors that are no buffers, or share memory with some, torch.export.export(..., strict=True) may help."
                     ) from error
             else:
+                for name, axis in sorted(were_open - _open_sizes(decomposed)):  # which torch does silently
+                    warnings.warn(
+                        f"Size {axis} of {name!r} is not dynamic in the compiled program: torch fixes it where it makes a change "
+                        "in place functional. Write the change as an assignment to keep it dynamic.",
+                        stacklevel=2,
+                    )
                 return decomposed
     raise AssertionError("the last table returns or raises")
+
+
+def _open_sizes(program: ExportedProgram) -> set[tuple[str, int]]:
+    """Sizes of inputs that vary between calls: names and axes."""
+    found = set()
+    for node in program.graph.nodes:
+        sizes: Any = getattr(node.meta.get("val"), "shape", ()) if node.op == "placeholder" else ()
+        found |= {
+            (node.name, k) for k, s in enumerate(sizes) if isinstance(s, torch.SymInt) and s.node.expr.free_symbols
+        }
+    return found
 
 
 def decompose_calls(module: Module) -> bool:
