@@ -247,22 +247,26 @@ def _antialiased_dimension(
         bound = as_int(math.ceil(float(step.value)))
     length = minimum(size, (maximum(size if bound is None else bound, 1) + 1) * radius * 2 + 1)
 
-    def tap(i: Int, k: Int) -> tuple[Expr, Expr]:
-        """Place and weight of tap k of output i."""
+    def tap(i: Int, k: Int) -> tuple[Expr, Expr, Expr]:
+        """Place and weight of tap k of output i, and whether it has so many."""
         centre = step * (index(i, DType.float32) + 0.5)
         first = binary("max", cast_to(centre - support + 0.5, DType.int32), 0)
         end = binary("min", cast_to(centre + support + 0.5, DType.int32), index(size))
         place = first + index(k)
         distance = (cast_to(place, DType.float32) - centre + 0.5) / widening
-        return place, where(binary("lt", place, end), kernel(unary("abs", distance)), const(0.0))
+        return place, kernel(unary("abs", distance)), binary("lt", place, end)
 
-    weights = call.reduce("sum", lambda at, r: tap(at[0], r[0])[1], [out], [length], DType.float32, f"_weights{d}")
+    def weight_of(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
+        _, weight, inside = tap(at[0], r[0])
+        return where(inside, weight, const(0.0))
+
+    weights = call.reduce("sum", weight_of, [out], [length], DType.float32, f"_weights{d}")
 
     def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
-        place, weight = tap(at[-n + d], r[0])
-        inside = [*at]
-        inside[-n + d] = clamped(place, size)
-        return load(x, inside) * weight
+        place, weight, inside = tap(at[-n + d], r[0])
+        there = [*at]
+        there[-n + d] = clamped(place, size)
+        return where(inside, load(x, there) * weight, const(0.0))
 
     total = call.reduce("sum", body, shape, [length], DType.float32, f"_pass{d}")
     return call.map(lambda *at: load(total, at) / load(weights, [at[-n + d]]), shape=shape, dtype=DType.float32)
