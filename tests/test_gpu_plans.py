@@ -93,3 +93,13 @@ def test_convolution_that_reads_many_values_afterwards() -> None:
         return ((made * a.flip(2) + b.flip(3)).relu() * c.flip(1)).permute(0, 2, 3, 1).contiguous()
 
     agrees(f, torch.randn(1, 7, 7, 9), torch.randn(28, 1, 3, 3), *(torch.randn(1, 28, 7, 9) for _ in range(3)))
+
+
+def test_convolution_of_padding_alone() -> None:
+    """Its one place lies in the padding: it reads nothing of its input, which is made later then."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.nn.functional.conv1d(x, w, stride=2, padding=2)
+        return torch.nn.functional.conv1d(y, last, stride=3, padding=1).relu() + 1, y * 2
+
+    agrees(f, torch.randn(4, 16, 2), torch.randn(1, 16, 5), torch.randn(4, 1, 1))

@@ -73,7 +73,18 @@ Device::Device(Instance& instance, uint32_t device_index)
   spin_nanoseconds_ = capabilities.is_cpu() ? 0 : capabilities.is_discrete() ? 2'000'000 : 200'000;
 }
 
-Device::~Device() { vk.DestroyDevice(handle, nullptr); }
+Device::~Device() {
+  caches_.clear();
+  vk.DestroyDevice(handle, nullptr);
+}
+
+PipelineCache& Device::pipeline_cache(const std::filesystem::path& folder) {
+  const std::lock_guard lock(caches_mutex_);
+  std::unique_ptr<PipelineCache>& cache = caches_[folder];
+  if (!cache)
+    cache = std::make_unique<PipelineCache>(vk, handle, capabilities, folder);
+  return *cache;
+}
 
 Queue& Device::next_queue() { return *queues_[next_++ % queues_.size()]; }
 

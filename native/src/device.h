@@ -1,9 +1,10 @@
 // A logical device. All programs of a process on the same physical device share it.
 #pragma once
 
-#include "instance.h"
+#include "pipeline_cache.h"
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 
@@ -40,6 +41,9 @@ public:
   // device is lost. A driver that is out of memory cannot say how far the device is; it is asked again until it can.
   bool wait(VkFence fence, uint64_t timeout) const;
 
+  // What all programs share, in a folder: each with one of its own would hold the whole file. `folder` may be empty.
+  PipelineCache& pipeline_cache(const std::filesystem::path& folder);
+
   // As lapilli::check, for what only a device says: it is remembered that it is lost.
   void check(VkResult result, const char* call) const;
   bool lost() const { return lost_.load(std::memory_order_relaxed); }
@@ -50,6 +54,8 @@ private:
 
   mutable std::atomic<bool> lost_{false};
   std::vector<std::unique_ptr<Queue>> queues_;
+  std::mutex caches_mutex_;
+  std::map<std::filesystem::path, std::unique_ptr<PipelineCache>> caches_;
   std::atomic<uint32_t> next_{0};
   uint64_t spin_nanoseconds_;
 };

@@ -1,6 +1,7 @@
 #include "pipeline_cache.h"
 
 #include "checksum.h"
+#include "error.h"
 #include "private_file.h"
 #include "text.h"
 
@@ -25,6 +26,7 @@ static_assert(sizeof(Header) == 72);
 
 constexpr uint32_t version = 1;
 constexpr uint64_t largest = uint64_t{256} << 20; // a file that grew beyond this is begun anew
+constexpr uint64_t small = uint64_t{1} << 20;     // up to here, every new pipeline is written
 
 Header header_for(const Capabilities& device, Bytes data) {
   return {{'L', 'A', 'P', 'C', 'A', 'C', 'H', 'E'},
@@ -48,14 +50,13 @@ std::string hex(const std::array<uint8_t, 16>& bytes) {
   return text;
 }
 
-} // namespace
-
-std::filesystem::path pipeline_cache_file(const std::filesystem::path& folder, const Capabilities& device) {
+std::filesystem::path file_in(const std::filesystem::path& folder, const Capabilities& device) {
   return folder /
          cat("pipelines-", device.vendor_id, "-", device.device_id, "-", hex(device.cache_uuid), "-v", version, ".bin");
 }
 
-std::vector<std::byte> read_pipeline_cache(const std::filesystem::path& file, const Capabilities& device) {
+// Empty when there is no usable file.
+std::vector<std::byte> read(const std::filesystem::path& file, const Capabilities& device) {
   const std::vector<std::byte> bytes = read_private_file(file, largest);
   if (bytes.size() <= sizeof(Header))
     return {};
@@ -66,12 +67,61 @@ std::vector<std::byte> read_pipeline_cache(const std::filesystem::path& file, co
   return data;
 }
 
-bool write_pipeline_cache(const std::filesystem::path& file, const Capabilities& device, Bytes data) {
+bool write(const std::filesystem::path& file, const Capabilities& device, Bytes data) {
   if (data.empty() || data.size() + sizeof(Header) > largest)
     return false;
   const Header header = header_for(device, data);
   const std::array<Bytes, 2> parts{std::as_bytes(std::span(&header, 1)), data};
   return replace_private_file(file, parts);
+}
+
+} // namespace
+
+PipelineCache::PipelineCache(const DeviceFunctions& functions, VkDevice device, const Capabilities& capabilities,
+                             const std::filesystem::path& folder)
+    : vk(functions), device_(device), capabilities_(capabilities) {
+  std::vector<std::byte> known;
+  if (!folder.empty()) {
+    file_ = file_in(folder, capabilities);
+    known = read(file_, capabilities);
+  }
+  VkPipelineCacheCreateInfo info{};
+  info.sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO;
+  info.initialDataSize = known.size();
+  info.pInitialData = known.data();
+  VkResult result = vk.CreatePipelineCache(device, &info, nullptr, &handle_);
+  if (result != VK_SUCCESS && !known.empty()) { // the driver does not want what was cached
+    known.clear();
+    info.initialDataSize = 0;
+    info.pInitialData = nullptr;
+    result = vk.CreatePipelineCache(device, &info, nullptr, &handle_);
+  }
+  check(result, "vkCreatePipelineCache");
+  size_ = known.size();
+}
+
+PipelineCache::~PipelineCache() {
+  store(true);
+  vk.DestroyPipelineCache(device_, handle_, nullptr);
+}
+
+void PipelineCache::store(bool all) noexcept {
+  if (file_.empty())
+    return;
+  try {
+    const std::lock_guard lock(mutex_);
+    size_t size = 0;
+    if (vk.GetPipelineCacheData(device_, handle_, &size, nullptr) != VK_SUCCESS || size == size_)
+      return; // nothing new: some drivers do not say which pipelines they found
+    if (!all && size > small && size < size_ + size_ / 16)
+      return;
+    std::vector<std::byte> data(size);
+    if (vk.GetPipelineCacheData(device_, handle_, &size, data.data()) != VK_SUCCESS)
+      return;
+    if (write(file_, capabilities_, Bytes(data).first(size)))
+      size_ = size;
+  } catch (const std::exception&) { // out of memory: there is no file then
+  }
 }
 
 } // namespace lapilli

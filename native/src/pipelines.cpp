@@ -1,7 +1,6 @@
 #include "pipelines.h"
 
 #include "error.h"
-#include "pipeline_cache.h"
 #include "spirv_clamp.h"
 
 #include <algorithm>
@@ -12,28 +11,9 @@ namespace lapilli {
 
 Pipelines::Pipelines(Device& device, std::span<const Kernel> kernels, const std::vector<bool>& used,
                      const std::filesystem::path& cache_folder)
-    : device_(device), pipelines_(kernels.size()) {
+    : device_(device), cache_(device.pipeline_cache(cache_folder)), cache_found_(cache_.found()),
+      pipelines_(kernels.size()) {
   try {
-    std::vector<std::byte> known;
-    if (!cache_folder.empty()) {
-      cache_file_ = pipeline_cache_file(cache_folder, device.capabilities);
-      known = read_pipeline_cache(cache_file_, device.capabilities);
-      cache_found_ = !known.empty();
-      cache_size_ = known.size();
-    }
-    VkPipelineCacheCreateInfo info{};
-    info.sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO;
-    info.initialDataSize = known.size();
-    info.pInitialData = known.data();
-    VkResult result = device.vk.CreatePipelineCache(device.handle, &info, nullptr, &cache_);
-    if (result != VK_SUCCESS && !known.empty()) { // the driver does not want what was cached
-      cache_found_ = false;
-      cache_size_ = 0;
-      info.initialDataSize = 0;
-      info.pInitialData = nullptr;
-      result = device.vk.CreatePipelineCache(device.handle, &info, nullptr, &cache_);
-    }
-    check(result, "vkCreatePipelineCache");
     for (uint32_t i = 0; i < kernels.size(); ++i)
       if (used[i]) {
         create_layouts(kernels[i], pipelines_[i]);
@@ -60,7 +40,6 @@ void Pipelines::release() {
     vk.DestroyPipelineLayout(device_.handle, layout, nullptr);
   for (const auto& [key, layout] : set_layouts_)
     vk.DestroyDescriptorSetLayout(device_.handle, layout, nullptr);
-  vk.DestroyPipelineCache(device_.handle, cache_, nullptr);
 }
 
 void Pipelines::start(size_t count, std::span<const Kernel> kernels) {
@@ -164,7 +143,7 @@ void Pipelines::create(const Kernel& kernel, Pipeline& pipeline) {
     feedback_info.pPipelineStageCreationFeedbacks = &stage_feedback;
     info.pNext = &feedback_info;
   }
-  const VkResult result = vk.CreateComputePipelines(device_.handle, cache_, 1, &info, nullptr, &pipeline.handle);
+  const VkResult result = vk.CreateComputePipelines(device_.handle, cache_.handle(), 1, &info, nullptr, &pipeline.handle);
   vk.DestroyShaderModule(device_.handle, module, nullptr);
   if (result != VK_SUCCESS && result != VK_ERROR_OUT_OF_HOST_MEMORY && result != VK_ERROR_OUT_OF_DEVICE_MEMORY &&
       result != VK_ERROR_DEVICE_LOST)
@@ -182,19 +161,8 @@ void Pipelines::finish() {
   join();
   if (error_)
     std::rethrow_exception(error_);
-  if (!cache_file_.empty() && compiled_ > 0)
-    store_cache();
-}
-
-void Pipelines::store_cache() {
-  const DeviceFunctions& vk = device_.vk;
-  size_t size = 0;
-  if (vk.GetPipelineCacheData(device_.handle, cache_, &size, nullptr) != VK_SUCCESS || size == cache_size_)
-    return; // nothing new: some drivers do not say which pipelines they found
-  std::vector<std::byte> data(size);
-  if (vk.GetPipelineCacheData(device_.handle, cache_, &size, data.data()) != VK_SUCCESS)
-    return;
-  write_pipeline_cache(cache_file_, device_.capabilities, Bytes(data).first(size));
+  if (compiled_ > 0)
+    cache_.store();
 }
 
 } // namespace lapilli

@@ -36,7 +36,7 @@ public:
   const Pipeline& operator[](uint32_t kernel) const { return pipelines_[kernel]; }
 
   // What became of the cache file, for lapilli_program_info.
-  const std::filesystem::path& cache_file() const { return cache_file_; }
+  const std::filesystem::path& cache_file() const { return cache_.file(); }
   bool cache_found() const { return cache_found_; }
   uint32_t compiled() const { return compiled_; } // pipelines that were not in the cache
 
@@ -45,19 +45,16 @@ private:
   void start(size_t count, std::span<const Kernel> kernels);
   void work(std::span<const Kernel> kernels);
   void create(const Kernel& kernel, Pipeline& pipeline);
-  void store_cache();
   void join();
   void release();
 
   Device& device_;
+  PipelineCache& cache_;
+  const bool cache_found_;
   std::vector<Pipeline> pipelines_;
   using Types = std::vector<BindingType>;
   std::map<Types, VkDescriptorSetLayout> set_layouts_;
   std::map<std::pair<Types, uint32_t>, VkPipelineLayout> pipeline_layouts_; // by push constants too
-  VkPipelineCache cache_ = VK_NULL_HANDLE;
-  std::filesystem::path cache_file_;
-  bool cache_found_ = false;
-  size_t cache_size_ = 0;
   std::vector<uint32_t> queue_; // kernels to compile
   std::atomic<size_t> next_{0};
   std::atomic<uint32_t> compiled_{0};

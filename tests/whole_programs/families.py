@@ -85,7 +85,7 @@ torch.nanmean({0}, {d})|{0}.clamp(-1.5, 1.5).prod({d})|{0}.argmax({d})|{0}.argmi
 {0}.cummax({d}).values|{0}.cummin({d}).values|{0}.sort({d}).values|{0}.argsort({d}, descending=True)|{0}.msort()
 {0}.nanmedian({d}).values|torch.renorm({0}, 2, {d}, 1.5)|F.glu({0}, {d})|torch.trapezoid({0}, dim={d})
 {0}.diff(dim={d})|{0}.softmax({d}).log()|{0}.aminmax(dim={d})[1]|{0}.topk(1, {d}).values
-{0}.topk(2, {d}).indices|{0}.mode({d}).values|{0}.cumsum({d}).flip({d})|torch.cumulative_trapezoid({0}, dim={d})
+{0}.topk(2, {d}).indices|{0}.nan_to_num().mode({d}).values|{0}.cumsum({d}).flip({d})|torch.cumulative_trapezoid({0}, dim={d})
 {0}.unique_consecutive().sum()"""
 REDUCE_ALL = """\
 {0}.sum()|{0}.mean()|{0}.max()|{0}.min()|{0}.std()|{0}.var()|{0}.norm()|{0}.amax()|{0}.argmax()|({0} > 0).any()

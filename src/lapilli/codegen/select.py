@@ -10,12 +10,13 @@ from lapilli.codegen.parts import in_parts
 from lapilli.codegen.template import Context
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import cast_to, load
+from lapilli.ir.expr import cast_to, load, loads
 from lapilli.ir.integer import Symbol
 from lapilli.ir.node import Map, Node
 from lapilli.ir.recurrence import Recurrence
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.plan import Schedule
+from lapilli.schedule.realize import chase, operand_indices
 from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task
 
@@ -33,11 +34,20 @@ def choose_templates(
             pass
         elif task.core is not None and isinstance(task.core.contraction, Recurrence):
             recurrence.choose(task, task.core.contraction, ctx)
-        elif task.core is not None and task.core.contraction is not None:
+        elif task.core is not None and task.core.contraction is not None and _reads_operands(task, ctx):
             task = _contraction(task, ctx)
         result += [*ctx.added, task]
         ctx.added.clear()
     return _needed(result, results)
+
+
+def _reads_operands(task: Task, ctx: Context) -> bool:
+    """Whether a contraction reads what it is made of. One whose every place lies in the padding does not, and what a template would
+    read need not be there then."""
+    assert task.core is not None
+    assert task.core_body is not None
+    read = {ld.node.id for ld in loads(task.core_body)}
+    return all(chase(x, at, ctx.views)[0].id in read for x, at in operand_indices(task.core))
 
 
 def _contraction(task: Task, ctx: Context) -> Task:

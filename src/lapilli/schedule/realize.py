@@ -7,7 +7,7 @@ is left - outputs, reductions, operands of contractions, values with several rea
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lapilli.ir.axes import reshape_index
@@ -207,7 +207,7 @@ def as_var(i: Int) -> Var | None:
     return None
 
 
-def chase(node: Node, index: tuple[Int, ...], views: dict[int, Map] | None = None) -> tuple[Node, tuple[Int, ...]]:
+def chase(node: Node, index: tuple[Int, ...], views: Mapping[int, Map] | None = None) -> tuple[Node, tuple[Int, ...]]:
     """Through views to the value that is really read, and where."""
     while isinstance(node, Map) and node.view_of is not None and (views is None or node.id in views):
         source = rewrite(node.body, dict(zip(node.axes, index, strict=True)))
