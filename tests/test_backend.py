@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import lapilli
 from lapilli import autoload, backend
 from lapilli.backend import executable
+from lapilli.errors import CompileError
 
 autoload.register()
 CPU_OR_DEVICE = pytest.mark.parametrize("device", ["cpu", "vulkan"])
@@ -342,7 +343,7 @@ def test_gradients_with_dynamic_sizes() -> None:
 
 
 def test_a_size_that_only_a_weight_has_in_a_graph_of_parts() -> None:
-    """After a graph break, sizes of weights are symbols; attention with heads of an open size cuts the graph in parts."""
+    """After a graph break, sizes of weights are symbols; singular values cut the graph in parts."""
 
     class Attending(nn.Module):
         def __init__(self) -> None:
@@ -352,26 +353,59 @@ def test_a_size_that_only_a_weight_has_in_a_graph_of_parts() -> None:
         def forward(self, x: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, ...]:
             weight = self.weight
             positive = torch.bincount((q > 0).flatten().long(), minlength=3)
-            return positive, nn.functional.scaled_dot_product_attention(q, q, q), nn.functional.conv2d(x, weight)
+            return positive, torch.linalg.svdvals(q), nn.functional.conv2d(x, weight)
 
     with torch.no_grad():
         agree(Attending(), *((torch.randn(1, 2, n, 8), torch.randn(1, 3, n)) for n in (5, 7)), dynamic=True)
 
 
-def test_gradients_where_a_size_is_seen_in_a_product_only() -> None:
-    """The backward graph is given values of n * m rows, and m alone; attention cuts it in parts."""
+@pytest.mark.parametrize("width", [None, 1], ids=["one of two sizes is seen alone", "none is"])
+def test_gradients_where_a_size_is_seen_in_a_product_only(width: int | None) -> None:
+    """The backward graph is given values of n * m rows, and m alone or neither; the exponential of a matrix cuts it in parts."""
 
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, 1).sin() @ w.unsqueeze(0)
-        return nn.functional.scaled_dot_product_attention(rows, rows, rows)
+        return torch.linalg.matrix_exp(rows @ rows.mT * 0.01)
 
     run = compiled(f, dynamic=True)
     for n, m in ((4, 3), (5, 7), (6, 2)):
-        x, w = torch.rand(n, m), torch.rand(m, requires_grad=True)
+        x, w = torch.rand(n, m), torch.rand(width or m, requires_grad=True)
         like = w.detach().clone().requires_grad_()
         run(x, w).sum().backward()
         f(x, like).sum().backward()
         torch.testing.assert_close(w.grad, like.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_attention_with_heads_of_an_open_size(heads: int) -> None:
+    def f(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        split = [F.linear(x, w).unflatten(-1, (heads, -1)).transpose(1, 2) for w in weights]
+        return F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+
+    run = compiled(f, dynamic=True, options={"fallback": "error"})
+    for batch, length, head in ((2, 4, 4), (3, 7, 1), (1, 5, 20)):
+        given = [torch.randn(batch, length, 3), *(torch.randn(heads * head, 3) for _ in range(3))]
+        torch.testing.assert_close(run(*given), f(*given), rtol=1e-5, atol=1e-5)
+
+
+def test_a_backward_graph_that_runs_in_torch_gets_what_it_takes_for_tensors_of_the_cpu(monkeypatch: Any) -> None:
+    """What the forward graph has saved for it lies on the device."""
+    made = executable._program
+    calls: list[int] = []
+
+    def refused(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise CompileError("for this test")
+        return made(*args)
+
+    monkeypatch.setattr(executable, "_program", refused)
+    x = torch.rand(5, 3, requires_grad=True)
+    with pytest.warns(UserWarning, match="runs in torch"):
+        compiled(lambda x: (x.sin() * x.exp()).tanh())(x).sum().backward()
+    like = x.detach().clone().requires_grad_()
+    (like.sin() * like.exp()).tanh().sum().backward()
+    torch.testing.assert_close(x.grad, like.grad)
 
 
 def test_training_with_a_dynamic_batch() -> None:

@@ -150,6 +150,7 @@ CHAIN = {f"n{k}": ["dim", "x", 0, 1, f"n{k + 1}"] for k in range(1000)} | {"n100
         {"symbols": CHAIN, "outputs": [{"size": f"n{k}"} for k in range(999, -1, -1)]},
         {"symbols": {"n": ["dim", "x", 0, ["**", 2, 3], 0]}, "outputs": [{"size": "n"}]},
         {"symbols": {"n": ["fixed", -1]}}, {"symbols": {"n": ["fixed", "7"]}}, {"symbols": {"n": ["fixed", 2**70]}},
+        {"symbols": {"n": ["given"]}}, {"symbols": {"n": ["given", 7]}},
         {"states": {"s": ["kept", -1, None]}}, {"states": {"s": ["kept", 5, None]}}, {"states": {"s": ["kept"]}},
         {"outputs": [v("nobody")]}, {"outputs": [["x"]]}, {"outputs": ["x"]}, {"outputs": []}, {"inputs": []},
         {"outputs": [{"size": "n"}]}, {"outputs": [{"size": ["**", 10, 10]}]}, {"outputs": [{"size": 10**30}]}, {"extra": 1},

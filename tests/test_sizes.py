@@ -29,7 +29,9 @@ def test_a_call_finds_a_size_in_a_product_with_one_that_it_knows() -> None:
 
 
 def test_a_script_finds_it_too() -> None:
-    script = Script([], [], symbols={"m": ["dim", "y", 0, 2, 1], "n": ["dim", "x", 0, "m", 0], "k": ["fixed", 3]})
+    script = Script(
+        [], [], symbols={"m": ["dim", "y", 0, 2, 1], "n": ["dim", "x", 0, "m", 0], "k": ["fixed", 3], "g": ["given"]}
+    )
     values = {"x": np.zeros(28), "y": np.zeros(9)}
-    env = Environment(script, values, lambda k: None, Budget(Limits()))
-    assert [env.size(s) for s in ("n", "m", "k")] == [7, 4, 3]
+    env = Environment(script, values, lambda k: None, Budget(Limits()), {"g": 5})
+    assert [env.size(s) for s in ("n", "m", "k", "g")] == [7, 4, 3, 5]

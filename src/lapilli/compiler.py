@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -93,12 +93,12 @@ class Storage:
 
 
 def compile_module(
-    module: Module, storage: Storage, targets: Sequence[Target], fallback: str, keyed: bool = False
+    module: Module, storage: Storage, targets: Sequence[Target], fallback: str, given: Collection[str] | None = None
 ) -> bytes:
     """The bytes of a program whose method `forward` is a module that the passes have been over. Its inputs are tensors by the
     names of placeholders, and either sizes by the names of placeholders, or, where one method of the player is all, inputs of
-    shape [size, 0] by the names of size symbols. keyed: as for `lower`."""
-    compiler = _Compiler(storage, targets, fallback, keyed)
+    shape [size, 0] by the names of size symbols. given: symbols whose values every run is given, with the key of random numbers."""
+    compiler = _Compiler(storage, targets, fallback, given)
     with _uncollected():
         part = compiler.lowered("forward", module, {})
         if part is not None:
@@ -145,8 +145,11 @@ def _methods(model: Any, example_inputs: Any, dynamic_shapes: Any) -> dict[str, 
 class _Compiler:
     """Collects methods: what the player runs of each, and what the metadata says of it."""
 
-    def __init__(self, storage: Storage, targets: Sequence[Target], fallback: str, keyed: bool = False) -> None:
-        self.storage, self.targets, self.fallback, self.keyed = storage, targets, fallback, keyed
+    def __init__(
+        self, storage: Storage, targets: Sequence[Target], fallback: str, given: Collection[str] | None = None
+    ) -> None:
+        self.storage, self.targets, self.fallback = storage, targets, fallback
+        self.given, self.keyed = given or (), given is not None
         self.interfaces: list[Interface] = []
         self.parts: list[Part] = []
         self.split: list[Parts] = []  # methods of several segments
@@ -177,7 +180,7 @@ class _Compiler:
 
     def add_parts(self, name: str, structure: structure.Structure, module: Module, dims: Mapping[str, str]) -> None:
         """A method of several segments."""
-        parts = partition(module, optimize, self.fallback)
+        parts = partition(module, optimize, self.fallback, self.given)
         first = len(self.parts)
         for k, segment in enumerate(parts.segments):
             self.parts.append(self._part(f"{name}.{k}", segment, dims))

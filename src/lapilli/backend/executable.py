@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -114,8 +114,12 @@ class Executable:
         index = device_of(given, self.options.device)
         try:
             with working(), torch.no_grad(), torch.inference_mode(False):
+                sources = Sources([n for n in self._gm.graph.nodes if n.op == "placeholder"])
                 prepared = prepare(self._gm, dict(zip(self._weights, constants, strict=False)))
-                program = _program(prepared, self.options, index, self._open_parts) if prepared.outputs else None
+                program = None
+                if prepared.outputs:
+                    sizes = [s.name for s in sources.known]
+                    program = _program(prepared, self.options, index, self._open_parts, sizes)
         except CompileError as error:
             if self.options.fallback == "error" or isinstance(error, UnsupportedOperatorError):
                 raise
@@ -124,7 +128,6 @@ class Executable:
         if program is not None:
             self.report = program.report
             _warn(self.report)
-        sources = Sources([n for n in self._gm.graph.nodes if n.op == "placeholder"])
         return _Run(prepared, program, sources, index, self.kind)
 
     def _forget(self) -> None:
@@ -211,6 +214,8 @@ class _InTorch(_Run):
 
     def __init__(self, gm: fx.GraphModule) -> None:
         self._gm = gm
+        arguments = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
+        self._from_host = [isinstance(val, torch.Tensor) and val.is_cpu for val in arguments]
 
     def reads(self, position: int) -> bool:
         return False
@@ -219,19 +224,22 @@ class _InTorch(_Run):
         return self
 
     def _call(self, given: Sequence[Any]) -> list[Any]:
-        return list(self._gm(*given))
+        # what another graph has saved for this one may be on the device, though torch believes it on the CPU
+        pairs = zip(given, self._from_host, strict=True)
+        return list(self._gm(*(_to_host(x) if from_host else x for x, from_host in pairs)))
 
 
 def _to_host(value: torch.Tensor) -> torch.Tensor:
     return storage.to_cpu(value) if is_ours(value) else value
 
 
-def _program(prepared: Prepared, options: Options, index: int, open_parts: int) -> Program:
-    """For the device at hand; where that turns out to lack what the plan needs, with all plans."""
+def _program(prepared: Prepared, options: Options, index: int, open_parts: int, given: Collection[str]) -> Program:
+    """For the device at hand; where that turns out to lack what the plan needs, with all plans. given: the sizes, by name, that a
+    call can tell."""
     kept = Storage(options.precision, options.precision)
     best = [replace(t, open_parts=open_parts) for t in targets(options.precision, index)]
     for chosen in (best, plans_for(options.precision)):
-        data = compile_module(prepared.module, kept, chosen, options.fallback, keyed=True)
+        data = compile_module(prepared.module, kept, chosen, options.fallback, given=given)
         try:
             return load(data, index)
         except NoDeviceError:

@@ -53,11 +53,14 @@ class Program:
         self.symbols: list[str] = []
         if interface.script is not None:
             script = interface.script
-            operators = admit([(script, interface.inputs, len(interface.outputs))], description, OWN)
+            operators = admit([(script, interface.inputs, len(interface.outputs))], description, OWN, given=True)
             assert operators is not None, "torch is here"
             interpreter = StreamInterpreter(native, description, operators, index, self._keys)
             self.inputs = [spec.name for spec in interface.inputs]
-            self._run: Run = lambda _, values: interpreter.run(script, values)
+            self.symbols = [name for name, source in script.symbols.items() if source == ["given"]]
+            self._run: Run = lambda sizes, values: interpreter.run(
+                script, values, sizes=dict(zip(self.symbols, sizes, strict=True))
+            )
             return
         assert interface.player is not None
         method = description.methods[interface.player]

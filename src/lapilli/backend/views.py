@@ -89,7 +89,11 @@ def view_of(node: fx.Node, number: Callable[[Any], int]) -> View:
     element: Any = None
     if node.target is operator.getitem:
         call, element = node.args
-    target = aten.view.default if call.target is aten._unsafe_view.default else call.target
+    is_reshape = call.target in (
+        aten.view.default,
+        aten._unsafe_view.default,
+    )  # of what may lie otherwise than was traced
+    target = aten.reshape.default if is_reshape else call.target
     args, kwargs = tree_map(given, (tuple(call.args[1:]), dict(call.kwargs)))
     is_fixed = not any(isinstance(x, Number) for x in tree_leaves((args, kwargs)))
     return View(target, args, kwargs, element, is_fixed)

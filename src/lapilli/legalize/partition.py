@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,12 +43,12 @@ class Parts:
     states: list[tuple[Script, str, torch.Tensor]] = field(default_factory=list)  # and what they begin with
 
 
-def partition(module: Module, optimize: Callable[[Module], None], fallback: str) -> Parts:
-    """optimize: passes for the branches of control flow.
+def partition(module: Module, optimize: Callable[[Module], None], fallback: str, given: Collection[str] = ()) -> Parts:
+    """optimize: passes for the branches of control flow. given: symbols whose values every run is given.
 
     Raises UnsupportedOperatorError when fallback is "error" and an operator would run on the CPU."""
     parts = Parts(Script([], []), [], [])
-    parts.script = _Partitioner(module, optimize, parts, "").script()
+    parts.script = _Partitioner(module, optimize, parts, "", given).script()
     on_cpu = [r for r in parts.rows if r.where == "cpu" and r.reason != TOO_LITTLE]
     if fallback == "error" and on_cpu:
         reasons = "; ".join(dict.fromkeys(f"{r.operator}: {r.reason}" for r in on_cpu))
@@ -60,8 +60,11 @@ def partition(module: Module, optimize: Callable[[Module], None], fallback: str)
 
 
 class _Partitioner:
-    def __init__(self, module: Module, optimize: Callable[[Module], None], parts: Parts, prefix: str) -> None:
+    def __init__(
+        self, module: Module, optimize: Callable[[Module], None], parts: Parts, prefix: str, given: Collection[str] = ()
+    ) -> None:
         self.module, self.optimize, self.parts, self.prefix = module, optimize, parts, prefix
+        self.given = given
         self.refused = refusals(module)
         self.sizes = Symbols(module.ranges)
         self.levels: dict[fx.Node, int] = {}
@@ -181,6 +184,10 @@ class _Partitioner:
             self._row(n, "host", "control flow")
             self._control_flow(n)
             return
+        if (
+            target is torch.ops.aten.view.default
+        ):  # an operator of the CPU may lay its result out otherwise than was traced
+            target = torch.ops.aten.reshape.default
         name = ".".join((target._schema.name.replace("::", "."), target._overloadname or "default"))
         self._row(n, "cpu", self.refused[n])
         kwargs = {k: self._argument(v) for k, v in n.kwargs.items()}
@@ -264,9 +271,11 @@ class _Partitioner:
         return [op, self._sum(a.x), self._sum(a.y)]
 
     def _find_symbols(self) -> None:
-        """Where every size symbol is read: from inputs if possible, else from the first value that has it."""
+        """Where every size symbol is read that is not given: from inputs if possible, else from the first value that has it."""
         known = self.result.symbols
-        shown: list[tuple[str, int, Any]] = []
+        known |= {name: ["given"] for name in sorted(self.given)}
+        inputs: list[tuple[str, int, Any]] = []
+        made: list[tuple[str, int, Any]] = []
         for n in self.module.graph.nodes:
             if n in self.module.constants:
                 continue
@@ -275,20 +284,31 @@ class _Partitioner:
                 plain = n.op == "placeholder" or n.target in READS_NUMBER
                 if plain:
                     known.setdefault(val.node.expr.name, ["value", n.name])
-            made = n.args[0] if n.target is operator.getitem else n
-            if isinstance(val, torch.Tensor) and (n.op == "placeholder" or made in self.refused):
+            maker = n.args[0] if n.target is operator.getitem else n
+            if isinstance(val, torch.Tensor) and (n.op == "placeholder" or maker in self.refused):
                 sizes: Any = val.shape
+                shown = inputs if n.op == "placeholder" else made
                 shown += [(n.name, k, s.node.expr) for k, s in enumerate(sizes) if isinstance(s, torch.SymInt)]
-        for name, axis, e in shown:
-            if isinstance(e, sympy.Symbol):
-                known.setdefault(e.name, ["dim", name, axis, 1, 0])
+        self._read_dims(inputs)
         for n, value in self.module.constants.items():  # torch.compile has symbols for the sizes of parameters too
             sizes = n.meta["val"].shape
             for size, number in zip(sizes, value.shape, strict=True):
                 if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                     known.setdefault(size.node.expr.name, ["fixed", number])
-        count = -1
-        while count != len(known):  # of a sum or product, where all but one are known
+        self._solve_dims(inputs)
+        self._read_dims(made)  # last: a size is read before them where anything else shows it
+        self._solve_dims(inputs + made)
+
+    def _read_dims(self, shown: Sequence[tuple[str, int, Any]]) -> None:
+        """Symbols that are the sizes of values."""
+        for name, axis, e in shown:
+            if isinstance(e, sympy.Symbol):
+                self.result.symbols.setdefault(e.name, ["dim", name, axis, 1, 0])
+
+    def _solve_dims(self, shown: Sequence[tuple[str, int, Any]]) -> None:
+        """Symbols in sums or products that are the sizes of values, where all others are known."""
+        known, count = self.result.symbols, -1
+        while count != len(known):
             count = len(known)
             for name, axis, e in shown:
                 unknown = [s for s in e.free_symbols if s.name not in known]

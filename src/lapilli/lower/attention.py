@@ -81,18 +81,23 @@ def _scores(
 ) -> Map:
     named = replace(call, name=f"{call.name}_scores")
     raw: Reduce = product(named, _expanded(call, q, batch, False), k, transposed=True, batch=len(batch))
-    factor = 1 / math.sqrt(q.shape[-1].value or 1) if scale is None else scale
-    if scale is None and q.shape[-1].value is None:
-        raise TypeError(f"{call.op}: the size of a head must be known at compile time, or a scale given")
+    factor = _default_scale(q.shape[-1]) if scale is None else const(scale)
 
     def body(*at: Int) -> Expr:
-        e = load(raw, at) * const(factor)
+        e = load(raw, at) * factor
         if mask is not None:
             given = load(mask, broadcast(mask, at))
             e = where(given, e, _LOWEST) if given.dtype is DType.bool else e + cast_to(given, DType.float32)
         return where(binary("le", index(at[-1]), index(at[-2])), e, _LOWEST) if causal else e
 
     return named.map(body, shape=raw.shape)
+
+
+def _default_scale(head: Int) -> Expr:
+    """1 / sqrt(E); a head of size 0 has scores of 0."""
+    if head.value is not None:
+        return const(1 / math.sqrt(head.value or 1))
+    return unary("rsqrt", binary("max", cast_to(index(head), DType.float32), const(1.0)))
 
 
 def _expanded(call: Call, x: Node, batch: Sequence[Int], grouped: bool) -> Node:

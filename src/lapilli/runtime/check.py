@@ -25,10 +25,14 @@ _NUMBERS = ("int", "float")  # dtypes of inputs that are numbers
 
 
 def admit(
-    methods: Sequence[tuple[Script, Sequence[TensorSpec], int]], description: Description, permission: host.Permission
+    methods: Sequence[tuple[Script, Sequence[TensorSpec], int]],
+    description: Description,
+    permission: host.Permission,
+    given: bool = False,
 ) -> dict[str, Any] | None:
     """The operators that the scripts of a file may call, by name, after all that the scripts say was checked; None where they
-    call some and torch is not installed (then a run says so). methods: script, inputs, number of outputs.
+    call some and torch is not installed (then a run says so). methods: script, inputs, number of outputs;
+    given: whether runs are given sizes.
 
     Raises InvalidFileError where a script is damaged, or names an operator that it may not."""
     named = dict.fromkeys(name for script, _, _ in methods for name in script.operators())
@@ -45,7 +49,7 @@ def admit(
             overloads = {name: host.overload(name, torch, permission) for name in named}
     try:
         for script, inputs, outputs in methods:
-            check_script(script, inputs, outputs, description, overloads, permission)
+            check_script(script, inputs, outputs, description, overloads, permission, given)
     except RecursionError:
         raise damaged("it is nested too deep") from None
     return overloads
@@ -53,9 +57,10 @@ def admit(
 
 def check_script(
     script: Script, inputs: Sequence[TensorSpec], outputs: int, description: Description,
-    overloads: Mapping[str, Any] | None, permission: host.Permission,
+    overloads: Mapping[str, Any] | None, permission: host.Permission, given: bool = False,
 ) -> None:  # fmt: skip
-    """overloads: the operators that the script may call, by name; None: unknown, for there is no torch.
+    """overloads: the operators that the script may call, by name; None: unknown, for there is no torch. given: whether runs are
+    given sizes.
 
     Raises InvalidFileError where the script cannot be run."""
     if sum(1 for _ in script.walk()) > MOST_CALLS:
@@ -65,6 +70,8 @@ def check_script(
     kinds = [
         "number" if s.dtype in _NUMBERS else "any" if s.dtype == "bool" and not s.shape else "tensor" for s in inputs
     ]
+    if not given and any(source == ["given"] for source in script.symbols.values()):
+        raise damaged("it waits for sizes that nobody gives")
     _Check(description, overloads, permission).script(script, kinds)
 
 
@@ -119,7 +126,8 @@ class _Check:
     def _symbol_form(self, name: str, source: Json) -> None:
         form = [type(part) for part in source] if isinstance(source, list) else []
         good = (
-            (form == [str, str] and source[0] == "value")
+            source == ["given"]
+            or (form == [str, str] and source[0] == "value")
             or (form == [str, int] and source[0] == "fixed" and 0 <= source[1] <= INT_MAX)
             or (
                 form[:3] == [str, str, int]
@@ -310,7 +318,7 @@ class _Check:
         source = scope.script.symbols.get(name)
         if source is None:
             raise damaged(f"there is no size {name[:80]!r}")
-        kind = "any" if source[0] == "fixed" else self._kind(source[1], scope)
+        kind = "any" if source[0] in ("fixed", "given") else self._kind(source[1], scope)
         if isinstance(kind, tuple) or kind == ("number" if source[0] == "dim" else "tensor"):
             raise damaged(f"the size {name[:80]!r} is read from what has none")
         height = 0

@@ -36,12 +36,18 @@ class Interpreter:
         self._read = description.constant if constant is None else constant
         self._constants: dict[int, Any] = {}
 
-    def run(self, script: Script, inputs: Sequence[Any], budget: Budget | None = None) -> list[Any]:
-        """inputs and results: arrays, tensors or numbers. Raises InvalidInputError where a value does not fit what is done with
+    def run(
+        self,
+        script: Script,
+        inputs: Sequence[Any],
+        budget: Budget | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> list[Any]:
+        """inputs and results: arrays, tensors or numbers. sizes: the symbols that the script is given. Raises InvalidInputError where a value does not fit what is done with
         it, or a limit is reached."""
         inner = budget is not None
         budget = Budget(self._limits) if budget is None else budget
-        env = Environment(script, dict(zip(script.inputs, inputs, strict=True)), self._constant, budget)
+        env = Environment(script, dict(zip(script.inputs, inputs, strict=True)), self._constant, budget, sizes or {})
         for value, (name, first, _) in script.states.items():
             env.values[value] = self._state(name, first)
         for call in script.calls:
@@ -139,9 +145,12 @@ class Interpreter:
 class Environment:
     """Values by name, and sizes by symbol."""
 
-    def __init__(self, script: Script, values: dict[str, Any], constant: Callable[[int], Any], budget: Budget) -> None:
+    def __init__(
+        self, script: Script, values: dict[str, Any], constant: Callable[[int], Any], budget: Budget,
+        sizes: Mapping[str, int],
+    ) -> None:  # fmt: skip
         self.script, self.values, self.budget, self._constant = script, values, budget, constant
-        self._sizes: dict[str, int] = {}
+        self._sizes = dict(sizes)
 
     def argument(self, node: Json) -> Any:
         if isinstance(node, list):

@@ -55,8 +55,8 @@ class Call:
 @dataclass
 class Script:
     """inputs, outputs: values by name (an output may be any argument form); constants: name -> index in the file;
-    symbols: name -> where it is read, as ["dim", value, axis, factor, offset] (trees of other symbols), ["value", name] or
-    ["fixed", number];
+    symbols: name -> where it is read, as ["dim", value, axis, factor, offset] (trees of other symbols), ["value", name],
+    ["fixed", number] or ["given"], by whoever runs the script;
     states: what is kept from run to run, value -> [its name in the model, index of its first value in the file (-1: the player
     has it), argument form of its new one (None: it does not change here)]."""
 
