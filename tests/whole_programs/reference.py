@@ -70,6 +70,9 @@ _SUMS = {
     "dot",
     "vdot",
     "convolution",
+    "_log_softmax",
+    "nll_loss_forward",
+    "nll_loss2d_forward",
 }
 
 
@@ -96,14 +99,17 @@ def _unbiased(found: Callable[[Any], Any]) -> Callable[..., Any]:
     return run
 
 
-_CENTERED: dict[str, Callable[..., Any]] = {
+_TAKEN_APART: dict[str, Callable[..., Any]] = {
     "var": _unbiased(lambda m: m[0]),
     "std": _unbiased(lambda m: m[0].sqrt()),
     "var_mean": _unbiased(lambda m: m),
     "std_mean": _unbiased(lambda m: (m[0].sqrt(), m[1])),
 }
-for _name in ("native_layer_norm", "native_group_norm", "native_batch_norm"):
-    _CENTERED[_name] = lambda func, *args, **kwargs: decomposition_table[func](*args, **kwargs)
+for _name in (
+    "native_layer_norm", "native_group_norm", "native_batch_norm", "native_layer_norm_backward",
+    "native_group_norm_backward", "native_batch_norm_backward", "linalg_cross",
+):  # fmt: skip
+    _TAKEN_APART[_name] = lambda func, *args, **kwargs: decomposition_table[func](*args, **kwargs)
 
 
 class Disturbed(TorchDispatchMode):
@@ -123,16 +129,22 @@ class Disturbed(TorchDispatchMode):
         name = func._schema.name.partition("::")[2]
         if name in _UNORDERED and func._overloadname != "stable":
             return self.with_any_order(func, args, kwargs or {})
-        if name == "mode" and self.index % 2 and args[0].is_floating_point() and args[0].ndim:
+        if name == "mode" and args[0].ndim:
             return self.with_equals(func, args, kwargs or {})
         if name == "_euclidean_dist":  # squares less twice a product, whose rounding is large where points are near
             with self:
                 a, b = args
                 squares = a.square().sum(-1, keepdim=True) + b.square().sum(-1, keepdim=True).mT
                 return (squares - 2 * (a @ b.mT)).clamp_min(0).sqrt()
-        if name in _CENTERED:  # the mean is rounded before it is subtracted, and equal numbers become unequal to it
+        if (
+            name == "linalg_cross" and self.index % 2
+        ):  # products that are equal may be so exactly, or not in a fused multiply-add
+            result = decomposition_table[func](*args, **(kwargs or {}))
+            self.disturb(result)
+            return result
+        if name in _TAKEN_APART:  # what is subtracted is rounded first, and equal numbers become unequal to it
             with self:
-                return _CENTERED[name](func, *args, **(kwargs or {}))
+                return _TAKEN_APART[name](func, *args, **(kwargs or {}))
         args = tuple(self.as_number(a, name) for a in args)
         result = func(*args, **(kwargs or {}))
         writes = func._schema.is_mutable
@@ -191,11 +203,21 @@ class Disturbed(TorchDispatchMode):
         return values, at
 
     def with_equals(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Elements that differ by a few units may be equal: which is counted, the result is an element as it is."""
-        _, at = func(self.shortened(args[0]), *args[1:], **kwargs)
-        dim, keeps = [*args[1:], -1, False][0], at.ndim == args[0].ndim
-        values = args[0].gather(dim, at if keeps else at.unsqueeze(dim))
-        return values if keeps else values.squeeze(dim), at
+        """Elements that differ by a few units may be equal: which is counted, the result is an element as it is. Its place is the
+        first, the last or any of those that are equal."""
+        names = [a.name for a in func._schema.arguments]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        x, dim, keeps = args[0], given.get("dim", -1), given.get("keepdim", False)
+        counted = self.shortened(x) if self.index % 2 and x.is_floating_point() else x
+        common = func(counted, dim, True)[0]
+        equal = (counted == common) | ((counted != counted) & (common != common))
+        order = torch.rand(x.shape, generator=self.random)
+        if self.index < 2:
+            ramp = torch.arange(float(x.shape[dim])) + 1
+            order = (ramp if self.index else ramp.flip(0)).view(-1, *[1] * (x.ndim - 1 - dim % x.ndim)).expand(x.shape)
+        at = torch.where(equal, order, -1.0).argmax(dim, True)
+        values = x.gather(dim, at)
+        return (values, at) if keeps else (values.squeeze(dim), at.squeeze(dim))
 
     def shortened(self, x: torch.Tensor) -> torch.Tensor:
         """With three bits less than the precision has."""
