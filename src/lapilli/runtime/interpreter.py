@@ -43,7 +43,9 @@ class Interpreter:
         budget: Budget | None = None,
         sizes: Mapping[str, int] | None = None,
     ) -> list[Any]:
-        """inputs and results: arrays, tensors or numbers. sizes: the symbols that the script is given. Raises InvalidInputError where a value does not fit what is done with
+        """inputs and results: arrays, tensors or numbers. sizes: the symbols that the script is given.
+
+        Raises InvalidInputError where a value does not fit what is done with
         it, or a limit is reached."""
         inner = budget is not None
         budget = Budget(self._limits) if budget is None else budget
