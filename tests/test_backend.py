@@ -388,6 +388,21 @@ def test_attention_with_heads_of_an_open_size(heads: int) -> None:
         torch.testing.assert_close(run(*given), f(*given), rtol=1e-5, atol=1e-5)
 
 
+def test_statistics_of_a_norm_that_runs_on_the_cpu() -> None:
+    """torch has them in float32 for bfloat16 on devices, and in bfloat16 on the CPU."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, (8,), w) * torch.linalg.svdvals(m)[0].to(x.dtype)
+
+    given = [torch.rand(6, 8, dtype=torch.bfloat16), torch.rand(8, dtype=torch.bfloat16), torch.rand(20, 20)]
+    wanted = [t.clone().requires_grad_() for t in given[:2]]
+    f(*wanted, given[2]).sum().backward()
+    found = [t.to("vulkan").requires_grad_() for t in given[:2]]
+    compiled(f)(*found, given[2].to("vulkan")).sum().backward()
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got.grad.cpu(), want.grad, rtol=2**-6, atol=0.05)  # sums of 8 numbers of 8 bits
+
+
 def test_a_backward_graph_that_runs_in_torch_gets_what_it_takes_for_tensors_of_the_cpu(monkeypatch: Any) -> None:
     """What the forward graph has saved for it lies on the device."""
     made = executable._program

@@ -1,4 +1,4 @@
-"""Losses with a margin, whose decomposition in torch means something else where there is NaN."""
+"""Losses whose decomposition in torch means something else where there is NaN."""
 
 from __future__ import annotations
 
@@ -48,3 +48,25 @@ def test_losses_with_nan(reduction: str, rows: int | None) -> None:
         for got, want in zip(results, wanted, strict=True):
             # the sum of seven numbers: 8 roundings of 2^-24
             torch.testing.assert_close(got.cpu(), want, rtol=8 * 2.0**-24, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(7,), (5, 7), (2, 7, 3), (2, 7, 3, 1)], ids=len)
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_gradients_of_nll_loss_are_zero_but_at_the_target(shape: tuple[int, ...], reduction: str) -> None:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=random)
+    x.view(-1)[::2] = INF
+    size = (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
+    target = torch.randint(0, 7, size, generator=random)
+    if size:
+        target.view(-1)[0] = -100  # left out
+
+    def gradients(device: str, weight: torch.Tensor | None) -> list[torch.Tensor]:
+        given = x.to(device).requires_grad_()
+        kept = None if weight is None else weight.to(device)
+        loss = F.nll_loss(given, target.to(device), kept, reduction=reduction)
+        return [loss.detach().cpu(), *(t.cpu() for t in torch.autograd.grad(loss.tanh().sum() * NAN, [given]))]
+
+    for weight in (None, torch.tensor([0.5, 2.0, 1.0, 0.25, 3.0, 1.5, 0.125])):
+        for got, want in zip(gradients("vulkan", weight), gradients("cpu", weight), strict=True):
+            torch.testing.assert_close(got, want, equal_nan=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -52,6 +53,19 @@ EXACT = set(_EXACT.split())
 
 
 _REAL = {"exp", "exp2", "expm1", "sqrt", "log", "sin", "cos", "tan", "sinh", "cosh", "tanh"}
+_APPROXIMATED = _REAL | {
+    "_softmax",
+    "_safe_softmax",
+    "_log_softmax",
+    "sigmoid",
+    "gelu",
+    "silu",
+    "erf",
+    "softplus",
+    "pow",
+    "rsqrt",
+}
+"""Functions that drivers compute by polynomials, with a few units of error."""
 _UNORDERED = {"topk", "sort", "kthvalue", "median", "nanmedian"}
 """Operators that leave open which of several equal elements they take."""
 
@@ -107,7 +121,8 @@ _TAKEN_APART: dict[str, Callable[..., Any]] = {
 }
 for _name in (
     "native_layer_norm", "native_group_norm", "native_batch_norm", "native_layer_norm_backward",
-    "native_group_norm_backward", "native_batch_norm_backward", "linalg_cross",
+    "native_group_norm_backward", "native_batch_norm_backward", "linalg_cross", "_softmax_backward_data",
+    "_log_softmax_backward_data",
 ):  # fmt: skip
     _TAKEN_APART[_name] = lambda func, *args, **kwargs: decomposition_table[func](*args, **kwargs)
 
@@ -156,7 +171,7 @@ class Disturbed(TorchDispatchMode):
             return result
         for t in tree_leaves(result):
             if isinstance(t, torch.Tensor) and t.is_floating_point():
-                self.disturb(t, _terms(name, args, t))
+                self.disturb(t, _terms(name, args, t), _size(func, name, args, kwargs or {}), name in _APPROXIMATED)
                 self.sign(t, name)
         return result
 
@@ -225,8 +240,12 @@ class Disturbed(TorchDispatchMode):
         scale = 1 / (8 * UNITS[self.precision])
         return torch.ldexp((fraction * scale).round(), exponent) / scale
 
-    def disturb(self, t: torch.Tensor, terms: float = 1) -> None:
-        """In place. terms: of the sums that these are; the error of a sum grows with the root of their number."""
+    def disturb(
+        self, t: torch.Tensor, terms: float = 1, size: torch.Tensor | None = None, smooth: bool = False
+    ) -> None:
+        """In place. terms: of the sums that these are, whose error grows with the root of their number; size: root of the sum of
+        their squares, for a sum may be much smaller than what it is made of; smooth: as an approximation of a
+        function errs, alike for numbers that are alike, so that sums of many do not even it out (in every second run)."""
         if not t.numel():
             return
         if self.rounded:
@@ -235,8 +254,14 @@ class Disturbed(TorchDispatchMode):
             return
         amplitude = self.loudness * AMPLITUDES[self.precision][self.index] * UNITS[self.precision]
         amplitude *= max(1.0, math.sqrt(terms) / 4)  # of 16 terms and fewer, no more than of one
-        factor = 1 + amplitude * (2 * torch.rand(t.shape, generator=self.random, dtype=torch.float64) - 1)
-        t.copy_(self.stored(t * factor))
+        random = 2 * torch.rand(t.shape, generator=self.random, dtype=torch.float64) - 1
+        if smooth and self.index % 2:
+            random = torch.sin(8 * t.abs().clamp_min(1e-300).log() + 7 * random.flatten()[0]).nan_to_num(0.0)
+        away = amplitude * random
+        moved = t * (1 + away)
+        if size is not None and size.shape == t.shape:
+            moved += away * (size - t.abs()).clamp_min(0).nan_to_num(0.0, 0.0)
+        t.copy_(self.stored(moved))
 
     def stored(self, t: torch.Tensor) -> torch.Tensor:
         """As a type with few exponents may keep it, or may not."""
@@ -254,6 +279,22 @@ def _terms(name: str, args: Any, result: torch.Tensor) -> float:
     if name in ("mm", "bmm", "mv", "dot"):
         return float(args[0].shape[-1])
     return float(args[1].shape[-1]) if name in ("addmm", "baddbmm", "addmv") else 1.0
+
+
+def _size(func: Any, name: str, args: Any, kwargs: Any) -> torch.Tensor | None:
+    """Root of the sum of the squares of the terms of each sum."""
+    count = {"sum": 1, "nansum": 1, "mean": 1, "mm": 2, "bmm": 2, "mv": 2, "dot": 2, "convolution": 2}.get(name, 0)
+    if name in ("addmm", "baddbmm", "addmv"):
+        count = 3
+    if not count or not all(isinstance(a, torch.Tensor) and a.dtype is torch.float64 for a in args[:count]):
+        return None
+    rest = list(args[count:])
+    if name == "convolution" and rest[0] is not None:
+        rest[0] = rest[0].square()
+    squares: torch.Tensor = func(*(a.square() for a in args[:count]), *rest, **kwargs)
+    if name == "mean":
+        squares = squares / max(args[0].numel() // max(squares.numel(), 1), 1)
+    return squares.abs().sqrt()
 
 
 def _meant(step: Step) -> str:
@@ -345,7 +386,8 @@ def _spread(
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with warnings.catch_warnings():
+        # attention as products and a softmax, each of which is disturbed
+        with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
             warnings.simplefilter("ignore")
             exact = [t.detach() for t in run(widened(values), None)]
             moved, loud = [], []

@@ -176,7 +176,11 @@ class _Partitioner:
         if target is operator.getitem:
             source: Any = n.args[0]
             if not isinstance(source.target, torch._ops.HigherOrderOperator):
-                self.result.calls.append(Call("getitem", [self._argument(source), n.args[1]], [n.name]))
+                made = f"{n.name}.cpu" if _is_wider(n, source) else n.name
+                self.result.calls.append(Call("getitem", [self._argument(source), n.args[1]], [made]))
+                if made != n.name:
+                    kwargs = {"dtype": self._argument(n.meta["val"].dtype)}
+                    self.result.calls.append(Call("aten._to_copy.default", [{"v": made}], [n.name], kwargs))
             return
         if isinstance(target, torch._ops.HigherOrderOperator):
             if target.__name__ not in _HIGHER_ORDER:
@@ -319,6 +323,15 @@ class _Partitioner:
     def _row(self, n: fx.Node, where: str, reason: str = "") -> None:
         if n.target is not operator.getitem:
             self.parts.rows.append(Operator(self.prefix + n.name, str(n.target), where, reason))
+
+
+def _is_wider(result: fx.Node, maker: fx.Node) -> bool:
+    """Whether one of several results has more bits than all operands: the statistics of norms of half precision, which have as
+    many on GPUs, where they may have been traced, and as few as the operands on the CPU."""
+    val = result.meta["val"]
+    given = [a.meta.get("val") for a in maker.all_input_nodes]
+    floats = [v.dtype for v in given if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    return val.dtype is torch.float32 and bool(floats) and all(t.itemsize < val.dtype.itemsize for t in floats)
 
 
 def _joined(op: str, trees: list[Tree]) -> Tree:

@@ -135,6 +135,24 @@ def smooth_l1_loss_backward(
     return slope * grad / (x.numel() if reduction == 1 else 1)
 
 
+@decomposition(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def nll_loss_backward(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int,
+    total_weight: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """x [N, C, *], [C] or of the shape of x: -grad at the target's class and 0 elsewhere, whatever grad is (torch's decomposition
+    multiplies there, which makes NaN of infinite losses)."""
+    axis = min(1, x.dim() - 1)
+    shape = [1] * x.dim()
+    shape[axis] = x.shape[axis]
+    classes = torch.arange(x.shape[axis], device=x.device).reshape(shape)
+    target = target.unsqueeze(axis)
+    slope = grad / total_weight if reduction == 1 else grad.unsqueeze(axis) if reduction == 0 and x.dim() > 1 else grad
+    if weight is not None:
+        slope = slope * weight.reshape(shape)
+    return torch.where((classes == target) & (target != ignore_index), -slope, torch.zeros_like(x)).to(x.dtype)
+
+
 @decomposition(*(getattr(aten, f"replication_pad{n}d_backward").default for n in (1, 2, 3)))
 def replication_pad_backward(grad: torch.Tensor, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
     """What was repeated at an edge is added to the edge; what was cropped has no gradient."""
