@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from lapilli.ir.expr import Load, loads
 from lapilli.ir.integer import Atom, Var, product
 from lapilli.ir.node import Constant, Convolution, Input, Node, State
-from lapilli.schedule.layout import Layout, channels_last, in_memory
+from lapilli.schedule.layout import Layout, channels_last
 from lapilli.schedule.movement import Movement
 from lapilli.schedule.realize import chase, estimate, operand_indices
 from lapilli.schedule.task import Task
@@ -139,6 +139,7 @@ class _Search:
         for m in self.movements:
             for n in m.nodes():
                 self.touching.setdefault(n.id, []).append(m)
+        self.known: dict[tuple[int, tuple[int, ...]], Layout] = {}  # by node and order
         self.costs = {m: m.cost(layouts) for m in self.movements}
 
     def improve(self) -> None:
@@ -184,7 +185,18 @@ class _Search:
         return changes
 
     def _wanted(self, movement: Movement, layouts: Mapping[int, Layout]) -> Iterator[tuple[Node, Layout]]:
-        """Other layouts that would let a paying task read or write in sequence."""
+        """Other layouts that would let a paying task read or write in sequence, each once."""
+        seen: set[tuple[int, tuple[int, ...]]] = set()
+        for node, order in self._wanted_orders(movement, layouts):
+            if (node.id, order) not in seen:
+                seen.add((node.id, order))
+                if (node.id, order) not in self.known:
+                    self.known[node.id, order] = Layout.of(node.shape, order)
+                yield node, self.known[node.id, order]
+
+    def _wanted_orders(
+        self, movement: Movement, layouts: Mapping[int, Layout]
+    ) -> Iterator[tuple[Node, tuple[int, ...]]]:
         store = movement.store
         for access, axes, _ in movement.wishes(layouts):
             if any(access.follows(a, layouts[access.node.id]) for a in axes):
@@ -192,15 +204,15 @@ class _Search:
             for a in axes if access.node.id in self.free else ():
                 yield from _innermost(access.node, layouts, [d for d, s in enumerate(access.steps(a)) if s == 1])
             if movement.contraction is None and store.node.id in self.free and access is not store:
-                for fast in in_memory(access.index, layouts[access.node.id])[-1:]:
+                for fast in access.axes(layouts[access.node.id])[-1:]:
                     yield from _innermost(store.node, layouts, [d for d, s in enumerate(store.steps(fast)) if s == 1])
 
 
-def _innermost(n: Node, layouts: Mapping[int, Layout], dims: Sequence[int]) -> Iterator[tuple[Node, Layout]]:
-    """The value with a dimension innermost: the others as they were, or in their own order."""
+def _innermost(n: Node, layouts: Mapping[int, Layout], dims: Sequence[int]) -> Iterator[tuple[Node, tuple[int, ...]]]:
+    """Orders of the value with a dimension innermost: the others as they were, or in their own order."""
     now = layouts[n.id].order
     for d in dims:
         for others in (now, range(n.rank)):
             order = (*(k for k in others if k != d), d)
             if order != now:
-                yield n, Layout.of(n.shape, order)
+                yield n, order

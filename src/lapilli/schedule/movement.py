@@ -27,12 +27,19 @@ class Access:
     index: Sequence[Int]
     size: int
     _steps: dict[Var, tuple[int | None, ...]] = field(default_factory=dict)
+    _axes: dict[tuple[int, ...], list[Var]] = field(default_factory=dict)
 
     def steps(self, axis: Var) -> tuple[int | None, ...]:
         """By how much each index grows with an axis; None where that varies."""
         if axis not in self._steps:
             self._steps[axis] = tuple(i.step(axis) for i in self.index)
         return self._steps[axis]
+
+    def axes(self, layout: Layout) -> list[Var]:
+        """The axes that it moves with in memory, from the largest steps to the smallest."""
+        if layout.order not in self._axes:
+            self._axes[layout.order] = in_memory(self.index, layout)
+        return self._axes[layout.order]
 
     def follows(self, axis: Var, layout: Layout) -> bool:
         """Whether it stays where it is, or moves to the next element, with an axis."""
@@ -45,6 +52,8 @@ class Movement:
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        self._nodes: list[Node] | None = None
+        self._costs: dict[tuple[tuple[int, ...], ...], int] = {}  # by the orders of all nodes
         core = task.core
         note = core.contraction if core is not None else None
         self.size = estimate(product([a.extent for a in task.axes]))
@@ -73,8 +82,9 @@ class Movement:
 
     def nodes(self) -> list[Node]:
         """What is read and written, each once."""
-        found = {a.node.id: a.node for a in (self.store, *self.read, *self.operands)}
-        return list(found.values())
+        if self._nodes is None:
+            self._nodes = list({a.node.id: a.node for a in (self.store, *self.read, *self.operands)}.values())
+        return self._nodes
 
     def wishes(self, layouts: Mapping[int, Layout]) -> list[tuple[Access, list[Var], int]]:
         """Accesses, axes of which one should be followed in memory, and what it costs if none is."""
@@ -105,11 +115,14 @@ class Movement:
         row = self.task.row
         if row is not None and row.whole:
             access = max((*self.operands, *self.read), key=lambda a: a.size, default=access)
-        order = in_memory(access.index, layouts[access.node.id])
-        return order[-1:]
+        return access.axes(layouts[access.node.id])[-1:]
 
     def cost(self, layouts: Mapping[int, Layout]) -> int:
-        return sum(cost for _, cost in self.paid(layouts))
+        """Of layouts that are dense. The search asks again and again for the same few."""
+        orders = tuple(layouts[n.id].order for n in self.nodes())
+        if orders not in self._costs:
+            self._costs[orders] = sum(cost for _, cost in self.paid(layouts))
+        return self._costs[orders]
 
     def paid(self, layouts: Mapping[int, Layout]) -> list[tuple[Access, int]]:
         """What is moved badly, and its cost in bytes."""
