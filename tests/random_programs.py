@@ -110,7 +110,8 @@ class Campaign:
                 break
             made = worker.ask(("make", seed))
             if "program" not in made:
-                self.failed(seed, "make", made, None)
+                with self.lock:  # which torch does alone
+                    self.refusals[f"torch, while a program was made: {made['text']}"] += 1
                 continue
             program = Program.of_json(made["program"])
             for way in self.chosen(seed):

@@ -26,7 +26,7 @@ class Worker:
         self.count = 0
 
     def ask(self, question: tuple[Any, ...], limit: float | None = None) -> Answer:
-        """The answer, or {"status": "crash" or "hang", "text": ...}."""
+        """The answer, or {"status": "crash" or "hang", "text": ...}; "torch" where torch ran alone, on the CPU."""
         if self.process is None or self.count >= self.life:
             self.begin()
         self.count += question[0] == "make"
@@ -35,7 +35,7 @@ class Worker:
             allowed = (limit or self.limit) + 60 * self.fresh
             if not self.answered(allowed):
                 self.stop()
-                return {"status": "hang", "text": f"no result within {allowed:.0f} s"}
+                return {"status": self.ended("hang"), "text": f"no result within {allowed:.0f} s"}
             self.fresh = False
             answer: Answer = self.connection.recv()
             return answer
@@ -44,7 +44,10 @@ class Worker:
             code = self.process.exitcode or 0
             self.stop()
             ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            return {"status": "crash", "text": f"the process ended with {ended}"}
+            return {"status": self.ended("crash"), "text": f"the process ended with {ended}"}
+
+    def ended(self, status: str) -> str:
+        return status if self.stage.value else "torch"
 
     def answered(self, allowed: float) -> bool:
         """Waits so many seconds, six times that where the machine is busy with other things."""
@@ -71,8 +74,9 @@ class Worker:
         self.stop()
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
+        self.stage = context.Value("b", 0, lock=False)  # 1 while Lapilli is asked
         self.process = context.Process(
-            target=_main, args=(theirs, self.device, self.gpu_plans, self.share), daemon=True
+            target=_main, args=(theirs, self.device, self.gpu_plans, self.share, self.stage), daemon=True
         )
         self.process.start()
         theirs.close()
@@ -88,7 +92,7 @@ class Worker:
             self.process = None
 
 
-def _main(connection: Connection, device: str | None, gpu_plans: bool, share: tuple[int, int]) -> None:
+def _main(connection: Connection, device: str | None, gpu_plans: bool, share: tuple[int, int], stage: Any) -> None:
     place, jobs = share
     if hasattr(os, "sched_setaffinity") and jobs > 1:  # or each would start as many compilers as there are processors
         processors = sorted(os.sched_getaffinity(0))
@@ -109,6 +113,7 @@ def _main(connection: Connection, device: str | None, gpu_plans: bool, share: tu
         as_gpu.on_any_device()
         ways.TARGETS.update(fp32="gpu-fp32", fp16="gpu-fp16-matrix")
     torch.set_num_threads(1)
+    ways.stage = stage
     left: list[Any] = []
     smaller: Iterator[Program] = iter(())
     while True:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -57,6 +58,10 @@ Results = Callable[[int], Sequence[Any]]
 """The results for an open size: the outputs, then the arguments as they are afterwards."""
 
 
+stage: Any = SimpleNamespace(value=0)
+"""1 while Lapilli runs a program, 0 while torch does: a crash or hang there is torch's."""
+
+
 def check(program: Program, way: str) -> Outcome:
     """Runs a program one way, for all its sizes."""
     torch._dynamo.reset()
@@ -77,7 +82,9 @@ def check(program: Program, way: str) -> Outcome:
                 wanted.append((n, found))
         except (RuntimeError, NotImplementedError) as error:  # torch has no such kernel for float64
             return Outcome("none", str(error)[:300])
+        stage.value = 1
         found = _outcome(WAYS[way], program, wanted, order)
+        stage.value = 0
         if found.status in ("wrong", "fails") and way in TORCHS:
             torchs = _outcome(TORCHS[way], program, wanted, order)
             if _is_alike(found, torchs):
