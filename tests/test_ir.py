@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -155,3 +156,18 @@ def test_storage_types_compute_in_few_types() -> None:
     assert {d.compute for d in DType} == {DType.float32, DType.int32, DType.bool}
     assert DType.float16.size == 2 and DType.bfloat16.is_float and not DType.bool.is_float
     assert isinstance(const(2.5), Const) and of(the_var(var("i", 2))).bounds == (0, 1)
+
+
+def test_constants_are_computed_in_float32() -> None:
+    """Sums and products that every device has alike; the rest is left to the device."""
+    tiny = const(2.0**-126)
+    assert (const(1.0) + const(2.0**-24)) is const(1.0)
+    assert (const(3.0) * const(0.1)) is const(float(np.float32(3) * np.float32(0.1)))
+    assert (const(0.0) * const(-2.0)).value == 0
+    for left in (
+        tiny * const(0.5),
+        const(3e38) * const(10.0),
+        const(2.0**-100) * const(2.0**-100),
+        const(math.inf) - 1.0,
+    ):
+        assert not isinstance(left, Const)

@@ -162,6 +162,8 @@ class Disturbed(TorchDispatchMode):
                 return _TAKEN_APART[name](func, *args, **(kwargs or {}))
         args = tuple(self.as_number(a, name) for a in args)
         result = func(*args, **(kwargs or {}))
+        if name == "_to_copy" and not result.is_floating_point() and args[0].is_floating_point():
+            self.undefined(args[0], result)
         writes = func._schema.is_mutable
         if name.rstrip("_") in EXACT or (name.endswith("_") and name[:-1] in EXACT):
             return result
@@ -174,6 +176,14 @@ class Disturbed(TorchDispatchMode):
                 self.disturb(t, _terms(name, args, t), _size(func, name, args, kwargs or {}), name in _APPROXIMATED)
                 self.sign(t, name)
         return result
+
+    def undefined(self, x: torch.Tensor, made: torch.Tensor) -> None:
+        """Conversions of what no integer is: any integer, in place."""
+        if made.dtype is torch.bool:
+            return
+        beyond = ~(x.abs() < (2.0**63 if made.dtype is torch.int64 else 2.0**31))
+        if beyond.any():
+            made.copy_(torch.where(beyond, torch.randint(0, 100, x.shape, generator=self.random), made))
 
     def sign(self, t: torch.Tensor, name: str) -> None:
         """What has no sign to rely on gets one at random, in place: NaN, and zeros that are sums, for a sum may begin

@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+import numpy as np
+
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import Atom, Indirect, Int, IntLike, as_int, is_nonnegative, of
 from lapilli.ir.narrow import OPERATIONS as NARROW
@@ -217,6 +219,13 @@ def binary(name: str, a: Scalar, b: Scalar) -> Expr:
 def _fold(name: str, x: Expr, y: Expr) -> Expr | None:
     """Identities that hold for every value, NaN and signed zero included."""
     real = x.dtype is DType.float32
+    if (
+        real
+        and isinstance(x, Const)
+        and isinstance(y, Const)
+        and (known := _of_constants(name, x.value, y.value)) is not None
+    ):
+        return const(known)
     if name in ("mul", "add") and isinstance(x, Const):
         x, y = y, x
     if isinstance(y, Const):
@@ -253,6 +262,17 @@ def _fold(name: str, x: Expr, y: Expr) -> Expr | None:
     if name == "sub" and real and x is y:
         return where(is_finite(x), const(0.0), const(math.nan))
     return None
+
+
+def _of_constants(name: str, x: float, y: float) -> float | None:
+    """In float32. None where devices may have another result: denormal numbers, and what is not finite."""
+    if name not in ("add", "sub", "mul"):
+        return None
+    with np.errstate(all="ignore"):
+        a, b = np.float32(x), np.float32(y)
+        found = float(a + b if name == "add" else a - b if name == "sub" else a * b)
+    underflows = name == "mul" and x != 0 and y != 0 and found == 0
+    return found if (found == 0 and not underflows) or 2.0**-126 <= abs(found) < math.inf else None
 
 
 def is_finite(x: Expr) -> Expr:

@@ -202,10 +202,15 @@ def _interpolated(taps: Callable[[Source, Int], Taps], below_zero: bool, call: C
             return low, weight
         return binary("max", low, 0), where(binary("lt", low, 0), const(0.0), weight)
 
-    def body(*at: Int) -> Expr:
-        return weighted(x, at[:-n], [taps(source(d, at[-n + d]), x.shape[-n + d]) for d in range(n)])
+    def along(d: int, i: Int) -> Taps:
+        size = x.shape[-n + d]
+        if (
+            not below_zero and size == call.shape[-n + d]
+        ):  # torch reads no neighbour then, which matters where one is NaN
+            return [(i, const(1.0))]
+        return taps(source(d, i), size)
 
-    return call.map(body)
+    return call.map(lambda *at: weighted(x, at[:-n], [along(d, at[-n + d]) for d in range(n)]))
 
 
 _linear = partial(_interpolated, linear_taps, False)

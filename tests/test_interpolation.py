@@ -1,0 +1,30 @@
+"""Resizing: which pixels a result is made of, seen by NaN, whatever their weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import lapilli
+
+
+class Resized(torch.nn.Module):
+    def __init__(self, size: tuple[int, int], mode: str, align_corners: bool) -> None:
+        super().__init__()
+        self.size, self.mode, self.align_corners = size, mode, align_corners
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, size=self.size, mode=self.mode, align_corners=self.align_corners)
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("height, out", [(13, 1), (7, 7), (3, 9), (13, 5), (9, 3)])
+def test_nan_reaches_what_is_read(height: int, out: int, mode: str, align_corners: bool) -> None:
+    """Weights are 0 for some of the pixels that torch reads: 0 * NaN is NaN."""
+    x = torch.zeros(height, 1, height, 1)
+    x[torch.arange(height), 0, torch.arange(height), 0] = float("nan")
+    model = Resized((out, 5), mode, align_corners)
+    program = lapilli.compile(model, (x,))
+    torch.testing.assert_close(program(x).isnan(), model(x).isnan())
