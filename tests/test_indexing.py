@@ -184,3 +184,17 @@ def test_singular_vectors_and_eigenvectors(x: Tensor) -> None:
 def test_singular_values_on_device() -> None:
     cases = [Case(aten._linalg_svd.default, (numbers(5, 4), False, False))]
     assert_agree(on_device(cases, "any-fp32"), expected(cases))
+
+
+def test_sums_leave_the_other_elements_alone() -> None:
+    """-0 is -0 where nothing is added."""
+    x, places, values = torch.full((5,), -0.0), torch.tensor([3]), torch.tensor([2.0])
+
+    class Sums(torch.nn.Module):
+        def forward(self, x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+            return [x.index_put((i,), v, accumulate=True), x.scatter_add(0, i, v), x.index_add(0, i, v)]
+
+    program = lapilli.compile(Sums(), (x, places, values))
+    for got, want in zip(program(x, places, values), Sums()(x, places, values), strict=True):
+        assert torch.equal(got.signbit(), want.signbit())
+        assert torch.equal(got, want)

@@ -165,7 +165,11 @@ class Disturbed(TorchDispatchMode):
         if name == "_to_copy" and not result.is_floating_point() and args[0].is_floating_point():
             self.undefined(args[0], result)
         writes = func._schema.is_mutable
-        if name.rstrip("_") in EXACT or (name.endswith("_") and name[:-1] in EXACT):
+        adds = name.strip("_") in ("index_put", "index_put_impl", "unsafe_index_put") and True in (
+            *args[3:],
+            *(kwargs or {}).values(),
+        )
+        if (name.rstrip("_") in EXACT and not adds) or (name.endswith("_") and name[:-1] in EXACT):
             return result
         if not writes and any(r.alias_info is not None for r in func._schema.returns):
             return result

@@ -77,7 +77,14 @@ def combined(
     total = call.reduce(op, lambda at, r: entry(at, r[0]), call.shape, [entries], floats)
     needs_count = how == "mean" or not include_self
     if not needs_count:
-        return call.map(lambda *at: binary(meet, load(x, at), cast_to(load(total, at), kind)))
+
+        def met(*at: Int) -> Expr:
+            old, new = load(x, at), cast_to(load(total, at), kind)
+            if meet == "add" and kind is DType.float32:  # an element that nothing goes to stays -0
+                return where(binary("eq", new, 0.0), old, old + new)
+            return binary(meet, old, new)
+
+        return call.map(met)
     many = call.reduce(
         "sum", lambda at, r: cast_to(matches(at, r[0]), DType.int32), call.shape, [entries], DType.int32, "_count"
     )
