@@ -75,6 +75,13 @@ def test_all_that_can_be_is_lowered(model: nn.Module) -> None:
     agree(lowered, model)
 
 
+def test_an_input_called_as_something_of_python() -> None:
+    """That of nn.Sequential is called input."""
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)).eval(), torch.rand(5, 4)
+    run = to_vulkan(torch.export.export(model, (x,))).module()
+    torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)
+
+
 def test_lists_of_operators(model: nn.Module) -> None:
     blocked = to_vulkan(
         exported(model), VulkanPartitioner(operator_blocklist=["aten.relu", torch.ops.aten.linear.default])

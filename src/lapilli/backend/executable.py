@@ -14,7 +14,6 @@ from torch import fx
 
 from lapilli.backend.device import device_of, targets
 from lapilli.backend.graph import Prepared, inverse, prepare
-from lapilli.backend.launch import on_device
 from lapilli.backend.options import Options
 from lapilli.backend.program import Program, load
 from lapilli.backend.sizes import Sources
@@ -22,6 +21,7 @@ from lapilli.backend.weights import Snapshot, are_tracked
 from lapilli.compiler import Storage, compile_module
 from lapilli.eager import storage
 from lapilli.eager.devices import is_ours
+from lapilli.eager.method import on_device
 from lapilli.eager.signature import CannotRun
 from lapilli.errors import CompileError, NoDeviceError, UnsupportedOperatorError
 from lapilli.legalize.partition import TOO_LITTLE

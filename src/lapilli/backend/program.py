@@ -9,11 +9,11 @@ from typing import Any
 import sympy
 import torch
 
-from lapilli.backend.launch import Launch
 from lapilli.backend.script import StreamInterpreter
 from lapilli.backend.sizes import Sizes, Sources
 from lapilli.eager import devices
 from lapilli.eager.generators import default_generator
+from lapilli.eager.method import MethodLaunch
 from lapilli.lower.registry import RANDOM_KEY
 from lapilli.player import NativeProgram
 from lapilli.runtime.check import admit
@@ -67,7 +67,7 @@ class Program:
         self.symbols = [s.name for s in method.symbols]
         carried = set(self.symbols)
         self.inputs = [spec.name for spec in method.inputs if spec.name not in carried]
-        self._run = Launch(native, interface.player, method, len(self.inputs), index)
+        self._run = MethodLaunch(native, interface.player, method, len(self.inputs), index)
 
     def sizes(self, sources: Sources, ranges: Mapping[Any, Any]) -> Sizes | None:
         """A function from the arguments of the graph to the sizes that a call takes."""

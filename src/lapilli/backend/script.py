@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from lapilli.backend.launch import Launch, on_device
 from lapilli.eager import storage
 from lapilli.eager.devices import is_ours
+from lapilli.eager.method import MethodLaunch, on_device
 from lapilli.lower.registry import RANDOM_KEY
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
@@ -28,7 +28,7 @@ class StreamInterpreter(Interpreter):
         """keys: gives the words of the random key of a run, by symbol."""
         super().__init__(native, description, operators, constant=lambda k: _tensor(description.constant(k)))
         self._index, self._keys = index, keys
-        self._launches: dict[int, Launch] = {}
+        self._launches: dict[int, MethodLaunch] = {}
 
     def _call(self, call: Call, env: Any) -> list[Any]:
         if call.op != "gpu":
@@ -40,7 +40,9 @@ class StreamInterpreter(Interpreter):
         given = [env.argument(a) for a in call.args if "v" in a]
         launch = self._launches.get(call.method)
         if launch is None:
-            launch = self._launches[call.method] = Launch(self.native, call.method, method, len(given), self._index)
+            launch = self._launches[call.method] = MethodLaunch(
+                self.native, call.method, method, len(given), self._index
+            )
         keys = self._keys() if any(s.name in RANDOM_KEY for s in method.symbols) else {}
         symbols = [keys[s.name] if s.name in keys else env.size(s.name) for s in method.symbols]
         made: list[Any] = list(launch(symbols, [on_device(_tensor(v), None, self._index) for v in given]))

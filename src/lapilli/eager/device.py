@@ -21,6 +21,7 @@ from torch import serialization
 from lapilli import torch_compat
 from lapilli.after_import import after_import
 from lapilli.eager import devices, inductor, neighbours, vulkan
+from lapilli.runtime import method
 from lapilli.runtime.compiler import require_compiler
 
 _torch: Any = torch  # whose registration functions have no types
@@ -185,7 +186,7 @@ def ready() -> None:
         name = torch._C._get_privateuse1_backend_name()
         if name not in devices.NAMES:
             raise RuntimeError(f"PyTorch has one place for devices from outside, and {name!r} has taken it.")
-        from lapilli.eager import autocast, call, sparse, transformer, views
+        from lapilli.eager import autocast, call, resident, sparse, transformer, views
 
         _introduce()
         library = _torch.library.Library("aten", "IMPL")
@@ -199,6 +200,7 @@ def ready() -> None:
         for key in ("QuantizedPrivateUse1", "NestedTensorPrivateUse1"):
             every.fallback(views.refuse_layout, key)
         autocast.register(library)
+        method.elsewhere.update(dict.fromkeys(devices.NAMES, resident.run))
         _libraries.extend((library, every))
         _ready = True
         after_import("torch._dynamo.trace_rules", _leave_us_alone)

@@ -146,8 +146,7 @@ def rewrite(graph: fx.Graph, levels: Levels, segments: Mapping[int, Segment], pr
     for level, value in programs.items():
         handles[level] = new.placeholder(f"lapilli_program_{level // 2}")
         handles[level].meta["val"] = value
-    for n in places:
-        made[n] = new.node_copy(n, made.__getitem__)
+    _copy(new, made, places)
     rest = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
     for level in sorted({levels[n] for n in rest}):
         here = [n for n in rest if levels[n] == level]
@@ -176,6 +175,7 @@ def _sources(sizes: Sequence[fx.Node]) -> set[fx.Node]:
 def _copy(new: fx.Graph, made: dict[fx.Node, Any], nodes: Sequence[fx.Node]) -> None:
     for n in nodes:
         made[n] = new.node_copy(n, made.__getitem__)
+        made[n].name = n.name  # a new graph has other names for what Python has too, such as input
 
 
 def _call(new: fx.Graph, made: dict[fx.Node, Any], segment: Segment, handle: fx.Node) -> None:

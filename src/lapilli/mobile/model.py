@@ -22,7 +22,6 @@ from lapilli.codegen.build import compiler_digest
 from lapilli.compiler import compile_to_bytes
 from lapilli.errors import CompileError, InvalidInputError, LapilliError
 from lapilli.mobile.arguments import Type, pack, type_of, unpack
-from lapilli.mobile.on_device import run_on_device
 from lapilli.runtime.cache import Cache
 from lapilli.runtime.host import OWN
 
@@ -97,8 +96,7 @@ class _Method:
             variant = self._variants[key]
         args = unpack(iter(inputs), iter(settings), self._given)
         program = variant.program(tuple(tuple(t.shape) for t in inputs), lambda s, d: self._compiled(s, d, key))
-        result = program(*args) if device is None else run_on_device(program, args, device)
-        return pack(result, self._returned)
+        return pack(program(*args), self._returned)
 
     def _compiled(self, shapes: Shapes, dynamic: Sequence[set[int]], key: Any) -> lapilli.Program:
         """A program for these shapes, with these axes dynamic; a warning says what of it runs on the CPU."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -155,6 +155,21 @@ class Method:
         return self._interface.name
 
     @property
+    def program(self) -> Program:
+        """What it is a method of."""
+        return self._program
+
+    @property
+    def structure(self) -> Structure:
+        """How inputs and outputs nest."""
+        return self._interface.structure
+
+    @property
+    def number(self) -> int | None:
+        """The player's method that does it all; None: it is computed in several segments."""
+        return self._interface.player
+
+    @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Name, dtype and shape of every input tensor, in the order of `run_flat`."""
         return self._inputs
@@ -166,6 +181,11 @@ class Method:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As `Program.__call__`."""
+        if elsewhere:
+            given = self._interface.structure.flatten_call(args, kwargs)
+            run = _place_of(given)
+            if run is not None:
+                return self._interface.structure.unflatten_outputs(run(self, given))
         leaves, values, torch = self._leaves(args, kwargs)
         outputs = self._run(values)
         self.update(leaves, outputs, torch)
@@ -192,9 +212,17 @@ class Method:
         return self._unwrapped(self._run(values), torch=False, bits=bits)
 
     def run_tensors(self, inputs: Sequence[Any]) -> list[Any]:
-        """Runs on the flat list of inputs and gives the flat list of outputs, as torch tensors and numbers."""
+        """Runs on the flat list of inputs and gives the flat list of outputs, as torch tensors and numbers, where the inputs
+        are."""
+        run = _place_of(inputs)
+        if run is not None:
+            return run(self, inputs)
         values, _ = self._values(inputs)
         return self._unwrapped(self._run(values), torch=True)
+
+    def takes(self, device: str, index: int | None) -> bool:
+        """Whether it runs on tensors of a device of torch, by its type and index, without copying them to the host."""
+        return device in elsewhere and index == self._program.device.index
 
     def report(self) -> Report:
         """Where its operators run."""
@@ -267,6 +295,17 @@ class Method:
         for k in self._interface.structure.outputs_last:
             values[k] = tensors.transposed(values[k], (0, 3, 1, 2))
         return values
+
+
+elsewhere: dict[str, Callable[[Method, Sequence[Any]], list[Any]]] = {}
+"""What runs a method on a flat list of tensors that are on a device of torch, by the type of that device. Whoever makes such
+tensors adds it."""
+
+
+def _place_of(leaves: Sequence[Any]) -> Callable[[Method, Sequence[Any]], list[Any]] | None:
+    """What runs a method on these, where it is not the player with tensors of the host."""
+    types = (leaf.device.type for leaf in leaves if hasattr(leaf, "device") and hasattr(leaf.device, "type"))
+    return next((elsewhere[t] for t in types if t in elsewhere), None)
 
 
 def _converted(value: Any, spec: TensorSpec, torch: bool, bits: bool) -> Any:

@@ -158,15 +158,18 @@ def run(
     """The results, where the first input is."""
     made = interface_of(interface)
     known = made.sizes(inputs, sizes)
+    method = _loaded(program).methods["forward"]
+    device = inputs[0].device if inputs else torch.device("cpu")
+    stays = method.takes(device.type, device.index) and all(t.device == device for t in inputs)
+    place = device if stays else torch.device("cpu")
     values = []
     for source in made.inputs:
         if isinstance(source, str):
-            values.append(torch.empty((known[source], 0), dtype=torch.uint8))
+            values.append(torch.empty((known[source], 0), dtype=torch.uint8, device=place))
         else:
-            tensor = inputs[source[0]].detach().cpu()
+            tensor = inputs[source[0]].detach().to(place)
             values.append(tensor if source[1] is None else tensor.permute(source[1]))
-    outputs = _loaded(program).methods["forward"].run_tensors(values)
-    device = inputs[0].device if inputs else torch.device("cpu")
+    outputs = method.run_tensors(values)
     return [
         _in_order(value, order).to(device) for value, (_, _, order) in zip(outputs, made.outputs, strict=True)
     ]  # fmt: skip

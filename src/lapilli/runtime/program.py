@@ -157,9 +157,10 @@ class Program:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model on its inputs, nested as the model has them; waits for the result.
 
-        torch tensors (on the CPU) in, torch tensors out; NumPy arrays in, NumPy arrays out. Nothing is cast: dtypes and
-        shapes must be those of `inputs`. No gradients are recorded. Inputs that the model changes in place are changed; buffers
-        that it changes are kept on the device from run to run (`state`, `reset`).
+        torch tensors in, torch tensors out; NumPy arrays in, NumPy arrays out. Tensors of the device "vulkan" that the program
+        is on give such, without a copy to the host and without waiting: the run is queued behind what they are made of.
+        Nothing is cast: dtypes and shapes must be those of `inputs`. No gradients are recorded. Inputs that the model changes
+        in place are changed; buffers that it changes are kept on the device from run to run (`state`, `reset`).
 
         Raises InvalidInputError that says what was given and what is accepted.
         """

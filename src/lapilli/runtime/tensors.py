@@ -92,7 +92,7 @@ def permuted(leaves: Sequence[Any], numbers: Sequence[int], specs: Sequence[Tens
         shape = getattr(values[k], "shape", ())
         sizes = zip(shape, specs[k].shape, strict=False)
         if len(shape) != 4 or any(isinstance(size, int) and size != given for given, size in sizes):
-            raise InvalidInputError(f"Input {specs[k]} was given as {_described(values[k])}.")
+            raise InvalidInputError(f"Input {specs[k]} was given as {described(values[k])}.")
         values[k] = transposed(values[k], (0, 2, 3, 1))
     return values
 
@@ -102,7 +102,8 @@ def transposed(value: Any, order: tuple[int, ...]) -> Any:
     return value.transpose(order) if isinstance(value, np.ndarray) else value.permute(order)
 
 
-def _described(value: Any) -> str:
+def described(value: Any) -> str:
+    """A tensor, for an error message."""
     shape = getattr(value, "shape", None)
     return type(value).__name__ if shape is None else f"{value.dtype}{list(shape)}"
 
@@ -176,7 +177,9 @@ def listed(specs: Sequence[TensorSpec]) -> str:
 
 def _from_torch(tensor: Any, spec: TensorSpec, torch: Any) -> NDArray[Any]:
     if tensor.device.type != "cpu":
-        raise InvalidInputError(f"Input {spec} is on {tensor.device}; give a tensor on the CPU (tensor.cpu()).")
+        raise InvalidInputError(
+            f"Input {spec} is on {tensor.device}; give a tensor on the CPU (tensor.cpu()). Calls take tensors of 'vulkan', too."
+        )
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise InvalidInputError(f"Input {spec} is sparse or quantized; give a dense tensor.")
     tensor = tensor.detach().resolve_neg().contiguous()

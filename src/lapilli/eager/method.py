@@ -20,7 +20,7 @@ from lapilli.runtime.formula import formula
 Shape = tuple[int, ...]
 
 
-class Launch:
+class MethodLaunch:
     """One method: its symbols are given by value, its tensors row-major on the device."""
 
     def __init__(self, native: NativeProgram, number: int, method: Method, inputs: int, index: int) -> None:
@@ -34,7 +34,7 @@ class Launch:
         names = [s.name for s in method.symbols]
         self._numbers = [k for k, name in enumerate(names) if name not in RANDOM_KEY]
         shapes = [spec.shape for spec in method.outputs]
-        self._shapes = _shapes(names, shapes) or (lambda *symbols: native.shapes(number, symbols)[: len(shapes)])
+        self._shapes = shapes_of(names, shapes) or (lambda *symbols: native.shapes(number, symbols)[: len(shapes)])
         self._fixed = None if names else self._shapes()
         stream = devices.stream_of(index)
         self._alignment = stream.alignment
@@ -77,7 +77,7 @@ class Launch:
         return made
 
 
-def _shapes(names: Sequence[str], shapes: Sequence[Sequence[int | str]]) -> Callable[..., Sequence[Shape]] | None:
+def shapes_of(names: Sequence[str], shapes: Sequence[Sequence[int | str]]) -> Callable[..., Sequence[Shape]] | None:
     """A function from the values of the symbols to the shapes; the player writes sizes as Python does. None where one is too
     long to be written whole (parts of it have names then, such as e41): the player knows it."""
     local = {name: f"v{k}" for k, name in enumerate(names)}

@@ -1,0 +1,118 @@
+"""Programs on tensors of the device "vulkan": their work is queued behind that of the tensors, and nothing goes to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from lapilli.eager import storage
+from lapilli.eager.devices import is_ours
+from lapilli.eager.method import MethodLaunch, on_device, shapes_of
+from lapilli.eager.signature import CannotRun
+from lapilli.errors import InvalidInputError
+from lapilli.runtime import tensors
+from lapilli.runtime.description import TensorSpec
+from lapilli.runtime.method import Method
+
+
+@dataclass
+class _Prepared:
+    """launch: the method on a stream; shapes: of its inputs, from the values of its symbols."""
+
+    launch: MethodLaunch
+    shapes: Callable[..., Sequence[tuple[int, ...]]] | None
+
+
+_prepared: WeakKeyDictionary[Method, _Prepared] = WeakKeyDictionary()
+
+
+def run(method: Method, leaves: Sequence[Any]) -> list[Any]:
+    """Runs a method on tensors of the device that its program is on; the outputs are there too, as the model has them.
+
+    Methods of several segments, and values that the device cannot compute with, go to the host and back.
+
+    Raises InvalidInputError where a tensor does not fit the method, or is elsewhere."""
+    index = method.program.device.index
+    _check_places(method.inputs, leaves, index)
+    numbers = method.structure.updates
+    for number in numbers:
+        for k, leaf in enumerate(leaves):
+            if k != number and storage.buffer_of(leaf) is storage.buffer_of(leaves[number]):
+                raise InvalidInputError(
+                    f"The model changes its input {method.inputs[number]}, which shares memory with what was given as "
+                    f"{method.inputs[k].name!r}; the program was compiled for inputs that do not. Give a copy of one."
+                )
+    with torch.no_grad():
+        try:
+            made = _launched(method, leaves, index)
+        except CannotRun:
+            made = None
+        if made is None:
+            made = [
+                _back(value, index)
+                for value in method.run_tensors([x.cpu() if isinstance(x, torch.Tensor) else x for x in leaves])
+            ]
+        for number, value in zip(numbers, made[len(made) - len(numbers) :], strict=True):
+            tensors.update(leaves[number], value, method.inputs[number])
+    return made
+
+
+def _launched(method: Method, leaves: Sequence[Any], index: int) -> list[Any] | None:
+    """The outputs of a method of the player; None where there is a script, or sizes too long to be written."""
+    if method.number is None:
+        return None
+    described = method.program.description.methods[method.number]
+    prepared = _prepared.get(method)
+    if prepared is None:
+        native = method.program._open()
+        launch = MethodLaunch(native, method.number, described, len(described.inputs), index)
+        names = [s.name for s in described.symbols]
+        prepared = _prepared[method] = _Prepared(launch, shapes_of(names, [spec.shape for spec in described.inputs]))
+    if prepared.shapes is None:
+        return None
+    method.program._open()  # refuses what is closed
+    given = tensors.permuted(leaves, method.structure.inputs_last, method.inputs)
+    for tensor, spec in zip(given, described.inputs, strict=True):
+        if str(tensor.dtype) != f"torch.{spec.dtype}" or tensor.dim() != len(spec.shape):
+            raise InvalidInputError(f"Input {spec} was given as {tensors.described(tensor)}.")
+    symbols = described.symbol_values(given)
+    for tensor, spec, shape in zip(given, described.inputs, prepared.shapes(*symbols), strict=True):
+        if tuple(tensor.shape) != shape:
+            sizes = ", ".join(f"{s.name} = {n}" for s, n in zip(described.symbols, symbols, strict=True))
+            says = f" (and the inputs say {sizes})" if sizes else ""
+            raise InvalidInputError(f"Input {spec} was given as {tensors.described(tensor)}{says}.")
+    made: list[Any] = list(prepared.launch(symbols, [on_device(t, None, index) for t in given]))
+    for k in method.structure.outputs_last:
+        made[k] = tensors.transposed(made[k], (0, 3, 1, 2))
+    return made
+
+
+def _check_places(specs: Sequence[TensorSpec], leaves: Sequence[Any], index: int) -> None:
+    if len(leaves) != len(specs):
+        raise InvalidInputError(
+            f"{len(leaves)} tensors were given; the program takes {len(specs)}: {tensors.listed(specs)}."
+        )
+    for leaf, spec in zip(leaves, specs, strict=True):
+        if spec.dtype == "int" and not isinstance(leaf, torch.Tensor):
+            continue
+        if not isinstance(leaf, torch.Tensor):
+            raise InvalidInputError(
+                f"Input {spec} was given as {type(leaf).__name__}, and others as tensors of the device; give a tensor there too."
+            )
+        if not is_ours(leaf):
+            raise InvalidInputError(
+                f"Input {spec} is on {leaf.device}, and others on the device; give it there too (tensor.to('vulkan:{index}'))."
+            )
+        if leaf.get_device() != index:
+            raise InvalidInputError(
+                f"Input {spec} is on {leaf.device}, and the program on vulkan:{index}: load it with device={leaf.get_device()}, "
+                f"or give tensors on vulkan:{index}."
+            )
+
+
+def _back(value: Any, index: int) -> Any:
+    return value.to(f"vulkan:{index}") if isinstance(value, torch.Tensor) else value
