@@ -120,6 +120,8 @@ private:
         for (const std::string& name : item.checks)
           json_.value(name);
       });
+      json_.key("integer_limit");
+      json_.value(item.integer_limit);
       json_.key("plans");
       json_.array([&] {
         for (const Plan& found : item.plans)

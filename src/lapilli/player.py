@@ -104,7 +104,7 @@ on_loss: list[Callable[[], None]] = []
 """Called where a device was lost, before that is raised: for those who keep streams and programs."""
 
 
-def _check(status: int) -> None:
+def check(status: int) -> None:
     """Raise the exception for a status other than LAPILLI_OK."""
     if status:
         ffi, library = _player()
@@ -149,7 +149,7 @@ def devices() -> list[dict[str, Any]]:
     """
     ffi, library = _player()
     text = ffi.new("char **")
-    _check(library.lapilli_devices(text))
+    check(library.lapilli_devices(text))
     result: list[dict[str, Any]] = _take_json(text)
     return result
 
@@ -184,9 +184,9 @@ def describe(source: Source, *, verify: bool = True, limits: NativeLimits | None
     text = ffi.new("char **")
     if isinstance(source, (bytes, bytearray, memoryview)):
         view = ffi.from_buffer(source)
-        _check(library.lapilli_describe(view, len(view), not verify, _limits(limits), text))
+        check(library.lapilli_describe(view, len(view), not verify, _limits(limits), text))
     else:
-        _check(library.lapilli_describe_file(_as_path(source), not verify, _limits(limits), text))
+        check(library.lapilli_describe_file(_as_path(source), not verify, _limits(limits), text))
     result: dict[str, Any] = _take_json(text)
     return result
 
@@ -205,10 +205,10 @@ def plan_memory(
     values = ffi.new("int64_t[]", list(symbols))
     if isinstance(source, (bytes, bytearray, memoryview)):
         view = ffi.from_buffer(source)
-        _check(library.lapilli_plan_memory(view, len(view), not verify, method, plan, values, len(symbols), text))
+        check(library.lapilli_plan_memory(view, len(view), not verify, method, plan, values, len(symbols), text))
     else:
         path = _as_path(source)
-        _check(library.lapilli_plan_memory_file(path, not verify, method, plan, values, len(symbols), text))
+        check(library.lapilli_plan_memory_file(path, not verify, method, plan, values, len(symbols), text))
     result: dict[str, Any] = _take_json(text)
     return result
 
@@ -309,7 +309,7 @@ class NativeRun:
             IntegerOverflowError: it computed int64 results that do not fit into 32 bits.
         """
         nanoseconds = _NO_LIMIT if timeout is None else max(0, min(int(timeout * 1e9), _NO_LIMIT - 1))
-        _check(self._library.lapilli_wait(self._run(), nanoseconds))
+        check(self._library.lapilli_wait(self._run(), nanoseconds))
 
     def done(self) -> bool:
         """Whether the run is finished."""
@@ -325,11 +325,11 @@ class NativeRun:
         """Wait, and copy the outputs into new arrays."""
         ffi, library = _player()[0], self._library
         run = self._run()
-        _check(library.lapilli_wait(run, _NO_LIMIT))
+        check(library.lapilli_wait(run, _NO_LIMIT))
         tensor = ffi.new("lapilli_tensor *")
         arrays: list[Array] = []
         for index in range(self._n_outputs):
-            _check(library.lapilli_output(run, index, tensor))
+            check(library.lapilli_output(run, index, tensor))
             array = np.empty(tuple(tensor.shape[0 : tensor.rank]), _DTYPES[tensor.dtype])
             if tensor.size:
                 ffi.memmove(ffi.from_buffer(array), tensor.data, tensor.size)
@@ -365,7 +365,7 @@ class NativeBinding:
         """Run on what is in the inputs, wait, and leave the results in the outputs."""
         n_inputs, n_outputs = self._counts
         handle = self._program._program()
-        _check(self._run(handle, self._method, self._inputs, n_inputs, self._outputs, n_outputs))
+        check(self._run(handle, self._method, self._inputs, n_inputs, self._outputs, n_outputs))
 
 
 class NativeProgram:
@@ -419,9 +419,9 @@ class NativeProgram:
         program = ffi.new("lapilli_program **")
         if isinstance(source, (bytes, bytearray, memoryview)):
             view = ffi.from_buffer(source)
-            _check(library.lapilli_load_memory(view, len(view), options, program))
+            check(library.lapilli_load_memory(view, len(view), options, program))
         else:
-            _check(library.lapilli_load(_as_path(source), options, program))
+            check(library.lapilli_load(_as_path(source), options, program))
         return cls(program[0])
 
     def _program(self) -> Any:
@@ -433,7 +433,7 @@ class NativeProgram:
     def _method(self, index: int) -> Method:
         ffi, library = _player()
         info = ffi.new("lapilli_method_info *")
-        _check(library.lapilli_method(self._program(), index, info))
+        check(library.lapilli_method(self._program(), index, info))
         return Method(ffi.string(info.name).decode("utf-8", "replace"), info.inputs, info.outputs, info.commands)
 
     def run(self, inputs: Sequence[Array], method: int = 0) -> list[Array]:
@@ -458,7 +458,7 @@ class NativeProgram:
         ffi, library = _player()
         count = self.methods[method].outputs
         outputs = ffi.new("lapilli_tensor[]", count)
-        _check(library.lapilli_output_shapes(self._program(), method, list(symbols), len(symbols), outputs, count))
+        check(library.lapilli_output_shapes(self._program(), method, list(symbols), len(symbols), outputs, count))
         return [tuple(t.shape[0 : t.rank]) for t in outputs]
 
     def output_shapes(self, inputs: Sequence[Array], method: int = 0) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -474,7 +474,7 @@ class NativeProgram:
         status = library.lapilli_run_sync(self._program(), method, tensors, len(inputs), outputs, count)
         del alive
         if any(tensor.rank > MAX_RANK for tensor in outputs):
-            _check(status)
+            check(status)
         return [(tuple(t.shape[0 : t.rank]), _DTYPES[t.dtype]) for t in outputs]
 
     def submit(self, inputs: Sequence[Array], method: int = 0) -> NativeRun:
@@ -482,23 +482,23 @@ class NativeProgram:
         ffi, library = _player()
         tensors, alive = _tensors(inputs)
         run = ffi.new("lapilli_run **")
-        _check(library.lapilli_submit(self._program(), method, tensors, len(inputs), run))
+        check(library.lapilli_submit(self._program(), method, tensors, len(inputs), run))
         del alive
         return NativeRun(run[0], self.methods[method].outputs)
 
     def reset(self) -> None:
         """Give all states their initial values back, after the runs submitted so far."""
         _, library = _player()
-        _check(library.lapilli_reset(self._program()))
+        check(library.lapilli_reset(self._program()))
 
     def read_state(self, index: int) -> Array:
         """The value of a state after the runs submitted so far."""
         ffi, library = _player()
         spec = ffi.new("lapilli_spec *")
-        _check(library.lapilli_state_spec(self._program(), index, spec))
+        check(library.lapilli_state_spec(self._program(), index, spec))
         array = np.empty(tuple(spec.shape[0 : spec.rank]), _DTYPES[spec.dtype])
         data = ffi.from_buffer(array) if array.nbytes else ffi.NULL
-        _check(library.lapilli_state_read(self._program(), index, data, array.nbytes))
+        check(library.lapilli_state_read(self._program(), index, data, array.nbytes))
         return array
 
     def write_state(self, index: int, value: Array) -> None:
@@ -506,7 +506,7 @@ class NativeProgram:
         ffi, library = _player()
         array = np.ascontiguousarray(value)
         data = ffi.from_buffer(array) if array.nbytes else ffi.NULL
-        _check(library.lapilli_state_write(self._program(), index, data, array.nbytes))
+        check(library.lapilli_state_write(self._program(), index, data, array.nbytes))
 
     def profile(self, inputs: Sequence[Array], repeat: int = 10, method: int = 0) -> Profile:
         """Time every run command alone with GPU timestamps, ``repeat`` times; medians in nanoseconds."""
@@ -516,7 +516,7 @@ class NativeProgram:
         count = ffi.new("uint32_t *")
         total = ffi.new("uint64_t *")
         times = ffi.new("uint64_t[]", self.methods[method].commands if method < len(self.methods) else 0)
-        _check(library.lapilli_profile(program, method, tensors, len(inputs), repeat, times, len(times), count, total))
+        check(library.lapilli_profile(program, method, tensors, len(inputs), repeat, times, len(times), count, total))
         del alive
         return Profile([int(time) for time in times], int(total[0]))
 
@@ -525,7 +525,7 @@ class NativeProgram:
         ffi, library = _player()
         tensors, alive = _tensors(inputs)
         data = np.empty(size, np.uint8)
-        _check(
+        check(
             library.lapilli_read_buffer(
                 self._program(), method, tensors, len(inputs), command, buffer, ffi.from_buffer(data), size
             )
@@ -537,21 +537,21 @@ class NativeProgram:
         """Device memory that the program takes now."""
         ffi, library = _player()
         info = ffi.new("lapilli_memory_info *")
-        _check(library.lapilli_program_memory(self._program(), info))
+        check(library.lapilli_program_memory(self._program(), info))
         return MemoryInfo(info.constants, info.states, info.arena, info.arena_sum, info.io, info.device_total)
 
     def load_times(self) -> LoadTimes:
         """How long the parts of the load took."""
         ffi, library = _player()
         times = ffi.new("lapilli_load_times *")
-        _check(library.lapilli_program_load_times(self._program(), times))
+        check(library.lapilli_program_load_times(self._program(), times))
         return LoadTimes(times.open, times.device, times.pipelines, times.constants, times.total)
 
     def info(self) -> dict[str, Any]:
         """The chosen device and plans, and for every better plan what the device lacks."""
         ffi, library = _player()
         text = ffi.new("char **")
-        _check(library.lapilli_program_info(self._program(), text))
+        check(library.lapilli_program_info(self._program(), text))
         result: dict[str, Any] = _take_json(text)
         return result
 

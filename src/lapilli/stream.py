@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from lapilli.player import _LOST, NativeProgram, _check, _player, _take_json
+from lapilli.player import _LOST, NativeProgram, _player, _take_json, check
 
 Slice: TypeAlias = "tuple[Buffer, int]"
 
@@ -56,7 +56,7 @@ class Buffer:
     def write(self, offset: int, data: Any) -> None:
         """Copy the bytes of ``data`` (anything with a contiguous buffer) to ``offset``, in the stream's order."""
         view = self.stream._ffi.from_buffer(data)
-        _check(self.stream._library.lapilli_buffer_write(self._handle(), offset, view, len(view)))
+        self.stream.check(self.stream._library.lapilli_buffer_write(self._handle(), offset, view, len(view)))
 
     def read(self, offset: int, into: Any) -> Any:
         """Wait for what is queued and copy bytes from ``offset`` to the host.
@@ -69,7 +69,7 @@ class Buffer:
         """
         target = bytearray(into) if isinstance(into, int) else into
         view = self.stream._ffi.from_buffer(target, require_writable=True)
-        _check(self.stream._library.lapilli_buffer_read(self._handle(), offset, view, len(view)))
+        self.stream.check(self.stream._library.lapilli_buffer_read(self._handle(), offset, view, len(view)))
         return target
 
     def __del__(self) -> None:
@@ -95,6 +95,8 @@ class Stream:
         alignment: offsets of slices are multiples of this, in bytes.
         max_allocation: bytes of the largest buffer.
         info: the device as in `lapilli.player.devices`, ``alignment``, ``max_allocation`` and ``memory``.
+        check: raises the exception for a status of the player that is not 0. Whoever lends the stream's memory to others may
+            set one that raises theirs; set it before the first launch.
 
     Raises:
         NoDriverError: there is no Vulkan driver.
@@ -103,17 +105,18 @@ class Stream:
 
     def __init__(self, device: str | int | None = None, *, validation: bool = False) -> None:
         self._ffi, self._library = _player()
+        self.check: Callable[[int], None] = check
         options = self._ffi.new("lapilli_load_options *")
         name = self._ffi.NULL if device is None else self._ffi.new("char[]", os.fsencode(str(device)))
         options.device = name
         options.validation = validation
         handle = self._ffi.new("lapilli_stream **")
-        _check(self._library.lapilli_stream_create(options, handle))
+        check(self._library.lapilli_stream_create(options, handle))
         self._acquire, self._release = self._library.lapilli_buffer_acquire, self._library.lapilli_buffer_release
         self._freed: list[int] = []  # buffers that nobody holds any more
         self._handle = self._ffi.gc(handle[0], _destroyer(self._library, self._freed))
         text = self._ffi.new("char **")
-        _check(self._library.lapilli_stream_info(self._handle, text))
+        check(self._library.lapilli_stream_info(self._handle, text))
         self.info: dict[str, Any] = _take_json(text)
         self.alignment: int = self.info["alignment"]
         self.max_allocation: int = self.info["max_allocation"]
@@ -129,7 +132,7 @@ class Stream:
         address = self._acquire(self._handle, size)
         if not address:
             handle = self._ffi.new("lapilli_buffer **")
-            _check(self._library.lapilli_buffer_create(self._handle, size, handle))
+            self.check(self._library.lapilli_buffer_create(self._handle, size, handle))
             address = int(self._ffi.cast("intptr_t", handle[0]))
         return Buffer(self, address, size)
 
@@ -150,11 +153,13 @@ class Stream:
 
     def copy(self, source: Slice, target: Slice, size: int) -> None:
         """Copy ``size`` bytes between places (buffer, offset) of this stream that do not overlap."""
-        _check(self._library.lapilli_buffer_copy(source[0]._handle(), source[1], target[0]._handle(), target[1], size))
+        self.check(
+            self._library.lapilli_buffer_copy(source[0]._handle(), source[1], target[0]._handle(), target[1], size)
+        )
 
     def fill(self, target: Slice, size: int, pattern: int) -> None:
         """Fill ``size`` bytes at (buffer, offset) with a pattern of 32 bits; offset and size are multiples of 4."""
-        _check(self._library.lapilli_buffer_fill(target[0]._handle(), target[1], size, pattern))
+        self.check(self._library.lapilli_buffer_fill(target[0]._handle(), target[1], size, pattern))
 
     def enqueue(
         self,
@@ -189,14 +194,14 @@ class Stream:
         # that threads do not meet in them.
         pack = struct.Struct(f"={4 + symbols + 2 * (inputs + outputs)}q").pack
         stream, handle, enqueue = self._handle, program._program(), self._library.lapilli_enqueue_packed
-        freed, release_freed = self._freed, self._release_freed
+        freed, release_freed, check = self._freed, self._release_freed, self.check
 
         def run(*words: int) -> None:
             if freed:  # a run may need memory
                 release_freed()
             status = enqueue(stream, handle, pack(method, symbols, inputs, outputs, *words))
             if status:
-                _check(status)
+                check(status)
 
         return run
 
@@ -239,29 +244,29 @@ class Stream:
 
     def flush(self) -> None:
         """Let the device begin with what is queued; waits for nothing."""
-        _check(self._library.lapilli_flush(self._handle))
+        self.check(self._library.lapilli_flush(self._handle))
 
     def synchronize(self) -> None:
         """Wait until everything that is queued is done."""
-        _check(self._library.lapilli_synchronize(self._handle))
+        self.check(self._library.lapilli_synchronize(self._handle))
 
     def memory(self) -> StreamMemory:
         """What the stream's memory is now."""
         self._release_freed()
         info = self._ffi.new("lapilli_stream_memory_info *")
-        _check(self._library.lapilli_stream_memory(self._handle, info))
+        self.check(self._library.lapilli_stream_memory(self._handle, info))
         return StreamMemory(info.allocated, info.peak_allocated, info.reserved, info.limit, info.allocations)
 
     def reset_peak_memory(self) -> None:
         """Let ``peak_allocated`` begin anew from what is allocated now."""
         self._release_freed()
-        _check(self._library.lapilli_reset_peak_memory(self._handle))
+        self.check(self._library.lapilli_reset_peak_memory(self._handle))
 
     def empty_cache(self) -> None:
         """Give memory that no buffer uses back to the driver."""
         self._release_freed()
-        _check(self._library.lapilli_empty_cache(self._handle))
+        self.check(self._library.lapilli_empty_cache(self._handle))
 
     def set_memory_limit(self, size: int | None) -> None:
         """Take no more than ``size`` bytes from the driver; None: no limit."""
-        _check(self._library.lapilli_set_memory_limit(self._handle, size or 0))
+        self.check(self._library.lapilli_set_memory_limit(self._handle, size or 0))

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lapilli.errors import LapilliError
+from lapilli.errors import LapilliError, OutOfMemoryError
 
 if TYPE_CHECKING:
     import torch
@@ -116,11 +116,26 @@ def open_stream(index: int) -> Stream:
             if _forget_lost not in player.on_loss:
                 player.on_loss.append(_forget_lost)
             stream = Stream(str(index))
+            stream.check = functools.partial(_check, index)
             fraction = os.environ.get("LAPILLI_VULKAN_MEMORY_FRACTION")
             if fraction is not None:
                 stream.set_memory_limit(memory_limit(index, fraction))
             streams[index] = stream
     return streams[index]
+
+
+def _check(index: int, status: int) -> None:
+    """What the player says, in PyTorch's exceptions where it has one."""
+    from lapilli import player
+
+    try:
+        player.check(status)
+    except OutOfMemoryError as error:
+        import torch
+
+        raise torch.OutOfMemoryError(
+            f"vulkan:{index} is out of memory: {error} torch.vulkan.memory_allocated() says what tensors hold."
+        ) from None
 
 
 def _forget_lost() -> None:

@@ -17,7 +17,7 @@ from lapilli.eager.form import Form
 from lapilli.eager.generators import default_generator
 from lapilli.eager.programs import TOO_LARGE, load, programs_of, with_numbers
 from lapilli.eager.signature import CannotRun, Number, Operand, Signature, operand
-from lapilli.errors import NoDeviceError, OutOfMemoryError
+from lapilli.errors import NoDeviceError
 from lapilli.ir.node import MOST_ELEMENTS
 
 REFUSED = {torch.float64, torch.complex32, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64}
@@ -106,6 +106,8 @@ class Launch:
             loaded, 0, len(compiled.symbols), len(self.inputs) + self.carriers, len(self.results)
         )
         self.gathered = {k: o.order for k, o in zip(self.inputs, operands, strict=True) if o.strided}
+        computes = any(dtype is torch.int64 for _, _, dtype in self.results)
+        self.is_wide = storage.is_nearly_wide if computes else storage.is_wide
         self.longs = [k for k in self.inputs if tensors[k].dtype is torch.int64]
         self.symbols = [0] * len(compiled.symbols)
         self.slots: list[tuple[int, int]] = []  # symbol, number
@@ -140,7 +142,7 @@ class Launch:
         self, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
     ) -> Any:
         for k in self.longs:
-            if storage.is_wide(tensors[k]):
+            if self.is_wide(tensors[k]):
                 raise CannotRun("it has integers that do not fit into the 32 bits in which the GPU computes them")
         if self.limit is not None:
             self.limit.check(tensors, numbers)
@@ -275,10 +277,7 @@ def _quick_new(launch: Launch) -> Run:
             if offset % alignment:
                 return launch(args, kwargs, tensors, numbers)
             words += (tensor.untyped_storage()._lapilli.address, offset)
-        try:
-            buffer = enqueue(words)
-        except OutOfMemoryError as error:
-            raise storage.out_of_memory(error, index) from None
+        buffer = enqueue(words)
         if not plain:
             return around(buffer, shape, dtype, index, steps)
         made: Any = create(shape, dtype)

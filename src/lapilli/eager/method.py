@@ -29,6 +29,7 @@ class MethodLaunch:
         self.index = index
         self.dtypes = [getattr(torch, spec.dtype) for spec in method.outputs]
         self._checks = method.checks
+        self._is_wide = storage.is_nearly_wide if method.integer_limit else storage.is_wide
         self._longs = [k for k, spec in enumerate(method.inputs[:inputs]) if spec.dtype == "int64"]
         self._carriers = len(method.inputs) - inputs
         names = [s.name for s in method.symbols]
@@ -43,7 +44,7 @@ class MethodLaunch:
 
     def __call__(self, symbols: Sequence[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Raises CannotRun for integers beyond 32 bits, given or computed."""
-        if any(storage.is_wide(inputs[k]) for k in self._longs):
+        if any(self._is_wide(inputs[k]) for k in self._longs):
             raise CannotRun(
                 "an int64 tensor has values that do not fit into the 32 bits in which the GPU computes them"
             )

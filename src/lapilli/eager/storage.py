@@ -19,10 +19,10 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch._C._dynamo.guards import _reinterpret_tensor  # type: ignore[attr-defined]
 from torch._prims_common import is_non_overlapping_and_dense_or_false, make_contiguous_strides_for
 
-from lapilli import errors
 from lapilli.eager.devices import check_fork as check_fork
 from lapilli.eager.devices import place
 from lapilli.eager.devices import stream_of as stream_of
+from lapilli.runtime.arithmetic import NEARLY_32_BITS
 
 if TYPE_CHECKING:
     from lapilli.stream import Buffer
@@ -71,11 +71,7 @@ def around(
 
 def allocate(size: int, device_index: int) -> Buffer:
     """Memory of a device. Raises torch.OutOfMemoryError."""
-    stream = stream_of(device_index)
-    try:
-        return stream.allocate(size)
-    except errors.OutOfMemoryError as error:
-        raise out_of_memory(error, device_index) from None
+    return stream_of(device_index).allocate(size)
 
 
 def over(
@@ -86,13 +82,6 @@ def over(
     tensor = _reinterpret_tensor(_seed(index, dtype), (0,), (1,), 0) if index else create((0,), dtype)
     _set_storage.redispatch(on_host, tensor, untyped, 0, (0,), (1,))  # PyTorch takes a storage's size from its address
     return _reinterpret_tensor(tensor, shape, stride, offset)  # type: ignore[no-any-return]
-
-
-def out_of_memory(error: errors.OutOfMemoryError, device_index: int) -> torch.OutOfMemoryError:
-    """PyTorch's exception for the player's."""
-    return torch.OutOfMemoryError(
-        f"vulkan:{device_index} is out of memory: {error} torch.vulkan.memory_allocated() says what tensors hold."
-    )
 
 
 # --- devices other than the first: PyTorch's constructor knows vulkan:0 only, DLPack knows them all
@@ -191,9 +180,16 @@ def is_wide(tensor: torch.Tensor) -> bool:
     return hasattr(tensor.untyped_storage(), "_lapilli_wide")
 
 
+def is_nearly_wide(tensor: torch.Tensor) -> bool:
+    """The same of integers so near the ends of 32 bits that a small number more may not fit."""
+    return hasattr(tensor.untyped_storage(), "_lapilli_nearly_wide")
+
+
 def _note_wide(tensor: torch.Tensor, host: torch.Tensor) -> None:
     if host.dtype is torch.int64 and host.numel():
         low, high = host.aminmax()
+        if max(-int(low), int(high)) > NEARLY_32_BITS:
+            tensor.untyped_storage()._lapilli_nearly_wide = True  # type: ignore[attr-defined]
         if int(low) < -(2**31) or int(high) >= 2**31:
             tensor.untyped_storage()._lapilli_wide = True  # type: ignore[attr-defined]
 

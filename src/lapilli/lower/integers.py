@@ -38,10 +38,11 @@ from lapilli.ir.integer import Atom, Int, IntLike, as_int, of, product
 from lapilli.ir.node import Input, Map, Matmul, Node, Reduce
 from lapilli.ir.ranges import INT32, Range, Ranges, fits, most
 from lapilli.lower.registry import Call
+from lapilli.runtime.arithmetic import NEARLY_32_BITS
 
 aten = torch.ops.aten
 
-LIMIT = 2**31 - 2**20
+LIMIT = NEARLY_32_BITS
 """Of the magnitudes of inputs, where that shows that results fit: what is added to a number of 32 bits is mostly small."""
 _COUNTED = 16
 """A state that every run moves by so much is not looked at: the end is a hundred million runs away."""

@@ -10,6 +10,8 @@ from typing import Any
 from lapilli.errors import InvalidInputError
 
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
+NEARLY_32_BITS = 2**31 - 2**20
+"""Magnitudes of integers to which a small number may be added in 32 bits."""
 
 SIZES: dict[str, Callable[[int, int], int]] = {
     "+": operator.add, "*": operator.mul, "//": operator.floordiv, "%": operator.mod, "min": min, "max": max,

@@ -144,7 +144,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Method:
-    """A function of the program; `checks`: operators whose int64 results every run looks at."""
+    """A function of the program; `checks`: operators whose int64 results every run looks at; `integer_limit`: of the magnitudes
+    of int64 inputs, 0 for what 32 bits hold."""
 
     name: str
     symbols: tuple[Symbol, ...]
@@ -152,6 +153,7 @@ class Method:
     outputs: tuple[TensorSpec, ...]
     plans: tuple[Plan, ...]
     checks: tuple[str, ...] = ()
+    integer_limit: int = 0
 
     def symbol_values(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         """The dynamic sizes that inputs have."""
@@ -278,6 +280,7 @@ def _method(node: Mapping[str, Any], kernels: Sequence[Kernel]) -> Method:
         tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"]), symbols) for t in node["outputs"]),
         tuple(_plan(i, plan, kernels) for i, plan in enumerate(node["plans"])),
         tuple(node["checks"]),
+        node["integer_limit"],
     )
 
 
