@@ -10,8 +10,10 @@ import torch
 import torch._dynamo
 from torch import nn
 from torch.export import Dim
+from torch.utils.mobile_optimizer import optimize_for_mobile
 
 import lapilli
+import lapilli.mobile
 from lapilli.export import to_vulkan
 
 Run = Callable[..., Any]
@@ -42,7 +44,13 @@ def exported(model: nn.Module, *args: torch.Tensor, dynamic: bool = True) -> Run
     return to_vulkan(torch.export.export(model, args, dynamic_shapes=shapes)).module()
 
 
-ON_HOST = {"program": host, "torch.compile, host": compiled}
+def mobile(model: nn.Module, *args: torch.Tensor, dynamic: bool = True) -> Run:
+    lapilli.mobile.install()
+    traced = torch.jit.trace(model, args, check_trace=False)  # type: ignore[no-untyped-call]
+    return optimize_for_mobile(traced, backend="vulkan")
+
+
+ON_HOST = {"program": host, "torch.compile, host": compiled, "mobile": mobile}
 ON_DEVICE = {"resident": resident, "torch.compile": compiled, "eager": eager, "lapilli::run": exported}
 ALL = pytest.mark.parametrize("name", [*ON_HOST, *ON_DEVICE])
 THERE = pytest.mark.parametrize("name", list(ON_DEVICE))
