@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup-demo setup-test setup-fuzz setup-zoo lint types native python poor test format bench comparison random fuzz fuzz-native failures test-all opdb eager zoo blockers clean
+.PHONY: help demo setup-demo setup-test setup-fuzz setup-zoo check lint types native python poor test format bench comparison random fuzz fuzz-native failures test-all opdb eager zoo blockers clean
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -29,6 +29,9 @@ setup-fuzz:
 
 setup-zoo:
 	@tools/setup.sh zoo
+
+check: setup-test lint types ## What needs no device: lint, types, the tests of tests/unit and tests/compiler (about a minute)
+	tools/test_python.sh none tests/unit tests/compiler
 
 lint: ## ruff, and which stage may import which
 	$(PY) -m ruff check .

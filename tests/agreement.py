@@ -354,3 +354,28 @@ def _is_usable(case: Case) -> bool:
             t.dtype in _TYPES and t.numel() <= 20000 and t.layout is torch.strided for t in [*case.tensors, *results]
         )
     )
+
+
+ONLY_FLOAT = {
+    getattr(getattr(torch.ops.aten, name), kind)
+    for name in ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+                 "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
+    for kind in ("default", "vec")
+}  # fmt: skip
+NOT_HALF = {torch.ops.aten.nextafter.default}
+
+
+def check_half(got: Sequence[Any], cases: Sequence[Case]) -> None:
+    """Against float64, half-precision results are no worse than torch's own, with a floor of one rounding of a half (2^-11):
+    torch may hit the nearest number by luck, and whoever rounds once can be off by that much."""
+    exact = expected(cases, lambda t: t.double() if t.is_floating_point() else t)
+    for ours, half, best in zip(got, expected(cases), exact, strict=True):
+        if half.is_floating_point():
+            finite = torch.isfinite(half.double()) == torch.isfinite(best)  # where half overflows, so may we
+            theirs = relative_error(half.double()[finite], best[finite])
+            assert relative_error(ours[finite.numpy()], best[finite]) <= max(theirs, 2**-11)
+        else:
+            np.testing.assert_array_equal(ours, half.numpy())
+
+
+SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, -3.0, 1e30, float("inf"), float("-inf"), float("nan")])

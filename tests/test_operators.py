@@ -1,4 +1,4 @@
-"""Operators on the device, against torch: the same samples as in test_lowering, up to three of every operator.
+"""Operators on the device, against torch: the same samples as in compiler/test_lowering, up to three of every operator.
 
 Kernels without 16-bit types are tested on every operator; those for lavapipe (texel buffers) and for GPUs (shared memory,
 subgroups) where they differ: contractions and reductions."""
@@ -10,9 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from agreement import COMPARABLE, Case, assert_agree, expected, on_device, samples
+from agreement import (
+    COMPARABLE,
+    NOT_HALF,
+    ONLY_FLOAT,
+    SPECIAL,
+    Case,
+    assert_agree,
+    check_half,
+    expected,
+    on_device,
+    samples,
+)
 from operator_cases import CASES, convolutions, f, ints
-from test_lowering import NOT_HALF, ONLY_FLOAT, SPECIAL, check_half
 
 aten = torch.ops.aten
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The Python tests under the Vulkan validation layers: `rich` on lavapipe, `poor` (those marked poor_device) on SwiftShader.
+# The Python tests under the Vulkan validation layers: `rich` on lavapipe, `poor` (those marked poor_device) on SwiftShader, `none`
+# with no driver at all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,6 +10,8 @@ venv=$(realpath -ms "${VENV:-.venv}")
 if [ "$kind" = poor ]; then
   driver=$PWD/.cache/swiftshader/icd.json
   set -- -m poor_device "$@"
+elif [ "$kind" = none ]; then
+  driver=/nonexistent
 else
   driver=$(find {/usr,/usr/local}/share/vulkan/icd.d /etc/vulkan/icd.d -name "lvp_icd*.json" 2>/dev/null | head -1 || true)
 fi

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,15 @@ import pytest
 import torch
 from agreement import (
     COMPARABLE,
+    NOT_HALF,
+    ONLY_FLOAT,
+    SPECIAL,
     Case,
     assert_agree,
+    check_half,
     expected,
     inputs_of,
     module_of,
-    relative_error,
     samples,
     through_interpreter,
 )
@@ -27,26 +29,6 @@ from lapilli.ir import interpret
 from lapilli.lower import lower
 
 DTYPES = (torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool)
-ONLY_FLOAT = {
-    getattr(getattr(torch.ops.aten, name), kind)
-    for name in ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
-                 "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
-    for kind in ("default", "vec")
-}  # fmt: skip
-NOT_HALF = {torch.ops.aten.nextafter.default}
-
-
-def check_half(got: Sequence[Any], cases: Sequence[Case]) -> None:
-    """Against float64, half-precision results are no worse than torch's own, with a floor of one rounding of a half (2^-11):
-    torch may hit the nearest number by luck, and whoever rounds once can be off by that much."""
-    exact = expected(cases, lambda t: t.double() if t.is_floating_point() else t)
-    for ours, half, best in zip(got, expected(cases), exact, strict=True):
-        if half.is_floating_point():
-            finite = torch.isfinite(half.double()) == torch.isfinite(best)  # where half overflows, so may we
-            theirs = relative_error(half.double()[finite], best[finite])
-            assert relative_error(ours[finite.numpy()], best[finite]) <= max(theirs, 2**-11)
-        else:
-            np.testing.assert_array_equal(ours, half.numpy())
 
 
 @pytest.mark.parametrize("overload", COMPARABLE, ids=str)
@@ -80,7 +62,6 @@ def test_half_precision(overload: Any) -> None:
                 raise
 
 
-SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, -3.0, 1e30, float("inf"), float("-inf"), float("nan")])
 _POINTWISE = [
     o for o in COMPARABLE
     if o in (torch.ops.aten.relu.default, torch.ops.aten.hardtanh.default, torch.ops.aten.abs.default,
