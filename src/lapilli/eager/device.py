@@ -21,7 +21,6 @@ from torch import serialization
 from lapilli import torch_compat
 from lapilli.after_import import after_import
 from lapilli.eager import devices, inductor, neighbours, vulkan
-from lapilli.runtime import method
 from lapilli.runtime.compiler import require_compiler
 
 _torch: Any = torch  # whose registration functions have no types
@@ -187,6 +186,7 @@ def ready() -> None:
         if name not in devices.NAMES:
             raise RuntimeError(f"PyTorch has one place for devices from outside, and {name!r} has taken it.")
         from lapilli.eager import autocast, call, resident, sparse, transformer, views
+        from lapilli.runtime import method
 
         _introduce()
         library = _torch.library.Library("aten", "IMPL")
