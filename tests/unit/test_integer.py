@@ -82,6 +82,22 @@ def test_random_expressions(seed: int) -> None:
                 assert not is_below(e, as_int(bound)) or want < bound
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_sizes_of_one_name_with_different_bounds(seed: int) -> None:
+    """Programs name their sizes alike: what is known of a size of one must not be taken for known of another's."""
+    rng = random.Random(seed)
+    for _ in range(200):
+        bounds = [(low, low + rng.choice([0, 1, 5, 40])) for low in (rng.randint(0, 3), rng.randint(1, 9))]
+        n, m = (symbol(name, low, high) for name, (low, high) in zip("nm", bounds, strict=True))
+        e, value = build(rng, [n, m], 3)
+        for _ in range(5):
+            point = {atom(s): rng.randint(*b) for s, b in zip((n, m), bounds, strict=True)}
+            want = value(point)
+            assert e.evaluate(point) == want
+            assert e.bounds[0] is None or e.bounds[0] <= want
+            assert e.bounds[1] is None or e.bounds[1] >= want
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_substitution_keeps_the_value(seed: int) -> None:
     rng = random.Random(seed)

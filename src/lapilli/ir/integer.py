@@ -62,11 +62,15 @@ class Symbol(Atom):
 
     @cached_property
     def key(self) -> str:
-        return self.name
+        # With the bounds: programs name their sizes alike, and what is remembered of a division depends on them.
+        return f"{self.name}[{self.min}..{self.max}]"
 
     @cached_property
     def bounds(self) -> Bounds:
         return self.min, self.max
+
+    def __repr__(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True, eq=False, repr=False)
