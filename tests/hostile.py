@@ -145,7 +145,6 @@ NUMBERS = (
 TAGS = (
     "v",
     "size",
-    "carrier",
     "complex",
     "dtype",
     "layout",

@@ -18,7 +18,7 @@ _HEADER = 64
 def file_of(structure: bytes, data: bytes = b"") -> bytes:
     """A file with these parts and a checksum that fits."""
     data_at = (_HEADER + len(structure) + 63) // 64 * 64
-    head = bytearray(struct.pack("<8sIIQQQQQQ", b"LAPILLI\0", 1, 64, 64, len(structure), data_at, len(data), 0, 0))
+    head = bytearray(struct.pack("<8sIIQQQQQQ", b"LAPILLI\0", 2, 64, 64, len(structure), data_at, len(data), 0, 0))
     body = structure + bytes(data_at - _HEADER - len(structure)) + data
     struct.pack_into("<Q", head, 48, player.checksum(body, seed=player.checksum(bytes(head))))
     return bytes(head) + body

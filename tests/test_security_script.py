@@ -111,6 +111,8 @@ def test_what_the_list_has_computes_tensors_and_nothing_else() -> None:
         call("gpu", [v("x")], "y", method=-1),
         call("gpu", [], "y", method=0),
         call("gpu", [1], "y", method=0),
+        call("gpu", [{"size": 3}], "y", method=0),
+        call("gpu", [v("x"), {"size": 3}], "y", method=0),
         call("gpu", [v("x")], "y", method=True),
         call("number", ["pow", 10, 10, 10], "y"),
         call("number", ["system", 1, 1], "y"),
@@ -286,9 +288,7 @@ def test_interfaces_of_lapilli_run_are_checked() -> None:
     """They travel in exported programs."""
     from lapilli.runtime.operator import Interface, dumps
 
-    good = json.loads(
-        dumps([[0, None], [1, [1, 0]], "n"], [["float32", ["n", 3], [1, 0]]], {"n": [0, 1, 2, 0], "k": 0})
-    )
+    good = json.loads(dumps([[0, None], [1, [1, 0]]], [["float32", ["n", 3], [1, 0]]], {"n": [0, 1, 2, 0], "k": 0}))
     assert Interface(json.dumps(good)).outputs
     rng, refused = random.Random(4), 0
     for _ in range(1000):

@@ -264,7 +264,7 @@ def test_threads(stream: Stream, scaled: NativeProgram) -> None:
 def test_a_launch_with_new_memory(stream: Stream, scaled: NativeProgram) -> None:
     x = floats(2 * 50)
     source = put(stream, x)
-    words, launch = stream.launch_new(scaled, 0, [50], 1, 0, x.nbytes)
+    words, launch = stream.launch_new(scaled, 0, [50], 1, x.nbytes)
     expected = (x.reshape(-1, 2) * [1, 4]).astype(np.float32).ravel()
     kept = launch([*words, source.address, 0])
     result = launch([*words, source.address, 0])
@@ -303,7 +303,7 @@ def test_threads_with_new_memory(stream: Stream, scaled: NativeProgram) -> None:
     def work(number: int) -> None:
         x = floats(2 * 50, number)
         source = put(stream, x)
-        words, launch = stream.launch_new(scaled, 0, [50], 1, 0, x.nbytes)
+        words, launch = stream.launch_new(scaled, 0, [50], 1, x.nbytes)
         for i in range(300):
             result = launch([*words, source.address, 0])
             expected = (x.reshape(-1, 2) * [1, 4]).astype(np.float32).ravel()

@@ -211,6 +211,10 @@ lapilli_status lapilli_run_sync(lapilli_program *program, uint32_t method, const
 /* Submit without waiting. The inputs are copied before it returns. */
 lapilli_status lapilli_submit(lapilli_program *program, uint32_t method, const lapilli_tensor *inputs, uint32_t n_inputs,
                               lapilli_run **run);
+/* The same for a method that takes sizes which none of its inputs shows: `sizes` are the values of the symbols that
+ * lapilli_describe says are "given", in their order. Other calls that take inputs on the host refuse such a method. */
+lapilli_status lapilli_submit_sized(lapilli_program *program, uint32_t method, const int64_t *sizes, uint32_t n_sizes,
+                                    const lapilli_tensor *inputs, uint32_t n_inputs, lapilli_run **run);
 /* Wait for a run; timeout in nanoseconds (UINT64_MAX: no limit); LAPILLI_TIMEOUT when it is not finished then;
  * LAPILLI_OUT_OF_RANGE as for lapilli_run_sync. */
 lapilli_status lapilli_wait(lapilli_run *run, uint64_t timeout);

@@ -159,15 +159,14 @@ void fill_output(const Run& run, const Method& method, uint32_t index, lapilli_t
   std::ranges::copy(output.shape, tensor.shape);
 }
 
-void run_sync(Program& program, uint32_t index, std::span<const lapilli_tensor> inputs,
-              std::span<lapilli_tensor> outputs) {
+void run_sync(Program& program, uint32_t index, const Given& given, std::span<lapilli_tensor> outputs) {
   const Method& method = program.method(index);
   if (outputs.size() != method.given_outputs().size())
     fail(LAPILLI_INVALID_ARGUMENT, "Method \"", method.name, "\" has ", method.given_outputs().size(),
          " outputs, and room for ", outputs.size(), " was given.");
   bool enough = true;
   std::vector<lapilli_tensor> needed(outputs.begin(), outputs.end());
-  program.output_tensors(index, inputs, needed);
+  program.output_tensors(index, given, needed);
   for (size_t i = 0; i < outputs.size(); ++i) {
     enough = enough && outputs[i].size >= needed[i].size && (outputs[i].data != nullptr || needed[i].size == 0);
     outputs[i] = needed[i];
@@ -175,7 +174,7 @@ void run_sync(Program& program, uint32_t index, std::span<const lapilli_tensor> 
   if (!enough)
     fail(LAPILLI_INVALID_ARGUMENT,
          "An output buffer is null or too small; the needed sizes were written to `outputs`.");
-  Run& run = program.submit(index, inputs);
+  Run& run = program.submit(index, given);
   bool finished = true;
   try {
     finished = run.wait(program.limits().run_nanoseconds);
@@ -375,15 +374,21 @@ lapilli_status lapilli_plan_memory_file(const char* path, int32_t skip_checksum,
 lapilli_status lapilli_run_sync(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs,
                                 uint32_t n_inputs, lapilli_tensor* outputs, uint32_t n_outputs) {
   return guarded([&] {
-    run_sync(checked(program), method, items(inputs, n_inputs, "inputs"), items(outputs, n_outputs, "outputs"));
+    run_sync(checked(program), method, {items(inputs, n_inputs, "inputs")}, items(outputs, n_outputs, "outputs"));
   });
 }
 
 lapilli_status lapilli_submit(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs,
                               uint32_t n_inputs, lapilli_run** run) {
+  return lapilli_submit_sized(program, method, nullptr, 0, inputs, n_inputs, run);
+}
+
+lapilli_status lapilli_submit_sized(lapilli_program* program, uint32_t method, const int64_t* sizes, uint32_t n_sizes,
+                                    const lapilli_tensor* inputs, uint32_t n_inputs, lapilli_run** run) {
   return guarded([&] {
     need(run, "run");
-    Run& submitted = checked(program).submit(method, items(inputs, n_inputs, "inputs"));
+    const Given given{items(inputs, n_inputs, "inputs"), items(sizes, n_sizes, "sizes")};
+    Run& submitted = checked(program).submit(method, given);
     submitted.program = program->program;
     *run = &submitted;
   });
@@ -431,14 +436,14 @@ lapilli_status lapilli_profile(lapilli_program* program, uint32_t method, const 
     const auto times = items(nanoseconds, n, "nanoseconds");
     if (times.size() < commands)
       fail(LAPILLI_INVALID_ARGUMENT, "There is room for ", n, " times, and the plan has ", commands, " run commands.");
-    program->program->profile(method, items(inputs, n_inputs, "inputs"), std::max(repeat, 1u), times, *total);
+    program->program->profile(method, {items(inputs, n_inputs, "inputs")}, std::max(repeat, 1u), times, *total);
   });
 }
 
 lapilli_status lapilli_read_buffer(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs,
                                    uint32_t n_inputs, uint32_t command, uint32_t buffer, void* data, uint64_t size) {
   return guarded([&] {
-    checked(program).read_buffer(method, items(inputs, n_inputs, "inputs"), command, buffer,
+    checked(program).read_buffer(method, {items(inputs, n_inputs, "inputs")}, command, buffer,
                                  items(static_cast<std::byte*>(data), size, "data"));
   });
 }

@@ -2,7 +2,7 @@
 //
 //   bytes    what
 //   0..7     "LAPILLI\0"
-//   8..11    version of the format: 1
+//   8..11    version of the format: 2
 //   12..15   size of this header: 64
 //   16..31   offset and size of the structure (a FlatBuffer, native/schema/program.fbs); the offset is 64
 //   32..47   offset and size of the data section; the offset is a multiple of 64, and the file ends with the section
@@ -22,7 +22,7 @@
 namespace lapilli {
 
 inline constexpr size_t header_size = 64;
-inline constexpr uint32_t format_version = 1;
+inline constexpr uint32_t format_version = 2;
 
 // Where a file comes from: memory of the caller, or a file. Either may change while it is read.
 class Source {

@@ -136,6 +136,9 @@ private:
       json_.field("min", item.min);
       json_.key("max");
       item.max < 0 ? json_.null() : json_.value(item.max);
+      json_.field("given", item.given);
+      if (item.given)
+        return;
       json_.field("input", item.input);
       json_.field("axis", item.axis);
       json_.field("factor", item.factor);

@@ -1,6 +1,7 @@
 #include "inputs.h"
 
 #include "error.h"
+#include "launch.h"
 
 #include <algorithm>
 #include <cstring>
@@ -40,6 +41,50 @@ void collect_symbols(const Method& method, ExprIndex index, std::vector<bool>& v
   }
 }
 
+// Checks dtype and rank.
+void check_form(const Method& method, size_t index, const lapilli_tensor& given) {
+  const TensorSpec& spec = method.inputs[index];
+  if (given.dtype != static_cast<uint32_t>(spec.dtype))
+    fail(LAPILLI_INVALID_ARGUMENT, described(method, index), "; it was given as ",
+         given.dtype <= static_cast<uint32_t>(DType::MAX) ? name_of(static_cast<DType>(given.dtype)) : "an unknown dtype",
+         ".");
+  if (given.rank != spec.shape.size())
+    fail(LAPILLI_INVALID_ARGUMENT, described(method, index), "; it was given with ", given.rank, " dimensions, ",
+         given_shape(given), ".");
+  if (given.data == nullptr && given.size > 0)
+    fail(LAPILLI_INVALID_ARGUMENT, described(method, index), "; its data pointer is null.");
+}
+
+void check_sizes(const Method& method, size_t count) {
+  std::vector<std::string> names;
+  for (const Symbol& symbol : method.symbols)
+    if (symbol.given)
+      names.push_back(symbol.name);
+  if (names.size() != count)
+    fail(LAPILLI_INVALID_ARGUMENT, "Method \"", method.name, "\" must be given ",
+         names.empty() ? std::string("no sizes") : cat("the sizes ", listed(names), ", which its inputs do not show"),
+         "; ", count, " were given. lapilli_submit_sized takes them.");
+}
+
+// The value that an input shows.
+int64_t read(const Method& method, const Symbol& symbol, std::span<const lapilli_tensor> inputs) {
+  const lapilli_tensor& given = inputs[symbol.input];
+  const auto refuse = [&](const auto&... why) {
+    fail(LAPILLI_INVALID_ARGUMENT, described(method, symbol.input), "; it was given with shape ", given_shape(given),
+         ", ", why..., ".");
+  };
+  int64_t multiple = 0, value = 0, rest = 0;
+  if (!subtract(given.shape[symbol.axis], symbol.offset, multiple))
+    refuse("whose size along axis ", symbol.axis, " does not fit");
+  floor_divide(multiple, symbol.factor, value);
+  floor_modulo(multiple, symbol.factor, rest);
+  if (rest != 0)
+    refuse("and no whole ", symbol.name, " gives ", given.shape[symbol.axis]);
+  if (value < symbol.min || (symbol.max >= 0 && value > symbol.max))
+    refuse("which is ", symbol.name, " = ", value);
+  return value;
+}
+
 } // namespace
 
 std::string shape_text(const Method& method, const TensorSpec& spec) {
@@ -61,7 +106,8 @@ std::string shape_text(const Method& method, const TensorSpec& spec) {
   return bounds.empty() ? text : cat(text, " with ", listed(bounds));
 }
 
-void read_symbols(const Method& method, std::span<const lapilli_tensor> inputs, SymbolValues& symbols) {
+void read_symbols(const Method& method, const Given& given, SymbolValues& symbols) {
+  const std::span<const lapilli_tensor> inputs = given.inputs;
   if (inputs.size() != method.inputs.size()) {
     std::vector<std::string> names;
     for (const TensorSpec& spec : method.inputs)
@@ -69,39 +115,13 @@ void read_symbols(const Method& method, std::span<const lapilli_tensor> inputs, 
     fail(LAPILLI_INVALID_ARGUMENT, "Method \"", method.name, "\" takes ", method.inputs.size(), " inputs",
          names.empty() ? std::string() : cat(" (", listed(names), ")"), ", and ", inputs.size(), " were given.");
   }
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const lapilli_tensor& given = inputs[i];
-    const TensorSpec& spec = method.inputs[i];
-    if (given.dtype != static_cast<uint32_t>(spec.dtype))
-      fail(LAPILLI_INVALID_ARGUMENT, described(method, i), "; it was given as ",
-           given.dtype <= static_cast<uint32_t>(DType::MAX) ? name_of(static_cast<DType>(given.dtype))
-                                                            : "an unknown dtype",
-           ".");
-    if (given.rank != spec.shape.size())
-      fail(LAPILLI_INVALID_ARGUMENT, described(method, i), "; it was given with ", given.rank, " dimensions, ",
-           given_shape(given), ".");
-    if (given.data == nullptr && given.size > 0)
-      fail(LAPILLI_INVALID_ARGUMENT, described(method, i), "; its data pointer is null.");
-  }
+  for (size_t i = 0; i < inputs.size(); ++i)
+    check_form(method, i, inputs[i]);
+  check_sizes(method, given.sizes.size());
   symbols.count = method.symbols.size();
-  for (size_t i = 0; i < symbols.count; ++i) {
-    const Symbol& symbol = method.symbols[i];
-    const lapilli_tensor& given = inputs[symbol.input];
-    const auto refuse = [&](const auto&... why) {
-      fail(LAPILLI_INVALID_ARGUMENT, described(method, symbol.input), "; it was given with shape ", given_shape(given),
-           ", ", why..., ".");
-    };
-    int64_t multiple = 0, value = 0, rest = 0;
-    if (!subtract(given.shape[symbol.axis], symbol.offset, multiple))
-      refuse("whose size along axis ", symbol.axis, " does not fit");
-    floor_divide(multiple, symbol.factor, value);
-    floor_modulo(multiple, symbol.factor, rest);
-    if (rest != 0)
-      refuse("and no whole ", symbol.name, " gives ", given.shape[symbol.axis]);
-    if (value < symbol.min || (symbol.max >= 0 && value > symbol.max))
-      refuse("which is ", symbol.name, " = ", value);
-    symbols.values[i] = value;
-  }
+  for (size_t i = 0, next = 0; i < symbols.count; ++i)
+    symbols.values[i] = method.symbols[i].given ? given.sizes[next++] : read(method, method.symbols[i], inputs);
+  check_symbols(method, symbols.used());
 }
 
 void check_tensors(const Method& method, std::span<const lapilli_tensor> inputs, std::span<const Run::Tensor> expected,

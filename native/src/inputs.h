@@ -13,9 +13,15 @@ struct SymbolValues {
   std::span<const int64_t> used() const { return std::span(values).first(count); }
 };
 
+// What a caller on the host gives a run: tensors, and the values of the symbols that these do not show.
+struct Given {
+  std::span<const lapilli_tensor> inputs;
+  std::span<const int64_t> sizes = {};
+};
+
 // Checks count, dtypes and ranks, and reads the values of the symbols, which must lie within their bounds.
 // Throws INVALID_ARGUMENT with the name of the input, what was given and what is accepted.
-void read_symbols(const Method& method, std::span<const lapilli_tensor> inputs, SymbolValues& symbols);
+void read_symbols(const Method& method, const Given& given, SymbolValues& symbols);
 
 // Checks every dimension and the number of bytes against the tensors of a run that is prepared for these symbols, and
 // that integers fit into 32 bits.

@@ -36,6 +36,7 @@ struct Symbol {
   uint32_t axis; // its size is factor * symbol + offset
   int64_t factor = 1;
   int64_t offset = 0;
+  bool given = false; // by the caller of every run: no input shows it
 };
 
 struct TensorSpec {

@@ -179,20 +179,20 @@ void Program::discard_idle_runs() {
   idle_.clear();
 }
 
-Run& Program::acquire_with(uint32_t index, std::span<const lapilli_tensor> inputs) {
+Run& Program::acquire_with(uint32_t index, const Given& given) {
   const Method& wanted = method(index);
   SymbolValues symbols;
-  read_symbols(wanted, inputs, symbols);
+  read_symbols(wanted, given, symbols);
   Run& run = acquire(index, symbols.used());
   try {
-    check_tensors(wanted, inputs, run.inputs(), symbols.used());
+    check_tensors(wanted, given.inputs, run.inputs(), symbols.used());
   } catch (...) {
     release(run);
     throw;
   }
-  for (size_t i = 0; i < inputs.size(); ++i)
-    if (inputs[i].size > 0)
-      std::memcpy(run.inputs()[i].mapped, inputs[i].data, static_cast<size_t>(inputs[i].size));
+  for (size_t i = 0; i < given.inputs.size(); ++i)
+    if (const lapilli_tensor& input = given.inputs[i]; input.size > 0)
+      std::memcpy(run.inputs()[i].mapped, input.data, static_cast<size_t>(input.size));
   return run;
 }
 
@@ -274,8 +274,8 @@ void Program::write_state(uint32_t state, Bytes from) {
   states_->write(state, from);
 }
 
-Run& Program::submit(uint32_t index, std::span<const lapilli_tensor> inputs) {
-  Run& run = acquire_with(index, inputs);
+Run& Program::submit(uint32_t index, const Given& given) {
+  Run& run = acquire_with(index, given);
   try {
     const std::unique_lock lock = alone();
     run.submit();
@@ -310,10 +310,9 @@ void Program::wait_for_all() noexcept {
     run->settle(); // once the device is lost nothing runs any more
 }
 
-void Program::output_tensors(uint32_t index, std::span<const lapilli_tensor> inputs,
-                             std::span<lapilli_tensor> outputs) {
+void Program::output_tensors(uint32_t index, const Given& given, std::span<lapilli_tensor> outputs) {
   SymbolValues symbols;
-  read_symbols(method(index), inputs, symbols);
+  read_symbols(method(index), given, symbols);
   output_tensors(index, symbols.used(), outputs);
 }
 
@@ -335,9 +334,9 @@ void Program::output_tensors(uint32_t index, std::span<const int64_t> symbols, s
   }
 }
 
-void Program::profile(uint32_t index, std::span<const lapilli_tensor> inputs, uint32_t repeat,
-                      std::span<uint64_t> nanoseconds, uint64_t& total) {
-  Run& run = acquire_with(index, inputs);
+void Program::profile(uint32_t index, const Given& given, uint32_t repeat, std::span<uint64_t> nanoseconds,
+                      uint64_t& total) {
+  Run& run = acquire_with(index, given);
   try {
     const std::unique_lock lock = alone();
     states_->preserve([&] { run.profile(repeat, nanoseconds, total); });
@@ -348,9 +347,9 @@ void Program::profile(uint32_t index, std::span<const lapilli_tensor> inputs, ui
   release(run);
 }
 
-void Program::read_buffer(uint32_t index, std::span<const lapilli_tensor> inputs, uint32_t command, uint32_t buffer,
+void Program::read_buffer(uint32_t index, const Given& given, uint32_t command, uint32_t buffer,
                           std::span<std::byte> to) {
-  Run& run = acquire_with(index, inputs);
+  Run& run = acquire_with(index, given);
   try {
     const std::unique_lock lock = alone();
     states_->preserve([&] { run.read_buffer(command, buffer, to); });

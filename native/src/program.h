@@ -1,6 +1,7 @@
 // A loaded program: its plans on one device, and the runs that are in use or wait to be used again.
 #pragma once
 
+#include "inputs.h"
 #include "launch.h"
 
 namespace lapilli {
@@ -23,19 +24,17 @@ public:
   const Pipeline& pipeline(const Dispatch& dispatch) const { return (*pipelines_)[dispatch.kernel]; }
 
   // A run with its inputs in place, submitted.
-  Run& submit(uint32_t method, std::span<const lapilli_tensor> inputs);
+  Run& submit(uint32_t method, const Given& given);
   void release(Run& run) noexcept;
   // For a run that took too long: it is used again when it is finished.
   void abandon(Run& run);
   void wait_for_all() noexcept;
 
-  void profile(uint32_t method, std::span<const lapilli_tensor> inputs, uint32_t repeat,
-               std::span<uint64_t> nanoseconds, uint64_t& total);
-  void read_buffer(uint32_t method, std::span<const lapilli_tensor> inputs, uint32_t command, uint32_t buffer,
-                   std::span<std::byte> to);
+  void profile(uint32_t method, const Given& given, uint32_t repeat, std::span<uint64_t> nanoseconds, uint64_t& total);
+  void read_buffer(uint32_t method, const Given& given, uint32_t command, uint32_t buffer, std::span<std::byte> to);
 
   // The shapes and bytes of the outputs for these inputs, without running.
-  void output_tensors(uint32_t method, std::span<const lapilli_tensor> inputs, std::span<lapilli_tensor> outputs);
+  void output_tensors(uint32_t method, const Given& given, std::span<lapilli_tensor> outputs);
   void output_tensors(uint32_t method, std::span<const int64_t> symbols, std::span<lapilli_tensor> outputs);
 
   // For a stream, which records what a launch says while it holds the lock.
@@ -65,7 +64,7 @@ private:
   void choose_plans(const char* wanted);
   void prepare(const Container& file, const lapilli_load_options& options);
   Run& acquire(uint32_t method, std::span<const int64_t> symbols);
-  Run& acquire_with(uint32_t method, std::span<const lapilli_tensor> inputs);
+  Run& acquire_with(uint32_t method, const Given& given);
   void discard_idle_runs();
   enum class Wanted { states, anything };
   std::unique_lock<std::mutex> alone(Wanted wanted = Wanted::states);

@@ -221,7 +221,7 @@ private:
     result.name = name(found.name());
     each(found.symbols(), result.symbols, "symbols", max_symbols, [&](const schema::Symbol& symbol) {
       return Symbol{text(symbol.name(), longest_symbol), symbol.min(), symbol.max(), symbol.input(), symbol.axis(),
-                    symbol.factor(), symbol.offset()};
+                    symbol.factor(), symbol.offset(), symbol.given()};
     });
     exprs(found, result);
     each(found.inputs(), result.inputs, "inputs", max_tensors,
@@ -230,7 +230,7 @@ private:
          [&](const schema::TensorSpec& spec) { return tensor(spec, result); });
     checks(found, result);
     for (const Symbol& symbol : result.symbols) {
-      check_file(symbol.input < result.inputs.size() && symbol.axis < result.inputs[symbol.input].shape.size(),
+      check_file(symbol.given || (symbol.input < result.inputs.size() && symbol.axis < result.inputs[symbol.input].shape.size()),
                  "The program is damaged: symbol ", symbol.name, " is read from axis ", symbol.axis, " of input ",
                  symbol.input, ", which does not exist.");
       check_file(symbol.min >= 0 && (symbol.max == -1 || symbol.max >= symbol.min), "The program is damaged: symbol ",

@@ -68,7 +68,7 @@ FileBytes ProgramBuilder::finish() {
   const size_t data_offset = aligned(header_size + structure);
   FileBytes file(data_offset + data_.size());
   std::memcpy(file.data(), "LAPILLI", 8);
-  put<uint32_t>(file, 8, 1);
+  put<uint32_t>(file, 8, 2);
   put<uint32_t>(file, 12, header_size);
   put<uint64_t>(file, 16, header_size);
   put<uint64_t>(file, 24, structure);
@@ -104,6 +104,12 @@ uint32_t MethodBuilder::symbol(const std::string& name, int64_t min, int64_t max
   symbol->axis = axis;
   method.symbols.push_back(std::move(symbol));
   return add(schema::ExprOp::symbol, static_cast<int64_t>(method.symbols.size() - 1), 0, 0);
+}
+
+uint32_t MethodBuilder::given(const std::string& name, int64_t min, int64_t max) {
+  const uint32_t made = symbol(name, min, max, 0, 0);
+  method.symbols.back()->given = true;
+  return made;
 }
 
 static std::unique_ptr<schema::TensorSpecT> tensor(const std::string& name, std::vector<uint32_t> shape,
@@ -299,8 +305,7 @@ FileBytes state_program(const StateOptions& options) {
   for (const bool sized : {true, false}) {
     MethodBuilder m;
     m.method.name = sized ? "size" : "nothing";
-    const uint32_t n = m.symbol("N", 0, 4, 0, 0);
-    m.input("x", {n, m.number(0)});
+    const uint32_t n = m.given("N", 0, 4);
     PlanBuilder p("portable");
     if (sized) {
       const uint32_t bytes = m.times(n, 4), whole = m.number(16), one = m.number(1);

@@ -34,6 +34,7 @@ public:
   MethodBuilder() { number(0); } // expression 0: a cost that is not counted
   uint32_t number(int64_t value) { return add(schema::ExprOp::constant, value, 0, 0); }
   uint32_t symbol(const std::string& name, int64_t min, int64_t max, uint32_t input, uint32_t axis);
+  uint32_t given(const std::string& name, int64_t min, int64_t max);
   uint32_t op(schema::ExprOp op, uint32_t a, uint32_t b) { return add(op, 0, a, b); }
   uint32_t times(uint32_t a, int64_t b) { return op(schema::ExprOp::mul, a, number(b)); }
   uint32_t groups(uint32_t items, int64_t size) { // ceil(items / size)

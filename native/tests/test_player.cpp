@@ -504,27 +504,44 @@ TEST(checks_of_integers_fail_runs) {
   CHECK(Program(checked_program({.limit = -1})).status == LAPILLI_INVALID_FILE);
 }
 
-TEST(inputs_without_elements_carry_sizes) {
+TEST(sizes_are_given) {
   const Program program(state_program());
-  Four none;
+  const auto submit = [&](uint32_t method, std::vector<int64_t> sizes, lapilli_run** run) {
+    return lapilli_submit_sized(program.handle, method, sizes.data(), static_cast<uint32_t>(sizes.size()), nullptr, 0, run);
+  };
   for (const int64_t n : {3, 0, 4, 1}) {
-    lapilli_tensor input = tensor(none, {n, 0});
-    input.data = nullptr;
-    Four y(4, -1);
-    lapilli_tensor output = tensor(y, {});
-    CHECK(lapilli_run_sync(program.handle, 2, &input, 1, &output, 1) == LAPILLI_OK);
-    CHECK(output.rank == 1 && output.shape[0] == n);
-    for (int64_t i = 0; i < 4; ++i)
-      CHECK(y[static_cast<size_t>(i)] == (i < n ? static_cast<float>(i + 1) : -1.0f));
-    CHECK(lapilli_run_sync(program.handle, 3, &input, 1, nullptr, 0) == LAPILLI_OK); // no commands, no outputs
     lapilli_run* run = nullptr;
-    CHECK(lapilli_submit(program.handle, 3, &input, 1, &run) == LAPILLI_OK);
+    CHECK(submit(2, {n}, &run) == LAPILLI_OK);
+    CHECK(lapilli_wait(run, UINT64_MAX) == LAPILLI_OK);
+    lapilli_tensor output{};
+    CHECK(lapilli_output(run, 0, &output) == LAPILLI_OK);
+    CHECK(output.rank == 1 && output.shape[0] == n);
+    for (int64_t i = 0; i < n; ++i)
+      CHECK(static_cast<const float*>(output.data)[i] == static_cast<float>(i + 1));
+    lapilli_release(run);
+    CHECK(submit(3, {n}, &run) == LAPILLI_OK); // no commands, no outputs
     CHECK(lapilli_wait(run, UINT64_MAX) == LAPILLI_OK);
     lapilli_release(run);
-    uint32_t count = 9;
-    uint64_t total = 0;
-    CHECK(lapilli_profile(program.handle, 3, &input, 1, 2, nullptr, 0, &count, &total) == LAPILLI_OK && count == 0);
   }
+  const auto refused = [](lapilli_status status, const char* words) {
+    return status == LAPILLI_INVALID_ARGUMENT && std::string(lapilli_last_error()).find(words) != std::string::npos;
+  };
+  lapilli_run* run = nullptr;
+  CHECK(refused(submit(2, {}, &run), "must be given the sizes N, which its inputs do not show; 0 were given"));
+  CHECK(refused(submit(2, {1, 2}, &run), "; 2 were given"));
+  CHECK(refused(submit(0, {1}, &run), "takes 1 input"));
+  CHECK(refused(submit(1, {1}, &run), "must be given no sizes; 1 were given"));
+  CHECK(refused(submit(2, {5}, &run), "Symbol N of method \"size\" is 5, and the method takes 0..4"));
+  CHECK(refused(submit(2, {-1}, &run), "is -1"));
+  CHECK(refused(lapilli_submit_sized(program.handle, 2, nullptr, 1, nullptr, 0, &run), "sizes"));
+  Four y(4, -1);
+  lapilli_tensor output = tensor(y, {});
+  uint32_t count = 9;
+  uint64_t total = 0, times[4];
+  CHECK(refused(lapilli_run_sync(program.handle, 2, nullptr, 0, &output, 1), "must be given the sizes N"));
+  CHECK(refused(lapilli_submit(program.handle, 2, nullptr, 0, &run), "must be given the sizes N"));
+  CHECK(refused(lapilli_profile(program.handle, 2, nullptr, 0, 2, times, 4, &count, &total), "must be given the sizes N"));
+  CHECK(refused(lapilli_read_buffer(program.handle, 2, nullptr, 0, 0, 0, y.data(), 4), "must be given the sizes N"));
 }
 
 TEST(host_operators_must_be_allowed) {

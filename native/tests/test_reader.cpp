@@ -178,10 +178,12 @@ TEST(mutations_of_the_structure_do_no_harm) {
 }
 
 TEST(other_versions_and_other_files_are_named) {
-  FileBytes newer = sample_program();
-  newer[8] = std::byte{2};
-  repair_checksum(newer);
-  CHECK(describe(newer).text.find("version 2") != std::string::npos);
+  for (const std::byte version : {std::byte{1}, std::byte{3}}) {
+    FileBytes file = sample_program();
+    file[8] = version;
+    repair_checksum(file);
+    CHECK(describe(file).text.find("has format version " + std::to_string(std::to_integer<int>(version))) != std::string::npos);
+  }
   FileBytes other(1000, std::byte{'x'});
   CHECK(describe(other).text.find("not a Lapilli program") != std::string::npos);
   CHECK(describe(FileBytes(3)).status == LAPILLI_INVALID_FILE);

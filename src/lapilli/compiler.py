@@ -95,9 +95,9 @@ class Storage:
 def compile_module(
     module: Module, storage: Storage, targets: Sequence[Target], fallback: str, given: Collection[str] | None = None
 ) -> bytes:
-    """The bytes of a program whose method `forward` is a module that the passes have been over. Its inputs are tensors by the
-    names of placeholders, and either sizes by the names of placeholders, or, where one method of the player is all, inputs of
-    shape [size, 0] by the names of size symbols. given: symbols whose values every run is given, with the key of random numbers."""
+    """The bytes of a program whose method `forward` is a module that the passes have been over. Its inputs are by the names of
+    placeholders: tensors, and sizes unless one method of the player is all, which is given symbols. given: symbols whose values
+    every run is given, with the key of random numbers."""
     compiler = _Compiler(storage, targets, fallback, given)
     with _uncollected():
         part = compiler.lowered("forward", module, {})
@@ -158,7 +158,7 @@ class _Compiler:
         """dims: names for size symbols."""
         whole = self.lowered(name, module, dims)
         takes_sizes = any(n.op == "placeholder" and isinstance(n.meta["val"], torch.SymInt) for n in module.graph.nodes)
-        if whole is None or takes_sizes or any(i.origin == "size" for i in whole.inputs):
+        if whole is None or takes_sizes or whole.given:
             self.add_parts(name, structure, module, dims)
         else:
             self.add_whole(name, structure, module, whole)
@@ -225,6 +225,11 @@ class Part:
     def inputs(self) -> list[Input]:
         """The same in every graph."""
         return next(iter(self.graphs.values())).inputs
+
+    @property
+    def given(self) -> list[str]:
+        """Symbols that no input shows, in every graph the same."""
+        return next(iter(self.graphs.values())).given
 
 
 def _write(
@@ -314,13 +319,13 @@ def _keep(writer: Writer, name: str, tensor: torch.Tensor) -> int:
 
 
 def _finish_calls(script: Script, parts: Sequence[Part], first: int) -> None:
-    """Numbers of methods in the file, and the sizes that methods take as inputs of their own."""
+    """Numbers of methods in the file, and the sizes that methods are given."""
     for call in script.calls:
         for inner in call.scripts:
             _finish_calls(inner, parts, first)
         if call.op == "gpu":
             call.method += first
-            call.args += [{"carrier": i.name} for i in parts[call.method].inputs if i.origin == "size"]
+            call.args += [{"size": name} for name in parts[call.method].given]
 
 
 def _specs(module: Module, dims: Mapping[str, str]) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:

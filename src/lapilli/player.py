@@ -436,17 +436,18 @@ class NativeProgram:
         check(library.lapilli_method(self._program(), index, info))
         return Method(ffi.string(info.name).decode("utf-8", "replace"), info.inputs, info.outputs, info.commands)
 
-    def run(self, inputs: Sequence[Array], method: int = 0) -> list[Array]:
+    def run(self, inputs: Sequence[Array], method: int = 0, sizes: Sequence[int] = ()) -> list[Array]:
         """Run and wait.
 
         Args:
             inputs: one array for every input of the method, of the dtype and shape it declares.
             method: index of the method.
+            sizes: values of the method's symbols that no input shows, in their order.
 
         Raises:
             InvalidInputError: count, dtype, rank or shape do not fit; the message names the input and what is accepted.
         """
-        with self.submit(inputs, method) as run:
+        with self.submit(inputs, method, sizes) as run:
             return run.outputs()
 
     def shapes(self, method: int, symbols: Sequence[int]) -> list[tuple[int, ...]]:
@@ -477,12 +478,13 @@ class NativeProgram:
             check(status)
         return [(tuple(t.shape[0 : t.rank]), _DTYPES[t.dtype]) for t in outputs]
 
-    def submit(self, inputs: Sequence[Array], method: int = 0) -> NativeRun:
-        """Start a run without waiting for it; the inputs are copied before this returns."""
+    def submit(self, inputs: Sequence[Array], method: int = 0, sizes: Sequence[int] = ()) -> NativeRun:
+        """Start a run, as `run` does, without waiting for it; the inputs are copied before this returns."""
         ffi, library = _player()
         tensors, alive = _tensors(inputs)
         run = ffi.new("lapilli_run **")
-        check(library.lapilli_submit(self._program(), method, tensors, len(inputs), run))
+        given = list(sizes)
+        check(library.lapilli_submit_sized(self._program(), method, given, len(given), tensors, len(inputs), run))
         del alive
         return NativeRun(run[0], self.methods[method].outputs)
 

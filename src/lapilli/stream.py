@@ -206,18 +206,16 @@ class Stream:
         return run
 
     def launch_new(
-        self, program: NativeProgram, method: int, symbols: Sequence[int], inputs: int, carriers: int, size: int
+        self, program: NativeProgram, method: int, symbols: Sequence[int], inputs: int, size: int
     ) -> tuple[list[int], Callable[[list[int]], Buffer]]:
         """As `launch`, for a method with one output, to which new memory of ``size`` bytes is given by the same native call.
-
-        ``carriers``: inputs after the others, for which the output stands.
 
         Returns:
             words that end with the symbols, and a function. The caller appends the address and the offset of every input to a
             copy of the words; the function takes them, and returns the memory of the output.
         """
-        words = [method, len(symbols), inputs + carriers, 1, 0, size, *symbols]
-        pack = struct.Struct(f"={len(words) + 2 * inputs}q{16 * (carriers + 1)}x").pack
+        words = [method, len(symbols), inputs, 1, 0, size, *symbols]
+        pack = struct.Struct(f"={len(words) + 2 * inputs}q16x").pack
         stream, handle, launch = self._handle, program._program(), self._library.lapilli_launch
         freed, take_freed = self._freed, self._take_freed
 
@@ -230,8 +228,8 @@ class Stream:
         def apart(words: list[int]) -> Buffer:
             """In two calls, of which one says why it is not possible."""
             buffer = self.allocate(size)
-            run = self.launch(program, method, len(symbols), inputs + carriers, 1)
-            run(*words, *(buffer.address, 0) * (carriers + 1))
+            run = self.launch(program, method, len(symbols), inputs, 1)
+            run(*words, buffer.address, 0)
             return buffer
 
         return words, run

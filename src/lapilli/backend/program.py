@@ -65,9 +65,8 @@ class Program:
         assert interface.player is not None
         method = description.methods[interface.player]
         self.symbols = [s.name for s in method.symbols]
-        carried = set(self.symbols)
-        self.inputs = [spec.name for spec in method.inputs if spec.name not in carried]
-        self._run = MethodLaunch(native, interface.player, method, len(self.inputs), index)
+        self.inputs = [spec.name for spec in method.inputs]
+        self._run = MethodLaunch(native, interface.player, method, index)
 
     def sizes(self, sources: Sources, ranges: Mapping[Any, Any]) -> Sizes | None:
         """A function from the arguments of the graph to the sizes that a call takes."""

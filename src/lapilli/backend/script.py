@@ -37,12 +37,10 @@ class StreamInterpreter(Interpreter):
                     env.values[name] = _on_host(env.values[name])
             return super()._call(call, env)
         method = self.description.methods[call.method]
-        given = [env.argument(a) for a in call.args if "v" in a]
+        given = env.argument(call.args[: len(method.inputs)])
         launch = self._launches.get(call.method)
         if launch is None:
-            launch = self._launches[call.method] = MethodLaunch(
-                self.native, call.method, method, len(given), self._index
-            )
+            launch = self._launches[call.method] = MethodLaunch(self.native, call.method, method, self._index)
         keys = self._keys() if any(s.name in RANDOM_KEY for s in method.symbols) else {}
         symbols = [keys[s.name] if s.name in keys else env.size(s.name) for s in method.symbols]
         made: list[Any] = list(launch(symbols, [on_device(_tensor(v), None, self._index) for v in given]))

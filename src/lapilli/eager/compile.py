@@ -54,15 +54,13 @@ of the heads of attention, of which an invocation holds a part in registers."""
 @dataclass(frozen=True)
 class Compiled:
     """data: the program file; symbols: what its method's symbols are, in order: ("size", number of the operand, dimension, what
-    the size is divided by), ("number", number, 0, 1) or ("random", word, 0, 1); carriers: inputs without bytes that follow the
-    operands; guard and results: Python expressions in the sizes `sizes` (name → operand, dimension, divisor): whether the
-    program fits, and shape, strides and dtype of every result tensor; tree: the results, as numbers of result tensors (-1: None;
-    a list: a list of tensors); aligned: for every result the operands of which an element is read only where that element of the
-    result is written, by one kernel."""
+    the size is divided by), ("number", number, 0, 1) or ("random", word, 0, 1); guard and results: Python expressions in the
+    sizes `sizes` (name → operand, dimension, divisor): whether the program fits, and shape, strides and dtype of every result
+    tensor; tree: the results, as numbers of result tensors (-1: None; a list: a list of tensors); aligned: for every result the
+    operands of which an element is read only where that element of the result is written, by one kernel."""
 
     data: bytes
     symbols: tuple[tuple[str, int, int, int], ...]
-    carriers: int
     sizes: dict[str, tuple[int, int, int]]
     guard: str
     results: str
@@ -149,7 +147,6 @@ class _Call:
         return Compiled(
             data,
             tuple(known[name] for name in lowered.symbols),
-            len(lowered.inputs) - self.operands,
             self.sizes,
             self._guard(
                 [f"{symbol} <= {bound}" for symbol, bound in lowered.limits.items()]

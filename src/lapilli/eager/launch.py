@@ -97,14 +97,11 @@ class Launch:
         self.alignment = stream.alignment
         self.inputs = _inputs(form, given, tensors)
         self.sizes = [tensors[k].itemsize for k in self.inputs]
-        self.carriers = compiled.carriers
         try:
             loaded = program.loaded(index, functools.partial(load, index))
         except NoDeviceError as error:  # programs are made for the device: it is only sizes that do not fit
             raise CannotRun(TOO_LARGE) from error
-        self.enqueue = stream.launch(
-            loaded, 0, len(compiled.symbols), len(self.inputs) + self.carriers, len(self.results)
-        )
+        self.enqueue = stream.launch(loaded, 0, len(compiled.symbols), len(self.inputs), len(self.results))
         self.gathered = {k: o.order for k, o in zip(self.inputs, operands, strict=True) if o.strided}
         computes = any(dtype is torch.int64 for _, _, dtype in self.results)
         self.is_wide = storage.is_nearly_wide if computes else storage.is_wide
@@ -117,9 +114,7 @@ class Launch:
                 self.symbols[place] = operands[k].shape[d] // unit
             else:
                 (self.slots if kind == "number" else self.keys).append((place, k))
-        self.enqueue_new = functools.partial(
-            stream.launch_new, loaded, 0, self.symbols, len(self.inputs), self.carriers
-        )
+        self.enqueue_new = functools.partial(stream.launch_new, loaded, 0, self.symbols, len(self.inputs))
         self.generator = form.names.index("generator") if "generator" in form.names else None
         self.work = any(0 not in shape for shape, _, _ in self.results)
         self.aligned = [_aligned(self.inputs, aligned) for aligned in compiled.aligned]
@@ -181,7 +176,7 @@ class Launch:
             for result in made:
                 buffer, offset = movement.slice_of(result)
                 outputs += (buffer.address, offset)
-            self.enqueue(*words, *(outputs[0], 0) * self.carriers, *outputs)
+            self.enqueue(*words, *outputs)
         for target, result in later:
             storage.copy_(target, result)
         return self._returned(made, args, kwargs)
@@ -295,7 +290,7 @@ def _quick_in_place(launch: Launch, examples: Sequence[torch.Tensor]) -> Run:
     safe = {k for k in launch.inputs if k in launch.aligned[0] and examples[k].stride() == strides}
     symbols, inputs = launch.symbols, list(zip(launch.inputs, launch.sizes, strict=True))
     slots = [(place, k, launch.bits[k]) for place, k in launch.slots]
-    carriers, alignment, enqueue = launch.carriers, launch.alignment, launch.enqueue
+    alignment, enqueue = launch.alignment, launch.enqueue
 
     def run(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
         target = args[position] if position < len(args) else kwargs[name]
@@ -314,8 +309,6 @@ def _quick_in_place(launch: Launch, examples: Sequence[torch.Tensor]) -> Run:
                 return launch(args, kwargs, tensors, numbers)
             words.append(read.address)
             words.append(offset)
-        for _ in range(carriers):
-            words += (buffer.address, 0)
         enqueue(*words, buffer.address, written)
         return target
 

@@ -23,15 +23,13 @@ Shape = tuple[int, ...]
 class MethodLaunch:
     """One method: its symbols are given by value, its tensors row-major on the device."""
 
-    def __init__(self, native: NativeProgram, number: int, method: Method, inputs: int, index: int) -> None:
-        """inputs: how many are tensors; those after them have no bytes, and only stand for the sizes that symbols are.
-        index: of the device."""
+    def __init__(self, native: NativeProgram, number: int, method: Method, index: int) -> None:
+        """index: of the device."""
         self.index = index
         self.dtypes = [getattr(torch, spec.dtype) for spec in method.outputs]
         self._checks = method.checks
         self._is_wide = storage.is_nearly_wide if method.integer_limit else storage.is_wide
-        self._longs = [k for k, spec in enumerate(method.inputs[:inputs]) if spec.dtype == "int64"]
-        self._carriers = len(method.inputs) - inputs
+        self._longs = [k for k, spec in enumerate(method.inputs) if spec.dtype == "int64"]
         names = [s.name for s in method.symbols]
         self._numbers = [k for k, name in enumerate(names) if name not in RANDOM_KEY]
         shapes = [spec.shape for spec in method.outputs]
@@ -62,7 +60,6 @@ class MethodLaunch:
             held.append(buffer)
             words += (buffer.address, offset)
         outputs = [word for t in made for word in (storage.buffer_of(t).address, 0)]
-        words += outputs[:2] * self._carriers
         if not any(math.prod(s) for s in shapes):
             return made
         if not self._checks:

@@ -19,7 +19,6 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cast_to, load, select, unary
 from lapilli.ir.integer import Int, as_int, symbol, total
 from lapilli.ir.node import Graph, Input, Map, Node
-from lapilli.lower.graph import size_inputs
 from lapilli.lower.registry import FROM_TORCH, convert
 from lapilli.schedule.target import Target, for_values
 from lapilli.schedule.task import Task
@@ -234,10 +233,9 @@ def _run(
         raise CannotRun("it has more elements than kernels can count")
     index = on.get_device()
     target = for_values(programs.target_of(index), most * max(kind.size for kind in kinds))
-    launch, carriers = _launch(index, what, kinds, rank, len(inputs), target)
-    slices = [*inputs, *[(output[0], 0)] * carriers, output]
+    launch = _launch(index, what, kinds, rank, len(inputs), target)
     try:
-        launch(*symbols, *(word for buffer, offset in slices for word in (buffer.address, offset)))
+        launch(*symbols, *(word for buffer, offset in (*inputs, output) for word in (buffer.address, offset)))
     except NoDeviceError as error:
         raise CannotRun(programs.TOO_LARGE) from error
 
@@ -245,12 +243,11 @@ def _run(
 @cache
 def _launch(
     index: int, what: str, kinds: tuple[DType, DType], rank: int, inputs: int, target: Target
-) -> tuple[Callable[..., None], int]:
-    """A function that queues the work, and how many inputs without bytes follow the others."""
-    data, carriers = _program(what, kinds, rank, target)
+) -> Callable[..., None]:
+    """A function that queues the work."""
     symbols = rank * (3 if what == "merge" else 2) + (3 if what == "merge" else 2)
-    program = programs.load(index, data)
-    return storage.stream_of(index).launch(program, 0, symbols, inputs + carriers, 1), carriers
+    program = programs.load(index, _program(what, kinds, rank, target))
+    return storage.stream_of(index).launch(program, 0, symbols, inputs, 1)
 
 
 @devices.on_loss.append
@@ -259,8 +256,8 @@ def _forget(index: int) -> None:
 
 
 @cache
-def _program(what: str, kinds: tuple[DType, DType], rank: int, target: Target) -> tuple[bytes, int]:
-    """The program file, and how many inputs without bytes carry its symbols. Symbols are in the order of `_run`."""
+def _program(what: str, kinds: tuple[DType, DType], rank: int, target: Target) -> bytes:
+    """The program file. Symbols are in the order of `_run`."""
     write = {"gather": _gather_kernel, "scatter": _scatter_kernel, "merge": _merge_kernel}[what]
     return write(kinds, rank, target)
 
@@ -273,7 +270,7 @@ def _names(rank: int, letters: str) -> list[str]:
     return [f"{letter}{d}" for letter in letters for d in range(rank)]
 
 
-def _gather_kernel(kinds: tuple[DType, DType], rank: int, target: Target) -> tuple[bytes, int]:
+def _gather_kernel(kinds: tuple[DType, DType], rank: int, target: Target) -> bytes:
     """out[i] = in[first + sum of i * stride]"""
     known = _symbols(*_names(rank, "nt"), "first", "span")
     sizes, strides = [known[f"n{d}"] for d in range(rank)], [known[f"t{d}"] for d in range(rank)]
@@ -281,11 +278,10 @@ def _gather_kernel(kinds: tuple[DType, DType], rank: int, target: Target) -> tup
     axes, at = fresh_axes(tuple(sizes))
     place = total([known["first"], *(i * s for i, s in zip(at, strides, strict=True))])
     made = Map(tuple(sizes), kinds[1], "copy", "copy", axes=axes, body=_converted(load(source, [place]), kinds))
-    carriers = size_inputs(known, [source])
-    return assemble_graph(Graph([source, *carriers], [made], known), target)[0], len(carriers)
+    return assemble_graph(Graph([source], [made], known), target)[0]
 
 
-def _scatter_kernel(kinds: tuple[DType, DType], rank: int, target: Target) -> tuple[bytes, int]:
+def _scatter_kernel(kinds: tuple[DType, DType], rank: int, target: Target) -> bytes:
     """out[first + sum of i * stride] = in[i]"""
     known = _symbols(*_names(rank, "nt"), "first", "span")
     sizes, strides = [known[f"n{d}"] for d in range(rank)], [known[f"t{d}"] for d in range(rank)]
@@ -294,11 +290,10 @@ def _scatter_kernel(kinds: tuple[DType, DType], rank: int, target: Target) -> tu
     place = total([known["first"], *(i * s for i, s in zip(at, strides, strict=True))])
     whole = Node((known["span"],), kinds[1], "target", "copy")
     task = Task(whole, axes, (place,), load(source, at), origins=["copy"], reason="strided in memory")
-    carriers = size_inputs(known, [source])
-    return assemble_tasks(Graph([source, *carriers], [whole], known), [task], target), len(carriers)
+    return assemble_tasks(Graph([source], [whole], known), [task], target)
 
 
-def _merge_kernel(kinds: tuple[DType, DType], rank: int, target: Target) -> tuple[bytes, int]:
+def _merge_kernel(kinds: tuple[DType, DType], rank: int, target: Target) -> bytes:
     """The inverse, for every element of the target's memory: the element of `in` that belongs there, or the old one. Strides
     descend, and no two elements of the target meet."""
     known = _symbols(*_names(rank, "ntr"), "first", "span", "count")
@@ -314,8 +309,7 @@ def _merge_kernel(kinds: tuple[DType, DType], rank: int, target: Target) -> tupl
         place = place + i * known[f"r{d}"]
     body = select([*guards, -rest], load(source, [place]), load(old, [e]))
     made = Map((known["span"],), kinds[1], "target", "copy", axes=axes, body=body)
-    carriers = size_inputs(known, [source, old])
-    return assemble_graph(Graph([source, old, *carriers], [made], known), target)[0], len(carriers)
+    return assemble_graph(Graph([source, old], [made], known), target)[0]
 
 
 def _converted(e: Expr, kinds: tuple[DType, DType]) -> Expr:

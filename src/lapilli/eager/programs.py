@@ -214,7 +214,6 @@ def _compiled(described: dict[str, Any], data: bytes) -> Compiled:
     return Compiled(
         data,
         tuple((kind, k, d, unit) for kind, k, d, unit in described["symbols"]),
-        described["carriers"],
         {name: (k, d, unit) for name, (k, d, unit) in described["sizes"].items()},
         described["guard"],
         described["results"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,10 +30,11 @@ class _Prepared:
 _prepared: WeakKeyDictionary[Method, _Prepared] = WeakKeyDictionary()
 
 
-def run(method: Method, leaves: Sequence[Any]) -> list[Any]:
+def run(method: Method, leaves: Sequence[Any], sizes: Mapping[str, int] | None = None) -> list[Any]:
     """Runs a method on tensors of the device that its program is on; the outputs are there too, as the model has them.
 
-    Methods of several segments, and values that the device cannot compute with, go to the host and back.
+    Methods of several segments, and values that the device cannot compute with, go to the host and back. sizes: those that the
+    method is given.
 
     Raises InvalidInputError where a tensor does not fit the method, or is elsewhere."""
     index = method.program.device.index
@@ -48,20 +49,20 @@ def run(method: Method, leaves: Sequence[Any]) -> list[Any]:
                 )
     with torch.no_grad():
         try:
-            made = _launched(method, leaves, index)
+            made = _launched(method, leaves, sizes, index)
         except CannotRun:
             made = None
         if made is None:
             made = [
                 _back(value, index)
-                for value in method.run_tensors([x.cpu() if isinstance(x, torch.Tensor) else x for x in leaves])
+                for value in method.run_tensors([x.cpu() if isinstance(x, torch.Tensor) else x for x in leaves], sizes)
             ]
         for number, value in zip(numbers, made[len(made) - len(numbers) :], strict=True):
             tensors.update(leaves[number], value, method.inputs[number])
     return made
 
 
-def _launched(method: Method, leaves: Sequence[Any], index: int) -> list[Any] | None:
+def _launched(method: Method, leaves: Sequence[Any], sizes: Mapping[str, int] | None, index: int) -> list[Any] | None:
     """The outputs of a method of the player; None where there is a script, or sizes too long to be written."""
     if method.number is None:
         return None
@@ -69,7 +70,7 @@ def _launched(method: Method, leaves: Sequence[Any], index: int) -> list[Any] | 
     prepared = _prepared.get(method)
     if prepared is None:
         native = method.program._open()
-        launch = MethodLaunch(native, method.number, described, len(described.inputs), index)
+        launch = MethodLaunch(native, method.number, described, index)
         names = [s.name for s in described.symbols]
         prepared = _prepared[method] = _Prepared(launch, shapes_of(names, [spec.shape for spec in described.inputs]))
     if prepared.shapes is None:
@@ -79,11 +80,11 @@ def _launched(method: Method, leaves: Sequence[Any], index: int) -> list[Any] | 
     for tensor, spec in zip(given, described.inputs, strict=True):
         if str(tensor.dtype) != f"torch.{spec.dtype}" or tensor.dim() != len(spec.shape):
             raise InvalidInputError(f"Input {spec} was given as {tensors.described(tensor)}.")
-    symbols = described.symbol_values(given)
+    symbols = described.symbol_values(given, sizes)
     for tensor, spec, shape in zip(given, described.inputs, prepared.shapes(*symbols), strict=True):
         if tuple(tensor.shape) != shape:
-            sizes = ", ".join(f"{s.name} = {n}" for s, n in zip(described.symbols, symbols, strict=True))
-            says = f" (and the inputs say {sizes})" if sizes else ""
+            known = ", ".join(f"{s.name} = {n}" for s, n in zip(described.symbols, symbols, strict=True))
+            says = f" (and the inputs say {known})" if known else ""
             raise InvalidInputError(f"Input {spec} was given as {tensors.described(tensor)}{says}.")
     made: list[Any] = list(prepared.launch(symbols, [on_device(t, None, index) for t in given]))
     for k in method.structure.outputs_last:

@@ -74,15 +74,10 @@ def _segment(
 ) -> Segment:
     tensors = [a for a in given if isinstance(a.meta["val"], torch.Tensor)]
     numbers = [a for a in given if isinstance(a.meta["val"], torch.SymInt)]
-    inputs: list[Any] = []
-    needed: set[str] = set()
-    for spec in Description.of(data).methods[0].inputs:
-        argument = prepared.arguments.get(spec.name)
-        if argument is None:
-            inputs.append(spec.name)
-            needed.add(spec.name)
-        else:
-            inputs.append([tensors.index(outside[argument.position]), argument.order])
+    method = Description.of(data).methods[0]
+    needed = set(method.given)
+    arguments = [prepared.arguments[spec.name] for spec in method.inputs]
+    inputs = [[tensors.index(outside[a.position]), a.order] for a in arguments]
     specs = []
     for output in prepared.outputs:
         shape = [_expression(s) for s in output.val.shape]

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from lapilli import player
 from lapilli.errors import InvalidFileError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 HEADER_SIZE = 64
 ALIGNMENT = 64
 """Sections of a file, and the parts of the data section, begin at multiples of this."""
@@ -54,8 +54,14 @@ def read_header(data: bytes) -> Header:
         raise InvalidFileError("This is not a Lapilli program: it is shorter than a header.")
     magic, version, size, *rest = _HEADER.unpack_from(data)
     header = Header(*rest)
-    if magic != _MAGIC or any(data[HEADER_SIZE - 8 : HEADER_SIZE]) or (version, size) != (FORMAT_VERSION, HEADER_SIZE):
-        raise InvalidFileError("This is not a Lapilli program, or one of another version.")
+    if magic != _MAGIC:
+        raise InvalidFileError("This is not a Lapilli program.")
+    if version != FORMAT_VERSION:
+        raise InvalidFileError(
+            f"The program has format version {version}, and this Lapilli reads version {FORMAT_VERSION}: compile the model again."
+        )
+    if size != HEADER_SIZE or any(data[HEADER_SIZE - 8 : HEADER_SIZE]):
+        raise InvalidFileError("The program is damaged: its header is that of no program.")
     if header.data_offset + header.data_size != len(data) or header.structure_size > header.data_offset - HEADER_SIZE:
         raise InvalidFileError("The program is truncated or damaged.")
     return header

@@ -197,6 +197,11 @@ class Graph:
     limit: int = 0
 
     @property
+    def given(self) -> list[str]:
+        """The symbols that no input shows: every run is given their values."""
+        return [name for name, size in self.symbols.items() if reading(size, self.inputs) is None]
+
+    @property
     def results(self) -> list[Node]:
         """Outputs and new values of states: what has memory of its own that outlives a run."""
         return [*self.outputs, *(new for _, new in self.stores)]

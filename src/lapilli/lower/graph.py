@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,9 @@ from lapilli.graph.module import Module
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Load, cast_to, load, narrow, unary
-from lapilli.ir.integer import Int, as_int
+from lapilli.ir.integer import as_int
 from lapilli.ir.narrow import OPERATIONS as NARROW
-from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State, next_id, reading
+from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State, next_id
 from lapilli.lower.integers import Checks
 from lapilli.lower.norms import is_inside_norm
 from lapilli.lower.pointwise import CONVERSIONS
@@ -42,9 +42,8 @@ def lower(
 
     precision: "fp16" keeps constants of two or more dimensions in half precision, and, with half_storage, intermediates too.
     weights: precision of the constants, where it is another. keyed: the key of random numbers is two symbols instead of a state.
-    Sizes that cannot be read from a dimension of an input get an input of their own (see `size_inputs`). A placeholder with
-    meta["number"] ("float" or "int") is a number that the kernels get as a symbol: its 32 bits. checked: int64 results that may
-    not fit into 32 bits are looked at in every run (`Graph.checks`).
+    A placeholder with meta["number"] ("float" or "int") is a number that the kernels get as a symbol: its 32 bits. checked:
+    int64 results that may not fit into 32 bits are looked at in every run (`Graph.checks`).
     Raises UnsupportedOperatorError naming every operator that has no lowering."""
     half_constants = (weights or precision) == "fp16"
     half = precision == "fp16" and half_storage
@@ -82,7 +81,6 @@ def lower(
     stores = [
         (values[node], _as_output(values, state.new)) for node, state in module.states.items() if state.new is not None
     ]
-    inputs += size_inputs(symbols.known, inputs)
     if symbols.shared.random is not None:
         stores.append(next_numbers(symbols.shared.random))
     shared = symbols.shared
@@ -114,15 +112,6 @@ def _widen(graph: Graph, half_storage: bool) -> None:
     for n in graph.nodes():
         if isinstance(n, Map | Reduce) and n.dtype in packed and n.id not in results:
             n.dtype = DType.float32
-
-
-def size_inputs(symbols: Mapping[str, Int], inputs: Sequence[Input]) -> list[Input]:
-    """An input of shape [size, 0], which has no bytes, for every size that cannot be read from another input."""
-    absent = [(name, size) for name, size in symbols.items() if reading(size, inputs) is None]
-    return [
-        Input((size, as_int(0)), DType.uint8, name, "size", index=len(inputs) + k)
-        for k, (name, size) in enumerate(absent)
-    ]
 
 
 def refusals(module: Module) -> dict[fx.Node, str]:

@@ -214,19 +214,20 @@ class Writer:
 
 
 def _symbols(graph: Graph, pool: _Pool, dims: Mapping[str, str]) -> list[Any]:
-    """The symbols, and where each is read."""
+    """The symbols, and where each is read; those that no input shows are given."""
     made: list[Any] = []
     for name, value in graph.symbols.items():
         atom = next(iter(value.atoms()))
         assert isinstance(atom, Symbol)
         place = reading(value, graph.inputs)
-        if place is None:
-            raise ValueError(f"the size {name} cannot be read from any input dimension")
         s = fb.SymbolT()
         longest = graph.limits.get(value, -1)
         s.name, s.min = dims.get(name, name), max(atom.min, graph.least.get(name, 0))
         s.max = longest if atom.max is None else atom.max
-        s.input, s.axis, s.factor, s.offset = place.input.index, place.axis, place.factor, place.offset
+        if place is None:
+            s.given = True
+        else:
+            s.input, s.axis, s.factor, s.offset = place.input.index, place.axis, place.factor, place.offset
         pool.symbols[atom] = len(made)
         made.append(s)
     return made

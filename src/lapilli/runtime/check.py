@@ -168,11 +168,12 @@ class _Check:
         if not 0 <= call.method < len(methods):
             raise damaged(f"there is no method {call.method}")
         method = methods[call.method]
-        if len(call.args) != len(method.inputs):
-            raise damaged(f"the method {call.method} is called with {len(call.args)} of {len(method.inputs)} inputs")
-        for node in call.args:
+        wanted = ["value"] * len(method.inputs) + ["size"] * len(method.given)
+        if len(call.args) != len(wanted):
+            raise damaged(f"the method {call.method} is called with {len(call.args)} of {len(wanted)} inputs and sizes")
+        for node, what in zip(call.args, wanted, strict=True):
             form = self._form(node, scope)
-            if form.what not in ("value", "carrier") or isinstance(form.kind, tuple):
+            if form.what != what or isinstance(form.kind, tuple):
                 raise damaged(f"the method {call.method} is called with {str(node)[:80]!r}")
         return ["tensor"] * len(method.outputs)
 
@@ -281,7 +282,7 @@ class _Check:
         ((kind, value),) = node.items()
         if kind == "v":
             return Form("value", self._kind(value, scope))
-        if kind in ("size", "carrier"):
+        if kind == "size":
             self._tree(value, scope)
             return Form(kind)
         if kind == "complex" and isinstance(value, list) and [type(part) for part in value] in ([float] * 2, [int] * 2):

@@ -28,15 +28,17 @@ Size = int | str
 
 @dataclass(frozen=True)
 class Symbol:
-    """A dynamic size, from `min` to `max` (None: no bound): axis `axis` of input `input` has size factor * symbol + offset."""
+    """A dynamic size, from `min` to `max` (None: no bound): axis `axis` of input `input` has size factor * symbol + offset; or it
+    is `given` to every run, and no input shows it."""
 
     name: str
     min: int
     max: int | None
-    input: int
-    axis: int
+    input: int = 0
+    axis: int = 0
     factor: int = 1
     offset: int = 0
+    given: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,9 +157,22 @@ class Method:
     checks: tuple[str, ...] = ()
     integer_limit: int = 0
 
-    def symbol_values(self, inputs: Sequence[Any]) -> tuple[int, ...]:
-        """The dynamic sizes that inputs have."""
-        return tuple((inputs[s.input].shape[s.axis] - s.offset) // s.factor for s in self.symbols)
+    @property
+    def given(self) -> list[str]:
+        """The symbols whose values every run is given."""
+        return [s.name for s in self.symbols if s.given]
+
+    def symbol_values(self, inputs: Sequence[Any], sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
+        """The dynamic sizes that inputs have. sizes: those that are given.
+
+        Raises InvalidInputError where one is missing."""
+        known = sizes or {}
+        missing = [name for name in self.given if name not in known]
+        if missing:
+            raise InvalidInputError(f"The method {self.name} takes sizes that no input shows: {', '.join(missing)}.")
+        return tuple(
+            known[s.name] if s.given else (inputs[s.input].shape[s.axis] - s.offset) // s.factor for s in self.symbols
+        )
 
 
 @dataclass(frozen=True)

@@ -86,9 +86,11 @@ class Interpreter:
 
     def _call(self, call: Call, env: Environment) -> list[Any]:
         if call.op == "gpu":
-            outputs = self.native.run([as_array(env.argument(a)) for a in call.args], call.method)
-            specs = self.description.methods[call.method].outputs
-            return [tensors.typed(o, s.dtype) for o, s in zip(outputs, specs, strict=True)]
+            method = self.description.methods[call.method]
+            given = env.argument(call.args)
+            count = len(method.inputs)
+            outputs = self.native.run([as_array(value) for value in given[:count]], call.method, given[count:])
+            return [tensors.typed(o, s.dtype) for o, s in zip(outputs, method.outputs, strict=True)]
         if call.op == "number":
             return [arithmetic.number(call.args[0], [_number(a) for a in env.argument(call.args[1:])])]
         if call.op == "item":
@@ -164,8 +166,6 @@ class Environment:
             return self._value(value)
         if kind == "size":
             return self.size(value)
-        if kind == "carrier":
-            return np.empty((self.size(value), 0), np.uint8)
         if kind == "complex":
             return complex(*value)
         return tag(kind, value)

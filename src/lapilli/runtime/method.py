@@ -112,7 +112,7 @@ def interfaces(description: Description) -> list[Interface]:
 _LONGEST_NAME = 4096
 _MOST_METHODS = 4096
 _SIZE_FIELDS = {"name": (str,), "min": (int,), "max": (int, type(None)), "input": (int,), "axis": (int,), "factor": (int,),
-                "offset": (int,)}  # fmt: skip
+                "offset": (int,), "given": (bool,)}  # fmt: skip
 _DTYPES = (*host.DTYPES, "int", "float")
 
 
@@ -185,7 +185,7 @@ class Method:
             given = self._interface.structure.flatten_call(args, kwargs)
             run = _place_of(given)
             if run is not None:
-                return self._interface.structure.unflatten_outputs(run(self, given))
+                return self._interface.structure.unflatten_outputs(run(self, given, None))
         leaves, values, torch = self._leaves(args, kwargs)
         outputs = self._run(values)
         self.update(leaves, outputs, torch)
@@ -211,14 +211,14 @@ class Method:
         values, _ = self._values(inputs, bits)
         return self._unwrapped(self._run(values), torch=False, bits=bits)
 
-    def run_tensors(self, inputs: Sequence[Any]) -> list[Any]:
+    def run_tensors(self, inputs: Sequence[Any], sizes: Mapping[str, int] | None = None) -> list[Any]:
         """Runs on the flat list of inputs and gives the flat list of outputs, as torch tensors and numbers, where the inputs
-        are."""
+        are. sizes: values of symbols, for a method that is given some."""
         run = _place_of(inputs)
         if run is not None:
-            return run(self, inputs)
+            return run(self, inputs, sizes)
         values, _ = self._values(inputs)
-        return self._unwrapped(self._run(values), torch=True)
+        return self._unwrapped(self._run(values, sizes), torch=True)
 
     def takes(self, device: str, index: int | None) -> bool:
         """Whether it runs on tensors of a device of torch, by its type and index, without copying them to the host."""
@@ -247,11 +247,13 @@ class Method:
             raise InvalidInputError(f"The method {self.name} runs in several segments; this needs a single one.")
         return self._interface.player
 
-    def _run(self, values: list[Any]) -> list[Any]:
+    def _run(self, values: list[Any], sizes: Mapping[str, int] | None = None) -> list[Any]:
         native: NativeProgram = self._program._open()
         script = self._interface.script
         if script is None:
-            return list(native.run(values, self._player))
+            given = self._program.description.methods[self._player].given
+            known = sizes if given and sizes else {}
+            return native.run(values, self._player, [known[name] for name in given if name in known])
         specs = self._interface.inputs
         given = [tensors.typed(v, s.dtype) if s.dtype != "int" else v for v, s in zip(values, specs, strict=True)]
         return self._program._interpreter.run(script, given)
@@ -297,12 +299,14 @@ class Method:
         return values
 
 
-elsewhere: dict[str, Callable[[Method, Sequence[Any]], list[Any]]] = {}
+Elsewhere = Callable[["Method", Sequence[Any], "Mapping[str, int] | None"], list[Any]]
+
+elsewhere: dict[str, Elsewhere] = {}
 """What runs a method on a flat list of tensors that are on a device of torch, by the type of that device. Whoever makes such
 tensors adds it."""
 
 
-def _place_of(leaves: Sequence[Any]) -> Callable[[Method, Sequence[Any]], list[Any]] | None:
+def _place_of(leaves: Sequence[Any]) -> Elsewhere | None:
     """What runs a method on these, where it is not the player with tensors of the host."""
     types = (leaf.device.type for leaf in leaves if hasattr(leaf, "device") and hasattr(leaf.device, "type"))
     return next((elsewhere[t] for t in types if t in elsewhere), None)

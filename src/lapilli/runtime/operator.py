@@ -36,10 +36,9 @@ _lock = threading.Lock()
 class Interface:
     """What goes in and comes out.
 
-    inputs: for every input of the program the number of a tensor and the order of its axes in memory (null: row-major), or
-    the name of a size that the program is told by an input of shape [size, 0]. outputs: dtype, shape (of TREEs: numbers, names
-    of sizes, [operation, TREE, TREE]) and the order of the axes in memory. symbols: where a size is read: [tensor, axis,
-    factor, offset], or the number in `sizes`."""
+    inputs: for every input of the program the number of a tensor and the order of its axes in memory (null: row-major).
+    outputs: dtype, shape (of TREEs: numbers, names of sizes, [operation, TREE, TREE]) and the order of the axes in memory.
+    symbols: where a size is read: [tensor, axis, factor, offset], or the number in `sizes`."""
 
     def __init__(self, text: str) -> None:
         node = load_json(text, "The interface of a call of lapilli::run")
@@ -88,9 +87,7 @@ def _is_interface(node: dict[str, Any]) -> bool:
     if not (isinstance(inputs, list) and isinstance(outputs, list) and isinstance(symbols, dict)):
         return False
     sources = all(_is_number(s) or (_is_list(s, 4) and all(map(_is_number, s)) and s[2] > 0) for s in symbols.values())
-    given = all(
-        i in symbols if isinstance(i, str) else _is_list(i, 2) and _is_number(i[0]) and _is_order(i[1]) for i in inputs
-    )
+    given = all(_is_list(i, 2) and _is_number(i[0]) and _is_order(i[1]) for i in inputs)
     return sources and given and all(
         _is_list(o, 3) and o[0] in host.DTYPES and isinstance(o[1], list) and all(_is_tree(t, symbols) for t in o[1])
         and _is_order(o[2], len(o[1]))
@@ -163,13 +160,10 @@ def run(
     stays = method.takes(device.type, device.index) and all(t.device == device for t in inputs)
     place = device if stays else torch.device("cpu")
     values = []
-    for source in made.inputs:
-        if isinstance(source, str):
-            values.append(torch.empty((known[source], 0), dtype=torch.uint8, device=place))
-        else:
-            tensor = inputs[source[0]].detach().to(place)
-            values.append(tensor if source[1] is None else tensor.permute(source[1]))
-    outputs = method.run_tensors(values)
+    for number, order in made.inputs:
+        tensor = inputs[number].detach().to(place)
+        values.append(tensor if order is None else tensor.permute(order))
+    outputs = method.run_tensors(values, known)
     return [
         _in_order(value, order).to(device) for value, (_, _, order) in zip(outputs, made.outputs, strict=True)
     ]  # fmt: skip

@@ -4,7 +4,6 @@ A `Script` is a list of calls over named values, kept as JSON in the program's m
 program file; operators that have no GPU kernel are called in torch, by name. Arguments are JSON with a few tagged forms:
 
     {"v": NAME}         a value made before            {"size": TREE}   an integer computed from sizes
-    {"carrier": TREE}   an array of shape [size, 0], by which a segment learns the size
     {"complex": [1, 2]} {"dtype": "int64"}  {"layout": "strided"}  {"memory_format": "channels_last"}  {"device": "cpu"}
 
 A TREE is a number, the name of a symbol, or [operator, TREE, TREE].
@@ -40,9 +39,9 @@ def damaged(what: str) -> InvalidFileError:
 
 @dataclass
 class Call:
-    """op: "gpu" (a method of the file), "number" (a function of `arithmetic.NUMBERS`), "item", "getitem", "cond", "while", "scan",
-    or an operator overload of torch ("aten.nonzero.default"). outs: names of what it gives (one name for a torch operator, which
-    may be a list)."""
+    """op: "gpu" (a method of the file, called with its inputs and then the sizes that it is given), "number" (a function of
+    `arithmetic.NUMBERS`), "item", "getitem", "cond", "while", "scan", or an operator overload of torch ("aten.nonzero.default").
+    outs: names of what it gives (one name for a torch operator, which may be a list)."""
 
     op: str
     args: list[Json]
