@@ -19,9 +19,9 @@ from hostile import call, interface, program, script, v
 import lapilli
 from lapilli import InvalidFileError, InvalidInputError, LapilliError, Limits
 from lapilli.runtime import arithmetic, host
-from lapilli.runtime.formula import formula
 from lapilli.runtime.method import interfaces
 from lapilli.runtime.program import Program
+from lapilli.runtime.sizes import formula
 from lapilli.runtime.structure import Spec
 
 X = np.arange(1, 7, dtype=np.float32).reshape(2, 3)

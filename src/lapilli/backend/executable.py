@@ -118,7 +118,7 @@ class Executable:
                 prepared = prepare(self._gm, dict(zip(self._weights, constants, strict=False)))
                 program = None
                 if prepared.outputs:
-                    sizes = [s.name for s in sources.known]
+                    sizes = list(sources.known)
                     program = _program(prepared, self.options, index, self._open_parts, sizes)
         except CompileError as error:
             if self.options.fallback == "error" or isinstance(error, UnsupportedOperatorError):

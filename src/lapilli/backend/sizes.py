@@ -11,9 +11,13 @@ import torch
 from torch import fx
 from torch.utils._sympy.printers import PythonPrinter
 
-from lapilli.lower.sizes import linear
+from lapilli.lower.sizes import solve
+from lapilli.runtime.sizes import function
 
 Sizes = Callable[[Sequence[Any]], tuple[Any, ...]]
+
+_BUILTINS = {f.__name__: f for f in (abs, bool, float, int, max, min, pow, round)}
+"""What torch's printer of expressions names."""
 
 
 def expression(value: Any) -> Any:
@@ -25,40 +29,33 @@ class Sources:
     """Where the arguments of a call show the sizes."""
 
     def __init__(self, placeholders: Sequence[fx.Node]) -> None:
-        self.known: dict[sympy.Symbol, str] = {}
+        self.known: dict[str, str] = {}
         shown = list(_shown(placeholders))
         for text, e in shown:
             if isinstance(e, sympy.Symbol):
-                self.known.setdefault(e, text)
-        count = -1
-        while count != len(self.known):  # of a sum or product, where all but one are known
-            count = len(self.known)
-            for text, e in shown:
-                unknown = [s for s in e.free_symbols if s not in self.known]
-                solved = linear(e, unknown[0]) if len(unknown) == 1 else None
-                if solved is not None:
-                    factor, offset = map(self._text, solved)
-                    self.known[unknown[0]] = f"({text} - ({offset})) // max({factor}, 1)"
+                self.known.setdefault(e.name, text)
+        for name, text, *solved in solve(shown, self.known):
+            factor, offset = map(self._text, solved)
+            self.known[name] = f"({text} - ({offset})) // max({factor}, 1)"
 
     def _text(self, e: Any) -> str:
         """Of an expression of sizes that are known."""
-        return str(PythonPrinter().doprint(e.xreplace({s: sympy.Symbol(f"({self.known[s]})") for s in e.free_symbols})))
+        texts = {s: sympy.Symbol(f"({self.known[s.name]})") for s in e.free_symbols}
+        return str(PythonPrinter().doprint(e.xreplace(texts)))
 
     def has(self, value: Any) -> bool:
         """Whether a call can compute a value."""
-        return bool(expression(value).free_symbols <= self.known.keys())
+        return all(s.name in self.known for s in expression(value).free_symbols)
 
     def function(self, values: Sequence[Any]) -> Sizes:
         """A function from the arguments of a call to the values."""
         expressions = [expression(v) for v in values]
         names = {s: f"v{k}" for k, s in enumerate(sorted(set().union(*(e.free_symbols for e in expressions)), key=str))}
-        lines = [f"    {name} = {self.known[s]}" for s, name in names.items()]
         renamed = {s: sympy.Symbol(name, integer=True, nonnegative=True) for s, name in names.items()}
         texts = [PythonPrinter().doprint(e.xreplace(renamed)) for e in expressions]
-        code = "\n".join(["def sizes(a):", *lines, f"    return ({', '.join(texts)}{',' if texts else ''})"])
-        scope: dict[str, Any] = {"math": math, "torch": torch}
-        exec(code, scope)
-        made: Sizes = scope["sizes"]
+        read = ", ".join(self.known[s.name] for s in names)
+        computed = f"(lambda {', '.join(names.values())}: ({', '.join(texts)}{',' if texts else ''}))({read})"
+        made: Sizes = function(["a"], computed, {"math": math, "torch": torch, **_BUILTINS})
         return made
 
 

@@ -28,12 +28,14 @@ from lapilli.errors import LapilliError
 from lapilli.graph.inline import splice
 from lapilli.graph.module import Module
 from lapilli.ir.expr import loads
-from lapilli.ir.integer import Atom, Extremum, Int, Quotient, Remainder, Symbol
+from lapilli.ir.integer import Int
 from lapilli.ir.node import Input, nbytes
 from lapilli.legalize.decompose import decompose_calls, tables
 from lapilli.legalize.passes import clean_up
 from lapilli.lower import is_computed, lower, lowerings
 from lapilli.lower.registry import RANDOM_KEY, decompositions
+from lapilli.lower.sizes import tree
+from lapilli.runtime.sizes import names, text
 from lapilli.schedule.plan import Schedule
 from lapilli.schedule.target import Target
 
@@ -374,26 +376,8 @@ def _bindable(schedule: Schedule, sizes: Collection[str]) -> list[str]:
 
 def _formula(size: Int, sizes: Collection[str]) -> str | None:
     """A size as a Python expression; None where it depends on more than the sizes of operands."""
-    parts = [str(size.const)]
-    for atoms, factor in size.terms:
-        texts = [_formula_of(a, sizes) for a in atoms]
-        if None in texts:
-            return None
-        parts.append(" * ".join([str(factor), *(t for t in texts if t is not None)]))
-    return f"({' + '.join(parts)})"
-
-
-def _formula_of(atom: Atom, sizes: Collection[str]) -> str | None:
-    if isinstance(atom, Symbol):
-        return atom.name if atom.name in sizes else None
-    if not isinstance(atom, Quotient | Remainder | Extremum):
-        return None
-    x, y = _formula(atom.x, sizes), _formula(atom.y, sizes)
-    if x is None or y is None:
-        return None
-    if isinstance(atom, Extremum):
-        return f"{atom.op}({x}, {y})"
-    return f"({x} {'//' if isinstance(atom, Quotient) else '%'} {y})"
+    made = tree(size)
+    return text(made) if names(made) <= set(sizes) else None
 
 
 def _has_meta(op: Any) -> bool:

@@ -15,7 +15,7 @@ from lapilli.eager.signature import CannotRun
 from lapilli.lower.registry import RANDOM_KEY
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Method
-from lapilli.runtime.formula import formula
+from lapilli.runtime.sizes import formula
 
 Shape = tuple[int, ...]
 

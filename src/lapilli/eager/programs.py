@@ -24,9 +24,9 @@ from lapilli.eager.compile import Compiled, compile
 from lapilli.eager.signature import CannotRun, Number, Operand, Signature
 from lapilli.player import NativeProgram
 from lapilli.runtime.cache import Cache
-from lapilli.runtime.formula import formula
 from lapilli.runtime.host import DTYPES
 from lapilli.runtime.notice import working
+from lapilli.runtime.sizes import formula
 from lapilli.schedule.target import Target, of_device
 
 CACHE = Cache("eager", 2 << 30)

@@ -14,9 +14,11 @@ from torch import fx
 from lapilli.backend.graph import Prepared, prepare
 from lapilli.compiler import Storage, compile_module
 from lapilli.lower.graph import is_size
+from lapilli.lower.sizes import Symbols, tree
 from lapilli.runtime import operator as run_operator
 from lapilli.runtime import registration  # noqa: F401  # of the operator that the graphs call
 from lapilli.runtime.description import Description
+from lapilli.runtime.sizes import names
 from lapilli.schedule.target import plans_for
 
 Levels = Mapping[fx.Node, int]
@@ -79,12 +81,13 @@ def _segment(
     arguments = [prepared.arguments[spec.name] for spec in method.inputs]
     inputs = [[tensors.index(outside[a.position]), a.order] for a in arguments]
     specs = []
+    symbols = Symbols(prepared.module.ranges)
     for output in prepared.outputs:
-        shape = [_expression(s) for s in output.val.shape]
-        needed |= {s.name for e in shape for s in e.free_symbols}
-        specs.append([str(output.val.dtype).removeprefix("torch."), [tree(e) for e in shape], output.order])
-    symbols = {name: _source(name, tensors, numbers) for name in sorted(needed)}
-    return Segment(data, tensors, numbers, outputs, run_operator.dumps(inputs, specs, symbols))
+        shape = [tree(symbols.size(s)) for s in output.val.shape]
+        needed = needed.union(*map(names, shape))
+        specs.append([str(output.val.dtype).removeprefix("torch."), shape, output.order])
+    sources = {name: _source(name, tensors, numbers) for name in sorted(needed)}
+    return Segment(data, tensors, numbers, outputs, run_operator.dumps(inputs, specs, sources))
 
 
 def _expression(size: int | torch.SymInt) -> Any:
@@ -104,30 +107,6 @@ def _source(name: str, tensors: Sequence[fx.Node], numbers: Sequence[fx.Node]) -
                 if factor > 0:
                     return [k, axis, int(factor), int(offset)]
     raise TypeError(f"the size {name} is the size of no tensor that the operators read")
-
-
-_OPERATIONS = {
-    "Add": "+", "Mul": "*", "FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%", "Min": "min", "Max": "max",
-}  # fmt: skip
-
-
-def tree(e: Any) -> run_operator.Tree:
-    """A size as JSON. Raises TypeError for a form that there is no JSON for."""
-    if isinstance(e, sympy.Integer):
-        return int(e)
-    if isinstance(e, sympy.Symbol):
-        return str(e.name)
-    args = e.args
-    if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer) and e.exp > 0:
-        args, name = (e.base,) * int(e.exp), "Mul"
-    else:
-        name = type(e).__name__
-    if name not in _OPERATIONS:
-        raise TypeError(f"sizes of the form {e} are not supported")
-    result = tree(args[0])
-    for a in args[1:]:
-        result = [_OPERATIONS[name], result, tree(a)]
-    return result
 
 
 def rewrite(graph: fx.Graph, levels: Levels, segments: Mapping[int, Segment], programs: Mapping[int, Any]) -> fx.Graph:

@@ -19,12 +19,12 @@ from torch import fx
 from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.complex import COMPLEX_VIEWS
 from lapilli.graph.module import Module
-from lapilli.ir.integer import Atom, Extremum, Int, Quotient, Remainder, Symbol
 from lapilli.lower import READS_NUMBER, is_size, refusals
-from lapilli.lower.sizes import Symbols, linear
+from lapilli.lower.sizes import Symbols, solve, tree
 from lapilli.runtime.arithmetic import NUMBERS
 from lapilli.runtime.report import Operator
-from lapilli.runtime.script import Call, Script, Tree
+from lapilli.runtime.script import Call, Script
+from lapilli.runtime.sizes import Tree, names
 
 _HIGHER_ORDER = {"cond": "cond", "while_loop": "while", "scan": "scan"}
 TOO_LITTLE = "does too little between operators of the CPU to be worth a transfer"
@@ -257,22 +257,13 @@ class _Partitioner:
     def _tree(self, e: Any) -> Tree:
         """An integer expression of torch as a tree."""
         try:
-            return self._sum(self.sizes.size(e))
+            made = tree(self.sizes.size(e))
         except TypeError as error:
             raise CompileError(str(error)) from error
-
-    def _sum(self, i: Int) -> Tree:
-        terms = [_joined("*", [*map(self._atom, m), *([c] if c != 1 else [])]) for m, c in i.terms]
-        return _joined("+", [*terms, *([i.const] if i.const or not terms else [])])
-
-    def _atom(self, a: Atom) -> Tree:
-        if isinstance(a, Symbol):
-            if a.name not in self.result.symbols:
-                raise CompileError(f"the size {a.name} is not the size of any tensor of the model")
-            return a.name
-        assert isinstance(a, Quotient | Remainder | Extremum), f"{a!r} is no size"
-        op = a.op if isinstance(a, Extremum) else "//" if isinstance(a, Quotient) else "%"
-        return [op, self._sum(a.x), self._sum(a.y)]
+        unknown = sorted(names(made) - self.result.symbols.keys())
+        if unknown:
+            raise CompileError(f"the size {unknown[0]} is not the size of any tensor of the model")
+        return made
 
     def _find_symbols(self) -> None:
         """Where every size symbol is read that is not given: from inputs if possible, else from the first value that has it."""
@@ -311,14 +302,9 @@ class _Partitioner:
 
     def _solve_dims(self, shown: Sequence[tuple[str, int, Any]]) -> None:
         """Symbols in sums or products that are the sizes of values, where all others are known."""
-        known, count = self.result.symbols, -1
-        while count != len(known):
-            count = len(known)
-            for name, axis, e in shown:
-                unknown = [s for s in e.free_symbols if s.name not in known]
-                solved = linear(e, unknown[0]) if len(unknown) == 1 else None
-                if solved is not None:
-                    known[unknown[0].name] = ["dim", name, axis, *map(self._tree, solved)]
+        known = self.result.symbols
+        for size, (name, axis), *solved in solve([((name, axis), e) for name, axis, e in shown], known):
+            known[size] = ["dim", name, axis, *map(self._tree, solved)]
 
     def _row(self, n: fx.Node, where: str, reason: str = "") -> None:
         if n.target is not operator.getitem:
@@ -332,13 +318,6 @@ def _is_wider(result: fx.Node, maker: fx.Node) -> bool:
     given = [a.meta.get("val") for a in maker.all_input_nodes]
     floats = [v.dtype for v in given if isinstance(v, torch.Tensor) and v.is_floating_point()]
     return val.dtype is torch.float32 and bool(floats) and all(t.itemsize < val.dtype.itemsize for t in floats)
-
-
-def _joined(op: str, trees: list[Tree]) -> Tree:
-    result = trees[0]
-    for tree in trees[1:]:
-        result = [op, result, tree]
-    return result
 
 
 def _results(n: fx.Node) -> list[str]:

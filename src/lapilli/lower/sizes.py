@@ -1,11 +1,11 @@
-"""Sizes of torch, which are sympy's expressions, as integers of the kernel IR."""
+"""Sizes of torch, which are sympy's expressions, as integers of the kernel IR and as trees; and what shows which size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from fractions import Fraction
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import sympy
 import torch
@@ -13,8 +13,11 @@ import torch
 from lapilli.errors import UnsupportedOperatorError
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, const, index, unary
-from lapilli.ir.integer import Int, as_int, maximum, minimum, symbol
+from lapilli.ir.integer import Atom, Extremum, Int, Quotient, Remainder, Symbol, as_int, maximum, minimum, symbol
 from lapilli.lower.registry import Shared
+from lapilli.runtime.sizes import Tree, joined
+
+Place = TypeVar("Place")
 
 
 def linear(e: Any, s: sympy.Symbol) -> tuple[Any, Any] | None:
@@ -23,6 +26,35 @@ def linear(e: Any, s: sympy.Symbol) -> tuple[Any, Any] | None:
         return None
     factor, offset = sympy.Poly(e, s).all_coeffs()
     return (factor, offset) if factor.is_nonnegative else None
+
+
+def solve(shown: Iterable[tuple[Place, Any]], known: Container[str]) -> Iterator[tuple[str, Place, Any, Any]]:
+    """(size, place, factor, offset) for every unknown size that a place shows as factor * size + offset, where all others in it are
+    known. The caller adds what it gets to `known`. shown: places, with torch's expression of what is there."""
+    places = list(shown)
+    found: set[str] = set()
+    count = -1
+    while count != len(found):
+        count = len(found)
+        for place, e in places:
+            unknown = [s for s in e.free_symbols if s.name not in known]
+            solved = linear(e, unknown[0]) if len(unknown) == 1 else None
+            if solved is not None:
+                found.add(unknown[0].name)
+                yield unknown[0].name, place, *solved
+
+
+def tree(i: Int) -> Tree:
+    """A size as a program file and a script have it."""
+    terms = [joined("*", [*map(_tree_of_atom, m), *([c] if c != 1 else [])]) for m, c in i.terms]
+    return joined("+", [*terms, *([i.const] if i.const or not terms else [])])
+
+
+def _tree_of_atom(a: Atom) -> Tree:
+    if isinstance(a, Symbol):
+        return a.name
+    assert isinstance(a, Quotient | Remainder | Extremum), f"{a!r} is no size"
+    return [a.op if isinstance(a, Extremum) else "//" if isinstance(a, Quotient) else "%", tree(a.x), tree(a.y)]
 
 
 def scaled_size(e: Any) -> tuple[Fraction, Any] | None:

@@ -8,15 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from lapilli.errors import InvalidInputError
+from lapilli.runtime.sizes import OPERATIONS
 
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 NEARLY_32_BITS = 2**31 - 2**20
 """Magnitudes of integers to which a small number may be added in 32 bits."""
-
-SIZES: dict[str, Callable[[int, int], int]] = {
-    "+": operator.add, "*": operator.mul, "//": operator.floordiv, "%": operator.mod, "min": min, "max": max,
-}  # fmt: skip
-"""Operations of a TREE."""
 
 
 def _power(base: Any, exponent: Any) -> Any:
@@ -43,7 +39,7 @@ NUMBERS: dict[str, tuple[int, int]] = {name: (least, most) for name, (_, least, 
 def size(operation: str, a: int, b: int) -> int:
     """An operation of a TREE. Raises InvalidInputError where there is no result of 64 bits."""
     try:
-        return int(bounded(SIZES[operation](a, b)))
+        return int(bounded(OPERATIONS[operation](a, b)))
     except ArithmeticError as error:
         raise InvalidInputError(f"A size cannot be computed: {a} {operation} {b}: {error}.") from error
 

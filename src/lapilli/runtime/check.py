@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lapilli.runtime import host
-from lapilli.runtime.arithmetic import INT_MAX, INT_MIN, NUMBERS, SIZES
+from lapilli.runtime.arithmetic import INT_MAX, INT_MIN, NUMBERS
 from lapilli.runtime.description import Description, TensorSpec
 from lapilli.runtime.host import Form, Kind
 from lapilli.runtime.script import Call, Json, Script, damaged
+from lapilli.runtime.sizes import OPERATIONS
 
 MOST_CALLS = 200_000
 """Calls of one script, those of branches and bodies included."""
@@ -304,7 +305,7 @@ class _Check:
             if not INT_MIN <= tree <= INT_MAX:
                 raise damaged("an integer does not fit into 64 bits")
             return 0
-        if not (isinstance(tree, list) and len(tree) == 3 and isinstance(tree[0], str) and tree[0] in SIZES):
+        if not (isinstance(tree, list) and len(tree) == 3 and isinstance(tree[0], str) and tree[0] in OPERATIONS):
             raise damaged(f"{str(tree)[:80]!r} is no size")
         height = 1
         if depth <= _DEEPEST_TREE:

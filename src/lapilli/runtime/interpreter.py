@@ -14,7 +14,8 @@ from lapilli.player import NativeProgram
 from lapilli.runtime import arithmetic, host, tensors
 from lapilli.runtime.description import Description
 from lapilli.runtime.limits import Budget, Limits
-from lapilli.runtime.script import Call, Json, Script, Tree
+from lapilli.runtime.script import Call, Json, Script
+from lapilli.runtime.sizes import Tree, evaluate
 
 
 class Interpreter:
@@ -176,13 +177,12 @@ class Environment:
         return self.values[name]
 
     def size(self, tree: Tree) -> int:
-        if isinstance(tree, int):
-            return tree
-        if isinstance(tree, str):
-            if tree not in self._sizes:
-                self._sizes[tree] = self._symbol(tree)
-            return self._sizes[tree]
-        return arithmetic.size(tree[0], self.size(tree[1]), self.size(tree[2]))
+        return int(evaluate(tree, self._of_symbol, arithmetic.size))
+
+    def _of_symbol(self, name: str) -> int:
+        if name not in self._sizes:
+            self._sizes[name] = self._symbol(name)
+        return self._sizes[name]
 
     def _symbol(self, name: str) -> int:
         source = self.script.symbols[name]

@@ -11,7 +11,7 @@ import hashlib
 import json
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,10 @@ from lapilli.errors import InvalidFileError
 from lapilli.runtime import arithmetic, host
 from lapilli.runtime import registration as registration  # whoever makes calls of it has it
 from lapilli.runtime.limits import load_json
+from lapilli.runtime.sizes import OPERATIONS, Operations, evaluate
 
 if TYPE_CHECKING:
     from lapilli.runtime.program import Program
-
-Tree = int | str | list[Any]
 
 _programs: Any = WeakIdKeyDictionary()
 _by_content: weakref.WeakValueDictionary[bytes, Program] = weakref.WeakValueDictionary()
@@ -114,22 +113,12 @@ def _is_order(node: Any, rank: int | None = None) -> bool:
 
 def _is_tree(node: Any, symbols: dict[str, Any], depth: int = 0) -> bool:
     if isinstance(node, list) and len(node) == 3 and depth < 200:
-        return node[0] in tuple(_OPERATIONS) and all(_is_tree(part, symbols, depth + 1) for part in node[1:])
+        return node[0] in tuple(OPERATIONS) and all(_is_tree(part, symbols, depth + 1) for part in node[1:])
     return node in symbols if isinstance(node, str) else _is_number(node)
 
 
-_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "+": lambda a, b: a + b, "*": lambda a, b: a * b, "//": lambda a, b: a // b, "%": lambda a, b: a % b,
-    "min": torch.sym_min, "max": torch.sym_max,
-}  # fmt: skip
-
-
-def _size(tree: Tree, sizes: dict[str, Any]) -> Any:
-    if isinstance(tree, int):
-        return tree
-    if isinstance(tree, str):
-        return sizes[tree]
-    return _OPERATIONS[tree[0]](_size(tree[1], sizes), _size(tree[2], sizes))
+_SYMBOLIC: Operations = {**OPERATIONS, "min": torch.sym_min, "max": torch.sym_max}
+"""Operations that do not ask which of two sizes is the larger."""
 
 
 def fake(
@@ -141,7 +130,7 @@ def fake(
     device = inputs[0].device if inputs else torch.device("cpu")
     results = []
     for dtype, shape, order in made.outputs:
-        lengths = [_size(tree, known) for tree in shape]
+        lengths = [evaluate(tree, known.__getitem__, lambda f, a, b: _SYMBOLIC[f](a, b)) for tree in shape]
         if order is not None:
             lengths = [lengths[d] for d in order]
         result = torch.empty(lengths, dtype=_DTYPES[dtype], device=device)

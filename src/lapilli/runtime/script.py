@@ -6,7 +6,7 @@ program file; operators that have no GPU kernel are called in torch, by name. Ar
     {"v": NAME}         a value made before            {"size": TREE}   an integer computed from sizes
     {"complex": [1, 2]} {"dtype": "int64"}  {"layout": "strided"}  {"memory_format": "channels_last"}  {"device": "cpu"}
 
-A TREE is a number, the name of a symbol, or [operator, TREE, TREE].
+A TREE is a size computed from symbols (`sizes.py`).
 
 A script comes from a file, so it is believed in nothing: `Script.from_json` checks its form, `check.py` what it says, and
 `host.py` which operators it may name."""
@@ -20,7 +20,6 @@ from typing import Any
 from lapilli.errors import InvalidFileError
 
 Json = Any
-Tree = int | str | list[Any]
 
 DEEPEST = 16
 """Scripts within each other: branches and bodies of control flow."""
