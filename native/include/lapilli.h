@@ -177,6 +177,10 @@ uint32_t lapilli_method_count(lapilli_program *program);
 lapilli_status lapilli_method(lapilli_program *program, uint32_t method, lapilli_method_info *info);
 lapilli_status lapilli_input_spec(lapilli_program *program, uint32_t method, uint32_t index, lapilli_spec *spec);
 lapilli_status lapilli_output_spec(lapilli_program *program, uint32_t method, uint32_t index, lapilli_spec *spec);
+/* The values of all symbols of a method: what the inputs show is written, and what is given stands in `symbols` before. Checks the
+ * number of inputs, dtypes, ranks and bounds, as a run does; the data is not read. */
+lapilli_status lapilli_symbols(lapilli_program *program, uint32_t method, const lapilli_tensor *inputs, uint32_t n_inputs,
+                               int64_t *symbols, uint32_t n_symbols);
 /* What the first n_outputs outputs are for these values of the method's symbols: shape, rank, dtype and size are written, data is
  * left as it is. Nothing is run. */
 lapilli_status lapilli_output_shapes(lapilli_program *program, uint32_t method, const int64_t *symbols, uint32_t n_symbols,

@@ -315,6 +315,13 @@ lapilli_status lapilli_output_spec(lapilli_program* program, uint32_t method, ui
   });
 }
 
+lapilli_status lapilli_symbols(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs, uint32_t n_inputs,
+                               int64_t* symbols, uint32_t n_symbols) {
+  return guarded([&] {
+    checked(program).read_symbols(method, items(inputs, n_inputs, "inputs"), items(symbols, n_symbols, "symbols"));
+  });
+}
+
 lapilli_status lapilli_output_shapes(lapilli_program* program, uint32_t method, const int64_t* symbols,
                                      uint32_t n_symbols, lapilli_tensor* outputs, uint32_t n_outputs) {
   return guarded([&] {

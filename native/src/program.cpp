@@ -182,7 +182,7 @@ void Program::discard_idle_runs() {
 Run& Program::acquire_with(uint32_t index, const Given& given) {
   const Method& wanted = method(index);
   SymbolValues symbols;
-  read_symbols(wanted, given, symbols);
+  lapilli::read_symbols(wanted, given, symbols);
   Run& run = acquire(index, symbols.used());
   try {
     check_tensors(wanted, given.inputs, run.inputs(), symbols.used());
@@ -310,9 +310,23 @@ void Program::wait_for_all() noexcept {
     run->settle(); // once the device is lost nothing runs any more
 }
 
+void Program::read_symbols(uint32_t index, std::span<const lapilli_tensor> inputs, std::span<int64_t> symbols) const {
+  const Method& wanted = method(index);
+  if (symbols.size() != wanted.symbols.size())
+    fail(LAPILLI_INVALID_ARGUMENT, "Method \"", wanted.name, "\" has ", wanted.symbols.size(), " symbols, and room for ",
+         symbols.size(), " was given.");
+  std::vector<int64_t> sizes;
+  for (size_t i = 0; i < symbols.size(); ++i)
+    if (wanted.symbols[i].given)
+      sizes.push_back(symbols[i]);
+  SymbolValues values;
+  lapilli::read_symbols(wanted, {inputs, sizes}, values);
+  std::ranges::copy(values.used(), symbols.begin());
+}
+
 void Program::output_tensors(uint32_t index, const Given& given, std::span<lapilli_tensor> outputs) {
   SymbolValues symbols;
-  read_symbols(method(index), given, symbols);
+  lapilli::read_symbols(method(index), given, symbols);
   output_tensors(index, symbols.used(), outputs);
 }
 

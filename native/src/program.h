@@ -33,6 +33,8 @@ public:
   void profile(uint32_t method, const Given& given, uint32_t repeat, std::span<uint64_t> nanoseconds, uint64_t& total);
   void read_buffer(uint32_t method, const Given& given, uint32_t command, uint32_t buffer, std::span<std::byte> to);
 
+  // The symbols that inputs show, over those that are given.
+  void read_symbols(uint32_t method, std::span<const lapilli_tensor> inputs, std::span<int64_t> symbols) const;
   // The shapes and bytes of the outputs for these inputs, without running.
   void output_tensors(uint32_t method, const Given& given, std::span<lapilli_tensor> outputs);
   void output_tensors(uint32_t method, std::span<const int64_t> symbols, std::span<lapilli_tensor> outputs);

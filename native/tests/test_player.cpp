@@ -534,6 +534,11 @@ TEST(sizes_are_given) {
   CHECK(refused(submit(2, {5}, &run), "Symbol N of method \"size\" is 5, and the method takes 0..4"));
   CHECK(refused(submit(2, {-1}, &run), "is -1"));
   CHECK(refused(lapilli_submit_sized(program.handle, 2, nullptr, 1, nullptr, 0, &run), "sizes"));
+  int64_t symbol = 3;
+  CHECK(lapilli_symbols(program.handle, 2, nullptr, 0, &symbol, 1) == LAPILLI_OK && symbol == 3);
+  symbol = 5;
+  CHECK(refused(lapilli_symbols(program.handle, 2, nullptr, 0, &symbol, 1), "is 5, and the method takes 0..4"));
+  CHECK(refused(lapilli_symbols(program.handle, 2, nullptr, 0, &symbol, 0), "has 1 symbols, and room for 0 was given"));
   Four y(4, -1);
   lapilli_tensor output = tensor(y, {});
   uint32_t count = 9;

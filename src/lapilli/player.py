@@ -462,21 +462,18 @@ class NativeProgram:
         check(library.lapilli_output_shapes(self._program(), method, list(symbols), len(symbols), outputs, count))
         return [tuple(t.shape[0 : t.rank]) for t in outputs]
 
-    def output_shapes(self, inputs: Sequence[Array], method: int = 0) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
-        """Shapes and dtypes of the outputs for such inputs; nothing is run."""
+    def symbols(self, inputs: Sequence[Array], count: int, method: int = 0) -> list[int]:
+        """The values of the method's symbols, of which there are ``count``, that such inputs show.
+
+        Raises:
+            InvalidInputError: count, dtype or rank do not fit, or a symbol is out of its bounds; the message names the input.
+        """
         ffi, library = _player()
-        count = self.methods[method].outputs
-        if not count:
-            return []
         tensors, alive = _tensors(inputs)
-        outputs = ffi.new("lapilli_tensor[]", count)
-        for tensor in outputs:
-            tensor.rank = MAX_RANK + 1  # no output: what comes back tells whether the sizes were written
-        status = library.lapilli_run_sync(self._program(), method, tensors, len(inputs), outputs, count)
+        symbols = ffi.new("int64_t[]", count)
+        check(library.lapilli_symbols(self._program(), method, tensors, len(inputs), symbols, count))
         del alive
-        if any(tensor.rank > MAX_RANK for tensor in outputs):
-            check(status)
-        return [(tuple(t.shape[0 : t.rank]), _DTYPES[t.dtype]) for t in outputs]
+        return list(symbols)
 
     def submit(self, inputs: Sequence[Array], method: int = 0, sizes: Sequence[int] = ()) -> NativeRun:
         """Start a run, as `run` does, without waiting for it; the inputs are copied before this returns."""

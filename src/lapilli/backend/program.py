@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy
-import torch
 
 from lapilli.backend.script import StreamInterpreter
 from lapilli.backend.sizes import Sizes, Sources
 from lapilli.eager import devices
-from lapilli.eager.generators import default_generator
+from lapilli.eager.generators import random_key
 from lapilli.eager.method import MethodLaunch
 from lapilli.lower.registry import RANDOM_KEY
 from lapilli.player import NativeProgram
@@ -85,9 +84,7 @@ class Program:
 
     def _keys(self) -> dict[str, int]:
         """What a run draws its random numbers from: PyTorch's generator of the device, which torch.manual_seed seeds."""
-        drawn = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=default_generator(self._index))
-        value = int(drawn.item())
-        return dict(zip(RANDOM_KEY, (value & 0xFFFFFFFF, value >> 32), strict=True))
+        return dict(zip(RANDOM_KEY, random_key(self._index), strict=True))
 
 
 def load(data: bytes, index: int) -> Program:

@@ -56,6 +56,13 @@ def default_generator(index: int) -> Generator:
     return _defaults[index]
 
 
+def random_key(index: int, generator: torch.Generator | None = None) -> tuple[int, int]:
+    """The words of 32 bits from which a call draws its random numbers; generator: None for that of the device."""
+    generator = default_generator(index) if generator is None else generator
+    drawn = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
+    return drawn & 0xFFFFFFFF, drawn >> 32
+
+
 def manual_seed_all(seed: int) -> None:
     """Seeds the default generators of all devices, also of those not used yet."""
     global _seed

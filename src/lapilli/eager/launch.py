@@ -14,7 +14,7 @@ import torch
 
 from lapilli.eager import integers, movement, products, storage
 from lapilli.eager.form import Form
-from lapilli.eager.generators import default_generator
+from lapilli.eager.generators import random_key
 from lapilli.eager.programs import TOO_LARGE, load, programs_of, with_numbers
 from lapilli.eager.signature import CannotRun, Number, Operand, Signature, operand
 from lapilli.errors import NoDeviceError
@@ -145,7 +145,7 @@ class Launch:
         for place, k in self.slots:
             words[place] = self.bits[k](self._number(self.numbers[k], tensors, numbers))
         if self.keys:
-            key = _random_key(
+            key = random_key(
                 self.index, None if self.generator is None else self._argument(self.generator, args, kwargs)
             )
             for place, k in self.keys:
@@ -404,13 +404,6 @@ def signature_of(form: Form, leaves: Sequence[Any], given: Places) -> Signature:
 def _aligned(inputs: Sequence[int], aligned: Sequence[int]) -> set[int]:
     """Tensors of the call that are read only where they are written, in whatever place they are given."""
     return {place for place in inputs if all(k in aligned for k, other in enumerate(inputs) if other == place)}
-
-
-def _random_key(index: int, generator: torch.Generator | None) -> tuple[int, int]:
-    """The words of 32 bits from which a call draws its random numbers."""
-    generator = default_generator(index) if generator is None else generator
-    drawn = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
-    return drawn & 0xFFFFFFFF, drawn >> 32
 
 
 def _resize(target: torch.Tensor, shape: Sequence[int]) -> None:

@@ -32,8 +32,12 @@ class Binding:
                     f"(tensor.contiguous()), or compile with an example in the memory format that you bind."
                 )
         native = method._program._open()
-        shapes = native.output_shapes(arrays, player)
-        made = [np.empty(shape, dtype) for shape, dtype in shapes]
+        described = method.program.description.methods[player]
+        shapes = native.shapes(player, native.symbols(arrays, len(described.symbols), player))
+        made = [
+            np.empty(s, "uint16" if o.dtype == "bfloat16" else o.dtype)
+            for s, o in zip(shapes, described.outputs, strict=True)
+        ]
         self._method, self._updates = method, method._interface.structure.updates
         shown = method._unwrapped(list(made), torch)
         kept = len(shown) - len(self._updates)
