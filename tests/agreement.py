@@ -22,7 +22,7 @@ from lapilli.graph.module import Module
 from lapilli.ir import interpret
 from lapilli.lower import lower, lowerings
 from lapilli.runtime.program import Program
-from lapilli.schedule.target import TARGETS
+from lapilli.target import TARGETS
 
 Array = NDArray[Any]
 FLOAT_BOUND = 1e-5  # relative error (norm) that fp32 results may have

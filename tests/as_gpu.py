@@ -20,10 +20,11 @@ def on_any_device(put: Callable[[Any, str, Any], None] = setattr) -> None:
     (LAPILLI_CACHE_DIR)."""
     from lapilli.codegen import gpu_tiles, slang
     from lapilli.program import writer
-    from lapilli.schedule import target
+    from lapilli.target import KNOWN, device
 
     accept_gpu_plans(put)
     put(slang, "DEFINES", ("LAPILLI_EMULATE_COOPMAT",))
     put(gpu_tiles, "MATRIX_SUBGROUP", 0)
+    put(device, "units_of", lambda name: KNOWN["h100"].limits["compute_units"])
     put(writer, "_FEATURE", {**writer._FEATURE, "cooperative_matrix": 0, "vulkan_memory_model": 0})
-    put(target, "kernels_for", lambda type, limits: "gpu")
+    put(device, "kernels_for", lambda type, limits: "gpu")

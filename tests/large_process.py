@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 import lapilli
 import lapilli.program.schema as schema
-import lapilli.schedule.target as targets
+import lapilli.target.record as targets
 
 RANGE = 8192
 

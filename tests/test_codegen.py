@@ -27,7 +27,7 @@ from lapilli.codegen.spirv import strip
 from lapilli.errors import CompileError
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import as_int, symbol
-from lapilli.schedule.target import ANY, CPU, CPU_HALF, GPU, Target
+from lapilli.target import ANY, CPU, CPU_HALF, GPU, Target
 
 KERNEL = """[[vk::binding(0, 0)]] RWStructuredBuffer<float> b;
 [shader("compute")]

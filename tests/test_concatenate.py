@@ -11,7 +11,7 @@ from test_schedule import labels, plan
 from torch import nn
 
 import lapilli
-from lapilli.schedule.target import ANY, GPU
+from lapilli.target import ANY, GPU
 
 X = torch.randn(1, 8, 6, 6, generator=torch.Generator().manual_seed(2))
 

@@ -145,7 +145,7 @@ def test_layouts(layout: str) -> None:
     from lapilli.ir.node import Convolution
     from lapilli.lower import lower
     from lapilli.schedule.plan import schedule
-    from lapilli.schedule.target import ANY
+    from lapilli.target import ANY
 
     torch.manual_seed(0)
     model = Images().eval()

@@ -16,7 +16,7 @@ import torch
 from large_process import KERNELS_OF_GPUS, RANGE
 
 import lapilli
-import lapilli.schedule.target as targets
+import lapilli.target.record as targets
 from lapilli.codegen.select import choose_templates, write_all
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
@@ -24,7 +24,7 @@ from lapilli.ir.expr import load
 from lapilli.ir.integer import Int, as_int, symbol
 from lapilli.ir.node import Graph, Input, Map
 from lapilli.schedule.plan import schedule
-from lapilli.schedule.target import CPU, GPU, Target, for_values, in_parts, kernels_for, on_device
+from lapilli.target import CPU, GPU, Target, for_values, in_parts, kernels_for, on_device
 
 HERE = Path(__file__).parent
 

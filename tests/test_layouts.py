@@ -14,7 +14,7 @@ from test_schedule import labels, plan
 from torch import nn
 
 import lapilli
-from lapilli.schedule.target import ANY, GPU
+from lapilli.target import ANY, GPU
 
 torch.manual_seed(4)
 X = torch.randn(1, 8, 12, 12)

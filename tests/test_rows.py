@@ -14,7 +14,7 @@ from test_graph import Wrap
 from test_schedule import labels, plan
 
 import lapilli
-from lapilli.schedule.target import ANY, CPU, GPU, Target
+from lapilli.target import ANY, CPU, GPU, Target
 
 X = torch.randn(40, 6, 24, generator=torch.Generator().manual_seed(1))
 

@@ -19,7 +19,7 @@ from lapilli.lower import lower
 from lapilli.schedule.layout import Layout, channels_last
 from lapilli.schedule.plan import Schedule, schedule
 from lapilli.schedule.realize import MOST_READS
-from lapilli.schedule.target import ANY, CPU, GPU, STORAGE, TARGETS, Target, plans_for
+from lapilli.target import ANY, CPU, GPU, STORAGE, TARGETS, Target, plans_for
 
 
 def plan(f: nn.Module | Callable[..., Any], *args: torch.Tensor, target: Target = ANY, dynamic: Any = None) -> Schedule:

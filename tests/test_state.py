@@ -24,7 +24,7 @@ from lapilli.lower import lower
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
 from lapilli.schedule.plan import schedule
-from lapilli.schedule.target import ANY
+from lapilli.target import ANY
 
 pytestmark = pytest.mark.poor_device
 

@@ -28,10 +28,13 @@ Extensions query_extensions(const InstanceFunctions& vk, VkPhysicalDevice device
   check(vk.EnumerateDeviceExtensionProperties(device, nullptr, &count, offered.data()), call);
   offered.resize(std::min<size_t>(count, offered.size()));
   Extensions result{};
+  const auto offers = [&](const char* name) {
+    return std::ranges::any_of(offered, [&](const auto& item) { return std::strcmp(item.extensionName, name) == 0; });
+  };
   const auto has = [&](const char* name, uint32_t core_since) {
     if (core_since != 0 && version >= core_since)
       return true;
-    if (std::ranges::none_of(offered, [&](const auto& item) { return std::strcmp(item.extensionName, name) == 0; }))
+    if (!offers(name))
       return false;
     result.names.push_back(name);
     return true;
@@ -53,6 +56,9 @@ Extensions query_extensions(const InstanceFunctions& vk, VkPhysicalDevice device
   result.push_descriptor = has(VK_KHR_PUSH_DESCRIPTOR_EXTENSION_NAME, 0);
   result.robustness2 = has(VK_KHR_ROBUSTNESS_2_EXTENSION_NAME, 0) || has(VK_EXT_ROBUSTNESS_2_EXTENSION_NAME, 0);
   has("VK_KHR_portability_subset", 0); // must be enabled where it is offered
+  result.units_nv = offers(VK_NV_SHADER_SM_BUILTINS_EXTENSION_NAME);
+  result.units_amd = offers(VK_AMD_SHADER_CORE_PROPERTIES_EXTENSION_NAME);
+  result.units_arm = offers(VK_ARM_SHADER_CORE_BUILTINS_EXTENSION_NAME);
   return result;
 }
 
@@ -168,7 +174,19 @@ void query_properties(const InstanceFunctions& vk, Capabilities& result) {
     link(tail, size_control, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES);
   if (result.extensions.maintenance4)
     link(tail, maintenance4, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_4_PROPERTIES);
+  VkPhysicalDeviceShaderSMBuiltinsPropertiesNV units_nv{};
+  VkPhysicalDeviceShaderCorePropertiesAMD units_amd{};
+  VkPhysicalDeviceShaderCoreBuiltinsPropertiesARM units_arm{};
+  if (result.extensions.units_nv)
+    link(tail, units_nv, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_SM_BUILTINS_PROPERTIES_NV);
+  if (result.extensions.units_amd)
+    link(tail, units_amd, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_CORE_PROPERTIES_AMD);
+  if (result.extensions.units_arm)
+    link(tail, units_arm, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_CORE_BUILTINS_PROPERTIES_ARM);
   vk.GetPhysicalDeviceProperties2(result.handle, &properties);
+  const uint32_t units_of_amd =
+      units_amd.shaderEngineCount * units_amd.shaderArraysPerEngineCount * units_amd.computeUnitsPerShaderArray;
+  result.compute_units = std::max({units_nv.shaderSMCount, units_of_amd, units_arm.shaderCoreCount});
 
   result.limits = properties.properties.limits;
   if (const auto most = environment("LAPILLI_STORAGE_RANGE")) // with it, tests bind small values as others do large ones
@@ -319,6 +337,7 @@ void describe(const Capabilities& device, uint32_t index, Json& json) {
       json.field("min_subgroup_size", device.min_subgroup_size);
       json.field("max_subgroup_size", device.max_subgroup_size);
       json.field("subgroup_operations", device.subgroup_operations);
+      json.field("compute_units", device.compute_units);
       json.field("timestamp_period", static_cast<double>(limits.timestampPeriod));
       json.field("timestamp_bits", device.timestamp_bits);
       json.field("queues", device.queue_count);

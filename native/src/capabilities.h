@@ -15,6 +15,7 @@ class Json;
 struct Extensions {
   bool storage_8bit, float16_int8, memory_model, subgroup_types, subgroup_size_control, dot_product, maintenance4;
   bool cooperative_matrix, creation_feedback, driver_properties, push_descriptor, robustness2, float_controls;
+  bool units_nv, units_amd, units_arm; // that say how many compute units there are
   std::vector<const char*> names; // to enable on a device: those that are not in its version
 };
 
@@ -49,6 +50,7 @@ struct Capabilities {
   uint64_t max_allocation = 0; // bytes of one memory object and of one buffer
   uint32_t subgroup_size = 0, min_subgroup_size = 0, max_subgroup_size = 0;
   uint32_t subgroup_operations = 0; // VkSubgroupFeatureFlagBits of compute shaders
+  uint32_t compute_units = 0;       // multiprocessors, compute units, shader cores; 0: the driver does not say
   uint64_t features = 0;            // Feature bits
   bool uniform_storage_16bit = false, uniform_storage_8bit = false;
   bool full_subgroups = false;

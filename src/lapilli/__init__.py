@@ -136,7 +136,8 @@ def compile(
     example_kwargs: arguments by keyword beside those of example_inputs.
     precision: "fp32", or "fp16" for 16-bit storage with 32-bit accumulation. Inputs and outputs keep their dtypes.
     dynamic_shapes: as in `torch.export.export`: which sizes may change from run to run, with their bounds.
-    target: name of the one plan to make; None: plans for every kind of device.
+    target: None: plans for every kind of device; or the name of the one plan to make; or of a device that need not be there, such
+    as "rtx-4090" or "mali-g7x" (`lapilli.target.KNOWN`): one plan, with kernels and tiles for it.
     fallback: "cpu" runs what has no GPU kernel in torch on the CPU, and `program.report()` says what and why; "error" raises
         UnsupportedOperatorError instead. A program with CPU operators needs torch to run.
     metadata: strings that travel in the file, such as `preprocess` and `labels`.

@@ -26,7 +26,7 @@ from lapilli.lower.graph import lower, refusals
 from lapilli.lower.registry import decompositions, lowerings
 from lapilli.lower.small_calls import accepts, small_call
 from lapilli.schedule.plan import schedule
-from lapilli.schedule.target import ANY
+from lapilli.target import ANY
 
 Overload = torch._ops.OpOverload
 

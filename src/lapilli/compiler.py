@@ -42,8 +42,8 @@ from lapilli.runtime.script import Script
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.order import order
 from lapilli.schedule.plan import Schedule, realize_graph, schedule
-from lapilli.schedule.target import TARGETS, Target, in_parts, plans_for
 from lapilli.schedule.task import Task
+from lapilli.target import KNOWN, TARGETS, Target, in_parts, of_device, plans_for
 
 Progress = Callable[[str, int, int], None]
 
@@ -358,9 +358,14 @@ def _targets(precision: str, target: str | None) -> list[Target]:
     plans = plans_for(precision)
     if target is None:
         return plans
+    if target in KNOWN:
+        return [of_device(KNOWN[target], half=precision == "fp16", matrix=True)]
     if target not in {t.name for t in plans}:
         names = ", ".join(t.name for t in plans)
-        raise CompileError(f"target is {target!r}: with precision {precision!r} choose None (all), or one of {names}")
+        raise CompileError(
+            f"target is {target!r}: with precision {precision!r} choose None (all), one of the plans {names}, or one of the "
+            f"devices {', '.join(KNOWN)}"
+        )
     return [TARGETS[target]]
 
 

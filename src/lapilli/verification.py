@@ -25,8 +25,8 @@ from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.plan import Schedule
-from lapilli.schedule.target import PARTS, TARGETS
 from lapilli.schedule.task import Task
+from lapilli.target import PARTS, TARGETS
 
 Array = npt.NDArray[Any]
 
@@ -77,7 +77,7 @@ def verify(
 
 def _taken(module: Any, precision: str, device: str | int | None) -> str:
     """The name of the plan that a device takes."""
-    from lapilli.schedule.target import plans_for
+    from lapilli.target import plans_for
 
     data, _ = assemble(module, precision, plans_for(precision))
     native = NativeProgram.load(data, device=device)

@@ -15,7 +15,7 @@ from lapilli.eager import compile as compiling
 from lapilli.eager import products
 from lapilli.eager.form import form
 from lapilli.eager.signature import Operand, Range, Signature, operand, range_of
-from lapilli.schedule.target import CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, Target
+from lapilli.target import CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, Target
 
 aten = torch.ops.aten
 half = torch.float16
@@ -44,8 +44,7 @@ def convolution(
 @pytest.fixture
 def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Device 0 is one with matrix units."""
-    monkeypatch.setattr(products, "target_of", lambda device: GPU_HALF)
-    monkeypatch.setattr(products, "has_matrix_units", lambda device: True)
+    monkeypatch.setattr(products, "target_of", lambda device, matrix=False: GPU_MATRIX if matrix else GPU_HALF)
 
 
 N = 1024  # a square product of this size is heavy, in elements and in work
@@ -81,26 +80,8 @@ def test_plan_of_a_call(matrix_units: None, name: str) -> None:
 
 @pytest.mark.parametrize("target", [CPU_HALF, GPU])
 def test_other_devices_keep_their_programs(monkeypatch: pytest.MonkeyPatch, target: Target) -> None:
-    monkeypatch.setattr(products, "target_of", lambda device: target)
-    monkeypatch.setattr(products, "has_matrix_units", lambda device: target is GPU)
+    monkeypatch.setattr(products, "target_of", lambda device, matrix=False: target)
     assert products.choose(PLANS["mm"][0], 0) == (target, PLANS["mm"][0])
-
-
-def test_devices_without_all_that_tiles_need_have_no_matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles are chosen by size, so the largest has to fit."""
-    features = {"cooperative_matrix": True, "vulkan_memory_model": True}
-    limits = {"min_subgroup_size": 32, "max_subgroup_size": 32, "shared_memory": 48 << 10}
-    poorer: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        ({"cooperative_matrix": False}, {}), ({"vulkan_memory_model": False}, {}), ({}, {"max_subgroup_size": 16}),
-        ({}, {"min_subgroup_size": 64, "max_subgroup_size": 64}), ({}, {"shared_memory": 32 << 10}),
-    ]  # fmt: skip
-    devices = [{"features": features | f, "limits": limits | m} for f, m in [({}, {}), *poorer]]
-    monkeypatch.setattr(products.player, "devices", lambda: devices)
-    products.has_matrix_units.cache_clear()
-    try:
-        assert [products.has_matrix_units(k) for k in range(len(devices))] == [True] + [False] * len(poorer)
-    finally:
-        products.has_matrix_units.cache_clear()
 
 
 # --- how programs see sizes

@@ -14,7 +14,7 @@ import torch
 from lapilli.eager.devices import is_ours
 from lapilli.errors import NoDeviceError
 from lapilli.runtime.devices import devices
-from lapilli.schedule.target import Target, of_device
+from lapilli.target import Target, of_device
 from lapilli.torch_compat import replace
 
 
@@ -41,7 +41,7 @@ def _find(wanted: str | int | None) -> int:
 def targets(precision: str, index: int) -> list[Target]:
     """The target that fits the device best."""
     device = devices()[index]
-    return [of_device(device.type, device.features, device.limits, half=precision == "fp16", matrix=True)]
+    return [of_device(device, half=precision == "fp16", matrix=True)]
 
 
 _compiling = threading.local()

@@ -27,7 +27,7 @@ from lapilli.errors import CompileError, NoDeviceError, UnsupportedOperatorError
 from lapilli.legalize.partition import TOO_LITTLE
 from lapilli.runtime.notice import working
 from lapilli.runtime.report import Report
-from lapilli.schedule.target import plans_for
+from lapilli.target import plans_for
 
 RENEWALS = 1
 """How often changed weights are compiled in anew; after that they are arguments of every call."""

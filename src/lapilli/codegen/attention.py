@@ -18,7 +18,7 @@ from lapilli.schedule.task import Task
 
 _KEYS = 32  # of a tile
 _INVOCATIONS = 128
-_SHARED = 32768  # bytes that a work group may have on every desktop and most phones
+_SHARED = 32768  # bytes of a work group at most: with more, too few of them are on a compute unit at once
 
 
 def choose(task: Task, by_out: Mapping[int, Task], ctx: Context) -> bool:
@@ -104,9 +104,10 @@ class _Flash:
         rows = task.core.contraction.rows[0].extent if task.core and isinstance(task.core.contraction, Attention) else 1
         groups = product([a.extent for a in task.axes[:-2]])
         count = estimate(as_int(rows))
-        many = ctx.target.multiprocessors
-        menu = (4,) if count <= 4 else (32, 16) if estimate(groups) * -(-count // 32) >= many else (16,)
-        return next((q for q in menu if self.shared(q) <= _SHARED), None)
+        target = ctx.target
+        many = estimate(groups) * -(-count // 32) >= target.compute_units
+        menu = (4,) if count <= 4 else (32, 16) if many else (16,)
+        return next((q for q in menu if self.shared(q) <= min(_SHARED, target.shared_memory)), None)
 
     def shared(self, queries: int) -> int:
         d4, v4 = -(-self.size // 4), -(-self.width // 4)

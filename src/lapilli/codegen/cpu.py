@@ -25,8 +25,8 @@ from lapilli.ir.node import Constant, Convolution, Input, Matmul, Node, State
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.realize import estimate
-from lapilli.schedule.target import STORAGE, Target
 from lapilli.schedule.task import Task, Template
+from lapilli.target import STORAGE, Target
 
 _SIZE = 64  # invocations in a work group
 _COLUMNS = 8  # of a product, from which on it pays to copy the rows of its left side

@@ -12,8 +12,8 @@ from lapilli.ir.integer import Atom, Indirect, Int, Var, as_int, ceildiv, of, pr
 from lapilli.ir.node import Reduce
 from lapilli.schedule.layout import Layout, in_memory
 from lapilli.schedule.realize import estimate
-from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task
+from lapilli.target import Target
 
 _CHUNK = 256  # terms that are summed before they join the total: rounding errors grow with the logarithm, not the count
 

@@ -13,8 +13,7 @@ from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
 from lapilli.ir.node import Node
 from lapilli.schedule.realize import estimate
 from lapilli.schedule.task import Task
-
-MATRIX_SUBGROUP = 32  # subgroup size that the matrix kernels are written for
+from lapilli.target import MATRIX_SUBGROUP
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,11 @@ class Tiles:
         return estimate(self.batch), estimate(self.m), estimate(self.n), estimate(self.k)
 
     def _matrix(self, task: Task, ctx: Context, lift: bool) -> Written:
+        turned = self.rows.transposed, self.transposed_w
         if self.rows.struct == "ConvFirstParams":
             t = tiles.first_layer_tile(estimate(self.k))
         else:
-            t = tiles.matrix_tile(*self._sizes(), ctx.target.multiprocessors, self.rows.struct == "ConvParams")
+            t = tiles.matrix_tile(*self._sizes(), ctx.target, self.rows.struct == "ConvParams", turned)
         w = Wrapper(task, ctx, "gpu_matmul_coopmat", lift=lift)
         w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups), SIGNATURE)
         if self.rows.width == 8:
@@ -89,13 +89,13 @@ class Tiles:
             call, groups, (t.invocations, 1, 1), "matmul_matrix" if self.rows.struct == "MatmulParams" else "convolution_matrix",
             f"TileParams t; {self.rows.struct} a;", ["gpu_interfaces", *self.rows.modules], plain=True,
         )  # fmt: skip
-        written.shared = t.shared(self.rows.transposed, self.transposed_w)
+        written.shared = t.shared(*turned)
         written.subgroup, written.matrix = MATRIX_SUBGROUP, True
         written.subgroup_operations = SUBGROUP_BASIC
         return written
 
     def _simt(self, task: Task, ctx: Context, lift: bool) -> Written:
-        bm, bn, bk, tm, tn = tiles.simt_tile(*self._sizes(), ctx.target.multiprocessors)
+        bm, bn, bk, tm, tn = tiles.simt_tile(*self._sizes(), ctx.target)
         w = Wrapper(task, ctx, "gpu_matmul", lift=lift)
         w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups), SIGNATURE)
         source(w, "X", self.rows.node, vector=self.rows.width == 4)

@@ -14,7 +14,7 @@ from lapilli.codegen.emit import Binding, declaration, declarations
 from lapilli.codegen.kernel import Written
 from lapilli.ir.integer import Int, as_int, minimum
 from lapilli.ir.node import Node, nbytes
-from lapilli.schedule.target import MAX_BINDINGS, Target
+from lapilli.target import MAX_BINDINGS, Target
 
 _BYTES = {"float": 4, "int": 4, "uint": 4, "half": 2}
 

@@ -17,8 +17,8 @@ from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
 from lapilli.schedule.layout import Layout, in_memory
 from lapilli.schedule.realize import estimate
 from lapilli.schedule.rows import Row, Step
-from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task
+from lapilli.target import Target
 
 _UNROLLED = 16  # elements, or vectors of four, that an invocation keeps
 _GROUP = 128  # invocations of a work group that holds several rows

@@ -17,8 +17,8 @@ from lapilli.ir.recurrence import Recurrence
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.plan import Schedule
 from lapilli.schedule.realize import chase, operand_indices
-from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task
+from lapilli.target import Target
 
 
 def choose_templates(

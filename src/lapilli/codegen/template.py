@@ -14,8 +14,8 @@ from lapilli.ir.expr import Expr, Load, cast_to, const, load, rewrite, select
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, of
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.schedule.layout import Layout
-from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task
+from lapilli.target import Target
 
 PackedBody = Callable[..., tuple[list[Int], Expr]]
 """For the indices of a packed operand: guards, and the element where they hold."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
+
+from lapilli.target import MATRIX_SUBGROUP, Target
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class MatrixTile:
 
     @property
     def invocations(self) -> int:
-        return 32 * (self.bm // self.wm) * (self.bn // self.wn) * self.sk
+        return MATRIX_SUBGROUP * (self.bm // self.wm) * (self.bn // self.wn) * self.sk
 
     def shared(self, left: bool = False, right: bool = False) -> int:
         """Bytes of work-group memory: the operands' chunks, or the staged accumulators. left, right: operands that lie
@@ -31,7 +32,7 @@ class MatrixTile:
             (y, x) if turned else (x, y) for turned, x, y in ((left, self.bm, self.bk), (right, self.bk, self.bn))
         )
         operands = sum(lines * (line // 8 + 1) for lines, line in (rows, columns))
-        staged = self.invocations // 32 * self.ep * 16 * (self.wn // 4 + 1)
+        staged = self.invocations // MATRIX_SUBGROUP * self.ep * 16 * (self.wn // 4 + 1)
         return 16 * max(operands, staged)
 
 
@@ -44,16 +45,21 @@ _MENU = tuple(
     )
 )  # fmt: skip
 _LARGE = (MatrixTile(128, 256, 32, 64, 64, 1, 1, True), MatrixTile(128, 128, 64, 64, 32, 1, 1, True))
-MOST_SHARED = max(t.shared(*turned) for t in (*_MENU, *_LARGE) for turned in itertools.product((False, True), repeat=2))
-"""Bytes of work-group memory of the tile that takes most."""
 
 
-def matrix_tile(batch: int, m: int, n: int, k: int, multiprocessors: int, convolution: bool) -> MatrixTile:
-    """The tile of least estimated time: a model fitted to all layers of MobileNetV2 and ResNet50 on an H100."""
+def matrix_tile(
+    batch: int, m: int, n: int, k: int, target: Target, convolution: bool, turned: tuple[bool, bool] = (False, False)
+) -> MatrixTile:
+    """The tile of least estimated time among those that fit the target's work groups: a model fitted to all layers of MobileNetV2
+    and ResNet50 (docs/notes/h100-kernels.md). turned: which operands lie transposed."""
+
+    def fits(t: MatrixTile) -> bool:
+        return t.shared(*turned) <= target.shared_memory and t.invocations <= target.invocations
+
     for t in _LARGE:
-        if m >= 1024 and n >= 512 and batch * -(-m // t.bm) * -(-n // t.bn) >= multiprocessors:
+        if m >= 1024 and n >= 512 and batch * -(-m // t.bm) * -(-n // t.bn) >= target.compute_units and fits(t):
             return t
-    return min(_MENU, key=lambda t: matrix_time(t, batch, m, n, k, multiprocessors, convolution))
+    return min(filter(fits, _MENU), key=lambda t: matrix_time(t, batch, m, n, k, target.compute_units, convolution))
 
 
 def first_layer_tile(k: int) -> MatrixTile:
@@ -61,19 +67,19 @@ def first_layer_tile(k: int) -> MatrixTile:
     return MatrixTile(32, 64, 32, 32, 16, 1, 2) if k > 64 else MatrixTile(32, 32, 32, 16, 16, 1, 1)
 
 
-def matrix_time(t: MatrixTile, batch: int, m: int, n: int, k: int, multiprocessors: int, convolution: bool) -> float:
+def matrix_time(t: MatrixTile, batch: int, m: int, n: int, k: int, units: int, convolution: bool) -> float:
     """Microseconds, by the model."""
     groups = batch * -(-m // t.bm) * -(-n // t.bn)
     chunks = -(-k // t.bk)
-    rounds = -(-groups // multiprocessors)
+    rounds = -(-groups // units)
     area = t.bm * t.bn / 1024
     loads = (t.bm + t.bn) * t.bk * 2 / 1024
     time = 3.33 + 0.113 * chunks + 0.0187 * rounds * chunks * loads + 0.188 * rounds * area + 0.10 * rounds
     return time + (1.04 - 0.017 * chunks if convolution else 0)
 
 
-def simt_tile(batch: int, m: int, n: int, k: int, multiprocessors: int) -> tuple[int, int, int, int, int]:
+def simt_tile(batch: int, m: int, n: int, k: int, target: Target) -> tuple[int, int, int, int, int]:
     """bm, bn, bk, tm, tn"""
-    if batch * -(-m // 64) * -(-n // 64) >= multiprocessors:
+    if batch * -(-m // 64) * -(-n // 64) >= target.compute_units and target.invocations >= 256:
         return 64, 64, 16, 4, 4
     return 32, 32, 32, 4, 4

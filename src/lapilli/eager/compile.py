@@ -37,7 +37,7 @@ from lapilli.lower.registry import RANDOM_KEY, decompositions
 from lapilli.lower.sizes import tree
 from lapilli.runtime.sizes import names, text
 from lapilli.schedule.plan import Schedule
-from lapilli.schedule.target import Target
+from lapilli.target import Target
 
 aten = torch.ops.aten
 

@@ -20,9 +20,9 @@ from lapilli.ir.expr import Expr, cast_to, load, select, unary
 from lapilli.ir.integer import Int, as_int, symbol, total
 from lapilli.ir.node import Graph, Input, Map, Node
 from lapilli.lower.registry import FROM_TORCH, convert
-from lapilli.schedule.target import Target, for_values
 from lapilli.schedule.task import Task
 from lapilli.stream import Slice
+from lapilli.target import Target, for_values
 
 ALIGNMENT = 256
 """Bytes to which a buffer can be bound on every device."""

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
 
-from lapilli import player
-from lapilli.codegen.gpu_tiles import MATRIX_SUBGROUP
-from lapilli.codegen.tiles import MOST_SHARED
 from lapilli.eager.programs import target_of
 from lapilli.eager.signature import Operand, Signature
-from lapilli.schedule.target import GPU_HALF, GPU_MATRIX, Target
+from lapilli.target import Target
 
 aten = torch.ops.aten
 
@@ -35,23 +31,10 @@ _CONVOLUTIONS: dict[Any, tuple[int, int]] = {aten.convolution.default: (0, 1)}
 
 def choose(signature: Signature, device: int) -> tuple[Target, Signature]:
     """What a call is compiled for, and its signature there."""
-    target = target_of(device)
-    if target.name == GPU_HALF.name and has_matrix_units(device) and is_heavy(signature):
-        return replace(GPU_MATRIX, storage=target.storage), replace(signature, ranges=True)
-    return target, signature
-
-
-@cache
-def has_matrix_units(device: int) -> bool:
-    """Whether a device runs every tile: which of them a program has depends on sizes."""
-    found = player.devices()[device]
-    features, limits = found["features"], found["limits"]
-    return bool(
-        features["cooperative_matrix"]
-        and features["vulkan_memory_model"]
-        and limits["min_subgroup_size"] <= MATRIX_SUBGROUP <= limits["max_subgroup_size"]
-        and limits["shared_memory"] >= MOST_SHARED
-    )
+    full = target_of(device, matrix=True)
+    if full.cooperative_matrix and is_heavy(signature):
+        return full, replace(signature, ranges=True)
+    return target_of(device), signature
 
 
 def is_heavy(signature: Signature) -> bool:

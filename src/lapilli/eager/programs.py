@@ -17,17 +17,17 @@ from typing import Any
 
 import torch
 
-from lapilli import player
 from lapilli.codegen.build import compiler_digest
 from lapilli.eager import devices
 from lapilli.eager.compile import Compiled, compile
 from lapilli.eager.signature import CannotRun, Number, Operand, Signature
 from lapilli.player import NativeProgram
 from lapilli.runtime.cache import Cache
+from lapilli.runtime.devices import devices as vulkan_devices
 from lapilli.runtime.host import DTYPES
 from lapilli.runtime.notice import working
 from lapilli.runtime.sizes import formula
-from lapilli.schedule.target import Target, of_device
+from lapilli.target import Target, of_device
 
 CACHE = Cache("eager", 2 << 30)
 _DTYPES: dict[str, torch.dtype] = {f"torch.{name}": getattr(torch, name) for name in DTYPES}
@@ -85,10 +85,9 @@ class _Known:
 
 
 @cache
-def target_of(device: int) -> Target:
-    """The class of a device."""
-    found = player.devices()[device]
-    return of_device(found["type"], found["features"], found["limits"], half=True, matrix=False)
+def target_of(device: int, matrix: bool = False) -> Target:
+    """What calls are compiled for on a device; matrix: with its matrix units, if it has them."""
+    return of_device(vulkan_devices()[device], half=True, matrix=matrix)
 
 
 def load(device: int, data: bytes) -> NativeProgram:

@@ -19,7 +19,7 @@ from lapilli.runtime import operator as run_operator
 from lapilli.runtime import registration  # noqa: F401  # of the operator that the graphs call
 from lapilli.runtime.description import Description
 from lapilli.runtime.sizes import names
-from lapilli.schedule.target import plans_for
+from lapilli.target import plans_for
 
 Levels = Mapping[fx.Node, int]
 

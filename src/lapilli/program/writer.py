@@ -29,7 +29,7 @@ from lapilli.ir.node import Constant, Graph, Input, Node, State, nbytes, reading
 from lapilli.schedule.concatenate import Window
 from lapilli.schedule.order import Order
 from lapilli.schedule.plan import memory_of
-from lapilli.schedule.target import TEXELS, Target
+from lapilli.target import TEXELS, Target
 
 Array = npt.NDArray[Any]
 _FEATURES = ("storage_16bit", "storage_8bit", "float16", "int8", "int16", "int64", "float64", "cooperative_matrix",

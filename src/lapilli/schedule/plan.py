@@ -13,8 +13,8 @@ from lapilli.schedule.order import Order, order
 from lapilli.schedule.realize import Realized, realize
 from lapilli.schedule.rows import fuse_rows
 from lapilli.schedule.state import in_place, settle
-from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task, make_tasks
+from lapilli.target import Target
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from lapilli.ir.expr import Expr, Load, cost, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
 from lapilli.ir.node import Node, Reduce
 from lapilli.schedule.realize import READS, as_var, estimate, invert
-from lapilli.schedule.target import Target
 from lapilli.schedule.task import Task
+from lapilli.target import Target
 
 LONGEST_ROW = 8192
 DEEPEST = 12  # values that are computed in the row through one another

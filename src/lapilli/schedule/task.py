@@ -11,7 +11,7 @@ from lapilli.ir.integer import Atom, Indirect, Int, Symbol, Var, as_int, of
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.ir.recurrence import Recurrence
 from lapilli.schedule.realize import Realized, invert
-from lapilli.schedule.target import MAX_BINDINGS, Target
+from lapilli.target import MAX_BINDINGS, Target
 
 if TYPE_CHECKING:
     from lapilli.schedule.rows import Row

@@ -1,0 +1,22 @@
+"""What kernels are made for: `record.py` says what a target is, `portable.py` has those of files for any device, `device.py` makes
+that of one device, and `known.py` has devices that need not be there. No other folder has a number of a device."""
+
+from lapilli.target.device import has_half, has_matrix_units, kernels_for, of_device, on_device
+from lapilli.target.known import KNOWN
+from lapilli.target.portable import ANY, CPU, CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, TARGETS, plans_for, portable
+from lapilli.target.record import (
+    MATRIX_SUBGROUP,
+    MAX_BINDINGS,
+    PARTS,
+    STORAGE,
+    TEXELS,
+    Target,
+    for_values,
+    in_parts,
+)
+
+__all__ = [
+    "ANY", "CPU", "CPU_HALF", "GPU", "GPU_HALF", "GPU_MATRIX", "KNOWN", "MATRIX_SUBGROUP", "MAX_BINDINGS", "PARTS", "STORAGE",
+    "TARGETS", "TEXELS", "Target", "for_values", "has_half", "has_matrix_units", "in_parts", "kernels_for", "of_device",
+    "on_device", "plans_for", "portable",
+]  # fmt: skip

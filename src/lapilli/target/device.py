@@ -1,0 +1,69 @@
+"""From a device, there or known, to its target: the one way to its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from lapilli.runtime.devices import Device
+from lapilli.target.known import units_of
+from lapilli.target.portable import ANY, CPU, CPU_HALF, GPU, GPU_HALF, GPU_MATRIX
+from lapilli.target.record import MATRIX_SUBGROUP, TEXELS, Target
+
+_TYPICAL_UNITS = {"discrete": 64, "integrated": 8}
+"""Compute units of GPUs that do not say how many they have."""
+_MATRIX_SHARED = 1 << 15
+"""Bytes of work-group memory with which most tiles of the kernels for matrix units can be had."""
+
+
+def of_device(device: Device, *, half: bool, matrix: bool) -> Target:
+    """The target for one device.
+
+    half: 16-bit storage is wanted; matrix: matrix units too. Where the device lacks them, the target does without."""
+    limits = device.limits
+    half = half and has_half(device)
+    kind = kernels_for(device.type, limits)
+    if kind == "gpu":
+        target = (GPU_MATRIX if matrix and has_matrix_units(device) else GPU_HALF) if half else GPU
+        target = replace(
+            target,
+            compute_units=limits.get("compute_units") or units_of(device.name) or _TYPICAL_UNITS.get(device.type, 16),
+            shared_memory=limits["shared_memory"],
+            invocations=limits["max_workgroup_invocations"],
+        )
+    elif kind == "cpu":
+        target = CPU_HALF if half else CPU
+    else:
+        target = ANY
+    return on_device(target, limits)
+
+
+def has_half(device: Device) -> bool:
+    """Whether kernels can compute with halves and keep them in buffers."""
+    return device.features["float16"] and device.features["storage_16bit"]
+
+
+def has_matrix_units(device: Device) -> bool:
+    """Whether the kernels for matrix units run: what the player requires of their plans."""
+    features, limits = device.features, device.limits
+    low, high = limits["min_subgroup_size"], limits["max_subgroup_size"]
+    return (
+        features["cooperative_matrix"]
+        and features["vulkan_memory_model"]
+        and low <= MATRIX_SUBGROUP <= high
+        and (low == high or features["subgroup_size_control"])
+        and limits["shared_memory"] >= _MATRIX_SHARED
+    )
+
+
+def kernels_for(type: str, limits: Mapping[str, Any]) -> str:
+    """Which kernels suit a device of a type: "gpu", "cpu" (through texel buffers) or "any"."""
+    if type != "cpu":
+        return "gpu"
+    return "cpu" if limits["texel_elements"] >= TEXELS else "any"
+
+
+def on_device(target: Target, limits: Mapping[str, Any]) -> Target:
+    """The target for one device, by its limits: values are bound in parts where it must be."""
+    return replace(target, storage=limits["storage_buffer_range"] // 256 * 256)

@@ -1,0 +1,29 @@
+"""The targets of files that run on any device: one plan for each class of devices, of which the player takes the best."""
+
+from __future__ import annotations
+
+from lapilli.target.record import Target
+
+_UNITS = 132
+"""Compute units that tiles are chosen for where the device is not known: what the tiles were measured with. For fewer, larger tiles
+would do as well; too large ones leave units idle, which costs more."""
+
+GPU_MATRIX = Target("gpu-fp16-matrix", "gpu", half=True, cooperative_matrix=True,
+                    compute_units=_UNITS, shared_memory=49152, invocations=256)  # fmt: skip
+GPU_HALF = Target("gpu-fp16", "gpu", half=True, compute_units=_UNITS, shared_memory=32768, invocations=256)
+GPU = Target("gpu-fp32", "gpu", compute_units=_UNITS, shared_memory=32768, invocations=256)
+CPU_HALF = Target("cpu-fp16", "any", half=True, texel=True)
+CPU = Target("cpu-fp32", "any", texel=True)
+ANY = Target("any-fp32", "any")
+
+TARGETS = {t.name: t for t in (GPU_MATRIX, GPU_HALF, GPU, CPU_HALF, CPU, ANY)}
+
+
+def portable(name: str) -> Target:
+    """What every device of a class has. Raises KeyError for a name that is not in `TARGETS`."""
+    return TARGETS[name]
+
+
+def plans_for(precision: str) -> list[Target]:
+    """The targets of a portable program, best first. A half-precision program runs without 16-bit storage too."""
+    return [GPU_MATRIX, GPU_HALF, CPU_HALF, GPU, ANY] if precision == "fp16" else [GPU, CPU, ANY]

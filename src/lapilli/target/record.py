@@ -1,0 +1,61 @@
+"""What a plan is made for: what a class of devices, or one device, has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from lapilli.ir.node import MOST_ELEMENTS, Node, nbytes
+
+MAX_BINDINGS = 32
+"""Of a kernel (docs/format.md)."""
+PARTS = "-parts"
+"""How the names of plans end that bind large values in parts."""
+STORAGE = 1 << 27
+"""Bytes of a storage buffer that every device can bind."""
+TEXELS = 1 << 24
+"""Elements of a texel buffer that a device must offer for plans that read through them."""
+MATRIX_SUBGROUP = 32
+"""Invocations of the subgroups that the kernels for matrix units are written for."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A class of devices or one of them, and how kernels for it look.
+
+    name: of the plan. kind: "gpu" (subgroup operations and shared memory) or "any" (no barriers, no subgroup operations: drivers
+    of type CPU run these best, and every device can). half: 16-bit storage is there. texel: vectors are read through uniform texel
+    buffers, which software drivers do best. cooperative_matrix: fp16 matrix units, 16 x 16 x 16. compute_units: what tiles are
+    chosen for. shared_memory: bytes of a work group. invocations: of a work group, at most. storage: bytes of a storage buffer
+    that a kernel binds at once (0: all), a multiple of 256. open_parts: parts in which values are bound whose size has no bound."""
+
+    name: str
+    kind: str
+    half: bool = False
+    texel: bool = False
+    cooperative_matrix: bool = False
+    compute_units: int = 1
+    shared_memory: int = 1 << 14
+    invocations: int = 128
+    storage: int = 0
+    open_parts: int = 1
+
+    def parts(self, node: Node) -> int:
+        """In how many parts a kernel binds the memory of a value, unless it reads it through texel buffers. Nothing is bound in
+        parts beyond the elements that kernels can count."""
+        if not self.storage:
+            return 1
+        most = nbytes(node).bounds[1]
+        wanted = self.open_parts if most is None else -(-most // self.storage)
+        return max(1, min(wanted, MOST_ELEMENTS * node.dtype.size // self.storage))
+
+
+def in_parts(target: Target) -> Target:
+    """The same class of devices, with values that are larger than what every device binds at once bound in parts."""
+    return replace(target, name=target.name + PARTS, storage=STORAGE)
+
+
+def for_values(target: Target, nbytes: int) -> Target:
+    """The target for values of open size and up to so many bytes: there are few such targets, so that programs serve many sizes."""
+    return replace(
+        target, open_parts=1 << (-(-nbytes // target.storage) - 1).bit_length() if nbytes > target.storage > 0 else 1
+    )

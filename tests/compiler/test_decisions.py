@@ -1,0 +1,167 @@
+"""Which kernel, tile and layout a device gets, for devices that need not be there: `decisions.txt` holds what was decided when it
+was last accepted. After a change that is meant, run LAPILLI_ACCEPT=1 pytest tests/compiler/test_decisions.py and check its diff."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import lapilli
+from lapilli.capture import capture
+from lapilli.codegen.select import choose_templates, write_all
+from lapilli.errors import CompileError
+from lapilli.graph.module import Module
+from lapilli.legalize.passes import prepare
+from lapilli.lower import lower
+from lapilli.schedule.plan import Schedule, schedule
+from lapilli.target import KNOWN, TARGETS, Target, has_matrix_units, of_device, portable
+
+ACCEPTED = Path(__file__).with_name("decisions.txt")
+
+
+class Of(torch.nn.Module):
+    """A function with weights."""
+
+    def __init__(self, function: Callable[..., torch.Tensor], *weights: torch.Tensor) -> None:
+        super().__init__()
+        self.function = function
+        for k, w in enumerate(weights):
+            self.register_buffer(f"w{k}", w)
+        self.count = len(weights)
+
+    def forward(self, *x: torch.Tensor) -> torch.Tensor:
+        return self.function(*x, *(getattr(self, f"w{k}") for k in range(self.count)))
+
+
+def weight(*shape: int) -> torch.Tensor:
+    return torch.full(shape, 0.01)
+
+
+def image(channels: int, size: int) -> torch.Tensor:
+    return torch.zeros(1, channels, size, size)
+
+
+CASES: dict[str, tuple[torch.nn.Module, tuple[torch.Tensor, ...]]] = {
+    "linear, one row": (Of(F.linear, weight(1024, 1024)), (torch.zeros(1, 1024),)),
+    "linear, 128 rows": (Of(F.linear, weight(1024, 512)), (torch.zeros(128, 512),)),
+    "product of 2048": (Of(torch.matmul, weight(2048, 2048)), (torch.zeros(2048, 2048),)),
+    "batch of products": (Of(torch.matmul), (torch.zeros(12, 64, 64), torch.zeros(12, 64, 64))),
+    "first convolution": (Of(lambda x, w: F.conv2d(x, w, stride=2, padding=1), weight(32, 3, 3, 3)), (image(3, 64),)),
+    "convolution": (Of(lambda x, w: F.conv2d(x, w, padding=1), weight(64, 64, 3, 3)), (image(64, 28),)),
+    "pointwise convolution": (Of(F.conv2d, weight(96, 64, 1, 1)), (image(64, 28),)),
+    "depthwise convolution": (Of(lambda x, w: F.conv2d(x, w, padding=1, groups=64), weight(64, 1, 3, 3)), (image(64, 28),)),
+    "attention": (Of(F.scaled_dot_product_attention), tuple(torch.zeros(1, 8, 197, 64) for _ in range(3))),
+    "softmax": (Of(lambda x: x.softmax(-1)), (torch.zeros(64, 512),)),
+    "layer norm": (Of(lambda x, w: F.layer_norm(x, (512,), w), weight(512)), (torch.zeros(64, 512),)),
+    "sum": (Of(lambda x: x.sum()), (torch.zeros(100_000),)),
+    "map": (Of(lambda x: x.relu() * 2), (torch.zeros(7, 1000),)),
+}  # fmt: skip
+
+
+@cache
+def prepared(name: str, half: bool) -> Module:
+    model, inputs = CASES[name]
+    dtype = torch.float16 if half else torch.float32
+    return prepare(capture(model.to(dtype).eval(), tuple(x.to(dtype) for x in inputs)))
+
+
+def planned(name: str, target: Target) -> Schedule:
+    graph = lower(prepared(name, target.half), "fp16" if target.half else "fp32", target.half)
+    return schedule(graph, target, choose_templates)
+
+
+def decisions(target: Target) -> Iterator[str]:
+    for name in CASES:
+        s = planned(name, target)
+        kernels = write_all(s)
+        for task in s.order.run:
+            w = kernels[task.out.id]
+            call = re.search(r"(\w+)<([^;]*)>\(P", w.source)
+            numbers = " ".join(re.findall(r"\b\d+\b", call[2])) if call is not None else ""
+            kernel = f"{call[1]}<{numbers}>" if call is not None else w.name
+            groups = "x".join(map(str, w.groups))
+            order = "".join(map(str, s.layouts[task.out.id].order))
+            units = f", subgroups of {w.subgroup}" if w.subgroup else ""
+            shared = f", {w.shared} B shared" if w.shared else ""
+            yield f"    {name}: {kernel}, {groups} groups of {'x'.join(map(str, w.local))}{shared}{units}, layout {order}"
+
+
+def all_decisions() -> str:
+    lines: list[str] = []
+    seen: dict[str, str] = {}
+    for name, device in KNOWN.items():
+        for precision in ("fp32", "fp16"):
+            target = of_device(device, half=precision == "fp16", matrix=True)
+            text = "\n".join(decisions(target))
+            lines.append(f"{name}, {precision}: {target.name}, {target.compute_units} compute units")
+            lines.append(text if text not in seen else f"    as {seen[text]}")
+            seen.setdefault(text, f"{name}, {precision}")
+    return "\n".join(lines) + "\n"
+
+
+def test_decisions_are_those_that_were_accepted() -> None:
+    found = all_decisions()
+    if os.environ.get("LAPILLI_ACCEPT"):
+        ACCEPTED.write_text(found)
+    accepted = ACCEPTED.read_text()
+    changed = [f"{a}\n  now:{b}" for a, b in zip(accepted.splitlines(), found.splitlines(), strict=False) if a != b]
+    assert found == accepted, "\n".join(changed[:20])
+
+
+def test_every_kernel_fits_its_device() -> None:
+    for name, device in KNOWN.items():
+        for half in (False, True):
+            target = of_device(device, half=half, matrix=True)
+            for case in CASES:
+                for w in write_all(planned(case, target)).values():
+                    x, y, z = w.local
+                    assert x * y * z <= device.limits["max_workgroup_invocations"], (name, w.name)
+                    assert w.shared <= device.limits["shared_memory"], (name, w.name)
+                    assert not w.matrix or has_matrix_units(device), (name, w.name)
+
+
+def test_portable_targets_are_those_of_files() -> None:
+    assert {portable(name).name for name in TARGETS} == set(TARGETS)
+
+
+@pytest.mark.parametrize(
+    "features, limits, units",
+    [
+        ({}, {}, True),
+        ({"cooperative_matrix": False}, {}, False),
+        ({"vulkan_memory_model": False}, {}, False),
+        ({}, {"max_subgroup_size": 16}, False),
+        ({}, {"min_subgroup_size": 64, "max_subgroup_size": 64}, False),
+        ({}, {"min_subgroup_size": 16}, True),
+        ({"subgroup_size_control": False}, {"min_subgroup_size": 16}, False),
+        ({}, {"shared_memory": 32 << 10}, True),
+        ({}, {"shared_memory": 16 << 10}, False),
+    ],
+)
+def test_matrix_units_need_all_that_their_kernels_need(
+    features: dict[str, bool], limits: dict[str, int], units: bool
+) -> None:
+    h100 = KNOWN["h100"]
+    device = replace(h100, features={**h100.features, **features}, limits={**h100.limits, **limits})
+    assert of_device(device, half=True, matrix=True).cooperative_matrix is units
+
+
+def test_a_driver_that_does_not_say_its_compute_units() -> None:
+    arc = KNOWN["arc"]
+    silent = replace(arc, name="Intel(R) Arc(TM) A770 Graphics (DG2)", limits={**arc.limits, "compute_units": 0})
+    assert of_device(silent, half=False, matrix=False).compute_units == 32
+    stranger = replace(silent, name="a new one")
+    assert of_device(stranger, half=False, matrix=False).compute_units == 64
+
+
+def test_a_target_that_is_not_known() -> None:
+    with pytest.raises(CompileError, match="one of the devices h100"):
+        lapilli.compile(torch.nn.ReLU(), (torch.zeros(3),), target="voodoo2")
