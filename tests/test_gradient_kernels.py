@@ -81,3 +81,19 @@ def test_reductions_of_open_sizes_end_where_the_size_does() -> None:
     given: dict[Atom, int] = {atom: 16 for size in graph.symbols.values() for atom in size.atoms()}
     extents = [axis.extent for node in graph.nodes() if isinstance(node, Reduce) for axis in node.raxes]
     assert sorted(extent.evaluate(given) for extent in extents) == [1, 16]
+
+
+def test_gradient_of_a_convolution_whose_sizes_are_all_open() -> None:
+    """Its sums are as long as products of quotients of sizes. Written out wherever they come, they made kernels of nine megabytes,
+    which the player refuses."""
+
+    def f(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return torch.conv3d(torch.conv3d(x, w, None, 2), v, None, 1, 1, 1, 2)
+
+    torch.manual_seed(5)
+    x, w, v = torch.randn(1, 2, 5, 4, 5), torch.randn(4, 2, 2, 3, 3), torch.randn(8, 2, 3, 3, 3)
+    found = torch.compile(f, backend="vulkan", dynamic=True)(x, w, v.requires_grad_())
+    g = torch.randn(found.shape)
+    wide = v.detach().double().requires_grad_()
+    wanted = torch.autograd.grad(f(x.double(), w.double(), wide), wide, g.double())
+    assert relative_error(torch.autograd.grad(found, v, g), wanted) < FLOAT_BOUND

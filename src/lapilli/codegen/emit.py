@@ -24,6 +24,7 @@ from lapilli.ir.integer import (
     as_int,
     is_nonnegative,
     of,
+    weight,
 )
 from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Node
@@ -31,6 +32,10 @@ from lapilli.ir.special import FUNCTIONS as SPECIAL
 from lapilli.schedule.layout import Layout
 
 LANES = 4
+_HEAVY = 64
+"""Weight of an integer expression from which it is computed once and has a name. Sizes that are quotients of sums of products of
+sizes (the pieces of a long sum, in the gradient of a convolution of open sizes) come in each other's operands several times:
+written out, they made a kernel of nine megabytes."""
 
 
 class NotVectorizable(Exception):
@@ -261,6 +266,7 @@ class Emitter:
         self.lines: list[str] = []
         self.indent = indent
         self._known: list[dict[tuple[int, bool], str]] = [{}]
+        self._named: list[dict[str, str]] = [{}]  # heavy integers, by key
         self._counter = [0]
 
     # -- statements
@@ -278,6 +284,7 @@ class Emitter:
         """An emitter for a nested block: it sees what is named here."""
         inner = Emitter(self.kernel, dict(self.names), self.lane, dict(self.values), self.indent + "    ")
         inner._known = [*self._known, {}]
+        inner._named = [*self._named, {}]
         inner._counter = self._counter
         inner.uniform = set(self.uniform)
         return inner
@@ -308,6 +315,17 @@ class Emitter:
             return known
         if isinstance(a, Symbol):
             return self.kernel.param(Int((((a,), 1),), 0), a.name)
+        if weight(a) < _HEAVY:
+            return self._combination(a)
+        for scope in reversed(self._named):
+            if a.key in scope:
+                return scope[a.key]
+        code, text = self._combination(a), self.fresh()
+        self.line(f"int {text} = {code};")
+        self._named[-1][a.key] = text
+        return text
+
+    def _combination(self, a: Atom) -> str:
         if isinstance(a, Quotient | Remainder):
             op, slow = ("/", "floordiv") if isinstance(a, Quotient) else ("%", "floormod")
             if is_nonnegative(a.x) and is_nonnegative(a.y):

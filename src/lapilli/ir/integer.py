@@ -185,6 +185,11 @@ class Indirect(Atom):
         return 0, None if hi is None else max(hi - 1, 0)
 
 
+def weight(a: Atom) -> int:
+    """See `Int.weight`."""
+    return a.x.weight + a.y.weight if isinstance(a, Quotient | Remainder | Extremum) else 1
+
+
 @dataclass(frozen=True, eq=False)
 class Int:
     """An integer expression in canonical form: const + sum of coefficient * monomial."""
@@ -290,6 +295,11 @@ class Int:
             lo = None if lo is None or a is None else lo + c * a
             hi = None if hi is None or b is None else hi + c * b
         return lo, hi
+
+    @cached_property
+    def weight(self) -> int:
+        """Variables, symbols and numbers that the expression has when it is written out, each as often as it comes."""
+        return (self.const != 0) + sum(weight(a) for m, _ in self.terms for a in m)
 
     def atoms(self) -> set[Atom]:
         """All variables and symbols that the expression reads (Indirect atoms as themselves)."""
