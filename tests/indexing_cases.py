@@ -193,7 +193,17 @@ def factorisations() -> Cases:
     found[aten.cdist.default] = [Case(aten.cdist.default, (a, b, p)) for p in norms]
     found[aten._cdist_forward.default] = [Case(aten._cdist_forward.default, (a, b, p, None)) for p in norms]
     found[aten._pdist_forward.default] = [Case(aten._pdist_forward.default, (f(6, 3), p)) for p in norms]
+    three = (f(5, 3), f(2, 3, 4), f(5, 4))
     found[aten._trilinear.default] = [
-        Case(aten._trilinear.default, (f(5, 3), f(2, 3, 4), f(5, 4), [1, 3], [0], [1, 2], [2, 3]))
+        Case(aten._trilinear.default, (*three, [1, 3], [0], [1, 2], sums, *unroll))
+        for sums, unroll in (
+            ([2, 3], ()),
+            ([2], ()),
+            ([3], ()),
+            ([], ()),
+            ([1, 2, 3], ()),
+            ([2, 3], (2,)),
+            ([0, 3], (0,)),
+        )
     ]
     return found

@@ -158,3 +158,14 @@ def test_interpolation_beside_infinity() -> None:
         expected = F.interpolate(image, size=size, mode="bilinear")
         ours = F.interpolate(image.to("vulkan"), size=size, mode="bilinear").cpu()
         torch.testing.assert_close(ours, expected, equal_nan=True, rtol=1e-5, atol=1e-6)
+
+
+def test_bilinear_products_beside_infinity(target: str) -> None:
+    """(x W) y, in torch's order: the sum of all products has infinities of both signs where this has one."""
+    torch.manual_seed(4)
+    x, y, w = torch.randn(6, 4), torch.randn(6, 5), torch.randn(3, 4, 5)
+    x[0, 2], x[1, 1], y[2, 3], y[3, 0], x[4, 3], y[4, 4], x[5, 0] = INF, -INF, INF, -INF, -INF, INF, NAN
+    wanted = F.bilinear(x.double(), y.double(), w.double()).float()
+    assert wanted.isinf().sum() == 6
+    for ours in (compiled(F.bilinear, x, y, w, target=target), F.bilinear(*(t.to("vulkan") for t in (x, y, w))).cpu()):
+        torch.testing.assert_close(ours, wanted, equal_nan=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -77,24 +77,37 @@ def trilinear(
     sumdim: Sequence[int],
     unroll: int = 1,
 ) -> Node:
-    """The sum over `sumdim` of the product of three tensors, which get new dimensions of size 1 first."""
+    """The sum over `sumdim` of the product of three tensors, which get new dimensions of size 1 first. What `c` does not have is
+    summed before `c` is multiplied, as torch does: infinities of opposite signs meet in other places otherwise."""
     rank = a.rank + len(expand_a)
-    factors = [(a, set(expand_a)), (b, set(expand_b)), (c, set(expand_c))]
+    kind = call.dtype.compute
+    has = [[d for d in range(rank) if d not in new] for new in (expand_a, expand_b, expand_c)]
     sizes: list[Int] = [as_int(1)] * rank
-    for x, new in factors:
-        for d, size in zip((d for d in range(rank) if d not in new), x.shape, strict=True):
+    for x, dims in zip((a, b, c), has, strict=True):
+        for d, size in zip(dims, x.shape, strict=True):
             sizes[d] = size if size != 1 else sizes[d]
     summed = sorted(d % rank for d in sumdim)
+    first = [d for d in summed if d not in has[2] and d != unroll % rank]
+
+    def factor(x: Node, dims: Sequence[int], full: Mapping[int, Int]) -> Expr:
+        return cast_to(load(x, broadcast(x, [full[d] for d in dims])), kind)
+
+    def pair(full: Mapping[int, Int]) -> Expr:
+        return factor(a, has[0], full) * factor(b, has[1], full)
+
+    if first:
+        left = [d for d in range(rank) if d not in first and (d in has[0] or d in has[1])]
+        inner = call.reduce(
+            "sum", lambda at, r: pair({**dict(zip(left, at, strict=True)), **dict(zip(first, r, strict=True))}),
+            [sizes[d] for d in left], [sizes[d] for d in first], DType.float32 if kind is DType.float32 else None, "_pair",
+        )  # fmt: skip
+    rest = [d for d in summed if d not in first]
     kept = [d for d in range(rank) if d not in summed]
 
     def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
-        full: dict[int, Int] = dict(zip(kept, at, strict=True)) | dict(zip(summed, r, strict=True))
-        result: Expr | None = None
-        for x, new in factors:
-            place = [full[d] for d in range(rank) if d not in new]
-            e = cast_to(load(x, broadcast(x, place)), call.dtype.compute)
-            result = e if result is None else result * e
-        assert result is not None
-        return result
+        full = {**dict(zip(kept, at, strict=True)), **dict(zip(rest, r, strict=True))}
+        return (factor(inner, left, full) if first else pair(full)) * factor(c, has[2], full)
 
-    return call.reduce("sum", body, [sizes[d] for d in kept], [sizes[d] for d in summed])
+    if not rest:
+        return call.map(lambda *at: body(at, ()), [sizes[d] for d in kept])
+    return call.reduce("sum", body, [sizes[d] for d in kept], [sizes[d] for d in rest])
