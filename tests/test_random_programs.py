@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn import functional as F
-from whole_programs import families, generate, networks, reference, shrink
+from whole_programs import families, generate, networks, reference, shrink, ways
 from whole_programs.program import Leaf, Program, Step, defined, dump
 
 import lapilli
@@ -56,6 +56,33 @@ def test_what_may_differ_and_what_may_not() -> None:
     text = "({0} * 0.3).topk(3).indices"  # equal but for their rounding: of the three last, only the first is definite
     (order, *_) = reference.expected(_program(text, _numbers([5, 2, 2, 2, 1])), 5)
     assert order.bound.isinf().tolist() == [False, True, True]
+
+
+def test_what_may_be_equal_after_rounding() -> None:
+    """Two numbers within their rounding of each other, and a sum of two within its rounding of 0: computed in a device's precision
+    they may be the same, though disturbed numbers never are."""
+    x, third = (
+        _numbers([1.0, 2.0, 4.0]),
+        Leaf("y", (3,), "float32", "literal", 0, data=dump(torch.tensor([0.3, 0.6, 1.5]))),
+    )
+    (unequal, *_) = reference.expected(_program("{0} * 0.3 != {1}", x, third), 5)
+    assert unequal.bound.isinf().tolist() == [True, True, False]
+    (zero, *_) = reference.expected(
+        _program("torch.logaddexp2({0}, {0}).logical_not()", _numbers([-1.0, -2.0, 1.0])), 5
+    )
+    assert zero.bound.isinf().tolist() == [True, False, False]
+    infinite = [float("inf"), float("-inf"), float("nan")]
+    (added, *_) = reference.expected(_program("torch.logaddexp({0}, {0})", _numbers(infinite)), 5)
+    assert torch.equal(added.value.nan_to_num(7), torch.tensor(infinite, dtype=torch.float64).nan_to_num(7))
+    assert not added.bound.isinf().any()
+
+
+def test_torchs_failures_are_alike_whatever_addresses_they_name() -> None:
+    text = "BackendCompilerFailed: backend='{}' raised: s1**2 (<class 'torch.SymInt'>, {}) of <Tracer object at {}>"
+    ours = ways.Outcome("fails", text.format("vulkan", 140207419805968, "0x7f8496c95e50"))
+    torchs = ways.Outcome("fails", text.format("aot_eager", 139931934339856, "0x7f447130b790"))
+    assert ways._is_alike(ours, torchs)
+    assert not ways._is_alike(ours, ways.Outcome("fails", torchs.text.replace("s1**2", "s1**3")))
 
 
 def test_changed_arguments_are_given_as_they_were() -> None:

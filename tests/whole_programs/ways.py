@@ -115,14 +115,16 @@ def _outcome(
 
 
 def _is_alike(one: Outcome, other: Outcome) -> bool:
-    """Whether both raise the same, but for the tensors that it names, or have the same result wrong, or torch believes that a view
-    is possible that is none (strides of fake tensors that are not those of the real ones)."""
+    """Whether both raise the same, but for the tensors and addresses that it names, or have the same result wrong, or torch
+    believes that a view is possible that is none (strides of fake tensors that are not those of the real ones)."""
     if one.status == "wrong" and other.text.startswith("RuntimeError: view size is not compatible"):
         return True
     if one.status != other.status:
         return False
     if one.status == "fails":
-        first, second = (re.sub(r"backend='\w+'", "", o.text).partition("[")[0] for o in (one, other))
+        first, second = (
+            re.sub(r"backend='\w+'|0x[0-9a-f]+|\d{9,}", "", o.text).partition("[")[0] for o in (one, other)
+        )
         return first == second
     places = [re.match(r"(result|gradient) \d+ \(n = \d+\)", o.text) for o in (one, other)]
     return None not in places and len({p.group() for p in places if p}) == 1
