@@ -12,6 +12,7 @@ from typing import Any
 import as_gpu
 import pytest
 import torch
+import torch.nn.functional as F
 from agreement import Function
 
 import lapilli
@@ -21,6 +22,15 @@ import lapilli
 def anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     as_gpu.on_any_device(monkeypatch.setattr)
     monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
+
+
+class WithWeights(torch.nn.Module):
+    def __init__(self, f: Any, *weights: torch.Tensor) -> None:
+        super().__init__()
+        self.f, self.weights = f, torch.nn.ParameterList([torch.nn.Parameter(w, requires_grad=False) for w in weights])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.f(x, *self.weights)
 
 
 def agrees(f: Any, *args: torch.Tensor, **named: Any) -> None:
@@ -33,6 +43,44 @@ def test_rows_with_numbers_of_several_kinds_in_shared_memory() -> None:
     """Every array takes whole units of 16 bytes."""
     x, y = torch.randn(3, 5), torch.randint(-5, 5, (3, 5))
     agrees(lambda x, y: (x * y.amax(-1, keepdim=True)).sum(-1, keepdim=True) + x, x, y)
+
+
+FEW_ROWS: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
+    "one row": (F.linear, ((1, 64), (37, 64))),
+    "a vector": (F.linear, ((64,), (37, 64))),
+    "three rows, a bias": (F.linear, ((3, 12), (5, 12), (5,))),
+    "eight rows": (F.linear, ((8, 1000), (129, 1000))),
+    "nine rows are for tiles": (F.linear, ((9, 64), (37, 64))),
+    "one column": (F.linear, ((2, 8), (1, 8))),
+    "batches": (torch.matmul, ((5, 2, 36), (5, 36, 7))),
+    "batches of lines": (lambda x, w: x @ w.mT, ((2, 3, 1, 20), (2, 3, 11, 20))),
+    "a shared matrix": (torch.matmul, ((4, 2, 36), (36, 7))),
+    "terms that are no fours": (F.linear, ((2, 7), (5, 7))),
+    "rows that lie apart": (lambda x, w: F.linear(x[:, :32], w), ((4, 64), (9, 32))),
+    "no terms": (F.linear, ((2, 0), (5, 0))),
+    "an epilogue": (lambda x, w: F.gelu(F.linear(x, w)) + x.sum(), ((2, 16), (6, 16))),
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("weights", [True, False])
+def test_products_of_a_few_rows(precision: str, weights: bool) -> None:
+    """Matrices that are arguments, and constants, which may be packed."""
+    random = torch.Generator().manual_seed(5)
+    dtype = torch.float16 if precision == "fp16" else torch.float32
+    shown = []
+    for name, (f, shapes) in FEW_ROWS.items():
+        x, *rest = (torch.randn(s, generator=random).to(dtype) for s in shapes)
+        model = WithWeights(f, *rest) if weights else Function(f)
+        given = (x,) if weights else (x, *rest)
+        exact = f(x.double(), *(w.double() for w in rest))
+        bound = 2e-3 if precision == "fp16" else 1e-5  # results, and what an epilogue keeps, are rounded to the type
+        with lapilli.compile(model, given, target=f"gpu-{precision}", precision=precision, fallback="error") as program:
+            torch.testing.assert_close(
+                program(*given).double(), exact, rtol=bound, atol=bound, msg=lambda m, name=name: f"{name}: {m}"
+            )
+            shown.append(any(k.kernel == "few_rows" for k in program.profile(list(given), 1).kernels))
+    assert sum(shown) >= (9 if weights else 6)
 
 
 def test_attention_reads_its_own_rows() -> None:

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from lapilli.codegen.gpu_matvec import few_rows, matvec
 from lapilli.codegen.gpu_tiles import Rows, Tiles
-from lapilli.codegen.gpu_wrapper import (
-    SIGNATURE,
-    SUBGROUP_ARITHMETIC,
-    SUBGROUP_BASIC,
-    batched,
-    source,
-    source8,
-    with_sizes,
-)
+from lapilli.codegen.gpu_wrapper import SIGNATURE, all_multiples, are_halves, batched, source, with_sizes
 from lapilli.codegen.kernel import Written
 from lapilli.codegen.packing import as_words, channels_last, filter_index, flat, is_nested, pack_depthwise
 from lapilli.codegen.template import Context, Wrapper
@@ -43,14 +36,6 @@ def choose(task: Task, ctx: Context) -> None:
             task.template = _convolution(conv, ctx)
 
 
-def _all_multiples(n: int, *values: IntLike) -> bool:
-    return all(as_int(v) % n == 0 for v in values)
-
-
-def _halves(*nodes: Node) -> bool:
-    return all(n.dtype is DType.float16 for n in nodes)
-
-
 # -- the left operand of a tile kernel: how rows are read
 
 
@@ -60,14 +45,14 @@ def _matmul_rows(x: Operand, m: Int, k: Int, matrix: bool) -> Rows | None:
         if x.offset != 0:
             return None
         # Eight rows are read at once: beyond the last there may be no memory. (Of a single column, any step is a multiple.)
-        transposed = row == 1 and _all_multiples(8, m, batch, step)
-        if not transposed and (step != 1 or not _all_multiples(8, k, batch, row)):
+        transposed = row == 1 and all_multiples(8, m, batch, step)
+        if not transposed and (step != 1 or not all_multiples(8, k, batch, row)):
             return None
         line = step if transposed else row
         return Rows("MatmulA<X>", "MatmulParams", {"lda8": line // 8, "batchA8": batch // 8}, x.node, 8, (), transposed)
     if x.offset != 0:
         return None
-    wide = step == 1 and _all_multiples(4, k, batch, row)
+    wide = step == 1 and all_multiples(4, k, batch, row)
     unit = 4 if wide else 1
     words: dict[str, IntLike] = {"K": k, "lda": row // unit, "columnA": step, "batchA": batch // unit}
     return Rows("VectorA<X>" if wide else "ScalarA<X>", "MatmulParams4", words, x.node, 4 if wide else 1, ())
@@ -83,14 +68,14 @@ def _conv_rows(v: ConvolutionView, x: Operand, matrix: bool, batch: Int) -> Rows
         return None
     if matrix:
         line = x.strides[3] * v.w
-        if x.strides[1] != 1 or not _all_multiples(8, c, batch, x.strides[3]) or (v.h != 1 and x.strides[2] != line):
+        if x.strides[1] != 1 or not all_multiples(8, c, batch, x.strides[3]) or (v.h != 1 and x.strides[2] != line):
             return None
         words = {
             "H": v.h, "W": v.w, "C8": c // 8, "OW": v.out_w, "KW": v.kernel[1], **common, "dilationH": v.dilation[0],
             "dilationW": v.dilation[1], "pixel8": x.strides[3] // 8, "batchA8": batch // 8,
         }  # fmt: skip
         return Rows("ConvA<X>", "ConvParams", words, x.node, 8, ("gpu_conv_coopmat",))
-    wide = x.strides[1] == 1 and _all_multiples(4, c, batch, x.strides[2], x.strides[3])
+    wide = x.strides[1] == 1 and all_multiples(4, c, batch, x.strides[2], x.strides[3])
     unit = 4 if wide else 1
     words = {
         "H": v.h, "W": v.w, "C": c // unit, "OW": v.out_w, "KW": v.kernel[1], "K": c * (v.kernel[0] * v.kernel[1]), **common,
@@ -119,15 +104,18 @@ def _first_layer_rows(v: ConvolutionView) -> Rows | None:
 
 
 def _matmul(v: MatmulView, ctx: Context) -> Template | None:
-    if ctx.target.cooperative_matrix and _halves(v.lhs.node, v.rhs.node):
-        found = _matvec(v) or _matrix_product(v, ctx)
+    if ctx.target.cooperative_matrix and are_halves(v.lhs.node, v.rhs.node):
+        found = matvec(v, ctx) or _matrix_product(v, ctx)
         if found is not None:
             return found
+    few = few_rows(v, ctx)
+    if few is not None:
+        return few
     rows = _matmul_rows(v.lhs, v.m, v.k, False)
     if rows is None:
         return None
     rhs = v.rhs
-    if ctx.is_whole(rhs.node) and rhs.strides[2] == 1 and rhs.offset == 0 and _all_multiples(4, v.n, *rhs.strides[:2]):
+    if ctx.is_whole(rhs.node) and rhs.strides[2] == 1 and rhs.offset == 0 and all_multiples(4, v.n, *rhs.strides[:2]):
         return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, False, rhs.strides[0], rhs.strides[1])
     return _with_packed_columns(v, rows, False, ctx)
 
@@ -142,10 +130,10 @@ def _matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
             return None
         rows = _packed_rows(v, ctx)
     # A chunk of the left operand has zeros where the last eight k are not full, if it does not lie across K as well.
-    if rhs.offset == 0 and rhs.strides[2] == 1 and _all_multiples(8, v.n, *rhs.strides[:2]):
+    if rhs.offset == 0 and rhs.strides[2] == 1 and all_multiples(8, v.n, *rhs.strides[:2]):
         return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[1])
     across = rhs.strides[1] == 1 and not isinstance(rhs.node, Constant)  # constants are packed once
-    if rhs.offset == 0 and across and _all_multiples(8, v.k, rhs.strides[0], rhs.strides[2]):
+    if rhs.offset == 0 and across and all_multiples(8, v.k, rhs.strides[0], rhs.strides[2]):
         return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[2], transposed_w=True)
     return _with_packed_columns(v, rows, True, ctx)
 
@@ -189,7 +177,7 @@ def _convolution(v: ConvolutionView, ctx: Context) -> Template | None:
     if v.groups > 1 and v.n != 1:
         return None
     first = _first_layer_rows(v)
-    matrix = ctx.target.cooperative_matrix and _halves(v.weight)
+    matrix = ctx.target.cooperative_matrix and are_halves(v.weight)
     rows: Rows | None
     order = "channels last"
     if first is not None and matrix:
@@ -325,45 +313,3 @@ def _depthwise(v: ConvolutionView, ctx: Context) -> _Depthwise | None:
     if not dense:
         x = channels_last(v, ctx, 4, copy=True)
     return _Depthwise(v, x, pack_depthwise(v, ctx))
-
-
-@dataclass(frozen=True)
-class _Matvec:
-    """A linear layer at batch 1; w keeps torch's layout [N, K]."""
-
-    x: Node
-    w: Node
-    n: Int
-    k: Int
-    row: Int
-
-    @property
-    def operands(self) -> list[Node]:
-        return [self.x, self.w]
-
-    def write(self, task: Task, ctx: Context) -> Written:
-        return with_sizes(ctx, lambda lift: self._write(task, ctx, lift))
-
-    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
-        w = Wrapper(task, ctx, "gpu_matvec", lift=lift)
-        w.epilogue(as_int(1), self.n, batched(task), SIGNATURE, vector=False)
-        source8(w, "X", self.x)
-        source8(w, "W", self.w)
-        w.params(N=self.n, K8=self.k // 8, ldw8=self.row // 8, ldx8=self.k // 8)
-        size = 128
-        groups = (ceildiv(self.n, size // 32), as_int(1), as_int(1))
-        written = w.finish(f"matvec<X, W, E, {size}, 1>(P.t, gid, li);", groups, (size, 1, 1), "matvec", "MatvecParams",
-                           ["gpu_interfaces"])  # fmt: skip
-        written.subgroup = 32
-        written.subgroup_operations = SUBGROUP_BASIC | SUBGROUP_ARITHMETIC
-        written.flops = self.n * self.k * 2
-        return written
-
-
-def _matvec(v: MatmulView) -> _Matvec | None:
-    x, w = v.lhs, v.rhs
-    if v.m != 1 or v.batch != 1 or x.offset != 0 or x.strides[2] != 1:
-        return None
-    if w.strides[1] != 1 or w.offset != 0 or not _all_multiples(8, v.k, w.strides[2]):
-        return None
-    return _Matvec(x.node, w.node, v.n, v.k, w.strides[2])

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from lapilli.codegen.kernel import Written
 from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load, vector_load, within_limit
-from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
+from lapilli.ir.dtype import DType
+from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, of, product
 from lapilli.ir.node import Convolution, Matmul, Node
 from lapilli.schedule.task import Task
 
@@ -70,3 +71,11 @@ def source(w: Wrapper, name: str, node: Node, vector: bool) -> None:
         f"struct {name} : ISource\n{{\n    static float4 load4(uint i) {{ return {four}; }}\n"
         f"    static float load(uint i) {{ return {one}; }}\n}};\n"
     )
+
+
+def all_multiples(n: int, *values: IntLike) -> bool:
+    return all(as_int(v) % n == 0 for v in values)
+
+
+def are_halves(*nodes: Node) -> bool:
+    return all(n.dtype is DType.float16 for n in nodes)

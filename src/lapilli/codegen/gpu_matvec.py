@@ -1,0 +1,137 @@
+"""Products of a few rows on GPUs, where the matrix is read once and all that counts is how fast: one row of halves by whole
+subgroups (kernels/gpu_matvec.slang), a few rows of any float type on any GPU (kernels/gpu_few_rows.slang)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lapilli.codegen.gpu_wrapper import (
+    SIGNATURE,
+    SUBGROUP_ARITHMETIC,
+    SUBGROUP_BASIC,
+    all_multiples,
+    are_halves,
+    batched,
+    source,
+    source8,
+    with_sizes,
+)
+from lapilli.codegen.kernel import Written
+from lapilli.codegen.packing import flat
+from lapilli.codegen.template import Context, Wrapper
+from lapilli.ir.expr import Expr
+from lapilli.ir.integer import Int, as_int, ceildiv
+from lapilli.ir.node import Constant, Node
+from lapilli.schedule.contraction import MatmulView, Operand
+from lapilli.schedule.task import Task
+from lapilli.target import MATRIX_SUBGROUP
+
+MOST_ROWS = 8
+"""Rows up to which a matrix is read once for all of them; more are for tiles."""
+_TEAM, _INVOCATIONS = 32, 128
+
+
+@dataclass(frozen=True)
+class Matvec:
+    """One row of halves; w keeps torch's layout [N, K]."""
+
+    x: Node
+    w: Node
+    n: Int
+    k: Int
+    row: Int
+
+    @property
+    def operands(self) -> list[Node]:
+        return [self.x, self.w]
+
+    def write(self, task: Task, ctx: Context) -> Written:
+        return with_sizes(ctx, lambda lift: self._write(task, ctx, lift))
+
+    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
+        w = Wrapper(task, ctx, "gpu_matvec", lift=lift)
+        w.epilogue(as_int(1), self.n, batched(task), SIGNATURE, vector=False)
+        source8(w, "X", self.x)
+        source8(w, "W", self.w)
+        w.params(N=self.n, K8=self.k // 8, ldw8=self.row // 8, ldx8=self.k // 8)
+        size = _INVOCATIONS
+        groups = (ceildiv(self.n, size // MATRIX_SUBGROUP), as_int(1), as_int(1))
+        written = w.finish(f"matvec<X, W, E, {size}, 1>(P.t, gid, li);", groups, (size, 1, 1), "matvec", "MatvecParams",
+                           ["gpu_interfaces"])  # fmt: skip
+        written.subgroup = MATRIX_SUBGROUP
+        written.subgroup_operations = SUBGROUP_BASIC | SUBGROUP_ARITHMETIC
+        written.flops = self.n * self.k * 2
+        return written
+
+
+def matvec(v: MatmulView, ctx: Context) -> Matvec | None:
+    x, w = v.lhs, v.rhs
+    if not are_halves(x.node, w.node) or v.m != 1 or v.batch != 1 or x.offset != 0 or x.strides[2] != 1:
+        return None
+    if w.strides[1] != 1 or w.offset != 0 or not all_multiples(8, v.k, w.strides[2]):
+        return None
+    return Matvec(x.node, w.node, v.n, v.k, w.strides[2])
+
+
+@dataclass(frozen=True)
+class FewRows:
+    """out[b, m, n]; x and w: rows and lines along K, a multiple of four."""
+
+    x: Operand
+    w: Operand
+    batch: Int
+    m: int
+    n: Int
+    k: Int
+
+    @property
+    def operands(self) -> list[Node]:
+        return [self.x.node, self.w.node]
+
+    def write(self, task: Task, ctx: Context) -> Written:
+        return with_sizes(ctx, lambda lift: self._write(task, ctx, lift))
+
+    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
+        columns = 2 if self.m > 1 else 1
+        w = Wrapper(task, ctx, "gpu_few_rows", lift=lift)
+        w.epilogue(as_int(self.m), self.n, batched(task), SIGNATURE, vector=False)
+        source(w, "X", self.x.node, vector=True)
+        source(w, "W", self.w.node, vector=True)
+        (batch_x, row, _), (batch_w, _, line) = self.x.strides, self.w.strides
+        w.params(N=self.n, K4=self.k // 4, ldx4=row // 4, ldw4=line // 4, batchX4=batch_x // 4, batchW4=batch_w // 4)
+        groups = (ceildiv(self.n, _INVOCATIONS // _TEAM * columns), as_int(1), self.batch)
+        call = f"few_rows<X, W, E, {self.m}, {columns}, {_TEAM}, {_INVOCATIONS}>(P.t, gid, li);"
+        written = w.finish(call, groups, (_INVOCATIONS, 1, 1), "few_rows", "FewRowsParams", ["gpu_interfaces"])
+        written.shared = 4 * _INVOCATIONS * self.m * columns
+        written.flops = self.batch * self.n * self.k * (2 * self.m)
+        return written
+
+
+def few_rows(v: MatmulView, ctx: Context) -> FewRows | None:
+    """Lines of the matrix lie along K, or are packed so once, where it is a constant."""
+    m, x, w = v.m.value, v.lhs, v.rhs
+    if m is None or not 0 < m <= MOST_ROWS or not x.node.dtype.is_float or not w.node.dtype.is_float:
+        return None
+    if x.offset != 0 or x.strides[2] != 1 or not all_multiples(4, v.k, *x.strides[:2]):
+        return None
+    if (
+        not ctx.is_whole(w.node)
+        or w.offset != 0
+        or w.strides[1] != 1
+        or not all_multiples(4, w.strides[0], w.strides[2])
+    ):
+        if not isinstance(w.node, Constant):
+            return None
+        w = _packed_lines(v, ctx)
+    return FewRows(x, w, v.batch, m, v.n, v.k)
+
+
+def _packed_lines(v: MatmulView, ctx: Context) -> Operand:
+    rhs, element = v.rhs, flat(v.rhs.node, ctx)
+    shared = rhs.strides[0] == 0 or v.batch == 1
+
+    def body(b: Int, n: Int, k: Int) -> tuple[list[Int], Expr]:
+        return [], element(rhs.offset + b * rhs.strides[0] + k * rhs.strides[1] + n * rhs.strides[2])
+
+    node = ctx.packed("lines", rhs.node, [as_int(1) if shared else v.batch, v.n, v.k], body)
+    return Operand(node, as_int(0), (as_int(0) if shared else v.n * v.k, as_int(1), v.k))
