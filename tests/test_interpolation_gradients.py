@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import lapilli
+import lapilli.backend
 
 aten = torch.ops.aten
 SIZES = ((1, 5), (5, 1), (2, 7), (7, 2), (3, 13), (13, 3), (5, 5), (13, 26), (26, 13), (3, 4))
@@ -126,3 +127,48 @@ def test_open_sizes() -> None:
     for size in ((5, 7), (13, 4)):
         x = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(4))
         assert relative_error(_gradient(compiled, x, torch.float32), _gradient(up, x, torch.float64)) < FLOAT_BOUND
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear"])
+def test_training_keeps_interpolation_whole(mode: str, dynamic: bool) -> None:
+    """PyTorch's Python formulas take it apart: places in float32, and gradients scattered one by one, a thousand times slower."""
+    rank = {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}.get(mode, 2)
+    size = [9, 14, 4][:rank]
+
+    def by_size(x: Tensor) -> Tensor:
+        return F.interpolate(x, size=size, mode=mode)
+
+    def by_scale(x: Tensor) -> Tensor:
+        return F.interpolate(x, scale_factor=2.0, mode=mode)
+
+    x = torch.randn(2, 3, *[5, 6, 7][:rank], generator=torch.Generator().manual_seed(8))
+    for f in (by_size, by_scale):
+        torch._dynamo.reset()
+        before = [report for _, report in lapilli.backend.reports()]
+        compiled = torch.compile(f, backend="vulkan", dynamic=dynamic)
+        found = []
+        for call, given in ((compiled, x), (f, x.double())):
+            leaf = given.clone().requires_grad_()
+            result = call(leaf)
+            weights = torch.linspace(-1, 1, result.numel(), dtype=given.dtype).reshape(result.shape)
+            found.append((result.detach(), torch.autograd.grad(result, leaf, weights)[0]))
+        for ours, exact in zip(*found, strict=True):
+            assert relative_error(ours.numpy(), exact) < FLOAT_BOUND
+        new = [report for _, report in lapilli.backend.reports() if not any(report is old for old in before)]
+        operators = {o.operator for report in new for o in report.operators}
+        assert any("upsample" in o for o in operators) and not any("index_put" in o for o in operators), operators
+
+
+def test_pytorchs_own_formulas_of_interpolation_are_back_afterwards() -> None:
+    def keys() -> dict[str, list[Any]]:
+        packets = [aten.upsample_bilinear2d, aten.upsample_nearest2d, aten.upsample_bicubic2d]
+        return {
+            str(overload): [(k, id(f)) for k, f in overload.py_kernels.items()]
+            for packet in packets
+            for overload in (packet.default, packet.vec)
+        }
+
+    before = keys()
+    test_training_keeps_interpolation_whole("bilinear", True)
+    assert keys() == before

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._C import DispatchKey
+from torch._decomp.decompositions import upsample_compute_output_size
 from torch._dynamo.backends.common import aot_autograd
 from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -40,7 +42,7 @@ def compile_graph(
         partition_fn=min_cut_rematerialization_partition,
     )
     if _records_gradients(inputs):
-        with sdpa_kernel(SDPBackend.MATH), _errors_in_backward():
+        with sdpa_kernel(SDPBackend.MATH), _errors_in_backward(), _whole_interpolation():
             return backend(gm, inputs)
     with sdpa_kernel(SDPBackend.MATH) if _transforms(gm) else _whole_operators():
         return backend(gm, inputs)
@@ -110,6 +112,45 @@ def _whole_operators() -> Iterator[None]:
     kept: Any = exported_program._special_op_to_preserve_cia  # type: ignore[attr-defined]
     with exported_program._override_composite_implicit_decomp(dict.fromkeys(_composite_operators(), kept)):
         yield
+
+
+@contextmanager
+def _whole_interpolation() -> Iterator[None]:
+    """With the formulas of PyTorch's C++ for the gradients of interpolation: those in Python take it apart into small operators,
+    which compute places in float32, and scatter gradients."""
+    taken = [(o, dict(o.py_kernels)) for o in _interpolation()]
+    try:
+        for o, kernels in taken:
+            for key in kernels.keys() & {DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd}:
+                if o._overloadname == "vec":  # PyTorch's C++ takes no open sizes here
+                    o.py_kernels[key] = _with_sizes(o)
+                else:
+                    del o.py_kernels[key]
+            o._dispatch_cache.clear()
+        yield
+    finally:
+        for o, kernels in taken:
+            o.py_kernels.update(kernels)
+            o._dispatch_cache.clear()
+
+
+def _with_sizes(vec: Any) -> Callable[..., Any]:
+    """upsample_*.vec by the overload that is given the sizes of the result."""
+
+    def call(x: torch.Tensor, output_size: Any, *options: Any, scale_factors: Any = None) -> Any:
+        *flags, scales = (*options, scale_factors) if len(options) < len(vec._schema.arguments) - 2 else options
+        sizes = upsample_compute_output_size(x.shape, output_size, scales)  # type: ignore[no-untyped-call]
+        return vec.overloadpacket.default(x, sizes, *flags, *(scales or [None] * len(sizes)))
+
+    return call
+
+
+@lru_cache(maxsize=1)
+def _interpolation() -> tuple[Any, ...]:
+    """Overloads that PyTorch differentiates by a formula in Python, and Lapilli by one of its own."""
+    packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if "upsample_" in name]
+    overloads = [getattr(p, name) for p in packets if hasattr(p, "overloads") for name in p.overloads()]
+    return tuple(o for o in overloads if DispatchKey.Autograd in o.py_kernels and registry.is_supported(o))
 
 
 @lru_cache(maxsize=1)
