@@ -141,10 +141,9 @@ class Images(nn.Module):
 @pytest.mark.parametrize("layout", ["auto", "contiguous", "channels-last"])
 def test_layouts(layout: str) -> None:
     from lapilli.backend.graph import prepare
-    from lapilli.codegen.select import choose_templates
+    from lapilli.codegen.select import plan
     from lapilli.ir.node import Convolution
     from lapilli.lower import lower
-    from lapilli.schedule.plan import schedule
     from lapilli.target import ANY
 
     torch.manual_seed(0)
@@ -153,7 +152,7 @@ def test_layouts(layout: str) -> None:
     program = exported(model)
     states = [program.state_dict[s.target] for s in program.graph_signature.input_specs if s.target is not None]
     graph = lower(prepare(program.graph_module, dict(enumerate(states))).module)
-    planned = schedule(graph, ANY, choose_templates, layout)
+    planned = plan(graph, ANY, layout)
     convolutions = [t for t in planned.tasks if t.core is not None and isinstance(t.core.contraction, Convolution)]
     orders = {planned.layouts[t.out.id].order for t in convolutions if t.out not in graph.results}
     wished = {"contiguous": {(0, 1, 2, 3)}, "channels-last": {(0, 2, 3, 1)}}

@@ -17,13 +17,12 @@ from large_process import KERNELS_OF_GPUS, RANGE
 
 import lapilli
 import lapilli.target.record as targets
-from lapilli.codegen.select import choose_templates, write_all
+from lapilli.codegen.select import plan, write_all
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import load
 from lapilli.ir.integer import Int, as_int, symbol
 from lapilli.ir.node import Graph, Input, Map
-from lapilli.schedule.plan import schedule
 from lapilli.target import CPU, GPU, Target, for_values, in_parts, kernels_for, on_device
 
 HERE = Path(__file__).parent
@@ -95,7 +94,7 @@ def doubled(count: Int, dtype: DType = DType.float32) -> Graph:
 
 def parts(graph: Graph, target: Target) -> list[tuple[bool, int]]:
     """Of every binding whether it is written, and its number among the parts of its value."""
-    (written,) = write_all(schedule(graph, target, choose_templates)).values()
+    (written,) = write_all(plan(graph, target)).values()
     assert all(b.parts == max(c.part for c in written.bindings if c.node is b.node) + 1 for b in written.bindings)
     return [(b.written, b.part) for b in written.bindings]
 

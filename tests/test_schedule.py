@@ -12,19 +12,19 @@ from test_graph import Wrap
 from torch import nn
 
 from lapilli.capture import capture
-from lapilli.codegen.select import choose_templates
+from lapilli.codegen import select
 from lapilli.ir.integer import as_int
 from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
 from lapilli.schedule.layout import Layout, channels_last
-from lapilli.schedule.plan import Schedule, schedule
+from lapilli.schedule.plan import Schedule
 from lapilli.schedule.realize import MOST_READS
 from lapilli.target import ANY, CPU, GPU, STORAGE, TARGETS, Target, plans_for
 
 
 def plan(f: nn.Module | Callable[..., Any], *args: torch.Tensor, target: Target = ANY, dynamic: Any = None) -> Schedule:
     model = f if isinstance(f, nn.Module) else Wrap(f)
-    return schedule(lower(prepare(capture(model.eval(), args, dynamic))), target, choose_templates)
+    return select.plan(lower(prepare(capture(model.eval(), args, dynamic))), target)
 
 
 def labels(s: Schedule) -> list[str]:

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 import lapilli
 from lapilli import InvalidInputError, UnsupportedOperatorError
 from lapilli.capture import capture
-from lapilli.codegen.select import choose_templates
+from lapilli.codegen.select import plan
 from lapilli.compiler import compile_to_bytes
 from lapilli.ir.interpret import run
 from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
-from lapilli.schedule.plan import schedule
 from lapilli.target import ANY
 
 pytestmark = pytest.mark.poor_device
@@ -320,7 +319,7 @@ def test_dynamic_sizes_beside_states() -> None:
 def test_a_cache_is_written_in_place() -> None:
     """No second cache in memory, and no kernel that only copies one."""
     graph = lower(prepare(capture(Cache(), (torch.randn(2, 1, 8), torch.tensor(0)))))
-    planned = schedule(graph, ANY, choose_templates)
+    planned = plan(graph, ANY)
     assert sorted(s.name for s in planned.stored.values()) == ["k", "v"]
     assert not any(t.out.shape == (2, 16, 8) and t.out.id not in planned.stored for t in planned.tasks)
 
@@ -412,7 +411,7 @@ def test_slices_of_a_cache_are_assigned(
 @pytest.mark.parametrize("make", CACHES[2:])
 def test_only_what_changes_in_a_cache_is_computed(make: Callable[[], nn.Module]) -> None:
     graph = lower(prepare(capture(make(), (torch.randn(2, 3, 8), torch.arange(3)))))
-    planned = schedule(graph, ANY, choose_templates)
+    planned = plan(graph, ANY)
     (task,) = (t for t in planned.tasks if t.out.id in planned.stored)
     assert task.whole is not None
     work = [a.extent.value for a in task.axes]

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from lapilli.codegen.select import choose_templates, write_all
+from lapilli.codegen.select import plan, write_all
 from lapilli.errors import LapilliError
 from lapilli.graph.module import Module
 from lapilli.legalize.decompose import tables
@@ -25,7 +25,6 @@ from lapilli.legalize.passes import clean_up
 from lapilli.lower.graph import lower, refusals
 from lapilli.lower.registry import decompositions, lowerings
 from lapilli.lower.small_calls import accepts, small_call
-from lapilli.schedule.plan import schedule
 from lapilli.target import ANY
 
 Overload = torch._ops.OpOverload
@@ -143,7 +142,7 @@ def _ask(overload: Overload, dtype: torch.dtype, dynamic: bool = False) -> str |
             clean_up(module)
             for node, reason in refusals(module).items():
                 return reason if node.target is overload else f"{node.target}, into which it is decomposed: {reason}"
-            write_all(schedule(lower(module), ANY, choose_templates))
+            write_all(plan(lower(module), ANY))
     except (LapilliError, TypeError) as error:
         return str(error).split(". ")[0]
     except Exception as error:

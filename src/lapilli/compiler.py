@@ -21,7 +21,7 @@ from lapilli.capture.sources import Source
 from lapilli.codegen.build import build
 from lapilli.codegen.kernel import Written
 from lapilli.codegen.parts import largest
-from lapilli.codegen.select import choose_templates, write_all
+from lapilli.codegen.select import plan, write_all
 from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.channels_last import keep_channels_last
 from lapilli.graph.module import Module
@@ -41,7 +41,7 @@ from lapilli.runtime.report import Operator
 from lapilli.runtime.script import Script
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.order import order
-from lapilli.schedule.plan import Schedule, realize_graph, schedule
+from lapilli.schedule.plan import Schedule, realize_graph
 from lapilli.schedule.task import Task
 from lapilli.target import KNOWN, TARGETS, Target, in_parts, of_device, plans_for
 
@@ -243,7 +243,7 @@ def _write(
     made = []
     for part in parts:
         realized = {half: realize_graph(graph) for half, graph in part.graphs.items()}
-        schedules = [schedule(realized[t.half], t, choose_templates, layout) for t in targets]
+        schedules = [plan(realized[t.half], t, layout) for t in targets]
         made.append([planned for s in schedules for planned in _kernels(s)])
     codes = build(
         (w.source for of_part in made for planned in of_part for w in planned.kernels.values()),

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 
 import lapilli
 from lapilli.capture import capture
-from lapilli.codegen.select import choose_templates, write_all
+from lapilli.codegen.select import plan, write_all
 from lapilli.errors import CompileError
 from lapilli.graph.module import Module
 from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
-from lapilli.schedule.plan import Schedule, schedule
+from lapilli.schedule.plan import Schedule
 from lapilli.target import KNOWN, TARGETS, Target, has_matrix_units, of_device, portable
 
 ACCEPTED = Path(__file__).with_name("decisions.txt")
@@ -75,7 +75,7 @@ def prepared(name: str, half: bool) -> Module:
 
 def planned(name: str, target: Target) -> Schedule:
     graph = lower(prepared(name, target.half), "fp16" if target.half else "fp32", target.half)
-    return schedule(graph, target, choose_templates)
+    return plan(graph, target)
 
 
 def decisions(target: Target) -> Iterator[str]:

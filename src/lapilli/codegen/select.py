@@ -12,24 +12,29 @@ from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import cast_to, load, loads
 from lapilli.ir.integer import Symbol
-from lapilli.ir.node import Map, Node
+from lapilli.ir.node import Graph, Node
 from lapilli.ir.recurrence import Recurrence
 from lapilli.schedule.layout import Layout
-from lapilli.schedule.plan import Schedule
-from lapilli.schedule.realize import chase, operand_indices
+from lapilli.schedule.plan import Draft, Schedule, draft, finish
+from lapilli.schedule.realize import Realized, chase, operand_indices
 from lapilli.schedule.task import Task
 from lapilli.target import Target
 
 
-def choose_templates(
-    tasks: list[Task], layouts: dict[int, Layout], views: dict[int, Map], target: Target
-) -> list[Task]:
+def plan(source: Graph | tuple[Graph, Realized], target: Target, layout: str = "auto") -> Schedule:
+    """The schedule of a graph for a target, with the kernel of every task. source, layout: as for `draft`."""
+    made = draft(source, target, layout)
+    return finish(made, select(made))
+
+
+def select(made: Draft) -> list[Task]:
     """Gives contractions their templates. Returns all tasks, those that templates need before their readers."""
-    ctx = Context(target, layouts, views)
-    by_out = {t.out.id: t for t in tasks}
-    results = by_out.keys() - {r.id for t in tasks for r in t.reads()}
+    target = made.target
+    ctx = Context(target, made.layouts, made.views)
+    by_out = {t.out.id: t for t in made.tasks}
+    results = by_out.keys() - {r.id for t in made.tasks for r in t.reads()}
     result: list[Task] = []
-    for task in tasks:
+    for task in made.tasks:
         if target.kind == "gpu" and task.core is not None and attention.choose(task, by_out, ctx):
             pass
         elif task.core is not None and isinstance(task.core.contraction, Recurrence):

@@ -1,8 +1,9 @@
-"""The schedule stage: a graph and a target in, kernels in order with their buffers out."""
+"""The schedule stage: a graph and a target in, kernels in order with their buffers out. In between, `codegen/select.py` says which
+kernel serves each task, and adds the tasks that copy operands to where it reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lapilli.ir.node import Graph, Map, Node, State
@@ -15,6 +16,18 @@ from lapilli.schedule.rows import fuse_rows
 from lapilli.schedule.state import in_place, settle
 from lapilli.schedule.task import Task, make_tasks
 from lapilli.target import Target
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Tasks and the layouts of their values, before it is known which kernel serves each."""
+
+    target: Target
+    graph: Graph
+    tasks: list[Task]
+    layouts: dict[int, Layout]
+    views: dict[int, Map]
+    windows: dict[int, Window]  # values that lie in others, by id
 
 
 @dataclass(frozen=True)
@@ -40,22 +53,24 @@ def memory_of(node: Node, windows: Mapping[int, Window], stored: Mapping[int, St
     return stored.get(node.id, node)
 
 
-Choose = Callable[[list[Task], dict[int, Layout], dict[int, Map], Target], list[Task]]
-
-
 def realize_graph(graph: Graph) -> tuple[Graph, Realized]:
     """What all targets share: states in place, and which values get memory of their own."""
     graph = in_place(graph)
     return graph, realize(graph)
 
 
-def schedule(source: Graph | tuple[Graph, Realized], target: Target, choose: Choose, layout: str = "auto") -> Schedule:
-    """source: a graph, or what `realize_graph` made of it; choose: gives tasks their kernel templates, and returns all tasks
-    with those that templates need; layout: as for `assign`."""
+def draft(source: Graph | tuple[Graph, Realized], target: Target, layout: str = "auto") -> Draft:
+    """What is fused, and how values lie. source: a graph, or what `realize_graph` made of it; layout: as for `assign`."""
     graph, realized = realize_graph(source) if isinstance(source, Graph) else source
     tasks = fuse_rows(make_tasks(realized, target), graph.results, target)
     layouts = assign(tasks, list(graph.inputs), graph.results, layout)
     tasks, windows = join(tasks, layouts, graph, target.half)
-    tasks, stored = settle(graph.stores, choose(tasks, layouts, realized.views, target), layouts, target.half)
-    ordered = order(tasks, graph.results, stored, windows)
-    return Schedule(target, graph, tasks, layouts, realized.views, ordered, stored, windows)
+    return Draft(target, graph, tasks, layouts, realized.views, windows)
+
+
+def finish(made: Draft, selected: Sequence[Task]) -> Schedule:
+    """States in place, the order of the tasks, and how long each value lives. selected: the tasks with their kernels, and those
+    that these need."""
+    tasks, stored = settle(made.graph.stores, list(selected), made.layouts, made.target.half)
+    ordered = order(tasks, made.graph.results, stored, made.windows)
+    return Schedule(made.target, made.graph, tasks, made.layouts, made.views, ordered, stored, made.windows)
