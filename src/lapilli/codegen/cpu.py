@@ -21,7 +21,7 @@ from lapilli.codegen.template import (
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, as_int, ceildiv
-from lapilli.ir.node import Constant, Convolution, Input, Matmul, Node, State
+from lapilli.ir.node import Constant, Input, Matmul, Node, State
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.realize import estimate
@@ -34,20 +34,29 @@ QUAD_OPERATIONS = 1 << 7  # VK_SUBGROUP_FEATURE_QUAD_BIT
 BASIC_OPERATIONS = 1 << 0
 
 
-def choose(task: Task, ctx: Context) -> None:
-    """Give the task a template where one fits; operands are packed by tasks of their own."""
+def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
+    """The operands of a product; None where they are none that the kernels here read."""
     assert task.core is not None
-    if isinstance(task.core.contraction, Matmul):
-        view = matmul_view(task.core, ctx.views, ctx.layouts)
-        kind = task.core.dtype.compute
-        if view is not None and all(x.node.dtype.compute is kind for x in (view.lhs, view.rhs)):
-            task.template = _matmul(task, view, ctx)
-    elif isinstance(task.core.contraction, Convolution):
-        conv = convolution_view(task.core, ctx.views, ctx.layouts)
-        if conv is not None:
-            task.template = _convolution(task, conv, ctx)
-    if task.template is not None and _too_many(task.template, ctx.target):
-        task.template = None
+    view = matmul_view(task.core, ctx.views, ctx.layouts)
+    kind = task.core.dtype.compute
+    return None if view is None or any(x.node.dtype.compute is not kind for x in (view.lhs, view.rhs)) else view
+
+
+def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
+    """The same for a convolution."""
+    assert task.core is not None
+    return convolution_view(task.core, ctx.views, ctx.layouts)
+
+
+def product(v: MatmulView, task: Task, ctx: Context) -> Template | None:
+    found = _matmul(task, v, ctx)
+    return None if found is None or _too_many(found, ctx.target) else found
+
+
+def convolution(v: ConvolutionView, task: Task, ctx: Context) -> Template | None:
+    """Depthwise, as a product, by Winograd's formulas, or direct."""
+    found = _convolution(task, v, ctx)
+    return None if found is None or _too_many(found, ctx.target) else found
 
 
 def _too_many(template: Template, target: Target) -> bool:

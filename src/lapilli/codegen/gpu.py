@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lapilli.codegen.gpu_matvec import few_rows, matvec
 from lapilli.codegen.gpu_tiles import Rows, Tiles
 from lapilli.codegen.gpu_wrapper import SIGNATURE, all_multiples, are_halves, batched, source, with_sizes
 from lapilli.codegen.kernel import Written
@@ -13,27 +12,29 @@ from lapilli.codegen.template import Context, Wrapper
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
-from lapilli.ir.node import Constant, Convolution, Matmul, Node
+from lapilli.ir.node import Constant, Node
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
 from lapilli.schedule.realize import estimate
-from lapilli.schedule.task import Task, Template
+from lapilli.schedule.task import Task
 
 
-def choose(task: Task, ctx: Context) -> None:
-    """Give the task a template where one fits; operands are packed by tasks of their own."""
+def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
+    """The operands of a product as the kernels here read them; None where they are none that they can."""
     assert task.core is not None
-    if isinstance(task.core.contraction, Matmul):
-        view = matmul_view(task.core, ctx.views, ctx.layouts)
-        kind = task.core.dtype.compute
-        if view is not None and all(x.node.dtype.compute is kind for x in (view.lhs, view.rhs)):
-            view = replace(view, lhs=as_words(view.lhs, (view.batch, view.m, view.k), ctx))
-            task.template = _matmul(view, ctx)
-    elif isinstance(task.core.contraction, Convolution):
-        conv = convolution_view(task.core, ctx.views, ctx.layouts)
-        if conv is not None and conv.x.node.dtype.is_float and conv.weight.dtype.is_float:
-            if not ctx.is_whole(conv.x.node):
-                conv = replace(conv, x=channels_last(conv, ctx))
-            task.template = _convolution(conv, ctx)
+    view = matmul_view(task.core, ctx.views, ctx.layouts)
+    kind = task.core.dtype.compute
+    if view is None or any(x.node.dtype.compute is not kind for x in (view.lhs, view.rhs)):
+        return None
+    return replace(view, lhs=as_words(view.lhs, (view.batch, view.m, view.k), ctx))
+
+
+def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
+    """The same for a convolution."""
+    assert task.core is not None
+    conv = convolution_view(task.core, ctx.views, ctx.layouts)
+    if conv is None or not conv.x.node.dtype.is_float or not conv.weight.dtype.is_float:
+        return None
+    return conv if ctx.is_whole(conv.x.node) else replace(conv, x=channels_last(conv, ctx))
 
 
 # -- the left operand of a tile kernel: how rows are read
@@ -103,14 +104,8 @@ def _first_layer_rows(v: ConvolutionView) -> Rows | None:
 # -- matrix products and convolutions
 
 
-def _matmul(v: MatmulView, ctx: Context) -> Template | None:
-    if ctx.target.cooperative_matrix and are_halves(v.lhs.node, v.rhs.node):
-        found = matvec(v, ctx) or _matrix_product(v, ctx)
-        if found is not None:
-            return found
-    few = few_rows(v, ctx)
-    if few is not None:
-        return few
+def product(v: MatmulView, ctx: Context) -> Tiles | None:
+    """Without matrix units."""
     rows = _matmul_rows(v.lhs, v.m, v.k, False)
     if rows is None:
         return None
@@ -120,9 +115,11 @@ def _matmul(v: MatmulView, ctx: Context) -> Template | None:
     return _with_packed_columns(v, rows, False, ctx)
 
 
-def _matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
+def matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
     """On matrix units. They read lines of eight halves, along K or across it; other operands are packed, the left one where
     the work is worth it."""
+    if not are_halves(v.lhs.node, v.rhs.node):
+        return None
     rhs = v.rhs
     rows = _matmul_rows(v.lhs, v.m, v.k, True)
     if rows is None:
@@ -171,38 +168,33 @@ def _with_packed_columns(v: MatmulView, rows: Rows, matrix: bool, ctx: Context) 
     return Tiles(rows, packed, v.batch, v.m, v.n, v.k, matrix, as_int(0) if shared else v.k * n_padded, n_padded)
 
 
-def _convolution(v: ConvolutionView, ctx: Context) -> Template | None:
-    if v.is_depthwise and v.out_channels == v.channels and v.channels % 4 == 0:
-        return _depthwise(v, ctx)
+def first_layer(v: ConvolutionView, ctx: Context) -> Tiles | None:
+    """An image of few channels on matrix units."""
+    rows = _first_layer_rows(v) if are_halves(v.weight) else None
+    return None if rows is None else _tiles_of_convolution(v, rows, True, "channels first", ctx)
+
+
+def convolution(v: ConvolutionView, ctx: Context) -> Tiles | None:
+    """As a product whose rows are windows, on matrix units where they can read it."""
     if v.groups > 1 and v.n != 1:
         return None
-    first = _first_layer_rows(v)
-    matrix = ctx.target.cooperative_matrix and are_halves(v.weight)
-    rows: Rows | None
     order = "channels last"
-    if first is not None and matrix:
-        rows, order = first, "channels first"
-    elif first is not None and v.out_channels % 4 == 0 and v.kernel[0] * v.kernel[1] * (v.channels.value or 4) <= 192:
-        return _direct(v, ctx)
-    else:
-        per_group = v.channels // v.groups
-        unit = 8 if matrix and per_group % 8 == 0 else 4
-        matrix = matrix and unit == 8 and ctx.target.half and v.x.node.dtype is DType.float16
-        x = channels_last(v, ctx, unit) if v.groups == 1 and (per_group % 4 == 0) else v.x
-        batch = per_group * x.strides[1] if v.groups > 1 else x.strides[0]
-        if v.is_pointwise and is_nested(x, v):
-            rows = _matmul_rows(
-                Operand(x.node, x.offset, (as_int(0), x.strides[3], x.strides[1])), v.rows, v.channels, matrix
-            )
-            if rows is not None:
-                return _tiles_of_convolution(v, rows, matrix, order, ctx, flat_rows=True)
-        rows = _conv_rows(v, x, matrix, batch)
-        if rows is None and matrix:
-            matrix = False
-            rows = _conv_rows(v, x, False, batch)
-    if rows is None:
-        return None
-    return _tiles_of_convolution(v, rows, matrix, order, ctx)
+    per_group = v.channels // v.groups
+    matrix = ctx.target.cooperative_matrix and are_halves(v.weight)
+    unit = 8 if matrix and per_group % 8 == 0 else 4
+    matrix = matrix and unit == 8 and ctx.target.half and v.x.node.dtype is DType.float16
+    x = channels_last(v, ctx, unit) if v.groups == 1 and (per_group % 4 == 0) else v.x
+    batch = per_group * x.strides[1] if v.groups > 1 else x.strides[0]
+    if v.is_pointwise and is_nested(x, v):
+        operand = Operand(x.node, x.offset, (as_int(0), x.strides[3], x.strides[1]))
+        rows = _matmul_rows(operand, v.rows, v.channels, matrix)
+        if rows is not None:
+            return _tiles_of_convolution(v, rows, matrix, order, ctx, flat_rows=True)
+    rows = _conv_rows(v, x, matrix, batch)
+    if rows is None and matrix:
+        matrix = False
+        rows = _conv_rows(v, x, False, batch)
+    return None if rows is None else _tiles_of_convolution(v, rows, matrix, order, ctx)
 
 
 def _tiles_of_convolution(
@@ -266,8 +258,12 @@ class _Direct:
         return written
 
 
-def _direct(v: ConvolutionView, ctx: Context) -> _Direct:
+def direct(v: ConvolutionView, ctx: Context) -> _Direct | None:
+    """An image of few channels, with all weights of some outputs in shared memory."""
     kh, kw = v.kernel
+    few = _first_layer_rows(v) is not None and kh * kw * (v.channels.value or 4) <= 192
+    if not few or v.out_channels % 4 != 0:
+        return None
 
     def body(k: Int, n: Int) -> tuple[list[Int], Expr]:
         return [], ctx.read(v.weight, filter_index(v, n, k // (kh * kw), k // kw % kh, k % kw))
@@ -306,7 +302,9 @@ class _Depthwise:
         return written
 
 
-def _depthwise(v: ConvolutionView, ctx: Context) -> _Depthwise | None:
+def depthwise(v: ConvolutionView, ctx: Context) -> _Depthwise | None:
+    if not v.is_depthwise or v.out_channels != v.channels or v.channels % 4 != 0:
+        return None
     x = channels_last(v, ctx, 4)
     dense = x.strides[3] == v.channels and (v.h == 1 or x.strides[2] == v.channels * v.w)
     dense = dense and (v.n == 1 or x.strides[0] == v.channels * v.w * v.h) and x.offset == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lapilli.codegen import attention, cpu, generic, gpu, recurrence, rows
+from lapilli.codegen import attention, families, generic, recurrence, rows
 from lapilli.codegen.kernel import MAX_PARAMS, Written
 from lapilli.codegen.parts import in_parts
 from lapilli.codegen.template import Context
@@ -77,7 +77,7 @@ def _contraction(task: Task, ctx: Context) -> Task:
 def _choose(task: Task, ctx: Context) -> None:
     """Gives a contraction its template, unless that needs more parameters than a kernel takes: with many open sizes the generic
     kernel needs fewer. Decided before values get their lifetimes, because the generic kernel reads other values."""
-    (gpu if ctx.target.kind == "gpu" else cpu).choose(task, ctx)
+    task.template = families.template(task, ctx)
     sizes = [i for node in (task.out, *task.reads()) for i in node.shape]
     is_open = any(isinstance(a, Symbol) for i in sizes for a in i.atoms())
     if task.template is not None and is_open and len(task.template.write(task, ctx).params) > MAX_PARAMS:

@@ -1,0 +1,80 @@
+"""The families of hand-written kernels: for which targets each is, and what it matches. A task gets the first that takes it; what
+none takes is a loop (`generic.py`).
+
+A family is a file: a template, which names the operands that it reads and writes the kernel, and a function that says whether it
+fits an operation and copies operands to where it reads them. To add one, write that file, and enter it here before those that it
+beats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lapilli.codegen import cpu, gpu, gpu_matvec
+from lapilli.codegen.template import Context
+from lapilli.ir.node import Convolution, Matmul
+from lapilli.schedule.task import Task, Template
+from lapilli.target import Target
+
+
+@dataclass(frozen=True)
+class Family:
+    """name: as users see it. serves: whether a target has what its kernels need. match: the template for an operation whose
+    operands have been found, or None."""
+
+    name: str
+    serves: Callable[[Target], bool]
+    match: Callable[[Any, Task, Context], Template | None]
+
+
+def _gpu(target: Target) -> bool:
+    return target.kind == "gpu"
+
+
+def _matrix(target: Target) -> bool:
+    return target.cooperative_matrix
+
+
+def _any(target: Target) -> bool:
+    return target.kind == "any"
+
+
+FAMILIES: Mapping[type, Sequence[Family]] = {
+    Matmul: (
+        Family("one row by subgroups", _matrix, lambda v, task, ctx: gpu_matvec.matvec(v, ctx)),
+        Family("tiles on matrix units", _matrix, lambda v, task, ctx: gpu.matrix_product(v, ctx)),
+        Family("a few rows", _gpu, lambda v, task, ctx: gpu_matvec.few_rows(v, ctx)),
+        Family("tiles", _gpu, lambda v, task, ctx: gpu.product(v, ctx)),
+        Family("register tiles", _any, cpu.product),
+    ),
+    Convolution: (
+        Family("depthwise", _gpu, lambda v, task, ctx: gpu.depthwise(v, ctx)),
+        Family("few channels on matrix units", _matrix, lambda v, task, ctx: gpu.first_layer(v, ctx)),
+        Family("few channels", _gpu, lambda v, task, ctx: gpu.direct(v, ctx)),
+        Family("tiles of windows", _gpu, lambda v, task, ctx: gpu.convolution(v, ctx)),
+        Family("register tiles of windows", _any, cpu.convolution),
+    ),
+}
+
+_OPERANDS: Mapping[tuple[type, str], Callable[[Task, Context], Any]] = {
+    (Matmul, "gpu"): gpu.matmul_operands, (Matmul, "any"): cpu.matmul_operands,
+    (Convolution, "gpu"): gpu.convolution_operands, (Convolution, "any"): cpu.convolution_operands,
+}  # fmt: skip
+
+
+def template(task: Task, ctx: Context) -> Template | None:
+    """The template of the first family that takes a contraction; None where none does."""
+    assert task.core is not None
+    note = task.core.contraction
+    kind = next((k for k in FAMILIES if isinstance(note, k)), None)  # attention ends with a product
+    if kind is None:
+        return None
+    operands = _OPERANDS[kind, ctx.target.kind](task, ctx)
+    if operands is None:
+        return None
+    for family in FAMILIES[kind]:
+        found = family.match(operands, task, ctx) if family.serves(ctx.target) else None
+        if found is not None:
+            return found
+    return None
