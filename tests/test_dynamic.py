@@ -257,3 +257,30 @@ def test_a_size_that_torch_fixes_is_told() -> None:
     torch.testing.assert_close(program(x.clone()), ChangesAView()(x.clone()))
     with pytest.raises(lapilli.InvalidInputError, match=r"must be float32 of shape \(1, 2, 4, 1\)"):
         program(torch.randn(1, 2, 3, 1))
+
+
+SHARED_WORDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "two groups": lambda x: x.reshape(x.shape[0], 2, x.shape[1] // 2).sum(0).reshape(-1),
+    "groups of two": lambda x: x.reshape(x.shape[0], x.shape[1] // 2, 2).sum(0).reshape(-1),
+    "turned groups": lambda x: x.reshape(x.shape[0], 2, x.shape[1] // 2).permute(0, 2, 1).sum(0).reshape(-1),
+    "all pairs": lambda x: (x[:, None] * x[None]).sum(-1).reshape(-1),
+    "turned": lambda x: x.t().reshape(-1),
+    "three dimensions": lambda x: (x[:, :, None] + x[:, None, :2]).reshape(-1),
+    "a part": lambda x: x[:, 1:].reshape(-1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.bool], ids=str)
+def test_results_that_share_words(dtype: torch.dtype) -> None:
+    """Neighbours of a word must be neighbours in memory, whatever sizes the axes have that they are computed along."""
+    for name, f in SHARED_WORDS.items():
+        torch._dynamo.reset()
+
+        def converted(x: torch.Tensor, f: Callable[[torch.Tensor], torch.Tensor] = f) -> torch.Tensor:
+            made = f(x)
+            return made > 2 if dtype is torch.bool else made.to(dtype)
+
+        compiled = torch.compile(converted, backend="vulkan", dynamic=True)
+        for n, c in ((2, 4), (3, 6), (5, 2), (1, 10)):
+            x = torch.arange(n * c).reshape(n, c).remainder(5).float()
+            assert torch.equal(compiled(x), converted(x)), (name, n, c)

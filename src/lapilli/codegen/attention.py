@@ -13,7 +13,8 @@ from lapilli.ir.expr import loads, rewrite
 from lapilli.ir.integer import Int, IntLike, Var, as_int, ceildiv, of, product
 from lapilli.ir.node import Attention, Matmul, Node
 from lapilli.schedule.contraction import Operand, merged, operand
-from lapilli.schedule.realize import chase, estimate
+from lapilli.schedule.layout import estimate
+from lapilli.schedule.realize import chase
 from lapilli.schedule.task import Task
 
 _KEYS = 32  # of a tile

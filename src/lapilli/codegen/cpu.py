@@ -23,8 +23,7 @@ from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, as_int, ceildiv
 from lapilli.ir.node import Constant, Input, Matmul, Node, State
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
-from lapilli.schedule.layout import Layout
-from lapilli.schedule.realize import estimate
+from lapilli.schedule.layout import Layout, estimate
 from lapilli.schedule.task import Task, Template
 from lapilli.target import STORAGE, Target
 

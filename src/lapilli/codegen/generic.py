@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import permutations
 
 from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, lane_steps, literal, stored_as
 from lapilli.codegen.kernel import MAX_PARAMS, Written, finish, linear_groups
+from lapilli.errors import CompileError
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Load, Select, cost, ints_of, loads, reads, rewrite, select, substitute, walk
-from lapilli.ir.integer import Atom, Indirect, Int, Var, as_int, ceildiv, of, product
+from lapilli.ir.integer import Atom, Indirect, Int, Symbol, Var, as_int, ceildiv, of, product
 from lapilli.ir.node import Reduce
-from lapilli.schedule.layout import Layout, in_memory
-from lapilli.schedule.realize import estimate
+from lapilli.schedule.layout import Layout, estimate, in_memory
 from lapilli.schedule.task import Task
 from lapilli.target import Target
 
@@ -102,6 +103,29 @@ class _Writer:
             mapping[a] = rest % a.extent if k + 1 < len(axes) else rest
             rest = rest // a.extent
         return mapping, lane
+
+    def _in_sequence(self, t: Var) -> dict[Atom, Int]:
+        """The task's axes from a place in memory, for results that share words: neighbours must be neighbours.
+
+        Raises CompileError where no order of the axes walks memory from one element to the next."""
+        first, _ = self._axes(of(t))
+        for mapping in (first, *self._other_orders(of(t))):
+            place = self.layout.offset([substitute(i, mapping) for i in self.task.store])
+            if place - of(t) == 0 or _counts(place, t):
+                return mapping
+        raise CompileError(
+            f"{self.task.out.name} shares words between elements, and no order of its axes is that of its memory"
+        )
+
+    def _other_orders(self, v: Int) -> Iterator[dict[Atom, Int]]:
+        moving = [a for a in self.task.axes if a.extent != 1]
+        for axes in permutations(moving):
+            mapping: dict[Atom, Int] = {a: as_int(0) for a in self.task.axes}
+            rest = v
+            for k, a in enumerate(reversed(axes)):
+                mapping[a] = rest % a.extent if k + 1 < len(axes) else rest
+                rest = rest // a.extent
+            yield mapping
 
     def _stay_within(self, e: Emitter, mapping: dict[Atom, Int]) -> None:
         """Computed places that do not exist are not written."""
@@ -300,7 +324,7 @@ class _Writer:
         inner.names[t] = "t"
         inner.line(f"int t = w * {per} + k;")
         inner.line(f"if (t >= {self.kernel.param(self.count)}) break;")
-        mapping, _ = self._axes(of(t))
+        mapping = self._in_sequence(t)
         if task.core is not None:
             inner.values[task.core.id] = self._reduce(inner, task.core, mapping, 1, 1)
         text = inner.value(rewrite(task.value, mapping))
@@ -314,6 +338,22 @@ class _Writer:
         buffer = self.kernel.bind(task.out, "uint", written=True)
         e.line(f"{buffer}[w] = packed;")
         return finish(self.kernel, task, e.text(), groups, (128, 1, 1), "map_packed")
+
+
+def _counts(place: Int, t: Var) -> bool:
+    """Whether a place is t itself, tried with numbers where algebra does not see it."""
+    sizes = {a for i in (place, t.extent) for a in i.atoms() if isinstance(a, Symbol)}
+    if any(not isinstance(a, Symbol) and a is not t for a in place.atoms() if isinstance(a, Var | Indirect)):
+        return False
+    for spread in range(4):
+        values: dict[Atom, int] = {
+            a: min(a.min + 1 + 3 * spread + k, a.min + 99 if a.max is None else a.max)
+            for k, a in enumerate(sorted(sizes, key=str))
+        }
+        count = min(int(t.extent.evaluate(values)), 200)
+        if any(place.evaluate({**values, t: n}) != n for n in range(count)):
+            return False
+    return True
 
 
 def _needed(core: Reduce, body: Expr) -> tuple[list[Int], Expr]:

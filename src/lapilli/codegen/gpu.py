@@ -14,7 +14,7 @@ from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
 from lapilli.ir.node import Constant, Node
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
-from lapilli.schedule.realize import estimate
+from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
 
 

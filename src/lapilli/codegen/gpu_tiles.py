@@ -11,7 +11,7 @@ from lapilli.codegen.kernel import Written
 from lapilli.codegen.template import Context, Wrapper
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
 from lapilli.ir.node import Node
-from lapilli.schedule.realize import estimate
+from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
 from lapilli.target import MATRIX_SUBGROUP
 

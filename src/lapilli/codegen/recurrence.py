@@ -18,7 +18,7 @@ from lapilli.ir.expr import Expr, cast_to, load, loads
 from lapilli.ir.integer import Int, Var, as_int, of
 from lapilli.ir.node import Node
 from lapilli.ir.recurrence import MOST_UNITS, TEAM, TERMS, Recurrence
-from lapilli.schedule.realize import estimate
+from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
 
 _GROUP = 64

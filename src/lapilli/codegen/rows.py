@@ -14,8 +14,7 @@ from lapilli.codegen.kernel import Written, finish, linear_groups
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import cost, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
-from lapilli.schedule.layout import Layout, in_memory
-from lapilli.schedule.realize import estimate
+from lapilli.schedule.layout import Layout, estimate, in_memory
 from lapilli.schedule.rows import Row, Step
 from lapilli.schedule.task import Task
 from lapilli.target import Target

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from lapilli.ir.expr import Load, loads
 from lapilli.ir.integer import Atom, Var, product
 from lapilli.ir.node import Constant, Convolution, Input, Node, State
-from lapilli.schedule.layout import Layout, channels_last
+from lapilli.schedule.layout import Layout, channels_last, estimate
 from lapilli.schedule.movement import Movement
-from lapilli.schedule.realize import chase, estimate, operand_indices
+from lapilli.schedule.realize import chase, operand_indices
 from lapilli.schedule.task import Task
 
 _SWEEPS = 3

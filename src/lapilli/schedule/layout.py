@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from lapilli.ir.integer import Int, Var, as_int, total
+from lapilli.ir.integer import Atom, Int, Symbol, Var, as_int, total
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,15 @@ def in_memory(index: Sequence[Int], layout: Layout) -> list[Var]:
 
 
 def _pace(i: Int, a: Var) -> int:
-    """How far an index moves with an axis."""
-    pace = (i.substitute({a: 1}) - i.substitute({a: 0})).value
-    return 1 if pace is None else abs(pace)
+    """How far an index moves with an axis; an open size counts as `estimate` says."""
+    pace = i.substitute({a: 1}) - i.substitute({a: 0})
+    return abs(estimate(pace)) if all(isinstance(x, Symbol) for x in pace.atoms()) else 1
+
+
+def estimate(size: Int) -> int:
+    """A size as a number: dynamic dimensions count as 8, or as their bound if that is smaller."""
+    values: dict[Atom, int] = {a: max(a.min, min(8, a.max or 8)) for a in size.atoms() if isinstance(a, Symbol)}
+    return int(size.evaluate(values))
 
 
 def channels_last(rank: int) -> tuple[int, ...]:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from lapilli.ir.expr import Expr, loads
 from lapilli.ir.integer import Int, Var, product
 from lapilli.ir.node import Constant, Convolution, Matmul, Node
-from lapilli.schedule.layout import Layout, in_memory
-from lapilli.schedule.realize import estimate
+from lapilli.schedule.layout import Layout, estimate, in_memory
 from lapilli.schedule.task import Task
 
 STRIDED = 3  # of a cache line of 32 bytes and more, a strided access uses one element; caches give some of it back

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 from lapilli.ir.axes import reshape_index
 from lapilli.ir.expr import Expr, Load, Select, cast_to, cost, loads, rewrite, walk
-from lapilli.ir.integer import Atom, Extremum, Indirect, Int, Quotient, Remainder, Symbol, Var, as_int, of, product
+from lapilli.ir.integer import Atom, Extremum, Indirect, Int, Quotient, Remainder, Var, as_int, of, product
 from lapilli.ir.node import Attention, Convolution, Graph, Map, Matmul, Node, Reduce
 from lapilli.ir.recurrence import Recurrence
+from lapilli.schedule.layout import estimate
 
 
 @dataclass
@@ -31,13 +32,6 @@ class Realized:
 
 READS = 12  # buffers that a value and its reader read at most where they become one kernel, ...
 MOST_READS = 24  # ... and the reader with all that vanishes into it
-
-
-def estimate(size: Int) -> int:
-    """A size as a number: dynamic dimensions count as 8, or as their bound if that is smaller."""
-    values: dict[Atom, int] = {a: max(a.min, min(8, a.max or 8)) for a in size.atoms() if isinstance(a, Symbol)}
-    result = size.evaluate(values)
-    return int(result)
 
 
 def realize(graph: Graph) -> Realized:

@@ -13,7 +13,8 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, cost, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
 from lapilli.ir.node import Node, Reduce
-from lapilli.schedule.realize import READS, as_var, estimate, invert
+from lapilli.schedule.layout import estimate
+from lapilli.schedule.realize import READS, as_var, invert
 from lapilli.schedule.task import Task
 from lapilli.target import Target
 
