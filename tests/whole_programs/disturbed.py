@@ -173,6 +173,8 @@ class Disturbed(TorchDispatchMode):
             *(kwargs or {}).values(),
         )
         if (name.rstrip("_") in EXACT and not adds) or (name.endswith("_") and name[:-1] in EXACT):
+            if not any(r.alias_info is not None for r in func._schema.returns):
+                self.store(result)
             return result
         if not writes and any(r.alias_info is not None for r in func._schema.returns):
             return result
@@ -193,6 +195,14 @@ class Disturbed(TorchDispatchMode):
         first = self.signs.setdefault(self.compared, sign)
         self.compared += 1
         return torch.where(first * sign < 0, name != "ne", found) if first.shape == sign.shape else found
+
+    def store(self, copied: Any) -> None:
+        """A copy of a number is stored in half precision, where the program keeps its values so, or is read where the number was:
+        `x.triu() == x` may be false."""
+        if self.precision is torch.float16 and torch.rand((), generator=self.random) < 0.5:
+            for t in tree_leaves(copied):
+                if isinstance(t, torch.Tensor) and t.is_floating_point():
+                    t.copy_(t.to(torch.float16))
 
     def undefined(self, x: torch.Tensor, made: torch.Tensor) -> None:
         """Conversions of what no integer is: any integer, in place."""
