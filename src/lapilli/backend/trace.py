@@ -123,7 +123,7 @@ def _whole_interpolation() -> Iterator[None]:
         for o, kernels in taken:
             for key in kernels.keys() & {DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd}:
                 if o._overloadname == "vec":  # PyTorch's C++ takes no open sizes here
-                    o.py_kernels[key] = _with_sizes(o)
+                    o.py_kernels[key] = _with_sizes(o, kernels[key])
                 else:
                     del o.py_kernels[key]
             o._dispatch_cache.clear()
@@ -134,10 +134,13 @@ def _whole_interpolation() -> Iterator[None]:
             o._dispatch_cache.clear()
 
 
-def _with_sizes(vec: Any) -> Callable[..., Any]:
-    """upsample_*.vec by the overload that is given the sizes of the result."""
+def _with_sizes(vec: Any, formula: Callable[..., Any]) -> Callable[..., Any]:
+    """upsample_*.vec by the overload that is given the sizes of the result. formula: PyTorch's own, for images without elements, of
+    which that overload cannot say the shape."""
 
     def call(x: torch.Tensor, output_size: Any, *options: Any, scale_factors: Any = None) -> Any:
+        if any(isinstance(n, int) and n == 0 for n in x.shape):
+            return formula(x, output_size, *options, *([scale_factors] if scale_factors is not None else []))
         *flags, scales = (*options, scale_factors) if len(options) < len(vec._schema.arguments) - 2 else options
         sizes = upsample_compute_output_size(x.shape, output_size, scales)  # type: ignore[no-untyped-call]
         return vec.overloadpacket.default(x, sizes, *flags, *(scales or [None] * len(sizes)))
