@@ -23,6 +23,7 @@ from lapilli.ir.integer import (
     symbol,
     var,
 )
+from lapilli.schedule.layout import estimate
 
 Value = Callable[[dict[Atom, int]], int]
 
@@ -227,3 +228,11 @@ def test_numbers_beyond_64_bits() -> None:
     (a,), (b,) = n.atoms(), m.atoms()
     many = {a: 2**40, b: 2**41}
     assert (maximum(n, m) * minimum(n, m) * n).evaluate(many) == 2**121
+
+
+def test_estimates_divide_by_no_zero() -> None:
+    n = symbol("n", 0, None)
+    assert estimate(n) == 8 and estimate(n // 3) == 2
+    assert estimate((n * 6) // (n // 16)) == 96  # with 64, for of 8 there are no sixteenths
+    pair = minimum(symbol("a", 0, 3) // 2, symbol("b", 0, 3) // 2)
+    assert estimate(n // (pair - 1)) == 1  # of no size is that a number

@@ -345,15 +345,20 @@ def _counts(place: Int, t: Var) -> bool:
     sizes = {a for i in (place, t.extent) for a in i.atoms() if isinstance(a, Symbol)}
     if any(not isinstance(a, Symbol) and a is not t for a in place.atoms() if isinstance(a, Var | Indirect)):
         return False
-    for spread in range(4):
+    tried = 0
+    for spread in range(6):
         values: dict[Atom, int] = {
-            a: min(a.min + 1 + 3 * spread + k, a.min + 99 if a.max is None else a.max)
+            a: min(a.min + 1 + 3**spread + k, a.min + 99 if a.max is None else a.max)
             for k, a in enumerate(sorted(sizes, key=str))
         }
-        count = min(int(t.extent.evaluate(values)), 200)
-        if any(place.evaluate({**values, t: n}) != n for n in range(count)):
-            return False
-    return True
+        try:
+            count = min(int(t.extent.evaluate(values)), 200)
+            if any(place.evaluate({**values, t: n}) != n for n in range(count)):
+                return False
+        except ZeroDivisionError:  # no such sizes
+            continue
+        tried += count
+    return tried > 0
 
 
 def _needed(core: Reduce, body: Expr) -> tuple[list[Int], Expr]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -51,9 +52,14 @@ def _pace(i: Int, a: Var) -> int:
 
 
 def estimate(size: Int) -> int:
-    """A size as a number: dynamic dimensions count as 8, or as their bound if that is smaller."""
-    values: dict[Atom, int] = {a: max(a.min, min(8, a.max or 8)) for a in size.atoms() if isinstance(a, Symbol)}
-    return int(size.evaluate(values))
+    """A size as a number: dynamic dimensions count as 8, or as their bound if that is smaller; as more where something is divided
+    by a part of one."""
+    symbols = [a for a in size.atoms() if isinstance(a, Symbol)]
+    for usual in (8, 64, 1024, 1 << 20):
+        values: dict[Atom, int] = {a: max(a.min, min(usual, a.max or usual)) for a in symbols}
+        with suppress(ZeroDivisionError):
+            return int(size.evaluate(values))
+    return 1
 
 
 def channels_last(rank: int) -> tuple[int, ...]:
