@@ -58,6 +58,7 @@ _UNORDERED = {"topk", "sort", "kthvalue", "median", "nanmedian"}
 
 
 _SUMS = {
+    "softshrink",  # of torch too, by where an element lies: its vectors give 0, what is left over -0
     "sum",
     "mean",
     "nansum",
