@@ -109,6 +109,8 @@ class _Writer:
 
         Raises CompileError where no order of the axes walks memory from one element to the next."""
         first, _ = self._axes(of(t))
+        if self.count == 0:
+            return first
         for mapping in (first, *self._other_orders(of(t))):
             place = self.layout.offset([substitute(i, mapping) for i in self.task.store])
             if place - of(t) == 0 or _counts(place, t):
@@ -346,7 +348,7 @@ def _counts(place: Int, t: Var) -> bool:
     if any(not isinstance(a, Symbol) and a is not t for a in place.atoms() if isinstance(a, Var | Indirect)):
         return False
     tried = 0
-    for spread in range(6):
+    for spread in range(9):
         values: dict[Atom, int] = {
             a: min(a.min + 1 + 3**spread + k, a.min + 99 if a.max is None else a.max)
             for k, a in enumerate(sorted(sizes, key=str))
