@@ -132,7 +132,7 @@ def through_interpreter(cases: Sequence[Case]) -> list[Array]:
 def on_device(cases: Sequence[Case], target: str) -> list[Array]:
     """Results of kernels on the default device, by one plan."""
     data, _ = assemble(module_of(cases), "fp32", [TARGETS[target]])
-    with Program._from_bytes(data) as program:
+    with Program.from_bytes(data) as program:
         return program.run_flat(inputs_of(cases))
 
 

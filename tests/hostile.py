@@ -15,7 +15,7 @@ import numpy as np
 import tiny
 
 from lapilli.format.container import to_bytes
-from lapilli.runtime.method import METADATA_KEY
+from lapilli.runtime.interface import METADATA_KEY
 from lapilli.runtime.structure import LEAF, Spec, Structure
 
 Json = Any

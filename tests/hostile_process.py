@@ -18,7 +18,7 @@ from lapilli import LapilliError, Limits
 from lapilli.runtime.check import admit
 from lapilli.runtime.description import Description
 from lapilli.runtime.host import Permission
-from lapilli.runtime.method import METADATA_KEY, interfaces
+from lapilli.runtime.interface import METADATA_KEY, interfaces
 from lapilli.runtime.program import Program
 
 FORBIDDEN = ("os.", "subprocess.", "ctypes.", "socket.", "shutil.", "tempfile.", "urllib.", "webbrowser.", "pickle.", "marshal.",

@@ -51,7 +51,7 @@ def test_channels_last_stays_so(model: nn.Module, image: torch.Tensor, program: 
 
 
 def test_channels_last_is_not_copied(image: torch.Tensor, program: lapilli.Program) -> None:
-    (value,), _ = program.methods["forward"]._values([image])
+    (value,), _ = program.methods["forward"].convention.values([image])
     assert value.ctypes.data == image.data_ptr()
     assert program(image).permute(0, 2, 3, 1).is_contiguous()
 

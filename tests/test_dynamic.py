@@ -157,7 +157,7 @@ def test_new_sizes_only_record_again(target: str, monkeypatch: pytest.MonkeyPatc
     )
     assert len(program.description.methods[0].plans[0].run) >= 200
     inputs = {n: torch.randn(n, 8).numpy() for n in (4096, 16, 17)}
-    native = program._open()
+    native = program._loaded.native
 
     def submit(n: int) -> float:
         start = time.thread_time()

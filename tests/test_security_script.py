@@ -19,7 +19,7 @@ from hostile import call, interface, program, script, v
 import lapilli
 from lapilli import InvalidFileError, InvalidInputError, LapilliError, Limits
 from lapilli.runtime import arithmetic, host
-from lapilli.runtime.method import interfaces
+from lapilli.runtime.interface import interfaces
 from lapilli.runtime.program import Program
 from lapilli.runtime.sizes import formula
 from lapilli.runtime.structure import Spec

@@ -30,6 +30,7 @@ from lapilli.errors import (
     SignatureError,
     UnsupportedOperatorError,
 )
+from lapilli.version import __version__ as __version__
 
 if TYPE_CHECKING:
     import torch
@@ -37,10 +38,10 @@ if TYPE_CHECKING:
     from lapilli.runtime.devices import Device as Device
     from lapilli.runtime.devices import devices as devices
     from lapilli.runtime.devices import is_available as is_available
+    from lapilli.runtime.futures import Future as Future
     from lapilli.runtime.limits import Limits as Limits
     from lapilli.runtime.method import Method as Method
     from lapilli.runtime.preprocess import Preprocess as Preprocess
-    from lapilli.runtime.program import Future as Future
     from lapilli.runtime.program import Program as Program
     from lapilli.runtime.program import load as load
     from lapilli.runtime.report import Report as Report
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 # What needs NumPy and the player is imported when it is asked for: `import torch` imports this package, for its device.
 _HOMES = {
     "Device": "devices",
-    "Future": "program",
+    "Future": "futures",
     "Method": "method",
     "Preprocess": "preprocess",
     "Program": "program",
@@ -88,8 +89,6 @@ __all__ = [
     "load",
     "verify",
 ]
-
-__version__ = "0.1.0"
 
 if sys.modules.get("torch") is not None:  # exported programs with calls of `lapilli::run` can be loaded from now on
     import lapilli.runtime.registration  # noqa: F401
@@ -156,7 +155,7 @@ def compile(
     from lapilli.compiler import compile_to_bytes
     from lapilli.runtime.program import Program
 
-    return Program._from_bytes(
+    return Program.from_bytes(
         compile_to_bytes(
             model, example_inputs, example_kwargs=example_kwargs, precision=precision,
             dynamic_shapes=dynamic_shapes, target=target, fallback=fallback,

@@ -14,7 +14,6 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from lapilli import __version__
 from lapilli.capture import capture, dim_names
 from lapilli.capture.examples import Arguments
 from lapilli.capture.sources import Source
@@ -35,7 +34,7 @@ from lapilli.lower.registry import from_torch
 from lapilli.program.writer import PlanSource, Writer
 from lapilli.runtime import structure
 from lapilli.runtime.description import Symbol, TensorSpec
-from lapilli.runtime.method import METADATA_KEY, Interface, dumps
+from lapilli.runtime.interface import METADATA_KEY, Interface, dumps
 from lapilli.runtime.notice import working
 from lapilli.runtime.report import Operator
 from lapilli.runtime.script import Script
@@ -44,6 +43,7 @@ from lapilli.schedule.order import order
 from lapilli.schedule.plan import Schedule, realize_graph
 from lapilli.schedule.task import Task
 from lapilli.target import KNOWN, TARGETS, Target, in_parts, of_device, plans_for
+from lapilli.version import __version__
 
 Progress = Callable[[str, int, int], None]
 

@@ -69,9 +69,7 @@ def _library_file() -> Path:
     if override:
         return Path(override)
     name = {"win32": "lapilli.dll", "darwin": "liblapilli.dylib"}.get(sys.platform, "liblapilli.so")
-    import lapilli
-
-    for folder in lapilli.__path__:  # an editable install has two: the source tree and site-packages
+    for folder in sys.modules[__package__].__path__:  # an editable install has two: the source tree and site-packages
         candidate = Path(folder) / name
         if candidate.exists():
             return candidate

@@ -16,6 +16,7 @@ from lapilli.capture.sources import Source
 from lapilli.compiler import assemble
 from lapilli.errors import CompileError
 from lapilli.ir.dtype import DType
+from lapilli.ir.expr import loads
 from lapilli.ir.integer import Atom
 from lapilli.ir.interpret import evaluate
 from lapilli.ir.node import Constant, Graph, Map, Node, Reduce, State, operands, reading
@@ -26,7 +27,7 @@ from lapilli.runtime.description import Description
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.plan import Schedule
 from lapilli.schedule.task import Task
-from lapilli.target import PARTS, TARGETS
+from lapilli.target import PARTS, TARGETS, plans_for
 
 Array = npt.NDArray[Any]
 
@@ -77,8 +78,6 @@ def verify(
 
 def _taken(module: Any, precision: str, device: str | int | None) -> str:
     """The name of the plan that a device takes."""
-    from lapilli.target import plans_for
-
     data, _ = assemble(module, precision, plans_for(precision))
     native = NativeProgram.load(data, device=device)
     try:
@@ -170,8 +169,6 @@ class _Run:
 
 
 def _leaves(task: Task) -> list[Node]:
-    from lapilli.ir.expr import loads
-
     return [ld.node for e in (task.core_body, task.value) if e is not None for ld in loads(e)]
 
 

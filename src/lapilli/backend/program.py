@@ -18,7 +18,7 @@ from lapilli.player import NativeProgram
 from lapilli.runtime.check import admit
 from lapilli.runtime.description import Description
 from lapilli.runtime.host import OWN
-from lapilli.runtime.method import interfaces
+from lapilli.runtime.interface import interfaces
 from lapilli.runtime.report import Report
 
 Run = Callable[[Sequence[int], list[Any]], list[Any]]

@@ -1,10 +1,11 @@
-"""The command `lapilli`, one file per subcommand. Needs NumPy, cffi, click, rich and Pillow; torch only to compile."""
+"""The command `lapilli`, one file per subcommand. Needs NumPy, cffi, click, rich and Pillow; torch only to compile.
+
+A command imports what it needs when it runs: help and wrong options are answered without NumPy, the player, rich or torch."""
 
 from __future__ import annotations
 
 import click
 
-from lapilli import __version__
 from lapilli.cli.bench import bench
 from lapilli.cli.cache import cache
 from lapilli.cli.common import Group
@@ -15,6 +16,7 @@ from lapilli.cli.ops import ops
 from lapilli.cli.profile import profile
 from lapilli.cli.run import run
 from lapilli.cli.sign import keygen, sign, verify
+from lapilli.version import __version__
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -59,7 +59,7 @@ def compile_(
     from lapilli.compiler import compile_to_bytes
     from lapilli.runtime.description import Description
     from lapilli.runtime.host import unlisted
-    from lapilli.runtime.method import interfaces
+    from lapilli.runtime.interface import interfaces
 
     start = time.perf_counter()
     with progress_bar() as bar:

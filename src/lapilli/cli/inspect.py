@@ -13,7 +13,7 @@ from lapilli.cli.common import PROGRAM, console, json_option, output_file, parse
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lapilli.runtime.description import Description, MemoryPlan, Plan
+    from lapilli.runtime.description import Description, MemoryPlan
 
 
 @click.command()
@@ -24,80 +24,27 @@ if TYPE_CHECKING:
 @json_option
 def inspect(program: Path, html: Path | None, sizes: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Show the plans, kernels, memory plan and constants of PROGRAM. Needs no device."""
+    from lapilli.cli.describe import shown_metadata
+    from lapilli.cli.page import page
     from lapilli.runtime.description import Description
-    from lapilli.runtime.method import interfaces
+    from lapilli.runtime.interface import interfaces
 
     description = Description.of(program)
     method = description.methods[0]
     values = parse_sizes(sizes, {symbol.name: max(1, symbol.min) for symbol in method.symbols})
     memory = [description.memory(plan, list(values.values())) for plan in method.plans]
     if html is not None:
-        from lapilli.cli.page import page
-
         with output_file(html) as file:
             file.write(page(program, description, memory, values).encode())
     if as_json:
         node = asdict(description) | {"source": str(program), "bytes": program.stat().st_size, "sizes": values}
-        node["metadata"] = _metadata(description)
+        node["metadata"] = shown_metadata(description)
         node["report"] = {i.name: asdict(i.report()) for i in interfaces(description)}
         print_json(node | {"memory": [asdict(plan) for plan in memory]})
     elif html is None:
         _print(console(), program, description, memory, values, everything)
     else:
         console().print(f"Wrote {html}")
-
-
-def overview(program: Path, description: Description, values: dict[str, int]) -> list[tuple[str, str]]:
-    """What the file is, as names and values."""
-    method = description.methods[0]
-    constants = sum(constant.size for constant in description.constants)
-    from lapilli.runtime.method import interfaces
-
-    found = [
-        ("file", f"{program}, {size(program.stat().st_size)}, by {description.producer}"),
-        ("inputs", "\n".join(map(str, method.inputs)) or "none"),
-        ("outputs", "\n".join(map(str, method.outputs)) or "none"),
-        ("operators", "\n".join(f"{i.name}: {i.report()}" for i in interfaces(description))),
-        ("constants", f"{len(description.constants)}, {size(constants)}"),
-        ("looked at for overflow", ", ".join(c for m in description.methods for c in m.checks) or "nothing"),
-        ("states", "\n".join(map(str, description.states)) or "none"),
-        ("computed by torch", ", ".join(description.host_operators) or "nothing"),
-        ("kernels", f"{len(description.kernels)}, {size(sum(kernel.code_size for kernel in description.kernels))}"),
-        (
-            "metadata",
-            ", ".join(f"{key} ({len(value)} characters)" for key, value in _metadata(description).items()) or "none",
-        ),
-    ]
-    if values:
-        found.insert(3, ("sizes shown", ", ".join(f"{name}={value}" for name, value in values.items())))
-    return found
-
-
-def _metadata(description: Description) -> dict[str, str]:
-    """Without the compiler's own, which is shown as what it says."""
-    from lapilli.runtime.description import INTERNAL
-
-    return {key: value for key, value in description.metadata.items() if not key.startswith(INTERNAL)}
-
-
-def requirements(plan: Plan) -> str:
-    """What a device must have for a plan, as one line."""
-    parts = []
-    for name, value in plan.requirements.items():
-        if name == "features":
-            parts += value
-        elif name != "max_workgroup_size" and value and value != "any":
-            parts.append(f"{name.replace('_', ' ')} {value}")
-    return ", ".join(parts) or "any device"
-
-
-def arena(memory: MemoryPlan) -> str:
-    """The memory plan in a line."""
-    saved = f", {1 - memory.arena / memory.total:.0%} saved by sharing" if memory.total else ""
-    return (
-        f"arena {size(memory.arena)}; all its tensors {size(memory.total)}{saved}; most alive at once "
-        f"{size(memory.lower_bound)}"
-    )
 
 
 def _print(
@@ -109,6 +56,8 @@ def _print(
     everything: bool,
 ) -> None:
     from rich.text import Text
+
+    from lapilli.cli.describe import arena, overview, requirements
 
     rows(overview(program, description, values))
     for plan, plan_memory in zip(description.methods[0].plans, memory, strict=True):

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from lapilli.cli.common import size
-from lapilli.cli.inspect import arena, overview, requirements
+from lapilli.cli.describe import arena, overview, requirements
 from lapilli.runtime.description import INTERNAL, Description, MemoryPlan, Plan
 
 STYLE = """

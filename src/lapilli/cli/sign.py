@@ -15,7 +15,7 @@ from lapilli.errors import InvalidInputError, LapilliError
 
 if TYPE_CHECKING:
     from lapilli.runtime.description import Description
-    from lapilli.runtime.method import Interface
+    from lapilli.runtime.interface import Interface
 
 KEY = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -75,7 +75,7 @@ def verify(program: Path, key: Path | None, as_json: bool) -> None:
     from lapilli.format import signature
     from lapilli.runtime.description import Description
     from lapilli.runtime.files import named, read_file
-    from lapilli.runtime.method import interfaces
+    from lapilli.runtime.interface import interfaces
 
     data = read_file(program)
     with named(program):

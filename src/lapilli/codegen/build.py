@@ -82,9 +82,8 @@ def _here(sources: list[str]) -> Iterable[tuple[str, bytes]]:
 
 def _in_processes(sources: list[str], workers: int) -> Iterable[tuple[str, bytes]]:
     """Every process compiles every n-th source. (Not multiprocessing: that would run the user's script again.)"""
-    import lapilli
-
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(p).parent) for p in lapilli.__path__] + sys.path)}
+    parents = [str(Path(p).parent) for p in sys.modules["lapilli"].__path__]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*parents, *sys.path])}
     running = []
     for n in range(workers):
         share = sources[n::workers]

@@ -30,10 +30,8 @@ _ANSWERS = {
 """Functions of ``torch.accelerator``, and what they are called in ``torch.vulkan``."""
 
 
-def patch() -> None:
-    """Lets the functions be those of the device, which is the accelerator as long as PyTorch says so."""
-    from lapilli.eager import vulkan
-
+def patch(vulkan: Any) -> None:
+    """Lets the functions be those of the device, which is the accelerator as long as PyTorch says so. vulkan: ``torch.vulkan``."""
     for name, answer in _ANSWERS.items():
         if hasattr(accelerator, name):
             _instead(name, getattr(vulkan, answer))

@@ -1,6 +1,6 @@
 """The kernel of all ATen operators on the device: an exact key leads to a prepared launch, which is queued.
 
-A key that is new leads over its signature to a program (`programs.py`), or to the CPU (`fallback.py`)."""
+A key that is new leads over its signature to a program (`programs.py`), or to the CPU (`host_call.py`)."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._pytree import tree_map
 
-from lapilli.eager import devices, movement, storage
-from lapilli.eager.devices import is_ours
-from lapilli.eager.fallback import fallbacks, on_cpu, reset_fallbacks
+from lapilli.eager import devices, storage
+from lapilli.eager.devices import index_of, is_ours
+from lapilli.eager.fallback import fallbacks, reset_fallbacks
 from lapilli.eager.form import form
+from lapilli.eager.host_call import on_cpu
 from lapilli.eager.launch import Launch, is_runtime, places, quick
-from lapilli.eager.movement import gather
 from lapilli.eager.signature import CannotRun
 from lapilli.eager.tracing import is_recorded, untraced
 from lapilli.lower import lowerings
 
-__all__ = ["boxed", "call", "copy", "fallbacks", "gather", "register", "reset_fallbacks", "run"]
+__all__ = ["boxed", "call", "composite", "fallbacks", "register", "reset_fallbacks", "run"]
 
 aten = torch.ops.aten
 Overload = torch._ops.OpOverload
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _Tensor = torch.Tensor
 _default_dtype = torch.get_default_dtype  # of floating-point results of integers
@@ -190,9 +191,21 @@ def _index(leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> int:
     for tensor in tensors:
         if is_ours(tensor):
             return tensor.get_device()
-    from lapilli.eager.devices import index_of
-
     return index_of(next((leaf for leaf in leaves if isinstance(leaf, torch.device)), None))
+
+
+_composite: dict[Overload, Callable[..., Any]] = {}
+"""Operators that are made of others, or need no program."""
+
+
+def composite(*ops: Overload) -> Callable[[_Function], _Function]:
+    """Registers what computes operators without a program of their own, by its decorator."""
+
+    def add(function: _Function) -> _Function:
+        _composite.update(dict.fromkeys(ops, function))
+        return function
+
+    return add
 
 
 _kernels: dict[Overload, Callable[..., Any]] = {}
@@ -202,9 +215,7 @@ def _kernel(op: Overload) -> Callable[..., Any]:
     """What computes an operator."""
     known = _kernels.get(op)
     if known is None:
-        from lapilli.eager.own import OPERATORS
-
-        kernel = OPERATORS.get(op) or Kernel(op)
+        kernel = _composite.get(op) or Kernel(op)
         known = _kernels[op] = kernel if is_recorded(op) else untraced(kernel)
     return known
 
@@ -225,14 +236,6 @@ def run(op: Overload) -> Kernel:
     return Kernel(op)
 
 
-def copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """`movement.copy`; types that the device cannot convert are converted on the CPU, with a warning."""
-    try:
-        movement.copy(target, source)
-    except CannotRun as error:
-        on_cpu(form(aten.copy_.default), [target, source, False], target.get_device(), str(error))
-
-
 _MADE_OF_OTHERS = {
     aten._to_copy.default, aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default,
     aten.empty_permuted.default,
@@ -243,9 +246,7 @@ computed."""
 
 def register(library: torch.library.Library) -> None:
     """Registers kernels where PyTorch would make an operator of others: whatever has a lowering, and the same in place."""
-    from lapilli.eager.own import OPERATORS
-
-    for overload in [*lowerings, *OPERATORS]:
+    for overload in [*lowerings, *_composite]:
         if overload.namespace == "aten" and overload not in _MADE_OF_OTHERS and not _is_taken(overload):
             library.impl(_name(overload).removeprefix("aten::"), _kernel(overload), "PrivateUse1")  # type: ignore[no-untyped-call]
 

@@ -20,7 +20,7 @@ from torch import serialization
 
 from lapilli import torch_compat
 from lapilli.after_import import after_import
-from lapilli.eager import devices, inductor, neighbours, vulkan
+from lapilli.eager import accelerator, devices, inductor, neighbours, threads, vulkan
 from lapilli.runtime.compiler import require_compiler
 
 _torch: Any = torch  # whose registration functions have no types
@@ -101,8 +101,6 @@ def announce() -> None:
             warnings.simplefilter("ignore")
             library.impl("is_vulkan_available", vulkan.is_available, "CompositeImplicitAutograd", allow_override=True)
         if _other is not None:
-            from lapilli.eager import accelerator
-
             accelerator.pin(library, _other)
         if not _ready:
             for name in _FIRST:
@@ -149,7 +147,7 @@ def _first(name: str) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if not made:
             begin()
-            from lapilli.eager import views
+            from lapilli.eager import views  # with the compiler: not at import time
 
             made.append(getattr(views, name))
             if _caller().endswith("_serialization.load"):  # C++ would fill its storage
@@ -185,7 +183,18 @@ def ready() -> None:
         name = torch._C._get_privateuse1_backend_name()
         if name not in devices.NAMES:
             raise RuntimeError(f"PyTorch has one place for devices from outside, and {name!r} has taken it.")
-        from lapilli.eager import autocast, call, resident, sparse, transformer, views
+        # Not at import time: they import the compiler.
+        from lapilli.eager import (  # noqa: F401  # some register operators by being imported
+            autocast,
+            call,
+            composite_ops,
+            fourier,
+            optimizers,
+            resident,
+            sparse,
+            transformer,
+            views,
+        )
         from lapilli.runtime import method
 
         _introduce()
@@ -221,9 +230,11 @@ def patch() -> None:
         if _patched:
             return
         _patched = True
-        from lapilli.eager import accelerator, autocast, generators, modules, saving, storages, tensors
+        # Not at import time, which is of all programs.
+        from lapilli.eager import autocast, generators, modules, saving, storages, tensors
 
-        for part in (accelerator, autocast, generators, modules, saving, storages, tensors):
+        accelerator.patch(vulkan)
+        for part in (autocast, generators, modules, saving, storages, tensors):
             part.patch()
         torch_compat.replace(torch.Tensor, "is_vulkan", _is_vulkan)
         if _other is None:
@@ -245,6 +256,7 @@ def begin() -> None:
         _begun = True
         after_import("torch._inductor.codegen.common", inductor.refuse)
         if _other is None or not torch.get_device_module(_other).is_available():
-            from lapilli.eager import threads
-
             threads.start()
+
+
+vulkan.set_steps(has_begun, patch, begin)

@@ -8,13 +8,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lapilli.eager.call import run
+from lapilli.eager.call import composite, run
 from lapilli.graph import fourier
 from lapilli.graph.fourier import Key, Parts
 
 aten = torch.ops.aten
 
 
+@composite(aten._fft_r2c.default)
 def real_to_complex(x: Tensor, dims: Sequence[int], normalization: int, onesided: bool) -> Tensor:
     """`aten._fft_r2c`: x float32; the last of the dimensions has n // 2 + 1 results if onesided."""
     if not _is_supported(x, torch.float32, dims):
@@ -22,6 +23,7 @@ def real_to_complex(x: Tensor, dims: Sequence[int], normalization: int, onesided
     return _joined(fourier.real_to_complex(x, dims, normalization, onesided, _tables(x.device)))
 
 
+@composite(aten._fft_c2c.default)
 def complex_to_complex(x: Tensor, dims: Sequence[int], normalization: int, forward: bool) -> Tensor:
     """`aten._fft_c2c`: x complex64."""
     if not _is_supported(x, torch.complex64, dims):
@@ -29,6 +31,7 @@ def complex_to_complex(x: Tensor, dims: Sequence[int], normalization: int, forwa
     return _joined(fourier.complex_to_complex(_parts(x), dims, normalization, forward, _tables(x.device)))
 
 
+@composite(aten._fft_c2r.default)
 def complex_to_real(x: Tensor, dims: Sequence[int], normalization: int, last: int) -> Tensor:
     """`aten._fft_c2r`: x complex64, of the last dimension the first n // 2 + 1 elements; the others are their conjugates."""
     if not _is_supported(x, torch.complex64, dims):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lapilli.eager import integers, movement, products, storage
+from lapilli.eager import integers, movement, products, storage, transfer
 from lapilli.eager.form import Form
 from lapilli.eager.generators import random_key
 from lapilli.eager.programs import TOO_LARGE, load, programs_of, with_numbers
@@ -178,7 +178,7 @@ class Launch:
                 outputs += (buffer.address, offset)
             self.enqueue(*words, *outputs)
         for target, result in later:
-            storage.copy_(target, result)
+            transfer.copy_(target, result)
         return self._returned(made, args, kwargs)
 
     def _argument(self, position: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

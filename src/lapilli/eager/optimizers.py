@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from lapilli.eager.call import composite
 
 aten = torch.ops.aten
 Number = float | Tensor
@@ -49,6 +50,11 @@ def _adam(is_decoupled: bool) -> Callable[..., None]:
     return adam
 
 
+composite(aten._fused_adam_.default, aten._fused_adam_.tensor_lr)(_adam(False))
+composite(aten._fused_adamw_.default, aten._fused_adamw_.tensor_lr)(_adam(True))
+
+
+@composite(aten._fused_sgd_.default, aten._fused_sgd_.tensor_lr)
 def _sgd(
     params: Sequence[Tensor], grads: Sequence[Tensor], buffers: Sequence[Tensor], *, weight_decay: float, momentum: float,
     lr: Number, dampening: float, nesterov: bool, maximize: bool, is_first_step: bool, grad_scale: Tensor | None = None,
@@ -65,6 +71,7 @@ def _sgd(
         _store(param, param - g * lr, found_inf)
 
 
+@composite(aten._fused_adagrad_.default)
 def _adagrad(
     params: Sequence[Tensor], grads: Sequence[Tensor], sums: Sequence[Tensor], steps: Sequence[Tensor], *, lr: Number,
     lr_decay: float, weight_decay: float, eps: float, maximize: bool, grad_scale: Tensor | None = None,
@@ -79,6 +86,7 @@ def _adagrad(
         _store(total, new, found_inf)
 
 
+@composite(aten._amp_foreach_non_finite_check_and_unscale_.default)
 def _unscale(grads: Sequence[Tensor], found: Tensor, inverse: Tensor) -> None:
     """Multiplies gradients in place; `found` [1] becomes 1 where one of them is infinite or NaN."""
     flags = [torch.isfinite(grad).all() for grad in grads if grad.numel()]
@@ -88,6 +96,7 @@ def _unscale(grads: Sequence[Tensor], found: Tensor, inverse: Tensor) -> None:
         found.copy_(torch.where(torch.stack(flags).all(), found, torch.ones_like(found)))
 
 
+@composite(aten._amp_update_scale_.default)
 def _update_scale(
     scale: Tensor, tracker: Tensor, found: Tensor, growth: float, backoff: float, interval: int
 ) -> Tensor:
@@ -99,13 +108,3 @@ def _update_scale(
     scale.copy_(torch.where(is_bad, scale * backoff, larger).reshape(scale.shape))
     tracker.copy_(torch.where(is_bad | is_due, torch.zeros_like(good), good).reshape(tracker.shape))
     return scale
-
-
-OPERATORS: dict[Any, Callable[..., Any]] = {
-    aten._fused_adam_.default: _adam(False), aten._fused_adam_.tensor_lr: _adam(False),
-    aten._fused_adamw_.default: _adam(True), aten._fused_adamw_.tensor_lr: _adam(True),
-    aten._fused_sgd_.default: _sgd, aten._fused_sgd_.tensor_lr: _sgd,
-    aten._fused_adagrad_.default: _adagrad, aten._fused_adagrad_.tensor_lr: _adagrad,
-    aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
-    aten._amp_update_scale_.default: _update_scale,
-}  # fmt: skip

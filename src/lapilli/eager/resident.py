@@ -37,7 +37,7 @@ def run(method: Method, leaves: Sequence[Any], sizes: Mapping[str, int] | None =
     method is given.
 
     Raises InvalidInputError where a tensor does not fit the method, or is elsewhere."""
-    index = method.program.device.index
+    index = method.loaded.device.index
     _check_places(method.inputs, leaves, index)
     numbers = method.structure.updates
     for number in numbers:
@@ -66,16 +66,15 @@ def _launched(method: Method, leaves: Sequence[Any], sizes: Mapping[str, int] | 
     """The outputs of a method of the player; None where there is a script, or sizes too long to be written."""
     if method.number is None:
         return None
-    described = method.program.description.methods[method.number]
+    native = method.loaded.native  # refuses what is closed
+    described = method.loaded.description.methods[method.number]
     prepared = _prepared.get(method)
     if prepared is None:
-        native = method.program._open()
         launch = MethodLaunch(native, method.number, described, index)
         names = [s.name for s in described.symbols]
         prepared = _prepared[method] = _Prepared(launch, shapes_of(names, [spec.shape for spec in described.inputs]))
     if prepared.shapes is None:
         return None
-    method.program._open()  # refuses what is closed
     given = tensors.permuted(leaves, method.structure.inputs_last, method.inputs)
     for tensor, spec in zip(given, described.inputs, strict=True):
         if str(tensor.dtype) != f"torch.{spec.dtype}" or tensor.dim() != len(spec.shape):

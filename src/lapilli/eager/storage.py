@@ -158,7 +158,7 @@ def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     elements = span(tensor)
     data = torch.empty(elements, dtype=tensor.dtype, device="cpu")
     if elements:
-        _read(tensor, data)
+        read(tensor, data)
     host = data.as_strided(tensor.shape, tensor.stride())
     if tensor.is_conj():
         host = host.conj()
@@ -171,7 +171,7 @@ def from_cpu(tensor: torch.Tensor, device_index: int = 0) -> torch.Tensor:
     if not is_dense(tensor):
         tensor = tensor.contiguous()
     copy = empty(tensor.shape, tensor.dtype, device_index, None if tensor.is_contiguous() else tensor.stride())
-    _write(copy, tensor)
+    write(copy, tensor)
     return copy
 
 
@@ -204,55 +204,15 @@ def _start(tensor: torch.Tensor) -> int:
     return int(tensor.storage_offset()) * tensor.itemsize
 
 
-def _read(tensor: torch.Tensor, host: torch.Tensor) -> None:
+def read(tensor: torch.Tensor, host: torch.Tensor) -> None:
     """Fills a dense host tensor with what follows a tensor's first element."""
     check_fork()
     buffer_of(tensor).read(_start(tensor), _bytes_of(host, host.numel()))
 
 
-def _write(tensor: torch.Tensor, host: torch.Tensor) -> None:
+def write(tensor: torch.Tensor, host: torch.Tensor) -> None:
     """Writes a dense host tensor of the same strides and dtype."""
     if host.numel():
         check_fork()
         _note_wide(tensor, host)
         buffer_of(tensor).write(_start(tensor), _bytes_of(host, host.numel()))
-
-
-def copy_(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """``target.copy_(source)`` between the host and devices, of any strides; the source is expanded and converted.
-
-    Work on one device is queued; a copy to the CPU waits.
-    """
-    if source.shape != target.shape:
-        source = source.expand(target.shape)
-    if not target.numel():
-        return target
-    if target.is_conj() or target.is_neg():
-        copy_(
-            target.conj() if target.is_conj() else torch._neg_view(target),
-            source.conj() if target.is_conj() else -source,
-        )
-        return target
-    if target.device == source.device:
-        from lapilli.eager.call import copy
-
-        copy(target, source)
-    elif target.is_cpu:
-        if is_dense(target) and _same_layout(source, target):
-            _read(source, target)
-        else:
-            target.copy_(to_cpu(source))
-    else:
-        host = to_cpu(source) if not source.is_cpu else source
-        if is_dense(target):
-            dense = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype, device="cpu")
-            _write(target, host if _same_layout(host, target) else dense.copy_(host))
-        else:
-            copy_(target, from_cpu(host, target.get_device()))
-    return target
-
-
-def _same_layout(source: torch.Tensor, target: torch.Tensor) -> bool:
-    """Whether the bytes of one are the bytes of the other."""
-    same = source.dtype == target.dtype and source.stride() == target.stride()
-    return same and not (source.is_conj() or source.is_neg())

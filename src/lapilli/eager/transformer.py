@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lapilli.eager.call import run
+from lapilli.eager.call import composite, run
 
-_WHOLE = torch.ops.aten.scaled_dot_product_attention.default
+aten = torch.ops.aten
+
+_WHOLE = aten.scaled_dot_product_attention.default
 
 
 def register(library: Any) -> None:
@@ -51,6 +53,7 @@ SOURCE, PADDING = 0, 1
 """Kinds of masks: [L, L] over queries and keys, [N, L] over keys; others broadcast to [N, heads, L, L]."""
 
 
+@composite(aten._native_multi_head_attention.default)
 def attention(
     query: Tensor, key: Tensor, value: Tensor, embed_dim: int, heads: int, qkv_weight: Tensor, qkv_bias: Tensor,
     weight: Tensor, bias: Tensor, mask: Tensor | None = None, need_weights: bool = True, average: bool = True,
@@ -76,6 +79,7 @@ def attention(
     return made, (weights.mean(1) if average else weights) if need_weights else None
 
 
+@composite(aten._transformer_encoder_layer_fwd.default)
 def encoder_layer(
     x: Tensor, embed_dim: int, heads: int, qkv_weight: Tensor, qkv_bias: Tensor, weight: Tensor, bias: Tensor, use_gelu: bool,
     norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor, norm_weight_2: Tensor, norm_bias_2: Tensor,

@@ -16,7 +16,7 @@ import torch
 from torch._C._dynamo.guards import _reinterpret_tensor  # type: ignore[attr-defined]
 from torch._prims_common import make_contiguous_strides_for
 
-from lapilli.eager import storage
+from lapilli.eager import storage, transfer
 from lapilli.eager.devices import current_device, index_of, streams
 from lapilli.eager.tracing import untraced
 
@@ -148,17 +148,17 @@ def refuse_layout(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 @_kernel("copy_")
 def copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    return storage.copy_(target, source)
+    return transfer.copy_(target, source)
 
 
 @_kernel("_copy_from")
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    return storage.copy_(target, source)
+    return transfer.copy_(target, source)
 
 
 @_kernel("_copy_from_and_resize")
 def _copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return storage.copy_(target.resize_(source.shape), source)
+    return transfer.copy_(target.resize_(source.shape), source)
 
 
 _UNPACK: dict[torch.dtype, Callable[[bytes], tuple[Any]]] = {

@@ -7,6 +7,7 @@ always a device, its name or its index; None means the current device.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,6 +23,18 @@ if TYPE_CHECKING:
 Where: TypeAlias = "torch.device | str | int | None"
 
 
+_has_begun: Callable[[], bool]
+_patch: Callable[[], None]
+_begin: Callable[[], None]
+
+
+def set_steps(has_begun: Callable[[], bool], patch: Callable[[], None], begin: Callable[[], None]) -> None:
+    """Of `lapilli.eager.device`, which hands this module to PyTorch: whether the device was used, what PyTorch is told when
+    somebody names it, and what the first use does."""
+    global _has_begun, _patch, _begin
+    _has_begun, _patch, _begin = has_begun, patch, begin
+
+
 def is_available() -> bool:
     """Whether there is a Vulkan device, and what it takes to compile for it. Touches the driver at the first call; never
     raises."""
@@ -30,15 +43,13 @@ def is_available() -> bool:
 
 def device_count() -> int:
     """How many Vulkan devices there are."""
-    from lapilli.eager import device
-
-    if _pytorch_wonders(device.has_begun()):
+    if _pytorch_wonders(_has_begun()):
         return 0
-    if not device.has_begun():
+    if not _has_begun():
         if not torch_compat.supported():
             torch_compat.warn_unsupported("The device 'vulkan'", "Until then there is none.")
             return 0
-        device.patch()
+        _patch()
     return 0 if devices.in_bad_fork() else len(devices.found())
 
 
@@ -64,9 +75,7 @@ def _pytorch_wonders(begun: bool) -> bool:
 
 def is_initialized() -> bool:
     """Whether the device has been used in this process."""
-    from lapilli.eager import device
-
-    return device.has_begun()
+    return _has_begun()
 
 
 def init() -> None:
@@ -75,9 +84,7 @@ def init() -> None:
 
 
 def _lazy_init() -> None:
-    from lapilli.eager import device
-
-    device.begin()
+    _begin()
 
 
 def _is_in_bad_fork() -> bool:
@@ -115,9 +122,7 @@ def _found(device: Where) -> dict[str, Any]:
 
 def current_device() -> int:
     """Index of the device that "vulkan" means in this thread."""
-    from lapilli.eager import device
-
-    device.patch()  # somebody is about to name the device
+    _patch()  # somebody is about to name the device
     return devices.current_device()
 
 

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import torch
 from torch.export import Dim
 
-import lapilli
 from lapilli.backend.device import device_of, targets
 from lapilli.codegen.build import compiler_digest
 from lapilli.compiler import compile_to_bytes
@@ -24,6 +23,8 @@ from lapilli.errors import CompileError, InvalidInputError, LapilliError
 from lapilli.mobile.arguments import Type, pack, type_of, unpack
 from lapilli.runtime.cache import Cache
 from lapilli.runtime.host import OWN
+from lapilli.runtime.program import Program
+from lapilli.version import __version__
 
 Tensors = list[torch.Tensor]
 Shapes = tuple[tuple[int, ...], ...]
@@ -98,7 +99,7 @@ class _Method:
         program = variant.program(tuple(tuple(t.shape) for t in inputs), lambda s, d: self._compiled(s, d, key))
         return pack(program(*args), self._returned)
 
-    def _compiled(self, shapes: Shapes, dynamic: Sequence[set[int]], key: Any) -> lapilli.Program:
+    def _compiled(self, shapes: Shapes, dynamic: Sequence[set[int]], key: Any) -> Program:
         """A program for these shapes, with these axes dynamic; a warning says what of it runs on the CPU."""
         program = self._program(shapes, dynamic, key)
         left = program.report().on_cpu
@@ -107,14 +108,14 @@ class _Method:
             warnings.warn(f"operators of the optimized module run on the CPU: {reasons}", stacklevel=2)
         return program
 
-    def _program(self, shapes: Shapes, dynamic: Sequence[set[int]], key: Any) -> lapilli.Program:
+    def _program(self, shapes: Shapes, dynamic: Sequence[set[int]], key: Any) -> Program:
         """From the disk, where it is there."""
         name = self._file(f"{_target(self._precision, key[3])} {key[:3]} {shapes} {[sorted(axes) for axes in dynamic]}")
         device = key[3]
         path = CACHE.file(name)
         if path is not None:
             try:
-                return lapilli.Program(path, device, permission=OWN)
+                return Program(path, device, permission=OWN)
             except LapilliError:
                 pass  # of another version, or damaged
         made = [torch.zeros(shape, dtype=dtype) for shape, dtype in zip(shapes, key[1], strict=True)]
@@ -128,10 +129,10 @@ class _Method:
             target=_target(self._precision, device),
         )
         kept = CACHE.keep(name, data)
-        return lapilli.Program(data if kept is None else kept, device, permission=OWN)
+        return Program(data if kept is None else kept, device, permission=OWN)
 
     def _file(self, key: str) -> str:
-        text = f"{lapilli.__version__} {torch.__version__} {compiler_digest()} {self._digest} {key}"
+        text = f"{__version__} {torch.__version__} {compiler_digest()} {self._digest} {key}"
         return f"{hashlib.sha256(text.encode()).hexdigest()}.lap"
 
 
@@ -139,13 +140,11 @@ class _Variant:
     """Programs for tensors of the same ranks and dtypes, and the shapes that they were wanted for."""
 
     def __init__(self) -> None:
-        self._programs: list[lapilli.Program] = []
+        self._programs: list[Program] = []
         self._seen: list[Shapes] = []
         self._lock = threading.Lock()
 
-    def program(
-        self, shapes: Shapes, compiled: Callable[[Shapes, Sequence[set[int]]], lapilli.Program]
-    ) -> lapilli.Program:
+    def program(self, shapes: Shapes, compiled: Callable[[Shapes, Sequence[set[int]]], Program]) -> Program:
         """One that takes these shapes, compiled where there is none."""
         with self._lock:
             for program in self._programs:
@@ -173,7 +172,7 @@ class _Variant:
             return self._programs[-1]
 
 
-def _takes(program: lapilli.Program, shapes: Shapes) -> bool:
+def _takes(program: Program, shapes: Shapes) -> bool:
     """Whether inputs of these shapes fit the program, whose sizes are numbers or symbols with bounds."""
     bounds = {s.name: s for spec in program.inputs for s in spec.symbols if s.factor == 1 and s.offset == 0}
     values: dict[str, int] = {}

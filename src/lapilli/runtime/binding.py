@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lapilli.errors import InvalidInputError
 from lapilli.player import NativeBinding
 from lapilli.runtime import tensors
+from lapilli.runtime.convention import Convention
 from lapilli.runtime.description import TensorSpec
-
-if TYPE_CHECKING:
-    from lapilli.runtime.method import Method
+from lapilli.runtime.loaded import Loaded
 
 
 class Binding:
@@ -22,31 +21,39 @@ class Binding:
 
     It may be called from any thread, by one at a time. Other runs of the program may be in flight."""
 
-    def __init__(self, method: Method, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any) -> None:
-        player = method._player  # refuses methods of several segments
-        self._inputs, arrays, torch = method._leaves(args, kwargs)
-        for leaf, array, spec in zip(self._inputs, arrays, method.inputs, strict=True):
+    def __init__(
+        self,
+        loaded: Loaded,
+        player: int,
+        convention: Convention,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        outputs: Any,
+    ) -> None:
+        """player: number of the player's method; outputs: as for `Program.bind`."""
+        self._inputs, arrays, torch = convention.leaves(args, kwargs)
+        for leaf, array, spec in zip(self._inputs, arrays, convention.inputs, strict=True):
             if not array.flags.c_contiguous or (array.nbytes and _address(leaf) != array.ctypes.data):
                 raise InvalidInputError(
                     f"Input {spec} cannot be bound: its memory is not laid out as the program reads it. Give a contiguous tensor "
                     f"(tensor.contiguous()), or compile with an example in the memory format that you bind."
                 )
-        native = method._program._open()
-        described = method.program.description.methods[player]
+        native = loaded.native
+        described = loaded.description.methods[player]
         shapes = native.shapes(player, native.symbols(arrays, len(described.symbols), player))
         made = [
             np.empty(s, "uint16" if o.dtype == "bfloat16" else o.dtype)
             for s, o in zip(shapes, described.outputs, strict=True)
         ]
-        self._method, self._updates = method, method._interface.structure.updates
-        shown = method._unwrapped(list(made), torch)
+        self._convention, self._updates = convention, convention.structure.updates
+        shown = convention.results(list(made), torch)
         kept = len(shown) - len(self._updates)
         if outputs is not None:
-            made[:kept] = self._given(outputs, method.outputs[:kept], made[:kept])
-            shown = method._unwrapped(list(made), torch)
+            made[:kept] = self._given(outputs, convention.outputs[:kept], made[:kept])
+            shown = convention.results(list(made), torch)
         self._made = made
         self._new = shown[kept:]
-        self.outputs: Any = method._interface.structure.unflatten_outputs(shown) if outputs is None else outputs
+        self.outputs: Any = convention.structure.unflatten_outputs(shown) if outputs is None else outputs
         self._native = NativeBinding(native, player, arrays, made)
         self._lock = threading.Lock()
 
@@ -55,13 +62,13 @@ class Binding:
         with self._lock:
             self._native.run()
             for number, value in zip(self._updates, self._new, strict=True):
-                tensors.update(self._inputs[number], value, self._method.inputs[number])
+                tensors.update(self._inputs[number], value, self._convention.inputs[number])
         return self.outputs
 
     def _given(self, outputs: Any, specs: Sequence[TensorSpec], like: Sequence[Any]) -> list[Any]:
         """Arrays over the caller's outputs. Raises InvalidInputError where one does not fit."""
-        leaves = self._method._interface.structure.flatten_outputs(outputs)
-        for k in self._method._interface.structure.outputs_last:
+        leaves = self._convention.structure.flatten_outputs(outputs)
+        for k in self._convention.structure.outputs_last:
             if len(getattr(leaves[k], "shape", ())) == 4:
                 leaves[k] = tensors.transposed(leaves[k], (0, 2, 3, 1))
         arrays, _ = tensors.to_arrays(leaves, specs)

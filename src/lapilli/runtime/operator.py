@@ -13,19 +13,16 @@ import threading
 import weakref
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lapilli.errors import InvalidFileError
 from lapilli.runtime import arithmetic, host
-from lapilli.runtime import registration as registration  # whoever makes calls of it has it
 from lapilli.runtime.limits import load_json
+from lapilli.runtime.program import Program
 from lapilli.runtime.sizes import OPERATIONS, Operations, evaluate
-
-if TYPE_CHECKING:
-    from lapilli.runtime.program import Program
 
 _programs: Any = WeakIdKeyDictionary()
 _by_content: weakref.WeakValueDictionary[bytes, Program] = weakref.WeakValueDictionary()
@@ -171,9 +168,7 @@ def _loaded(tensor: torch.Tensor) -> Program:
             digest = hashlib.sha256(data).digest()
             program = _by_content.get(digest)
             if program is None:
-                from lapilli.runtime.program import Program
-
-                program = _by_content[digest] = Program._from_bytes(data, permission=host.Permission(none=True))
+                program = _by_content[digest] = Program.from_bytes(data, permission=host.Permission(none=True))
             _programs[tensor] = program
     found: Program = program
     return found

@@ -14,12 +14,14 @@ _library.define("run(Tensor program, Tensor[] inputs, SymInt[] sizes, str interf
 
 
 def _run(*args: Any) -> Any:
+    # NumPy and the player: with the first call, not with `import torch`.
     from lapilli.runtime.operator import run
 
     return run(*args)
 
 
 def _fake(*args: Any) -> Any:
+    # As in `_run`.
     from lapilli.runtime.operator import fake
 
     return fake(*args)

@@ -1,4 +1,4 @@
-"""Operators that need no program of their own: copies, constants, and what is made of other operators."""
+"""Operators that need no program of their own: copies, constants, and what is made of other operators. Each registers itself."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Any
 
 import torch
 
-from lapilli.eager import fourier, movement, optimizers, storage, transformer
-from lapilli.eager.call import call, copy, run
+from lapilli.eager import movement, storage
+from lapilli.eager.call import call, composite, run
 from lapilli.eager.launch import bits
 from lapilli.eager.signature import operand, see
 from lapilli.eager.tracing import is_tracing, untraced
+from lapilli.eager.transfer import copy
 
 aten = torch.ops.aten
 
 
+@composite(aten.clone.default)
 def _clone(x: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
     return _dense_copy(x, x.dtype, memory_format)
 
@@ -39,10 +41,12 @@ _orders: dict[torch.memory_format, Callable[[int], tuple[int, ...]]] = {
 }
 
 
+@composite(aten.zero_.default)
 def _zero(x: torch.Tensor) -> torch.Tensor:
     return _fill(x, 0)
 
 
+@composite(aten.fill_.Scalar)
 def _fill(x: torch.Tensor, value: Any) -> torch.Tensor:
     """A dense tensor is filled by words; 0 is 0 in every type."""
     if not x.numel():
@@ -84,10 +88,12 @@ _WORDS: dict[torch.dtype, Callable[[Any], int]] = {
 }  # fmt: skip
 
 
+@composite(aten.equal.default)
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and bool((a == b).all().item())
 
 
+@composite(aten.convolution.default)
 def _convolution(*args: Any, **kwargs: Any) -> torch.Tensor:
     """torch.jit.trace does not record this operator, but the one that other devices make of it."""
     if is_tracing():
@@ -99,10 +105,12 @@ _FLAGS = {"benchmark": False, "deterministic": False, "cudnn_enabled": True, "al
 """What a trace says of cuDNN."""
 
 
+@composite(aten.convolution_backward_overrideable.default)
 def _convolution_backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> Any:
     return call(aten.convolution_backward.default, (grad, x, weight, [grad.shape[1]], *rest), {})
 
 
+@composite(aten.native_batch_norm.default)
 def _batch_norm(
     x: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, epsilon: float
 ) -> Any:
@@ -118,6 +126,7 @@ def _batch_norm(
     return tuple(results)
 
 
+@composite(aten._index_put_impl_.default)
 def _index_put(
     x: torch.Tensor, indices: Any, values: torch.Tensor, accumulate: bool = False, unsafe: bool = False
 ) -> torch.Tensor:
@@ -150,6 +159,7 @@ def _ones(made: torch.Tensor, rest: tuple[Any, ...]) -> None:
     _fill(made, 1)
 
 
+@composite(aten.full.default)
 def _full(
     size: Sequence[int], value: Any, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any
 ) -> torch.Tensor:
@@ -157,6 +167,7 @@ def _full(
     return _fill(made, value)
 
 
+@composite(getattr(aten.random_, "from"))
 def _random(
     x: torch.Tensor, low: int, high: int | None = None, *, generator: torch.Generator | None = None
 ) -> torch.Tensor:
@@ -168,6 +179,7 @@ def _random(
     return x
 
 
+@composite(aten.randperm.generator_out)
 def _randperm(n: int, *, generator: torch.Generator | None = None, out: torch.Tensor) -> torch.Tensor:
     """The order of random keys; see `lapilli.lower.random`."""
     keys = torch.randint(2**31 - 1, (n,), dtype=torch.int32, device=out.device, generator=generator)
@@ -175,36 +187,16 @@ def _randperm(n: int, *, generator: torch.Generator | None = None, out: torch.Te
     return out.copy_(keys.argsort())
 
 
-OPERATORS: dict[torch._ops.OpOverload, Callable[..., Any]] = optimizers.OPERATORS | {
-    aten.clone.default: _clone,
-    aten.zero_.default: _zero,
-    aten.fill_.Scalar: _fill,
-    aten.fill_.Tensor: lambda x, value: _fill(x, value.item()),
-    aten.zeros.default: _made(_zeros, False),
-    aten.ones.default: _made(_ones, False),
-    aten.zeros_like.default: _made(_zeros, False),
-    aten.ones_like.default: _made(_ones, False),
-    aten.full_like.default: _made(lambda made, rest: _fill(made, rest[0]), False),
-    aten.new_zeros.default: _made(_zeros, True),
-    aten.new_ones.default: _made(_ones, True),
-    aten.new_full.default: _made(lambda made, rest: _fill(made, rest[0]), True),
-    aten.full.default: _full,
-    aten.scalar_tensor.default: untraced(
-        lambda value, **options: _full((), value, **{"dtype": torch.get_default_dtype(), **options})
-    ),
-    aten._fft_r2c.default: fourier.real_to_complex,
-    aten._fft_c2c.default: fourier.complex_to_complex,
-    aten._fft_c2r.default: fourier.complex_to_real,
-    aten.randperm.generator_out: _randperm,
-    getattr(aten.random_, "from"): _random,
-    aten.random_.to: lambda x, high, **options: _random(x, 0, high, **options),
-    aten.equal.default: _equal,
-    aten._index_put_impl_.default: _index_put,
-    aten._efficientzerotensor.default: lambda size, **options: torch.zeros(size, **options),
-    aten._native_multi_head_attention.default: transformer.attention,
-    aten._transformer_encoder_layer_fwd.default: transformer.encoder_layer,
-    aten.native_batch_norm.default: _batch_norm,
-    aten.convolution_backward_overrideable.default: _convolution_backward,
-    aten.convolution.default: _convolution,
-    aten._convolution.default: lambda *args: run(aten.convolution.default)(*args[:9]),
-}
+composite(aten.fill_.Tensor)(lambda x, value: _fill(x, value.item()))
+composite(aten.zeros.default, aten.zeros_like.default)(_made(_zeros, False))
+composite(aten.ones.default, aten.ones_like.default)(_made(_ones, False))
+composite(aten.full_like.default)(_made(lambda made, rest: _fill(made, rest[0]), False))
+composite(aten.new_zeros.default)(_made(_zeros, True))
+composite(aten.new_ones.default)(_made(_ones, True))
+composite(aten.new_full.default)(_made(lambda made, rest: _fill(made, rest[0]), True))
+composite(aten.scalar_tensor.default)(
+    untraced(lambda value, **options: _full((), value, **{"dtype": torch.get_default_dtype(), **options}))
+)
+composite(aten.random_.to)(lambda x, high, **options: _random(x, 0, high, **options))
+composite(aten._efficientzerotensor.default)(lambda size, **options: torch.zeros(size, **options))
+composite(aten._convolution.default)(lambda *args: run(aten.convolution.default)(*args[:9]))

@@ -1,0 +1,75 @@
+"""Operators on the CPU, for tensors of the device, where the device cannot compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lapilli.eager import fallback, transfer
+from lapilli.eager.devices import is_ours
+from lapilli.eager.form import Form, wrapped
+from lapilli.eager.generators import default_generator
+
+
+def on_cpu(form: Form, leaves: Sequence[Any], index: int, reason: str) -> Any:
+    """The operator on the CPU, with its results and what it writes on the device `index`.
+
+    Raises what torch raises for wrong arguments, and NotImplementedError in strict mode."""
+    moved: dict[int, torch.Tensor] = {}
+
+    def down(leaf: Any) -> Any:
+        if isinstance(leaf, torch.device):
+            return torch.device("cpu")
+        if not isinstance(leaf, torch.Tensor) or not is_ours(leaf):
+            return leaf
+        if id(leaf) not in moved:
+            moved[id(leaf)] = transfer.to_cpu(leaf)
+        return moved[id(leaf)]
+
+    fallback.check_strict(form, leaves, reason)
+    given = [tree_map(down, list(leaf) if isinstance(leaf, tuple) else leaf) for leaf in leaves]
+    if "generator" in form.names and given[place := form.names.index("generator")] is None:
+        given[place] = default_generator(index)  # so that random numbers follow the device's seed here too
+    given = _with_tensors(form, given)
+    args, kwargs = arguments(form, given)
+    with torch.no_grad():
+        result = form.op(*args, **kwargs)
+    fallback.note(form, leaves, reason)
+    back: dict[int, torch.Tensor] = {}
+    for place in form.written:
+        for ours, theirs in zip(tree_leaves(leaves[place]), tree_leaves(given[place]), strict=True):
+            if isinstance(ours, torch.Tensor):
+                if ours.shape != theirs.shape:
+                    ours.resize_(theirs.shape)
+                if is_ours(ours):
+                    transfer.copy_(ours, theirs)
+                back[id(theirs)] = ours
+
+    def up(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return back[id(leaf)] if id(leaf) in back else transfer.from_cpu(leaf, index)
+
+    return tree_map(up, result)
+
+
+def _with_tensors(form: Form, given: list[Any]) -> list[Any]:
+    """With tensors of no dimensions for numbers where the operator takes no numbers."""
+    beside = [
+        t for k, t in enumerate(given) if k in form.tensors and k not in form.outs and isinstance(t, torch.Tensor)
+    ]
+    types = [(t.dtype, t.dim()) for t in beside]
+    return [
+        torch.tensor(x, dtype=wrapped(x, types)) if k in form.tensors and isinstance(x, int | float) else x
+        for k, x in enumerate(given)
+    ]
+
+
+def arguments(form: Form, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Leaves as positional and named arguments."""
+    return list(leaves[: form.positional]), dict(
+        zip(form.names[form.positional :], leaves[form.positional :], strict=True)
+    )

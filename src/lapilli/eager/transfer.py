@@ -1,0 +1,105 @@
+"""Copies of tensors wherever they are: on one device, between devices, to and from the host, of any strides, types and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lapilli.eager import fallback, movement, storage
+from lapilli.eager.devices import place
+from lapilli.eager.form import form
+from lapilli.eager.signature import CannotRun
+
+aten = torch.ops.aten
+
+_INDICES = {
+    torch.sparse_csr: ("crow_indices", "col_indices"), torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"), torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}  # fmt: skip
+
+
+def copy_(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """``target.copy_(source)`` between the host and devices, of any strides; the source is expanded and converted.
+
+    Work on one device is queued; a copy to the CPU waits.
+    """
+    if source.shape != target.shape:
+        source = source.expand(target.shape)
+    if not target.numel():
+        return target
+    if target.is_conj() or target.is_neg():
+        copy_(
+            target.conj() if target.is_conj() else torch._neg_view(target),
+            source.conj() if target.is_conj() else -source,
+        )
+        return target
+    if target.device == source.device:
+        copy(target, source)
+    elif target.is_cpu:
+        if storage.is_dense(target) and _same_layout(source, target):
+            storage.read(source, target)
+        else:
+            target.copy_(storage.to_cpu(source))
+    else:
+        host = storage.to_cpu(source) if not source.is_cpu else source
+        if storage.is_dense(target):
+            dense = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype, device="cpu")
+            storage.write(target, host if _same_layout(host, target) else dense.copy_(host))
+        else:
+            copy(target, storage.from_cpu(host, target.get_device()))
+    return target
+
+
+def _same_layout(source: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether the bytes of one are the bytes of the other."""
+    same = source.dtype == target.dtype and source.stride() == target.stride()
+    return same and not (source.is_conj() or source.is_neg())
+
+
+def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """`movement.copy` on one device; what the device cannot copy is copied on the CPU, with a warning."""
+    try:
+        movement.copy(target, source)
+    except CannotRun as error:
+        described, leaves = form(aten.copy_.default), [target, source, False]
+        fallback.check_strict(described, leaves, str(error))
+        _copy_on_cpu(target, source)
+        fallback.note(described, leaves, str(error))
+
+
+def _copy_on_cpu(target: torch.Tensor, source: torch.Tensor) -> None:
+    """By the bytes from the target's first element to its last: there need not be a kernel that writes elements."""
+    host = storage.to_cpu(target)
+    host.copy_(storage.to_cpu(source))
+    data = torch.empty(0, dtype=target.dtype).set_(host.untyped_storage())
+    storage.write(target, data)
+
+
+def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU, of the same layout (strided or sparse)."""
+    return _rebuilt(tensor, storage.to_cpu, "cpu")
+
+
+def from_cpu(tensor: torch.Tensor, index: int) -> torch.Tensor:
+    """A copy on a device, of the same layout (strided or sparse)."""
+    return _rebuilt(tensor, lambda part: storage.from_cpu(part, index), place(index))
+
+
+def _rebuilt(tensor: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor], device: Any) -> torch.Tensor:
+    options: Any = {"dtype": tensor.dtype, "device": device}
+    if tensor.layout is torch.strided:
+        return move(tensor)
+    if tensor.layout is torch.sparse_coo:
+        parts = move(tensor._indices()), move(tensor._values())
+        made: torch.Tensor = aten._sparse_coo_tensor_unsafe(
+            *parts, tensor.shape, **options, is_coalesced=tensor.is_coalesced()
+        )
+        return made
+    outer, inner = (getattr(tensor, name)() for name in _INDICES[tensor.layout])
+    values = move(tensor.values())
+    compressed: torch.Tensor = aten._sparse_compressed_tensor_unsafe(
+        move(outer), move(inner), values, tensor.shape, layout=tensor.layout, **options
+    )
+    return compressed
