@@ -44,8 +44,9 @@ types: ## mypy --strict
 native: ## C++ with warnings as errors, ctest, the file reader under AddressSanitizer
 	tools/test_native.sh
 
-python: ## pytest on lavapipe with the validation layers
-	tools/test_python.sh rich
+python: ## pytest: tests/unit and tests/compiler with no driver, all others on lavapipe with the validation layers
+	tools/test_python.sh none tests/unit tests/compiler
+	tools/test_python.sh rich tests/runtime tests/conformance tests/integration tools/tests
 
 poor: ## The tests marked poor_device on SwiftShader
 	tools/test_python.sh poor

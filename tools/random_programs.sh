@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Random programs against torch on lavapipe, in two processes; arguments are those of tests/random_programs.py.
+# Random programs against torch on lavapipe, in two processes; arguments are those of tests/support/random_programs.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,4 +9,4 @@ export XDG_CACHE_HOME=$PWD/.cache/test # not the user's kernels and pipelines
 export LAPILLI_BINDING_SLACK=64        # what lies beyond a value is NaN, and not zero as lavapipe has it
 export OMP_NUM_THREADS=1
 mkdir -p "$XDG_CACHE_HOME"
-exec "$(realpath -ms "${VENV:-.venv}")/bin/python" tests/random_programs.py --jobs 2 "$@"
+exec "$(realpath -ms "${VENV:-.venv}")/bin/python" tests/support/random_programs.py --jobs 2 "$@"

@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_flatten
 import lapilli
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(1, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(1, str(Path(__file__).parents[1] / "tests" / "support"))
 import as_gpu
 import special_cases
 from special_cases import Given

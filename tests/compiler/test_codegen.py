@@ -1,0 +1,272 @@
+"""Written kernels, the compiler, and its cache."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from agreement import Function
+from plans import plan
+from torch import nn
+
+from lapilli.codegen import build as building
+from lapilli.codegen import slang
+from lapilli.codegen.emit import literal, stored_as
+from lapilli.codegen.kernel import MAX_GROUPS, Written, linear_groups
+from lapilli.codegen.select import write_all
+from lapilli.codegen.spirv import strip
+from lapilli.errors import CompileError
+from lapilli.ir.dtype import DType
+from lapilli.ir.integer import as_int, symbol
+from lapilli.target import ANY, CPU, CPU_HALF, GPU, Target
+
+KERNEL = """[[vk::binding(0, 0)]] RWStructuredBuffer<float> b;
+[shader("compute")]
+[numthreads(64, 1, 1)]
+void main(uint3 id : SV_DispatchThreadID) {{ b[id.x] = {}; }}
+"""
+
+
+def written(
+    f: nn.Module | Callable[..., Any], *args: torch.Tensor, target: Target = ANY, dynamic: Any = None
+) -> list[Written]:
+    s = plan(f, *args, target=target, dynamic=dynamic)
+    kernels = write_all(s)
+    return [kernels[t.out.id] for t in s.order.run]
+
+
+# -- generated kernels
+
+
+def test_four_elements_an_invocation_where_that_is_possible() -> None:
+    (wide,) = written(lambda x: x + 1, torch.randn(4, 8))
+    assert "float4" in wide.source and wide.groups[0] == 1
+    (narrow,) = written(lambda x: x + 1, torch.randn(5, 7))
+    assert "float4" not in narrow.source
+
+
+def test_vectors_over_the_channels_of_a_broadcast() -> None:
+    (kernel,) = written(lambda x, y: x * y, torch.randn(3, 8), torch.randn(8))
+    assert kernel.source.count("StructuredBuffer<float4>") == 3
+
+
+def test_a_transposed_read_is_no_vector_but_right() -> None:
+    (kernel,) = written(lambda x: x.t() + 1, torch.randn(8, 12))
+    assert "StructuredBuffer<float>" in kernel.source
+
+
+def test_sizes_of_dynamic_dimensions_are_parameters() -> None:
+    fixed = written(lambda x: x * 2, torch.randn(3, 8))[0]
+    moving = written(lambda x: x * 2, torch.randn(3, 8), dynamic=(({0: torch.export.Dim("n", min=1, max=9)},),))[0]
+    assert not fixed.params and moving.params
+    assert "uniform Params" in moving.source
+
+
+def test_a_device_without_16_bit_types_packs_halves_into_words() -> None:
+    (poor,) = written(lambda x: x + 1, torch.randn(8).half(), target=ANY)
+    assert "uint" in poor.source and "half" not in poor.source.replace("half_", "")
+    (rich,) = written(lambda x: x + 1, torch.randn(8).half(), target=CPU_HALF)
+    assert "half" in rich.source
+
+
+def test_texel_buffers_are_for_reading_on_drivers_of_type_cpu() -> None:
+    (cpu,) = written(lambda x: x + 1, torch.randn(8), target=CPU)
+    assert [b.texel for b in cpu.bindings if not b.written] == [True]
+    (gpu,) = written(lambda x: x + 1, torch.randn(8), target=GPU)
+    assert not any(b.texel for b in gpu.bindings)
+
+
+def test_no_barriers_and_no_shared_memory_on_drivers_of_type_cpu() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(8, 32, 3), nn.Conv2d(32, 32, 3), nn.Flatten(), nn.Linear(32 * 16, 5), nn.Softmax(-1)
+    )
+    for target in (CPU, ANY):
+        for kernel in written(model, torch.randn(1, 8, 8, 8), target=target):
+            assert "groupshared" not in kernel.source and not kernel.shared
+
+
+def test_parameters_fit_the_smallest_block() -> None:
+    """128 bytes, on every device."""
+    model = nn.Sequential(nn.Conv2d(6, 9, (3, 2), stride=2, padding=1, dilation=2, groups=3), nn.ReLU(), nn.Flatten())
+    shapes = ({0: torch.export.Dim("n", min=1, max=9)},)
+    for target in (ANY, CPU, GPU):
+        for kernel in written(model, torch.randn(2, 6, 12, 12), target=target, dynamic=shapes):
+            assert len(kernel.params) <= 32
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 257, MAX_GROUPS * 256, MAX_GROUPS * 256 + 1, 10**8])
+def test_groups_cover_all_elements_within_limits(count: int) -> None:
+    groups, _ = linear_groups(as_int(count), 256)
+    x, y, z = (g.value or 0 for g in groups)
+    assert max(x, y, z) <= MAX_GROUPS
+    assert x * y * z * 256 >= count
+
+
+def test_groups_of_dynamic_sizes() -> None:
+    n = symbol("n", 1, 10**6)
+    (x, y, _), text = linear_groups(n * 100, 256)
+    assert "gid.y" in text
+    (atom,) = n.atoms()
+    for size in (1, 10**6):
+        assert x.evaluate({atom: size}) * y.evaluate({atom: size}) * 256 >= size * 100
+
+
+def test_literals() -> None:
+    assert literal(float("inf"), DType.float32) == "asfloat(0x7f800000)"
+    assert literal(float("-inf"), DType.float32) == "asfloat(0xff800000)"
+    assert literal(float("nan"), DType.float32) == "asfloat(0x7fc00000)"
+    assert literal(-(2**31), DType.int32) == "(-2147483647 - 1)"
+    assert literal(True, DType.bool) == "true"
+    assert float(literal(0.1, DType.float32).rstrip("f")) == 0.1
+    assert stored_as(DType.int64, True) == "int2" and stored_as(DType.float16, False) == "uint"
+
+
+# -- the compiler and its cache
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
+    return tmp_path / "kernels"
+
+
+def test_errors_of_the_compiler_carry_its_message() -> None:
+    with pytest.raises(CompileError, match="nonsense"):
+        slang.compile(KERNEL.format("nonsense"))
+
+
+def test_code_is_stripped_of_names() -> None:
+    code = slang.compile(KERNEL.format("1.0f"))
+    words = struct.unpack(f"<{len(code) // 4}I", code)
+    assert words[0] == 0x07230203
+    assert strip(code) == code  # nothing is left to strip
+    assert b"DispatchThreadID" not in code
+
+
+BRANCHES = (247, 250, 251)  # OpSelectionMerge, OpBranchConditional, OpSwitch
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["float(floordiv(int(x), 3))", "float(floormod(int(x), 3))", "float(floordiv_any(vector<int, 2>(x), vector<int, 2>(3))[0])",
+     "float(mod_any(vector<int, 2>(x), vector<int, 2>(3))[0])", "erf1(x)", "exp1(x)", "log1(x)", "expm1_1(x)", "log1p_1(x)",
+     "tanh_any(vector<float, 4>(x))[0]"],
+)  # fmt: skip
+def test_indices_and_activations_have_no_branches(value: str) -> None:
+    """SwiftShader looks at every path through the branches of a loop: with 30 of them it compiles for hours."""
+    source = "import lapilli_math;\n" + KERNEL.format(value).replace("{ b", "{ float x = b[id.x]; b")
+    words = np.frombuffer(slang.compile(source), np.uint32)[5:]
+    at, opcodes = 0, []
+    while at < len(words):
+        opcodes.append(int(words[at] & 0xFFFF))
+        at += int(words[at] >> 16)
+    assert not set(opcodes) & set(BRANCHES)
+
+
+def test_a_kernel_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = KERNEL.format("2.0f")
+    first = building.build([source, source])
+    assert len(list(cache.iterdir())) == 1
+    monkeypatch.setattr(slang, "compile", lambda s: pytest.fail("compiled again"))
+    assert building.build([source]) == first
+
+
+def test_a_damaged_cache_entry_is_made_again(cache: Path) -> None:
+    source = KERNEL.format("3.0f")
+    good = building.build([source])[source]
+    (entry,) = cache.iterdir()
+    for bad in (b"", good[: len(good) // 2], b"x" * len(good), good[:-4] + b"\0\0\0\0"):
+        entry.write_bytes(bad)
+        assert building.build([source])[source] == good
+        assert building.build([source])[source] == good
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path / "file"))
+    source = KERNEL.format("4.0f")
+    assert building.build([source])[source]
+
+
+def test_progress_counts_every_kernel(cache: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    building.build([KERNEL.format(f"{n}.5f") for n in range(3)], lambda done, total: seen.append((done, total)))
+    assert seen[0] == (0, 3) and seen[-1] == (3, 3)
+
+
+def test_several_compiler_processes_make_the_same_code(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = [KERNEL.format(f"{n}.25f") for n in range(6)]
+    alone = {s: slang.compile(s) for s in sources}
+    monkeypatch.setattr(building, "_PARALLEL", 2)
+    monkeypatch.setattr(building.os, "cpu_count", lambda: 2)
+    assert building.build(sources) == alone
+
+
+def test_an_error_in_another_process_arrives(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_PARALLEL", 1)
+    monkeypatch.setattr(building.os, "cpu_count", lambda: 2)
+    with pytest.raises(CompileError, match="nonsense"):
+        building.build([KERNEL.format("1.75f"), KERNEL.format("nonsense"), KERNEL.format("2.75f")])
+
+
+def extended(code: bytes) -> set[int]:
+    """The instructions of GLSL.std.450 that a module uses, by their numbers."""
+    words = struct.unpack(f"<{len(code) // 4}I", code)
+    found, at = set(), 5
+    while at < len(words):
+        if words[at] & 0xFFFF == 12:  # OpExtInst
+            found.add(words[at + 4])
+        at += words[at] >> 16
+    return found
+
+
+@pytest.mark.parametrize("target", [GPU, ANY])
+def test_extrema_of_integers_are_selections(target: Target) -> None:
+    """Of three integers, NVIDIA's compiler computes SMin and SMax wrongly where one is negated."""
+    smin, smax = 39, 42
+
+    def model(x: torch.Tensor, y: torch.Tensor, n: torch.Tensor) -> list[torch.Tensor]:
+        rows = [(-x).amin(0), (-x).amax(1), (-x[:, :5]).amin(1), (-x.long()).amin(0), (-n).amax(0)]
+        three = torch.minimum(torch.minimum(-x, y), -y)
+        return [
+            *rows,
+            three,
+            (-x).clamp(-5, 7),
+            torch.clamp(-x, y, -y),
+            torch.relu(-x[0]),
+            nn.functional.pad(-y, (3, 1)).cummax(1)[0],
+        ]
+
+    x = torch.arange(96, dtype=torch.int32).reshape(8, 12)
+    kernels = written(Function(model), x, x + 1, x.to(torch.int8), target=target)
+    code = building.build(k.source for k in kernels)
+    for k in kernels:
+        assert not extended(code[k.source]) & {smin, smax}, k.source
+    again = KERNEL.format("float(min(int(b[1]), -int(b[2])))")
+    assert extended(slang.compile(again)) & {smin, smax}, "such instructions are found"
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+def test_memory_of_many_kernels() -> None:
+    """A session of the compiler keeps what it compiles, a megabyte a kernel: there are new ones."""
+    script = """
+        from lapilli.codegen import slang
+        def megabytes(): return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
+        def kernel(n): return f'''import lapilli_math;
+            RWStructuredBuffer<float> a;
+            [shader("compute")] [numthreads({n}, 1, 1)] void main(uint3 t : SV_DispatchThreadID) {{ a[t.x] *= {n}.5f; }}'''
+        for n in range(1, 101): slang.compile(kernel(n))
+        before = megabytes()
+        for n in range(101, 301): slang.compile(kernel(n))
+        assert megabytes() - before < 60, megabytes() - before
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

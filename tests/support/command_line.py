@@ -1,0 +1,25 @@
+"""The command line in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+class Cli:
+    """Runs `lapilli` in a process of its own; `python` may be one without torch."""
+
+    def __init__(self, folder: Path, python: str = sys.executable) -> None:
+        self.folder, self.python = folder, python
+
+    def __call__(self, *args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [self.python, "-m", "lapilli.cli", *map(str, args)]
+        environment = os.environ | {"COLUMNS": "160"}
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, cwd=self.folder, env=environment, check=False
+        )
+        assert done.returncode == code, (args, done.stdout, done.stderr)
+        assert not any(line.startswith("Traceback") for line in done.stderr.splitlines())
+        return done
