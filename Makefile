@@ -33,10 +33,11 @@ setup-zoo:
 check: setup-test lint types ## What needs no device: lint, types, the tests of tests/unit and tests/compiler (about a minute)
 	tools/test_python.sh none tests/unit tests/compiler
 
-lint: ## ruff, and which stage may import which
+lint: ## ruff, and which stage or layer may import which
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(VENV)/bin/lint-imports --no-cache
+	$(PY) tools/native_layers.py
 
 types: ## mypy --strict
 	$(PY) -m mypy --strict src/lapilli

@@ -1,9 +1,9 @@
 // The verification of kernels, and the rewriting of those that it takes. The kernel is told to be what its code says.
 
-#include "error.h"
+#include "base/error.h"
+#include "format/spirv.h"
+#include "format/spirv_clamp.h"
 #include "fuzz.h"
-#include "spirv.h"
-#include "spirv_clamp.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   lapilli::Kernel kernel{};

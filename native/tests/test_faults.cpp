@@ -2,8 +2,8 @@
 // wrong, nothing is left over or destroyed too early, and afterwards everything works.
 //
 //     test_faults [every [scenario]]    only every so many-th call fails; all of them by default
+#include "base/platform.h"
 #include "fault_loader.h"
-#include "platform.h"
 #include "samples.h"
 #include "scenarios.h"
 

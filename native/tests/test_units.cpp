@@ -1,15 +1,15 @@
 // The parts that need neither a file nor a device.
 
+#include "base/error.h"
+#include "base/json.h"
+#include "base/private_file.h"
+#include "base/text.h"
 #include "check.h"
-#include "checksum.h"
-#include "error.h"
-#include "expr.h"
-#include "float_controls.h"
-#include "inputs.h"
-#include "json.h"
-#include "planner.h"
-#include "private_file.h"
-#include "text.h"
+#include "core/inputs.h"
+#include "core/planner.h"
+#include "format/checksum.h"
+#include "format/expr.h"
+#include "format/float_controls.h"
 
 #include <array>
 #include <chrono>

@@ -1,6 +1,6 @@
 """Making a program file: the header, the structure (a FlatBuffer) and the data section around one another.
 
-The layout is described in ``native/src/container.h``; the reader is the player's.
+The layout is described in ``native/src/format/container.h``; the reader is the player's.
 """
 
 from __future__ import annotations

@@ -1,0 +1,38 @@
+// What all functions of the C ABI do: exceptions become a status and a message of the calling thread.
+#pragma once
+
+#include "base/error.h"
+#include "core/program.h"
+
+struct lapilli_program {
+  std::shared_ptr<lapilli::Program> program;
+};
+
+namespace lapilli {
+
+// Remembers the message of the exception that is being handled.
+lapilli_status status_of_exception() noexcept;
+
+template <class F> lapilli_status guarded(F&& f) noexcept {
+  try {
+    f();
+    return LAPILLI_OK;
+  } catch (...) {
+    return status_of_exception();
+  }
+}
+
+// Throws where an argument is null.
+void need(const void* pointer, const char* name);
+Program& checked(lapilli_program* program);
+
+template <class T> std::span<T> items(T* pointer, uint64_t count, const char* name) {
+  if (count > 0)
+    need(pointer, name);
+  return {pointer, static_cast<size_t>(count)};
+}
+
+// A copy of a text for the caller.
+void give(const std::string& text, char** out);
+
+} // namespace lapilli

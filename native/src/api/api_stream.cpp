@@ -1,0 +1,183 @@
+// The C ABI of streams.
+
+#include "api/api.h"
+#include "api/devices.h"
+#include "base/fork.h"
+#include "core/stream.h"
+
+#include <array>
+#include <cstring>
+
+struct lapilli_stream {
+  std::shared_ptr<lapilli::Stream> stream;
+};
+
+using namespace lapilli;
+
+namespace {
+
+Stream& checked(lapilli_stream* stream) {
+  need(stream, "stream");
+  refuse_in_child();
+  return *stream->stream;
+}
+
+lapilli_buffer& checked(lapilli_buffer* buffer) {
+  need(buffer, "buffer");
+  refuse_in_child();
+  return *buffer;
+}
+
+// `head`: method and numbers of symbols, inputs and outputs; `words`: the symbols and slices. `made` is where a slice
+// without a buffer is.
+void enqueue_packed(Stream& stream, lapilli_program* program, std::span<const int64_t, 4> head, const char* words,
+                    lapilli_buffer* made) {
+  need(program, "program");
+  constexpr int64_t most = 1 << 16;
+  for (const int64_t count : head)
+    if (count < 0 || count > most)
+      fail(LAPILLI_INVALID_ARGUMENT, "The packed method or number of symbols, inputs or outputs is ", count, ".");
+  const auto symbols = static_cast<size_t>(head[1]), slices = static_cast<size_t>(head[2] + head[3]);
+  thread_local std::vector<int64_t> values;
+  thread_local std::vector<lapilli_slice> places;
+  static_assert(sizeof(lapilli_slice) == 2 * sizeof(int64_t) || sizeof(void*) == 4);
+  values.resize(symbols + 2 * slices);
+  std::memcpy(values.data(), words, values.size() * sizeof(int64_t));
+  places.resize(slices);
+  for (size_t i = 0; i < slices; ++i) {
+    auto* const buffer = reinterpret_cast<lapilli_buffer*>(static_cast<intptr_t>(values[symbols + 2 * i]));
+    places[i] = {buffer != nullptr ? buffer : made, static_cast<uint64_t>(values[symbols + 2 * i + 1])};
+  }
+  stream.enqueue(program->program, static_cast<uint32_t>(head[0]), std::span(values).first(symbols),
+                 static_cast<size_t>(head[2]), places);
+}
+
+} // namespace
+
+lapilli_status lapilli_stream_create(const lapilli_load_options* options, lapilli_stream** stream) {
+  return guarded([&] {
+    need(stream, "stream");
+    const lapilli_load_options defaults{};
+    *stream = new lapilli_stream{Stream::create(open_device(options != nullptr ? *options : defaults))};
+  });
+}
+
+void lapilli_stream_destroy(lapilli_stream* stream) {
+  if (stream == nullptr || is_forked())
+    return;
+  lapilli_flush(stream); // buffers may live on, and what is queued may change states of a program
+  delete stream;
+}
+
+lapilli_status lapilli_stream_info(lapilli_stream* stream, char** json) {
+  return guarded([&] {
+    need(json, "json");
+    give(checked(stream).info(), json);
+  });
+}
+
+lapilli_status lapilli_buffer_create(lapilli_stream* stream, uint64_t bytes, lapilli_buffer** buffer) {
+  return guarded([&] {
+    need(buffer, "buffer");
+    *buffer = checked(stream).create_buffer(bytes);
+  });
+}
+
+void lapilli_buffer_destroy(lapilli_buffer* buffer) {
+  if (buffer == nullptr || is_forked())
+    return;
+  buffer->stream->destroy(buffer);
+  delete buffer;
+}
+
+intptr_t lapilli_buffer_acquire(lapilli_stream* stream, uint64_t bytes) {
+  lapilli_buffer* buffer = nullptr;
+  return lapilli_buffer_create(stream, bytes, &buffer) == LAPILLI_OK ? reinterpret_cast<intptr_t>(buffer) : 0;
+}
+
+void lapilli_buffer_release(intptr_t buffer) { lapilli_buffer_destroy(reinterpret_cast<lapilli_buffer*>(buffer)); }
+
+lapilli_status lapilli_buffer_write(lapilli_buffer* buffer, uint64_t offset, const void* data, uint64_t bytes) {
+  return guarded([&] {
+    checked(buffer).stream->write(*buffer, offset, items(static_cast<const std::byte*>(data), bytes, "data"));
+  });
+}
+
+lapilli_status lapilli_buffer_read(lapilli_buffer* buffer, uint64_t offset, void* data, uint64_t bytes) {
+  return guarded([&] {
+    checked(buffer).stream->read(*buffer, offset, items(static_cast<std::byte*>(data), bytes, "data"));
+  });
+}
+
+lapilli_status lapilli_buffer_copy(lapilli_buffer* from, uint64_t from_offset, lapilli_buffer* to, uint64_t to_offset,
+                                   uint64_t bytes) {
+  return guarded([&] { checked(to).stream->copy(checked(from), from_offset, *to, to_offset, bytes); });
+}
+
+lapilli_status lapilli_buffer_fill(lapilli_buffer* buffer, uint64_t offset, uint64_t bytes, uint32_t pattern) {
+  return guarded([&] { checked(buffer).stream->fill(*buffer, offset, bytes, pattern); });
+}
+
+lapilli_status lapilli_enqueue(lapilli_stream* stream, lapilli_program* program, uint32_t method,
+                               const int64_t* symbols, uint32_t n_symbols, const lapilli_slice* inputs,
+                               uint32_t n_inputs, const lapilli_slice* outputs, uint32_t n_outputs) {
+  return guarded([&] {
+    need(program, "program");
+    const auto given = items(inputs, n_inputs, "inputs"), results = items(outputs, n_outputs, "outputs");
+    std::vector<lapilli_slice> slices(given.begin(), given.end());
+    slices.insert(slices.end(), results.begin(), results.end());
+    checked(stream).enqueue(program->program, method, items(symbols, n_symbols, "symbols"), n_inputs, slices);
+  });
+}
+
+lapilli_status lapilli_enqueue_packed(lapilli_stream* stream, lapilli_program* program, const char* words) {
+  return guarded([&] {
+    need(words, "words");
+    std::array<int64_t, 4> head;
+    std::memcpy(head.data(), words, sizeof head);
+    enqueue_packed(checked(stream), program, head, words + sizeof head, nullptr);
+  });
+}
+
+intptr_t lapilli_launch(lapilli_stream* stream, lapilli_program* program, const char* words) {
+  lapilli_buffer* made = nullptr;
+  const lapilli_status status = guarded([&] {
+    need(words, "words");
+    std::array<int64_t, 6> head;
+    std::memcpy(head.data(), words, sizeof head);
+    lapilli_buffer_release(static_cast<intptr_t>(head[4]));
+    made = checked(stream).create_buffer(static_cast<uint64_t>(head[5]));
+    enqueue_packed(*stream->stream, program, std::span(head).first<4>(), words + sizeof head, made);
+  });
+  if (status == LAPILLI_OK)
+    return reinterpret_cast<intptr_t>(made);
+  lapilli_buffer_destroy(made);
+  return 0;
+}
+
+lapilli_status lapilli_flush(lapilli_stream* stream) {
+  return guarded([&] { checked(stream).flush(); });
+}
+
+lapilli_status lapilli_synchronize(lapilli_stream* stream) {
+  return guarded([&] { checked(stream).synchronize(); });
+}
+
+lapilli_status lapilli_stream_memory(lapilli_stream* stream, lapilli_stream_memory_info* info) {
+  return guarded([&] {
+    need(info, "info");
+    *info = checked(stream).memory();
+  });
+}
+
+lapilli_status lapilli_reset_peak_memory(lapilli_stream* stream) {
+  return guarded([&] { checked(stream).reset_peak_memory(); });
+}
+
+lapilli_status lapilli_empty_cache(lapilli_stream* stream) {
+  return guarded([&] { checked(stream).empty_cache(); });
+}
+
+lapilli_status lapilli_set_memory_limit(lapilli_stream* stream, uint64_t bytes) {
+  return guarded([&] { checked(stream).set_memory_limit(bytes); });
+}

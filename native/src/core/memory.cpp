@@ -1,0 +1,105 @@
+#include "core/memory.h"
+
+#include "base/error.h"
+#include "base/platform.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+
+namespace lapilli {
+
+namespace {
+
+constexpr uint64_t most_padding = 512; // of a buffer on a software device
+
+uint64_t padded(uint64_t size, const hal::Capabilities& device) {
+  const uint64_t whole = std::max<uint64_t>(align_up(size, 256), 256);
+  // lavapipe compiles a kernel again for texel views of a buffer whose size is a power of two. The first step of 256
+  // bytes is for views that end in the padding (see resolve_binding).
+  return !device.is_cpu() ? whole : whole + (std::has_single_bit(whole + 256) ? most_padding : 256);
+}
+
+} // namespace
+
+GpuBuffer::GpuBuffer(hal::Device& device, uint64_t wanted, MemoryUse use, MemoryCounter& counter, const char* what) {
+  const hal::Capabilities& capabilities = device.capabilities;
+  const uint64_t bytes = padded(wanted, capabilities);
+  const auto out_of_memory = [&](uint64_t limit) {
+    fail(LAPILLI_OUT_OF_MEMORY, capabilities.name, " has not enough memory for ", human_size(bytes), " of ", what, " (",
+         limit != 0 ? cat("the device allows ", human_size(limit))
+                    : cat("its memory is ", human_size(capabilities.device_memory), ", ", human_size(counter.load()),
+                          " of it are taken by this program"),
+         "). Release other programs, run smaller inputs, or choose another device with LAPILLI_DEVICE.");
+  };
+  if (bytes > capabilities.max_allocation)
+    out_of_memory(capabilities.max_allocation);
+  if (!counter.add(bytes))
+    fail(LAPILLI_OUT_OF_MEMORY, "The program needs ", human_size(bytes), " for ", what, " beside ",
+         human_size(counter.load()), " that it has, and may take ", human_size(counter.limit),
+         " in all (device_bytes of the limits, or all memory of ", capabilities.name,
+         "). Run smaller inputs, or raise the limit.");
+  try {
+    uint64_t most = 0;
+    buffer_ = device.create_buffer(bytes, use, most);
+    if (!buffer_)
+      out_of_memory(most);
+  } catch (...) {
+    counter.subtract(bytes);
+    throw;
+  }
+  counter_ = &counter;
+}
+
+GpuBuffer::~GpuBuffer() {
+  if (buffer_)
+    counter_->subtract(buffer_->size());
+}
+
+void Blocks::ensure(hal::Device& device, std::span<const uint64_t> sizes, MemoryUse use, MemoryCounter& counter,
+                    const char* what) {
+  bool enough = blocks_.size() >= sizes.size();
+  for (size_t i = 0; enough && i < sizes.size(); ++i)
+    enough = blocks_[i].size() >= sizes[i];
+  if (enough)
+    return;
+  blocks_.clear(); // first, so that old and new blocks are never there together
+  for (const uint64_t size : sizes)
+    blocks_.emplace_back(device, size + binding_slack(), use, counter, what);
+}
+
+uint64_t binding_slack() {
+  static const uint64_t slack = [] {
+    const auto given = environment("LAPILLI_BINDING_SLACK");
+    return given ? std::strtoull(given->c_str(), nullptr, 10) / 16 * 16 : 0;
+  }();
+  return slack;
+}
+
+std::byte* Blocks::mapped(const Place& place) const {
+  std::byte* base = blocks_[place.block].mapped();
+  return base == nullptr ? nullptr : base + place.offset;
+}
+
+void Blocks::invalidate() const {
+  for (const GpuBuffer& block : blocks_)
+    block.invalidate();
+}
+
+uint64_t Blocks::size() const {
+  uint64_t total = 0;
+  for (const GpuBuffer& block : blocks_)
+    total += block.size();
+  return total;
+}
+
+uint64_t largest_block(const hal::Capabilities& device) {
+  const uint64_t alignment = binding_alignment(device), padding = device.is_cpu() ? most_padding : 0;
+  return device.max_allocation < padding ? 0 : (device.max_allocation - padding) / alignment * alignment;
+}
+
+uint64_t binding_alignment(const hal::Capabilities& device) {
+  return std::max<uint64_t>({256, device.limits.storage_alignment, device.limits.texel_alignment});
+}
+
+} // namespace lapilli

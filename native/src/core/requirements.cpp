@@ -1,0 +1,176 @@
+#include "core/requirements.h"
+
+#include "base/text.h"
+#include "format/describe.h"
+
+#include <algorithm>
+
+namespace lapilli {
+
+namespace {
+
+// SPIR-V capabilities that need a feature of the device. A plan that forgot to require one is found out here.
+struct Needed {
+  uint32_t capability;
+  uint64_t feature;
+  const char* words;
+};
+
+constexpr uint64_t bit(Feature feature) { return static_cast<uint64_t>(feature); }
+
+constexpr Needed needed[] = {
+    {9, bit(Feature::float16), "16-bit floating-point arithmetic (shaderFloat16)"},
+    {10, bit(Feature::float64), "64-bit floating-point arithmetic (shaderFloat64)"},
+    {11, bit(Feature::int64), "64-bit integers (shaderInt64)"},
+    {22, bit(Feature::int16), "16-bit integers (shaderInt16)"},
+    {39, bit(Feature::int8), "8-bit integers (shaderInt8)"},
+    {4433, bit(Feature::storage_16bit), "16-bit values in buffers (storageBuffer16BitAccess)"},
+    {4448, bit(Feature::storage_8bit), "8-bit values in buffers (storageBuffer8BitAccess)"},
+    {5345, bit(Feature::vulkan_memory_model), "the Vulkan memory model (vulkanMemoryModel)"},
+    {6018, bit(Feature::integer_dot_product), "integer dot products (shaderIntegerDotProduct)"},
+    {6019, bit(Feature::integer_dot_product), "integer dot products (shaderIntegerDotProduct)"},
+    {6022, bit(Feature::cooperative_matrix), "cooperative matrices of fp16 16x16x16"},
+};
+
+constexpr Needed size_control{0, bit(Feature::subgroup_size_control), "control of the subgroup size"};
+
+// SPIR-V capabilities of subgroup operations: GroupNonUniform (61) is basic, and the rest follow in Vulkan's order.
+constexpr uint32_t first_subgroup_capability = 61, last_subgroup_capability = 68;
+constexpr const char* subgroup_names[] = {"basic",     "vote", "arithmetic", "ballot", "shuffle", "relative shuffle",
+                                          "clustered", "quad"};
+
+constexpr size_t most_reasons = 16; // nobody reads more
+
+class Judge {
+public:
+  explicit Judge(const hal::Capabilities& device) : device_(device) {}
+
+  void plan(const Requirements& wanted) {
+    if (wanted.device == DeviceKind::gpu && device_.is_cpu())
+      add("it is for GPUs, and this device is a CPU");
+    if (wanted.device == DeviceKind::cpu && !device_.is_cpu())
+      add("it is for CPU drivers, and this device is a GPU");
+    features(wanted.features & ~device_.features);
+    const hal::DeviceLimits& limits = device_.limits;
+    at_most("invocations in a work group", wanted.max_workgroup_invocations, limits.max_workgroup_invocations);
+    for (size_t i = 0; i < 3; ++i)
+      at_most("invocations along an axis of a work group", wanted.max_workgroup_size[i],
+              limits.max_workgroup_size[i]);
+    at_most("bytes of shared memory", wanted.shared_memory, limits.shared_memory);
+    at_most("storage buffers in a kernel", wanted.max_bindings, limits.storage_buffers);
+    at_most("elements in a texel buffer", wanted.max_texel_elements, limits.texel_elements);
+    at_most("bytes of a storage buffer at once", wanted.storage_range, limits.storage_range);
+    subgroup_size(wanted.subgroup_size);
+    subgroup_operations(wanted.subgroup_operations);
+  }
+
+  void kernel(const Kernel& kernel) {
+    const hal::DeviceLimits& limits = device_.limits;
+    at_most("invocations in a work group", uint64_t{kernel.local[0]} * kernel.local[1] * kernel.local[2],
+            limits.max_workgroup_invocations);
+    for (size_t i = 0; i < 3; ++i)
+      at_most("invocations along an axis of a work group", kernel.local[i], limits.max_workgroup_size[i]);
+    at_most("bytes of shared memory", kernel.shared_size, limits.shared_memory);
+    const auto storage = std::ranges::count(kernel.types, BindingType::storage);
+    at_most("storage buffers in a kernel", static_cast<uint64_t>(storage), limits.storage_buffers);
+    at_most("texel buffers in a kernel", kernel.types.size() - static_cast<size_t>(storage),
+            limits.texel_buffers);
+    at_most("bytes of push constants", kernel.push_size, limits.push_constants);
+    subgroup_size(kernel.subgroup_size);
+    const uint32_t spirv_minor = kernel.spirv_version >> 8 & 0xff;
+    if (spirv_minor > device_.spirv_minor)
+      add(cat("its kernels are SPIR-V 1.", spirv_minor, ", and the device takes 1.", device_.spirv_minor, " at most"));
+    for (const uint32_t capability : kernel.capabilities) {
+      for (const Needed& item : needed)
+        if (item.capability == capability && (device_.features & item.feature) == 0)
+          feature(item.words);
+      if (capability >= first_subgroup_capability && capability <= last_subgroup_capability)
+        subgroup_operations(1u << (capability - first_subgroup_capability));
+      if (capability == 4434 && !device_.uniform_storage_16bit)
+        feature("16-bit values in uniform and storage buffers (uniformAndStorageBuffer16BitAccess)");
+      if (capability == 4449 && !device_.uniform_storage_8bit)
+        feature("8-bit values in uniform and storage buffers (uniformAndStorageBuffer8BitAccess)");
+    }
+  }
+
+  std::vector<std::string> reasons() && { return std::move(reasons_); }
+
+  void binding(BindingType type, uint64_t size) {
+    if (const uint32_t texel = texel_size(type))
+      at_most("elements in a texel buffer", size / texel, device_.limits.texel_elements);
+    else
+      at_most("bytes of a storage buffer at once", size, device_.limits.storage_range);
+  }
+
+private:
+  void add(const std::string& reason) {
+    if (reasons_.size() < most_reasons && std::ranges::find(reasons_, reason) == reasons_.end())
+      reasons_.push_back(reason);
+  }
+
+  void feature(std::string_view words) { add(cat("the device lacks ", words)); }
+
+  void features(uint64_t lacking) {
+    uint64_t named = 0;
+    const auto take = [&](const Needed& item) {
+      if ((lacking & item.feature & ~named) != 0) {
+        feature(item.words);
+        named |= item.feature;
+      }
+    };
+    for (const Needed& item : needed)
+      take(item);
+    take(size_control);
+    for (const std::string& name : feature_names(lacking & ~named))
+      feature(name); // a newer compiler knows more than this player
+  }
+
+  void at_most(const char* what, uint64_t wanted, uint64_t limit) {
+    if (wanted > limit)
+      add(cat("it needs ", wanted, " ", what, ", and the device allows ", limit));
+  }
+
+  void subgroup_size(uint32_t wanted) {
+    if (wanted == 0)
+      return;
+    if (device_.has(Feature::subgroup_size_control)) {
+      if (wanted < device_.min_subgroup_size || wanted > device_.max_subgroup_size)
+        add(cat("it needs subgroups of ", wanted, ", and the device has ", device_.min_subgroup_size, " to ",
+                device_.max_subgroup_size));
+    } else if (wanted != device_.subgroup_size) {
+      add(cat("it needs subgroups of ", wanted, ", and the device has ", device_.subgroup_size));
+    }
+  }
+
+  void subgroup_operations(uint32_t wanted) {
+    const uint32_t lacking = wanted & ~device_.subgroup_operations;
+    for (uint32_t i = 0; i < 32; ++i)
+      if ((lacking >> i & 1) != 0)
+        feature(cat("subgroup operations: ", i < std::size(subgroup_names) ? subgroup_names[i] : "a newer group"));
+  }
+
+  const hal::Capabilities& device_;
+  std::vector<std::string> reasons_;
+};
+
+} // namespace
+
+std::vector<std::string> missing(const hal::Capabilities& device, const Plan& plan, std::span<const Kernel> kernels,
+                                 const Values& values, const std::vector<bool>& dynamic) {
+  Judge judge(device);
+  judge.plan(plan.requirements);
+  std::vector<bool> seen(kernels.size());
+  for (const auto* commands : {&plan.load, &plan.run})
+    for (const Dispatch& command : *commands) {
+      if (!seen[command.kernel]) {
+        seen[command.kernel] = true;
+        judge.kernel(kernels[command.kernel]);
+      }
+      for (size_t i = 0; i < command.bindings.size(); ++i)
+        if (const Binding& binding = command.bindings[i]; !dynamic[binding.size]) // others: when a run is recorded
+          judge.binding(kernels[command.kernel].types[i], values.size(binding.size, "the size of a binding"));
+    }
+  return std::move(judge).reasons();
+}
+
+} // namespace lapilli

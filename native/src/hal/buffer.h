@@ -1,0 +1,49 @@
+// Memory of a device.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lapilli::hal {
+
+enum class MemoryUse {
+  device,   // kernels read and write it; where the device shares the host's memory, the host may write it too
+  bar,      // the device's own memory that the host can write
+  upload,   // host memory that the device reads
+  readback, // host memory that the device writes and the host reads: cached
+};
+
+// Memory that kernels and copies use, mapped when the host can see it.
+class Buffer {
+public:
+  virtual ~Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  uint64_t size() const { return size_; }
+  std::byte* mapped() const { return mapped_; } // null when the host cannot see it
+  // Whether the host sees at once what the device wrote, and reads it as quickly as its own memory.
+  bool is_readable() const { return mapped_ != nullptr && coherent_ && cached_; }
+  // Makes what the device wrote visible to the host; needed before reading mapped().
+  virtual void invalidate() const = 0;
+
+protected:
+  explicit Buffer(uint64_t size) : size_(size) {}
+
+  const uint64_t size_;
+  std::byte* mapped_ = nullptr;
+  bool coherent_ = true, cached_ = false;
+};
+
+// A part of a buffer.
+struct Region {
+  const Buffer* buffer = nullptr;
+  uint64_t offset = 0;
+  uint64_t size = 0;
+};
+
+inline bool overlap(const Region& a, const Region& b) {
+  return a.buffer == b.buffer && a.offset < b.offset + b.size && b.offset < a.offset + a.size;
+}
+
+} // namespace lapilli::hal

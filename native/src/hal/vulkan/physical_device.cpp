@@ -1,0 +1,360 @@
+#include "hal/vulkan/physical_device.h"
+
+#include "base/platform.h"
+#include "base/text.h"
+#include "hal/vulkan/check.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+
+namespace lapilli::vulkan {
+
+namespace {
+
+constexpr uint32_t vulkan_1_1 = VK_MAKE_API_VERSION(0, 1, 1, 0);
+constexpr uint32_t vulkan_1_2 = VK_MAKE_API_VERSION(0, 1, 2, 0);
+constexpr uint32_t vulkan_1_3 = VK_MAKE_API_VERSION(0, 1, 3, 0);
+
+Extensions query_extensions(const InstanceFunctions& vk, VkPhysicalDevice device, uint32_t version) {
+  // An extension that must be enabled may be among them, so a list that cannot be had is no empty one.
+  constexpr const char* call = "vkEnumerateDeviceExtensionProperties";
+  uint32_t count = 0;
+  check(vk.EnumerateDeviceExtensionProperties(device, nullptr, &count, nullptr), call);
+  std::vector<VkExtensionProperties> offered(count);
+  check(vk.EnumerateDeviceExtensionProperties(device, nullptr, &count, offered.data()), call);
+  offered.resize(std::min<size_t>(count, offered.size()));
+  Extensions result{};
+  const auto offers = [&](const char* name) {
+    return std::ranges::any_of(offered, [&](const auto& item) { return std::strcmp(item.extensionName, name) == 0; });
+  };
+  const auto has = [&](const char* name, uint32_t core_since) {
+    if (core_since != 0 && version >= core_since)
+      return true;
+    if (!offers(name))
+      return false;
+    result.names.push_back(name);
+    return true;
+  };
+  result.storage_8bit = has(VK_KHR_8BIT_STORAGE_EXTENSION_NAME, vulkan_1_2);
+  result.float16_int8 = has(VK_KHR_SHADER_FLOAT16_INT8_EXTENSION_NAME, vulkan_1_2);
+  result.memory_model = has(VK_KHR_VULKAN_MEMORY_MODEL_EXTENSION_NAME, vulkan_1_2);
+  result.subgroup_types = has(VK_KHR_SHADER_SUBGROUP_EXTENDED_TYPES_EXTENSION_NAME, vulkan_1_2);
+  result.driver_properties = has(VK_KHR_DRIVER_PROPERTIES_EXTENSION_NAME, vulkan_1_2);
+  result.float_controls = has(VK_KHR_SHADER_FLOAT_CONTROLS_EXTENSION_NAME, vulkan_1_2);
+  if (result.float_controls)
+    has(VK_KHR_SPIRV_1_4_EXTENSION_NAME, vulkan_1_2);
+  result.subgroup_size_control = has(VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME, vulkan_1_3);
+  result.dot_product = has(VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME, vulkan_1_3);
+  result.maintenance4 = has(VK_KHR_MAINTENANCE_4_EXTENSION_NAME, vulkan_1_3);
+  result.creation_feedback = has(VK_EXT_PIPELINE_CREATION_FEEDBACK_EXTENSION_NAME, vulkan_1_3);
+  result.cooperative_matrix =
+      vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR != nullptr && has(VK_KHR_COOPERATIVE_MATRIX_EXTENSION_NAME, 0);
+  result.push_descriptor = has(VK_KHR_PUSH_DESCRIPTOR_EXTENSION_NAME, 0);
+  result.robustness2 = has(VK_KHR_ROBUSTNESS_2_EXTENSION_NAME, 0) || has(VK_EXT_ROBUSTNESS_2_EXTENSION_NAME, 0);
+  has("VK_KHR_portability_subset", 0); // must be enabled where it is offered
+  result.units_nv = offers(VK_NV_SHADER_SM_BUILTINS_EXTENSION_NAME);
+  result.units_amd = offers(VK_AMD_SHADER_CORE_PROPERTIES_EXTENSION_NAME);
+  result.units_arm = offers(VK_ARM_SHADER_CORE_BUILTINS_EXTENSION_NAME);
+  return result;
+}
+
+template <class T> void link(void**& tail, T& item, VkStructureType type) {
+  item.sType = type;
+  item.pNext = nullptr;
+  *tail = &item;
+  tail = &item.pNext;
+}
+
+void link_features(const Extensions& extensions, FeatureChain& chain) {
+  chain.core.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2;
+  void** tail = &chain.core.pNext;
+  link(tail, chain.storage16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES);
+  if (extensions.storage_8bit)
+    link(tail, chain.storage8, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_8BIT_STORAGE_FEATURES);
+  if (extensions.float16_int8)
+    link(tail, chain.float16_int8, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES);
+  if (extensions.memory_model)
+    link(tail, chain.memory_model, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_MEMORY_MODEL_FEATURES);
+  if (extensions.subgroup_size_control)
+    link(tail, chain.subgroup_size, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES);
+  if (extensions.subgroup_types)
+    link(tail, chain.subgroup_types, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_SUBGROUP_EXTENDED_TYPES_FEATURES);
+  if (extensions.dot_product)
+    link(tail, chain.dot_product, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES);
+  if (extensions.maintenance4)
+    link(tail, chain.maintenance4, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_4_FEATURES);
+  if (extensions.cooperative_matrix)
+    link(tail, chain.cooperative_matrix, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR);
+  if (extensions.robustness2)
+    link(tail, chain.robustness2, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ROBUSTNESS_2_FEATURES_KHR);
+}
+
+bool query_queue(const InstanceFunctions& vk, PhysicalDevice& result) {
+  uint32_t count = 0;
+  vk.GetPhysicalDeviceQueueFamilyProperties(result.handle, &count, nullptr);
+  std::vector<VkQueueFamilyProperties> families(count);
+  vk.GetPhysicalDeviceQueueFamilyProperties(result.handle, &count, families.data());
+  for (uint32_t i = 0; i < count; ++i)
+    if ((families[i].queueFlags & VK_QUEUE_COMPUTE_BIT) != 0 && families[i].queueCount > 0) {
+      result.queue_family = i;
+      result.capabilities.queue_count = families[i].queueCount;
+      result.capabilities.timestamp_bits = families[i].timestampValidBits;
+      return true;
+    }
+  return false;
+}
+
+const char* component_name(VkComponentTypeKHR type) {
+  switch (type) {
+  case VK_COMPONENT_TYPE_FLOAT16_KHR:
+    return "float16";
+  case VK_COMPONENT_TYPE_FLOAT32_KHR:
+    return "float32";
+  case VK_COMPONENT_TYPE_FLOAT64_KHR:
+    return "float64";
+  case VK_COMPONENT_TYPE_SINT8_KHR:
+    return "int8";
+  case VK_COMPONENT_TYPE_UINT8_KHR:
+    return "uint8";
+  case VK_COMPONENT_TYPE_SINT32_KHR:
+    return "int32";
+  case VK_COMPONENT_TYPE_UINT32_KHR:
+    return "uint32";
+  case VK_COMPONENT_TYPE_BFLOAT16_KHR:
+    return "bfloat16";
+  default:
+    return "other";
+  }
+}
+
+// The shapes at subgroup scope; true when the one that the feature bit promises is among them.
+bool query_cooperative_matrices(const InstanceFunctions& vk, PhysicalDevice& result) {
+  uint32_t count = 0;
+  if (vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR(result.handle, &count, nullptr) != VK_SUCCESS)
+    return false;
+  VkCooperativeMatrixPropertiesKHR empty{};
+  empty.sType = VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR;
+  std::vector<VkCooperativeMatrixPropertiesKHR> shapes(count, empty);
+  vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR(result.handle, &count, shapes.data());
+  shapes.resize(count);
+  bool found = false;
+  for (const auto& shape : shapes) {
+    if (shape.scope != VK_SCOPE_SUBGROUP_KHR || shape.saturatingAccumulation != 0)
+      continue;
+    result.capabilities.cooperative_matrices.push_back(cat(component_name(shape.AType), " ", shape.MSize, "x", shape.NSize, "x",
+                                              shape.KSize, " -> ", component_name(shape.ResultType)));
+    found =
+        found || (shape.AType == VK_COMPONENT_TYPE_FLOAT16_KHR && shape.BType == VK_COMPONENT_TYPE_FLOAT16_KHR &&
+                  shape.CType == VK_COMPONENT_TYPE_FLOAT32_KHR && shape.ResultType == VK_COMPONENT_TYPE_FLOAT32_KHR &&
+                  shape.MSize == 16 && shape.NSize == 16 && shape.KSize == 16);
+  }
+  return found;
+}
+
+void set_limits(const VkPhysicalDeviceLimits& from, hal::Capabilities& to) {
+  hal::DeviceLimits& limits = to.limits;
+  limits.max_workgroup_invocations = from.maxComputeWorkGroupInvocations;
+  std::ranges::copy(from.maxComputeWorkGroupSize, limits.max_workgroup_size.begin());
+  std::ranges::copy(from.maxComputeWorkGroupCount, limits.max_workgroup_count.begin());
+  limits.shared_memory = from.maxComputeSharedMemorySize;
+  limits.push_constants = from.maxPushConstantsSize;
+  limits.storage_buffers = from.maxPerStageDescriptorStorageBuffers;
+  limits.texel_buffers = from.maxPerStageDescriptorSampledImages;
+  limits.storage_range = from.maxStorageBufferRange;
+  if (const auto most = environment("LAPILLI_STORAGE_RANGE")) // with it, tests bind small values as others do large ones
+    limits.storage_range = std::min<uint64_t>(limits.storage_range, std::strtoull(most->c_str(), nullptr, 10));
+  limits.texel_elements = from.maxTexelBufferElements;
+  // What is divided by: no driver may end the process.
+  limits.storage_alignment = std::bit_ceil(std::max<uint64_t>(from.minStorageBufferOffsetAlignment, 1));
+  limits.texel_alignment = std::bit_ceil(std::max<uint64_t>(from.minTexelBufferOffsetAlignment, 1));
+  to.timestamp_period = static_cast<double>(from.timestampPeriod);
+}
+
+void query_properties(const InstanceFunctions& vk, PhysicalDevice& result) {
+  VkPhysicalDeviceProperties2 properties{};
+  properties.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2;
+  VkPhysicalDeviceSubgroupProperties subgroup{};
+  VkPhysicalDeviceMaintenance3Properties maintenance3{};
+  VkPhysicalDeviceIDProperties id{};
+  VkPhysicalDeviceDriverProperties driver{};
+  VkPhysicalDeviceSubgroupSizeControlProperties size_control{};
+  VkPhysicalDeviceMaintenance4Properties maintenance4{};
+  void** tail = &properties.pNext;
+  link(tail, subgroup, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_PROPERTIES);
+  link(tail, maintenance3, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES);
+  link(tail, id, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ID_PROPERTIES);
+  if (result.extensions.driver_properties)
+    link(tail, driver, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES);
+  if (result.extensions.subgroup_size_control)
+    link(tail, size_control, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES);
+  if (result.extensions.maintenance4)
+    link(tail, maintenance4, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_4_PROPERTIES);
+  VkPhysicalDeviceShaderSMBuiltinsPropertiesNV units_nv{};
+  VkPhysicalDeviceShaderCorePropertiesAMD units_amd{};
+  VkPhysicalDeviceShaderCoreBuiltinsPropertiesARM units_arm{};
+  if (result.extensions.units_nv)
+    link(tail, units_nv, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_SM_BUILTINS_PROPERTIES_NV);
+  if (result.extensions.units_amd)
+    link(tail, units_amd, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_CORE_PROPERTIES_AMD);
+  if (result.extensions.units_arm)
+    link(tail, units_arm, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_CORE_BUILTINS_PROPERTIES_ARM);
+  vk.GetPhysicalDeviceProperties2(result.handle, &properties);
+  const uint32_t units_of_amd =
+      units_amd.shaderEngineCount * units_amd.shaderArraysPerEngineCount * units_amd.computeUnitsPerShaderArray;
+  hal::Capabilities& to = result.capabilities;
+  to.compute_units = std::max({units_nv.shaderSMCount, units_of_amd, units_arm.shaderCoreCount});
+
+  set_limits(properties.properties.limits, to);
+  to.driver_version = properties.properties.driverVersion;
+  to.driver = result.extensions.driver_properties && driver.driverName[0] != '\0'
+                  ? cat(driver.driverName, driver.driverInfo[0] != '\0' ? " " : "", driver.driverInfo)
+                  : std::string("unknown");
+  std::memcpy(result.cache_uuid.data(), properties.properties.pipelineCacheUUID, result.cache_uuid.size());
+  std::memcpy(result.driver_uuid.data(), id.driverUUID, result.driver_uuid.size());
+  to.max_allocation = maintenance3.maxMemoryAllocationSize;
+  if (result.extensions.maintenance4 && maintenance4.maxBufferSize != 0)
+    to.max_allocation = std::min(to.max_allocation, maintenance4.maxBufferSize);
+  to.subgroup_size = to.min_subgroup_size = to.max_subgroup_size = subgroup.subgroupSize;
+  if ((subgroup.supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) != 0)
+    to.subgroup_operations = subgroup.supportedOperations;
+  if (to.has(Feature::subgroup_size_control)) {
+    if ((size_control.requiredSubgroupSizeStages & VK_SHADER_STAGE_COMPUTE_BIT) != 0) {
+      to.min_subgroup_size = size_control.minSubgroupSize;
+      to.max_subgroup_size = size_control.maxSubgroupSize;
+    } else {
+      to.features &= ~static_cast<uint64_t>(Feature::subgroup_size_control);
+    }
+  }
+}
+
+void query_features(const InstanceFunctions& vk, PhysicalDevice& result) {
+  FeatureChain chain;
+  link_features(result.extensions, chain);
+  vk.GetPhysicalDeviceFeatures2(result.handle, &chain.core);
+  const auto add = [&](Feature feature, VkBool32 present) {
+    if (present != 0)
+      result.capabilities.features |= static_cast<uint64_t>(feature);
+  };
+  const VkPhysicalDeviceFeatures& core = chain.core.features;
+  add(Feature::storage_16bit, chain.storage16.storageBuffer16BitAccess);
+  add(Feature::storage_8bit, chain.storage8.storageBuffer8BitAccess);
+  add(Feature::float16, chain.float16_int8.shaderFloat16);
+  add(Feature::int8, chain.float16_int8.shaderInt8);
+  add(Feature::int16, core.shaderInt16);
+  add(Feature::int64, core.shaderInt64);
+  add(Feature::float64, core.shaderFloat64);
+  add(Feature::subgroup_size_control, chain.subgroup_size.subgroupSizeControl);
+  add(Feature::integer_dot_product, chain.dot_product.shaderIntegerDotProduct);
+  add(Feature::vulkan_memory_model, chain.memory_model.vulkanMemoryModel);
+  if (chain.cooperative_matrix.cooperativeMatrix != 0)
+    add(Feature::cooperative_matrix, query_cooperative_matrices(vk, result) ? 1 : 0);
+  result.capabilities.uniform_storage_16bit = chain.storage16.uniformAndStorageBuffer16BitAccess != 0;
+  result.capabilities.uniform_storage_8bit = chain.storage8.uniformAndStorageBuffer8BitAccess != 0;
+  result.full_subgroups = chain.subgroup_size.computeFullSubgroups != 0;
+}
+
+FloatControls query_float_controls(const InstanceFunctions& vk, VkPhysicalDevice device) {
+  VkPhysicalDeviceFloatControlsProperties controls{};
+  controls.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FLOAT_CONTROLS_PROPERTIES;
+  VkPhysicalDeviceProperties2 properties{};
+  properties.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2;
+  properties.pNext = &controls;
+  vk.GetPhysicalDeviceProperties2(device, &properties);
+  FloatControls result;
+  result.special_32 = controls.shaderSignedZeroInfNanPreserveFloat32 != 0;
+  result.special_16 = controls.shaderSignedZeroInfNanPreserveFloat16 != 0;
+  result.denormal_32 = controls.shaderDenormPreserveFloat32 != 0;
+  result.denormal_16 = controls.shaderDenormPreserveFloat16 != 0;
+  result.together = controls.denormBehaviorIndependence == VK_SHADER_FLOAT_CONTROLS_INDEPENDENCE_NONE;
+  return result;
+}
+
+void query_memory(const InstanceFunctions& vk, PhysicalDevice& result) {
+  vk.GetPhysicalDeviceMemoryProperties(result.handle, &result.memory);
+  const VkPhysicalDeviceMemoryProperties& memory = result.memory;
+  hal::Capabilities& to = result.capabilities;
+  for (uint32_t i = 0; i < memory.memoryHeapCount; ++i) {
+    const VkMemoryHeap& heap = memory.memoryHeaps[i];
+    to.all_memory += heap.size;
+    if ((heap.flags & VK_MEMORY_HEAP_DEVICE_LOCAL_BIT) != 0)
+      to.device_memory = std::max(to.device_memory, heap.size);
+  }
+  constexpr uint64_t small_window = uint64_t{256} << 20;
+  constexpr VkMemoryPropertyFlags wanted = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT | VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT |
+                                           VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
+  for (uint32_t i = 0; i < memory.memoryTypeCount; ++i)
+    if (const VkMemoryType& type = memory.memoryTypes[i]; (type.propertyFlags & wanted) == wanted)
+      to.large_bar = to.large_bar || memory.memoryHeaps[type.heapIndex].size > small_window;
+}
+
+hal::DeviceType type_of(VkPhysicalDeviceType type) {
+  switch (type) {
+  case VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU:
+    return hal::DeviceType::integrated;
+  case VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU:
+    return hal::DeviceType::discrete;
+  case VK_PHYSICAL_DEVICE_TYPE_VIRTUAL_GPU:
+    return hal::DeviceType::virtual_gpu;
+  case VK_PHYSICAL_DEVICE_TYPE_CPU:
+    return hal::DeviceType::cpu;
+  default:
+    return hal::DeviceType::other;
+  }
+}
+
+// The newest SPIR-V that a version of Vulkan takes: 1.x.
+uint32_t spirv_minor(uint32_t version) { return version >= vulkan_1_3 ? 6 : version >= vulkan_1_2 ? 5 : 3; }
+
+} // namespace
+
+std::optional<PhysicalDevice> query_device(const InstanceFunctions& vk, VkPhysicalDevice device) {
+  VkPhysicalDeviceProperties properties{};
+  vk.GetPhysicalDeviceProperties(device, &properties);
+  if (properties.apiVersion < vulkan_1_1)
+    return std::nullopt;
+  PhysicalDevice result;
+  result.handle = device;
+  hal::Capabilities& capabilities = result.capabilities;
+  capabilities.name = properties.deviceName;
+  capabilities.type = type_of(properties.deviceType);
+  capabilities.vendor_id = properties.vendorID;
+  capabilities.device_id = properties.deviceID;
+  const uint32_t version = std::min(properties.apiVersion, VK_MAKE_API_VERSION(0, 1, 3, 0xfff));
+  capabilities.api = "Vulkan";
+  capabilities.api_version = cat(VK_API_VERSION_MAJOR(version), ".", VK_API_VERSION_MINOR(version), ".",
+                                 VK_API_VERSION_PATCH(version));
+  capabilities.spirv_minor = spirv_minor(version);
+  result.extensions = query_extensions(vk, device, version);
+  query_features(vk, result);
+  query_properties(vk, result);
+  if (result.extensions.float_controls)
+    capabilities.float_controls = query_float_controls(vk, device);
+  query_memory(vk, result);
+  if (!query_queue(vk, result))
+    return std::nullopt;
+  return result;
+}
+
+void wanted_features(const InstanceFunctions& vk, const PhysicalDevice& device, FeatureChain& chain) {
+  link_features(device.extensions, chain);
+  vk.GetPhysicalDeviceFeatures2(device.handle, &chain.core);
+  const VkPhysicalDeviceFeatures offered = chain.core.features;
+  VkPhysicalDeviceFeatures& core = chain.core.features;
+  core = {};
+  // A wrong index reads zero, and writes nothing; with the first feature alone it may reach a neighbour in the same memory.
+  core.robustBufferAccess = offered.robustBufferAccess;
+  chain.robustness2.robustBufferAccess2 &= offered.robustBufferAccess;
+  chain.robustness2.nullDescriptor = 0;
+  core.shaderInt16 = offered.shaderInt16;
+  core.shaderInt64 = offered.shaderInt64;
+  core.shaderFloat64 = offered.shaderFloat64;
+  chain.storage16.storagePushConstant16 = 0;
+  chain.storage16.storageInputOutput16 = 0;
+  chain.storage8.storagePushConstant8 = 0;
+  chain.memory_model.vulkanMemoryModelAvailabilityVisibilityChains = 0;
+  chain.cooperative_matrix.cooperativeMatrixRobustBufferAccess = 0;
+}
+
+} // namespace lapilli::vulkan

@@ -1,0 +1,51 @@
+// What Vulkan says of a physical device.
+#pragma once
+
+#include "hal/capabilities.h"
+#include "vulkan_api.h"
+
+#include <optional>
+
+namespace lapilli::vulkan {
+
+// Extensions that the player uses where a device has them, or has them in its Vulkan version.
+struct Extensions {
+  bool storage_8bit, float16_int8, memory_model, subgroup_types, subgroup_size_control, dot_product, maintenance4;
+  bool cooperative_matrix, creation_feedback, driver_properties, push_descriptor, robustness2, float_controls;
+  bool units_nv, units_amd, units_arm; // that say how many compute units there are
+  std::vector<const char*> names; // to enable on a device: those that are not in its version
+};
+
+// The feature structures that the player knows, linked as far as a device knows them.
+struct FeatureChain {
+  VkPhysicalDeviceFeatures2 core{};
+  VkPhysicalDevice16BitStorageFeatures storage16{};
+  VkPhysicalDevice8BitStorageFeatures storage8{};
+  VkPhysicalDeviceShaderFloat16Int8Features float16_int8{};
+  VkPhysicalDeviceVulkanMemoryModelFeatures memory_model{};
+  VkPhysicalDeviceSubgroupSizeControlFeatures subgroup_size{};
+  VkPhysicalDeviceShaderSubgroupExtendedTypesFeatures subgroup_types{};
+  VkPhysicalDeviceShaderIntegerDotProductFeatures dot_product{};
+  VkPhysicalDeviceMaintenance4Features maintenance4{};
+  VkPhysicalDeviceCooperativeMatrixFeaturesKHR cooperative_matrix{};
+  VkPhysicalDeviceRobustness2FeaturesKHR robustness2{};
+};
+
+struct PhysicalDevice {
+  VkPhysicalDevice handle = VK_NULL_HANDLE;
+  hal::Capabilities capabilities;
+  std::array<uint8_t, 16> cache_uuid{};
+  std::array<uint8_t, 16> driver_uuid{};
+  VkPhysicalDeviceMemoryProperties memory{};
+  bool full_subgroups = false;
+  Extensions extensions{};
+  uint32_t queue_family = 0;
+};
+
+// Nothing for a device that cannot run Lapilli at all: Vulkan 1.0, or no compute queue.
+std::optional<PhysicalDevice> query_device(const InstanceFunctions& vk, VkPhysicalDevice device);
+
+// Links the structures of `chain` that the device knows, and sets in them what the player turns on.
+void wanted_features(const InstanceFunctions& vk, const PhysicalDevice& device, FeatureChain& chain);
+
+} // namespace lapilli::vulkan
