@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +91,7 @@ class Decoder(nn.Module):
 
 
 def compile_decoder(
-    model: Decoder, context: int, precision: str = "fp32", target: str | None = None
+    model: Decoder, context: int, precision: Literal["fp32", "fp16"] = "fp32", target: str | None = None
 ) -> lapilli.Program:
     """One program: `prefill` takes any number of tokens, `decode` one."""
     many, one, start = torch.zeros(1, 8, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64), torch.tensor([0])

@@ -29,7 +29,7 @@ class Stripes(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [batch, 1, 16, 16]; returns [batch, 4]."""
-        return self.layers(x)  # type: ignore[no-any-return]
+        return self.layers(x)
 
     @staticmethod
     def batch(size: int = 16) -> tuple[Tensor, Tensor]:
@@ -53,7 +53,7 @@ class Reverse(nn.Module):
 
     def forward(self, digits: Tensor) -> Tensor:
         """digits: [batch, 10]; returns [batch, 10 (kinds), 10 (places)]."""
-        return self.out(self.layers(self.embedding(digits) + self.places)).transpose(1, 2)  # type: ignore[no-any-return]
+        return self.out(self.layers(self.embedding(digits) + self.places)).transpose(1, 2)
 
     @staticmethod
     def batch(size: int = 16) -> tuple[Tensor, Tensor]:
@@ -88,7 +88,7 @@ def train(model: str, optimizer: str, steps: int, device: str, autocast: bool = 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--model", choices=MODELS, default="cnn")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     parser.add_argument("--steps", type=int, default=60)

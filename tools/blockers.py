@@ -42,7 +42,8 @@ def plain(reason: str) -> str:
 
 def count(opdb_tasks: Steps, zoo_tasks: Steps) -> list[tuple[str, list[str], list[str]]]:
     """(cause, models, entries), those that stop most models first."""
-    models, entries = defaultdict(list), defaultdict(list)
+    models: dict[str, list[str]] = defaultdict(list)
+    entries: dict[str, list[str]] = defaultdict(list)
     for tasks, stopped in ((zoo_tasks, models), (opdb_tasks, entries)):
         for name, task in tasks.items():
             for cause in dict.fromkeys(c for step in task["steps"] for c in causes(step)):

@@ -1,6 +1,6 @@
 """Every entry of torch's own operator tests (op_db) on tensors of the vulkan device: `make eager`.
 
-    python tools/eager.py [--samples N] [--strict] [--every K] [--jobs J] [ENTRY...]
+    python tools/eager.py [--samples N] [--strict] [--shard I/K] [--jobs J] [ENTRY...]
 
 Each sample's tensors go to the device, the operator is called there, and its results are compared with those of the CPU; the
 gradients of one sample too. Entries that draw random numbers, and those whose results have no values yet, are left out. Results go
@@ -21,9 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import opinfo
 import torch
 from measure import Measurement, Stop, compare, first_line, reference, same_kind, torch_results
-from opdb import UNINITIALISED, OperatorCall, calls, entries
+from opdb import UNINITIALISED, OperatorCall, calls
+from opinfo import entries, parse_shard, shard
 from torch.utils._pytree import tree_leaves
 from workers import Died, Limits, Log, Result
 
@@ -153,7 +155,7 @@ def _backward(name: str, limit: int) -> None:
     """Gradients of the first sample that has some, for given gradients of its results."""
     torch.manual_seed(1)
     entry = entries()[name]
-    for sample in itertools.islice(entry.sample_inputs("cpu", torch.float32, requires_grad=True), limit):
+    for sample in itertools.islice(opinfo.samples(entry, torch.float32, requires_grad=True), limit):
         wanted = [
             leaf.requires_grad
             for leaf in tree_leaves(((sample.input, *sample.args), sample.kwargs))
@@ -276,8 +278,9 @@ def main() -> None:
         "--samples", type=int, default=3, metavar="N", help="at most N samples of an entry, spread over them"
     )
     parser.add_argument("--strict", action="store_true", help="no operator may run on the CPU")
-    parser.add_argument("--every", type=int, default=1, metavar="K", help="every K-th entry")
-    parser.add_argument("--first", type=int, default=0, metavar="I", help="which of them is the first")
+    parser.add_argument(
+        "--shard", type=parse_shard, default=(1, 0), metavar="I/K", help="one of K parts of the entries"
+    )
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60.0, help="that a sample may take")
     parser.add_argument("--results", type=Path, default=ROOT / "build")
@@ -287,7 +290,7 @@ def main() -> None:
         parser.error(f"no such entries: {', '.join(unknown)}")
     logs = {strict: Log(options.results / f"eager{'-strict' * strict}.jsonl") for strict in (False, True)}
     log = logs[options.strict]
-    names = options.names or list(entries())[options.first :: options.every]
+    names = options.names or shard(entries(), *options.shard)
     log.fill(partial(work, options.samples, options.strict), names, options.jobs, Limits(options.seconds), died, show)
     measured = {name: log.tasks[name] for name in names}
     print(totals(measured), gradients(measured), sep="\ngradients: ")

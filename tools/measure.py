@@ -94,7 +94,7 @@ Run = Callable[[Tensors], list[Any]]
 """Leaves of the outputs for inputs."""
 
 
-def compile_for_device(exported: ExportedProgram, found: Measurement, precision: str = "fp32") -> Run:
+def compile_for_device(exported: ExportedProgram, found: Measurement, precision: Any = "fp32") -> Run:
     """Compile for the plan that the default device runs, and note what the program is made of. Raises Stop."""
     found.operators = sum(n.op == "call_function" for n in exported.graph.nodes)
     start = time.perf_counter()
@@ -203,7 +203,7 @@ def reference(
     model: torch.nn.Module,
     inputs: Tensors,
     want: Sequence[Any],
-    convert: Callable[[torch.nn.Module], torch.nn.Module] = widened,
+    convert: Callable[[Any], torch.nn.Module] = widened,
     dtype: torch.dtype = torch.float64,
 ) -> list[Any] | None:
     """What torch computes in float64, or another dtype; None when the model cannot, or gives something else then."""

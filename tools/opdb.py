@@ -1,6 +1,6 @@
 """Every entry of torch's own operator tests (op_db) through export, compiler and device: `make opdb`.
 
-    python tools/opdb.py [--samples N] [--every K] [--jobs J] [ENTRY...]
+    python tools/opdb.py [--samples N] [--shard I/K] [--jobs J] [ENTRY...]
 
 Each sample of an entry becomes a module whose tensor arguments are inputs. It is exported and compiled for its own sizes, and
 one sample also with every size dynamic, which then runs on other sizes too. Results go to a file of JSON lines; a run goes on
@@ -14,11 +14,12 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import opinfo
 import torch
 from measure import (
     DRAWS,
@@ -37,6 +38,7 @@ from measure import (
     same_kind,
     torch_results,
 )
+from opinfo import entries, parse_shard, shard
 from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from workers import Died, Limits, Log, Result
@@ -90,27 +92,13 @@ class OperatorCall(torch.nn.Module):
         return self.function(*args, **kwargs)
 
 
-@cache
-def entries() -> dict[str, Any]:
-    """The entries by name, those that take float32."""
-    from torch.testing._internal import common_methods_invocations as torchs
-
-    torchs.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)  # random numbers that are random
-    op_db = torchs.op_db
-    return {e.name + (f".{e.variant_test_name}" if e.variant_test_name else ""): e for e in op_db if _takes_float(e)}
-
-
-def _takes_float(entry: Any) -> bool:
-    return torch.float32 in entry.dtypes
-
-
 def calls(name: str, limit: int | None) -> list[OperatorCall]:
     """The samples of an entry, up to `limit` spread over them; the same at every call."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
     entry = entries()[name]
-    samples = list(entry.sample_inputs("cpu", torch.float32, requires_grad=False))
+    samples = list(opinfo.samples(entry, torch.float32))
     if limit is not None and len(samples) > limit:
         samples = [samples[k * len(samples) // limit] for k in range(limit)]
     return [OperatorCall.of(entry, sample) for sample in samples]
@@ -315,8 +303,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="ENTRY", help="default: all")
     parser.add_argument("--samples", type=int, metavar="N", help="at most N samples of an entry, spread over them")
-    parser.add_argument("--every", type=int, default=1, metavar="K", help="every K-th entry")
-    parser.add_argument("--first", type=int, default=0, metavar="I", help="which of them is the first")
+    parser.add_argument(
+        "--shard", type=parse_shard, default=(1, 0), metavar="I/K", help="one of K parts of the entries"
+    )
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60.0, help="that a sample may take")
     parser.add_argument("--interpret", action="store_true", help="run the kernel IR in NumPy: no device, quick")
@@ -326,7 +315,7 @@ def main() -> None:
     if unknown:
         parser.error(f"no such entries: {', '.join(unknown)}")
     log = Log(options.results)
-    names = options.names or list(entries())[options.first :: options.every]
+    names = options.names or shard(entries(), *options.shard)
     log.fill(
         partial(work, options.samples, options.interpret), names, options.jobs, Limits(options.seconds), died, show
     )

@@ -252,7 +252,7 @@ def compiled(
     fixed = {name: given.pop(name) for name in constants}
     try:
         module = Program(list(given), [c.function for c in cases], fixed)
-        precision = "fp16" if dtype is torch.float16 else "fp32"
+        precision: Any = "fp16" if dtype is torch.float16 else "fp32"
         with lapilli.compile(module, tuple(given.values()), precision=precision, target=force) as program:
             results = program(*given.values())
     except Exception as error:

@@ -87,7 +87,8 @@ def _serve(
             done.put((task, 0, Late(f"not begun within {limits.total:.0f} s")))
             done.put((task, 1, END))
             continue
-        step, deaths, result = 0, 0, Died("")
+        step, deaths = 0, 0
+        result: Died | None = Died("")
         while result is not END:
             try:
                 if worker is None or step == 0:

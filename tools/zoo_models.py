@@ -218,7 +218,7 @@ def _timm(name: str) -> Built:
     options = {"depth": 2} if name.startswith(SHORTER) else {}
 
     def sized(side: int) -> nn.Module:
-        return timm.create_model(name, img_size=side, **options)  # type: ignore[no-any-return]
+        return timm.create_model(name, img_size=side, **options)
 
     default = timm.get_pretrained_cfg(name)
     side = default.input_size[-1] if default is not None else 224

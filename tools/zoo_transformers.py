@@ -155,7 +155,7 @@ SPEECH |= _of(
 )  # fmt: skip
 SPEECH |= _of(
     lambda: {"input_values": _random(1, 64, 32)},
-    IMAGE | {"num_mel_bins": 32, "max_length": 64}, **{"audio__spectrogram__transformer": {}},
+    IMAGE | {"num_mel_bins": 32, "max_length": 64}, **{"audio__spectrogram__transformer": {}},  # type: ignore[arg-type]
 )  # fmt: skip
 
 TRANSFORMERS: dict[str, Maker] = ENCODERS | DECODERS | PAIRS | VISION | SPEECH

@@ -97,7 +97,7 @@ def main() -> None:
         "--minutes", type=float, default=25.0, help="of measuring; what is not begun then is not measured"
     )
     parser.add_argument("--samples", type=int, default=3, metavar="N", help="at most N samples of an entry of op_db")
-    parser.add_argument("--every", type=int, default=1, metavar="K", help="every K-th entry of op_db, for a quick look")
+    parser.add_argument("--every", type=int, default=1, metavar="K", help="one of K entries of op_db, for a quick look")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count(), help="op_db's entries, and ExecuTorch's lowerings, at a time"
     )

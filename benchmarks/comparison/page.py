@@ -239,7 +239,7 @@ def _operators(runs: Runs, results: Results) -> list[str]:
             if part == "operators":
                 failures.append(f"- {COLUMNS[system]}, not right: {', '.join(_failed(results[key])) or 'none'}.")
     every, samples = (max((run[k] for run in measured), default=1) for k in ("every", "samples"))
-    which = "The entries" if every == 1 else f"Every {every}th of the entries"
+    which = "The entries" if every == 1 else f"One in {every} of the entries"
     return _section(
         "Operators",
         f"{which} of PyTorch's own operator tests (op_db) that take float32, at most {samples} of each one's samples, by "

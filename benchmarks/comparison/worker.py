@@ -96,17 +96,17 @@ def main() -> None:
     parser.add_argument("--step", type=float, default=60.0, help="seconds that a measurement may take")
     parser.add_argument("--total", type=float, default=600.0, help="seconds after which none is begun")
     parser.add_argument("--samples", type=int, default=3, help="of an entry of op_db")
-    parser.add_argument("--every", type=int, default=1, metavar="K", help="every K-th entry of op_db")
+    parser.add_argument("--every", type=int, default=1, metavar="K", help="one of K entries of op_db")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     part, _, strict = options.part.partition("-")
     if strict:
         os.environ[SYSTEMS[options.system]().strict] = "1"
     if part == "operators":
-        from opdb import entries
+        from opinfo import entries, shard
 
         names, measure = (
-            list(entries())[:: options.every],
+            shard(entries(), options.every),
             partial(entry, options.system, bool(strict), options.samples),
         )
     else:

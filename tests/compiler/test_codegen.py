@@ -206,13 +206,13 @@ def test_several_compiler_processes_make_the_same_code(cache: Path, monkeypatch:
     sources = [KERNEL.format(f"{n}.25f") for n in range(6)]
     alone = {s: slang.compile(s) for s in sources}
     monkeypatch.setattr(building, "_PARALLEL", 2)
-    monkeypatch.setattr(building.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(building.os, "cpu_count", lambda: 2)  # type: ignore[attr-defined]
     assert building.build(sources) == alone
 
 
 def test_an_error_in_another_process_arrives(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "_PARALLEL", 1)
-    monkeypatch.setattr(building.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(building.os, "cpu_count", lambda: 2)  # type: ignore[attr-defined]
     with pytest.raises(CompileError, match="nonsense"):
         building.build([KERNEL.format("1.75f"), KERNEL.format("nonsense"), KERNEL.format("2.75f")])
 

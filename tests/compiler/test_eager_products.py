@@ -115,8 +115,8 @@ def test_signatures_with_ranges() -> None:
 
 def templates(monkeypatch: pytest.MonkeyPatch, signature: Signature) -> tuple[compiling.Compiled, list[Any]]:
     """A program for matrix units, and the templates of its kernels."""
-    found = []
-    assemble = compiling.assemble_graph
+    found: list[Any] = []
+    assemble = compiling.assemble_graph  # type: ignore[attr-defined]
 
     def spied(*args: Any) -> Any:
         data, schedule = assemble(*args)

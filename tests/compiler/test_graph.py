@@ -425,7 +425,7 @@ def test_random_numbers_are_not_folded() -> None:
 @pytest.mark.parametrize("pad", [(1, 2), (0, 1, 0, 1), (2, 0, 1, 3)])
 def test_zero_padding_becomes_the_convolutions(pad: tuple[int, ...]) -> None:
     """Also when it differs before and after; with the convolution's own padding, stride and dilation."""
-    model = nn.Sequential(nn.ZeroPad2d(pad) if len(pad) == 4 else nn.ConstantPad1d(pad, 0))
+    model = nn.Sequential(nn.ZeroPad2d(pad) if len(pad) == 4 else nn.ConstantPad1d(pad, 0))  # type: ignore[arg-type]
     model.append(nn.Conv2d(3, 4, 3, stride=2, padding=1) if len(pad) == 4 else nn.Conv1d(3, 4, 3, dilation=2))
     x = torch.randn(1, 3, 8, 9) if len(pad) == 4 else torch.randn(2, 3, 9)
     module = captured(model, x)

@@ -40,7 +40,7 @@ def every(x: Tensor) -> list[Tensor]:
     "target, precision",
     [pytest.param("any-fp32", "fp32", marks=pytest.mark.poor_device), ("cpu-fp32", "fp32"), ("gpu-fp16", "fp16")],
 )
-def test_floats_are_rounded(target: str, precision: str, gpu_plans: None) -> None:
+def test_floats_are_rounded(target: str, precision: Any, gpu_plans: None) -> None:
     """Inputs and outputs are float32 whatever the precision, and so are steps of one kernel; in fp16 the values that it stores
     are halves, so that only what is rounded to them anyway is compared."""
     if precision == "fp32":

@@ -15,7 +15,7 @@ WRITTEN = (-1, 0)
 OPERATORS: dict[str, Callable[[torch.Tensor, torch.Tensor | int], torch.Tensor]] = {
     "floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
     "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
-    "remainder": torch.remainder,
+    "remainder": torch.remainder,  # type: ignore[dict-item]
     "fmod": torch.fmod,
 }
 

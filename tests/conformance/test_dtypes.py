@@ -58,7 +58,7 @@ def kernels(program: lapilli.Program) -> list[str]:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("target, precision", PLANS)
 @pytest.mark.parametrize("name", MODELS)
-def test_models_in_16_bits(name: str, target: str, precision: str, dtype: torch.dtype, gpu_plans: None) -> None:
+def test_models_in_16_bits(name: str, target: str, precision: Any, dtype: torch.dtype, gpu_plans: None) -> None:
     """Inputs, weights and outputs are 16 bits wide; what is computed is no worse than torch's own result."""
     make, x = MODELS[name]
     torch.manual_seed(3)
@@ -113,7 +113,7 @@ INTEGERS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool], ids=str)
 @pytest.mark.parametrize("name", INTEGERS)
 @pytest.mark.parametrize("target, precision", PLANS[:2])
-def test_integers_as_in_torch(name: str, dtype: torch.dtype, target: str, precision: str) -> None:
+def test_integers_as_in_torch(name: str, dtype: torch.dtype, target: str, precision: Any) -> None:
     """They wrap at their own width, and are promoted by torch's rules."""
     if dtype is torch.bool and name != "promotion":
         pytest.skip("torch has no such operators of bools")

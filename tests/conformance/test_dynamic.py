@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from agreement import FLOAT_BOUND, relative_error
-from classifiers import image, model_of, small
+from image_models import image, model_of, small
 from torch import nn
 from torch.export import Dim
 

@@ -150,7 +150,7 @@ def test_floats_that_do_not_fit_are_refused_as_in_torch(dtype: torch.dtype, numb
         lambda x, n: x + n,
         lambda x, n: x / n,
         lambda x, n: x < n,
-        lambda x, n: x.clone().__setitem__(0, n) or x,
+        lambda x, n: x.clone().__setitem__(0, n) or x,  # type: ignore[func-returns-value]
     ]
     for k, f in enumerate(functions):
         f(x.to("vulkan"), 0.75)

@@ -145,7 +145,7 @@ def test_errors_in_a_traced_backward_arrive(device: str, monkeypatch: pytest.Mon
     def refuses(*args: Any, **kwargs: Any) -> Any:
         raise IndexError("in the formula of a gradient")
 
-    table = trace.tables()[0] | {torch.ops.aten.tanh_backward.default: refuses}
+    table = trace.tables()[0] | {torch.ops.aten.tanh_backward.default: refuses}  # type: ignore[attr-defined]
     monkeypatch.setattr(trace, "tables", lambda: (table,))
     torch._dynamo.reset()
     x = torch.rand(3).to(device).requires_grad_()

@@ -127,7 +127,7 @@ class Features(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         window = torch.hann_window(400) if self.own_window else self.window.to(x.dtype)
-        power = torch.stft(x, 400, 160, window=window.to(x.dtype), return_complex=True).abs() ** 2
+        power = torch.stft(x, 400, 160, window=window.to(x.dtype), return_complex=True).abs() ** 2  # type: ignore[arg-type]
         return (power.transpose(-1, -2) @ self.mel.to(x.dtype)).clamp(min=1e-10).log10()
 
 

@@ -407,9 +407,9 @@ def test_ranges_of_values() -> None:
     assert ranges.node(Reduce((), DType.int64, "s", axes=(), raxes=axes, op="sum", body=index(r) + 1)) == (0, 10000)  # type: ignore[arg-type]
     assert ranges.node(Reduce((), DType.int64, "a", axes=(), raxes=axes, op="argmax", body=index(r))) == (0, 99)  # type: ignore[arg-type]
     assert (
-        ranges.node(Reduce((), DType.float32, "f", axes=(), raxes=axes, op="sum", body=index(r, DType.float32)))[1]
+        ranges.node(Reduce((), DType.float32, "f", axes=(), raxes=axes, op="sum", body=index(r, DType.float32)))[1]  # type: ignore[arg-type]
         > 1e30
-    )  # type: ignore[arg-type]
+    )
     known = Map((N,), DType.int64, "m", axes=(next(iter(i.atoms())),), body=element(UNKNOWN))  # type: ignore[arg-type]
     ranges.known[known.id] = (0, 3)
     assert ranges.expr(element(known) * 5) == (0, 15)

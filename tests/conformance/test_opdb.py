@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import opdb
+import opinfo
 import pytest
 from measure import compile_for_device
 
 
-@pytest.mark.parametrize("name", list(opdb.entries())[::25])
+@pytest.mark.parametrize("name", opinfo.shard(opinfo.entries(), 30))
 def test_entry(name: str) -> None:
     """The first sample with its own sizes, and one with every size dynamic: what torch.export takes is right, or is refused
     with a sentence."""

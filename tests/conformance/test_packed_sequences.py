@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from recurrent import agree, is_one_method
+from recurrent_agreement import agree, is_one_method
 from torch import nn
 from torch.export import Dim
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
@@ -127,7 +127,7 @@ def test_lengths_that_are_known() -> None:
             self.gru = nn.GRU(3, 5)
 
         def forward(self, x: torch.Tensor) -> Any:
-            y, states = self.gru(pack_padded_sequence(x, [6, 5, 2]))  # type: ignore[arg-type]
+            y, states = self.gru(pack_padded_sequence(x, [6, 5, 2]))
             return pad_packed_sequence(y)[0], states
 
     model = Model().eval()

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from agreement import relative_error
-from classifiers import image, model_of, small
+from image_models import image, model_of, small
 from torch import nn
 
 import lapilli

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from plans import plan
-from recurrent import agree, is_one_method
+from recurrent_agreement import agree, is_one_method
 from torch import nn
 from torch.export import Dim
 
@@ -84,7 +84,7 @@ class Tagger(nn.Module):
         self.head = nn.Linear(14, 3)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.head(self.lstm(self.embedding(ids))[0])  # type: ignore[no-any-return]
+        return self.head(self.lstm(self.embedding(ids))[0])
 
 
 @pytest.mark.parametrize("source", ["module", "script", "trace"])

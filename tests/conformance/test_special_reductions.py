@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import as_gpu
 import pytest
@@ -19,7 +20,7 @@ INF, NAN = float("inf"), float("nan")
 EPS = 2.0**-24
 
 
-def compiled(f: Callable[..., object], *tensors: Tensor, target: str | None = None) -> object:
+def compiled(f: Callable[..., Any], *tensors: Tensor, target: str | None = None) -> Any:
     with lapilli.compile(Function(f), tensors, target=target) as program:
         return program(*tensors)
 

@@ -59,7 +59,7 @@ def agree(f: Any, *calls: tuple[Any, ...], device: str = "cpu", **options: Any) 
             got, want = run(*given), f(*args)
         assert {x.device.type for x in tree_leaves(got) if isinstance(x, torch.Tensor)} <= {device}
         half = {torch.float16, torch.bfloat16} & {x.dtype for x in tree_leaves(want) if isinstance(x, torch.Tensor)}
-        bounds = {} if half else {"rtol": 1e-4, "atol": 1e-5}  # torch's own for half precision
+        bounds: Any = {} if half else {"rtol": 1e-4, "atol": 1e-5}  # torch's own for half precision
         torch.testing.assert_close(moved(got, "cpu"), want, check_stride=device == "cpu", **bounds)
         torch.testing.assert_close(moved(given, "cpu"), args, rtol=1e-4, atol=1e-5)
 
@@ -342,7 +342,7 @@ def test_a_size_that_only_a_weight_has_in_a_graph_of_parts() -> None:
         def forward(self, x: torch.Tensor, q: torch.Tensor) -> tuple[torch.Tensor, ...]:
             weight = self.weight
             positive = torch.bincount((q > 0).flatten().long(), minlength=3)
-            return positive, torch.linalg.svdvals(q), nn.functional.conv2d(x, weight)
+            return positive, torch.linalg.svdvals(q), nn.functional.conv2d(x, weight)  # type: ignore[arg-type]
 
     with torch.no_grad():
         agree(Attending(), *((torch.randn(1, 2, n, 8), torch.randn(1, 3, n)) for n in (5, 7)), dynamic=True)
@@ -385,7 +385,7 @@ def test_statistics_of_a_norm_that_runs_on_the_cpu() -> None:
 
     given = [torch.rand(6, 8, dtype=torch.bfloat16), torch.rand(8, dtype=torch.bfloat16), torch.rand(20, 20)]
     wanted = [t.clone().requires_grad_() for t in given[:2]]
-    f(*wanted, given[2]).sum().backward()
+    f(*wanted, given[2]).sum().backward()  # type: ignore[call-arg]
     found = [t.to("vulkan").requires_grad_() for t in given[:2]]
     compiled(f)(*found, given[2].to("vulkan")).sum().backward()
     for got, want in zip(found, wanted, strict=True):

@@ -146,7 +146,9 @@ def test_rounding_to_bfloat16_is_torchs() -> None:
     import torch
 
     words = np.random.default_rng(3).integers(0, 1 << 32, 100_000, np.uint32)
-    x = np.concatenate([words.view(np.float32), np.float32([0, -0.0, np.inf, -np.inf, np.nan, 3.4e38, 1e-45])])
+    x = np.concatenate(
+        [words.view(np.float32), np.array([0, -0.0, np.inf, -np.inf, np.nan, 3.4e38, 1e-45], np.float32)]
+    )
     expected = torch.from_numpy(x).to(torch.bfloat16).float().numpy()
     np.testing.assert_array_equal(widened(to_bits(x)), expected)
 

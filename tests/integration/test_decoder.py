@@ -23,7 +23,7 @@ def test_prefill_and_decode_share_weights_and_cache(precision: str, bound: float
     model = Decoder(words=40, width=32, layers=2, heads=4, groups=2, context=CONTEXT).requires_grad_(False)
     tokens = torch.randint(40, (1, CONTEXT))
     want = model.train_on(tokens)
-    with compile_decoder(model, CONTEXT, precision) as program:
+    with compile_decoder(model, CONTEXT, precision) as program:  # type: ignore[arg-type]
         assert program.report().segments == ("gpu",)
         assert sorted(program.state()) == sorted(f"blocks.{k}.{n}" for k in range(2) for n in ("keys", "values"))
         prefill, decode = program.methods["prefill"], program.methods["decode"]

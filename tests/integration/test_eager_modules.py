@@ -178,7 +178,7 @@ def test_traces_of_the_device_are_right_on_the_host(recwarn: pytest.WarningsReco
     with torch.no_grad():
         expected = module(other)
     traced = torch.jit.trace(module.to("vulkan"), x.to("vulkan"))
-    assert not [w for w in recwarn if issubclass(w.category, torch.jit.TracerWarning)]
+    assert not [w for w in recwarn if issubclass(w.category, torch.jit.TracerWarning)]  # type: ignore[attr-defined]
     torch.testing.assert_close(traced(other.to("vulkan")).cpu(), expected)
     file = io.BytesIO()
     torch.jit.save(traced, file)

@@ -93,7 +93,7 @@ FUSED: list[Make] = [
 @pytest.mark.parametrize("make", FUSED)
 def test_fused_optimizers(make: Make) -> None:
     """Alone, and with a scaler whose factor they apply themselves, which leaves out steps with infinite gradients."""
-    fused: Any = functools.partial(make, fused=True)
+    fused: Any = functools.partial(make, fused=True)  # type: ignore[call-arg]
     agree(fused)
     if not isinstance(fused.keywords.get("lr"), Tensor) and fused.func is not optim.Adagrad:
         agree(fused, scaled=True, bad=1)

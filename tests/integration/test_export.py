@@ -250,4 +250,4 @@ def test_wrong_choices(options: dict[str, Any], message: str) -> None:
 
 def test_wrong_programs(model: nn.Module) -> None:
     with pytest.raises(lapilli.CompileError, match="takes an ExportedProgram .*, not a Network"):
-        to_vulkan(model)
+        to_vulkan(model)  # type: ignore[arg-type]

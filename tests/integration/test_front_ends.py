@@ -47,7 +47,7 @@ def exported(model: nn.Module, *args: torch.Tensor, dynamic: bool = True) -> Run
 
 def mobile(model: nn.Module, *args: torch.Tensor, dynamic: bool = True) -> Run:
     lapilli.mobile.install()
-    traced = torch.jit.trace(model, args, check_trace=False)  # type: ignore[no-untyped-call]
+    traced = torch.jit.trace(model, args, check_trace=False)
     return optimize_for_mobile(traced, backend="vulkan")
 
 
@@ -58,12 +58,12 @@ THERE = pytest.mark.parametrize("name", list(ON_DEVICE))
 
 
 class One(Function):
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor) -> Any:  # type: ignore[override]
         return self.function(x)
 
 
 class Two(Function):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:  # type: ignore[override]
         return self.function(x, y)
 
 

@@ -17,7 +17,7 @@ from torch.utils import bundled_inputs, mobile_optimizer
 import lapilli.mobile
 
 lapilli.mobile.install()  # what the entry point does in an installed package
-Kind: Any = mobile_optimizer.MobileOptimizerType
+Kind: Any = mobile_optimizer.MobileOptimizerType  # type: ignore[attr-defined]
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript's own
@@ -31,8 +31,8 @@ class Net(nn.Module):
         self.conv, self.bn, self.drop = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Dropout(0.5)
         self.second, self.classify = nn.Conv2d(8, 8, 1), nn.Linear(8, 4)
         self.version = 3
-        nn.init.uniform_(self.bn.running_mean, -0.2, 0.2)
-        nn.init.uniform_(self.bn.running_var, 0.5, 1.5)
+        nn.init.uniform_(self.bn.running_mean, -0.2, 0.2)  # type: ignore[arg-type]
+        nn.init.uniform_(self.bn.running_var, 0.5, 1.5)  # type: ignore[arg-type]
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.relu(self.bn(self.conv(x)))
@@ -126,8 +126,8 @@ def test_sizes_that_vary_are_compiled_once_as_dynamic(net: Any, monkeypatch: pyt
 
     model, script, _ = net
     made: list[Any] = []
-    compiled = runtime.compile_to_bytes
-    monkeypatch.setattr(runtime, "compile_to_bytes", lambda *a, **k: made.append(k) or compiled(*a, **k))
+    compiled = runtime.compile_to_bytes  # type: ignore[attr-defined]
+    monkeypatch.setattr(runtime, "compile_to_bytes", lambda *a, **k: made.append(k) or compiled(*a, **k))  # type: ignore[func-returns-value]
     monkeypatch.setattr(runtime.CACHE, "file", lambda name: None)  # nothing on the disk
     monkeypatch.setattr(runtime.CACHE, "keep", lambda name, data: None)  # which cannot be written
     result = optimize(script, backend="vulkan")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from agreement import FLOAT_BOUND, relative_error
-from classifiers import SIDES, image, model_of
+from image_models import SIDES, image, model_of
 
 import lapilli
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -58,7 +59,8 @@ def test_the_module_of_an_exported_program() -> None:
 
 
 def test_what_is_no_model() -> None:
-    for given in (3, nn.Linear):
+    wrong: tuple[Any, ...] = (3, nn.Linear)
+    for given in wrong:
         with pytest.raises(lapilli.CompileError, match="give an nn.Module, a function or a TorchScript module"):
             lapilli.compile(given, (torch.randn(2),))
 
@@ -85,7 +87,7 @@ class ChangedAfterDropout(nn.Module):
 @pytest.mark.parametrize("way", ["compile", "trace"])
 @pytest.mark.parametrize("name", ["module", "function", "channels", "alpha", "type"])
 def test_what_changes_the_result_of_a_dropout_changes_its_argument(name: str, way: str) -> None:
-    dropout = {
+    dropout: Any = {
         "module": nn.Dropout(0.3), "function": lambda x: F.dropout(x, 0.3, False), "alpha": lambda x: F.alpha_dropout(x, 0.3),
         "channels": lambda x: F.dropout2d(x, training=False), "type": lambda x: x.type_as(x),
     }[name]  # fmt: skip

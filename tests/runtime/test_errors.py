@@ -101,7 +101,7 @@ def test_out_of_device_memory() -> None:
     huge = tiny.Tiny()
     huge.symbol("N", 1, -1, 0, 0)
     x, y = huge.input("x", "uint8", ("N", 4)), huge.output("y", "uint8", ("N", 4))
-    arena = huge.buffer(tiny.fb.BufferKind.arena, "large", huge.product(("N",), 1 << 36), first=0, last=0)
+    arena = huge.buffer(tiny.fb.BufferKind.arena, "large", huge.product(("N",), 1 << 36), first=0, last=0)  # type: ignore[attr-defined]
     huge.dispatch("copy", (x, arena), huge.number(1))
     huge.dispatch("copy", (x, y), huge.product(("N",), 1))
     with Program.from_bytes(huge.bytes()) as program:

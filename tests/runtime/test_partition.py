@@ -119,7 +119,7 @@ class DataDependent(torch.nn.Module):
         count = x.sum().to(torch.int64).item()
         torch._check(count >= 0)
         torch._check(count < 100)
-        return x[places[:, 0]].sum(), torch.zeros(count) + 1, x.shape[0] * 2
+        return x[places[:, 0]].sum(), torch.zeros(count) + 1, x.shape[0] * 2  # type: ignore[arg-type]
 
 
 def test_sizes_that_depend_on_data_and_a_size_as_an_output() -> None:

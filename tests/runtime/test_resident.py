@@ -96,7 +96,7 @@ def test_states_and_inputs_that_change() -> None:
             self.register_buffer("count", torch.zeros(3))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.count += 1
+            self.count += 1  # type: ignore[assignment]
             x.mul_(2)
             return x + self.count
 

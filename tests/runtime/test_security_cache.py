@@ -65,7 +65,7 @@ def test_what_belongs_to_another_user_is_not_taken(cache: Cache, owner: str, mon
     if os.geteuid() == 0:
         os.chown(cache.folder / "entry" if owner == "file" else cache.folder, 65534, 65534)
     else:
-        monkeypatch.setattr(caches.os, "geteuid", lambda: 0)
+        monkeypatch.setattr(caches.os, "geteuid", lambda: 0)  # type: ignore[attr-defined]
     assert cache.read("entry") is None and cache.file("entry") is None
     if owner == "folder":
         cache.write("more", b"content")
@@ -136,7 +136,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(
 
     target = tmp_path / "model.lap"
     target.write_bytes(b"old")
-    monkeypatch.setattr(files.os, call, fail)
+    monkeypatch.setattr(files.os, call, fail)  # type: ignore[attr-defined]
     with pytest.raises(type(error)), files.replace(target) as file:
         file.write(b"new")
     monkeypatch.undo()

@@ -106,8 +106,8 @@ def test_a_buffer_is_no_larger_than_its_tensor(plain: bytes, counting: bytes, ki
     program, data = hostile_files.parts_of(counting if kind == 6 else plain)
     if kind == 0:
         with lapilli.compile(torch.nn.Linear(8, 8), (torch.ones(2, 8),)) as linear:
-            assert isinstance(linear._source, bytes)
-            program, data = hostile_files.parts_of(linear._source)
+            assert isinstance(linear._loaded.file.source, bytes)
+            program, data = hostile_files.parts_of(linear._loaded.file.source)
     for method in program.methods:
         large = _number(method, 1 << 30)
         for plan in method.plans:

@@ -51,7 +51,7 @@ def test_every_word_may_be_damaged() -> None:
         ):
             kernel = hostile_kernels.plain()
             damaged = code[: 4 * at] + (value & 0xFFFFFFFF).to_bytes(4, "little") + code[4 * at + 4 :]
-            kernel.code = lambda damaged=damaged: damaged  # type: ignore[method-assign,misc]
+            kernel.code = lambda damaged=damaged: damaged  # type: ignore[method-assign]
             try:
                 player.describe(hostile_kernels.program(kernel))
             except InvalidFileError:
@@ -142,7 +142,7 @@ print(refused)
 
 
 def test_the_validator_looks_at_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validator.shutil, "which", lambda name: None)
+    monkeypatch.setattr(validator.shutil, "which", lambda name: None)  # type: ignore[attr-defined]
     monkeypatch.setattr(validator, "distribution", _no_distribution)
     path = tmp_path / "plain.lap"
     path.write_bytes(hostile_kernels.program(ACCEPTED["a loop"]()))

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
+import opinfo
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lapilli import InvalidInputError, LapilliError
@@ -65,7 +65,7 @@ def samples(op: Any) -> Iterator[Any]:
     dtypes = op.supported_dtypes("cpu")
     for dtype in (torch.float32, torch.int64, torch.complex64):
         if dtype in dtypes:
-            yield from islice(op.sample_inputs("cpu", dtype), 3)
+            yield from islice(opinfo.samples(op, dtype), 3)
             return
 
 
@@ -87,7 +87,7 @@ def called() -> Calls:
     calls = Calls()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for op in (op for op in op_db if not op.name.startswith("jiterator")):  # those are CUDA's
+        for op in (op for op in opinfo.database() if not op.name.startswith("jiterator")):  # those are CUDA's
             for sample in samples(op):
                 with calls:
                     try:

@@ -6,6 +6,7 @@ import gc
 import random
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def put(stream: Stream, array: NDArray[np.generic]) -> Buffer:
     return buffer
 
 
-def get(buffer: Buffer, dtype: object = np.float32, offset: int = 0, size: int | None = None) -> NDArray[np.generic]:
+def get(buffer: Buffer, dtype: Any = np.float32, offset: int = 0, size: int | None = None) -> NDArray[Any]:
     return np.frombuffer(buffer.read(offset, buffer.bytes - offset if size is None else size), dtype)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import operator
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import numpy as np
+import opinfo
 import torch
 from numpy.typing import NDArray
 from torch import fx
@@ -188,17 +188,6 @@ _REACHED_BY = {
 }
 
 
-@cache
-def _op_db() -> dict[str, list[Any]]:
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    found: dict[str, list[Any]] = {}
-    for info in op_db:
-        for name in {info.name, info.aten_name}:
-            found.setdefault(name, []).append(info)
-    return found
-
-
 class _Recorder(TorchDispatchMode):
     """Keeps the calls of one overload."""
 
@@ -225,14 +214,14 @@ def _calls(overload: torch._ops.OpOverload, dtype: torch.dtype) -> list[Case]:
     """Calls of an overload in torch's own samples, up to 72 and a few."""
     packet = overload._schema.name.split("::")[1]
     names = (packet, f"nn.functional.{packet}", packet.replace("special_", "special."))
-    infos = [info for name in dict.fromkeys(names) for info in _op_db().get(name, [])]
+    infos = [info for name in dict.fromkeys(names) for info in opinfo.by_operator().get(name, [])]
     if not infos and packet in _REACHED_BY:
-        infos = _op_db().get(_REACHED_BY[packet], [])
+        infos = opinfo.by_operator().get(_REACHED_BY[packet], [])
     found: dict[str, Case] = {}
     for info in infos:
         if dtype not in info.supported_dtypes("cpu"):
             continue
-        for sample in itertools.islice(_samples(info, dtype), 150):
+        for sample in itertools.islice(opinfo.samples(info, dtype), 150):
             args, kwargs = (
                 (sample.input, *sample.args),
                 {k: v for k, v in sample.kwargs.items() if k != "return_indices"},
@@ -243,26 +232,6 @@ def _calls(overload: torch._ops.OpOverload, dtype: torch.dtype) -> list[Case]:
             if len(found) >= 72:
                 break
     return list(found.values())
-
-
-def _samples(info: Any, dtype: torch.dtype) -> Iterator[Any]:
-    """As `info.sample_inputs` gives them, with the same seed for each; but torch seeds the generators of all devices that there
-    might be, and looks at the stack, which takes longer than the samples."""
-    from torch.testing._internal.common_utils import SEED
-
-    def seed() -> None:
-        torch.default_generator.manual_seed(SEED)
-        np.random.seed(SEED)
-        random.seed(SEED)
-
-    seed()
-    found = iter(info.sample_inputs_func(info, "cpu", dtype, False))
-    while True:
-        seed()
-        try:
-            yield next(found)
-        except StopIteration:
-            return
 
 
 def _cases(overload: torch._ops.OpOverload, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Case]:

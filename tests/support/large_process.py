@@ -172,7 +172,7 @@ def programs() -> Iterator[tuple[str, Case]]:
     def recurrence(device: torch.device) -> torch.Tensor:
         steps = values(9, 37, 12)
         if device.type == "cpu":
-            return recurrent(steps)[0].detach()  # type: ignore[no-any-return]
+            return recurrent(steps)[0].detach()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, while it exports
             return torch.as_tensor(lapilli.compile(recurrent, (steps,))(steps)[0])
@@ -211,7 +211,7 @@ def difference(got: Any, wanted: Any) -> str:
 def main() -> None:
     targets.STORAGE = RANGE  # what programs for every device take as what every device can bind
     warnings.simplefilter("error")  # an operator that runs on the CPU instead
-    cases = itertools.chain(boundaries(), many(), programs())
+    cases: Iterator[tuple[str, Case]] = itertools.chain(boundaries(), many(), programs())
     if "--gpu-plans" in sys.argv:
         as_gpu.on_any_device()
         cases = ((name, case) for name, case in many() if name in KERNELS_OF_GPUS)

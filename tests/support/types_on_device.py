@@ -6,6 +6,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 import lapilli
 
 
-def compare(title: str, cases: dict, args: tuple[torch.Tensor, ...]) -> int:
+def compare(title: str, cases: dict[str, Any], args: tuple[torch.Tensor, ...]) -> int:
     """Programs of 16 cases each, by the plan that the device takes."""
     wrong, names = 0, list(cases)
     for first in range(0, len(names), 16):

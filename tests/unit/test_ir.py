@@ -163,7 +163,7 @@ def test_constants_are_computed_in_float32() -> None:
     tiny = const(2.0**-126)
     assert (const(1.0) + const(2.0**-24)) is const(1.0)
     assert (const(3.0) * const(0.1)) is const(float(np.float32(3) * np.float32(0.1)))
-    assert (const(0.0) * const(-2.0)).value == 0
+    assert (const(0.0) * const(-2.0)).value == 0  # type: ignore[attr-defined]
     for left in (
         tiny * const(0.5),
         const(3e38) * const(10.0),

@@ -85,7 +85,7 @@ def test_work(monkeypatch: pytest.MonkeyPatch, factor: float, verdict: str, reas
 def test_times_are_medians_beside_torchs() -> None:
     (name, *_) = worker.tasks("pytorch", "models")
     assert name.startswith("MobileNetV2")
-    found = worker.latency(Toy(1), nn.Linear(3, 3).eval().requires_grad_(False), (torch.ones(2, 3),))
+    found = worker.latency(Toy(1), nn.Linear(3, 3).eval().requires_grad_(False), (torch.ones(2, 3),))  # type: ignore[attr-defined]
     assert found["verdict"] == "right" and found["runs"] == 15
     assert 0 < found["seconds"] < 1 and 0 < found["torch_seconds"] < 1 and found["first"] > 0
 
@@ -165,7 +165,7 @@ def test_an_environment_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_what_others_use_is_what_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, busy, own = iter([100.0, 110.0]), iter([50.0, 65.0]), iter([1.0, 8.0])
-    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))  # type: ignore[attr-defined]
     monkeypatch.setattr(machine, "_busy", lambda: next(busy))
     monkeypatch.setattr(machine, "_own", lambda: next(own))
     assert machine.watch()() == pytest.approx(0.8)
@@ -224,10 +224,16 @@ RESULTS: dict[str, dict[str, Any]] = {
 
 
 def made(others: float = 0.01) -> str:
-    run = {"started": "2026-01-02 03:04", "seconds": 60.0, "load": [0.1, 1.5], "others": others, "cores": 2}
+    run: dict[str, Any] = {
+        "started": "2026-01-02 03:04",
+        "seconds": 60.0,
+        "load": [0.1, 1.5],
+        "others": others,
+        "cores": 2,
+    }
     run |= {"threads": 2, "every": 1, "samples": 3}
     runs = {key: run for key in RESULTS} | {"torchvulkan.training": run | {"failed": "exit code 1"}}
-    return page.page(INSTALLED, runs, RESULTS)
+    return page.page(INSTALLED, runs, RESULTS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def autocast() -> Any:
 @activity("plain")
 def copying() -> Any:
     model = net()
-    model.second.bias = None
+    model.second.bias = None  # type: ignore[assignment]
     model.tied = model.first
     twin = copy.deepcopy(model)
     return [twin(data()), twin.tied is twin.first, model.double().tied is model.first, str(model)]

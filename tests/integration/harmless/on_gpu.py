@@ -264,7 +264,7 @@ def main() -> None:
     given = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name(0)}, {time.strftime('%Y-%m-%d')}")
     with ThreadPoolExecutor(given.jobs) as pool:
-        tried = [(title, pool.submit(run, *args, **asked)) for title, *args, asked in lines(given.quick)]
+        tried = [(title, pool.submit(run, *args, **asked)) for title, *args, asked in lines(given.quick)]  # type: ignore[arg-type]
         for title, done in tried:
             show(title, *done.result())
     pairs = [(import_seconds(False), import_seconds(True)) for _ in range(11)]

@@ -88,8 +88,8 @@ def test_neighbours(
     """Whether there may be another accelerator is known without a driver."""
     found = None if built is None else torch.device(built)
     monkeypatch.setattr(torch._C, "_accelerator_getAccelerator", lambda: found)
-    monkeypatch.setattr(neighbours.os.path, "exists", lambda path: nodes)
-    monkeypatch.setattr(neighbours.sys, "platform", "linux")
+    monkeypatch.setattr(neighbours.os.path, "exists", lambda path: nodes)  # type: ignore[attr-defined]
+    monkeypatch.setattr(neighbours.sys, "platform", "linux")  # type: ignore[attr-defined]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -113,7 +113,7 @@ def beside_cuda(script: str, folder: Path, **environment: str) -> str:
             warnings.simplefilter("always")
             autoload.register()
     """
-    return run_installed(textwrap.dedent(pretend) + textwrap.dedent(script), folder, **environment)
+    return run_installed(textwrap.dedent(pretend) + textwrap.dedent(script), folder, **environment)  # type: ignore[arg-type]
 
 
 def test_not_announced_beside_cuda(tmp_path: Path) -> None:

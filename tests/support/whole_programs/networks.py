@@ -310,15 +310,15 @@ def normalization(g: Generator) -> None:
         groups = r.choice([k for k in (1, 2, 3, channels) if channels % k == 0])
         if g.rank(a) == 2 and groups == channels:
             groups = 1  # of one number each, a norm is the rounding of 0
-        text = {
+        norm = {
             "group": f"F.group_norm({{0}}, {groups}, {{1}}, {{2}})",
             "batch": "F.batch_norm({0}, {2}, {1}, {1}, {2})",
             "instance": "F.instance_norm({0})",
             "training": "F.batch_norm({0}, None, None, {1}, {2}, training=True)",
             "local": "F.local_response_norm({0}, 2)",
         }.get(kind)
-        if text:
-            g.emit(text, a, w, b)
+        if norm:
+            g.emit(norm, a, w, b)
 
 
 @family(2)

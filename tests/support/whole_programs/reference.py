@@ -118,7 +118,8 @@ def _spread(
         with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
             warnings.simplefilter("ignore")
             exact = [t.detach() for t in run(widened(values), None)]
-            moved, loud = [], []
+            moved: list[Any] = []
+            loud: list[Any] = []
             # Numbers with equals among them: where they are disturbed too, jumps do not count.
             whole = {leaf.name for leaf in program.leaves if leaf.kind in ("ties", "literal") and not half}
             few = RUNS * (2 if torch.bfloat16 in types else 1)  # which moves by rare, large steps
@@ -241,7 +242,7 @@ def gradients(f: Function, leaves: Sequence[torch.Tensor], places: Sequence[int]
     wanted = [given[k] for k in places]
     outs: list[torch.Tensor | None] = [t for t in f(*given) if t.is_floating_point()]
     for level in range(order):
-        full = [t if t is not None else x for t, x in zip(outs, wanted, strict=True)] if level else outs
+        full: list[Any] = [t if t is not None else x for t, x in zip(outs, wanted, strict=True)] if level else outs
         pairs = [
             (t, w) for t, w in zip(outs, weights_for(full, level), strict=True) if t is not None and t.requires_grad
         ]

@@ -81,7 +81,7 @@ def _history(program: Program) -> list[dict[str, torch.Tensor]]:
     env = program.make(program.sizes[0])
     at = [{name: t.clone() for name, t in env.items()}]
     for step in program.steps:
-        env.update(zip(step.out, reference.run_step(step, env), strict=False))
+        env.update(zip(step.out, reference.run_step(step, env), strict=False))  # type: ignore[attr-defined]
         at.append({name: t.clone() for name, t in env.items()})
     return at
 
@@ -150,8 +150,8 @@ def _smaller_sizes(program: Program) -> Iterator[Program]:
 
             yield replace(program, leaves=tuple(with_size(leaf) for leaf in program.leaves))
     for k, leaf in enumerate(program.leaves):
-        for d, size in enumerate(leaf.shape):
-            if isinstance(size, int) and size > 1:
+        for d, length in enumerate(leaf.shape):
+            if isinstance(length, int) and length > 1:
                 shape = (*leaf.shape[:d], 1, *leaf.shape[d + 1 :])
                 data = dump(leaf.make(1).narrow(d, 0, 1)) if leaf.kind == "literal" else ""
                 changed = replace(leaf, shape=shape, data=data)

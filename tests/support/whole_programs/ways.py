@@ -76,10 +76,12 @@ def check(program: Program, way: str) -> Outcome:
             program = part
         try:
             for n in program.sizes:
-                found = _expected_gradients(program, n, order) if order else _expected(program, n, way == "compile16")
-                if found is None:
+                expected = (
+                    _expected_gradients(program, n, order) if order else _expected(program, n, way == "compile16")
+                )
+                if expected is None:
                     return Outcome("none")
-                wanted.append((n, found))
+                wanted.append((n, expected))
         except (RuntimeError, NotImplementedError) as error:  # torch has no such kernel for float64
             return Outcome("none", str(error)[:300])
         stage.value = 1
