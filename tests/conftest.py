@@ -1,4 +1,4 @@
-"""What all tests share: the validation layers' verdict, tiny programs, devices."""
+"""What all tests share: the validation layers' verdict, what each file costs, tiny programs, devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import as_gpu
 import numpy as np
 import pytest
 import tiny
+from budget import Budget
 from numpy.typing import NDArray
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Budget(), "budget")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

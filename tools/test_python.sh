@@ -23,4 +23,4 @@ bare=$venv-bare/bin/python
 [ ! -x "$bare" ] || export LAPILLI_TEST_BARE_PYTHON=$bare
 mkdir -p build "$XDG_CACHE_HOME"
 : >"$LAPILLI_VALIDATION_LOG"
-exec "$venv/bin/python" -m pytest -n 2 --dist worksteal --durations=15 "$@"
+exec "$venv/bin/python" -m pytest -n 2 --dist worksteal --durations=20 "$@"
