@@ -151,6 +151,70 @@ def test_random_numbers_differ_from_call_to_call(name: str) -> None:
 
 
 @THERE
+def test_random_numbers_follow_the_seed_of_their_device(name: str) -> None:
+    if name in ("resident", "lapilli::run"):
+        pytest.skip("a program in a file computes random numbers on the CPU, with the generator of the CPU")
+    run = ON_DEVICE[name](One(lambda x: x + torch.rand_like(x)), torch.zeros(64))
+    there, found = torch.zeros(64).to("vulkan"), []
+    with torch.no_grad():
+        for seed in (7, 8, 7):
+            torch.vulkan.manual_seed(seed)
+            found.append((run(there).cpu(), run(there).cpu()))
+    assert torch.equal(found[0][0], found[2][0]) and torch.equal(found[0][1], found[2][1])
+    assert not torch.equal(found[0][0], found[0][1]) and not torch.equal(found[0][0], found[1][0])
+
+
+class Counts(nn.Module):
+    """Its result may be empty, what it keeps is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return x * 2
+
+
+@pytest.mark.parametrize("name", ["program", "resident", "eager", "torch.compile"])
+def test_what_a_run_keeps_does_not_depend_on_the_size_of_its_result(name: str) -> None:
+    model = Counts().eval()
+    if name in ("eager", "torch.compile"):
+        model = model.to("vulkan")
+    run = {"program": host, **ON_DEVICE}[name](model, torch.rand(4))
+    device = "cpu" if name == "program" else "vulkan"
+    before = model.count.cpu().clone()  # tracing may have counted too
+    with torch.no_grad():
+        for n in (4, 0, 2):
+            assert run(torch.ones(n).to(device)).cpu().tolist() == [2.0] * n
+    kept = torch.from_numpy(next(iter(run.state().values()))) if isinstance(run, lapilli.Program) else model.count.cpu()
+    assert torch.equal(kept, before + 3)
+
+
+@THERE
+@pytest.mark.parametrize("view", [lambda t: t, lambda t: t[1:], lambda t: t[::2]], ids=["whole", "one on", "steps"])
+def test_inputs_that_the_model_changes(name: str, view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """What is read where it is written, what is read elsewhere, and memory beside that of the input."""
+    if name == "lapilli::run":
+        pytest.skip("torch.export makes a functional graph, and copies the result itself")
+
+    def change(x: torch.Tensor) -> torch.Tensor:
+        x.add_(x.flip(0)).mul_(2)
+        return x + 1
+
+    model = One(change)
+    base = torch.rand(9)
+    example = view(base.clone())
+    run = ON_DEVICE[name](model, example.contiguous())
+    there, wanted = base.to("vulkan"), base.clone()
+    with torch.no_grad():
+        found = run(view(there))
+        expected = change(view(wanted))
+    torch.testing.assert_close(found.cpu(), expected)
+    torch.testing.assert_close(there.cpu(), wanted)
+
+
+@THERE
 def test_memory_that_is_not_there(name: str) -> None:
     """PyTorch's exception, whether it is a result or something between that does not fit; afterwards all is as before."""
     model = One(lambda x: torch.sort(x.repeat_interleave(2), 0).values.cumsum(0))

@@ -21,8 +21,8 @@ from lapilli.backend.weights import Snapshot, are_tracked
 from lapilli.compiler import Storage, compile_module
 from lapilli.eager import storage
 from lapilli.eager.devices import is_ours
-from lapilli.eager.method import on_device
 from lapilli.eager.signature import CannotRun
+from lapilli.eager.transfer import on_device
 from lapilli.errors import CompileError, NoDeviceError, UnsupportedOperatorError
 from lapilli.legalize.partition import TOO_LITTLE
 from lapilli.runtime.notice import working

@@ -11,8 +11,7 @@ import sympy
 from lapilli.backend.script import StreamInterpreter
 from lapilli.backend.sizes import Sizes, Sources
 from lapilli.eager import devices
-from lapilli.eager.generators import random_key
-from lapilli.eager.method import MethodLaunch
+from lapilli.eager.method_call import MethodCall
 from lapilli.lower.registry import RANDOM_KEY
 from lapilli.player import NativeProgram
 from lapilli.runtime.check import admit
@@ -54,37 +53,31 @@ class Program:
             script = interface.script
             operators = admit([(script, interface.inputs, len(interface.outputs))], description, OWN, given=True)
             assert operators is not None, "torch is here"
-            interpreter = StreamInterpreter(native, description, operators, index, self._keys)
+            interpreter = StreamInterpreter(native, description, operators, index)
             self.inputs = [spec.name for spec in interface.inputs]
-            self.symbols = [name for name, source in script.symbols.items() if source == ["given"]]
+            given = [name for name, source in script.symbols.items() if source == ["given"]]
+            self.symbols = [name for name in given if name not in RANDOM_KEY]  # which launches draw themselves
             self._run: Run = lambda sizes, values: interpreter.run(
                 script, values, sizes=dict(zip(self.symbols, sizes, strict=True))
             )
             return
         assert interface.player is not None
         method = description.methods[interface.player]
-        self.symbols = [s.name for s in method.symbols]
         self.inputs = [spec.name for spec in method.inputs]
-        self._run = MethodLaunch(native, interface.player, method, index)
+        call = MethodCall(native, interface.player, description, index)
+        self.symbols, self._run = call.sizes, call
 
     def sizes(self, sources: Sources, ranges: Mapping[Any, Any]) -> Sizes | None:
         """A function from the arguments of the graph to the sizes that a call takes."""
         known = {s.name: s for s in ranges if isinstance(s, sympy.Symbol)}
-        needed = [known[name] for name in self.symbols if name not in RANDOM_KEY]
+        needed = [known[name] for name in self.symbols]
         return sources.function(needed) if needed else None
 
     def __call__(self, sizes: Sequence[int], values: list[Any]) -> list[Any]:
         """Tensors of the device, row-major, and numbers in; tensors out, of the device or, in a script, of the CPU too."""
-        if RANDOM_KEY[0] in self.symbols or RANDOM_KEY[1] in self.symbols:
-            keys, given = self._keys(), iter(sizes)
-            sizes = [keys[name] if name in keys else next(given) for name in self.symbols]
         if self._lost:
             self._open()  # the device was lost, and is there again
         return self._run(sizes, values)
-
-    def _keys(self) -> dict[str, int]:
-        """What a run draws its random numbers from: PyTorch's generator of the device, which torch.manual_seed seeds."""
-        return dict(zip(RANDOM_KEY, random_key(self._index), strict=True))
 
 
 def load(data: bytes, index: int) -> Program:

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from lapilli.eager import storage
 from lapilli.eager.devices import is_ours
-from lapilli.eager.method import MethodLaunch, on_device
-from lapilli.lower.registry import RANDOM_KEY
+from lapilli.eager.method_call import MethodCall
+from lapilli.eager.transfer import on_device
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
 from lapilli.runtime.interpreter import Interpreter
 from lapilli.runtime.script import Call
-
-Keys = Callable[[], dict[str, int]]
 
 
 class StreamInterpreter(Interpreter):
     """Runs a script on tensors of the CPU and of a device; operators of the CPU get their operands there."""
 
     def __init__(
-        self, native: NativeProgram, description: Description, operators: Mapping[str, Any], index: int, keys: Keys
+        self, native: NativeProgram, description: Description, operators: Mapping[str, Any], index: int
     ) -> None:
-        """keys: gives the words of the random key of a run, by symbol."""
         super().__init__(native, description, operators, constant=lambda k: _tensor(description.constant(k)))
-        self._index, self._keys = index, keys
-        self._launches: dict[int, MethodLaunch] = {}
+        self._index = index
+        self._launches: dict[int, MethodCall] = {}
 
     def _call(self, call: Call, env: Any) -> list[Any]:
         if call.op != "gpu":
@@ -40,10 +37,9 @@ class StreamInterpreter(Interpreter):
         given = env.argument(call.args[: len(method.inputs)])
         launch = self._launches.get(call.method)
         if launch is None:
-            launch = self._launches[call.method] = MethodLaunch(self.native, call.method, method, self._index)
-        keys = self._keys() if any(s.name in RANDOM_KEY for s in method.symbols) else {}
-        symbols = [keys[s.name] if s.name in keys else env.size(s.name) for s in method.symbols]
-        made: list[Any] = list(launch(symbols, [on_device(_tensor(v), None, self._index) for v in given]))
+            launch = self._launches[call.method] = MethodCall(self.native, call.method, self.description, self._index)
+        sizes = [env.size(name) for name in launch.sizes]
+        made: list[Any] = list(launch(sizes, [on_device(_tensor(v), None, self._index) for v in given]))
         return made
 
 

@@ -18,7 +18,7 @@ from lapilli.eager.devices import index_of, is_ours
 from lapilli.eager.fallback import fallbacks, reset_fallbacks
 from lapilli.eager.form import form
 from lapilli.eager.host_call import on_cpu
-from lapilli.eager.launch import Launch, is_runtime, places, quick
+from lapilli.eager.operator_launch import OperatorLaunch, is_runtime, places
 from lapilli.eager.signature import CannotRun
 from lapilli.eager.tracing import is_recorded, untraced
 from lapilli.lower import lowerings
@@ -155,9 +155,9 @@ class Kernel:
         constant = bool(numbers)
         with _lock:
             try:
-                launch = Launch(self.form, leaves, places(self.form, args, kwargs), tensors, numbers, index)
+                launch = OperatorLaunch(self.form, leaves, places(self.form, args, kwargs), tensors, numbers, index)
                 constant = constant and launch.constant
-                made = quick(launch, tensors)
+                made = launch.fast(tensors)
             except CannotRun as error:
                 made = str(error)
             if len(self.launches) >= _MOST:

@@ -1,417 +1,222 @@
-"""Launches: a program with what is known of a call whose sizes, strides and types are known."""
+"""The one way in which work on tensors of the device is queued: a method of a loaded program, bound to the values of a call.
+
+`Launch` holds what is the same for all front ends: which numbers and integers a kernel can compute with, random keys, where a
+tensor may begin, when a result may be written over an operand, what happens where there is nothing to compute or no memory. Its
+callers convert values: `operator_launch.py` those of an operator, `method_call.py` those of a method of any program."""
 
 from __future__ import annotations
 
-import functools
-import math
 import struct
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from lapilli.eager import integers, movement, products, storage, transfer
-from lapilli.eager.form import Form
+from lapilli.eager import devices, movement, storage
 from lapilli.eager.generators import random_key
-from lapilli.eager.programs import TOO_LARGE, load, programs_of, with_numbers
-from lapilli.eager.signature import CannotRun, Number, Operand, Signature, operand
-from lapilli.errors import NoDeviceError
-from lapilli.ir.node import MOST_ELEMENTS
+from lapilli.eager.signature import CannotRun
+from lapilli.player import NativeProgram
 
-REFUSED = {torch.float64, torch.complex32, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64}
-"""Types of which kernels have no elements."""
-
-aten = torch.ops.aten
+Run = Callable[[Sequence[Any], Mapping[str, Any], Sequence[torch.Tensor], Sequence[Any]], Any]
+"""A call of an operator: its arguments, and the tensors and the numbers among them."""
 
 _FLOAT = struct.Struct("<f")
 _UINT = struct.Struct("<I")
 
 
 def bits(number: Any) -> int:
-    """32 bits of a number, as a kernel gets it."""
+    """32 bits of a number, as a kernel gets it. Raises CannotRun for an integer that has more."""
     if type(number) is float:
         try:
             return _UINT.unpack(_FLOAT.pack(number))[0]  # type: ignore[no-any-return]
         except OverflowError:
             return 0x7F800000 if number > 0 else 0xFF800000
+    return fitting(number) & 0xFFFFFFFF
+
+
+def fitting(number: Any) -> int:
+    """The integer itself. Raises CannotRun where it does not fit into 32 bits."""
     if not -(2**31) <= number < 2**31:
         raise CannotRun(f"the number {number} does not fit into the 32 bits in which the GPU computes integers")
-    return int(number) & 0xFFFFFFFF
-
-
-def _checked(dtype: torch.dtype, number: Any) -> int:
-    """`bits` of a Scalar for a kernel of a type of floats. Raises CannotRun for a number that it does not hold: nearly everywhere
-    torch refuses it, and says so."""
-    if math.isfinite(number) and abs(number) > torch.finfo(dtype).max:
-        raise CannotRun(f"the number {number} does not fit into {str(dtype).removeprefix('torch.')}")
-    return bits(number)
-
-
-def _check(leaves: Sequence[Any], operands: Sequence[Operand]) -> Callable[[Any], int]:
-    """The conversion of a call's Scalars to 32 bits."""
-    named = [leaf for leaf in leaves if isinstance(leaf, torch.dtype)]
-    types = named or [x.dtype for x in operands if x.dtype.is_floating_point]
-    return functools.partial(_checked, types[0]) if types and types[0].is_floating_point else bits
+    return int(number)
 
 
 class Launch:
-    """Called with the arguments, the tensors and the numbers among them, it queues the work and returns the results.
+    """A method of a program on one device.
 
-    Raises CannotRun where the values that it is given cannot be computed on the device."""
+    symbols: its symbols in their order: a value that is known, a conversion of the number that a call gives for it (`bits`,
+    `fitting`; it raises CannotRun), or the number of a `Key`'s word. inputs: dtypes. outputs: how many tensors it computes. sums:
+    whether it computes int64 results that are not looked at otherwise, so that operands must be well within 32 bits. checks:
+    operators whose int64 results the program looks at itself; the number of the first that failed is one more output. effects:
+    whether a run does something even where all its results are empty (it changes states of the program)."""
 
     def __init__(
-        self, form: Form, leaves: list[Any], given: Places, tensors: list[torch.Tensor], numbers: list[Any], index: int
-    ) -> None:
-        """leaves: all arguments, in the schema's order. Raises CannotRun."""
-        target, signature = products.choose(signature_of(form, leaves, given), index)
-        operands = signature.operands()
-        for x in operands:
-            if math.prod(n for d, n in enumerate(x.shape) if d not in x.spread) > MOST_ELEMENTS:
-                raise CannotRun("it has more elements than kernels can count")
-            if x.dtype in REFUSED:
-                raise CannotRun(f"{str(x.dtype).removeprefix('torch.')} is not supported on the GPU")
-        self.form, self.index = form, index
-        self.numbers = _numbers(form, given, tensors)
-        values = [self._number(source, tensors, numbers) for source in self.numbers]
-        for value in (*values, *(leaves[k] for k in form.numeric if type(leaves[k]) is int)):
-            bits(value)
-        check = _check(leaves, operands)
-        for k in form.scalars:
-            if type(leaves[k]) in (float, int):
-                check(leaves[k])
-        scalars = {given.numbers[k] for k in form.scalars}
-        self.bits = [check if not tensor and place in scalars else bits for place, tensor in self.numbers]
-        wanted = with_numbers(signature, values) if _may_overflow(form, operands, values) else signature
-        program, found = programs_of(target).find(wanted, values if wanted is signature else ())
-        self.constant = found is not signature or not form.runtime_numbers
-        """Whether numbers are compiled in."""
-        compiled = program.compiled
-        self.tree = compiled.tree
-        self.results = program.results(operands)
-        if any(math.prod(shape) > MOST_ELEMENTS for shape, _, _ in self.results):
-            raise CannotRun("its result has more elements than kernels can count")
-        self.limit = integers.limit(form.computed, leaves, given.tensors, given.numbers, self.results)
-        stream = storage.stream_of(index)
-        self.alignment = stream.alignment
-        self.inputs = _inputs(form, given, tensors)
-        self.sizes = [tensors[k].itemsize for k in self.inputs]
-        try:
-            loaded = program.loaded(index, functools.partial(load, index))
-        except NoDeviceError as error:  # programs are made for the device: it is only sizes that do not fit
-            raise CannotRun(TOO_LARGE) from error
-        self.enqueue = stream.launch(loaded, 0, len(compiled.symbols), len(self.inputs), len(self.results))
-        self.gathered = {k: o.order for k, o in zip(self.inputs, operands, strict=True) if o.strided}
-        computes = any(dtype is torch.int64 for _, _, dtype in self.results)
-        self.is_wide = storage.is_nearly_wide if computes else storage.is_wide
-        self.longs = [k for k in self.inputs if tensors[k].dtype is torch.int64]
-        self.symbols = [0] * len(compiled.symbols)
-        self.slots: list[tuple[int, int]] = []  # symbol, number
-        self.keys: list[tuple[int, int]] = []  # symbol, word of the random key
-        for place, (kind, k, d, unit) in enumerate(compiled.symbols):
-            if kind == "size":
-                self.symbols[place] = operands[k].shape[d] // unit
-            else:
-                (self.slots if kind == "number" else self.keys).append((place, k))
-        self.enqueue_new = functools.partial(stream.launch_new, loaded, 0, self.symbols, len(self.inputs))
-        self.generator = form.names.index("generator") if "generator" in form.names else None
-        self.work = any(0 not in shape for shape, _, _ in self.results)
-        self.aligned = [_aligned(self.inputs, aligned) for aligned in compiled.aligned]
-        self.stored = dict(form.stored)
-        self.direct = {k for k, position in form.stored if self._has_layout(k, leaves[position])}
+        self, native: NativeProgram, method: int, index: int, symbols: Sequence[Symbol], inputs: Sequence[torch.dtype],
+        outputs: int, *, sums: bool = False, checks: Sequence[str] = (), effects: bool = False,
+    ) -> None:  # fmt: skip
+        """index: of the device."""
+        self.index = index
+        self.random = any(isinstance(s, Key) for s in symbols)
+        """Whether random numbers are drawn."""
+        self.looks = torch.int64 in inputs
+        """Whether operands are looked at for integers that do not fit."""
+        self._symbols = [s if isinstance(s, int) else 0 for s in symbols]
+        self._numbers = [(place, s) for place, s in enumerate(symbols) if callable(s)]
+        self._keys = [(place, s.word) for place, s in enumerate(symbols) if isinstance(s, Key)]
+        self._integers = [k for k, dtype in enumerate(inputs) if dtype is torch.int64]
+        self._sizes = [dtype.itemsize for dtype in inputs]
+        self._is_wide = storage.is_nearly_wide if sums else storage.is_wide
+        self._checks, self._effects = checks, effects
+        self._stream = devices.stream_of(index)
+        self._alignment = self._stream.alignment
+        self._native, self._method = native, method
+        self._enqueue = self._stream.launch(native, method, len(symbols), len(inputs), outputs + bool(checks))
 
-    def _has_layout(self, k: int, target: Any) -> bool:
-        """Whether an argument lies in memory as the program writes a result."""
-        shape, strides, dtype = self.results[k]
-        if not isinstance(target, torch.Tensor) or tuple(target.shape) != shape or target.dtype != dtype:
-            return False
-        seen = operand(target)
-        return not (seen.strided or seen.spread) and movement.dense_strides(shape, seen.order) == strides
+    def bind(self, numbers: Sequence[Any], generator: torch.Generator | None = None) -> list[int]:
+        """The values of the symbols. numbers: those that the call gives, in the symbols' order; generator: of random numbers
+        (None: the device's, which torch.manual_seed seeds). Raises CannotRun for numbers that kernels do not hold."""
+        words = self._symbols[:]
+        for (place, convert), number in zip(self._numbers, numbers, strict=True):
+            words[place] = convert(number)
+        if self._keys:
+            key = random_key(self.index, generator)
+            for place, word in self._keys:
+                words[place] = key[word]
+        return words
 
-    def _number(self, source: tuple[int, bool], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Any:
-        place, is_tensor = source
-        return tensors[place].item() if is_tensor else numbers[place]
+    def check(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Raises CannotRun where an operand has integers that kernels do not compute with."""
+        for k in self._integers:
+            if self._is_wide(inputs[k]):
+                raise CannotRun("an int64 tensor has values that do not fit into the 32 bits in which the GPU computes them")
 
-    def __call__(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
-    ) -> Any:
-        for k in self.longs:
-            if self.is_wide(tensors[k]):
-                raise CannotRun("it has integers that do not fit into the 32 bits in which the GPU computes them")
-        if self.limit is not None:
-            self.limit.check(tensors, numbers)
-        words = list(self.symbols)
-        for place, k in self.slots:
-            words[place] = self.bits[k](self._number(self.numbers[k], tensors, numbers))
-        if self.keys:
-            key = random_key(
-                self.index, None if self.generator is None else self._argument(self.generator, args, kwargs)
-            )
-            for place, k in self.keys:
-                words[place] = key[k]
-        made: list[torch.Tensor] = []
-        later: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for k, (shape, strides, dtype) in enumerate(self.results):
-            target = self._target(k, args, kwargs, shape)
-            if target is not None and k in self.direct and self._in_place(k, target, tensors):
-                made.append(target)
-                continue
-            result = storage.empty(shape, dtype, self.index, strides)
-            made.append(result)
-            if target is not None:
-                later.append((target, result))
-        if self.work:
-            held = []  # what is gathered lives until the work is queued
-            for k, size in zip(self.inputs, self.sizes, strict=True):
-                tensor = tensors[k]
-                offset = int(tensor.storage_offset()) * size
-                if k in self.gathered:
-                    tensor, offset = movement.gather(tensor, None, self.gathered[k]), 0
-                elif offset % self.alignment:
-                    tensor, offset = movement.aligned(tensor), 0
-                held.append(tensor)
-                words += (storage.buffer_of(tensor).address, offset)
-            outputs: list[int] = []
-            for result in made:
-                buffer, offset = movement.slice_of(result)
-                outputs += (buffer.address, offset)
-            self.enqueue(*words, *outputs)
-        for target, result in later:
-            transfer.copy_(target, result)
-        return self._returned(made, args, kwargs)
-
-    def _argument(self, position: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return args[position] if position < len(args) else kwargs.get(self.form.names[position])
-
-    def _target(
-        self, k: int, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Sequence[int]
-    ) -> torch.Tensor | None:
-        """The argument to which a result is written; one that was given as out gets its shape."""
-        position = self.stored.get(k)
-        if position is None:
-            return None
-        target: torch.Tensor | None = self._argument(position, args, kwargs)
-        if target is not None and position in self.form.outs and tuple(target.shape) != shape:
-            _resize(target, shape)
-        return target
-
-    def _in_place(self, k: int, target: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the program may write into the memory of an argument itself: what it reads of this memory is read where it
-        is written."""
-        if target.storage_offset() * target.itemsize % self.alignment:
+    def may_write(
+        self, target: torch.Tensor, inputs: Sequence[torch.Tensor], read_where_written: Sequence[int]
+    ) -> bool:
+        """Whether a result may be written into the memory of a tensor that lies as the program writes it: what the program reads
+        of this memory, it reads element by element where it writes. read_where_written: inputs that are read so."""
+        if target.storage_offset() * target.itemsize % self._alignment:
             return False
         buffer = storage.buffer_of(target)
-        for place in self.inputs:
-            tensor = tensors[place]
-            if storage.buffer_of(tensor) is buffer and not (
-                place in self.aligned[k]
+        return all(
+            storage.buffer_of(tensor) is not buffer
+            or (
+                k in read_where_written
                 and tensor.storage_offset() == target.storage_offset()
                 and (tensor is target or tensor.stride() == target.stride())
-            ):
-                return False
-        return True
-
-    def _returned(self, made: list[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        returned = self.form.returned
-        if not returned:
-            return None
-        if len(returned) == 1 and returned[0] is not None:
-            return self._argument(returned[0], args, kwargs)
-        if isinstance(self.tree, int):
-            return made[0]
-        found: list[Any] = [
-            None if part == -1 else [made[k] for k in part] if isinstance(part, list) else made[part]
-            for part in self.tree
-        ]
-        if len(returned) == 1:
-            return found if self.form.listed else found[0]
-        return tuple(
-            found[k] if place is None else self._argument(place, args, kwargs) for k, place in enumerate(returned)
+            )
+            for k, tensor in enumerate(inputs)
         )
 
+    def queue(self, words: list[int], inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+        """Queues the work. words: of `bind`. inputs: tensors of the device that lie as the program reads them, wherever they
+        begin. results: tensors that lie as it writes them, of `storage.empty` or such as `may_write` allows.
 
-Run = Callable[[Sequence[Any], Mapping[str, Any], Sequence[torch.Tensor], Sequence[Any]], Any]
+        Raises CannotRun where a check of the program fails, torch.OutOfMemoryError where memory between does not fit."""
+        if not self._effects and not any(result.numel() for result in results):
+            return
+        words = words[:]
+        held = []  # a copy lives until the work is queued
+        for tensor, size in zip(inputs, self._sizes, strict=True):
+            offset = int(tensor.storage_offset()) * size
+            if offset % self._alignment:
+                tensor, offset = movement.aligned(tensor), 0
+            buffer = storage.buffer_of(tensor)
+            held.append(buffer)
+            words += (buffer.address, offset)
+        for result in results:
+            buffer, offset = movement.slice_of(result)
+            words += (buffer.address, offset)
+        if not self._checks:
+            self._enqueue(*words)
+            return
+        first = storage.empty((), torch.int32, self.index)  # number of the first check that failed, from 1, or 0
+        self._enqueue(*words, storage.buffer_of(first).address, 0)
+        failed = int(storage.to_cpu(first).item())
+        if failed:
+            raise CannotRun(
+                f"the int64 results of {self._checks[failed - 1]} do not fit into the 32 bits in which the GPU computes them"
+            )
 
+    # --- The same for the warm calls of operators, with as little to do as possible: every line of these functions counts.
 
-def quick(launch: Launch, tensors: Sequence[torch.Tensor]) -> Run:
-    """The launch as a function with as little to do as possible: most operators of a model have one result, and nothing that has
-    to be gathered, drawn, or looked at for large integers. Every line of these functions counts. Else the launch itself."""
-    if len(launch.results) != 1 or launch.tree not in (0, [0]) or launch.form.listed or not launch.work:
-        return launch
-    if (
-        launch.keys
-        or launch.gathered
-        or launch.longs
-        or launch.limit
-        or any(is_tensor for _, is_tensor in launch.numbers)
-    ):
-        return launch
-    if not launch.stored:
-        return _quick_new(launch)
-    return _quick_in_place(launch, tensors) if 0 in launch.direct else launch
+    @property
+    def is_plain(self) -> bool:
+        """Whether the fast paths are possible: nothing is drawn or looked at."""
+        return not (self.random or self.looks or self._checks)
 
-
-def _quick_new(launch: Launch) -> Run:
-    shape, strides, dtype = launch.results[0]
-    steps = None if strides == movement.dense_strides(shape, range(len(shape))) else strides
-    inputs = list(zip(launch.inputs, launch.sizes, strict=True))
-    alignment, index, plain = launch.alignment, launch.index, launch.index == 0 and steps is None
-    create, around = storage.create, storage.around
-    size = storage.bytes_of(shape, dtype, steps)
-    first, enqueue = launch.enqueue_new(size)
-    slots = [(len(first) - len(launch.symbols) + place, k, launch.bits[k]) for place, k in launch.slots]
-
-    def run(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
-        words = first[:]
-        for place, k, convert in slots:
-            words[place] = convert(numbers[k])
-        for k, size in inputs:
-            tensor = tensors[k]
-            offset = tensor.storage_offset() * size
-            if offset % alignment:
-                return launch(args, kwargs, tensors, numbers)
-            words += (tensor.untyped_storage()._lapilli.address, offset)
-        buffer = enqueue(words)
-        if not plain:
-            return around(buffer, shape, dtype, index, steps)
-        made: Any = create(shape, dtype)
-        made.untyped_storage()._lapilli = buffer
-        return made
-
-    return run
-
-
-def _quick_in_place(launch: Launch, examples: Sequence[torch.Tensor]) -> Run:
-    """For a result that is written to an argument of its layout; `examples` have the strides of every call."""
-    position = launch.stored[0]
-    name, itemsize = launch.form.names[position], launch.results[0][2].itemsize
-    strides = launch.results[0][1]
-    safe = {k for k in launch.inputs if k in launch.aligned[0] and examples[k].stride() == strides}
-    symbols, inputs = launch.symbols, list(zip(launch.inputs, launch.sizes, strict=True))
-    slots = [(place, k, launch.bits[k]) for place, k in launch.slots]
-    alignment, enqueue = launch.alignment, launch.enqueue
-
-    def run(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
-        target = args[position] if position < len(args) else kwargs[name]
-        written = target.storage_offset() * itemsize
-        if written % alignment:
-            return launch(args, kwargs, tensors, numbers)
-        buffer = target.untyped_storage()._lapilli
-        words = symbols[:]
-        for place, k, convert in slots:
-            words[place] = convert(numbers[k])
-        for k, size in inputs:
-            tensor = tensors[k]
-            offset = tensor.storage_offset() * size
-            read = tensor.untyped_storage()._lapilli
-            if offset % alignment or (read is buffer and (offset != written or k not in safe)):
-                return launch(args, kwargs, tensors, numbers)
-            words.append(read.address)
-            words.append(offset)
-        enqueue(*words, buffer.address, written)
-        return target
-
-    return run
-
-
-@dataclass
-class Places:
-    """Where the leaves of a call are: for every argument in the schema's order the numbers of its tensors among those of the
-    call, and the number of its number."""
-
-    tensors: list[list[int]]
-    numbers: list[int | None]
-
-
-def places(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Places:
-    """In the order in which a kernel collects them."""
-    found = Places([[] for _ in form.names], [None] * len(form.names))
-    tensors = numbers = 0
-    for k, leaf in [*enumerate(args), *((form.names.index(name), leaf) for name, leaf in kwargs.items())]:
-        for x in leaf if isinstance(leaf, list | tuple) else (leaf,):
-            if isinstance(x, torch.Tensor):
-                found.tensors[k].append(tensors)
-                tensors += 1
-        if k in form.numeric and is_runtime(leaf):
-            found.numbers[k] = numbers
-            numbers += 1
-    return found
-
-
-def _inputs(form: Form, given: Places, tensors: Sequence[torch.Tensor]) -> list[int]:
-    """The operands of the program by their numbers among the tensors of the call."""
-    kept = [place for k, found in enumerate(given.tensors) if k not in form.outs for place in found]
-    return [place for place in kept if not _is_number(tensors[place])]
-
-
-def _numbers(form: Form, given: Places, tensors: Sequence[torch.Tensor]) -> list[tuple[int, bool]]:
-    """Where the numbers of the program are: among the tensors of the call, or among its numbers."""
-    found: list[tuple[int, bool]] = []
-    for k in range(len(form.names)):
-        if k in form.outs:
-            continue
-        found += [(place, True) for place in given.tensors[k] if _is_number(tensors[place])]
-        number = given.numbers[k]
-        if number is not None and form.runtime_numbers:
-            found.append((number, False))
-    return found
-
-
-def _may_overflow(form: Form, operands: Sequence[Operand], values: Sequence[Any]) -> bool:
-    """Whether floats are stored as integers: torch refuses those that do not fit, and so do lowerings that know them."""
-    filled = form.computed in _FILLING and bool(operands) and not operands[0].dtype.is_floating_point
-    return filled and any(type(v) is float for v in values)
-
-
-_FILLING = {
-    aten.constant_pad_nd.default, aten.pad.default, aten.masked_fill.Scalar, aten.index_fill.int_Scalar, aten.scatter.value,
-    aten.fill.Scalar,
-}  # fmt: skip
-
-
-def is_runtime(leaf: Any) -> bool:
-    """Whether a number may differ from call to call; 0 and 1 often have a meaning of their own."""
-    return type(leaf) in (float, int) and leaf not in (0, 1)
-
-
-def _is_number(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu"
-
-
-def signature_of(form: Form, leaves: Sequence[Any], given: Places) -> Signature:
-    """Numbers that are defaults are known; those that were given may differ from call to call."""
-
-    def one(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            if _is_number(leaf):
-                return Number("float" if leaf.is_floating_point() else "int", leaf.dtype)
-            return operand(leaf)
-        return tuple(map(one, leaf)) if isinstance(leaf, list | tuple) else leaf
-
-    def argument(k: int, leaf: Any) -> Any:
-        if k in form.outs:
-            return leaf.dtype
-        if form.names[k] == "generator":
-            return None
-        if form.runtime_numbers and given.numbers[k] is not None:
-            return Number(type(leaf).__name__)
-        return one(leaf)
-
-    return Signature(form, tuple(argument(k, leaf) for k, leaf in enumerate(leaves)))
-
-
-def _aligned(inputs: Sequence[int], aligned: Sequence[int]) -> set[int]:
-    """Tensors of the call that are read only where they are written, in whatever place they are given."""
-    return {place for place in inputs if all(k in aligned for k, other in enumerate(inputs) if other == place)}
-
-
-def _resize(target: torch.Tensor, shape: Sequence[int]) -> None:
-    if target.numel():
-        warnings.warn(
-            f"An output with one or more elements was resized since it had shape {list(target.shape)}, which does not match the "
-            f"required output shape {list(shape)}.",
-            UserWarning,
-            stacklevel=2,
+    def fast_new(
+        self, inputs: Sequence[int], numbers: Sequence[int], shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype,
+        otherwise: Run,
+    ) -> Run:  # fmt: skip
+        """A call with one new result, of a plain launch. inputs, numbers: which of the call's tensors and numbers it takes;
+        otherwise: what does the call where a tensor does not begin where the program may read."""
+        steps = None if strides == movement.dense_strides(shape, range(len(shape))) else strides
+        taken = list(zip(inputs, self._sizes, strict=True))
+        alignment, index, plain = self._alignment, self.index, self.index == 0 and steps is None
+        create, around = storage.create, storage.around
+        first, enqueue = self._stream.launch_new(
+            self._native, self._method, self._symbols, len(taken), storage.bytes_of(shape, dtype, steps)
         )
-    target.resize_(shape)
+        at = len(first) - len(self._symbols)
+        slots = [(at + place, k, convert) for (place, convert), k in zip(self._numbers, numbers, strict=True)]
+
+        def run(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+            words = first[:]
+            for place, k, convert in slots:
+                words[place] = convert(numbers[k])
+            for k, size in taken:
+                tensor = tensors[k]
+                offset = tensor.storage_offset() * size
+                if offset % alignment:
+                    return otherwise(args, kwargs, tensors, numbers)
+                words += (tensor.untyped_storage()._lapilli.address, offset)
+            buffer = enqueue(words)
+            if not plain:
+                return around(buffer, shape, dtype, index, steps)
+            made: Any = create(shape, dtype)
+            made.untyped_storage()._lapilli = buffer
+            return made
+
+        return run
+
+    def fast_in_place(
+        self, inputs: Sequence[int], numbers: Sequence[int], position: int, name: str, itemsize: int, safe: set[int], otherwise: Run
+    ) -> Run:  # fmt: skip
+        """The same with the result in an argument, at a position or of a name, that lies as the program writes it. safe: tensors
+        of the call that are read where they are written, if they begin with it."""
+        symbols, taken = self._symbols, list(zip(inputs, self._sizes, strict=True))
+        slots = [(place, k, convert) for (place, convert), k in zip(self._numbers, numbers, strict=True)]
+        alignment, enqueue = self._alignment, self._enqueue
+
+        def run(args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+            target = args[position] if position < len(args) else kwargs[name]
+            written = target.storage_offset() * itemsize
+            if written % alignment:
+                return otherwise(args, kwargs, tensors, numbers)
+            buffer = target.untyped_storage()._lapilli
+            words = symbols[:]
+            for place, k, convert in slots:
+                words[place] = convert(numbers[k])
+            for k, size in taken:
+                tensor = tensors[k]
+                offset = tensor.storage_offset() * size
+                read = tensor.untyped_storage()._lapilli
+                if offset % alignment or (read is buffer and (offset != written or k not in safe)):
+                    return otherwise(args, kwargs, tensors, numbers)
+                words.append(read.address)
+                words.append(offset)
+            enqueue(*words, buffer.address, written)
+            return target
+
+        return run
+
+
+class Key:
+    """A symbol that is a word (0 or 1) of the random key of a call."""
+
+    def __init__(self, word: int) -> None:
+        self.word = word
+
+
+Symbol = int | Key | Callable[[Any], int]

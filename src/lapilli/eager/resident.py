@@ -11,8 +11,9 @@ import torch
 
 from lapilli.eager import storage
 from lapilli.eager.devices import is_ours
-from lapilli.eager.method import MethodLaunch, on_device, shapes_of
+from lapilli.eager.method_call import MethodCall, shapes_of
 from lapilli.eager.signature import CannotRun
+from lapilli.eager.transfer import on_device
 from lapilli.errors import InvalidInputError
 from lapilli.runtime import tensors
 from lapilli.runtime.description import TensorSpec
@@ -23,7 +24,7 @@ from lapilli.runtime.method import Method
 class _Prepared:
     """launch: the method on a stream; shapes: of its inputs, from the values of its symbols."""
 
-    launch: MethodLaunch
+    launch: MethodCall
     shapes: Callable[..., Sequence[tuple[int, ...]]] | None
 
 
@@ -70,7 +71,7 @@ def _launched(method: Method, leaves: Sequence[Any], sizes: Mapping[str, int] | 
     described = method.loaded.description.methods[method.number]
     prepared = _prepared.get(method)
     if prepared is None:
-        launch = MethodLaunch(native, method.number, described, index)
+        launch = MethodCall(native, method.number, method.loaded.description, index)
         names = [s.name for s in described.symbols]
         prepared = _prepared[method] = _Prepared(launch, shapes_of(names, [spec.shape for spec in described.inputs]))
     if prepared.shapes is None:

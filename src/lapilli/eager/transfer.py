@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from lapilli.eager import fallback, movement, storage
-from lapilli.eager.devices import place
+from lapilli.eager.devices import is_ours, place
 from lapilli.eager.form import form
 from lapilli.eager.signature import CannotRun
 
@@ -75,6 +75,17 @@ def _copy_on_cpu(target: torch.Tensor, source: torch.Tensor) -> None:
     host.copy_(storage.to_cpu(source))
     data = torch.empty(0, dtype=target.dtype).set_(host.untyped_storage())
     storage.write(target, data)
+
+
+def on_device(tensor: torch.Tensor, order: Sequence[int] | None, index: int) -> torch.Tensor:
+    """The tensor on a device, its axes permuted by `order` and dense: the tensor itself where it is that already. Outside of
+    autograd."""
+    if not is_ours(tensor):
+        tensor = storage.from_cpu(tensor.detach().resolve_neg(), index)
+    elif tensor.get_device() != index:
+        tensor = tensor.detach().to(place(index))
+    seen = tensor if order is None else tensor.permute(*order)
+    return seen if seen.is_contiguous() else movement.gather(seen)
 
 
 def to_cpu(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,304 @@
+"""Operators as launches: a program, bound to one exact form of a call (sizes, strides, types), with the call's values converted."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lapilli.eager import integers, movement, products, storage, transfer
+from lapilli.eager.form import Form
+from lapilli.eager.launch import Key, Launch, Run, Symbol, bits
+from lapilli.eager.programs import TOO_LARGE, load, programs_of, with_numbers
+from lapilli.eager.signature import CannotRun, Number, Operand, Signature, operand
+from lapilli.errors import NoDeviceError
+from lapilli.ir.node import MOST_ELEMENTS
+
+REFUSED = {torch.float64, torch.complex32, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64}
+"""Types of which kernels have no elements."""
+
+aten = torch.ops.aten
+
+
+def _checked(dtype: torch.dtype, number: Any) -> int:
+    """`bits` of a Scalar for a kernel of a type of floats. Raises CannotRun for a number that it does not hold: nearly everywhere
+    torch refuses it, and says so."""
+    if math.isfinite(number) and abs(number) > torch.finfo(dtype).max:
+        raise CannotRun(f"the number {number} does not fit into {str(dtype).removeprefix('torch.')}")
+    return bits(number)
+
+
+def _check(leaves: Sequence[Any], operands: Sequence[Operand]) -> Callable[[Any], int]:
+    """The conversion of a call's Scalars to 32 bits."""
+    named = [leaf for leaf in leaves if isinstance(leaf, torch.dtype)]
+    types = named or [x.dtype for x in operands if x.dtype.is_floating_point]
+    return functools.partial(_checked, types[0]) if types and types[0].is_floating_point else bits
+
+
+class OperatorLaunch:
+    """Called with the arguments, the tensors and the numbers among them, it queues the work and returns the results.
+
+    Raises CannotRun where the values that it is given cannot be computed on the device."""
+
+    def __init__(
+        self, form: Form, leaves: list[Any], given: Places, tensors: list[torch.Tensor], numbers: list[Any], index: int
+    ) -> None:
+        """leaves: all arguments, in the schema's order. Raises CannotRun."""
+        target, signature = products.choose(signature_of(form, leaves, given), index)
+        operands = signature.operands()
+        for x in operands:
+            if math.prod(n for d, n in enumerate(x.shape) if d not in x.spread) > MOST_ELEMENTS:
+                raise CannotRun("it has more elements than kernels can count")
+            if x.dtype in REFUSED:
+                raise CannotRun(f"{str(x.dtype).removeprefix('torch.')} is not supported on the GPU")
+        self.form, self.index = form, index
+        self.numbers = _numbers(form, given, tensors)
+        values = [self._number(source, tensors, numbers) for source in self.numbers]
+        for value in (*values, *(leaves[k] for k in form.numeric if type(leaves[k]) is int)):
+            bits(value)
+        check = _check(leaves, operands)
+        for k in form.scalars:
+            if type(leaves[k]) in (float, int):
+                check(leaves[k])
+        scalars = {given.numbers[k] for k in form.scalars}
+        conversions = [check if not tensor and place in scalars else bits for place, tensor in self.numbers]
+        wanted = with_numbers(signature, values) if _may_overflow(form, operands, values) else signature
+        program, found = programs_of(target).find(wanted, values if wanted is signature else ())
+        self.constant = found is not signature or not form.runtime_numbers
+        """Whether numbers are compiled in."""
+        compiled = program.compiled
+        self.tree = compiled.tree
+        self.results = program.results(operands)
+        if any(math.prod(shape) > MOST_ELEMENTS for shape, _, _ in self.results):
+            raise CannotRun("its result has more elements than kernels can count")
+        self.limit = integers.limit(form.computed, leaves, given.tensors, given.numbers, self.results)
+        self.inputs = _inputs(form, given, tensors)
+        try:
+            loaded = program.loaded(index, functools.partial(load, index))
+        except NoDeviceError as error:  # programs are made for the device: it is only sizes that do not fit
+            raise CannotRun(TOO_LARGE) from error
+        self.given = [k for kind, k, _, _ in compiled.symbols if kind == "number"]
+        self.launch = Launch(
+            loaded,
+            0,
+            index,
+            [_symbol(source, operands, conversions) for source in compiled.symbols],
+            [tensors[k].dtype for k in self.inputs],
+            len(self.results),
+            sums=any(dtype is torch.int64 for _, _, dtype in self.results),
+        )
+        self.gathered = {k: o.order for k, o in enumerate(operands) if o.strided}
+        self.generator = form.names.index("generator") if "generator" in form.names else None
+        self.aligned = compiled.aligned
+        self.stored = dict(form.stored)
+        self.direct = {k for k, position in form.stored if self._has_layout(k, leaves[position])}
+
+    def _has_layout(self, k: int, target: Any) -> bool:
+        """Whether an argument lies in memory as the program writes a result."""
+        shape, strides, dtype = self.results[k]
+        if not isinstance(target, torch.Tensor) or tuple(target.shape) != shape or target.dtype != dtype:
+            return False
+        seen = operand(target)
+        return not (seen.strided or seen.spread) and movement.dense_strides(shape, seen.order) == strides
+
+    def _number(self, source: tuple[int, bool], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Any:
+        place, is_tensor = source
+        return tensors[place].item() if is_tensor else numbers[place]
+
+    def __call__(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]
+    ) -> Any:
+        inputs = [tensors[k] for k in self.inputs]
+        self.launch.check(inputs)
+        if self.limit is not None:
+            self.limit.check(tensors, numbers)
+        generator = None if self.generator is None else self._argument(self.generator, args, kwargs)
+        words = self.launch.bind([self._number(self.numbers[k], tensors, numbers) for k in self.given], generator)
+        made: list[torch.Tensor] = []
+        later: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for k, (shape, strides, dtype) in enumerate(self.results):
+            target = self._target(k, args, kwargs, shape)
+            if target is not None and k in self.direct and self.launch.may_write(target, inputs, self.aligned[k]):
+                made.append(target)
+                continue
+            result = storage.empty(shape, dtype, self.index, strides)
+            made.append(result)
+            if target is not None:
+                later.append((target, result))
+        if any(result.numel() for result in made):
+            for k, order in self.gathered.items():
+                inputs[k] = movement.gather(inputs[k], None, order)
+        self.launch.queue(words, inputs, made)
+        for target, result in later:
+            transfer.copy_(target, result)
+        return self._returned(made, args, kwargs)
+
+    def _argument(self, position: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return args[position] if position < len(args) else kwargs.get(self.form.names[position])
+
+    def _target(
+        self, k: int, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Sequence[int]
+    ) -> torch.Tensor | None:
+        """The argument to which a result is written; one that was given as out gets its shape."""
+        position = self.stored.get(k)
+        if position is None:
+            return None
+        target: torch.Tensor | None = self._argument(position, args, kwargs)
+        if target is not None and position in self.form.outs and tuple(target.shape) != shape:
+            _resize(target, shape)
+        return target
+
+    def _returned(self, made: list[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        returned = self.form.returned
+        if not returned:
+            return None
+        if len(returned) == 1 and returned[0] is not None:
+            return self._argument(returned[0], args, kwargs)
+        if isinstance(self.tree, int):
+            return made[0]
+        found: list[Any] = [
+            None if part == -1 else [made[k] for k in part] if isinstance(part, list) else made[part]
+            for part in self.tree
+        ]
+        if len(returned) == 1:
+            return found if self.form.listed else found[0]
+        return tuple(
+            found[k] if place is None else self._argument(place, args, kwargs) for k, place in enumerate(returned)
+        )
+
+    def fast(self, tensors: Sequence[torch.Tensor]) -> Run:
+        """The call as a function with as little to do as possible, for most operators of a model: they have one result, and
+        nothing that has to be gathered, drawn, or looked at for large integers. Else the launch itself. tensors: of the call,
+        with the strides of all such calls."""
+        if len(self.results) != 1 or self.tree not in (0, [0]) or self.form.listed or 0 in self.results[0][0]:
+            return self
+        sources = [self.numbers[k] for k in self.given]
+        if not self.launch.is_plain or self.gathered or self.limit or any(is_tensor for _, is_tensor in self.numbers):
+            return self
+        numbers = [place for place, _ in sources]
+        shape, strides, dtype = self.results[0]
+        if not self.stored:
+            return self.launch.fast_new(self.inputs, numbers, shape, strides, dtype, self)
+        if 0 not in self.direct:
+            return self
+        position = self.stored[0]
+        safe = {
+            k
+            for k in self.inputs
+            if all(i in self.aligned[0] for i, other in enumerate(self.inputs) if other == k)
+            and tensors[k].stride() == strides
+        }
+        name = self.form.names[position]
+        return self.launch.fast_in_place(self.inputs, numbers, position, name, dtype.itemsize, safe, self)
+
+
+def _symbol(
+    source: tuple[str, int, int, int], operands: Sequence[Operand], conversions: Sequence[Callable[[Any], int]]
+) -> Symbol:
+    """What a symbol of a compiled program is: a size of an operand, a number of the call, or of the random key."""
+    kind, k, d, unit = source
+    if kind == "size":
+        return operands[k].shape[d] // unit
+    return conversions[k] if kind == "number" else Key(k)
+
+
+@dataclass
+class Places:
+    """Where the leaves of a call are: for every argument in the schema's order the numbers of its tensors among those of the
+    call, and the number of its number."""
+
+    tensors: list[list[int]]
+    numbers: list[int | None]
+
+
+def places(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Places:
+    """In the order in which a kernel collects them."""
+    found = Places([[] for _ in form.names], [None] * len(form.names))
+    tensors = numbers = 0
+    for k, leaf in [*enumerate(args), *((form.names.index(name), leaf) for name, leaf in kwargs.items())]:
+        for x in leaf if isinstance(leaf, list | tuple) else (leaf,):
+            if isinstance(x, torch.Tensor):
+                found.tensors[k].append(tensors)
+                tensors += 1
+        if k in form.numeric and is_runtime(leaf):
+            found.numbers[k] = numbers
+            numbers += 1
+    return found
+
+
+def _inputs(form: Form, given: Places, tensors: Sequence[torch.Tensor]) -> list[int]:
+    """The operands of the program by their numbers among the tensors of the call."""
+    kept = [place for k, found in enumerate(given.tensors) if k not in form.outs for place in found]
+    return [place for place in kept if not _is_number(tensors[place])]
+
+
+def _numbers(form: Form, given: Places, tensors: Sequence[torch.Tensor]) -> list[tuple[int, bool]]:
+    """Where the numbers of the program are: among the tensors of the call, or among its numbers."""
+    found: list[tuple[int, bool]] = []
+    for k in range(len(form.names)):
+        if k in form.outs:
+            continue
+        found += [(place, True) for place in given.tensors[k] if _is_number(tensors[place])]
+        number = given.numbers[k]
+        if number is not None and form.runtime_numbers:
+            found.append((number, False))
+    return found
+
+
+def _may_overflow(form: Form, operands: Sequence[Operand], values: Sequence[Any]) -> bool:
+    """Whether floats are stored as integers: torch refuses those that do not fit, and so do lowerings that know them."""
+    filled = form.computed in _FILLING and bool(operands) and not operands[0].dtype.is_floating_point
+    return filled and any(type(v) is float for v in values)
+
+
+_FILLING = {
+    aten.constant_pad_nd.default, aten.pad.default, aten.masked_fill.Scalar, aten.index_fill.int_Scalar, aten.scatter.value,
+    aten.fill.Scalar,
+}  # fmt: skip
+
+
+def is_runtime(leaf: Any) -> bool:
+    """Whether a number may differ from call to call; 0 and 1 often have a meaning of their own."""
+    return type(leaf) in (float, int) and leaf not in (0, 1)
+
+
+def _is_number(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def signature_of(form: Form, leaves: Sequence[Any], given: Places) -> Signature:
+    """Numbers that are defaults are known; those that were given may differ from call to call."""
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            if _is_number(leaf):
+                return Number("float" if leaf.is_floating_point() else "int", leaf.dtype)
+            return operand(leaf)
+        return tuple(map(one, leaf)) if isinstance(leaf, list | tuple) else leaf
+
+    def argument(k: int, leaf: Any) -> Any:
+        if k in form.outs:
+            return leaf.dtype
+        if form.names[k] == "generator":
+            return None
+        if form.runtime_numbers and given.numbers[k] is not None:
+            return Number(type(leaf).__name__)
+        return one(leaf)
+
+    return Signature(form, tuple(argument(k, leaf) for k, leaf in enumerate(leaves)))
+
+
+def _resize(target: torch.Tensor, shape: Sequence[int]) -> None:
+    if target.numel():
+        warnings.warn(
+            f"An output with one or more elements was resized since it had shape {list(target.shape)}, which does not match the "
+            f"required output shape {list(shape)}.",
+            UserWarning,
+            stacklevel=2,
+        )
+    target.resize_(shape)
