@@ -88,7 +88,9 @@ class Launch:
         """Raises CannotRun where an operand has integers that kernels do not compute with."""
         for k in self._integers:
             if self._is_wide(inputs[k]):
-                raise CannotRun("an int64 tensor has values that do not fit into the 32 bits in which the GPU computes them")
+                raise CannotRun(
+                    "an int64 tensor has values that do not fit into the 32 bits in which the GPU computes them"
+                )
 
     def may_write(
         self, target: torch.Tensor, inputs: Sequence[torch.Tensor], read_where_written: Sequence[int]

@@ -51,7 +51,9 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
         source = _widened(source)
     if source.dtype is torch.int64 and storage.is_wide(source):
         if target.dtype is not torch.int64:
-            raise CannotRun("an int64 tensor has values that do not fit into the 32 bits in which the GPU computes them")
+            raise CannotRun(
+                "an int64 tensor has values that do not fit into the 32 bits in which the GPU computes them"
+            )
         target.untyped_storage()._lapilli_wide = True  # type: ignore[attr-defined]
     if source.dtype is torch.int64 and storage.is_nearly_wide(source) and target.dtype is torch.int64:
         target.untyped_storage()._lapilli_nearly_wide = True  # type: ignore[attr-defined]
