@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lapilli import formulas
 from lapilli.eager.call import composite, run
 
 aten = torch.ops.aten
@@ -49,61 +50,5 @@ def _differentiable_attention(
         return functional.scaled_dot_product_attention(q, k, v, mask, *options, **named)
 
 
-SOURCE, PADDING = 0, 1
-"""Kinds of masks: [L, L] over queries and keys, [N, L] over keys; others broadcast to [N, heads, L, L]."""
-
-
-@composite(aten._native_multi_head_attention.default)
-def attention(
-    query: Tensor, key: Tensor, value: Tensor, embed_dim: int, heads: int, qkv_weight: Tensor, qkv_bias: Tensor,
-    weight: Tensor, bias: Tensor, mask: Tensor | None = None, need_weights: bool = True, average: bool = True,
-    mask_type: int | None = None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """`aten._native_multi_head_attention`: query, key, value [N, L, E]; masks are true where nothing is to be attended.
-
-    Results: [N, L, E], and the weights [N, L, L] (or one for every head) where they are needed."""
-
-    def split(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        return functional.linear(x, w, b).reshape(*x.shape[:2], heads, embed_dim // heads).transpose(1, 2)
-
-    q, k, v = map(split, (query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3))
-    if mask is None and not need_weights:
-        heads_out = functional.scaled_dot_product_attention(q, k, v)
-        return functional.linear(heads_out.transpose(1, 2).flatten(-2), weight, bias), None
-    scores = (q * (embed_dim // heads) ** -0.5) @ k.transpose(-2, -1)
-    if mask is not None:
-        wide = mask[:, None, None, :] if mask_type == PADDING else mask
-        scores = scores.masked_fill(wide.bool(), float("-inf"))
-    weights = scores.softmax(-1)
-    made = functional.linear((weights @ v).transpose(1, 2).flatten(-2), weight, bias)
-    return made, (weights.mean(1) if average else weights) if need_weights else None
-
-
-@composite(aten._transformer_encoder_layer_fwd.default)
-def encoder_layer(
-    x: Tensor, embed_dim: int, heads: int, qkv_weight: Tensor, qkv_bias: Tensor, weight: Tensor, bias: Tensor, use_gelu: bool,
-    norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor, norm_weight_2: Tensor, norm_bias_2: Tensor,
-    weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor, mask: Tensor | None = None,
-    mask_type: int | None = None,
-) -> Tensor:  # fmt: skip
-    """`aten._transformer_encoder_layer_fwd`: x [N, L, E]."""
-
-    def first(y: Tensor) -> Tensor:
-        return functional.layer_norm(y, (embed_dim,), norm_weight_1, norm_bias_1, eps)
-
-    def second(y: Tensor) -> Tensor:
-        return functional.layer_norm(y, (embed_dim,), norm_weight_2, norm_bias_2, eps)
-
-    def attended(y: Tensor) -> Tensor:
-        options: Any = (mask, False, True, mask_type)
-        return attention(y, y, y, embed_dim, heads, qkv_weight, qkv_bias, weight, bias, *options)[0]
-
-    def forward(y: Tensor) -> Tensor:
-        inner = functional.linear(y, weight_1, bias_1)
-        return functional.linear(functional.gelu(inner) if use_gelu else functional.relu(inner), weight_2, bias_2)
-
-    if norm_first:
-        x = x + attended(first(x))
-        return x + forward(second(x))
-    x = first(x + attended(x))
-    return second(x + forward(x))
+composite(aten._native_multi_head_attention.default)(formulas.multi_head_attention)
+composite(aten._transformer_encoder_layer_fwd.default)(formulas.transformer_encoder_layer)

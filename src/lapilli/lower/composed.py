@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 
+from lapilli import formulas
 from lapilli.lower.registry import decomposition
 
 aten = torch.ops.aten
@@ -57,62 +58,8 @@ def addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
     return total if beta == 0 else x * beta + total
 
 
-@decomposition(aten._native_multi_head_attention.default)
-def multi_head_attention(
-    query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor, qkv_bias: Tensor,
-    proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None, need_weights: bool = True,
-    average_attn_weights: bool = True, mask_type: int | None = None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The quick way of torch.nn.MultiheadAttention at inference: inputs [batch, length, channels]; mask: what is left out, of
-    type 0 [length, length], 1 [batch, length] or 2 [batch, heads, length, length]."""
-    weights, biases = qkv_weight.chunk(3), qkv_bias.chunk(3)
-    q, k, v = (
-        torch.nn.functional.linear(x, w, b).reshape(*x.shape[:2], num_head, embed_dim // num_head).transpose(1, 2)
-        for x, w, b in zip((query, key, value), weights, biases, strict=True)
-    )
-    left_out = None
-    if mask is not None:
-        left_out = mask.bool()
-        left_out = left_out[:, None, None, :] if mask_type == 1 else left_out
-    if not need_weights:
-        kept = None if left_out is None else left_out.logical_not()
-        result = torch.nn.functional.scaled_dot_product_attention(q, k, v, kept)
-        return torch.nn.functional.linear(result.transpose(1, 2).flatten(-2), proj_weight, proj_bias), None
-    scores = q @ k.transpose(-2, -1) / math.sqrt(embed_dim // num_head)
-    if left_out is not None:
-        scores = scores.masked_fill(left_out, -math.inf)
-    attention = scores.softmax(-1)
-    result = (attention @ v).transpose(1, 2).flatten(-2)
-    averaged = attention.mean(1) if average_attn_weights else attention
-    return torch.nn.functional.linear(result, proj_weight, proj_bias), averaged
-
-
-@decomposition(aten._transformer_encoder_layer_fwd.default)
-def transformer_encoder_layer(
-    src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_bias: Tensor, proj_weight: Tensor,
-    proj_bias: Tensor, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor,
-    norm_weight_2: Tensor, norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor,
-    ffn_bias_2: Tensor, mask: Tensor | None = None, mask_type: int | None = None,
-) -> Tensor:  # fmt: skip
-    """The quick way of torch.nn.TransformerEncoderLayer at inference; src [batch, length, channels]."""
-
-    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return torch.nn.functional.layer_norm(x, (embed_dim,), weight, bias, eps)
-
-    x = norm(src, norm_weight_1, norm_bias_1) if norm_first else src
-    x, _ = multi_head_attention(
-        x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False, True, mask_type
-    )  # fmt: skip
-    x = x + src
-    if not norm_first:
-        x = norm(x, norm_weight_1, norm_bias_1)
-    before = x
-    if norm_first:
-        x = norm(x, norm_weight_2, norm_bias_2)
-    x = torch.nn.functional.linear(x, ffn_weight_1, ffn_bias_1)
-    x = torch.nn.functional.gelu(x) if use_gelu else x.relu()
-    x = torch.nn.functional.linear(x, ffn_weight_2, ffn_bias_2) + before
-    return x if norm_first else norm(x, norm_weight_2, norm_bias_2)
+decomposition(aten._native_multi_head_attention.default)(formulas.multi_head_attention)
+decomposition(aten._transformer_encoder_layer_fwd.default)(formulas.transformer_encoder_layer)
 
 
 @decomposition(aten.multi_margin_loss.default)
