@@ -146,15 +146,20 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     """A process whose files may have 4 kB: the system itself refuses the write, after a part of it."""
     code = """
-    import os, resource, signal, sys
+    import os, resource, signal, sys, warnings
     from pathlib import Path
     from lapilli.runtime import files
     from lapilli.runtime.cache import Cache
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     cache = Cache("things", 1000)
-    cache.write("entry", bytes(100_000))
-    assert cache.read("entry") is None and list(cache.folder.iterdir()) == []
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for name in ("entry", "another"):
+            cache.write(name, bytes(100_000))
+            assert cache.read(name) is None and list(cache.folder.iterdir()) == []
+    (warning,) = said
+    assert str(cache.folder) in str(warning.message) and "File too large" in str(warning.message)
     try:
         with files.replace("model.lap") as file:
             file.write(bytes(100_000))
@@ -167,6 +172,54 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "['base']"
+
+
+def test_without_a_folder_that_can_be_written_everything_works_and_one_warning_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "base").write_bytes(b"no folder")
+    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path / "base"))
+    monkeypatch.setattr(caches, "_warned", False)
+    first, second = Cache("one", 1000), Cache("two", 1000)
+    with pytest.warns(RuntimeWarning, match="LAPILLI_CACHE_DIR") as said:
+        for cache in (first, second):
+            cache.write("entry", b"content")
+            assert cache.keep("file", b"content") is None
+            assert cache.read("entry") is None and cache.file("file") is None
+            cache.trim()
+    assert len(said) == 1
+
+
+def test_several_processes_share_a_folder(tmp_path: Path) -> None:
+    """They write, read and remove the same entries at once: what is read is whole, and the folder stays small."""
+    code = """
+    import random, sys, warnings
+    from lapilli.runtime.cache import Cache
+    warnings.simplefilter("error")
+    cache, choice, found = Cache("things", 20_000), random.Random(int(sys.argv[1])), 0
+    for step in range(600):
+        key = str(choice.randrange(40))
+        if step % 3 == 0:
+            cache.write(key, key.encode() * 500)
+        elif step % 50 == 1:
+            cache.trim()
+        else:
+            content = cache.read(key)
+            found += content is not None
+            assert content in (None, key.encode() * 500)
+    assert found > 20
+    """
+    environment = os.environ | {"LAPILLI_CACHE_DIR": str(tmp_path / "base"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    running = [
+        subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(k)], env=environment, stderr=subprocess.PIPE)
+        for k in range(4)
+    ]
+    for process in running:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors.decode()
+    left = list((tmp_path / "base" / "things").iterdir())
+    assert not [file for file in left if file.name.startswith(".")]
+    assert sum(file.stat().st_size for file in left) <= 20_000 + 4 * (20_000 // 32 + 2 * 1032)
 
 
 def test_a_writer_that_is_killed_leaves_the_old_file(tmp_path: Path) -> None:

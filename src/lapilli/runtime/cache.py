@@ -1,8 +1,9 @@
 """Caches on disk: kernels, eager programs, optimized modules. What lies there is run as it is, so only files of ours are taken.
 
 A folder is this user's alone (0700, files 0600). A file that is another user's, that others may write, or that is a link is not
-read. An entry begins with a digest of its name and content, so a damaged one is not taken either. A cache that cannot be read or
-written is no error. What was not used for longest goes when a cache is larger than it should be."""
+read. An entry begins with a digest of its name and content, so a damaged one is not taken either. Entries appear whole or not at
+all, so several processes may share a folder. A cache that cannot be written is no error: a warning says so once, and everything is
+compiled anew. What was not used for longest goes when a cache is larger than it should be."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import os
 import stat
 import threading
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -74,7 +76,10 @@ class Cache:
         found = []
         with suppress(OSError), os.scandir(self.folder) as entries:
             for entry in entries:
-                info = entry.stat(follow_symlinks=False)
+                try:
+                    info = entry.stat(follow_symlinks=False)
+                except OSError:  # another process was faster
+                    continue
                 if not stat.S_ISREG(info.st_mode):
                     continue
                 if entry.name.startswith("."):  # of `replace`
@@ -90,16 +95,36 @@ class Cache:
             excess -= size
 
     def _store(self, key: str, parts: tuple[bytes, ...]) -> None:
-        with suppress(OSError):
+        try:
             _make_private(self.folder)
             with replace(self.folder / key, private=True) as file:
                 for part in parts:
                     file.write(part)
-            with self._lock:
-                due = self._unseen is None or self._unseen > self.most // 32
-                self._unseen = 0 if due or self._unseen is None else self._unseen + sum(map(len, parts))
-            if due:
-                self.trim()
+        except OSError as error:
+            _warn(self.folder, error)
+            return
+        with self._lock:
+            due = self._unseen is None or self._unseen > self.most // 32
+            self._unseen = 0 if due or self._unseen is None else self._unseen + sum(map(len, parts))
+        if due:
+            self.trim()
+
+
+_warned = False
+
+
+def _warn(folder: Path, error: OSError) -> None:
+    """That nothing is kept; once in a process."""
+    global _warned
+    if _warned:
+        return
+    _warned = True
+    warnings.warn(
+        f"Lapilli cannot keep what it compiles in {folder} ({error.strerror or error}), and compiles it anew each time. "
+        "LAPILLI_CACHE_DIR names another folder.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 def _digest(key: str, content: bytes) -> bytes:
