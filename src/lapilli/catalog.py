@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from lapilli.codegen.select import plan, write_all
 from lapilli.errors import LapilliError
+from lapilli.graph.aliasing import functional_variant
 from lapilli.graph.module import Module
 from lapilli.legalize.decompose import tables
 from lapilli.legalize.passes import clean_up
@@ -67,7 +68,7 @@ def is_core(overload: Overload) -> bool:
 @cache
 def entry(overload: Overload) -> Entry:
     """Ask how an overload runs: about 20 ms."""
-    functional = _functional(overload)
+    functional = functional_variant(overload)
     if functional is not overload:
         if functional is None:
             return Entry(str(overload), is_core(overload), "cpu", "it writes to its arguments")
@@ -86,22 +87,6 @@ def entry(overload: Overload) -> Entry:
         return Entry(str(overload), is_core(overload), "cpu", next(a for a in answers.values() if a))
     dynamic = _ask(overload, getattr(torch, dtypes[0]), dynamic=True)
     return Entry(str(overload), is_core(overload), where, by, dtypes, None if dynamic is None else dynamic == "")
-
-
-def _functional(overload: Overload) -> Overload | None:
-    """What takes the place of an overload that writes to its arguments: itself where it does not."""
-    schema = overload._schema
-    if not schema.is_mutable:
-        return overload
-    packet = schema.name.removeprefix("aten::").removesuffix("_")
-    written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write and a.kwarg_only}
-    wanted = [str(a.type) for a in schema.arguments if a.name not in written]
-    candidates = getattr(torch.ops.aten, packet, None)
-    for name in candidates.overloads() if candidates is not None else ():
-        other: Overload = getattr(candidates, name)
-        if not other._schema.is_mutable and [str(a.type) for a in other._schema.arguments] == wanted:
-            return other
-    return None
 
 
 def _how(overload: Overload) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from torch import nn
 import lapilli
 from lapilli.capture import capture
 from lapilli.errors import CompileError, UnsupportedOperatorError
+from lapilli.graph.aliasing import functional_variant
 from lapilli.graph.fold import fold_batch_norm, fold_constants, fold_padding
 from lapilli.graph.functionalize import functionalize
 from lapilli.graph.merge import merge_linear
@@ -153,6 +154,35 @@ def test_inplace_operators_become_functional() -> None:
     assert functionalize(module)
     assert not any(t._schema.is_mutable for t in targets(module))
     check(module, Function(f), torch.randn(5))
+
+
+def test_inplace_operators_whose_functional_ones_have_other_names() -> None:
+    """`pow_.Scalar` is `pow.Tensor_Scalar`: `pow.Scalar` has the number first."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x.abs() + 1
+        y.pow_(2)
+        y.pow_(x.sigmoid())
+        y.floor_divide_(x.exp())
+        return y.t_().transpose_(0, 1)
+
+    x = torch.linspace(-2, 2, 15).reshape(3, 5)
+    module = captured(f, x)
+    assert functionalize(module)
+    assert not any(t._schema.is_mutable for t in targets(module))
+    check(module, Function(f), x)
+
+
+def test_operators_that_write_more_than_one_argument_are_left_to_torch() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y, noise = x * 2, torch.zeros_like(x)
+        aten.rrelu_with_noise_.default(y, noise)
+        return y + noise
+
+    x = torch.linspace(-2, 2, 7)
+    assert not functionalize(captured(f, x))
+    assert functional_variant(aten.rrelu_with_noise_.default) is aten.rrelu_with_noise_functional.default
+    assert functional_variant(aten.polygamma_.default) is None  # polygamma's arguments are the other way round
 
 
 def test_views_are_written_where_nobody_looks_underneath() -> None:

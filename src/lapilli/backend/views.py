@@ -14,14 +14,9 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-aten = torch.ops.aten
+from lapilli.graph.aliasing import WHOLE_VIEWS, is_view
 
-_WHOLE = {
-    aten.t.default, aten.transpose.int, aten.permute.default, aten.view.default, aten._unsafe_view.default,
-    aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default, aten.detach.default,
-    aten.alias.default,
-}  # fmt: skip
-"""Views of all elements: computing what they are views of computes nothing in vain."""
+aten = torch.ops.aten
 
 _ABSOLUTE = {aten.as_strided.default}
 """Views that count from the beginning of the memory, whatever part of it they are given."""
@@ -59,16 +54,16 @@ class View:
 def base_of(node: fx.Node) -> fx.Node | None:
     """What a call's result is a view of."""
     target, source = node.target, node.args[0] if node.args else None
-    if target is operator.getitem and isinstance(source, fx.Node) and _is_view(source.target):
+    if target is operator.getitem and isinstance(source, fx.Node) and is_view(source.target):
         source = source.args[0]
-    elif not _is_view(target):
+    elif not is_view(target):
         return None
     return source if isinstance(source, fx.Node) else None
 
 
 def is_whole(node: fx.Node) -> bool:
     """Whether a view has all elements of what it is a view of."""
-    return node.target in _WHOLE
+    return node.target in WHOLE_VIEWS
 
 
 def root_of(node: fx.Node) -> fx.Node:
@@ -97,14 +92,3 @@ def view_of(node: fx.Node, number: Callable[[Any], int]) -> View:
     args, kwargs = tree_map(given, (tuple(call.args[1:]), dict(call.kwargs)))
     is_fixed = not any(isinstance(x, Number) for x in tree_leaves((args, kwargs)))
     return View(target, args, kwargs, element, is_fixed)
-
-
-def _is_view(target: Any) -> bool:
-    """Whether an operator's result, or all of several, share the memory of its first argument, by its schema."""
-    if target is aten._unsafe_view.default:
-        return True
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or not target._schema.arguments:
-        return False
-    first, *others = (r.alias_info for r in target._schema.returns) if target._schema.returns else (None,)
-    given = target._schema.arguments[0].alias_info
-    return not others and first is not None and given is not None and not given.is_write

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lapilli.graph.aliasing import functional_variant
 from lapilli.lower import lowerings
 
 aten = torch.ops.aten
@@ -23,16 +24,6 @@ CONSTANT_NUMBERS = {
     aten.arange.default,
 }
 """Operators whose numbers decide what the kernel is, or how large its result."""
-
-_FUNCTIONAL: dict[Overload, Overload] = {
-    aten.convolution_overrideable.default: aten.convolution.default,
-    aten.normal_.default: aten.normal_functional.default,
-    aten.bernoulli_.float: aten.bernoulli.p,
-    aten.bernoulli_.Tensor: aten.bernoulli.Tensor,
-    aten.rrelu_with_noise_.default: aten.rrelu_with_noise_functional.default,
-    aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
-}
-"""Where names do not tell."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,7 @@ def form(op: Overload) -> Form:
     scalars = frozenset(k for k, a in enumerate(arguments) if _is_scalar(a))
     written = tuple(k for k, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
     outs = tuple(k for k in written if arguments[k].kwarg_only)
-    functional = _functional(op, bool(written))
+    functional = functional_variant(op)
     returned = tuple(_returned(r, arguments) for r in schema.returns)
     stored = [(k, place) for k, place in enumerate(returned) if place is not None]
     if written and not stored:  # what is not among the results comes after them
@@ -125,19 +116,3 @@ def _returned(result: Any, arguments: list[Any]) -> int | None:
     return next(
         (k for k, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.before_set == names), None
     )
-
-
-def _functional(op: Overload, writes: bool) -> Overload | None:
-    if op in _FUNCTIONAL:
-        return _FUNCTIONAL[op]
-    if not writes:
-        return op
-    schema = op._schema
-    name = schema.name.removeprefix("aten::")
-    wanted = [str(a.type) for a in schema.arguments if not (a.kwarg_only and a.alias_info is not None)]
-    candidates = getattr(aten, name.removesuffix("_"), None)
-    for overload in candidates.overloads() if candidates is not None else ():
-        other: Overload = getattr(candidates, overload)
-        if not other._schema.is_mutable and [str(a.type) for a in other._schema.arguments] == wanted:
-            return other
-    return None

@@ -10,16 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from lapilli.graph.aliasing import functional_variant, may_alias
 from lapilli.graph.module import Module
-
-aten = torch.ops.aten
-
-_SECRET_VIEWS = {
-    aten.dropout, aten.feature_dropout, aten.alpha_dropout, aten.feature_alpha_dropout, aten.type_as, aten.meshgrid,
-    aten.broadcast_tensors, aten.pad, aten.atleast_1d, aten.atleast_2d, aten.atleast_3d, aten.einsum, aten.unsafe_chunk,
-    aten.unsafe_split, aten._unsafe_view,
-}  # fmt: skip
-"""Operators that may return memory of their arguments, though their schemas do not say so."""
 
 
 def functionalize(module: Module) -> bool:
@@ -38,11 +30,11 @@ def functionalize(module: Module) -> bool:
 
 
 def _functional(target: Any) -> Any:
-    """relu_.default -> relu.default, when there is one of the same arguments."""
-    name = target._schema.name.split("::")[1]
-    packet = getattr(aten, name.removesuffix("_"), None) if name.endswith("_") else None
-    overload = getattr(packet, target._overloadname, None) if packet is not None else None
-    return overload if overload is not None and not overload._schema.is_mutable else None
+    """What computes the new value of the first argument, and that alone, of the same arguments."""
+    schema = target._schema
+    others = [a for a in schema.arguments[1:] if a.alias_info is not None and a.alias_info.is_write]
+    variant = None if others else functional_variant(target)
+    return variant if variant is not None and len(variant._schema.returns) == 1 else None
 
 
 def _is_read_by_name(written: fx.Node, by: fx.Node, module: Module, place: dict[fx.Node, int]) -> bool:
@@ -67,9 +59,7 @@ def _aliases(node: fx.Node) -> bool:
     """Whether a call may return memory of its arguments."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return node.op == "call_function"
-    if node.target.overloadpacket in _SECRET_VIEWS:
-        return True
-    return any(r.alias_info is not None for r in node.target._schema.returns)
+    return may_alias(node.target)
 
 
 def _is_inplace(node: fx.Node) -> bool:

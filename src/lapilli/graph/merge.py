@@ -8,16 +8,12 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from lapilli.graph.aliasing import READ_AS_VIEWS
 from lapilli.graph.module import Module
 from lapilli.graph.split import LIMIT
 
 aten = torch.ops.aten
 
-_VIEWS = {
-    aten.view.default, aten.reshape.default, aten.transpose.int, aten.permute.default, aten.expand.default,
-    aten.unsqueeze.default, aten.squeeze.dim, aten.contiguous.default, aten.unflatten.int, aten.slice.Tensor,
-    aten._unsafe_view.default, aten.t.default, aten.mT.default,
-}  # fmt: skip
 _PRODUCTS = {aten.scaled_dot_product_attention.default, aten.matmul.default, aten.bmm.default, aten.baddbmm.default}
 
 
@@ -55,7 +51,7 @@ def _is_multiplied(module: Module, node: fx.Node) -> bool:
     """Whether matrix products alone read a value, through views."""
     return bool(node.users) and all(
         user.target in _PRODUCTS
-        or (user.target in _VIEWS and user not in module.outputs and _is_multiplied(module, user))
+        or (user.target in READ_AS_VIEWS and user not in module.outputs and _is_multiplied(module, user))
         for user in node.users
     )
 

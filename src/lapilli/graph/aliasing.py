@@ -1,0 +1,75 @@
+"""What operators do with the memory of their arguments: which give views of it, and what computes the same without writing."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+Overload = torch._ops.OpOverload
+
+WHOLE_VIEWS = {
+    aten.t.default, aten.transpose.int, aten.permute.default, aten.view.default, aten._unsafe_view.default,
+    aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default, aten.detach.default,
+    aten.alias.default,
+}  # fmt: skip
+"""Views of all elements: computing what they are views of computes nothing in vain."""
+
+READ_AS_VIEWS = WHOLE_VIEWS | {
+    aten.reshape.default, aten.contiguous.default, aten.unflatten.int, aten.mT.default, aten.slice.Tensor,
+}  # fmt: skip
+"""Operators whose result a kernel reads where their argument lies, though PyTorch may copy it."""
+
+_SECRET_VIEWS = {
+    aten.dropout, aten.feature_dropout, aten.alpha_dropout, aten.feature_alpha_dropout, aten.type_as, aten.meshgrid,
+    aten.broadcast_tensors, aten.pad, aten.atleast_1d, aten.atleast_2d, aten.atleast_3d, aten.einsum, aten.unsafe_chunk,
+    aten.unsafe_split, aten._unsafe_view,
+}  # fmt: skip
+"""Operators that may return memory of their arguments, though their schemas do not say so."""
+
+
+def is_view(target: Any) -> bool:
+    """Whether an operator's result, or all of several, always share the memory of its first argument."""
+    if target is aten._unsafe_view.default:
+        return True
+    if not isinstance(target, Overload) or target.namespace != "aten" or not target._schema.arguments:
+        return False
+    first, *others = (r.alias_info for r in target._schema.returns) if target._schema.returns else (None,)
+    given = target._schema.arguments[0].alias_info
+    return not others and first is not None and given is not None and not given.is_write
+
+
+def may_alias(target: Overload) -> bool:
+    """Whether an operator may return memory of its arguments."""
+    return target.overloadpacket in _SECRET_VIEWS or any(r.alias_info is not None for r in target._schema.returns)
+
+
+_FUNCTIONAL: dict[Overload, Overload] = {
+    aten.convolution_overrideable.default: aten.convolution.default,
+    aten.normal_.default: aten.normal_functional.default,
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.bernoulli_.Tensor: aten.bernoulli.Tensor,
+    aten.rrelu_with_noise_.default: aten.rrelu_with_noise_functional.default,
+    aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
+}
+"""Where names do not tell."""
+
+
+@cache
+def functional_variant(op: Overload) -> Overload | None:
+    """The operator that computes the results of one, and the new values of what it writes, without writing: itself where it writes
+    nothing, the one of the same name and arguments for operators in place or with `out`. None where there is none."""
+    if op in _FUNCTIONAL:
+        return _FUNCTIONAL[op]
+    schema = op._schema
+    if not schema.is_mutable:
+        return op
+    wanted = [str(a.type) for a in schema.arguments if not (a.kwarg_only and a.alias_info is not None)]
+    packet = getattr(aten, schema.name.removeprefix("aten::").removesuffix("_"), None)
+    for name in packet.overloads() if packet is not None else ():
+        other: Overload = getattr(packet, name)
+        if not other._schema.is_mutable and [str(a.type) for a in other._schema.arguments] == wanted:
+            return other
+    return None
