@@ -167,6 +167,8 @@ def test_random_numbers_follow_the_seed_of_their_device(name: str) -> None:
 class Counts(nn.Module):
     """Its result may be empty, what it keeps is not."""
 
+    count: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("count", torch.zeros(3))
