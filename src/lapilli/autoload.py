@@ -18,7 +18,7 @@ def register() -> None:
     wanted = os.environ.get("LAPILLI_EAGER", "")
     if wanted == "0":
         return
-    from lapilli import torch_compat
+    from lapilli import torch_compat  # only where it is needed: this is part of every `import torch`
 
     try:
         from lapilli.eager import neighbours

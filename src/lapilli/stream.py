@@ -223,9 +223,9 @@ class Stream:
             if freed:
                 words[4] = take_freed()
             address = launch(stream, handle, pack(*words))
-            return Buffer(self, address, size) if address else apart(words[6:])
+            return Buffer(self, address, size) if address else enqueue_separately(words[6:])
 
-        def apart(words: list[int]) -> Buffer:
+        def enqueue_separately(words: list[int]) -> Buffer:
             """In two calls, of which one says why it is not possible."""
             buffer = self.allocate(size)
             run = self.launch(program, method, len(symbols), inputs, 1)

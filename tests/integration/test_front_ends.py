@@ -122,8 +122,11 @@ def test_one_tensor_twice(name: str) -> None:
 @ALL
 @pytest.mark.parametrize(
     "function, values",
-    [(lambda x: x + 1, [2**31 - 1, 0]), (lambda x: x + 1, [2**40, 0]), (lambda x: x * x, [2**20, 3]), (lambda x: x - 5, [7, -9])],
-    ids=["a sum beyond", "an input beyond", "a product beyond", "small"],
+    [
+        (lambda x: x + 1, [2**31 - 1, 0]), (lambda x: x + 1, [2**40, 0]), (lambda x: x * x, [2**20, 3]), (lambda x: x - 5, [7, -9]),
+        (lambda x: x + 2**40, [101, 0]),
+    ],
+    ids=["a sum beyond", "an input beyond", "a product beyond", "small", "a number beyond"],
 )  # fmt: skip
 def test_integers_beyond_32_bits_are_right_or_refused(name: str, function: Any, values: list[int]) -> None:
     model = One(function)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lapilli.errors import LapilliError, OutOfMemoryError
 
+# `import torch` imports this module: the player, and NumPy with it, wait for the first function that needs them.
 if TYPE_CHECKING:
     import torch
 

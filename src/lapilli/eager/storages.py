@@ -24,7 +24,7 @@ def _on_device(untyped: Any) -> bool:
 
 def _bytes(untyped: UntypedStorage) -> torch.Tensor:
     """The bytes of a storage as a tensor."""
-    from lapilli.eager import storage
+    from lapilli.eager import storage  # not before a tensor of the device is there
 
     size = untyped.nbytes()
     return storage.over(untyped, torch.uint8, (size,), (1,), 0)
@@ -59,7 +59,7 @@ def fill_(self: UntypedStorage, value: int) -> UntypedStorage:
 
 
 def resize_(self: UntypedStorage, size: int) -> UntypedStorage:
-    from lapilli.eager import views
+    from lapilli.eager import views  # the same
 
     views.resize_storage(self, size)
     return self

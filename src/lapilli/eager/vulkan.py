@@ -230,7 +230,7 @@ def manual_seed(seed: int) -> None:
 
 def manual_seed_all(seed: int) -> None:
     """Seeds the random numbers of all devices."""
-    from lapilli.eager import generators
+    from lapilli.eager import generators  # not with `import torch`
 
     generators.manual_seed_all(seed)
 
@@ -261,7 +261,7 @@ def set_rng_state(new_state: torch.Tensor, device: Where = "vulkan") -> None:
 
 
 def _generator(device: Where) -> torch.Generator:
-    from lapilli.eager import generators
+    from lapilli.eager import generators  # not with `import torch`
 
     return generators.default_generator(devices.index_of(device))
 
@@ -271,7 +271,7 @@ def _generator(device: Where) -> torch.Generator:
 
 def fallbacks() -> dict[str, int]:
     """Which operators ran on the CPU because they have no kernel for the device, and how often."""
-    from lapilli.eager import call
+    from lapilli.eager import call  # with the compiler: not with `import torch`
 
     return dict(call.fallbacks())
 

@@ -86,7 +86,7 @@ def optimize_for_mobile(
     Raises TypeError where the module or the backend is none, AttributeError for names that the module does not have, and
     CompileError for models that cannot run so (those that keep a state from run to run).
     """
-    from lapilli.mobile.optimize import optimize
+    from lapilli.mobile.optimize import optimize  # the compiler: not with `import torch`, and so below
 
     return optimize(script_module, optimization_blocklist, preserved_methods, backend)
 
