@@ -5,10 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-import os
-import subprocess
-import sys
-import tomllib
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +14,7 @@ import pytest
 import torch
 import torch._dynamo
 from counting import Counting
+from installed import run_installed
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
@@ -535,23 +532,8 @@ print(len(made))
 
 def test_a_second_process_finds_all_kernels(tmp_path: Path) -> None:
     """By entry point, with nothing imported but torch."""
-    root = Path(__file__).parents[2]
-    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    folder = tmp_path / "lapilli-0.dist-info"
-    folder.mkdir()
-    groups = [
-        f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in e.items()) for group, e in project["entry-points"].items()
-    ]
-    (folder / "entry_points.txt").write_text("\n".join(groups))
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: lapilli\nVersion: 0\n")
-    path = os.pathsep.join([str(tmp_path), str(root / "src"), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": path, "LAPILLI_CACHE_DIR": str(tmp_path / "cache")}
-    counts = [
-        int(
-            subprocess.run([sys.executable, "-c", _PROGRAM], env=env, capture_output=True, text=True, check=True).stdout
-        )
-        for _ in range(2)
-    ]
+    cache = str(tmp_path / "cache")
+    counts = [int(run_installed(_PROGRAM, tmp_path, LAPILLI_CACHE_DIR=cache)) for _ in range(2)]
     assert counts[0] > 1 and counts[1] == 0
 
 

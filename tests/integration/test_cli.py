@@ -6,13 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
-from command_line import Cli
+from command_line import Cli, Page
 from PIL import Image
 
 from lapilli import Preprocess
@@ -95,19 +94,6 @@ def test_profile(cli: Cli, scaled: Path, tmp_path: Path) -> None:
         events = json.loads((tmp_path / name).read_text())["traceEvents"]
         timed = [event for event in events if event["ph"] == "X"]
         assert len(timed) == 2 and timed[1]["ts"] == pytest.approx(timed[0]["dur"]) and timed[0]["name"] == "aten.scale"
-
-
-class Page(HTMLParser):
-    """Collects tags and what they refer to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.links: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
 
 
 def test_inspect(cli: Cli, scaled: Path, classes: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from eager_process import run_installed
+from installed import run_installed
 from torch import Tensor, nn
 
 from lapilli import autoload

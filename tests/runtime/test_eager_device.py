@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from eager_process import ROOT, run_installed
+from installed import ROOT, run_installed
 
 from lapilli import autoload
 

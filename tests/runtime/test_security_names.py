@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from html.parser import HTMLParser
 from pathlib import Path
 
 import hostile
 import pytest
 from click.testing import CliRunner
+from command_line import Page
 
 import lapilli
 from lapilli.cli import main
@@ -44,19 +44,6 @@ def test_what_is_shown_stays() -> None:
     assert printable("a\nb", keep="") == "a\\nb"
 
 
-class Page(HTMLParser):
-    """Tags and attributes of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-
-
 @pytest.mark.parametrize("name", NAMES, ids=[n.replace(" ", "-") for n in NAMES])
 def test_names_on_a_terminal_in_a_page_and_in_messages(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -80,7 +67,11 @@ def test_names_on_a_terminal_in_a_page_and_in_messages(
     run("inspect", str(path), "--html", "page.html")
     page = Page()
     page.feed((tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert not page.tags & {"script", "img", "a", "link", "iframe"} and not page.attributes & {"onerror", "src", "href"}
+    assert not set(page.tags) & {"script", "img", "a", "link", "iframe"} and not set(page.attributes) & {
+        "onerror",
+        "src",
+        "href",
+    }
 
 
 def test_the_player_takes_names_of_any_bytes() -> None:

@@ -1,10 +1,11 @@
-"""The command line in a process of its own."""
+"""The command line in a process of its own, and the pages that it writes."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 
 
@@ -23,3 +24,18 @@ class Cli:
         assert done.returncode == code, (args, done.stdout, done.stderr)
         assert not any(line.startswith("Traceback") for line in done.stderr.splitlines())
         return done
+
+
+class Page(HTMLParser):
+    """The tags of a page, their attributes, and what they refer to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [name for name, _ in attrs]
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]

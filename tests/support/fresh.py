@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from installed import ROOT, installed
 
 SITECUSTOMIZE = """
 import torch
@@ -42,21 +41,10 @@ torchvision_without_ops.allow()
 
 def environment(folder: Path) -> dict[str, str]:
     """Variables for a process that finds the package, its entry points and the sitecustomize in the folder."""
-    site = folder / "site"
-    if not site.exists():
-        info = site / "lapilli_on_the_path-0.dist-info"
-        info.mkdir(parents=True)
-        (site / "sitecustomize.py").write_text(SITECUSTOMIZE)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lapilli-on-the-path\nVersion: 0\n")
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        lines = [
-            line
-            for group, entries in project["entry-points"].items()
-            for line in (f"[{group}]", *(f"{name} = {value}" for name, value in entries.items()))
-        ]
-        (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
-    path = [str(site), str(ROOT / "src"), str(ROOT / "tools"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path), "PYTHONWARNINGS": "ignore"}
+    variables = installed(folder)
+    (folder / "site" / "sitecustomize.py").write_text(SITECUSTOMIZE)
+    path = os.pathsep.join([variables["PYTHONPATH"], str(ROOT / "tools")])
+    return variables | {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
 
 
 def run(folder: Path, *blocks: str, code: int = 0) -> str:

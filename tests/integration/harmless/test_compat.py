@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from eager_process import ROOT, run_installed
+from installed import ROOT, run_installed
 
 from lapilli import torch_compat
 from lapilli.eager import neighbours

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from eager_process import installed
+from installed import installed
 
 DRIVER = os.environ.get("VK_DRIVER_FILES", "")
 ACTIVITIES = Path(__file__).with_name("activities.py")
