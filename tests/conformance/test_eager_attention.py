@@ -21,16 +21,16 @@ WHOLE = "aten.scaled_dot_product_attention.default"
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> Names:
     """The operators that are called, as the list grows."""
-    from lapilli.eager.call import Kernel
+    from lapilli.eager.dispatch import Operator
 
     names: Names = []
-    call = Kernel.__call__
+    call = Operator.__call__
 
-    def noted(self: Kernel, *args: Any, **kwargs: Any) -> Any:
-        names.append(str(self.form.op))
+    def noted(self: Operator, *args: Any, **kwargs: Any) -> Any:
+        names.append(str(self.schema.op))
         return call(self, *args, **kwargs)
 
-    monkeypatch.setattr(Kernel, "__call__", noted)
+    monkeypatch.setattr(Operator, "__call__", noted)
     return names
 
 

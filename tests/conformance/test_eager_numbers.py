@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lapilli import autoload
-from lapilli.eager.call import fallbacks, reset_fallbacks
+from lapilli.eager.dispatch import fallbacks, reset_fallbacks
 
 autoload.register()
 aten = torch.ops.aten

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from lapilli import autoload
-from lapilli.eager.call import fallbacks, reset_fallbacks
-from lapilli.eager.form import form
+from lapilli.eager.dispatch import fallbacks, reset_fallbacks
+from lapilli.eager.operator_schema import schema_of
 from lapilli.eager.programs import Program, Programs, programs_of, target_of
 from lapilli.eager.signature import Signature, operand
 from lapilli.runtime.description import Description
@@ -439,7 +439,7 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
 def test_a_damaged_file_of_the_cache_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
     own = Programs(target_of(0))
-    signature = Signature(form(aten.relu.default), (operand(torch.zeros(2, 3)),))
+    signature = Signature(schema_of(aten.relu.default), (operand(torch.zeros(2, 3)),))
     own.find(signature, [])
     (file,) = (tmp_path / "eager").iterdir()
     assert Programs(target_of(0)).find(signature, [])[0].compiled == own.find(signature, [])[0].compiled

@@ -5,7 +5,7 @@ PyTorch lets one more kind of device be added from outside, under the dispatch k
 - ``device``: tells PyTorch of it; at import time little, the rest at the first use. ``neighbours``: what stands beside it.
 - ``storage``: tensors and their memory, and what moves between the host and the devices.
 - ``views``: the operators that make tensors and views, and compute nothing.
-- ``call`` and its neighbours: an operator becomes a program, which is queued.
+- ``dispatch`` and its neighbours: an operator becomes a program, which is queued.
 - ``vulkan``: ``torch.vulkan``.
 - ``autocast``, ``generators``: mixed precision, and where random numbers begin.
 - ``tensors``, ``storages``, ``modules``, ``saving``, ``accelerator``: the places where PyTorch must be told in Python.

@@ -22,8 +22,8 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from lapilli.compiler import assemble_graph
-from lapilli.eager.form import Form, wrapped
-from lapilli.eager.signature import CannotRun, Number, Operand, Signature, range_of, see
+from lapilli.eager.operator_schema import Schema, wrapped
+from lapilli.eager.signature import CannotRun, Number, Operand, Signature, describe_operand, range_of
 from lapilli.errors import LapilliError
 from lapilli.graph.inline import splice
 from lapilli.graph.module import Module
@@ -121,15 +121,15 @@ class _Call:
         self.mode = FakeTensorMode(shape_env=self.environment, allow_non_fake_inputs=True)
 
     def compile(self, target: Target) -> Compiled:
-        form = self.signature.form
-        op = form.computed
+        schema = self.signature.schema
+        op = schema.computed
         fixed = FIXED_SIZES.get(op, {})
         # Kernels for matrix units depend on the channels, which the weights have decided.
         channels = range(1, 2 if fixed and self.signature.ranges else 1)
-        given = [self._tensor(x) if k in form.tensors else x for k, x in enumerate(self.signature.leaves)]
+        given = [self._tensor(x) if k in schema.tensors else x for k, x in enumerate(self.signature.leaves)]
         leaves = [self._leaf(x, fixed.get(k, channels)) for k, x in enumerate(given)]
-        flat, tree = self._results(form, leaves)
-        nodes = [self._in_memory(n, where) for n, where in zip(flat, self._places(form, flat), strict=True)]
+        flat, tree = self._results(schema, leaves)
+        nodes = [self._in_memory(n, where) for n, where in zip(flat, self._places(schema, flat), strict=True)]
         module = Module(self.graph, {}, [n for n, _, _ in nodes], {}, {}, self.environment.var_to_range)
         self.graph.output(module.outputs)
         if self.inner is not None:
@@ -188,8 +188,8 @@ class _Call:
 
     def _tensor(self, leaf: Any) -> Any:
         """A number where there must be a tensor as one without dimensions."""
-        form = self.signature.form
-        beside = [x for k, x in enumerate(self.signature.leaves) if k in form.tensors and k not in form.outs]
+        schema = self.signature.schema
+        beside = [x for k, x in enumerate(self.signature.leaves) if k in schema.tensors and k not in schema.outs]
         types = [(x.dtype, len(x.shape)) for x in beside if isinstance(x, Operand)]
         if isinstance(leaf, Number) and leaf.dtype is None:
             return replace(leaf, dtype=wrapped(0.5 if leaf.kind == "float" else 2, types))
@@ -213,14 +213,14 @@ class _Call:
         sizes = [self._size(n, (self.operands, d), d in fixed or d - rank in fixed) for d, n in enumerate(leaf.shape)]
         node = self.graph.placeholder(f"x{self.operands}")
         self.operands += 1
-        inwards = [d for d in leaf.order if d not in leaf.spread]
+        inwards = [d for d in leaf.order if d not in leaf.expanded]
         with self.mode:
             node.meta["val"] = torch.empty([sizes[d] for d in inwards], dtype=leaf.dtype, device="cpu")
         if inwards != sorted(inwards):
             node = self._node(aten.permute.default, node, [inwards.index(d) for d in sorted(inwards)])
-        for d in leaf.spread:
+        for d in leaf.expanded:
             node = self._node(aten.unsqueeze.default, node, d)
-        return self._node(aten.expand.default, node, sizes) if leaf.spread else node
+        return self._node(aten.expand.default, node, sizes) if leaf.expanded else node
 
     def _number(self, leaf: Number) -> fx.Node:
         """The value of a Scalar is a number; that of a tensor is a tensor of no dimensions."""
@@ -246,20 +246,20 @@ class _Call:
         return node
 
     # -- results
-    def _results(self, form: Form, leaves: list[Any]) -> tuple[list[fx.Node], Any]:
+    def _results(self, schema: Schema, leaves: list[Any]) -> tuple[list[fx.Node], Any]:
         """Nodes of the result tensors, and the tree of results."""
-        kept = [k for k in range(len(leaves)) if k not in form.outs]
-        if form.functional is None or (form.functional in decompositions and not _has_meta(form.functional)):
-            call, values = self._traced(form, leaves)
+        kept = [k for k in range(len(leaves)) if k not in schema.outs]
+        if schema.functional is None or (schema.functional in decompositions and not _has_meta(schema.functional)):
+            call, values = self._traced(schema, leaves)
         else:
-            schema = form.functional._schema
-            names = [a.name for a in schema.arguments]
+            arguments = schema.functional._schema.arguments
+            names = [a.name for a in arguments]
             if len(names) != len(kept):
-                raise CannotRun(f"its arguments are not those of {form.functional}")
-            given = {a.name: (a, leaves[k]) for a, k in zip(schema.arguments, kept, strict=True)}
+                raise CannotRun(f"its arguments are not those of {schema.functional}")
+            given = {a.name: (a, leaves[k]) for a, k in zip(arguments, kept, strict=True)}
             args = [leaf for a, leaf in given.values() if not a.kwarg_only]
             kwargs = {n: leaf for n, (a, leaf) in given.items() if a.kwarg_only and not _is_default(a, leaf)}
-            call = self._node(form.functional, *args, **kwargs)
+            call = self._node(schema.functional, *args, **kwargs)
             values = call.meta["val"]
         if isinstance(values, torch.Tensor):
             return [call], 0
@@ -286,43 +286,43 @@ class _Call:
                 raise CannotRun("its result is no tensor")
         return flat, tree
 
-    def _traced(self, form: Form, leaves: list[Any]) -> tuple[fx.Node, list[Any]]:
-        """An operator that we decompose, or that writes to arguments and has no functional form: the latter on copies of them,
+    def _traced(self, schema: Schema, leaves: list[Any]) -> tuple[fx.Node, list[Any]]:
+        """An operator that we decompose, or that writes to arguments and has no functional schema: the latter on copies of them,
         which come after its results."""
         nodes = [n for n in tree_leaves(leaves) if isinstance(n, fx.Node)]
-        ours = decompositions.get(form.functional) if form.functional is not None else None
+        ours = decompositions.get(schema.functional) if schema.functional is not None else None
 
         def run(*tensors: torch.Tensor) -> Any:
             made = dict(zip(nodes, tensors, strict=True))
             args = tree_map(lambda a: made.get(a, a) if isinstance(a, fx.Node) else a, leaves)
             if ours is not None:
-                found = ours(*(a for k, a in enumerate(args) if k not in form.outs))
+                found = ours(*(a for k, a in enumerate(args) if k not in schema.outs))
                 return list(found) if isinstance(found, list | tuple) else [found]
-            for k in form.written:
+            for k in schema.written:
                 args[k] = (
-                    torch.empty(0, dtype=args[k]) if k in form.outs else None if args[k] is None else args[k].clone()
+                    torch.empty(0, dtype=args[k]) if k in schema.outs else None if args[k] is None else args[k].clone()
                 )
-            found = form.op(
-                *args[: form.positional],
-                **dict(zip(form.names[form.positional :], args[form.positional :], strict=True)),
+            found = schema.op(
+                *args[: schema.positional],
+                **dict(zip(schema.names[schema.positional :], args[schema.positional :], strict=True)),
             )
             results = found if isinstance(found, list | tuple) else [found] if found is not None else []
-            new = [r for r, place in zip(results, form.returned, strict=False) if place is None]
-            return [*new, *(args[k] for k in form.written)]
+            new = [r for r, place in zip(results, schema.returned, strict=False) if place is None]
+            return [*new, *(args[k] for k in schema.written)]
 
         given = [n.meta["val"] for n in nodes]
         traced = make_fx(torch.func.functionalize(run), decomposition_table=dict(tables()[0]))(*given)
         returned: Any = next(n for n in traced.graph.nodes if n.op == "output").args[0]
         values = [n.meta["val"] if isinstance(n, fx.Node) else n for n in returned]
-        call = self.graph.call_function(form.op, tuple(nodes))
+        call = self.graph.call_function(schema.op, tuple(nodes))
         call.meta["val"] = values
         self.inner = (call, traced.graph, nodes)
         return call, values
 
-    def _places(self, form: Form, flat: list[fx.Node]) -> list[Operand | None]:
+    def _places(self, schema: Schema, flat: list[fx.Node]) -> list[Operand | None]:
         """For results that are written to an argument in place: that argument."""
         places: list[Operand | None] = [None] * len(flat)
-        for result, position in form.stored:
+        for result, position in schema.stored:
             leaf = self.signature.leaves[position]
             if isinstance(leaf, Operand):
                 places[result] = leaf
@@ -344,8 +344,8 @@ class _Call:
             raise CannotRun(DEPENDS_ON_DATA)
         shape = [_expr(s) for s in val.shape]
         hints = tuple(map(_hint, val.shape))
-        seen = see(hints, [_hint(s) for s in val.stride()], val.dtype)
-        order = seen.order if not seen.spread and not seen.strided else tuple(range(len(shape)))
+        seen = describe_operand(hints, [_hint(s) for s in val.stride()], val.dtype)
+        order = seen.order if not seen.expanded and not seen.strided else tuple(range(len(shape)))
         if place is not None and place.order:
             if place.shape != hints:
                 raise CannotRun("its result has another shape than what it is written to")

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from lapilli.eager import movement, storage
-from lapilli.eager.call import call, composite, run
+from lapilli.eager import device_copy, storage
+from lapilli.eager.dispatch import call, composite, run
 from lapilli.eager.launch import bits
-from lapilli.eager.signature import operand, see
+from lapilli.eager.signature import describe_operand, operand
 from lapilli.eager.tracing import is_tracing, untraced
 from lapilli.eager.transfer import copy
 
@@ -25,11 +25,11 @@ def _clone(x: torch.Tensor, *, memory_format: torch.memory_format | None = None)
 
 def _dense_copy(x: torch.Tensor, dtype: torch.dtype, memory_format: torch.memory_format | None) -> torch.Tensor:
     if memory_format is None or memory_format is torch.preserve_format:
-        seen = see(tuple(x.shape), x.stride(), x.dtype)
-        order = tuple(range(x.dim())) if seen.spread else seen.order
+        seen = describe_operand(tuple(x.shape), x.stride(), x.dtype)
+        order = tuple(range(x.dim())) if seen.expanded else seen.order
     else:
         order = _orders[memory_format](x.dim())
-    made = storage.empty(x.shape, dtype, x.get_device(), movement.dense_strides(x.shape, order))
+    made = storage.empty(x.shape, dtype, x.get_device(), device_copy.dense_strides(x.shape, order))
     copy(made, x)
     return made
 
@@ -57,10 +57,10 @@ def _fill(x: torch.Tensor, value: Any) -> torch.Tensor:
             _fill(x.as_strided(sizes, x.stride()), value)
             return x
     seen = operand(x)
-    if seen.strided or seen.spread or (value != 0 and (x.dtype not in _WORDS or not _holds(x.dtype, value))):
+    if seen.strided or seen.expanded or (value != 0 and (x.dtype not in _WORDS or not _holds(x.dtype, value))):
         return _write(x, value)
     pattern = 0 if value == 0 else _WORDS[x.dtype](value)
-    place, size = movement.slice_of(x), x.numel() * x.itemsize
+    place, size = device_copy.slice_of(x), x.numel() * x.itemsize
     if place[1] % 4 or size % 4:
         return _write(x, value)
     storage.stream_of(x.get_device()).fill(place, size, pattern)

@@ -186,8 +186,8 @@ def ready() -> None:
         # Not at import time: they import the compiler.
         from lapilli.eager import (  # noqa: F401  # some register operators by being imported
             autocast,
-            call,
             composite_ops,
+            dispatch,
             fourier,
             optimizers,
             resident,
@@ -201,9 +201,9 @@ def ready() -> None:
         library = _torch.library.Library("aten", "IMPL")
         views.register(library, but=_FIRST if _announced else ())
         every = _torch.library.Library("_", "IMPL")
-        call.register(library)
+        dispatch.register(library)
         transformer.register(library)
-        every.fallback(call.boxed, "PrivateUse1")
+        every.fallback(dispatch.boxed, "PrivateUse1")
         every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
         sparse.register(library, every)
         for key in ("QuantizedPrivateUse1", "NestedTensorPrivateUse1"):

@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from lapilli.catalog import entry
-from lapilli.eager.form import Form
+from lapilli.eager.operator_schema import Schema
 
 _counts: Counter[str] = Counter()
 reasons: dict[str, str] = {}
@@ -34,26 +34,26 @@ def strict() -> bool:
     return os.environ.get("LAPILLI_STRICT", "") not in ("", "0")
 
 
-def check_strict(form: Form, leaves: Sequence[Any], reason: str) -> None:
+def check_strict(schema: Schema, leaves: Sequence[Any], reason: str) -> None:
     """Raises NotImplementedError in strict mode, if not for numbers, which the host computes anyway."""
     if strict() and not _is_number(leaves):
-        raise refuse(form, leaves, reason)
+        raise refuse(schema, leaves, reason)
 
 
-def refuse(form: Form, leaves: Sequence[Any], reason: str) -> NotImplementedError:
+def refuse(schema: Schema, leaves: Sequence[Any], reason: str) -> NotImplementedError:
     """What strict mode says."""
     dtypes = dict.fromkeys(
         str(t.dtype).removeprefix("torch.") for t in tree_leaves(list(leaves)) if isinstance(t, torch.Tensor)
     )
     return NotImplementedError(
-        f"{form.op} on {', '.join(dtypes) or 'no'} tensors cannot run on the vulkan device: {reason}. {nearest(form, dtypes)} "
+        f"{schema.op} on {', '.join(dtypes) or 'no'} tensors cannot run on the vulkan device: {reason}. {nearest(schema, dtypes)} "
         "(LAPILLI_STRICT=1 is set; without it the operator runs on the CPU, with a warning.)"
     )
 
 
-def nearest(form: Form, dtypes: Any) -> str:
+def nearest(schema: Schema, dtypes: Any) -> str:
     """The nearest form of the call that is supported."""
-    known = entry(form.computed)
+    known = entry(schema.computed)
     if known.dtypes:
         missing = [d for d in dtypes if d not in known.dtypes]
         if missing:
@@ -70,11 +70,11 @@ def _is_number(leaves: Sequence[Any]) -> bool:
     return any(t.dtype is torch.float64 for t in tensors) and not any(t.dim() for t in tensors)
 
 
-def note(form: Form, leaves: Sequence[Any], reason: str) -> None:
+def note(schema: Schema, leaves: Sequence[Any], reason: str) -> None:
     """Counts a call that ran on the CPU, and warns of the first of its operator; of numbers nothing is said."""
     if _is_number(leaves):
         return
-    name = str(form.op)
+    name = str(schema.op)
     _counts[name] += 1
     reasons[name] = reason
     if _counts[name] == 1:

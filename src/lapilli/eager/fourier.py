@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lapilli.eager.call import composite, run
+from lapilli.eager.dispatch import composite, run
 from lapilli.graph import fourier
 from lapilli.graph.fourier import Key, Parts
 

@@ -10,11 +10,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lapilli.eager import fallback, transfer
 from lapilli.eager.devices import is_ours
-from lapilli.eager.form import Form, wrapped
 from lapilli.eager.generators import default_generator
+from lapilli.eager.operator_schema import Schema, wrapped
 
 
-def on_cpu(form: Form, leaves: Sequence[Any], index: int, reason: str) -> Any:
+def on_cpu(schema: Schema, leaves: Sequence[Any], index: int, reason: str) -> Any:
     """The operator on the CPU, with its results and what it writes on the device `index`.
 
     Raises what torch raises for wrong arguments, and NotImplementedError in strict mode."""
@@ -29,17 +29,17 @@ def on_cpu(form: Form, leaves: Sequence[Any], index: int, reason: str) -> Any:
             moved[id(leaf)] = transfer.to_cpu(leaf)
         return moved[id(leaf)]
 
-    fallback.check_strict(form, leaves, reason)
+    fallback.check_strict(schema, leaves, reason)
     given = [tree_map(down, list(leaf) if isinstance(leaf, tuple) else leaf) for leaf in leaves]
-    if "generator" in form.names and given[place := form.names.index("generator")] is None:
+    if "generator" in schema.names and given[place := schema.names.index("generator")] is None:
         given[place] = default_generator(index)  # so that random numbers follow the device's seed here too
-    given = _with_tensors(form, given)
-    args, kwargs = arguments(form, given)
+    given = _with_tensors(schema, given)
+    args, kwargs = arguments(schema, given)
     with torch.no_grad():
-        result = form.op(*args, **kwargs)
-    fallback.note(form, leaves, reason)
+        result = schema.op(*args, **kwargs)
+    fallback.note(schema, leaves, reason)
     back: dict[int, torch.Tensor] = {}
-    for place in form.written:
+    for place in schema.written:
         for ours, theirs in zip(tree_leaves(leaves[place]), tree_leaves(given[place]), strict=True):
             if isinstance(ours, torch.Tensor):
                 if ours.shape != theirs.shape:
@@ -56,20 +56,20 @@ def on_cpu(form: Form, leaves: Sequence[Any], index: int, reason: str) -> Any:
     return tree_map(up, result)
 
 
-def _with_tensors(form: Form, given: list[Any]) -> list[Any]:
+def _with_tensors(schema: Schema, given: list[Any]) -> list[Any]:
     """With tensors of no dimensions for numbers where the operator takes no numbers."""
     beside = [
-        t for k, t in enumerate(given) if k in form.tensors and k not in form.outs and isinstance(t, torch.Tensor)
+        t for k, t in enumerate(given) if k in schema.tensors and k not in schema.outs and isinstance(t, torch.Tensor)
     ]
     types = [(t.dtype, t.dim()) for t in beside]
     return [
-        torch.tensor(x, dtype=wrapped(x, types)) if k in form.tensors and isinstance(x, int | float) else x
+        torch.tensor(x, dtype=wrapped(x, types)) if k in schema.tensors and isinstance(x, int | float) else x
         for k, x in enumerate(given)
     ]
 
 
-def arguments(form: Form, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+def arguments(schema: Schema, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Leaves as positional and named arguments."""
-    return list(leaves[: form.positional]), dict(
-        zip(form.names[form.positional :], leaves[form.positional :], strict=True)
+    return list(leaves[: schema.positional]), dict(
+        zip(schema.names[schema.positional :], leaves[schema.positional :], strict=True)
     )

@@ -1,7 +1,7 @@
 """Integers that may leave the 32 bits in which kernels compute: int64 results that are sums, products or powers.
 
-Numbers from the host that are too large are noticed when they come (`storage.is_wide`). Large results are noticed by the largest of
-the operands, where their types alone do not say enough. To know it, the host waits for the device."""
+Numbers from the host that are too large are noticed when they come (`storage.exceeds_int32`). Large results are noticed by the
+largest of the operands, where their types alone do not say enough. To know it, the host waits for the device."""
 
 from __future__ import annotations
 

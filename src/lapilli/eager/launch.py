@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lapilli.eager import devices, movement, storage
+from lapilli.eager import device_copy, devices, storage
 from lapilli.eager.generators import random_key
 from lapilli.eager.signature import CannotRun
 from lapilli.player import NativeProgram
@@ -65,7 +65,7 @@ class Launch:
         self._keys = [(place, s.word) for place, s in enumerate(symbols) if isinstance(s, Key)]
         self._integers = [k for k, dtype in enumerate(inputs) if dtype is torch.int64]
         self._sizes = [dtype.itemsize for dtype in inputs]
-        self._is_wide = storage.is_nearly_wide if sums else storage.is_wide
+        self._exceeds_int32 = storage.nearly_exceeds_int32 if sums else storage.exceeds_int32
         self._checks, self._effects = checks, effects
         self._stream = devices.stream_of(index)
         self._alignment = self._stream.alignment
@@ -87,7 +87,7 @@ class Launch:
     def check(self, inputs: Sequence[torch.Tensor]) -> None:
         """Raises CannotRun where an operand has integers that kernels do not compute with."""
         for k in self._integers:
-            if self._is_wide(inputs[k]):
+            if self._exceeds_int32(inputs[k]):
                 raise CannotRun(
                     "an int64 tensor has values that do not fit into the 32 bits in which the GPU computes them"
                 )
@@ -122,12 +122,12 @@ class Launch:
         for tensor, size in zip(inputs, self._sizes, strict=True):
             offset = int(tensor.storage_offset()) * size
             if offset % self._alignment:
-                tensor, offset = movement.aligned(tensor), 0
+                tensor, offset = device_copy.aligned(tensor), 0
             buffer = storage.buffer_of(tensor)
             held.append(buffer)
             words += (buffer.address, offset)
         for result in results:
-            buffer, offset = movement.slice_of(result)
+            buffer, offset = device_copy.slice_of(result)
             words += (buffer.address, offset)
         if not self._checks:
             self._enqueue(*words)
@@ -153,7 +153,7 @@ class Launch:
     ) -> Run:  # fmt: skip
         """A call with one new result, of a plain launch. inputs, numbers: which of the call's tensors and numbers it takes;
         otherwise: what does the call where a tensor does not begin where the program may read."""
-        steps = None if strides == movement.dense_strides(shape, range(len(shape))) else strides
+        steps = None if strides == device_copy.dense_strides(shape, range(len(shape))) else strides
         taken = list(zip(inputs, self._sizes, strict=True))
         alignment, index, plain = self._alignment, self.index, self.index == 0 and steps is None
         create, around = storage.create, storage.around

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from lapilli.eager import integers, movement, products, storage, transfer
-from lapilli.eager.form import Form
+from lapilli.eager import device_copy, integers, matmul_target, storage, transfer
 from lapilli.eager.launch import Key, Launch, Run, Symbol, bits
+from lapilli.eager.operator_schema import Schema
 from lapilli.eager.programs import TOO_LARGE, load, programs_of, with_numbers
 from lapilli.eager.signature import CannotRun, Number, Operand, Signature, operand
 from lapilli.errors import NoDeviceError
@@ -46,38 +46,44 @@ class OperatorLaunch:
     Raises CannotRun where the values that it is given cannot be computed on the device."""
 
     def __init__(
-        self, form: Form, leaves: list[Any], given: Places, tensors: list[torch.Tensor], numbers: list[Any], index: int
+        self,
+        schema: Schema,
+        leaves: list[Any],
+        given: Places,
+        tensors: list[torch.Tensor],
+        numbers: list[Any],
+        index: int,
     ) -> None:
         """leaves: all arguments, in the schema's order. Raises CannotRun."""
-        target, signature = products.choose(signature_of(form, leaves, given), index)
+        target, signature = matmul_target.choose(signature_of(schema, leaves, given), index)
         operands = signature.operands()
         for x in operands:
-            if math.prod(n for d, n in enumerate(x.shape) if d not in x.spread) > MOST_ELEMENTS:
+            if math.prod(n for d, n in enumerate(x.shape) if d not in x.expanded) > MOST_ELEMENTS:
                 raise CannotRun("it has more elements than kernels can count")
             if x.dtype in REFUSED:
                 raise CannotRun(f"{str(x.dtype).removeprefix('torch.')} is not supported on the GPU")
-        self.form, self.index = form, index
-        self.numbers = _numbers(form, given, tensors)
+        self.schema, self.index = schema, index
+        self.numbers = _numbers(schema, given, tensors)
         values = [self._number(source, tensors, numbers) for source in self.numbers]
-        for value in (*values, *(leaves[k] for k in form.numeric if type(leaves[k]) is int)):
+        for value in (*values, *(leaves[k] for k in schema.numeric if type(leaves[k]) is int)):
             bits(value)
         check = _check(leaves, operands)
-        for k in form.scalars:
+        for k in schema.scalars:
             if type(leaves[k]) in (float, int):
                 check(leaves[k])
-        scalars = {given.numbers[k] for k in form.scalars}
+        scalars = {given.numbers[k] for k in schema.scalars}
         conversions = [check if not tensor and place in scalars else bits for place, tensor in self.numbers]
-        wanted = with_numbers(signature, values) if _may_overflow(form, operands, values) else signature
+        wanted = with_numbers(signature, values) if _may_overflow(schema, operands, values) else signature
         program, found = programs_of(target).find(wanted, values if wanted is signature else ())
-        self.constant = found is not signature or not form.runtime_numbers
+        self.constant = found is not signature or not schema.runtime_numbers
         """Whether numbers are compiled in."""
         compiled = program.compiled
         self.tree = compiled.tree
         self.results = program.results(operands)
         if any(math.prod(shape) > MOST_ELEMENTS for shape, _, _ in self.results):
             raise CannotRun("its result has more elements than kernels can count")
-        self.limit = integers.limit(form.computed, leaves, given.tensors, given.numbers, self.results)
-        self.inputs = _inputs(form, given, tensors)
+        self.limit = integers.limit(schema.computed, leaves, given.tensors, given.numbers, self.results)
+        self.inputs = _inputs(schema, given, tensors)
         try:
             loaded = program.loaded(index, functools.partial(load, index))
         except NoDeviceError as error:  # programs are made for the device: it is only sizes that do not fit
@@ -93,10 +99,10 @@ class OperatorLaunch:
             sums=any(dtype is torch.int64 for _, _, dtype in self.results),
         )
         self.gathered = {k: o.order for k, o in enumerate(operands) if o.strided}
-        self.generator = form.names.index("generator") if "generator" in form.names else None
+        self.generator = schema.names.index("generator") if "generator" in schema.names else None
         self.aligned = compiled.aligned
-        self.stored = dict(form.stored)
-        self.direct = {k for k, position in form.stored if self._has_layout(k, leaves[position])}
+        self.stored = dict(schema.stored)
+        self.direct = {k for k, position in schema.stored if self._has_layout(k, leaves[position])}
 
     def _has_layout(self, k: int, target: Any) -> bool:
         """Whether an argument lies in memory as the program writes a result."""
@@ -104,7 +110,7 @@ class OperatorLaunch:
         if not isinstance(target, torch.Tensor) or tuple(target.shape) != shape or target.dtype != dtype:
             return False
         seen = operand(target)
-        return not (seen.strided or seen.spread) and movement.dense_strides(shape, seen.order) == strides
+        return not (seen.strided or seen.expanded) and device_copy.dense_strides(shape, seen.order) == strides
 
     def _number(self, source: tuple[int, bool], tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> Any:
         place, is_tensor = source
@@ -132,14 +138,14 @@ class OperatorLaunch:
                 later.append((target, result))
         if any(result.numel() for result in made):
             for k, order in self.gathered.items():
-                inputs[k] = movement.gather(inputs[k], None, order)
+                inputs[k] = device_copy.gather(inputs[k], None, order)
         self.launch.queue(words, inputs, made)
         for target, result in later:
             transfer.copy_(target, result)
         return self._returned(made, args, kwargs)
 
     def _argument(self, position: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return args[position] if position < len(args) else kwargs.get(self.form.names[position])
+        return args[position] if position < len(args) else kwargs.get(self.schema.names[position])
 
     def _target(
         self, k: int, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Sequence[int]
@@ -149,12 +155,12 @@ class OperatorLaunch:
         if position is None:
             return None
         target: torch.Tensor | None = self._argument(position, args, kwargs)
-        if target is not None and position in self.form.outs and tuple(target.shape) != shape:
+        if target is not None and position in self.schema.outs and tuple(target.shape) != shape:
             _resize(target, shape)
         return target
 
     def _returned(self, made: list[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        returned = self.form.returned
+        returned = self.schema.returned
         if not returned:
             return None
         if len(returned) == 1 and returned[0] is not None:
@@ -166,7 +172,7 @@ class OperatorLaunch:
             for part in self.tree
         ]
         if len(returned) == 1:
-            return found if self.form.listed else found[0]
+            return found if self.schema.listed else found[0]
         return tuple(
             found[k] if place is None else self._argument(place, args, kwargs) for k, place in enumerate(returned)
         )
@@ -175,7 +181,7 @@ class OperatorLaunch:
         """The call as a function with as little to do as possible, for most operators of a model: they have one result, and
         nothing that has to be gathered, drawn, or looked at for large integers. Else the launch itself. tensors: of the call,
         with the strides of all such calls."""
-        if len(self.results) != 1 or self.tree not in (0, [0]) or self.form.listed or 0 in self.results[0][0]:
+        if len(self.results) != 1 or self.tree not in (0, [0]) or self.schema.listed or 0 in self.results[0][0]:
             return self
         sources = [self.numbers[k] for k in self.given]
         if not self.launch.is_plain or self.gathered or self.limit or any(is_tensor for _, is_tensor in self.numbers):
@@ -193,7 +199,7 @@ class OperatorLaunch:
             if all(i in self.aligned[0] for i, other in enumerate(self.inputs) if other == k)
             and tensors[k].stride() == strides
         }
-        name = self.form.names[position]
+        name = self.schema.names[position]
         return self.launch.fast_in_place(self.inputs, numbers, position, name, dtype.itemsize, safe, self)
 
 
@@ -216,43 +222,43 @@ class Places:
     numbers: list[int | None]
 
 
-def places(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Places:
+def places(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Places:
     """In the order in which a kernel collects them."""
-    found = Places([[] for _ in form.names], [None] * len(form.names))
+    found = Places([[] for _ in schema.names], [None] * len(schema.names))
     tensors = numbers = 0
-    for k, leaf in [*enumerate(args), *((form.names.index(name), leaf) for name, leaf in kwargs.items())]:
+    for k, leaf in [*enumerate(args), *((schema.names.index(name), leaf) for name, leaf in kwargs.items())]:
         for x in leaf if isinstance(leaf, list | tuple) else (leaf,):
             if isinstance(x, torch.Tensor):
                 found.tensors[k].append(tensors)
                 tensors += 1
-        if k in form.numeric and is_runtime(leaf):
+        if k in schema.numeric and is_runtime(leaf):
             found.numbers[k] = numbers
             numbers += 1
     return found
 
 
-def _inputs(form: Form, given: Places, tensors: Sequence[torch.Tensor]) -> list[int]:
+def _inputs(schema: Schema, given: Places, tensors: Sequence[torch.Tensor]) -> list[int]:
     """The operands of the program by their numbers among the tensors of the call."""
-    kept = [place for k, found in enumerate(given.tensors) if k not in form.outs for place in found]
+    kept = [place for k, found in enumerate(given.tensors) if k not in schema.outs for place in found]
     return [place for place in kept if not _is_number(tensors[place])]
 
 
-def _numbers(form: Form, given: Places, tensors: Sequence[torch.Tensor]) -> list[tuple[int, bool]]:
+def _numbers(schema: Schema, given: Places, tensors: Sequence[torch.Tensor]) -> list[tuple[int, bool]]:
     """Where the numbers of the program are: among the tensors of the call, or among its numbers."""
     found: list[tuple[int, bool]] = []
-    for k in range(len(form.names)):
-        if k in form.outs:
+    for k in range(len(schema.names)):
+        if k in schema.outs:
             continue
         found += [(place, True) for place in given.tensors[k] if _is_number(tensors[place])]
         number = given.numbers[k]
-        if number is not None and form.runtime_numbers:
+        if number is not None and schema.runtime_numbers:
             found.append((number, False))
     return found
 
 
-def _may_overflow(form: Form, operands: Sequence[Operand], values: Sequence[Any]) -> bool:
+def _may_overflow(schema: Schema, operands: Sequence[Operand], values: Sequence[Any]) -> bool:
     """Whether floats are stored as integers: torch refuses those that do not fit, and so do lowerings that know them."""
-    filled = form.computed in _FILLING and bool(operands) and not operands[0].dtype.is_floating_point
+    filled = schema.computed in _FILLING and bool(operands) and not operands[0].dtype.is_floating_point
     return filled and any(type(v) is float for v in values)
 
 
@@ -271,7 +277,7 @@ def _is_number(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def signature_of(form: Form, leaves: Sequence[Any], given: Places) -> Signature:
+def signature_of(schema: Schema, leaves: Sequence[Any], given: Places) -> Signature:
     """Numbers that are defaults are known; those that were given may differ from call to call."""
 
     def one(leaf: Any) -> Any:
@@ -282,15 +288,15 @@ def signature_of(form: Form, leaves: Sequence[Any], given: Places) -> Signature:
         return tuple(map(one, leaf)) if isinstance(leaf, list | tuple) else leaf
 
     def argument(k: int, leaf: Any) -> Any:
-        if k in form.outs:
+        if k in schema.outs:
             return leaf.dtype
-        if form.names[k] == "generator":
+        if schema.names[k] == "generator":
             return None
-        if form.runtime_numbers and given.numbers[k] is not None:
+        if schema.runtime_numbers and given.numbers[k] is not None:
             return Number(type(leaf).__name__)
         return one(leaf)
 
-    return Signature(form, tuple(argument(k, leaf) for k, leaf in enumerate(leaves)))
+    return Signature(schema, tuple(argument(k, leaf) for k, leaf in enumerate(leaves)))
 
 
 def _resize(target: torch.Tensor, shape: Sequence[int]) -> None:

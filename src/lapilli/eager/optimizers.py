@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from lapilli.eager.call import composite
+from lapilli.eager.dispatch import composite
 
 aten = torch.ops.aten
 Number = float | Tensor

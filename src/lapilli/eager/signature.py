@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lapilli.eager.form import Form
+from lapilli.eager.operator_schema import Schema
 
 WIDE = 1 << 31
 """Integers from here on do not fit into kernels."""
@@ -39,27 +39,27 @@ class Number:
 class Operand:
     """A tensor on the device as a program sees it: dense in the order of its memory, dimension after dimension.
 
-    order: dimensions from the outermost to the innermost; spread: dimensions whose elements are one and the same (expanded);
+    order: dimensions from the outermost to the innermost; expanded: dimensions whose elements are one and the same;
     strided: it has to be gathered into such memory first."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     order: tuple[int, ...]
-    spread: tuple[int, ...] = ()
+    expanded: tuple[int, ...] = ()
     strided: bool = False
 
 
 def operand(tensor: torch.Tensor) -> Operand:
     """How a program sees a tensor."""
     shape, strides = tuple(tensor.shape), tensor.stride()
-    return see(shape, strides, tensor.dtype)
+    return describe_operand(shape, strides, tensor.dtype)
 
 
-def see(shape: tuple[int, ...], strides: Sequence[int], dtype: torch.dtype) -> Operand:
+def describe_operand(shape: tuple[int, ...], strides: Sequence[int], dtype: torch.dtype) -> Operand:
     rows = tuple(range(len(shape)))
     if 0 in shape:
         return Operand(shape, dtype, rows)
-    spread = tuple(d for d in rows if strides[d] == 0 and shape[d] > 1)
+    expanded = tuple(d for d in rows if strides[d] == 0 and shape[d] > 1)
     moving = [d for d in rows if shape[d] > 1 and strides[d]]
     inwards = sorted(moving, key=lambda d: -strides[d])
     order = rows if inwards == moving else (*(d for d in rows if d not in moving), *inwards)
@@ -68,7 +68,7 @@ def see(shape: tuple[int, ...], strides: Sequence[int], dtype: torch.dtype) -> O
         if strides[d] != step:
             return Operand(shape, dtype, order, (), True)
         step *= shape[d]
-    return Operand(shape, dtype, order, spread)
+    return Operand(shape, dtype, order, expanded)
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,10 @@ Leaf = Operand | Number | Any
 
 @dataclass(frozen=True)
 class Signature:
-    """form: of the operator; leaves: the arguments in the schema's order, lists as tuples, tensors as Operands, numbers that
+    """schema: of the operator; leaves: the arguments in the schema's order, lists as tuples, tensors as Operands, numbers that
     differ from call to call as Numbers, everything else as it is; exact: sizes are fixed; ranges: open sizes have a `Range`."""
 
-    form: Form
+    schema: Schema
     leaves: tuple[Leaf, ...]
     exact: bool = False
     ranges: bool = False
@@ -114,7 +114,7 @@ class Signature:
         """In what an open size is counted."""
         if self.ranges:
             return range_of(size).unit
-        product = self.form.computed in PRODUCTS
+        product = self.schema.computed in PRODUCTS
         return 4 if product and size >= 8 and size % 4 == 0 else 1
 
     def text(self) -> str:
@@ -132,12 +132,12 @@ class Signature:
             if isinstance(leaf, Operand):
                 sizes = ",".join(map(size, leaf.shape))
                 order = "" if leaf.order == tuple(range(len(leaf.order))) else f" order {leaf.order}"
-                spread = f" spread {leaf.spread}" if leaf.spread else ""
-                return f"{leaf.dtype}[{sizes}]{order}{spread}"
+                expanded = f" expanded {leaf.expanded}" if leaf.expanded else ""
+                return f"{leaf.dtype}[{sizes}]{order}{expanded}"
             if isinstance(leaf, Number):
                 return f"number {leaf.kind} {leaf.dtype}"
             if isinstance(leaf, tuple):
                 return "(" + "; ".join(map(one, leaf)) + ")"
             return repr(leaf)
 
-        return f"{torch.get_default_dtype()} {self.form.op}({'; '.join(map(one, self.leaves))})"
+        return f"{torch.get_default_dtype()} {self.schema.op}({'; '.join(map(one, self.leaves))})"

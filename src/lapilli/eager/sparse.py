@@ -10,8 +10,8 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch.utils._pytree import tree_leaves
 
 from lapilli.eager.devices import current_device
-from lapilli.eager.form import form
 from lapilli.eager.host_call import on_cpu
+from lapilli.eager.operator_schema import schema_of
 
 aten = torch.ops.aten
 
@@ -41,7 +41,7 @@ def _redispatched(op: torch._ops.OpOverload, keys: DispatchKeySet) -> Callable[.
 
 
 def _boxed(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
-    described = form(op)
+    described = schema_of(op)
     rest = op._schema.arguments[len(args) :]
     leaves = [*args, *(kwargs.get(argument.name, argument.default_value) for argument in rest)]
     placed = (leaf.get_device() for leaf in tree_leaves(leaves) if isinstance(leaf, torch.Tensor) and not leaf.is_cpu)

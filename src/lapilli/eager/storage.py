@@ -175,12 +175,12 @@ def from_cpu(tensor: torch.Tensor, device_index: int = 0) -> torch.Tensor:
     return copy
 
 
-def is_wide(tensor: torch.Tensor) -> bool:
+def exceeds_int32(tensor: torch.Tensor) -> bool:
     """Whether a tensor may have integers beyond 32 bits, with which kernels cannot compute: some came from the host."""
     return hasattr(tensor.untyped_storage(), "_lapilli_wide")
 
 
-def is_nearly_wide(tensor: torch.Tensor) -> bool:
+def nearly_exceeds_int32(tensor: torch.Tensor) -> bool:
     """The same of integers so near the ends of 32 bits that a small number more may not fit."""
     return hasattr(tensor.untyped_storage(), "_lapilli_nearly_wide")
 

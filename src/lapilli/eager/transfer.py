@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from lapilli.eager import fallback, movement, storage
+from lapilli.eager import device_copy, fallback, storage
 from lapilli.eager.devices import is_ours, place
-from lapilli.eager.form import form
+from lapilli.eager.operator_schema import schema_of
 from lapilli.eager.signature import CannotRun
 
 aten = torch.ops.aten
@@ -59,11 +59,11 @@ def _same_layout(source: torch.Tensor, target: torch.Tensor) -> bool:
 
 
 def copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """`movement.copy` on one device; what the device cannot copy is copied on the CPU, with a warning."""
+    """`device_copy.copy` on one device; what the device cannot copy is copied on the CPU, with a warning."""
     try:
-        movement.copy(target, source)
+        device_copy.copy(target, source)
     except CannotRun as error:
-        described, leaves = form(aten.copy_.default), [target, source, False]
+        described, leaves = schema_of(aten.copy_.default), [target, source, False]
         fallback.check_strict(described, leaves, str(error))
         _copy_on_cpu(target, source)
         fallback.note(described, leaves, str(error))
@@ -85,7 +85,7 @@ def on_device(tensor: torch.Tensor, order: Sequence[int] | None, index: int) -> 
     elif tensor.get_device() != index:
         tensor = tensor.detach().to(place(index))
     seen = tensor if order is None else tensor.permute(*order)
-    return seen if seen.is_contiguous() else movement.gather(seen)
+    return seen if seen.is_contiguous() else device_copy.gather(seen)
 
 
 def to_cpu(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lapilli import formulas
-from lapilli.eager.call import composite, run
+from lapilli.eager.dispatch import composite, run
 
 aten = torch.ops.aten
 

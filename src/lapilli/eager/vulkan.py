@@ -271,9 +271,9 @@ def _generator(device: Where) -> torch.Generator:
 
 def fallbacks() -> dict[str, int]:
     """Which operators ran on the CPU because they have no kernel for the device, and how often."""
-    from lapilli.eager import call  # with the compiler: not with `import torch`
+    from lapilli.eager import dispatch  # with the compiler: not with `import torch`
 
-    return dict(call.fallbacks())
+    return dict(dispatch.fallbacks())
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

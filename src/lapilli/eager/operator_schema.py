@@ -27,7 +27,7 @@ CONSTANT_NUMBERS = {
 
 
 @dataclass(frozen=True)
-class Form:
+class Schema:
     """op: the operator; functional: what computes its results without writing to arguments (None: not known by name);
     names: its arguments; numeric: those that take a number (for a tensor, or a Scalar), by position; tensors: those that must be
     tensors, though a number that C++ has wrapped arrives as a number; scalars: numbers that torch converts to the type of its
@@ -72,22 +72,22 @@ def wrapped(number: float, tensors: Iterable[tuple[torch.dtype, int]]) -> torch.
 
 
 @cache
-def form(op: Overload) -> Form:
-    schema = op._schema
-    arguments = list(schema.arguments)
+def schema_of(op: Overload) -> Schema:
+    declared = op._schema
+    arguments = list(declared.arguments)
     names = tuple(a.name for a in arguments)
     numeric = frozenset(k for k, a in enumerate(arguments) if str(a.type) in ("Tensor", "number", "Optional[number]"))
-    takes_numbers = torch._C._should_allow_numbers_as_tensors(schema.name.removeprefix("aten::"))
+    takes_numbers = torch._C._should_allow_numbers_as_tensors(declared.name.removeprefix("aten::"))
     tensors = frozenset() if takes_numbers else frozenset(k for k, a in enumerate(arguments) if str(a.type) == "Tensor")
     scalars = frozenset(k for k, a in enumerate(arguments) if _is_scalar(a))
     written = tuple(k for k, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
     outs = tuple(k for k in written if arguments[k].kwarg_only)
     functional = functional_variant(op)
-    returned = tuple(_returned(r, arguments) for r in schema.returns)
+    returned = tuple(_returned(r, arguments) for r in declared.returns)
     stored = [(k, place) for k, place in enumerate(returned) if place is not None]
     if written and not stored:  # what is not among the results comes after them
         stored = [(len(returned) + k, place) for k, place in enumerate(written)]
-    return Form(
+    return Schema(
         op,
         functional,
         names,
@@ -100,7 +100,7 @@ def form(op: Overload) -> Form:
         returned,
         tuple(stored),
         functional in lowerings,
-        len(schema.returns) == 1 and str(schema.returns[0].type).startswith("List"),
+        len(declared.returns) == 1 and str(declared.returns[0].type).startswith("List"),
     )
 
 

@@ -12,8 +12,8 @@ import torch
 
 from lapilli.codegen.gpu_tiles import Tiles
 from lapilli.eager import compile as compiling
-from lapilli.eager import products
-from lapilli.eager.form import form
+from lapilli.eager import matmul_target
+from lapilli.eager.operator_schema import schema_of
 from lapilli.eager.signature import Operand, Range, Signature, operand, range_of
 from lapilli.target import CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, Target
 
@@ -31,7 +31,7 @@ def turned(*shape: int) -> Operand:
 
 
 def product(op: Any, *leaves: Any) -> Signature:
-    return Signature(form(op), leaves)
+    return Signature(schema_of(op), leaves)
 
 
 def convolution(
@@ -44,7 +44,7 @@ def convolution(
 @pytest.fixture
 def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Device 0 is one with matrix units."""
-    monkeypatch.setattr(products, "target_of", lambda device, matrix=False: GPU_MATRIX if matrix else GPU_HALF)
+    monkeypatch.setattr(matmul_target, "target_of", lambda device, matrix=False: GPU_MATRIX if matrix else GPU_HALF)
 
 
 N = 1024  # a square product of this size is heavy, in elements and in work
@@ -73,15 +73,15 @@ PLANS: dict[str, tuple[Signature, Target]] = {
 @pytest.mark.parametrize("name", PLANS)
 def test_plan_of_a_call(matrix_units: None, name: str) -> None:
     signature, expected = PLANS[name]
-    target, chosen = products.choose(signature, 0)
+    target, chosen = matmul_target.choose(signature, 0)
     assert target == expected
     assert chosen.ranges == (target == GPU_MATRIX) and chosen.leaves == signature.leaves
 
 
 @pytest.mark.parametrize("target", [CPU_HALF, GPU])
 def test_other_devices_keep_their_programs(monkeypatch: pytest.MonkeyPatch, target: Target) -> None:
-    monkeypatch.setattr(products, "target_of", lambda device, matrix=False: target)
-    assert products.choose(PLANS["mm"][0], 0) == (target, PLANS["mm"][0])
+    monkeypatch.setattr(matmul_target, "target_of", lambda device, matrix=False: target)
+    assert matmul_target.choose(PLANS["mm"][0], 0) == (target, PLANS["mm"][0])
 
 
 # --- how programs see sizes
@@ -101,7 +101,7 @@ def test_signatures_with_ranges() -> None:
     """Sizes of one range share programs, others do not; without ranges all multiples of four do."""
 
     def text(m: int, n: int, ranges: bool) -> str:
-        return Signature(form(aten.mm.default), (dense(m, n), dense(n, n)), ranges=ranges).text()
+        return Signature(schema_of(aten.mm.default), (dense(m, n), dense(n, n)), ranges=ranges).text()
 
     assert text(200, 768, True) == text(248, 1016, True)
     different = {text(m, n, True) for m, n in ((200, 768), (197, 768), (256, 768), (200, 1024), (200, 769), (768, 768))}
@@ -136,7 +136,7 @@ def eighths(compiled: compiling.Compiled) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("right", [dense, turned])
 def test_operands_are_read_as_they_lie(monkeypatch: pytest.MonkeyPatch, left: Any, right: Any) -> None:
     x, y = left(512, 768), right(768, 1024)
-    compiled, (tiles,) = templates(monkeypatch, Signature(form(aten.mm.default), (x, y), ranges=True))
+    compiled, (tiles,) = templates(monkeypatch, Signature(schema_of(aten.mm.default), (x, y), ranges=True))
     assert isinstance(tiles, Tiles) and tiles.matrix
     assert (tiles.rows.transposed, tiles.transposed_w) == (left is turned, right is turned)
     assert sorted(eighths(compiled)) == [(0, 0, 8), (0, 1, 8), (1, 1, 8)]
@@ -144,7 +144,7 @@ def test_operands_are_read_as_they_lie(monkeypatch: pytest.MonkeyPatch, left: An
 
 
 def test_sizes_that_are_no_eighths_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    signature = Signature(form(aten.mm.default), (dense(509, 769), dense(769, 1021)), ranges=True)
+    signature = Signature(schema_of(aten.mm.default), (dense(509, 769), dense(769, 1021)), ranges=True)
     compiled, (tiles,) = templates(monkeypatch, signature)
     assert tiles.matrix and {unit for _, _, unit in eighths(compiled)} == {1}
     assert [node.name.rpartition("_")[2] for node in tiles.operands] == ["rows", "matrix"]
@@ -153,7 +153,7 @@ def test_sizes_that_are_no_eighths_are_packed(monkeypatch: pytest.MonkeyPatch) -
 
 def test_channels_of_convolutions_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     x = operand(torch.empty((2, 64, 56, 56), dtype=half, device="meta").to(memory_format=torch.channels_last))
-    signature = Signature(form(aten.convolution.default), convolution(x, dense(96, 64, 3, 3)).leaves, ranges=True)
+    signature = Signature(schema_of(aten.convolution.default), convolution(x, dense(96, 64, 3, 3)).leaves, ranges=True)
     compiled, (tiles,) = templates(monkeypatch, signature)
     assert tiles.matrix and tiles.rows.struct == "ConvParams"
     assert eighths(compiled) == [(0, 0, 1), (0, 2, 8)] and (tiles.k.value, tiles.n.value) == (576, 96)

@@ -12,7 +12,7 @@ import torch
 
 from lapilli.compiler import assemble_graph, assemble_tasks
 from lapilli.eager import devices, integers, programs, storage
-from lapilli.eager.signature import CannotRun, see
+from lapilli.eager.signature import CannotRun, describe_operand
 from lapilli.errors import NoDeviceError
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
@@ -49,13 +49,13 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
         return _copy_parts(target, source)
     if target.dtype is torch.float64 and source.dtype is torch.float32:
         source = _widened(source)
-    if source.dtype is torch.int64 and storage.is_wide(source):
+    if source.dtype is torch.int64 and storage.exceeds_int32(source):
         if target.dtype is not torch.int64:
             raise CannotRun(
                 "an int64 tensor has values that do not fit into the 32 bits in which the GPU computes them"
             )
         target.untyped_storage()._lapilli_wide = True  # type: ignore[attr-defined]
-    if source.dtype is torch.int64 and storage.is_nearly_wide(source) and target.dtype is torch.int64:
+    if source.dtype is torch.int64 and storage.nearly_exceeds_int32(source) and target.dtype is torch.int64:
         target.untyped_storage()._lapilli_nearly_wide = True  # type: ignore[attr-defined]
     if target.dtype is torch.int64 and source.dtype in _FLOATS and integers.largest(source) > integers.MOST:
         raise CannotRun("it has numbers that do not fit into the 32 bits in which the GPU computes integers")
@@ -63,8 +63,8 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
         if target.dtype == source.dtype and _same_place(target, source):
             return
         source = gather(source)
-    seen = see(tuple(target.shape), target.stride(), target.dtype)
-    if seen.strided or seen.spread:
+    seen = describe_operand(tuple(target.shape), target.stride(), target.dtype)
+    if seen.strided or seen.expanded:
         ready = source.dtype == target.dtype and source.is_contiguous() and _is_aligned(source)
         return _scatter(target, source if ready else gather(source, target.dtype))
     if target.dtype == source.dtype and target.stride() == source.stride():

@@ -39,7 +39,7 @@ def choose(signature: Signature, device: int) -> tuple[Target, Signature]:
 
 def is_heavy(signature: Signature) -> bool:
     """Whether a call is a product of halves with enough to do."""
-    op = signature.form.computed
+    op = signature.schema.computed
     places = _PRODUCTS.get(op) or _CONVOLUTIONS.get(op)
     if places is None:
         return False

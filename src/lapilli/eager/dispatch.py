@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_map
 from lapilli.eager import devices, storage
 from lapilli.eager.devices import index_of, is_ours
 from lapilli.eager.fallback import fallbacks, reset_fallbacks
-from lapilli.eager.form import form
 from lapilli.eager.host_call import on_cpu
 from lapilli.eager.operator_launch import OperatorLaunch, is_runtime, places
+from lapilli.eager.operator_schema import schema_of
 from lapilli.eager.signature import CannotRun
 from lapilli.eager.tracing import is_recorded, untraced
 from lapilli.lower import lowerings
@@ -36,7 +36,7 @@ _MOST = 1 << 12  # launches that an operator keeps
 _lock = threading.RLock()
 
 
-_all: weakref.WeakSet[Kernel] = weakref.WeakSet()
+_all: weakref.WeakSet[Operator] = weakref.WeakSet()
 
 
 @devices.on_loss.append
@@ -45,15 +45,15 @@ def _forget(index: int) -> None:
         kernel.launches.clear()
 
 
-class Kernel:
+class Operator:
     """An operator on tensors of the device.
 
     Raises what torch raises for wrong arguments; NotImplementedError in strict mode for what the device cannot run."""
 
     def __init__(self, op: Overload) -> None:
-        self.form = form(op)
-        self.numeric = self.form.numeric | {self.form.names[k] for k in self.form.numeric}
-        self.scales = 1 in self.form.numeric  # whether the second argument may be a number
+        self.schema = schema_of(op)
+        self.numeric = self.schema.numeric | {self.schema.names[k] for k in self.schema.numeric}
+        self.scales = 1 in self.schema.numeric  # whether the second argument may be a number
         self.launches: dict[Any, Any] = {}
         _all.add(self)
 
@@ -95,7 +95,7 @@ class Kernel:
             except CannotRun as error:
                 launch = str(error)
         leaves = self._leaves(args, kwargs)
-        return on_cpu(self.form, leaves, _index(leaves, tensors), launch)
+        return on_cpu(self.schema, leaves, _index(leaves, tensors), launch)
 
     def _exact(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[torch.Tensor], numbers: list[Any]
@@ -138,7 +138,7 @@ class Kernel:
 
     def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The arguments in the schema's order, with the defaults of those that were not given."""
-        rest = self.form.op._schema.arguments[len(args) :]
+        rest = self.schema.op._schema.arguments[len(args) :]
         return [*args, *(kwargs.get(argument.name, argument.default_value) for argument in rest)]
 
     def _prepare(
@@ -148,14 +148,14 @@ class Kernel:
         devices.check_fork()
         leaves = self._leaves(args, kwargs)
         index = _index(leaves, tensors)
-        if self.form.op in _INDEXING and leaves[0].is_vulkan and any(t.is_cpu for t in tensors):
+        if self.schema.op in _INDEXING and leaves[0].is_vulkan and any(t.is_cpu for t in tensors):
             return lambda args, kwargs, tensors, numbers: self(*tree_map(lambda x: _uploaded(x, index), args), **kwargs)
         self._check_devices(tensors, index)
         made: Callable[..., Any] | str
         constant = bool(numbers)
         with _lock:
             try:
-                launch = OperatorLaunch(self.form, leaves, places(self.form, args, kwargs), tensors, numbers, index)
+                launch = OperatorLaunch(self.schema, leaves, places(self.schema, args, kwargs), tensors, numbers, index)
                 constant = constant and launch.constant
                 made = launch.fast(tensors)
             except CannotRun as error:
@@ -215,7 +215,7 @@ def _kernel(op: Overload) -> Callable[..., Any]:
     """What computes an operator."""
     known = _kernels.get(op)
     if known is None:
-        kernel = _composite.get(op) or Kernel(op)
+        kernel = _composite.get(op) or Operator(op)
         known = _kernels[op] = kernel if is_recorded(op) else untraced(kernel)
     return known
 
@@ -231,9 +231,9 @@ def call(op: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 @functools.cache
-def run(op: Overload) -> Kernel:
+def run(op: Overload) -> Operator:
     """An operator by a program, whatever else may be in its place."""
-    return Kernel(op)
+    return Operator(op)
 
 
 _MADE_OF_OTHERS = {
