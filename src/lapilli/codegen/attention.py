@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lapilli.codegen.emit import Emitter
 from lapilli.codegen.gpu_wrapper import SIGNATURE, batched, source, with_sizes
 from lapilli.codegen.kernel import Written
-from lapilli.codegen.template import Context, Wrapper
+from lapilli.codegen.template import Context, KernelTemplate, Wrapper
 from lapilli.ir.expr import loads, rewrite
 from lapilli.ir.integer import Int, IntLike, Var, as_int, ceildiv, of, product
 from lapilli.ir.node import Attention, Matmul, Node
@@ -86,7 +86,7 @@ def _tensor(x: Node, batch: Sequence[Int], ctx: Context) -> _Tensor | None:
 
 
 @dataclass(frozen=True)
-class _Flash:
+class _Flash(KernelTemplate):
     scores: Task
     causal: bool
     q: _Tensor

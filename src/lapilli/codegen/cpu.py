@@ -10,6 +10,7 @@ from lapilli.codegen.kernel import Written, linear_groups
 from lapilli.codegen.packing import as_words, channels_last, filter_index, flat, is_nested, pack_depthwise
 from lapilli.codegen.template import (
     Context,
+    KernelTemplate,
     Wrapper,
     float_bits,
     row_major,
@@ -81,7 +82,7 @@ def is_aligned(x: Int) -> bool:
 
 
 @dataclass(frozen=True)
-class CpuMatmul:
+class CpuMatmul(KernelTemplate):
     """batch, m, n, k; x: rows of k consecutive elements; w: packed; offset and strides of x in elements."""
 
     batch: Int
@@ -176,7 +177,7 @@ def pack_matrix(rhs: Operand, v: MatmulView, ctx: Context) -> Node:
 
 
 @dataclass(frozen=True)
-class CpuConvolution:
+class CpuConvolution(KernelTemplate):
     """Direct or depthwise; x has channel stride 1 and everything else a multiple of 4 elements."""
 
     v: ConvolutionView
@@ -305,13 +306,18 @@ def winograd_tile(v: ConvolutionView) -> int:
 
 
 @dataclass(frozen=True)
-class _Winograd:
+class _Winograd(KernelTemplate):
     """One of the three steps around the matrix product; `step` names the kernel."""
 
     step: str
     v: ConvolutionView
     tile: int
     source: Operand
+    before: tuple[Task, ...] = ()
+
+    @property
+    def steps(self) -> tuple[Task, ...]:
+        return self.before
 
     @property
     def operands(self) -> list[Node]:
@@ -355,7 +361,7 @@ class _Winograd:
 
 
 def _winograd(task: Task, v: ConvolutionView, x: Operand, ctx: Context) -> _Winograd:
-    """Adds the tasks of the transforms and of the matrix product; the task itself becomes the output transform."""
+    """The output transform, with tasks for the other transforms and the matrix product."""
     t = winograd_tile(v)
     points = as_int((t + 2) * (t + 2))
     tiles = v.n * ceildiv(v.out_h, t) * ceildiv(v.out_w, t)
@@ -363,12 +369,15 @@ def _winograd(task: Task, v: ConvolutionView, x: Operand, ctx: Context) -> _Wino
     name = task.out.name
 
     def node(shape: list[Int], what: str) -> Node:
-        return Node(tuple(shape), DType.float32, f"{name}_{what}", "winograd")
+        made = Node(tuple(shape), DType.float32, f"{name}_{what}", "winograd")
+        ctx.dense(made)
+        return made
 
     weight = node([points * ceildiv(o, 4) * c, as_int(4)], "winograd_weight")
     inputs = node([points * tiles, c], "winograd_input")
     products = node([points * tiles, o], "winograd_product")
     origins = task.origins[:1]
+    steps = []
     for out, template, label in (
         (
             weight,
@@ -384,8 +393,8 @@ def _winograd(task: Task, v: ConvolutionView, x: Operand, ctx: Context) -> _Wino
     ):
         step = simple_task(out, [f"{origins[0]} ({label})"], label)
         step.template = template
-        ctx.add(step)
-    return _Winograd("winogradOutput", v, t, Operand(products, as_int(0), ()))
+        steps.append(step)
+    return _Winograd("winogradOutput", v, t, Operand(products, as_int(0), ()), tuple(steps))
 
 
 def _row_major(filters: Node, ctx: Context) -> Node:

@@ -8,7 +8,7 @@ from lapilli.codegen.gpu_tiles import Rows, Tiles
 from lapilli.codegen.gpu_wrapper import SIGNATURE, all_multiples, are_halves, batched, source, with_sizes
 from lapilli.codegen.kernel import Written
 from lapilli.codegen.packing import as_words, channels_last, filter_index, flat, is_nested, pack_depthwise
-from lapilli.codegen.template import Context, Wrapper
+from lapilli.codegen.template import Context, KernelTemplate, Wrapper
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
@@ -226,7 +226,7 @@ def _tiles_of_convolution(
 
 
 @dataclass(frozen=True)
-class _Direct:
+class _Direct(KernelTemplate):
     v: ConvolutionView
     w: Node
 
@@ -272,7 +272,7 @@ def direct(v: ConvolutionView, ctx: Context) -> _Direct | None:
 
 
 @dataclass(frozen=True)
-class _Depthwise:
+class _Depthwise(KernelTemplate):
     v: ConvolutionView
     x: Operand
     w: Node

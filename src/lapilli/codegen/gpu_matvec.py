@@ -18,7 +18,7 @@ from lapilli.codegen.gpu_wrapper import (
 )
 from lapilli.codegen.kernel import Written
 from lapilli.codegen.packing import flat
-from lapilli.codegen.template import Context, Wrapper
+from lapilli.codegen.template import Context, KernelTemplate, Wrapper
 from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, as_int, ceildiv
 from lapilli.ir.node import Constant, Node
@@ -32,7 +32,7 @@ _TEAM, _INVOCATIONS = 32, 128
 
 
 @dataclass(frozen=True)
-class Matvec:
+class Matvec(KernelTemplate):
     """One row of halves; w keeps torch's layout [N, K]."""
 
     x: Node
@@ -74,7 +74,7 @@ def matvec(v: MatmulView, ctx: Context) -> Matvec | None:
 
 
 @dataclass(frozen=True)
-class FewRows:
+class FewRows(KernelTemplate):
     """out[b, m, n]; x and w: rows and lines along K, a multiple of four."""
 
     x: Operand

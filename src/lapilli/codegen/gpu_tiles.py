@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lapilli.codegen import tiles
 from lapilli.codegen.gpu_wrapper import SIGNATURE, SUBGROUP_BASIC, batched, source, source8, with_sizes
 from lapilli.codegen.kernel import Written
-from lapilli.codegen.template import Context, Wrapper
+from lapilli.codegen.template import Context, KernelTemplate, Wrapper
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
 from lapilli.ir.node import Node
 from lapilli.schedule.layout import estimate
@@ -30,7 +30,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Tiles:
+class Tiles(KernelTemplate):
     """out[b, m, n] with rows from `rows` and columns from the packed (or plain) right operand."""
 
     rows: Rows

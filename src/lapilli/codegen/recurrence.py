@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from lapilli.codegen.cpu import BASIC_OPERATIONS, QUAD_OPERATIONS
 from lapilli.codegen.emit import LANES, Emitter, Kernel
 from lapilli.codegen.kernel import Written, finish, linear_groups
-from lapilli.codegen.template import Context
+from lapilli.codegen.template import Context, KernelTemplate
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cast_to, load, loads
 from lapilli.ir.integer import Int, Var, as_int, of
@@ -53,7 +53,7 @@ def _packed(ctx: Context, name: str, w: Node, terms: Int, gates: int, units: Int
 
 
 @dataclass(frozen=True)
-class _Loop:
+class _Loop(KernelTemplate):
     note: Recurrence
     weight: Node
     projection: Node | None

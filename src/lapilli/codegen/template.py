@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +14,9 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, cast_to, const, load, rewrite, select
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, of
 from lapilli.ir.node import Map, Node, Reduce
+from lapilli.schedule.copies import Packed
 from lapilli.schedule.layout import Layout
-from lapilli.schedule.task import Task
+from lapilli.schedule.task import Task, Template
 from lapilli.target import Target
 
 PackedBody = Callable[..., tuple[list[Int], Expr]]
@@ -30,19 +32,12 @@ class Context:
     target: Target
     layouts: dict[int, Layout]
     views: Mapping[int, Map]
-    added: list[Task] = field(default_factory=list)  # tasks that templates need: packed weights, padded operands
-    copies: dict[tuple[Any, ...], Node] = field(
-        default_factory=dict
-    )  # operands that several templates read, by what they are
+    copies: dict[tuple[Any, ...], Packed] = field(default_factory=dict)
+    """Copies that several templates read, by what they are."""
 
-    def add(self, task: Task, layout: Layout | None = None) -> Node:
-        self.layouts[task.out.id] = layout or Layout.of(task.out.shape, range(task.out.rank))
-        self.added.append(task)
-        return task.out
-
-    def add_map(self, node: Map, layout: Layout | None = None) -> Node:
-        at = tuple(as_int(0) if a.extent == 1 else of(a) for a in node.axes)
-        return self.add(Task(node, node.axes, at, node.body, origins=[node.origin], reason="packed operand"), layout)
+    def dense(self, node: Node) -> None:
+        """Gives a new value the layout of torch's tensors."""
+        self.layouts[node.id] = Layout.of(node.shape, range(node.rank))
 
     def read(self, node: Node, index: Sequence[Int]) -> Expr:
         """An element of a value, seen through the views that have no memory."""
@@ -66,14 +61,23 @@ class Context:
         halves where the device lacks them."""
         return stored_as(node.dtype, self.target.half) in ("float", "half", "int")
 
-    def packed(self, name: str, like: Node, shape: Sequence[IntLike], body: PackedBody) -> Node:
-        """A copy of an operand in a kernel's own layout: body(*axes) gives (guards, value)."""
+    def packed(self, name: str, like: Node, shape: Sequence[IntLike], body: PackedBody) -> Packed:
+        """Declares a copy of an operand in a kernel's own layout: body(*axes) gives (guards, value)."""
         sizes = tuple(as_int(s) for s in shape)
         axes, at = fresh_axes(sizes)
         guards, value = body(*at)
         padded = select(guards, value, const(0, value.dtype))
         kept = like.dtype if self.is_whole(like) else value.dtype
-        return self.add_map(Map(sizes, kept, f"{like.name}_{name}", f"pack {name}", axes=axes, body=padded))
+        node = Packed(sizes, kept, f"{like.name}_{name}", f"pack {name}", axes=axes, body=padded)
+        self.dense(node)
+        return node
+
+
+class KernelTemplate(Template):
+    """A template that can be written as a kernel."""
+
+    @abstractmethod
+    def write(self, task: Task, ctx: Context) -> Written: ...
 
 
 def accumulator(shape: Sequence[Int]) -> Reduce:

@@ -1,5 +1,5 @@
 """The schedule stage: a graph and a target in, kernels in order with their buffers out. In between, `codegen/select.py` says which
-kernel serves each task, and adds the tasks that copy operands to where it reads them."""
+kernel serves each task, and `copies.py` makes the copies of operands that kernels declare."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ class Draft:
     layouts: dict[int, Layout]
     views: dict[int, Map]
     windows: dict[int, Window]  # values that lie in others, by id
+
+    def results(self) -> set[int]:
+        """Values that no task reads, by id."""
+        return {t.out.id for t in self.tasks} - {r.id for t in self.tasks for r in t.reads()}
 
 
 @dataclass(frozen=True)

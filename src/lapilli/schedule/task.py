@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from lapilli.ir.expr import Expr, Load, ints_of, load, loads, rewrite, walk
 from lapilli.ir.integer import Atom, Indirect, Int, Symbol, Var, as_int, of
@@ -17,14 +18,18 @@ if TYPE_CHECKING:
     from lapilli.schedule.rows import Row
 
 
-class Template(Protocol):
-    """A hand-written kernel that computes a task's reduction; the epilogue is generated into it."""
+class Template(ABC):
+    """A hand-written kernel that computes a task's reduction; the epilogue is generated into it. `codegen.template` writes it."""
 
     @property
-    def operands(self) -> list[Node]: ...
+    @abstractmethod
+    def operands(self) -> list[Node]:
+        """Values that it reads, copies that it declares (`schedule.copies.Packed`) among them."""
 
-    def write(self, task: Task, ctx: Any) -> Any:
-        """The kernel (codegen.kernel.Written), in a codegen.template.Context."""
+    @property
+    def steps(self) -> Sequence[Task]:
+        """Tasks of its own, which compute some of its operands."""
+        return ()
 
 
 @dataclass(eq=False)
