@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 from collections.abc import Callable
@@ -68,3 +69,38 @@ def test_kernels_are_the_same_in_any_order(target: Target) -> None:
         assert kernels(*case, target) == found[case], case
     # Bounds do matter here, or the test would see nothing.
     assert any(len({str(found[name, b]) for b in BOUNDS}) > 1 for name in FUNCTIONS)
+
+
+PLAIN: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
+    "attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), ((1, 4, 64, 64),) * 3),
+    "layer norm": (lambda x: F.layer_norm(x, (768,)), ((3, 768),)),
+    "softmax": (lambda x: (x * 2).softmax(-1) + x, ((5, 100),)),
+    "bicubic": (lambda x: F.interpolate(x, size=(5, 7), mode="bicubic"), ((1, 2, 9, 9),)),
+    "windows": (lambda x: F.avg_pool2d(x, 3, 1).relu(), ((1, 2, 9, 9),)),
+}
+
+
+@pytest.mark.parametrize("target", [ANY, GPU], ids=lambda t: t.name)
+@pytest.mark.parametrize("name", PLAIN)
+def test_kernels_are_the_same_whatever_is_collected(name: str, target: Target) -> None:
+    """Expressions are shared while they live: kernels may not depend on how long that is, nor on how many there were."""
+    f, shapes = PLAIN[name]
+
+    class Many(torch.nn.Module):
+        def forward(self, *x: torch.Tensor) -> torch.Tensor:
+            return f(*x)
+
+    module = prepare(capture(Many().eval(), tuple(torch.zeros(s) for s in shapes)))
+
+    def written() -> list[str]:
+        return [f"{w.source} {w.groups} {w.params}" for w in write_all(plan(lower(module), target)).values()]
+
+    before = gc.get_threshold()
+    found = []
+    try:
+        for threshold in (0, 1, 3, 50, 700):
+            gc.set_threshold(threshold, 2, 2)
+            found.append(written())
+    finally:
+        gc.set_threshold(*before)
+    assert all(kernels == found[0] for kernels in found[1:])

@@ -265,7 +265,7 @@ class Emitter:
         self.uniform: set[int] = set()  # of these values, those that are one scalar for all lanes
         self.lines: list[str] = []
         self.indent = indent
-        self._known: list[dict[tuple[int, bool], str]] = [{}]
+        self._known: list[dict[tuple[Expr, bool], str]] = [{}]  # keeps them: another of the same meaning is the same
         self._named: list[dict[str, str]] = [{}]  # heavy integers, by key
         self._counter = [0]
 
@@ -357,8 +357,8 @@ class Emitter:
 
     def _emit(self, e: Expr, lanes: int) -> str:
         for scope in reversed(self._known):
-            if (e.id, lanes > 1) in scope:
-                return scope[e.id, lanes > 1]
+            if (e, lanes > 1) in scope:
+                return scope[e, lanes > 1]
         if isinstance(e, Const):
             return self._splat(literal(e.value, e.dtype), e.dtype, lanes)
         if isinstance(e, Load) and e.node.id in self.values:
@@ -380,7 +380,7 @@ class Emitter:
             )
             text = self.fresh()
             self.line(f"{self._type(e.dtype, lanes)} {text} = {code};")
-        self._known[-1][e.id, lanes > 1] = text
+        self._known[-1][e, lanes > 1] = text
         return text
 
     def _index(self, e: Index, lanes: int) -> str:

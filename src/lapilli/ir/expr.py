@@ -61,7 +61,7 @@ class Expr:
 
     @property
     def key(self) -> str:
-        return f"e{self.id}"
+        return f"e{self.id:012}"  # in the order in which they were made, whatever was made before
 
     @property
     def args(self) -> tuple[Expr, ...]:

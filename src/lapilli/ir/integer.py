@@ -83,7 +83,7 @@ class Var(Atom):
 
     @cached_property
     def key(self) -> str:
-        return f"{self.name}.{self.id}"
+        return f"{self.name}.{self.id:012}"  # in the order in which they were made, whatever was made before
 
     @cached_property
     def bounds(self) -> Bounds:
