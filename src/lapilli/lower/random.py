@@ -6,8 +6,9 @@ are not.
 
 The key is a state of the program, `lapilli.random`: two int32, the number of the run, which moves on with every run, and a
 seed. Both begin as 0: a program gives the same numbers again after `program.reset()`, and others after
-`program.set_state({"lapilli.random": numpy.array([0, seed], "int32")})`. Programs of the eager device get the key as two symbols
-instead, for their numbers come from one generator."""
+`program.set_state({"lapilli.random": numpy.array([0, seed], "int32")})`. Programs inside of torch follow torch.manual_seed: those
+of `lapilli::run` and of mobile modules are given the state before every run (`runtime/seeding.py`), those of the eager device and
+of torch.compile get the key as two symbols instead (`eager/launch.py`)."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from lapilli.ir.expr import Expr, binary, cast_to, const, index, load, unary, wh
 from lapilli.ir.integer import Int, as_int
 from lapilli.ir.node import Map, Node, State
 from lapilli.lower.registry import RANDOM_KEY, Call, Operand, decomposition, element, lowering
+from lapilli.runtime.description import RANDOM_STATE
 
 aten = torch.ops.aten
 
@@ -39,7 +41,7 @@ def _word(value: int) -> int:
     return value - (1 << 32) if value >> 31 else value
 
 
-STATE = "lapilli.random"
+STATE = RANDOM_STATE
 
 
 def seed(call: Call) -> tuple[Expr, Expr]:

@@ -24,6 +24,7 @@ from lapilli.mobile.arguments import Type, pack, type_of, unpack
 from lapilli.runtime.cache import Cache
 from lapilli.runtime.host import OWN
 from lapilli.runtime.program import Program
+from lapilli.runtime.seeding import draw_key
 from lapilli.version import __version__
 
 Tensors = list[torch.Tensor]
@@ -97,6 +98,7 @@ class _Method:
             variant = self._variants[key]
         args = unpack(iter(inputs), iter(settings), self._given)
         program = variant.program(tuple(tuple(t.shape) for t in inputs), lambda s, d: self._compiled(s, d, key))
+        draw_key(program)
         return pack(program(*args), self._returned)
 
     def _compiled(self, shapes: Shapes, dynamic: Sequence[set[int]], key: Any) -> Program:

@@ -20,6 +20,9 @@ from lapilli.runtime.limits import load_json
 INTERNAL = "lapilli."
 """Metadata whose names begin so is the compiler's own."""
 
+RANDOM_STATE = "lapilli.random"
+"""The state of programs that draw random numbers: two int32, the number of the run and a seed."""
+
 SCHEDULE_KEY = INTERNAL + "schedule"
 
 Size = int | str

@@ -22,6 +22,7 @@ from lapilli.errors import InvalidFileError
 from lapilli.runtime import arithmetic, host
 from lapilli.runtime.limits import load_json
 from lapilli.runtime.program import Program
+from lapilli.runtime.seeding import draw_key
 from lapilli.runtime.sizes import OPERATIONS, Operations, evaluate
 
 _programs: Any = WeakIdKeyDictionary()
@@ -141,7 +142,8 @@ def run(
     """The results, where the first input is."""
     made = interface_of(interface)
     known = made.sizes(inputs, sizes)
-    method = _loaded(program).methods["forward"]
+    loaded = _loaded(program)
+    method = loaded.methods["forward"]
     device = inputs[0].device if inputs else torch.device("cpu")
     stays = method.takes(device.type, device.index) and all(t.device == device for t in inputs)
     place = device if stays else torch.device("cpu")
@@ -149,6 +151,7 @@ def run(
     for number, order in made.inputs:
         tensor = inputs[number].detach().to(place)
         values.append(tensor if order is None else tensor.permute(order))
+    draw_key(loaded)
     outputs = method.run_tensors(values, known)
     return [
         _in_order(value, order).to(device) for value, (_, _, order) in zip(outputs, made.outputs, strict=True)
