@@ -34,10 +34,10 @@ from lapilli.lower.registry import from_torch
 from lapilli.program.writer import PlanSource, Writer
 from lapilli.runtime import structure
 from lapilli.runtime.description import Symbol, TensorSpec
+from lapilli.runtime.host_script import HostScript
 from lapilli.runtime.interface import METADATA_KEY, Interface, dumps
 from lapilli.runtime.notice import working
 from lapilli.runtime.report import Operator
-from lapilli.runtime.script import Script
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.order import order
 from lapilli.schedule.plan import Schedule, realize_graph
@@ -318,7 +318,7 @@ def _keep(writer: Writer, name: str, tensor: torch.Tensor) -> int:
     return writer.array(name, from_torch(tensor.dtype), bits.detach().contiguous().numpy())
 
 
-def _finish_calls(script: Script, parts: Sequence[Part], first: int) -> None:
+def _finish_calls(script: HostScript, parts: Sequence[Part], first: int) -> None:
     """Numbers of methods in the file, and the sizes that methods are given."""
     for call in script.calls:
         for inner in call.scripts:

@@ -7,9 +7,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lapilli.backend.sizes import Sources
+from lapilli.runtime.host_script import HostScript
 from lapilli.runtime.interpreter import Environment
 from lapilli.runtime.limits import Budget, Limits
-from lapilli.runtime.script import Script
 
 
 def test_a_call_finds_a_size_in_a_product_with_one_that_it_knows() -> None:
@@ -29,7 +29,7 @@ def test_a_call_finds_a_size_in_a_product_with_one_that_it_knows() -> None:
 
 
 def test_a_script_finds_it_too() -> None:
-    script = Script(
+    script = HostScript(
         [], [], symbols={"m": ["dim", "y", 0, 2, 1], "n": ["dim", "x", 0, "m", 0], "k": ["fixed", 3], "g": ["given"]}
     )
     values = {"x": np.zeros(28), "y": np.zeros(9)}

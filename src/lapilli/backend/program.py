@@ -8,8 +8,8 @@ from typing import Any
 
 import sympy
 
-from lapilli.backend.script import StreamInterpreter
 from lapilli.backend.sizes import Sizes, Sources
+from lapilli.backend.stream_interpreter import StreamInterpreter
 from lapilli.eager import devices
 from lapilli.eager.method_call import MethodCall
 from lapilli.lower.registry import RANDOM_KEY

@@ -13,8 +13,8 @@ from lapilli.eager.method_call import MethodCall
 from lapilli.eager.transfer import on_device
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
+from lapilli.runtime.host_script import Call
 from lapilli.runtime.interpreter import Interpreter
-from lapilli.runtime.script import Call
 
 
 class StreamInterpreter(Interpreter):

@@ -22,8 +22,8 @@ from lapilli.graph.module import Module
 from lapilli.lower import READS_NUMBER, is_size, refusals
 from lapilli.lower.sizes import Symbols, solve, tree
 from lapilli.runtime.arithmetic import NUMBERS
+from lapilli.runtime.host_script import Call, HostScript
 from lapilli.runtime.report import Operator
-from lapilli.runtime.script import Call, Script
 from lapilli.runtime.sizes import Tree, names
 
 _HIGHER_ORDER = {"cond": "cond", "while_loop": "while", "scan": "scan"}
@@ -36,18 +36,20 @@ CHEAP = 1 << 20
 class Parts:
     """script: what a run does; segments: the modules of its "gpu" calls, by their method number; rows: the report."""
 
-    script: Script
+    script: HostScript
     segments: list[Module]
     rows: list[Operator]
-    constants: list[tuple[Script, str, torch.Tensor]] = field(default_factory=list)  # that operators of the CPU read
-    states: list[tuple[Script, str, torch.Tensor]] = field(default_factory=list)  # and what they begin with
+    constants: list[tuple[HostScript, str, torch.Tensor]] = field(
+        default_factory=list
+    )  # that operators of the CPU read
+    states: list[tuple[HostScript, str, torch.Tensor]] = field(default_factory=list)  # and what they begin with
 
 
 def partition(module: Module, optimize: Callable[[Module], None], fallback: str, given: Collection[str] = ()) -> Parts:
     """optimize: passes for the branches of control flow. given: symbols whose values every run is given.
 
     Raises UnsupportedOperatorError when fallback is "error" and an operator would run on the CPU."""
-    parts = Parts(Script([], []), [], [])
+    parts = Parts(HostScript([], []), [], [])
     parts.script = _Partitioner(module, optimize, parts, "", given).script()
     on_cpu = [r for r in parts.rows if r.where == "cpu" and r.reason != TOO_LITTLE]
     if fallback == "error" and on_cpu:
@@ -69,13 +71,13 @@ class _Partitioner:
         self.sizes = Symbols(module.ranges)
         self.levels: dict[fx.Node, int] = {}
 
-    def script(self) -> Script:
+    def script(self) -> HostScript:
         while True:
             self._assign_levels()
             if not self._give_up_cheap_segments():
                 break
         graph = self.module.graph
-        self.result = Script([n.name for n in graph.nodes if n.op == "placeholder" and self._is_given(n)], [])
+        self.result = HostScript([n.name for n in graph.nodes if n.op == "placeholder" and self._is_given(n)], [])
         self._find_symbols()
         calls = [n for n in graph.nodes if n.op == "call_function"]
         for level in sorted({self.levels[n] for n in calls}):
@@ -214,7 +216,7 @@ class _Partitioner:
         scripts = [self._branch(g, given) for g in graphs]
         self.result.calls.append(Call(kind, [self._argument(a) for a in operands], _results(n), scripts=scripts))
 
-    def _branch(self, attribute: fx.Node, given: list[Any]) -> Script:
+    def _branch(self, attribute: fx.Node, given: list[Any]) -> HostScript:
         """A graph inside control flow."""
         child = Module.of_branch(getattr(self.module.owner, str(attribute.target)), self.module.ranges)
         places = [p for p in child.graph.nodes if p.op == "placeholder"]

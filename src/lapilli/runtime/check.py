@@ -14,7 +14,7 @@ from lapilli.runtime import host
 from lapilli.runtime.arithmetic import INT_MAX, INT_MIN, NUMBERS
 from lapilli.runtime.description import Description, TensorSpec
 from lapilli.runtime.host import Form, Kind
-from lapilli.runtime.script import Call, Json, Script, damaged
+from lapilli.runtime.host_script import Call, HostScript, Json, damaged
 from lapilli.runtime.sizes import OPERATIONS
 
 MOST_CALLS = 200_000
@@ -26,7 +26,7 @@ _NUMBERS = ("int", "float")  # dtypes of inputs that are numbers
 
 
 def admit(
-    methods: Sequence[tuple[Script, Sequence[TensorSpec], int]],
+    methods: Sequence[tuple[HostScript, Sequence[TensorSpec], int]],
     description: Description,
     permission: host.Permission,
     given: bool = False,
@@ -57,7 +57,7 @@ def admit(
 
 
 def check_script(
-    script: Script, inputs: Sequence[TensorSpec], outputs: int, description: Description,
+    script: HostScript, inputs: Sequence[TensorSpec], outputs: int, description: Description,
     overloads: Mapping[str, Any] | None, permission: host.Permission, given: bool = False,
 ) -> None:  # fmt: skip
     """overloads: the operators that the script may call, by name; None: unknown, for there is no torch. given: whether runs are
@@ -80,7 +80,7 @@ def check_script(
 class _Scope:
     """What is known at a place of a script."""
 
-    script: Script
+    script: HostScript
     kinds: dict[str, Kind] = field(default_factory=dict)
     symbols: dict[str, int] = field(default_factory=dict)  # those that have been checked, and how deep they are nested
 
@@ -92,7 +92,7 @@ class _Check:
         self.description, self.overloads, self.permission = description, overloads, permission
         self.states = {s.name for s in description.states}
 
-    def script(self, script: Script, inputs: Sequence[Kind]) -> list[Kind]:
+    def script(self, script: HostScript, inputs: Sequence[Kind]) -> list[Kind]:
         """The kinds of its outputs."""
         if len(script.inputs) != len(inputs):
             raise damaged(f"control flow gives {len(inputs)} values to a script that takes {len(script.inputs)}")

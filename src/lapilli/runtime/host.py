@@ -14,7 +14,7 @@ from typing import Any
 
 from lapilli.errors import InvalidFileError, InvalidInputError, LapilliError
 from lapilli.runtime.arithmetic import INT_MAX, INT_MIN
-from lapilli.runtime.script import Json
+from lapilli.runtime.host_script import Json
 
 _NAME = re.compile(r"[A-Za-z]\w{0,63}\.[A-Za-z_]\w{0,127}\.\w{1,63}", re.ASCII)
 

@@ -1,6 +1,6 @@
 """What the host does in a run that is more than one method of the player: segments on the GPU, operators on the CPU, control flow.
 
-A `Script` is a list of calls over named values, kept as JSON in the program's metadata. GPU segments are methods of the
+A `HostScript` is a list of calls over named values, kept as JSON in the program's metadata. GPU segments are methods of the
 program file; operators that have no GPU kernel are called in torch, by name. Arguments are JSON with a few tagged forms:
 
     {"v": NAME}         a value made before            {"size": TREE}   an integer computed from sizes
@@ -8,7 +8,7 @@ program file; operators that have no GPU kernel are called in torch, by name. Ar
 
 A TREE is a size computed from symbols (`sizes.py`).
 
-A script comes from a file, so it is believed in nothing: `Script.from_json` checks its form, `check.py` what it says, and
+A script comes from a file, so it is believed in nothing: `HostScript.from_json` checks its form, `check.py` what it says, and
 `host.py` which operators it may name."""
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Call:
     outs: list[str]
     kwargs: dict[str, Json] = field(default_factory=dict)
     method: int = -1
-    scripts: list[Script] = field(default_factory=list)
+    scripts: list[HostScript] = field(default_factory=list)
 
 
 @dataclass
-class Script:
+class HostScript:
     """inputs, outputs: values by name (an output may be any argument form); constants: name -> index in the file;
     symbols: name -> where it is read, as ["dim", value, axis, factor, offset] (trees of other symbols), ["value", name],
     ["fixed", number] or ["given"], by whoever runs the script;
@@ -69,7 +69,7 @@ class Script:
         return asdict(self)
 
     @staticmethod
-    def from_json(node: Json, depth: int = 0) -> Script:
+    def from_json(node: Json, depth: int = 0) -> HostScript:
         """Raises InvalidFileError where the JSON has not the form of a script."""
         if depth > DEEPEST:
             raise damaged(f"control flow is nested more than {DEEPEST} deep")
@@ -79,11 +79,11 @@ class Script:
         for call in given.pop("calls"):
             parts = _fields(call, "call")
             _names([parts["op"], *parts["outs"], *parts["kwargs"]])
-            parts["scripts"] = [Script.from_json(inner, depth + 1) for inner in parts["scripts"]]
+            parts["scripts"] = [HostScript.from_json(inner, depth + 1) for inner in parts["scripts"]]
             calls.append(Call(**parts))
         for table in ("constants", "symbols", "states"):
             _names(list(given[table]))
-        return Script(calls=calls, **given)
+        return HostScript(calls=calls, **given)
 
     def operators(self) -> list[str]:
         """Operators of torch that it calls, sub-scripts included, each once."""
@@ -114,7 +114,7 @@ def _names(names: list[Any]) -> None:
             raise damaged(f"{str(name)[:80]!r} is no name")
 
 
-def segments(script: Script) -> list[str]:
+def segments(script: HostScript) -> list[str]:
     """What a run does: "gpu", "cpu" (neighbouring operators count once), "cond(gpu | gpu)" and so on."""
     found: list[str] = []
     for call in script.calls:

@@ -11,8 +11,8 @@ from typing import Any
 from lapilli.errors import InvalidFileError
 from lapilli.runtime import host, limits, report
 from lapilli.runtime.description import Description, Symbol, TensorSpec
+from lapilli.runtime.host_script import HostScript, segments
 from lapilli.runtime.report import Operator, Report
-from lapilli.runtime.script import Script, segments
 from lapilli.runtime.structure import Structure
 
 METADATA_KEY = "lapilli.methods"
@@ -28,7 +28,7 @@ class Interface:
     structure: Structure
     operators: tuple[Operator, ...] = ()
     player: int | None = None
-    script: Script | None = None
+    script: HostScript | None = None
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
 
@@ -54,7 +54,7 @@ class Interface:
             if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
                 raise TypeError(f"{str(name)[:80]!r} is no name of a method")
             if "script" in node:
-                script = Script.from_json(node["script"])
+                script = HostScript.from_json(node["script"])
                 inputs, outputs = (_specs(node[k]) for k in ("inputs", "outputs"))
             else:
                 script = None

@@ -13,8 +13,8 @@ from lapilli.errors import InvalidInputError, LapilliError, OutOfMemoryError
 from lapilli.player import NativeProgram
 from lapilli.runtime import arithmetic, host, tensors
 from lapilli.runtime.description import Description
+from lapilli.runtime.host_script import Call, HostScript, Json
 from lapilli.runtime.limits import Budget, Limits
-from lapilli.runtime.script import Call, Json, Script
 from lapilli.runtime.sizes import Tree, evaluate
 
 
@@ -39,7 +39,7 @@ class Interpreter:
 
     def run(
         self,
-        script: Script,
+        script: HostScript,
         inputs: Sequence[Any],
         budget: Budget | None = None,
         sizes: Mapping[str, int] | None = None,
@@ -151,7 +151,7 @@ class Environment:
     """Values by name, and sizes by symbol."""
 
     def __init__(
-        self, script: Script, values: dict[str, Any], constant: Callable[[int], Any], budget: Budget,
+        self, script: HostScript, values: dict[str, Any], constant: Callable[[int], Any], budget: Budget,
         sizes: Mapping[str, int],
     ) -> None:  # fmt: skip
         self.script, self.values, self.budget, self._constant = script, values, budget, constant
