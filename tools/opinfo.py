@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from argparse import ArgumentTypeError
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
@@ -66,10 +67,10 @@ def shard(names: Iterable[str], count: int, number: int = 0) -> list[str]:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """The count and the number of a shard that is written as NUMBER/COUNT."""
+    """The count and the number of a shard that is written as NUMBER/COUNT, for argparse."""
     number, slash, count = text.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
-        raise ValueError(
-            f"A shard is written NUMBER/COUNT, such as 0/25, with a number below the count; this is {text!r}."
+        raise ArgumentTypeError(
+            f"a shard is written NUMBER/COUNT, such as 0/25, with a number below the count; this is {text!r}."
         )
     return int(count), int(number)
