@@ -1,6 +1,7 @@
 #include "core/constants.h"
 
 #include "base/error.h"
+#include "core/recorder.h"
 #include "core/staging.h"
 
 #include <algorithm>
@@ -82,34 +83,29 @@ void Constants::upload(const Container& file) {
     staging->flush();
 }
 
-void Constants::pack(const hal::Pipelines& pipelines, const Container& file) {
-  for (uint32_t m = 0; m < model_.methods.size(); ++m) {
-    const Method& method = model_.methods[m];
-    const Plan& plan = method.plans[plans_[m]];
-    if (plan.load.empty())
-      continue;
-    const Values values(method.exprs, std::vector<int64_t>(method.symbols.size()));
-    uint64_t needed = 0;
-    for (const Buffer& buffer : plan.buffers)
-      if (buffer.kind == BufferKind::load_constant) {
-        const uint64_t size = values.size(buffer.size, "the size of a constant");
-        check_room(size, model_.constants[buffer.index].bytes, buffer);
-        needed += align_up(std::max<uint64_t>(size, 1), binding_alignment(device_.capabilities));
-      }
-    Staging staging(device_, std::min(staging_size_, std::max<uint64_t>(needed, 1)), counter_);
-    std::vector<Region> regions = regions_[m];
-    for (const Dispatch& command : plan.load) {
-      staging.hold(command, plan, model_, values, regions, file);
-      const Kernel& kernel = model_.kernels[command.kernel];
-      const ResolvedDispatch resolved = resolve(device_.capabilities, command, kernel, values, regions, file.limits.groups);
-      if (resolved.empty())
-        continue;
-      if (command.barrier)
-        staging.commands().barrier(hal::Stage::compute_write, hal::compute);
-      record(staging.commands(), pipelines[command.kernel], command, resolved);
+void Constants::pack(const Shared& shared, const Container& file) {
+  if (shared.plan.load.empty())
+    return;
+  const Launch launch = Launch::of_load(shared);
+  uint64_t needed = 0;
+  for (size_t i = 0; i < launch.buffers.size(); ++i)
+    if (const Buffer& buffer = shared.plan.buffers[i]; buffer.kind == BufferKind::load_constant) {
+      const uint64_t size = launch.buffers[i].region.size;
+      check_room(size, model_.constants[buffer.index].bytes, buffer);
+      needed += align_up(std::max<uint64_t>(size, 1), binding_alignment(device_.capabilities));
     }
-    staging.flush();
+  Staging staging(device_, std::min(staging_size_, std::max<uint64_t>(needed, 1)), counter_);
+  std::vector<Region> slots(launch.slots.size());
+  const Placed placed{launch, shared.pipelines, slots};
+  Recorder recorder;
+  for (size_t i = 0; i < launch.commands.size(); ++i) {
+    staging.hold(launch, i, shared.plan, model_, slots, file);
+    recorder.prepare(staging.commands(), placed, i, i + 1);
+    if (launch.commands[i].barrier)
+      staging.commands().barrier(hal::Stage::compute_write, hal::compute);
+    recorder.record(staging.commands(), placed);
   }
+  staging.flush();
 }
 
 } // namespace lapilli

@@ -1,12 +1,15 @@
 // Bringing a plan's constants to the device, and running its load commands.
 #pragma once
 
-#include "core/dispatch.h"
+#include "core/memory.h"
 #include "format/container.h"
+#include "format/model.h"
 
 #include <map>
 
 namespace lapilli {
+
+struct Shared;
 
 // Device memory of all constants of a program that stay on the device, canonical and packed.
 class Constants {
@@ -15,8 +18,8 @@ public:
   Constants(hal::Device& device, const Model& model, std::span<const uint32_t> plans, uint64_t staging_size,
             const Container& file, MemoryCounter& counter);
 
-  // Runs the load commands of all methods.
-  void pack(const hal::Pipelines& pipelines, const Container& file);
+  // Runs the load commands of a method.
+  void pack(const Shared& shared, const Container& file);
 
   // For every buffer of the plan of a method: where it is; empty for kinds that belong to a run.
   std::span<const Region> regions(uint32_t method) const { return regions_[method]; }

@@ -69,11 +69,4 @@ void check_room(uint64_t size, uint64_t tensor, const Buffer& buffer) {
              size, " bytes is ", size < tensor ? "smaller" : "much larger", " than what it is for, ", tensor, " bytes.");
 }
 
-void record(hal::Commands& commands, const hal::Pipeline& pipeline, const Dispatch& dispatch,
-            const ResolvedDispatch& resolved) {
-  const auto bindings = std::span(resolved.bindings).first(dispatch.bindings.size());
-  const hal::Commands::Set set = pipeline.uses_sets ? commands.prepare(pipeline, bindings) : nullptr;
-  commands.dispatch(pipeline, set, bindings, std::span(resolved.params).first(dispatch.params.size()), resolved.groups);
-}
-
 } // namespace lapilli

@@ -1,4 +1,4 @@
-// From a command of a plan and the sizes of a run to what is recorded.
+// A command of a plan for the sizes of a run.
 #pragma once
 
 #include "core/memory.h"
@@ -21,9 +21,5 @@ ResolvedDispatch resolve(const hal::Capabilities& device, const Dispatch& comman
 
 // Throws where a buffer of `size` bytes does not hold what it is for, or much more.
 void check_room(uint64_t size, uint64_t tensor, const Buffer& buffer);
-
-// Records it: first all that can fail, then the commands.
-void record(hal::Commands& commands, const hal::Pipeline& pipeline, const Dispatch& dispatch,
-            const ResolvedDispatch& resolved);
 
 } // namespace lapilli

@@ -10,16 +10,7 @@ namespace {
 
 constexpr size_t most_launches = 1024; // of a method
 constexpr uint64_t flops_per_byte = 16;
-
-uint64_t bytes_of(const TensorSpec& spec, const Values& values) {
-  std::vector<int64_t> shape;
-  for (const ExprIndex size : spec.shape)
-    shape.push_back(static_cast<int64_t>(values.size(size, "a dimension")));
-  uint64_t bytes = 0;
-  check_file(tensor_bytes(shape, spec.dtype, bytes), "The program is damaged: \"", spec.name,
-             "\" is too large for these inputs.");
-  return bytes;
-}
+constexpr uint64_t largest_arena_buffer = uint64_t{1} << 40; // beyond, sums could overflow
 
 } // namespace
 
@@ -35,60 +26,109 @@ void check_symbols(const Method& method, std::span<const int64_t> symbols) {
   }
 }
 
-Launch::Launch(const Shared& shared, std::span<const int64_t> symbols) {
+Launch::Launch(const Shared& shared, std::span<const int64_t> symbols, uint64_t slack) {
+  check_symbols(shared.method, symbols);
+  const Values values(shared.method.exprs, symbols);
+  place(shared, values);
+  add(shared, shared.plan.run, values, slack);
+}
+
+Launch Launch::of_load(const Shared& shared) {
+  Launch launch;
+  const Values values(shared.method.exprs, std::vector<int64_t>(shared.method.symbols.size()));
+  for (size_t i = 0; i < shared.plan.buffers.size(); ++i) {
+    const Buffer& buffer = shared.plan.buffers[i];
+    Bound& bound = launch.buffers.emplace_back(shared.constants[i], fixed);
+    if (buffer.kind != BufferKind::load_constant)
+      continue;
+    bound = {{nullptr, 0, values.size(buffer.size, "the size of a constant")}, static_cast<uint32_t>(launch.slots.size())};
+    launch.slots.push_back({bound.region.size, bound.region.size});
+  }
+  launch.add(shared, shared.plan.load, values, 0);
+  return launch;
+}
+
+void Launch::place(const Shared& shared, const Values& values) {
   const Method& method = shared.method;
-  const Plan& plan = shared.plan;
-  check_symbols(method, symbols);
-  const Values values(method.exprs, symbols);
   for (const auto* specs : {&method.inputs, &method.outputs})
     for (const TensorSpec& spec : *specs) {
-      const uint64_t bytes = bytes_of(spec, values);
+      std::vector<int64_t>& shape = shapes.emplace_back();
+      for (const ExprIndex size : spec.shape)
+        shape.push_back(static_cast<int64_t>(values.size(size, "a dimension")));
+      uint64_t bytes = 0;
+      check_file(tensor_bytes(shape, spec.dtype, bytes), "The program is damaged: \"", spec.name,
+                 "\" is too large for these inputs.");
       slots.push_back({bytes, bytes});
     }
-
-  std::vector<Region> regions(shared.constants.begin(), shared.constants.end());
-  std::vector<uint32_t> slot_of(regions.size(), fixed);
-  const ArenaPlan arena = plan_arena(shared, values);
-  const auto first_block = static_cast<uint32_t>(slots.size());
-  for (const uint64_t block : arena.plan.blocks)
-    slots.push_back({block, block});
-  for (size_t i = 0; i < arena.buffers.size(); ++i) {
-    const uint32_t buffer = arena.buffers[i];
-    slot_of[buffer] = first_block + arena.plan.places[i].block;
-    regions[buffer] = {nullptr, arena.plan.places[i].offset, arena.lifetimes[i].size};
-  }
-  for (size_t i = 0; i < regions.size(); ++i) {
-    const Buffer& buffer = plan.buffers[i];
+  for (size_t i = 0; i < shared.plan.buffers.size(); ++i) {
+    const Buffer& buffer = shared.plan.buffers[i];
+    Bound& bound = buffers.emplace_back(shared.constants[i], fixed);
     if (buffer.kind == BufferKind::state)
-      regions[i] = shared.states.region(buffer.index);
+      bound.region = shared.states.region(buffer.index);
     if (buffer.kind != BufferKind::input && buffer.kind != BufferKind::output)
       continue;
     const auto inputs = static_cast<uint32_t>(method.inputs.size());
-    slot_of[i] = buffer.kind == BufferKind::input ? buffer.index : inputs + buffer.index;
-    Slot& slot = slots[slot_of[i]];
-    regions[i] = {nullptr, 0, values.size(buffer.size, "the size of a buffer")};
-    check_room(regions[i].size, slot.tensor, buffer);
-    slot.bound = std::max(slot.bound, regions[i].size);
+    bound.slot = buffer.kind == BufferKind::input ? buffer.index : inputs + buffer.index;
+    Slot& slot = slots[bound.slot];
+    bound.region = {nullptr, 0, values.size(buffer.size, "the size of a buffer")};
+    check_room(bound.region.size, slot.tensor, buffer);
+    slot.bound = std::max(slot.bound, bound.region.size);
   }
+  place_arena(shared, values);
+}
 
+void Launch::place_arena(const Shared& shared, const Values& values) {
+  const hal::Capabilities& device = shared.device.capabilities;
+  std::vector<uint32_t> indices;
+  std::vector<Lifetime> lifetimes;
+  for (uint32_t i = 0; i < shared.plan.buffers.size(); ++i) {
+    const Buffer& buffer = shared.plan.buffers[i];
+    if (buffer.kind != BufferKind::arena)
+      continue;
+    const uint64_t size = values.size(buffer.size, "the size of a buffer");
+    if (size > std::min(largest_block(device), largest_arena_buffer))
+      fail(LAPILLI_OUT_OF_MEMORY, "For these inputs the program needs a buffer of ", human_size(size), " (",
+           buffer.name, "), and ", device.name, " allows ", human_size(device.max_allocation),
+           ". Run smaller inputs, or choose another device with LAPILLI_DEVICE.");
+    indices.push_back(i);
+    lifetimes.push_back({size, buffer.first, buffer.last});
+  }
+  const MemoryPlan plan = plan_memory(lifetimes, binding_alignment(device), largest_block(device));
+  const auto first_block = static_cast<uint32_t>(slots.size());
+  for (const uint64_t block : plan.blocks)
+    slots.push_back({block, block});
+  for (size_t i = 0; i < indices.size(); ++i)
+    buffers[indices[i]] = {{nullptr, plan.places[i].offset, lifetimes[i].size}, first_block + plan.places[i].block};
+  arena_total = plan.total;
+  arena_sum = plan.sum;
+}
+
+void Launch::add(const Shared& shared, std::span<const Dispatch> dispatches, const Values& values, uint64_t slack) {
+  std::vector<Region> regions;
+  for (const Bound& buffer : buffers)
+    regions.push_back(buffer.region);
   bool wait = false;
-  for (const Dispatch& dispatch : plan.run) {
-    wait = wait || dispatch.barrier;
+  for (uint32_t index = 0; index < dispatches.size(); ++index) {
+    const Dispatch& dispatch = dispatches[index];
+    const Kernel& kernel = shared.kernels[dispatch.kernel];
+    wait = wait || dispatch.barrier; // a command that is left out passes its barrier on
     const ResolvedDispatch resolved =
-        resolve(shared.device.capabilities, dispatch, shared.kernels[dispatch.kernel], values, regions, shared.limits.groups);
+        resolve(shared.device.capabilities, dispatch, kernel, values, regions, shared.limits.groups);
     if (resolved.empty())
       continue;
     commands.push_back({&dispatch, resolved.groups, static_cast<uint32_t>(bindings.size()),
-                        static_cast<uint32_t>(params.size()), wait && !commands.empty()});
+                        static_cast<uint32_t>(params.size()), index, wait && !commands.empty()});
     wait = false;
     params.insert(params.end(), resolved.params.begin(),
                   resolved.params.begin() + static_cast<ptrdiff_t>(dispatch.params.size()));
     for (size_t i = 0; i < dispatch.bindings.size(); ++i) {
-      const uint32_t slot = slot_of[dispatch.bindings[i].buffer];
-      bindings.push_back({resolved.bindings[i], slot});
-      work += resolved.bindings[i].size;
+      const uint32_t slot = buffers[dispatch.bindings[i].buffer].slot;
+      Bound& bound = bindings.emplace_back(resolved.bindings[i], slot);
+      work += bound.region.size;
       if (slot == fixed)
         continue;
+      if (kernel.types[i] == BindingType::storage)
+        bound.region.size += slack;
       if ((dispatch.written >> i & 1) != 0)
         slots[slot].first_written = std::min(slots[slot].first_written, commands.size());
       else
@@ -96,6 +136,10 @@ Launch::Launch(const Shared& shared, std::span<const int64_t> symbols) {
     }
     work += values.or_zero(dispatch.flops) / flops_per_byte;
   }
+}
+
+size_t Launch::at(size_t index) const {
+  return static_cast<size_t>(std::ranges::lower_bound(commands, index, {}, &Command::index) - commands.begin());
 }
 
 const Launch& Launches::get(const Shared& shared, std::span<const int64_t> symbols) {

@@ -26,7 +26,7 @@ uint64_t elapsed(const hal::Capabilities& device, uint64_t from, uint64_t to) {
 } // namespace
 
 void Run::profile(uint32_t repeat, std::span<uint64_t> nanoseconds, uint64_t& total) {
-  std::vector<std::vector<uint64_t>> samples(resolved_.size());
+  std::vector<std::vector<uint64_t>> samples(shared_.plan.run.size());
   std::vector<uint64_t> totals;
   submit(); // once without timing, so that nothing is done for the first time
   wait(hal::no_timeout);
@@ -34,7 +34,7 @@ void Run::profile(uint32_t repeat, std::span<uint64_t> nanoseconds, uint64_t& to
     profile_by_timestamps(repeat, samples, totals);
   else
     profile_by_clock(repeat, samples, totals);
-  for (size_t i = 0; i < resolved_.size(); ++i)
+  for (size_t i = 0; i < samples.size(); ++i)
     nanoseconds[i] = median(samples[i]);
   total = median(totals);
 }
@@ -46,11 +46,11 @@ void Run::profile_by_timestamps(uint32_t repeat, std::vector<std::vector<uint64_
   {
     // Time 2 i is before command i, 2 i + 1 after it. The commands are timed alone, one after the other.
     const auto times =
-        shared_.device.create_timestamps(std::max<uint32_t>(1, static_cast<uint32_t>(2 * resolved_.size())));
+        shared_.device.create_timestamps(std::max<uint32_t>(1, static_cast<uint32_t>(2 * samples.size())));
     commands->begin();
     times->reset(*commands);
     record_uploads(*commands);
-    for (uint32_t i = 0; i < resolved_.size(); ++i) {
+    for (uint32_t i = 0; i < samples.size(); ++i) {
       commands->barrier(hal::Stage::everything | hal::Stage::compute_write, hal::Stage::everything | hal::compute);
       times->write(*commands, 2 * i);
       record_dispatches(*commands, i, i + 1);
@@ -58,11 +58,11 @@ void Run::profile_by_timestamps(uint32_t repeat, std::vector<std::vector<uint64_
     }
     record_downloads(*commands);
     commands->end();
-    for (uint32_t r = 0; r < repeat && !resolved_.empty(); ++r) {
+    for (uint32_t r = 0; r < repeat && !samples.empty(); ++r) {
       commands->submit_and_wait();
       const std::vector<uint64_t> ticks = times->ticks();
-      for (size_t i = 0; i < resolved_.size(); ++i)
-        samples[i].push_back(resolved_[i].empty() ? 0 : elapsed(device, ticks[2 * i], ticks[2 * i + 1]));
+      for (size_t i = 0; i < samples.size(); ++i)
+        samples[i].push_back(has_no_work(i) ? 0 : elapsed(device, ticks[2 * i], ticks[2 * i + 1]));
     }
   }
   const auto times = shared_.device.create_timestamps(2);
@@ -70,7 +70,7 @@ void Run::profile_by_timestamps(uint32_t repeat, std::vector<std::vector<uint64_
   times->reset(*commands);
   times->write(*commands, 0);
   record_uploads(*commands);
-  record_dispatches(*commands, 0, resolved_.size());
+  record_dispatches(*commands, 0, samples.size());
   record_downloads(*commands);
   times->write(*commands, 1);
   commands->end();
@@ -86,14 +86,14 @@ void Run::profile_by_clock(uint32_t repeat, std::vector<std::vector<uint64_t>>& 
                            std::vector<uint64_t>& totals) {
   const auto commands = shared_.device.create_commands(shared_.states.order());
   for (uint32_t r = 0; r < repeat; ++r) {
-    for (size_t i = 0; i < resolved_.size(); ++i) {
+    for (size_t i = 0; i < samples.size(); ++i) {
       commands->begin();
       record_dispatches(*commands, i, i + 1);
       commands->barrier(hal::Stage::compute_write, hal::compute);
       commands->end();
       const uint64_t start = nanoseconds_now();
       commands->submit_and_wait();
-      samples[i].push_back(resolved_[i].empty() ? 0 : nanoseconds_now() - start);
+      samples[i].push_back(has_no_work(i) ? 0 : nanoseconds_now() - start);
     }
     const uint64_t start = nanoseconds_now();
     submit();
@@ -103,12 +103,13 @@ void Run::profile_by_clock(uint32_t repeat, std::vector<std::vector<uint64_t>>& 
 }
 
 void Run::read_buffer(uint32_t command, uint32_t buffer, std::span<std::byte> to) {
-  if (command >= resolved_.size())
-    fail(LAPILLI_INVALID_ARGUMENT, "There is no run command ", command, ": the plan has ", resolved_.size(), ".");
-  if (buffer >= regions_.size() || regions_[buffer].buffer == nullptr)
-    fail(LAPILLI_INVALID_ARGUMENT, "There is no buffer ", buffer, " in a run of this plan, which has ", regions_.size(),
+  const size_t commands_of_plan = shared_.plan.run.size(), buffers = launch_->buffers.size();
+  if (command >= commands_of_plan)
+    fail(LAPILLI_INVALID_ARGUMENT, "There is no run command ", command, ": the plan has ", commands_of_plan, ".");
+  const Region region = buffer < buffers ? launch_->buffers[buffer].in(slots_) : Region();
+  if (region.buffer == nullptr)
+    fail(LAPILLI_INVALID_ARGUMENT, "There is no buffer ", buffer, " in a run of this plan, which has ", buffers,
          " buffers (those of kind load_constant exist only while loading).");
-  const Region& region = regions_[buffer];
   if (to.size() > region.size)
     fail(LAPILLI_INVALID_ARGUMENT, "Buffer ", buffer, " has ", region.size, " bytes, and ", to.size(),
          " were asked for.");

@@ -99,12 +99,13 @@ void Program::prepare(const Container& file, const lapilli_load_options& options
   const uint64_t uploaded = nanoseconds_now();
   pipelines_->finish();
   const uint64_t compiled = nanoseconds_now();
-  constants_->pack(*pipelines_, file);
-  times_.pipelines = compiled - start;
-  times_.constants = uploaded - compiling + (nanoseconds_now() - compiled);
-  for (uint32_t m = 0; m < model_.methods.size(); ++m)
+  for (uint32_t m = 0; m < model_.methods.size(); ++m) {
     shared_.push_back({*device_, model_.methods[m], plan(m), model_.kernels, *pipelines_, constants_->regions(m), paths,
                        counter_, *states_, limits_});
+    constants_->pack(shared_.back(), file);
+  }
+  times_.pipelines = compiled - start;
+  times_.constants = uploaded - compiling + (nanoseconds_now() - compiled);
   launches_.resize(shared_.size());
   for (Kernel& kernel : model_.kernels)
     kernel.code = {};

@@ -26,8 +26,7 @@ public:
   const hal::Device& device() const { return *device_; }
   const States& states() const { return *states_; }
   const Limits& limits() const { return limits_; }
-  const Kernel& kernel(const Dispatch& dispatch) const { return model_.kernels[dispatch.kernel]; }
-  const hal::Pipeline& pipeline(const Dispatch& dispatch) const { return (*pipelines_)[dispatch.kernel]; }
+  const hal::Pipelines& pipelines() const { return *pipelines_; }
 
   // A run with its inputs in place, submitted.
   Run& submit(uint32_t method, const Given& given);

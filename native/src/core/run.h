@@ -1,10 +1,10 @@
-// One run of a method: its memory, its recorded commands, and where its inputs and outputs lie.
+// One run of a method: a launch in memory of its own, recorded once and submitted again and again.
 #pragma once
 
-#include "core/states.h"
-#include "format/file_limits.h"
+#include "core/recorder.h"
 
 #include <memory>
+#include <optional>
 
 namespace lapilli {
 class Program;
@@ -17,49 +17,6 @@ struct lapilli_run {
 
 namespace lapilli {
 
-// How inputs reach the kernels and outputs the host. Environment variables LAPILLI_INPUT_PATH and LAPILLI_OUTPUT_PATH
-// override the choice for measurements.
-enum class InputPath {
-  bar,     // the host writes into device memory
-  staging, // host memory, copied by the device
-  direct,  // kernels read host memory
-};
-enum class OutputPath {
-  direct,  // kernels write host memory, where none of them reads it
-  staging, // device memory, copied to the host's by the device
-};
-struct Paths {
-  InputPath input;
-  OutputPath output;
-};
-Paths choose_paths(const hal::Capabilities& device);
-const char* name_of(InputPath path);
-const char* name_of(OutputPath path);
-
-using Symbols = std::vector<int64_t>;
-
-// What all runs of a method share.
-struct Shared {
-  hal::Device& device;
-  const Method& method;
-  const Plan& plan;
-  std::span<const Kernel> kernels;
-  const hal::Pipelines& pipelines;
-  std::span<const Region> constants; // of the plan's buffers
-  Paths paths;
-  MemoryCounter& counter;
-  const States& states;
-  const Limits& limits;
-};
-
-// Where the plan's arena buffers lie within blocks of memory.
-struct ArenaPlan {
-  std::vector<uint32_t> buffers; // of the plan
-  std::vector<Lifetime> lifetimes;
-  MemoryPlan plan;
-};
-ArenaPlan plan_arena(const Shared& shared, const Values& values);
-
 class Run : public lapilli_run {
 public:
   Run(const Shared& shared, uint32_t method);
@@ -68,7 +25,7 @@ public:
 
   // An input or output as the host sees it.
   struct Tensor {
-    std::vector<int64_t> shape;
+    std::span<const int64_t> shape;
     uint64_t bytes = 0;
     std::byte* mapped = nullptr;
   };
@@ -90,20 +47,19 @@ public:
   void read_buffer(uint32_t command, uint32_t buffer, std::span<std::byte> to);
 
   uint64_t arena_size() const { return arena_.size(); }
-  uint64_t arena_planned() const { return arena_planned_; }
-  uint64_t arena_sum() const { return arena_sum_; }
+  uint64_t arena_planned() const { return launch_->arena_total; }
+  uint64_t arena_sum() const { return launch_->arena_sum; }
   uint64_t io_size() const;
 
 private:
-  void place_arena(const Values& values);
-  void place_tensors(const Values& values);
-  std::vector<Tensor> tensors(std::span<const TensorSpec> specs, const Values& values) const;
-  std::vector<bool> read_buffers() const;
+  void place_arena();
+  void place_tensors();
+  bool is_copied(size_t output) const;
+  bool has_no_work(size_t command) const { return launch_->at(command) == launch_->at(command + 1); } // of the plan
   void record_all();
-  void widen(const Dispatch& command, const Kernel& kernel, ResolvedDispatch& resolved) const;
   void record_uploads(hal::Commands& commands);
   void record_downloads(hal::Commands& commands);
-  void record_dispatches(hal::Commands& commands, size_t first, size_t last);
+  void record_dispatches(hal::Commands& commands, size_t first, size_t last); // of the plan
   void profile_by_timestamps(uint32_t repeat, std::vector<std::vector<uint64_t>>& samples,
                              std::vector<uint64_t>& totals);
   void profile_by_clock(uint32_t repeat, std::vector<std::vector<uint64_t>>& samples, std::vector<uint64_t>& totals);
@@ -115,15 +71,15 @@ private:
 
   const Shared& shared_;
   Symbols symbols_;
-  bool prepared_ = false;
+  std::optional<Launch> launch_;
+  bool prepared_ = false; // the launch is recorded
   std::atomic<bool> in_flight_{false};
   Blocks arena_, input_host_, input_device_, output_host_, output_device_;
-  uint64_t arena_planned_ = 0, arena_sum_ = 0;
-  std::vector<Region> regions_; // of the plan's buffers
+  std::vector<Region> slots_;
   std::vector<Tensor> inputs_, outputs_;
   std::vector<Copy> uploads_, downloads_;
   bool direct_outputs_ = false;
-  std::vector<ResolvedDispatch> resolved_;
+  Recorder recorder_;
   std::unique_ptr<hal::Commands> commands_;
 };
 

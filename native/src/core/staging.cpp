@@ -64,32 +64,31 @@ std::vector<uint32_t> Staging::lacking(const Dispatch& command, const Plan& plan
   return result;
 }
 
-void Staging::hold(const Dispatch& command, const Plan& plan, const Model& model, const Values& values,
-                   std::vector<Region>& regions, const Container& file) {
+void Staging::hold(const Launch& launch, size_t index, const Plan& plan, const Model& model, std::span<Region> slots,
+                   const Container& file) {
   const uint64_t alignment = binding_alignment(device_.capabilities);
-  const auto size_of = [&](uint32_t buffer) {
-    return values.size(plan.buffers[buffer].size, "the size of a constant");
-  };
+  const Dispatch& command = *launch.commands[index].dispatch;
   std::vector<uint32_t> wanted = lacking(command, plan);
   uint64_t bytes = 0;
   for (const uint32_t buffer : wanted)
-    bytes += align_up(size_of(buffer), alignment);
+    bytes += align_up(launch.buffers[buffer].region.size, alignment);
   if (bytes > buffer_.size() - used_ || !large_.empty()) {
     flush();
     wanted = lacking(command, plan);
   }
   for (const uint32_t buffer : wanted) {
     const Constant& constant = model.constants[plan.buffers[buffer].index];
-    const uint64_t size = size_of(buffer);
+    const auto& [region, slot] = launch.buffers[buffer];
+    const uint64_t size = region.size;
     std::byte* to = nullptr;
     if (align_up(size, alignment) <= buffer_.size() - used_) {
-      regions[buffer] = buffer_.region(used_, size);
+      slots[slot] = buffer_.region(used_, size);
       to = buffer_.mapped() + used_;
       used_ += align_up(size, alignment);
     } else {
       const GpuBuffer& large =
           large_.emplace_back(device_, size, MemoryUse::upload, counter_, "a constant to be packed");
-      regions[buffer] = large.region(0, size);
+      slots[slot] = large.region(0, size);
       to = large.mapped();
     }
     copy_constant(to, size, file, constant, 0);

@@ -1,7 +1,7 @@
 // The bounded buffer through which constants travel from the file to the device.
 #pragma once
 
-#include "core/dispatch.h"
+#include "core/launch.h"
 #include "format/container.h"
 
 #include <unordered_set>
@@ -18,10 +18,10 @@ public:
   // Uploads a constant in pieces; what is left of `to` becomes zero.
   void upload(const Container& file, const Constant& constant, const Region& to);
 
-  // Makes the constants that a load command reads available to it, in the staging buffer itself, and sets their
-  // regions. Commands recorded so far are run first when there is no room.
-  void hold(const Dispatch& command, const Plan& plan, const Model& model, const Values& values,
-            std::vector<Region>& regions, const Container& file);
+  // Makes the constants that command `index` of what is done at load reads available to it, in the staging buffer itself, and
+  // places their slots. Commands recorded so far are run first when there is no room.
+  void hold(const Launch& launch, size_t index, const Plan& plan, const Model& model, std::span<Region> slots,
+            const Container& file);
 
   // Where commands that read the staging buffer are recorded.
   hal::Commands& commands();

@@ -242,28 +242,30 @@ void Stream::synchronize() {
 
 // -- barriers
 
-bool Stream::conflicts(const Access& access) const {
+bool Stream::conflicts(const Region& region, bool written) const {
   return std::ranges::any_of(accesses_, [&](const Access& earlier) {
-    return (earlier.written || access.written) && overlap(earlier.region, access.region);
+    return (earlier.written || written) && overlap(earlier.region, region);
   });
 }
 
 // A barrier where what is accessed next depends on what was accessed before.
-void Stream::wait_for(std::span<const Access> accesses) {
-  if (accesses_.size() + accesses.size() > most_accesses ||
-      std::ranges::any_of(accesses, [&](const Access& access) { return conflicts(access); })) {
+void Stream::wait_for(std::span<const Region> regions, size_t reads) {
+  bool wait = accesses_.size() + regions.size() > most_accesses;
+  for (size_t i = 0; i < regions.size() && !wait; ++i)
+    wait = conflicts(regions[i], i >= reads);
+  if (wait) {
     record().barrier(work_stage, work_stage);
     accesses_.clear();
   }
-  accesses_.insert(accesses_.end(), accesses.begin(), accesses.end());
+  for (size_t i = 0; i < regions.size(); ++i)
+    accesses_.push_back({regions[i], i >= reads});
 }
 
 // -- copies
 
 void Stream::copy(const Region& from, const Region& to) {
   record();
-  const std::array<Access, 2> accesses{{{from, false}, {to, true}}};
-  wait_for(accesses);
+  wait_for(std::array{from, to}, 1);
   record().copy(from, to);
   ++recorded_;
   work_ += to.size;
@@ -292,8 +294,7 @@ void Stream::fill(const lapilli_buffer& buffer, uint64_t offset, uint64_t bytes,
     if (bytes == 0)
       return;
     record();
-    const std::array<Access, 1> accesses{{{target, true}}};
-    wait_for(accesses);
+    wait_for(std::array{target}, 0);
     record().fill(target, pattern);
     ++recorded_;
     work_ += bytes;
@@ -430,7 +431,7 @@ void Stream::place(const Launch& launch, const Method& method, size_t inputs, st
     Allocator::Block* block = allocate(bytes);
     temporaries_.push_back({block, target});
     const Region whole = block->region();
-    slots_.push_back({{whole.buffer, whole.offset, bytes}, true});
+    slots_.push_back({whole.buffer, whole.offset, bytes});
   };
   for (size_t i = 0; i < slices.size(); ++i) {
     const Launch::Slot& slot = launch.slots[i];
@@ -451,7 +452,7 @@ void Stream::place(const Launch& launch, const Method& method, size_t inputs, st
     const Region region{whole.buffer, whole.offset + offset, slot.bound};
     // What an input in the same memory needs of an output: the same place, and that no later command reads the input.
     const auto spoils = [&](size_t input) {
-      const Region& other = slots_[input].region;
+      const Region& other = slots_[input];
       return overlap(region, other) && (region.offset != other.offset || slot.tensor != launch.slots[input].tensor ||
                                         slot.first_written < launch.slots[input].last_read);
     };
@@ -461,7 +462,7 @@ void Stream::place(const Launch& launch, const Method& method, size_t inputs, st
     if (apart)
       temporary(slot.bound, {region.buffer, region.offset, slot.tensor});
     else
-      slots_.push_back({region, i >= inputs});
+      slots_.push_back(region);
   }
   for (const Launch::Slot& slot : std::span(launch.slots).subspan(slices.size()))
     temporary(slot.bound, {});
@@ -470,50 +471,19 @@ void Stream::place(const Launch& launch, const Method& method, size_t inputs, st
 // First all that can fail, then the commands: half a run would be submitted with what comes next.
 void Stream::record(const Launch& launch, const Program& program, size_t inputs, size_t outputs) {
   hal::Commands& commands = batch(in_flight_).commands();
-  std::array<Region, max_bindings> bindings;
-  const auto bind = [&](const Launch::Command& command, const Kernel& kernel) {
-    for (size_t i = 0; i < kernel.bindings; ++i) {
-      const Launch::Bound& bound = launch.bindings[command.first_binding + i];
-      bindings[i] = bound.region;
-      if (bound.slot != Launch::fixed) {
-        const Region& slot = slots_[bound.slot].region;
-        bindings[i].buffer = slot.buffer;
-        bindings[i].offset += slot.offset;
-      }
-    }
-  };
-  sets_.assign(launch.commands.size(), nullptr);
-  for (size_t c = 0; c < launch.commands.size(); ++c) {
-    const Dispatch& dispatch = *launch.commands[c].dispatch;
-    if (!program.pipeline(dispatch).uses_sets)
-      continue;
-    bind(launch.commands[c], program.kernel(dispatch));
-    sets_[c] = commands.prepare(program.pipeline(dispatch), std::span(bindings).first(dispatch.bindings.size()));
-  }
+  const Placed placed{launch, program.pipelines(), slots_};
+  recorder_.prepare(commands, placed, 0, launch.commands.size());
   // What the plan says of barriers holds where inputs and outputs are apart.
   bool alias = false;
   for (size_t i = inputs; i < inputs + outputs; ++i)
     for (size_t j = 0; j < i; ++j)
-      alias = alias || overlap(slots_[i].region, slots_[j].region);
-  const size_t given = slots_.size();
-  for (const Region& state : program.states().regions())
-    slots_.push_back({state, true});
+      alias = alias || overlap(slots_[i], slots_[j]);
+  const std::span<const Region> states = program.states().regions();
+  slots_.insert(slots_.end(), states.begin(), states.end());
   accesses_.reserve(std::max(most_accesses, slots_.size()) + 2); // for these and for the copies at the end
-  wait_for(slots_);
-  slots_.resize(given);
-
-  for (size_t c = 0; c < launch.commands.size(); ++c) {
-    const Launch::Command& command = launch.commands[c];
-    const Dispatch& dispatch = *command.dispatch;
-    const Kernel& kernel = program.kernel(dispatch);
-    const hal::Pipeline& pipeline = program.pipeline(dispatch);
-    if (command.barrier || (alias && c > 0))
-      commands.barrier(hal::compute, hal::compute);
-    if (!pipeline.uses_sets)
-      bind(command, kernel);
-    commands.dispatch(pipeline, sets_[c], std::span(bindings).first(kernel.bindings),
-                      std::span(launch.params).subspan(command.first_param, dispatch.params.size()), command.groups);
-  }
+  wait_for(slots_, inputs);
+  recorder_.record(commands, {launch, program.pipelines(), slots_},
+                   alias ? Recorder::Barriers::all : Recorder::Barriers::planned);
   recorded_ += static_cast<uint32_t>(launch.commands.size());
   work_ += launch.work;
   for (const Temporary& temporary : temporaries_)

@@ -67,8 +67,8 @@ private:
     Region region;
     bool written;
   };
-  bool conflicts(const Access& access) const;
-  void wait_for(std::span<const Access> accesses);
+  bool conflicts(const Region& region, bool written) const;
+  void wait_for(std::span<const Region> regions, size_t reads); // so many are read, and the others written
   void copy(const Region& from, const Region& to);
 
   uint64_t stage(uint64_t bytes);
@@ -102,9 +102,9 @@ private:
     Allocator::Block* block;
     Region target; // where an output is copied afterwards; of size 0 for a block of the arena
   };
-  std::vector<Access> slots_;
+  std::vector<Region> slots_;
   std::vector<Temporary> temporaries_;
-  std::vector<hal::Commands::Set> sets_;
+  Recorder recorder_;
 };
 
 } // namespace lapilli
