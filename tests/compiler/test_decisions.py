@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from agreement import Function
 
 import lapilli
 from lapilli.capture import capture
@@ -27,20 +28,6 @@ from lapilli.target import KNOWN, TARGETS, Target, has_matrix_units, of_device, 
 ACCEPTED = Path(__file__).with_name("decisions.txt")
 
 
-class Of(torch.nn.Module):
-    """A function with weights."""
-
-    def __init__(self, function: Callable[..., torch.Tensor], *weights: torch.Tensor) -> None:
-        super().__init__()
-        self.function = function
-        for k, w in enumerate(weights):
-            self.register_buffer(f"w{k}", w)
-        self.count = len(weights)
-
-    def forward(self, *x: torch.Tensor) -> torch.Tensor:
-        return self.function(*x, *(getattr(self, f"w{k}") for k in range(self.count)))
-
-
 def weight(*shape: int) -> torch.Tensor:
     return torch.full(shape, 0.01)
 
@@ -50,19 +37,19 @@ def image(channels: int, size: int) -> torch.Tensor:
 
 
 CASES: dict[str, tuple[torch.nn.Module, tuple[torch.Tensor, ...]]] = {
-    "linear, one row": (Of(F.linear, weight(1024, 1024)), (torch.zeros(1, 1024),)),
-    "linear, 128 rows": (Of(F.linear, weight(1024, 512)), (torch.zeros(128, 512),)),
-    "product of 2048": (Of(torch.matmul, weight(2048, 2048)), (torch.zeros(2048, 2048),)),
-    "batch of products": (Of(torch.matmul), (torch.zeros(12, 64, 64), torch.zeros(12, 64, 64))),
-    "first convolution": (Of(lambda x, w: F.conv2d(x, w, stride=2, padding=1), weight(32, 3, 3, 3)), (image(3, 64),)),
-    "convolution": (Of(lambda x, w: F.conv2d(x, w, padding=1), weight(64, 64, 3, 3)), (image(64, 28),)),
-    "pointwise convolution": (Of(F.conv2d, weight(96, 64, 1, 1)), (image(64, 28),)),
-    "depthwise convolution": (Of(lambda x, w: F.conv2d(x, w, padding=1, groups=64), weight(64, 1, 3, 3)), (image(64, 28),)),
-    "attention": (Of(F.scaled_dot_product_attention), tuple(torch.zeros(1, 8, 197, 64) for _ in range(3))),
-    "softmax": (Of(lambda x: x.softmax(-1)), (torch.zeros(64, 512),)),
-    "layer norm": (Of(lambda x, w: F.layer_norm(x, (512,), w), weight(512)), (torch.zeros(64, 512),)),
-    "sum": (Of(lambda x: x.sum()), (torch.zeros(100_000),)),
-    "map": (Of(lambda x: x.relu() * 2), (torch.zeros(7, 1000),)),
+    "linear, one row": (Function(F.linear, weight(1024, 1024)), (torch.zeros(1, 1024),)),
+    "linear, 128 rows": (Function(F.linear, weight(1024, 512)), (torch.zeros(128, 512),)),
+    "product of 2048": (Function(torch.matmul, weight(2048, 2048)), (torch.zeros(2048, 2048),)),
+    "batch of products": (Function(torch.matmul), (torch.zeros(12, 64, 64), torch.zeros(12, 64, 64))),
+    "first convolution": (Function(lambda x, w: F.conv2d(x, w, stride=2, padding=1), weight(32, 3, 3, 3)), (image(3, 64),)),
+    "convolution": (Function(lambda x, w: F.conv2d(x, w, padding=1), weight(64, 64, 3, 3)), (image(64, 28),)),
+    "pointwise convolution": (Function(F.conv2d, weight(96, 64, 1, 1)), (image(64, 28),)),
+    "depthwise convolution": (Function(lambda x, w: F.conv2d(x, w, padding=1, groups=64), weight(64, 1, 3, 3)), (image(64, 28),)),
+    "attention": (Function(F.scaled_dot_product_attention), tuple(torch.zeros(1, 8, 197, 64) for _ in range(3))),
+    "softmax": (Function(lambda x: x.softmax(-1)), (torch.zeros(64, 512),)),
+    "layer norm": (Function(lambda x, w: F.layer_norm(x, (512,), w), weight(512)), (torch.zeros(64, 512),)),
+    "sum": (Function(lambda x: x.sum()), (torch.zeros(100_000),)),
+    "map": (Function(lambda x: x.relu() * 2), (torch.zeros(7, 1000),)),
 }  # fmt: skip
 
 

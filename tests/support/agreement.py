@@ -57,14 +57,17 @@ class Case:
 
 
 class Function(torch.nn.Module):
-    """A module around a function."""
+    """A module around a function, whose last arguments are these weights."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *weights: torch.Tensor) -> None:
         super().__init__()
         self.function = function
+        self.names = tuple(f"w{k}" for k in range(len(weights)))
+        for name, weight in zip(self.names, weights, strict=True):
+            self.register_buffer(name, weight)
 
     def forward(self, *args: torch.Tensor) -> Any:
-        return self.function(*args)
+        return self.function(*args, *(getattr(self, name) for name in self.names))
 
 
 def module_of(cases: Sequence[Case]) -> Module:
