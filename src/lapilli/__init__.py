@@ -145,7 +145,7 @@ def compile(
     Raises CompileError, UnsupportedOperatorError (with fallback="error"), LapilliError where torch or the
     shader compiler is missing.
     """
-    from lapilli.runtime.compiler import require_compiler
+    from lapilli.runtime.compiler_packages import require_compiler
 
     require_compiler()
     from lapilli import torch_compat
@@ -180,7 +180,7 @@ def verify(
     Arguments as for `compile` and `load`; inputs: tensors to run on, default those of example_inputs.
     Returns for every kernel its operators, its name, and its own relative error (norm). Slow: seconds to minutes.
     """
-    from lapilli.runtime.compiler import require_compiler
+    from lapilli.runtime.compiler_packages import require_compiler
 
     require_compiler()
     from lapilli.verification import verify as verify_model

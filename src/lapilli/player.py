@@ -212,7 +212,7 @@ def plan_memory(
 
 
 @dataclass(frozen=True)
-class Method:
+class NativeMethod:
     """A method of a loaded program: its name, and how many inputs, outputs and run commands it has."""
 
     name: str
@@ -245,7 +245,7 @@ class LoadTimes:
 
 
 @dataclass(frozen=True)
-class Profile:
+class NativeProfile:
     """Nanoseconds of every run command (each alone) and of one whole run."""
 
     commands: list[int]
@@ -428,11 +428,11 @@ class NativeProgram:
             raise errors.InvalidInputError("This program is closed; load it again to run it.")
         return handle
 
-    def _method(self, index: int) -> Method:
+    def _method(self, index: int) -> NativeMethod:
         ffi, library = _player()
         info = ffi.new("lapilli_method_info *")
         check(library.lapilli_method(self._program(), index, info))
-        return Method(ffi.string(info.name).decode("utf-8", "replace"), info.inputs, info.outputs, info.commands)
+        return NativeMethod(ffi.string(info.name).decode("utf-8", "replace"), info.inputs, info.outputs, info.commands)
 
     def run(self, inputs: Sequence[Array], method: int = 0, sizes: Sequence[int] = ()) -> list[Array]:
         """Run and wait.
@@ -505,7 +505,7 @@ class NativeProgram:
         data = ffi.from_buffer(array) if array.nbytes else ffi.NULL
         check(library.lapilli_state_write(self._program(), index, data, array.nbytes))
 
-    def profile(self, inputs: Sequence[Array], repeat: int = 10, method: int = 0) -> Profile:
+    def profile(self, inputs: Sequence[Array], repeat: int = 10, method: int = 0) -> NativeProfile:
         """Time every run command alone with GPU timestamps, ``repeat`` times; medians in nanoseconds."""
         ffi, library = _player()
         tensors, alive = _tensors(inputs)
@@ -515,7 +515,7 @@ class NativeProgram:
         times = ffi.new("uint64_t[]", self.methods[method].commands if method < len(self.methods) else 0)
         check(library.lapilli_profile(program, method, tensors, len(inputs), repeat, times, len(times), count, total))
         del alive
-        return Profile([int(time) for time in times], int(total[0]))
+        return NativeProfile([int(time) for time in times], int(total[0]))
 
     def read_buffer(self, inputs: Sequence[Array], command: int, buffer: int, size: int, method: int = 0) -> Array:
         """The first ``size`` bytes of a buffer of the plan after running up to and including ``command``."""

@@ -13,8 +13,8 @@ import torch
 from lapilli.codegen.gpu_tiles import Tiles
 from lapilli.eager import compile as compiling
 from lapilli.eager import matmul_target
+from lapilli.eager.call_signature import CallSignature, Operand, Range, operand, range_of
 from lapilli.eager.operator_schema import schema_of
-from lapilli.eager.signature import Operand, Range, Signature, operand, range_of
 from lapilli.target import CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, Target
 
 aten = torch.ops.aten
@@ -30,13 +30,13 @@ def turned(*shape: int) -> Operand:
     return operand(torch.empty((*shape[:-2], shape[-1], shape[-2]), dtype=half, device="meta").transpose(-1, -2))
 
 
-def product(op: Any, *leaves: Any) -> Signature:
-    return Signature(schema_of(op), leaves)
+def product(op: Any, *leaves: Any) -> CallSignature:
+    return CallSignature(schema_of(op), leaves)
 
 
 def convolution(
     x: Operand, w: Operand, stride: int = 1, padding: int = 0, groups: int = 1, transposed: bool = False
-) -> Signature:
+) -> CallSignature:
     twice = (stride, stride), (padding, padding), (1, 1)
     return product(aten.convolution.default, x, w, None, *twice, transposed, (0, 0), groups)
 
@@ -48,7 +48,7 @@ def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 N = 1024  # a square product of this size is heavy, in elements and in work
-PLANS: dict[str, tuple[Signature, Target]] = {
+PLANS: dict[str, tuple[CallSignature, Target]] = {
     "mm": (product(aten.mm.default, dense(N, N), dense(N, N)), GPU_MATRIX),
     "mm of columns": (product(aten.mm.default, turned(N, N), turned(N, N)), GPU_MATRIX),
     "mm written to an argument": (product(aten.mm.out, dense(N, N), dense(N, N), dense(N, N)), GPU_MATRIX),
@@ -101,7 +101,7 @@ def test_signatures_with_ranges() -> None:
     """Sizes of one range share programs, others do not; without ranges all multiples of four do."""
 
     def text(m: int, n: int, ranges: bool) -> str:
-        return Signature(schema_of(aten.mm.default), (dense(m, n), dense(n, n)), ranges=ranges).text()
+        return CallSignature(schema_of(aten.mm.default), (dense(m, n), dense(n, n)), ranges=ranges).text()
 
     assert text(200, 768, True) == text(248, 1016, True)
     different = {text(m, n, True) for m, n in ((200, 768), (197, 768), (256, 768), (200, 1024), (200, 769), (768, 768))}
@@ -113,7 +113,7 @@ def test_signatures_with_ranges() -> None:
 # --- what is compiled
 
 
-def templates(monkeypatch: pytest.MonkeyPatch, signature: Signature) -> tuple[compiling.Compiled, list[Any]]:
+def templates(monkeypatch: pytest.MonkeyPatch, signature: CallSignature) -> tuple[compiling.Compiled, list[Any]]:
     """A program for matrix units, and the templates of its kernels."""
     found: list[Any] = []
     assemble = compiling.assemble_graph  # type: ignore[attr-defined]
@@ -136,7 +136,7 @@ def eighths(compiled: compiling.Compiled) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("right", [dense, turned])
 def test_operands_are_read_as_they_lie(monkeypatch: pytest.MonkeyPatch, left: Any, right: Any) -> None:
     x, y = left(512, 768), right(768, 1024)
-    compiled, (tiles,) = templates(monkeypatch, Signature(schema_of(aten.mm.default), (x, y), ranges=True))
+    compiled, (tiles,) = templates(monkeypatch, CallSignature(schema_of(aten.mm.default), (x, y), ranges=True))
     assert isinstance(tiles, Tiles) and tiles.matrix
     assert (tiles.rows.transposed, tiles.transposed_w) == (left is turned, right is turned)
     assert sorted(eighths(compiled)) == [(0, 0, 8), (0, 1, 8), (1, 1, 8)]
@@ -144,7 +144,7 @@ def test_operands_are_read_as_they_lie(monkeypatch: pytest.MonkeyPatch, left: An
 
 
 def test_sizes_that_are_no_eighths_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    signature = Signature(schema_of(aten.mm.default), (dense(509, 769), dense(769, 1021)), ranges=True)
+    signature = CallSignature(schema_of(aten.mm.default), (dense(509, 769), dense(769, 1021)), ranges=True)
     compiled, (tiles,) = templates(monkeypatch, signature)
     assert tiles.matrix and {unit for _, _, unit in eighths(compiled)} == {1}
     assert [node.name.rpartition("_")[2] for node in tiles.operands] == ["rows", "matrix"]
@@ -153,7 +153,9 @@ def test_sizes_that_are_no_eighths_are_packed(monkeypatch: pytest.MonkeyPatch) -
 
 def test_channels_of_convolutions_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     x = operand(torch.empty((2, 64, 56, 56), dtype=half, device="meta").to(memory_format=torch.channels_last))
-    signature = Signature(schema_of(aten.convolution.default), convolution(x, dense(96, 64, 3, 3)).leaves, ranges=True)
+    signature = CallSignature(
+        schema_of(aten.convolution.default), convolution(x, dense(96, 64, 3, 3)).leaves, ranges=True
+    )
     compiled, (tiles,) = templates(monkeypatch, signature)
     assert tiles.matrix and tiles.rows.struct == "ConvParams"
     assert eighths(compiled) == [(0, 0, 1), (0, 2, 8)] and (tiles.k.value, tiles.n.value) == (576, 96)

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from lapilli import autoload
+from lapilli.eager.call_signature import CallSignature, operand
 from lapilli.eager.dispatch import fallbacks, reset_fallbacks
 from lapilli.eager.operator_schema import schema_of
-from lapilli.eager.programs import Program, Programs, programs_of, target_of
-from lapilli.eager.signature import Signature, operand
+from lapilli.eager.programs import OperatorProgram, Programs, programs_of, target_of
 from lapilli.runtime.description import Description
 
 autoload.register()
@@ -99,7 +99,7 @@ def test_products_of_whole_vectors_are_programs_of_their_own() -> None:
     assert "matmul" in _kernels(vectors.programs[0]) and "matmul" not in _kernels(others.programs[0])
 
 
-def _kernels(program: Program) -> list[str]:
+def _kernels(program: OperatorProgram) -> list[str]:
     with tempfile.NamedTemporaryFile(suffix=".lap") as file:
         file.write(program.compiled.data)
         file.flush()
@@ -439,7 +439,7 @@ def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
 def test_a_damaged_file_of_the_cache_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
     own = Programs(target_of(0))
-    signature = Signature(schema_of(aten.relu.default), (operand(torch.zeros(2, 3)),))
+    signature = CallSignature(schema_of(aten.relu.default), (operand(torch.zeros(2, 3)),))
     own.find(signature, [])
     (file,) = (tmp_path / "eager").iterdir()
     assert Programs(target_of(0)).find(signature, [])[0].compiled == own.find(signature, [])[0].compiled

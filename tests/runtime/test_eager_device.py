@@ -90,9 +90,9 @@ def test_without_a_driver_or_a_compiler(tmp_path: Path) -> None:
 
         find = importlib.util.find_spec
         importlib.util.find_spec = lambda name, *rest: None if name == "slangtorch" else find(name, *rest)
-        import lapilli.runtime.compiler
+        import lapilli.runtime.compiler_packages
 
-        lapilli.runtime.compiler.find_spec = importlib.util.find_spec
+        lapilli.runtime.compiler_packages.find_spec = importlib.util.find_spec
         assert not torch.is_vulkan_available()
         try:
             torch.ones(2, device="vulkan")

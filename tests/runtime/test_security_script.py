@@ -286,15 +286,15 @@ def _described(type_: str) -> Any:
 
 def test_interfaces_of_lapilli_run_are_checked() -> None:
     """They travel in exported programs."""
-    from lapilli.runtime.operator import Interface, dumps
+    from lapilli.runtime.operator import CallInterface, dumps
 
     good = json.loads(dumps([[0, None], [1, [1, 0]]], [["float32", ["n", 3], [1, 0]]], {"n": [0, 1, 2, 0], "k": 0}))
-    assert Interface(json.dumps(good)).outputs
+    assert CallInterface(json.dumps(good)).outputs
     rng, refused = random.Random(4), 0
     for _ in range(1000):
         text = json.dumps(hostile.damaged(good, rng))
         try:
-            made = Interface(text)
+            made = CallInterface(text)
         except InvalidFileError:
             refused += 1
         else:
@@ -302,7 +302,7 @@ def test_interfaces_of_lapilli_run_are_checked() -> None:
     assert refused > 500
     for text in ("", "[", "null", "{}", "[" * 99999, json.dumps(good | {"outputs": [["hub", [1], None]]})):
         with pytest.raises(InvalidFileError):
-            Interface(text)
+            CallInterface(text)
 
 
 def test_a_file_that_changes_is_not_read_again(tmp_path: Path) -> None:

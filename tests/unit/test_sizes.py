@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lapilli.backend.sizes import Sources
+from lapilli.backend.size_sources import Sources
 from lapilli.runtime.host_script import HostScript
 from lapilli.runtime.interpreter import Environment
 from lapilli.runtime.limits import Budget, Limits

@@ -18,7 +18,7 @@ from lapilli.backend.executable import Executable, Kind
 from lapilli.backend.options import Options
 from lapilli.backend.trace import Compiler, compile_graph
 from lapilli.eager import device as eager_device
-from lapilli.runtime.compiler import require_compiler
+from lapilli.runtime.compiler_packages import require_compiler
 from lapilli.runtime.report import Report
 
 __all__ = ["reports", "vulkan"]

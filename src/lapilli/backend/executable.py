@@ -14,14 +14,14 @@ from torch import fx
 
 from lapilli.backend.device import device_of, targets
 from lapilli.backend.graph import Prepared, inverse, prepare
+from lapilli.backend.graph_program import GraphProgram, load
 from lapilli.backend.options import Options
-from lapilli.backend.program import Program, load
-from lapilli.backend.sizes import Sources
+from lapilli.backend.size_sources import Sources
 from lapilli.backend.weights import Snapshot, are_tracked
 from lapilli.compiler import Storage, compile_module
 from lapilli.eager import storage
+from lapilli.eager.call_signature import CannotRun
 from lapilli.eager.devices import is_ours
-from lapilli.eager.signature import CannotRun
 from lapilli.eager.transfer import on_device
 from lapilli.errors import CompileError, NoDeviceError, UnsupportedOperatorError
 from lapilli.legalize.partition import TOO_LITTLE
@@ -138,7 +138,9 @@ class Executable:
 class _Run:
     """A program with torch's tensors around it."""
 
-    def __init__(self, prepared: Prepared, program: Program | None, sources: Sources, index: int, kind: Kind) -> None:
+    def __init__(
+        self, prepared: Prepared, program: GraphProgram | None, sources: Sources, index: int, kind: Kind
+    ) -> None:
         self._outputs, self._results, self._scalars = prepared.outputs, prepared.results, prepared.scalars
         self._program, self._index, self._kind = program, index, kind
         self._numbers = sources.function(prepared.numbers) if prepared.numbers else None
@@ -233,7 +235,7 @@ def _to_host(value: torch.Tensor) -> torch.Tensor:
     return storage.to_cpu(value) if is_ours(value) else value
 
 
-def _program(prepared: Prepared, options: Options, index: int, open_parts: int, given: Collection[str]) -> Program:
+def _program(prepared: Prepared, options: Options, index: int, open_parts: int, given: Collection[str]) -> GraphProgram:
     """For the device at hand; where that turns out to lack what the plan needs, with all plans. given: the sizes, by name, that a
     call can tell."""
     kept = Storage(options.precision, options.precision)

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from lapilli.backend.scalars import Scalars, take_out
-from lapilli.backend.sizes import Sources, expression
+from lapilli.backend.size_sources import Sources, expression
 from lapilli.backend.views import View, base_of, is_whole, root_of, view_of
 from lapilli.errors import CompileError
 from lapilli.graph.module import Module

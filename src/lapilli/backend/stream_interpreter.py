@@ -14,10 +14,10 @@ from lapilli.eager.transfer import on_device
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
 from lapilli.runtime.host_script import Call
-from lapilli.runtime.interpreter import Interpreter
+from lapilli.runtime.interpreter import HostInterpreter
 
 
-class StreamInterpreter(Interpreter):
+class StreamInterpreter(HostInterpreter):
     """Runs a script on tensors of the CPU and of a device; operators of the CPU get their operands there."""
 
     def __init__(

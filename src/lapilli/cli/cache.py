@@ -73,7 +73,7 @@ def warm(programs: tuple[Path, ...], device: str | None) -> None:
             lapilli.load(path, device).close()
             console().print(f"{path}: ready")
         return
-    from lapilli.runtime.compiler import require_compiler
+    from lapilli.runtime.compiler_packages import require_compiler
 
     require_compiler()
     from lapilli.eager.usual import train_usual_models

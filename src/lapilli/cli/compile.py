@@ -11,7 +11,7 @@ import click
 
 from lapilli.cli.common import console, duration, output_file, print_json, progress_bar, size
 from lapilli.errors import InvalidInputError
-from lapilli.runtime.compiler import require_compiler
+from lapilli.runtime.compiler_packages import require_compiler
 
 
 @click.command("compile")

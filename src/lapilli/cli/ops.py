@@ -10,7 +10,7 @@ import click
 
 from lapilli.cli.common import console, json_option, print_json, progress_bar, table
 from lapilli.errors import InvalidInputError
-from lapilli.runtime.compiler import require_compiler
+from lapilli.runtime.compiler_packages import require_compiler
 
 
 def short(dtype: str) -> str:

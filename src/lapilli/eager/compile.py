@@ -22,8 +22,8 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from lapilli.compiler import assemble_graph
+from lapilli.eager.call_signature import CallSignature, CannotRun, Number, Operand, describe_operand, range_of
 from lapilli.eager.operator_schema import Schema, wrapped
-from lapilli.eager.signature import CannotRun, Number, Operand, Signature, describe_operand, range_of
 from lapilli.errors import LapilliError
 from lapilli.graph.inline import splice
 from lapilli.graph.module import Module
@@ -70,7 +70,7 @@ class Compiled:
     aligned: tuple[tuple[int, ...], ...]
 
 
-def compile(signature: Signature, numbers: Sequence[Any], target: Target) -> Compiled:
+def compile(signature: CallSignature, numbers: Sequence[Any], target: Target) -> Compiled:
     """numbers: those of a call, as examples. Raises CannotRun with the reason, or what torch says of wrong arguments."""
     try:
         with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), _quiet(), torch.device("cpu"):
@@ -106,7 +106,7 @@ _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_sha
 
 @dataclass
 class _Call:
-    signature: Signature
+    signature: CallSignature
     examples: Sequence[Any]
     graph: fx.Graph = field(default_factory=fx.Graph)
     symbols: dict[int, Any] = field(default_factory=dict)

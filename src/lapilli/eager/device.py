@@ -21,7 +21,7 @@ from torch import serialization
 from lapilli import torch_compat
 from lapilli.after_import import after_import
 from lapilli.eager import accelerator, devices, inductor, neighbours, threads, vulkan
-from lapilli.runtime.compiler import require_compiler
+from lapilli.runtime.compiler_packages import require_compiler
 
 _torch: Any = torch  # whose registration functions have no types
 _libraries: list[Any] = []

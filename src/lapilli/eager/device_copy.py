@@ -12,7 +12,7 @@ import torch
 
 from lapilli.compiler import assemble_graph, assemble_tasks
 from lapilli.eager import devices, integers, programs, storage
-from lapilli.eager.signature import CannotRun, describe_operand
+from lapilli.eager.call_signature import CannotRun, describe_operand
 from lapilli.errors import NoDeviceError
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType

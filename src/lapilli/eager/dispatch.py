@@ -14,12 +14,12 @@ import torch
 from torch.utils._pytree import tree_map
 
 from lapilli.eager import devices, storage
+from lapilli.eager.call_signature import CannotRun
 from lapilli.eager.devices import index_of, is_ours
 from lapilli.eager.fallback import fallbacks, reset_fallbacks
 from lapilli.eager.host_call import on_cpu
 from lapilli.eager.operator_launch import OperatorLaunch, is_runtime, places
 from lapilli.eager.operator_schema import schema_of
-from lapilli.eager.signature import CannotRun
 from lapilli.eager.tracing import is_recorded, untraced
 from lapilli.lower import lowerings
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lapilli.eager.signature import CannotRun
+from lapilli.eager.call_signature import CannotRun
 
 aten = torch.ops.aten
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from lapilli.eager import device_copy, devices, storage
+from lapilli.eager.call_signature import CannotRun
 from lapilli.eager.generators import random_key
-from lapilli.eager.signature import CannotRun
 from lapilli.player import NativeProgram
 
 Run = Callable[[Sequence[Any], Mapping[str, Any], Sequence[torch.Tensor], Sequence[Any]], Any]

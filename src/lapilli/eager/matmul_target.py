@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from lapilli.eager.call_signature import CallSignature, Operand
 from lapilli.eager.programs import target_of
-from lapilli.eager.signature import Operand, Signature
 from lapilli.target import Target
 
 aten = torch.ops.aten
@@ -29,7 +29,7 @@ _PRODUCTS: dict[Any, tuple[int, int]] = {
 _CONVOLUTIONS: dict[Any, tuple[int, int]] = {aten.convolution.default: (0, 1)}
 
 
-def choose(signature: Signature, device: int) -> tuple[Target, Signature]:
+def choose(signature: CallSignature, device: int) -> tuple[Target, CallSignature]:
     """What a call is compiled for, and its signature there."""
     full = target_of(device, matrix=True)
     if full.cooperative_matrix and is_heavy(signature):
@@ -37,7 +37,7 @@ def choose(signature: Signature, device: int) -> tuple[Target, Signature]:
     return target_of(device), signature
 
 
-def is_heavy(signature: Signature) -> bool:
+def is_heavy(signature: CallSignature) -> bool:
     """Whether a call is a product of halves with enough to do."""
     op = signature.schema.computed
     places = _PRODUCTS.get(op) or _CONVOLUTIONS.get(op)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from lapilli.eager import device_copy, integers, matmul_target, storage, transfer
+from lapilli.eager.call_signature import CallSignature, CannotRun, Number, Operand, operand
 from lapilli.eager.launch import Key, Launch, Run, Symbol, bits
 from lapilli.eager.operator_schema import Schema
 from lapilli.eager.programs import TOO_LARGE, load, programs_of, with_numbers
-from lapilli.eager.signature import CannotRun, Number, Operand, Signature, operand
 from lapilli.errors import NoDeviceError
 from lapilli.ir.node import MOST_ELEMENTS
 
@@ -277,7 +277,7 @@ def _is_number(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def signature_of(schema: Schema, leaves: Sequence[Any], given: Places) -> Signature:
+def signature_of(schema: Schema, leaves: Sequence[Any], given: Places) -> CallSignature:
     """Numbers that are defaults are known; those that were given may differ from call to call."""
 
     def one(leaf: Any) -> Any:
@@ -296,7 +296,7 @@ def signature_of(schema: Schema, leaves: Sequence[Any], given: Places) -> Signat
             return Number(type(leaf).__name__)
         return one(leaf)
 
-    return Signature(schema, tuple(argument(k, leaf) for k, leaf in enumerate(leaves)))
+    return CallSignature(schema, tuple(argument(k, leaf) for k, leaf in enumerate(leaves)))
 
 
 def _resize(target: torch.Tensor, shape: Sequence[int]) -> None:

@@ -19,8 +19,8 @@ import torch
 
 from lapilli.codegen.build import compiler_digest
 from lapilli.eager import devices
+from lapilli.eager.call_signature import CallSignature, CannotRun, Number, Operand
 from lapilli.eager.compile import Compiled, compile
-from lapilli.eager.signature import CannotRun, Number, Operand, Signature
 from lapilli.player import NativeProgram
 from lapilli.runtime.cache import Cache
 from lapilli.runtime.devices import devices as vulkan_devices
@@ -38,7 +38,7 @@ Shape = tuple[int, ...]
 Results = list[tuple[Shape, Shape, torch.dtype]]
 
 
-_programs: weakref.WeakSet[Program] = weakref.WeakSet()
+_programs: weakref.WeakSet[OperatorProgram] = weakref.WeakSet()
 
 
 @devices.on_loss.append
@@ -47,7 +47,7 @@ def _unload(device: int) -> None:
         program._loaded.pop(device, None)
 
 
-class Program:
+class OperatorProgram:
     """A compiled program, ready to be asked whether sizes fit, and what they give."""
 
     def __init__(self, compiled: Compiled) -> None:
@@ -79,7 +79,7 @@ class Program:
 class _Known:
     """What is known of a signature: its programs, and why there is none (for sizes that no program fits)."""
 
-    programs: list[Program] = field(default_factory=list)
+    programs: list[OperatorProgram] = field(default_factory=list)
     constant_numbers: bool = False  # numbers have to be compiled in
     fixed_sizes: bool = False  # sizes have to be compiled in
 
@@ -110,7 +110,7 @@ class Programs:
         self.compiled = 0
         """Programs that were compiled in this process."""
 
-    def find(self, signature: Signature, numbers: Sequence[Any]) -> tuple[Program, Signature]:
+    def find(self, signature: CallSignature, numbers: Sequence[Any]) -> tuple[OperatorProgram, CallSignature]:
         """A program for a call, and the signature that it is for: the numbers may be compiled in. Raises CannotRun."""
         known = self._read(signature)
         if not known.constant_numbers:
@@ -126,13 +126,13 @@ class Programs:
             self._write(signature)
         return self.find(with_numbers(signature, numbers), ())
 
-    def _compile(self, signature: Signature, numbers: Sequence[Any]) -> Program:
+    def _compile(self, signature: CallSignature, numbers: Sequence[Any]) -> OperatorProgram:
         """With sizes open; where that fails, for these sizes."""
         known = self._read(signature)
         if not signature.exact and not known.fixed_sizes:
             try:
                 with working():
-                    program = Program(compile(signature, numbers, self.target))
+                    program = OperatorProgram(compile(signature, numbers, self.target))
             except CannotRun:
                 known.fixed_sizes = True
             else:
@@ -143,12 +143,12 @@ class Programs:
         if fitting:
             return fitting[0]
         with working():
-            made = self._add(exact, Program(compile(exact, numbers, self.target)))
+            made = self._add(exact, OperatorProgram(compile(exact, numbers, self.target)))
         if known.fixed_sizes:
             self._write(signature)
         return made
 
-    def _add(self, signature: Signature, program: Program) -> Program:
+    def _add(self, signature: CallSignature, program: OperatorProgram) -> OperatorProgram:
         self.compiled += 1
         self.known[signature.text()].programs.append(program)
         self._write(signature)
@@ -158,19 +158,19 @@ class Programs:
     def _key(self, text: str) -> str:
         return hashlib.sha256(f"{compiler_digest()} {torch.__version__} {self.target}\n{text}".encode()).hexdigest()
 
-    def _read(self, signature: Signature) -> _Known:
+    def _read(self, signature: CallSignature) -> _Known:
         text = signature.text()
         known = self.known.get(text)
         if known is None:
             known = self.known[text] = _stored(self._key(text)) or _Known()
         return known
 
-    def _write(self, signature: Signature) -> None:
+    def _write(self, signature: CallSignature) -> None:
         text = signature.text()
         _store(self._key(text), self.known[text])
 
 
-def with_numbers(signature: Signature, numbers: Sequence[Any]) -> Signature:
+def with_numbers(signature: CallSignature, numbers: Sequence[Any]) -> CallSignature:
     """The signature with the numbers compiled in."""
     given = iter(numbers)
 
@@ -205,7 +205,7 @@ def _stored(key: str) -> _Known | None:
         described = json.loads(content[at : at + length])
         data = content[at + length : at + length + size]
         at += length + size
-        known.programs.append(Program(_compiled(described, data)))
+        known.programs.append(OperatorProgram(_compiled(described, data)))
     return known
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from lapilli.eager import device_copy, fallback, storage
+from lapilli.eager.call_signature import CannotRun
 from lapilli.eager.devices import is_ours, place
 from lapilli.eager.operator_schema import schema_of
-from lapilli.eager.signature import CannotRun
 
 aten = torch.ops.aten
 

@@ -15,7 +15,7 @@ import torch
 
 from lapilli import torch_compat
 from lapilli.eager import devices
-from lapilli.runtime.compiler import missing_packages
+from lapilli.runtime.compiler_packages import missing_packages
 
 if TYPE_CHECKING:
     from lapilli.eager.properties import DeviceProperties

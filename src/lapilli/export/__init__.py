@@ -23,7 +23,7 @@ from lapilli.graph.module import Module
 from lapilli.legalize.decompose import is_decomposable
 from lapilli.lower import refusals
 from lapilli.lower.graph import is_computed
-from lapilli.runtime.compiler import require_compiler
+from lapilli.runtime.compiler_packages import require_compiler
 from lapilli.runtime.report import Operator, Report
 
 __all__ = ["LoweredProgram", "VulkanPartitioner", "to_vulkan"]

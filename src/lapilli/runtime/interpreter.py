@@ -18,7 +18,7 @@ from lapilli.runtime.limits import Budget, Limits
 from lapilli.runtime.sizes import Tree, evaluate
 
 
-class Interpreter:
+class HostInterpreter:
     """operators: the overloads that scripts call, by name; None: there is no torch."""
 
     def __init__(

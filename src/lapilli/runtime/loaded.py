@@ -16,7 +16,7 @@ from lapilli.runtime.files import named
 from lapilli.runtime.futures import Future
 from lapilli.runtime.host import Permission
 from lapilli.runtime.interface import Interface, interfaces
-from lapilli.runtime.interpreter import Interpreter
+from lapilli.runtime.interpreter import HostInterpreter
 from lapilli.runtime.limits import Limits
 from lapilli.runtime.notice import working
 
@@ -56,7 +56,7 @@ class Loaded:
         except BaseException:
             self._close()
             raise
-        self.interpreter = Interpreter(
+        self.interpreter = HostInterpreter(
             self._native, self.description, operators, limits, _Constants(self.description, file)
         )
         self.file = file

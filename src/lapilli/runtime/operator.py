@@ -30,7 +30,7 @@ _by_content: weakref.WeakValueDictionary[bytes, Program] = weakref.WeakValueDict
 _lock = threading.Lock()
 
 
-class Interface:
+class CallInterface:
     """What goes in and comes out.
 
     inputs: for every input of the program the number of a tensor and the order of its axes in memory (null: row-major).
@@ -65,9 +65,9 @@ class Interface:
 
 
 @lru_cache
-def interface_of(text: str) -> Interface:
+def interface_of(text: str) -> CallInterface:
     """The interface that a call names."""
-    return Interface(text)
+    return CallInterface(text)
 
 
 def dumps(inputs: Sequence[Any], outputs: Sequence[Any], symbols: dict[str, Any]) -> str:
@@ -79,7 +79,7 @@ _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in host.D
 
 
 def _is_interface(node: dict[str, Any]) -> bool:
-    """Whether JSON, which comes from an exported program, has the form that `Interface` says."""
+    """Whether JSON, which comes from an exported program, has the form that `CallInterface` says."""
     inputs, outputs, symbols = node["inputs"], node["outputs"], node["symbols"]
     if not (isinstance(inputs, list) and isinstance(outputs, list) and isinstance(symbols, dict)):
         return False

@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 
-from lapilli.backend.sizes import Sizes, Sources
+from lapilli.backend.size_sources import Sizes, Sources
 from lapilli.backend.stream_interpreter import StreamInterpreter
 from lapilli.eager import devices
 from lapilli.eager.method_call import MethodCall
@@ -23,7 +23,7 @@ from lapilli.runtime.report import Report
 Run = Callable[[Sequence[int], list[Any]], list[Any]]
 
 
-_programs: weakref.WeakSet[Program] = weakref.WeakSet()
+_programs: weakref.WeakSet[GraphProgram] = weakref.WeakSet()
 
 
 @devices.on_loss.append
@@ -32,7 +32,7 @@ def _forget(index: int) -> None:
         program._lost = program._lost or program._index == index
 
 
-class Program:
+class GraphProgram:
     """inputs: names of the tensors and numbers that a call takes; report: where its operators run."""
 
     def __init__(self, data: bytes, index: int) -> None:
@@ -80,6 +80,6 @@ class Program:
         return self._run(sizes, values)
 
 
-def load(data: bytes, index: int) -> Program:
+def load(data: bytes, index: int) -> GraphProgram:
     """Raises NoDeviceError where the device does not meet the needs of any plan."""
-    return Program(data, index)
+    return GraphProgram(data, index)

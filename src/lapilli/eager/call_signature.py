@@ -96,7 +96,7 @@ Leaf = Operand | Number | Any
 
 
 @dataclass(frozen=True)
-class Signature:
+class CallSignature:
     """schema: of the operator; leaves: the arguments in the schema's order, lists as tuples, tensors as Operands, numbers that
     differ from call to call as Numbers, everything else as it is; exact: sizes are fixed; ranges: open sizes have a `Range`."""
 
