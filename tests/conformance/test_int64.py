@@ -19,8 +19,9 @@ from lapilli.compiler import compile_to_bytes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, const, index, load, unary, where
 from lapilli.ir.integer import as_int, symbol, var
+from lapilli.ir.interval import INT32, MOST
 from lapilli.ir.node import Constant, Input, Map, Reduce
-from lapilli.ir.ranges import INT32, MOST, Ranges, fits, most
+from lapilli.ir.ranges import Ranges, fits, most
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
 from lapilli.stream import Stream

@@ -6,7 +6,7 @@ An `Emitter` writes statements into a block and remembers what it has named, so 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lapilli.ir.dtype import DType
@@ -26,9 +26,8 @@ from lapilli.ir.integer import (
     of,
     weight,
 )
-from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Node
-from lapilli.ir.special import FUNCTIONS as SPECIAL
+from lapilli.ir.scalar import OPS, VectorFunction
 from lapilli.schedule.layout import Layout
 
 LANES = 4
@@ -144,31 +143,6 @@ def stored_as(dtype: DType, half: bool) -> str:
 
 
 _TYPES = {DType.float32: "float", DType.int32: "int", DType.bool: "bool"}
-_INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "bitand": "&",
-    "bitor": "|", "bitxor": "^", "shl": "<<", "shr": ">>",
-}  # fmt: skip
-_DIRECT = {
-    "abs": "abs", "floor": "floor", "ceil": "ceil", "round": "round", "trunc": "trunc", "sqrt": "sqrt", "rsqrt": "rsqrt",
-    "isnan": "is_nan", "isinf": "is_inf",
-    "as_int": "asint", "as_float": "asfloat",
-}  # fmt: skip
-_WRAPPED = {
-    NARROW[DType.uint8]: "({} & 0xff)", NARROW[DType.int8]: "(({} << 24) >> 24)", NARROW[DType.int16]: "(({} << 16) >> 16)",
-}  # fmt: skip
-# written in lapilli_math.slang and lapilli_special.slang
-_GENERIC = {
-    op: f"{op}_any"
-    for op in (
-        "exp", "exp2", "log", "log2", "log10", "expm1", "log1p", "erf", "pow", "mod", "fmod", "floordiv",
-        "intdiv",
-        "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
-        "umulhi", "ushr", "gcd", NARROW[DType.float16], NARROW[DType.bfloat16],
-        *SPECIAL,
-    )
-}  # fmt: skip
-
-
 _INFINITE = 2.0**128 - 2.0**103  # what is rounded to infinity in 32 bits begins here
 
 
@@ -201,9 +175,6 @@ def lane_steps(offset: Int, lane: Atom) -> list[int | None]:
             return [n * step for n in range(1, LANES)]
     first = substitute(offset, {lane: 0})
     return [(substitute(offset, {lane: n}) - first).value for n in range(1, LANES)]
-
-
-_COMPARED = frozenset(["eq", "ne", "lt", "le", "gt", "ge"])
 
 
 _MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
@@ -426,59 +397,56 @@ class Emitter:
     def _op(self, e: Expr, lanes: int) -> str:
         assert isinstance(e, Op)
         args = [self._emit(a, lanes) for a in e.args]
-        op, integer = e.op, e.args[0].dtype is DType.int32
-        if op == "cast":
-            if e.dtype is not DType.bool:
-                return f"{self._type(e.dtype, lanes)}({args[0]})"
-            zero = self._splat(literal(0, e.args[0].dtype), e.args[0].dtype, lanes)
-            return f"({args[0]} != {zero})" if integer else f"nonzero({args[0]})"
-        if op in ("min", "max"):
-            return _extremum(op, e, args)
-        if op == "where":
-            return f"select({args[0]}, {args[1]}, {args[2]})"
-        if op in ("and", "or"):
-            return f"{op}({args[0]}, {args[1]})"
-        if op == "xor":
-            return f"({args[0]} != {args[1]})"
-        if op == "not":
-            return f"!{args[0]}"
-        if op == "bitnot":
-            return f"~{args[0]}"
-        if op == "neg":
-            return f"-{args[0]}"
-        if op == "reciprocal":
-            return f"({self._splat('1.0f', e.dtype, lanes)} / {args[0]})"
-        if op == "sign":
-            kind = self._type(e.dtype, lanes)
-            if not integer:
-                return f"({kind}(above({args[0]})) - {kind}(below({args[0]})))"
-            zero = self._splat(literal(0, e.dtype), e.dtype, lanes)
-            return f"({kind}({args[0]} > {zero}) - {kind}({args[0]} < {zero}))"
-        if op in _WRAPPED:
-            return _WRAPPED[op].format(args[0])
-        if op in _COMPARED and not integer:
-            return self._compared(op, e, args, lanes)
-        if op in _INFIX:
-            return f"({args[0]} {_INFIX[op]} {args[1]})"
-        if op == "div" and not integer and not _has_normal_reciprocal(e.args[1]):
-            return f"quotient({args[0]}, {args[1]})"
-        if op == "div":
-            if e.dtype is not DType.int32:
-                return f"({args[0]} / {args[1]})"
-            op = "intdiv"
-        if op in _GENERIC:
-            if op in SPECIAL:
-                self.kernel.special = True
-            if lanes > 1:
-                return f"{_GENERIC[op]}({', '.join(args)})"
-            kind = f"vector<{_TYPES[e.args[0].dtype]}, 1>"
-            return f"{_GENERIC[op]}({', '.join(f'{kind}({a})' for a in args)})[0]"
-        if op == "isnan" and integer:
-            return "false"
-        return f"{_DIRECT[op]}({', '.join(args)})"
+        if e.op in _WRITERS:
+            return _WRITERS[e.op](self, e, args, lanes)
+        slang = OPS[e.op].slang
+        return slang.format(*args) if isinstance(slang, str) else self._function(slang, e, args, lanes)
 
-    def _compared(self, op: str, e: Op, args: Sequence[str], lanes: int) -> str:
-        """A comparison of floats that a compiler cannot turn into its opposite, which NaN does not fulfil either."""
+    def _function(self, f: VectorFunction, e: Op, args: Sequence[str], lanes: int) -> str:
+        """The call of a function of vectors."""
+        self.kernel.special |= f.module == "lapilli_special"
+        if lanes > 1:
+            return f"{f.name}({', '.join(args)})"
+        kind = f"vector<{_TYPES[e.args[0].dtype]}, 1>"
+        return f"{f.name}({', '.join(f'{kind}({a})' for a in args)})[0]"
+
+    def _cast(self, e: Op, args: Sequence[str], lanes: int) -> str:
+        if e.dtype is not DType.bool:
+            return f"{self._type(e.dtype, lanes)}({args[0]})"
+        if e.args[0].dtype is not DType.int32:
+            return f"nonzero({args[0]})"
+        return f"({args[0]} != {self._splat('0', DType.int32, lanes)})"
+
+    def _extremum(self, e: Op, args: Sequence[str], lanes: int) -> str:
+        return _extremum(e.op, e, args)
+
+    def _reciprocal(self, e: Op, args: Sequence[str], lanes: int) -> str:
+        return f"({self._splat('1.0f', e.dtype, lanes)} / {args[0]})"
+
+    def _sign(self, e: Op, args: Sequence[str], lanes: int) -> str:
+        kind = self._type(e.dtype, lanes)
+        if e.dtype is not DType.int32:
+            return f"({kind}(above({args[0]})) - {kind}(below({args[0]})))"
+        zero = self._splat("0", DType.int32, lanes)
+        return f"({kind}({args[0]} > {zero}) - {kind}({args[0]} < {zero}))"
+
+    def _quotient(self, e: Op, args: Sequence[str], lanes: int) -> str:
+        if e.dtype is DType.int32:
+            return self._function(VectorFunction("intdiv_any"), e, args, lanes)
+        if _has_normal_reciprocal(e.args[1]):
+            return f"({args[0]} / {args[1]})"
+        return f"quotient({args[0]}, {args[1]})"
+
+    def _is_nan(self, e: Op, args: Sequence[str], lanes: int) -> str:
+        return "false" if e.args[0].dtype is DType.int32 else f"is_nan({args[0]})"
+
+    def _compared(self, e: Op, args: Sequence[str], lanes: int) -> str:
+        """A comparison; of floats, one that a compiler cannot turn into its opposite, which NaN does not fulfil either."""
+        op, slang = e.op, OPS[e.op].slang
+        assert isinstance(slang, str)
+        text = slang.format(*args)
+        if e.args[0].dtype is DType.int32:
+            return text
         if any(isinstance(x, Const) and math.isnan(x.value) for x in e.args):
             return self._splat("true" if op == "ne" else "false", DType.bool, lanes)
         for bound, x, name in ((e.args[1], args[0], op), (e.args[0], args[1], _MIRRORED.get(op, op))):
@@ -486,7 +454,6 @@ class Emitter:
                 return _with_zero(name, x)
             if isinstance(bound, Const) and abs(bound.value) >= _INFINITE:
                 return _with_infinity(name, x, bound.value > 0)
-        text = f"({args[0]} {_INFIX[op]} {args[1]})"
         for a in dict.fromkeys(a for a, x in zip(args, e.args, strict=True) if not isinstance(x, Const)):
             text = f"or({text}, is_nan({a}))" if op == "ne" else f"and({text}, !is_nan({a}))"
         return text
@@ -537,3 +504,11 @@ class Emitter:
         if dtype is DType.uint8:
             return f"int({raw} & 0xffu)"
         return f"(int({raw} << {32 - bits}u) >> {32 - bits})"
+
+
+_WRITERS: dict[str, Callable[[Emitter, Op, Sequence[str], int], str]] = {
+    "cast": Emitter._cast, "min": Emitter._extremum, "max": Emitter._extremum, "reciprocal": Emitter._reciprocal,
+    "sign": Emitter._sign, "div": Emitter._quotient, "isnan": Emitter._is_nan,
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), Emitter._compared),
+}  # fmt: skip
+"""Operations whose text depends on types, lanes or known operands; that of all others is in their row (`ir/scalar.py`)."""

@@ -19,7 +19,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.integer import Atom, Indirect, Int, IntLike, as_int, is_nonnegative, of
 from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.narrow import narrowed
-from lapilli.ir.special import FUNCTIONS as SPECIAL
+from lapilli.ir.scalar import OPS
 
 if TYPE_CHECKING:
     from lapilli.ir.node import Node
@@ -29,26 +29,11 @@ Scalar: TypeAlias = "Expr | int | float | bool"
 _interned: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
 _ids = itertools.count()
 
-UNARY = frozenset({
-    "neg", "abs", "sign", "floor", "ceil", "round", "trunc", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2",
-    "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh",
-    "atanh", "erf", "reciprocal", "isnan", "isinf", "not", "bitnot", "as_int", "as_float",
-    *NARROW.values(),
-})  # fmt: skip
-BINARY = frozenset({
-    "add", "sub", "mul", "div", "floordiv", "mod", "fmod", "pow", "atan2", "min", "max", "and", "or", "xor",
-    "bitand", "bitor", "bitxor", "shl", "shr", "ushr", "umulhi", "eq", "ne", "lt", "le", "gt", "ge", "gcd",
-    *SPECIAL,
-})  # fmt: skip
-REINTERPRETED = {"as_int": DType.int32, "as_float": DType.float32}
-"""The bits of a float as an integer, and back."""
-
 # An order of bools in terms of logic (operation, is the left side negated, is the right): shaders cannot compare them.
 _ON_BOOLS = {
     "lt": ("and", True, False), "le": ("or", True, False), "gt": ("and", False, True), "ge": ("or", False, True),
     "min": ("and", False, False), "max": ("or", False, False),
 }  # fmt: skip
-COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "isnan", "isinf"])
 
 
 class Expr:
@@ -199,12 +184,12 @@ def _op(name: str, dtype: DType, *args: Expr) -> Expr:
 
 
 def unary(name: str, x: Expr) -> Expr:
-    assert name in UNARY, name
-    return _op(name, DType.bool if name in COMPARISONS else REINTERPRETED.get(name, x.dtype), x)
+    assert OPS[name].arity == 1, name
+    return _op(name, OPS[name].result or x.dtype, x)
 
 
 def binary(name: str, a: Scalar, b: Scalar) -> Expr:
-    assert name in BINARY, name
+    assert OPS[name].arity == 2, name
     x = as_expr(a, b if isinstance(b, Expr) else None)
     y = as_expr(b, x)
     if x.dtype is not y.dtype:
@@ -213,7 +198,7 @@ def binary(name: str, a: Scalar, b: Scalar) -> Expr:
         operation, left, right = _ON_BOOLS[name]
         return _op(operation, DType.bool, unary("not", x) if left else x, unary("not", y) if right else y)
     folded = _fold(name, x, y)
-    return folded if folded is not None else _op(name, DType.bool if name in COMPARISONS else x.dtype, x, y)
+    return folded if folded is not None else _op(name, OPS[name].result or x.dtype, x, y)
 
 
 def _fold(name: str, x: Expr, y: Expr) -> Expr | None:
@@ -412,7 +397,7 @@ def rewrite(
             args = [visit(a) for a in e.args]
             if e.op == "cast":
                 result = cast_to(args[0], e.dtype)
-            elif e.op in BINARY:
+            elif OPS[e.op].arity == 2:
                 result = binary(e.op, *args)
             else:
                 result = _op(e.op, e.dtype, *args)
@@ -424,9 +409,7 @@ def rewrite(
 
 def cost(root: Expr) -> int:
     """Arithmetic operations, roughly: transcendental functions count more."""
-    heavy = {"exp", "log", "pow", "erf", "tanh", "sin", "cos", "div", "sqrt", "rsqrt", "expm1", "log1p", "sinh", "cosh",
-             "igamma", "igammac", "zeta"}  # fmt: skip
-    return sum((8 if e.op in heavy else 1) for e in walk(root) if isinstance(e, Op) and e.op != "cast")
+    return sum(OPS[e.op].cost for e in walk(root) if isinstance(e, Op) and e.op != "cast")
 
 
 def show(e: Expr) -> str:

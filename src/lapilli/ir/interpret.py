@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,35 +12,13 @@ import numpy.typing as npt
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select
 from lapilli.ir.integer import Atom, Indirect, Int, Var
-from lapilli.ir.narrow import OPERATIONS as NARROW
-from lapilli.ir.narrow import narrowed
 from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State
 from lapilli.ir.recurrence import Recurrence
-from lapilli.ir.special import FUNCTIONS as SPECIAL
+from lapilli.ir.scalar import OPS
 
 Array = npt.NDArray[Any]
-_erf = np.vectorize(math.erf, otypes=[float])
 
 _COMPUTE = {DType.float32: np.float32, DType.int32: np.int32, DType.bool: np.bool_}
-
-_FUNCTIONS: dict[str, Any] = {
-    "neg": np.negative, "abs": np.abs, "sign": np.sign, "floor": np.floor, "ceil": np.ceil, "round": np.rint,
-    "trunc": np.trunc, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "exp": np.exp, "exp2": np.exp2,
-    "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p, "sin": np.sin, "cos": np.cos,
-    "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
-    "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "erf": _erf,
-    "reciprocal": lambda x: 1 / x, "isnan": np.isnan, "isinf": np.isinf, "not": np.logical_not, "bitnot": np.invert,
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.true_divide, "floordiv": np.floor_divide,
-    "mod": np.mod, "fmod": np.fmod, "pow": np.power, "atan2": np.arctan2, "min": np.minimum, "max": np.maximum,
-    "and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "bitand": np.bitwise_and, "bitor": np.bitwise_or,
-    "bitxor": np.bitwise_xor, "shl": np.left_shift, "shr": np.right_shift, "eq": np.equal, "ne": np.not_equal,
-    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "where": np.where,
-    "as_int": lambda x: x.view(np.int32), "as_float": lambda x: x.view(np.float32), "gcd": np.gcd,
-    "ushr": lambda x, y: np.right_shift(x.view(np.uint32), y.view(np.uint32)).view(np.int32),
-    "umulhi": lambda x, y: (x.view(np.uint32).astype(np.uint64) * y.view(np.uint32) >> np.uint64(32)).astype(np.uint32),
-    **{name: partial(narrowed, dtype=dtype) for dtype, name in NARROW.items()},
-    **SPECIAL,
-}  # fmt: skip
 
 _REDUCTIONS: dict[str, Any] = {
     "sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max, "any": np.any, "all": np.all,
@@ -160,7 +137,7 @@ def _scalar(e: Expr, env: Mapping[Atom, Any], values: Mapping[int, Array], memo:
     else:
         assert isinstance(e, Op)
         args = [_scalar(a, env, values, memo) for a in e.args]
-        result = args[0] if e.op == "cast" else _FUNCTIONS[e.op](*args)
+        result = args[0] if e.op == "cast" else OPS[e.op].numpy(*args)
         result = np.asarray(result).astype(_COMPUTE[e.dtype])
     memo[e.id] = result
     return result

@@ -35,8 +35,9 @@ from lapilli.ir.expr import (
     where,
 )
 from lapilli.ir.integer import Atom, Int, IntLike, as_int, of, product
+from lapilli.ir.interval import INT32, Range
 from lapilli.ir.node import Input, Map, Matmul, Node, Reduce
-from lapilli.ir.ranges import INT32, Range, Ranges, fits, most
+from lapilli.ir.ranges import Ranges, fits, most
 from lapilli.lower.registry import Call
 from lapilli.runtime.arithmetic import NEARLY_32_BITS
 

@@ -10,8 +10,9 @@ import torch
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, binary, cast_to, const, is_finite, narrow, unary, where
 from lapilli.ir.integer import as_int
+from lapilli.ir.interval import INT32, MOST
 from lapilli.ir.node import Node
-from lapilli.ir.ranges import INT32, MOST, fits
+from lapilli.ir.ranges import fits
 from lapilli.lower.registry import (
     Call,
     Number,

@@ -35,10 +35,11 @@ from lapilli.ir.expr import (
     where,
 )
 from lapilli.ir.integer import Int, Symbol, Var, as_int, ceildiv, minimum, of, symbol, unbounded_multiple
+from lapilli.ir.interval import INT32
 from lapilli.ir.narrow import LIMITS, wrapped
 from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce, State
-from lapilli.ir.ranges import INT32, Ranges
+from lapilli.ir.ranges import Ranges
 
 Operand = Node | Int | Expr | int | float | bool
 Number = Expr | int | float | bool
