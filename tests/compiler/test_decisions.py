@@ -38,6 +38,13 @@ def image(channels: int, size: int) -> torch.Tensor:
 
 CASES: dict[str, tuple[torch.nn.Module, tuple[torch.Tensor, ...]]] = {
     "linear, one row": (Function(F.linear, weight(1024, 1024)), (torch.zeros(1, 1024),)),
+    "linear, one row of 4 bits": (
+        Function(
+            lambda x, q, s: F.linear(x, ((q.to(s.dtype).reshape(1024, 32, 32) - 8) * s[..., None]).reshape(1024, 1024)),
+            torch.arange(1 << 20).reshape(1024, 1024).remainder(16).to(torch.uint8), weight(1024, 32),
+        ),
+        (torch.zeros(1, 1024),),
+    ),
     "linear, 128 rows": (Function(F.linear, weight(1024, 512)), (torch.zeros(128, 512),)),
     "product of 2048": (Function(torch.matmul, weight(2048, 2048)), (torch.zeros(2048, 2048),)),
     "batch of products": (Function(torch.matmul), (torch.zeros(12, 64, 64), torch.zeros(12, 64, 64))),

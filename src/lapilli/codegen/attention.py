@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lapilli.codegen.emit import Emitter
@@ -22,7 +22,7 @@ _INVOCATIONS = 128
 _SHARED = 32768  # bytes of a work group at most: with more, too few of them are on a compute unit at once
 
 
-def choose(task: Task, by_out: Mapping[int, Task], ctx: Context) -> bool:
+def choose(task: Task, ctx: Context) -> bool:
     """Gives a task the template when it is the end of attention whose operands have strides. The tasks that compute its
     scores and weights lose a reader."""
     assert task.core is not None
@@ -30,7 +30,7 @@ def choose(task: Task, by_out: Mapping[int, Task], ctx: Context) -> bool:
     if not isinstance(note, Attention) or not ctx.is_whole(task.out):
         return False
     root, _ = chase(note.scores, tuple(as_int(0) for _ in note.scores.shape), dict(ctx.views))
-    scores, weights = by_out.get(root.id), by_out.get(note.weights.id)
+    scores, weights = ctx.tasks.get(root.id), ctx.tasks.get(note.weights.id)
     if scores is None or weights is None or scores.core is None or not isinstance(scores.core.contraction, Matmul):
         return False
     batch = [a.extent for a in note.batch]

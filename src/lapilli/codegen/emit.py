@@ -248,6 +248,10 @@ class Emitter:
         self._counter[0] += 1
         return f"v{self._counter[0]}"
 
+    def name(self, e: Expr, text: str) -> None:
+        """Gives a value a text that is there already, for all lanes."""
+        self._known[0][e, self.lane is not None] = text
+
     def text(self) -> str:
         return "".join(f"{line}\n" for line in self.lines)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lapilli.codegen import cpu, gpu, gpu_matvec
+from lapilli.codegen import cpu, gpu, gpu_blocks, gpu_matvec
 from lapilli.codegen.template import Context
 from lapilli.ir.node import Convolution, Matmul
 from lapilli.schedule.task import Task, Template
@@ -42,6 +42,7 @@ def _any(target: Target) -> bool:
 
 FAMILIES: Mapping[type, Sequence[Family]] = {
     Matmul: (
+        Family("a few rows of blocks", _gpu, gpu_blocks.few_rows_of_blocks),
         Family("one row by subgroups", _matrix, lambda v, task, ctx: gpu_matvec.matvec(v, ctx)),
         Family("tiles on matrix units", _matrix, lambda v, task, ctx: gpu.matrix_product(v, ctx)),
         Family("a few rows", _gpu, lambda v, task, ctx: gpu_matvec.few_rows(v, ctx)),

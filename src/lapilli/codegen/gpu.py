@@ -14,6 +14,7 @@ from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
 from lapilli.ir.node import Constant, Node
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
+from lapilli.schedule.encoding import encoding_of
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
 
@@ -25,7 +26,8 @@ def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
     kind = task.core.dtype.compute
     if view is None or any(x.node.dtype.compute is not kind for x in (view.lhs, view.rhs)):
         return None
-    return replace(view, lhs=as_words(view.lhs, (view.batch, view.m, view.k), ctx))
+    rhs = replace(view.rhs, encoding=encoding_of(task.core, ctx.views, ctx.tasks))
+    return replace(view, lhs=as_words(view.lhs, (view.batch, view.m, view.k), ctx), rhs=rhs)
 
 
 def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:

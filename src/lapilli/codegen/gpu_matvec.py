@@ -28,7 +28,7 @@ from lapilli.target import MATRIX_SUBGROUP
 
 MOST_ROWS = 8
 """Rows up to which a matrix is read once for all of them; more are for tiles."""
-_TEAM, _INVOCATIONS = 32, 128
+TEAM, INVOCATIONS = 32, 128
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Matvec(KernelTemplate):
         source8(w, "X", self.x)
         source8(w, "W", self.w)
         w.params(N=self.n, K8=self.k // 8, ldw8=self.row // 8, ldx8=self.k // 8)
-        size = _INVOCATIONS
+        size = INVOCATIONS
         groups = (ceildiv(self.n, size // MATRIX_SUBGROUP), as_int(1), as_int(1))
         written = w.finish(f"matvec<X, W, E, {size}, 1>(P.t, gid, li);", groups, (size, 1, 1), "matvec", "MatvecParams",
                            ["gpu_interfaces"])  # fmt: skip
@@ -99,10 +99,10 @@ class FewRows(KernelTemplate):
         source(w, "W", self.w.node, vector=True)
         (batch_x, row, _), (batch_w, _, line) = self.x.strides, self.w.strides
         w.params(N=self.n, K4=self.k // 4, ldx4=row // 4, ldw4=line // 4, batchX4=batch_x // 4, batchW4=batch_w // 4)
-        groups = (ceildiv(self.n, _INVOCATIONS // _TEAM * columns), as_int(1), self.batch)
-        call = f"few_rows<X, W, E, {self.m}, {columns}, {_TEAM}, {_INVOCATIONS}>(P.t, gid, li);"
-        written = w.finish(call, groups, (_INVOCATIONS, 1, 1), "few_rows", "FewRowsParams", ["gpu_interfaces"])
-        written.shared = 4 * _INVOCATIONS * self.m * columns
+        groups = (ceildiv(self.n, INVOCATIONS // TEAM * columns), as_int(1), self.batch)
+        call = f"few_rows<X, W, E, {self.m}, {columns}, {TEAM}, {INVOCATIONS}>(P.t, gid, li);"
+        written = w.finish(call, groups, (INVOCATIONS, 1, 1), "few_rows", "FewRowsParams", ["gpu_interfaces"])
+        written.shared = 4 * INVOCATIONS * self.m * columns
         written.flops = self.batch * self.n * self.k * (2 * self.m)
         return written
 

@@ -32,11 +32,10 @@ def plan(source: Graph | tuple[Graph, Realized], target: Target, layout: str = "
 def select(made: Draft) -> list[Task]:
     """Gives contractions their templates."""
     target = made.target
-    ctx = Context(target, made.layouts, made.views)
-    by_out = {t.out.id: t for t in made.tasks}
+    ctx = Context(target, made.layouts, made.views, {t.out.id: t for t in made.tasks})
     selected: list[Task] = []
     for task in made.tasks:
-        if target.kind == "gpu" and task.core is not None and attention.choose(task, by_out, ctx):
+        if target.kind == "gpu" and task.core is not None and attention.choose(task, ctx):
             pass
         elif task.core is not None and isinstance(task.core.contraction, Recurrence):
             recurrence.choose(task, task.core.contraction, ctx)

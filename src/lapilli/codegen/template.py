@@ -32,6 +32,8 @@ class Context:
     target: Target
     layouts: dict[int, Layout]
     views: Mapping[int, Map]
+    tasks: Mapping[int, Task] = field(default_factory=dict)
+    """By their results, as they are before kernels take over work of theirs."""
     copies: dict[tuple[Any, ...], Packed] = field(default_factory=dict)
     """Copies that several templates read, by what they are."""
 
@@ -61,13 +63,16 @@ class Context:
         halves where the device lacks them."""
         return stored_as(node.dtype, self.target.half) in ("float", "half", "int")
 
-    def packed(self, name: str, like: Node, shape: Sequence[IntLike], body: PackedBody) -> Packed:
-        """Declares a copy of an operand in a kernel's own layout: body(*axes) gives (guards, value)."""
+    def packed(
+        self, name: str, like: Node, shape: Sequence[IntLike], body: PackedBody, dtype: DType | None = None
+    ) -> Packed:
+        """Declares a copy of an operand in a kernel's own layout: body(*axes) gives (guards, value). dtype: where it is not the
+        operand's."""
         sizes = tuple(as_int(s) for s in shape)
         axes, at = fresh_axes(sizes)
         guards, value = body(*at)
         padded = select(guards, value, const(0, value.dtype))
-        kept = like.dtype if self.is_whole(like) else value.dtype
+        kept = dtype or (like.dtype if self.is_whole(like) else value.dtype)
         node = Packed(sizes, kept, f"{like.name}_{name}", f"pack {name}", axes=axes, body=padded)
         self.dense(node)
         return node

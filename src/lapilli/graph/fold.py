@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -113,8 +113,8 @@ def fold_constants(
     module: Module, limit: int = 1 << 26, is_supported: Callable[[Any], bool] = lambda operator: True
 ) -> int:
     """Compute on the host, once, what depends on constants only, and what operators that are not supported make of numbers
-    alone, such as the window of a spectrum. Results over `limit` bytes that grow their operands are left to the device.
-    Returns how many calls were folded."""
+    alone, such as the window of a spectrum. Results over `limit` bytes that grow their operands are left to the device, and so are
+    wider types of many small integers: weights of few bits stay so. Returns how many calls were folded."""
     folded = 0
     values: dict[fx.Node, Any] = dict(module.constants)
     for node in list(module.graph.nodes):
@@ -125,6 +125,8 @@ def fold_constants(
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             continue
         if any(n not in values for n in node.all_input_nodes):
+            continue
+        if _widens_codes(node, values):
             continue
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
         if not node.all_input_nodes and "device" in kwargs:
@@ -145,6 +147,19 @@ def fold_constants(
             folded += 1
     module.clean()
     return folded
+
+
+_CODES = 1 << 14
+"""Integers of 8 bits that are weights rather than tables."""
+
+
+def _widens_codes(node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:
+    made = node.meta.get("val")
+    given = [values[n] for n in node.all_input_nodes]
+    codes = [
+        v for v in given if isinstance(v, torch.Tensor) and v.dtype in (torch.int8, torch.uint8) and v.numel() >= _CODES
+    ]
+    return isinstance(made, torch.Tensor) and any(made.nbytes > v.nbytes for v in codes)
 
 
 def _bytes(value: Any) -> int:

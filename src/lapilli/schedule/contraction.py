@@ -8,17 +8,20 @@ from dataclasses import dataclass
 
 from lapilli.ir.integer import Int, Var, as_int, product
 from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce
+from lapilli.schedule.encoding import DENSE, Encoding
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.realize import chase, is_affine, operand_indices
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A value in memory: element (i, j, ...) lies at offset + i*strides[0] + j*strides[1] + ..."""
+    """A value in memory: element (i, j, ...) lies at offset + i*strides[0] + j*strides[1] + ... encoding: from what else a kernel
+    may compute its elements instead."""
 
     node: Node
     offset: Int
     strides: tuple[Int, ...]
+    encoding: Encoding = DENSE
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,79 @@
+"""How an operand's elements lie in memory: dense, or in blocks of small integers from which they are computed as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, loads, rewrite, walk
+from lapilli.ir.integer import Int, Var, as_int, of
+from lapilli.ir.node import Map, Matmul, Reduce
+from lapilli.ir.ranges import Ranges
+from lapilli.schedule.realize import chase
+from lapilli.schedule.task import Task
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Elements are there as they are."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A matrix whose elements are computed from integers of few bits, and from what many of them share: scales, zero points.
+
+    code: the integer of element (inner, column), which lies in [low, low + 2**bits). value: the element, in which `code` stands as
+    it is. Whatever a model makes of its codes is served: signed and unsigned ones, zero points in integers or floats, codes that
+    it keeps two in a byte."""
+
+    code: Expr
+    value: Expr
+    low: int
+    bits: int
+
+
+Encoding = Dense | Blocks
+DENSE = Dense()
+_BITS = (4, 8)
+
+
+def encoding_of(core: Reduce, views: Mapping[int, Map], tasks: Mapping[int, Task]) -> Encoding:
+    """Of the right operand of a product. views: values without memory; tasks: by their results, before kernels take over work."""
+    note = core.contraction
+    assert isinstance(note, Matmul)
+    root, at = chase(note.rhs, note.rhs_index, dict(views))
+    value = _computed(tasks.get(root.id), at) if not any(v in i.atoms() for i in at for v in note.batch) else None
+    if value is None:
+        return DENSE
+    found: list[tuple[int, int, Expr]] = []
+    for e in walk(value, through_indirect=False):
+        if e.dtype is DType.int32 and loads(e) and _runs(e, note.inner):
+            low, high = Ranges().expr(e)
+            bits = next((b for b in _BITS if high - low < 1 << b), None)
+            if bits is not None:
+                found.append((bits, int(low), e))
+    if not found:
+        return DENSE
+    fewest = min(bits for bits, _, _ in found)
+    bits, low, code = [f for f in found if f[0] == fewest][-1]  # arguments come first: the largest expression
+    shared = set(loads(value)) - set(loads(code))
+    return DENSE if any(_runs(ld, note.inner) for ld in shared) else Blocks(code, value, low, bits)
+
+
+def _computed(task: Task | None, at: tuple[Int, ...]) -> Expr | None:
+    """An element of a task's result in terms of what it reads."""
+    if task is None or task.core is not None or task.row is not None or task.within or task.whole is not None:
+        return None
+    if any(i != axis for i, axis in zip(task.store, map(_axis, task.axes), strict=True)):
+        return None
+    return rewrite(task.value, dict(zip(task.axes, at, strict=True)))
+
+
+def _axis(a: Var) -> Int:
+    return as_int(0) if a.extent == 1 else of(a)
+
+
+def _runs(e: Expr, inner: Var) -> bool:
+    """Whether neighbours along an axis are values of their own."""
+    return rewrite(e, {inner: 0}) is not rewrite(e, {inner: 1})

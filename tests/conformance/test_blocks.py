@@ -1,0 +1,171 @@
+"""Weights of few bits: whatever a model makes of them, a few rows read them as they are, and the floats are never there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import as_gpu
+import pytest
+import torch
+import torch.nn.functional as F
+from agreement import Function
+
+import lapilli
+
+Weights = dict[str, torch.Tensor]
+N, K, GROUP = 96, 384, 32
+
+
+@pytest.fixture(autouse=True)
+def anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    as_gpu.on_any_device(monkeypatch.setattr)
+    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
+
+
+class Quantized(torch.nn.Module):
+    def __init__(self, weights: Weights, matrix: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.matrix, self.names = matrix, list(weights)
+        for name, w in weights.items():
+            self.register_buffer(name, w)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.matrix(*(getattr(self, n).to(x.device) for n in self.names)))
+
+
+def codes(low: int, high: int, dtype: torch.dtype = torch.int8, *shape: int) -> torch.Tensor:
+    return torch.randint(low, high, shape or (N, K)).to(dtype)
+
+
+def scales(*shape: int) -> torch.Tensor:
+    return torch.rand(shape or (N, K // GROUP, 1)) / 8 + 0.01
+
+
+def grouped(q: torch.Tensor) -> torch.Tensor:
+    return q.reshape(q.shape[0], -1, GROUP)
+
+
+def unpacked(q: torch.Tensor) -> torch.Tensor:
+    return torch.stack([q & 15, q >> 4], -1).reshape(q.shape[0], -1)
+
+
+# name: (bits of a packed code, weights, what the model makes of them)
+FORMS: dict[str, tuple[int, Weights, Callable[..., torch.Tensor]]] = {
+    "symmetric": (4, {"q": codes(-8, 8), "s": scales()}, lambda q, s: (grouped(q).float() * s).reshape(N, K)),
+    "zero points in floats": (
+        4, {"q": codes(0, 16), "z": codes(0, 16, torch.int8, N, K // GROUP, 1).float(), "s": scales()},
+        lambda q, z, s: ((grouped(q).float() - z) * s).reshape(N, K),
+    ),
+    "zero points in integers": (
+        4, {"q": codes(-8, 8), "z": codes(-8, 8, torch.int8, N, K // GROUP, 1), "s": scales()},
+        lambda q, z, s: ((grouped(q).int() - z.int()).float() * s).reshape(N, K),
+    ),
+    "a scale and a minimum": (
+        4, {"q": codes(0, 16, torch.uint8), "s": scales(), "m": scales()},
+        lambda q, s, m: (grouped(q).float() * s - m).reshape(N, K),
+    ),
+    "a scale for a column": (8, {"q": codes(-128, 128), "s": scales(N, 1)}, lambda q, s: q.float() * s),
+    "one scale": (8, {"q": codes(-100, 100)}, lambda q: q.float() * 0.0125),
+    "eight bits with zero points": (
+        8, {"q": codes(0, 256, torch.uint8), "s": scales(N, 1)}, lambda q, s: (q.float() - 128) * s
+    ),
+    "[K, N]": (4, {"q": codes(-8, 8, torch.int8, K, N), "s": scales(1, N)}, lambda q, s: (q.float() * s).mT),
+    "two in a byte": (
+        4, {"q": codes(0, 256, torch.uint8, N, K // 2), "s": scales()},
+        lambda q, s: (grouped(unpacked(q)).float() * s - 1).reshape(N, K),
+    ),
+    "scales of halves": (
+        4, {"q": codes(-8, 8), "s": scales().half()}, lambda q, s: (grouped(q).half() * s).reshape(N, K).float()
+    ),
+}  # fmt: skip
+
+
+def check(model: Quantized, x: torch.Tensor, bits: int | None, rounding: float = 0.0) -> None:
+    """bits: of the codes that a kernel of blocks is to read; None: any kernel. rounding: of the model's own weights."""
+    weights = [getattr(model, n) for n in model.names]
+    matrix = model.matrix(*weights).double()
+    with lapilli.compile(model, (x,), target="gpu-fp32", fallback="error") as program:
+        got = program(x)
+        names = [k.name for k in program.description.kernels]
+        constants = program.memory().constants
+    # Every product and every addition rounds once, and what computes a weight rounds a few times.
+    bound = (x.shape[-1] + 8) * 2.0**-23 * float((x.abs().double() @ matrix.abs().mT).max())
+    bound += rounding * float(x.abs().double().sum(-1).max())
+    assert (got.double() - x.double() @ matrix.mT).abs().max() <= bound
+    if bits is not None:
+        assert "few_rows_of_blocks" in names
+        shared = 4 * sum(w.numel() for w in weights[1:])
+        assert constants <= matrix.numel() * bits // 8 + shared + 256 * len(weights), "the floats are there too"
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("name", FORMS)
+def test_few_rows(name: str, rows: int) -> None:
+    bits, weights, matrix = FORMS[name]
+    check(Quantized(weights, matrix), torch.randn(rows, K), bits)
+
+
+def test_many_rows_take_the_floats() -> None:
+    _, weights, matrix = FORMS["symmetric"]
+    check(Quantized(weights, matrix), torch.randn(9, K), None)
+
+
+def test_codes_that_are_read_otherwise_as_well() -> None:
+    """The floats stay for the operators that read them."""
+    q, s = FORMS["symmetric"][1].values()
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        w = (grouped(q).float() * s).reshape(N, K)
+        return F.linear(x, w), w.sum(1)
+
+    x = torch.randn(2, K)
+    with lapilli.compile(Function(f), (x,), target="gpu-fp32", fallback="error") as program:
+        for got, wanted in zip(program(x), f(x), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def any_form(seed: int) -> tuple[Quantized, torch.Tensor, float]:
+    """Weights, what is made of them and a shape, by chance, and how far torch rounds the weights."""
+    r = random.Random(seed)
+    torch.manual_seed(seed)
+    n, k = r.choice((128, 257, 600)), r.choice((128, 256, 264, 1000))
+    group = r.choice([g for g in (8, 32, 64, k) if k % g == 0])
+    low, high = r.choice(((-8, 8), (0, 16), (-7, 8), (-128, 128), (0, 256), (3, 5), (5, 40)))
+    q = codes(
+        low, high, torch.uint8 if low >= 0 and r.random() < 0.7 else torch.int8 if high <= 128 else torch.uint8, n, k
+    )
+    weights = {"q": q, "s": scales(n, k // group, 1), "z": torch.randint(-8, 9, (n, k // group, 1))}
+    zero = r.choice(("none", "int", "float", "after", "constant"))
+    real = r.choice((torch.float32, torch.float32, torch.float16))
+    if zero == "int":
+        weights["z"] = weights["z"].to(torch.int8)
+    turned = r.random() < 0.3
+
+    def matrix(q: torch.Tensor, s: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        w, s = q.reshape(n, k // group, group), s.to(real)
+        if zero == "int":
+            w = (w.int() - z.int()).to(real) * s
+        elif zero == "float":
+            w = (w.to(real) - z.to(real)) * s
+        elif zero == "after":
+            w = w.to(real) * s - z.to(real)
+        else:
+            w = (w.to(real) - 5) * s if zero == "constant" else s * w
+        return w.reshape(n, k).float()
+
+    # Halves are rounded after each of up to three operators, and kernels may leave that out.
+    rounding = (
+        3 * 2.0**-11 * float((q.float().abs().max() + 8) * weights["s"].max() + 8) if real is torch.float16 else 0.0
+    )
+    x = torch.randn(r.randint(1, 8), k)
+    if turned:
+        weights["q"] = q.reshape(n, k).mT.contiguous()
+        return Quantized(weights, lambda q, s, z: matrix(q.mT, s, z)), x, rounding
+    return Quantized(weights, matrix), x, rounding
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_any_form(seed: int) -> None:
+    model, x, rounding = any_form(seed)
+    check(model, x, None, rounding)
