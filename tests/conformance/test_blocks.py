@@ -23,15 +23,12 @@ def anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
 
 
-class Quantized(torch.nn.Module):
-    def __init__(self, weights: Weights, matrix: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self.matrix, self.names = matrix, list(weights)
-        for name, w in weights.items():
-            self.register_buffer(name, w)
+class Quantized(Function):
+    """A linear layer without bias, whose matrix is made of weights."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.matrix(*(getattr(self, n).to(x.device) for n in self.names)))
+    def __init__(self, weights: Weights, matrix: Callable[..., torch.Tensor]) -> None:
+        super().__init__(lambda x, *w: F.linear(x, matrix(*w)), *weights.values())
+        self.weights, self.matrix = list(weights.values()), matrix
 
 
 def codes(low: int, high: int, dtype: torch.dtype = torch.int8, *shape: int) -> torch.Tensor:
@@ -83,8 +80,7 @@ FORMS: dict[str, tuple[int, Weights, Callable[..., torch.Tensor]]] = {
 
 def check(model: Quantized, x: torch.Tensor, bits: int | None, rounding: float = 0.0) -> None:
     """bits: of the codes that a kernel of blocks is to read; None: any kernel. rounding: of the model's own weights."""
-    weights = [getattr(model, n) for n in model.names]
-    matrix = model.matrix(*weights).double()
+    weights, matrix = model.weights, model.matrix(*model.weights).double()
     with lapilli.compile(model, (x,), target="gpu-fp32", fallback="error") as program:
         got = program(x)
         names = [k.name for k in program.description.kernels]
