@@ -33,9 +33,10 @@ setup-zoo:
 check: setup-test lint types ## What needs no device: lint, types, the tests of tests/unit and tests/compiler (about a minute)
 	tools/test_python.sh none tests/unit tests/compiler
 
-lint: ## ruff, and which stage or layer may import which
+lint: ## ruff, clang-format, and which stage or layer may import which
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	tools/cpp_files.sh | xargs $(VENV)/bin/clang-format --dry-run --Werror
 	$(VENV)/bin/lint-imports --no-cache
 	$(PY) tools/native_layers.py
 
@@ -57,9 +58,10 @@ random: ## Random programs against torch: the same ones, some by kernels for GPU
 	tools/random_programs.sh --seeds 18:24 --each 2 --gpu-plans
 	@tools/random_programs.sh --new --seconds 60 --each 2 || echo "The new seeds above are no failure of this run: mend them, or run them again with tools/random_programs.sh --seeds A:B"
 
-format: ## Format the Python code
+format: ## Format Python and C++
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+	tools/cpp_files.sh | xargs $(VENV)/bin/clang-format -i
 
 bench: setup-demo ## Time classifiers against torch on this machine
 	$(PY) benchmarks/classifiers.py

@@ -10,7 +10,8 @@ uint64_t bytes_of(const lapilli_tensor& tensor) {
   constexpr uint64_t sizes[] = {1, 1, 1, 2, 4, 8, 2, 2, 4, 8};
   uint64_t bytes = sizes[std::min<uint32_t>(tensor.dtype, 9)];
   for (uint32_t axis = 0; axis < tensor.rank; ++axis)
-    bytes = std::min<uint64_t>(bytes * static_cast<uint64_t>(std::clamp<int64_t>(tensor.shape[axis], 0, 1 << 20)), 1 << 26);
+    bytes =
+        std::min<uint64_t>(bytes * static_cast<uint64_t>(std::clamp<int64_t>(tensor.shape[axis], 0, 1 << 20)), 1 << 26);
   return bytes;
 }
 

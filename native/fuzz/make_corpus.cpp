@@ -3,8 +3,8 @@
 #include "kernels.h"
 #include "samples.h"
 
-#include <filesystem>
 #include <cstring>
+#include <filesystem>
 #include <random>
 
 int main(int argc, char** argv) {

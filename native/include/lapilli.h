@@ -41,28 +41,32 @@ extern "C" {
 
 typedef enum lapilli_status {
   LAPILLI_OK = 0,
-  LAPILLI_INVALID_ARGUMENT = 1,    /* wrong count, shape, dtype or rank of an input; unknown name */
-  LAPILLI_INVALID_FILE = 2,        /* not a program, damaged, truncated, or of another version */
-  LAPILLI_IO_ERROR = 3,            /* the file cannot be opened or read */
-  LAPILLI_NO_DRIVER = 4,           /* no Vulkan loader or driver on this machine */
-  LAPILLI_NO_DEVICE = 5,           /* no such device, or none that satisfies a plan of the program */
-  LAPILLI_OUT_OF_MEMORY = 6,       /* host or device memory */
-  LAPILLI_DEVICE_LOST = 7,         /* or queued work, or the process is a fork: see above */
+  LAPILLI_INVALID_ARGUMENT = 1, /* wrong count, shape, dtype or rank of an input; unknown name */
+  LAPILLI_INVALID_FILE = 2,     /* not a program, damaged, truncated, or of another version */
+  LAPILLI_IO_ERROR = 3,         /* the file cannot be opened or read */
+  LAPILLI_NO_DRIVER = 4,        /* no Vulkan loader or driver on this machine */
+  LAPILLI_NO_DEVICE = 5,        /* no such device, or none that satisfies a plan of the program */
+  LAPILLI_OUT_OF_MEMORY = 6,    /* host or device memory */
+  LAPILLI_DEVICE_LOST = 7,      /* or queued work, or the process is a fork: see above */
   LAPILLI_TIMEOUT = 8,
   LAPILLI_INTERNAL = 9,
-  LAPILLI_UNSUPPORTED = 10,        /* the program has operators that the player cannot run, and the caller did not offer to */
-  LAPILLI_OUT_OF_RANGE = 11        /* a run computed int64 values that do not fit into 32 bits */
+  LAPILLI_UNSUPPORTED = 10, /* the program has operators that the player cannot run, and the caller did not offer to */
+  LAPILLI_OUT_OF_RANGE = 11 /* a run computed int64 values that do not fit into 32 bits */
 } lapilli_status;
 
+/* clang-format off */
 typedef enum lapilli_dtype {
   LAPILLI_BOOL = 0, LAPILLI_UINT8 = 1, LAPILLI_INT8 = 2, LAPILLI_INT16 = 3, LAPILLI_INT32 = 4, LAPILLI_INT64 = 5,
   LAPILLI_FLOAT16 = 6, LAPILLI_BFLOAT16 = 7, LAPILLI_FLOAT32 = 8, LAPILLI_FLOAT64 = 9
 } lapilli_dtype;
+/* clang-format on */
 
+/* clang-format off */
 typedef enum lapilli_device_type {
   LAPILLI_DEVICE_OTHER = 0, LAPILLI_DEVICE_INTEGRATED = 1, LAPILLI_DEVICE_DISCRETE = 2, LAPILLI_DEVICE_VIRTUAL = 3,
   LAPILLI_DEVICE_CPU = 4
 } lapilli_device_type;
+/* clang-format on */
 
 #define LAPILLI_MAX_RANK 16
 
@@ -74,10 +78,10 @@ typedef struct lapilli_buffer lapilli_buffer;   /* device memory of a stream */
 /* A dense row-major tensor in host memory. */
 typedef struct lapilli_tensor {
   void *data;
-  uint64_t size;       /* bytes */
+  uint64_t size; /* bytes */
   int64_t shape[16];
   uint32_t rank;
-  uint32_t dtype;      /* lapilli_dtype */
+  uint32_t dtype; /* lapilli_dtype */
 } lapilli_tensor;
 
 /* What a file may cost, for those who open files of strangers. 0: the default. Fields are only added at the end.
@@ -99,44 +103,44 @@ typedef struct lapilli_limits {
 } lapilli_limits;
 
 typedef struct lapilli_load_options {
-  const char *device;      /* index or part of a name; NULL: the environment variable LAPILLI_DEVICE, else the best device */
-  const char *plan;        /* name of the plan to take; NULL: the first that the device satisfies */
-  const char *cache_dir;   /* pipeline cache; NULL: the user's cache folder; "": no cache on disk */
-  uint64_t staging_size;   /* bytes of the upload buffer; 0: 16 MiB */
-  int32_t skip_checksum;   /* 1: do not verify the checksum (structure is always verified) */
-  int32_t validation;      /* 1: enable VK_LAYER_KHRONOS_validation with synchronization validation */
-  int32_t allow_host;      /* 1: load a program with host operators too; the caller computes those between its methods */
+  const char *device;           /* index or part of a name; NULL: the environment variable LAPILLI_DEVICE, else the best device */
+  const char *plan;             /* name of the plan to take; NULL: the first that the device satisfies */
+  const char *cache_dir;        /* pipeline cache; NULL: the user's cache folder; "": no cache on disk */
+  uint64_t staging_size;        /* bytes of the upload buffer; 0: 16 MiB */
+  int32_t skip_checksum;        /* 1: do not verify the checksum (structure is always verified) */
+  int32_t validation;           /* 1: enable VK_LAYER_KHRONOS_validation with synchronization validation */
+  int32_t allow_host;           /* 1: load a program with host operators too; the caller computes those between its methods */
   const lapilli_limits *limits; /* NULL: the defaults */
 } lapilli_load_options;
 
 typedef struct lapilli_memory_info {
-  uint64_t constants;      /* bytes on the device: constants and packed constants */
-  uint64_t states;         /* bytes on the device: states and their initial values */
-  uint64_t arena;          /* bytes of one run's arena at the sizes last recorded */
-  uint64_t arena_sum;      /* bytes all arena tensors would take without sharing */
-  uint64_t io;             /* bytes of input and output buffers */
-  uint64_t device_total;   /* all device memory allocated by this program */
+  uint64_t constants;    /* bytes on the device: constants and packed constants */
+  uint64_t states;       /* bytes on the device: states and their initial values */
+  uint64_t arena;        /* bytes of one run's arena at the sizes last recorded */
+  uint64_t arena_sum;    /* bytes all arena tensors would take without sharing */
+  uint64_t io;           /* bytes of input and output buffers */
+  uint64_t device_total; /* all device memory allocated by this program */
 } lapilli_memory_info;
 
-typedef struct lapilli_load_times {  /* nanoseconds */
-  uint64_t open;           /* map, verify */
-  uint64_t device;         /* instance and device creation (0 when already there) */
-  uint64_t pipelines;      /* shader modules and pipelines */
-  uint64_t constants;      /* upload and load commands */
+typedef struct lapilli_load_times { /* nanoseconds */
+  uint64_t open;                    /* map, verify */
+  uint64_t device;                  /* instance and device creation (0 when already there) */
+  uint64_t pipelines;               /* shader modules and pipelines */
+  uint64_t constants;               /* upload and load commands */
   uint64_t total;
 } lapilli_load_times;
 
 typedef struct lapilli_method_info {
-  const char *name;        /* valid as long as the program */
+  const char *name; /* valid as long as the program */
   uint32_t inputs;
   uint32_t outputs;
-  uint32_t commands;       /* dispatches of a run in the chosen plan */
+  uint32_t commands; /* dispatches of a run in the chosen plan */
 } lapilli_method_info;
 
 /* What an input or output must be. A dynamic size has shape -1 and, where it is known, bounds (-1: unknown or none). */
 typedef struct lapilli_spec {
-  const char *name;        /* valid as long as the program */
-  uint32_t dtype;          /* lapilli_dtype */
+  const char *name; /* valid as long as the program */
+  uint32_t dtype;   /* lapilli_dtype */
   uint32_t rank;
   int64_t shape[16];
   int64_t min[16];
@@ -144,7 +148,7 @@ typedef struct lapilli_spec {
 } lapilli_spec;
 
 const char *lapilli_version(void);
-const char *lapilli_last_error(void);   /* of this thread; never NULL */
+const char *lapilli_last_error(void); /* of this thread; never NULL */
 
 /* 64-bit checksum as stored in the header of a file (XXH64 with seed `seed`). */
 uint64_t lapilli_checksum(const void *data, uint64_t size, uint64_t seed);
@@ -158,7 +162,7 @@ void lapilli_free(void *p);
  * is refused, or its constants are those of any moment. */
 lapilli_status lapilli_load(const char *path, const lapilli_load_options *options, lapilli_program **program);
 lapilli_status lapilli_load_memory(const void *data, uint64_t size, const lapilli_load_options *options, lapilli_program **program);
-void lapilli_destroy(lapilli_program *program);   /* waits for its runs that are in flight */
+void lapilli_destroy(lapilli_program *program); /* waits for its runs that are in flight */
 
 /* Verify a file and describe it (no device needed): JSON with methods, symbols, inputs, outputs, plans (requirements,
  * buffers, dispatches), checks of int64 results, kernels, constants, states, host operators, metadata. limits may be null. */
@@ -245,15 +249,15 @@ lapilli_status lapilli_read_buffer(lapilli_program *program, uint32_t method, co
  * lapilli_stream_info). */
 typedef struct lapilli_slice {
   lapilli_buffer *buffer;
-  uint64_t offset;         /* bytes */
+  uint64_t offset; /* bytes */
 } lapilli_slice;
 
-typedef struct lapilli_stream_memory_info {  /* bytes, but for the last one */
-  uint64_t allocated;      /* in buffers that exist and in temporary tensors */
-  uint64_t peak_allocated; /* the most of that so far */
-  uint64_t reserved;       /* taken from the driver: allocated and cached */
-  uint64_t limit;          /* of reserved */
-  uint64_t allocations;    /* memory objects of the driver */
+typedef struct lapilli_stream_memory_info { /* bytes, but for the last one */
+  uint64_t allocated;                       /* in buffers that exist and in temporary tensors */
+  uint64_t peak_allocated;                  /* the most of that so far */
+  uint64_t reserved;                        /* taken from the driver: allocated and cached */
+  uint64_t limit;                           /* of reserved */
+  uint64_t allocations;                     /* memory objects of the driver */
 } lapilli_stream_memory_info;
 
 /* options: device and validation are used; may be null. */
@@ -290,8 +294,8 @@ lapilli_status lapilli_buffer_fill(lapilli_buffer *buffer, uint64_t offset, uint
  * fit into 32 bits: nobody looks. A method with checks (see lapilli_describe) has one more output, int32 []: the number of
  * the first check that failed, from 1, or 0. States of the program change in the order of the stream. */
 lapilli_status lapilli_enqueue(lapilli_stream *stream, lapilli_program *program, uint32_t method, const int64_t *symbols,
-                               uint32_t n_symbols, const lapilli_slice *inputs, uint32_t n_inputs,
-                               const lapilli_slice *outputs, uint32_t n_outputs);
+                               uint32_t n_symbols, const lapilli_slice *inputs, uint32_t n_inputs, const lapilli_slice *outputs,
+                               uint32_t n_outputs);
 /* The same, for callers to whom every argument is dear: method, n_symbols, n_inputs and n_outputs, the symbols, and for
  * each input and output the address of its buffer and its offset, all as int64_t (at any address). */
 lapilli_status lapilli_enqueue_packed(lapilli_stream *stream, lapilli_program *program, const char *words);

@@ -73,10 +73,10 @@ bool inject(const char* name, VkResult& result) {
 }
 
 // Functions of this file, by name. Each is a type with a static text.
-#define FUNCTION(name)                      \
-  struct name##_ {                          \
+#define FUNCTION(name)                         \
+  struct name##_ {                             \
     static constexpr const char* text = #name; \
-    using Type = PFN_##name;                \
+    using Type = PFN_##name;                   \
   };
 
 template <class Name> typename Name::Type real = nullptr;
@@ -255,8 +255,7 @@ PFN_vkVoidFunction VKAPI_PTR get_device_proc(VkDevice device, const char* name) 
   return wrapped(name, real<vkGetDeviceProcAddr_>(device, name));
 }
 
-template <class Name>
-bool replaced(const char* name, PFN_vkVoidFunction& function, typename Name::Type by = nullptr) {
+template <class Name> bool replaced(const char* name, PFN_vkVoidFunction& function, typename Name::Type by = nullptr) {
   if (std::strcmp(name, Name::text) != 0)
     return false;
   real<Name> = reinterpret_cast<typename Name::Type>(function);
@@ -287,10 +286,10 @@ PFN_vkVoidFunction wrapped(const char* name, PFN_vkVoidFunction function) {
                    vkCreateQueryPool_, vkCreateShaderModule_, vkDestroyBuffer_, vkDestroyBufferView_,
                    vkDestroyCommandPool_, vkDestroyDescriptorPool_, vkDestroyDescriptorSetLayout_, vkDestroyPipeline_,
                    vkDestroyPipelineCache_, vkDestroyPipelineLayout_, vkDestroyQueryPool_, vkDestroyShaderModule_,
-                   vkEndCommandBuffer_, vkEnumerateDeviceExtensionProperties_,
-                   vkEnumerateInstanceExtensionProperties_, vkEnumeratePhysicalDevices_, vkFreeMemory_,
-                   vkGetFenceStatus_, vkGetPipelineCacheData_, vkGetQueryPoolResults_,
-                   vkInvalidateMappedMemoryRanges_, vkMapMemory_, vkWaitForFences_>(name, function);
+                   vkEndCommandBuffer_, vkEnumerateDeviceExtensionProperties_, vkEnumerateInstanceExtensionProperties_,
+                   vkEnumeratePhysicalDevices_, vkFreeMemory_, vkGetFenceStatus_, vkGetPipelineCacheData_,
+                   vkGetQueryPoolResults_, vkInvalidateMappedMemoryRanges_, vkMapMemory_, vkWaitForFences_>(name,
+                                                                                                            function);
   if (std::strcmp(name, vkDeviceWaitIdle_::text) == 0)
     real<vkDeviceWaitIdle_> = reinterpret_cast<PFN_vkDeviceWaitIdle>(function);
   return function;
@@ -330,8 +329,9 @@ extern "C" __attribute__((visibility("default"))) const FaultControl fault_contr
 extern "C" __attribute__((visibility("default"))) PFN_vkVoidFunction vkGetInstanceProcAddr(VkInstance instance,
                                                                                            const char* name) {
   static void* library = dlopen(LAPILLI_REAL_LOADER, RTLD_NOW | RTLD_LOCAL);
-  static auto get = library == nullptr ? nullptr
-                                       : reinterpret_cast<PFN_vkGetInstanceProcAddr>(dlsym(library, "vkGetInstanceProcAddr"));
+  static auto get = library == nullptr
+                        ? nullptr
+                        : reinterpret_cast<PFN_vkGetInstanceProcAddr>(dlsym(library, "vkGetInstanceProcAddr"));
   if (get == nullptr)
     return nullptr;
   if (std::strcmp(name, "vkGetInstanceProcAddr") == 0)

@@ -5,9 +5,9 @@ extern "C" {
 struct FaultControl {
   // The n-th call from now on (from 1) that may return such a result does, and the `count - 1` after it. 0: none.
   void (*arm)(long n, int kind, long count);
-  const char* (*fired)();        // the function that failed first since then, or null
-  const char* (*left)();         // kinds of objects that exist, but for the instance's; "" when there are none
-  const char* (*violation)();    // what was destroyed while the device worked on it, or null
+  const char* (*fired)();     // the function that failed first since then, or null
+  const char* (*left)();      // kinds of objects that exist, but for the instance's; "" when there are none
+  const char* (*violation)(); // what was destroyed while the device worked on it, or null
 };
 }
 

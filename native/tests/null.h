@@ -29,13 +29,15 @@ inline void compute(const lapilli::null::Command& command) {
       y[i] = x[i] * static_cast<float>(k);
 }
 
-inline std::shared_ptr<lapilli::null::Device> null_device(lapilli::hal::Capabilities of = lapilli::null::integrated_gpu()) {
+inline std::shared_ptr<lapilli::null::Device>
+null_device(lapilli::hal::Capabilities of = lapilli::null::integrated_gpu()) {
   auto device = std::make_shared<lapilli::null::Device>(std::move(of));
   device->kernel = compute;
   return device;
 }
 
-inline std::shared_ptr<lapilli::Program> load(const FileBytes& file, const std::shared_ptr<lapilli::null::Device>& device,
+inline std::shared_ptr<lapilli::Program> load(const FileBytes& file,
+                                              const std::shared_ptr<lapilli::null::Device>& device,
                                               const lapilli_load_options& options = {}) {
   const lapilli::Source source{lapilli::Bytes(file)};
   return lapilli::Program::load(source, options, lapilli::nanoseconds_now(), [&] { return device; });

@@ -332,7 +332,8 @@ FileBytes sum_program() {
   PlanBuilder p("portable");
   const uint32_t a = p.buffer(BufferKind::input, bytes, 0), b = p.buffer(BufferKind::input, bytes, 1);
   const uint32_t y = p.buffer(BufferKind::output, bytes);
-  p.dispatch(false, add, {{a, bytes}, {b, bytes}, {y, bytes, true}}, {n, n}, m.groups(n, 64), m.number(1), false, "sum");
+  p.dispatch(false, add, {{a, bytes}, {b, bytes}, {y, bytes, true}}, {n, n}, m.groups(n, 64), m.number(1), false,
+             "sum");
   m.method.plans.push_back(std::make_unique<schema::PlanT>(p.plan));
   builder.program.methods.push_back(std::make_unique<schema::MethodT>(m.method));
   return builder.finish();

@@ -104,8 +104,8 @@ long try_calls(const Scenario& scenario, const Sweep& sweep, long every, long fi
     if (fired == nullptr)
       return count;
     ++count;
-    const bool may_lose = sweep.kind == fault_device_lost || std::strcmp(fired, "vkEndCommandBuffer") == 0 ||
-                          sweep.in_a_row > 1;
+    const bool may_lose =
+        sweep.kind == fault_device_lost || std::strcmp(fired, "vkEndCommandBuffer") == 0 || sweep.in_a_row > 1;
     std::string wrong = aftermath(outcome, count % 4 == 0);
     if (wrong.empty() && !may_lose && outcome.first_failure.find(": 7 ") != std::string::npos)
       wrong = "work is lost: " + outcome.first_failure;
@@ -305,9 +305,7 @@ void refused_cache() {
   report("cache", "never refused", cached, nullptr, lapilli_last_error());
 }
 
-double seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 } // namespace
 

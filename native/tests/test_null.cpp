@@ -57,7 +57,9 @@ TEST(a_run_is_recorded_once) {
   const auto device = null_device();
   const auto program = load(sample_program(), device);
   const Floats x = numbers(21), one = numbers(7);
-  const auto first_input = [&] { return null::data_of<float>(only(device->submitted.back(), Kind::dispatch)[0].bindings[0]); };
+  const auto first_input = [&] {
+    return null::data_of<float>(only(device->submitted.back(), Kind::dispatch)[0].bindings[0]);
+  };
   CHECK(is_the_sample(x, run(*program, 0, {tensor(x, {3, 7})}), 7));
   const float* const place = first_input();
   CHECK(is_the_sample(one, run(*program, 0, {tensor(one, {1, 7})}), 7));
@@ -105,8 +107,10 @@ TEST(what_the_host_does_not_see_is_copied) {
   CHECK(summary(last) == "b c b d0 b d1 b d0 b c b");
   CHECK(is_ordered(last));
   const Recorded copies = only(last, Kind::copy);
-  CHECK(copies[0].to.size == 560'000 && copies[0].from.buffer->mapped() != nullptr && copies[0].to.buffer->mapped() == nullptr);
-  CHECK(copies[1].to.size == 560'000 && copies[1].to.buffer->mapped() != nullptr && copies[1].from.buffer->mapped() == nullptr);
+  CHECK(copies[0].to.size == 560'000 && copies[0].from.buffer->mapped() != nullptr &&
+        copies[0].to.buffer->mapped() == nullptr);
+  CHECK(copies[1].to.size == 560'000 && copies[1].to.buffer->mapped() != nullptr &&
+        copies[1].from.buffer->mapped() == nullptr);
 }
 
 TEST(the_bar_takes_inputs_without_a_copy) {
@@ -172,12 +176,14 @@ TEST(what_a_device_lacks_is_said) {
   CHECK(has(refusal([](C& c) { c.spirv_minor = 0; }), "its kernels are SPIR-V 1.3, and the device takes 1.0 at most"));
   CHECK(has(refusal([](C& c) { c.limits.max_workgroup_invocations = 32; }),
             "it needs 64 invocations in a work group, and the device allows 32"));
-  CHECK(has(refusal([](C& c) { c.limits.storage_buffers = 2; }), "it needs 3 storage buffers in a kernel, and the device allows 2"));
+  CHECK(has(refusal([](C& c) { c.limits.storage_buffers = 2; }),
+            "it needs 3 storage buffers in a kernel, and the device allows 2"));
   CHECK(has(refusal([](C& c) { c.limits.push_constants = 4; }), "it needs 8 bytes of push constants"));
   CHECK(has(refusal([](C& c) { c.limits.texel_buffers = 0; }, sample_program({.texel = true})),
             "it needs 1 texel buffers in a kernel, and the device allows 0"));
   CHECK(has(refusal([](C& c) { c.limits.storage_range = 16; }), "it needs 28 bytes of a storage buffer at once"));
-  CHECK(has(refusal([](C&) {}, sample_program({.impossible_only = true})), "it needs 1073741824 invocations in a work group"));
+  CHECK(has(refusal([](C&) {}, sample_program({.impossible_only = true})),
+            "it needs 1073741824 invocations in a work group"));
   const auto program = load(sample_program({.impossible_first = true}), null_device());
   CHECK(has(program->info(), "\"plan\":\"portable\"") && has(program->info(), "the device lacks feature 40"));
 }

@@ -50,7 +50,9 @@ struct Fixture {
     const std::array<lapilli_slice, 3> slices{a, b, c};
     stream->enqueue(program, 0, symbols, 2, slices);
   }
-  void sum(const DeviceValues& a, const DeviceValues& b, const DeviceValues& c) { sum({a.handle, 0}, {b.handle, 0}, {c.handle, 0}); }
+  void sum(const DeviceValues& a, const DeviceValues& b, const DeviceValues& c) {
+    sum({a.handle, 0}, {b.handle, 0}, {c.handle, 0});
+  }
   // What was recorded since the last call.
   Recorded flushed() {
     stream->flush();
@@ -292,7 +294,9 @@ TEST(a_memory_limit) {
   Stream& stream = *on.stream;
   stream.set_memory_limit(20 * mebi);
   const DeviceValues kept(stream, Floats(2 * mebi, 1.0f)); // 8 MiB
-  { const DeviceValues passing(stream, 2 * mebi); }
+  {
+    const DeviceValues passing(stream, 2 * mebi);
+  }
   const DeviceValues larger(stream, 5 * mebi / 2); // only without what is cached
   const std::string refused = thrown([&] { stream.create_buffer(4 * mebi); });
   CHECK(has(refused, "has not enough memory for 4.0 MiB: 18.0 MiB are in use"));

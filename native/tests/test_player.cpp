@@ -507,7 +507,8 @@ TEST(checks_of_integers_fail_runs) {
 TEST(sizes_are_given) {
   const Program program(state_program());
   const auto submit = [&](uint32_t method, std::vector<int64_t> sizes, lapilli_run** run) {
-    return lapilli_submit_sized(program.handle, method, sizes.data(), static_cast<uint32_t>(sizes.size()), nullptr, 0, run);
+    return lapilli_submit_sized(program.handle, method, sizes.data(), static_cast<uint32_t>(sizes.size()), nullptr, 0,
+                                run);
   };
   for (const int64_t n : {3, 0, 4, 1}) {
     lapilli_run* run = nullptr;
@@ -545,7 +546,8 @@ TEST(sizes_are_given) {
   uint64_t total = 0, times[4];
   CHECK(refused(lapilli_run_sync(program.handle, 2, nullptr, 0, &output, 1), "must be given the sizes N"));
   CHECK(refused(lapilli_submit(program.handle, 2, nullptr, 0, &run), "must be given the sizes N"));
-  CHECK(refused(lapilli_profile(program.handle, 2, nullptr, 0, 2, times, 4, &count, &total), "must be given the sizes N"));
+  CHECK(refused(lapilli_profile(program.handle, 2, nullptr, 0, 2, times, 4, &count, &total),
+                "must be given the sizes N"));
   CHECK(refused(lapilli_read_buffer(program.handle, 2, nullptr, 0, 0, 0, y.data(), 4), "must be given the sizes N"));
 }
 
@@ -615,7 +617,8 @@ TEST(forked_children_are_told) {
     CHECK(refused(lapilli_buffer_read(buffer, 0, four.data(), 16)));
     CHECK(refused(lapilli_enqueue(stream, states.handle, 0, nullptr, 0, &slice, 1, &slice, 1)));
     CHECK(lapilli_launch(stream, states.handle, reinterpret_cast<const char*>(words.data())) == 0);
-    CHECK(refused(lapilli_flush(stream)) && refused(lapilli_synchronize(stream)) && refused(lapilli_empty_cache(stream)));
+    CHECK(refused(lapilli_flush(stream)) && refused(lapilli_synchronize(stream)) &&
+          refused(lapilli_empty_cache(stream)));
     lapilli_release(run);
     lapilli_destroy(states.handle);
     lapilli_buffer_destroy(buffer);

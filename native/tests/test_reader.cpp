@@ -182,7 +182,8 @@ TEST(other_versions_and_other_files_are_named) {
     FileBytes file = sample_program();
     file[8] = version;
     repair_checksum(file);
-    CHECK(describe(file).text.find("has format version " + std::to_string(std::to_integer<int>(version))) != std::string::npos);
+    CHECK(describe(file).text.find("has format version " + std::to_string(std::to_integer<int>(version))) !=
+          std::string::npos);
   }
   FileBytes other(1000, std::byte{'x'});
   CHECK(describe(other).text.find("not a Lapilli program") != std::string::npos);
@@ -233,7 +234,7 @@ TEST(lists_that_are_not_aligned_are_refused) {
 
 TEST(limits_are_kept) {
   const FileBytes file = sample_program();
-  const auto with = [&](uint64_t lapilli_limits::*field, uint64_t value) {
+  const auto with = [&](uint64_t lapilli_limits::* field, uint64_t value) {
     lapilli_limits limits{};
     limits.struct_size = sizeof limits;
     limits.*field = value;

@@ -273,7 +273,8 @@ TEST(wrong_calls_are_refused) {
   CHECK(refused(enqueue(stream, program, {}, {x, x}, {y}), "has 1 symbols, and 0 values were given"));
   lapilli_tensor shapes[2] = {};
   const int64_t symbol = 3;
-  CHECK(refused(lapilli_output_shapes(program.handle, 0, nullptr, 0, shapes, 1), "has 1 symbols, and 0 values were given"));
+  CHECK(refused(lapilli_output_shapes(program.handle, 0, nullptr, 0, shapes, 1),
+                "has 1 symbols, and 0 values were given"));
   CHECK(refused(lapilli_output_shapes(program.handle, 0, &symbol, 1, shapes, 2), "the shapes of 2 were asked for"));
   CHECK(lapilli_output_shapes(program.handle, 0, &symbol, 1, shapes, 1) == LAPILLI_OK && shapes[0].rank > 0);
   CHECK(refused(enqueue(stream, program, {0}, {x, x}, {y}), "Symbol N of method \"forward\" is 0"));
@@ -328,9 +329,12 @@ TEST(threads_share_a_stream) {
       for (int i = 0; i < 200; ++i) {
         const Buffer a(stream, Floats(300, static_cast<float>(t))), b(stream, Floats(300, static_cast<float>(i)));
         const Buffer c(stream, 300);
-        const std::array<int64_t, 11> words{0, 1, 2, 1, 300, reinterpret_cast<intptr_t>(a.handle), 0,
-                                            reinterpret_cast<intptr_t>(b.handle), 0,
-                                            reinterpret_cast<intptr_t>(c.handle), 0};
+        const std::array<int64_t, 11> words{0,   1,
+                                            2,   1,
+                                            300, reinterpret_cast<intptr_t>(a.handle),
+                                            0,   reinterpret_cast<intptr_t>(b.handle),
+                                            0,   reinterpret_cast<intptr_t>(c.handle),
+                                            0};
         if (lapilli_enqueue_packed(stream.handle, program.handle, reinterpret_cast<const char*>(words.data())) !=
             LAPILLI_OK)
           correct = false;
@@ -351,8 +355,9 @@ TEST(a_launch_makes_and_destroys_buffers) {
   const uint64_t before = stream.memory().allocated;
   intptr_t last = 0;
   const auto launch = [&](intptr_t input, uint64_t offset, intptr_t unwanted) {
-    const std::array<int64_t, 13> words{0, 1, 2, 1, unwanted, 1200, 300, input, static_cast<int64_t>(offset),
-                                        reinterpret_cast<intptr_t>(b.handle), 0, 0, 0};
+    const std::array<int64_t, 13> words{
+        0, 1, 2, 1, unwanted, 1200, 300, input, static_cast<int64_t>(offset), reinterpret_cast<intptr_t>(b.handle),
+        0, 0, 0};
     return lapilli_launch(stream.handle, program.handle, reinterpret_cast<const char*>(words.data()));
   };
   intptr_t unwanted = 0;

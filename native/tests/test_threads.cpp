@@ -69,7 +69,8 @@ void on_stream(Shared& shared, std::mt19937& random, float value) {
   lapilli_buffer *one = nullptr, *result = nullptr; // a state, on either stream
   lapilli_stream* const stream = random() % 2 == 0 ? shared.stream : shared.other;
   Floats four{1, 0, 0, 0};
-  need(lapilli_buffer_create(stream, 16, &one) == LAPILLI_OK && lapilli_buffer_create(stream, 16, &result) == LAPILLI_OK &&
+  need(lapilli_buffer_create(stream, 16, &one) == LAPILLI_OK &&
+           lapilli_buffer_create(stream, 16, &result) == LAPILLI_OK &&
            lapilli_buffer_write(one, 0, four.data(), 16) == LAPILLI_OK,
        "small buffers");
   const lapilli_slice from{one, 0}, to{result, 0};
@@ -77,7 +78,8 @@ void on_stream(Shared& shared, std::mt19937& random, float value) {
   ++shared.added;
   lapilli_buffer_destroy(one);
   lapilli_buffer_destroy(result);
-  need(lapilli_buffer_read(buffers[2], 0, y.data(), bytes) == LAPILLI_OK && y == Floats(y.size(), 2 * value), "a wrong sum");
+  need(lapilli_buffer_read(buffers[2], 0, y.data(), bytes) == LAPILLI_OK && y == Floats(y.size(), 2 * value),
+       "a wrong sum");
   for (lapilli_buffer* buffer : buffers)
     lapilli_buffer_destroy(buffer);
   if (random() % 8 == 0)

@@ -162,10 +162,12 @@ TEST(planner_shares_memory_and_never_overlaps) {
 // The blocks of ResNet50 as Winograd's steps make them: a value of 16 that is added at the end lives beside 4, 9, 9, 4.
 TEST(planner_searches_for_what_no_order_gives) {
   std::vector<Lifetime> buffers;
+  // clang-format off
   const std::vector<std::array<uint32_t, 3>> values{
       {40, 0, 1}, {160, 1, 2}, {40, 2, 8}, {40, 3, 4}, {90, 4, 5}, {90, 5, 6}, {40, 6, 7}, {160, 7, 8}, {160, 8, 13},
       {40, 9, 10}, {90, 10, 11}, {90, 11, 12}, {40, 12, 13}, {160, 13, 18}, {40, 14, 15}, {90, 15, 16}, {90, 16, 17},
       {40, 17, 18}, {160, 18, 22}, {80, 19, 20}, {20, 20, 21}, {80, 21, 22}};
+  // clang-format on
   for (const auto& [size, first, last] : values)
     buffers.push_back({size * 1024, first, last});
   const MemoryPlan plan = plan_memory(buffers, 256, uint64_t{1} << 40);
@@ -274,7 +276,8 @@ TEST(random_expressions) {
       } catch (const Error&) {
         got.reset();
       }
-      same = same && got == wanted[i] && values.or_zero(i) == (wanted[i] && *wanted[i] > 0 ? static_cast<uint64_t>(*wanted[i]) : 0);
+      same = same && got == wanted[i] &&
+             values.or_zero(i) == (wanted[i] && *wanted[i] > 0 ? static_cast<uint64_t>(*wanted[i]) : 0);
     }
   }
   CHECK(same);
@@ -293,8 +296,10 @@ TEST(plans_of_odd_sizes) {
       buffer.last = buffer.first + static_cast<uint32_t>(random() % 6);
       sizes.push_back(buffer.size);
     }
-    const uint64_t alignment = uint64_t{1} << random() % 13, limit = random() % 4 == 0 ? 0 : uint64_t{1} << random() % 42;
-    const MemoryPlan shared = plan_memory(buffers, alignment, limit), apart = plan_without_sharing(sizes, alignment, limit);
+    const uint64_t alignment = uint64_t{1} << random() % 13,
+                   limit = random() % 4 == 0 ? 0 : uint64_t{1} << random() % 42;
+    const MemoryPlan shared = plan_memory(buffers, alignment, limit),
+                     apart = plan_without_sharing(sizes, alignment, limit);
     for (const MemoryPlan& plan : {shared, apart})
       for (size_t i = 0; i < sizes.size(); ++i)
         good = good && plan.places[i].offset % alignment == 0 &&
@@ -328,7 +333,8 @@ TEST(private_files) {
   const fs::path link = folder / "link", pipe = folder / "pipe";
   fs::create_symlink(fs::absolute(path), link);
   CHECK(mkfifo(pipe.c_str(), 0600) == 0);
-  CHECK(read_private_file(link, 5).empty() && read_private_file(pipe, 5).empty() && read_private_file(folder, 5).empty());
+  CHECK(read_private_file(link, 5).empty() && read_private_file(pipe, 5).empty() &&
+        read_private_file(folder, 5).empty());
   // Whatever lies where the next temporary files would be stays as it is.
   for (int i = 0; i < 64; ++i) {
     const fs::path temporary = path.string() + "." + std::to_string(getpid()) + "." + std::to_string(i) + ".tmp";
@@ -337,7 +343,8 @@ TEST(private_files) {
   replace_private_file(path, parts);
   CHECK(!fs::exists(folder / "victim"));
   // Left by processes that were ended.
-  const fs::path left = path.string() + ".1.0.tmp", young = path.string() + ".2.0.tmp", other = path.string() + "x.3.0.tmp";
+  const fs::path left = path.string() + ".1.0.tmp", young = path.string() + ".2.0.tmp",
+                 other = path.string() + "x.3.0.tmp";
   for (const fs::path& file : {left, young, other})
     CHECK(replace_private_file(file, parts));
   for (const fs::path& file : {left, other})
@@ -375,7 +382,7 @@ TEST(integers_beyond_32_bits_are_refused) {
 
 TEST(float_controls_go_where_spirv_wants_them) {
   // OpCapability Shader; OpMemoryModel; OpEntryPoint GLCompute %4 "main"; OpExecutionMode %4 LocalSize 1 1 1
-  const std::array<uint32_t, 20> module{0x07230203, 0x00010300, 0, 10, 0,          0x00020011, 1, 0x0003000e, 0, 1,
+  const std::array<uint32_t, 20> module{0x07230203, 0x00010300, 0, 10,         0, 0x00020011, 1, 0x0003000e, 0, 1,
                                         0x0005000f, 5,          4, 0x6e69616d, 0, 0x00060010, 4, 17,         1, 1};
   std::vector<uint32_t> whole(module.begin(), module.end());
   whole.push_back(1);
@@ -383,16 +390,17 @@ TEST(float_controls_go_where_spirv_wants_them) {
   FloatControls controls;
   controls.special_32 = controls.special_16 = controls.denormal_32 = true;
   const std::vector<uint32_t> result = with_float_controls(whole, controls);
-  const std::vector<uint32_t> extension{0x0007000a, 0x5f565053, 0x5f52484b, 0x616f6c66, 0x6f635f74, 0x6f72746e, 0x0000736c};
+  const std::vector<uint32_t> extension{0x0007000a, 0x5f565053, 0x5f52484b, 0x616f6c66,
+                                        0x6f635f74, 0x6f72746e, 0x0000736c};
   std::vector<uint32_t> expected(whole.begin(), whole.begin() + 7);
   expected.insert(expected.end(), {0x00020011, 4466, 0x00020011, 4464});
   expected.insert(expected.end(), extension.begin(), extension.end());
   expected.insert(expected.end(), whole.begin() + 7, whole.begin() + 15);
   expected.insert(expected.end(), {0x00040010, 4, 4461, 32, 0x00040010, 4, 4459, 32});
   expected.insert(expected.end(), whole.begin() + 15, whole.end());
-  CHECK(result == expected); // nothing of 16 bits: the module has no such floats
+  CHECK(result == expected);                              // nothing of 16 bits: the module has no such floats
   CHECK(with_float_controls(result, controls) == result); // it says so itself by now
-  whole[1] = 0x00010400; // core since 1.4
+  whole[1] = 0x00010400;                                  // core since 1.4
   CHECK(with_float_controls(whole, controls).size() == result.size() - extension.size());
   whole.resize(17); // cut off: as it is
   CHECK(with_float_controls(whole, controls) == whole);

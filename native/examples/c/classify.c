@@ -57,8 +57,8 @@ static void print_top(const float *values, uint64_t count) {
     int64_t best = -1;
     for (uint64_t i = 0; i < count; ++i) {
       /* Smaller than the one before, or equal and later. */
-      const int after = previous < 0 || values[i] < values[previous] ||
-                        (values[i] == values[previous] && (int64_t)i > previous);
+      const int after =
+          previous < 0 || values[i] < values[previous] || (values[i] == values[previous] && (int64_t)i > previous);
       if (after && (best < 0 || values[i] > values[best]))
         best = (int64_t)i;
     }

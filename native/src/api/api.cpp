@@ -148,9 +148,11 @@ void look_at_checks(const Run& run, const Method& method) {
   std::memcpy(&failed, run.outputs().back().mapped, sizeof failed);
   if (failed != 0)
     fail(LAPILLI_OUT_OF_RANGE, "The int64 results of ",
-         failed > 0 && static_cast<size_t>(failed) <= method.checks.size() ? method.checks[static_cast<size_t>(failed) - 1]
-                                                                           : std::string("an operator"),
-         " do not fit into the 32 bits in which kernels compute integers (-2147483648..2147483647). Give smaller values, or "
+         failed > 0 && static_cast<size_t>(failed) <= method.checks.size()
+             ? method.checks[static_cast<size_t>(failed) - 1]
+             : std::string("an operator"),
+         " do not fit into the 32 bits in which kernels compute integers (-2147483648..2147483647). Give smaller "
+         "values, or "
          "leave this operator to PyTorch.");
 }
 
@@ -254,8 +256,8 @@ void lapilli_destroy(lapilli_program* program) {
   delete program;
 }
 
-lapilli_status lapilli_describe(const void* data, uint64_t size, int32_t skip_checksum,
-                                const lapilli_limits* limits, char** json) {
+lapilli_status lapilli_describe(const void* data, uint64_t size, int32_t skip_checksum, const lapilli_limits* limits,
+                                char** json) {
   return guarded([&] { describe_source(Source(given_bytes(data, size)), skip_checksum == 0, limits, json); });
 }
 
@@ -318,8 +320,8 @@ lapilli_status lapilli_output_spec(lapilli_program* program, uint32_t method, ui
   });
 }
 
-lapilli_status lapilli_symbols(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs, uint32_t n_inputs,
-                               int64_t* symbols, uint32_t n_symbols) {
+lapilli_status lapilli_symbols(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs,
+                               uint32_t n_inputs, int64_t* symbols, uint32_t n_symbols) {
   return guarded([&] {
     checked(program).read_symbols(method, items(inputs, n_inputs, "inputs"), items(symbols, n_symbols, "symbols"));
   });

@@ -104,9 +104,8 @@ lapilli_status lapilli_buffer_write(lapilli_buffer* buffer, uint64_t offset, con
 }
 
 lapilli_status lapilli_buffer_read(lapilli_buffer* buffer, uint64_t offset, void* data, uint64_t bytes) {
-  return guarded([&] {
-    checked(buffer).stream->read(*buffer, offset, items(static_cast<std::byte*>(data), bytes, "data"));
-  });
+  return guarded(
+      [&] { checked(buffer).stream->read(*buffer, offset, items(static_cast<std::byte*>(data), bytes, "data")); });
 }
 
 lapilli_status lapilli_buffer_copy(lapilli_buffer* from, uint64_t from_offset, lapilli_buffer* to, uint64_t to_offset,

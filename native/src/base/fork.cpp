@@ -37,9 +37,10 @@ DriverInUse::~DriverInUse() {
 
 void refuse_in_child() {
   if (is_forked())
-    fail(LAPILLI_DEVICE_LOST, "This process was forked from one that uses Vulkan, whose devices do not work here. Start it by "
-                              "\"spawn\" or \"forkserver\" instead of \"fork\", or use devices in the child only, after the "
-                              "fork.");
+    fail(LAPILLI_DEVICE_LOST,
+         "This process was forked from one that uses Vulkan, whose devices do not work here. Start it by "
+         "\"spawn\" or \"forkserver\" instead of \"fork\", or use devices in the child only, after the "
+         "fork.");
 }
 
 } // namespace lapilli

@@ -9,8 +9,8 @@ namespace lapilli {
 
 namespace {
 
-Region resolve_binding(const hal::Capabilities& device, const Dispatch& command, const Binding& binding, BindingType type,
-                       const Values& values, std::span<const Region> regions) {
+Region resolve_binding(const hal::Capabilities& device, const Dispatch& command, const Binding& binding,
+                       BindingType type, const Values& values, std::span<const Region> regions) {
   const Region& region = regions[binding.buffer];
   const hal::DeviceLimits& limits = device.limits;
   const uint64_t offset = values.size(binding.offset, "the offset of a binding");
@@ -19,29 +19,29 @@ Region resolve_binding(const hal::Capabilities& device, const Dispatch& command,
              "\" uses bytes ", offset, " to ", offset + size, " of a buffer of ", region.size, ".");
   const uint32_t texel = texel_size(type);
   if (size == 0)
-    return {region.buffer, region.offset, texel != 0 ? texel : 4}; // nothing is read or written, and a binding wants a range
+    // Nothing is read or written, and a binding wants a range.
+    return {region.buffer, region.offset, texel != 0 ? texel : 4};
   const uint64_t alignment = texel != 0 ? limits.texel_alignment : limits.storage_alignment;
   check_file(offset % alignment == 0, "The program cannot run on ", device.name, ": \"", command.label,
              "\" uses a buffer from offset ", offset, ", and the device wants multiples of ", alignment, ".");
   const uint64_t limit = texel != 0 ? uint64_t{limits.texel_elements} * texel : limits.storage_range;
   if (size > limit)
-    fail(LAPILLI_NO_DEVICE, device.name, " cannot use ", human_size(size), " of a buffer at once, as \"",
-         command.label, "\" must for these inputs: its limit is ", human_size(limit),
+    fail(LAPILLI_NO_DEVICE, device.name, " cannot use ", human_size(size), " of a buffer at once, as \"", command.label,
+         "\" must for these inputs: its limit is ", human_size(limit),
          ". Run smaller inputs, choose another device with LAPILLI_DEVICE, or compile with a bound of every open size "
          "(torch.export.Dim(name, max=...)): values that may be larger than 128 MiB are then bound in parts.");
   if (texel == 0)
     return {region.buffer, region.offset + offset, size};
   // Texel buffers hold whole elements, and see a little of the padding that the planner leaves (see `room` there).
   const uint64_t whole = align_up(size, texel);
-  const bool padded =
-      device.is_cpu() && offset == 0 && (whole >> 8 & 0xff) == 0 && whole + 256 <= limit;
+  const bool padded = device.is_cpu() && offset == 0 && (whole >> 8 & 0xff) == 0 && whole + 256 <= limit;
   return {region.buffer, region.offset + offset, padded ? whole + 256 : whole};
 }
 
 } // namespace
 
-ResolvedDispatch resolve(const hal::Capabilities& device, const Dispatch& command, const Kernel& kernel, const Values& values,
-                         std::span<const Region> regions, uint64_t most_groups) {
+ResolvedDispatch resolve(const hal::Capabilities& device, const Dispatch& command, const Kernel& kernel,
+                         const Values& values, std::span<const Region> regions, uint64_t most_groups) {
   ResolvedDispatch result;
   const hal::DeviceLimits& limits = device.limits;
   for (size_t i = 0; i < 3; ++i) {
@@ -66,7 +66,8 @@ ResolvedDispatch resolve(const hal::Capabilities& device, const Dispatch& comman
 
 void check_room(uint64_t size, uint64_t tensor, const Buffer& buffer) {
   check_file(size >= tensor && size - tensor <= max_padding, "The program is damaged: buffer \"", buffer.name, "\" of ",
-             size, " bytes is ", size < tensor ? "smaller" : "much larger", " than what it is for, ", tensor, " bytes.");
+             size, " bytes is ", size < tensor ? "smaller" : "much larger", " than what it is for, ", tensor,
+             " bytes.");
 }
 
 } // namespace lapilli

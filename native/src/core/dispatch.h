@@ -16,8 +16,8 @@ struct ResolvedDispatch {
 };
 
 // `regions[i]`: where buffer i of the plan is; `most_groups`: work groups that a command may have.
-ResolvedDispatch resolve(const hal::Capabilities& device, const Dispatch& command, const Kernel& kernel, const Values& values,
-                         std::span<const Region> regions, uint64_t most_groups);
+ResolvedDispatch resolve(const hal::Capabilities& device, const Dispatch& command, const Kernel& kernel,
+                         const Values& values, std::span<const Region> regions, uint64_t most_groups);
 
 // Throws where a buffer of `size` bytes does not hold what it is for, or much more.
 void check_room(uint64_t size, uint64_t tensor, const Buffer& buffer);

@@ -46,7 +46,8 @@ void check_form(const Method& method, size_t index, const lapilli_tensor& given)
   const TensorSpec& spec = method.inputs[index];
   if (given.dtype != static_cast<uint32_t>(spec.dtype))
     fail(LAPILLI_INVALID_ARGUMENT, described(method, index), "; it was given as ",
-         given.dtype <= static_cast<uint32_t>(DType::MAX) ? name_of(static_cast<DType>(given.dtype)) : "an unknown dtype",
+         given.dtype <= static_cast<uint32_t>(DType::MAX) ? name_of(static_cast<DType>(given.dtype))
+                                                          : "an unknown dtype",
          ".");
   if (given.rank != spec.shape.size())
     fail(LAPILLI_INVALID_ARGUMENT, described(method, index), "; it was given with ", given.rank, " dimensions, ",
@@ -139,8 +140,8 @@ void check_tensors(const Method& method, std::span<const lapilli_tensor> inputs,
       fail(LAPILLI_INVALID_ARGUMENT, described(method, i), ", which is ", expected[i].bytes, " bytes; ", given.size,
            " bytes were given. The data must be dense and row-major.");
     if (method.inputs[i].dtype == DType::int64)
-      check_integers({static_cast<const std::byte*>(given.data), static_cast<size_t>(given.size)},
-                     method.integer_limit, [&] { return described(method, i); });
+      check_integers({static_cast<const std::byte*>(given.data), static_cast<size_t>(given.size)}, method.integer_limit,
+                     [&] { return described(method, i); });
   }
 }
 
@@ -162,8 +163,8 @@ void check_integers(Bytes values, int64_t limit, const std::function<std::string
   for (size_t i = 0; beyond && i < count; ++i)
     if (is_beyond(at(i)))
       fail(LAPILLI_INVALID_ARGUMENT, what(), "; element ", i, " is ", at(i), ", and int64 values ",
-           limit > 0 ? "and what is computed from them " : "", "must fit into the 32 bits in which kernels compute integers (",
-           least, "..", most, ").");
+           limit > 0 ? "and what is computed from them " : "",
+           "must fit into the 32 bits in which kernels compute integers (", least, "..", most, ").");
 }
 
 } // namespace lapilli

@@ -41,7 +41,8 @@ Launch Launch::of_load(const Shared& shared) {
     Bound& bound = launch.buffers.emplace_back(shared.constants[i], fixed);
     if (buffer.kind != BufferKind::load_constant)
       continue;
-    bound = {{nullptr, 0, values.size(buffer.size, "the size of a constant")}, static_cast<uint32_t>(launch.slots.size())};
+    bound = {{nullptr, 0, values.size(buffer.size, "the size of a constant")},
+             static_cast<uint32_t>(launch.slots.size())};
     launch.slots.push_back({bound.region.size, bound.region.size});
   }
   launch.add(shared, shared.plan.load, values, 0);

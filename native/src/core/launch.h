@@ -72,7 +72,7 @@ struct Launch {
   std::vector<Command> commands; // without those that have no work
   std::vector<Bound> bindings;
   std::vector<uint32_t> params;
-  uint64_t work = 0; // about the bytes that the device could move meanwhile
+  uint64_t work = 0;                       // about the bytes that the device could move meanwhile
   uint64_t arena_total = 0, arena_sum = 0; // bytes of the arena, and without sharing
 
 private:

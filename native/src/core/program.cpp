@@ -238,7 +238,8 @@ Program::Launching Program::launch(uint32_t index, std::span<const int64_t> symb
   std::unique_lock lock(launching_);
   if (!states_->empty()) {
     states_->need_all();
-    if (std::ranges::none_of(streams_, [&](const auto& known) { return known.first == &stream && !known.second.expired(); })) {
+    if (std::ranges::none_of(streams_,
+                             [&](const auto& known) { return known.first == &stream && !known.second.expired(); })) {
       std::erase_if(streams_, [](const auto& known) { return known.second.expired(); });
       streams_.emplace_back(&stream, stream.weak_from_this());
     }
@@ -314,8 +315,8 @@ void Program::wait_for_all() noexcept {
 void Program::read_symbols(uint32_t index, std::span<const lapilli_tensor> inputs, std::span<int64_t> symbols) const {
   const Method& wanted = method(index);
   if (symbols.size() != wanted.symbols.size())
-    fail(LAPILLI_INVALID_ARGUMENT, "Method \"", wanted.name, "\" has ", wanted.symbols.size(), " symbols, and room for ",
-         symbols.size(), " was given.");
+    fail(LAPILLI_INVALID_ARGUMENT, "Method \"", wanted.name, "\" has ", wanted.symbols.size(),
+         " symbols, and room for ", symbols.size(), " was given.");
   std::vector<int64_t> sizes;
   for (size_t i = 0; i < symbols.size(); ++i)
     if (wanted.symbols[i].given)
@@ -335,8 +336,8 @@ void Program::output_tensors(uint32_t index, std::span<const int64_t> symbols, s
   const Method& wanted = method(index);
   check_symbols(wanted, symbols);
   if (outputs.size() > wanted.outputs.size())
-    fail(LAPILLI_INVALID_ARGUMENT, "Method \"", wanted.name, "\" has ", wanted.outputs.size(), " outputs, and the shapes of ",
-         outputs.size(), " were asked for.");
+    fail(LAPILLI_INVALID_ARGUMENT, "Method \"", wanted.name, "\" has ", wanted.outputs.size(),
+         " outputs, and the shapes of ", outputs.size(), " were asked for.");
   const Values values(wanted.exprs, symbols);
   for (size_t i = 0; i < outputs.size(); ++i) {
     const TensorSpec& spec = wanted.outputs[i];

@@ -95,7 +95,7 @@ private:
   std::vector<Shared> shared_; // of each method
   std::mutex launching_;       // guards the next three
   std::vector<Launches> launches_;
-  uint64_t batch_ = 0;                         // the last one that used the program
+  uint64_t batch_ = 0;                                                   // the last one that used the program
   std::vector<std::pair<const Stream*, std::weak_ptr<Stream>>> streams_; // that have used the states
   lapilli_load_times times_{};
 

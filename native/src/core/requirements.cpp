@@ -54,8 +54,7 @@ public:
     const hal::DeviceLimits& limits = device_.limits;
     at_most("invocations in a work group", wanted.max_workgroup_invocations, limits.max_workgroup_invocations);
     for (size_t i = 0; i < 3; ++i)
-      at_most("invocations along an axis of a work group", wanted.max_workgroup_size[i],
-              limits.max_workgroup_size[i]);
+      at_most("invocations along an axis of a work group", wanted.max_workgroup_size[i], limits.max_workgroup_size[i]);
     at_most("bytes of shared memory", wanted.shared_memory, limits.shared_memory);
     at_most("storage buffers in a kernel", wanted.max_bindings, limits.storage_buffers);
     at_most("elements in a texel buffer", wanted.max_texel_elements, limits.texel_elements);
@@ -73,8 +72,7 @@ public:
     at_most("bytes of shared memory", kernel.shared_size, limits.shared_memory);
     const auto storage = std::ranges::count(kernel.types, BindingType::storage);
     at_most("storage buffers in a kernel", static_cast<uint64_t>(storage), limits.storage_buffers);
-    at_most("texel buffers in a kernel", kernel.types.size() - static_cast<size_t>(storage),
-            limits.texel_buffers);
+    at_most("texel buffers in a kernel", kernel.types.size() - static_cast<size_t>(storage), limits.texel_buffers);
     at_most("bytes of push constants", kernel.push_size, limits.push_constants);
     subgroup_size(kernel.subgroup_size);
     const uint32_t spirv_minor = kernel.spirv_version >> 8 & 0xff;

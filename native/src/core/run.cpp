@@ -69,7 +69,8 @@ void Run::place_tensors() {
   const auto plan = [&](std::span<const uint64_t> of) {
     return plan_without_sharing(of, binding_alignment(device), largest_block(device));
   };
-  const MemoryPlan input_plan = plan(std::span(sizes).first(inputs)), output_plan = plan(std::span(sizes).subspan(inputs));
+  const MemoryPlan input_plan = plan(std::span(sizes).first(inputs)),
+                   output_plan = plan(std::span(sizes).subspan(inputs));
   const MemoryPlan copied_plan = plan(copied_sizes);
   const bool copy_inputs = shared_.paths.input == InputPath::staging;
   const auto ensure = [&](Blocks& blocks, const MemoryPlan& of, MemoryUse use, const char* what) {

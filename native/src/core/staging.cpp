@@ -57,8 +57,7 @@ void Staging::upload(const Container& file, const Constant& constant, const Regi
 std::vector<uint32_t> Staging::lacking(const Dispatch& command, const Plan& plan) const {
   std::vector<uint32_t> result;
   for (const Binding& binding : command.bindings)
-    if (plan.buffers[binding.buffer].kind == BufferKind::load_constant &&
-        !held_.contains(binding.buffer) &&
+    if (plan.buffers[binding.buffer].kind == BufferKind::load_constant && !held_.contains(binding.buffer) &&
         std::ranges::find(result, binding.buffer) == result.end())
       result.push_back(binding.buffer);
   return result;

@@ -39,7 +39,7 @@ private:
   bool recording_ = false;
   uint64_t used_ = 0;
   std::unordered_set<uint32_t> held_; // buffers of the plan
-  std::vector<GpuBuffer> large_; // for constants that do not fit
+  std::vector<GpuBuffer> large_;      // for constants that do not fit
 };
 
 } // namespace lapilli

@@ -151,8 +151,9 @@ void States::restore(const GpuBuffer& kept) {
 
 void States::need_all() const {
   if (lost_)
-    fail(LAPILLI_DEVICE_LOST, "The states of this program are lost: memory ran out, and work that was to change them did "
-                              "not take place. Reset them (lapilli_reset), or load the program again.");
+    fail(LAPILLI_DEVICE_LOST,
+         "The states of this program are lost: memory ran out, and work that was to change them did "
+         "not take place. Reset them (lapilli_reset), or load the program again.");
 }
 
 } // namespace lapilli

@@ -61,7 +61,8 @@ template <class F> auto Stream::locked(F&& f) {
   if (device_->lost() && !lost_)
     remember_loss("The device of this stream stopped working. Make a new stream, which opens the device anew.");
   if (lost_)
-    fail(LAPILLI_DEVICE_LOST, lost_why_.empty() ? "The device stopped working, or the machine is out of memory." : lost_why_);
+    fail(LAPILLI_DEVICE_LOST,
+         lost_why_.empty() ? "The device stopped working, or the machine is out of memory." : lost_why_);
   try {
     return f();
   } catch (const Error& error) {
@@ -112,8 +113,9 @@ void Stream::destroy(lapilli_buffer* buffer) noexcept {
 
 Region Stream::region(const lapilli_buffer& buffer, uint64_t offset, uint64_t bytes) const {
   if (buffer.stream.get() != this && buffer.stream->lost())
-    fail(LAPILLI_DEVICE_LOST, "A buffer is of a stream whose work was lost, or whose device stopped working. What was in it "
-                              "is lost: make it anew.");
+    fail(LAPILLI_DEVICE_LOST,
+         "A buffer is of a stream whose work was lost, or whose device stopped working. What was in it "
+         "is lost: make it anew.");
   if (buffer.stream.get() != this)
     fail(LAPILLI_INVALID_ARGUMENT, "The buffers belong to different streams. Allocate both from one, or copy through "
                                    "the host.");
@@ -305,9 +307,8 @@ void Stream::fill(const lapilli_buffer& buffer, uint64_t offset, uint64_t bytes,
 // Where so many bytes can be written in the staging ring.
 uint64_t Stream::stage(uint64_t bytes) {
   if (staging_.size() == 0)
-    staging_ = GpuBuffer(*device_, staging_size,
-                         device_->capabilities.large_bar ? MemoryUse::bar : MemoryUse::upload, counter_,
-                         "staging memory");
+    staging_ = GpuBuffer(*device_, staging_size, device_->capabilities.large_bar ? MemoryUse::bar : MemoryUse::upload,
+                         counter_, "staging memory");
   uint64_t begin = staged_;
   if (begin % staging_size + bytes > staging_size) // not across its end
     begin = align_up(begin, staging_size);
@@ -387,8 +388,8 @@ void Stream::enqueue(const std::shared_ptr<Program>& program, uint32_t method, s
       fail(LAPILLI_DEVICE_LOST, "The device stopped working after this program was loaded. Load the program again.");
     if (&program->device() != device_.get())
       fail(LAPILLI_INVALID_ARGUMENT, "The program is loaded on ", program->device().capabilities.name, " (device ",
-           program->device().index, "), and the stream is of ", device_->capabilities.name, " (device ",
-           device_->index, "). Load the program with the stream's device, and validation as it has.");
+           program->device().index, "), and the stream is of ", device_->capabilities.name, " (device ", device_->index,
+           "). Load the program with the stream's device, and validation as it has.");
     {
       const Program::Launching launching = program->launch(method, symbols, *this);
       try {
@@ -437,15 +438,15 @@ void Stream::place(const Launch& launch, const Method& method, size_t inputs, st
     const Launch::Slot& slot = launch.slots[i];
     const auto& [buffer, offset] = slices[i];
     if (buffer != nullptr && buffer->stream.get() != this && buffer->stream->lost())
-      fail(LAPILLI_DEVICE_LOST, name(i), " is a buffer of a stream whose work was lost, or whose device stopped working. "
-                                "What was in it is lost: make it anew.");
+      fail(LAPILLI_DEVICE_LOST, name(i),
+           " is a buffer of a stream whose work was lost, or whose device stopped working. "
+           "What was in it is lost: make it anew.");
     if (buffer == nullptr || buffer->stream.get() != this)
       fail(LAPILLI_INVALID_ARGUMENT, name(i), " is not a buffer of this stream.");
     if (offset % alignment_ != 0)
       fail(LAPILLI_INVALID_ARGUMENT, name(i), " begins at byte ", offset, " of its buffer, and ",
            device_->capabilities.name, " wants multiples of ", alignment_, ". Copy it to the beginning of a buffer.");
-    if (offset > buffer->bytes || slot.tensor > buffer->bytes - offset ||
-        slot.bound > buffer->block->size - offset)
+    if (offset > buffer->bytes || slot.tensor > buffer->bytes - offset || slot.bound > buffer->block->size - offset)
       fail(LAPILLI_INVALID_ARGUMENT, name(i), " takes ", slot.tensor, " bytes, and the buffer has ",
            buffer->bytes - std::min(offset, buffer->bytes), " from byte ", offset, ".");
     const Region whole = buffer->block->region();

@@ -84,15 +84,15 @@ private:
   const Paths paths_; // whether the host may touch the buffers' memory, where it sees it
   Allocator allocator_;
   MemoryCounter counter_;
-  GpuBuffer staging_, readback_; // made when first needed
+  GpuBuffer staging_, readback_;       // made when first needed
   uint64_t staged_ = 0, unstaged_ = 0; // bytes that ever went into the staging ring, and out of it
 
   std::vector<std::unique_ptr<Batch>> batches_; // a ring; made when first needed
   size_t oldest_ = 0, in_flight_ = 0;
   bool recording_ = false; // or what was recorded could not be submitted yet
-  uint32_t recorded_ = 0; // commands of the batch that is recorded
-  uint64_t work_ = 0;     // about what they do; see Launch::work
-  uint32_t look_at_ = 0;  // so many, or so much work: time to see whether the device is idle
+  uint32_t recorded_ = 0;  // commands of the batch that is recorded
+  uint64_t work_ = 0;      // about what they do; see Launch::work
+  uint32_t look_at_ = 0;   // so many, or so much work: time to see whether the device is idle
   uint64_t look_at_work_ = 0;
   uint32_t patience_ = 1; // until then, in units of commands_for_idle and work_for_idle
   std::vector<Access> accesses_;

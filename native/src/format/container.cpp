@@ -61,8 +61,8 @@ Bytes Source::get(uint64_t offset, uint64_t size, std::vector<std::byte>& buffer
 
 Container::Container(const Source& source, const Limits& most, bool verify_checksum) : limits(most), source_(source) {
   const uint64_t size = source.size();
-  check_file(size >= header_size, "This is not a Lapilli program: it has ", size,
-             " bytes, and the header alone takes ", header_size, ".");
+  check_file(size >= header_size, "This is not a Lapilli program: it has ", size, " bytes, and the header alone takes ",
+             header_size, ".");
   Header header;
   source.read(0, std::as_writable_bytes(std::span(&header, 1)));
   check_file(header.magic == magic, "This is not a Lapilli program: it does not begin with \"LAPILLI\".");
@@ -82,8 +82,7 @@ Container::Container(const Source& source, const Limits& most, bool verify_check
   check_file(header.structure_size <= limits.structure_bytes, "The structure of the program has ",
              header.structure_size, " bytes, and the limit is ", limits.structure_bytes, " (structure_bytes).");
   words_.resize(static_cast<size_t>((header.structure_size + 7) / 8));
-  const auto bytes =
-      std::as_writable_bytes(std::span(words_)).first(static_cast<size_t>(header.structure_size));
+  const auto bytes = std::as_writable_bytes(std::span(words_)).first(static_cast<size_t>(header.structure_size));
   source.read(header_size, bytes);
   structure = bytes;
   data_offset_ = header.data_offset;

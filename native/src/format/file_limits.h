@@ -25,12 +25,12 @@ struct Limits {
 inline constexpr size_t longest_name = 64 << 10;
 inline constexpr size_t longest_symbol = 256;
 inline constexpr size_t max_methods = 1024;
-inline constexpr size_t max_plans = 64;        // of a method
-inline constexpr size_t max_tensors = 4096;    // inputs of a method, and outputs
+inline constexpr size_t max_plans = 64;     // of a method
+inline constexpr size_t max_tensors = 4096; // inputs of a method, and outputs
 inline constexpr size_t max_states = 16384;
 inline constexpr size_t max_kernels = 65536;
-inline constexpr size_t max_commands = 65536;  // of a plan, at load and in a run
-inline constexpr size_t max_buffers = 32768;   // of a plan
-inline constexpr uint64_t max_padding = 4096;  // bytes by which a buffer may be larger than the tensor that is in it
+inline constexpr size_t max_commands = 65536; // of a plan, at load and in a run
+inline constexpr size_t max_buffers = 32768;  // of a plan
+inline constexpr uint64_t max_padding = 4096; // bytes by which a buffer may be larger than the tensor that is in it
 
 } // namespace lapilli

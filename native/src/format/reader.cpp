@@ -47,8 +47,8 @@ private:
     const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
     flatbuffers::Verifier::Options options;
     options.max_depth = 16;
-    options.max_tables = static_cast<flatbuffers::uoffset_t>(
-        std::min<uint64_t>({bytes.size() / 4 + 16, limits_.entries * 2, 1u << 24}));
+    options.max_tables =
+        static_cast<flatbuffers::uoffset_t>(std::min<uint64_t>({bytes.size() / 4 + 16, limits_.entries * 2, 1u << 24}));
     options.max_size = size_t{1} << 30; // FlatBuffers' own limit is 2 GiB
     check_file(bytes.size() >= 8 && bytes.size() < options.max_size, "The structure of the program is damaged: it has ",
                bytes.size(), " bytes.");
@@ -220,8 +220,14 @@ private:
     Method result{};
     result.name = name(found.name());
     each(found.symbols(), result.symbols, "symbols", max_symbols, [&](const schema::Symbol& symbol) {
-      return Symbol{text(symbol.name(), longest_symbol), symbol.min(), symbol.max(), symbol.input(), symbol.axis(),
-                    symbol.factor(), symbol.offset(), symbol.given()};
+      return Symbol{text(symbol.name(), longest_symbol),
+                    symbol.min(),
+                    symbol.max(),
+                    symbol.input(),
+                    symbol.axis(),
+                    symbol.factor(),
+                    symbol.offset(),
+                    symbol.given()};
     });
     exprs(found, result);
     each(found.inputs(), result.inputs, "inputs", max_tensors,
@@ -230,7 +236,8 @@ private:
          [&](const schema::TensorSpec& spec) { return tensor(spec, result); });
     checks(found, result);
     for (const Symbol& symbol : result.symbols) {
-      check_file(symbol.given || (symbol.input < result.inputs.size() && symbol.axis < result.inputs[symbol.input].shape.size()),
+      check_file(symbol.given ||
+                     (symbol.input < result.inputs.size() && symbol.axis < result.inputs[symbol.input].shape.size()),
                  "The program is damaged: symbol ", symbol.name, " is read from axis ", symbol.axis, " of input ",
                  symbol.input, ", which does not exist.");
       check_file(symbol.min >= 0 && (symbol.max == -1 || symbol.max >= symbol.min), "The program is damaged: symbol ",

@@ -95,7 +95,8 @@ private:
                                 in_.begin() + static_cast<ptrdiff_t>(at + given.size() + 1));
     if (op == op_access_chain || op == op_access_chain + 1) {
       const Known& pointer = types_[types_[given[2]].type];
-      if (pointer.storage == storage_workgroup || pointer.storage == storage_private || pointer.storage == storage_function)
+      if (pointer.storage == storage_workgroup || pointer.storage == storage_private ||
+          pointer.storage == storage_function)
         chain(out, words, pointer.element);
     } else if (op == 77 || op == 78) { // OpVectorExtractDynamic, OpVectorInsertDynamic
       uint32_t& index = words[op == 77 ? 4 : 5];
@@ -133,18 +134,19 @@ private:
 
   void constant(std::vector<uint32_t>& out, uint32_t type, uint32_t id, uint64_t value) const {
     if (types_[type].width == 64)
-      out.insert(out.end(), {5u << 16 | op_constant, type, id, static_cast<uint32_t>(value), static_cast<uint32_t>(value >> 32)});
+      out.insert(out.end(),
+                 {5u << 16 | op_constant, type, id, static_cast<uint32_t>(value), static_cast<uint32_t>(value >> 32)});
     else
       out.insert(out.end(), {4u << 16 | op_constant, type, id, static_cast<uint32_t>(value)});
   }
 
   const std::vector<uint32_t>& in_;
-  uint32_t next_; // the first id that is free
+  uint32_t next_;            // the first id that is free
   std::vector<Known> types_; // of ids: types, and the types of values
   std::vector<std::optional<uint64_t>> constants_;
   uint32_t import_ = 0;
   std::map<std::pair<uint32_t, uint64_t>, uint32_t> limits_; // type and value of a constant to be added
-  std::vector<size_t> imports_; // words that name the import
+  std::vector<size_t> imports_;                              // words that name the import
 };
 
 } // namespace

@@ -187,7 +187,8 @@ private:
     std::vector<uint32_t> merged(blocks_.size(), none);
     for (uint32_t c = 0; c < constructs_.size(); ++c) {
       const Construct& found = constructs_[c];
-      need(merged[found.merge] == none && found.merge != found.header && found.merge != found.proceed, "merges are shared");
+      need(merged[found.merge] == none && found.merge != found.header && found.merge != found.proceed,
+           "merges are shared");
       merged[found.merge] = c;
       if (!reached(found.header))
         continue;
@@ -327,11 +328,11 @@ private:
   const Function& f_;
   std::vector<Block> blocks_;
   std::vector<Construct> constructs_;
-  std::vector<uint32_t> order_, number_;          // blocks in reverse postorder; the place of each there
-  std::vector<std::vector<uint32_t>> before_;     // of each block
+  std::vector<uint32_t> order_, number_;            // blocks in reverse postorder; the place of each there
+  std::vector<std::vector<uint32_t>> before_;       // of each block
   std::vector<uint32_t> dominator_, enter_, leave_; // by place in the order
-  std::vector<uint32_t> in_;                      // construct of each block
-  std::vector<uint32_t> continues_;               // loop of which a block is the continue target
+  std::vector<uint32_t> in_;                        // construct of each block
+  std::vector<uint32_t> continues_;                 // loop of which a block is the continue target
 };
 
 } // namespace

@@ -55,8 +55,8 @@ constexpr Form forms[] = {
     {80, "TRV", Rule::construct},
     {81, "TRvN", Rule::extract},
     {82, "TRvvN", Rule::insert},
-    {83, "TRv", Rule::copy},    // OpCopyObject
-    {95, "TRvv", Rule::fetch},  // OpImageFetch
+    {83, "TRv", Rule::copy},   // OpCopyObject
+    {95, "TRvv", Rule::fetch}, // OpImageFetch
     {109, "TRv", Rule::convert},
     {110, "TRv", Rule::convert},
     {111, "TRv", Rule::convert},
@@ -179,8 +179,8 @@ constexpr Form forms[] = {
     {361, "TRcnv?c", Rule::group_reduce},
     {365, "TRcvv", Rule::group_value}, // OpGroupNonUniformQuadBroadcast
     {366, "TRcvc", Rule::group_value},
-    {400, "TRv", Rule::copy},             // OpCopyLogical
-    {4450, "TRvv?n", Rule::integer_dot},  // OpSDot
+    {400, "TRv", Rule::copy},            // OpCopyLogical
+    {4450, "TRvv?n", Rule::integer_dot}, // OpSDot
     {4451, "TRvv?n", Rule::integer_dot},
     {4452, "TRvv?n", Rule::integer_dot},
     {4453, "TRvvv?n", Rule::integer_dot}, // OpSDotAccSat

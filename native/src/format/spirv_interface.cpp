@@ -11,8 +11,8 @@ namespace lapilli::spirv {
 
 namespace {
 
-constexpr uint64_t most_private = uint64_t{128} << 10;   // bytes of an invocation's variables
-constexpr uint64_t most_inlined = uint64_t{1} << 19;     // instructions
+constexpr uint64_t most_private = uint64_t{128} << 10; // bytes of an invocation's variables
+constexpr uint64_t most_inlined = uint64_t{1} << 19;   // instructions
 constexpr uint32_t deepest_call = 64;
 
 class Interface {
@@ -146,8 +146,7 @@ private:
     case op_type_array:
     case op_type_runtime_array: {
       const uint64_t element = layout(of.element, depth + 1, false);
-      const uint64_t stride =
-          found != m_.decorations.end() ? found->second.array_stride.value_or(0) : 0;
+      const uint64_t stride = found != m_.decorations.end() ? found->second.array_stride.value_or(0) : 0;
       m_.check(stride >= element && (of.op == op_type_array || open), "has an array without a stride in a block");
       return of.op == op_type_array ? std::min(limit, of.count * stride) : 0;
     }

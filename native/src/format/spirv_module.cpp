@@ -29,15 +29,15 @@ constexpr uint32_t harmless_decorations[] = {0, 19, 20, 21, 23, 24, 25, 39, 42};
 // Capabilities that a kernel may have. Others give it pointers, or see memory that robust buffer access does not guard, or are
 // not asked of a device (see requirements.cpp).
 constexpr uint32_t known_capabilities[] = {
-    1,    // Shader
-    9,    // Float16
-    10,   // Float64
-    11,   // Int64
-    22,   // Int16
-    39,   // Int8
-    46,   // SampledBuffer
-    61,   // GroupNonUniform and its operations
-    62,   63, 64, 65, 66, 68,
+    1,  // Shader
+    9,  // Float16
+    10, // Float64
+    11, // Int64
+    22, // Int16
+    39, // Int8
+    46, // SampledBuffer
+    61, // GroupNonUniform and its operations
+    62,   63,   64,   65, 66, 68,
     4433, // StorageBuffer16BitAccess
     4434, // UniformAndStorageBuffer16BitAccess
     4448, // StorageBuffer8BitAccess
@@ -71,7 +71,9 @@ uint32_t part_of(uint32_t op) {
   case op_member_decorate:
     return 7;
   default:
-    return op == 1 || (op >= op_type_void && op <= op_constant_null) || op == op_variable || op == op_type_matrix_khr ? 8 : 9;
+    return op == 1 || (op >= op_type_void && op <= op_constant_null) || op == op_variable || op == op_type_matrix_khr
+               ? 8
+               : 9;
   }
 }
 
@@ -83,8 +85,8 @@ bool is_terminator(uint32_t op) {
 } // namespace
 
 void Module::refuse(const std::string& why) const {
-  invalid_file("The program is damaged, or not from Lapilli's compiler: the SPIR-V code of kernel \"", kernel.name, "\" ",
-               why, ".");
+  invalid_file("The program is damaged, or not from Lapilli's compiler: the SPIR-V code of kernel \"", kernel.name,
+               "\" ", why, ".");
 }
 
 Module::Module(const Kernel& given) : kernel(given), words(given.code) {
@@ -262,11 +264,11 @@ void Module::define(const Instruction& i) {
     defined.block = static_cast<uint32_t>(open_->blocks.size() - 1);
   if (place == 1) {
     const uint32_t kind = type(defined.type).op;
-    check(kind != op_type_function && (kind != op_type_void || i.op == op_call || i.op == op_function), "has a value of type ",
-          defined.type, ", which has no values");
-    defined.role = i.op == op_function                                                     ? Role::function
-                   : open_ == nullptr && i.op != op_variable                            ? Role::constant
-                                                                                          : Role::value;
+    check(kind != op_type_function && (kind != op_type_void || i.op == op_call || i.op == op_function),
+          "has a value of type ", defined.type, ", which has no values");
+    defined.role = i.op == op_function                       ? Role::function
+                   : open_ == nullptr && i.op != op_variable ? Role::constant
+                                                             : Role::value;
     if (i.op == op_variable && open_ == nullptr)
       variables.push_back(defined.instruction);
     return;
@@ -361,7 +363,8 @@ void Module::define_type(const Instruction& i, uint32_t result) {
     made.element = given[0];
     made.members.assign(given.begin() + 1, given.end());
     for (const uint32_t parameter : made.members)
-      check(part(parameter).op != op_type_void && part(parameter).op != op_type_function, "has a parameter without a value");
+      check(part(parameter).op != op_type_void && part(parameter).op != op_type_function,
+            "has a parameter without a value");
     break;
   case op_type_matrix_khr: {
     const Type& element = data(given[0]);
@@ -420,8 +423,8 @@ void Module::declare(const Instruction& i) {
     break;
   }
   case op_execution_mode:
-    check(given[0] == entry && given[1] == 17 && given.size() == 5 && !local,
-          "has execution mode ", given[1], ", which Lapilli's kernels do not use, or two work-group sizes");
+    check(given[0] == entry && given[1] == 17 && given.size() == 5 && !local, "has execution mode ", given[1],
+          ", which Lapilli's kernels do not use, or two work-group sizes");
     local = {given[2], given[3], given[4]};
     break;
   default:

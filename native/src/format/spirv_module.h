@@ -76,20 +76,20 @@ constexpr bool is_buffer(uint32_t storage) { return storage == storage_buffer ||
 // What the operands of an instruction must be beyond what their kinds say: see spirv_types.cpp.
 enum class Rule : uint8_t {
   none,
-  same,           // operands and result are of one type, of floats
-  integers,       // of integers of one width, whatever their sign
-  shift,          // the first as the result, the second of as many integers of any width
-  logical,        // booleans
-  compare_float,  // operands of one type of floats, as many booleans
-  compare_int,    // of integers of one width
-  test_float,     // one operand
-  convert,        // scalars or vectors of as many components; see `conversion`
-  bitcast,        // as many bits
+  same,          // operands and result are of one type, of floats
+  integers,      // of integers of one width, whatever their sign
+  shift,         // the first as the result, the second of as many integers of any width
+  logical,       // booleans
+  compare_float, // operands of one type of floats, as many booleans
+  compare_int,   // of integers of one width
+  test_float,    // one operand
+  convert,       // scalars or vectors of as many components; see `conversion`
+  bitcast,       // as many bits
   select,
-  scale,          // vector and scalar
+  scale, // vector and scalar
   dot,
   integer_dot,
-  extended_pair,  // a struct of two integers
+  extended_pair, // a struct of two integers
   any_all,
   shuffle,
   extract_dynamic,
@@ -112,8 +112,8 @@ enum class Rule : uint8_t {
   atomic,
   atomic_compare,
   barrier,
-  vote,           // subgroup operations: bool -> bool
-  group_value,    // value, and perhaps an index
+  vote,        // subgroup operations: bool -> bool
+  group_value, // value, and perhaps an index
   group_reduce,
   ballot,
   elect,
@@ -136,13 +136,13 @@ const Form* find_form(uint32_t op);
 
 struct Type {
   uint32_t op = 0;
-  uint32_t width = 0;       // bits of a number
+  uint32_t width = 0; // bits of a number
   bool is_signed = false;
-  uint32_t element = 0;     // of vectors, arrays, pointers, matrices; result of functions
-  uint64_t count = 0;       // of vectors and arrays
-  uint32_t storage = 0;     // of pointers
+  uint32_t element = 0;          // of vectors, arrays, pointers, matrices; result of functions
+  uint64_t count = 0;            // of vectors and arrays
+  uint32_t storage = 0;          // of pointers
   std::vector<uint32_t> members; // of structs; parameters of functions; scope, rows, columns and use of matrices
-  uint64_t bytes = 0;       // about, without explicit layout; 0: not known
+  uint64_t bytes = 0;            // about, without explicit layout; 0: not known
   uint32_t depth = 0;
 };
 
@@ -151,9 +151,9 @@ enum class Role : uint8_t { none, import, type, constant, value, label, function
 struct Id {
   Role role = Role::none;
   uint32_t type = 0;
-  uint32_t instruction = 0; // where it is defined
+  uint32_t instruction = 0;    // where it is defined
   uint32_t block = UINT32_MAX; // in which block of its function; UINT32_MAX: outside or a parameter
-  uint32_t root = 0;        // of pointers: the variable into which they point
+  uint32_t root = 0;           // of pointers: the variable into which they point
 };
 
 struct Instruction {
@@ -171,11 +171,11 @@ struct Decorations {
 
 struct Function {
   uint32_t id = 0, type = 0;
-  uint32_t first = 0, last = 0;  // instructions, from OpFunction to OpFunctionEnd
+  uint32_t first = 0, last = 0; // instructions, from OpFunction to OpFunctionEnd
   std::vector<uint32_t> parameters;
-  std::vector<uint32_t> blocks;  // instructions: the labels
-  std::vector<uint32_t> calls;   // ids of functions
-  uint64_t variables = 0;        // bytes
+  std::vector<uint32_t> blocks; // instructions: the labels
+  std::vector<uint32_t> calls;  // ids of functions
+  uint64_t variables = 0;       // bytes
 };
 
 class Module {
@@ -205,7 +205,7 @@ public:
   std::unordered_map<uint32_t, size_t> function_index;
   std::unordered_map<uint32_t, Decorations> decorations;
   std::vector<uint32_t> capabilities;
-  std::vector<uint32_t> variables; // instructions: those outside of functions
+  std::vector<uint32_t> variables;     // instructions: those outside of functions
   std::unordered_set<uint32_t> stored; // variables of buffers through which something is stored
   uint32_t entry = 0;
   std::string entry_name;

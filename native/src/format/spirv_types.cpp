@@ -240,8 +240,8 @@ private:
                   type_id(3) == given_[0] && (given_.size() < 5 || is_word(operand(4))));
     case Rule::group_reduce:
       // Reduce, InclusiveScan, ExclusiveScan; clusters only for a power of two
-      need((is_int(result()) || is_float(result())) && is_word(operand(2)) && given_[3] < 3 && type_id(4) == given_[0] &&
-           given_.size() == 5);
+      need((is_int(result()) || is_float(result())) && is_word(operand(2)) && given_[3] < 3 &&
+           type_id(4) == given_[0] && given_.size() == 5);
       return need(is_float(result()) == (i_->op == 350 || i_->op == 352 || i_->op == 355 || i_->op == 358));
     case Rule::call:
       return; // when all functions are known
@@ -398,6 +398,7 @@ private:
     const auto integer = [&](size_t n) { return alike(result(), operand(n)); };
     const uint32_t number = given_[3];
     const bool floats = is_float(result());
+    // clang-format off
     switch (number) {
     case 1: case 2: case 3: case 4: case 6: case 8: case 9: case 10:            // Round .. FAbs, FSign, Floor, Ceil, Fract
     case 11: case 12: case 13: case 14: case 15: case 16: case 17: case 18:     // Radians .. Acos, Atan
@@ -429,6 +430,7 @@ private:
     default:
       m_.refuse(cat("has extended instruction ", number, ", which Lapilli's kernels do not use"));
     }
+    // clang-format on
   }
 
   void in_function(Function& function) {

@@ -15,12 +15,12 @@ enum class DeviceType { other, integrated, discrete, virtual_gpu, cpu };
 struct DeviceLimits {
   uint32_t max_workgroup_invocations = 0;
   std::array<uint32_t, 3> max_workgroup_size{}, max_workgroup_count{};
-  uint32_t shared_memory = 0;                       // bytes
-  uint32_t push_constants = 0;                      // bytes
-  uint32_t storage_buffers = 0, texel_buffers = 0;  // of a kernel
-  uint64_t storage_range = 0;                       // bytes of a storage buffer at once
+  uint32_t shared_memory = 0;                          // bytes
+  uint32_t push_constants = 0;                         // bytes
+  uint32_t storage_buffers = 0, texel_buffers = 0;     // of a kernel
+  uint64_t storage_range = 0;                          // bytes of a storage buffer at once
   uint64_t storage_alignment = 1, texel_alignment = 1; // of where one begins: powers of two
-  uint32_t texel_elements = 0;                      // of a texel buffer
+  uint32_t texel_elements = 0;                         // of a texel buffer
 };
 
 struct Capabilities {
@@ -46,8 +46,8 @@ struct Capabilities {
   std::vector<std::string> cooperative_matrices; // "float16 16x16x16 -> float32"
   FloatControls float_controls;
   uint32_t queue_count = 0;
-  uint32_t timestamp_bits = 0;  // 0: it has none
-  double timestamp_period = 0;  // nanoseconds
+  uint32_t timestamp_bits = 0; // 0: it has none
+  double timestamp_period = 0; // nanoseconds
 
   bool has(Feature feature) const { return (features & static_cast<uint64_t>(feature)) != 0; }
   bool is_cpu() const { return type == DeviceType::cpu; }

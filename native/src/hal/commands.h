@@ -20,7 +20,9 @@ enum class Stage : uint32_t {
   transfer_write = 32,
   everything = 64, // all that is recorded, whatever it accesses
 };
-constexpr Stage operator|(Stage a, Stage b) { return static_cast<Stage>(static_cast<uint32_t>(a) | static_cast<uint32_t>(b)); }
+constexpr Stage operator|(Stage a, Stage b) {
+  return static_cast<Stage>(static_cast<uint32_t>(a) | static_cast<uint32_t>(b));
+}
 inline constexpr Stage compute = Stage::compute_read | Stage::compute_write;
 
 inline constexpr uint64_t no_timeout = UINT64_MAX;
@@ -33,9 +35,10 @@ public:
   Commands(const Commands&) = delete;
   Commands& operator=(const Commands&) = delete;
 
-  virtual void begin() = 0;  // what was recorded before goes; the device must have finished it
-  virtual void end() = 0;    // throws OUT_OF_MEMORY where what was recorded is lost
-  virtual void submit() = 0; // once ended, each time the device is finished; throws OUT_OF_MEMORY where it may be submitted again
+  virtual void begin() = 0; // what was recorded before goes; the device must have finished it
+  virtual void end() = 0;   // throws OUT_OF_MEMORY where what was recorded is lost
+  // Once ended, each time the device is finished; throws OUT_OF_MEMORY where it may be submitted again.
+  virtual void submit() = 0;
   // False: not finished within so many nanoseconds. What the commands use may go when this has returned true, or has thrown:
   // then the device is lost.
   virtual bool wait(uint64_t timeout) = 0;
@@ -66,7 +69,7 @@ public:
   virtual ~Timestamps() = default;
   virtual void reset(Commands& commands) = 0;                 // before the first of them is written
   virtual void write(Commands& commands, uint32_t index) = 0; // when all earlier commands have finished
-  virtual std::vector<uint64_t> ticks() = 0;                  // of Capabilities::timestamp_period, when they have been written
+  virtual std::vector<uint64_t> ticks() = 0; // of Capabilities::timestamp_period, when they have been written
 };
 
 } // namespace lapilli::hal

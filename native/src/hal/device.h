@@ -10,7 +10,7 @@
 namespace lapilli::hal {
 
 enum class Order {
-  any,       // spread over the device's queues: those in flight at the same time need not wait for each other's barriers
+  any, // spread over the device's queues: those in flight at the same time need not wait for each other's barriers
   submitted, // for streams and programs with states: what is submitted first happens first
 };
 

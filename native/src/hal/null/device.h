@@ -12,10 +12,10 @@ namespace lapilli::null {
 struct Command {
   enum class Kind { barrier, copy, fill, dispatch, timestamp };
   Kind kind;
-  hal::Stage before{}, after{};   // of a barrier
-  hal::Region from{}, to{};       // of a copy; `to` of a fill
-  uint32_t word = 0;              // of a fill; the index of a timestamp
-  uint32_t kernel = 0;            // of a dispatch, and the rest
+  hal::Stage before{}, after{}; // of a barrier
+  hal::Region from{}, to{};     // of a copy; `to` of a fill
+  uint32_t word = 0;            // of a fill; the index of a timestamp
+  uint32_t kernel = 0;          // of a dispatch, and the rest
   std::vector<hal::Region> bindings{};
   std::vector<uint32_t> params{};
   std::array<uint32_t, 3> groups{};

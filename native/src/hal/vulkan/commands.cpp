@@ -130,8 +130,8 @@ void Commands::fill(const hal::Region& to, uint32_t word) {
 }
 
 VkDescriptorPool Commands::create_pool() {
-  const std::array<VkDescriptorPoolSize, 2> sizes{{{VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, storage_buffers},
-                                                   {VK_DESCRIPTOR_TYPE_UNIFORM_TEXEL_BUFFER, texel_buffers}}};
+  const std::array<VkDescriptorPoolSize, 2> sizes{
+      {{VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, storage_buffers}, {VK_DESCRIPTOR_TYPE_UNIFORM_TEXEL_BUFFER, texel_buffers}}};
   VkDescriptorPoolCreateInfo info{};
   info.sType = VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO;
   info.maxSets = sets_of_a_pool;
@@ -220,7 +220,8 @@ void Commands::dispatch(const hal::Pipeline& of, Set set, std::span<const hal::R
   bound_ = pipeline.handle;
   if (pipeline.uses_sets) {
     const auto descriptors = reinterpret_cast<VkDescriptorSet>(set);
-    vk.CmdBindDescriptorSets(commands_, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline.layout, 0, 1, &descriptors, 0, nullptr);
+    vk.CmdBindDescriptorSets(commands_, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline.layout, 0, 1, &descriptors, 0,
+                             nullptr);
   } else {
     push(pipeline, bindings);
   }

@@ -114,7 +114,8 @@ std::unique_ptr<hal::Timestamps> Device::create_timestamps(uint32_t count) {
 void Device::lose(VkResult result, const char* call) const {
   lost_ = true;
   fail(LAPILLI_DEVICE_LOST, "The device stopped working (", call, ", Vulkan result ", static_cast<int>(result),
-       "). Load the program again, which opens the device anew; if it happens again, update the driver or choose another "
+       "). Load the program again, which opens the device anew; if it happens again, update the driver or choose "
+       "another "
        "device with LAPILLI_DEVICE.");
 }
 

@@ -246,14 +246,16 @@ void Instance::enumerate() {
     found.resize(std::min<size_t>(count, found.size()));
   }
   if (result == VK_ERROR_INITIALIZATION_FAILED)
-    fail(LAPILLI_NO_DRIVER, "The Vulkan driver of this machine does not start (vkEnumeratePhysicalDevices). Look at it "
-                            "with vulkaninfo, and install the driver of your GPU again, or a software driver; on Debian: "
-                            "apt install mesa-vulkan-drivers.");
+    fail(LAPILLI_NO_DRIVER,
+         "The Vulkan driver of this machine does not start (vkEnumeratePhysicalDevices). Look at it "
+         "with vulkaninfo, and install the driver of your GPU again, or a software driver; on Debian: "
+         "apt install mesa-vulkan-drivers.");
   check(result, "vkEnumeratePhysicalDevices");
   for (const VkPhysicalDevice device : found)
     if (auto found_device = query_device(vk, device))
       devices.push_back(std::move(*found_device));
-  std::ranges::stable_sort(devices, std::less{}, [](const PhysicalDevice& device) { return rank(device.capabilities.type); });
+  std::ranges::stable_sort(devices, std::less{},
+                           [](const PhysicalDevice& device) { return rank(device.capabilities.type); });
 }
 
 std::shared_ptr<hal::Device> Instance::open(uint32_t index) { return Device::open(*this, index); }

@@ -143,8 +143,9 @@ bool query_cooperative_matrices(const InstanceFunctions& vk, PhysicalDevice& res
   for (const auto& shape : shapes) {
     if (shape.scope != VK_SCOPE_SUBGROUP_KHR || shape.saturatingAccumulation != 0)
       continue;
-    result.capabilities.cooperative_matrices.push_back(cat(component_name(shape.AType), " ", shape.MSize, "x", shape.NSize, "x",
-                                              shape.KSize, " -> ", component_name(shape.ResultType)));
+    result.capabilities.cooperative_matrices.push_back(cat(component_name(shape.AType), " ", shape.MSize, "x",
+                                                           shape.NSize, "x", shape.KSize, " -> ",
+                                                           component_name(shape.ResultType)));
     found =
         found || (shape.AType == VK_COMPONENT_TYPE_FLOAT16_KHR && shape.BType == VK_COMPONENT_TYPE_FLOAT16_KHR &&
                   shape.CType == VK_COMPONENT_TYPE_FLOAT32_KHR && shape.ResultType == VK_COMPONENT_TYPE_FLOAT32_KHR &&
@@ -163,7 +164,8 @@ void set_limits(const VkPhysicalDeviceLimits& from, hal::Capabilities& to) {
   limits.storage_buffers = from.maxPerStageDescriptorStorageBuffers;
   limits.texel_buffers = from.maxPerStageDescriptorSampledImages;
   limits.storage_range = from.maxStorageBufferRange;
-  if (const auto most = environment("LAPILLI_STORAGE_RANGE")) // with it, tests bind small values as others do large ones
+  if (const auto most =
+          environment("LAPILLI_STORAGE_RANGE")) // with it, tests bind small values as others do large ones
     limits.storage_range = std::min<uint64_t>(limits.storage_range, std::strtoull(most->c_str(), nullptr, 10));
   limits.texel_elements = from.maxTexelBufferElements;
   // What is divided by: no driver may end the process.
@@ -282,8 +284,8 @@ void query_memory(const InstanceFunctions& vk, PhysicalDevice& result) {
       to.device_memory = std::max(to.device_memory, heap.size);
   }
   constexpr uint64_t small_window = uint64_t{256} << 20;
-  constexpr VkMemoryPropertyFlags wanted = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT | VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT |
-                                           VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
+  constexpr VkMemoryPropertyFlags wanted =
+      VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT | VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
   for (uint32_t i = 0; i < memory.memoryTypeCount; ++i)
     if (const VkMemoryType& type = memory.memoryTypes[i]; (type.propertyFlags & wanted) == wanted)
       to.large_bar = to.large_bar || memory.memoryHeaps[type.heapIndex].size > small_window;
@@ -323,8 +325,8 @@ std::optional<PhysicalDevice> query_device(const InstanceFunctions& vk, VkPhysic
   capabilities.device_id = properties.deviceID;
   const uint32_t version = std::min(properties.apiVersion, VK_MAKE_API_VERSION(0, 1, 3, 0xfff));
   capabilities.api = "Vulkan";
-  capabilities.api_version = cat(VK_API_VERSION_MAJOR(version), ".", VK_API_VERSION_MINOR(version), ".",
-                                 VK_API_VERSION_PATCH(version));
+  capabilities.api_version =
+      cat(VK_API_VERSION_MAJOR(version), ".", VK_API_VERSION_MINOR(version), ".", VK_API_VERSION_PATCH(version));
   capabilities.spirv_minor = spirv_minor(version);
   result.extensions = query_extensions(vk, device, version);
   query_features(vk, result);

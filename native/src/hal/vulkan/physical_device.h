@@ -13,7 +13,7 @@ struct Extensions {
   bool storage_8bit, float16_int8, memory_model, subgroup_types, subgroup_size_control, dot_product, maintenance4;
   bool cooperative_matrix, creation_feedback, driver_properties, push_descriptor, robustness2, float_controls;
   bool units_nv, units_amd, units_arm; // that say how many compute units there are
-  std::vector<const char*> names; // to enable on a device: those that are not in its version
+  std::vector<const char*> names;      // to enable on a device: those that are not in its version
 };
 
 // The feature structures that the player knows, linked as far as a device knows them.

@@ -51,8 +51,8 @@ std::string hex(const std::array<uint8_t, 16>& bytes) {
 }
 
 std::filesystem::path file_in(const std::filesystem::path& folder, const PhysicalDevice& device) {
-  return folder /
-         cat("pipelines-", device.capabilities.vendor_id, "-", device.capabilities.device_id, "-", hex(device.cache_uuid), "-v", version, ".bin");
+  return folder / cat("pipelines-", device.capabilities.vendor_id, "-", device.capabilities.device_id, "-",
+                      hex(device.cache_uuid), "-v", version, ".bin");
 }
 
 // Empty when there is no usable file.

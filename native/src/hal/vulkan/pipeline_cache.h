@@ -33,7 +33,7 @@ private:
   const PhysicalDevice& physical_;
   std::filesystem::path file_;
   VkPipelineCache handle_ = VK_NULL_HANDLE;
-  std::mutex mutex_; // of writing
+  std::mutex mutex_;            // of writing
   std::atomic<size_t> size_{0}; // of what the file holds
 };
 

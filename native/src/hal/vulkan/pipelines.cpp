@@ -144,7 +144,8 @@ void Pipelines::create(const Kernel& kernel, Pipeline& pipeline) {
     feedback_info.pPipelineStageCreationFeedbacks = &stage_feedback;
     info.pNext = &feedback_info;
   }
-  const VkResult result = vk.CreateComputePipelines(device_.handle, cache_.handle(), 1, &info, nullptr, &pipeline.handle);
+  const VkResult result =
+      vk.CreateComputePipelines(device_.handle, cache_.handle(), 1, &info, nullptr, &pipeline.handle);
   vk.DestroyShaderModule(device_.handle, module, nullptr);
   if (result != VK_SUCCESS && result != VK_ERROR_OUT_OF_HOST_MEMORY && result != VK_ERROR_OUT_OF_DEVICE_MEMORY &&
       result != VK_ERROR_DEVICE_LOST)

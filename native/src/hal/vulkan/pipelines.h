@@ -49,7 +49,7 @@ private:
   using Types = std::vector<BindingType>;
   std::map<Types, VkDescriptorSetLayout> set_layouts_;
   std::map<std::pair<Types, uint32_t>, VkPipelineLayout> pipeline_layouts_; // by push constants too
-  std::vector<uint32_t> queue_; // kernels to compile
+  std::vector<uint32_t> queue_;                                             // kernels to compile
   std::atomic<size_t> next_{0};
   std::atomic<uint32_t> compiled_{0};
   std::mutex error_mutex_;
