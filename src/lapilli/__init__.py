@@ -153,14 +153,16 @@ def compile(
     if not torch_compat.supported():
         torch_compat.warn_unsupported("lapilli.compile", "It is tried all the same.")
     from lapilli.compiler import compile_to_bytes
+    from lapilli.runtime.host import OWN
     from lapilli.runtime.program import Program
 
-    return Program.from_bytes(
+    return Program(
         compile_to_bytes(
             model, example_inputs, example_kwargs=example_kwargs, precision=precision,
             dynamic_shapes=dynamic_shapes, target=target, fallback=fallback,
             metadata=metadata, progress=progress,
-        )
+        ),
+        permission=OWN,
     )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.poor_device
 def test_not_a_program(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.lap"
     path.write_bytes(data)
-    for call in (lambda: lapilli.load(path), lambda: Program.from_bytes(data), lambda: Description.of(path)):
+    for call in (lambda: lapilli.load(path), lambda: Program(data), lambda: Description.of(path)):
         with pytest.raises(InvalidFileError):
             call()
 
@@ -48,7 +48,7 @@ def test_another_version_says_so() -> None:
     data = bytearray(tiny.copies("float32"))
     data[8] = 99
     with pytest.raises(InvalidFileError, match="99"):
-        Program.from_bytes(bytes(data))
+        Program(bytes(data))
 
 
 def test_every_truncation_and_every_changed_byte_is_noticed() -> None:
@@ -94,7 +94,7 @@ def test_no_plan_for_the_device() -> None:
     greedy.dispatch("copy", (x, y), greedy.number(4))
     greedy.plan.requirements.sharedMemory = 1 << 30
     with pytest.raises(lapilli.NoDeviceError, match="memory"):
-        Program.from_bytes(greedy.bytes())
+        Program(greedy.bytes())
 
 
 def test_out_of_device_memory() -> None:
@@ -104,7 +104,7 @@ def test_out_of_device_memory() -> None:
     arena = huge.buffer(tiny.fb.BufferKind.arena, "large", huge.product(("N",), 1 << 36), first=0, last=0)  # type: ignore[attr-defined]
     huge.dispatch("copy", (x, arena), huge.number(1))
     huge.dispatch("copy", (x, y), huge.product(("N",), 1))
-    with Program.from_bytes(huge.bytes()) as program:
+    with Program(huge.bytes()) as program:
         small = np.ones((1, 4), np.uint8)
         for n in (1, 4, 10_000):
             with pytest.raises((lapilli.OutOfMemoryError, lapilli.InvalidInputError)) as error:

@@ -66,7 +66,7 @@ def test_every_dtype_passes_straight_through() -> None:
     rng = np.random.default_rng(0)
     dtypes = [dtype for dtype in tiny.DTYPES if dtype != "bfloat16"]
     arrays = [rng.integers(0, 2 if dtype == "bool" else 100, 4).astype(dtype) for dtype in dtypes]
-    with Program.from_bytes(tiny.copies(*dtypes)) as program:
+    with Program(tiny.copies(*dtypes)) as program:
         for given, out in zip(arrays, program(*arrays), strict=True):
             assert out.dtype == given.dtype
             np.testing.assert_array_equal(out, given)
@@ -83,7 +83,7 @@ def test_every_dtype_passes_straight_through() -> None:
 
 def test_bfloat16_goes_through_torch_and_not_through_numpy() -> None:
     torch = pytest.importorskip("torch")
-    with Program.from_bytes(tiny.copies("bfloat16", "float32")) as program:
+    with Program(tiny.copies("bfloat16", "float32")) as program:
         x, f = torch.tensor([1.5, -2, 3, 1e30]).bfloat16(), torch.rand(4)
         out, _ = program(x, f)
         assert out.dtype == torch.bfloat16 and out.tolist() == x.tolist()
@@ -107,7 +107,7 @@ def test_nested_inputs_and_outputs() -> None:
     outputs = Spec("tuple", (Spec("record", (LEAF,), ("logits",)), Spec("list", (LEAF, LEAF))))
     metadata = _interface(Structure(inputs, outputs, ("batch", "extra")))
     a, b, c = (np.full(4, i, np.float32) for i in range(3))
-    with Program.from_bytes(tiny.copies("float32", "float32", "float32", metadata=metadata)) as program:
+    with Program(tiny.copies("float32", "float32", "float32", metadata=metadata)) as program:
         record, (second, third) = program({"mask": b, "image": a}, scale=c)
         assert isinstance(record, Record) and record.logits[0] == 0 and second[0] == 1 and third[0] == 2
         with pytest.raises(InvalidInputError, match="batch has no 'mask'"):
@@ -118,10 +118,10 @@ def test_nested_inputs_and_outputs() -> None:
 
 def test_wrong_structure_in_the_file_is_refused() -> None:
     with pytest.raises(lapilli.InvalidFileError, match="does not fit"):
-        Program.from_bytes(tiny.copies("float32", metadata=_interface(Structure.flat(2, 1))))
+        Program(tiny.copies("float32", metadata=_interface(Structure.flat(2, 1))))
     for damage, message in (("[", "is no JSON"), ("[" * 9999, "is no JSON"), ("[]", "no method"), ("[{}]", "damaged")):
         with pytest.raises(lapilli.InvalidFileError, match=message):
-            Program.from_bytes(tiny.copies("float32", metadata={METADATA_KEY: damage}))
+            Program(tiny.copies("float32", metadata={METADATA_KEY: damage}))
     gc.collect()
 
 
@@ -186,7 +186,7 @@ def test_inputs_may_be_changed_after_submit(scaled: Path) -> None:
 
 def test_a_run_that_takes_time_can_be_waited_for() -> None:
     x = np.arange(tiny.SLOW, dtype=np.int32)
-    with Program.from_bytes(tiny.slow(60_000)) as program:
+    with Program(tiny.slow(60_000)) as program:
         start = time.perf_counter()
         future = program.submit(x)
         assert time.perf_counter() - start < 0.2
@@ -288,7 +288,7 @@ def test_save_and_load(scaled: Path, tmp_path: Path) -> None:
     with lapilli.load(scaled) as program:
         program.save(tmp_path / "copy.lap")
         program.save(scaled)  # over itself
-    with Program.from_bytes((tmp_path / "copy.lap").read_bytes()) as program:
+    with Program((tmp_path / "copy.lap").read_bytes()) as program:
         program.save(tmp_path / "again.lap")
     assert (tmp_path / "again.lap").read_bytes() == scaled.read_bytes()
     with lapilli.load(str(tmp_path / "again.lap")) as program:

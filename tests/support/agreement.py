@@ -21,6 +21,7 @@ from lapilli.compiler import assemble
 from lapilli.graph.module import Module
 from lapilli.ir import interpret
 from lapilli.lower import lower, lowerings
+from lapilli.runtime.host import OWN
 from lapilli.runtime.program import Program
 from lapilli.target import TARGETS
 
@@ -135,7 +136,7 @@ def through_interpreter(cases: Sequence[Case]) -> list[Array]:
 def on_device(cases: Sequence[Case], target: str) -> list[Array]:
     """Results of kernels on the default device, by one plan."""
     data, _ = assemble(module_of(cases), "fp32", [TARGETS[target]])
-    with Program.from_bytes(data) as program:
+    with Program(data, permission=OWN) as program:
         return program.run_flat(inputs_of(cases))
 
 

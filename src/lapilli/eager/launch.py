@@ -76,8 +76,9 @@ class Launch:
         """The values of the symbols. numbers: those that the call gives, in the symbols' order; generator: of random numbers
         (None: the device's, which torch.manual_seed seeds). Raises CannotRun for numbers that kernels do not hold."""
         words = self._symbols[:]
-        for (place, convert), number in zip(self._numbers, numbers, strict=True):
-            words[place] = convert(number)
+        if self._numbers:
+            for (place, convert), number in zip(self._numbers, numbers, strict=True):
+                words[place] = convert(number)
         if self._keys:
             key = random_key(self.index, generator)
             for place, word in self._keys:
@@ -111,24 +112,27 @@ class Launch:
         )
 
     def queue(self, words: list[int], inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-        """Queues the work. words: of `bind`. inputs: tensors of the device that lie as the program reads them, wherever they
-        begin. results: tensors that lie as it writes them, of `storage.empty` or such as `may_write` allows.
+        """Queues the work. words: of `bind`, which are used up. inputs: tensors of the device that lie as the program reads them,
+        wherever they begin. results: tensors that lie as it writes them, of `storage.empty` or such as `may_write` allows.
 
         Raises CannotRun where a check of the program fails, torch.OutOfMemoryError where memory between does not fit."""
-        if not self._effects and not any(result.numel() for result in results):
-            return
-        words = words[:]
-        held = []  # a copy lives until the work is queued
-        for tensor, size in zip(inputs, self._sizes, strict=True):
-            offset = int(tensor.storage_offset()) * size
-            if offset % self._alignment:
-                tensor, offset = device_copy.aligned(tensor), 0
-            buffer = storage.buffer_of(tensor)
-            held.append(buffer)
-            words += (buffer.address, offset)
         for result in results:
-            buffer, offset = device_copy.slice_of(result)
-            words += (buffer.address, offset)
+            if result.numel():
+                break
+        else:
+            if not self._effects:
+                return
+        alignment, held = self._alignment, []  # a copy lives until the work is queued
+        for tensor, size in zip(inputs, self._sizes, strict=True):
+            offset = tensor.storage_offset() * size
+            if offset % alignment:
+                tensor, offset = device_copy.aligned(tensor), 0
+            buffer: Any = tensor.untyped_storage()._lapilli  # type: ignore[attr-defined]
+            held.append(buffer)
+            words += (buffer.address, offset)  # type: ignore[arg-type]
+        for result in results:
+            buffer = result.untyped_storage()._lapilli  # type: ignore[attr-defined]
+            words += (buffer.address, result.storage_offset() * result.itemsize)  # type: ignore[arg-type]
         if not self._checks:
             self._enqueue(*words)
             return

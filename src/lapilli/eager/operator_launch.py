@@ -100,6 +100,7 @@ class OperatorLaunch:
         )
         self.gathered = {k: o.order for k, o in enumerate(operands) if o.strided}
         self.generator = schema.names.index("generator") if "generator" in schema.names else None
+        self.work = any(0 not in shape for shape, _, _ in self.results)
         self.aligned = compiled.aligned
         self.stored = dict(schema.stored)
         self.direct = {k for k, position in schema.stored if self._has_layout(k, leaves[position])}
@@ -123,8 +124,9 @@ class OperatorLaunch:
         self.launch.check(inputs)
         if self.limit is not None:
             self.limit.check(tensors, numbers)
+        given = [self._number(self.numbers[k], tensors, numbers) for k in self.given] if self.given else ()
         generator = None if self.generator is None else self._argument(self.generator, args, kwargs)
-        words = self.launch.bind([self._number(self.numbers[k], tensors, numbers) for k in self.given], generator)
+        words = self.launch.bind(given, generator)
         made: list[torch.Tensor] = []
         later: list[tuple[torch.Tensor, torch.Tensor]] = []
         for k, (shape, strides, dtype) in enumerate(self.results):
@@ -136,7 +138,7 @@ class OperatorLaunch:
             made.append(result)
             if target is not None:
                 later.append((target, result))
-        if any(result.numel() for result in made):
+        if self.work:
             for k, order in self.gathered.items():
                 inputs[k] = device_copy.gather(inputs[k], None, order)
         self.launch.queue(words, inputs, made)

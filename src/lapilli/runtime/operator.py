@@ -171,7 +171,7 @@ def _loaded(tensor: torch.Tensor) -> Program:
             digest = hashlib.sha256(data).digest()
             program = _by_content.get(digest)
             if program is None:
-                program = _by_content[digest] = Program.from_bytes(data, permission=host.Permission(none=True))
+                program = _by_content[digest] = Program(data, permission=host.Permission(none=True))
             _programs[tensor] = program
     found: Program = program
     return found

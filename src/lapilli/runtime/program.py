@@ -23,7 +23,7 @@ from lapilli.runtime.description import INTERNAL, Description, TensorSpec
 from lapilli.runtime.devices import Device
 from lapilli.runtime.files import named, read_file, replace
 from lapilli.runtime.futures import Future
-from lapilli.runtime.host import LISTED, OWN, Permission
+from lapilli.runtime.host import LISTED, Permission
 from lapilli.runtime.interpreter import as_array
 from lapilli.runtime.limits import Limits
 from lapilli.runtime.loaded import Loaded
@@ -71,11 +71,6 @@ class Program:
         self._loaded = Loaded(source, device, permission, limits)
         self._methods = {i.name: Method(self._loaded, i) for i in self._loaded.interfaces}
         self._default = next(iter(self._methods.values()))
-
-    @classmethod
-    def from_bytes(cls, data: bytes, device: str | int | None = None, permission: Permission = OWN) -> Program:
-        """A program from the bytes of a file that you compiled yourself: its scripts may name any operator. Else: `load`."""
-        return cls(data, device, permission=permission)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the model on its inputs, nested as the model has them; waits for the result.
