@@ -25,7 +25,7 @@ from lapilli.legalize.decompose import tables
 from lapilli.legalize.passes import clean_up
 from lapilli.lower.graph import lower, refusals
 from lapilli.lower.registry import decompositions, lowerings
-from lapilli.lower.small_calls import accepts, small_call
+from lapilli.lower.sample_inputs import accepts, small_call
 from lapilli.target import ANY
 
 Overload = torch._ops.OpOverload

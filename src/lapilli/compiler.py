@@ -18,13 +18,13 @@ from lapilli.capture import capture, dim_names
 from lapilli.capture.examples import Arguments
 from lapilli.capture.sources import Source
 from lapilli.codegen.build import build
-from lapilli.codegen.kernel import Written
+from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.parts import largest
 from lapilli.codegen.select import plan, write_all
 from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.channels_last import keep_channels_last
 from lapilli.graph.module import Module
-from lapilli.graph.share import share_states
+from lapilli.graph.shared_states import share_states
 from lapilli.ir.integer import product
 from lapilli.ir.node import MOST_ELEMENTS, Graph, Input
 from lapilli.legalize.partition import Parts, partition
@@ -259,7 +259,7 @@ class _Planned:
     """A schedule with its kernels; largest: bytes of the largest value that a second plan binds in parts."""
 
     schedule: Schedule
-    kernels: Mapping[int, Written]
+    kernels: Mapping[int, KernelSource]
     largest: int = 0
 
     @property

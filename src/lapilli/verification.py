@@ -134,23 +134,23 @@ class _Run:
             values[member.out.id] = inside
         task = task.whole or task
         out = task.out
-        core = task.core
+        reduction = task.reduction
         if not isinstance(out, Map | Reduce):
             return None
         for read in _leaves(task):
             if isinstance(read, Constant):
                 values[read.id] = evaluate(read, {}, {})
-        if core is not None and isinstance(core.contraction, Recurrence):
-            for read in core.contraction.operands():
+        if reduction is not None and isinstance(reduction.contraction, Recurrence):
+            for read in reduction.contraction.operands():
                 self._seen(read, values)
-            return evaluate(core, values, self.sizes)
-        if core is not None:
-            assert task.core_body is not None
+            return evaluate(reduction, values, self.sizes)
+        if reduction is not None:
+            assert task.reduction_body is not None
             whole = Reduce(
-                core.shape, DType.float32 if core.dtype.is_float else core.dtype,
-                axes=core.axes, raxes=core.raxes, op=core.op, body=task.core_body,
+                reduction.shape, DType.float32 if reduction.dtype.is_float else reduction.dtype,
+                axes=reduction.axes, raxes=reduction.raxes, op=reduction.op, body=task.reduction_body,
             )  # fmt: skip
-            values[core.id] = evaluate(whole, values, self.sizes)
+            values[reduction.id] = evaluate(whole, values, self.sizes)
         over = tuple(a.extent for a in task.axes)
         result = evaluate(Map(over, out.dtype, axes=task.axes, body=task.value), values, self.sizes)
         stored = np.zeros([int(s.evaluate(self.sizes)) for s in out.shape], result.dtype)
@@ -169,7 +169,7 @@ class _Run:
 
 
 def _leaves(task: Task) -> list[Node]:
-    return [ld.node for e in (task.core_body, task.value) if e is not None for ld in loads(e)]
+    return [ld.node for e in (task.reduction_body, task.value) if e is not None for ld in loads(e)]
 
 
 def _sizes(graph: Graph, inputs: Sequence[Array]) -> Mapping[Atom, int]:

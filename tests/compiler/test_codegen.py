@@ -20,7 +20,7 @@ from torch import nn
 from lapilli.codegen import build as building
 from lapilli.codegen import slang
 from lapilli.codegen.emit import literal, stored_as
-from lapilli.codegen.kernel import MAX_GROUPS, Written, linear_groups
+from lapilli.codegen.kernel import MAX_GROUPS, KernelSource, linear_groups
 from lapilli.codegen.select import write_all
 from lapilli.codegen.spirv import strip
 from lapilli.errors import CompileError
@@ -37,7 +37,7 @@ void main(uint3 id : SV_DispatchThreadID) {{ b[id.x] = {}; }}
 
 def written(
     f: nn.Module | Callable[..., Any], *args: torch.Tensor, target: Target = ANY, dynamic: Any = None
-) -> list[Written]:
+) -> list[KernelSource]:
     s = plan(f, *args, target=target, dynamic=dynamic)
     kernels = write_all(s)
     return [kernels[t.out.id] for t in s.order.run]

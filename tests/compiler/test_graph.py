@@ -20,7 +20,7 @@ from lapilli.graph.fold import fold_batch_norm, fold_constants, fold_padding
 from lapilli.graph.functionalize import functionalize
 from lapilli.graph.merge import merge_linear
 from lapilli.graph.module import Module
-from lapilli.graph.split import split_large_weights
+from lapilli.graph.split_large_weights import split_large_weights
 from lapilli.ir import interpret
 from lapilli.legalize.decompose import decompose
 from lapilli.legalize.passes import clean_up, prepare

@@ -21,7 +21,7 @@ def test_what_is_strided(name: str, target: Any) -> None:
 
 def test_a_transition_is_paid_where_it_is_cheapest() -> None:
     """A product can store transposed at less cost than the next one could read so."""
-    first, last = (t for t in plan(transposed_products, T).order.run if t.core is not None)
+    first, last = (t for t in plan(transposed_products, T).order.run if t.reduction is not None)
     assert "strided" in first.reason
     assert "strided" not in last.reason
     assert last.template is not None

@@ -1,4 +1,4 @@
-"""Row fusion and attention: how many kernels there are."""
+"""RowFusion fusion and attention: how many kernels there are."""
 
 from __future__ import annotations
 

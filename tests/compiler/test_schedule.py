@@ -39,7 +39,7 @@ def test_activations_are_epilogues_of_convolutions(activation: nn.Module, target
     model = nn.Sequential(nn.Conv2d(8, 12, 3), nn.BatchNorm2d(12), activation)
     runs = plan(model, X, target=target).order.run
     last = runs[-1]
-    assert last.core is not None and last.template is not None
+    assert last.reduction is not None and last.template is not None
     assert len([t for t in runs if "winograd" not in t.label and not t.label.startswith("pack")]) == 1
 
 
@@ -62,10 +62,10 @@ def test_residual_is_an_epilogue() -> None:
             return (y + self.b(y)).relu()
 
     s = plan(Block(), X)
-    cores = [t for t in s.order.run if t.core is not None]
-    assert len(cores) == 2
-    assert "add + relu" in cores[1].label
-    assert any(t.reads() for t in cores[1:]) and cores[0].out in cores[1].reads()
+    reductions = [t for t in s.order.run if t.reduction is not None]
+    assert len(reductions) == 2
+    assert "add + relu" in reductions[1].label
+    assert any(t.reads() for t in reductions[1:]) and reductions[0].out in reductions[1].reads()
 
 
 def test_a_value_that_two_kernels_read_is_realised_once() -> None:

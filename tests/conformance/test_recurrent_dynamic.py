@@ -160,7 +160,9 @@ def test_known_lengths_are_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def loops(length: int) -> int:
         tasks = plan(nn.GRU(3, 5), torch.randn(length, 2, 3)).tasks
-        return sum(t.core is not None and isinstance(t.core.contraction, recurrence.Recurrence) for t in tasks)
+        return sum(
+            t.reduction is not None and isinstance(t.reduction.contraction, recurrence.Recurrence) for t in tasks
+        )
 
     assert loops(4) == 0
     assert loops(5) == 1

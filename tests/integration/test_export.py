@@ -153,7 +153,9 @@ def test_layouts(layout: str) -> None:
     states = [program.state_dict[s.target] for s in program.graph_signature.input_specs if s.target is not None]
     graph = lower(prepare(program.graph_module, dict(enumerate(states))).module)
     planned = plan(graph, ANY, layout)
-    convolutions = [t for t in planned.tasks if t.core is not None and isinstance(t.core.contraction, Convolution)]
+    convolutions = [
+        t for t in planned.tasks if t.reduction is not None and isinstance(t.reduction.contraction, Convolution)
+    ]
     orders = {planned.layouts[t.out.id].order for t in convolutions if t.out not in graph.results}
     wished = {"contiguous": {(0, 1, 2, 3)}, "channels-last": {(0, 2, 3, 1)}}
     assert orders and orders == wished.get(layout, orders)

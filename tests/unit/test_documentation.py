@@ -31,3 +31,15 @@ def test_files_that_pages_name_exist() -> None:
             if not (folder / path).exists():
                 missing.append(f"{page.relative_to(ROOT)}: {path}")
     assert not missing
+
+
+def test_sources_that_the_map_names_exist() -> None:
+    """Files of sources are named by their place in the package, or in the folder that a paragraph is about."""
+    sources = [*(ROOT / "src" / "lapilli").rglob("*.*"), *(ROOT / "native").rglob("*.*")]
+    known = {f"/{file.relative_to(ROOT).as_posix()}" for file in sources} | {"/abi.py"}  # which the build makes
+    missing = []
+    for page in ("architecture.md", "glossary.md"):
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        named = re.findall(r"`(?!tests/|tools/)([\w/]+\.(?:py|slang|cpp|h|fbs))`", text)
+        missing += [f"{page}: {name}" for name in named if not any(file.endswith(f"/{name}") for file in known)]
+    assert not missing

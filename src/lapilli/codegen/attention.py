@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lapilli.codegen.emit import Emitter
 from lapilli.codegen.gpu_wrapper import SIGNATURE, batched, source, with_sizes
-from lapilli.codegen.kernel import Written
+from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.template import Context, KernelTemplate, Wrapper
 from lapilli.ir.expr import loads, rewrite
 from lapilli.ir.integer import Int, IntLike, Var, as_int, ceildiv, of, product
@@ -25,20 +25,25 @@ _SHARED = 32768  # bytes of a work group at most: with more, too few of them are
 def choose(task: Task, ctx: Context) -> bool:
     """Gives a task the template when it is the end of attention whose operands have strides. The tasks that compute its
     scores and weights lose a reader."""
-    assert task.core is not None
-    note = task.core.contraction
-    if not isinstance(note, Attention) or not ctx.is_whole(task.out):
+    assert task.reduction is not None
+    contraction = task.reduction.contraction
+    if not isinstance(contraction, Attention) or not ctx.is_whole(task.out):
         return False
-    root, _ = chase(note.scores, tuple(as_int(0) for _ in note.scores.shape), dict(ctx.views))
-    scores, weights = ctx.tasks.get(root.id), ctx.tasks.get(note.weights.id)
-    if scores is None or weights is None or scores.core is None or not isinstance(scores.core.contraction, Matmul):
+    root, _ = chase(contraction.scores, tuple(as_int(0) for _ in contraction.scores.shape), dict(ctx.views))
+    scores, weights = ctx.tasks.get(root.id), ctx.tasks.get(contraction.weights.id)
+    if (
+        scores is None
+        or weights is None
+        or scores.reduction is None
+        or not isinstance(scores.reduction.contraction, Matmul)
+    ):
         return False
-    batch = [a.extent for a in note.batch]
-    q, k, v = (_tensor(x, batch, ctx) for x in (note.q, note.k, note.v))
-    size, width = note.q.shape[-1].value, note.v.shape[-1].value
+    batch = [a.extent for a in contraction.batch]
+    q, k, v = (_tensor(x, batch, ctx) for x in (contraction.q, contraction.k, contraction.v))
+    size, width = contraction.q.shape[-1].value, contraction.v.shape[-1].value
     if q is None or k is None or v is None or not size or not width:
         return False
-    template = _Flash(scores, note.causal, q, k, v, size, width)
+    template = _Flash(scores, contraction.causal, q, k, v, size, width)
     if template.tile(task, ctx) is None:
         return False
     task.template = template
@@ -97,12 +102,16 @@ class _Flash(KernelTemplate):
 
     @property
     def operands(self) -> list[Node]:
-        read = [ld.node for ld in loads(self.scores.value) if ld.node is not self.scores.core]
+        read = [ld.node for ld in loads(self.scores.value) if ld.node is not self.scores.reduction]
         return [self.q.operand.node, self.k.operand.node, self.v.operand.node, *read]
 
     def tile(self, task: Task, ctx: Context) -> int | None:
         """Queries of a work group; None when they do not fit into its memory."""
-        rows = task.core.contraction.rows[0].extent if task.core and isinstance(task.core.contraction, Attention) else 1
+        rows = (
+            task.reduction.contraction.rows[0].extent
+            if task.reduction and isinstance(task.reduction.contraction, Attention)
+            else 1
+        )
         groups = product([a.extent for a in task.axes[:-2]])
         count = estimate(as_int(rows))
         target = ctx.target
@@ -114,18 +123,22 @@ class _Flash(KernelTemplate):
         d4, v4 = -(-self.size // 4), -(-self.width // 4)
         return 16 * (_KEYS * (max(d4, v4) + 1) + queries * (d4 + 1)) + 4 * queries * (_KEYS + 1)
 
-    def write(self, task: Task, ctx: Context) -> Written:
-        return with_sizes(ctx, lambda lift: self._write(task, ctx, lift))
+    def write(self, task: Task, ctx: Context) -> KernelSource:
+        return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
 
-    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
-        assert task.core is not None
-        note = task.core.contraction
-        assert isinstance(note, Attention)
-        rows, keys, batch = note.rows[0].extent, note.inner.extent, product([a.extent for a in note.batch])
-        w = Wrapper(task, ctx, "gpu_attention", lift=lift)
+    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
+        assert task.reduction is not None
+        contraction = task.reduction.contraction
+        assert isinstance(contraction, Attention)
+        rows, keys, batch = (
+            contraction.rows[0].extent,
+            contraction.inner.extent,
+            product([a.extent for a in contraction.batch]),
+        )
+        w = Wrapper(task, ctx, "gpu_attention", sizes_as_params=sizes_as_params)
         w.epilogue(rows, as_int(self.width), batched(task), SIGNATURE)
         self._score(w, task, ctx)
-        heads: IntLike = note.batch[-1].extent if note.batch else 1
+        heads: IntLike = contraction.batch[-1].extent if contraction.batch else 1
         w.params(L=rows, S=keys, heads=heads, share=max(self.k.share, self.v.share))
         for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
             source(w, name.upper(), t.operand.node, vector=t.wide)
@@ -150,13 +163,13 @@ class _Flash(KernelTemplate):
 
     def _score(self, w: Wrapper, task: Task, ctx: Context) -> None:
         """struct F: what the scores' own task does to a product."""
-        core = self.scores.core
-        assert core is not None
+        reduction = self.scores.reduction
+        assert reduction is not None
         mapping = batched(self.scores)
         rows, column = mapping.rows[0], mapping.column
         m, n = Var("m", rows.extent), Var("n", column.extent)
         axes = mapping(of(m), of(n))
-        e = Emitter(w.kernel, {m: "int(m)", n: "int(n)", mapping.var: "int(b)"}, None, {core.id: "s"}, "        ")
+        e = Emitter(w.kernel, {m: "int(m)", n: "int(n)", mapping.var: "int(b)"}, None, {reduction.id: "s"}, "        ")
         text = e.value(rewrite(self.scores.value, axes))
         w.structs.append(
             f"struct F : IScore\n{{\n    static float apply({SIGNATURE}, float s)\n    {{\n{e.text()}        return {text};\n"

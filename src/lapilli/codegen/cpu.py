@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lapilli.codegen.kernel import Written, linear_groups
+from lapilli.codegen.kernel import KernelSource, linear_groups
 from lapilli.codegen.packing import as_words, channels_last, filter_index, flat, is_nested, pack_depthwise
 from lapilli.codegen.template import (
     Context,
@@ -36,16 +36,16 @@ BASIC_OPERATIONS = 1 << 0
 
 def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
     """The operands of a product; None where they are none that the kernels here read."""
-    assert task.core is not None
-    view = matmul_view(task.core, ctx.views, ctx.layouts)
-    kind = task.core.dtype.compute
+    assert task.reduction is not None
+    view = matmul_view(task.reduction, ctx.views, ctx.layouts)
+    kind = task.reduction.dtype.compute
     return None if view is None or any(x.node.dtype.compute is not kind for x in (view.lhs, view.rhs)) else view
 
 
 def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
     """The same for a convolution."""
-    assert task.core is not None
-    return convolution_view(task.core, ctx.views, ctx.layouts)
+    assert task.reduction is not None
+    return convolution_view(task.reduction, ctx.views, ctx.layouts)
 
 
 def product(v: MatmulView, task: Task, ctx: Context) -> Template | None:
@@ -97,13 +97,13 @@ class CpuMatmul(KernelTemplate):
     def operands(self) -> list[Node]:
         return [self.x.node, self.w]
 
-    def write(self, task: Task, ctx: Context) -> Written:
-        return within_limit(lambda lift: self._write(task, ctx, lift))
+    def write(self, task: Task, ctx: Context) -> KernelSource:
+        return within_limit(lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
 
-    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
+    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         k4 = ceildiv(self.k, 4)
         few = (self.m.bounds[0] or 1) < 4
-        w = Wrapper(task, ctx, "cpu_matmul", lift)
+        w = Wrapper(task, ctx, "cpu_matmul", sizes_as_params)
         vec = _epilogue(w, task, self.batch * self.m, self.n)
         whole = int(not self.w.dtype.is_float)
         _source(w, "X", self.x.node)
@@ -189,12 +189,12 @@ class CpuConvolution(KernelTemplate):
     def operands(self) -> list[Node]:
         return [self.x.node, self.w]
 
-    def write(self, task: Task, ctx: Context) -> Written:
-        return within_limit(lambda lift: self._write(task, ctx, lift))
+    def write(self, task: Task, ctx: Context) -> KernelSource:
+        return within_limit(lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
 
-    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
+    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         v = self.v
-        w = Wrapper(task, ctx, "cpu_conv", lift)
+        w = Wrapper(task, ctx, "cpu_conv", sizes_as_params)
         vec = _epilogue(w, task, v.rows, v.out_channels)
         _source(w, "X", self.x.node)
         _source(w, "W", self.w)
@@ -323,12 +323,12 @@ class _Winograd(KernelTemplate):
     def operands(self) -> list[Node]:
         return [self.source.node]
 
-    def write(self, task: Task, ctx: Context) -> Written:
-        return within_limit(lambda lift: self._write(task, ctx, lift))
+    def write(self, task: Task, ctx: Context) -> KernelSource:
+        return within_limit(lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
 
-    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
+    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         v, t = self.v, self.tile
-        w = Wrapper(task, ctx, "cpu_winograd", lift)
+        w = Wrapper(task, ctx, "cpu_winograd", sizes_as_params)
         th, tw = ceildiv(v.out_h, t), ceildiv(v.out_w, t)
         tiles = v.n * th * tw
         if self.step == "winogradWeight":
@@ -426,13 +426,13 @@ def _element_source(w: Wrapper, name: str, node: Node) -> None:
 
 def _epilogue(w: Wrapper, task: Task, rows: Int, columns: Int) -> bool:
     """For a contraction of the graph: the columns are its last (matmul) or second (convolution) axis."""
-    core = task.core
-    assert core is not None
-    if core.contraction is None:  # a step of Winograd's
+    reduction = task.reduction
+    assert reduction is not None
+    if reduction.contraction is None:  # a step of Winograd's
         return _matrix_epilogue(w, task, rows, columns)
-    note = core.contraction
-    column = note.column if isinstance(note, Matmul) else core.axes[1]
-    others = [a for a in core.axes if a is not column]
+    contraction = reduction.contraction
+    column = contraction.column if isinstance(contraction, Matmul) else reduction.axes[1]
+    others = [a for a in reduction.axes if a is not column]
     return w.epilogue(rows, columns, row_major(others, column))
 
 

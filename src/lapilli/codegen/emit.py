@@ -71,7 +71,7 @@ class Kernel:
     layouts: dict[int, Layout]
     half: bool  # 16-bit types may be used
     texel: bool = False  # vectors are read through texel buffers
-    lift: bool = False  # sizes become parameters, so that one kernel serves many shapes
+    sizes_as_params: bool = False  # sizes become parameters, so that one kernel serves many shapes
     special: bool = False  # functions of lapilli_special.slang are used
     bindings: list[Binding] = field(default_factory=list)
     params: list[tuple[str, Int]] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Kernel:
         return self.runtime(v, name)
 
     def number(self, value: int) -> str:
-        return self.runtime(value) if self.lift and abs(value) > 4 else str(value)
+        return self.runtime(value) if self.sizes_as_params and abs(value) > 4 else str(value)
 
     def runtime(self, value: IntLike, name: str = "") -> str:
         """A member of the parameter block, even when the value is known: one kernel then serves many sizes."""

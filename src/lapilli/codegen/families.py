@@ -66,9 +66,9 @@ _OPERANDS: Mapping[tuple[type, str], Callable[[Task, Context], Any]] = {
 
 def template(task: Task, ctx: Context) -> Template | None:
     """The template of the first family that takes a contraction; None where none does."""
-    assert task.core is not None
-    note = task.core.contraction
-    kind = next((k for k in FAMILIES if isinstance(note, k)), None)  # attention ends with a product
+    assert task.reduction is not None
+    contraction = task.reduction.contraction
+    kind = next((k for k in FAMILIES if isinstance(contraction, k)), None)  # attention ends with a product
     if kind is None:
         return None
     operands = _OPERANDS[kind, ctx.target.kind](task, ctx)

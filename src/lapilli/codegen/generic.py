@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import permutations
 
 from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, lane_steps, literal, stored_as
-from lapilli.codegen.kernel import MAX_PARAMS, Written, finish, linear_groups
+from lapilli.codegen.kernel import MAX_PARAMS, KernelSource, finish, linear_groups
 from lapilli.errors import CompileError
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Load, Select, cost, ints_of, loads, reads, rewrite, select, substitute, walk
@@ -19,12 +19,12 @@ from lapilli.target import Target
 _CHUNK = 256  # terms that are summed before they join the total: rounding errors grow with the logarithm, not the count
 
 
-def write(task: Task, layouts: Mapping[int, Layout], target: Target, lift: bool = False) -> Written:
-    """The kernel of a task, four elements an invocation where that is possible. lift: sizes become parameters."""
-    for lifted in (True, False) if lift else (False,):
+def write(task: Task, layouts: Mapping[int, Layout], target: Target, sizes_as_params: bool = False) -> KernelSource:
+    """The kernel of a task, four elements an invocation where that is possible. sizes_as_params: sizes become parameters."""
+    for as_params in (True, False) if sizes_as_params else (False,):
         for lanes in (LANES, 1):
             try:
-                written = _Writer(task, dict(layouts), target, lanes, lifted).write()
+                written = _Writer(task, dict(layouts), target, lanes, as_params).write()
             except NotVectorizable:
                 continue
             if len(written.params) <= MAX_PARAMS:
@@ -37,9 +37,11 @@ _ROW, _SHARING = 256, 32
 
 
 class _Writer:
-    def __init__(self, task: Task, layouts: dict[int, Layout], target: Target, lanes: int, lift: bool) -> None:
+    def __init__(
+        self, task: Task, layouts: dict[int, Layout], target: Target, lanes: int, sizes_as_params: bool
+    ) -> None:
         self.task, self.target, self.lanes = task, target, lanes
-        self.kernel = Kernel(layouts, target.half, target.texel, lift)
+        self.kernel = Kernel(layouts, target.half, target.texel, sizes_as_params)
         self.layout = layouts[task.out.id]
         self.count = product([a.extent for a in task.axes])
         self.per_word = _per_word(task.out.dtype, target.half)
@@ -49,14 +51,14 @@ class _Writer:
             self.count = as_int(0)
         self.along = False  # whether the invocations that share a reduction are neighbours
 
-    def write(self) -> Written:
+    def write(self) -> KernelSource:
         if self.per_word > 1:
             return self._packed()
         work = self.count // self.lanes
-        core = self.task.core
-        split = self._split(core, work) if core is not None else 1
+        reduction = self.task.reduction
+        split = self._split(reduction, work) if reduction is not None else 1
         # Neighbouring invocations take neighbouring elements: of a row that is folded, or of the results.
-        self.along = core is not None and split > 1 and self._folds_rows(core)
+        self.along = reduction is not None and split > 1 and self._folds_rows(reduction)
         size = (256 if self.target.kind == "any" else 128) if split == 1 else max(1, 256 // split)
         groups, group = linear_groups(work, size)
         v = Var("t", work)
@@ -70,24 +72,26 @@ class _Writer:
         self._stay_within(e, mapping)
         value = rewrite(self.task.value, mapping)
         offset = self.layout.offset([substitute(i, mapping) for i in self.task.store])
-        if core is not None:
-            accumulator = self._reduce(e, core, mapping, split, size)
-            e.values[core.id] = accumulator
+        if reduction is not None:
+            accumulator = self._reduce(e, reduction, mapping, split, size)
+            e.values[reduction.id] = accumulator
         self._store(e, value, offset)
         written = finish(
-            self.kernel, self.task, e.text(), groups, local, "map" if core is None else f"reduce_{core.op}"
+            self.kernel, self.task, e.text(), groups, local, "map" if reduction is None else f"reduce_{reduction.op}"
         )
         per_element = cost(self.task.value)
         written.flops = self.count * max(per_element, 1)
-        if core is not None:
-            assert self.task.core_body is not None
+        if reduction is not None:
+            assert self.task.reduction_body is not None
             if split > 1:
-                kind = self._kind(self.task.core_body)
+                kind = self._kind(self.task.reduction_body)
                 written.source = written.source.replace(
                     '[shader("compute")]', f'groupshared {kind} shared_values[{size * split}];\n[shader("compute")]'
                 )
                 written.shared = 4 * self.lanes * size * split
-            written.flops = self.count * product([a.extent for a in core.raxes]) * max(1, cost(self.task.core_body) + 1)
+            written.flops = (
+                self.count * product([a.extent for a in reduction.raxes]) * max(1, cost(self.task.reduction_body) + 1)
+            )
         return written
 
     def _axes(self, v: Int) -> tuple[dict[Atom, Int], Int | None]:
@@ -159,27 +163,27 @@ class _Writer:
             e.line(f"{buffer}[{e.integer(offset)}] = {kind}({text});")
 
     # -- reductions
-    def _split(self, core: Reduce, work: Int) -> int:
+    def _split(self, reduction: Reduce, work: Int) -> int:
         """Invocations that share one reduction: more where there are few results and long reductions."""
-        if self.target.kind == "any" or core.op.startswith("arg") or core.op in ("any", "all"):
+        if self.target.kind == "any" or reduction.op.startswith("arg") or reduction.op in ("any", "all"):
             return 1
-        length = estimate(product([a.extent for a in core.raxes]))
+        length = estimate(product([a.extent for a in reduction.raxes]))
         free = 64 * 128 // max(1, estimate(work))
-        if self.target.kind == "gpu" and length >= _ROW and self._folds_rows(core):
+        if self.target.kind == "gpu" and length >= _ROW and self._folds_rows(reduction):
             free = max(free, _SHARING)
         split = 1
         while split < 256 and split * 2 <= free and split * 8 <= length:
             split *= 2
         return split
 
-    def _folds_rows(self, core: Reduce) -> bool:
+    def _folds_rows(self, reduction: Reduce) -> bool:
         """Whether neighbours in memory are folded, in most of what is read."""
-        body = self.task.core_body
+        body = self.task.reduction_body
         assert body is not None
         read = [ld for ld in loads(body) if ld.node.id in self.kernel.layouts]
-        if not read or all(a.extent == 1 for a in core.raxes):
+        if not read or all(a.extent == 1 for a in reduction.raxes):
             return False
-        last = self._folded(core, body)[-1]
+        last = self._folded(reduction, body)[-1]
         main = max(read, key=lambda ld: estimate(product(ld.node.shape)))
         return self.kernel.layouts[main.node.id].offset(main.index).step(last) == 1
 
@@ -192,53 +196,53 @@ class _Writer:
     def _update(self, e: Emitter, op: str, acc: str, x: str) -> None:
         update(e, op, acc, x, self.lanes > 1)
 
-    def _reduce(self, e: Emitter, core: Reduce, mapping: dict[Atom, Int], split: int, size: int) -> str:
+    def _reduce(self, e: Emitter, reduction: Reduce, mapping: dict[Atom, Int], split: int, size: int) -> str:
         """Writes the loops; returns the text of the result."""
-        body = self.task.core_body
+        body = self.task.reduction_body
         assert body is not None
-        if core.op.startswith("arg") and self.lanes > 1:
+        if reduction.op.startswith("arg") and self.lanes > 1:
             raise NotVectorizable("positions are found one by one")
         kind = self._kind(body)
-        e.line(f"{kind} acc = {self._initial(core.op, body.dtype)};")
-        if core.op.startswith("arg"):
-            e.line(f"int place = {-1 if core.op == 'argpool' else 0}; int step = 0;")
-        needed, body = _needed(core, body)
+        e.line(f"{kind} acc = {self._initial(reduction.op, body.dtype)};")
+        if reduction.op.startswith("arg"):
+            e.line(f"int place = {-1 if reduction.op == 'argpool' else 0}; int step = 0;")
+        needed, body = _needed(reduction, body)
         conditions = [f"{e.integer(substitute(g, mapping))} >= 0" for g in needed]
         if split > 1:
             conditions.append(f"t < {self.kernel.param(self.count // self.lanes)}")
         inner = e.child() if conditions else e
         if split > 1:
-            self._strided_loop(inner, core, body, mapping, split)
+            self._strided_loop(inner, reduction, body, mapping, split)
         else:
-            self._nested_loops(inner, core, body, mapping)
+            self._nested_loops(inner, reduction, body, mapping)
         if conditions:
             e.line(f"if ({' && '.join(conditions)})")
             e.line("{")
             e.lines += inner.lines
             e.line("}")
         if split > 1:
-            self._combine(e, core.op, split, size)
-        return "place" if core.op.startswith("arg") else "acc"
+            self._combine(e, reduction.op, split, size)
+        return "place" if reduction.op.startswith("arg") else "acc"
 
-    def _folded(self, core: Reduce, body: Expr) -> list[Var]:
+    def _folded(self, reduction: Reduce, body: Expr) -> list[Var]:
         """The axes of the reduction, in the order in which most of what it reads lies in memory."""
-        axes = [a for a in core.raxes if a.extent != 1]
+        axes = [a for a in reduction.raxes if a.extent != 1]
         read = [ld for ld in loads(body) if ld.node.id in self.kernel.layouts]
-        if core.op.startswith("arg") or not read:
+        if reduction.op.startswith("arg") or not read:
             return axes
         main = max(read, key=lambda ld: estimate(product(ld.node.shape)))
         place = {a: k for k, a in enumerate(in_memory(main.index, self.kernel.layouts[main.node.id]))}
         return sorted(axes, key=lambda a: place.get(a, -1))
 
-    def _nested_loops(self, e: Emitter, core: Reduce, body: Expr, mapping: dict[Atom, Int]) -> None:
-        axes = self._folded(core, body)
+    def _nested_loops(self, e: Emitter, reduction: Reduce, body: Expr, mapping: dict[Atom, Int]) -> None:
+        axes = self._folded(reduction, body)
         inner = e
         opened: list[Emitter] = []
         bound = dict(mapping)
-        for a in core.raxes:
+        for a in reduction.raxes:
             if a.extent == 1:
                 bound[a] = as_int(0)
-        sums = core.op == "sum" and body.dtype is DType.float32
+        sums = reduction.op == "sum" and body.dtype is DType.float32
         last = axes[-1] if axes else None
         chunked = sums and last is not None and (last.extent.bounds[1] or 2**31) > 2 * _CHUNK
         for k, a in enumerate(axes):
@@ -262,7 +266,7 @@ class _Writer:
             inner = inner.child()
         part = "part" if sums and axes and (len(axes) > 1 or chunked) else "acc"
         text = inner.value(rewrite(body, bound))
-        self._update(inner, core.op, part, text)
+        self._update(inner, reduction.op, part, text)
         for depth, outer in enumerate(reversed(opened)):
             outer.lines += inner.lines
             outer.line("}")
@@ -270,13 +274,13 @@ class _Writer:
                 outer.line("acc += part;")
             inner = outer
 
-    def _strided_loop(self, e: Emitter, core: Reduce, body: Expr, mapping: dict[Atom, Int], split: int) -> None:
-        total = product([a.extent for a in core.raxes])
+    def _strided_loop(self, e: Emitter, reduction: Reduce, body: Expr, mapping: dict[Atom, Int], split: int) -> None:
+        total = product([a.extent for a in reduction.raxes])
         q = Var("q", total)
         rest = of(q)
         bound = dict(mapping)
-        bound.update({a: as_int(0) for a in core.raxes})
-        axes = self._folded(core, body)
+        bound.update({a: as_int(0) for a in reduction.raxes})
+        axes = self._folded(reduction, body)
         for k, a in enumerate(reversed(axes)):
             bound[a] = rest % a.extent if k + 1 < len(axes) else rest
             rest = rest // a.extent
@@ -284,7 +288,7 @@ class _Writer:
         e.line("{")
         inner = e.child()
         inner.names[q] = "q"
-        self._update(inner, core.op, "acc", inner.value(rewrite(body, bound)))
+        self._update(inner, reduction.op, "acc", inner.value(rewrite(body, bound)))
         e.lines += inner.lines
         e.line("}")
 
@@ -309,7 +313,7 @@ class _Writer:
         e.line(f"if ({part} > 0 || t >= {self.kernel.param(self.count // self.lanes)}) return;")
 
     # -- results of fewer than 32 bits where the device stores whole words only
-    def _packed(self) -> Written:
+    def _packed(self) -> KernelSource:
         task, per = self.task, self.per_word
         bits = 32 // per
         words = ceildiv(self.count, per)
@@ -327,8 +331,8 @@ class _Writer:
         inner.line(f"int t = w * {per} + k;")
         inner.line(f"if (t >= {self.kernel.param(self.count)}) break;")
         mapping = self._in_sequence(t)
-        if task.core is not None:
-            inner.values[task.core.id] = self._reduce(inner, task.core, mapping, 1, 1)
+        if task.reduction is not None:
+            inner.values[task.reduction.id] = self._reduce(inner, task.reduction, mapping, 1, 1)
         text = inner.value(rewrite(task.value, mapping))
         raw = {
             DType.float16: f"half_bits({text})", DType.bool: f"({text} ? 1u : 0u)",
@@ -363,9 +367,14 @@ def _counts(place: Int, t: Var) -> bool:
     return tried > 0
 
 
-def _needed(core: Reduce, body: Expr) -> tuple[list[Int], Expr]:
+def _needed(reduction: Reduce, body: Expr) -> tuple[list[Int], Expr]:
     """Conditions on computed numbers that are the same for the whole sum, without which it is 0, and the rest of its body."""
-    if core.op != "sum" or not isinstance(body, Select) or not isinstance(body.other, Const) or body.other.value != 0:
+    if (
+        reduction.op != "sum"
+        or not isinstance(body, Select)
+        or not isinstance(body.other, Const)
+        or body.other.value != 0
+    ):
         return [], body
     needed = [g for g in body.guards if all(isinstance(a, Indirect) and _is_one(a.expr) for a in g.atoms())]
     return needed, select([g for g in body.guards if g not in needed], body.then, body.other) if needed else body

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from lapilli.codegen.gpu_tiles import Rows, Tiles
 from lapilli.codegen.gpu_wrapper import SIGNATURE, all_multiples, are_halves, batched, source, with_sizes
-from lapilli.codegen.kernel import Written
+from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import as_words, channels_last, filter_index, flat, is_nested, pack_depthwise
 from lapilli.codegen.template import Context, KernelTemplate, Wrapper
 from lapilli.ir.dtype import DType
@@ -21,19 +21,19 @@ from lapilli.schedule.task import Task
 
 def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
     """The operands of a product as the kernels here read them; None where they are none that they can."""
-    assert task.core is not None
-    view = matmul_view(task.core, ctx.views, ctx.layouts)
-    kind = task.core.dtype.compute
+    assert task.reduction is not None
+    view = matmul_view(task.reduction, ctx.views, ctx.layouts)
+    kind = task.reduction.dtype.compute
     if view is None or any(x.node.dtype.compute is not kind for x in (view.lhs, view.rhs)):
         return None
-    rhs = replace(view.rhs, encoding=encoding_of(task.core, ctx.views, ctx.tasks))
+    rhs = replace(view.rhs, encoding=encoding_of(task.reduction, ctx.views, ctx.tasks))
     return replace(view, lhs=as_words(view.lhs, (view.batch, view.m, view.k), ctx), rhs=rhs)
 
 
 def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
     """The same for a convolution."""
-    assert task.core is not None
-    conv = convolution_view(task.core, ctx.views, ctx.layouts)
+    assert task.reduction is not None
+    conv = convolution_view(task.reduction, ctx.views, ctx.layouts)
     if conv is None or not conv.x.node.dtype.is_float or not conv.weight.dtype.is_float:
         return None
     return conv if ctx.is_whole(conv.x.node) else replace(conv, x=channels_last(conv, ctx))
@@ -236,12 +236,12 @@ class _Direct(KernelTemplate):
     def operands(self) -> list[Node]:
         return [self.v.x.node, self.w]
 
-    def write(self, task: Task, ctx: Context) -> Written:
-        return with_sizes(ctx, lambda lift: self._write(task, ctx, lift))
+    def write(self, task: Task, ctx: Context) -> KernelSource:
+        return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
 
-    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
+    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         v, size = self.v, 64
-        w = Wrapper(task, ctx, "gpu_conv_direct", lift=lift)
+        w = Wrapper(task, ctx, "gpu_conv_direct", sizes_as_params=sizes_as_params)
         w.epilogue(v.out_h * v.out_w, v.out_channels, batched(task), SIGNATURE)
         source(w, "X", v.x.node, vector=False)
         source(w, "W", self.w, vector=True)
@@ -283,12 +283,12 @@ class _Depthwise(KernelTemplate):
     def operands(self) -> list[Node]:
         return [self.x.node, self.w]
 
-    def write(self, task: Task, ctx: Context) -> Written:
-        return with_sizes(ctx, lambda lift: self._write(task, ctx, lift))
+    def write(self, task: Task, ctx: Context) -> KernelSource:
+        return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
 
-    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
+    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         v = self.v
-        w = Wrapper(task, ctx, "gpu_depthwise", lift=lift)
+        w = Wrapper(task, ctx, "gpu_depthwise", sizes_as_params=sizes_as_params)
         w.epilogue(v.out_h * v.out_w, v.out_channels, batched(task), SIGNATURE)
         source(w, "X", self.x.node, vector=True)
         source(w, "W", self.w, vector=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable
 from lapilli.codegen.gpu_matvec import INVOCATIONS, MOST_ROWS, TEAM
 from lapilli.codegen.gpu_wrapper import SIGNATURE, all_multiples, batched, source, with_sizes
-from lapilli.codegen.kernel import Written
+from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.template import Context, KernelTemplate, PackedBody, Wrapper
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, const, loads, rewrite
@@ -35,13 +35,13 @@ class FewRowsOfBlocks(KernelTemplate):
         others = {ld.node.id: ld.node for ld in loads(self.blocks.value) if ld not in inside}
         return [self.x.node, self.codes, *others.values()]
 
-    def write(self, task: Task, ctx: Context) -> Written:
-        return with_sizes(ctx, lambda lift: self._write(task, ctx, lift))
+    def write(self, task: Task, ctx: Context) -> KernelSource:
+        return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
 
-    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
+    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         n, k, bits = self.column.extent, self.inner.extent, self.blocks.bits
         columns = 2 if self.m > 1 else 1
-        w = Wrapper(task, ctx, "gpu_blocks", lift=lift)
+        w = Wrapper(task, ctx, "gpu_blocks", sizes_as_params=sizes_as_params)
         w.epilogue(as_int(self.m), n, batched(task), SIGNATURE, vector=False)
         source(w, "X", self.x.node, vector=True)
         word = f"uint({w.kernel.bind(self.codes, 'int')}[i])"
@@ -72,9 +72,9 @@ class FewRowsOfBlocks(KernelTemplate):
 
 def few_rows_of_blocks(v: MatmulView, task: Task, ctx: Context) -> FewRowsOfBlocks | None:
     """The matrix is packed once, and read instead of the floats that are computed from it."""
-    assert task.core is not None
-    note = task.core.contraction
-    assert isinstance(note, Matmul)
+    assert task.reduction is not None
+    contraction = task.reduction.contraction
+    assert isinstance(contraction, Matmul)
     m, x = v.m.value, v.lhs
     if m is None or not 0 < m <= MOST_ROWS or v.batch != 1 or not x.node.dtype.is_float:
         return None
@@ -83,8 +83,10 @@ def few_rows_of_blocks(v: MatmulView, task: Task, ctx: Context) -> FewRowsOfBloc
     blocks = v.rhs.encoding
     if not isinstance(blocks, Blocks) or v.k % (32 // blocks.bits) != 0:
         return None
-    codes = ctx.packed("codes", note.rhs, [v.n, v.k * blocks.bits // 32], _words(blocks, note), DType.int32)
-    template = FewRowsOfBlocks(x, codes, blocks, note.inner, note.column, m)
+    codes = ctx.packed(
+        "codes", contraction.rhs, [v.n, v.k * blocks.bits // 32], _words(blocks, contraction), DType.int32
+    )
+    template = FewRowsOfBlocks(x, codes, blocks, contraction.inner, contraction.column, m)
     try:
         template.quad(Kernel(ctx.layouts, ctx.target.half, ctx.target.texel))
     except NotVectorizable:  # neighbours are computed in different ways
@@ -92,14 +94,14 @@ def few_rows_of_blocks(v: MatmulView, task: Task, ctx: Context) -> FewRowsOfBloc
     return template
 
 
-def _words(blocks: Blocks, note: Matmul) -> PackedBody:
+def _words(blocks: Blocks, contraction: Matmul) -> PackedBody:
     """Codes packed from the lowest bits of a word."""
     count = 32 // blocks.bits
 
     def body(n: Int, word: Int) -> tuple[list[Int], Expr]:
         packed: Expr = const(0, DType.int32)
         for i in range(count):
-            code = rewrite(blocks.code, {note.column: n, note.inner: word * count + i})
+            code = rewrite(blocks.code, {contraction.column: n, contraction.inner: word * count + i})
             part = binary("shl", binary("sub", code, blocks.low), blocks.bits * i)
             packed = part if i == 0 else binary("bitor", packed, part)
         return [], packed

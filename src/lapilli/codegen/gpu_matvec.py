@@ -16,7 +16,7 @@ from lapilli.codegen.gpu_wrapper import (
     source8,
     with_sizes,
 )
-from lapilli.codegen.kernel import Written
+from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import flat
 from lapilli.codegen.template import Context, KernelTemplate, Wrapper
 from lapilli.ir.expr import Expr
@@ -45,11 +45,11 @@ class Matvec(KernelTemplate):
     def operands(self) -> list[Node]:
         return [self.x, self.w]
 
-    def write(self, task: Task, ctx: Context) -> Written:
-        return with_sizes(ctx, lambda lift: self._write(task, ctx, lift))
+    def write(self, task: Task, ctx: Context) -> KernelSource:
+        return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
 
-    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
-        w = Wrapper(task, ctx, "gpu_matvec", lift=lift)
+    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
+        w = Wrapper(task, ctx, "gpu_matvec", sizes_as_params=sizes_as_params)
         w.epilogue(as_int(1), self.n, batched(task), SIGNATURE, vector=False)
         source8(w, "X", self.x)
         source8(w, "W", self.w)
@@ -88,12 +88,12 @@ class FewRows(KernelTemplate):
     def operands(self) -> list[Node]:
         return [self.x.node, self.w.node]
 
-    def write(self, task: Task, ctx: Context) -> Written:
-        return with_sizes(ctx, lambda lift: self._write(task, ctx, lift))
+    def write(self, task: Task, ctx: Context) -> KernelSource:
+        return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
 
-    def _write(self, task: Task, ctx: Context, lift: bool) -> Written:
+    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         columns = 2 if self.m > 1 else 1
-        w = Wrapper(task, ctx, "gpu_few_rows", lift=lift)
+        w = Wrapper(task, ctx, "gpu_few_rows", sizes_as_params=sizes_as_params)
         w.epilogue(as_int(self.m), self.n, batched(task), SIGNATURE, vector=False)
         source(w, "X", self.x.node, vector=True)
         source(w, "W", self.w.node, vector=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lapilli.codegen import tiles
 from lapilli.codegen.gpu_wrapper import SIGNATURE, SUBGROUP_BASIC, batched, source, source8, with_sizes
-from lapilli.codegen.kernel import Written
+from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.template import Context, KernelTemplate, Wrapper
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
 from lapilli.ir.node import Node
@@ -50,22 +50,22 @@ class Tiles(KernelTemplate):
     def operands(self) -> list[Node]:
         return [self.rows.node, self.w]
 
-    def write(self, task: Task, ctx: Context) -> Written:
+    def write(self, task: Task, ctx: Context) -> KernelSource:
         make = self._matrix if self.matrix else self._simt
-        written = with_sizes(ctx, lambda lift: make(task, ctx, lift))
+        written = with_sizes(ctx, lambda sizes_as_params: make(task, ctx, sizes_as_params))
         written.flops = self.batch * self.m * self.n * self.k * 2
         return written
 
     def _sizes(self) -> tuple[int, int, int, int]:
         return estimate(self.batch), estimate(self.m), estimate(self.n), estimate(self.k)
 
-    def _matrix(self, task: Task, ctx: Context, lift: bool) -> Written:
+    def _matrix(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         turned = self.rows.transposed, self.transposed_w
         if self.rows.struct == "ConvFirstParams":
             t = tiles.first_layer_tile(estimate(self.k))
         else:
             t = tiles.matrix_tile(*self._sizes(), ctx.target, self.rows.struct == "ConvParams", turned)
-        w = Wrapper(task, ctx, "gpu_matmul_coopmat", lift=lift)
+        w = Wrapper(task, ctx, "gpu_matmul_coopmat", sizes_as_params=sizes_as_params)
         w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups), SIGNATURE)
         if self.rows.width == 8:
             source8(w, "X", self.rows.node)
@@ -94,9 +94,9 @@ class Tiles(KernelTemplate):
         written.subgroup_operations = SUBGROUP_BASIC
         return written
 
-    def _simt(self, task: Task, ctx: Context, lift: bool) -> Written:
+    def _simt(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         bm, bn, bk, tm, tn = tiles.simt_tile(*self._sizes(), ctx.target)
-        w = Wrapper(task, ctx, "gpu_matmul", lift=lift)
+        w = Wrapper(task, ctx, "gpu_matmul", sizes_as_params=sizes_as_params)
         w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups), SIGNATURE)
         source(w, "X", self.rows.node, vector=self.rows.width == 4)
         source(w, "W", self.w, vector=True)

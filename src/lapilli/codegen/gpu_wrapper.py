@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lapilli.codegen.kernel import Written
+from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.template import Context, Wrapper, row_major, scalar_load, vector_load, within_limit
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, of, product
@@ -15,7 +15,7 @@ SIGNATURE = "uint b, uint m, uint n"
 SUBGROUP_BASIC, SUBGROUP_ARITHMETIC = 1, 4
 
 
-def with_sizes(ctx: Context, write: Callable[[bool], Written]) -> Written:
+def with_sizes(ctx: Context, write: Callable[[bool], KernelSource]) -> KernelSource:
     """A kernel from `write(sizes are parameters)`. They are compiled in where speed is worth more pipelines, on matrix units, and
     where they are more than a kernel takes."""
     return write(False) if ctx.target.cooperative_matrix else within_limit(write)
@@ -23,16 +23,16 @@ def with_sizes(ctx: Context, write: Callable[[bool], Written]) -> Written:
 
 def batched(task: Task, flat_rows: bool = False, groups: int = 1) -> BatchMapping:
     """The task's axes from (b, m, n): b is an image, a group, or a batch."""
-    core = task.core
-    assert core is not None
-    note = core.contraction
-    if isinstance(note, Matmul):
-        return BatchMapping(list(note.batch), list(note.rows), note.column, 1)
-    assert isinstance(note, Convolution)
-    n, o = core.axes[0], core.axes[1]
+    reduction = task.reduction
+    assert reduction is not None
+    contraction = reduction.contraction
+    if isinstance(contraction, Matmul):
+        return BatchMapping(list(contraction.batch), list(contraction.rows), contraction.column, 1)
+    assert isinstance(contraction, Convolution)
+    n, o = reduction.axes[0], reduction.axes[1]
     if flat_rows:
-        return BatchMapping([], [n, *core.axes[2:]], o, 1)
-    return BatchMapping([n], list(core.axes[2:]), o, groups)
+        return BatchMapping([], [n, *reduction.axes[2:]], o, 1)
+    return BatchMapping([n], list(reduction.axes[2:]), o, groups)
 
 
 class BatchMapping:

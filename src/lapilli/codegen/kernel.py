@@ -14,7 +14,7 @@ MAX_PARAMS = 32
 
 
 @dataclass
-class Written:
+class KernelSource:
     """groups: work groups in x, y, z; params: the 32-bit words of the parameter block, in order."""
 
     task: Task
@@ -47,6 +47,8 @@ def linear_groups(count: Int, size: int) -> tuple[tuple[Int, Int, Int], str]:
 
 def finish(
     kernel: Kernel, task: Task, body: str, groups: tuple[Int, Int, Int], local: tuple[int, int, int], name: str
-) -> Written:
+) -> KernelSource:
     entry = kernel.entry(local, body)
-    return Written(task, kernel.header() + entry, kernel.bindings, [i for _, i in kernel.params], groups, local, name)
+    return KernelSource(
+        task, kernel.header() + entry, kernel.bindings, [i for _, i in kernel.params], groups, local, name
+    )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lapilli.codegen.emit import Binding, declaration, declarations
-from lapilli.codegen.kernel import Written
+from lapilli.codegen.kernel import KernelSource
 from lapilli.ir.integer import Int, as_int, minimum
 from lapilli.ir.node import Node, nbytes
 from lapilli.target import MAX_BINDINGS, Target
@@ -19,12 +19,12 @@ from lapilli.target import MAX_BINDINGS, Target
 _BYTES = {"float": 4, "int": 4, "uint": 4, "half": 2}
 
 
-def largest(written: Written, memory: Callable[[Node], Node]) -> int:
+def largest(written: KernelSource, memory: Callable[[Node], Node]) -> int:
     """Bytes of the largest storage buffer that a kernel binds; of those whose size has no bound, nothing is known."""
     return max((nbytes(memory(b.node)).bounds[1] or 0 for b in written.bindings if not b.texel), default=0)
 
 
-def in_parts(written: Written, memory: Callable[[Node], Node], target: Target) -> Written:
+def in_parts(written: KernelSource, memory: Callable[[Node], Node], target: Target) -> KernelSource:
     """The kernel with no binding larger than the target's range, as far as the sizes of values are known or bounded. Those
     without a bound have the target's number of parts.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from lapilli.codegen.cpu import BASIC_OPERATIONS, QUAD_OPERATIONS
 from lapilli.codegen.emit import LANES, Emitter, Kernel
-from lapilli.codegen.kernel import Written, finish, linear_groups
+from lapilli.codegen.kernel import KernelSource, finish, linear_groups
 from lapilli.codegen.template import Context, KernelTemplate
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cast_to, load, loads
@@ -72,7 +72,7 @@ class _Loop(KernelTemplate):
         packed = [self.weight, *([self.projection] if self.projection is not None else [])]
         return list({n.id: n for n in (*packed, *read)}.values())
 
-    def write(self, task: Task, ctx: Context) -> Written:
+    def write(self, task: Task, ctx: Context) -> KernelSource:
         return _Writer(self, task, ctx).write()
 
 
@@ -101,7 +101,7 @@ class _Writer:
             rows //= 2
         return max(rows, 1)
 
-    def write(self) -> Written:
+    def write(self) -> KernelSource:
         note, kernel = self.note, self.kernel
         per_group = self.slots * self.rows
         e = Emitter(kernel, {note.step: "s", note.unit: "j", self.loop.column: "k"})

@@ -1,4 +1,4 @@
-"""Kernels of rows: reductions over a row and what reads them along it, from the IR alone (schedule/rows.py).
+"""Kernels of rows: reductions over a row and what reads them along it, from the IR alone (schedule/fuse_reductions.py).
 
 On GPUs a team of invocations does a row. It reads a row of known, moderate length once: the code is unrolled, so that what
 one pass computed stays in registers for the next. Elsewhere an invocation does a row alone, in loops, without barriers."""
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from lapilli.codegen import generic
 from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, lane_steps, stored_as
-from lapilli.codegen.kernel import Written, finish, linear_groups
+from lapilli.codegen.kernel import KernelSource, finish, linear_groups
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import cost, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
+from lapilli.schedule.fuse_reductions import RowFusion, Step
 from lapilli.schedule.layout import Layout, estimate, in_memory
-from lapilli.schedule.rows import Row, Step
 from lapilli.schedule.task import Task
 from lapilli.target import Target
 
@@ -25,7 +25,7 @@ _TEAM = 256  # at most, for one row
 _CHUNK = 256  # terms that are summed before they join the total, where one invocation sums many
 
 
-def write(task: Task, layouts: Mapping[int, Layout], target: Target) -> Written:
+def write(task: Task, layouts: Mapping[int, Layout], target: Target) -> KernelSource:
     assert task.row is not None
     for lanes in (LANES, 1):
         try:
@@ -51,7 +51,7 @@ class _Shape:
 
 
 class _Writer:
-    def __init__(self, task: Task, row: Row, layouts: dict[int, Layout], target: Target, lanes: int) -> None:
+    def __init__(self, task: Task, row: RowFusion, layouts: dict[int, Layout], target: Target, lanes: int) -> None:
         self.task, self.row, self.target, self.layouts, self.lanes = task, row, target, layouts, lanes
         self.kernel = Kernel(layouts, target.half, target.texel)
         self.outer, self.inner, across = self._axes_in_memory()
@@ -98,7 +98,7 @@ class _Writer:
         return _Shape(team, rows, turns, across)
 
     # -- the kernel
-    def write(self) -> Written:
+    def write(self) -> KernelSource:
         s = self.shape
         lane = of(Var("lane", as_int(LANES))) if self.lanes > 1 else None
         r, w = Var("row", self.count), Var("w", as_int(s.team))
@@ -126,7 +126,9 @@ class _Writer:
         for step in self.row.steps:
             self._step(e, step)
         self._finish(e)
-        written = finish(self.kernel, self.task, e.text(), groups, (s.size, 1, 1), f"row_{self.row.steps[-1].core.op}")
+        written = finish(
+            self.kernel, self.task, e.text(), groups, (s.size, 1, 1), f"row_{self.row.steps[-1].reduction.op}"
+        )
         for kind, size in self.shared.items():
             declared = f'groupshared {kind} shared_{kind}[{size}];\n[shader("compute")]'
             written.source = written.source.replace('[shader("compute")]', declared, 1)
@@ -187,7 +189,7 @@ class _Writer:
         return q
 
     def _step(self, e: Emitter, step: Step) -> None:
-        op, dtype = step.core.op, step.body.dtype
+        op, dtype = step.reduction.op, step.body.dtype
         acc = e.fresh()
         kind = generic.kind_of(dtype, self.lanes)
         e.line(f"{kind} {acc} = {generic.initial(op, dtype, self.lanes)};")
@@ -201,9 +203,9 @@ class _Writer:
         if self.shape.team > 1:
             acc = self._over_team(e, op, dtype, acc)
         uniform = self.lanes > 1 and not self.across_lanes
-        e.values[step.core.id] = acc
+        e.values[step.reduction.id] = acc
         if uniform:
-            e.uniform |= {step.core.id, step.out.id}
+            e.uniform |= {step.reduction.id, step.out.id}
         value = rewrite(step.value, self._at(as_int(0)))
         e.values[step.out.id] = e.scalar(value) if uniform else e.value(value)
 
@@ -213,9 +215,9 @@ class _Writer:
             y = e.fresh()
             dtype = step.body.dtype
             kind = generic.kind_of(dtype, self.lanes)
-            e.line(f"{kind} {y} = {exists} ? {x} : {generic.initial(step.core.op, dtype, self.lanes)};")
+            e.line(f"{kind} {y} = {exists} ? {x} : {generic.initial(step.reduction.op, dtype, self.lanes)};")
             x = y
-        generic.update(e, step.core.op, acc, x, self.lanes > 1)
+        generic.update(e, step.reduction.op, acc, x, self.lanes > 1)
 
     def _in_chunks(self, e: Emitter, step: Step, acc: str, kind: str) -> None:
         """Partial sums: rounding errors grow with the logarithm of the length, not with the length."""

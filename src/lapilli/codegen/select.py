@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lapilli.codegen import attention, families, generic, recurrence, rows
-from lapilli.codegen.kernel import MAX_PARAMS, Written
+from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
 from lapilli.codegen.parts import in_parts
 from lapilli.codegen.template import Context, KernelTemplate
 from lapilli.ir.axes import fresh_axes
@@ -35,11 +35,11 @@ def select(made: Draft) -> list[Task]:
     ctx = Context(target, made.layouts, made.views, {t.out.id: t for t in made.tasks})
     selected: list[Task] = []
     for task in made.tasks:
-        if target.kind == "gpu" and task.core is not None and attention.choose(task, ctx):
+        if target.kind == "gpu" and task.reduction is not None and attention.choose(task, ctx):
             pass
-        elif task.core is not None and isinstance(task.core.contraction, Recurrence):
-            recurrence.choose(task, task.core.contraction, ctx)
-        elif task.core is not None and task.core.contraction is not None and _reads_operands(task, ctx):
+        elif task.reduction is not None and isinstance(task.reduction.contraction, Recurrence):
+            recurrence.choose(task, task.reduction.contraction, ctx)
+        elif task.reduction is not None and task.reduction.contraction is not None and _reads_operands(task, ctx):
             selected += _contraction(task, ctx)
             continue
         selected.append(task)
@@ -49,10 +49,10 @@ def select(made: Draft) -> list[Task]:
 def _reads_operands(task: Task, ctx: Context) -> bool:
     """Whether a contraction reads what it is made of. One whose every place lies in the padding does not, and what a template would
     read need not be there then."""
-    assert task.core is not None
-    assert task.core_body is not None
-    read = {ld.node.id for ld in loads(task.core_body)}
-    return all(chase(x, at, ctx.views)[0].id in read for x, at in operand_indices(task.core))
+    assert task.reduction is not None
+    assert task.reduction_body is not None
+    read = {ld.node.id for ld in loads(task.reduction_body)}
+    return all(chase(x, at, ctx.views)[0].id in read for x, at in operand_indices(task.reduction))
 
 
 def _contraction(task: Task, ctx: Context) -> list[Task]:
@@ -73,7 +73,7 @@ def _contraction(task: Task, ctx: Context) -> list[Task]:
     return [wide, Task(out, axes, at, cast_to(load(words, at), kind), origins=["round"], reason=task.reason)]
 
 
-def _written(task: Task, ctx: Context) -> Written:
+def _written(task: Task, ctx: Context) -> KernelSource:
     assert isinstance(task.template, KernelTemplate)
     return task.template.write(task, ctx)
 
@@ -88,16 +88,16 @@ def _choose(task: Task, ctx: Context) -> None:
         task.template = None
 
 
-def write_all(s: Schedule) -> dict[int, Written]:
+def write_all(s: Schedule) -> dict[int, KernelSource]:
     """The kernel of every task, by the id of its result."""
     ctx = Context(s.target, s.layouts, s.views)
     loading = {t.out.id for t in s.order.load}
 
-    def write(t: Task) -> Written:
+    def write(t: Task) -> KernelSource:
         if t.template is not None:
             return _written(t, ctx)
         if t.row is not None:
             return rows.write(t, s.layouts, s.target)
-        return generic.write(t, s.layouts, s.target, lift=t.out.id in loading)
+        return generic.write(t, s.layouts, s.target, sizes_as_params=t.out.id in loading)
 
     return {t.out.id: in_parts(write(t), s.memory, s.target) for t in s.tasks}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, declarations, lane_steps, stored_as
-from lapilli.codegen.kernel import MAX_PARAMS, Written
+from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, cast_to, const, load, rewrite, select
@@ -82,7 +82,7 @@ class KernelTemplate(Template):
     """A template that can be written as a kernel."""
 
     @abstractmethod
-    def write(self, task: Task, ctx: Context) -> Written: ...
+    def write(self, task: Task, ctx: Context) -> KernelSource: ...
 
 
 def accumulator(shape: Sequence[Int]) -> Reduce:
@@ -93,17 +93,17 @@ def accumulator(shape: Sequence[Int]) -> Reduce:
 
 def simple_task(out: Node, origins: list[str], reason: str) -> Task:
     """A task that stores a template's result as it is."""
-    core = accumulator(out.shape)
-    at = tuple(as_int(0) if a.extent == 1 else of(a) for a in core.axes)
-    return Task(out, core.axes, at, load(core, at), core, None, origins, reason)
+    reduction = accumulator(out.shape)
+    at = tuple(as_int(0) if a.extent == 1 else of(a) for a in reduction.axes)
+    return Task(out, reduction.axes, at, load(reduction, at), reduction, None, origins, reason)
 
 
 class Wrapper:
     """Writes the Slang around a template kernel: buffers, parameter block, sources, epilogue, entry point."""
 
-    def __init__(self, task: Task, ctx: Context, module: str, lift: bool = True) -> None:
+    def __init__(self, task: Task, ctx: Context, module: str, sizes_as_params: bool = True) -> None:
         self.task, self.ctx, self.module = task, ctx, module
-        self.kernel = Kernel(ctx.layouts, ctx.target.half, ctx.target.texel, lift)
+        self.kernel = Kernel(ctx.layouts, ctx.target.half, ctx.target.texel, sizes_as_params)
         self.structs: list[str] = []
         self.fields: list[tuple[str, Int]] = []
 
@@ -138,7 +138,7 @@ class Wrapper:
 
     def _store(self, rows: Int, columns: Int, mapping: Mapped, lanes: int) -> str | None:
         task = self.task
-        assert task.core is not None
+        assert task.reduction is not None
         m = Var("m", rows)
         names: dict[Atom, str] = {m: "int(m)"}
         if lanes > 1:
@@ -153,8 +153,8 @@ class Wrapper:
         batch = getattr(mapping, "var", None)
         if batch is not None:
             names[batch] = "int(b)"
-        result = "v" if task.core.dtype.is_float else "asint(v)"
-        e = Emitter(self.kernel, names, lane_int, {task.core.id: result}, "        ")
+        result = "v" if task.reduction.dtype.is_float else "asint(v)"
+        e = Emitter(self.kernel, names, lane_int, {task.reduction.id: result}, "        ")
         kind = stored_as(task.out.dtype, self.kernel.half)
         saved = list(self.kernel.bindings), list(self.kernel.params)
         offset = self.ctx.layouts[task.out.id].offset([i.substitute(axes) for i in task.store])
@@ -180,7 +180,7 @@ class Wrapper:
             return None
 
     def finish(self, call: str, groups: tuple[IntLike, IntLike, IntLike], local: tuple[int, int, int], name: str,
-               struct: str, imports: Sequence[str] = (), plain: bool = False) -> Written:  # fmt: skip
+               struct: str, imports: Sequence[str] = (), plain: bool = False) -> KernelSource:  # fmt: skip
         """call: the statement that runs the template; its parameters are `P.t` of type `struct` (plain: `struct` declares
         the members itself)."""
         lines = [*self.kernel.imports(), f"import {self.module};", *(f"import {i};" for i in imports)]
@@ -191,7 +191,7 @@ class Wrapper:
         lines.append("static Params P;")
         lines += self.structs
         known = self.fields + [(n, v) for n, v in self.kernel.params]
-        if self.kernel.lift:
+        if self.kernel.sizes_as_params:
             start, words, uniform = "P = params;", [v for _, v in known], ", uniform Params params"
         else:  # what is known goes into the code: on an H100 that saves up to 0.7 microseconds a dispatch
             varying = [v for _, v in known if v.value is None]
@@ -205,7 +205,7 @@ class Wrapper:
             f"{{\n    {start}\n    {call}\n}}\n"
         )
         x, y, z = (as_int(g) for g in groups)
-        return Written(self.task, "\n".join(lines), self.kernel.bindings, words, (x, y, z), local, name)
+        return KernelSource(self.task, "\n".join(lines), self.kernel.bindings, words, (x, y, z), local, name)
 
 
 def _arguments(signature: str, column: str) -> str:
@@ -227,7 +227,7 @@ def row_major(others: Sequence[Var], column: Var) -> Callable[[Int, Int], dict[A
     return mapping
 
 
-def within_limit(write: Callable[[bool], Written]) -> Written:
+def within_limit(write: Callable[[bool], KernelSource]) -> KernelSource:
     """With sizes as parameters when they fit, else with sizes in the code."""
     written = write(True)
     return written if len(written.params) <= MAX_PARAMS else write(False)

@@ -416,7 +416,7 @@ def _aligned(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
     found = []
     for k, given in enumerate(schedule.graph.inputs):
         assert isinstance(given, Input)
-        reads = [ld for e in (task.value, task.core_body) if e is not None for ld in loads(e) if ld.node is given]
+        reads = [ld for e in (task.value, task.reduction_body) if e is not None for ld in loads(e) if ld.node is given]
         same = all(schedule.layouts[given.id].offset(ld.index) == place for ld in reads)
         if same and given.dtype.size == task.out.dtype.size:
             found.append(k)

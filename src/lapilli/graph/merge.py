@@ -10,7 +10,7 @@ from torch import fx
 
 from lapilli.graph.aliasing import READ_AS_VIEWS
 from lapilli.graph.module import Module
-from lapilli.graph.split import LIMIT
+from lapilli.graph.split_large_weights import LIMIT
 
 aten = torch.ops.aten
 

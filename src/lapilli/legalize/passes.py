@@ -16,7 +16,7 @@ from lapilli.graph.inline import inline_regions
 from lapilli.graph.merge import merge_linear
 from lapilli.graph.module import Module
 from lapilli.graph.packed import unpack
-from lapilli.graph.split import split_large_weights
+from lapilli.graph.split_large_weights import split_large_weights
 from lapilli.legalize.decompose import decompose, decompose_calls, tables
 from lapilli.lower import is_supported
 from lapilli.runtime.sequences import KINDS

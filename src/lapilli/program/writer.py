@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 import lapilli.program.schema as fb
 from lapilli.codegen.emit import Binding
-from lapilli.codegen.kernel import Written
+from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.parts import place
 from lapilli.format.container import aligned, to_bytes
 from lapilli.ir.dtype import DType
@@ -49,7 +49,7 @@ class PlanSource:
 
     target: Target
     order: Order
-    kernels: Mapping[int, Written]
+    kernels: Mapping[int, KernelSource]
     outputs: Sequence[Node]
     stored: Mapping[int, State] = field(default_factory=dict)
     windows: Mapping[int, Window] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class Writer:
             self.program.states.append(s)
         return self.states[node.name]
 
-    def kernel(self, written: Written, code: bytes) -> int:
+    def kernel(self, written: KernelSource, code: bytes) -> int:
         texel = any(b.texel for b in written.bindings)
         seen = tuple(map(_binding_type, written.bindings)) if texel else ()
         if (written.source, seen) not in self.kernels:

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from lapilli.ir.expr import Load, loads
 from lapilli.ir.integer import Atom, Var, product
 from lapilli.ir.node import Constant, Convolution, Input, Node, State
+from lapilli.schedule.access_cost import AccessCost
 from lapilli.schedule.layout import Layout, channels_last, estimate
-from lapilli.schedule.movement import Movement
 from lapilli.schedule.realize import chase, operand_indices
 from lapilli.schedule.task import Task
 
@@ -59,8 +59,8 @@ def _first(tasks: Sequence[Task], inputs: Sequence[Node], outputs: Sequence[Node
         out = task.out
         if out.id in dense:
             fix(out, range(out.rank))
-        elif task.core is not None and isinstance(task.core.contraction, Convolution):
-            fix(out, _order_of_store(task, channels_last(task.core.rank)))
+        elif task.reduction is not None and isinstance(task.reduction.contraction, Convolution):
+            fix(out, _order_of_store(task, channels_last(task.reduction.rank)))
         elif out.id in wanted:
             fix(out, wanted[out.id])
         else:
@@ -68,10 +68,10 @@ def _first(tasks: Sequence[Task], inputs: Sequence[Node], outputs: Sequence[Node
     return layouts
 
 
-def _order_of_store(task: Task, core_order: Sequence[int]) -> list[int]:
-    """The order of the stored value in which the core's axes come in the given order."""
+def _order_of_store(task: Task, reduction_order: Sequence[int]) -> list[int]:
+    """The order of the stored value in which the reduction's axes come in the given order."""
     place: list[int] = []
-    for c in core_order:
+    for c in reduction_order:
         axis = task.axes[c]
         place += [d for d, i in enumerate(task.store) if d not in place and axis in i.atoms()]
     rest = [d for d in range(len(task.store)) if d not in place]  # axes of size 1
@@ -82,9 +82,9 @@ def _wanted_by_convolutions(tasks: Sequence[Task]) -> dict[int, tuple[int, ...]]
     """Values that a convolution reads, seen through views, and the order in which its channels come last."""
     wanted: dict[int, tuple[int, ...]] = {}
     for task in tasks:
-        if task.core is None or not isinstance(task.core.contraction, Convolution):
+        if task.reduction is None or not isinstance(task.reduction.contraction, Convolution):
             continue
-        ((x, fresh),) = operand_indices(task.core)
+        ((x, fresh),) = operand_indices(task.reduction)
         root, at = chase(x, fresh)
         order: list[int] = []
         for d in channels_last(len(fresh)):
@@ -109,8 +109,8 @@ def _vote(task: Task, layouts: dict[int, Layout]) -> tuple[int, ...]:
 
 def _loads(task: Task) -> list[Load]:
     found = []
-    for e in (task.core_body, task.value):
-        found += [ld for ld in loads(e) if ld.node is not task.core] if e is not None else []
+    for e in (task.reduction_body, task.value):
+        found += [ld for ld in loads(e) if ld.node is not task.reduction] if e is not None else []
     return found
 
 
@@ -133,9 +133,9 @@ class _Search:
 
     def __init__(self, tasks: Sequence[Task], layouts: dict[int, Layout], dense: set[int]) -> None:
         self.layouts = layouts
-        self.movements = [Movement(t) for t in tasks]
+        self.movements = [AccessCost(t) for t in tasks]
         self.free = {t.out.id for t in tasks} - dense
-        self.touching: dict[int, list[Movement]] = {}
+        self.touching: dict[int, list[AccessCost]] = {}
         for m in self.movements:
             for n in m.nodes():
                 self.touching.setdefault(n.id, []).append(m)
@@ -148,7 +148,7 @@ class _Search:
             if not any([self._settle(m) for m in paying]):
                 return
 
-    def _settle(self, movement: Movement) -> bool:
+    def _settle(self, movement: AccessCost) -> bool:
         """Takes the best change that a paying task asks for; whether there is one."""
         best: dict[int, Layout] = {}
         least = 0
@@ -184,7 +184,7 @@ class _Search:
                     queue.append(chosen[0])
         return changes
 
-    def _wanted(self, movement: Movement, layouts: Mapping[int, Layout]) -> Iterator[tuple[Node, Layout]]:
+    def _wanted(self, movement: AccessCost, layouts: Mapping[int, Layout]) -> Iterator[tuple[Node, Layout]]:
         """Other layouts that would let a paying task read or write in sequence, each once."""
         seen: set[tuple[int, tuple[int, ...]]] = set()
         for node, order in self._wanted_orders(movement, layouts):
@@ -195,7 +195,7 @@ class _Search:
                 yield node, self.known[node.id, order]
 
     def _wanted_orders(
-        self, movement: Movement, layouts: Mapping[int, Layout]
+        self, movement: AccessCost, layouts: Mapping[int, Layout]
     ) -> Iterator[tuple[Node, tuple[int, ...]]]:
         store = movement.store
         for access, axes, _ in movement.wishes(layouts):

@@ -35,7 +35,7 @@ class _Joined:
     value: Expr
 
 
-def join(
+def write_into_concat(
     tasks: Sequence[Task], layouts: dict[int, Layout], graph: Graph, half: bool
 ) -> tuple[list[Task], dict[int, Window]]:
     """The tasks, and which of their results are windows of others, by id; their layouts become those of the windows.
@@ -97,7 +97,7 @@ def _is_word(dtype: DType, half: bool) -> bool:
 
 def _parts(task: Task) -> list[_Joined] | None:
     """What a task joins, when it does nothing else."""
-    if task.core is not None or task.row is not None or task.template is not None:
+    if task.reduction is not None or task.row is not None or task.template is not None:
         return None
     if any(s != (0 if a.extent == 1 else of(a)) for s, a in zip(task.store, task.axes, strict=True)):
         return None

@@ -124,24 +124,30 @@ def _flatten(found: Operand | None, groups: Sequence[Sequence[Var]]) -> Operand 
 
 
 def matmul_view(r: Reduce, views: Mapping[int, Map], layouts: Mapping[int, Layout]) -> MatmulView | None:
-    note = r.contraction
-    assert isinstance(note, Matmul)
-    left = [*note.batch, *note.rows, note.inner]
-    right = [*note.batch, note.inner, note.column]
-    lhs = _flatten(operand(note.lhs, note.lhs_index, left, views, layouts), [note.batch, note.rows, [note.inner]])
-    rhs = _flatten(operand(note.rhs, note.rhs_index, right, views, layouts), [note.batch, [note.inner], [note.column]])
+    c = r.contraction
+    assert isinstance(c, Matmul)
+    left = [*c.batch, *c.rows, c.inner]
+    right = [*c.batch, c.inner, c.column]
+    lhs = _flatten(
+        operand(c.lhs, c.lhs_index, left, views, layouts),
+        [c.batch, c.rows, [c.inner]],
+    )
+    rhs = _flatten(
+        operand(c.rhs, c.rhs_index, right, views, layouts),
+        [c.batch, [c.inner], [c.column]],
+    )
     if lhs is None or rhs is None:
         return None
     return MatmulView(
-        product([a.extent for a in note.batch]), product([a.extent for a in note.rows]), note.column.extent,
-        note.inner.extent, lhs, rhs,
+        product([a.extent for a in c.batch]), product([a.extent for a in c.rows]), c.column.extent,
+        c.inner.extent, lhs, rhs,
     )  # fmt: skip
 
 
 def convolution_view(r: Reduce, views: Mapping[int, Map], layouts: Mapping[int, Layout]) -> ConvolutionView | None:
-    note = r.contraction
-    assert isinstance(note, Convolution)
-    spatial = len(note.stride)
+    contraction = r.contraction
+    assert isinstance(contraction, Convolution)
+    spatial = len(contraction.stride)
     if spatial > 2:
         return None
     ((x, fresh),) = operand_indices(r)
@@ -154,14 +160,14 @@ def convolution_view(r: Reduce, views: Mapping[int, Map], layouts: Mapping[int, 
     strides = (*found.strides[:2], *zero, *found.strides[2:])
     h, w = (*(as_int(1),) * missing, *x.shape[2:])
     out_h, out_w = (*(as_int(1),) * missing, *r.shape[2:])
-    kernel = tuple(s.value for s in note.weight.shape[2:])
+    kernel = tuple(s.value for s in contraction.weight.shape[2:])
     if any(k is None for k in kernel):
         return None
     kh, kw = (*one, *(k for k in kernel if k is not None))
-    sh, sw = (*one, *note.stride)
-    ph, pw = (*(0,) * missing, *note.padding)
-    dh, dw = (*one, *note.dilation)
+    sh, sw = (*one, *contraction.stride)
+    ph, pw = (*(0,) * missing, *contraction.padding)
+    dh, dw = (*one, *contraction.dilation)
     return ConvolutionView(
-        x.shape[0], x.shape[1], h, w, r.shape[1], out_h, out_w, (kh, kw), (sh, sw), (ph, pw), (dh, dw), note.groups,
-        Operand(found.node, found.offset, strides), note.weight,
+        x.shape[0], x.shape[1], h, w, r.shape[1], out_h, out_w, (kh, kw), (sh, sw), (ph, pw), (dh, dw), contraction.groups,
+        Operand(found.node, found.offset, strides), contraction.weight,
     )  # fmt: skip

@@ -38,17 +38,19 @@ DENSE = Dense()
 _BITS = (4, 8)
 
 
-def encoding_of(core: Reduce, views: Mapping[int, Map], tasks: Mapping[int, Task]) -> Encoding:
+def encoding_of(reduction: Reduce, views: Mapping[int, Map], tasks: Mapping[int, Task]) -> Encoding:
     """Of the right operand of a product. views: values without memory; tasks: by their results, before kernels take over work."""
-    note = core.contraction
-    assert isinstance(note, Matmul)
-    root, at = chase(note.rhs, note.rhs_index, dict(views))
-    value = _computed(tasks.get(root.id), at) if not any(v in i.atoms() for i in at for v in note.batch) else None
+    contraction = reduction.contraction
+    assert isinstance(contraction, Matmul)
+    root, at = chase(contraction.rhs, contraction.rhs_index, dict(views))
+    value = (
+        _computed(tasks.get(root.id), at) if not any(v in i.atoms() for i in at for v in contraction.batch) else None
+    )
     if value is None:
         return DENSE
     found: list[tuple[int, int, Expr]] = []
     for e in walk(value, through_indirect=False):
-        if e.dtype is DType.int32 and loads(e) and _runs(e, note.inner):
+        if e.dtype is DType.int32 and loads(e) and _runs(e, contraction.inner):
             low, high = Ranges().expr(e)
             bits = next((b for b in _BITS if high - low < 1 << b), None)
             if bits is not None:
@@ -58,12 +60,12 @@ def encoding_of(core: Reduce, views: Mapping[int, Map], tasks: Mapping[int, Task
     fewest = min(bits for bits, _, _ in found)
     bits, low, code = [f for f in found if f[0] == fewest][-1]  # arguments come first: the largest expression
     shared = set(loads(value)) - set(loads(code))
-    return DENSE if any(_runs(ld, note.inner) for ld in shared) else Blocks(code, value, low, bits)
+    return DENSE if any(_runs(ld, contraction.inner) for ld in shared) else Blocks(code, value, low, bits)
 
 
 def _computed(task: Task | None, at: tuple[Int, ...]) -> Expr | None:
     """An element of a task's result in terms of what it reads."""
-    if task is None or task.core is not None or task.row is not None or task.within or task.whole is not None:
+    if task is None or task.reduction is not None or task.row is not None or task.within or task.whole is not None:
         return None
     if any(i != axis for i, axis in zip(task.store, map(_axis, task.axes), strict=True)):
         return None

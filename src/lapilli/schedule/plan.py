@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from lapilli.ir.node import Graph, Map, Node, State
 from lapilli.schedule.assign import assign
-from lapilli.schedule.concatenate import Window, join
+from lapilli.schedule.concatenate import Window, write_into_concat
+from lapilli.schedule.fuse_reductions import fuse_rows
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.order import Order, order
 from lapilli.schedule.realize import Realized, realize
-from lapilli.schedule.rows import fuse_rows
 from lapilli.schedule.state import in_place, settle
 from lapilli.schedule.task import Task, make_tasks
 from lapilli.target import Target
@@ -68,7 +68,7 @@ def draft(source: Graph | tuple[Graph, Realized], target: Target, layout: str = 
     graph, realized = realize_graph(source) if isinstance(source, Graph) else source
     tasks = fuse_rows(make_tasks(realized, target), graph.results, target)
     layouts = assign(tasks, list(graph.inputs), graph.results, layout)
-    tasks, windows = join(tasks, layouts, graph, target.half)
+    tasks, windows = write_into_concat(tasks, layouts, graph, target.half)
     return Draft(target, graph, tasks, layouts, realized.views, windows)
 
 

@@ -218,14 +218,14 @@ def is_affine(index: tuple[Int, ...]) -> bool:
 
 def operand_indices(r: Reduce) -> list[tuple[Node, tuple[Int, ...]]]:
     """The operands of a contraction and where it reads them (for a convolution: at fresh indices)."""
-    note = r.contraction
-    if isinstance(note, Matmul):
-        return [(note.lhs, note.lhs_index), (note.rhs, note.rhs_index)]
-    if isinstance(note, Recurrence):
+    contraction = r.contraction
+    if isinstance(contraction, Matmul):
+        return [(contraction.lhs, contraction.lhs_index), (contraction.rhs, contraction.rhs_index)]
+    if isinstance(contraction, Recurrence):
         return []  # which are read as they lie
-    assert isinstance(note, Convolution)
-    fresh = tuple(of(Var(f"x{d}", size)) for d, size in enumerate(note.x.shape))
-    return [(note.x, fresh)]
+    assert isinstance(contraction, Convolution)
+    fresh = tuple(of(Var(f"x{d}", size)) for d, size in enumerate(contraction.x.shape))
+    return [(contraction.x, fresh)]
 
 
 def _operand_copies(nodes: list[Node]) -> set[int]:

@@ -94,6 +94,6 @@ def _may_overwrite(task: Task, state: State, stored: Mapping[int, State]) -> boo
         return False
     if task.template is not None or task.row is not None:
         return state.id not in read
-    if task.core_body is not None and any(ld.node is state for ld in loads(task.core_body)):
+    if task.reduction_body is not None and any(ld.node is state for ld in loads(task.reduction_body)):
         return False
     return reads_own(task.value, state, task.store)

@@ -15,7 +15,7 @@ from lapilli.schedule.realize import Realized, invert
 from lapilli.target import MAX_BINDINGS, Target
 
 if TYPE_CHECKING:
-    from lapilli.schedule.rows import Row
+    from lapilli.schedule.fuse_reductions import RowFusion
 
 
 class Template(ABC):
@@ -34,18 +34,18 @@ class Template(ABC):
 
 @dataclass(eq=False)
 class Task:
-    """out[store(axes)] = value(axes) for all axes. Loads of `core` in the value stand for its accumulator, at its own axes."""
+    """out[store(axes)] = value(axes) for all axes. Loads of `reduction` in the value stand for its accumulator, at its own axes."""
 
     out: Node
     axes: tuple[Var, ...]
     store: tuple[Int, ...]
     value: Expr
-    core: Reduce | None = None
-    core_body: Expr | None = None
+    reduction: Reduce | None = None
+    reduction_body: Expr | None = None
     origins: list[str] = field(default_factory=list)
     reason: str = ""
     template: Template | None = None
-    row: Row | None = None  # what else the kernel computes, row by row
+    row: RowFusion | None = None  # what else the kernel computes, row by row
     members: tuple[Task, ...] = ()  # tasks that became part of this one, in order
     whole: Task | None = None  # the same over all elements of `out`, where this one leaves some as they are
     within: tuple[tuple[Int, Int], ...] = ()  # (i, n): only what has 0 <= i < n is stored
@@ -62,9 +62,9 @@ class Task:
             joined = [r for m in (*self.members, replace(self, row=None, members=())) for r in m.reads()]
             return list({r.id: r for r in joined if r.id not in inside}.values())
         found: dict[int, Node] = {n.id: n for n in self.template.operands} if self.template is not None else {}
-        for e in (self.core_body if self.template is None else None, self.value):
+        for e in (self.reduction_body if self.template is None else None, self.value):
             for ld in loads(e) if e is not None else []:
-                if ld.node is not self.core:
+                if ld.node is not self.reduction:
                     found.setdefault(ld.node.id, ld.node)
         for atom in {a for i in self.store for a in i.atoms()}:
             for ld in loads(atom.expr) if isinstance(atom, Indirect) else []:
@@ -73,8 +73,8 @@ class Task:
 
     def is_dynamic(self) -> bool:
         """Whether dynamic sizes stand in what it computes; those of what it reads aside."""
-        raxes = self.core.raxes if self.core is not None else ()
-        bodies = [e for e in (self.core_body, self.value) if e is not None]
+        raxes = self.reduction.raxes if self.reduction is not None else ()
+        bodies = [e for e in (self.reduction_body, self.value) if e is not None]
         sizes = [*self.out.shape, *self.store, *(a.extent for a in (*self.axes, *raxes))]
         sizes += [i for body in bodies for e in walk(body) for i in ints_of(e)]
         return any(isinstance(a, Symbol) for i in sizes for a in i.atoms()) or any(m.is_dynamic() for m in self.members)
@@ -84,15 +84,15 @@ def make_tasks(realized: Realized, target: Target) -> list[Task]:
     """One task for every realised value, with reductions taken into the Map that finishes them: of several the last
     one, unless its kernel would bind more parts of large values than a kernel can, and that of another would not."""
     position = {n.id: k for k, n in enumerate(realized.nodes)}
-    absorbed: dict[int, Reduce] = {}  # Map id -> its core
+    absorbed: dict[int, Reduce] = {}  # Map id -> its reduction
     taken: set[int] = set()
     for n in realized.nodes:
         if isinstance(n, Map):
-            cores = [c for c in _cores(n, realized) if c.id not in taken]
-            if cores:
-                core = max(cores, key=lambda c: (-_too_many(n, c, realized, target), position[c.id]))
-                absorbed[n.id] = core
-                taken.add(core.id)
+            reductions = [c for c in _cores(n, realized) if c.id not in taken]
+            if reductions:
+                reduction = max(reductions, key=lambda c: (-_too_many(n, c, realized, target), position[c.id]))
+                absorbed[n.id] = reduction
+                taken.add(reduction.id)
     tasks = []
     for n in realized.nodes:
         if n.id in taken:
@@ -119,11 +119,11 @@ def make_tasks(realized: Realized, target: Target) -> list[Task]:
     return tasks
 
 
-def _too_many(n: Node, core: Reduce, realized: Realized, target: Target) -> int:
+def _too_many(n: Node, reduction: Reduce, realized: Realized, target: Target) -> int:
     """By how much the parts of what a task would read and write exceed the bindings of a kernel."""
-    operands = {ld.node.id: ld.node for ld in loads(realized.bodies[core.id])}
-    texel = target.texel and core.contraction is not None  # templates read their operands so: never in parts
-    others = {ld.node.id: ld.node for ld in loads(realized.bodies[n.id]) if ld.node is not core} | {n.id: n}
+    operands = {ld.node.id: ld.node for ld in loads(realized.bodies[reduction.id])}
+    texel = target.texel and reduction.contraction is not None  # templates read their operands so: never in parts
+    others = {ld.node.id: ld.node for ld in loads(realized.bodies[n.id]) if ld.node is not reduction} | {n.id: n}
     count = sum(1 if texel else target.parts(v) for i, v in operands.items() if i not in others)
     return max(0, count + sum(map(target.parts, others.values())) - MAX_BINDINGS)
 
@@ -140,31 +140,31 @@ def _cores(n: Map, realized: Realized) -> list[Reduce]:
             by_core.setdefault(ld.node.id, []).append(ld)
     result = []
     for found in by_core.values():
-        core = found[0].node
-        assert isinstance(core, Reduce)
-        if len(found) == 1 and len(realized.users[core.id]) == 1 and _epilogue_axes(n, core, found[0].index):
-            result.append(core)
+        reduction = found[0].node
+        assert isinstance(reduction, Reduce)
+        if len(found) == 1 and len(realized.users[reduction.id]) == 1 and _epilogue_axes(n, reduction, found[0].index):
+            result.append(reduction)
     return result
 
 
-def _epilogue_axes(n: Map, core: Reduce, at: Sequence[Int]) -> dict[Atom, Int] | None:
+def _epilogue_axes(n: Map, reduction: Reduce, at: Sequence[Int]) -> dict[Atom, Int] | None:
     """The axes of a map in terms of those of the reduction that it reads at `at`; None when it does not read all of it once."""
-    return invert(n.axes, at, [_axis(a) for a in core.axes], core.axes)
+    return invert(n.axes, at, [_axis(a) for a in reduction.axes], reduction.axes)
 
 
-def _with_core(n: Map, core: Reduce, realized: Realized) -> Task:
+def _with_core(n: Map, reduction: Reduce, realized: Realized) -> Task:
     body = realized.bodies[n.id]
-    mapping = _epilogue_axes(n, core, next(ld for ld in loads(body) if ld.node is core).index)
+    mapping = _epilogue_axes(n, reduction, next(ld for ld in loads(body) if ld.node is reduction).index)
     assert mapping is not None
     value = rewrite(body, mapping)
     store = tuple(mapping[a] for a in n.axes)
     return Task(
         n,
-        core.axes,
+        reduction.axes,
         store,
         value,
-        core,
-        realized.bodies[core.id],
-        [*realized.origins[core.id], *realized.origins[n.id]],
-        "epilogue of " + core.origin,
+        reduction,
+        realized.bodies[reduction.id],
+        [*realized.origins[reduction.id], *realized.origins[n.id]],
+        "epilogue of " + reduction.origin,
     )

@@ -16,7 +16,7 @@ def window(task: Task, state: State) -> Task | None:
     the other elements what they were; None where it is of no such form."""
     if any(s != (0 if a.extent == 1 else of(a)) for s, a in zip(task.store, task.axes, strict=True)):
         return None
-    if task.core is not None:
+    if task.reduction is not None:
         return _entries(task, state)
     found = None
     while (inner := _slice(found or task, state)) is not None:  # slices of slices are nested
@@ -59,13 +59,18 @@ def _is_fixed(i: Int) -> bool:
 def _entries(task: Task, state: State) -> Task | None:
     """new[i] of the last entry r that goes to place[r] = i, else state[i]: entry by entry instead. (Of several entries for one
     place any may win, as in torch.)"""
-    core, chosen = task.core, task.value
-    assert core is not None and task.core_body is not None
-    if core.op != "max" or len(core.raxes) != 1 or not _is_where(chosen) or not _is_where(task.core_body):
+    reduction, chosen = task.reduction, task.value
+    assert reduction is not None and task.reduction_body is not None
+    if (
+        reduction.op != "max"
+        or len(reduction.raxes) != 1
+        or not _is_where(chosen)
+        or not _is_where(task.reduction_body)
+    ):
         return None
-    (entry,) = core.raxes
+    (entry,) = reduction.raxes
     found, new, old = chosen.args
-    same, number, none = task.core_body.args
+    same, number, none = task.reduction_body.args
     r = as_int(0) if entry.extent == 1 else of(entry)
     if not (_is_old(old, state, task) and _is_reached(found, task) and number is index(r) and _equals(none, -1)):
         return None
@@ -74,7 +79,7 @@ def _entries(task: Task, state: State) -> Task | None:
         return None
     axis, at = place
     axes = tuple(entry if a is axis else a for a in task.axes)
-    value = rewrite(new, on_load=lambda ld: index(r) if ld.node is core else None)
+    value = rewrite(new, on_load=lambda ld: index(r) if ld.node is reduction else None)
     return replace(_over(task, axes, {axis: at}, value), within=((at, axis.extent),))
 
 
@@ -105,7 +110,7 @@ def _is_reached(e: Expr, task: Task) -> bool:
     """Whether an expression asks if any entry goes to an element."""
     if not isinstance(e, Op) or e.op != "ge":
         return False
-    return isinstance(e.args[0], Load) and e.args[0].node is task.core and _equals(e.args[1], 0)
+    return isinstance(e.args[0], Load) and e.args[0].node is task.reduction and _equals(e.args[1], 0)
 
 
 def _place(e: Expr, task: Task) -> tuple[Var, Int] | None:

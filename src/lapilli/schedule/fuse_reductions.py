@@ -25,10 +25,10 @@ _CHEAP = 4  # operations of a value that a kernel without registers for a row ma
 
 @dataclass(frozen=True)
 class Step:
-    """A reduction inside a row: `core` folds `body` over the row; `value` is what readers of `out` see."""
+    """A reduction inside a row: `reduction` folds `body` over the row; `value` is what readers of `out` see."""
 
     out: Node
-    core: Reduce
+    reduction: Reduce
     body: Expr
     value: Expr
 
@@ -50,7 +50,7 @@ class _Rows:
 
 
 @dataclass(frozen=True)
-class Row(_Rows):
+class RowFusion(_Rows):
     """Steps in order; loads of a step's result stand for its value in the same row. value, store: what the task stores, for
     every element of the row, or, where `whole`, once a row (the last step is then the task's own reduction)."""
 
@@ -86,12 +86,17 @@ def fuse_rows(tasks: Sequence[Task], outputs: Sequence[Node], target: Target) ->
 
 def _is_reduction(t: Task) -> bool:
     """A reduction that a row can hold: no contraction, no position."""
-    return t.core is not None and t.template is None and t.core.contraction is None and not t.core.op.startswith("arg")
+    return (
+        t.reduction is not None
+        and t.template is None
+        and t.reduction.contraction is None
+        and not t.reduction.op.startswith("arg")
+    )
 
 
 def _can_end(t: Task, target: Target) -> bool:
     words = t.out.dtype in (DType.float32, DType.int32, DType.int64) or (t.out.dtype is DType.float16 and target.half)
-    return words and (t.core is None or _is_reduction(t)) and 0 not in t.out.shape
+    return words and (t.reduction is None or _is_reduction(t)) and 0 not in t.out.shape
 
 
 @dataclass(frozen=True)
@@ -116,16 +121,16 @@ class _Group:
 
     def _frames(self) -> list[_Frame]:
         t = self.end
-        if t.core is not None:
-            return [_Frame(t.axes, t.core.raxes, {})]
+        if t.reduction is not None:
+            return [_Frame(t.axes, t.reduction.raxes, {})]
         found = []
         for ld in loads(t.value):
             s = self.by_out.get(ld.node.id)
             if s is not None and _is_reduction(s):
-                assert s.core is not None
-                mapping = invert(t.axes, ld.index, s.store, (*s.axes, *s.core.raxes))
+                assert s.reduction is not None
+                mapping = invert(t.axes, ld.index, s.store, (*s.axes, *s.reduction.raxes))
                 if mapping is not None:
-                    found.append(_Frame(s.axes, s.core.raxes, mapping))
+                    found.append(_Frame(s.axes, s.reduction.raxes, mapping))
         return found
 
     def _pays(self, frame: _Frame) -> bool:
@@ -152,7 +157,7 @@ class _Group:
     def is_producer(self, i: int, frame: _Frame) -> bool:
         """Whether a value may be computed in the row: once, where the row is kept in registers, else in every pass."""
         p = self.by_out.get(i)
-        if p is None or p is self.end or p.core is not None or p.template is not None:
+        if p is None or p is self.end or p.reduction is not None or p.template is not None:
             return False
         keeps = self.target.kind == "gpu" and frame.length.value is not None
         once = estimate(product(p.out.shape)) >= estimate(frame.count * frame.length)
@@ -172,9 +177,9 @@ class _Collected:
         self.steps: dict[int, Step] = {}
         self.producers: dict[int, Task] = {}
         end = group.end
-        if end.core is not None:
-            assert end.core_body is not None
-            self.body: Expr | None = self._expand(end.core_body)
+        if end.reduction is not None:
+            assert end.reduction_body is not None
+            self.body: Expr | None = self._expand(end.reduction_body)
         self.value = self._expand(rewrite(end.value, frame.mapping))
 
     def _expand(self, e: Expr) -> Expr:
@@ -213,24 +218,24 @@ class _Collected:
         mapping = _as_step(s, ld.index, self.frame.outer, self.frame.inner) if _is_reduction(s) else None
         if mapping is None:
             return False
-        assert s.core is not None and s.core_body is not None
+        assert s.reduction is not None and s.reduction_body is not None
         self.places[i] = ld.index
-        body, value = self._expand(rewrite(s.core_body, mapping)), self._expand(rewrite(s.value, mapping))
-        self.steps[i] = Step(s.out, s.core, body, value)  # after those that it reads
+        body, value = self._expand(rewrite(s.reduction_body, mapping)), self._expand(rewrite(s.value, mapping))
+        self.steps[i] = Step(s.out, s.reduction, body, value)  # after those that it reads
         return True
 
     def reads(self) -> set[int]:
         bodies = [e for s in self.row().steps for e in (s.body, s.value)] + [self.value]
         return {ld.node.id for e in bodies for ld in loads(e)} - self.steps.keys()
 
-    def row(self) -> Row:
+    def row(self) -> RowFusion:
         end = self.group.end
         steps = list(self.steps.values())
-        if end.core is not None:
+        if end.reduction is not None:
             assert self.body is not None
-            steps.append(Step(end.out, end.core, self.body, self.value))
+            steps.append(Step(end.out, end.reduction, self.body, self.value))
         store = tuple(i.substitute(self.frame.mapping) for i in end.store)
-        return Row(self.frame.outer, self.frame.inner, tuple(steps), self.value, store, end.core is not None)
+        return RowFusion(self.frame.outer, self.frame.inner, tuple(steps), self.value, store, end.reduction is not None)
 
     def members(self) -> tuple[Task, ...]:
         return tuple(t for i, t in self.group.by_out.items() if i in self.places)
@@ -238,8 +243,8 @@ class _Collected:
 
 def _as_step(s: Task, index: Sequence[Int], outer: Sequence[Var], inner: Sequence[Var]) -> dict[Atom, Int] | None:
     """A reduction's axes in terms of the rows, where it is read at `index`; None where it walks over other rows."""
-    assert s.core is not None
-    mapping: dict[Atom, Int] = {a: as_int(0) for a in (*s.axes, *s.core.raxes) if a.extent == 1}
+    assert s.reduction is not None
+    mapping: dict[Atom, Int] = {a: as_int(0) for a in (*s.axes, *s.reduction.raxes) if a.extent == 1}
     reached: set[Var] = set()
     for place, i in zip(s.store, index, strict=True):
         own, there = as_var(place), as_var(i)
@@ -253,7 +258,7 @@ def _as_step(s: Task, index: Sequence[Int], outer: Sequence[Var], inner: Sequenc
         reached.add(there)
     if any(a not in reached and a.extent != 1 for a in outer) or any(a not in mapping for a in s.axes):
         return None
-    along = [a for a in s.core.raxes if a.extent != 1]
+    along = [a for a in s.reduction.raxes if a.extent != 1]
     row = [a for a in inner if a.extent != 1]
     if [a.extent for a in along] != [a.extent for a in row]:
         return None

@@ -46,37 +46,39 @@ class Access:
         return not moving or (len(moving) == 1 and moving[0][0] == 1 and moving[0][1] == 1)
 
 
-class Movement:
+class AccessCost:
     """The accesses of a task, and what they cost in given layouts."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self._nodes: list[Node] | None = None
         self._costs: dict[tuple[tuple[int, ...], ...], int] = {}  # by the orders of all nodes
-        core = task.core
-        note = core.contraction if core is not None else None
+        reduction = task.reduction
+        contraction = reduction.contraction if reduction is not None else None
         self.size = estimate(product([a.extent for a in task.axes]))
         self.store = Access(task.out, task.store, self.size * task.out.dtype.size)
-        self.contraction = note
-        inner = estimate(product([a.extent for a in core.raxes])) if core is not None else 1
+        self.contraction = contraction
+        inner = estimate(product([a.extent for a in reduction.raxes])) if reduction is not None else 1
         self.read = self._accesses(task.value, self.size)
-        self.operands = self._accesses(task.core_body, self.size * inner) if task.core_body is not None else []
+        self.operands = (
+            self._accesses(task.reduction_body, self.size * inner) if task.reduction_body is not None else []
+        )
         for member in task.members:
-            part = Movement(member)
+            part = AccessCost(member)
             self.read += [*part.read, *part.operands]
         inside = {task.out.id, *(m.out.id for m in task.members)}
         self.read = [a for a in self.read if a.node.id not in inside]
         self.operands = [a for a in self.operands if a.node.id not in inside]
-        if note is not None:  # blocks of operands are read once
+        if contraction is not None:  # blocks of operands are read once
             for a in self.operands:
                 a.size = estimate(product(a.node.shape)) * a.node.dtype.size
 
     def _accesses(self, e: Expr, times: int) -> list[Access]:
-        core = self.task.core
+        reduction = self.task.reduction
         return [
             Access(ld.node, ld.index, min(times, 4 * estimate(product(ld.node.shape))) * ld.node.dtype.size)
             for ld in loads(e)
-            if ld.node is not core and not isinstance(ld.node, Constant)
+            if ld.node is not reduction and not isinstance(ld.node, Constant)
         ]
 
     def nodes(self) -> list[Node]:
@@ -87,22 +89,22 @@ class Movement:
 
     def wishes(self, layouts: Mapping[int, Layout]) -> list[tuple[Access, list[Var], int]]:
         """Accesses, axes of which one should be followed in memory, and what it costs if none is."""
-        core, note = self.task.core, self.contraction
+        reduction, contraction = self.task.reduction, self.contraction
         found: list[tuple[Access, list[Var], int]] = []
-        if isinstance(note, Matmul):
-            fast = [note.column]
+        if isinstance(contraction, Matmul):
+            fast = [contraction.column]
             for a in self.operands:
-                left = note.column.extent != 1 and not any(a.steps(note.column))
+                left = contraction.column.extent != 1 and not any(a.steps(contraction.column))
                 copied = a.size * STRIDED * (4 if left else 1) + (DISPATCH if left else 0)
-                found.append((a, [note.inner] if left else [note.inner, note.column], copied))
-        elif isinstance(note, Convolution):
-            assert core is not None
-            fast = [core.axes[1]]
-            channel = core.axes[1] if note.x.shape[1] == note.groups else core.raxes[0]
+                found.append((a, [contraction.inner] if left else [contraction.inner, contraction.column], copied))
+        elif isinstance(contraction, Convolution):
+            assert reduction is not None
+            fast = [reduction.axes[1]]
+            channel = reduction.axes[1] if contraction.x.shape[1] == contraction.groups else reduction.raxes[0]
             found += [(a, [channel], 2 * a.size + DISPATCH) for a in self.operands]
         else:
             fast = self._fastest(layouts)
-            along = [*fast, *(core.raxes if core is not None else ())]
+            along = [*fast, *(reduction.raxes if reduction is not None else ())]
             found += [(a, along, STRIDED * a.size) for a in self.operands]
         found += [(a, fast, STRIDED * a.size) for a in (self.store, *self.read)]
         return [(a, axes, cost) for a, axes, cost in found if all(x.extent != 1 for x in axes) and axes]
