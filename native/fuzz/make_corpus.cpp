@@ -17,6 +17,8 @@ int main(int argc, char** argv) {
   files.push_back(sample_program());
   files.push_back(sample_program({.width = 64, .texel = true}));
   files.push_back(sample_program({.impossible_first = true, .factor = 2, .offset = 1}));
+  files.push_back(sample_program({.format = 1}));
+  files.push_back(sample_program({.subgroup_operations = 0x81}));
   files.push_back(state_program());
   files.push_back(checked_program());
   files.push_back(sum_program());

@@ -169,6 +169,7 @@ FileBytes sample_program(const SampleOptions& options) {
                                 ? builder.kernel("scale_texel", kernels::scale_texel, 2, 64,
                                                  {schema::BindingType::texel_float32, schema::BindingType::storage})
                                 : scale;
+  builder.program.kernels.back()->format = static_cast<schema::KernelFormat>(options.format);
   std::vector<float> weights(options.width), fives(options.width, 5.0f);
   for (uint32_t i = 0; i < options.width; ++i)
     weights[i] = static_cast<float>(i);
@@ -194,6 +195,10 @@ FileBytes sample_program(const SampleOptions& options) {
 
   const auto make_plan = [&](const std::string& name) {
     auto p = std::make_unique<PlanBuilder>(name);
+    if (options.subgroup_operations != 0) {
+      p->plan.requirements = std::make_unique<schema::RequirementsT>();
+      p->plan.requirements->subgroup_operations = options.subgroup_operations;
+    }
     const uint32_t given = p->buffer(BufferKind::load_constant, weight_bytes, w);
     const uint32_t packed = p->buffer(BufferKind::packed, weight_bytes);
     const uint32_t added = p->buffer(BufferKind::constant, weight_bytes, c);

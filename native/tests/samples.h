@@ -73,6 +73,8 @@ struct SampleOptions {
   bool impossible_only = false;
   int64_t factor = 1;
   int64_t offset = 0;
+  uint8_t format = 0; // of the last kernel
+  uint32_t subgroup_operations = 0; // that the plan asks for
 };
 
 // y = 2 (x + 3 w) + c, for x of shape (factor * N + offset, width), N in 0..max_batch, w[i] = i, c = 5. 3 w is computed

@@ -117,6 +117,21 @@ TEST(damaged_states_are_refused) {
   refused({.load = true}, "may not read");
 }
 
+TEST(kernels_say_their_format) {
+  CHECK(describe(sample_program()).text.find("\"name\":\"add\",\"format\":\"spirv\"") != std::string::npos);
+  for (const uint8_t format : {uint8_t{1}, uint8_t{255}}) {
+    const Outcome refused = describe(sample_program({.format = format}));
+    CHECK(refused.status == LAPILLI_INVALID_FILE);
+    const std::string words = "kernel \"scale\" is in format " + std::to_string(format) + ", and this player knows 0 (spirv)";
+    CHECK(refused.text.find(words) != std::string::npos);
+  }
+}
+
+TEST(requirements_are_named) {
+  const Outcome outcome = describe(sample_program({.subgroup_operations = 1u << 7 | 1u << 31 | 1u}));
+  CHECK(outcome.text.find("\"subgroup_operations\":[\"basic\",\"quad\",\"operation 31\"]") != std::string::npos);
+}
+
 TEST(any_changed_byte_is_found) {
   const FileBytes file = sample_program();
   for (size_t i = 0; i < file.size(); ++i) {

@@ -131,7 +131,7 @@ def test_portable_targets_are_those_of_files() -> None:
     [
         ({}, {}, True),
         ({"cooperative_matrix": False}, {}, False),
-        ({"vulkan_memory_model": False}, {}, False),
+        ({"memory_model": False}, {}, False),
         ({}, {"max_subgroup_size": 16}, False),
         ({}, {"min_subgroup_size": 64, "max_subgroup_size": 64}, False),
         ({}, {"min_subgroup_size": 16}, True),

@@ -120,6 +120,26 @@ def test_a_buffer_is_no_larger_than_its_tensor(plain: bytes, counting: bytes, ki
         player.NativeProgram.load(file).run([np.zeros(i["shape"], np.float32) for i in inputs])
 
 
+@pytest.mark.parametrize("number", [1, 255])
+def test_a_format_of_kernels_that_nobody_knows_is_refused(plain: bytes, number: int) -> None:
+    tables, data = hostile_files.parts_of(plain)
+    assert {kernel.format for kernel in tables.kernels} == {s.KernelFormat.spirv}
+    tables.kernels[-1].format = number
+    with pytest.raises(
+        InvalidFileError, match=rf"is in format {number}, and this player knows 0 \(spirv\)\. Update Lapilli"
+    ):
+        player.describe(hostile_files.file_from(tables, data))
+
+
+def test_requirements_are_named(plain: bytes) -> None:
+    tables, data = hostile_files.parts_of(plain)
+    requirements = tables.methods[0].plans[0].requirements
+    requirements.subgroupOperations = s.SubgroupOperation.basic | s.SubgroupOperation.quad
+    requirements.features = s.Feature.float16 | s.Feature.memory_model
+    node = player.describe(hostile_files.file_from(tables, data))["methods"][0]["plans"][0]["requirements"]
+    assert node["subgroup_operations"] == ["basic", "quad"] and node["features"] == ["float16", "memory_model"]
+
+
 def test_work_groups_are_limited(plain: bytes) -> None:
     program, data = hostile_files.parts_of(plain)
     for method in program.methods:

@@ -26,5 +26,5 @@ def on_any_device(put: Callable[[Any, str, Any], None] = setattr) -> None:
     put(slang, "DEFINES", ("LAPILLI_EMULATE_COOPMAT",))
     put(gpu_tiles, "MATRIX_SUBGROUP", 0)
     put(device, "units_of", lambda name: KNOWN["h100"].limits["compute_units"])
-    put(writer, "_FEATURE", {**writer._FEATURE, "cooperative_matrix": 0, "vulkan_memory_model": 0})
+    put(writer, "_FEATURE", {**writer._FEATURE, "cooperative_matrix": 0, "memory_model": 0})
     put(device, "kernels_for", lambda type, limits: "gpu")

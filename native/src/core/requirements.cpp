@@ -19,25 +19,24 @@ struct Needed {
 constexpr uint64_t bit(Feature feature) { return static_cast<uint64_t>(feature); }
 
 constexpr Needed needed[] = {
-    {9, bit(Feature::float16), "16-bit floating-point arithmetic (shaderFloat16)"},
-    {10, bit(Feature::float64), "64-bit floating-point arithmetic (shaderFloat64)"},
-    {11, bit(Feature::int64), "64-bit integers (shaderInt64)"},
-    {22, bit(Feature::int16), "16-bit integers (shaderInt16)"},
-    {39, bit(Feature::int8), "8-bit integers (shaderInt8)"},
-    {4433, bit(Feature::storage_16bit), "16-bit values in buffers (storageBuffer16BitAccess)"},
-    {4448, bit(Feature::storage_8bit), "8-bit values in buffers (storageBuffer8BitAccess)"},
-    {5345, bit(Feature::vulkan_memory_model), "the Vulkan memory model (vulkanMemoryModel)"},
-    {6018, bit(Feature::integer_dot_product), "integer dot products (shaderIntegerDotProduct)"},
-    {6019, bit(Feature::integer_dot_product), "integer dot products (shaderIntegerDotProduct)"},
+    {9, bit(Feature::float16), "16-bit floating-point arithmetic"},
+    {10, bit(Feature::float64), "64-bit floating-point arithmetic"},
+    {11, bit(Feature::int64), "64-bit integers"},
+    {22, bit(Feature::int16), "16-bit integers"},
+    {39, bit(Feature::int8), "8-bit integers"},
+    {4433, bit(Feature::storage_16bit), "16-bit values in buffers"},
+    {4448, bit(Feature::storage_8bit), "8-bit values in buffers"},
+    {5345, bit(Feature::memory_model), "a memory model with scopes"},
+    {6018, bit(Feature::integer_dot_product), "integer dot products"},
+    {6019, bit(Feature::integer_dot_product), "integer dot products"},
     {6022, bit(Feature::cooperative_matrix), "cooperative matrices of fp16 16x16x16"},
 };
 
 constexpr Needed size_control{0, bit(Feature::subgroup_size_control), "control of the subgroup size"};
 
-// SPIR-V capabilities of subgroup operations: GroupNonUniform (61) is basic, and the rest follow in Vulkan's order.
+// SPIR-V capabilities of subgroup operations: GroupNonUniform (61) is basic, and the rest follow in the order of ours.
 constexpr uint32_t first_subgroup_capability = 61, last_subgroup_capability = 68;
-constexpr const char* subgroup_names[] = {"basic",     "vote", "arithmetic", "ballot", "shuffle", "relative shuffle",
-                                          "clustered", "quad"};
+static_assert(static_cast<uint32_t>(schema::SubgroupOperation::quad) == 1u << (last_subgroup_capability - first_subgroup_capability));
 
 constexpr size_t most_reasons = 16; // nobody reads more
 
@@ -85,9 +84,9 @@ public:
       if (capability >= first_subgroup_capability && capability <= last_subgroup_capability)
         subgroup_operations(1u << (capability - first_subgroup_capability));
       if (capability == 4434 && !device_.uniform_storage_16bit)
-        feature("16-bit values in uniform and storage buffers (uniformAndStorageBuffer16BitAccess)");
+        feature("16-bit values in uniform and storage buffers");
       if (capability == 4449 && !device_.uniform_storage_8bit)
-        feature("8-bit values in uniform and storage buffers (uniformAndStorageBuffer8BitAccess)");
+        feature("8-bit values in uniform and storage buffers");
     }
   }
 
@@ -141,10 +140,8 @@ private:
   }
 
   void subgroup_operations(uint32_t wanted) {
-    const uint32_t lacking = wanted & ~device_.subgroup_operations;
-    for (uint32_t i = 0; i < 32; ++i)
-      if ((lacking >> i & 1) != 0)
-        feature(cat("subgroup operations: ", i < std::size(subgroup_names) ? subgroup_names[i] : "a newer group"));
+    for (const std::string& name : subgroup_names(wanted & ~device_.subgroup_operations))
+      feature(cat("subgroup operations: ", name));
   }
 
   const hal::Capabilities& device_;

@@ -75,6 +75,7 @@ private:
   void kernel(const Kernel& item) {
     json_.object([&] {
       json_.field("name", item.name);
+      json_.field("format", schema::EnumNameKernelFormat(item.format));
       json_.field("bindings", item.bindings);
       json_.key("types");
       json_.array([&] {
@@ -198,7 +199,7 @@ private:
       json_.list("max_workgroup_size", item.max_workgroup_size);
       json_.field("shared_memory", item.shared_memory);
       json_.field("subgroup_size", item.subgroup_size);
-      json_.field("subgroup_operations", item.subgroup_operations);
+      json_.list("subgroup_operations", subgroup_names(item.subgroup_operations));
       json_.field("max_bindings", item.max_bindings);
       json_.field("max_texel_elements", item.max_texel_elements);
       json_.field("storage_range", item.storage_range);
@@ -264,16 +265,23 @@ private:
 
 std::string describe(const Model& model, const Container& container) { return Describer(model, container).run(); }
 
-std::vector<std::string> feature_names(uint64_t features) {
+// Of flags of an enumeration; those of a newer schema by their number.
+template <class Flag, class Name> static std::vector<std::string> flag_names(uint64_t flags, Name&& name_of_flag, const char* what) {
   std::vector<std::string> names;
-  for (uint32_t bit = 0; bit < 64; ++bit) {
-    const uint64_t flag = uint64_t{1} << bit;
-    if ((features & flag) == 0)
-      continue;
-    const char* name = schema::EnumNameFeature(static_cast<Feature>(flag));
-    names.push_back(*name != '\0' ? std::string(name) : cat("feature ", bit));
-  }
+  for (uint32_t bit = 0; bit < 64; ++bit)
+    if ((flags >> bit & 1) != 0) {
+      const char* name = name_of_flag(static_cast<Flag>(uint64_t{1} << bit));
+      names.push_back(*name != '\0' ? std::string(name) : cat(what, " ", bit));
+    }
   return names;
+}
+
+std::vector<std::string> feature_names(uint64_t features) {
+  return flag_names<Feature>(features, schema::EnumNameFeature, "feature");
+}
+
+std::vector<std::string> subgroup_names(uint32_t operations) {
+  return flag_names<schema::SubgroupOperation>(operations, schema::EnumNameSubgroupOperation, "operation");
 }
 
 } // namespace lapilli

@@ -8,7 +8,8 @@ namespace lapilli {
 
 std::string describe(const Model& model, const Container& container);
 
-// Flag names of Requirements::features.
+// Flag names of Requirements: features and subgroup operations.
 std::vector<std::string> feature_names(uint64_t features);
+std::vector<std::string> subgroup_names(uint32_t operations);
 
 } // namespace lapilli

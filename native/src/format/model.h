@@ -19,6 +19,7 @@ using schema::DeviceKind;
 using schema::DType;
 using schema::ExprOp;
 using schema::Feature;
+using schema::KernelFormat;
 
 using ExprIndex = uint32_t; // into Method::exprs
 
@@ -63,7 +64,8 @@ struct State {
 
 struct Kernel {
   std::string name;
-  uint64_t code_offset;       // in the data section
+  KernelFormat format;
+  uint64_t code_offset; // in the data section
   std::vector<uint32_t> code; // until the pipelines are there
   uint32_t bindings;
   uint32_t push_size;
@@ -110,7 +112,7 @@ struct Requirements {
   std::array<uint32_t, 3> max_workgroup_size{};
   uint32_t shared_memory = 0;
   uint32_t subgroup_size = 0;
-  uint32_t subgroup_operations = 0;
+  uint32_t subgroup_operations = 0; // SubgroupOperation bits
   uint32_t max_bindings = 0;
   uint32_t max_texel_elements = 0;
   uint64_t storage_range = 0; // bytes of a storage buffer at once, where the next plan binds less

@@ -169,10 +169,21 @@ private:
                "The program is damaged: method \"", result.name, "\" has checks, and no output for their result.");
   }
 
+  static std::string known_formats() {
+    std::vector<std::string> names;
+    for (const KernelFormat format : schema::EnumValuesKernelFormat())
+      names.push_back(cat(static_cast<unsigned>(format), " (", schema::EnumNameKernelFormat(format), ")"));
+    return listed(names);
+  }
+
   Kernel kernel(const schema::Kernel& found) {
     Kernel result{};
     result.name = name(found.name());
     const std::string what = cat("kernel \"", result.name, "\"");
+    result.format = found.format();
+    check_file(result.format >= KernelFormat::MIN && result.format <= KernelFormat::MAX, "The code of kernel \"",
+               result.name, "\" is in format ", static_cast<unsigned>(result.format), ", and this player knows ",
+               known_formats(), ". Update Lapilli, or compile the model again with this version.");
     result.code_offset = found.code_offset();
     section(found.code_offset(), found.code_size(), what);
     result.bindings = found.bindings();

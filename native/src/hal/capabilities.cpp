@@ -35,7 +35,7 @@ void describe(const Capabilities& device, uint32_t index, Json& json) {
       json.field("subgroup_size", device.subgroup_size);
       json.field("min_subgroup_size", device.min_subgroup_size);
       json.field("max_subgroup_size", device.max_subgroup_size);
-      json.field("subgroup_operations", device.subgroup_operations);
+      json.list("subgroup_operations", subgroup_names(device.subgroup_operations));
       json.field("compute_units", device.compute_units);
       json.field("timestamp_period", device.timestamp_period);
       json.field("timestamp_bits", device.timestamp_bits);

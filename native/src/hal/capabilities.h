@@ -38,7 +38,7 @@ struct Capabilities {
   uint64_t max_allocation = 0; // bytes of one buffer
   bool large_bar = false;      // the host sees its own memory, and more of it than a small window
   uint32_t subgroup_size = 0, min_subgroup_size = 0, max_subgroup_size = 0;
-  uint32_t subgroup_operations = 0; // of Requirements
+  uint32_t subgroup_operations = 0; // SubgroupOperation bits
   uint32_t compute_units = 0;       // multiprocessors, compute units, shader cores; 0: the driver does not say
   uint32_t spirv_minor = 0;         // the newest SPIR-V that it takes: 1.spirv_minor
   uint64_t features = 0;            // Feature bits

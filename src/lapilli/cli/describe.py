@@ -45,6 +45,8 @@ def requirements(plan: Plan) -> str:
     for name, value in plan.requirements.items():
         if name == "features":
             parts += value
+        elif name == "subgroup_operations":
+            parts += [f"subgroup operations: {operation}" for operation in value]
         elif name != "max_workgroup_size" and value and value != "any":
             parts.append(f"{name.replace('_', ' ')} {value}")
     return ", ".join(parts) or "any device"

@@ -30,7 +30,7 @@ from lapilli.target import STORAGE, Target
 
 _SIZE = 64  # invocations in a work group
 _COLUMNS = 8  # of a product, from which on it pays to copy the rows of its left side
-QUAD_OPERATIONS = 1 << 7  # VK_SUBGROUP_FEATURE_QUAD_BIT
+QUAD_OPERATIONS = 1 << 7  # SubgroupOperation of the schema, as is the next
 BASIC_OPERATIONS = 1 << 0
 
 

@@ -32,9 +32,7 @@ from lapilli.schedule.plan import memory_of
 from lapilli.target import TEXELS, Target
 
 Array = npt.NDArray[Any]
-_FEATURES = ("storage_16bit", "storage_8bit", "float16", "int8", "int16", "int64", "float64", "cooperative_matrix",
-             "subgroup_size_control", "integer_dot_product", "vulkan_memory_model")  # fmt: skip
-_FEATURE = {name: 1 << bit for bit, name in enumerate(_FEATURES)}
+_FEATURE: dict[str, int] = {name: bit for name, bit in vars(fb.Feature).items() if not name.startswith("_")}
 
 _SAMPLE = 61  # bytes of a constant, evenly spread, by which it is told from most others before all are compared
 _MOST_RANGE = 1 << 31
@@ -171,7 +169,8 @@ class Writer:
             if written.source not in self.codes:
                 self.codes[written.source] = self._append(code)
             k = fb.KernelT()
-            k.name, k.codeSize, k.codeOffset = written.name, len(code), self.codes[written.source]
+            k.name, k.format = written.name, fb.KernelFormat.spirv
+            k.codeSize, k.codeOffset = len(code), self.codes[written.source]
             k.bindings, k.pushSize = len(written.bindings), 4 * len(written.params)
             k.localX, k.localY, k.localZ = written.local
             k.subgroupSize, k.sharedSize = written.subgroup, written.shared
@@ -327,7 +326,7 @@ class _PlanWriter:
         if target.half and any("half" in w.source for w in used):
             r.features |= _FEATURE["storage_16bit"] | _FEATURE["float16"]
         if any(w.matrix for w in used):
-            r.features |= _FEATURE["cooperative_matrix"] | _FEATURE["vulkan_memory_model"]
+            r.features |= _FEATURE["cooperative_matrix"] | _FEATURE["memory_model"]
         locals_ = [w.local for w in used] or [(1, 1, 1)]
         r.maxWorkgroupInvocations = max(x * y * z for x, y, z in locals_)
         r.maxWorkgroupSizeX, r.maxWorkgroupSizeY, r.maxWorkgroupSizeZ = (max(v) for v in zip(*locals_, strict=True))

@@ -101,9 +101,10 @@ class State(TensorSpec):
 
 @dataclass(frozen=True)
 class Kernel:
-    """SPIR-V code and what it needs."""
+    """Code, in the format `spirv`, and what it needs."""
 
     name: str
+    format: str
     code_size: int
     local: tuple[int, int, int]
     subgroup_size: int
@@ -235,6 +236,7 @@ class Description:
         kernels = tuple(
             Kernel(
                 k["name"],
+                k["format"],
                 k["code_size"],
                 tuple(k["local"]),
                 k["subgroup_size"],

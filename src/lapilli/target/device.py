@@ -50,7 +50,7 @@ def has_matrix_units(device: Device) -> bool:
     low, high = limits["min_subgroup_size"], limits["max_subgroup_size"]
     return (
         features["cooperative_matrix"]
-        and features["vulkan_memory_model"]
+        and features["memory_model"]
         and low <= MATRIX_SUBGROUP <= high
         and (low == high or features["subgroup_size_control"])
         and limits["shared_memory"] >= _MATRIX_SHARED

@@ -24,7 +24,7 @@ def _device(
         "texel_elements": texels, "min_subgroup_size": subgroup[0], "max_subgroup_size": subgroup[1], "compute_units": units,
     }  # fmt: skip
     features = {
-        "float16": half, "storage_16bit": half, "cooperative_matrix": matrix, "vulkan_memory_model": matrix,
+        "float16": half, "storage_16bit": half, "cooperative_matrix": matrix, "memory_model": matrix,
         "integer_dot_product": dot, "subgroup_size_control": size_control,
     }  # fmt: skip
     return Device(0, name, type, "", "1.3.0", 0, vendor, 0, limits, features)

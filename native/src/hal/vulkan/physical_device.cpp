@@ -154,6 +154,25 @@ bool query_cooperative_matrices(const InstanceFunctions& vk, PhysicalDevice& res
   return found;
 }
 
+uint32_t operations_of(VkSubgroupFeatureFlags flags) {
+  using schema::SubgroupOperation;
+  constexpr std::pair<VkSubgroupFeatureFlagBits, SubgroupOperation> all[] = {
+      {VK_SUBGROUP_FEATURE_BASIC_BIT, SubgroupOperation::basic},
+      {VK_SUBGROUP_FEATURE_VOTE_BIT, SubgroupOperation::vote},
+      {VK_SUBGROUP_FEATURE_ARITHMETIC_BIT, SubgroupOperation::arithmetic},
+      {VK_SUBGROUP_FEATURE_BALLOT_BIT, SubgroupOperation::ballot},
+      {VK_SUBGROUP_FEATURE_SHUFFLE_BIT, SubgroupOperation::shuffle},
+      {VK_SUBGROUP_FEATURE_SHUFFLE_RELATIVE_BIT, SubgroupOperation::shuffle_relative},
+      {VK_SUBGROUP_FEATURE_CLUSTERED_BIT, SubgroupOperation::clustered},
+      {VK_SUBGROUP_FEATURE_QUAD_BIT, SubgroupOperation::quad},
+  };
+  uint32_t result = 0;
+  for (const auto& [flag, operation] : all)
+    if ((flags & flag) != 0)
+      result |= static_cast<uint32_t>(operation);
+  return result;
+}
+
 void set_limits(const VkPhysicalDeviceLimits& from, hal::Capabilities& to) {
   hal::DeviceLimits& limits = to.limits;
   limits.max_workgroup_invocations = from.maxComputeWorkGroupInvocations;
@@ -220,7 +239,7 @@ void query_properties(const InstanceFunctions& vk, PhysicalDevice& result) {
     to.max_allocation = std::min(to.max_allocation, maintenance4.maxBufferSize);
   to.subgroup_size = to.min_subgroup_size = to.max_subgroup_size = subgroup.subgroupSize;
   if ((subgroup.supportedStages & VK_SHADER_STAGE_COMPUTE_BIT) != 0)
-    to.subgroup_operations = subgroup.supportedOperations;
+    to.subgroup_operations = operations_of(subgroup.supportedOperations);
   if (to.has(Feature::subgroup_size_control)) {
     if ((size_control.requiredSubgroupSizeStages & VK_SHADER_STAGE_COMPUTE_BIT) != 0) {
       to.min_subgroup_size = size_control.minSubgroupSize;
@@ -249,7 +268,7 @@ void query_features(const InstanceFunctions& vk, PhysicalDevice& result) {
   add(Feature::float64, core.shaderFloat64);
   add(Feature::subgroup_size_control, chain.subgroup_size.subgroupSizeControl);
   add(Feature::integer_dot_product, chain.dot_product.shaderIntegerDotProduct);
-  add(Feature::vulkan_memory_model, chain.memory_model.vulkanMemoryModel);
+  add(Feature::memory_model, chain.memory_model.vulkanMemoryModel);
   if (chain.cooperative_matrix.cooperativeMatrix != 0)
     add(Feature::cooperative_matrix, query_cooperative_matrices(vk, result) ? 1 : 0);
   result.capabilities.uniform_storage_16bit = chain.storage16.uniformAndStorageBuffer16BitAccess != 0;
