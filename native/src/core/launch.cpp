@@ -38,7 +38,8 @@ Launch Launch::of_load(const Shared& shared) {
   const Values values(shared.method.exprs, std::vector<int64_t>(shared.method.symbols.size()));
   for (size_t i = 0; i < shared.plan.buffers.size(); ++i) {
     const Buffer& buffer = shared.plan.buffers[i];
-    Bound& bound = launch.buffers.emplace_back(shared.constants[i], fixed);
+    launch.buffers.push_back({shared.constants[i], fixed});
+    Bound& bound = launch.buffers.back();
     if (buffer.kind != BufferKind::load_constant)
       continue;
     bound = {{nullptr, 0, values.size(buffer.size, "the size of a constant")},
@@ -63,7 +64,8 @@ void Launch::place(const Shared& shared, const Values& values) {
     }
   for (size_t i = 0; i < shared.plan.buffers.size(); ++i) {
     const Buffer& buffer = shared.plan.buffers[i];
-    Bound& bound = buffers.emplace_back(shared.constants[i], fixed);
+    buffers.push_back({shared.constants[i], fixed});
+    Bound& bound = buffers.back();
     if (buffer.kind == BufferKind::state)
       bound.region = shared.states.region(buffer.index);
     if (buffer.kind != BufferKind::input && buffer.kind != BufferKind::output)
@@ -124,7 +126,8 @@ void Launch::add(const Shared& shared, std::span<const Dispatch> dispatches, con
                   resolved.params.begin() + static_cast<ptrdiff_t>(dispatch.params.size()));
     for (size_t i = 0; i < dispatch.bindings.size(); ++i) {
       const uint32_t slot = buffers[dispatch.bindings[i].buffer].slot;
-      Bound& bound = bindings.emplace_back(resolved.bindings[i], slot);
+      bindings.push_back({resolved.bindings[i], slot});
+      Bound& bound = bindings.back();
       work += bound.region.size;
       if (slot == fixed)
         continue;

@@ -49,10 +49,10 @@ struct Launch {
     Region region; // relative to its slot
     uint32_t slot; // fixed: a constant or a state
 
-    Region in(std::span<const Region> slots) const {
+    Region in(std::span<const Region> places) const {
       if (slot == fixed)
         return region;
-      return {slots[slot].buffer, slots[slot].offset + region.offset, region.size};
+      return {places[slot].buffer, places[slot].offset + region.offset, region.size};
     }
   };
   struct Command {

@@ -156,7 +156,7 @@ bool query_cooperative_matrices(const InstanceFunctions& vk, PhysicalDevice& res
 
 uint32_t operations_of(VkSubgroupFeatureFlags flags) {
   using schema::SubgroupOperation;
-  constexpr std::pair<VkSubgroupFeatureFlagBits, SubgroupOperation> all[] = {
+  constexpr std::pair<VkSubgroupFeatureFlags, SubgroupOperation> all[] = {
       {VK_SUBGROUP_FEATURE_BASIC_BIT, SubgroupOperation::basic},
       {VK_SUBGROUP_FEATURE_VOTE_BIT, SubgroupOperation::vote},
       {VK_SUBGROUP_FEATURE_ARITHMETIC_BIT, SubgroupOperation::arithmetic},
