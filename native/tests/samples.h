@@ -73,7 +73,7 @@ struct SampleOptions {
   bool impossible_only = false;
   int64_t factor = 1;
   int64_t offset = 0;
-  uint8_t format = 0; // of the last kernel
+  uint8_t format = 0;               // of the last kernel
   uint32_t subgroup_operations = 0; // that the plan asks for
 };
 

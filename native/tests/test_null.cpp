@@ -182,7 +182,8 @@ TEST(what_a_device_lacks_is_said) {
   CHECK(has(refusal([](C& c) { c.limits.texel_buffers = 0; }, sample_program({.texel = true})),
             "it needs 1 texel buffers in a kernel, and the device allows 0"));
   CHECK(has(refusal([](C& c) { c.limits.storage_range = 16; }), "it needs 28 bytes of a storage buffer at once"));
-  CHECK(has(refusal([](C&) {}, sample_program({.impossible_only = true})), "it needs 1073741824 invocations in a work group"));
+  CHECK(has(refusal([](C&) {}, sample_program({.impossible_only = true})),
+            "it needs 1073741824 invocations in a work group"));
   CHECK(has(refusal([](C& c) { c.subgroup_operations = 1; }, sample_program({.subgroup_operations = 1u | 1u << 7})),
             "the device lacks subgroup operations: quad."));
   const auto program = load(sample_program({.impossible_first = true}), null_device());

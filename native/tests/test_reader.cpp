@@ -122,7 +122,8 @@ TEST(kernels_say_their_format) {
   for (const uint8_t format : {uint8_t{1}, uint8_t{255}}) {
     const Outcome refused = describe(sample_program({.format = format}));
     CHECK(refused.status == LAPILLI_INVALID_FILE);
-    const std::string words = "kernel \"scale\" is in format " + std::to_string(format) + ", and this player knows 0 (spirv)";
+    const std::string words =
+        "kernel \"scale\" is in format " + std::to_string(format) + ", and this player knows 0 (spirv)";
     CHECK(refused.text.find(words) != std::string::npos);
   }
 }

@@ -36,7 +36,8 @@ constexpr Needed size_control{0, bit(Feature::subgroup_size_control), "control o
 
 // SPIR-V capabilities of subgroup operations: GroupNonUniform (61) is basic, and the rest follow in the order of ours.
 constexpr uint32_t first_subgroup_capability = 61, last_subgroup_capability = 68;
-static_assert(static_cast<uint32_t>(schema::SubgroupOperation::quad) == 1u << (last_subgroup_capability - first_subgroup_capability));
+static_assert(static_cast<uint32_t>(schema::SubgroupOperation::quad) ==
+              1u << (last_subgroup_capability - first_subgroup_capability));
 
 constexpr size_t most_reasons = 16; // nobody reads more
 

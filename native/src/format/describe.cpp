@@ -266,7 +266,8 @@ private:
 std::string describe(const Model& model, const Container& container) { return Describer(model, container).run(); }
 
 // Of flags of an enumeration; those of a newer schema by their number.
-template <class Flag, class Name> static std::vector<std::string> flag_names(uint64_t flags, Name&& name_of_flag, const char* what) {
+template <class Flag, class Name>
+static std::vector<std::string> flag_names(uint64_t flags, Name&& name_of_flag, const char* what) {
   std::vector<std::string> names;
   for (uint32_t bit = 0; bit < 64; ++bit)
     if ((flags >> bit & 1) != 0) {

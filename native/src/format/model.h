@@ -65,7 +65,7 @@ struct State {
 struct Kernel {
   std::string name;
   KernelFormat format;
-  uint64_t code_offset; // in the data section
+  uint64_t code_offset;       // in the data section
   std::vector<uint32_t> code; // until the pipelines are there
   uint32_t bindings;
   uint32_t push_size;
