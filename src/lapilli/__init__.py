@@ -126,24 +126,32 @@ def compile(
 ) -> Program:
     """Compiles a model to a program, ready to run and to save. Needs the extra: `pip install lapilli[compile]`.
 
-    model: a module (compiled as it is in eval mode), a function or a bound method, an ExportedProgram or its `module()`, a
-        TorchScript module, method or function, or the path of a file of `torch.export.save` (`.pt2`) or `torch.jit.save`
-        (`.pt`); or several methods by name, each of them an ExportedProgram or a tuple (module, example_inputs[,
-        dynamic_shapes]): then `program.methods["decode"](...)` calls one. Equal weights are stored once.
-    example_inputs: arguments of a module, as a tuple or a dict of keywords; an ExportedProgram brings its own. Images given in
-        channels-last memory format are taken so, without a copy.
-    example_kwargs: arguments by keyword beside those of example_inputs.
-    precision: "fp32", or "fp16" for 16-bit storage with 32-bit accumulation. Inputs and outputs keep their dtypes.
-    dynamic_shapes: as in `torch.export.export`: which sizes may change from run to run, with their bounds.
-    target: None: plans for every kind of device; or the name of the one plan to make; or of a device that need not be there, such
-    as "rtx-4090" or "mali-g7x" (`lapilli.target.KNOWN`): one plan, with kernels and tiles for it.
-    fallback: "cpu" runs what has no GPU kernel in torch on the CPU, and `program.report()` says what and why; "error" raises
-        UnsupportedOperatorError instead. A program with CPU operators needs torch to run.
-    metadata: strings that travel in the file, such as `preprocess` and `labels`.
-    progress: called with (stage, done, all) while kernels are compiled.
+    Args:
+        model: a module (compiled as it is in eval mode), a function or a bound method, an ExportedProgram or its `module()`,
+            a TorchScript module, method or function, or the path of a file of `torch.export.save` (`.pt2`) or
+            `torch.jit.save` (`.pt`); or several methods by name, each of them an ExportedProgram or a tuple (module,
+            example_inputs[, dynamic_shapes]): then `program.methods["decode"](...)` calls one. Equal weights are stored once.
+        example_inputs: arguments of a module, as a tuple or a dict of keywords; an ExportedProgram has its own. Images in
+            channels-last memory format are accepted in that format, without a copy.
+        example_kwargs: keyword arguments in addition to example_inputs.
+        precision: "fp32", or "fp16" for 16-bit storage with 32-bit accumulation. Inputs and outputs keep their dtypes.
+        dynamic_shapes: as in `torch.export.export`: which sizes may change from run to run, with their bounds.
+        target: None: plans for every kind of device; or the name of the one plan to make; or the name of a device, such as
+            "rtx-4090" or "mali-g7x" (`lapilli.target.KNOWN`), which need not be present: one plan, with kernels and tiles for it.
+        fallback: "cpu" runs operators that have no GPU kernel in torch on the CPU; `program.report()` lists them with the
+            reason. "error" raises UnsupportedOperatorError instead. A program with CPU operators needs torch to run.
+        metadata: strings to store in the file, such as `preprocess` and `labels`.
+        progress: called with (stage, done, all) while kernels are compiled.
 
-    Raises CompileError, UnsupportedOperatorError (with fallback="error"), LapilliError where torch or the
-    shader compiler is missing.
+    Returns:
+        the program, loaded on the device that `load` would choose.
+
+    Raises:
+        CompileError: the model cannot be captured or compiled, or an argument is not one of the choices.
+        UnsupportedOperatorError: an operator has no GPU kernel (with fallback="error").
+        LapilliError: torch or the shader compiler is missing.
+        NoDriverError: there is no Vulkan driver.
+        NoDeviceError: no device satisfies a plan of the program.
     """
     from lapilli.runtime.compiler_packages import require_compiler
 
@@ -176,11 +184,26 @@ def verify(
     inputs: Any = None,
     dynamic_shapes: Any = None,
 ) -> list[Check]:
-    """Finds the kernel that is wrong: runs a model kernel by kernel on a device, and compares each with what its operators
-    mean, computed by NumPy from the same values. Needs the extra: `pip install lapilli[compile]`.
+    """Compares every kernel of a model with NumPy, to find the one that computes a wrong result.
 
-    Arguments as for `compile` and `load`; inputs: tensors to run on, default those of example_inputs.
-    Returns for every kernel its operators, its name, and its own relative error (norm). Slow: seconds to minutes.
+    The model runs kernel by kernel on a device, and NumPy computes the operators of each kernel from the same values. Slow:
+    seconds to minutes. Needs the extra: `pip install lapilli[compile]`.
+
+    Args:
+        model: as for `compile`, but a single method.
+        example_inputs: as for `compile`.
+        precision: as for `compile`.
+        target: name of the plan to check; None: the plan that the device would run.
+        device: as for `load`.
+        inputs: flat list of tensors to run on; None: those of example_inputs.
+        dynamic_shapes: as for `compile`.
+
+    Returns:
+        a `Check` for every kernel: its operators, its name, and its own relative error (by norm).
+
+    Raises:
+        CompileError: the model cannot be compiled as a whole, or there is no such target.
+        NoDeviceError: there is no such device, or it does not satisfy the plan.
     """
     from lapilli.runtime.compiler_packages import require_compiler
 

@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions: every message says what was given, what is possible and what to do."""
+"""The exceptions of Lapilli. Every message says what was given, what is accepted and what to do."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from lapilli.names import printable
 
 
 class LapilliError(Exception):
-    """Base of all errors that Lapilli raises on purpose. Its message may name what a file calls itself: control characters in
-    it are written out."""
+    """Base class of all errors that Lapilli raises.
+
+    A message may quote names from a file; control characters in them are escaped.
+    """
 
     def __str__(self) -> str:
         return printable(super().__str__())
@@ -34,17 +36,18 @@ class NoDriverError(LapilliError):
 
 
 class NoDeviceError(LapilliError):
-    """There is no such device, or none that satisfies a plan of the program."""
+    """There is no such device, or no device satisfies a plan of the program."""
 
 
 class OutOfMemoryError(LapilliError, MemoryError):
-    """The host or the device has not enough memory."""
+    """The host or the device has too little memory."""
 
 
 class DeviceLostError(LapilliError):
-    """The device stopped working, or work that was queued on it was lost; or the process was forked from one that uses it.
+    """The device stopped working, or lost queued work; or the process was forked from one that uses the device.
 
-    What is loaded, and what tensors are made, after the loss works again."""
+    Programs loaded and tensors created after the loss work again.
+    """
 
 
 class RunTimeoutError(LapilliError, TimeoutError):
@@ -52,7 +55,7 @@ class RunTimeoutError(LapilliError, TimeoutError):
 
 
 class PlayerError(LapilliError):
-    """The native player is missing or failed in a way that it should not."""
+    """The native player is missing, or failed unexpectedly."""
 
 
 class ReadError(LapilliError, OSError):
@@ -60,7 +63,11 @@ class ReadError(LapilliError, OSError):
 
 
 class CompileError(LapilliError):
-    """A model cannot be compiled. located: the message names the place in the model already."""
+    """A model cannot be compiled.
+
+    Attributes:
+        located: whether the message already names the place in the model.
+    """
 
     located = False
 

@@ -168,9 +168,10 @@ def _limits(limits: NativeLimits | None) -> Any:
 
 
 def describe(source: Source, *, verify: bool = True, limits: NativeLimits | None = None) -> dict[str, Any]:
-    """Verify a program (a path, or the bytes of a file) and describe what is in it; needs no device.
+    """Verify a program and describe its content; needs no device.
 
     Args:
+        source: a path, or the bytes of a file.
         verify: also verify the checksum; the structure is always verified.
         limits: what the file may cost.
 
@@ -348,8 +349,10 @@ class NativeRun:
 
 
 class NativeBinding:
-    """A method of a program on memory of the caller: a run copies nothing but inputs to the device and outputs back, and
-    allocates nothing. One thread at a time."""
+    """A method of a program bound to the caller's arrays. One thread at a time.
+
+    A run copies the inputs to the device and the outputs back; it copies nothing else and allocates nothing.
+    """
 
     def __init__(self, program: NativeProgram, method: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         self._program, self._method = program, method
@@ -360,7 +363,7 @@ class NativeBinding:
         self._counts = len(inputs), len(outputs)
 
     def run(self) -> None:
-        """Run on what is in the inputs, wait, and leave the results in the outputs."""
+        """Run on the current values of the inputs, wait, and store the results in the outputs."""
         n_inputs, n_outputs = self._counts
         handle = self._program._program()
         check(self._run(handle, self._method, self._inputs, n_inputs, self._outputs, n_outputs))
@@ -389,11 +392,12 @@ class NativeProgram:
         allow_host: bool = False,
         limits: NativeLimits | None = None,
     ) -> NativeProgram:
-        """Load a program from a file or from the bytes of one.
+        """Load a program.
 
         Args:
+            source: a path, or the bytes of a file.
             device: index or part of a name; None: the environment variable ``LAPILLI_DEVICE``, else the best one.
-            plan: name of the plan to take; None: the first that the device satisfies.
+            plan: name of the plan to run; None: the first that the device satisfies.
             cache_dir: folder of the pipeline cache; None: the user's cache folder; ``""``: none on disk.
             staging_size: bytes of the upload buffer; 0: 16 MiB.
             verify: verify the checksum; the structure is always verified.

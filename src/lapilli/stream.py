@@ -59,9 +59,10 @@ class Buffer:
         self.stream.check(self.stream._library.lapilli_buffer_write(self._handle(), offset, view, len(view)))
 
     def read(self, offset: int, into: Any) -> Any:
-        """Wait for what is queued and copy bytes from ``offset`` to the host.
+        """Wait for what is queued and copy bytes to the host.
 
         Args:
+            offset: where to begin, in bytes.
             into: a writable contiguous buffer, which is filled; or a number of bytes, for a new ``bytearray``.
 
         Returns:
@@ -73,7 +74,7 @@ class Buffer:
         return target
 
     def __del__(self) -> None:
-        self._freed.append(self.address)  # a native call each would be dear; whoever needs memory releases them first
+        self._freed.append(self.address)  # released in bulk, before the next allocation: a native call for each is slow
 
 
 def _destroyer(library: Any, freed: list[int]) -> Callable[[Any], None]:
@@ -95,8 +96,8 @@ class Stream:
         alignment: offsets of slices are multiples of this, in bytes.
         max_allocation: bytes of the largest buffer.
         info: the device as in `lapilli.player.devices`, ``alignment``, ``max_allocation`` and ``memory``.
-        check: raises the exception for a status of the player that is not 0. Whoever lends the stream's memory to others may
-            set one that raises theirs; set it before the first launch.
+        check: raises the exception for a status of the player that is not 0. It may be replaced, before the first launch,
+            by a function that raises other exceptions.
 
     Raises:
         NoDriverError: there is no Vulkan driver.
@@ -172,8 +173,11 @@ class Stream:
         """Run a method once, on tensors in buffers of this stream, in the stream's order.
 
         Args:
+            program: a program on the stream's device.
+            method: its index.
             symbols: the value of every symbol of the method, in its order.
-            inputs, outputs: where each dense row-major tensor begins: (buffer, offset in bytes).
+            inputs: where each dense row-major input begins: (buffer, offset in bytes).
+            outputs: the same for the outputs.
 
         Raises:
             InvalidInputError: a wrong count, a symbol out of its bounds, a slice that is too small or not aligned, or a
@@ -190,8 +194,8 @@ class Stream:
         It takes the values of the symbols, then `Buffer.address` and the offset of every input and of every output, all as
         positional integers. The caller keeps the buffers alive during the call.
         """
-        # One packed argument: converting arguments is what a call through cffi costs. The bytes are of this call alone, so
-        # that threads do not meet in them.
+        # One packed argument, because cffi's conversion of arguments dominates the cost of a call. Each call packs new bytes,
+        # so that threads do not share them.
         pack = struct.Struct(f"={4 + symbols + 2 * (inputs + outputs)}q").pack
         stream, handle, enqueue = self._handle, program._program(), self._library.lapilli_enqueue_packed
         freed, release_freed, check = self._freed, self._release_freed, self.check
@@ -226,7 +230,7 @@ class Stream:
             return Buffer(self, address, size) if address else enqueue_separately(words[6:])
 
         def enqueue_separately(words: list[int]) -> Buffer:
-            """In two calls, of which one says why it is not possible."""
+            """Repeats a failed launch in two calls, which say what failed."""
             buffer = self.allocate(size)
             run = self.launch(program, method, len(symbols), inputs, 1)
             run(*words, buffer.address, 0)
@@ -236,8 +240,10 @@ class Stream:
 
     @property
     def lost(self) -> bool:
-        """Whether the device was lost, or work that was queued: the stream does nothing any more, and what is in its
-        buffers is lost. A new stream works."""
+        """Whether the device or queued work was lost.
+
+        The stream then does nothing any more, and the contents of its buffers are lost. A new stream works.
+        """
         return bool(self._library.lapilli_flush(self._handle) == _LOST)
 
     def flush(self) -> None:
@@ -249,7 +255,7 @@ class Stream:
         self.check(self._library.lapilli_synchronize(self._handle))
 
     def memory(self) -> StreamMemory:
-        """What the stream's memory is now."""
+        """The stream's memory statistics."""
         self._release_freed()
         info = self._ffi.new("lapilli_stream_memory_info *")
         self.check(self._library.lapilli_stream_memory(self._handle, info))

@@ -1,4 +1,4 @@
-"""Which kernel is wrong: every kernel of a program against the meaning of its part of the graph, run by NumPy."""
+"""Checks every kernel of a program against its part of the graph, evaluated by NumPy."""
 
 from __future__ import annotations
 
@@ -34,8 +34,14 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Check:
-    """label: the operators that the kernel computes; kernel: its name; error: norm of the difference over the norm of what
-    is right (NaN where NaN or infinity are in other places)."""
+    """The result for one kernel.
+
+    Attributes:
+        label: the operators that the kernel computes.
+        kernel: its name.
+        error: norm of the difference divided by the norm of the expected result; NaN if the two have NaN or infinity in
+            different places.
+    """
 
     label: str
     kernel: str
@@ -51,14 +57,27 @@ def verify(
     inputs: Sequence[Any] | None = None,
     dynamic_shapes: Any = None,
 ) -> list[Check]:
-    """Run a model kernel by kernel on a device, and compare each with the kernel IR run by NumPy on the same values.
+    """Runs a model kernel by kernel on a device, and compares each with its IR evaluated by NumPy on the same values.
 
-    A kernel reads what the device computed before it, so errors do not add up: the one that is wrong stands out. Kernels that
-    are steps of one algorithm (Winograd's transforms) are checked together, where it ends. Slow: seconds to minutes.
+    A kernel reads what the device computed before it, so errors do not accumulate: the kernel at fault stands out. The steps
+    of one algorithm (such as the transforms of Winograd's convolution) are checked together, at the last one. Slow: seconds
+    to minutes.
 
-    model, example_inputs, precision, target, dynamic_shapes: as for `lapilli.compile`; target None takes the plan that the
-    device would run. inputs: a flat list of tensors to run on; default: those of example_inputs.
-    Returns a check for every kernel, in the order of the run; kernels that only pack weights come first."""
+    Args:
+        model: as for `lapilli.compile`, but a single method.
+        example_inputs: as for `lapilli.compile`.
+        precision: as for `lapilli.compile`.
+        target: name of the plan to check; None: the plan that the device would run.
+        device: as for `lapilli.load`.
+        inputs: flat list of tensors to run on; None: those of example_inputs.
+        dynamic_shapes: as for `lapilli.compile`.
+
+    Returns:
+        a check for every kernel, in the order of the run; kernels that only pack weights come first.
+
+    Raises:
+        CompileError: there is no such target, or the model cannot be compiled as a whole.
+    """
     exported = capture(model, example_inputs, dynamic_shapes)
     module = prepare(exported)
     given = tree_leaves(inputs if inputs is not None else exported.example_inputs)
@@ -77,7 +96,7 @@ def verify(
 
 
 def _taken(module: Any, precision: str, device: str | int | None) -> str:
-    """The name of the plan that a device takes."""
+    """The name of the plan that a device would run."""
     data, _ = assemble(module, precision, plans_for(precision))
     native = NativeProgram.load(data, device=device)
     try:
@@ -87,7 +106,7 @@ def _taken(module: Any, precision: str, device: str | int | None) -> str:
 
 
 class _Run:
-    """values: what the device computed, as arrays of the values' own shapes."""
+    """One run on the device. values: the results of its kernels by node id, in the shapes of the nodes."""
 
     def __init__(self, data: bytes, native: NativeProgram, schedule: Schedule, inputs: Sequence[Array]) -> None:
         self.native, self.schedule, self.inputs = native, schedule, list(inputs)
@@ -127,7 +146,7 @@ class _Run:
         return _ordered(raw.view(np.uint8)[: count * dtype.itemsize].view(dtype), shape, layout)
 
     def _meaning(self, task: Task, values: dict[int, Array]) -> Array | None:
-        """What a kernel should have stored; None for the inner steps of an algorithm."""
+        """The result that a kernel should have stored; None for the inner steps of an algorithm."""
         for member in task.members:
             inside = self._meaning(member, values)
             assert inside is not None
@@ -161,7 +180,7 @@ class _Run:
         return stored
 
     def _seen(self, node: Node, values: dict[int, Array]) -> None:
-        """The value of what vanished into its reader."""
+        """Evaluates a node that was fused into its reader, and so is not in the device's memory."""
         if node.id not in values:
             for read in operands(node):
                 self._seen(read, values)
@@ -173,7 +192,7 @@ def _leaves(task: Task) -> list[Node]:
 
 
 def _sizes(graph: Graph, inputs: Sequence[Array]) -> Mapping[Atom, int]:
-    """The dynamic sizes that the inputs have."""
+    """The values of the dynamic sizes, from the shapes of the inputs."""
     found: dict[Atom, int] = {}
     for symbol in graph.symbols.values():
         place = reading(symbol, graph.inputs)
@@ -184,7 +203,7 @@ def _sizes(graph: Graph, inputs: Sequence[Array]) -> Mapping[Atom, int]:
 
 
 def _ordered(flat: Array, shape: Sequence[int], layout: Layout) -> Array:
-    """Memory in a layout, as an array in the order of its dimensions."""
+    """Memory in a layout, as an array with the dimensions in their logical order."""
     stored = flat.reshape([shape[d] for d in layout.order])
     return stored.transpose(np.argsort(layout.order).tolist()) if shape else stored.reshape(())
 

@@ -1,6 +1,7 @@
-"""torch.compile(model, backend="vulkan")
+"""The backend of torch.compile(model, backend="vulkan").
 
-Torch finds this backend by its entry point; nothing needs to be imported. docs/torch-compile.md says what moves when."""
+Torch finds it by its entry point; nothing needs to be imported. docs/torch-compile.md says when tensors are copied.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,21 @@ def vulkan(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """The backend, as torch.compile calls it. options: see `Options`. Raises CompileError for options that it does not know."""
+    """Compiles a graph for torch.compile.
+
+    Args:
+        gm: the graph that torch.compile captured.
+        example_inputs: its inputs, as fake or real tensors.
+        options: the fields of `Options`, by name.
+        mode: a mode of torch.compile; those other than "default" change nothing, and warn.
+
+    Returns:
+        a function with the signature of the graph.
+
+    Raises:
+        CompileError: an option or its value is unknown.
+        LapilliError: the shader compiler is missing.
+    """
     require_compiler()
     chosen = Options.of(options, mode)
     if not torch_compat.supported():
@@ -64,13 +79,16 @@ def vulkan(
 
 
 def reports() -> list[tuple[str, Report]]:
-    """Where the operators of every compiled graph that is still in use run: its kind ("inference", "forward", "backward") and
-    its report. Graphs that have not been called yet are not among them."""
+    """Where the operators of the compiled graphs run.
+
+    Returns:
+        the kind ("inference", "forward" or "backward") and the report of every graph that is still in use and has been called.
+    """
     return [(e.kind.name, e.report) for e in list(_live.values()) if e.report is not None]
 
 
 def _kind(name: str) -> Kind:
-    """What AOTAutograd knows of the graph that is being compiled."""
+    """The kind of the graph that is being compiled, with AOTAutograd's metadata of it."""
     context = torch._guards.TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     if metadata is None or name == "backward":

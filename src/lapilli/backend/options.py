@@ -1,4 +1,4 @@
-"""What `torch.compile(..., backend="vulkan", options={...})` takes."""
+"""The options of `torch.compile(..., backend="vulkan", options={...})`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ _MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagra
 
 @dataclass(frozen=True)
 class Options:
-    """precision: "fp32", or "fp16" for 16-bit storage with 32-bit accumulation; fallback: "cpu" runs what has no GPU kernel
-    in torch on the CPU, "error" refuses it; device: index or part of the name of the device on which models whose tensors are
-    on the CPU run (None: the environment variable LAPILLI_DEVICE, else the best one)."""
+    """The options of the backend.
+
+    Attributes:
+        precision: "fp32", or "fp16" for 16-bit storage with 32-bit accumulation.
+        fallback: "cpu" runs operators that have no GPU kernel in torch on the CPU; "error" refuses them.
+        device: index or part of a name of the device that runs models whose tensors are on the CPU; None: the environment
+            variable LAPILLI_DEVICE, else the best one.
+    """
 
     precision: str = "fp32"
     fallback: str = "cpu"
@@ -25,7 +30,11 @@ class Options:
 
     @staticmethod
     def of(given: Mapping[str, Any] | None, mode: str | None) -> Options:
-        """Raises CompileError for an unknown option or value, with what is possible."""
+        """Checks the options that were given to torch.compile.
+
+        Raises:
+            CompileError: an option or its value is unknown; the message lists the possible ones.
+        """
         names = [f.name for f in fields(Options)]
         for name in given or {}:
             if name not in names:
@@ -49,7 +58,7 @@ class Options:
 
 
 def suggestion(name: str, known: list[str]) -> str:
-    """ " (did you mean ...?)", where something known is close."""
+    """The text " (did you mean ...?)" if a known name is similar, else nothing."""
     close = difflib.get_close_matches(name, known, 1, 0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

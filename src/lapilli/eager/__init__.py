@@ -1,26 +1,29 @@
-"""The eager device "vulkan": plain tensors of PyTorch whose memory lies on a Vulkan device.
+"""The eager device "vulkan": ordinary PyTorch tensors whose memory is on a Vulkan device.
 
-PyTorch lets one more kind of device be added from outside, under the dispatch key PrivateUse1. Ours is made of:
+PyTorch lets one out-of-tree kind of device register under the dispatch key PrivateUse1. This one consists of:
 
-- ``device``: tells PyTorch of it; at import time little, the rest at the first use. ``neighbours``: what stands beside it.
-- ``storage``: tensors and their memory, and what moves between the host and the devices.
-- ``views``: the operators that make tensors and views, and compute nothing.
-- ``dispatch`` and its neighbours: an operator becomes a program, which is queued.
+- ``device``: registration; a little at import time, the rest at the first use. ``neighbours``: other accelerators.
+- ``storage``: tensors, their memory, and copies between the host and the devices.
+- ``views``: operators that create tensors and views without computing anything.
+- ``dispatch`` and the modules beside it: an operator becomes a program, which is queued.
 - ``vulkan``: ``torch.vulkan``.
-- ``autocast``, ``generators``: mixed precision, and where random numbers begin.
-- ``tensors``, ``storages``, ``modules``, ``saving``, ``accelerator``: the places where PyTorch must be told in Python.
+- ``autocast``, ``generators``: mixed precision, and the seeds of random numbers.
+- ``tensors``, ``storages``, ``modules``, ``saving``, ``accelerator``: the parts of PyTorch that are patched in Python.
 """
 
 from __future__ import annotations
 
 
 def enable() -> None:
-    """Makes "vulkan" a device of PyTorch in this process, where `import torch` has not: beside CUDA or another accelerator.
-    The environment variable LAPILLI_EAGER=1 does it at `import torch`. Doing it again does nothing.
+    """Makes "vulkan" a device of PyTorch in this process.
 
-    PyTorch has one accelerator. Where there is another, a RuntimeWarning says what no longer works in this process.
+    Only needed beside CUDA or another accelerator; otherwise `import torch` does it. The environment variable LAPILLI_EAGER=1
+    does it at `import torch` in any case. Further calls do nothing.
 
-    Raises RuntimeError where another package has taken PyTorch's one place for devices from outside.
+    PyTorch supports one accelerator per process. If there is another, a RuntimeWarning says what no longer works.
+
+    Raises:
+        RuntimeError: another package has already registered a PrivateUse1 device.
     """
     from lapilli.eager import device
 

@@ -52,9 +52,9 @@ def set_current_device(index: int) -> None:
 
 
 def index_of(device: torch.device | str | int | None) -> int:
-    """The index that a device, its name or None (the current one) means.
+    """The index of a device, given as such, by name, by index, or as None (the current one).
 
-    Raises RuntimeError where it is another kind of device, or there is no such one.
+    Raises ValueError for another kind of device, and RuntimeError if there is no such device.
     """
     if device is None:
         index = None
@@ -87,7 +87,7 @@ def place(index: int) -> torch.device:
 
 
 def no_such_device(index: int) -> RuntimeError:
-    """What to say of an index that is no device's."""
+    """The error for an index out of range."""
     names = [f"vulkan:{place} ({device['name']})" for place, device in enumerate(found())]
     if names:
         return RuntimeError(f"There is no device vulkan:{index}. There are: {', '.join(names)}.")
@@ -156,7 +156,7 @@ def stream_of(index: int) -> Stream:
 
 
 def memory_limit(index: int, fraction: str | float) -> int:
-    """Bytes of a fraction of a device's memory. Raises ValueError where it is none."""
+    """A fraction of a device's memory, in bytes. Raises ValueError if it is not in (0, 1]."""
     try:
         value = float(fraction)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What ``torch.vulkan.get_device_properties`` says; by itself, for `import torch` should not wait for a dataclass."""
+"""The result of ``torch.vulkan.get_device_properties``. A module of its own, so that `import torch` need not load dataclasses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What a device is; see `lapilli.Device` for the meaning of limits and features."""
+    """The properties of a device; `lapilli.Device` explains limits and features."""
 
     name: str
     type: str

@@ -1,7 +1,8 @@
 """``torch.vulkan``: devices, memory and random numbers.
 
 The functions and their arguments are those of ``torch.cuda``, as far as they make sense for the device. ``device`` is
-always a device, its name or its index; None means the current device.
+always a device, its name or its index; None means the current device. Functions that take it raise ValueError for another
+kind of device, and RuntimeError if there is no such device.
 """
 
 from __future__ import annotations
@@ -29,20 +30,27 @@ _begin: Callable[[], None]
 
 
 def set_steps(has_begun: Callable[[], bool], patch: Callable[[], None], begin: Callable[[], None]) -> None:
-    """Of `lapilli.eager.device`, which hands this module to PyTorch: whether the device was used, what PyTorch is told when
-    somebody names it, and what the first use does."""
+    """Connects this module to `lapilli.eager.device`, which registers it with PyTorch.
+
+    Args:
+        has_begun: whether the device has been used in this process.
+        patch: patches PyTorch, once a program names the device.
+        begin: initializes the device, at its first use.
+    """
     global _has_begun, _patch, _begin
     _has_begun, _patch, _begin = has_begun, patch, begin
 
 
 def is_available() -> bool:
-    """Whether there is a Vulkan device, and what it takes to compile for it. Touches the driver at the first call; never
-    raises."""
+    """Whether there is a Vulkan device, and the packages needed to compile for it are installed.
+
+    Loads the driver at the first call; never raises.
+    """
     return device_count() > 0 and not missing_packages()
 
 
 def device_count() -> int:
-    """How many Vulkan devices there are."""
+    """The number of Vulkan devices."""
     if _pytorch_wonders(_has_begun()):
         return 0
     if not _has_begun():
@@ -54,9 +62,12 @@ def device_count() -> int:
 
 
 def _pytorch_wonders(begun: bool) -> bool:
-    """Whether PyTorch itself asks for any accelerator that there may be: compilers, optimizers, data loaders and others do in
-    programs of the CPU. As long as the program has not named the device, they find none, and do what they did without it.
-    `nn.DataParallel` and its like never find it: they need parts in C++ that a device of Python does not have."""
+    """Whether the caller is PyTorch itself, looking for any accelerator.
+
+    Compilers, optimizers, data loaders and others do so even in programs that run on the CPU. Until the program has named the
+    device, they find none, and behave as without Lapilli. `nn.DataParallel` and similar classes never find it: they need
+    C++ parts that a device registered from Python does not have.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
@@ -79,7 +90,7 @@ def is_initialized() -> bool:
 
 
 def init() -> None:
-    """Makes the device ready. Not needed: the first use does it."""
+    """Initializes the device. Optional: the first use does it."""
     _lazy_init()
 
 
@@ -92,12 +103,12 @@ def _is_in_bad_fork() -> bool:
 
 
 def get_device_name(device: Where = None) -> str:
-    """The name that the driver gives the device."""
+    """The device's name, as the driver reports it."""
     return get_device_properties(device).name
 
 
 def get_device_properties(device: Where = None) -> DeviceProperties:
-    """What a device is and can. Raises RuntimeError where there is no such device."""
+    """Name, type, driver, memory in bytes, limits and features of a device."""
     from lapilli.eager.properties import DeviceProperties
 
     node = _found(device)
@@ -121,13 +132,13 @@ def _found(device: Where) -> dict[str, Any]:
 
 
 def current_device() -> int:
-    """Index of the device that "vulkan" means in this thread."""
+    """Index of the current device of this thread: the one that "vulkan" without an index means."""
     _patch()  # somebody is about to name the device
     return devices.current_device()
 
 
 def set_device(device: Where) -> None:
-    """Makes a device the current one of this thread."""
+    """Makes a device the current one of this thread. None changes nothing."""
     devices.set_current_device(devices.index_of(device))
 
 
@@ -146,14 +157,14 @@ class device:
 
 
 class device_of(device):
-    """Context manager: makes the device of a tensor the current one; does nothing for tensors of the CPU."""
+    """Context manager: makes the device of a tensor the current one; does nothing for tensors on the CPU."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__(tensor.get_device() if tensor.device.type == "vulkan" else None)
 
 
 def synchronize(device: Where = None) -> None:
-    """Waits until the device has done all work that is queued."""
+    """Waits until the device has finished all queued work."""
     stream = devices.streams.get(devices.index_of(device))
     if stream is not None:
         stream.synchronize()
@@ -168,32 +179,32 @@ def _memory(device: Where) -> Any:
 
 
 def memory_allocated(device: Where = None) -> int:
-    """Bytes that tensors hold now."""
+    """Bytes that tensors occupy now."""
     memory = _memory(device)
     return 0 if memory is None else memory.allocated
 
 
 def max_memory_allocated(device: Where = None) -> int:
-    """The most bytes that tensors held since the start or `reset_peak_memory_stats`."""
+    """The most bytes that tensors occupied since the start or the last `reset_peak_memory_stats`."""
     memory = _memory(device)
     return 0 if memory is None else memory.peak_allocated
 
 
 def memory_reserved(device: Where = None) -> int:
-    """Bytes taken from the driver: in use, or kept for the tensors to come."""
+    """Bytes allocated from the driver: occupied by tensors, or cached for later ones."""
     memory = _memory(device)
     return 0 if memory is None else memory.reserved
 
 
 def reset_peak_memory_stats(device: Where = None) -> None:
-    """Lets `max_memory_allocated` begin anew."""
+    """Resets `max_memory_allocated` to what is allocated now."""
     stream = devices.streams.get(devices.index_of(device))
     if stream is not None:
         stream.reset_peak_memory()
 
 
 def mem_get_info(device: Where = None) -> tuple[int, int]:
-    """Bytes still to be had, and all bytes of the device or of the limit set. Vulkan does not tell what other programs use."""
+    """Free and total bytes of the device, or of the limit set for it. Memory that other processes use counts as free."""
     total = _found(device)["memory"]
     memory = _memory(device)
     if memory is None:
@@ -204,15 +215,22 @@ def mem_get_info(device: Where = None) -> tuple[int, int]:
 
 
 def empty_cache() -> None:
-    """Gives memory that no tensor holds back to the drivers."""
+    """Returns cached memory that no tensor occupies to the drivers, on all devices."""
     for stream in list(devices.streams.values()):
         stream.empty_cache()
 
 
 def set_per_process_memory_fraction(fraction: float, device: Where = None) -> None:
-    """Lets this process take no more than a fraction (more than 0, at most 1) of a device's memory.
+    """Limits this process to a fraction of a device's memory.
 
-    The environment variable LAPILLI_VULKAN_MEMORY_FRACTION does it for all devices.
+    The environment variable LAPILLI_VULKAN_MEMORY_FRACTION does so for all devices.
+
+    Args:
+        fraction: more than 0, at most 1.
+        device: the device; None: the current one.
+
+    Raises:
+        ValueError: fraction is out of range.
     """
     _lazy_init()
     index = devices.index_of(device)
@@ -236,17 +254,17 @@ def manual_seed_all(seed: int) -> None:
 
 
 def seed() -> int:
-    """Seeds the random numbers of the current device by chance; returns the seed."""
+    """Seeds the random numbers of the current device randomly; returns the seed."""
     return _generator(None).seed()
 
 
 def seed_all() -> None:
-    """Seeds the random numbers of all devices by chance, all alike."""
+    """Seeds the random numbers of all devices with the same random seed."""
     manual_seed_all(seed())
 
 
 def initial_seed() -> int:
-    """What the current device was seeded with."""
+    """The seed of the current device's random numbers."""
     return _generator(None).initial_seed()
 
 
@@ -256,7 +274,7 @@ def get_rng_state(device: Where = "vulkan") -> torch.Tensor:
 
 
 def set_rng_state(new_state: torch.Tensor, device: Where = "vulkan") -> None:
-    """Sets what `get_rng_state` gave."""
+    """Restores a state that `get_rng_state` returned: a uint8 tensor."""
     _generator(device).set_state(new_state.cpu())
 
 
@@ -270,14 +288,14 @@ def _generator(device: Where) -> torch.Generator:
 
 
 def fallbacks() -> dict[str, int]:
-    """Which operators ran on the CPU because they have no kernel for the device, and how often."""
+    """Operators that ran on the CPU because the device has no kernel for them, with the number of calls."""
     from lapilli.eager import dispatch  # with the compiler: not with `import torch`
 
     return dict(dispatch.fallbacks())
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """The dtypes that ``torch.autocast("vulkan", dtype=...)`` takes."""
+    """The dtypes that ``torch.autocast("vulkan", dtype=...)`` accepts."""
     return [torch.float16]
 
 

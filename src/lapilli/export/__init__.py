@@ -1,8 +1,9 @@
-"""lapilli.export.to_vulkan: parts of an exported program become calls of Lapilli, the rest stays as it is.
+"""lapilli.export.to_vulkan: compiles parts of an exported program with Lapilli and leaves the rest to torch.
 
 lowered = lapilli.export.to_vulkan(torch.export.export(model, (x,)), VulkanPartitioner(precision="fp16"))
 lowered.module()(x)                          # a module that can be part of another one, and be exported again
-lowered.save("model.pt2")                    # torch.export.load("model.pt2") after `import lapilli`"""
+lowered.save("model.pt2")                    # torch.export.load("model.pt2") after `import lapilli`
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ __all__ = ["LoweredProgram", "VulkanPartitioner", "to_vulkan"]
 
 
 class LoweredProgram:
-    """What `to_vulkan` gives."""
+    """The result of `to_vulkan`."""
 
     def __init__(self, program: ExportedProgram, report: Report) -> None:
         self._program, self._report = program, report
@@ -41,28 +42,37 @@ class LoweredProgram:
 
     @property
     def graph_module(self) -> fx.GraphModule:
-        """Its graph."""
+        """The graph of the exported program."""
         graph: fx.GraphModule = self._program.graph_module
         return graph
 
     def module(self) -> torch.nn.Module:
-        """A module that runs it; it may be part of a larger one, and be exported with that."""
+        """A module that runs it. It may be part of a larger module, and be exported with it."""
         return self._program.module()
 
     def report(self) -> Report:
-        """Which operators were lowered ("gpu"), and which stay with torch ("cpu"), with the reason."""
+        """The operators that were lowered ("gpu"), and those that stay with torch ("cpu"), with the reason."""
         return self._report
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a `.pt2` file for `torch.export.load`, which needs `import lapilli` before."""
+        """Writes a `.pt2` file. To read it with `torch.export.load`, first `import lapilli`."""
         torch.export.save(self._program, path)
 
 
 def to_vulkan(program: ExportedProgram, partitioner: VulkanPartitioner | None = None) -> LoweredProgram:
-    """Lowers what the partitioner allows (default: all that there are kernels for). Operators that are not lowered stay ATen
-    operators of the graph. Weights that only lowered operators read are inside the programs then.
+    """Compiles the operators of an exported program for the GPU, and replaces them by calls of `lapilli::run`.
 
-    Raises CompileError where program is no ExportedProgram."""
+    Operators that are not lowered stay ATen operators of the graph. Weights that only lowered operators read move into the
+    compiled programs.
+
+    Args:
+        program: from `torch.export.export`.
+        partitioner: which operators to lower, and how; None: all that have kernels.
+
+    Raises:
+        CompileError: program is no ExportedProgram.
+        LapilliError: the shader compiler is missing.
+    """
     require_compiler()
     if not isinstance(program, ExportedProgram):
         raise CompileError(f"to_vulkan takes an ExportedProgram (torch.export.export), not a {type(program).__name__}")
@@ -100,7 +110,7 @@ class _Lowering:
         return self._finish(found, segments)
 
     def _give_up(self, groups: dict[int, list[fx.Node]], segments: dict[int, Segment]) -> bool:
-        """Compiles groups of operators; whether one stays with torch after all."""
+        """Compiles groups of operators; returns whether one of them has to stay with torch after all."""
         segments.clear()
         for level, nodes in groups.items():
             computed = [n for n in nodes if is_computed(n)]
@@ -138,7 +148,7 @@ def _is_number(node: fx.Node) -> bool:
 
 
 def _exported(program: ExportedProgram, graph: fx.Graph, programs: dict[str, torch.Tensor]) -> ExportedProgram:
-    """An exported program with another graph, whose first placeholders are programs; weights that nothing reads are gone."""
+    """An exported program with another graph, whose first placeholders are programs; unused weights are removed."""
     signature = program.graph_signature
     specs = [InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name), name) for name in programs]
     kept: list[InputSpec] = []

@@ -1,4 +1,4 @@
-"""Which operators of an exported program are lowered, and how: by the names that ExecuTorch's users know."""
+"""Which operators of an exported program are lowered, and how. The option names are those of ExecuTorch."""
 
 from __future__ import annotations
 
@@ -20,16 +20,24 @@ _LAYOUTS = ("auto", "contiguous", "channels-last")
 
 @dataclass
 class VulkanPartitioner:
-    """operator_allowlist: lower these operators only; operator_blocklist: never lower these. An operator is the name of an
-        overload ("aten.add.Tensor"), of all its overloads ("aten.add"), or torch's object for one of both.
-    precision: "fp16" for 16-bit storage with 32-bit accumulation. Inputs and outputs keep their dtypes.
-    storage: precisions that differ from that: {"weights": "fp16"} halves a program's size and computes as with fp32;
-        {"activations": ...} says how intermediate results are kept.
-    memory_layout: of intermediate results: "auto" chooses what costs least, "contiguous" keeps all row-major (NCHW),
-        "channels-last" those of four dimensions as NHWC.
-    min_operators: what has fewer operators is not worth a call, and stays with torch.
+    """Chooses the operators to lower.
 
-    Raises CompileError for an unknown operator or choice, with what is possible."""
+    An operator is given by the name of one overload ("aten.add.Tensor"), by the name of all its overloads ("aten.add"), or by
+    torch's object for either.
+
+    Attributes:
+        operator_allowlist: lower only these operators; None: all.
+        operator_blocklist: never lower these operators.
+        precision: "fp32", or "fp16" for 16-bit storage with 32-bit accumulation. Inputs and outputs keep their dtypes.
+        storage: exceptions to `precision`: {"weights": "fp16"} halves a program's size and computes as with fp32;
+            {"activations": ...} is the precision in which intermediate results are stored.
+        memory_layout: of intermediate results: "auto" chooses the cheapest, "contiguous" stores all row-major (NCHW),
+            "channels-last" stores those with four dimensions as NHWC.
+        min_operators: groups with fewer operators stay with torch.
+
+    Raises:
+        CompileError: an operator or a choice is unknown; the message lists the possible ones.
+    """
 
     operator_allowlist: Iterable[Key] | None = None
     operator_blocklist: Iterable[Key] = ()
@@ -59,7 +67,7 @@ class VulkanPartitioner:
         return None
 
     def kept(self) -> Storage:
-        """How lowered parts keep values."""
+        """How lowered parts store values."""
         chosen = {"weights": self.precision, "activations": self.precision} | dict(self.storage)
         return Storage(chosen["activations"], chosen["weights"], self.memory_layout)
 

@@ -1,9 +1,10 @@
 """`torch.utils.mobile_optimizer.optimize_for_mobile` on stock PyTorch: the backends "vulkan", "metal" and "cpu".
 
-The wheels' own passes need libraries that the wheels are built without, and fail for every backend. `install` puts a function
-with the same signature in their place, and registers the operators that the optimized modules call; a fresh process that
-loads such a module needs no import but torch's: the entry point group `torch.backends` names `register`. Nothing heavy is
-imported before one of them is used."""
+PyTorch's wheels are built without the libraries that their own passes need, so these fail for every backend. `install` replaces
+the function by one with the same signature, and registers the operators that optimized modules call. A process that loads such
+a module need only import torch: the entry point group `torch.backends` names `register`. The compiler is imported at the first
+use.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ copied) and gives such; `run_on_device` wants them on the device "vulkan" and le
 
 
 def install() -> None:
-    """Registers the operators, and has torch's function replaced when somebody imports it; doing it again does nothing."""
+    """Registers the operators, and replaces torch's function once it is imported. Further calls do nothing."""
     global _library
     if _library is not None:
         return
@@ -58,7 +59,7 @@ def _replace(optimizer: Any) -> None:
 
 
 def register() -> None:
-    """`install` for the entry point that PyTorch calls at `import torch`, which must not fail: a warning says why it could not."""
+    """Calls `install` at `import torch`, as PyTorch's entry point. A failure becomes a warning."""
     try:
         install()
     except Exception as error:
@@ -73,18 +74,23 @@ def optimize_for_mobile(
     preserved_methods: list[Any] | None = None,
     backend: str = "CPU",
 ) -> torch.jit.ScriptModule:
-    """Optimizes a TorchScript module for inference; `torch.utils.mobile_optimizer.optimize_for_mobile`.
+    """Optimizes a TorchScript module for inference, as `torch.utils.mobile_optimizer.optimize_for_mobile` does.
 
-    backend: "CPU": batch norm folded into convolutions, dropout removed, addition and ReLU fused; runs wherever torch does.
-        "Vulkan": a module that runs on the GPU. It holds the folded model, and compiles it in its first run, for the sizes of
-        its inputs; compiled programs are kept on disk. "Metal": the same in half precision, as PyTorch's Metal backend computes;
-        on Apple's devices Vulkan runs on Metal.
-    optimization_blocklist: members of MobileOptimizerType: what not to do. With VULKAN_AUTOMATIC_GPU_TRANSFER inputs and outputs
-        are tensors on the device "vulkan"; otherwise inputs are copied there and outputs back.
-    preserved_methods: names of methods besides forward, and of attributes, that the result has too.
+    Args:
+        script_module: the module; it is not changed.
+        optimization_blocklist: members of MobileOptimizerType: optimizations to leave out. With
+            VULKAN_AUTOMATIC_GPU_TRANSFER, inputs and outputs are tensors on the device "vulkan"; otherwise inputs are copied
+            there and outputs back.
+        preserved_methods: names of methods and attributes that the result has besides forward.
+        backend: "CPU": folds batch norm into convolutions, removes dropout, fuses addition and ReLU; runs wherever torch does.
+            "Vulkan": a module that runs on the GPU. It contains the folded model, and compiles it in its first run for the
+            sizes of its inputs; compiled programs are cached on disk. "Metal": the same in half precision, as PyTorch's Metal
+            backend computes; on Apple's devices Vulkan runs on Metal.
 
-    Raises TypeError where the module or the backend is none, AttributeError for names that the module does not have, and
-    CompileError for models that cannot run so (those that keep a state from run to run).
+    Raises:
+        TypeError: script_module is no ScriptModule, or backend is unknown.
+        AttributeError: the module does not have one of the preserved names.
+        CompileError: the model cannot run on the GPU as a single module: it keeps state from run to run.
     """
     from lapilli.mobile.optimize import optimize  # the compiler: not with `import torch`, and so below
 

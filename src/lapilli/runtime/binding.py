@@ -1,4 +1,4 @@
-"""Input and output memory that is bound to a method once and reused for every run: a run allocates nothing."""
+"""Input and output tensors bound to a method once and reused by every run, which allocates nothing."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from lapilli.runtime.loaded import Loaded
 
 
 class Binding:
-    """A method on memory of its caller, made by `Program.bind`. Change what is in the inputs, call it, read the outputs.
+    """A method bound to the caller's tensors by `Program.bind`: change the inputs, call it, read the outputs.
 
-    It may be called from any thread, by one at a time. Other runs of the program may be in flight."""
+    Any thread may call it, one at a time. Other runs of the program may be in flight.
+    """
 
     def __init__(
         self,
@@ -30,7 +31,19 @@ class Binding:
         kwargs: Mapping[str, Any],
         outputs: Any,
     ) -> None:
-        """player: number of the player's method; outputs: as for `Program.bind`."""
+        """Binds the tensors; use `Program.bind`.
+
+        Args:
+            loaded: the program.
+            player: index of the player's method.
+            convention: converts arguments and results.
+            args: as for `Program.bind`.
+            kwargs: as for `Program.bind`.
+            outputs: as for `Program.bind`.
+
+        Raises:
+            InvalidInputError: a tensor does not fit, or cannot be used without a copy.
+        """
         self._inputs, arrays, torch = convention.leaves(args, kwargs)
         for leaf, array, spec in zip(self._inputs, arrays, convention.inputs, strict=True):
             if not array.flags.c_contiguous or (array.nbytes and _address(leaf) != array.ctypes.data):
@@ -58,7 +71,7 @@ class Binding:
         self._lock = threading.Lock()
 
     def __call__(self) -> Any:
-        """Runs on what is in the inputs now, waits, and gives the outputs: the same tensors every time, with new values."""
+        """Runs on the current values of the inputs, waits, and returns `outputs`: the same tensors with new values."""
         with self._lock:
             self._native.run()
             for number, value in zip(self._updates, self._new, strict=True):
@@ -66,7 +79,7 @@ class Binding:
         return self.outputs
 
     def _given(self, outputs: Any, specs: Sequence[TensorSpec], like: Sequence[Any]) -> list[Any]:
-        """Arrays over the caller's outputs. Raises InvalidInputError where one does not fit."""
+        """Arrays that share the memory of the caller's outputs. Raises InvalidInputError where one does not fit."""
         leaves = self._convention.structure.flatten_outputs(outputs)
         for k in self._convention.structure.outputs_last:
             if len(getattr(leaves[k], "shape", ())) == 4:

@@ -1,4 +1,4 @@
-"""The devices there are to run on."""
+"""The Vulkan devices of this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lapilli.errors import LapilliError
 
 @dataclass(frozen=True)
 class Device:
-    """A Vulkan device. Its `index` is the place in `devices()`: it or a part of the name is what `load` takes."""
+    """A Vulkan device. `load` takes its `index`, which is its position in `devices()`, or a part of its name."""
 
     index: int
     name: str
@@ -23,30 +23,31 @@ class Device:
     memory: int
     """Bytes of device-local memory."""
     vendor_id: int
-    """PCI vendor."""
+    """PCI vendor ID."""
     driver_version: int
-    """In the driver's own packing; `driver` has it in words."""
+    """In the driver's own encoding; `driver` has it as text."""
     limits: Mapping[str, int]
-    """By Vulkan's names: bytes, invocations, counts."""
+    """Vulkan limits by name: bytes, invocations, counts."""
     features: Mapping[str, bool]
-    """What programs may require: float16, storage_16bit, cooperative_matrix, …"""
+    """Features that programs may require: float16, storage_16bit, cooperative_matrix, …"""
 
     @staticmethod
     def from_json(node: Mapping[str, Any]) -> Device:
-        """From the player's description."""
+        """Converts the player's description."""
         return Device(**{field.name: node[field.name] for field in fields(Device)})
 
 
 def devices() -> list[Device]:
     """The Vulkan devices of this machine, best first: discrete, integrated, virtual, other, CPU.
 
-    Raises NoDriverError where there is no Vulkan loader or driver.
+    Raises:
+        NoDriverError: there is no Vulkan loader or driver.
     """
     return [Device.from_json(node) for node in player.devices()]
 
 
 def is_available() -> bool:
-    """Whether there is a device to run on. Never raises an error of Lapilli's."""
+    """Whether there is a device to run on. Raises no LapilliError."""
     try:
         return bool(player.devices())
     except LapilliError:

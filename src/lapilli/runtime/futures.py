@@ -13,7 +13,7 @@ from lapilli.player import NativeRun
 
 
 class ScriptRun:
-    """A run of a script in a thread, with the face of a run of the player."""
+    """A host script running in a thread, with the interface of a `NativeRun`."""
 
     def __init__(self, run: Any) -> None:
         executor = futures.ThreadPoolExecutor(1)
@@ -21,19 +21,26 @@ class ScriptRun:
         executor.shutdown(wait=False)
 
     def done(self) -> bool:
+        """Whether the run is finished."""
         return self._future.done()
 
     def wait(self, timeout: float | None = None) -> None:
+        """Waits at most `timeout` seconds; None: without limit.
+
+        Raises:
+            RunTimeoutError: the run is not finished by then.
+        """
         try:
             self._future.result(timeout)
         except futures.TimeoutError:
             raise RunTimeoutError(f"The run is not finished after {timeout} s; wait longer.") from None
 
     def outputs(self) -> list[Any]:
+        """Waits, and returns the flat list of outputs."""
         return self._future.result()
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no resources are held."""
 
 
 class Future:
@@ -42,7 +49,13 @@ class Future:
     def __init__(
         self, run: NativeRun | ScriptRun, finished: Callable[[list[Any]], None], wrap: Callable[[list[Any]], Any]
     ) -> None:
-        """finished: called once with the outputs; wrap: makes of them what a call of the program gives."""
+        """Wraps a run; `Program.submit` returns futures.
+
+        Args:
+            run: the run in flight.
+            finished: called once with the outputs.
+            wrap: converts the outputs to the result of a call.
+        """
         self._run, self._finished, self._wrap = run, finished, wrap
         self._lock = threading.Lock()
         self._outputs: list[Any] | None = None
@@ -58,9 +71,14 @@ class Future:
             self._lock.release()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Waits at most `timeout` seconds (None: without limit) and gives what a call of the program gives.
+        """Waits, and returns what a call of the program returns.
 
-        Raises RunTimeoutError, a TimeoutError, where it takes longer; the run goes on and can be waited for again.
+        Args:
+            timeout: seconds; None: without limit.
+
+        Raises:
+            RunTimeoutError: a TimeoutError: the run takes longer. It goes on, and can be waited for again.
+            LapilliError: the run failed.
         """
         self.finish(timeout)
         if self._error is not None:
@@ -69,12 +87,12 @@ class Future:
         return self._wrap(self._outputs)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the run failed with, or None; waits as `result` does."""
+        """The exception that the run failed with, or None; waits as `result` does."""
         self.finish(timeout)
         return self._error
 
     def finish(self, timeout: float | None = None) -> None:
-        """Waits as `result` does; what the run failed with is kept."""
+        """Waits as `result` does, but does not raise the run's own exception."""
         end = None if timeout is None else time.monotonic() + timeout
         if not self._lock.acquire(timeout=-1 if timeout is None else max(0, timeout)):
             raise RunTimeoutError(f"The run is not finished after {timeout} s; wait longer.")

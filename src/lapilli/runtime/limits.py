@@ -1,4 +1,4 @@
-"""What a program may take at most, for callers who open files of strangers."""
+"""Bounds on the resources of a program, for callers who open files from untrusted sources."""
 
 from __future__ import annotations
 
@@ -11,37 +11,39 @@ from lapilli.errors import InvalidFileError, InvalidInputError, RunTimeoutError
 from lapilli.player import NativeLimits
 
 METADATA_BYTES = 16 << 20
-"""Characters of one metadata entry that is read as JSON (methods, preprocess, labels)."""
+"""Maximum length of a metadata entry that is read as JSON (methods, preprocess, labels), in characters."""
 
 _CALLS = 10_000_000
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a file and its runs may take; None: the default. Given to `lapilli.load`. A file beyond them raises InvalidFileError,
-    a run InvalidInputError, OutOfMemoryError or RunTimeoutError. `lapilli.h` (`lapilli_limits`) says which limits of a file
-    cannot be changed."""
+    """Bounds on the resources of a file and its runs, for `lapilli.load`. None: the default.
+
+    A file beyond them raises InvalidFileError; a run InvalidInputError, OutOfMemoryError or RunTimeoutError. `lapilli.h`
+    (`lapilli_limits`) lists further limits, which are fixed.
+    """
 
     bytes: int | None = None
-    """Of a value that an operator on the CPU may make: what the machine has."""
+    """Size of a value that an operator on the CPU creates. Default: the machine's memory."""
     seconds: float | None = None
-    """Of a run's part on the host, looked at between its calls, and of each wait for the device: no limit."""
+    """Time of a run's work on the host, checked between its calls, and of each wait for the device. Default: no limit."""
     calls: int = _CALLS
-    """Of operators, segments and numbers on the host in one run, every turn of a loop counted."""
+    """Operators, segments and scalar computations on the host in one run; every iteration of a loop counts."""
     device_bytes: int | None = None
-    """Memory of the program and its runs on the device and for transfers: all that there is."""
+    """Memory of the program and its runs, on the device and for transfers. Default: no limit."""
     groups: int | None = None
-    """Work groups of one command: 2^30."""
+    """Work groups of one command. Default: 2^30."""
     structure_bytes: int | None = None
-    """Of a file's tables: 64 MiB."""
+    """Size of a file's tables. Default: 64 MiB."""
     code_bytes: int | None = None
-    """Of the SPIR-V of all kernels: 256 MiB."""
+    """Size of the SPIR-V of all kernels. Default: 256 MiB."""
     entries: int | None = None
-    """Items of all lists in the tables: 4,194,304."""
+    """Items of all lists in the tables. Default: 4,194,304."""
     expressions: int | None = None
-    """Of all methods: 1,048,576."""
+    """Nodes of the size expressions of all methods. Default: 1,048,576."""
     description_bytes: int | None = None
-    """Of the JSON that describes the file to Python: 64 MiB."""
+    """Size of the JSON that describes the file to Python. Default: 64 MiB."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -51,7 +53,7 @@ class Limits:
 
     @property
     def native(self) -> NativeLimits:
-        """Those that the player keeps."""
+        """The limits that the player enforces."""
         found: dict[str, int] = {name: value for name in _NATIVE if (value := getattr(self, name)) is not None}
         if self.seconds is not None:
             found["run_nanoseconds"] = max(1, min(int(self.seconds * 1e9), _NO_LIMIT))
@@ -63,7 +65,15 @@ _NO_LIMIT = 2**63 - 1
 
 
 def load_json(text: str, what: str) -> Any:
-    """JSON of a file's metadata. Raises InvalidFileError where it is none, or too long or too deep to be read."""
+    """Parses JSON from a file's metadata.
+
+    Args:
+        text: the JSON.
+        what: its name in error messages.
+
+    Raises:
+        InvalidFileError: it is not JSON, or too long or too deeply nested.
+    """
     if len(text) > METADATA_BYTES:
         raise InvalidFileError(f"{what} has {len(text)} characters; at most {METADATA_BYTES} are read.")
     try:
@@ -74,14 +84,19 @@ def load_json(text: str, what: str) -> Any:
 
 @dataclass
 class Budget:
-    """What is left of the limits in one run."""
+    """The part of the limits that one run has used."""
 
     limits: Limits
     calls: int = 0
     started: float = field(default_factory=time.monotonic)
 
     def spend(self) -> None:
-        """Before every call. Raises InvalidInputError or RunTimeoutError where a limit is reached."""
+        """Counts one call on the host; to be called before it.
+
+        Raises:
+            InvalidInputError: the run makes too many calls.
+            RunTimeoutError: the run takes too long.
+        """
         self.calls += 1
         if self.calls > self.limits.calls:
             raise InvalidInputError(

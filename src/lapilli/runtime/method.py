@@ -1,4 +1,4 @@
-"""A method of a program: a function that it offers, such as `forward`, or `prefill` and `decode`."""
+"""A method of a program, such as `forward`, or `prefill` and `decode`."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from lapilli.runtime.structure import Structure
 
 
 class Method:
-    """A function of a program, to be called like the model that it was compiled from."""
+    """A method of a program, called like the function that it was compiled from."""
 
     def __init__(self, loaded: Loaded, interface: Interface) -> None:
         self.loaded = loaded
         """The program that it is a method of."""
         self.convention = Convention(interface)
-        """How values go in and out."""
+        """Converts the arguments and results of a call."""
         self._interface = interface
 
     @property
     def name(self) -> str:
+        """The method's name: a key of `Program.methods`."""
         return self._interface.name
 
     @property
@@ -42,12 +43,16 @@ class Method:
 
     @property
     def number(self) -> int | None:
-        """The player's method that does it all; None: it is computed in several segments."""
+        """Index of the player's method; None: the method runs in several segments."""
         return self._interface.player
 
     @property
     def single(self) -> int:
-        """The same. Raises InvalidInputError where it is computed in several segments."""
+        """Index of the player's method.
+
+        Raises:
+            InvalidInputError: the method runs in several segments.
+        """
         if self._interface.player is None:
             raise InvalidInputError(f"The method {self.name} runs in several segments; this needs a single one.")
         return self._interface.player
@@ -102,8 +107,15 @@ class Method:
         return self.convention.results(self._run(values), torch=False, bits=bits)
 
     def run_tensors(self, inputs: Sequence[Any], sizes: Mapping[str, int] | None = None) -> list[Any]:
-        """Runs on the flat list of inputs and gives the flat list of outputs, as torch tensors and numbers, where the inputs
-        are. sizes: values of symbols, for a method that is given some."""
+        """Runs on a flat list of torch tensors and numbers.
+
+        Args:
+            inputs: tensors and numbers in the order of `inputs`, all on one device.
+            sizes: values of the symbols that no input determines.
+
+        Returns:
+            tensors on the same device and numbers, in the order of `outputs`.
+        """
         run = _place_of(inputs)
         if run is not None:
             return run(self, inputs, sizes)
@@ -111,11 +123,11 @@ class Method:
         return self.convention.results(self._run(values, sizes), torch=True)
 
     def takes(self, device: str, index: int | None) -> bool:
-        """Whether it runs on tensors of a device of torch, by its type and index, without copying them to the host."""
+        """Whether it runs on tensors of a torch device, given by type and index, without copying them to the host."""
         return device in elsewhere and index == self.loaded.device.index
 
     def report(self) -> Report:
-        """Where its operators run."""
+        """Where each operator of the method runs, and why if not on the GPU."""
         return self._interface.report()
 
     def _run(self, values: list[Any], sizes: Mapping[str, int] | None = None) -> list[Any]:
@@ -133,11 +145,11 @@ class Method:
 Elsewhere = Callable[["Method", Sequence[Any], "Mapping[str, int] | None"], list[Any]]
 
 elsewhere: dict[str, Elsewhere] = {}
-"""What runs a method on a flat list of tensors that are on a device of torch, by the type of that device. Whoever makes such
-tensors adds it."""
+"""Functions that run a method on a flat list of tensors, by the type of the tensors' device. The module that implements the
+device registers them."""
 
 
 def _place_of(leaves: Sequence[Any]) -> Elsewhere | None:
-    """What runs a method on these, where it is not the player with tensors of the host."""
+    """The function that runs a method on these tensors; None: they are on the host."""
     types = (leaf.device.type for leaf in leaves if hasattr(leaf, "device") and hasattr(leaf.device, "type"))
     return next((elsewhere[t] for t in types if t in elsewhere), None)

@@ -1,4 +1,4 @@
-"""From a photo to the model's input: what a program's metadata says under `preprocess`.
+"""Converts a photo to a model's input, as the `preprocess` entry of the program's metadata says.
 
 The metadata value is JSON: `{"size": [height, width], "resize": shorter side or null, "crop_pct": fraction,
 "interpolation": "bilinear" | "bicubic" | "nearest" | "lanczos", "scale": factor, "mean": [...], "std": [...]}`.
@@ -36,7 +36,10 @@ Interpolation = Literal["bilinear", "bicubic", "nearest", "lanczos"]
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How a photo becomes an input of shape (1, channels, height, width); channels = len(mean): 1 (grey) or 3 (RGB)."""
+    """Converts a photo to an input: float32, (1, channels, height, width).
+
+    The number of channels is len(mean): 1 (grey) or 3 (RGB). Raises InvalidInputError for values out of range.
+    """
 
     size: tuple[int, int]
     """(height, width) in pixels."""
@@ -49,7 +52,7 @@ class Preprocess:
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
 
     def __post_init__(self) -> None:
-        """Raises InvalidInputError for values that no photo could go through."""
+        """Raises InvalidInputError for values out of range."""
         sizes = [*self.size, *([] if self.resize is None else [self.resize])]
         numbers = [self.crop_pct, self.scale, *self.mean, *self.std]
         if not all(type(n) is int for n in sizes) or not all(
@@ -83,7 +86,11 @@ class Preprocess:
 
     @staticmethod
     def loads(text: str) -> Preprocess:
-        """From the metadata value. Raises InvalidInputError where it is not of the form above."""
+        """Parses the metadata value.
+
+        Raises:
+            InvalidInputError: it is not of the form above.
+        """
         try:
             node: dict[str, Any] = load_json(text, "The metadata 'preprocess'")
             unknown = set(node) - {field.name for field in fields(Preprocess)}
@@ -132,8 +139,11 @@ class Preprocess:
 
 
 def open_photo(path: Path) -> Image:
-    """A photo from a file, turned as its EXIF orientation says. Raises InvalidInputError where it is no image, or has more pixels
-    than Pillow takes for harmless."""
+    """Opens a photo and turns it upright, by its EXIF orientation.
+
+    Raises:
+        InvalidInputError: the file is no image, or has more pixels than Pillow's limit.
+    """
     from PIL import Image, ImageOps
 
     try:
@@ -148,7 +158,7 @@ def open_photo(path: Path) -> Image:
 
 
 def _of_8_bits(image: Image) -> Image:
-    """Grey of 16 bits (PNG, TIFF) in 8, which Pillow's own conversion would cut off at white."""
+    """Converts 16-bit grey (PNG, TIFF) to 8 bits; Pillow's own conversion would clip it to white."""
     from PIL import Image as images
 
     if not image.mode.startswith(("I", "F")):
@@ -165,7 +175,7 @@ def _of_8_bits(image: Image) -> Image:
 
 
 def softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    """Probabilities over the last axis; values that are probabilities already (at least 0, sum 1) stay as they are."""
+    """Softmax over the last axis. Values that are probabilities already (at least 0, sum 1) are returned unchanged."""
     values = logits.astype(np.float64)
     if values.size and values.min() >= 0 and np.allclose(values.sum(-1), 1, atol=1e-3):
         return values
@@ -174,7 +184,7 @@ def softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
 
 
 def top(logits: NDArray[np.floating[Any]], k: int, labels: list[str] | None = None) -> list[tuple[str, float]]:
-    """The k most probable classes as (label, probability) of one row of logits."""
+    """The k most probable classes of one row of logits, as (label, probability)."""
     probabilities = softmax(logits.reshape(-1))
     best = np.argsort(probabilities)[::-1][:k]
     return [(labels[i] if labels and i < len(labels) else f"class {i}", float(probabilities[i])) for i in best.tolist()]

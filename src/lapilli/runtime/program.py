@@ -1,4 +1,4 @@
-"""A program on a device: call it, submit it, save it, ask it."""
+"""A compiled program, loaded on a device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,16 @@ from lapilli.runtime.report import Report
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One dispatch of a run, timed alone on the device."""
+    """One dispatch of a run, timed alone on the device.
+
+    Attributes:
+        label: the operators that it computes.
+        kernel: name of the kernel.
+        seconds: median time.
+        groups: number of work groups along x, y and z.
+        flops: floating-point operations, by the plan.
+        bytes: memory traffic in bytes, by the plan.
+    """
 
     label: str
     kernel: str
@@ -45,18 +54,22 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class Profile:
-    """Times of a run by the device's own clock."""
+    """Times of a run, measured by the device's clock.
+
+    Attributes:
+        kernels: every dispatch, in order.
+        seconds: time of a whole run, without host time and without the extra barriers that timing each kernel needs.
+    """
 
     kernels: tuple[KernelTime, ...]
     seconds: float
-    """Of a whole run, without the host and without the extra barriers that the kernels' times need."""
 
 
 class Program:
     """A compiled model on one device.
 
-    Made by `lapilli.compile` and `lapilli.load`. It may be called from several threads at once. It holds device memory
-    until it is closed, used up as a context manager, or collected.
+    Created by `lapilli.compile` and `lapilli.load`. Several threads may call it at once. It holds device memory until it is
+    closed, leaves its `with` block, or is garbage-collected.
     """
 
     def __init__(
@@ -67,56 +80,101 @@ class Program:
         permission: Permission = LISTED,
         limits: Limits | None = None,
     ) -> None:
-        """permission: which operators of torch its scripts may name; limits: what the file and its runs may take."""
+        """Loads a program; use `lapilli.load`.
+
+        Args:
+            source: path or content of a file.
+            device: as for `lapilli.load`.
+            permission: which operators of torch the file may call.
+            limits: bounds on the resources of the file and its runs.
+        """
         self._loaded = Loaded(source, device, permission, limits)
         self._methods = {i.name: Method(self._loaded, i) for i in self._loaded.interfaces}
         self._default = next(iter(self._methods.values()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the model on its inputs, nested as the model has them; waits for the result.
+        """Runs the model and waits for the result.
 
-        torch tensors in, torch tensors out; NumPy arrays in, NumPy arrays out. Tensors of the device "vulkan" that the program
-        is on give such, without a copy to the host and without waiting: the run is queued behind what they are made of.
-        Nothing is cast: dtypes and shapes must be those of `inputs`. No gradients are recorded. Inputs that the model changes
-        in place are changed; buffers that it changes are kept on the device from run to run (`state`, `reset`).
+        torch tensors in, torch tensors out; NumPy arrays in, NumPy arrays out. Tensors on the program's own "vulkan" device
+        give tensors on that device, without a copy to the host and without waiting: the run is queued after the work that
+        computes them. Nothing is cast. No gradients are recorded. Inputs that the model changes in place are changed; buffers
+        that it changes are kept on the device from run to run (`state`, `reset`).
 
-        Raises InvalidInputError that says what was given and what is accepted.
+        Args:
+            *args: the model's positional arguments, with tensors of the dtypes and shapes of `inputs`.
+            **kwargs: its keyword arguments.
+
+        Returns:
+            what the model returns, with the same nesting.
+
+        Raises:
+            InvalidInputError: an input has the wrong dtype, shape, device or nesting.
+            IntegerOverflowError: the run computed int64 results that do not fit into 32 bits.
+            OutOfMemoryError: the device or the host has too little memory.
+            DeviceLostError: the device was lost.
         """
         return self._default(*args, **kwargs)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future:
-        """Starts a run and returns at once; the inputs are copied and may be changed. Several runs may be in flight.
+        """Starts a run and returns at once. Several runs may be in flight.
 
-        Inputs that the model itself changes get their new values when the future's result is taken."""
+        The inputs are copied and may be changed afterwards. Inputs that the model itself changes in place get their new values
+        when the future's result is read.
+
+        Args:
+            *args: as for a call.
+            **kwargs: as for a call.
+
+        Raises:
+            InvalidInputError: an input has the wrong dtype, shape, device or nesting.
+        """
         return self._default.submit(*args, **kwargs)
 
     def bind(self, *args: Any, outputs: Any = None, **kwargs: Any) -> Binding:
-        """Binds input and output tensors for many runs, which then allocate nothing: `run = program.bind(x)`, and for every
-        run fill x, call `run()`, read `run.outputs`.
+        """Binds input and output tensors for many runs that allocate nothing.
 
-        The inputs are those of a call, and used where they lie: contiguous, or in channels-last format where the example was.
-        outputs: tensors for the results, nested as the model has them; None: new ones. Raises InvalidInputError where memory
-        cannot be used as it is, and for methods that are computed in several segments.
+        After `run = program.bind(x)`, for every run: fill x, call `run()`, read `run.outputs`.
+
+        Args:
+            *args: as for a call, used without a copy: contiguous, or in channels-last format where the example was.
+            outputs: tensors for the results, nested as the model returns them; None: new ones.
+            **kwargs: as for a call.
+
+        Raises:
+            InvalidInputError: a tensor cannot be used without a copy, or the method runs in several segments.
         """
         return self._default.bind(*args, outputs=outputs, **kwargs)
 
     def run_flat(self, inputs: Sequence[NDArray[Any]], bits: bool = False) -> list[NDArray[Any]]:
-        """Runs on the flat list of `inputs` and gives the flat list of `outputs`, as NumPy arrays. The new values of inputs
-        that the model changes are the last outputs; the arrays given are left alone. bits: bfloat16, which NumPy lacks, as
-        its bits in uint16 arrays, in and out."""
+        """Runs on a flat list of arrays, without the model's nesting.
+
+        Args:
+            inputs: arrays of the dtypes and shapes of `inputs`, in that order; they are not changed.
+            bits: pass bfloat16, which NumPy lacks, as uint16 arrays of its bits, in and out.
+
+        Returns:
+            the arrays of `outputs`, then the new values of inputs that the model changes in place.
+
+        Raises:
+            InvalidInputError: an array does not fit.
+        """
         return self._default.run_flat(inputs, bits)
 
     @property
     def methods(self) -> Mapping[str, Method]:
-        """The functions that the program offers, by name; calling the program calls the first."""
+        """The program's methods by name; calling the program calls the first."""
         return self._methods
 
     def report(self) -> Report:
-        """Where the operators of the first method run, and why not on the GPU. `print` it for a summary."""
+        """Where each operator of the first method runs, and why if not on the GPU. `print` it for a summary."""
         return self._default.report()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the program to a file, which appears whole or not at all. Raises OSError where that fails."""
+        """Writes the program to a file, atomically.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
         origin = self._loaded.file
         if isinstance(origin.source, bytes):
             with replace(path) as file:
@@ -127,9 +185,10 @@ class Program:
             shutil.copyfileobj(source, file, 1 << 20)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """The buffers of the model that its runs change, by name, as they are after the runs submitted so far.
+        """The model's buffers that runs change, by name, after all runs submitted so far.
 
-        Programs hold their own: a second one, loaded from the same file, begins anew."""
+        Each program has its own: another one, loaded from the same file, starts from the initial values.
+        """
         native = self._loaded.native
         values = [native.read_state(number) for number in range(len(self._loaded.description.states))]
         specs = self._loaded.description.states
@@ -137,9 +196,14 @@ class Program:
         return found | {name: as_array(value) for name, value in self._loaded.interpreter.states.items()}
 
     def set_state(self, values: Mapping[str, Any]) -> None:
-        """Gives buffers, by name, other values (NumPy arrays or torch tensors of their dtypes and shapes).
+        """Sets buffers that runs change.
 
-        Raises InvalidInputError where there is no such buffer, or the value does not fit it; then none is changed."""
+        Args:
+            values: NumPy arrays or torch tensors by the buffer's name, of its dtype and shape.
+
+        Raises:
+            InvalidInputError: there is no such buffer, or a value does not fit; then none is changed.
+        """
         specs = {spec.name: spec for spec in self._loaded.description.states}
         unknown = [name for name in values if name not in specs]
         if unknown:
@@ -154,7 +218,7 @@ class Program:
             self._loaded.native.write_state(numbers.index(name), array)
 
     def reset(self) -> None:
-        """Gives the buffers that runs change their initial values back, after the runs submitted so far."""
+        """Restores the initial values of the buffers that runs change, after all runs submitted so far."""
         self._loaded.native.reset()
         self._loaded.interpreter.states.clear()
 
@@ -170,38 +234,46 @@ class Program:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Strings that travel in the file: what `lapilli.compile` was given (`description.metadata` has the compiler's own too)."""
+        """The strings given to `lapilli.compile`; `description.metadata` also has the compiler's own."""
         return {k: v for k, v in self._loaded.description.metadata.items() if not k.startswith(INTERNAL)}
 
     @property
     def device(self) -> Device:
-        """Where it runs."""
+        """The device that the program runs on."""
         return self._loaded.device
 
     @property
     def plan(self) -> str:
-        """Name of the plan that was taken for the device."""
+        """Name of the plan that was chosen for the device."""
         return self._loaded.plan.name
 
     @property
     def description(self) -> Description:
-        """What is in the file: plans, kernels, constants."""
+        """The content of the file: plans, kernels, constants."""
         return self._loaded.description
 
     def memory(self) -> MemoryInfo:
-        """Device memory that it takes now, in bytes."""
+        """Device memory that the program occupies now, in bytes."""
         return self._loaded.native.memory()
 
     def load_times(self) -> LoadTimes:
-        """Nanoseconds that the parts of the load took."""
+        """Time of each step of loading, in nanoseconds."""
         return self._loaded.native.load_times()
 
     def missing(self) -> dict[str, list[str]]:
-        """For every plan better than the one taken: what the device lacks for it."""
+        """The features that the device lacks, for every plan better than the one chosen."""
         return {plan: list(reasons) for plan, reasons in self._loaded.missing.items()}
 
     def profile(self, inputs: Sequence[NDArray[Any]], repeat: int = 10) -> Profile:
-        """Times every dispatch alone, `repeat` times, and gives the medians, with the work that the plan states."""
+        """Times every dispatch of a run alone.
+
+        Args:
+            inputs: as for `run_flat`; bfloat16 as uint16 arrays of its bits.
+            repeat: number of measurements, of which the median counts.
+
+        Raises:
+            InvalidInputError: an array does not fit, or the method runs in several segments.
+        """
         player = self._default.single
         arrays, _ = self._default.convention.values(inputs, bits=True)
         times = self._loaded.native.profile(arrays, repeat, player)
@@ -214,7 +286,7 @@ class Program:
         return Profile(kernels, times.total * 1e-9)
 
     def close(self) -> None:
-        """Gives the device memory back. Runs in flight are waited for; their futures keep their results."""
+        """Frees the device memory. Waits for runs in flight; their futures keep their results."""
         self._loaded.close()
 
     def __enter__(self) -> Program:
@@ -241,20 +313,31 @@ def load(
     public_key: Key | None = None,
     verify: Literal["structure", "full"] = "structure",
 ) -> Program:
-    """Loads a program from a file and makes it ready to run.
+    """Loads a program from a file, ready to run.
 
-    device: index or part of a name (see `devices`); None: the environment variable LAPILLI_DEVICE, else the best one.
-    allow_host: whether the file may call operators of torch on the CPU, where the GPU has none. True: those of a list, which
-        compute new tensors from tensors and numbers. False: none; a file that does is refused. Names of operators
-        ("mylib.f.default") or of namespaces ("mylib"): these too, because you know them.
-    limits: what the file and its runs may take.
-    public_key: of who must have signed the file (`lapilli sign`): the path of a PEM file, its content, or 32 bytes. The file is
-        then read into memory once, and what was verified is what is loaded. Needs the extra `sign`.
-    verify: "full": SPIRV-Tools' validator looks at all kernels too, some 10 ms each. Needs the extra `validate`. The player's own
-        verification of structure and kernels ("structure") always takes place.
+    Args:
+        path: the file.
+        device: index or part of a name (see `devices`); None: the environment variable LAPILLI_DEVICE, else the best one.
+        allow_host: whether the file may call operators of torch on the CPU, where there is no GPU kernel. True: those of a
+            fixed list, which compute new tensors from tensors and numbers. False: none; a file that calls any is refused.
+            Names of operators ("mylib.f.default") or of namespaces ("mylib"): these in addition to the list.
+        limits: bounds on the resources of the file and its runs.
+        public_key: the key that the file must be signed with (`lapilli sign`): the path of a PEM file, its content, or 32
+            bytes. The file is then read into memory once, so that the verified bytes are the ones loaded. Needs the extra
+            `sign`.
+        verify: "full": SPIRV-Tools' validator also checks every kernel, in about 10 ms each. Needs the extra `validate`. The
+            player's own check of structure and kernels ("structure") always runs.
 
-    Raises ReadError, InvalidFileError (damaged, or no program, or one that names what it may not), SignatureError,
-    UnsupportedOperatorError (with allow_host=False), NoDriverError, NoDeviceError, OutOfMemoryError.
+    Raises:
+        ReadError: the file cannot be read.
+        InvalidFileError: it is damaged, no program, of another version, beyond the limits, or calls an operator that it may
+            not.
+        SignatureError: it is not signed with the key.
+        UnsupportedOperatorError: it calls operators on the CPU (with allow_host=False).
+        NoDriverError: there is no Vulkan driver.
+        NoDeviceError: there is no such device, or it satisfies no plan of the program.
+        OutOfMemoryError: the device or the host has too little memory.
+        InvalidInputError: verify is not one of the choices.
     """
     source: Path | bytes = Path(path)
     if verify not in ("structure", "full"):

@@ -1,4 +1,4 @@
-"""Where the operators of a model run, and why not on the GPU."""
+"""Reports where each operator of a model runs, and why if not on the GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Operator:
-    """A call of the model's graph. where: "gpu", "cpu" (in torch), or "host" (control flow, numbers read from tensors)."""
+    """One call in the model's graph.
+
+    Attributes:
+        name: of the node in the graph.
+        operator: the ATen operator.
+        where: "gpu", "cpu" (in torch), or "host" (control flow, numbers read from tensors).
+        reason: why it does not run on the GPU; empty if it does.
+    """
 
     name: str
     operator: str
@@ -20,14 +27,19 @@ class Operator:
 
 @dataclass(frozen=True)
 class Report:
-    """segments: what a run does in order: "gpu", "cpu", or a kind of control flow; operators: every call of the graph."""
+    """Where each operator of a method runs.
+
+    Attributes:
+        segments: the steps of a run, in order: "gpu", "cpu", or a kind of control flow.
+        operators: every call in the graph.
+    """
 
     segments: tuple[str, ...]
     operators: tuple[Operator, ...]
 
     @property
     def on_cpu(self) -> tuple[Operator, ...]:
-        """Calls that run in torch on the CPU."""
+        """The calls that run in torch on the CPU."""
         return tuple(o for o in self.operators if o.where == "cpu")
 
     def __str__(self) -> str:
@@ -41,12 +53,16 @@ class Report:
 
 
 def to_json(operators: Sequence[Operator]) -> list[list[str]]:
-    """Rows as short lists."""
+    """Converts operators to short lists."""
     return [[o.name, o.operator, o.where, o.reason] if o.reason else [o.name, o.operator, o.where] for o in operators]
 
 
 def from_json(rows: Any) -> tuple[Operator, ...]:
-    """Raises TypeError where the JSON is not of this form."""
+    """Converts the lists of `to_json` back.
+
+    Raises:
+        TypeError: the JSON is not of this form.
+    """
     if not isinstance(rows, list):
         raise TypeError("the operators are no list")
     for row in rows:
