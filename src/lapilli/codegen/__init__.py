@@ -1,1 +1,1 @@
-"""From tasks to Slang, and from Slang to SPIR-V."""
+"""Generates Slang from tasks, and SPIR-V from Slang."""

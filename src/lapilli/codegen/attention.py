@@ -1,4 +1,4 @@
-"""Attention as one kernel on GPUs: which tasks it replaces, and its wrapper (kernels/gpu_attention.slang)."""
+"""Attention as one kernel on GPUs: the tasks that it replaces, and the wrapper around kernels/gpu_attention.slang."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _SHARED = 32768  # bytes of a work group at most: with more, too few of them are
 
 
 def choose(task: Task, ctx: Context) -> bool:
-    """Gives a task the template when it is the end of attention whose operands have strides. The tasks that compute its
-    scores and weights lose a reader."""
+    """Selects the template for the last task of attention, if its operands are strided. The tasks that compute scores and
+    weights then have one use fewer, and may be dropped by `without_unread`.
+    """
     assert task.reduction is not None
     contraction = task.reduction.contraction
     if not isinstance(contraction, Attention) or not ctx.is_whole(task.out):
@@ -53,8 +54,9 @@ def choose(task: Task, ctx: Context) -> bool:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """strides: (batches before the last, the last, row, column) in elements; share: neighbouring heads that read the same;
-    width: elements of a row."""
+    """strides: (outer batches, last batch, row, column) in elements; share: neighbouring heads that read the same data; width:
+    elements of a row.
+    """
 
     operand: Operand
     share: int
@@ -62,14 +64,16 @@ class _Tensor:
 
     @property
     def wide(self) -> bool:
-        """Whether rows are read four elements at a time: they are whole fours, of one row too, whose stride says nothing."""
+        """Whether rows can be read four elements at a time."""
         *others, column = self.operand.strides
         size = self.operand.node.dtype.size
         return column == 1 and size in (2, 4) and all(s % 4 == 0 for s in (self.width, self.operand.offset, *others))
 
 
 def _tensor(x: Node, batch: Sequence[Int], ctx: Context) -> _Tensor | None:
-    """[*batch, rows, columns] in memory; a dimension of size 1 is broadcast, a last batch dimension that divides is shared."""
+    """[*batch, rows, columns] in memory. A dimension of size 1 is broadcast; a last batch dimension that divides the heads is
+    shared.
+    """
     axes = [Var(f"a{d}", size) for d, size in enumerate(x.shape)]
     share = 1
     if batch and x.rank > 2 and x.shape[-3] not in (1, batch[-1]):
@@ -106,7 +110,7 @@ class _Flash(KernelTemplate):
         return [self.q.operand.node, self.k.operand.node, self.v.operand.node, *read]
 
     def tile(self, task: Task, ctx: Context) -> int | None:
-        """Queries of a work group; None when they do not fit into its memory."""
+        """Queries of a work group; None if they do not fit its shared memory."""
         rows = (
             task.reduction.contraction.rows[0].extent
             if task.reduction and isinstance(task.reduction.contraction, Attention)
@@ -162,7 +166,7 @@ class _Flash(KernelTemplate):
         return written
 
     def _score(self, w: Wrapper, task: Task, ctx: Context) -> None:
-        """struct F: what the scores' own task does to a product."""
+        """struct F: the pointwise operations that the scores' task applies to a product."""
         reduction = self.scores.reduction
         assert reduction is not None
         mapping = batched(self.scores)

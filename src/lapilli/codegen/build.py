@@ -1,4 +1,4 @@
-"""Slang sources to SPIR-V: a cache on disk, and several compiler processes for what is not in it."""
+"""Compiles Slang sources to SPIR-V, with a cache on disk; several compiler processes work on those not cached."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PARALLEL = 6  # kernels from which a second process pays its start
 
 @lru_cache(maxsize=1)
 def _environment() -> bytes:
-    """What decides about the code besides the source: the compiler and our modules."""
+    """Everything but the source that the code depends on: the compiler and our modules."""
     h = hashlib.sha256()
     library = Path(slang.library())
     h.update(f"{library.name} {library.stat().st_size}".encode())
@@ -39,7 +39,7 @@ def _key(source: str) -> str:
 
 
 def build(sources: Iterable[str], progress: Progress | None = None) -> dict[str, bytes]:
-    """SPIR-V by source. progress(done, all) is called as kernels get ready."""
+    """SPIR-V by source. progress(done, all) is called as kernels finish."""
     todo = list(dict.fromkeys(sources))
     done: dict[str, bytes] = {}
     for source in todo:
@@ -61,13 +61,13 @@ def build(sources: Iterable[str], progress: Progress | None = None) -> dict[str,
 
 
 def _processors() -> int:
-    """How many this process may use."""
+    """The number of processors available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
 def compiler_digest() -> str:
-    """A digest of this package's own source: what is made of a model may change with it."""
+    """A digest of this package's own source, on which compiled programs depend."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parents[1].rglob("*")):
         if file.suffix in (".py", ".slang"):
@@ -81,7 +81,7 @@ def _here(sources: list[str]) -> Iterable[tuple[str, bytes]]:
 
 
 def _in_processes(sources: list[str], workers: int) -> Iterable[tuple[str, bytes]]:
-    """Every process compiles every n-th source. (Not multiprocessing: that would run the user's script again.)"""
+    """Each of n processes compiles every n-th source. (Not multiprocessing, which would run the user's script again.)"""
     parents = [str(Path(p).parent) for p in sys.modules["lapilli"].__path__]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([*parents, *sys.path])}
     running = []

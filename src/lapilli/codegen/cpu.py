@@ -35,7 +35,7 @@ BASIC_OPERATIONS = 1 << 0
 
 
 def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
-    """The operands of a product; None where they are none that the kernels here read."""
+    """The operands of a product; None if these kernels cannot read them."""
     assert task.reduction is not None
     view = matmul_view(task.reduction, ctx.views, ctx.layouts)
     kind = task.reduction.dtype.compute
@@ -43,7 +43,7 @@ def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
 
 
 def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
-    """The same for a convolution."""
+    """The operands of a convolution; None if these kernels cannot read them."""
     assert task.reduction is not None
     return convolution_view(task.reduction, ctx.views, ctx.layouts)
 
@@ -54,14 +54,15 @@ def product(v: MatmulView, task: Task, ctx: Context) -> Template | None:
 
 
 def convolution(v: ConvolutionView, task: Task, ctx: Context) -> Template | None:
-    """Depthwise, as a product, by Winograd's formulas, or direct."""
+    """A depthwise kernel, a matrix product, Winograd's algorithm, or a direct kernel."""
     found = _convolution(task, v, ctx)
     return None if found is None or _too_many(found, ctx.target) else found
 
 
 def _too_many(template: Template, target: Target) -> bool:
-    """Whether rows are so many that a kernel cannot find its own by `divmod` of cpu_common.slang: it is exact for quotients below
-    2^21 where division is as Vulkan wants it, and below 2^23 where it is rounded correctly, as CPUs do."""
+    """Whether there are too many rows for `divmod` of cpu_common.slang. It is exact for quotients below 2^21 with the division
+    that Vulkan requires, and below 2^23 with one that is correctly rounded, as on CPUs.
+    """
     if isinstance(template, CpuMatmul):
         rows = [template.batch, ceildiv(template.m, 4 * matmul_tile(template.m, template.n)[0])]
     elif isinstance(template, CpuConvolution):
@@ -83,7 +84,7 @@ def is_aligned(x: Int) -> bool:
 
 @dataclass(frozen=True)
 class CpuMatmul(KernelTemplate):
-    """batch, m, n, k; x: rows of k consecutive elements; w: packed; offset and strides of x in elements."""
+    """batch, m, n, k; x: rows of k consecutive elements, with offset and strides in elements; w: packed."""
 
     batch: Int
     m: Int
@@ -130,7 +131,7 @@ class CpuMatmul(KernelTemplate):
 
 
 def matmul_tile(m: Int, n: Int) -> tuple[int, int]:
-    """Rows and columns an invocation computes. 4 x 16 is 14 % faster, but takes the driver twice as long to compile."""
+    """Rows and columns per invocation. 4 x 16 is 14 % faster, but takes the driver twice as long to compile."""
     return (4 if (m.bounds[0] or 1) >= 16 else 1), (8 if estimate(n) > 4 else 4)
 
 
@@ -178,7 +179,7 @@ def pack_matrix(rhs: Operand, v: MatmulView, ctx: Context) -> Node:
 
 @dataclass(frozen=True)
 class CpuConvolution(KernelTemplate):
-    """Direct or depthwise; x has channel stride 1 and everything else a multiple of 4 elements."""
+    """Direct or depthwise; x has channel stride 1, and all other strides are multiples of 4 elements."""
 
     v: ConvolutionView
     x: Operand
@@ -229,7 +230,7 @@ class CpuConvolution(KernelTemplate):
 
 
 def _strip(v: ConvolutionView) -> int:
-    """Neighbouring outputs that an invocation of the depthwise kernel computes."""
+    """Neighbouring outputs per invocation of the depthwise kernel."""
     lo = v.out_w.bounds[0] or 1
     return 4 if lo >= 4 else 2 if lo >= 2 else 1
 
@@ -289,19 +290,19 @@ def _winograd_pays(v: ConvolutionView) -> bool:
 
 
 def _has_infinity(weight: Node) -> bool:
-    """Of such weights, the sums of Winograd's transform are NaN where the products are not."""
+    """Whether weights contain infinity: Winograd's transform would then give NaN where the direct product does not."""
     return isinstance(weight, Constant) and not bool(np.isfinite(weight.value).all())
 
 
 def _winograd_sizes(v: ConvolutionView) -> tuple[Int, Int, Int]:
-    """Elements of the transformed weights, inputs and products: 4 and 2.25 times as many as before."""
+    """Elements of the transformed weights, inputs and products: 4 and 2.25 times the originals."""
     t = winograd_tile(v)
     points, tiles = (t + 2) * (t + 2), v.n * ceildiv(v.out_h, t) * ceildiv(v.out_w, t)
     return v.out_channels * v.channels * points, tiles * v.channels * points, tiles * v.out_channels * points
 
 
 def winograd_tile(v: ConvolutionView) -> int:
-    """Outputs of a tile in each direction."""
+    """Outputs per tile in each direction."""
     return 4
 
 
@@ -407,7 +408,7 @@ def _row_major(filters: Node, ctx: Context) -> Node:
 
 
 def _source(w: Wrapper, name: str, node: Node) -> None:
-    """Reads a buffer four elements at a time."""
+    """A source that reads a buffer four elements at a time."""
     four = vector_load(w, node)
     one = float_bits(node, f"{w.vector(node)}[i / 4][i % 4]")
     w.structs.append(
@@ -417,7 +418,7 @@ def _source(w: Wrapper, name: str, node: Node) -> None:
 
 
 def _element_source(w: Wrapper, name: str, node: Node) -> None:
-    """Reads a buffer element by element."""
+    """A source that reads a buffer element by element."""
     w.structs.append(
         f"struct {name} : ISource\n{{\n    static float load(int i) {{ return {scalar_load(w, node, 'i')}; }}\n"
         "    static float4 load4(int i) { return float4(0.0f); }\n};\n"
@@ -425,7 +426,7 @@ def _element_source(w: Wrapper, name: str, node: Node) -> None:
 
 
 def _epilogue(w: Wrapper, task: Task, rows: Int, columns: Int) -> bool:
-    """For a contraction of the graph: the columns are its last (matmul) or second (convolution) axis."""
+    """For a contraction of the graph, whose columns are the last axis (matmul) or the second (convolution)."""
     reduction = task.reduction
     assert reduction is not None
     if reduction.contraction is None:  # a step of Winograd's
@@ -437,6 +438,6 @@ def _epilogue(w: Wrapper, task: Task, rows: Int, columns: Int) -> bool:
 
 
 def _matrix_epilogue(w: Wrapper, task: Task, rows: Int, columns: Int, vector: bool = True) -> bool:
-    """The result is a matrix; its rows and columns are the task's axes, whatever their shape."""
+    """For a matrix result, whose rows and columns are the task's axes."""
     axes = task.axes
     return w.epilogue(rows, columns, row_major(list(axes[:-1]), axes[-1]), vector=vector)

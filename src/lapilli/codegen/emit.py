@@ -1,7 +1,8 @@
-"""Scalar and integer expressions as Slang text.
+"""Renders scalar and integer expressions as Slang text.
 
-An `Emitter` writes statements into a block and remembers what it has named, so that a value is computed once. With `lanes` of
-4 it computes four neighbouring elements at a time: every load must then be the same for all lanes, or read four neighbours."""
+An `Emitter` writes statements into a block and remembers the names of values, so that each is computed once. With `lanes` of 4
+it computes four neighbouring elements at a time: every load must then be the same for all lanes, or read four neighbours.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class NotVectorizable(Exception):
 
 @dataclass
 class Binding:
-    """A storage buffer of a kernel: which tensor, and as what it is seen; of a value that is bound in parts, which of them."""
+    """A storage buffer of a kernel: the tensor, and the element type to read it as; for a tensor bound in parts, which part."""
 
     node: Node
     type: str  # element type in Slang
@@ -66,7 +67,7 @@ def declarations(bindings: Sequence[Binding]) -> list[str]:
 
 @dataclass
 class Kernel:
-    """What all kernels of the generator share: bindings and parameters, collected while the code is written."""
+    """The state shared by all generated kernels: bindings and parameters, collected while the code is written."""
 
     layouts: dict[int, Layout]
     half: bool  # 16-bit types may be used
@@ -84,14 +85,14 @@ class Kernel:
         return f"b{len(self.bindings) - 1}"
 
     def bind_vector(self, node: Node) -> str:
-        """Four elements at a time, for reading: the text `b[i]` is a float4 or int4."""
+        """Binds a buffer to be read four elements at a time: `b[i]` is a float4 or int4."""
         kind = stored_as(node.dtype, self.half)
         if self.texel and kind in ("float", "half"):
             return self.bind(node, "float4", texel=True)
         return self.bind(node, f"{kind}4")
 
     def param(self, value: IntLike, name: str = "") -> str:
-        """A size as text: a literal when it is known, else a member of the parameter block."""
+        """A size as text: a literal if it is constant, else a member of the parameter block."""
         v = as_int(value)
         if v.value is not None:
             return self.number(v.value)
@@ -101,7 +102,7 @@ class Kernel:
         return self.runtime(value) if self.sizes_as_params and abs(value) > 4 else str(value)
 
     def runtime(self, value: IntLike, name: str = "") -> str:
-        """A member of the parameter block, even when the value is known: one kernel then serves many sizes."""
+        """A member of the parameter block, even for a constant: one kernel then serves many sizes."""
         v = as_int(value)
         for known, i in self.params:
             if i == v and (not name or known == name):
@@ -121,7 +122,7 @@ class Kernel:
         return "\n".join(lines) + "\n"
 
     def entry(self, size: tuple[int, int, int], body: str) -> str:
-        """The entry point. `gid` is the work group, `tid` the invocation in it, `li` its number."""
+        """The entry point. `gid`: work group; `tid`: invocation in it; `li`: its linear index."""
         uniform = ", uniform Params params" if self.params else ""
         start = "    P = params;\n" if self.params else ""
         return (
@@ -132,7 +133,7 @@ class Kernel:
 
 
 def stored_as(dtype: DType, half: bool) -> str:
-    """The Slang type of a buffer's elements: sub-word types that the device lacks are seen as words."""
+    """The Slang type of a buffer's elements; sub-word types that the device lacks become words."""
     if dtype is DType.float32:
         return "float"
     if dtype is DType.float16 and half:
@@ -160,7 +161,7 @@ def literal(value: float | int | bool, dtype: DType) -> str:
 
 
 def _is_search(computed: Indirect, lane: Atom) -> bool:
-    """Whether an index that differs between lanes comes from several loads that depend on each other."""
+    """Whether an index that differs between lanes comes from several dependent loads."""
     if not reads(of(computed), lane):
         return False
     nested = (e for e in walk(computed.expr) if isinstance(e, Load))
@@ -168,7 +169,7 @@ def _is_search(computed: Indirect, lane: Atom) -> bool:
 
 
 def lane_steps(offset: Int, lane: Atom) -> list[int | None]:
-    """How far lanes 1 to 3 read or write from lane 0; None where that varies."""
+    """Offsets of lanes 1 to 3 from lane 0; None if they vary."""
     if not any(isinstance(a, Indirect) for a in offset.atoms()):
         step = offset.step(lane)
         if step is not None:
@@ -181,7 +182,7 @@ _MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 
 
 def _with_zero(op: str, x: str) -> str:
-    """A comparison of a float with zero, by bits."""
+    """A comparison of a float with zero, by its bits."""
     simple = {"ne": "nonzero({0})", "eq": "!nonzero({0})", "gt": "above({0})", "lt": "below({0})",
               "ge": "or(above({0}), !nonzero({0}))", "le": "or(below({0}), !nonzero({0}))"}  # fmt: skip
     return simple[op].format(x)
@@ -200,7 +201,7 @@ def _with_infinity(op: str, x: str, positive: bool) -> str:
 
 
 def _has_normal_reciprocal(divisor: Expr) -> bool:
-    """Whether compilers may multiply by 1 / divisor instead: they know it, and it is neither a denormal nor overflows."""
+    """Whether a compiler may multiply by 1 / divisor instead: the divisor is a constant whose reciprocal is not denormal."""
     return isinstance(divisor, Const) and (2.0**-126 <= abs(divisor.value) <= 2.0**126 or math.isinf(divisor.value))
 
 
@@ -218,8 +219,9 @@ def _extremum(op: str, e: Op, args: Sequence[str]) -> str:
 class Emitter:
     """Writes a block of statements.
 
-    names: text of variables (axis variables and symbols); lane: the variable 0..3 that runs over the lanes, when vectorised;
-    values: texts of loads that are known (accumulators), by node id."""
+    names: names of variables (axis variables and symbols); lane: the variable 0..3 that enumerates the lanes, when vectorised;
+    values: names of loads that are already computed (accumulators), by node id.
+    """
 
     def __init__(
         self,
@@ -249,14 +251,14 @@ class Emitter:
         return f"v{self._counter[0]}"
 
     def name(self, e: Expr, text: str) -> None:
-        """Gives a value a text that is there already, for all lanes."""
+        """Registers existing text as a value's name, for all lanes."""
         self._known[0][e, self.lane is not None] = text
 
     def text(self) -> str:
         return "".join(f"{line}\n" for line in self.lines)
 
     def child(self) -> Emitter:
-        """An emitter for a nested block: it sees what is named here."""
+        """An emitter for a nested block, which sees the names of this one."""
         inner = Emitter(self.kernel, dict(self.names), self.lane, dict(self.values), self.indent + "    ")
         inner._known = [*self._known, {}]
         inner._named = [*self._named, {}]
@@ -407,7 +409,7 @@ class Emitter:
         return slang.format(*args) if isinstance(slang, str) else self._function(slang, e, args, lanes)
 
     def _function(self, f: VectorFunction, e: Op, args: Sequence[str], lanes: int) -> str:
-        """The call of a function of vectors."""
+        """A call of a vector function."""
         self.kernel.special |= f.module == "lapilli_special"
         if lanes > 1:
             return f"{f.name}({', '.join(args)})"
@@ -445,7 +447,7 @@ class Emitter:
         return "false" if e.args[0].dtype is DType.int32 else f"is_nan({args[0]})"
 
     def _compared(self, e: Op, args: Sequence[str], lanes: int) -> str:
-        """A comparison; of floats, one that a compiler cannot turn into its opposite, which NaN does not fulfil either."""
+        """A comparison; of floats, in a form that a compiler cannot replace by the negated opposite, which differs for NaN."""
         op, slang = e.op, OPS[e.op].slang
         assert isinstance(slang, str)
         text = slang.format(*args)
@@ -484,7 +486,7 @@ class Emitter:
         return node.dtype in (DType.float32, DType.int32) or (node.dtype is DType.float16 and self.kernel.half)
 
     def load_at(self, node: Node, offset: Int) -> str:
-        """One element at an offset, converted to its compute type."""
+        """The element at an offset, converted to its compute type."""
         dtype = node.dtype
         kind = stored_as(dtype, self.kernel.half)
         buffer = self.kernel.bind(node, kind)

@@ -1,9 +1,10 @@
-"""The families of hand-written kernels: for which targets each is, and what it matches. A task gets the first that takes it; what
-none takes is a loop (`generic.py`).
+"""The families of hand-written kernels: the targets and the operations each supports. A task gets the first family that accepts
+it; without one, the generic loop kernel (`generic.py`).
 
-A family is a file: a template, which names the operands that it reads and writes the kernel, and a function that says whether it
-fits an operation and copies operands to where it reads them. To add one, write that file, and enter it here before those that it
-beats."""
+A family is a file with a template, which names the operands that it reads and writes the kernel, and a function that checks
+whether it fits an operation and packs operands as it needs them. To add one, write that file, and list it here before the
+families that it beats.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ from lapilli.target import Target
 
 @dataclass(frozen=True)
 class Family:
-    """name: as users see it. serves: whether a target has what its kernels need. match: the template for an operation whose
-    operands have been found, or None."""
+    """name: as users see it. serves: whether a target has the features its kernels need. match: the template for an operation
+    with resolved operands, or None.
+    """
 
     name: str
     serves: Callable[[Target], bool]
@@ -65,7 +67,7 @@ _OPERANDS: Mapping[tuple[type, str], Callable[[Task, Context], Any]] = {
 
 
 def template(task: Task, ctx: Context) -> Template | None:
-    """The template of the first family that takes a contraction; None where none does."""
+    """The template of the first family that accepts a contraction; None if there is none."""
     assert task.reduction is not None
     contraction = task.reduction.contraction
     kind = next((k for k in FAMILIES if isinstance(contraction, k)), None)  # attention ends with a product

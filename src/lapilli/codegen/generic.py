@@ -95,7 +95,7 @@ class _Writer:
         return written
 
     def _axes(self, v: Int) -> tuple[dict[Atom, Int], Int | None]:
-        """The task's axes from the number of the invocation, walking memory in order."""
+        """The task's axes from the invocation's index, in memory order."""
         lane = of(Var("lane", as_int(LANES))) if self.lanes > 1 else None
         rest = v * self.lanes + lane if lane is not None else v
         mapping: dict[Atom, Int] = {a: as_int(0) for a in self.task.axes}
@@ -109,9 +109,10 @@ class _Writer:
         return mapping, lane
 
     def _in_sequence(self, t: Var) -> dict[Atom, Int]:
-        """The task's axes from a place in memory, for results that share words: neighbours must be neighbours.
+        """The task's axes from an offset in memory, for results whose elements share words.
 
-        Raises CompileError where no order of the axes walks memory from one element to the next."""
+        Raises CompileError if no order of the axes enumerates memory element by element.
+        """
         first, _ = self._axes(of(t))
         if self.count == 0:
             return first
@@ -134,7 +135,7 @@ class _Writer:
             yield mapping
 
     def _stay_within(self, e: Emitter, mapping: dict[Atom, Int]) -> None:
-        """Computed places that do not exist are not written."""
+        """Skips computed indices that are out of range."""
         for place, size in self.task.within:
             i = substitute(place, mapping)
             if e.lane is not None and reads(i, next(iter(e.lane.atoms()))):
@@ -164,7 +165,7 @@ class _Writer:
 
     # -- reductions
     def _split(self, reduction: Reduce, work: Int) -> int:
-        """Invocations that share one reduction: more where there are few results and long reductions."""
+        """Invocations that share one reduction: more if there are few results and long reductions."""
         if self.target.kind == "any" or reduction.op.startswith("arg") or reduction.op in ("any", "all"):
             return 1
         length = estimate(product([a.extent for a in reduction.raxes]))
@@ -177,7 +178,7 @@ class _Writer:
         return split
 
     def _folds_rows(self, reduction: Reduce) -> bool:
-        """Whether neighbours in memory are folded, in most of what is read."""
+        """Whether most of the data read is contiguous along the reduction."""
         body = self.task.reduction_body
         assert body is not None
         read = [ld for ld in loads(body) if ld.node.id in self.kernel.layouts]
@@ -197,7 +198,7 @@ class _Writer:
         update(e, op, acc, x, self.lanes > 1)
 
     def _reduce(self, e: Emitter, reduction: Reduce, mapping: dict[Atom, Int], split: int, size: int) -> str:
-        """Writes the loops; returns the text of the result."""
+        """Writes the loops; returns the name of the result."""
         body = self.task.reduction_body
         assert body is not None
         if reduction.op.startswith("arg") and self.lanes > 1:
@@ -225,7 +226,7 @@ class _Writer:
         return "place" if reduction.op.startswith("arg") else "acc"
 
     def _folded(self, reduction: Reduce, body: Expr) -> list[Var]:
-        """The axes of the reduction, in the order in which most of what it reads lies in memory."""
+        """The axes of the reduction, in the order in which most of the data read is stored."""
         axes = [a for a in reduction.raxes if a.extent != 1]
         read = [ld for ld in loads(body) if ld.node.id in self.kernel.layouts]
         if reduction.op.startswith("arg") or not read:
@@ -293,7 +294,7 @@ class _Writer:
         e.line("}")
 
     def _combine(self, e: Emitter, op: str, split: int, size: int) -> None:
-        """A tree over the invocations of a result, in a fixed order."""
+        """A tree reduction over the invocations of a result, in a fixed order."""
         e.line("shared_values[li] = acc;")
         e.line("GroupMemoryBarrierWithGroupSync();")
         step = split // 2
@@ -347,7 +348,7 @@ class _Writer:
 
 
 def _counts(place: Int, t: Var) -> bool:
-    """Whether a place is t itself, tried with numbers where algebra does not see it."""
+    """Whether an index equals t, checked with numbers where algebra does not show it."""
     sizes = {a for i in (place, t.extent) for a in i.atoms() if isinstance(a, Symbol)}
     if any(not isinstance(a, Symbol) and a is not t for a in place.atoms() if isinstance(a, Var | Indirect)):
         return False
@@ -368,7 +369,7 @@ def _counts(place: Int, t: Var) -> bool:
 
 
 def _needed(reduction: Reduce, body: Expr) -> tuple[list[Int], Expr]:
-    """Conditions on computed numbers that are the same for the whole sum, without which it is 0, and the rest of its body."""
+    """Conditions on computed values that are constant over the sum, which is 0 unless they hold; and the rest of its body."""
     if (
         reduction.op != "sum"
         or not isinstance(body, Select)
@@ -381,7 +382,7 @@ def _needed(reduction: Reduce, body: Expr) -> tuple[list[Int], Expr]:
 
 
 def _is_one(e: Expr) -> bool:
-    """Whether it is the same number wherever it is computed."""
+    """Whether a value is the same wherever it is computed."""
     return all(not ints_of(part) or (isinstance(part, Load) and not part.node.shape) for part in walk(e))
 
 
@@ -391,7 +392,7 @@ def kind_of(dtype: DType, lanes: int) -> str:
 
 
 def initial(op: str, dtype: DType, lanes: int) -> str:
-    """Where a reduction starts."""
+    """The initial value of a reduction."""
     low = literal(float("-inf"), dtype) if dtype is DType.float32 else "(-2147483647 - 1)"
     high = literal(float("inf"), dtype) if dtype is DType.float32 else "2147483647"
     if dtype is DType.bool:

@@ -20,7 +20,7 @@ from lapilli.schedule.task import Task
 
 
 def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
-    """The operands of a product as the kernels here read them; None where they are none that they can."""
+    """The operands of a product; None if these kernels cannot read them."""
     assert task.reduction is not None
     view = matmul_view(task.reduction, ctx.views, ctx.layouts)
     kind = task.reduction.dtype.compute
@@ -31,7 +31,7 @@ def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
 
 
 def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
-    """The same for a convolution."""
+    """The operands of a convolution; None if these kernels cannot read them."""
     assert task.reduction is not None
     conv = convolution_view(task.reduction, ctx.views, ctx.layouts)
     if conv is None or not conv.x.node.dtype.is_float or not conv.weight.dtype.is_float:
@@ -91,7 +91,7 @@ def _conv_rows(v: ConvolutionView, x: Operand, matrix: bool, batch: Int) -> Rows
 
 
 def _first_layer_rows(v: ConvolutionView) -> Rows | None:
-    """An image of few channels, read element by element with any strides."""
+    """An image with few channels, read element by element with any strides."""
     c = v.channels.value
     if c is None or c > 4 or v.dilation != (1, 1) or v.groups != 1 or v.x.offset != 0:
         return None
@@ -107,7 +107,7 @@ def _first_layer_rows(v: ConvolutionView) -> Rows | None:
 
 
 def product(v: MatmulView, ctx: Context) -> Tiles | None:
-    """Without matrix units."""
+    """A matrix product without matrix units."""
     rows = _matmul_rows(v.lhs, v.m, v.k, False)
     if rows is None:
         return None
@@ -118,8 +118,9 @@ def product(v: MatmulView, ctx: Context) -> Tiles | None:
 
 
 def matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
-    """On matrix units. They read lines of eight halves, along K or across it; other operands are packed, the left one where
-    the work is worth it."""
+    """A matrix product on matrix units. They read vectors of eight halves, along K or across it; other operands are packed, the
+    left one only if the product is large enough.
+    """
     if not are_halves(v.lhs.node, v.rhs.node):
         return None
     rhs = v.rhs
@@ -141,7 +142,7 @@ _WORTH_PACKING = 1 << 24  # multiplications
 
 
 def _packed_rows(v: MatmulView, ctx: Context) -> Rows:
-    """The left operand copied to rows that are filled up with zeros to whole eights."""
+    """The left operand copied to rows padded with zeros to a multiple of eight."""
     lhs, element = v.lhs, flat(v.lhs.node, ctx)
     batch, row, step = lhs.strides
     k = ceildiv(v.k, 8) * 8
@@ -171,13 +172,13 @@ def _with_packed_columns(v: MatmulView, rows: Rows, matrix: bool, ctx: Context) 
 
 
 def first_layer(v: ConvolutionView, ctx: Context) -> Tiles | None:
-    """An image of few channels on matrix units."""
+    """A convolution of an image with few channels, on matrix units."""
     rows = _first_layer_rows(v) if are_halves(v.weight) else None
     return None if rows is None else _tiles_of_convolution(v, rows, True, "channels first", ctx)
 
 
 def convolution(v: ConvolutionView, ctx: Context) -> Tiles | None:
-    """As a product whose rows are windows, on matrix units where they can read it."""
+    """An implicit matrix product whose rows are windows, on matrix units where they can read it."""
     if v.groups > 1 and v.n != 1:
         return None
     order = "channels last"
@@ -202,7 +203,7 @@ def convolution(v: ConvolutionView, ctx: Context) -> Tiles | None:
 def _tiles_of_convolution(
     v: ConvolutionView, rows: Rows, matrix: bool, order: str, ctx: Context, flat_rows: bool = False
 ) -> Tiles:
-    """Weights packed as [groups, K, N] with K in the order in which the rows are read. flat_rows: images are more rows."""
+    """Weights packed as [groups, K, N], with K in the order in which rows are read. flat_rows: images are folded into rows."""
     c, o = v.channels // v.groups, v.out_channels // v.groups
     kh, kw = v.kernel
     unit = 8 if matrix else 4
@@ -261,7 +262,7 @@ class _Direct(KernelTemplate):
 
 
 def direct(v: ConvolutionView, ctx: Context) -> _Direct | None:
-    """An image of few channels, with all weights of some outputs in shared memory."""
+    """A convolution of an image with few channels, with all weights of some outputs in shared memory."""
     kh, kw = v.kernel
     few = _first_layer_rows(v) is not None and kh * kw * (v.channels.value or 4) <= 192
     if not few or v.out_channels % 4 != 0:

@@ -71,7 +71,7 @@ class FewRowsOfBlocks(KernelTemplate):
 
 
 def few_rows_of_blocks(v: MatmulView, task: Task, ctx: Context) -> FewRowsOfBlocks | None:
-    """The matrix is packed once, and read instead of the floats that are computed from it."""
+    """Packs the matrix once, and reads it instead of the floats decoded from it."""
     assert task.reduction is not None
     contraction = task.reduction.contraction
     assert isinstance(contraction, Matmul)
@@ -95,7 +95,7 @@ def few_rows_of_blocks(v: MatmulView, task: Task, ctx: Context) -> FewRowsOfBloc
 
 
 def _words(blocks: Blocks, contraction: Matmul) -> PackedBody:
-    """Codes packed from the lowest bits of a word."""
+    """Codes packed into words, lowest bits first."""
     count = 32 // blocks.bits
 
     def body(n: Int, word: Int) -> tuple[list[Int], Expr]:

@@ -1,5 +1,6 @@
-"""Products of a few rows on GPUs, where the matrix is read once and all that counts is how fast: one row of halves by whole
-subgroups (kernels/gpu_matvec.slang), a few rows of any float type on any GPU (kernels/gpu_few_rows.slang)."""
+"""Products with few rows on GPUs, which are bound by reading the matrix: one row of halves by whole subgroups
+(kernels/gpu_matvec.slang), a few rows of any float type on any GPU (kernels/gpu_few_rows.slang).
+"""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def matvec(v: MatmulView, ctx: Context) -> Matvec | None:
 
 @dataclass(frozen=True)
 class FewRows(KernelTemplate):
-    """out[b, m, n]; x and w: rows and lines along K, a multiple of four."""
+    """out[b, m, n]; rows of x and lines of w are contiguous along K, a multiple of four."""
 
     x: Operand
     w: Operand
@@ -108,7 +109,7 @@ class FewRows(KernelTemplate):
 
 
 def few_rows(v: MatmulView, ctx: Context) -> FewRows | None:
-    """Lines of the matrix lie along K, or are packed so once, where it is a constant."""
+    """The matrix must be contiguous along K, or constant, and is then packed so once."""
     m, x, w = v.m.value, v.lhs, v.rhs
     if m is None or not 0 < m <= MOST_ROWS or not x.node.dtype.is_float or not w.node.dtype.is_float:
         return None

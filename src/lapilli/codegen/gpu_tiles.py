@@ -18,7 +18,7 @@ from lapilli.target import MATRIX_SUBGROUP
 
 @dataclass(frozen=True)
 class Rows:
-    """policy: Slang type (its source is X); struct and words: its parameter struct; width: elements a load."""
+    """policy: Slang type (X names its source); struct and words: its parameter struct; width: elements per load."""
 
     policy: str
     struct: str
@@ -31,7 +31,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Tiles(KernelTemplate):
-    """out[b, m, n] with rows from `rows` and columns from the packed (or plain) right operand."""
+    """out[b, m, n], with rows from `rows` and columns from the right operand, packed or plain."""
 
     rows: Rows
     w: Node

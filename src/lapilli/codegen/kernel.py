@@ -1,4 +1,4 @@
-"""A kernel that has been written: source and how to dispatch it."""
+"""The generated source of a kernel, and how to dispatch it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class KernelSource:
 
 
 def linear_groups(count: Int, size: int) -> tuple[tuple[Int, Int, Int], str]:
-    """Groups for `count` invocations in groups of `size`, folded into two dimensions when there are many, and the text
-    of the group's number."""
+    """The number of work groups for `count` invocations in groups of `size`, folded into two dimensions if necessary, and the
+    expression for the linear index of the group.
+    """
     groups = ceildiv(count, size)
     hi = groups.bounds[1]
     if hi is not None and hi <= MAX_GROUPS:

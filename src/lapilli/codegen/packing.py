@@ -1,4 +1,4 @@
-"""Operands in the layouts that kernels want: copies made by generated kernels, at load where they depend on constants."""
+"""Packs operands into the layouts that kernels need, by generated kernels; at load if they depend on constants only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lapilli.schedule.contraction import ConvolutionView, Operand
 
 
 def flat(node: Node, ctx: Context) -> Callable[[Int], Expr]:
-    """An element of a value by its offset in memory."""
+    """The element of a value at an offset in memory."""
     layout = ctx.layouts[node.id]
 
     def at(offset: Int) -> Expr:
@@ -27,7 +27,7 @@ def flat(node: Node, ctx: Context) -> Callable[[Int], Expr]:
 
 
 def as_words(x: Operand, sizes: Sequence[Int], ctx: Context) -> Operand:
-    """x itself, or a dense copy in float32 or int32 where its elements are not whole."""
+    """x itself, or a dense copy in float32 or int32 if its elements are smaller or larger than a word."""
     if ctx.is_whole(x.node):
         return x
     element = flat(x.node, ctx)
@@ -42,8 +42,7 @@ def as_words(x: Operand, sizes: Sequence[Int], ctx: Context) -> Operand:
 
 
 def channels_last(v: ConvolutionView, ctx: Context, unit: int = 4, copy: bool = False) -> Operand:
-    """x itself when its channels are consecutive floats and aligned to `unit`, else a copy padded to whole vectors of
-    channels."""
+    """x itself if its channels are consecutive floats aligned to `unit`, else a copy padded to whole vectors of channels."""
     x = v.x
     copy = copy or not ctx.is_whole(x.node)
     aligned = all(s % unit == 0 for s in (v.channels, x.offset, x.strides[0], x.strides[2], x.strides[3]))
@@ -78,6 +77,6 @@ def pack_depthwise(v: ConvolutionView, ctx: Context) -> Node:
 
 
 def is_nested(x: Operand, v: ConvolutionView) -> bool:
-    """Whether all positions lie at one stride."""
+    """Whether all positions can be enumerated with one stride."""
     h_ok = v.h == 1 or x.strides[2] == x.strides[3] * v.w
     return h_ok and (v.n == 1 or x.strides[0] == x.strides[3] * v.w * v.h)

@@ -1,9 +1,10 @@
-"""Values that are larger than what a device binds of a buffer at once: they are bound in parts.
+"""Values larger than the device's limit on one storage buffer are bound in parts.
 
-Kernels are written as if every buffer was bound whole. Here a buffer that may be larger than the target's range becomes several
-bindings of consecutive ranges, and a Slang type between them and the kernel, whose subscript chooses by the index. It may be any
-index: gathers and neighbours are right without further thought. Values are not copied, and kernels of other values stay as they
-are. What is read through texel buffers stays whole, because their limit is another one."""
+Kernels are written as if every buffer was bound whole. Here, a buffer that may exceed the target's limit becomes several
+bindings of consecutive ranges, and a Slang type whose subscript selects the range by index. Any index works, including gathers.
+Values are not copied, and kernels that use no such value are unchanged. Texel buffers are not split: their limit is a different
+one.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +21,17 @@ _BYTES = {"float": 4, "int": 4, "uint": 4, "half": 2}
 
 
 def largest(written: KernelSource, memory: Callable[[Node], Node]) -> int:
-    """Bytes of the largest storage buffer that a kernel binds; of those whose size has no bound, nothing is known."""
+    """Bytes of the largest storage buffer that a kernel binds, not counting those of unbounded size."""
     return max((nbytes(memory(b.node)).bounds[1] or 0 for b in written.bindings if not b.texel), default=0)
 
 
 def in_parts(written: KernelSource, memory: Callable[[Node], Node], target: Target) -> KernelSource:
-    """The kernel with no binding larger than the target's range, as far as the sizes of values are known or bounded. Those
-    without a bound have the target's number of parts.
+    """The kernel with no binding above the target's limit, as far as sizes are known or bounded. Unbounded values get the
+    target's default number of parts.
 
-    memory: the value in whose memory a value lies. Where there are more parts than a kernel may have bindings, the last ones
-    keep what is left, and the player refuses what is larger than the device binds."""
+    memory: the value whose memory holds a value. If there are more parts than a kernel may have bindings, the last part holds
+    the rest, and the player refuses what exceeds the device's limit.
+    """
     counts = [1 if b.texel else target.parts(memory(b.node)) for b in written.bindings]
     if all(n == 1 for n in counts):
         return written
@@ -65,7 +67,7 @@ def _element(b: Binding) -> int:
 
 
 def _subscript(name: str, b: Binding, parts: int, elements: int) -> str:
-    """A type with the subscript of the buffer, and the variable of that type."""
+    """A type with the buffer's subscript, and a variable of that type."""
 
     def choose(low: int, high: int, access: Callable[[str], str]) -> str:
         if high - low == 1:

@@ -1,7 +1,8 @@
 """Kernels of recurrent layers: a loop over the steps of a sequence (ir/recurrence.py).
 
-A team of invocations does a sequence, each its own units. The hidden state lies in shared memory twice: a step reads one copy and
-writes the other, so that there is one barrier a step. Weights are read four terms at a time, neighbouring units side by side."""
+A team of invocations computes a sequence, each invocation its own units. The hidden state is double-buffered in shared memory,
+so that each step needs one barrier. Weights are read four terms at a time, in order of units.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _ROWS, _ROWS_IF_OPEN = 4, 2
 
 
 def choose(task: Task, note: Recurrence, ctx: Context) -> None:
-    """Gives the task of a recurrence its template."""
+    """Selects the template for the task of a recurrence."""
     gates = len(note.sums)
     units, width = note.unit.extent, note.initial[0].shape[1]
     weight = _packed(ctx, "steps", note.weight, width, gates, units)
@@ -42,7 +43,7 @@ def choose(task: Task, note: Recurrence, ctx: Context) -> None:
 
 
 def _packed(ctx: Context, name: str, w: Node, terms: Int, gates: int, units: Int) -> Node:
-    """Weights [gates * units, terms] as [terms / 4, gates, units, 4], with zeros at the end."""
+    """Weights [gates * units, terms] as [terms / 4, gates, units, 4], zero-padded."""
 
     def body(k4: Int, g: Int, j: Int, k: Int) -> tuple[list[Int], Expr]:
         term = k4 * LANES + k
@@ -92,7 +93,7 @@ class _Writer:
         self.turns = -(-units // self.team)
 
     def _rows(self) -> int:
-        """Sequences of an invocation, which share the weights that it reads. GPUs have invocations enough."""
+        """Sequences per invocation, which share the weights that it reads. GPUs have enough invocations for one each."""
         if self.ctx.target.kind == "gpu":
             return 1
         batch = self.note.batch.extent.value
@@ -139,7 +140,7 @@ class _Writer:
             yield inner
 
     def _begin(self, e: Emitter) -> None:
-        """The states before the first step."""
+        """Loads the initial states."""
         loop = self.loop
         e.line(f"for (int n = member; n < {self.room}; n += {self.team})")
         with _block(e) as each:
@@ -163,7 +164,7 @@ class _Writer:
         e.line("GroupMemoryBarrierWithGroupSync();")
 
     def _place(self, e: Emitter, turn: int, count: int) -> None:
-        """The unit of a turn; those that are too many do the last one again, and store nothing."""
+        """The unit of an iteration; surplus iterations repeat the last unit, and store nothing."""
         at = "member" if turn == 0 else f"member + {turn * self.team}"
         full = (turn + 1) * self.team <= count
         e.line(f"bool there = {'true' if full else f'{at} < {count}'};")
@@ -197,7 +198,7 @@ class _Writer:
         e.line("int other = from; from = to; to = other;")
 
     def _update(self, e: Emitter, turn: int, r: int, sums: Sequence[str]) -> None:
-        """The new states of a unit of a sequence."""
+        """The new states of one unit of a sequence."""
         loop, note = self.loop, self.note
         carried = f"carried{turn}_{r}"
         e.values.update({n.id: text for n, text in zip(note.sums, sums, strict=True)})
@@ -217,12 +218,12 @@ class _Writer:
             e.line(f"if (there) shared_states[shown + {r * self.unit_room} + j] = seen;")
 
     def _show(self, e: Emitter, r: int, name: str) -> None:
-        """A number of the new hidden state: a variable."""
+        """The new hidden state's value, in a variable."""
         self._keep(e, r, name, f"shared_states[from + {r * self.room} + j]", of(self.note.unit))
         e.line(f"if (there) shared_states[to + {r * self.room} + j] = {name};")
 
     def _keep(self, e: Emitter, r: int, name: str, old: str, column: Int) -> None:
-        """A new state is stored; where a sequence has ended, it is the old one."""
+        """Stores a new state, or the old one if the sequence has ended."""
         if self.loop.live is not None:
             e.line(f"{name} = live{r} ? {name} : {old};")
         at = self.ctx.layouts[self.task.out.id].offset([of(self.note.step), of(self.note.batch), column])
@@ -232,7 +233,7 @@ class _Writer:
     def _sums(
         self, e: Emitter, weight: Node, start: str, room: int, terms: int, gates: int, units: int
     ) -> list[list[str]]:
-        """Products of packed weights and states in shared memory, for the unit j: by sequence and gate. room: of a state."""
+        """Products of packed weights and states in shared memory for unit j, by sequence and gate. room: size of a state."""
         buffer = self.kernel.bind_vector(weight)
         vectors = -(-terms // LANES)
         names = [[e.fresh() for _ in range(gates)] for _ in range(self.rows)]

@@ -1,7 +1,8 @@
-"""Kernels of rows: reductions over a row and what reads them along it, from the IR alone (schedule/fuse_reductions.py).
+"""Kernels of row fusions: reductions over a row and the values that read them along it (schedule/fuse_reductions.py).
 
-On GPUs a team of invocations does a row. It reads a row of known, moderate length once: the code is unrolled, so that what
-one pass computed stays in registers for the next. Elsewhere an invocation does a row alone, in loops, without barriers."""
+On GPUs a team of invocations processes a row. A row of known, moderate length is read once: the loops are unrolled, so that
+values stay in registers from one pass to the next. Otherwise one invocation processes a row alone, in loops, without barriers.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +38,9 @@ def write(task: Task, layouts: Mapping[int, Layout], target: Target) -> KernelSo
 
 @dataclass(frozen=True)
 class _Shape:
-    """team: invocations that share a row; rows: of a work group; turns: elements (or vectors) that each keeps, None for a
-    loop; across: neighbouring invocations have neighbouring rows."""
+    """team: invocations per row; rows: rows per work group; turns: elements (or vectors) per invocation, None for a loop;
+    across: whether neighbouring invocations have neighbouring rows.
+    """
 
     team: int
     rows: int
@@ -68,8 +70,9 @@ class _Writer:
 
     # -- the shape of a work group
     def _axes_in_memory(self) -> tuple[list[Var], list[Var], bool]:
-        """Outer and inner axes as they lie in the memory of what is stored, or read, outermost first; and whether
-        neighbouring elements belong to different rows."""
+        """Outer and inner axes in the memory order of what is stored, or read, outermost first; and whether neighbouring
+        elements belong to different rows.
+        """
         if self.row.whole:
             read = [ld for s in self.row.steps for ld in loads(s.body) if ld.node.id in self.layouts]
             main = max(read, key=lambda ld: estimate(product(ld.node.shape)), default=None)
@@ -140,7 +143,7 @@ class _Writer:
         return written
 
     def _unravel(self, axes: Sequence[Var], place: Int) -> dict[Atom, Int]:
-        """Axes from a place among all their combinations, the last axis moving fastest."""
+        """Axes from a linear index over all their combinations, the last axis fastest."""
         mapping: dict[Atom, Int] = {}
         for k, a in enumerate(reversed(axes)):
             mapping[a] = place % a.extent if k + 1 < len(axes) else place
@@ -156,8 +159,9 @@ class _Writer:
 
     # -- passes over the row
     def _each(self, e: Emitter, visit: Callable[[Emitter, dict[Atom, Int], str], None]) -> None:
-        """visit(emitter, axes, condition) for every element of an invocation; the condition says whether the element
-        exists (empty: it does), where it does not the axes are those of the last one."""
+        """Calls visit(emitter, axes, condition) for every element of an invocation. The condition says whether the element
+        exists (empty: always); if it does not, the axes are those of the last element.
+        """
         s = self.shape
         if s.turns is None:
             q = Var("q", self.steps)
@@ -220,7 +224,7 @@ class _Writer:
         generic.update(e, step.reduction.op, acc, x, self.lanes > 1)
 
     def _in_chunks(self, e: Emitter, step: Step, acc: str, kind: str) -> None:
-        """Partial sums: rounding errors grow with the logarithm of the length, not with the length."""
+        """Partial sums, so that rounding errors grow with the logarithm of the length, not with the length."""
         q = Var("q", self.steps)
         total = self.kernel.param(self.steps)
         e.line(f"for (int c = 0; c < {total}; c += {_CHUNK})")
@@ -246,8 +250,9 @@ class _Writer:
         return result
 
     def _over_team(self, e: Emitter, op: str, dtype: DType, acc: str) -> str:
-        """The team's results by way of shared memory, in two stages and a fixed order. (The barrier of the next reduction
-        keeps what is read here from being overwritten: every stage has its own memory.)"""
+        """Combines the team's results through shared memory, in two stages and a fixed order. (Each stage has its own memory,
+        so that the barrier of the next reduction protects what is read here.)
+        """
         s = self.shape
         kind = generic.kind_of(dtype, 1)
         first = 1

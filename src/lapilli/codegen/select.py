@@ -1,4 +1,4 @@
-"""Which kernel serves a task."""
+"""Selects the kernel of each task."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plan(source: Graph | tuple[Graph, Realized], target: Target, layout: str = "
 
 
 def select(made: Draft) -> list[Task]:
-    """Gives contractions their templates."""
+    """Selects the templates of contractions."""
     target = made.target
     ctx = Context(target, made.layouts, made.views, {t.out.id: t for t in made.tasks})
     selected: list[Task] = []
@@ -47,8 +47,9 @@ def select(made: Draft) -> list[Task]:
 
 
 def _reads_operands(task: Task, ctx: Context) -> bool:
-    """Whether a contraction reads what it is made of. One whose every place lies in the padding does not, and what a template would
-    read need not be there then."""
+    """Whether a contraction reads its operands at all. If every access is in the padding it does not, and operands that a
+    template would read need not exist.
+    """
     assert task.reduction is not None
     assert task.reduction_body is not None
     read = {ld.node.id for ld in loads(task.reduction_body)}
@@ -56,7 +57,7 @@ def _reads_operands(task: Task, ctx: Context) -> bool:
 
 
 def _contraction(task: Task, ctx: Context) -> list[Task]:
-    """The task with a template. No template stores parts of words: it leaves whole ones, and the task becomes their copy."""
+    """The task with a template. Templates store whole words only; for smaller elements, the task becomes a copy of the result."""
     if ctx.is_whole(task.out):
         _choose(task, ctx)
         return [task]
@@ -79,8 +80,9 @@ def _written(task: Task, ctx: Context) -> KernelSource:
 
 
 def _choose(task: Task, ctx: Context) -> None:
-    """Gives a contraction its template, unless that needs more parameters than a kernel takes: with many open sizes the generic
-    kernel needs fewer. Decided before values get their lifetimes, because the generic kernel reads other values."""
+    """Selects a contraction's template, unless it needs more parameters than a kernel may have: with many dynamic sizes, the
+    generic kernel needs fewer. This happens before lifetimes are computed, because the generic kernel reads other values.
+    """
     task.template = families.template(task, ctx)
     sizes = [i for node in (task.out, *task.reads()) for i in node.shape]
     is_open = any(isinstance(a, Symbol) for i in sizes for a in i.atoms())

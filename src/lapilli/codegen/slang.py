@@ -1,7 +1,8 @@
 """The Slang compiler, called through ctypes: libslang-compiler of the package slangtorch.
 
-Its interfaces are COM-like: an object is a pointer to a table of functions, which are called here by their position. One
-session serves one process; load and link are not safe to share between threads, so a lock is held around them."""
+Its interfaces are COM-like: an object is a pointer to a table of functions, which are called by index. One session serves one
+process; load and link are not thread-safe, so a lock protects them.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def _release(component: c.c_void_p) -> None:
 
 
 def _take(blob: c.c_void_p) -> bytes:
-    """The bytes of a blob, which is released."""
+    """Copies the bytes of a blob, and releases it."""
     if not blob:
         return b""
     data = c.string_at(_call(blob, 3, c.c_void_p), _call(blob, 4, c.c_size_t))
@@ -77,7 +78,7 @@ def _take(blob: c.c_void_p) -> bytes:
 
 @lru_cache(maxsize=1)
 def library() -> str:
-    """Path of libslang-compiler: of $LAPILLI_SLANG, or of the package slangtorch or slangpy."""
+    """Path of libslang-compiler: from $LAPILLI_SLANG, or in the package slangtorch or slangpy."""
     given = os.environ.get("LAPILLI_SLANG")
     if given:
         return given
@@ -92,9 +93,10 @@ def library() -> str:
 
 
 class Compiler:
-    """A session for SPIR-V with the modules of `kernels/` in reach. Cooperative matrices need the profile spirv_1_6.
+    """A session for SPIR-V with the modules of `kernels/` in its search path. Cooperative matrices need the profile spirv_1_6.
 
-    defines: macros for all modules; kernels know LAPILLI_EMULATE_COOPMAT, with which tests run the matrix kernels anywhere."""
+    defines: macros for all modules; with LAPILLI_EMULATE_COOPMAT, tests run the matrix kernels on any device.
+    """
 
     def __init__(self, profile: str = "spirv_1_3", defines: tuple[str, ...] = ()) -> None:
         lib = c.CDLL(library())
@@ -147,7 +149,7 @@ class Compiler:
                     _release(component)
 
     def _code(self, source: str, entry: str, made: list[c.c_void_p]) -> bytes:
-        """As `compile`; what has to be released is added to `made`."""
+        """As `compile`; objects to release are added to `made`."""
         name = f"kernel{self._count}"
         text, diagnostics = source.encode(), c.c_void_p()
         module = self._load(
@@ -174,7 +176,7 @@ class Compiler:
 
     @staticmethod
     def _check(ok: bool, diagnostics: c.c_void_p, source: str) -> None:
-        """The compiler can report success with errors in its messages."""
+        """Raises for errors in the messages, which the compiler may report together with success."""
         messages = _take(diagnostics).decode(errors="replace")
         diagnostics.value = None
         if not ok or ("error" in messages and ": error" in messages):
@@ -183,7 +185,7 @@ class Compiler:
 
 
 def profile_of(source: str) -> str:
-    """The SPIR-V version that a kernel needs."""
+    """The SPIR-V profile that a kernel needs."""
     return "spirv_1_6" if "coopmat" in source and not DEFINES else "spirv_1_3"
 
 

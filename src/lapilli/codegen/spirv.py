@@ -1,4 +1,4 @@
-"""What is done to a SPIR-V module after the compiler: no debug instructions, only capabilities that are used, exact differences."""
+"""Post-processes SPIR-V: removes debug instructions and unused capabilities, and keeps subtractions exact."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ _BEFORE_DECORATIONS = {_CAPABILITY, 10, 11, 14, 15, 16, 331}  # extensions, memo
 
 
 def strip(code: bytes) -> bytes:
-    """Without names and source lines: smaller, and older validation layers do not know Slang's OpSource.
+    """Removes names and source lines, which older validation layers do not all know (Slang's OpSource), and makes modules
+    smaller.
 
-    No difference becomes part of a multiply-add: x - m is 0 where m is rounded to x, as in a row of equal numbers less its mean.
-    (The kernels of products only add.)"""
+    Subtractions are not contracted to multiply-add: x - m must be 0 where m is x rounded, as in a row of equal numbers minus
+    its mean. (The kernels of products only add.)
+    """
     words = struct.unpack(f"<{len(code) // 4}I", code)
     kept = list(words[:5])
     at = 5

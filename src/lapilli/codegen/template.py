@@ -1,4 +1,4 @@
-"""What all kernel templates share: the wrapper around a hand-written kernel, with sources and the epilogue generated."""
+"""The base of kernel templates: the wrapper around a hand-written kernel, with generated sources and epilogue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Mapped = Callable[[Int, Int], dict[Atom, Int]]
 
 @dataclass(frozen=True)
 class Context:
-    """What a template sees of the schedule."""
+    """The part of the schedule that templates use."""
 
     target: Target
     layouts: dict[int, Layout]
@@ -38,15 +38,15 @@ class Context:
     """Copies that several templates read, by what they are."""
 
     def dense(self, node: Node) -> None:
-        """Gives a new value the layout of torch's tensors."""
+        """Gives a new value a row-major layout."""
         self.layouts[node.id] = Layout.of(node.shape, range(node.rank))
 
     def read(self, node: Node, index: Sequence[Int]) -> Expr:
-        """An element of a value, seen through the views that have no memory."""
+        """An element of a value, through views that have no memory."""
         return self.seen(load(node, tuple(index)))
 
     def seen(self, e: Expr) -> Expr:
-        """An expression that reads only what has memory."""
+        """Rewrites an expression to read only values with memory."""
 
         def through(ld: Expr) -> Expr | None:
             assert isinstance(ld, Load)
@@ -59,15 +59,17 @@ class Context:
         return rewrite(e, {}, through)
 
     def is_whole(self, node: Node) -> bool:
-        """Whether kernels read and write a value's elements as they are. Others share words, or have two: small integers, int64,
-        halves where the device lacks them."""
+        """Whether each element of a value is one float, half or int of a buffer. Elements of sub-word types that the device
+        lacks, and of int64, are not.
+        """
         return stored_as(node.dtype, self.target.half) in ("float", "half", "int")
 
     def packed(
         self, name: str, like: Node, shape: Sequence[IntLike], body: PackedBody, dtype: DType | None = None
     ) -> Packed:
-        """Declares a copy of an operand in a kernel's own layout: body(*axes) gives (guards, value). dtype: where it is not the
-        operand's."""
+        """Declares a copy of an operand in a kernel's own layout: body(*axes) gives (guards, value). dtype: default: the
+        operand's.
+        """
         sizes = tuple(as_int(s) for s in shape)
         axes, at = fresh_axes(sizes)
         guards, value = body(*at)
@@ -79,20 +81,20 @@ class Context:
 
 
 class KernelTemplate(Template):
-    """A template that can be written as a kernel."""
+    """A template that generates the source of a kernel."""
 
     @abstractmethod
     def write(self, task: Task, ctx: Context) -> KernelSource: ...
 
 
 def accumulator(shape: Sequence[Int]) -> Reduce:
-    """A stand-in for the value that a template computes, where no operator of the graph does."""
+    """A placeholder for a template's result, if no operator of the graph computes it."""
     axes, _ = fresh_axes(tuple(shape))
     return Reduce(tuple(shape), DType.float32, "acc", "", axes=axes)
 
 
 def simple_task(out: Node, origins: list[str], reason: str) -> Task:
-    """A task that stores a template's result as it is."""
+    """A task that stores a template's result unchanged."""
     reduction = accumulator(out.shape)
     at = tuple(as_int(0) if a.extent == 1 else of(a) for a in reduction.axes)
     return Task(out, reduction.axes, at, load(reduction, at), reduction, None, origins, reason)
@@ -108,11 +110,11 @@ class Wrapper:
         self.fields: list[tuple[str, Int]] = []
 
     def params(self, member: str = "t", /, **values: IntLike) -> None:
-        """The words of a parameter struct of the template, in its order; member: its name in the block."""
+        """The words of a template's parameter struct, in order; member: its name in the block."""
         self.fields += [(f"{member}.{name}", as_int(v)) for name, v in values.items()]
 
     def vector(self, node: Node) -> str:
-        """A buffer read four elements at a time, as an expression of type float4 at an index `i`."""
+        """A buffer read four elements at a time, as a float4 expression at index `i`."""
         return self.kernel.bind_vector(node)
 
     def epilogue(
@@ -120,7 +122,8 @@ class Wrapper:
     ) -> bool:
         """struct E with store and store4. mapping(m, n) gives the task's axes for a row and a column.
 
-        Returns whether four columns are stored together."""
+        Returns whether four columns are stored together.
+        """
         wide = vector and columns % LANES == 0
         four = self._store(rows, columns, mapping, LANES) if wide else None
         body4 = (
@@ -181,8 +184,9 @@ class Wrapper:
 
     def finish(self, call: str, groups: tuple[IntLike, IntLike, IntLike], local: tuple[int, int, int], name: str,
                struct: str, imports: Sequence[str] = (), plain: bool = False) -> KernelSource:  # fmt: skip
-        """call: the statement that runs the template; its parameters are `P.t` of type `struct` (plain: `struct` declares
-        the members itself)."""
+        """call: the statement that runs the template, whose parameters are `P.t` of type `struct` (plain: `struct` declares the
+        members itself).
+        """
         lines = [*self.kernel.imports(), f"import {self.module};", *(f"import {i};" for i in imports)]
         lines += declarations(self.kernel.bindings)
         extra = "".join(f" int {n};" for n, _ in self.kernel.params)
@@ -214,7 +218,7 @@ def _arguments(signature: str, column: str) -> str:
 
 
 def row_major(others: Sequence[Var], column: Var) -> Callable[[Int, Int], dict[Atom, Int]]:
-    """The axes of a task from a linear row over `others` and a column."""
+    """The axes of a task from a linear row index over `others` and a column."""
 
     def mapping(m: Int, n: Int) -> dict[Atom, Int]:
         axes: dict[Atom, Int] = {column: n}
@@ -228,23 +232,23 @@ def row_major(others: Sequence[Var], column: Var) -> Callable[[Int, Int], dict[A
 
 
 def within_limit(write: Callable[[bool], KernelSource]) -> KernelSource:
-    """With sizes as parameters when they fit, else with sizes in the code."""
+    """With sizes as parameters if they fit, else with sizes as literals."""
     written = write(True)
     return written if len(written.params) <= MAX_PARAMS else write(False)
 
 
 def scalar_load(w: Wrapper, node: Node, index: str) -> str:
-    """One element of a buffer as a float, or the bits of an integer, at an offset given as text."""
+    """One element of a buffer as a float, or an integer's bits, at an offset given as text."""
     i = Var("i", as_int(1 << 30))
     return float_bits(node, Emitter(w.kernel, {i: index}).load_at(node, of(i)))
 
 
 def vector_load(w: Wrapper, node: Node) -> str:
-    """Four elements of a buffer as floats, or the bits of integers, at an index `i`."""
+    """Four elements of a buffer as floats, or integers' bits, at index `i`."""
     text = f"{w.kernel.bind_vector(node)}[i]"
     return f"float4({text})" if node.dtype.is_float else float_bits(node, text)
 
 
 def float_bits(node: Node, text: str) -> str:
-    """Templates see integers as floats of the same bits."""
+    """Integers as floats of the same bits, as templates read them."""
     return text if node.dtype.is_float else f"asfloat({text})"

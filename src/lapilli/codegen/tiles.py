@@ -1,4 +1,4 @@
-"""Which tile a kernel takes for a problem size: rules found by measurement (docs/notes/h100-kernels.md)."""
+"""Selects the tile of a kernel for a problem size, by rules found by measurement (docs/notes/h100-kernels.md)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from lapilli.target import MATRIX_SUBGROUP, Target
 
 @dataclass(frozen=True)
 class MatrixTile:
-    """Work group tile bm x bn, chunks of bk, subgroup tile wm x wn, sk subgroups that share a chunk along k, ep bands of
-    accumulators staged at once."""
+    """Work-group tile bm x bn, chunks of bk, subgroup tile wm x wn, sk subgroups that share a chunk along k, ep bands of
+    accumulators staged at once.
+    """
 
     bm: int
     bn: int
@@ -26,8 +27,9 @@ class MatrixTile:
         return MATRIX_SUBGROUP * (self.bm // self.wm) * (self.bn // self.wn) * self.sk
 
     def shared(self, left: bool = False, right: bool = False) -> int:
-        """Bytes of work-group memory: the operands' chunks, or the staged accumulators. left, right: operands that lie
-        transposed, [K, M] and [N, K]."""
+        """Bytes of shared memory: the operands' chunks, or the staged accumulators. left, right: whether the operands are
+        transposed, [K, M] and [N, K].
+        """
         rows, columns = (
             (y, x) if turned else (x, y) for turned, x, y in ((left, self.bm, self.bk), (right, self.bk, self.bn))
         )
@@ -50,8 +52,9 @@ _LARGE = (MatrixTile(128, 256, 32, 64, 64, 1, 1, True), MatrixTile(128, 128, 64,
 def matrix_tile(
     batch: int, m: int, n: int, k: int, target: Target, convolution: bool, turned: tuple[bool, bool] = (False, False)
 ) -> MatrixTile:
-    """The tile of least estimated time among those that fit the target's work groups: a model fitted to all layers of MobileNetV2
-    and ResNet50 (docs/notes/h100-kernels.md). turned: which operands lie transposed."""
+    """The tile with the least estimated time among those that fit the target's work groups. The model is fitted to all layers
+    of MobileNetV2 and ResNet50 (docs/notes/h100-kernels.md). turned: which operands are transposed.
+    """
 
     def fits(t: MatrixTile) -> bool:
         return t.shared(*turned) <= target.shared_memory and t.invocations <= target.invocations
@@ -63,12 +66,12 @@ def matrix_tile(
 
 
 def first_layer_tile(k: int) -> MatrixTile:
-    """For an image of few channels, gathered element by element."""
+    """For an image with few channels, gathered element by element."""
     return MatrixTile(32, 64, 32, 32, 16, 1, 2) if k > 64 else MatrixTile(32, 32, 32, 16, 16, 1, 1)
 
 
 def matrix_time(t: MatrixTile, batch: int, m: int, n: int, k: int, units: int, convolution: bool) -> float:
-    """Microseconds, by the model."""
+    """The model's estimate, in microseconds."""
     groups = batch * -(-m // t.bm) * -(-n // t.bn)
     chunks = -(-k // t.bk)
     rounds = -(-groups // units)

@@ -1,4 +1,4 @@
-"""A compiler process: macros and a list of sources come in, pickled; pickled SPIR-V (or a message) goes out, one by one."""
+"""A compiler process: reads pickled macros and a list of sources, and writes pickled SPIR-V (or a message) one by one."""
 
 from __future__ import annotations
 

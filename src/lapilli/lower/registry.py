@@ -89,7 +89,7 @@ def lowering(*overloads: Any) -> Callable[[F], F]:
 
 
 def decomposition(*overloads: Any) -> Callable[[F], F]:
-    """Register a function of torch tensors, of the operator's own arguments, as the meaning of operator overloads."""
+    """Registers a function of torch tensors, with the operator's own arguments, as the definition of operator overloads."""
 
     def register(f: F) -> F:
         for overload in overloads:
@@ -110,9 +110,12 @@ RANDOM_KEY = ("random0", "random1")
 
 @dataclass
 class Shared:
-    """What the calls of a graph share: sizes without a bound that get one, by name the least of sizes that an operator needs to be
-    larger, and the key of the random numbers, which the first call that draws some makes: a state of the program, or two symbols
-    (`keyed`), among the symbols `known`."""
+    """State shared by the calls of a graph.
+
+    limits: upper bounds given to sizes that have none. least: lower bounds of sizes, by name, that an operator needs. random:
+    the key of the random numbers as a state of the program, created by the first call that draws some; with `keyed`, the key is
+    two symbols in `known` instead.
+    """
 
     limits: dict[Int, int] = field(default_factory=dict)
     least: dict[str, int] = field(default_factory=dict)
@@ -121,7 +124,7 @@ class Shared:
     known: dict[str, Int] = field(default_factory=dict)
 
     def word(self, name: str) -> Expr:
-        """A symbol of 32 bits that is no size, as an integer (negative where the first bit is set)."""
+        """A 32-bit symbol that is not a size, as a signed integer."""
         if name not in self.known:
             self.known[name] = symbol(name, 0, 2**32 - 1)
         # Twice negated, for nothing may be concluded from the symbol's bounds.
@@ -130,7 +133,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Call:
-    """One operator call: what torch says about its result, and helpers to build it."""
+    """One operator call: torch's shapes and dtypes of its results, and helpers that build their IR."""
 
     name: str  # of the FX node
     op: str  # "aten.relu.default"
@@ -150,8 +153,9 @@ class Call:
         return self.dtypes[0]
 
     def longest(self, size: Int, most: int = LONGEST) -> int | None:
-        """The greatest value that a size can have. A dynamic size without a bound, or a multiple of one, gets `most` as its bound,
-        which the player checks; None where the size is computed otherwise from such sizes."""
+        """The largest possible value of a size. A dynamic size without a bound, or a multiple of one, gets `most` as its bound,
+        which the player checks. None if the size is any other function of such sizes.
+        """
         found = unbounded_multiple(size)
         if found is None:
             return size.bounds[1]
@@ -161,8 +165,9 @@ class Call:
         return most
 
     def some(self, *sizes: Int, least: int = 1) -> None:
-        """Says that there is no result where a product of sizes is less. An open size gets a bound, which the player checks;
-        raises TypeError where they are known."""
+        """Requires each size to be at least `least`. A dynamic size gets a lower bound, which the player checks; a constant one
+        that is too small raises TypeError.
+        """
         for size in sizes:
             low = size.bounds[0]
             if size.value is not None and size.value < least:
@@ -176,7 +181,7 @@ class Call:
             self.shared.least[symbol.name] = max(enough, self.shared.least.get(symbol.name, 0))
 
     def storage(self, dtype: DType) -> DType:
-        """How a value of this dtype is kept between kernels."""
+        """The storage type of a value of this dtype between kernels."""
         if dtype is DType.float32 and self.half:
             return DType.float16
         if dtype is DType.float64:
@@ -186,7 +191,7 @@ class Call:
         return dtype
 
     def map(self, body: Callable[..., Expr], shape: Sequence[Int] | None = None, dtype: DType | None = None) -> Map:
-        """out[i, j, ...] = body(i, j, ...), converted to the result's type."""
+        """out[i, j, ...] = body(i, j, ...), converted to the result's dtype."""
         sizes = tuple(self.shape if shape is None else shape)
         dtype = self.dtype if dtype is None else dtype
         axes, index_ = fresh_axes(sizes)
@@ -197,7 +202,7 @@ class Call:
 
     @cached_property
     def common(self) -> DType:
-        """The type in which torch lets the arguments of this call meet."""
+        """The type to which torch promotes the arguments of this call."""
         given = [
             v for v in self.given if isinstance(v, torch.Tensor | bool | int | float | torch.SymInt | torch.SymFloat)
         ]
@@ -211,9 +216,11 @@ class Call:
         dtype: DType | None = None,
         common: DType | None = None,
     ) -> Map:
-        """f on the elements of broadcast operands, converted to the type `compute` (default: their common compute type).
+        """f applied to the elements of broadcast operands, converted to the type `compute` (default: their common compute
+        type).
 
-        common: a type of torch's to which they are converted first, integers that it does not hold wrapping around."""
+        common: a torch type to which they are converted first; integers out of its range wrap around.
+        """
         if common is not None:
             return self.map(lambda *i: f(*(member(a, i, common) for a in args)), dtype=dtype)
         kind = compute or common_type(args)
@@ -231,8 +238,9 @@ class Call:
     ) -> Reduce:
         """out[axes] = op over r of body(axes, r).
 
-        A result that is asked for as float32 is a step of an operator, and stays so in half precision. Long reductions are
-        made in two steps, so that more invocations work on them."""
+        A result requested as float32 is an intermediate of an operator, and stays float32 in half precision. Long reductions
+        are split in two steps, for more parallelism.
+        """
         stored = dtype if dtype is DType.float32 else self.storage(dtype or self.dtype)
         total = math.prod(over, start=as_int(1))
         length = total.bounds[1]
@@ -253,7 +261,7 @@ class Call:
         stored: DType,
         name: str,
     ) -> Reduce:
-        """Pieces of LONG elements first, then the results of the pieces."""
+        """Reduces pieces of LONG elements, then the results of the pieces."""
         total = math.prod(over, start=as_int(1))
         pieces = ceildiv(total, LONG)
 
@@ -277,7 +285,7 @@ class Call:
 
 
 def neutral(op: str, dtype: DType) -> Expr:
-    """What changes no result of a reduction."""
+    """The identity element of a reduction."""
     if op in ("max", "min"):
         integer = -(2**31) if op == "max" else 2**31 - 1
         return const(float("-inf" if op == "max" else "inf") if dtype is DType.float32 else integer, dtype)
@@ -285,8 +293,9 @@ def neutral(op: str, dtype: DType) -> Expr:
 
 
 def convert(e: Expr, dtype: DType) -> Expr:
-    """To the compute type of a storage type. Integers wrap around as in the storage type; floats are not rounded. Floats that are
-    no number of 32 bits become the least one, as on x86 (of an int64 that is asked for, runs are told: see `integers`)."""
+    """Converts to the compute type of a storage type. Integers wrap around as in the storage type; floats are not rounded.
+    Floats outside int32 become the smallest int32, as on x86 (for int64, the run reports an overflow: see `integers`).
+    """
     real = e.dtype is DType.float32
     if real and dtype.compute is DType.int32 and dtype is not DType.int64 and not isinstance(e, Const):
         e = where(binary("lt", unary("abs", e), 2.0**31), cast_to(e, DType.int32), const(INT32[0]))
@@ -296,8 +305,9 @@ def convert(e: Expr, dtype: DType) -> Expr:
 
 
 def is_rounded(e: Expr, dtype: DType, deepest: int = 8) -> bool:
-    """Whether a float expression is known to have numbers of a 16-bit type only, stored or not. A value that is computed need
-    not be stored in its type."""
+    """Whether every value of a float expression is known to be representable in a 16-bit type. Computed values need not be:
+    they are stored in the type, but not rounded to it before.
+    """
     if isinstance(e, Const):
         return math.isnan(e.value) or narrow(e, dtype) is e
     if isinstance(e, Load):
@@ -319,7 +329,7 @@ def is_rounded(e: Expr, dtype: DType, deepest: int = 8) -> bool:
 
 
 def _holds(dtype: DType, e: Expr) -> bool:
-    """Whether an integer expression is known to have numbers of a type only."""
+    """Whether an integer expression is known to stay in the range of a type."""
     low, high = Ranges(deepest=_NEAR).expr(e)
     least, most = LIMITS[dtype]
     return least <= low and high <= most
@@ -330,8 +340,9 @@ _NEAR = 4
 
 
 def _finite_in_half(e: Expr) -> Expr:
-    """A value with half precision's least number, among those that it selects from, for one that stands for float32's: a row
-    of scores that are all masked is a row of equal numbers, and no infinity."""
+    """Replaces float32's ±max, as used for masks, by float16's ±65504, so that a fully masked row softmaxes to a uniform row
+    instead of NaN.
+    """
     if isinstance(e, Const) and isinstance(e.value, float) and _EXTREME < abs(e.value) < math.inf:
         return const(math.copysign(65504.0, e.value))
     if isinstance(e, Select):
@@ -346,7 +357,7 @@ _EXTREME = 1e30
 
 
 def common_type(args: Sequence[Operand]) -> DType:
-    """The compute type in which operands meet."""
+    """The compute type to which operands are promoted."""
     kinds = {a.dtype.compute if isinstance(a, Node) else _kind(a) for a in args}
     for kind in (DType.float32, DType.int32):
         if kind in kinds:
@@ -361,7 +372,7 @@ def _kind(x: Any) -> DType:
 
 
 def element(a: Operand, at: Sequence[Int], kind: DType | None = None) -> Expr:
-    """The element of a broadcast operand at an output index."""
+    """The element of a broadcast operand at an output index, cast to `kind` if that is given."""
     if isinstance(a, Node):
         e = load(a, broadcast(a, at))
     elif isinstance(a, Expr):
@@ -376,16 +387,17 @@ def element(a: Operand, at: Sequence[Int], kind: DType | None = None) -> Expr:
 
 
 def member(a: Operand, at: Sequence[Int], dtype: DType) -> Expr:
-    """As `element`, in a type of torch's: integers that it does not hold wrap around."""
+    """As `element`, converted to a torch type; integers out of its range wrap around."""
     if isinstance(a, int) and not isinstance(a, bool) and dtype is not DType.int64:
         a = wrapped(a, dtype)
     return convert(element(a, at, None if isinstance(a, Node) else dtype.compute), dtype)
 
 
 def exactly(a: Operand, dtype: DType) -> Operand:
-    """A number for a place where torch takes only those that a type holds (and negative integers for uint8, which wrap around).
+    """A number for an argument that torch accepts only if the type can represent it (negative integers wrap around for uint8).
 
-    Raises TypeError for others. What is known only in a run wraps around."""
+    Raises TypeError for other numbers. Values known only at run time wrap around.
+    """
     if not isinstance(a, int | float) or dtype not in LIMITS or isinstance(a, bool):
         return a
     low, high = LIMITS[dtype]
@@ -396,7 +408,7 @@ def exactly(a: Operand, dtype: DType) -> Operand:
 
 
 def _may_be_wide(number: Int) -> bool:
-    """Whether a number that is computed from sizes is known to exceed 32 bits, or is a product of sizes without bounds."""
+    """Whether an integer computed from sizes exceeds 32 bits, or is a product of unbounded sizes."""
     low, high = number.bounds
     if (low is not None and low < -(2**31)) or (high is not None and high >= 2**31):
         return True
@@ -404,7 +416,7 @@ def _may_be_wide(number: Int) -> bool:
 
 
 def scalar(a: Number, dtype: DType) -> Expr:
-    """A Scalar argument as a value of a type of torch's, in its compute type. Raises TypeError for one that it does not hold."""
+    """A Scalar argument converted to a torch type, in its compute type. Raises TypeError if the type cannot represent it."""
     return convert(element(exactly(a, dtype), (), dtype.compute), dtype)
 
 
@@ -414,8 +426,9 @@ def broadcast(a: Node, at: Sequence[Int]) -> list[Int]:
 
 
 def broadcast_axis(size: Int, i: Int) -> Int:
-    """Where along an axis of a size its element for i lies. A size such as (n - 3) // 2 + 1 may be 1 or that of the result: torch
-    has tested which, and the expression does not say it. The least of i and size - 1 is right for both."""
+    """The index along a broadcast axis for output index i. A dynamic size such as (n - 3) // 2 + 1 may be 1 or equal to the
+    result's: torch has checked which, but the expression does not show it. min(i, size - 1) is right for both.
+    """
     if size == 1:
         return as_int(0)
     atom = next(iter(i.atoms()), None) if size.value is None else None
@@ -423,7 +436,7 @@ def broadcast_axis(size: Int, i: Int) -> Int:
 
 
 def normalize_dims(dims: int | Sequence[int] | None, rank: int) -> list[int]:
-    """Dimensions as non-negative numbers; None or an empty list means all. A scalar has none, whatever is asked."""
+    """Dimensions as non-negative numbers; None or an empty list means all. A scalar has none."""
     if dims is None or (isinstance(dims, Sequence) and not dims):
         return list(range(rank))
     listed = [dims] if isinstance(dims, int) else list(dims)

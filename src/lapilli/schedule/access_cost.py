@@ -1,7 +1,8 @@
-"""What tasks pay for how their values lie in memory: bytes that are moved badly.
+"""The cost of a task's memory accesses under given layouts, in bytes.
 
-Neighbouring invocations should read and write neighbouring elements. What a task reads or writes in larger steps along its
-fastest axis costs a multiple of its bytes; what a convolution cannot read as it lies is copied by a kernel of its own."""
+Neighbouring invocations should access neighbouring elements. An access with a large stride along the task's fastest axis costs
+a multiple of its bytes; an operand that a convolution cannot read in its layout costs a copy by a kernel of its own.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ DISPATCH = 1 << 18  # bytes that are moved while a kernel starts
 
 @dataclass(eq=False)
 class Access:
-    """A value that is read or written at an index, `size` bytes in all."""
+    """A value that is read or written at an index; `size` is the total in bytes."""
 
     node: Node
     index: Sequence[Int]
@@ -29,25 +30,25 @@ class Access:
     _axes: dict[tuple[int, ...], list[Var]] = field(default_factory=dict)
 
     def steps(self, axis: Var) -> tuple[int | None, ...]:
-        """By how much each index grows with an axis; None where that varies."""
+        """The stride of each index along an axis; None if it varies."""
         if axis not in self._steps:
             self._steps[axis] = tuple(i.step(axis) for i in self.index)
         return self._steps[axis]
 
     def axes(self, layout: Layout) -> list[Var]:
-        """The axes that it moves with in memory, from the largest steps to the smallest."""
+        """The axes that the access depends on, from the largest stride in memory to the smallest."""
         if layout.order not in self._axes:
             self._axes[layout.order] = in_memory(self.index, layout)
         return self._axes[layout.order]
 
     def follows(self, axis: Var, layout: Layout) -> bool:
-        """Whether it stays where it is, or moves to the next element, with an axis."""
+        """Whether the access stays in place or moves to the next element along an axis."""
         moving = [(s, layout.strides[d]) for d, s in enumerate(self.steps(axis)) if s != 0]
         return not moving or (len(moving) == 1 and moving[0][0] == 1 and moving[0][1] == 1)
 
 
 class AccessCost:
-    """The accesses of a task, and what they cost in given layouts."""
+    """The accesses of a task, and their cost in given layouts."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -82,13 +83,13 @@ class AccessCost:
         ]
 
     def nodes(self) -> list[Node]:
-        """What is read and written, each once."""
+        """The values read and written, each once."""
         if self._nodes is None:
             self._nodes = list({a.node.id: a.node for a in (self.store, *self.read, *self.operands)}.values())
         return self._nodes
 
     def wishes(self, layouts: Mapping[int, Layout]) -> list[tuple[Access, list[Var], int]]:
-        """Accesses, axes of which one should be followed in memory, and what it costs if none is."""
+        """Accesses, the axes of which one should be contiguous in memory, and the cost if none is."""
         reduction, contraction = self.task.reduction, self.contraction
         found: list[tuple[Access, list[Var], int]] = []
         if isinstance(contraction, Matmul):
@@ -110,8 +111,9 @@ class AccessCost:
         return [(a, axes, cost) for a, axes, cost in found if all(x.extent != 1 for x in axes) and axes]
 
     def _fastest(self, layouts: Mapping[int, Layout]) -> list[Var]:
-        """The axis along which the kernel walks through memory: that of the result, or of the largest value that rows of
-        which only one number is stored are read from."""
+        """The fastest axis of the kernel: that of the result, or, if a row stores a single number, that of the largest value
+        read.
+        """
         access = self.store
         row = self.task.row
         if row is not None and row.whole:
@@ -119,14 +121,14 @@ class AccessCost:
         return access.axes(layouts[access.node.id])[-1:]
 
     def cost(self, layouts: Mapping[int, Layout]) -> int:
-        """Of layouts that are dense. The search asks again and again for the same few."""
+        """The total for dense layouts, memoized: the search asks for the same few repeatedly."""
         orders = tuple(layouts[n.id].order for n in self.nodes())
         if orders not in self._costs:
             self._costs[orders] = sum(cost for _, cost in self.paid(layouts))
         return self._costs[orders]
 
     def paid(self, layouts: Mapping[int, Layout]) -> list[tuple[Access, int]]:
-        """What is moved badly, and its cost in bytes."""
+        """The accesses that no layout serves, with their cost in bytes."""
         return [
             (a, cost)
             for a, axes, cost in self.wishes(layouts)

@@ -1,9 +1,10 @@
-"""Which layout every realised value has: a choice over the whole graph, with a cost for every transition.
+"""Chooses the memory layout of every realised value, by minimising a cost over the whole graph.
 
-Inputs, outputs, states and constants are row-major. At first, what a convolution reads or writes lies channels-last, so that a
-vector of channels is one load; everything else follows what it reads, so that neighbouring elements stay neighbours. Then tasks
-that still read or write in large steps (`movement.py` says what that costs) try other orders for their values, and take along
-who would pay for that, as long as the sum of all costs falls."""
+Inputs, outputs, states and constants are row-major. The initial choice is channels-last for what a convolution reads or writes,
+so that a vector of channels is one load; other values follow what they read, so that neighbours stay neighbours. Then a local
+search tries other orders for tasks that still read or write with large strides (`access_cost.py` defines the cost), together
+with the changes that this requires elsewhere, and accepts those that lower the total cost.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +26,10 @@ _FOLLOWERS = 32  # values that change with one at most
 def assign(
     tasks: Sequence[Task], inputs: Sequence[Node], outputs: Sequence[Node], wish: str = "auto"
 ) -> dict[int, Layout]:
-    """The layout of every realised value, by node id. Tasks that still move badly say so in their reasons.
+    """The layout of every realised value, by node id. Tasks that still access memory badly record it in their reasons.
 
-    wish: "auto", or one layout for all: "contiguous" (row-major), "channels-last" (values of four dimensions)."""
+    wish: "auto", or one layout for all: "contiguous" (row-major), "channels-last" (values with four dimensions).
+    """
     layouts = _first(tasks, inputs, outputs)
     if wish != "auto":
         fixed = {n.id for n in [*inputs, *outputs]}
@@ -44,7 +46,7 @@ def assign(
 
 
 def _first(tasks: Sequence[Task], inputs: Sequence[Node], outputs: Sequence[Node]) -> dict[int, Layout]:
-    """What convolutions want, and a vote for the others."""
+    """The initial choice: channels-last around convolutions, and a vote for other values."""
     dense = {n.id for n in [*inputs, *outputs]}
     wanted = _wanted_by_convolutions(tasks)
     layouts: dict[int, Layout] = {}
@@ -69,7 +71,7 @@ def _first(tasks: Sequence[Task], inputs: Sequence[Node], outputs: Sequence[Node
 
 
 def _order_of_store(task: Task, reduction_order: Sequence[int]) -> list[int]:
-    """The order of the stored value in which the reduction's axes come in the given order."""
+    """The order of the stored value that puts the reduction's axes in the given order."""
     place: list[int] = []
     for c in reduction_order:
         axis = task.axes[c]
@@ -79,7 +81,7 @@ def _order_of_store(task: Task, reduction_order: Sequence[int]) -> list[int]:
 
 
 def _wanted_by_convolutions(tasks: Sequence[Task]) -> dict[int, tuple[int, ...]]:
-    """Values that a convolution reads, seen through views, and the order in which its channels come last."""
+    """Values that a convolution reads, directly or through views, each with the order that makes its channels innermost."""
     wanted: dict[int, tuple[int, ...]] = {}
     for task in tasks:
         if task.reduction is None or not isinstance(task.reduction.contraction, Convolution):
@@ -96,7 +98,7 @@ def _wanted_by_convolutions(tasks: Sequence[Task]) -> dict[int, tuple[int, ...]]
 
 
 def _vote(task: Task, layouts: dict[int, Layout]) -> tuple[int, ...]:
-    """The order in which most of what is read is read in sequence."""
+    """The order in which most of the data read is accessed sequentially."""
     axes = [i.atoms() for i in task.store]
     votes: dict[tuple[int, ...], int] = {}
     for ld in _loads(task):
@@ -115,7 +117,7 @@ def _loads(task: Task) -> list[Load]:
 
 
 def _seen_order(ld: Load, axes: Sequence[set[Atom]], layouts: dict[int, Layout]) -> tuple[int, ...] | None:
-    """The order of our axes in which a load walks through memory; None when it reads few of them."""
+    """The order of our axes in which a load walks through memory; None if it depends on few of them."""
     layout = layouts.get(ld.node.id)
     if layout is None or isinstance(ld.node, Constant):
         return None
@@ -129,7 +131,7 @@ def _seen_order(ld: Load, axes: Sequence[set[Atom]], layouts: dict[int, Layout])
 
 
 class _Search:
-    """Iterated local improvement: every accepted change lowers the sum of all tasks' costs."""
+    """Iterated local improvement: every accepted change lowers the total cost of all tasks."""
 
     def __init__(self, tasks: Sequence[Task], layouts: dict[int, Layout], dense: set[int]) -> None:
         self.layouts = layouts
@@ -149,7 +151,7 @@ class _Search:
                 return
 
     def _settle(self, movement: AccessCost) -> bool:
-        """Takes the best change that a paying task asks for; whether there is one."""
+        """Applies the best change for one task; returns whether there is any."""
         best: dict[int, Layout] = {}
         least = 0
         for node, layout in self._wanted(movement, self.layouts):
@@ -166,7 +168,7 @@ class _Search:
         return bool(best)
 
     def _with_followers(self, node: Node, layout: Layout) -> dict[int, Layout]:
-        """A change, and what it asks of those who would pay for it."""
+        """A change, and the changes it requires of tasks whose cost would rise."""
         changes = {node.id: layout}
         after = ChainMap(changes, self.layouts)
         queue = [node.id]
@@ -185,7 +187,7 @@ class _Search:
         return changes
 
     def _wanted(self, movement: AccessCost, layouts: Mapping[int, Layout]) -> Iterator[tuple[Node, Layout]]:
-        """Other layouts that would let a paying task read or write in sequence, each once."""
+        """Other layouts that would let a task read or write sequentially, each once."""
         seen: set[tuple[int, tuple[int, ...]]] = set()
         for node, order in self._wanted_orders(movement, layouts):
             if (node.id, order) not in seen:
@@ -209,7 +211,7 @@ class _Search:
 
 
 def _innermost(n: Node, layouts: Mapping[int, Layout], dims: Sequence[int]) -> Iterator[tuple[Node, tuple[int, ...]]]:
-    """Orders of the value with a dimension innermost: the others as they were, or in their own order."""
+    """Orders of the value with a dimension innermost: the others as before, or in their logical order."""
     now = layouts[n.id].order
     for d in dims:
         for others in (now, range(n.rank)):

@@ -1,7 +1,8 @@
-"""Concatenations without copies: what a concatenation joins is computed in its memory, each part in a window of the result.
+"""Concatenations without copies: each part is computed directly in a window of the result.
 
-Where all parts but one are values that only the concatenation reads, the kernels that compute them store into the result
-itself; the concatenation has no kernel any more (or a smaller one, for the part that is left)."""
+If all parts but one are read by the concatenation only, the kernels that compute them store into the result itself; the
+concatenation has no kernel of its own, or a smaller one for the part that is left.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from lapilli.schedule.task import Task
 
 @dataclass(frozen=True)
 class Window:
-    """The place of a value in the memory of another: its first element in every dimension."""
+    """The position of a value in the memory of another: its first element in every dimension."""
 
     whole: Node
     first: tuple[Int, ...]
@@ -38,9 +39,10 @@ class _Joined:
 def write_into_concat(
     tasks: Sequence[Task], layouts: dict[int, Layout], graph: Graph, half: bool
 ) -> tuple[list[Task], dict[int, Window]]:
-    """The tasks, and which of their results are windows of others, by id; their layouts become those of the windows.
+    """The tasks, and the window of every result that lies in another value, by id. Such results get the layout of that value.
 
-    half: elements of 16 bits can be stored one by one."""
+    half: whether 16-bit elements can be stored one by one.
+    """
     by_out = {t.out.id: t for t in tasks}
     readers: dict[int, int] = {}
     for t in tasks:
@@ -80,7 +82,7 @@ def write_into_concat(
 
 
 def _place(n: Node, window: Window, windows: dict[int, Window], layouts: dict[int, Layout]) -> None:
-    """Puts a value, and what lies in it already, into a window."""
+    """Puts a value, and the windows already in it, into a window."""
     inside = {i: w for i, w in windows.items() if w.whole is n}
     for i, w in inside.items():
         windows[i] = Window(window.whole, tuple(a + b for a, b in zip(w.first, window.first, strict=True)))
@@ -91,12 +93,12 @@ def _place(n: Node, window: Window, windows: dict[int, Window], layouts: dict[in
 
 
 def _is_word(dtype: DType, half: bool) -> bool:
-    """Whether an element can be stored without its neighbours."""
+    """Whether an element can be stored without touching its neighbours."""
     return dtype.size >= 4 or (half and dtype is DType.float16)
 
 
 def _parts(task: Task) -> list[_Joined] | None:
-    """What a task joins, when it does nothing else."""
+    """The parts that a task concatenates; None if it does anything else."""
     if task.reduction is not None or task.row is not None or task.template is not None:
         return None
     if any(s != (0 if a.extent == 1 else of(a)) for s, a in zip(task.store, task.axes, strict=True)):
@@ -119,7 +121,7 @@ def _parts(task: Task) -> list[_Joined] | None:
 
 
 def _source(part: _Joined, task: Task) -> Node | None:
-    """The value that a part is all of, unchanged."""
+    """The value that a part is an unchanged copy of; None if it is computed."""
     value = part.value
     if not isinstance(value, Load):
         return None
@@ -135,7 +137,7 @@ def _source(part: _Joined, task: Task) -> Node | None:
 
 
 def _is_aligned(part: _Joined, node: Node, whole: Node, layout: Layout) -> bool:
-    """Whether four neighbouring elements stay neighbours, and begin at a multiple of four."""
+    """Whether vectors of four neighbouring elements stay together, aligned to four."""
     inner = layout.order[layout.order.index(part.dim) :]
     run = [product([n.shape[d] for d in inner]) % 4 == 0 for n in (node, whole)]
     outer = product([whole.shape[d] for d in layout.order[: layout.order.index(part.dim)]])

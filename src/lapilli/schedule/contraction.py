@@ -15,8 +15,9 @@ from lapilli.schedule.realize import chase, is_affine, operand_indices
 
 @dataclass(frozen=True)
 class Operand:
-    """A value in memory: element (i, j, ...) lies at offset + i*strides[0] + j*strides[1] + ... encoding: from what else a kernel
-    may compute its elements instead."""
+    """A value in memory: element (i, j, ...) is at offset + i*strides[0] + j*strides[1] + ... encoding: an alternative source
+    from which a kernel may compute the elements.
+    """
 
     node: Node
     offset: Int
@@ -62,8 +63,9 @@ class ConvolutionView:
 
     @property
     def is_pointwise(self) -> bool:
-        """A 1x1 convolution that is a matrix product over positions: each is read where it is written. (A transposed one may
-        have more positions than its input: output_padding.)"""
+        """Whether a 1x1 convolution is a matrix product over positions, each read where it is written. (A transposed one with
+        output_padding has more positions than its input.)
+        """
         same = (self.out_h, self.out_w) == (self.h, self.w)
         return same and self.kernel == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0) and self.groups == 1
 
@@ -74,8 +76,9 @@ class ConvolutionView:
 
 def operand(node: Node, index: tuple[Int, ...], axes: Sequence[Var | None], views: Mapping[int, Map],
             layouts: Mapping[int, Layout]) -> Operand | None:  # fmt: skip
-    """Where `node[index]` lies, with a stride for every axis; None when strides cannot say it, or when the value has no
-    memory of its own. An axis of None has size 1."""
+    """`node[index]` as an offset and a stride per axis; None if strides cannot express it, or if the value has no memory of its
+    own. An axis of None has size 1.
+    """
     root, at = chase(node, index, dict(views))
     if root.id not in layouts or not is_affine(at):
         return None

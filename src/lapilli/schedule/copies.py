@@ -1,4 +1,4 @@
-"""Copies of operands in layouts that kernels want: templates declare them, and this pass makes their tasks."""
+"""Copies operands into the layouts that kernels need: templates declare the copies, and this pass creates their tasks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lapilli.schedule.task import Task
 
 @dataclass(eq=False, repr=False)
 class Packed(Map):
-    """A copy of an operand, declared by the kernel that reads it: no task computes it before `insert_copies`."""
+    """A copy of an operand, declared by the kernel that reads it; `insert_copies` creates its task."""
 
 
 def insert_copies(tasks: Sequence[Task]) -> list[Task]:
-    """The tasks, each after those that its kernel needs: copies of operands that are declared, and steps of its own."""
+    """The tasks, each preceded by those its kernel needs: declared copies of operands, and its own steps."""
     made: set[int] = set()
 
     def steps(task: Task) -> Iterator[Task]:
@@ -40,7 +40,7 @@ def _copy(node: Packed) -> Task:
 
 
 def without_unread(tasks: Sequence[Task], results: set[int]) -> list[Task]:
-    """Without tasks that nothing reads any more, because a kernel took over their work. results: what is read outside."""
+    """Removes tasks whose results have no readers, because a kernel took over their work. results: values read outside."""
     wanted = set(results)
     kept: list[Task] = []
     for task in reversed(tasks):

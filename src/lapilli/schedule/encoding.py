@@ -1,4 +1,4 @@
-"""How an operand's elements lie in memory: dense, or in blocks of small integers from which they are computed as they are read."""
+"""How an operand's elements are stored: densely, or as blocks of small integers that are decoded as they are read."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from lapilli.schedule.task import Task
 
 @dataclass(frozen=True)
 class Dense:
-    """Elements are there as they are."""
+    """Elements are stored as they are."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A matrix whose elements are computed from integers of few bits, and from what many of them share: scales, zero points.
+    """A matrix that is decoded from integers of few bits and parameters shared by a block: scales, zero points.
 
-    code: the integer of element (inner, column), which lies in [low, low + 2**bits). value: the element, in which `code` stands as
-    it is. Whatever a model makes of its codes is served: signed and unsigned ones, zero points in integers or floats, codes that
-    it keeps two in a byte."""
+    code: the integer of element (inner, column), in [low, low + 2**bits). value: the element, as an expression of `code`. Any
+    decoding is accepted: signed and unsigned codes, integer or float zero points, two codes to a byte.
+    """
 
     code: Expr
     value: Expr
@@ -39,7 +39,9 @@ _BITS = (4, 8)
 
 
 def encoding_of(reduction: Reduce, views: Mapping[int, Map], tasks: Mapping[int, Task]) -> Encoding:
-    """Of the right operand of a product. views: values without memory; tasks: by their results, before kernels take over work."""
+    """The encoding of the right operand of a product. views: values without memory; tasks: by result, before kernels take over
+    work.
+    """
     contraction = reduction.contraction
     assert isinstance(contraction, Matmul)
     root, at = chase(contraction.rhs, contraction.rhs_index, dict(views))
@@ -64,7 +66,7 @@ def encoding_of(reduction: Reduce, views: Mapping[int, Map], tasks: Mapping[int,
 
 
 def _computed(task: Task | None, at: tuple[Int, ...]) -> Expr | None:
-    """An element of a task's result in terms of what it reads."""
+    """An element of a task's result in terms of what the task reads."""
     if task is None or task.reduction is not None or task.row is not None or task.within or task.whole is not None:
         return None
     if any(i != axis for i, axis in zip(task.store, map(_axis, task.axes), strict=True)):
@@ -77,5 +79,5 @@ def _axis(a: Var) -> Int:
 
 
 def _runs(e: Expr, inner: Var) -> bool:
-    """Whether neighbours along an axis are values of their own."""
+    """Whether neighbours along an axis have different values."""
     return rewrite(e, {inner: 0}) is not rewrite(e, {inner: 1})

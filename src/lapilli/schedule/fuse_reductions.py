@@ -1,7 +1,7 @@
-"""Row fusion: reductions over the same row, and what reads their results along that row, as one kernel.
+"""Row fusion: reductions over the same row, and the maps along that row that read their results, become one kernel.
 
-Softmax is a maximum, a sum and a map; layer norm two sums and a map. Every kernel of them reads the whole row again, and waits
-for the one before. A reduction joins the task that reads it where both walk over the same rows and nobody else asks for it.
+Softmax is a maximum, a sum and a map; layer norm two sums and a map. As separate kernels, each would read the whole row again
+and wait for the one before. A reduction is fused with its only reader if both iterate over the same rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHEAP = 4  # operations of a value that a kernel without registers for a row ma
 
 @dataclass(frozen=True)
 class Step:
-    """A reduction inside a row: `reduction` folds `body` over the row; `value` is what readers of `out` see."""
+    """A reduction inside a row: `reduction` folds `body` over the row; `value` is the result as readers of `out` see it."""
 
     out: Node
     reduction: Reduce
@@ -35,7 +35,7 @@ class Step:
 
 @dataclass(frozen=True)
 class _Rows:
-    """outer: axes of which every combination is a row; inner: axes along it."""
+    """outer: axes that enumerate the rows; inner: axes along a row."""
 
     outer: tuple[Var, ...]
     inner: tuple[Var, ...]
@@ -51,8 +51,9 @@ class _Rows:
 
 @dataclass(frozen=True)
 class RowFusion(_Rows):
-    """Steps in order; loads of a step's result stand for its value in the same row. value, store: what the task stores, for
-    every element of the row, or, where `whole`, once a row (the last step is then the task's own reduction)."""
+    """Steps in order; a load of a step's result means its value in the same row. value, store: what the task stores, for every
+    element of the row, or, if `whole`, once per row (the last step is then the task's own reduction).
+    """
 
     steps: tuple[Step, ...]
     value: Expr
@@ -61,7 +62,7 @@ class RowFusion(_Rows):
 
 
 def fuse_rows(tasks: Sequence[Task], outputs: Sequence[Node], target: Target) -> list[Task]:
-    """The tasks, with those joined that form rows; the last of a group stands for it."""
+    """The tasks, with those of a row fused into the last of them."""
     by_out = {t.out.id: t for t in tasks}
     readers: dict[int, set[int]] = {}
     for t in tasks:
@@ -85,7 +86,7 @@ def fuse_rows(tasks: Sequence[Task], outputs: Sequence[Node], target: Target) ->
 
 
 def _is_reduction(t: Task) -> bool:
-    """A reduction that a row can hold: no contraction, no position."""
+    """Whether a reduction can be fused: no contraction, no arg-reduction."""
     return (
         t.reduction is not None
         and t.template is None
@@ -101,13 +102,13 @@ def _can_end(t: Task, target: Target) -> bool:
 
 @dataclass(frozen=True)
 class _Frame(_Rows):
-    """Rows, and the last task's axes in their terms."""
+    """Rows, and the axes of the last task expressed by them."""
 
     mapping: dict[Atom, Int]
 
 
 class _Group:
-    """What can join a task: reductions of its rows, and pointwise values that are read in these rows only."""
+    """The candidates for fusion with a task: reductions of its rows, and pointwise values read only in these rows."""
 
     def __init__(self, end: Task, by_out: Mapping[int, Task], readers: Mapping[int, set[int]], target: Target) -> None:
         self.end, self.by_out, self.readers, self.target = end, by_out, readers, target
@@ -134,8 +135,7 @@ class _Group:
         return found
 
     def _pays(self, frame: _Frame) -> bool:
-        """Rows must be short enough for one work group; where an invocation does a row alone, there must be many, or short
-        ones."""
+        """Whether fusion pays: rows fit one work group; if one invocation computes a row alone, rows are many or short."""
         longest = frame.length.bounds[1]
         if longest is None or longest > LONGEST_ROW or frame.length.value in (0, 1):
             return False
@@ -155,7 +155,7 @@ class _Group:
         return found if found.steps else None
 
     def is_producer(self, i: int, frame: _Frame) -> bool:
-        """Whether a value may be computed in the row: once, where the row is kept in registers, else in every pass."""
+        """Whether a value may be computed inside the row: once if the row is kept in registers, else in every pass."""
         p = self.by_out.get(i)
         if p is None or p is self.end or p.reduction is not None or p.template is not None:
             return False
@@ -165,8 +165,9 @@ class _Group:
 
 
 class _Collected:
-    """The closure of a task over reductions and producers. places: where each is read; clashes: what cannot join after all, as
-    it is read in several places, or through too many others."""
+    """The closure of a task over reductions and producers. places: the index at which each is read; clashes: values that cannot
+    be fused, because they are read at several indices or through too many others.
+    """
 
     def __init__(self, group: _Group, frame: _Frame, banned: set[int]) -> None:
         self.group, self.frame, self.banned = group, frame, banned
@@ -183,7 +184,7 @@ class _Collected:
         self.value = self._expand(rewrite(end.value, frame.mapping))
 
     def _expand(self, e: Expr) -> Expr:
-        """With producers computed in place; reductions that it reads are collected."""
+        """Inlines producers, and collects the reductions that are read."""
         at: dict[int, tuple[Int, ...]] = {}
         for ld in loads(e):  # all first: what clashes is not followed, and iterations (of eigenvalues, say) are long
             if at.setdefault(ld.node.id, ld.index) != ld.index and ld.node.id not in self.banned:
@@ -242,7 +243,7 @@ class _Collected:
 
 
 def _as_step(s: Task, index: Sequence[Int], outer: Sequence[Var], inner: Sequence[Var]) -> dict[Atom, Int] | None:
-    """A reduction's axes in terms of the rows, where it is read at `index`; None where it walks over other rows."""
+    """A reduction's axes expressed by the rows, for a read at `index`; None if it iterates over other rows."""
     assert s.reduction is not None
     mapping: dict[Atom, Int] = {a: as_int(0) for a in (*s.axes, *s.reduction.raxes) if a.extent == 1}
     reached: set[Var] = set()

@@ -1,4 +1,4 @@
-"""Memory layout: the order of dimensions in which a value lies in memory (`assign.py` chooses it)."""
+"""Memory layout: the order in which a value's dimensions are stored (`assign.py` chooses it)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lapilli.ir.integer import Atom, Int, Symbol, Var, as_int, total
 
 @dataclass(frozen=True)
 class Layout:
-    """order: dimensions from outermost to innermost; strides per dimension, in elements; start: where the first element is."""
+    """order: dimensions from outermost to innermost; strides: per dimension, in elements; start: offset of the first element."""
 
     order: tuple[int, ...]
     strides: tuple[Int, ...]
@@ -31,12 +31,12 @@ class Layout:
         return total([self.start, *(i * s for i, s in zip(index, self.strides, strict=True))])
 
     def window(self, first: Sequence[Int]) -> Layout:
-        """Of a part of the value, which begins at an element."""
+        """The layout of a part of the value that begins at an element."""
         return replace(self, start=self.offset(first))
 
 
 def in_memory(index: Sequence[Int], layout: Layout) -> list[Var]:
-    """The axes that an index into memory moves with, from the largest steps to the smallest."""
+    """The axes that an index depends on, from the largest stride to the smallest."""
     order: list[Var] = []
     for d in layout.order:
         at = index[d]
@@ -46,14 +46,15 @@ def in_memory(index: Sequence[Int], layout: Layout) -> list[Var]:
 
 
 def _pace(i: Int, a: Var) -> int:
-    """How far an index moves with an axis; an open size counts as `estimate` says."""
+    """The stride of an index along an axis; dynamic sizes count as `estimate` says."""
     pace = i.substitute({a: 1}) - i.substitute({a: 0})
     return abs(estimate(pace)) if all(isinstance(x, Symbol) for x in pace.atoms()) else 1
 
 
 def estimate(size: Int) -> int:
-    """A size as a number: dynamic dimensions count as 8, or as their bound if that is smaller; as more where something is divided
-    by a part of one."""
+    """A size as a number: dynamic dimensions count as 8, or as their bound if that is smaller; as more if 8 would divide by
+    zero.
+    """
     symbols = [a for a in size.atoms() if isinstance(a, Symbol)]
     for usual in (8, 64, 1024, 1 << 20):
         values: dict[Atom, int] = {a: max(a.min, min(usual, a.max or usual)) for a in symbols}

@@ -1,7 +1,8 @@
-"""When kernels run: levels with a barrier between them, and how long every buffer lives.
+"""Orders kernels in levels with a barrier between them, and computes the lifetime of every buffer.
 
-A task's level is one more than the highest level it reads, so tasks of one level are independent and run side by side. What
-depends on constants alone, not on dynamic sizes, runs once, at load."""
+A task's level is one more than the highest level it reads, so tasks of one level are independent and may run concurrently.
+Tasks that depend only on constants, and not on dynamic sizes, run once, at load.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from lapilli.schedule.task import Task
 
 @dataclass(frozen=True)
 class Order:
-    """Tasks in the order of their commands; barrier[i]: wait before command i; first and last: commands between whose
-    barriers a value lives."""
+    """Tasks in the order of their commands. barrier[i]: whether a barrier precedes command i. first, last: the commands that
+    bound the lifetime of a value.
+    """
 
     load: list[Task]
     load_barriers: list[bool]
@@ -28,7 +30,9 @@ class Order:
 def order(
     tasks: Sequence[Task], outputs: Sequence[Node], stored: Mapping[int, State], windows: Mapping[int, Window]
 ) -> Order:
-    """stored: results that lie in states; windows: results that lie in others, which are there when all of them are."""
+    """stored: results stored in states; windows: results stored in other values, which are complete when all of their windows
+    are.
+    """
     fixed = {o.id for o in outputs} | set(stored) | set(windows)
     at_load: set[int] = set()
     for t in tasks:
@@ -46,7 +50,7 @@ def order(
 def _by_level(
     tasks: Sequence[Task], stored: Mapping[int, State], windows: Mapping[int, Window]
 ) -> tuple[list[Task], list[int]]:
-    """A state gets its new value after all others have read the old one (see schedule/state.py: then nobody waits for it)."""
+    """A state is overwritten after all readers of the old value (see schedule/state.py: then there is nothing to wait for)."""
     level: dict[int, int] = {}
     for t in tasks:
         level[t.out.id] = 1 + max((level.get(r.id, -1) for r in t.reads()), default=-1)

@@ -1,5 +1,6 @@
-"""The schedule stage: a graph and a target in, kernels in order with their buffers out. In between, `codegen/select.py` says which
-kernel serves each task, and `copies.py` makes the copies of operands that kernels declare."""
+"""The schedule stage: from a graph and a target to ordered kernels with buffers. In between, `codegen/select.py` chooses the
+kernel of each task, and `copies.py` creates the copies of operands that kernels declare.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from lapilli.target import Target
 
 @dataclass(frozen=True)
 class Draft:
-    """Tasks and the layouts of their values, before it is known which kernel serves each."""
+    """Tasks and the layouts of their values, before kernels are selected."""
 
     target: Target
     graph: Graph
@@ -30,7 +31,7 @@ class Draft:
     windows: dict[int, Window]  # values that lie in others, by id
 
     def results(self) -> set[int]:
-        """Values that no task reads, by id."""
+        """Values without readers among the tasks, by id."""
         return {t.out.id for t in self.tasks} - {r.id for t in self.tasks for r in t.reads()}
 
 
@@ -51,20 +52,20 @@ class Schedule:
 
 
 def memory_of(node: Node, windows: Mapping[int, Window], stored: Mapping[int, State]) -> Node:
-    """The value in whose memory a value lies: it may be a part of another, or the new value of a state."""
+    """The value whose memory holds a value, which may be a part of another, or the new value of a state."""
     if node.id in windows:
         return windows[node.id].whole
     return stored.get(node.id, node)
 
 
 def realize_graph(graph: Graph) -> tuple[Graph, Realized]:
-    """What all targets share: states in place, and which values get memory of their own."""
+    """The target-independent part: in-place states, and which values get memory of their own."""
     graph = in_place(graph)
     return graph, realize(graph)
 
 
 def draft(source: Graph | tuple[Graph, Realized], target: Target, layout: str = "auto") -> Draft:
-    """What is fused, and how values lie. source: a graph, or what `realize_graph` made of it; layout: as for `assign`."""
+    """Fusion and layouts. source: a graph, or the result of `realize_graph`; layout: as for `assign`."""
     graph, realized = realize_graph(source) if isinstance(source, Graph) else source
     tasks = fuse_rows(make_tasks(realized, target), graph.results, target)
     layouts = assign(tasks, list(graph.inputs), graph.results, layout)
@@ -73,8 +74,9 @@ def draft(source: Graph | tuple[Graph, Realized], target: Target, layout: str = 
 
 
 def finish(made: Draft, selected: Sequence[Task]) -> Schedule:
-    """States in place, the order of the tasks, and how long each value lives. selected: the tasks with their kernels, and those
-    that these need."""
+    """In-place states, the order of the tasks, and lifetimes. selected: the tasks with their kernels, and the tasks that these
+    need.
+    """
     tasks, stored = settle(made.graph.stores, list(selected), made.layouts, made.target.half)
     ordered = order(tasks, made.graph.results, stored, made.windows)
     return Schedule(made.target, made.graph, tasks, made.layouts, made.views, ordered, stored, made.windows)

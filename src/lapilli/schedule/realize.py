@@ -1,7 +1,7 @@
-"""Which values get memory of their own, and which are computed where they are read.
+"""Decides which values get memory of their own, and which are recomputed in their readers.
 
-Views always vanish into their readers. A pointwise value vanishes into its only reader when that repeats no costly work. What
-is left - outputs, reductions, operands of contractions, values with several readers - is realised; `reasons` says why.
+Views are always folded into their readers. A pointwise value is folded into its only reader if that repeats no costly work. The
+rest - outputs, reductions, operands of contractions, values with several readers - is realised; `reasons` says why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lapilli.schedule.layout import estimate
 
 @dataclass
 class Realized:
-    """Values to realise, producers first, with bodies that read realised values only."""
+    """Values to realise, producers first, with bodies that only read realised values."""
 
     nodes: list[Map | Reduce]
     bodies: dict[int, Expr]
@@ -99,8 +99,9 @@ def _reason(
     forced: set[int],
     together: dict[int, set[int]],
 ) -> str | None:
-    """Why a value is realised, or None when it vanishes into its readers. together: what values read, with all that has vanished
-    into them."""
+    """Why a value is realised; None if it is folded into its readers. together: what each value reads, including through folded
+    values.
+    """
     if n.id in outputs:
         return "output"
     if isinstance(n, Reduce):
@@ -137,7 +138,7 @@ def _reason(
 
 
 def _attended(n: Node) -> list[Node]:
-    """What attention reads in memory before batch dimensions are broadcast, seen through views."""
+    """The operands of attention in memory, before batch dimensions are broadcast, seen through views."""
     if not isinstance(n, Reduce) or not isinstance(n.contraction, Attention):
         return []
     operands = (n.contraction.q, n.contraction.k, n.contraction.v)
@@ -150,8 +151,9 @@ def _is_core(ld: Load, n: Map, users: dict[int, list[Node]]) -> bool:
 
 
 def is_permutation(node: Node, index: tuple[Int, ...], reader: Node) -> bool:
-    """Whether a reader reads all of a value, each element once: every index is an axis of the reader, of the same extent,
-    or 0 in a dimension of size 1, and no axis is left out."""
+    """Whether a reader reads each element of a value exactly once: every index is an axis of the reader with the same extent,
+    or 0 in a dimension of size 1, and no axis is left out.
+    """
     assert isinstance(reader, Map | Reduce)
     seen: set[Var] = set()
     for i, size in zip(index, node.shape, strict=True):
@@ -167,9 +169,10 @@ def is_permutation(node: Node, index: tuple[Int, ...], reader: Node) -> bool:
 def invert(
     axes: Sequence[Var], index: Sequence[Int], place: Sequence[Int], space: Sequence[Var]
 ) -> dict[Atom, Int] | None:
-    """A map's axes in terms of the axes `space` of what it reads, such that `index`, where it reads, becomes `place`; None
-    when its elements are not those of the space, each once. Axes that are no index themselves are matched by their number of
-    elements, as a reshape does."""
+    """Expresses a map's axes by the axes `space` of what it reads, so that `index`, where it reads, becomes `place`; None if it
+    does not read each element of the space exactly once. Axes that are not plain indices are matched by number of elements,
+    as in a reshape.
+    """
     mapping: dict[Atom, Int] = {a: as_int(0) for a in axes if a.extent == 1}
     used: set[Var] = set()
     for i, p in zip(index, place, strict=True):
@@ -194,7 +197,7 @@ def invert(
 
 
 def as_var(i: Int) -> Var | None:
-    """The axis variable, when the expression is one."""
+    """The axis variable, if the expression is one."""
     if i.const == 0 and len(i.terms) == 1 and i.terms[0][1] == 1 and len(i.terms[0][0]) == 1:
         atom = i.terms[0][0][0]
         return atom if isinstance(atom, Var) else None
@@ -202,7 +205,7 @@ def as_var(i: Int) -> Var | None:
 
 
 def chase(node: Node, index: tuple[Int, ...], views: Mapping[int, Map] | None = None) -> tuple[Node, tuple[Int, ...]]:
-    """Through views to the value that is really read, and where."""
+    """Follows views to the value that is actually read, and the index."""
     while isinstance(node, Map) and node.view_of is not None and (views is None or node.id in views):
         source = rewrite(node.body, dict(zip(node.axes, index, strict=True)))
         assert isinstance(source, Load)
@@ -217,7 +220,7 @@ def is_affine(index: tuple[Int, ...]) -> bool:
 
 
 def operand_indices(r: Reduce) -> list[tuple[Node, tuple[Int, ...]]]:
-    """The operands of a contraction and where it reads them (for a convolution: at fresh indices)."""
+    """The operands of a contraction with the indices at which it reads them (for a convolution: fresh ones)."""
     contraction = r.contraction
     if isinstance(contraction, Matmul):
         return [(contraction.lhs, contraction.lhs_index), (contraction.rhs, contraction.rhs_index)]
@@ -229,7 +232,7 @@ def operand_indices(r: Reduce) -> list[tuple[Node, tuple[Int, ...]]]:
 
 
 def _operand_copies(nodes: list[Node]) -> set[int]:
-    """Views between a contraction and memory that no strides can describe, and computed filters: these get memory."""
+    """Views of a contraction's operands that strides cannot describe, and computed filters: these get memory."""
     forced: set[int] = set()
     for n in nodes:
         if isinstance(n, Reduce) and n.contraction is not None:
@@ -243,5 +246,5 @@ def _operand_copies(nodes: list[Node]) -> set[int]:
 
 
 def _scaled(i: Int) -> bool:
-    """Reads every second element, or backwards: no kernel template likes that."""
+    """Whether an index has a negative stride, which no kernel template supports."""
     return any(c < 0 for _, c in i.terms)

@@ -1,8 +1,9 @@
-"""Where the new values of states are computed: in the states' own memory wherever nobody needs the old value any more.
+"""Updates states in place where possible.
 
-`lower` gives a state's new value as a Map of its own, a copy that nobody reads. `in_place` leaves the copy out where the value
-itself can be computed in the state's memory, so that its readers read the state (a cache of keys and values is not copied in
-every run). `settle` sends through memory of its own what would overwrite what it still has to read."""
+`lower` gives a state's new value as a Map of its own, a copy without readers. `in_place` drops the copy if the value itself can
+be computed in the state's memory; its readers then read the state (a key-value cache is not copied in every run). `settle` adds
+a temporary where a kernel would overwrite elements that it still has to read.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,7 @@ from lapilli.schedule.window import reads_own, window
 
 
 def in_place(graph: Graph) -> Graph:
-    """The graph with new values in place of their copies, where nobody reads the old value but to compute the new one: whoever
-    reads either, then comes before or after by itself."""
+    """Updates a state in place if its old value is only read to compute the new one."""
     if not graph.stores:
         return graph
     nodes = graph.nodes()
@@ -50,7 +50,7 @@ def in_place(graph: Graph) -> Graph:
 
 
 def _copied(copy: Node) -> Map | None:
-    """The Map that a Map is a plain copy of."""
+    """The Map of which this Map is a plain copy; None if there is none."""
     source = copy.view_of if isinstance(copy, Map) else None
     if source is None or not isinstance(source.node, Map) or source.node.dtype is not copy.dtype:
         return None
@@ -60,8 +60,10 @@ def _copied(copy: Node) -> Map | None:
 def settle(
     stores: Sequence[tuple[State, Node]], tasks: Sequence[Task], layouts: dict[int, Layout], half: bool
 ) -> tuple[list[Task], dict[int, State]]:
-    """The tasks, and which of their results lie in which state. A task that reads its state at other places than it writes,
-    or another state that changes, gets memory of its own; a copy follows. half: elements of 16 bits can be stored."""
+    """The tasks, and the state that each result is stored in, by id. A task that reads its state at other places than it
+    writes, or another state that changes, writes to a temporary, followed by a copy. half: whether 16-bit elements can be
+    stored.
+    """
     stored = {new.id: state for state, new in stores}
     result: list[Task] = []
     for task in tasks:
@@ -87,7 +89,7 @@ def settle(
 
 
 def _may_overwrite(task: Task, state: State, stored: Mapping[int, State]) -> bool:
-    """Templates may compute an element twice, from what it was: they may not read the state."""
+    """Whether a task may write directly to its state. Templates must not read the state: they may compute an element twice."""
     changing = {s.id for s in stored.values()}
     read = {r.id for r in task.reads()}
     if read & (changing - {state.id}):

@@ -1,4 +1,4 @@
-"""A task is one kernel to be: a domain, what is stored where, and the reduction inside."""
+"""A task is one future kernel: a domain, what is stored where, and the reduction inside."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 class Template(ABC):
-    """A hand-written kernel that computes a task's reduction; the epilogue is generated into it. `codegen.template` writes it."""
+    """A hand-written kernel that computes a task's reduction, with a generated epilogue. `codegen.template` writes it."""
 
     @property
     @abstractmethod
     def operands(self) -> list[Node]:
-        """Values that it reads, copies that it declares (`schedule.copies.Packed`) among them."""
+        """The values it reads, including the copies it declares (`schedule.copies.Packed`)."""
 
     @property
     def steps(self) -> Sequence[Task]:
-        """Tasks of its own, which compute some of its operands."""
+        """Extra tasks that compute some of its operands."""
         return ()
 
 
 @dataclass(eq=False)
 class Task:
-    """out[store(axes)] = value(axes) for all axes. Loads of `reduction` in the value stand for its accumulator, at its own axes."""
+    """out[store(axes)] = value(axes) for all axes. A load of `reduction` in the value means its accumulator, at its own axes."""
 
     out: Node
     axes: tuple[Var, ...]
@@ -72,7 +72,7 @@ class Task:
         return list(found.values())
 
     def is_dynamic(self) -> bool:
-        """Whether dynamic sizes stand in what it computes; those of what it reads aside."""
+        """Whether its expressions contain dynamic sizes."""
         raxes = self.reduction.raxes if self.reduction is not None else ()
         bodies = [e for e in (self.reduction_body, self.value) if e is not None]
         sizes = [*self.out.shape, *self.store, *(a.extent for a in (*self.axes, *raxes))]
@@ -81,8 +81,9 @@ class Task:
 
 
 def make_tasks(realized: Realized, target: Target) -> list[Task]:
-    """One task for every realised value, with reductions taken into the Map that finishes them: of several the last
-    one, unless its kernel would bind more parts of large values than a kernel can, and that of another would not."""
+    """One task for every realised value. A Map that finishes reductions takes one of them in: the last one, unless its kernel
+    would exceed the bindings of a kernel and that of another would not.
+    """
     position = {n.id: k for k, n in enumerate(realized.nodes)}
     absorbed: dict[int, Reduce] = {}  # Map id -> its reduction
     taken: set[int] = set()
@@ -120,7 +121,7 @@ def make_tasks(realized: Realized, target: Target) -> list[Task]:
 
 
 def _too_many(n: Node, reduction: Reduce, realized: Realized, target: Target) -> int:
-    """By how much the parts of what a task would read and write exceed the bindings of a kernel."""
+    """The number of bindings by which a task would exceed the limit of a kernel."""
     operands = {ld.node.id: ld.node for ld in loads(realized.bodies[reduction.id])}
     texel = target.texel and reduction.contraction is not None  # templates read their operands so: never in parts
     others = {ld.node.id: ld.node for ld in loads(realized.bodies[n.id]) if ld.node is not reduction} | {n.id: n}
@@ -133,7 +134,7 @@ def _axis(a: Var) -> Int:
 
 
 def _cores(n: Map, realized: Realized) -> list[Reduce]:
-    """Reductions that only n reads, element by element, in whatever shape."""
+    """Reductions that only n reads, element by element, in any shape."""
     by_core: dict[int, list[Load]] = {}
     for ld in loads(realized.bodies[n.id]):
         if isinstance(ld.node, Reduce) and not isinstance(ld.node.contraction, Recurrence):
@@ -148,7 +149,7 @@ def _cores(n: Map, realized: Realized) -> list[Reduce]:
 
 
 def _epilogue_axes(n: Map, reduction: Reduce, at: Sequence[Int]) -> dict[Atom, Int] | None:
-    """The axes of a map in terms of those of the reduction that it reads at `at`; None when it does not read all of it once."""
+    """A map's axes expressed by those of the reduction that it reads at `at`; None unless it reads each element once."""
     return invert(n.axes, at, [_axis(a) for a in reduction.axes], reduction.axes)
 
 
