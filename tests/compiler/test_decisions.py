@@ -23,7 +23,7 @@ from lapilli.graph.module import Module
 from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
 from lapilli.schedule.plan import Schedule
-from lapilli.target import KNOWN, TARGETS, Target, has_matrix_units, of_device, portable
+from lapilli.target import KNOWN, TARGETS, Target, of_device, portable
 
 ACCEPTED = Path(__file__).with_name("decisions.txt")
 
@@ -83,7 +83,7 @@ def decisions(target: Target) -> Iterator[str]:
             kernel = f"{call[1]}<{numbers}>" if call is not None else w.name
             groups = "x".join(map(str, w.groups))
             order = "".join(map(str, s.layouts[task.out.id].order))
-            units = f", subgroups of {w.subgroup}" if w.subgroup else ""
+            units = f", subgroups of {w.needs.subgroup_size}" if w.needs.subgroup_size else ""
             shared = f", {w.shared} B shared" if w.shared else ""
             yield f"    {name}: {kernel}, {groups} groups of {'x'.join(map(str, w.local))}{shared}{units}, layout {order}"
 
@@ -116,10 +116,7 @@ def test_every_kernel_fits_its_device() -> None:
             target = of_device(device, half=half, matrix=True)
             for case in CASES:
                 for w in write_all(planned(case, target)).values():
-                    x, y, z = w.local
-                    assert x * y * z <= device.limits["max_workgroup_invocations"], (name, w.name)
-                    assert w.shared <= device.limits["shared_memory"], (name, w.name)
-                    assert not w.matrix or has_matrix_units(device), (name, w.name)
+                    assert w.requirements(half).are_met_by(device), (name, w.name)
 
 
 def test_portable_targets_are_those_of_files() -> None:

@@ -26,12 +26,10 @@ from lapilli.ir.node import Constant, Input, Matmul, Node, State
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
 from lapilli.schedule.layout import Layout, estimate
 from lapilli.schedule.task import Task, Template
-from lapilli.target import STORAGE, Target
+from lapilli.target import QUADS, STORAGE, Target
 
 _SIZE = 64  # invocations in a work group
 _COLUMNS = 8  # of a product, from which on it pays to copy the rows of its left side
-QUAD_OPERATIONS = 1 << 7  # SubgroupOperation of the schema, as is the next
-BASIC_OPERATIONS = 1 << 0
 
 
 def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
@@ -125,7 +123,7 @@ class CpuMatmul(KernelTemplate):
             groups, group = linear_groups(blocks * 4, _SIZE)
             call = f"matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
             written = w.finish(call, groups, (_SIZE, 1, 1), "matmul", "MatmulParams", ["cpu_common"])
-            written.subgroup_operations = BASIC_OPERATIONS | QUAD_OPERATIONS
+            written.needs = QUADS
         written.flops = self.batch * self.m * self.n * self.k * 2
         return written
 
@@ -224,7 +222,7 @@ class CpuConvolution(KernelTemplate):
         groups, group = linear_groups(blocks * 4, _SIZE)
         call = f"convDirect<X, W, E, {tm}, {tn}, {q}, {int(vec)}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
         written = w.finish(call, groups, (_SIZE, 1, 1), "convolution", "ConvParams", ["cpu_common"])
-        written.subgroup_operations = BASIC_OPERATIONS | QUAD_OPERATIONS
+        written.needs = QUADS
         written.flops = v.rows * v.out_channels * per_group * (2 * v.kernel[0] * v.kernel[1])
         return written
 

@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lapilli.codegen.gpu_wrapper import (
     SIGNATURE,
-    SUBGROUP_ARITHMETIC,
-    SUBGROUP_BASIC,
     all_multiples,
     are_halves,
     batched,
@@ -25,7 +23,7 @@ from lapilli.ir.integer import Int, as_int, ceildiv
 from lapilli.ir.node import Constant, Node
 from lapilli.schedule.contraction import MatmulView, Operand
 from lapilli.schedule.task import Task
-from lapilli.target import MATRIX_SUBGROUP
+from lapilli.target import MATRIX_SUBGROUP, SUBGROUP_SUMS
 
 MOST_ROWS = 8
 """Rows up to which a matrix is read once for all of them; more are for tiles."""
@@ -59,8 +57,7 @@ class Matvec(KernelTemplate):
         groups = (ceildiv(self.n, size // MATRIX_SUBGROUP), as_int(1), as_int(1))
         written = w.finish(f"matvec<X, W, E, {size}, 1>(P.t, gid, li);", groups, (size, 1, 1), "matvec", "MatvecParams",
                            ["gpu_interfaces"])  # fmt: skip
-        written.subgroup = MATRIX_SUBGROUP
-        written.subgroup_operations = SUBGROUP_BASIC | SUBGROUP_ARITHMETIC
+        written.needs = replace(SUBGROUP_SUMS, subgroup_size=MATRIX_SUBGROUP)
         written.flops = self.n * self.k * 2
         return written
 

@@ -3,17 +3,17 @@ kernels/gpu_conv*.slang)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lapilli.codegen import tiles
-from lapilli.codegen.gpu_wrapper import SIGNATURE, SUBGROUP_BASIC, batched, source, source8, with_sizes
+from lapilli.codegen.gpu_wrapper import SIGNATURE, batched, source, source8, with_sizes
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.template import Context, KernelTemplate, Wrapper
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
 from lapilli.ir.node import Node
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
-from lapilli.target import MATRIX_SUBGROUP
+from lapilli.target import MATRIX_SUBGROUP, MATRIX_UNITS
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,7 @@ class Tiles(KernelTemplate):
             f"TileParams t; {self.rows.struct} a;", ["gpu_interfaces", *self.rows.modules], plain=True,
         )  # fmt: skip
         written.shared = t.shared(*turned)
-        written.subgroup, written.matrix = MATRIX_SUBGROUP, True
-        written.subgroup_operations = SUBGROUP_BASIC
+        written.needs = replace(MATRIX_UNITS, subgroup_size=MATRIX_SUBGROUP)
         return written
 
     def _simt(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:

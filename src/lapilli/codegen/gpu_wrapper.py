@@ -12,7 +12,6 @@ from lapilli.ir.node import Convolution, Matmul, Node
 from lapilli.schedule.task import Task
 
 SIGNATURE = "uint b, uint m, uint n"
-SUBGROUP_BASIC, SUBGROUP_ARITHMETIC = 1, 4
 
 
 def with_sizes(ctx: Context, write: Callable[[bool], KernelSource]) -> KernelSource:

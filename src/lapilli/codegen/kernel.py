@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from lapilli.codegen.emit import Binding, Kernel
 from lapilli.ir.integer import Int, as_int, ceildiv, minimum
 from lapilli.schedule.task import Task
+from lapilli.target import HALF, NOTHING, TEXELS, Requirements
 
 MAX_GROUPS = 65535  # per dimension, on every device
 MAX_PARAMS = 32
@@ -15,7 +16,8 @@ MAX_PARAMS = 32
 
 @dataclass
 class KernelSource:
-    """groups: work groups in x, y, z; params: the 32-bit words of the parameter block, in order."""
+    """groups: work groups in x, y, z; params: the 32-bit words of the parameter block, in order; shared: bytes of a work group's
+    memory; needs: what it requires beyond that."""
 
     task: Task
     source: str
@@ -26,9 +28,16 @@ class KernelSource:
     name: str
     flops: Int = field(default_factory=lambda: as_int(0))
     shared: int = 0
-    subgroup: int = 0
-    subgroup_operations: int = 0
-    matrix: bool = False  # uses cooperative matrices
+    needs: Requirements = NOTHING
+
+    def requirements(self, half: bool) -> Requirements:
+        """All that it requires of a device. half: halves are stored as such."""
+        x, y, z = self.local
+        own = Requirements(
+            invocations=x * y * z, workgroup=self.local, shared_memory=self.shared, bindings=len(self.bindings),
+            texel_elements=TEXELS if any(b.texel for b in self.bindings) else 0,
+        )  # fmt: skip
+        return self.needs | own | (HALF if half and "half" in self.source else NOTHING)
 
 
 def linear_groups(count: Int, size: int) -> tuple[tuple[Int, Int, Int], str]:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from lapilli.codegen.cpu import BASIC_OPERATIONS, QUAD_OPERATIONS
 from lapilli.codegen.emit import LANES, Emitter, Kernel
 from lapilli.codegen.kernel import KernelSource, finish, linear_groups
 from lapilli.codegen.template import Context, KernelTemplate
@@ -21,6 +20,7 @@ from lapilli.ir.node import Node
 from lapilli.ir.recurrence import MOST_UNITS, TEAM, TERMS, Recurrence
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
+from lapilli.target import QUADS
 
 _GROUP = 64
 """Invocations of a work group that holds several sequences."""
@@ -127,7 +127,7 @@ class _Writer:
         written.source = written.source.replace('[shader("compute")]', declared, 1)
         written.shared = 4 * shared
         if self.quads:
-            written.subgroup_operations = BASIC_OPERATIONS | QUAD_OPERATIONS
+            written.needs = QUADS
         terms = self.width * len(note.sums) * self.units + self.unit_room * self.width
         written.flops = note.step.extent * note.batch.extent * 2 * terms
         return written

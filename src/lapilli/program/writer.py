@@ -29,10 +29,11 @@ from lapilli.ir.node import Constant, Graph, Input, Node, State, nbytes, reading
 from lapilli.schedule.concatenate import Window
 from lapilli.schedule.order import Order
 from lapilli.schedule.plan import memory_of
-from lapilli.target import TEXELS, Target
+from lapilli.target import Target, joined
 
 Array = npt.NDArray[Any]
 _FEATURE: dict[str, int] = {name: bit for name, bit in vars(fb.Feature).items() if not name.startswith("_")}
+_OPERATION: dict[str, int] = {n: bit for n, bit in vars(fb.SubgroupOperation).items() if not n.startswith("_")}
 
 _SAMPLE = 61  # bytes of a constant, evenly spread, by which it is told from most others before all are compared
 _MOST_RANGE = 1 << 31
@@ -173,7 +174,7 @@ class Writer:
             k.codeSize, k.codeOffset = len(code), self.codes[written.source]
             k.bindings, k.pushSize = len(written.bindings), 4 * len(written.params)
             k.localX, k.localY, k.localZ = written.local
-            k.subgroupSize, k.sharedSize = written.subgroup, written.shared
+            k.subgroupSize, k.sharedSize = written.needs.subgroup_size, written.shared
             if texel:
                 k.texel = list(seen)
             self.kernels[written.source, seen] = len(self.program.kernels)
@@ -318,24 +319,16 @@ class _PlanWriter:
         return d
 
     def _requirements(self) -> Any:
-        used = list(self.plan.kernels.values())
-        r = fb.RequirementsT()
+        """The record of what all kernels need, as a table of the file."""
         target = self.plan.target
+        needs = joined(w.requirements(target.half) for w in self.plan.kernels.values())
+        r = fb.RequirementsT()
         r.device = fb.DeviceKind.gpu if target.kind == "gpu" else fb.DeviceKind.any
-        r.features = 0
-        if target.half and any("half" in w.source for w in used):
-            r.features |= _FEATURE["storage_16bit"] | _FEATURE["float16"]
-        if any(w.matrix for w in used):
-            r.features |= _FEATURE["cooperative_matrix"] | _FEATURE["memory_model"]
-        locals_ = [w.local for w in used] or [(1, 1, 1)]
-        r.maxWorkgroupInvocations = max(x * y * z for x, y, z in locals_)
-        r.maxWorkgroupSizeX, r.maxWorkgroupSizeY, r.maxWorkgroupSizeZ = (max(v) for v in zip(*locals_, strict=True))
-        r.sharedMemory = max((w.shared for w in used), default=0)
-        r.subgroupSize = max((w.subgroup for w in used), default=0)
-        r.subgroupOperations = 0
-        for w in used:
-            r.subgroupOperations |= w.subgroup_operations
-        r.maxBindings = max((len(w.bindings) for w in used), default=0)
+        r.features = sum(_FEATURE[name] for name in needs.features)
+        r.maxWorkgroupInvocations = max(needs.invocations, 1)
+        r.maxWorkgroupSizeX, r.maxWorkgroupSizeY, r.maxWorkgroupSizeZ = (max(size, 1) for size in needs.workgroup)
+        r.sharedMemory, r.subgroupSize = needs.shared_memory, needs.subgroup_size
+        r.subgroupOperations = sum(_OPERATION[name] for name in needs.subgroup_operations)
+        r.maxBindings, r.maxTexelElements = needs.bindings, needs.texel_elements
         r.storageRange = min(self.plan.open_range, _MOST_RANGE)
-        r.maxTexelElements = TEXELS if any(b.texel for w in used for b in w.bindings) else 0
         return r

@@ -1,5 +1,6 @@
 """What kernels are made for: `record.py` says what a target is, `portable.py` has those of files for any device, `device.py` makes
-that of one device, and `known.py` has devices that need not be there. No other folder has a number of a device."""
+that of one device, `known.py` has devices that need not be there, `requirements.py` says what kernels need of a device.
+No other folder has a number of a device."""
 
 from lapilli.target.device import has_half, has_matrix_units, kernels_for, of_device, on_device
 from lapilli.target.known import KNOWN
@@ -14,9 +15,45 @@ from lapilli.target.record import (
     for_values,
     in_parts,
 )
+from lapilli.target.requirements import (
+    HALF,
+    MATRIX_UNITS,
+    NOTHING,
+    QUADS,
+    SUBGROUP_SUMS,
+    Requirements,
+    joined,
+)
 
 __all__ = [
-    "ANY", "CPU", "CPU_HALF", "GPU", "GPU_HALF", "GPU_MATRIX", "KNOWN", "MATRIX_SUBGROUP", "MAX_BINDINGS", "PARTS", "STORAGE",
-    "TARGETS", "TEXELS", "Target", "for_values", "has_half", "has_matrix_units", "in_parts", "kernels_for", "of_device",
-    "on_device", "plans_for", "portable",
+    "ANY",
+    "CPU",
+    "CPU_HALF",
+    "GPU",
+    "GPU_HALF",
+    "GPU_MATRIX",
+    "HALF",
+    "KNOWN",
+    "MATRIX_SUBGROUP",
+    "MATRIX_UNITS",
+    "MAX_BINDINGS",
+    "NOTHING",
+    "PARTS",
+    "QUADS",
+    "STORAGE",
+    "SUBGROUP_SUMS",
+    "TARGETS",
+    "TEXELS",
+    "Requirements",
+    "Target",
+    "for_values",
+    "has_half",
+    "has_matrix_units",
+    "in_parts",
+    "joined",
+    "kernels_for",
+    "of_device",
+    "on_device",
+    "plans_for",
+    "portable",
 ]  # fmt: skip

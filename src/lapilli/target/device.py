@@ -9,7 +9,8 @@ from typing import Any
 from lapilli.runtime.devices import Device
 from lapilli.target.known import units_of
 from lapilli.target.portable import ANY, CPU, CPU_HALF, GPU, GPU_HALF, GPU_MATRIX
-from lapilli.target.record import MATRIX_SUBGROUP, TEXELS, Target
+from lapilli.target.record import TEXELS, Target
+from lapilli.target.requirements import HALF, MATRIX_UNITS, Requirements
 
 _TYPICAL_UNITS = {"discrete": 64, "integrated": 8}
 """Compute units of GPUs that do not say how many they have."""
@@ -41,20 +42,12 @@ def of_device(device: Device, *, half: bool, matrix: bool) -> Target:
 
 def has_half(device: Device) -> bool:
     """Whether kernels can compute with halves and keep them in buffers."""
-    return device.features["float16"] and device.features["storage_16bit"]
+    return HALF.are_met_by(device)
 
 
 def has_matrix_units(device: Device) -> bool:
-    """Whether the kernels for matrix units run: what the player requires of their plans."""
-    features, limits = device.features, device.limits
-    low, high = limits["min_subgroup_size"], limits["max_subgroup_size"]
-    return (
-        features["cooperative_matrix"]
-        and features["memory_model"]
-        and low <= MATRIX_SUBGROUP <= high
-        and (low == high or features["subgroup_size_control"])
-        and limits["shared_memory"] >= _MATRIX_SHARED
-    )
+    """Whether the kernels for matrix units run."""
+    return (MATRIX_UNITS | Requirements(shared_memory=_MATRIX_SHARED)).are_met_by(device)
 
 
 def kernels_for(type: str, limits: Mapping[str, Any]) -> str:
