@@ -242,7 +242,7 @@ def _write(
     """Writes methods, and returns the schedules of each, one for every plan."""
     made = []
     for part in parts:
-        realized = {half: realize_graph(graph) for half, graph in part.graphs.items()}
+        realized = {half: realize_graph(graph, half) for half, graph in part.graphs.items()}
         schedules = [plan(realized[t.half], t, layout) for t in targets]
         made.append([planned for s in schedules for planned in _kernels(s)])
     codes = build(

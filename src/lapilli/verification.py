@@ -18,8 +18,8 @@ from lapilli.errors import CompileError
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import loads
 from lapilli.ir.integer import Atom
-from lapilli.ir.interpret import evaluate
-from lapilli.ir.node import Constant, Graph, Map, Node, Reduce, State, operands, reading
+from lapilli.ir.interpret import evaluate, updated
+from lapilli.ir.node import Constant, Graph, Map, Node, Reduce, State, Update, operands, reading
 from lapilli.ir.recurrence import Recurrence
 from lapilli.legalize.passes import prepare
 from lapilli.player import NativeProgram
@@ -151,7 +151,6 @@ class _Run:
             inside = self._meaning(member, values)
             assert inside is not None
             values[member.out.id] = inside
-        task = task.whole or task
         out = task.out
         reduction = task.reduction
         if not isinstance(out, Map | Reduce):
@@ -159,6 +158,9 @@ class _Run:
         for read in _leaves(task):
             if isinstance(read, Constant):
                 values[read.id] = evaluate(read, {}, {})
+        if task.partial:
+            update = Update(self.schedule.stored[out.id], task.axes, task.store, task.value, task.within)
+            return updated(update, values, self.sizes)
         if reduction is not None and isinstance(reduction.contraction, Recurrence):
             for read in reduction.contraction.operands():
                 self._seen(read, values)

@@ -99,10 +99,8 @@ class _Writer:
         lane = of(Var("lane", as_int(LANES))) if self.lanes > 1 else None
         rest = v * self.lanes + lane if lane is not None else v
         mapping: dict[Atom, Int] = {a: as_int(0) for a in self.task.axes}
-        if self.task.whole is not None:  # part of a dimension, but an axis for each
-            axes = [self.task.axes[d] for d in self.layout.order]
-        else:
-            axes = in_memory(self.task.store, self.layout)
+        # of an update, an axis may be seen in a computed place alone
+        axes = list(self.task.axes) if self.task.partial else in_memory(self.task.store, self.layout)
         for k, a in enumerate(reversed(axes)):
             mapping[a] = rest % a.extent if k + 1 < len(axes) else rest
             rest = rest // a.extent

@@ -354,9 +354,12 @@ def loads(root: Expr) -> list[Load]:
     return list(root._loads)
 
 
-def substitute(i: Int, mapping: Mapping[Atom, IntLike]) -> Int:
-    """An integer expression with variables replaced, inside computed indices too."""
-    return i.substitute(mapping, lambda a: indirect(rewrite(a.expr, mapping), a.extent.substitute(mapping)))
+def substitute(
+    i: Int, mapping: Mapping[Atom, IntLike] | None = None, on_load: Callable[[Load], Expr | None] | None = None
+) -> Int:
+    """An integer expression with variables replaced, and loads as in `rewrite`, inside computed indices too."""
+    mapping = mapping or {}
+    return i.substitute(mapping, lambda a: indirect(rewrite(a.expr, mapping, on_load), a.extent.substitute(mapping)))
 
 
 def reads(i: Int, atom: Atom) -> bool:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select
 from lapilli.ir.integer import Atom, Indirect, Int, Var
-from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State
+from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State, Update
 from lapilli.ir.recurrence import Recurrence
 from lapilli.ir.scalar import OPS
 
@@ -57,11 +57,10 @@ def evaluate(node: Node, values: Mapping[int, Array], sizes: Mapping[Atom, int])
     assert isinstance(node, Map | Reduce)
     if isinstance(node, Reduce) and isinstance(node.contraction, Recurrence):
         return _states(node.contraction, values, sizes)
+    if isinstance(node, Map) and node.update is not None:
+        return updated(node.update, values, sizes).astype(_NUMPY[node.dtype])
     axes: tuple[Var, ...] = node.axes + (node.raxes if isinstance(node, Reduce) else ())
-    shape = tuple(int(a.extent.evaluate(sizes)) for a in axes)
-    env: dict[Atom, Any] = dict(sizes)
-    for d, axis in enumerate(axes):
-        env[axis] = np.arange(shape[d], dtype=np.int64).reshape([-1 if i == d else 1 for i in range(len(axes))])
+    shape, env = _space(axes, sizes)
     with np.errstate(all="ignore"):
         result = np.broadcast_to(_scalar(node.body, env, values, {}), shape)
         if isinstance(node, Reduce):
@@ -79,6 +78,31 @@ def evaluate(node: Node, values: Mapping[int, Array], sizes: Mapping[Atom, int])
                 )
                 result = _REDUCTIONS[node.op](exact, axis=rdims)
         return np.asarray(result).astype(_NUMPY[node.dtype])
+
+
+def updated(update: Update, values: Mapping[int, Array], sizes: Mapping[Atom, int]) -> Array:
+    """The old value with the new elements, in the old one's type."""
+    shape, env = _space(update.axes, sizes)
+    memo: dict[int, Any] = {}
+    with np.errstate(all="ignore"):
+        value = np.broadcast_to(_scalar(update.value, env, values, memo), shape)
+    stored = np.ones(shape, bool)
+    for i, n in update.within:
+        at = _int(i, env, values, memo)
+        stored = stored & (at >= 0) & (at < _int(n, env, values, memo))
+    place = [np.broadcast_to(_int(i, env, values, memo), shape)[stored] for i in update.place]
+    result = np.array(values[update.old.id])
+    result[tuple(place)] = value[stored]  # in order: the last stays
+    return result
+
+
+def _space(axes: Sequence[Var], sizes: Mapping[Atom, int]) -> tuple[tuple[int, ...], dict[Atom, Any]]:
+    """The shape of a domain, and its axes as arrays that broadcast to it."""
+    shape = tuple(int(a.extent.evaluate(sizes)) for a in axes)
+    env: dict[Atom, Any] = dict(sizes)
+    for d, axis in enumerate(axes):
+        env[axis] = np.arange(shape[d], dtype=np.int64).reshape([-1 if i == d else 1 for i in range(len(axes))])
+    return shape, env
 
 
 def _states(r: Recurrence, values: Mapping[int, Array], sizes: Mapping[Atom, int]) -> Array:

@@ -2,7 +2,7 @@
 
 A `Map` is a function of its axes; views, broadcasts, pads and concatenations are Maps whose body is a load at other indices.
 A `Reduce` folds such a function over further axes. Matrix products and convolutions are Reduces too, and carry a note of what
-they are, for which there are kernel templates.
+they are, for which there are kernel templates; so does a Map that replaces some elements of another value (`Update`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, Load, const, loads
+from lapilli.ir.expr import Expr, Load, const, index, loads
 from lapilli.ir.integer import Int, Var, ceildiv, product
 
 if TYPE_CHECKING:
@@ -81,12 +81,34 @@ class State(Node):
     value: npt.NDArray[np.generic] = field(default_factory=lambda: np.zeros(()))
 
 
+@dataclass(frozen=True)
+class Update:
+    """out = old, but out[place] = value for all `axes`: `place`, an index into `old`, and `value` are in terms of the axes.
+
+    within: of computed places (i, n), that are stored only where 0 <= i < n. Of several values for one element the last counts;
+    a device may keep any of them, as in torch.
+    """
+
+    old: Node
+    axes: tuple[Var, ...]
+    place: tuple[Int, ...]
+    value: Expr
+    within: tuple[tuple[Int, Int], ...] = ()
+
+    def loads(self) -> list[Load]:
+        """What the new elements and their places are computed from."""
+        return [ld for e in (self.value, *map(index, self.place)) for ld in loads(e)]
+
+
 @dataclass(eq=False, repr=False)
 class Map(Node):
-    """out[axes] = body(axes)"""
+    """out[axes] = body(axes). update: the same value as an old one of which some elements are replaced, where it is one: a
+    kernel that may store into the old one's memory then computes these alone.
+    """
 
     axes: tuple[Var, ...] = ()
     body: Expr = _ZERO
+    update: Update | None = None
 
     @property
     def view_of(self) -> Load | None:
@@ -182,6 +204,7 @@ def reading(symbol: Int, inputs: Sequence[Input]) -> Reading | None:
 class Graph:
     """What `lower` hands to `schedule`: inputs and outputs of the program, and what its states hold after a run.
 
+    updates: of new values, by id, those that are computed in their states' memory (`schedule.state.in_place`), and how.
     checks: what is looked at in every run; with any, the last output is the number of the first that fails, from 1, or 0.
     limit: of the magnitudes of int64 inputs (0: what 32 bits hold)."""
 
@@ -195,6 +218,7 @@ class Graph:
     )  # symbols, by name, for which an operator needs more than their bound
     checks: list[str] = field(default_factory=list)
     limit: int = 0
+    updates: dict[int, Update] = field(default_factory=dict)
 
     @property
     def given(self) -> list[str]:
@@ -215,13 +239,13 @@ class Graph:
             if out.id in seen:
                 continue
             seen.add(out.id)
-            stack.append((out, iter(operands(out))))
+            stack.append((out, iter(operands(out, self.updates.get(out.id)))))
             while stack:
                 node, rest = stack[-1]
                 for child in rest:
                     if child.id not in seen:
                         seen.add(child.id)
-                        stack.append((child, iter(operands(child))))
+                        stack.append((child, iter(operands(child, self.updates.get(child.id)))))
                         break
                 else:
                     stack.pop()
@@ -229,11 +253,11 @@ class Graph:
         return order
 
 
-def operands(node: Node) -> list[Node]:
-    """The values that a value reads, each once."""
+def operands(node: Node, update: Update | None = None) -> list[Node]:
+    """The values that a value reads, each once; update: how it is computed, where not by its body."""
     if not isinstance(node, Map | Reduce):
         return []
-    found: dict[int, Node] = {}
-    for item in loads(node.body):
+    found: dict[int, Node] = {} if update is None else {update.old.id: update.old}
+    for item in loads(node.body) if update is None else update.loads():
         found.setdefault(item.node.id, item.node)
     return list(found.values())

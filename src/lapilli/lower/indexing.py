@@ -12,7 +12,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, const, index, indirect, load, select, where
 from lapilli.ir.integer import Int, IntLike, as_int, product
 from lapilli.ir.node import Map, Node
-from lapilli.lower.registry import Call, broadcast, lowering
+from lapilli.lower.registry import Call, Entries, broadcast, lowering
 
 aten = torch.ops.aten
 Indices = Sequence[Node | None]
@@ -83,6 +83,12 @@ class Places:
     def joined(self, loop: Sequence[Int], kept: Sequence[Int]) -> list[Int]:
         return [*kept[: self.first], *loop, *kept[self.first :]]
 
+    def of(self, at: Sequence[Int]) -> list[Int]:
+        """The place of a result."""
+        loop, kept = self.split(at)
+        rest = iter(kept)
+        return [self.chosen(d, loop) if d in self.dims else next(rest) for d in range(self.x.rank)]
+
     def chosen(self, d: int, loop: Sequence[Int]) -> Int:
         """The place in the indexed dimension d."""
         node = self.indices[d]
@@ -150,11 +156,13 @@ def select_scatter(call: Call, x: Node, source: Node, dim: int, position: IntLik
     if p.value is not None and p.value < 0:
         p = p + x.shape[d]
 
-    def body(*at: Int) -> Expr:
-        new = cast_to(load(source, [*at[:d], *at[d + 1 :]]), call.dtype.compute)
-        return select([at[d] - p, p - at[d]], new, load(x, at))
+    def value(at: Sequence[Int]) -> Expr:
+        return cast_to(load(source, at), call.dtype.compute)
 
-    return call.map(body)
+    def body(*at: Int) -> Expr:
+        return select([at[d] - p, p - at[d]], value([*at[:d], *at[d + 1 :]]), load(x, at))
+
+    return call.update(x, body, Entries(source.shape, lambda at: [*at[:d], p, *at[d:]], value))
 
 
 @lowering(aten.slice_scatter.default)
@@ -172,14 +180,16 @@ def slice_scatter(
     if first.value is not None and first.value < 0:
         first = first + x.shape[d]
 
+    def value(at: Sequence[Int]) -> Expr:
+        return cast_to(load(source, broadcast(source, at)), call.dtype.compute)
+
     def body(*at: Int) -> Expr:
         i = (at[d] - first) // step
         inside = [at[d] - first, source.shape[d] - 1 - i, -((at[d] - first) % step)]
-        return select(
-            inside, cast_to(load(source, broadcast(source, at_dim(at, d, i))), call.dtype.compute), load(x, at)
-        )
+        return select(inside, value(at_dim(at, d, i)), load(x, at))
 
-    return call.map(body)
+    entries = at_dim(call.shape, d, source.shape[d])
+    return call.update(x, body, Entries(entries, lambda at: at_dim(at, d, first + at[d] * step), value))
 
 
 @lowering(aten.as_strided.default, aten.as_strided_copy.default)

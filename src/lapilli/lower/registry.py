@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
@@ -34,11 +34,23 @@ from lapilli.ir.expr import (
     unary,
     where,
 )
-from lapilli.ir.integer import Int, Symbol, Var, as_int, ceildiv, minimum, of, symbol, unbounded_multiple
+from lapilli.ir.integer import (
+    Indirect,
+    Int,
+    Symbol,
+    Var,
+    as_int,
+    ceildiv,
+    is_nonnegative,
+    minimum,
+    of,
+    symbol,
+    unbounded_multiple,
+)
 from lapilli.ir.interval import INT32
 from lapilli.ir.narrow import LIMITS, wrapped
 from lapilli.ir.narrow import OPERATIONS as NARROW
-from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce, State
+from lapilli.ir.node import Convolution, Map, Matmul, Node, Reduce, State, Update, operands
 from lapilli.ir.ranges import Ranges
 
 Operand = Node | Int | Expr | int | float | bool
@@ -131,6 +143,16 @@ class Shared:
         return unary("bitnot", unary("bitnot", index(self.known[name])))
 
 
+class Entries(NamedTuple):
+    """New elements of a tensor: their number in each dimension of their own; where each goes, one index for every dimension of the
+    tensor; and what it is.
+    """
+
+    shape: Sequence[Int]
+    place: Callable[[Sequence[Int]], Sequence[Int]]
+    value: Callable[[Sequence[Int]], Expr]
+
+
 @dataclass(frozen=True)
 class Call:
     """One operator call: torch's shapes and dtypes of its results, and helpers that build their IR."""
@@ -195,10 +217,25 @@ class Call:
         sizes = tuple(self.shape if shape is None else shape)
         dtype = self.dtype if dtype is None else dtype
         axes, index_ = fresh_axes(sizes)
-        value = convert(body(*index_), dtype)
-        if dtype is DType.float32 and self.half:
-            value = _finite_in_half(value)
-        return Map(sizes, self.storage(dtype), self.name, self.op, axes=axes, body=value)
+        return Map(sizes, self.storage(dtype), self.name, self.op, axes=axes, body=self._value(body(*index_), dtype))
+
+    def _value(self, e: Expr, dtype: DType) -> Expr:
+        """A result's element, of the result's type."""
+        value = convert(e, dtype)
+        return _finite_in_half(value) if dtype is DType.float32 and self.half else value
+
+    def update(self, old: Node, body: Callable[..., Expr], entries: Entries) -> Map:
+        """out[i, j, ...] = body(i, j, ...), which is `old` with these entries."""
+        made = self.map(body)
+        axes, at = fresh_axes(tuple(entries.shape))
+        place = tuple(entries.place(at))
+        within = tuple((i, n) for i, n in zip(place, old.shape, strict=True) if not _is_inside(i, n))
+        update = Update(old, axes, place, self._value(entries.value(at), self.dtype), within)
+        read = operands(made)
+        below = {n.id for r in read for n in (r, *operands(r))}
+        if old in read and all(ld.node.id in below for ld in update.loads()):  # else all is replaced, or nothing
+            made.update = update
+        return made
 
     @cached_property
     def common(self) -> DType:
@@ -290,6 +327,12 @@ def neutral(op: str, dtype: DType) -> Expr:
         integer = -(2**31) if op == "max" else 2**31 - 1
         return const(float("-inf" if op == "max" else "inf") if dtype is DType.float32 else integer, dtype)
     return const({"sum": 0, "prod": 1, "any": False, "all": True}[op], dtype)
+
+
+def _is_inside(i: Int, n: Int) -> bool:
+    """Whether a place is known to be in a dimension of n elements."""
+    computed = any(isinstance(a, Indirect) for a in i.atoms())  # from numbers that nobody has looked at
+    return not computed and is_nonnegative(i) and is_nonnegative(n - 1 - i)
 
 
 def convert(e: Expr, dtype: DType) -> Expr:

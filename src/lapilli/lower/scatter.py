@@ -15,7 +15,7 @@ from lapilli.ir.expr import Expr, binary, cast_to, const, index, indirect, load,
 from lapilli.ir.integer import Int, as_int, product
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.lower.indexing import Indices, Places, at_dim, flat, unflat, wrapped
-from lapilli.lower.registry import Call, Operand, broadcast, element, exactly, lowering, neutral, scalar
+from lapilli.lower.registry import Call, Entries, Operand, broadcast, element, exactly, lowering, neutral, scalar
 from lapilli.lower.scan import scan
 
 aten = torch.ops.aten
@@ -36,8 +36,8 @@ def last_match(call: Call, entries: Int, matches: Matches, shape: Sequence[Int] 
     )
 
 
-def replaced(call: Call, x: Node, entries: Int, matches: Matches, value: Value) -> Map:
-    """x with the elements replaced to which entries go."""
+def replaced(call: Call, x: Node, entries: Int, matches: Matches, value: Value, given: Entries | None = None) -> Map:
+    """x with the elements replaced to which entries go. given: the same entries one by one, where each has one place."""
     kind = call.dtype.compute
     if entries == 0:
         return call.map(lambda *at: load(x, at))
@@ -48,7 +48,7 @@ def replaced(call: Call, x: Node, entries: Int, matches: Matches, value: Value) 
         new = value(at, indirect(binary("max", e, 0), entries))
         return where(binary("ge", e, 0), cast_to(new, kind), load(x, at))
 
-    return call.map(body)
+    return call.map(body) if given is None else call.update(x, body, given)
 
 
 _COMBINE: dict[str, tuple[str, str]] = {  # reduction, how it meets what was there
@@ -136,7 +136,15 @@ def _source(src: Operand, place: Callable[[Sequence[Int], Int], list[Int]]) -> V
 @lowering(aten.scatter.src, aten.scatter.value)
 def scatter(call: Call, x: Node, dim: int, positions: Node, src: Operand) -> Map:
     n, matches, place = _along(x, dim, positions)
-    return replaced(call, x, n, matches, _source(exactly(src, call.dtype), place))
+    value = _source(exactly(src, call.dtype), place)
+    if not x.rank or not positions.rank:
+        return replaced(call, x, n, matches, value)
+    d = dim % x.rank
+
+    def goes(at: Sequence[Int]) -> list[Int]:
+        return at_dim(at, d, indirect(load(positions, at), x.shape[d]))
+
+    return replaced(call, x, n, matches, value, Entries(positions.shape, goes, lambda at: value(at, at[d])))
 
 
 @lowering(aten.scatter.reduce, aten.scatter.value_reduce)
@@ -178,6 +186,20 @@ def _slice_source(src: Operand, place: Callable[[Sequence[Int], Int], list[Int]]
     return lambda at, j: element(src, place(at, j)) if not isinstance(src, Node) or src.rank else load(src, [])
 
 
+def _replaced_slices(call: Call, x: Node, dim: int, positions: Node, src: Operand) -> Map:
+    n, matches, place = _slices(x, dim, positions)
+    value = _slice_source(src, place)
+    if not x.rank:
+        return replaced(call, x, n, matches, value)
+    d = dim % x.rank
+
+    def goes(at: Sequence[Int]) -> list[Int]:
+        return at_dim(at, d, wrapped(load(positions, [at[d]] if positions.rank else []), x.shape[d]))
+
+    given = Entries(at_dim(x.shape, d, n), goes, lambda at: value(at, at[d]))
+    return replaced(call, x, n, matches, value, given)
+
+
 @lowering(aten.index_add.default)
 def index_add(call: Call, x: Node, dim: int, positions: Node, src: Node, *, alpha: float = 1) -> Map:
     n, matches, place = _slices(x, dim, positions)
@@ -192,14 +214,12 @@ def index_add(call: Call, x: Node, dim: int, positions: Node, src: Node, *, alph
 
 @lowering(aten.index_copy.default)
 def index_copy(call: Call, x: Node, dim: int, positions: Node, src: Node) -> Map:
-    n, matches, place = _slices(x, dim, positions)
-    return replaced(call, x, n, matches, _slice_source(src, place))
+    return _replaced_slices(call, x, dim, positions, src)
 
 
 @lowering(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(call: Call, x: Node, dim: int, positions: Node, value: Operand) -> Map:
-    n, matches, place = _slices(x, dim, positions)
-    return replaced(call, x, n, matches, _slice_source(exactly(value, call.dtype), place))
+    return _replaced_slices(call, x, dim, positions, exactly(value, call.dtype))
 
 
 @lowering(aten.index_reduce.default)
@@ -233,7 +253,11 @@ def index_put(call: Call, x: Node, indices: Indices, values: Node, accumulate: b
         full = places.joined(unflat(j, places.loop), [at[d] for d in places.kept])
         return load(values, broadcast(values, full))
 
-    return (combined if accumulate else replaced)(call, x, entries, matches, value)
+    if accumulate:
+        return combined(call, x, entries, matches, value)
+    shape = places.joined(places.loop, [x.shape[d] for d in places.kept])
+    given = Entries(shape, places.of, lambda at: load(values, broadcast(values, at)))
+    return replaced(call, x, entries, matches, value, given)
 
 
 def _masked_put(call: Call, x: Node, indices: Indices, values: Node, accumulate: bool) -> Map:

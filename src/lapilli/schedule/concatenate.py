@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lapilli.ir.axes import fresh_axes
-from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, Select, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
 from lapilli.ir.node import Graph, Map, Node
-from lapilli.schedule.layout import Layout
+from lapilli.schedule.layout import Layout, is_word
 from lapilli.schedule.task import Task
 
 
@@ -53,7 +52,7 @@ def write_into_concat(
     windows: dict[int, Window] = {}
     done: list[Task] = []
     for task in tasks:
-        parts = _parts(task) if _is_word(task.out.dtype, half) and task.out.id not in stored else None
+        parts = _parts(task) if is_word(task.out.dtype, half) and task.out.id not in stored else None
         if parts is None:
             done.append(task)
             continue
@@ -90,11 +89,6 @@ def _place(n: Node, window: Window, windows: dict[int, Window], layouts: dict[in
         windows[n.id] = window
     for i in inside or (n.id,):
         layouts[i] = layouts[window.whole.id].window(windows[i].first)
-
-
-def _is_word(dtype: DType, half: bool) -> bool:
-    """Whether an element can be stored without touching its neighbours."""
-    return dtype.size >= 4 or (half and dtype is DType.float16)
 
 
 def _parts(task: Task) -> list[_Joined] | None:

@@ -67,7 +67,7 @@ def encoding_of(reduction: Reduce, views: Mapping[int, Map], tasks: Mapping[int,
 
 def _computed(task: Task | None, at: tuple[Int, ...]) -> Expr | None:
     """An element of a task's result in terms of what the task reads."""
-    if task is None or task.reduction is not None or task.row is not None or task.within or task.whole is not None:
+    if task is None or task.reduction is not None or task.row is not None or task.partial:
         return None
     if any(i != axis for i, axis in zip(task.store, map(_axis, task.axes), strict=True)):
         return None

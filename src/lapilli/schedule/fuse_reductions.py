@@ -97,7 +97,7 @@ def _is_reduction(t: Task) -> bool:
 
 def _can_end(t: Task, target: Target) -> bool:
     words = t.out.dtype in (DType.float32, DType.int32, DType.int64) or (t.out.dtype is DType.float16 and target.half)
-    return words and (t.reduction is None or _is_reduction(t)) and 0 not in t.out.shape
+    return words and not t.partial and (t.reduction is None or _is_reduction(t)) and 0 not in t.out.shape
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class _Group:
     def is_producer(self, i: int, frame: _Frame) -> bool:
         """Whether a value may be computed inside the row: once if the row is kept in registers, else in every pass."""
         p = self.by_out.get(i)
-        if p is None or p is self.end or p.reduction is not None or p.template is not None:
+        if p is None or p is self.end or p.reduction is not None or p.template is not None or p.partial:
             return False
         keeps = self.target.kind == "gpu" and frame.length.value is not None
         once = estimate(product(p.out.shape)) >= estimate(frame.count * frame.length)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from lapilli.ir.dtype import DType
 from lapilli.ir.integer import Atom, Int, Symbol, Var, as_int, total
 
 
@@ -33,6 +34,11 @@ class Layout:
     def window(self, first: Sequence[Int]) -> Layout:
         """The layout of a part of the value that begins at an element."""
         return replace(self, start=self.offset(first))
+
+
+def is_word(dtype: DType, half: bool) -> bool:
+    """Whether an element can be stored without its neighbours; half: those of 16 bits can."""
+    return dtype.size >= 4 or (half and dtype is DType.float16)
 
 
 def in_memory(index: Sequence[Int], layout: Layout) -> list[Var]:

@@ -58,15 +58,17 @@ def memory_of(node: Node, windows: Mapping[int, Window], stored: Mapping[int, St
     return stored.get(node.id, node)
 
 
-def realize_graph(graph: Graph) -> tuple[Graph, Realized]:
-    """The target-independent part: in-place states, and which values get memory of their own."""
-    graph = in_place(graph)
+def realize_graph(graph: Graph, half: bool) -> tuple[Graph, Realized]:
+    """The part that all targets share: in-place states, and which values get memory of their own. half: whether 16-bit elements
+    can be stored.
+    """
+    graph = in_place(graph, half)
     return graph, realize(graph)
 
 
 def draft(source: Graph | tuple[Graph, Realized], target: Target, layout: str = "auto") -> Draft:
     """Fusion and layouts. source: a graph, or the result of `realize_graph`; layout: as for `assign`."""
-    graph, realized = realize_graph(source) if isinstance(source, Graph) else source
+    graph, realized = realize_graph(source, target.half) if isinstance(source, Graph) else source
     tasks = fuse_rows(make_tasks(realized, target), graph.results, target)
     layouts = assign(tasks, list(graph.inputs), graph.results, layout)
     tasks, windows = write_into_concat(tasks, layouts, graph, target.half)
@@ -77,6 +79,6 @@ def finish(made: Draft, selected: Sequence[Task]) -> Schedule:
     """In-place states, the order of the tasks, and lifetimes. selected: the tasks with their kernels, and the tasks that these
     need.
     """
-    tasks, stored = settle(made.graph.stores, list(selected), made.layouts, made.target.half)
+    tasks, stored = settle(made.graph.stores, list(selected), made.layouts)
     ordered = order(tasks, made.graph.results, stored, made.windows)
     return Schedule(made.target, made.graph, tasks, made.layouts, made.views, ordered, stored, made.windows)

@@ -7,13 +7,13 @@ rest - outputs, reductions, operands of contractions, values with several reader
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from lapilli.ir.axes import reshape_index
-from lapilli.ir.expr import Expr, Load, Select, cast_to, cost, loads, rewrite, walk
+from lapilli.ir.expr import Expr, Load, Select, cast_to, cost, loads, rewrite, substitute, walk
 from lapilli.ir.integer import Atom, Extremum, Indirect, Int, Quotient, Remainder, Var, as_int, of, product
-from lapilli.ir.node import Attention, Convolution, Graph, Map, Matmul, Node, Reduce
+from lapilli.ir.node import Attention, Convolution, Graph, Map, Matmul, Node, Reduce, Update
 from lapilli.ir.recurrence import Recurrence
 from lapilli.schedule.layout import estimate
 
@@ -25,9 +25,29 @@ class Realized:
     nodes: list[Map | Reduce]
     bodies: dict[int, Expr]
     users: dict[int, list[Node]]
+    updates: dict[int, Update] = field(default_factory=dict)  # of states, by id: for these, no body counts
     reasons: dict[int, str] = field(default_factory=dict)
     origins: dict[int, list[str]] = field(default_factory=dict)  # operators that a body computes
     views: dict[int, Map] = field(default_factory=dict)  # views that vanished
+
+    def loads(self, n: Node) -> list[Load]:
+        """What a value reads, each element once."""
+        return loads(self.bodies[n.id]) if n.id not in self.updates else self.updates[n.id].loads()
+
+    def axes(self, n: Map | Reduce) -> tuple[Var, ...]:
+        """Of the domain over which a value is computed, reductions aside."""
+        return n.axes if n.id not in self.updates else self.updates[n.id].axes
+
+    def rewrite(self, n: Map | Reduce, on_load: Callable[[Load], Expr | None]) -> None:
+        """Replaces loads in what a value is computed from."""
+        update = self.updates.get(n.id)
+        if update is None:
+            self.bodies[n.id] = rewrite(self.bodies[n.id], on_load=on_load)
+            return
+        place = tuple(substitute(i, on_load=on_load) for i in update.place)
+        within = tuple((substitute(i, on_load=on_load), size) for i, size in update.within)
+        value = rewrite(update.value, on_load=on_load)
+        self.updates[n.id] = replace(update, place=place, within=within, value=value)
 
 
 READS = 12  # buffers that a value and its reader read at most where they become one kernel, ...
@@ -44,36 +64,33 @@ def realize(graph: Graph) -> Realized:
         for n in nodes
         if isinstance(n, Map) and n.view_of is not None and n.id not in outputs and n.id not in forced
     }
-    bodies: dict[int, Expr] = {}
+    result = Realized([], {}, {}, dict(graph.updates), views=views)
 
     def inline(n: Map, at: Load) -> Expr:
-        value = rewrite(bodies[n.id], dict(zip(n.axes, at.index, strict=True)))
+        value = rewrite(result.bodies[n.id], dict(zip(n.axes, at.index, strict=True)))
         return cast_to(value, at.dtype)  # bools are stored as integers
 
     kept: list[Map | Reduce] = []
     for n in nodes:
         if isinstance(n, Map | Reduce):
-            bodies[n.id] = rewrite(
-                n.body, on_load=lambda ld: inline(views[ld.node.id], ld) if ld.node.id in views else None
-            )
+            result.bodies[n.id] = n.body
+            result.rewrite(n, lambda ld: inline(views[ld.node.id], ld) if ld.node.id in views else None)
             if n.id not in views:
                 kept.append(n)
 
     users: dict[int, list[Node]] = defaultdict(list)
     for n in kept:
-        for read in {ld.node.id: ld.node for ld in loads(bodies[n.id])}.values():
+        for read in {ld.node.id: ld.node for ld in result.loads(n)}.values():
             users[read.id].append(n)
 
-    result = Realized([], bodies, users, views=views)
+    result.users = users
     inlined: dict[int, Map] = {}
-    reads = {n.id: {ld.node.id for ld in loads(bodies[n.id])} for n in kept}  # with what has vanished into them so far
+    reads = {n.id: {ld.node.id for ld in result.loads(n)} for n in kept}  # with what has vanished into them so far
     for n in kept:
-        swallowed = dict.fromkeys(ld.node.id for ld in loads(bodies[n.id]) if ld.node.id in inlined)
+        swallowed = dict.fromkeys(ld.node.id for ld in result.loads(n) if ld.node.id in inlined)
         result.origins[n.id] = [o for i in swallowed for o in result.origins[i]] + [n.origin]
-        bodies[n.id] = rewrite(
-            bodies[n.id], on_load=lambda ld: inline(inlined[ld.node.id], ld) if ld.node.id in inlined else None
-        )
-        reason = "operand of attention" if n.id in attended else _reason(n, bodies, users, outputs, forced, reads)
+        result.rewrite(n, lambda ld: inline(inlined[ld.node.id], ld) if ld.node.id in inlined else None)
+        reason = "operand of attention" if n.id in attended else _reason(n, result, outputs, forced, reads)
         if reason is None:
             assert isinstance(n, Map)
             inlined[n.id] = n
@@ -85,31 +102,28 @@ def realize(graph: Graph) -> Realized:
     # users of realised values, after inlining
     final: dict[int, list[Node]] = defaultdict(list)
     for real in result.nodes:
-        for read in {ld.node.id: ld.node for ld in loads(bodies[real.id])}.values():
+        for read in {ld.node.id: ld.node for ld in result.loads(real)}.values():
             final[read.id].append(real)
     result.users = final
     return result
 
 
 def _reason(
-    n: Map | Reduce,
-    bodies: dict[int, Expr],
-    users: dict[int, list[Node]],
-    outputs: set[int],
-    forced: set[int],
-    together: dict[int, set[int]],
+    n: Map | Reduce, found: Realized, outputs: set[int], forced: set[int], together: dict[int, set[int]]
 ) -> str | None:
     """Why a value is realised; None if it is folded into its readers. together: what each value reads, including through folded
     values.
     """
+    if n.id in found.updates:
+        return "state, where it changes"
     if n.id in outputs:
         return "output"
     if isinstance(n, Reduce):
         return "reduction"
     if n.id in forced:
         return "operand of a contraction, not strided"
-    body = bodies[n.id]
-    readers = users[n.id]
+    body = found.bodies[n.id]
+    readers = found.users[n.id]
     reads = loads(body)
     if not reads:
         return None
@@ -118,12 +132,14 @@ def _reason(
     if not readers:
         return "output"
     reader = readers[0]
-    both = {ld.node.id for ld in reads} | {ld.node.id for ld in loads(bodies[reader.id])}
+    assert isinstance(reader, Map | Reduce)
+    both = {ld.node.id for ld in reads} | {ld.node.id for ld in found.loads(reader)}
     if len(both) > READS or len(together[n.id] | together[reader.id]) > MOST_READS:
         return f"its reader would read more than {READS} buffers"
-    at = {ld.index for ld in loads(bodies[reader.id]) if ld.node is n}
-    aligned = len(at) == 1 and is_permutation(n, next(iter(at)), reader)
-    if any(_is_core(ld, n, users) for ld in reads):  # the epilogue of a reduction
+    at = {ld.index for ld in found.loads(reader) if ld.node is n}
+    over = found.axes(reader)
+    aligned = len(at) == 1 and is_permutation(n, next(iter(at)), over)
+    if any(_is_core(ld, n, found.users) for ld in reads):  # the epilogue of a reduction
         if isinstance(reader, Map) and aligned:
             return None
         return "epilogue"
@@ -133,7 +149,7 @@ def _reason(
             return "operand of a contraction"
         repeats = estimate(product([a.extent for a in reader.axes + reader.raxes])) / max(1, estimate(product(n.shape)))
         return None if repeats <= 1 or work <= 2 else "would be computed repeatedly by a reduction"
-    grows = estimate(product(reader.shape)) > estimate(product(n.shape)) or len(at) > 1
+    grows = estimate(product([a.extent for a in over])) > estimate(product(n.shape)) or len(at) > 1
     return None if not grows or work <= 2 else "would be computed repeatedly by a broadcast"
 
 
@@ -147,23 +163,22 @@ def _attended(n: Node) -> list[Node]:
 
 
 def _is_core(ld: Load, n: Map, users: dict[int, list[Node]]) -> bool:
-    return isinstance(ld.node, Reduce) and len(users[ld.node.id]) == 1 and is_permutation(ld.node, ld.index, n)
+    return isinstance(ld.node, Reduce) and len(users[ld.node.id]) == 1 and is_permutation(ld.node, ld.index, n.axes)
 
 
-def is_permutation(node: Node, index: tuple[Int, ...], reader: Node) -> bool:
-    """Whether a reader reads each element of a value exactly once: every index is an axis of the reader with the same extent,
-    or 0 in a dimension of size 1, and no axis is left out.
+def is_permutation(node: Node, index: tuple[Int, ...], axes: Sequence[Var]) -> bool:
+    """Whether a reader over some axes reads each element of a value exactly once: every index is one of the axes with the same
+    extent, or 0 in a dimension of size 1, and no axis is left out.
     """
-    assert isinstance(reader, Map | Reduce)
     seen: set[Var] = set()
     for i, size in zip(index, node.shape, strict=True):
         if i == 0 and size == 1:
             continue
         atom = as_var(i)
-        if atom is None or atom in seen or atom not in reader.axes or atom.extent != size:
+        if atom is None or atom in seen or atom not in axes or atom.extent != size:
             return False
         seen.add(atom)
-    return all(a in seen or a.extent == 1 for a in reader.axes)
+    return all(a in seen or a.extent == 1 for a in axes)
 
 
 def invert(

@@ -11,19 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lapilli.ir.axes import fresh_axes
-from lapilli.ir.dtype import DType
 from lapilli.ir.expr import load, loads
-from lapilli.ir.node import Graph, Map, Node, State, operands
-from lapilli.schedule.layout import Layout
+from lapilli.ir.node import Graph, Map, Node, State, Update, operands
+from lapilli.schedule.layout import Layout, is_word
+from lapilli.schedule.slice_update import of_state, reads_own
 from lapilli.schedule.task import Task
-from lapilli.schedule.window import reads_own, window
 
 
-def in_place(graph: Graph) -> Graph:
-    """Updates a state in place if its old value is only read to compute the new one."""
+def in_place(graph: Graph, half: bool) -> Graph:
+    """Updates a state in place if its old value is only read to compute the new one; if that replaces some elements
+    (`ir.node.Update`), only these are computed. half: whether 16-bit elements can be stored.
+    """
     if not graph.stores:
         return graph
     nodes = graph.nodes()
+    updates: dict[int, Update] = {}
     readers: dict[int, set[int]] = {}
     for node in nodes:
         for read in operands(node):
@@ -43,10 +45,13 @@ def in_place(graph: Graph) -> Graph:
             if readers.get(state.id, set()) <= within:
                 taken.add(new.id)
                 stores.append((state, new))
+                update = of_state(new, state, nodes) if is_word(state.dtype, half) else None
+                if update is not None:
+                    updates[new.id] = update
                 continue
             readers[new.id].add(copy.id)
         stores.append((state, copy))
-    return replace(graph, stores=stores)
+    return replace(graph, stores=stores, updates=updates)
 
 
 def _copied(copy: Node) -> Map | None:
@@ -58,26 +63,17 @@ def _copied(copy: Node) -> Map | None:
 
 
 def settle(
-    stores: Sequence[tuple[State, Node]], tasks: Sequence[Task], layouts: dict[int, Layout], half: bool
+    stores: Sequence[tuple[State, Node]], tasks: Sequence[Task], layouts: dict[int, Layout]
 ) -> tuple[list[Task], dict[int, State]]:
     """The tasks, and the state that each result is stored in, by id. A task that reads its state at other places than it
-    writes, or another state that changes, writes to a temporary, followed by a copy. half: whether 16-bit elements can be
-    stored.
+    writes, or another state that changes, writes to a temporary, followed by a copy.
     """
     stored = {new.id: state for state, new in stores}
     result: list[Task] = []
     for task in tasks:
         state = stored.get(task.out.id)
-        if state is None:
-            result.append(task)
-            continue
-        alone = state.dtype.size >= 4 or (half and state.dtype is DType.float16)  # an element is a word of its own
-        part = window(task, state) if alone and task.template is None and task.row is None else None
-        if part is not None and _may_overwrite(part, state, stored):
-            result.append(part)
-            continue
         result.append(task)
-        if _may_overwrite(task, state, stored):
+        if state is None or task.partial or _may_overwrite(task, state, stored):
             continue
         axes, at = fresh_axes(task.out.shape)
         value = load(task.out, at)
@@ -98,4 +94,4 @@ def _may_overwrite(task: Task, state: State, stored: Mapping[int, State]) -> boo
         return state.id not in read
     if task.reduction_body is not None and any(ld.node is state for ld in loads(task.reduction_body)):
         return False
-    return reads_own(task.value, state, task.store)
+    return reads_own(loads(task.value), state, task.store)

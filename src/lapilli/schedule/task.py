@@ -47,7 +47,7 @@ class Task:
     template: Template | None = None
     row: RowFusion | None = None  # what else the kernel computes, row by row
     members: tuple[Task, ...] = ()  # tasks that became part of this one, in order
-    whole: Task | None = None  # the same over all elements of `out`, where this one leaves some as they are
+    partial: bool = False  # other elements of `out` are left as they are
     within: tuple[tuple[Int, Int], ...] = ()  # (i, n): only what has 0 <= i < n is stored
 
     @property
@@ -88,7 +88,7 @@ def make_tasks(realized: Realized, target: Target) -> list[Task]:
     absorbed: dict[int, Reduce] = {}  # Map id -> its reduction
     taken: set[int] = set()
     for n in realized.nodes:
-        if isinstance(n, Map):
+        if isinstance(n, Map) and n.id not in realized.updates:
             reductions = [c for c in _cores(n, realized) if c.id not in taken]
             if reductions:
                 reduction = max(reductions, key=lambda c: (-_too_many(n, c, realized, target), position[c.id]))
@@ -99,7 +99,9 @@ def make_tasks(realized: Realized, target: Target) -> list[Task]:
         if n.id in taken:
             continue
         body = realized.bodies[n.id]
-        if isinstance(n, Reduce):
+        if n.id in realized.updates:
+            tasks.append(_update(n, realized))
+        elif isinstance(n, Reduce):
             at = tuple(_axis(a) for a in n.axes)
             tasks.append(Task(n, n.axes, at, load(n, at), n, body, realized.origins[n.id], realized.reasons[n.id]))
         elif n.id in absorbed:
@@ -118,6 +120,12 @@ def make_tasks(realized: Realized, target: Target) -> list[Task]:
                 )
             )
     return tasks
+
+
+def _update(n: Node, realized: Realized) -> Task:
+    """A task that stores the new elements of a state alone."""
+    u, origins, reason = realized.updates[n.id], realized.origins[n.id], realized.reasons[n.id]
+    return Task(n, u.axes, u.place, u.value, origins=origins, reason=reason, partial=True, within=u.within)
 
 
 def _too_many(n: Node, reduction: Reduce, realized: Realized, target: Target) -> int:

@@ -1,0 +1,104 @@
+"""The part of a state that a run changes: only that is computed and stored, not the whole cache for one new entry.
+
+Lowerings say which values are old ones with some elements replaced (`ir.node.Update`). Here such a value becomes an update of
+the state itself: views of slices are followed to the state, and it is made sure that what is stored needs no other element of the
+state than the one that it replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from lapilli.ir.axes import fresh_axes
+from lapilli.ir.expr import Expr, Load, cast_to, index, loads, rewrite, substitute
+from lapilli.ir.integer import Atom, Int, as_int, of
+from lapilli.ir.node import Map, Node, State, Update, operands
+from lapilli.schedule.realize import chase
+
+_LONGEST = 64
+"""Reads of maps, between a state and its update, that are followed."""
+
+
+def of_state(new: Map, state: State, nodes: Sequence[Node]) -> Update | None:
+    """A state's new value as an update of the state; None where it is none that can be computed in the state's memory.
+
+    nodes: all values, producers first.
+    """
+    at = fresh_axes(new.shape)[1]
+    update = _noted(new, at)
+    while update is not None and _stores_what_is_there(update):
+        update = _noted(update.old, at)
+    if update is None or not _is_part(update.old, at, state, at):
+        return None
+    while (inner := _inner(update, state)) is not None:  # slices of slices are nested
+        update = inner
+    update = replace(update, old=state)
+    return update if _needs_own(update, state, nodes) else None
+
+
+def _noted(node: Node, at: tuple[Int, ...]) -> Update | None:
+    """The update that a value is, seen through views that change nothing: slices of whole dimensions. at: an index of axes."""
+    root, index_ = chase(node, at)
+    same = index_ == at and root.shape == node.shape and root.dtype is node.dtype
+    return root.update if same and isinstance(root, Map) else None
+
+
+def _stores_what_is_there(update: Update) -> bool:
+    """Whether an update changes nothing: `cache[1:] += x` ends so, as torch exports it."""
+    value = update.value
+    return isinstance(value, Load) and chase(value.node, value.index) == (update.old, update.place)
+
+
+def _inner(update: Update, state: State) -> Update | None:
+    """An update whose new elements are a slice of the state with some of its elements replaced, as an update of fewer elements."""
+    value = update.value
+    at = tuple(as_int(0) if a.extent == 1 else of(a) for a in update.axes)
+    inner = _noted(value.node, at) if isinstance(value, Load) and value.index == at else None
+    if inner is None or not isinstance(value, Load) or not _is_part(inner.old, at, state, update.place):
+        return None
+    mapping: dict[Atom, Int] = dict(zip(update.axes, inner.place, strict=True))
+    place = tuple(substitute(i, mapping) for i in update.place)
+    within = tuple((substitute(i, mapping), n) for i, n in update.within)
+    return Update(state, inner.axes, place, inner.value, (*inner.within, *within))
+
+
+def _is_part(node: Node, at: Sequence[Int], state: State, place: Sequence[Int]) -> bool:
+    """Whether a value is at `at` the state at `place`, for all values of the axes in both."""
+    root, index_ = chase(node, tuple(at))
+    return root is state and _same(index_, place, state)
+
+
+def _same(a: Sequence[Int], b: Sequence[Int], state: State) -> bool:
+    return all(i == j or n == 1 for i, j, n in zip(a, b, state.shape, strict=True))
+
+
+def reads_own(read: Iterable[Load], state: State, at: Sequence[Int]) -> bool:
+    """Whether of these loads those of a state are where a result is stored."""
+    return all(_same(ld.index, at, state) for ld in read if ld.node is state)
+
+
+def _needs_own(update: Update, state: State, nodes: Sequence[Node]) -> bool:
+    """Whether new elements need of the state only what they replace, whatever is computed in one kernel with them. (What reads
+    the state in a kernel of its own comes before.)
+    """
+    through = {state.id}  # the state, and what is a map of it
+    for n in nodes:
+        if isinstance(n, Map) and any(read.id in through for read in operands(n)):
+            through.add(n.id)
+
+    followed: list[int] = []  # also those that are met again
+
+    def expanded(ld: Load) -> Expr | None:
+        n = ld.node
+        if n.id not in through or not isinstance(n, Map) or len(followed) > _LONGEST:
+            return None
+        followed.append(n.id)
+        value = rewrite(n.body, dict(zip(n.axes, ld.index, strict=True)))
+        return cast_to(rewrite(value, on_load=expanded), ld.dtype)
+
+    if not through & {ld.node.id for ld in update.loads()}:
+        return True
+    placed = [ld for i in update.place for ld in loads(index(i)) if ld.node.id in through]
+    read = loads(rewrite(update.value, on_load=expanded))
+    return not placed and len(followed) <= _LONGEST and reads_own(read, state, update.place)
