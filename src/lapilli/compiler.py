@@ -33,7 +33,7 @@ from lapilli.lower import is_computed, lower
 from lapilli.lower.registry import from_torch
 from lapilli.program.writer import PlanSource, Writer
 from lapilli.runtime import structure
-from lapilli.runtime.description import Symbol, TensorSpec
+from lapilli.runtime.description import SymbolSpec, TensorSpec
 from lapilli.runtime.host_script import HostScript
 from lapilli.runtime.interface import METADATA_KEY, Interface, dumps
 from lapilli.runtime.notice import working
@@ -333,13 +333,13 @@ def _specs(module: Module, dims: Mapping[str, str]) -> tuple[tuple[TensorSpec, .
     known = module.constants.keys() | module.states.keys()
     given = [n for n in module.graph.nodes if n.op == "placeholder" and n not in known]
     inputs = [n for n in given if isinstance(n.meta["val"], torch.Tensor | torch.SymInt)]
-    symbols: dict[str, Symbol] = {}
+    symbols: dict[str, SymbolSpec] = {}
     for k, n in enumerate(inputs):
         for axis, size in enumerate(n.meta["val"].shape if isinstance(n.meta["val"], torch.Tensor) else ()):
             bounds = module.ranges.get(size.node.expr) if isinstance(size, torch.SymInt) else None
             if bounds is not None and str(size) not in symbols:
                 upper = int(bounds.upper) if bounds.upper.is_Integer else None
-                symbols[str(size)] = Symbol(dims.get(str(size), str(size)), int(bounds.lower), upper, k, axis)
+                symbols[str(size)] = SymbolSpec(dims.get(str(size), str(size)), int(bounds.lower), upper, k, axis)
 
     def spec(n: Any) -> TensorSpec:
         val = n.meta["val"]

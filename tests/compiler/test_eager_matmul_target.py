@@ -13,7 +13,7 @@ import torch
 from lapilli.codegen.gpu_tiles import Tiles
 from lapilli.eager import compile as compiling
 from lapilli.eager import matmul_target
-from lapilli.eager.call_signature import CallSignature, Operand, Range, operand, range_of
+from lapilli.eager.call_signature import CallSignature, Range, TensorOperand, operand, range_of
 from lapilli.eager.operator_schema import schema_of
 from lapilli.target import CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, Target
 
@@ -21,11 +21,11 @@ aten = torch.ops.aten
 half = torch.float16
 
 
-def dense(*shape: int, dtype: torch.dtype = half) -> Operand:
-    return Operand(shape, dtype, tuple(range(len(shape))))
+def dense(*shape: int, dtype: torch.dtype = half) -> TensorOperand:
+    return TensorOperand(shape, dtype, tuple(range(len(shape))))
 
 
-def turned(*shape: int) -> Operand:
+def turned(*shape: int) -> TensorOperand:
     """A matrix (or many) that lies by columns."""
     return operand(torch.empty((*shape[:-2], shape[-1], shape[-2]), dtype=half, device="meta").transpose(-1, -2))
 
@@ -35,7 +35,7 @@ def product(op: Any, *leaves: Any) -> CallSignature:
 
 
 def convolution(
-    x: Operand, w: Operand, stride: int = 1, padding: int = 0, groups: int = 1, transposed: bool = False
+    x: TensorOperand, w: TensorOperand, stride: int = 1, padding: int = 0, groups: int = 1, transposed: bool = False
 ) -> CallSignature:
     twice = (stride, stride), (padding, padding), (1, 1)
     return product(aten.convolution.default, x, w, None, *twice, transposed, (0, 0), groups)

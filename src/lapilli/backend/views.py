@@ -23,7 +23,7 @@ _ABSOLUTE = {aten.as_strided.default}
 
 
 @dataclass(frozen=True)
-class Number:
+class NumberArgument:
     """A number that differs from call to call: the place of its value among the numbers of a call."""
 
     place: int
@@ -46,7 +46,7 @@ class View:
     def __call__(self, tensor: torch.Tensor, numbers: Sequence[Any]) -> torch.Tensor:
         args, kwargs = self.args, self.kwargs
         if not self.is_fixed:
-            args, kwargs = tree_map(lambda x: numbers[x.place] if isinstance(x, Number) else x, (args, kwargs))
+            args, kwargs = tree_map(lambda x: numbers[x.place] if isinstance(x, NumberArgument) else x, (args, kwargs))
         made = self.target(tensor, *args, **kwargs)
         return made if self.element is None else made[self.element]  # type: ignore[no-any-return]
 
@@ -78,7 +78,7 @@ def view_of(node: fx.Node, number: Callable[[Any], int]) -> View:
 
     def given(leaf: Any) -> Any:
         value = leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf
-        return Number(number(value)) if isinstance(value, torch.SymInt) else value
+        return NumberArgument(number(value)) if isinstance(value, torch.SymInt) else value
 
     call: Any = node
     element: Any = None
@@ -90,5 +90,5 @@ def view_of(node: fx.Node, number: Callable[[Any], int]) -> View:
     )  # of what may lie otherwise than was traced
     target = aten.reshape.default if is_reshape else call.target
     args, kwargs = tree_map(given, (tuple(call.args[1:]), dict(call.kwargs)))
-    is_fixed = not any(isinstance(x, Number) for x in tree_leaves((args, kwargs)))
+    is_fixed = not any(isinstance(x, NumberArgument) for x in tree_leaves((args, kwargs)))
     return View(target, args, kwargs, element, is_fixed)

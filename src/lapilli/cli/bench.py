@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Result:
+class Measurement:
     """Seconds and bytes."""
 
     program: str
@@ -93,7 +93,7 @@ def bench(
         say("Starting benchmark.")
         times = sorted(_times(loaded, inputs, warmup, iterations, say))
         mean = statistics.fmean(times)
-        result = Result(
+        result = Measurement(
             program=str(program),
             device=loaded.device.name,
             plan=loaded.plan,
@@ -137,7 +137,7 @@ def _times(
     return times[warmup:]
 
 
-def _print(result: Result, inputs: str) -> None:
+def _print(result: Measurement, inputs: str) -> None:
     memory = result.device_memory
     parts = ", ".join(f"{part} {duration(s)}" for part, s in result.load_parts_s.items() if part != "total")
     shares = (

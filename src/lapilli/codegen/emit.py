@@ -43,7 +43,7 @@ class NotVectorizable(Exception):
 
 
 @dataclass
-class Binding:
+class BufferBinding:
     """A storage buffer of a kernel: the tensor, and the element type to read it as; for a tensor bound in parts, which part."""
 
     node: Node
@@ -54,19 +54,19 @@ class Binding:
     parts: int = 1
 
 
-def declaration(number: int, name: str, b: Binding) -> str:
+def declaration(number: int, name: str, b: BufferBinding) -> str:
     """The Slang text of a binding."""
     kind = "RWStructuredBuffer" if b.written else "Buffer" if b.texel else "StructuredBuffer"
     return f"[[vk::binding({number}, 0)]] {kind}<{b.type}> {name};"
 
 
-def declarations(bindings: Sequence[Binding]) -> list[str]:
+def declarations(bindings: Sequence[BufferBinding]) -> list[str]:
     """The lines that declare the buffers of a kernel."""
     return [declaration(k, f"b{k}", b) for k, b in enumerate(bindings)]
 
 
 @dataclass
-class Kernel:
+class KernelBuilder:
     """The state shared by all generated kernels: bindings and parameters, collected while the code is written."""
 
     layouts: dict[int, Layout]
@@ -74,14 +74,14 @@ class Kernel:
     texel: bool = False  # vectors are read through texel buffers
     sizes_as_params: bool = False  # sizes become parameters, so that one kernel serves many shapes
     special: bool = False  # functions of lapilli_special.slang are used
-    bindings: list[Binding] = field(default_factory=list)
+    bindings: list[BufferBinding] = field(default_factory=list)
     params: list[tuple[str, Int]] = field(default_factory=list)
 
     def bind(self, node: Node, type: str, written: bool = False, texel: bool = False) -> str:
         for k, b in enumerate(self.bindings):
             if b.node is node and (b.type, b.written, b.texel) == (type, written, texel):
                 return f"b{k}"
-        self.bindings.append(Binding(node, type, written, texel))
+        self.bindings.append(BufferBinding(node, type, written, texel))
         return f"b{len(self.bindings) - 1}"
 
     def bind_vector(self, node: Node) -> str:
@@ -225,7 +225,7 @@ class Emitter:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: KernelBuilder,
         names: dict[Atom, str],
         lane: Int | None = None,
         values: dict[int, str] | None = None,

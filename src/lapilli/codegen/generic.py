@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import permutations
 
-from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, lane_steps, literal, stored_as
+from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable, lane_steps, literal, stored_as
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource, finish, linear_groups
 from lapilli.errors import CompileError
 from lapilli.ir.dtype import DType
@@ -41,7 +41,7 @@ class _Writer:
         self, task: Task, layouts: dict[int, Layout], target: Target, lanes: int, sizes_as_params: bool
     ) -> None:
         self.task, self.target, self.lanes = task, target, lanes
-        self.kernel = Kernel(layouts, target.half, target.texel, sizes_as_params)
+        self.kernel = KernelBuilder(layouts, target.half, target.texel, sizes_as_params)
         self.layout = layouts[task.out.id]
         self.count = product([a.extent for a in task.axes])
         self.per_word = _per_word(task.out.dtype, target.half)

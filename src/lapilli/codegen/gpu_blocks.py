@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable
+from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable
 from lapilli.codegen.gpu_matvec import INVOCATIONS, MOST_ROWS, TEAM
 from lapilli.codegen.gpu_wrapper import SIGNATURE, all_multiples, batched, source, with_sizes
 from lapilli.codegen.kernel import KernelSource
@@ -57,7 +57,7 @@ class FewRowsOfBlocks(KernelTemplate):
         written.flops = n * k * (2 * self.m)
         return written
 
-    def quad(self, kernel: Kernel) -> str:
+    def quad(self, kernel: KernelBuilder) -> str:
         """The body of `IBlocks.quad`: four elements from their codes. Raises NotVectorizable."""
         k4, lane, n = Var("k4", self.inner.extent // LANES), Var("lane", as_int(LANES)), Var("n", self.column.extent)
         at: dict[Atom, Int] = {self.inner: of(k4) * LANES + of(lane), self.column: of(n)}
@@ -88,7 +88,7 @@ def few_rows_of_blocks(v: MatmulView, task: Task, ctx: Context) -> FewRowsOfBloc
     )
     template = FewRowsOfBlocks(x, codes, blocks, contraction.inner, contraction.column, m)
     try:
-        template.quad(Kernel(ctx.layouts, ctx.target.half, ctx.target.texel))
+        template.quad(KernelBuilder(ctx.layouts, ctx.target.half, ctx.target.texel))
     except NotVectorizable:  # neighbours are computed in different ways
         return None
     return template

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lapilli.codegen.emit import Binding, Kernel
+from lapilli.codegen.emit import BufferBinding, KernelBuilder
 from lapilli.ir.integer import Int, as_int, ceildiv, minimum
 from lapilli.schedule.task import Task
 from lapilli.target import HALF, NOTHING, TEXELS, Requirements
@@ -21,7 +21,7 @@ class KernelSource:
 
     task: Task
     source: str
-    bindings: list[Binding]
+    bindings: list[BufferBinding]
     params: list[Int]
     groups: tuple[Int, Int, Int]
     local: tuple[int, int, int]
@@ -56,7 +56,7 @@ def linear_groups(count: Int, size: int) -> tuple[tuple[Int, Int, Int], str]:
 
 
 def finish(
-    kernel: Kernel, task: Task, body: str, groups: tuple[Int, Int, Int], local: tuple[int, int, int], name: str
+    kernel: KernelBuilder, task: Task, body: str, groups: tuple[Int, Int, Int], local: tuple[int, int, int], name: str
 ) -> KernelSource:
     entry = kernel.entry(local, body)
     return KernelSource(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from lapilli.codegen.emit import Binding, declaration, declarations
+from lapilli.codegen.emit import BufferBinding, declaration, declarations
 from lapilli.codegen.kernel import KernelSource
 from lapilli.ir.integer import Int, as_int, minimum
 from lapilli.ir.node import Node, nbytes
@@ -38,7 +38,7 @@ def in_parts(written: KernelSource, memory: Callable[[Node], Node], target: Targ
     while sum(counts) > MAX_BINDINGS and max(counts) > 1:
         counts[counts.index(max(counts))] -= 1
     lines: list[str] = []
-    bindings: list[Binding] = []
+    bindings: list[BufferBinding] = []
     for k, (b, n) in enumerate(zip(written.bindings, counts, strict=True)):
         name, first = f"b{k}", len(bindings)
         if n == 1:
@@ -52,7 +52,7 @@ def in_parts(written: KernelSource, memory: Callable[[Node], Node], target: Targ
     return replace(written, source=written.source.replace(whole, "\n".join(lines), 1), bindings=bindings)
 
 
-def place(b: Binding, size: Int, storage: int) -> tuple[Int, Int]:
+def place(b: BufferBinding, size: Int, storage: int) -> tuple[Int, Int]:
     """First byte and number of bytes of a part of a value of `size` bytes."""
     if b.parts == 1:
         return as_int(0), size
@@ -61,12 +61,12 @@ def place(b: Binding, size: Int, storage: int) -> tuple[Int, Int]:
     return first, rest if b.part + 1 == b.parts else minimum(storage, rest)
 
 
-def _element(b: Binding) -> int:
+def _element(b: BufferBinding) -> int:
     kind = b.type.rstrip("234")
     return _BYTES[kind] * int(b.type[len(kind) :] or 1)
 
 
-def _subscript(name: str, b: Binding, parts: int, elements: int) -> str:
+def _subscript(name: str, b: BufferBinding, parts: int, elements: int) -> str:
     """A type with the buffer's subscript, and a variable of that type."""
 
     def choose(low: int, high: int, access: Callable[[str], str]) -> str:

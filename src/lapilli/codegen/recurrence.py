@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from lapilli.codegen.emit import LANES, Emitter, Kernel
+from lapilli.codegen.emit import LANES, Emitter, KernelBuilder
 from lapilli.codegen.kernel import KernelSource, finish, linear_groups
 from lapilli.codegen.template import Context, KernelTemplate
 from lapilli.ir.dtype import DType
@@ -80,7 +80,7 @@ class _Loop(KernelTemplate):
 class _Writer:
     def __init__(self, loop: _Loop, task: Task, ctx: Context) -> None:
         self.loop, self.note, self.task, self.ctx = loop, loop.note, task, ctx
-        self.kernel = Kernel(ctx.layouts, ctx.target.half, ctx.target.texel)
+        self.kernel = KernelBuilder(ctx.layouts, ctx.target.half, ctx.target.texel)
         units, width = self.note.unit.extent.value, self.note.initial[0].shape[1].value
         assert units is not None and width is not None
         self.units, self.width = units, width

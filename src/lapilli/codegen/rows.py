@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lapilli.codegen import generic
-from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, lane_steps, stored_as
+from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable, lane_steps, stored_as
 from lapilli.codegen.kernel import KernelSource, finish, linear_groups
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import cost, loads, rewrite
@@ -55,7 +55,7 @@ class _Shape:
 class _Writer:
     def __init__(self, task: Task, row: RowFusion, layouts: dict[int, Layout], target: Target, lanes: int) -> None:
         self.task, self.row, self.target, self.layouts, self.lanes = task, row, target, layouts, lanes
-        self.kernel = Kernel(layouts, target.half, target.texel)
+        self.kernel = KernelBuilder(layouts, target.half, target.texel)
         self.outer, self.inner, across = self._axes_in_memory()
         wide = lanes > 1
         if wide and across and target.kind == "gpu":

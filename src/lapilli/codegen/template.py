@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lapilli.codegen.emit import LANES, Emitter, Kernel, NotVectorizable, declarations, lane_steps, stored_as
+from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable, declarations, lane_steps, stored_as
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
@@ -105,7 +105,7 @@ class Wrapper:
 
     def __init__(self, task: Task, ctx: Context, module: str, sizes_as_params: bool = True) -> None:
         self.task, self.ctx, self.module = task, ctx, module
-        self.kernel = Kernel(ctx.layouts, ctx.target.half, ctx.target.texel, sizes_as_params)
+        self.kernel = KernelBuilder(ctx.layouts, ctx.target.half, ctx.target.texel, sizes_as_params)
         self.structs: list[str] = []
         self.fields: list[tuple[str, Int]] = []
 

@@ -28,7 +28,7 @@ class CannotRun(Exception):
 
 
 @dataclass(frozen=True)
-class Number:
+class NumberOperand:
     """A number that a kernel gets when it runs: a Python number, or a tensor of no dimensions on the CPU, whose dtype counts."""
 
     kind: str  # "float" or "int"
@@ -36,7 +36,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Operand:
+class TensorOperand:
     """A tensor on the device as a program sees it: dense in the order of its memory, dimension after dimension.
 
     order: dimensions from the outermost to the innermost; expanded: dimensions whose elements are one and the same;
@@ -49,16 +49,16 @@ class Operand:
     strided: bool = False
 
 
-def operand(tensor: torch.Tensor) -> Operand:
+def operand(tensor: torch.Tensor) -> TensorOperand:
     """How a program sees a tensor."""
     shape, strides = tuple(tensor.shape), tensor.stride()
     return describe_operand(shape, strides, tensor.dtype)
 
 
-def describe_operand(shape: tuple[int, ...], strides: Sequence[int], dtype: torch.dtype) -> Operand:
+def describe_operand(shape: tuple[int, ...], strides: Sequence[int], dtype: torch.dtype) -> TensorOperand:
     rows = tuple(range(len(shape)))
     if 0 in shape:
-        return Operand(shape, dtype, rows)
+        return TensorOperand(shape, dtype, rows)
     expanded = tuple(d for d in rows if strides[d] == 0 and shape[d] > 1)
     moving = [d for d in rows if shape[d] > 1 and strides[d]]
     inwards = sorted(moving, key=lambda d: -strides[d])
@@ -66,9 +66,9 @@ def describe_operand(shape: tuple[int, ...], strides: Sequence[int], dtype: torc
     step = 1
     for d in reversed(inwards):
         if strides[d] != step:
-            return Operand(shape, dtype, order, (), True)
+            return TensorOperand(shape, dtype, order, (), True)
         step *= shape[d]
-    return Operand(shape, dtype, order, expanded)
+    return TensorOperand(shape, dtype, order, expanded)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def range_of(n: int) -> Range:
     return Range(unit, least, end - unit)
 
 
-Leaf = Operand | Number | Any
+Leaf = TensorOperand | NumberOperand | Any
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,12 @@ class CallSignature:
     exact: bool = False
     ranges: bool = False
 
-    def operands(self) -> list[Operand]:
+    def operands(self) -> list[TensorOperand]:
         return [
-            x for leaf in self.leaves for x in (leaf if isinstance(leaf, tuple) else (leaf,)) if isinstance(x, Operand)
+            x
+            for leaf in self.leaves
+            for x in (leaf if isinstance(leaf, tuple) else (leaf,))
+            if isinstance(x, TensorOperand)
         ]
 
     def unit(self, size: int) -> int:
@@ -129,12 +132,12 @@ class CallSignature:
             return symbols.setdefault(n, f"{unit}s{len(symbols)}{within}")
 
         def one(leaf: Leaf) -> str:
-            if isinstance(leaf, Operand):
+            if isinstance(leaf, TensorOperand):
                 sizes = ",".join(map(size, leaf.shape))
                 order = "" if leaf.order == tuple(range(len(leaf.order))) else f" order {leaf.order}"
                 expanded = f" expanded {leaf.expanded}" if leaf.expanded else ""
                 return f"{leaf.dtype}[{sizes}]{order}{expanded}"
-            if isinstance(leaf, Number):
+            if isinstance(leaf, NumberOperand):
                 return f"number {leaf.kind} {leaf.dtype}"
             if isinstance(leaf, tuple):
                 return "(" + "; ".join(map(one, leaf)) + ")"

@@ -22,7 +22,14 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from lapilli.compiler import assemble_graph
-from lapilli.eager.call_signature import CallSignature, CannotRun, Number, Operand, describe_operand, range_of
+from lapilli.eager.call_signature import (
+    CallSignature,
+    CannotRun,
+    NumberOperand,
+    TensorOperand,
+    describe_operand,
+    range_of,
+)
 from lapilli.eager.operator_schema import Schema, wrapped
 from lapilli.errors import LapilliError
 from lapilli.graph.inline import splice
@@ -190,17 +197,17 @@ class _Call:
         """A number where there must be a tensor as one without dimensions."""
         schema = self.signature.schema
         beside = [x for k, x in enumerate(self.signature.leaves) if k in schema.tensors and k not in schema.outs]
-        types = [(x.dtype, len(x.shape)) for x in beside if isinstance(x, Operand)]
-        if isinstance(leaf, Number) and leaf.dtype is None:
+        types = [(x.dtype, len(x.shape)) for x in beside if isinstance(x, TensorOperand)]
+        if isinstance(leaf, NumberOperand) and leaf.dtype is None:
             return replace(leaf, dtype=wrapped(0.5 if leaf.kind == "float" else 2, types))
         if isinstance(leaf, int | float):
             return self._node(aten.full.default, [], leaf, dtype=wrapped(leaf, types))
         return leaf
 
     def _leaf(self, leaf: Any, fixed: Sequence[int]) -> Any:
-        if isinstance(leaf, Operand):
+        if isinstance(leaf, TensorOperand):
             return self._operand(leaf, fixed)
-        if isinstance(leaf, Number):
+        if isinstance(leaf, NumberOperand):
             return self._number(leaf)
         if isinstance(leaf, tuple):
             return [self._leaf(x, fixed) for x in leaf]
@@ -208,7 +215,7 @@ class _Call:
             return None  # tracing would draw from it
         return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
-    def _operand(self, leaf: Operand, fixed: Sequence[int]) -> fx.Node:
+    def _operand(self, leaf: TensorOperand, fixed: Sequence[int]) -> fx.Node:
         rank = len(leaf.shape)
         sizes = [self._size(n, (self.operands, d), d in fixed or d - rank in fixed) for d, n in enumerate(leaf.shape)]
         node = self.graph.placeholder(f"x{self.operands}")
@@ -222,7 +229,7 @@ class _Call:
             node = self._node(aten.unsqueeze.default, node, d)
         return self._node(aten.expand.default, node, sizes) if leaf.expanded else node
 
-    def _number(self, leaf: Number) -> fx.Node:
+    def _number(self, leaf: NumberOperand) -> fx.Node:
         """The value of a Scalar is a number; that of a tensor is a tensor of no dimensions."""
         example = self.examples[self.numbers]
         node = self.graph.placeholder(f"number{self.numbers}")
@@ -319,18 +326,18 @@ class _Call:
         self.inner = (call, traced.graph, nodes)
         return call, values
 
-    def _places(self, schema: Schema, flat: list[fx.Node]) -> list[Operand | None]:
+    def _places(self, schema: Schema, flat: list[fx.Node]) -> list[TensorOperand | None]:
         """For results that are written to an argument in place: that argument."""
-        places: list[Operand | None] = [None] * len(flat)
+        places: list[TensorOperand | None] = [None] * len(flat)
         for result, position in schema.stored:
             leaf = self.signature.leaves[position]
-            if isinstance(leaf, Operand):
+            if isinstance(leaf, TensorOperand):
                 places[result] = leaf
             elif isinstance(leaf, torch.dtype):
-                places[result] = Operand((), leaf, (), (), True)
+                places[result] = TensorOperand((), leaf, (), (), True)
         return places
 
-    def _in_memory(self, node: fx.Node, place: Operand | None) -> tuple[fx.Node, list[Any], list[Any]]:
+    def _in_memory(self, node: fx.Node, place: TensorOperand | None) -> tuple[fx.Node, list[Any], list[Any]]:
         """A result in the order of its memory, its shape and its strides.
 
         place: the argument to which it is written (of an out argument only the dtype is known here)."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lapilli.eager.call_signature import CallSignature, Operand
+from lapilli.eager.call_signature import CallSignature, TensorOperand
 from lapilli.eager.programs import target_of
 from lapilli.target import Target
 
@@ -44,7 +44,11 @@ def is_heavy(signature: CallSignature) -> bool:
     if places is None:
         return False
     left, right = (signature.leaves[k] for k in places)
-    if not isinstance(left, Operand) or not isinstance(right, Operand) or {left.dtype, right.dtype} != {torch.float16}:
+    if (
+        not isinstance(left, TensorOperand)
+        or not isinstance(right, TensorOperand)
+        or {left.dtype, right.dtype} != {torch.float16}
+    ):
         return False
     if op in _CONVOLUTIONS:
         stride: Any = signature.leaves[3]

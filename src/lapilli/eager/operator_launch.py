@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lapilli.eager import device_copy, integers, matmul_target, storage, transfer
-from lapilli.eager.call_signature import CallSignature, CannotRun, Number, Operand, operand
+from lapilli.eager.call_signature import CallSignature, CannotRun, NumberOperand, TensorOperand, operand
 from lapilli.eager.launch import Key, Launch, Run, Symbol, bits
 from lapilli.eager.operator_schema import Schema
 from lapilli.eager.programs import TOO_LARGE, load, programs_of, with_numbers
@@ -33,7 +33,7 @@ def _checked(dtype: torch.dtype, number: Any) -> int:
     return bits(number)
 
 
-def _check(leaves: Sequence[Any], operands: Sequence[Operand]) -> Callable[[Any], int]:
+def _check(leaves: Sequence[Any], operands: Sequence[TensorOperand]) -> Callable[[Any], int]:
     """The conversion of a call's Scalars to 32 bits."""
     named = [leaf for leaf in leaves if isinstance(leaf, torch.dtype)]
     types = named or [x.dtype for x in operands if x.dtype.is_floating_point]
@@ -49,7 +49,7 @@ class OperatorLaunch:
         self,
         schema: Schema,
         leaves: list[Any],
-        given: Places,
+        given: ArgumentPlaces,
         tensors: list[torch.Tensor],
         numbers: list[Any],
         index: int,
@@ -206,7 +206,7 @@ class OperatorLaunch:
 
 
 def _symbol(
-    source: tuple[str, int, int, int], operands: Sequence[Operand], conversions: Sequence[Callable[[Any], int]]
+    source: tuple[str, int, int, int], operands: Sequence[TensorOperand], conversions: Sequence[Callable[[Any], int]]
 ) -> Symbol:
     """What a symbol of a compiled program is: a size of an operand, a number of the call, or of the random key."""
     kind, k, d, unit = source
@@ -216,7 +216,7 @@ def _symbol(
 
 
 @dataclass
-class Places:
+class ArgumentPlaces:
     """Where the leaves of a call are: for every argument in the schema's order the numbers of its tensors among those of the
     call, and the number of its number."""
 
@@ -224,9 +224,9 @@ class Places:
     numbers: list[int | None]
 
 
-def places(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Places:
+def places(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgumentPlaces:
     """In the order in which a kernel collects them."""
-    found = Places([[] for _ in schema.names], [None] * len(schema.names))
+    found = ArgumentPlaces([[] for _ in schema.names], [None] * len(schema.names))
     tensors = numbers = 0
     for k, leaf in [*enumerate(args), *((schema.names.index(name), leaf) for name, leaf in kwargs.items())]:
         for x in leaf if isinstance(leaf, list | tuple) else (leaf,):
@@ -239,13 +239,13 @@ def places(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pl
     return found
 
 
-def _inputs(schema: Schema, given: Places, tensors: Sequence[torch.Tensor]) -> list[int]:
+def _inputs(schema: Schema, given: ArgumentPlaces, tensors: Sequence[torch.Tensor]) -> list[int]:
     """The operands of the program by their numbers among the tensors of the call."""
     kept = [place for k, found in enumerate(given.tensors) if k not in schema.outs for place in found]
     return [place for place in kept if not _is_number(tensors[place])]
 
 
-def _numbers(schema: Schema, given: Places, tensors: Sequence[torch.Tensor]) -> list[tuple[int, bool]]:
+def _numbers(schema: Schema, given: ArgumentPlaces, tensors: Sequence[torch.Tensor]) -> list[tuple[int, bool]]:
     """Where the numbers of the program are: among the tensors of the call, or among its numbers."""
     found: list[tuple[int, bool]] = []
     for k in range(len(schema.names)):
@@ -258,7 +258,7 @@ def _numbers(schema: Schema, given: Places, tensors: Sequence[torch.Tensor]) -> 
     return found
 
 
-def _may_overflow(schema: Schema, operands: Sequence[Operand], values: Sequence[Any]) -> bool:
+def _may_overflow(schema: Schema, operands: Sequence[TensorOperand], values: Sequence[Any]) -> bool:
     """Whether floats are stored as integers: torch refuses those that do not fit, and so do lowerings that know them."""
     filled = schema.computed in _FILLING and bool(operands) and not operands[0].dtype.is_floating_point
     return filled and any(type(v) is float for v in values)
@@ -279,13 +279,13 @@ def _is_number(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def signature_of(schema: Schema, leaves: Sequence[Any], given: Places) -> CallSignature:
+def signature_of(schema: Schema, leaves: Sequence[Any], given: ArgumentPlaces) -> CallSignature:
     """Numbers that are defaults are known; those that were given may differ from call to call."""
 
     def one(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             if _is_number(leaf):
-                return Number("float" if leaf.is_floating_point() else "int", leaf.dtype)
+                return NumberOperand("float" if leaf.is_floating_point() else "int", leaf.dtype)
             return operand(leaf)
         return tuple(map(one, leaf)) if isinstance(leaf, list | tuple) else leaf
 
@@ -295,7 +295,7 @@ def signature_of(schema: Schema, leaves: Sequence[Any], given: Places) -> CallSi
         if schema.names[k] == "generator":
             return None
         if schema.runtime_numbers and given.numbers[k] is not None:
-            return Number(type(leaf).__name__)
+            return NumberOperand(type(leaf).__name__)
         return one(leaf)
 
     return CallSignature(schema, tuple(argument(k, leaf) for k, leaf in enumerate(leaves)))

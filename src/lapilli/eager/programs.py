@@ -19,7 +19,7 @@ import torch
 
 from lapilli.codegen.build import compiler_digest
 from lapilli.eager import devices
-from lapilli.eager.call_signature import CallSignature, CannotRun, Number, Operand
+from lapilli.eager.call_signature import CallSignature, CannotRun, NumberOperand, TensorOperand
 from lapilli.eager.compile import Compiled, compile
 from lapilli.player import NativeProgram
 from lapilli.runtime.cache import Cache
@@ -57,13 +57,13 @@ class OperatorProgram:
         self._loaded: dict[int, NativeProgram] = {}
         _programs.add(self)
 
-    def sizes(self, operands: Sequence[Operand]) -> list[int]:
+    def sizes(self, operands: Sequence[TensorOperand]) -> list[int]:
         return [operands[k].shape[d] // unit for k, d, unit in self.compiled.sizes.values()]
 
-    def fits(self, operands: Sequence[Operand]) -> bool:
+    def fits(self, operands: Sequence[TensorOperand]) -> bool:
         return bool(self._guard(*self.sizes(operands)))
 
-    def results(self, operands: Sequence[Operand]) -> Results:
+    def results(self, operands: Sequence[TensorOperand]) -> Results:
         """Shape, strides and dtype of every result tensor."""
         found = self._results(*self.sizes(operands))
         return [(tuple(map(int, s)), tuple(map(int, t)), _DTYPES[d]) for s, t, d in found]
@@ -177,7 +177,7 @@ def with_numbers(signature: CallSignature, numbers: Sequence[Any]) -> CallSignat
     def known(leaf: Any) -> Any:
         if isinstance(leaf, tuple):
             return tuple(map(known, leaf))
-        return next(given) if isinstance(leaf, Number) else leaf
+        return next(given) if isinstance(leaf, NumberOperand) else leaf
 
     return replace(signature, leaves=tuple(map(known, signature.leaves)))
 

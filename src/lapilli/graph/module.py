@@ -16,7 +16,7 @@ from lapilli.errors import CompileError
 
 
 @dataclass
-class State:
+class ModuleState:
     """A buffer of the model that a run changes: its name there, its initial value, and its new value in the graph (None: only
     other methods change it)."""
 
@@ -38,7 +38,7 @@ class Module:
     fixed_inputs: dict[int, Any]
     fixed_outputs: dict[int, Any]
     ranges: Mapping[Any, Any]
-    states: dict[fx.Node, State] = field(default_factory=dict)
+    states: dict[fx.Node, ModuleState] = field(default_factory=dict)
     updates: list[int] = field(default_factory=list)
     arrays: dict[tuple[fx.Node, bool], npt.NDArray[Any]] = field(default_factory=dict)
     targets: dict[fx.Node, str] = field(default_factory=dict)
@@ -87,13 +87,13 @@ class Module:
         returned = next(n for n in graph.nodes if n.op == "output").args[0]
         outputs: list[fx.Node] = []
         fixed_outputs: dict[int, Any] = {}
-        states: dict[fx.Node, State] = {}
+        states: dict[fx.Node, ModuleState] = {}
         updates: dict[int, fx.Node] = {}
         place = 0
         for spec, value in zip(program.graph_signature.output_specs, returned, strict=True):
             if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
                 node = buffers[str(spec.target)]
-                states[node] = State(str(spec.target), constants.pop(node), value)
+                states[node] = ModuleState(str(spec.target), constants.pop(node), value)
                 continue
             if spec.kind is OutputKind.USER_INPUT_MUTATION:
                 updates[tensors.index(str(spec.target))] = value

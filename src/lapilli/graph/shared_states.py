@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from lapilli.errors import CompileError
-from lapilli.graph.module import Module, State
+from lapilli.graph.module import Module, ModuleState
 
 
 def share_states(modules: Mapping[str, Module]) -> None:
@@ -42,7 +42,7 @@ def share_states(modules: Mapping[str, Module]) -> None:
             name = target if target in owners else places.get(_memory(tensor))
             if name is not None and name not in {s.name for s in module.states.values()}:
                 check(name, method, tensor)
-                module.states[node] = State(name, module.constants.pop(node), None)
+                module.states[node] = ModuleState(name, module.constants.pop(node), None)
 
 
 def _memory(t: torch.Tensor) -> object:

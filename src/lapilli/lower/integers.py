@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lapilli.graph.module import State
+from lapilli.graph.module import ModuleState
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import (
@@ -70,7 +70,7 @@ class Checks:
     states: of the graph; names: operators whose results are checked, one for each check; limit: of the magnitudes of int64
     inputs (0: what 32 bits hold)."""
 
-    states: Mapping[fx.Node, State] = field(default_factory=dict)
+    states: Mapping[fx.Node, ModuleState] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     limit: int = 0
     _failures: list[Node] = field(default_factory=list)

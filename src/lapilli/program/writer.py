@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 import lapilli.program.schema as fb
-from lapilli.codegen.emit import Binding
+from lapilli.codegen.emit import BufferBinding
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.parts import place
 from lapilli.format.container import aligned, to_bytes
@@ -240,7 +240,7 @@ def _spec(n: Node, pool: _Pool) -> Any:
     return t
 
 
-def _binding_type(b: Binding) -> int:
+def _binding_type(b: BufferBinding) -> int:
     if not b.texel:
         return int(fb.BindingType.storage)
     half = b.node.dtype is DType.float16

@@ -30,7 +30,7 @@ Size = int | str
 
 
 @dataclass(frozen=True)
-class Symbol:
+class SymbolSpec:
     """A dynamic size, from `min` to `max` (None: no bound): axis `axis` of input `input` has size factor * symbol + offset; or it
     is `given` to every run, and no input shows it."""
 
@@ -51,7 +51,7 @@ class TensorSpec:
     name: str
     dtype: str
     shape: tuple[Size, ...]
-    symbols: tuple[Symbol, ...] = ()
+    symbols: tuple[SymbolSpec, ...] = ()
 
     def __str__(self) -> str:
         bounds = {symbol.name: f"{symbol.min}..{'' if symbol.max is None else symbol.max}" for symbol in self.symbols}
@@ -81,7 +81,7 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantSpec:
     """A weight in the file; `offset` is its place in the data section."""
 
     name: str
@@ -92,7 +92,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class State(TensorSpec):
+class StateSpec(TensorSpec):
     """A tensor that stays on the device from run to run; `constant` is the one that it begins as (None: zeros)."""
 
     size: int = 0
@@ -100,7 +100,7 @@ class State(TensorSpec):
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelSpec:
     """Code, in the format `spirv`, and what it needs."""
 
     name: str
@@ -114,7 +114,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Buffer:
+class BufferSpec:
     """A buffer of a plan; `first` and `last` are the run commands between which an arena buffer lives."""
 
     kind: str
@@ -143,18 +143,18 @@ class Plan:
     index: int
     name: str
     requirements: Mapping[str, Any]
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[BufferSpec, ...]
     load: tuple[Dispatch, ...]
     run: tuple[Dispatch, ...]
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodSpec:
     """A function of the program; `checks`: operators whose int64 results every run looks at; `integer_limit`: of the magnitudes
     of int64 inputs, 0 for what 32 bits hold."""
 
     name: str
-    symbols: tuple[Symbol, ...]
+    symbols: tuple[SymbolSpec, ...]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     plans: tuple[Plan, ...]
@@ -215,10 +215,10 @@ class Description:
 
     source: str | PathLike[str] | bytes
     producer: str
-    methods: tuple[Method, ...]
-    constants: tuple[Constant, ...]
-    states: tuple[State, ...]
-    kernels: tuple[Kernel, ...]
+    methods: tuple[MethodSpec, ...]
+    constants: tuple[ConstantSpec, ...]
+    states: tuple[StateSpec, ...]
+    kernels: tuple[KernelSpec, ...]
     host_operators: tuple[str, ...]
     metadata: Mapping[str, str]
 
@@ -234,7 +234,7 @@ class Description:
         with named(source):
             node = player.describe(source, verify=verify, limits=limits)
         kernels = tuple(
-            Kernel(
+            KernelSpec(
                 k["name"],
                 k["format"],
                 k["code_size"],
@@ -247,11 +247,11 @@ class Description:
             for k in node["kernels"]
         )
         constants = tuple(
-            Constant(c["name"], c["dtype"], tuple(c["shape"]), c["size"], c["offset"]) for c in node["constants"]
+            ConstantSpec(c["name"], c["dtype"], tuple(c["shape"]), c["size"], c["offset"]) for c in node["constants"]
         )
         methods = tuple(_method(method, kernels) for method in node["methods"])
         states = tuple(
-            State(s["name"], s["dtype"], tuple(s["shape"]), (), s["size"], s["constant"]) for s in node["states"]
+            StateSpec(s["name"], s["dtype"], tuple(s["shape"]), (), s["size"], s["constant"]) for s in node["states"]
         )
         host = tuple(node["host_operators"])
         return Description(source, node["producer"], methods, constants, states, kernels, host, node["metadata"])
@@ -291,9 +291,9 @@ class Description:
         )
 
 
-def _method(node: Mapping[str, Any], kernels: Sequence[Kernel]) -> Method:
-    symbols = tuple(Symbol(**s) for s in node["symbols"])
-    return Method(
+def _method(node: Mapping[str, Any], kernels: Sequence[KernelSpec]) -> MethodSpec:
+    symbols = tuple(SymbolSpec(**s) for s in node["symbols"])
+    return MethodSpec(
         node["name"],
         symbols,
         tuple(TensorSpec(t["name"], t["dtype"], tuple(t["shape"]), symbols) for t in node["inputs"]),
@@ -304,7 +304,7 @@ def _method(node: Mapping[str, Any], kernels: Sequence[Kernel]) -> Method:
     )
 
 
-def _plan(index: int, node: Mapping[str, Any], kernels: Sequence[Kernel]) -> Plan:
+def _plan(index: int, node: Mapping[str, Any], kernels: Sequence[KernelSpec]) -> Plan:
     def dispatches(key: str) -> tuple[Dispatch, ...]:
         return tuple(
             Dispatch(
@@ -318,5 +318,5 @@ def _plan(index: int, node: Mapping[str, Any], kernels: Sequence[Kernel]) -> Pla
             for d in node[key]
         )
 
-    buffers = tuple(Buffer(b["kind"], b["name"], b["size"], b["first"], b["last"]) for b in node["buffers"])
+    buffers = tuple(BufferSpec(b["kind"], b["name"], b["size"], b["first"], b["last"]) for b in node["buffers"])
     return Plan(index, node["name"], node["requirements"], buffers, dispatches("load"), dispatches("run"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from lapilli.errors import InvalidFileError
 from lapilli.runtime import host, limits, report
-from lapilli.runtime.description import Description, Symbol, TensorSpec
+from lapilli.runtime.description import Description, SymbolSpec, TensorSpec
 from lapilli.runtime.host_script import HostScript, segments
 from lapilli.runtime.report import Operator, Report
 from lapilli.runtime.structure import Structure
@@ -124,5 +124,5 @@ def _spec(node: Any) -> TensorSpec:
     for given in node["symbols"]:
         if given.keys() - _SIZE_FIELDS.keys() or any(type(given[k]) not in _SIZE_FIELDS[k] for k in given):
             raise TypeError(f"{str(given)[:80]!r} is no size")
-        symbols.append(Symbol(**given))
+        symbols.append(SymbolSpec(**given))
     return TensorSpec(name, dtype, tuple(shape), tuple(symbols))
