@@ -206,6 +206,22 @@ def test_sizes_that_no_tensor_has() -> None:
         torch.testing.assert_close(lowered.module()(*args), Repeat()(*args))
 
 
+def test_a_number_is_read_between_segments() -> None:
+    """`item()` waits for what it reads, and what needs the number waits for it: both are on the GPU, but not in one call."""
+
+    class Reads(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 2
+            count = y.sum().to(torch.int64).item()
+            return (y * count).relu() + count
+
+    lowered = to_vulkan(torch.export.export(Reads(), (torch.ones(2, 3),)))
+    segments = [s for s in lowered.report().segments if s == "gpu"]
+    assert len(segments) == 2
+    for x in (torch.ones(2, 3), torch.arange(6.0).view(2, 3)):
+        torch.testing.assert_close(lowered.module()(x), Reads()(x))
+
+
 def test_buffers_that_change_and_strides() -> None:
     class Counter(nn.Module):
         def __init__(self) -> None:

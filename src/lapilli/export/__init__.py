@@ -19,9 +19,10 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 
 from lapilli.errors import CompileError
 from lapilli.export.partitioner import VulkanPartitioner
-from lapilli.export.segments import Segment, build, levels, rewrite
+from lapilli.export.segments import Segment, build, rewrite
 from lapilli.graph.module import Module
 from lapilli.legalize.decompose import is_decomposable
+from lapilli.legalize.levels import levels, segments
 from lapilli.lower import refusals
 from lapilli.lower.graph import is_computed
 from lapilli.runtime.compiler_packages import require_compiler
@@ -97,21 +98,16 @@ class _Lowering:
         return found
 
     def result(self) -> LoweredProgram:
-        segments: dict[int, Segment] = {}
+        programs: dict[int, Segment] = {}
         while True:
             found = levels(self.graph, self.refused)
-            groups: dict[int, list[fx.Node]] = {}
-            for node in self.graph.nodes:
-                if node.op == "call_function" and found[node] % 2 == 0 and not _is_number(node):
-                    groups.setdefault(found[node], []).append(node)
-            given_up = self._give_up(groups, segments)
-            if not given_up:
+            if not self._give_up(segments(self.graph, found), programs):
                 break
-        return self._finish(found, segments)
+        return self._finish(found, programs)
 
-    def _give_up(self, groups: dict[int, list[fx.Node]], segments: dict[int, Segment]) -> bool:
+    def _give_up(self, groups: dict[int, list[fx.Node]], programs: dict[int, Segment]) -> bool:
         """Compiles groups of operators; returns whether one of them has to stay with torch after all."""
-        segments.clear()
+        programs.clear()
         for level, nodes in groups.items():
             computed = [n for n in nodes if is_computed(n)]
             reason = ""
@@ -119,7 +115,7 @@ class _Lowering:
                 reason = f"fewer than {self.partitioner.min_operators} operators"
             else:
                 try:
-                    segments[level] = build(nodes, self.constants, self.program.graph_module, self.partitioner.kept())
+                    programs[level] = build(nodes, self.constants, self.program.graph_module, self.partitioner.kept())
                 except (CompileError, TypeError) as error:
                     reason = str(error)
             if reason:
@@ -127,24 +123,20 @@ class _Lowering:
                 return True
         return False
 
-    def _finish(self, found: dict[fx.Node, int], segments: dict[int, Segment]) -> LoweredProgram:
+    def _finish(self, found: dict[fx.Node, int], programs: dict[int, Segment]) -> LoweredProgram:
         mode = detect_fake_mode([n.meta.get("val") for n in self.graph.nodes])
-        tensors = {k: torch.frombuffer(bytearray(s.data), dtype=torch.uint8) for k, s in segments.items()}
+        tensors = {k: torch.frombuffer(bytearray(s.data), dtype=torch.uint8) for k, s in programs.items()}
         assert mode is not None
-        graph = rewrite(self.graph, found, segments, {k: mode.from_tensor(t) for k, t in tensors.items()})
+        graph = rewrite(self.graph, found, programs, {k: mode.from_tensor(t) for k, t in tensors.items()})
         rows = tuple(
             Operator(n.name, str(n.target), "cpu" if n in self.refused else "gpu", self.refused.get(n, ""))
             for n in self.graph.nodes
             if is_computed(n)
         )
         order = dict.fromkeys(found[n] for n in self.graph.nodes if is_computed(n))
-        segments_ = tuple("cpu" if level % 2 else "gpu" for level in sorted(order))
+        parts = tuple("cpu" if level % 2 else "gpu" for level in sorted(order))
         named = {f"lapilli_program_{k // 2}": t for k, t in tensors.items()}
-        return LoweredProgram(_exported(self.program, graph, named), Report(segments_, rows))
-
-
-def _is_number(node: fx.Node) -> bool:
-    return not isinstance(node.meta.get("val"), torch.Tensor | list | tuple)
+        return LoweredProgram(_exported(self.program, graph, named), Report(parts, rows))
 
 
 def _exported(program: ExportedProgram, graph: fx.Graph, programs: dict[str, torch.Tensor]) -> ExportedProgram:

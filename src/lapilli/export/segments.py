@@ -13,15 +13,14 @@ from torch import fx
 
 from lapilli.backend.graph import Prepared, prepare
 from lapilli.compiler import Storage, compile_module
+from lapilli.legalize.levels import Levels, cut
 from lapilli.lower.graph import is_size
-from lapilli.lower.sizes import Symbols, tree
+from lapilli.lower.sizes import Symbols, solve, tree
 from lapilli.runtime import operator as run_operator
 from lapilli.runtime import registration  # noqa: F401  # of the operator that the graphs call
 from lapilli.runtime.description import Description
 from lapilli.runtime.sizes import names
 from lapilli.target import plans_for
-
-Levels = Mapping[fx.Node, int]
 
 
 @dataclass(frozen=True)
@@ -35,40 +34,16 @@ class Segment:
     interface: str
 
 
-def levels(graph: fx.Graph, refused: Mapping[fx.Node, str]) -> dict[fx.Node, int]:
-    """Even levels are Lapilli's, odd ones torch's; a value's level is the least that its operands allow. What is on one even
-    level becomes one program."""
-    found: dict[fx.Node, int] = {}
-    for node in graph.nodes:
-        least = max((found[a] for a in node.all_input_nodes), default=0)
-        if node.op != "call_function":
-            found[node] = 0
-        elif node.target is operator.getitem or is_size(node.meta.get("val")):
-            found[node] = least
-        else:
-            found[node] = least + (least % 2 != (node in refused))
-    return found
-
-
 def build(
     nodes: Sequence[fx.Node], constants: Mapping[fx.Node, torch.Tensor], owner: torch.nn.Module, storage: Storage
 ) -> Segment:
     """The program of some nodes, which are tensors' (no sizes). Raises CompileError or TypeError where there is none."""
-    inside = set(nodes)
-    graph = fx.Graph()
-    made: dict[fx.Node, fx.Node] = {}
-    outside = list(dict.fromkeys(a for n in nodes for a in n.all_input_nodes if a not in inside))
-    for a in outside:
-        made[a] = graph.placeholder(a.name)
-        made[a].meta = dict(a.meta)
-    for n in nodes:
-        made[n] = graph.node_copy(n, made.__getitem__)
-    outputs = [n for n in nodes if isinstance(n.meta["val"], torch.Tensor) and any(u not in inside for u in n.users)]
-    graph.output(tuple(made[n] for n in outputs))
+    made = cut(nodes)
+    outside = list(made.outside)
     known = {k: constants[a] for k, a in enumerate(outside) if a in constants}
-    prepared = prepare(fx.GraphModule(owner, graph), known, views=False)
+    prepared = prepare(fx.GraphModule(owner, made.graph), known, views=False)
     data = compile_module(prepared.module, storage, plans_for(storage.activations), "error")
-    return _segment(data, prepared, outside, outputs, [a for a in outside if a not in constants])
+    return _segment(data, prepared, outside, list(made.results), [a for a in outside if a not in constants])
 
 
 def _segment(
@@ -86,27 +61,23 @@ def _segment(
         shape = [tree(symbols.size(s)) for s in output.val.shape]
         needed = needed.union(*map(names, shape))
         specs.append([str(output.val.dtype).removeprefix("torch."), shape, output.order])
-    sources = {name: _source(name, tensors, numbers) for name in sorted(needed)}
+    known = _sources_of_sizes(tensors, numbers)
+    if missing := sorted(needed - known.keys()):
+        raise TypeError(f"the size {missing[0]} is the size of no tensor that the operators read")
+    sources = {name: known[name] for name in sorted(needed)}
     return Segment(data, tensors, numbers, outputs, run_operator.dumps(inputs, specs, sources))
 
 
-def _expression(size: int | torch.SymInt) -> Any:
-    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
-
-
-def _source(name: str, tensors: Sequence[fx.Node], numbers: Sequence[fx.Node]) -> Any:
-    """Where a call reads a size."""
-    for k, node in enumerate(numbers):
-        if str(node.meta["val"].node.expr) == name:
-            return k
-    for k, node in enumerate(tensors):
-        for axis, size in enumerate(node.meta["val"].shape):
-            e = _expression(size)
-            if {s.name for s in e.free_symbols} == {name} and e.is_polynomial() and sympy.degree(e) == 1:
-                factor, offset = sympy.Poly(e, *e.free_symbols).all_coeffs()
-                if factor > 0:
-                    return [k, axis, int(factor), int(offset)]
-    raise TypeError(f"the size {name} is the size of no tensor that the operators read")
+def _sources_of_sizes(tensors: Sequence[fx.Node], numbers: Sequence[fx.Node]) -> dict[str, Any]:
+    """Where a call reads sizes, by name: from a number, else from an axis with factor * size + offset elements."""
+    given = ((n.meta["val"].node.expr, k) for k, n in enumerate(numbers))
+    found: dict[str, Any] = {e.name: k for e, k in given if isinstance(e, sympy.Symbol)}
+    axes = (((k, axis), s) for k, n in enumerate(tensors) for axis, s in enumerate(n.meta["val"].shape))
+    shown = [(place, s.node.expr) for place, s in axes if isinstance(s, torch.SymInt)]
+    of_one = [(place, e) for place, e in shown if len(e.free_symbols) == 1]
+    for name, (k, axis), factor, offset in solve(of_one, found):
+        found[name] = [k, axis, int(factor), int(offset)]
+    return found
 
 
 def rewrite(graph: fx.Graph, levels: Levels, segments: Mapping[int, Segment], programs: Mapping[int, Any]) -> fx.Graph:

@@ -1,8 +1,7 @@
 """What runs where: a module in segments for the GPU, operators for the CPU, and the script that calls them in order.
 
-An operator runs on the GPU when its lowering accepts it. Segments alternate: every value has a level, even ones are made by
-the GPU, odd ones by the host, and a value's level is the least that its operands allow. A GPU segment that does little and
-sits beside operators of the CPU goes to the CPU too: the transfer would cost more."""
+An operator runs on the GPU when its lowering accepts it. Segments of both alternate (`levels.py`). A GPU segment that does little
+and sits beside operators of the CPU goes to the CPU too: the transfer would cost more."""
 
 from __future__ import annotations
 
@@ -19,6 +18,7 @@ from torch import fx
 from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.complex import COMPLEX_VIEWS
 from lapilli.graph.module import Module
+from lapilli.legalize.levels import Levels, cut, levels, segments
 from lapilli.lower import READS_NUMBER, is_size, refusals
 from lapilli.lower.sizes import Symbols, solve, tree
 from lapilli.runtime.arithmetic import NUMBERS
@@ -69,11 +69,11 @@ class _Partitioner:
         self.given = given
         self.refused = refusals(module)
         self.sizes = Symbols(module.ranges)
-        self.levels: dict[fx.Node, int] = {}
+        self.levels: Levels = {}
 
     def script(self) -> HostScript:
         while True:
-            self._assign_levels()
+            self.levels = levels(self.module.graph, self.refused)
             if not self._give_up_cheap_segments():
                 break
         graph = self.module.graph
@@ -102,28 +102,13 @@ class _Partitioner:
         return not known and isinstance(placeholder.meta["val"], torch.Tensor | torch.SymInt)
 
     # -- where
-    def _assign_levels(self) -> None:
-        self.levels = {}
-        for n in self.module.graph.nodes:
-            if n.op != "call_function":
-                self.levels[n] = 0
-                continue
-            least = max((self.levels[a] for a in n.all_input_nodes), default=0)
-            follows = n.target is operator.getitem or is_size(n.meta.get("val"))
-            if follows and n.target not in READS_NUMBER:
-                self.levels[n] = least
-            else:
-                host = n in self.refused
-                self.levels[n] = least + (least % 2 != host)
-
     def _give_up_cheap_segments(self) -> bool:
         """Whether a segment was moved to the CPU."""
         nodes = [n for n in self.module.graph.nodes if n.op == "call_function" and not is_size(n.meta.get("val"))]
         on_cpu = {n for n in nodes if n in self.refused and isinstance(n.target, torch._ops.OpOverload)}
         on_cpu -= {n for n in on_cpu if n.target in COMPLEX_VIEWS}  # they cost nothing anywhere
         on_cpu |= {n for n in nodes if n.target is operator.getitem and n.args[0] in on_cpu}
-        for level in sorted({self.levels[n] for n in nodes if self.levels[n] % 2 == 0}):
-            segment = [n for n in nodes if self.levels[n] == level]
+        for _, segment in sorted(segments(self.module.graph, self.levels).items()):
             beside = any(u in on_cpu for n in segment for u in (*n.users, *n.all_input_nodes))
             own = any(str(n.target).startswith("lapilli.") for n in segment)  # which no file may ask torch for
             if beside and not own and sum(map(_work, segment)) < CHEAP:
@@ -135,30 +120,15 @@ class _Partitioner:
     # -- the GPU
     def _gpu(self, nodes: list[fx.Node]) -> None:
         """A method of its own for a segment."""
-        inside = set(nodes)
-        graph = fx.Graph()
-        made: dict[fx.Node, fx.Node] = {}
-        constants: dict[fx.Node, torch.Tensor] = {}
-        inputs: list[str] = []
-        outside = dict.fromkeys(a for n in nodes for a in n.all_input_nodes if a not in inside)
-        for a in outside:
-            made[a] = graph.placeholder(a.name)
-            made[a].meta = a.meta
-            if a in self.module.constants:
-                constants[made[a]] = self.module.constants[a]
-            elif not is_size(a.meta["val"]):
-                inputs.append(a.name)
+        made = cut(nodes, {*self.module.outputs, *(s.new for s in self.module.states.values() if s.new is not None)})
+        known = self.module.constants
+        constants = {place: known[a] for a, place in made.outside.items() if a in known}
+        inputs = [a.name for a in made.outside if a not in known and not is_size(a.meta["val"])]
         for n in nodes:
-            made[n] = graph.node_copy(n, lambda a: made[a])
             self._row(n, "gpu")
-        returned = {*self.module.outputs, *(s.new for s in self.module.states.values())}
-        results = [
-            n for n in nodes
-            if isinstance(n.meta["val"], torch.Tensor) and (n in returned or any(u not in inside for u in n.users))
-        ]  # fmt: skip
-        graph.output(tuple(made[n] for n in results))
-        segment = Module(graph, constants, [made[n] for n in results], {}, {}, self.module.ranges)
-        call = Call("gpu", [{"v": name} for name in inputs], [n.name for n in results], method=len(self.parts.segments))
+        segment = Module(made.graph, constants, list(made.results.values()), {}, {}, self.module.ranges)
+        names_ = [n.name for n in made.results]
+        call = Call("gpu", [{"v": name} for name in inputs], names_, method=len(self.parts.segments))
         self.parts.segments.append(segment)
         self.result.calls.append(call)
 
