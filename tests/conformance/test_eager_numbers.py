@@ -15,15 +15,24 @@ from lapilli.eager.dispatch import fallbacks, reset_fallbacks
 autoload.register()
 aten = torch.ops.aten
 
-ON_CPU = {"aten._add_relu.Scalar", "aten.float_power.Tensor_Scalar", "aten.float_power.Scalar"}
+ON_CPU = {
+    "aten._add_relu.Scalar",
+    "aten._add_relu_.Scalar",
+    "aten.float_power.Tensor_Scalar",
+    "aten.float_power.Scalar",
+}
 """An operator of quantised tensors, and one whose results are float64."""
 LISTS = ("bucketize", "searchsorted")
 
 
 def overloads() -> Iterator[torch._ops.OpOverload]:
-    """Those that take tensors and numbers, and nothing else that has no default."""
-    for name in sorted(dir(aten)):
-        packet = getattr(aten, name)
+    """Those that take tensors and numbers, and nothing else that has no default.
+
+    ``dir(aten)`` lists only what somebody has asked for before: the dispatcher knows all.
+    """
+    names = {n.removeprefix("aten::").split(".")[0] for n in torch._C._dispatch_get_all_op_names() if n[:6] == "aten::"}
+    for name in sorted(names):
+        packet = getattr(aten, name, None)
         for overload in packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ():
             op = getattr(packet, overload)
             types = {str(a.type) for a in given(op)}
