@@ -1,4 +1,4 @@
-"""ATen operators in terms of the kernel IR: the one operator registry."""
+"""Lowers ATen operators to the kernel IR: the operator registry and all lowerings."""
 
 from lapilli.lower import (  # noqa: F401
     activation_backward,

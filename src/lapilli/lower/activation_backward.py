@@ -1,5 +1,6 @@
-"""Derivatives of activations. At NaN they are what torch's vectorised kernels on the CPU give: conditions are written so that NaN
-fulfils none of them, and falls where it belongs."""
+"""Derivatives of activations. For NaN they match torch's vectorised CPU kernels: conditions are written so that NaN, which
+fails every comparison, takes the same branch.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ aten = torch.ops.aten
 
 @decomposition(aten.softshrink_backward.default, aten.hardshrink_backward.default)
 def shrink_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
-    """Zero between -threshold and threshold, and for NaN."""
+    """grad where |x| > threshold, and 0 elsewhere, also for NaN. All tensors have the same shape."""
     return torch.where((x > threshold) | (x < -threshold), grad, 0.0)
 
 
 @decomposition(aten.hardtanh_backward.default)
 def hardtanh_backward(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
-    """Zero outside of low and high, and for NaN."""
+    """grad where low < x < high, and 0 elsewhere, also for NaN. All tensors have the same shape."""
     return torch.where((x > low) & (x < high), grad, 0.0)
 
 
@@ -27,7 +28,10 @@ def hardtanh_backward(grad: Tensor, x: Tensor, low: float, high: float) -> Tenso
 def elu_backward(
     grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor
 ) -> Tensor:  # fmt: skip
-    """x: of the activation, or (is_result) its result."""
+    """The derivative of scale * x for x > 0 and of alpha * scale * (exp(input_scale * x) - 1) otherwise, times grad.
+
+    x is the input of the activation, or its result if is_result. All tensors have the same shape.
+    """
     if is_result:
         below = grad * input_scale * (x + alpha * scale)
     else:
@@ -37,6 +41,9 @@ def elu_backward(
 
 @decomposition(aten.hardswish_backward.default)
 def hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """(2x + 3) / 6 is exactly 0 at -1.5, where x / 3 + 1/2 is not by a rounded third."""
+    """The derivative of x * clamp(x + 3, 0, 6) / 6, times grad; same shapes.
+
+    (2x + 3) / 6 is exactly 0 at -1.5; x / 3 + 1/2 is not, because a third is rounded.
+    """
     inside = grad * ((x * 2.0 + 3.0) / 6.0)
     return torch.where(x <= -3, 0.0, torch.where(x >= 3, grad, inside))

@@ -1,6 +1,8 @@
-"""Scaled dot-product attention: softmax(q k' * scale + mask) v, as two matrix products and a softmax between them.
+"""Scaled dot-product attention, softmax(q k^T * scale + mask) v (Vaswani et al., Attention is all you need, 2017), as two
+matrix products with a softmax between them.
 
-The second product carries a note of the whole, for which GPUs have one kernel (kernels/gpu_attention.slang)."""
+The second product is annotated as attention, for which GPUs have a single kernel (kernels/gpu_attention.slang).
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,11 @@ def attention(
     call: Call, q: Node, k: Node, v: Node, mask: Node | None = None, dropout: float = 0.0, causal: bool = False, *,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Node:  # fmt: skip
-    """q [*batch, L, E], k [*batch, S, E], v [*batch, S, D] -> [*batch, L, D]; the batch dimensions and the mask [*, L, S] are
-    broadcast. With enable_gqa the last batch dimension of k and v divides that of q. Rows without any key give zeros."""
+    """q [*batch, L, E], k [*batch, S, E], v [*batch, S, D] -> [*batch, L, D].
+
+    The batch dimensions and the mask [*, L, S] broadcast. With enable_gqa, the last batch dimension of k and v divides that
+    of q. Rows without any key are zero.
+    """
     return _probabilities(call, q, k, v, mask, dropout, causal, scale, enable_gqa)[0]
 
 
@@ -36,7 +41,7 @@ def flash_attention(
     call: Call, q: Node, k: Node, v: Node, dropout: float = 0.0, causal: bool = False, *, attn_mask: Node | None = None,
     scale: float | None = None,
 ) -> list[Node]:  # fmt: skip
-    """As above, with the logarithm of the softmax's denominator as a second result."""
+    """The result of `attention`, and the logarithm of the softmax's denominator [*batch, L]."""
     out, top, total = _probabilities(call, q, k, v, attn_mask, dropout, causal, scale, False)
     second = replace(call, name=f"{call.name}_logsumexp", shapes=call.shapes[1:], dtypes=call.dtypes[1:])
     return [out, second.map(lambda *at: load(top, at) + unary("log", load(total, at)))]
@@ -45,7 +50,7 @@ def flash_attention(
 def _probabilities(
     call: Call, q: Node, k: Node, v: Node, mask: Node | None, dropout: float, causal: bool, scale: float | None, grouped: bool,
 ) -> tuple[Node, Node, Node]:  # fmt: skip
-    """The result, and every row's maximum and sum of exponentials."""
+    """The attention result, and the maximum and the sum of exponentials of every row of scores."""
     if dropout:
         raise TypeError(
             f"{call.op}: dropout_p is {dropout}; only 0 is supported: put the model into inference mode with eval()"
@@ -79,6 +84,7 @@ def _probabilities(
 def _scores(
     call: Call, q: Node, k: Node, batch: Sequence[Int], mask: Node | None, causal: bool, scale: float | None
 ) -> Map:
+    """q k^T * scale + mask: [*batch, L, S]. Keys that a bool mask or `causal` excludes have the score -inf."""
     named = replace(call, name=f"{call.name}_scores")
     raw: Reduce = product(named, _expanded(call, q, batch, False), k, transposed=True, batch=len(batch))
     factor = _default_scale(q.shape[-1]) if scale is None else const(scale)
@@ -94,14 +100,14 @@ def _scores(
 
 
 def _default_scale(head: Int) -> Expr:
-    """1 / sqrt(E); a head of size 0 has scores of 0."""
+    """1 / sqrt(E); 1 for a head of size 0, whose scores are 0 anyway."""
     if head.value is not None:
         return const(1 / math.sqrt(head.value or 1))
     return unary("rsqrt", binary("max", cast_to(index(head), DType.float32), const(1.0)))
 
 
 def _expanded(call: Call, x: Node, batch: Sequence[Int], grouped: bool) -> Node:
-    """x with all batch dimensions; heads that share keys read the same ones."""
+    """x [*, rows, columns] expanded to all batch dimensions; grouped: heads of q that share keys read the same ones."""
     if x.shape[:-2] == tuple(batch):
         return x
     shape = (*batch, *x.shape[-2:])

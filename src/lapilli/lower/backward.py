@@ -1,4 +1,6 @@
-"""Backward operators of pooling and convolution: gathers, so that no two invocations add to one element."""
+"""Backward operators of pooling, convolution, padding and losses. They are written as gathers, so that no two invocations
+add to the same element.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def _through_windows(
     call: Call, n: int, grad: Node, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int],
     term: Callable[[tuple[Int, ...], list[Int]], Expr],
 ) -> Node:  # fmt: skip
-    """Sum of term(input, output) over the outputs whose window holds an input: o*stride - padding + k*dilation = i."""
+    """For every input i, the sum of term(i, o) over the outputs o whose window contains it: o * stride - padding + k *
+    dilation = i.
+    """
 
     def body(at: tuple[Int, ...], k: tuple[Int, ...]) -> Expr:
         outs, guards = [], []
@@ -43,6 +47,10 @@ def _through_windows(
 
 
 def _avg_pool(n: int) -> Any:
+    """The gradient of average pooling in n dimensions: grad [*, *out], x [*, *in] -> [*, *in]. Each output's gradient,
+    divided by the size of its window, goes to every element of the window.
+    """
+
     def build(
         call: Call, grad: Node, x: Node, kernel: Any, stride: Any, padding: Any, ceil: bool, include_pad: bool,
         divisor: int | None = None,
@@ -64,6 +72,7 @@ def _avg_pool(n: int) -> Any:
 
 
 def _flat_position(at: Sequence[Int], x: Node, n: int) -> Expr:
+    """The row-major index of an element within its image, as `max_pool` returns indices."""
     linear = as_int(0)
     for d in range(n):
         linear = linear * x.shape[-n + d] + at[-n + d]
@@ -71,11 +80,13 @@ def _flat_position(at: Sequence[Int], x: Node, n: int) -> Expr:
 
 
 def _where_chosen(grad: Node, indices: Node, at: Sequence[Int], x: Node, n: int, out: list[Int]) -> Expr:
-    """The gradient of an output that took its maximum here."""
+    """The gradient of an output whose maximum is at this input, else 0."""
     return where(binary("eq", load(indices, out), _flat_position(at, x, n)), load(grad, out), const(0.0))
 
 
 def _max_pool(n: int) -> Any:
+    """The gradient of max pooling in n dimensions: grad, indices [*, *out], x [*, *in] -> [*, *in]."""
+
     def build(
         call: Call,
         grad: Node,
@@ -97,7 +108,11 @@ def _max_pool(n: int) -> Any:
 
 
 def _adaptive(n: int, with_indices: bool) -> Any:
-    """Outputs floor(i*O/S) to ceil((i+1)*O/S) - 1 have input i in their window."""
+    """The gradient of adaptive average or (with_indices) max pooling in n dimensions: grad [*, *out], x [*, *in] -> [*,
+    *in].
+
+    Of I inputs and O outputs, input i is in the windows of outputs floor(i * O / I) to ceil((i + 1) * O / I) - 1.
+    """
 
     def build(call: Call, grad: Node, x: Node, *indices: Node) -> Node:
         sizes, outs = x.shape[-n:], grad.shape[-n:]
@@ -129,7 +144,9 @@ for _n in (2, 3):
 def smooth_l1_loss_backward(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> torch.Tensor:
-    """NaN stays NaN."""
+    """clamp((x - target) / beta, -1, 1) times grad, divided by the number of elements for reduction 1 (mean); same shapes.
+    NaN stays NaN.
+    """
     distance = x - target
     slope = torch.where(distance >= beta, 1.0, torch.where(distance <= -beta, -1.0, distance / beta))
     return slope * grad / (x.numel() if reduction == 1 else 1)
@@ -140,8 +157,11 @@ def nll_loss_backward(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int,
     total_weight: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """x [N, C, *], [C] or of the shape of x: -grad at the target's class and 0 elsewhere, whatever grad is (torch's decomposition
-    multiplies there, which makes NaN of infinite losses)."""
+    """x [N, C, *] or [C]; target [N, *] or []; weight [C] -> the shape of x: -grad * weight at the target's class, and 0
+    elsewhere.
+
+    torch's decomposition multiplies by a one-hot tensor instead, which turns infinite gradients into NaN everywhere.
+    """
     axis = min(1, x.dim() - 1)
     shape = [1] * x.dim()
     shape[axis] = x.shape[axis]
@@ -155,7 +175,9 @@ def nll_loss_backward(
 
 @decomposition(*(getattr(aten, f"replication_pad{n}d_backward").default for n in (1, 2, 3)))
 def replication_pad_backward(grad: torch.Tensor, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
-    """What was repeated at an edge is added to the edge; what was cropped has no gradient."""
+    """The gradient of an edge includes those of its copies; elements that were cropped have gradient 0. grad [*, *padded]
+    -> the shape of x.
+    """
     for k in range(len(padding) // 2):
         d = grad.dim() - 1 - k
         size = x.shape[d]
@@ -172,8 +194,12 @@ def convolution_backward(
     padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
     mask: Sequence[bool],
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-    """Of the input: the transposed convolution of the gradient (or the plain one, if this was transposed); of the weight:
-    the correlation of both, which is a convolution with batch and channels exchanged; of the bias: a sum."""
+    """Gradients of x [N, C, *in], weight [O, C / groups, *kernel] and bias [O], given grad [N, O, *out]; None where mask is
+    False.
+
+    For x: the transposed convolution of grad (a plain one if the forward one was transposed). For the weight: the
+    correlation of x and grad, which is a convolution with batch and channels exchanged. For the bias: a sum.
+    """
     n = weight.dim() - 2
     stride, padding, dilation = _each(stride, n), _each(padding, n), _each(dilation, n)
     grad_x = grad_w = grad_b = None
@@ -217,7 +243,9 @@ def _correlation(
 
 
 def _parts(narrow: torch.Tensor, groups: int) -> int:
-    """Into how many parts a batch is divided, whose gradients are added: kernels sum so much, and do not lose digits."""
+    """The number of parts into which a batch is divided, whose gradients are then added. Each is small enough for one
+    kernel to sum without losing precision.
+    """
     n, outs, positions = narrow.shape[0], narrow.shape[1] // groups, math.prod(narrow.shape[2:])
     if not all(isinstance(i, int) for i in narrow.shape) or outs % 4:
         return 1

@@ -22,12 +22,14 @@ def bits(x: Expr) -> Expr:
 
 
 def negative(x: Expr) -> Expr:
-    """Whether the sign is set: of -0 and of NaN too."""
+    """Whether the sign bit is set, also of -0 and NaN."""
     return binary("lt", bits(x), 0)
 
 
 def _integer(op: str, width: int) -> Any:
-    """A shift by at least the width of the type, or by a negative number, moves every bit out, as in torch."""
+    """A shift of a type with `width` bits. As in torch, a shift by `width` or more, or by a negative number, shifts every
+    bit out.
+    """
 
     def shift(x: Expr, n: Expr) -> Expr:
         outside = binary("or", binary("lt", n, 0), binary("ge", n, width))
@@ -38,7 +40,9 @@ def _integer(op: str, width: int) -> Any:
 
 
 def _left_in_int64(x: Expr, n: Expr) -> Expr:
-    """In two steps, for a number of 32 bits may be shifted by up to 63."""
+    """A left shift of an int64 number that fits into 32 bits, by up to 63: in two steps, because a 32-bit shift is below
+    32.
+    """
     outside = binary("or", binary("lt", n, 0), binary("ge", n, 64))
     first = binary("min", binary("max", n, 0), 31)
     rest = binary("min", binary("max", n - first, 0), 31)
@@ -63,6 +67,7 @@ for _name, _dunder, _op in (("left", "lshift", "shl"), ("right", "rshift", "shr"
 
 @lowering(aten.signbit.default)
 def signbit(call: Call, x: Node) -> Node:
+    """Whether x is negative, bool of the shape of x; for floats the sign bit, which -0 and NaN may have too."""
     kind = x.dtype.compute
     if kind is DType.bool:
         return call.map(lambda *at: const(False))
@@ -71,6 +76,8 @@ def signbit(call: Call, x: Node) -> Node:
 
 @lowering(aten.copysign.Tensor, aten.copysign.Scalar)
 def copysign(call: Call, a: Operand, b: Operand) -> Node:
+    """The magnitude of a with the sign of b, with broadcasting; floating point."""
+
     def join(x: Expr, y: Expr) -> Expr:
         size, sign = binary("bitand", bits(x), _MAGNITUDE), binary("bitand", bits(y), _SIGN)
         return unary("as_float", binary("bitor", size, sign))
@@ -80,7 +87,9 @@ def copysign(call: Call, a: Operand, b: Operand) -> Node:
 
 @lowering(aten.nextafter.default)
 def nextafter(call: Call, a: Node, b: Node) -> Node:
-    """Floats are ordered as the integers of their bits, apart from the sign."""
+    """The float next to a in the direction of b, with broadcasting: floats of one sign are ordered as the integers of their
+    bits.
+    """
     if call.dtype is not DType.float32:
         raise TypeError(f"{call.op} of {call.dtype.name} is not supported; convert the tensors to float32 first")
 
@@ -96,9 +105,11 @@ def nextafter(call: Call, a: Node, b: Node) -> Node:
 
 
 def parts(a: Expr) -> tuple[Expr, Expr]:
-    """The mantissa, 0.5 <= |mantissa| < 1, and the exponent of 2 (int32); of what is 0 or not finite, itself and 0."""
+    """The mantissa, 0.5 <= |mantissa| < 1, and the exponent (int32) of a float. For 0, infinities and NaN: the value itself
+    and 0.
+    """
     size = binary("bitand", bits(a), _MAGNITUDE)
-    tiny = binary("lt", size, 1 << 23)  # a denormal is an integer times 2^-149
+    tiny = binary("lt", size, 1 << 23)  # a denormal is an integer multiple of 2^-149
     scaled = binary("bitor", bits(cast_to(size, DType.float32)), binary("bitand", bits(a), _SIGN))
     word = where(tiny, scaled, bits(a))
     exponent = binary("bitand", binary("shr", word, 23), 255) - where(tiny, const(126 + 149), const(126))
@@ -109,6 +120,7 @@ def parts(a: Expr) -> tuple[Expr, Expr]:
 
 @lowering(aten.frexp.Tensor)
 def frexp(call: Call, x: Node) -> tuple[Node, Node]:
+    """x = mantissa * 2^exponent with 0.5 <= |mantissa| < 1: mantissas and exponents (int32), both of the shape of x."""
     second = replace(call, name=f"{call.name}_exponent", shapes=call.shapes[1:], dtypes=call.dtypes[1:])
     mantissa = call.pointwise(lambda a: parts(a)[0], x, compute=DType.float32)
     return mantissa, second.pointwise(lambda a: parts(a)[1], x, compute=DType.float32)
@@ -116,4 +128,5 @@ def frexp(call: Call, x: Node) -> tuple[Node, Node]:
 
 @lowering(aten.gcd.default)
 def gcd(call: Call, a: Operand, b: Operand) -> Node:
+    """The greatest common divisor of integers, with broadcasting; it is never negative, and gcd(0, 0) = 0."""
     return call.pointwise(lambda x, y: binary("gcd", x, y), a, b, common=call.dtype)

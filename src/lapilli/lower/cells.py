@@ -1,6 +1,9 @@
-"""The cells of LSTM and GRU, and their gradients, in terms of other operators: what PyTorch calls on devices other than the CPU.
+"""LSTM and GRU cells and their gradients as compositions of other operators. PyTorch calls these operators on devices other
+than the CPU.
 
-The workspace holds what the backward pass needs: its columns are ours to choose, for nobody else reads them."""
+The formulas are those of torch.nn.LSTMCell and torch.nn.GRUCell. The workspace that is passed to the backward operator has
+a layout of our own: nothing else reads it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,11 @@ def lstm_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gates [N, 4H] from the input and from the hidden state, cell [N, H]. Results: hidden and cell state, and the gates."""
+    """from_input and from_hidden [N, 4H] (gates in the order i, f, g, o), cell [N, H] -> hidden state [N, H], cell state
+    [N, H], and the workspace [N, 4H].
+
+    c' = f * c + i * g and h' = o * tanh(c'), where i, f and o are sigmoids and g is a hyperbolic tangent of their sums.
+    """
     gates = _biased(from_input, input_bias) + _biased(from_hidden, hidden_bias)
     i, f, g, o = _parts(gates, cell)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
@@ -29,7 +36,7 @@ def lstm_cell(
 
 
 def _parts(x: Tensor, like: Tensor, count: int = 4) -> list[Tensor]:
-    """Parts of x that have as many columns as `like`. (torch.chunk wants to know the sizes.)"""
+    """x split into `count` parts with as many columns as `like`. (torch.chunk needs sizes known at compile time.)"""
     size = like.shape[1]
     return [x.narrow(1, k * size, size) for k in range(count)]
 
@@ -42,7 +49,9 @@ def _biased(x: Tensor, bias: Tensor | None) -> Tensor:
 def lstm_cell_backward(
     grad_hidden: Tensor | None, grad_cell: Tensor | None, cell: Tensor, new: Tensor, gates: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients of the gates, of the old cell state, and of a bias."""
+    """grad_hidden, grad_cell, cell, new [N, H], gates [N, 4H] -> gradients of the gates [N, 4H], of the old cell state [N,
+    H], and of a bias [4H] or None.
+    """
     i, f, g, o = _parts(gates, cell)
     squashed = new.tanh()
     along = torch.zeros_like(cell) if grad_cell is None else grad_cell
@@ -62,7 +71,11 @@ def gru_cell(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gates [N, 3H] from the input and from the hidden state [N, H]. Results: the new hidden state, and what backward needs."""
+    """from_input and from_hidden [N, 3H] (gates in the order r, z, n), hidden [N, H] -> the new hidden state [N, H] and the
+    workspace [N, 5H].
+
+    h' = n + z * (h - n) with r, z = sigmoid(x + h) of their gates and n = tanh(x_n + r * h_n).
+    """
     xr, xz, xn = _parts(_biased(from_input, input_bias), hidden, 3)
     hr, hz, hn = _parts(_biased(from_hidden, hidden_bias), hidden, 3)
     r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
@@ -74,7 +87,9 @@ def gru_cell(
 def gru_cell_backward(
     grad: Tensor, workspace: Tensor, has_bias: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of both kinds of gates, of the old hidden state, and of both biases."""
+    """grad [N, H], workspace [N, 5H] -> gradients of the gates from the input and from the hidden state (both [N, 3H]), of
+    the old hidden state [N, H], and of both biases ([3H] or None).
+    """
     r, z, n, hidden, hn = _parts(workspace, grad, 5)
     grad_z = grad * (hidden - n) * z * (1 - z)
     grad_n = grad * (1 - z) * (1 - n * n)

@@ -1,4 +1,4 @@
-"""Operators in terms of others, where torch has no decomposition, or one that means something else."""
+"""Operators composed of others, where torch has no decomposition or one whose results differ from its kernels."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _SQUARINGS = 10
 
 @decomposition(aten.linalg_matrix_exp.default)
 def matrix_exp(a: Tensor) -> Tensor:
-    """exp(A) = exp(A / 2^k)^(2^k), with the row-sum norm of A / 2^k at most 3 and 18 terms of the Taylor series, evaluated in
-    blocks of three (Paterson and Stockmeyer 1973).
+    """exp(A) of matrices [*, n, n] by scaling and squaring: exp(A / 2^k)^(2^k), with k such that the row-sum norm of A /
+    2^k is at most 3. The Taylor series has 18 terms, evaluated in blocks of three (Paterson and Stockmeyer 1973).
 
-    k is found for every matrix; squarings that it does not need leave it as it is. Norms up to 3072 are exact enough: larger
-    ones overflow anyway, but for matrices whose eigenvalues are mostly imaginary."""
+    k is computed for every matrix; squarings that a matrix does not need leave it unchanged. Results are accurate up to
+    norms of 3072. Larger ones overflow anyway, except those of matrices with mostly imaginary eigenvalues.
+    """
     n = a.shape[-1]
     eye = torch.eye(n, dtype=a.dtype, device=a.device)
     norm = a.abs().sum(-1).amax(-1) if n else a.new_zeros(a.shape[:-2])
@@ -45,6 +46,9 @@ def matrix_exp(a: Tensor) -> Tensor:
 
 @decomposition(aten.linalg_tensorinv.default)
 def tensorinv(a: Tensor, ind: int = 2) -> Tensor:
+    """The inverse of `a` as a linear map from its last dimensions to its first `ind` ones: a.shape = first + last -> last +
+    first.
+    """
     first, last = a.shape[:ind], a.shape[ind:]
     inverse: Tensor = torch.linalg.inv_ex(a.reshape(math.prod(last), -1))[0]
     return inverse.reshape(*last, *first)
@@ -52,7 +56,9 @@ def tensorinv(a: Tensor, ind: int = 2) -> Tensor:
 
 @decomposition(aten.addbmm.default)
 def addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """One product: the batch joins the inner dimension."""
+    """beta * x + alpha * sum over b of a[b] @ b[b]: x [n, p], a [B, n, m], b [B, m, p] -> [n, p]. It is computed as one
+    product, with the batch as part of the inner dimension.
+    """
     depth = a.shape[0] * a.shape[2]
     total = torch.mm(a.permute(1, 0, 2).reshape(a.shape[1], depth), b.reshape(depth, b.shape[2])) * alpha
     return total if beta == 0 else x * beta + total
@@ -66,8 +72,11 @@ decomposition(aten._transformer_encoder_layer_fwd.default)(formulas.transformer_
 def multi_margin_loss(
     x: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Tensor | None = None, reduction: int = 1
 ) -> Tensor:
-    """mean over i != target of max(0, margin - x[target] + x[i])^p. As in torch's kernels, and not in its decomposition, NaN
-    counts as 0."""
+    """x [N, C] or [C], target [N] or []: mean over classes i != target of weight[target] * max(0, margin - x[target] +
+    x[i])^p.
+
+    NaN counts as 0, as in torch's kernels (but not in its decomposition). The result is [N] or [] for reduction 0, else [].
+    """
     rank = x.dim()
     x, target = _in_rows(x), target.reshape(-1, 1)
     apart = _hinge(margin - x.gather(1, target) + x)
@@ -82,8 +91,12 @@ def multi_margin_loss(
 
 @decomposition(aten.multilabel_margin_loss_forward.default)
 def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
-    """Sum over labels t and classes i that are no labels of max(0, 1 - x[t] + x[i]) / classes; labels end at the first -1. Returns
-    the loss, and which classes are labels. NaN counts as 0, as above."""
+    """x and target [N, C] or [C]: the sum over labels t and other classes i of max(0, 1 - x[t] + x[i]) / C. Labels end at
+    the first -1.
+
+    Returns the loss ([N] or [] for reduction 0, else []) and, in the shape of x, which classes are labels. NaN counts as 0,
+    as above.
+    """
     shape, classes = target.shape, x.shape[-1]
     x, target = _in_rows(x), _in_rows(target)
     places = torch.arange(classes, device=x.device)
@@ -102,7 +115,10 @@ def group_norm_backward(
     grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, batch: int, channels: int, count: int, groups: int,
     wanted: list[bool],
 ) -> list[Tensor | None]:  # fmt: skip
-    """torch's, which divides by the number of elements: of none, the weight's gradient is NaN, as in torch's kernel."""
+    """torch's decomposition: grad and x [N, C, *] -> gradients of x, weight [C] and bias [C], None where not wanted.
+
+    That divides by the number of elements. Without any, the weight's gradient is NaN, as in torch's kernel.
+    """
     if count != 0:
         known: Any = decomposition_table[aten.native_group_norm_backward.default]
         return list(known(grad, x, mean, rstd, weight, batch, channels, count, groups, wanted))

@@ -1,4 +1,4 @@
-"""Convolution in one to three dimensions: any stride, padding, dilation and groups, and transposed."""
+"""Convolution in one to three dimensions, also transposed, with any stride, padding, dilation and groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lapilli.lower.registry import LONGEST, Call, lowering
 aten = torch.ops.aten
 
 _SPREAD = 8
-"""Times as large as its input, the input of a transposed convolution may become by zeros between its elements."""
+"""The most by which inserted zeros may enlarge the input of a transposed convolution; beyond that it is gathered instead."""
 
 
 @lowering(aten.convolution.default)
@@ -26,6 +26,12 @@ def convolution(
     call: Call, x: Node, weight: Node, bias: Node | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
 ) -> Node:  # fmt: skip
+    """x [N, C, *in] or [C, *in], weight [O, C / groups, *kernel] (transposed: [C, O / groups, *kernel]), bias [O] -> [N, O,
+    *out].
+
+    out[n, o, i] = bias[o] + sum over c, k of x[n, c, i * stride - padding + k * dilation] * weight[o, c, k], where c are
+    the input channels of o's group.
+    """
     n = len(weight.shape) - 2
     if x.rank == n + 1:  # no batch
         one = as_int(1)
@@ -50,6 +56,7 @@ def _direct(
     call: Call, x: Node, weight: Node, bias: Node | None = None, stride: Sequence[int] = (1,), padding: Sequence[int] = (0,),
     dilation: Sequence[int] = (1,), groups: int = 1,
 ) -> Node:  # fmt: skip
+    """As `convolution`, not transposed."""
     return convolution(call, x, weight, bias, stride, padding, dilation, False, (0,), groups)
 
 
@@ -59,6 +66,7 @@ lowering(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)(_direct)
 def _forward(
     call: Call, x: Node, w: Node, stride: list[int], padding: list[int], dilation: list[int], groups: int
 ) -> Reduce:
+    """The convolution without bias, as one reduction that is annotated as `Convolution`."""
     per_group = w.shape[0] // groups
     channels = w.shape[1]
 
@@ -69,7 +77,7 @@ def _forward(
         return select(guards, load(x, [at[0], c, *places]), const(0, x.dtype.compute)) * load(w, [at[1], *r])
 
     result = call.reduce("sum", body, call.shape, w.shape[1:], longest=LONGEST)
-    if len(result.raxes) == len(w.shape) - 1:  # not made in two steps
+    if len(result.raxes) == len(w.shape) - 1:  # not split in two steps
         result.contraction = Convolution(x, w, tuple(stride), tuple(padding), tuple(dilation), groups)
     return result
 
@@ -77,12 +85,15 @@ def _forward(
 def _transposed(
     call: Call, x: Node, w: Node, stride: list[int], padding: list[int], dilation: list[int], groups: int
 ) -> Node:
-    """w is [C, O/groups, *kernel]. A convolution of the input, with zeros between its elements, with the kernel backwards; or
-    gathered where these would be many, or more is cropped than the kernel reaches: output o takes input i with
-    i*stride - padding + k*dilation = o.
+    """The transposed convolution, with w [C, O / groups, *kernel]: output o is the sum over inputs i with i * stride -
+    padding + k * dilation = o.
 
-    Infinity times an inserted zero, or one of the padding, would be NaN: constant weights with such numbers are gathered, and of
-    computed ones it is found in every run whether they have any."""
+    It is computed as a convolution of the input, with zeros inserted between its elements, with the flipped kernel. It is
+    gathered instead if there were many zeros, or if the padding crops more than the kernel's reach.
+
+    A weight that is infinite or NaN, times an inserted zero, would give NaN. Constant weights with such values are
+    gathered; weights that are computed are checked in every run.
+    """
     rest = [as_int(d) * (k - 1) - p for k, p, d in zip(w.shape[2:], padding, dilation, strict=True)]
     gathered = math.prod(stride) > _SPREAD or not all(r.value is not None and r.value >= 0 for r in rest)
     if gathered or (isinstance(w, Constant) and not np.isfinite(w.value).all()):
@@ -111,7 +122,9 @@ def _gathered(
     call: Call, x: Node, w: Node, stride: list[int], padding: list[int], dilation: list[int], groups: int,
     needed: Sequence[Int] = (),
 ) -> Reduce:  # fmt: skip
-    """needed: zero or more where the result is; nothing is computed elsewhere."""
+    """The transposed convolution as a gather. needed: extra guards, nonnegative where the result is used; it is not
+    computed elsewhere.
+    """
     per_group = w.shape[1]
     channels = x.shape[1] // groups
 
@@ -132,7 +145,7 @@ def _gathered(
 
 
 def _spread(call: Call, x: Node, stride: list[int]) -> Node:
-    """x with stride - 1 zeros between its elements."""
+    """x [N, C, *in] with stride - 1 zeros between neighbouring elements."""
     if all(s == 1 for s in stride):
         return x
     shape = [*x.shape[:2], *((size - 1) * s + 1 for size, s in zip(x.shape[2:], stride, strict=True))]
@@ -146,7 +159,9 @@ def _spread(call: Call, x: Node, stride: list[int]) -> Node:
 
 
 def _backwards(call: Call, w: Node, groups: int, finite: bool) -> Node:
-    """[C, O/groups, *kernel] as [O, C/groups, *kernel], with every kernel backwards; finite: with 0 for what is not."""
+    """[C, O / groups, *kernel] as [O, C / groups, *kernel], with kernels flipped. finite: infinities and NaN are replaced
+    by 0.
+    """
     per_group, channels = w.shape[1], w.shape[0] // groups
 
     def body(*at: Int) -> Expr:

@@ -1,4 +1,4 @@
-"""Distances of vectors, and products of three tensors."""
+"""Distances between vectors, and products of three tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ aten = torch.ops.aten
 
 
 def _norm(call: Call, difference: Callable[[Sequence[Int], Int], Expr], p: float, size: Int) -> Node:
-    """The p-norm, over the last dimension, of what difference(index, r) gives."""
+    """The p-norm of difference(at, r) over r below `size`, for every index `at` of the result.
+
+    (sum |d|^p)^(1/p); the number of nonzero elements for p = 0, and the maximum for p = inf.
+    """
 
     def term(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
         e = unary("abs", cast_to(difference(at, r[0]), DType.float32))
@@ -41,7 +44,7 @@ def _norm(call: Call, difference: Callable[[Sequence[Int], Int], Expr], p: float
 
 @lowering(aten._cdist_forward.default, aten.cdist.default)
 def cdist(call: Call, a: Node, b: Node, p: float = 2.0, compute_mode: int | None = None) -> Node:
-    """[*, P, M] and [*, R, M] -> [*, P, R]: the p-norm of the difference of every pair."""
+    """a [*, P, M] and b [*, R, M] -> [*, P, R]: the p-norm of the difference of every row of a and every row of b."""
 
     def difference(at: Sequence[Int], r: Int) -> Expr:
         return load(a, broadcast(a, [*at[:-1], r])) - load(b, broadcast(b, [*at[:-2], at[-1], r]))
@@ -51,7 +54,9 @@ def cdist(call: Call, a: Node, b: Node, p: float = 2.0, compute_mode: int | None
 
 @lowering(aten._pdist_forward.default, aten.pdist.default)
 def pdist(call: Call, x: Node, p: float = 2.0) -> Node:
-    """[N, M] -> [N (N - 1) / 2]: the p-norm of the difference of every two rows, in the order of an upper triangle."""
+    """x [N, M] -> [N (N - 1) / 2]: the p-norm of the difference of every pair of rows, in the order of an upper
+    triangle.
+    """
     n = x.shape[0].value
     if n is None:
         raise TypeError(f"{call.op}: the number of rows must be known when the model is compiled")
@@ -77,8 +82,11 @@ def trilinear(
     sumdim: Sequence[int],
     unroll: int = 1,
 ) -> Node:
-    """The sum over `sumdim` of the product of three tensors, which get new dimensions of size 1 first. What `c` does not have is
-    summed before `c` is multiplied, as torch does: infinities of opposite signs meet in other places otherwise."""
+    """The sum over `sumdim` of the product of three broadcast tensors, after each is expanded by dimensions of size 1.
+
+    Dimensions that `c` lacks are summed before the product is multiplied by `c`, as torch does. Another order would give
+    NaN for other inputs, where infinities of opposite signs meet.
+    """
     rank = a.rank + len(expand_a)
     kind = call.dtype.compute
     has = [[d for d in range(rank) if d not in new] for new in (expand_a, expand_b, expand_c)]

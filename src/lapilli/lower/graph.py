@@ -1,4 +1,4 @@
-"""From an exported FX graph to the kernel IR: every node by its registered lowering."""
+"""Lowers an exported FX graph to the kernel IR, each node by its registered lowering."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lapilli.lower.sizes import Symbols
 from lapilli.player import MAX_RANK
 
 READS_NUMBER = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)
-"""Operators that take a number out of a tensor: the host waits for it."""
+"""Operators that read a number from a tensor; the host waits for its value."""
 
 
 def lower(
@@ -40,11 +40,13 @@ def lower(
 ) -> Graph:
     """The kernel IR of an exported module.
 
-    precision: "fp16" keeps constants of two or more dimensions in half precision, and, with half_storage, intermediates too.
-    weights: precision of the constants, where it is another. keyed: the key of random numbers is two symbols instead of a state.
-    A placeholder with meta["number"] ("float" or "int") is a number that the kernels get as a symbol: its 32 bits. checked:
-    int64 results that may not fit into 32 bits are looked at in every run (`Graph.checks`).
-    Raises UnsupportedOperatorError naming every operator that has no lowering."""
+    precision: "fp16" stores constants of two or more dimensions in half precision and, with half_storage, intermediates
+    too. weights: the precision of constants, if it differs. keyed: the key of the random numbers is two symbols instead of
+    a state. checked: int64 results that may not fit into 32 bits are checked in every run (`Graph.checks`). A placeholder
+    with meta["number"] ("float" or "int") is a number that kernels receive as a symbol with its 32 bits.
+
+    Raises UnsupportedOperatorError naming every operator that has no lowering.
+    """
     half_constants = (weights or precision) == "fp16"
     half = precision == "fp16" and half_storage
     missing = sorted({str(n.target) for n in module.graph.nodes if is_computed(n) and n.target not in lowerings})
@@ -68,7 +70,7 @@ def lower(
         elif node.op == "call_function":
             first = next_id()
             again = (node.args[0], node.meta["val"].dtype) if node.target in CONVERSIONS and node not in kept else None
-            if again in converted:  # autocast writes a conversion for every reader of a value
+            if again in converted:  # autocast inserts a conversion for every use of a value
                 values[node] = converted[again]
                 continue
             values[node] = _call(node, values, symbols, half and node not in kept and not is_inside_norm(node))
@@ -94,7 +96,9 @@ def lower(
 
 
 def _ranks(graph: Graph) -> None:
-    """Raises CompileError for a value that the player cannot be given or asked for; within a program there is no such limit."""
+    """Raises CompileError for an input, output or state with more dimensions than the player accepts; other values have no
+    such limit.
+    """
     states = [state for state, _ in graph.stores]
     for what, found in (("Input", graph.inputs), ("Output", graph.outputs), ("State", states)):
         for node in found:
@@ -106,7 +110,9 @@ def _ranks(graph: Graph) -> None:
 
 
 def _widen(graph: Graph, half_storage: bool) -> None:
-    """Intermediates of 16-bit types that a device would have to pack into words are float32: computed faster, rounded less."""
+    """Stores intermediates of 16-bit types as float32 where a device would have to pack them into words: faster, and
+    rounded less.
+    """
     results = {n.id for n in graph.results}
     packed = (DType.bfloat16,) if half_storage else (DType.bfloat16, DType.float16)
     for n in graph.nodes():
@@ -115,7 +121,9 @@ def _widen(graph: Graph, half_storage: bool) -> None:
 
 
 def refusals(module: Module) -> dict[fx.Node, str]:
-    """Why calls of a module cannot run on the GPU, found by trying: what a lowering accepts runs."""
+    """Why calls of a module cannot run on the GPU, by call. Each call is lowered on its own; whatever a lowering accepts
+    runs.
+    """
     symbols = Symbols(module.ranges)
     values: dict[fx.Node, Any] = {}
     reasons: dict[fx.Node, str] = {}
@@ -143,7 +151,7 @@ _LARGE = "{} has integers that do not fit into the 32 bits in which the GPU comp
 
 
 def _is_large(constant: torch.Tensor) -> bool:
-    """Whether a constant has integers that kernels cannot compute with."""
+    """Whether a constant has integers that do not fit into 32 bits."""
     if constant.dtype is not torch.int64 or not constant.numel():
         return False
     low, high = constant.aminmax()
@@ -151,7 +159,7 @@ def _is_large(constant: torch.Tensor) -> bool:
 
 
 def _unbacked(val: Any) -> set[str]:
-    """Sizes in a value that depend on data; torch names them `u0`, `u1`, ..."""
+    """Names of the data-dependent sizes in a value; torch calls them `u0`, `u1`, ..."""
     listed = val if isinstance(val, list | tuple) else [val]
     numbers: list[Any] = [n for v in listed for n in (list[Any](v.shape) if isinstance(v, torch.Tensor) else [v])]
     found = {a.name for n in numbers if isinstance(n, torch.SymInt) for a in n.node.expr.free_symbols}
@@ -159,7 +167,7 @@ def _unbacked(val: Any) -> set[str]:
 
 
 def _refusal(node: fx.Node, values: dict[fx.Node, Any], symbols: Symbols) -> str | None:
-    """Lowers a call; None when that works."""
+    """Lowers a call into `values`. Returns None on success, otherwise the reason for the failure."""
     if node.target in READS_NUMBER:
         return "reads a number on the host"
     if is_computed(node) and node.target not in lowerings:
@@ -170,7 +178,7 @@ def _refusal(node: fx.Node, values: dict[fx.Node, Any], symbols: Symbols) -> str
             return reason
     try:
         values[node] = _call(node, values, symbols, False)
-    except Exception as error:  # whatever a lowering stumbles over is a reason to run the call elsewhere
+    except Exception as error:  # any error of a lowering is a reason to run the call elsewhere
         return (
             str(error)
             if isinstance(error, TypeError | UnsupportedOperatorError)
@@ -180,7 +188,7 @@ def _refusal(node: fx.Node, values: dict[fx.Node, Any], symbols: Symbols) -> str
 
 
 def _type_refusal(val: Any) -> str | None:
-    """Why a value cannot be on the GPU."""
+    """Why a value's type is not supported on the GPU; None if it is."""
     for v in val if isinstance(val, list | tuple) else [val]:
         if isinstance(v, torch.Tensor) and (v.dtype not in FROM_TORCH or v.dtype is torch.float64):
             return f"{str(v.dtype).removeprefix('torch.')} is not supported on the GPU"
@@ -188,7 +196,7 @@ def _type_refusal(val: Any) -> str | None:
 
 
 def _stand_in(val: Any, symbols: Symbols) -> Any:
-    """A value that comes from elsewhere."""
+    """A placeholder for a value that is computed elsewhere."""
     if isinstance(val, torch.Tensor):
         if _type_refusal(val) is not None:
             return None
@@ -199,12 +207,12 @@ def _stand_in(val: Any, symbols: Symbols) -> Any:
 
 
 def is_computed(node: fx.Node) -> bool:
-    """Whether a node is a call that gives tensors."""
+    """Whether a node is a call that returns tensors."""
     return node.op == "call_function" and node.target is not operator.getitem and not is_size(node.meta.get("val"))
 
 
 def is_size(value: Any) -> bool:
-    """Whether a value is a number, not a tensor."""
+    """Whether a value is a number rather than a tensor."""
     return isinstance(value, int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
@@ -219,7 +227,8 @@ def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, in
         rounded = half and dtype is DType.float32 and constant.dim() > 1
         shape = tuple(as_int(s) for s in constant.shape)
         value = module.array(node, rounded)
-        if dtype is DType.float64:  # a number that only lends its value; who computes in float64 says so itself
+        # A float64 constant does not promote its readers; operators that compute in float64 declare it.
+        if dtype is DType.float64:
             dtype, value = DType.float32, value.astype(np.float32)
         if _is_large(constant):
             raise TypeError(_LARGE.format(node.name))
@@ -296,8 +305,9 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], symbols: Symbols, half: 
 
 
 def _as_narrow(val: Any, made: Any) -> Any:
-    """A result, which has numbers of its own type only where that is an integer type: whether a reader finds it in memory or
-    computes it itself. Floats of 16 bits are rounded where they are stored, and where `_rounded` says."""
+    """A result of a narrow integer type, wrapped to its range, whether a reader loads it from memory or recomputes it.
+    16-bit floats are not rounded here, only when they are stored and by `_rounded`.
+    """
     if not isinstance(val, torch.Tensor) or not isinstance(made, Map | Reduce) or made.dtype.compute is not DType.int32:
         return made
     axes, at = fresh_axes(made.shape)
@@ -306,7 +316,9 @@ def _as_narrow(val: Any, made: Any) -> Any:
 
 
 def _as_bools(arg: fx.Node, made: Any) -> Any:
-    """A computed tensor of bools is kept as integers, but an operator must see what it is: a mask or an index, `not` or bits."""
+    """Computed bool tensors are stored as integers. An operator must get them as bools, because it treats masks and
+    indices, `not` and `bitnot` differently.
+    """
     val = arg.meta.get("val")
     if not (isinstance(val, torch.Tensor) and val.dtype is torch.bool and isinstance(made, Node)):
         return made
@@ -317,8 +329,9 @@ def _as_bools(arg: fx.Node, made: Any) -> Any:
 
 
 def _rounded(arg: fx.Node, made: Any, kinds: set[torch.dtype]) -> Any:
-    """An operand for an operator with results of these types. A float of 16 bits is computed in 32, but where it becomes another
-    type, it is the number that its own type has."""
+    """An operand of an operator with results of the types `kinds`. 16-bit floats are computed in float32; where one is used
+    in another type, it must first be rounded to its own.
+    """
     val = arg.meta.get("val")
     if not isinstance(val, torch.Tensor) or val.dtype in kinds or not isinstance(made, Map | Reduce):
         return made
@@ -330,7 +343,7 @@ def _rounded(arg: fx.Node, made: Any, kinds: set[torch.dtype]) -> Any:
 
 
 def _as_output(values: Mapping[fx.Node, Any], arg: fx.Node) -> Node:
-    """Outputs have torch's own type and are dense: a Map of their own unless the value is made so already."""
+    """The value of an output in torch's dtype, dense, as a Map of its own."""
     node = values[arg]
     dtype = from_torch(arg.meta["val"].dtype)
     axes, at = fresh_axes(node.shape)

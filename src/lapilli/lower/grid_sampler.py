@@ -1,4 +1,4 @@
-"""Sampling an image at given places: grid_sampler_2d and grid_sampler_3d."""
+"""Samples images at given coordinates: grid_sampler_2d and grid_sampler_3d."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _ZEROS, _BORDER, _REFLECTION = range(3)
 
 @lowering(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
 def grid_sampler(call: Call, x: Node, grid: Node, mode: int, padding: int, align_corners: bool) -> Node:
-    """x [N, C, *size], grid [N, *out, n] with coordinates from -1 to 1, the last dimension first; result [N, C, *out]."""
+    """x [N, C, *in], grid [N, *out, n] -> [N, C, *out]: x interpolated at the coordinates in the grid, which run from -1 to
+    1, with the last dimension of x first. The formulas are those of torch.nn.functional.grid_sample.
+    """
     n = x.rank - 2
 
     def body(*at: Int) -> Expr:
@@ -39,7 +41,7 @@ def grid_sampler(call: Call, x: Node, grid: Node, mode: int, padding: int, align
 
 
 def _term(x: Node, batch: Sequence[Int], corner: Sequence[tuple[Int, Expr, Expr]]) -> Expr:
-    """Outside the image zero, whatever is read there."""
+    """The weighted value of one corner; 0 if it is outside the image."""
     value = load(x, [*batch, *(place for place, _, _ in corner)])
     for _, weight, _ in corner:
         value = value * weight
@@ -47,10 +49,12 @@ def _term(x: Node, batch: Sequence[Int], corner: Sequence[tuple[Int, Expr, Expr]
 
 
 def _taps(place: Expr, size: Int, mode: int, padding: int, align_corners: bool) -> list[tuple[Int, Expr, Expr]]:
-    """Where to read in one dimension, with which weights, and whether that is outside; the padding may bring all places inside."""
+    """(index, weight, whether it is outside) of every element that is read along one dimension. Padding by border or
+    reflection moves all of them inside.
+    """
     if mode != _CUBIC:
         place = _inside(place, size, padding, align_corners)
-    if padding == _ZEROS:  # within int32, and still outside
+    if padding == _ZEROS:  # in the range of int32, but still outside
         place = binary("max", binary("min", place, index(size + 2, DType.float32)), -3.0)
     if mode == _NEAREST:
         whole = cast_to(unary("round", place), DType.int32)
@@ -73,6 +77,7 @@ def _taps(place: Expr, size: Int, mode: int, padding: int, align_corners: bool) 
 
 
 def _inside(place: Expr, size: Int, padding: int, align_corners: bool) -> Expr:
+    """The coordinate moved into the image: clamped to the border, or reflected first. Unchanged for padding by zeros."""
     if padding == _ZEROS:
         return place
     last = index(size - 1, DType.float32)
@@ -85,7 +90,7 @@ def _inside(place: Expr, size: Int, padding: int, align_corners: bool) -> Expr:
 
 
 def _reflected(place: Expr, low: Expr, high: Expr) -> Expr:
-    """Back and forth between two mirrors."""
+    """The coordinate reflected at low and high until it is between them."""
     span = high - low
     offset = unary("abs", place - low)
     flips = unary("floor", offset / span)

@@ -1,4 +1,4 @@
-"""Matrix products of groups of rows, as mixtures of experts need them."""
+"""Matrix products of groups of rows, as in mixtures of experts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from lapilli.lower.registry import Call, lowering
 def grouped_mm(
     call: Call, a: Node, b: Node, ends: Node | None = None, bias: Node | None = None, out_dtype: Any = None
 ) -> Node:
-    """`ends` [G] says where each group ends: of rows, [S, k] @ [G, k, n] -> [S, n]; of columns, [G, m, k] @ [k, S] -> [m, S];
-    of what is summed, [m, S] @ [S, n] -> [G, m, n]. Without it, [G, m, k] @ [G, k, n]. What is in no group is zero."""
+    """The product of each group of rows, columns or inner elements with its own matrix. ends [G]: the end of each group.
+
+    Groups of rows: [S, k] @ [G, k, n] -> [S, n]. Of columns: [G, m, k] @ [k, S] -> [m, S]. Of inner elements: [m, S] @ [S,
+    n] -> [G, m, n]. Without `ends`: [G, m, k] @ [G, k, n] -> [G, m, n]. Elements in no group are zero.
+    """
     if bias is not None:
         raise TypeError("a grouped matrix product with a bias is not supported, as in torch")
     if ends is None:
@@ -39,7 +42,7 @@ def grouped_mm(
             return where(inside, factor(a, [row, r[0]]) * factor(b, [r[0], column]), zero)
 
         return call.reduce("sum", part, call.shape, [inner])
-    axis = 0 if a.rank == 2 else 1  # of the result, along which the groups lie
+    axis = 0 if a.rank == 2 else 1  # of the result that is divided into groups
     group = call.reduce(
         "sum",
         lambda at, r: cast_to(binary("le", load(offsets, [r[0]]), index(at[0])), DType.int32),

@@ -1,4 +1,4 @@
-"""Histograms and reductions of segments: every result looks at all elements that may belong to it."""
+"""Histograms and segment reductions. Every result reads all elements that may belong to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ aten = torch.ops.aten
 
 @lowering(aten.histc.default)
 def histc(call: Call, x: Node, bins: int = 100, lo: float = 0, hi: float = 0) -> Node:
-    """Counts of elements in equal bins from lo to hi, or from the least to the greatest element."""
+    """x [*] -> [bins]: the number of elements in equal bins from lo to hi. If both are equal, the bins span the
+    range of x.
+    """
     if not x.dtype.is_float:
         raise TypeError(f"{call.op}: only floating-point tensors are supported; convert the tensor to float first")
     n = product(x.shape)
@@ -39,7 +41,7 @@ def histc(call: Call, x: Node, bins: int = 100, lo: float = 0, hi: float = 0) ->
 
 
 def _extent(call: Call, x: Node, margin: float) -> tuple[Expr, Expr]:
-    """The least and the greatest element, with a margin where they are equal; 0 and 1 where there are none."""
+    """The minimum and the maximum of x; extended by `margin` if they are equal, and 0 and 1 if x is empty."""
     if product(x.shape).value == 0:
         return const(0.0), const(1.0)
     every = list(range(x.rank))
@@ -60,6 +62,7 @@ def histogram(
     weight: Node | None = None,
     density: bool = False,
 ) -> list[Node]:
+    """x [*] -> counts [bins] and edges [bins + 1]: equal bins over `range`, or over the range of x."""
     if range is None:
         low, high = _extent(call, x, 0.5)
     else:
@@ -71,7 +74,7 @@ def histogram(
 
 
 def _between(low: Expr, high: Expr, i: Int, bins: int) -> Expr:
-    """Edges from both ends, so that the last is exact."""
+    """Edge i of `bins` equal bins from low to high, computed from the nearer end, so that both ends are exact."""
     width = (high - low) / float(bins)
     number = index(i, DType.float32)
     return where(
@@ -81,7 +84,11 @@ def _between(low: Expr, high: Expr, i: Int, bins: int) -> Expr:
 
 @lowering(aten.histogram.bins_tensor)
 def histogram_of(call: Call, x: Node, edges: Node, *, weight: Node | None = None, density: bool = False) -> list[Node]:
-    """Counts, or sums of weights, of elements between each two edges; the last bin includes its end."""
+    """x [*], edges [bins + 1] -> [bins] and the edges: counts of the elements in each bin, or sums of their weights (of the
+    shape of x).
+
+    The last bin includes its upper edge. density: divided by the total and by the width of the bin.
+    """
     n = product(x.shape)
     bins = edges.shape[0] - 1
 
@@ -117,7 +124,11 @@ def segment_reduce(
     unsafe: bool = False,
     initial: float | None = None,
 ) -> Map:
-    """The reduction of every segment of an axis, segments being given by their lengths or by offsets from 0 to the end."""
+    """x [*, n, *] -> [*, segments, *]: each segment of an axis reduced to one element. Segments are given by lengths [*,
+    segments] or offsets [*, segments + 1], from 0 to n.
+
+    An empty segment is `initial`, or by default the identity element of the reduction (NaN for a mean).
+    """
     d = axis % x.rank
     given = lengths if lengths is not None else offsets
     if given is None:

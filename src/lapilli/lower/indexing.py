@@ -1,4 +1,4 @@
-"""Gathers: operators that read another tensor at computed places. They are index maps, as views are."""
+"""Gathers: operators that read a tensor at computed indices. Like views, they are index maps."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Indices = Sequence[Node | None]
 
 
 def wrapped(e: Expr, size: Int) -> Int:
-    """A computed index that counts from the end when it is negative."""
+    """A computed index into a dimension; a negative one counts from the end."""
     return indirect(where(binary("lt", e, 0), e + index(size), e), size)
 
 
 def at_dim(at: Sequence[Int], d: int, i: Int) -> list[Int]:
-    """The index `at` with another place in dimension d."""
+    """The index `at` with dimension d replaced by i."""
     return [*at[:d], i, *at[d + 1 :]]
 
 
 def flat(at: Sequence[Int], shape: Sequence[Int]) -> Int:
-    """The row-major number of an element."""
+    """The row-major position of an element."""
     result = as_int(0)
     for i, n in zip(at, shape, strict=True):
         result = result * n + i
@@ -37,12 +37,13 @@ def flat(at: Sequence[Int], shape: Sequence[Int]) -> Int:
 
 
 def unflat(linear: Int, shape: Sequence[Int]) -> list[Int]:
-    """The index of an element by its row-major number."""
+    """The index of an element given its row-major position."""
     return reshape_index([linear], [product(tuple(shape))], shape)
 
 
 @lowering(aten.gather.default)
 def gather(call: Call, x: Node, dim: int, positions: Node, **_: Any) -> Map:
+    """x [*, n, *], positions [*, m, *] -> [*, m, *]: out[.., i, ..] = x[.., positions[.., i, ..], ..] along dim."""
     if not x.rank or product(call.shape) == 0:
         return call.map(lambda *at: load(x, [as_int(0)] * x.rank))
     d = dim % x.rank
@@ -53,15 +54,17 @@ def gather(call: Call, x: Node, dim: int, positions: Node, **_: Any) -> Map:
 
 @lowering(aten.take.default)
 def take(call: Call, x: Node, positions: Node) -> Map:
+    """Elements of x, viewed as a vector, at `positions`; the result has the shape of positions."""
     n = product(x.shape)
     return call.map(lambda *at: load(x, unflat(wrapped(load(positions, at), n), x.shape)))
 
 
 class Places:
-    """The places that advanced indexing reads or writes: x[indices], with None for whole dimensions.
+    """The elements that advanced indexing reads or writes: x[indices], with None for whole dimensions.
 
-    The index tensors broadcast to the shape `loop`, which stands in the result where the indexed dimensions stood, or in
-    front when these were not neighbours."""
+    The index tensors broadcast to the shape `loop`. In the result it replaces the indexed dimensions if these are adjacent,
+    and comes first otherwise, as in NumPy.
+    """
 
     def __init__(self, op: str, x: Node, indices: Indices) -> None:
         for i in indices:
@@ -76,21 +79,22 @@ class Places:
         self.first = self.dims[0] if together else 0
 
     def split(self, at: Sequence[Int]) -> tuple[list[Int], list[Int]]:
-        """The index of a result: its part in the loop, and its part in the dimensions that are kept whole."""
+        """A result's index, split into its part in `loop` and its part in the dimensions that are not indexed."""
         end = self.first + len(self.loop)
         return list(at[self.first : end]), [*at[: self.first], *at[end:]]
 
     def joined(self, loop: Sequence[Int], kept: Sequence[Int]) -> list[Int]:
+        """The inverse of `split`."""
         return [*kept[: self.first], *loop, *kept[self.first :]]
 
     def of(self, at: Sequence[Int]) -> list[Int]:
-        """The place of a result."""
+        """The index in x of a result."""
         loop, kept = self.split(at)
         rest = iter(kept)
         return [self.chosen(d, loop) if d in self.dims else next(rest) for d in range(self.x.rank)]
 
     def chosen(self, d: int, loop: Sequence[Int]) -> Int:
-        """The place in the indexed dimension d."""
+        """The index in the indexed dimension d."""
         node = self.indices[d]
         assert node is not None
         return wrapped(load(node, broadcast(node, loop)), self.x.shape[d])
@@ -108,6 +112,7 @@ def broadcast_shape(shapes: Sequence[Sequence[Int]]) -> list[Int]:
 
 @lowering(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index_tensor(call: Call, x: Node, indices: Indices) -> Map:
+    """x[indices], advanced indexing; see `Places` for the shape of the result."""
     places = Places(call.op, x, indices)
 
     def body(*at: Int) -> Expr:
@@ -119,12 +124,13 @@ def index_tensor(call: Call, x: Node, indices: Indices) -> Map:
 
 
 def diagonal_place(offset: int, i: Int) -> tuple[Int, Int]:
-    """Row and column of the element i of a diagonal."""
+    """Row and column of element i of a diagonal."""
     return i + max(-offset, 0), i + max(offset, 0)
 
 
 @lowering(aten.diagonal.default, aten.diagonal_copy.default)
 def diagonal(call: Call, x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Map:
+    """The diagonal of dimensions dim1 and dim2, which is the last dimension of the result: [*, a, b] -> [*, length]."""
     a, b = dim1 % x.rank, dim2 % x.rank
 
     def body(*at: Int) -> Expr:
@@ -137,6 +143,7 @@ def diagonal(call: Call, x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1)
 
 @lowering(aten.diagonal_scatter.default)
 def diagonal_scatter(call: Call, x: Node, source: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Map:
+    """x with a diagonal replaced by `source`, which has the shape of `diagonal`'s result."""
     a, b = dim1 % x.rank, dim2 % x.rank
 
     def body(*at: Int) -> Expr:
@@ -151,6 +158,7 @@ def diagonal_scatter(call: Call, x: Node, source: Node, offset: int = 0, dim1: i
 
 @lowering(aten.select_scatter.default)
 def select_scatter(call: Call, x: Node, source: Node, dim: int, position: IntLike) -> Map:
+    """x with x.select(dim, position) replaced by `source`, which has the shape of x without `dim`."""
     d = dim % x.rank
     p = as_int(position)
     if p.value is not None and p.value < 0:
@@ -175,6 +183,7 @@ def slice_scatter(
     end: IntLike | None = None,
     step: int = 1,
 ) -> Map:
+    """x with the slice start:end:step of `dim` replaced by `source`, which has the shape of that slice."""
     d = dim % x.rank
     first = as_int(0 if start is None else start)
     if first.value is not None and first.value < 0:
@@ -194,6 +203,9 @@ def slice_scatter(
 
 @lowering(aten.as_strided.default, aten.as_strided_copy.default)
 def as_strided(call: Call, x: Node, size: Any, stride: Sequence[IntLike], offset: IntLike | None = None) -> Map:
+    """out[i, j, ...] = element offset + i * stride[0] + j * stride[1] + ... of x's memory: [*] -> [*size]. x must
+    be dense.
+    """
     _require_dense(call)
 
     def body(*at: Int) -> Expr:
@@ -209,7 +221,11 @@ def as_strided(call: Call, x: Node, size: Any, stride: Sequence[IntLike], offset
 def as_strided_scatter(
     call: Call, x: Node, source: Node, size: Any, stride: Sequence[IntLike], offset: IntLike | None = None
 ) -> Map:
-    """The place of an element among the strides is read off digit by digit, as in a number of mixed base."""
+    """x with the elements that as_strided(size, stride, offset) would read replaced by `source` [*size].
+
+    The index of an element in `source` is computed from its position digit by digit, as in a mixed-radix number. Raises
+    TypeError for strides that overlap.
+    """
     _require_dense(call)
     strides = [as_int(s).value for s in stride]
     sizes = [n.value for n in source.shape]
@@ -243,6 +259,7 @@ def _require_dense(call: Call) -> None:
 
 @lowering(aten.unfold.default, aten.unfold_copy.default)
 def unfold(call: Call, x: Node, dim: int, size: int, step: int) -> Map:
+    """Windows of `size` elements, `step` apart, along a dimension: [*, n, *] -> [*, (n - size) // step + 1, *, size]."""
     if not x.rank:
         return call.map(lambda *at: load(x, []))
     d = dim % x.rank
@@ -250,13 +267,13 @@ def unfold(call: Call, x: Node, dim: int, size: int, step: int) -> Map:
 
 
 def _two(sizes: int | Sequence[int]) -> list[int]:
-    """torch takes one number for both dimensions."""
+    """One or two numbers as one for each of two dimensions."""
     listed = [sizes] if isinstance(sizes, int) else list(sizes)
     return listed * 2 if len(listed) == 1 else listed
 
 
 def _positions(size: Int, k: int, dilation: int, padding: int, stride: int) -> Int:
-    """How many windows fit into a padded dimension."""
+    """The number of windows in a padded dimension."""
     return (size + 2 * padding - dilation * (k - 1) - 1) // stride + 1
 
 
@@ -264,7 +281,7 @@ def _positions(size: Int, k: int, dilation: int, padding: int, stride: int) -> I
 def im2col(
     call: Call, x: Node, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> Map:
-    """[N, C, H, W] -> [N, C * kh * kw, windows]; N may be missing."""
+    """[N, C, H, W] -> [N, C * kh * kw, windows], or both without N: the patches under a sliding window, as columns."""
     kernel, dilation, padding, stride = map(_two, (kernel, dilation, padding, stride))
     windows = [_positions(x.shape[d - 2], kernel[d], dilation[d], padding[d], stride[d]) for d in range(2)]
 
@@ -288,7 +305,9 @@ def col2im(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> Node:
-    """The sum, for every pixel, of what all windows hold of it."""
+    """[N, C * kh * kw, windows] -> [N, C, H, W], or both without N: every pixel is the sum of its copies in all windows. It
+    is the adjoint of `im2col`.
+    """
     kernel, dilation, padding, stride = map(_two, (kernel, dilation, padding, stride))
     windows = [_positions(call.shape[d - 2], kernel[d], dilation[d], padding[d], stride[d]) for d in range(2)]
     kh, kw = (as_int(k) for k in kernel)
@@ -320,9 +339,12 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding: int = -1,
 ) -> list[Node]:
-    """Bags of rows of weight [V, D]: their sum, mean or maximum. Every bag reads the whole list of positions.
+    """weight [V, D], positions [n], offsets [bags] -> [bags, D]: the sum, mean or maximum (mode 0, 1, 2) of the rows of
+    each bag.
 
-    Of the four results the first is made; the others only serve a backward pass, and are left empty."""
+    Every bag reads all positions. Only the first of the four results is computed; the others serve a backward pass, and are
+    zero.
+    """
     n = positions.shape[0]
     bags = call.shape[0]
 
@@ -372,6 +394,9 @@ def embedding_bag(
 
 @lowering(aten.repeat_interleave.self_int)
 def repeat_interleave(call: Call, x: Node, repeats: IntLike, dim: int | None = None, **_: Any) -> Map:
+    """Every element, or every slice along `dim`, repeated `repeats` times in a row: [*, n, *] -> [*, n * repeats, *].
+    Without dim, x is viewed as a vector.
+    """
     times = as_int(repeats)
     if dim is None or not x.rank:
         return call.map(lambda i: load(x, unflat(i // times, x.shape)))
@@ -381,6 +406,9 @@ def repeat_interleave(call: Call, x: Node, repeats: IntLike, dim: int | None = N
 
 @lowering(aten.diag_embed.default)
 def diag_embed(call: Call, x: Node, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Map:
+    """The last dimension of x as a diagonal of dimensions dim1 and dim2, with zeros elsewhere: [*, n] -> [*, n + |offset|,
+    n + |offset|].
+    """
     a, b = dim1 % len(call.shape), dim2 % len(call.shape)
 
     def body(*at: Int) -> Expr:

@@ -1,7 +1,9 @@
-"""int64 results within the 32 bits in which kernels compute: shown by ranges where possible, else checked in every run.
+"""Proves that int64 results fit into the 32 bits in which kernels compute, by ranges where possible; others are checked in
+every run.
 
-A check computes a result once more in float32. The result, which is right modulo 2^32, is right altogether where the two are
-less than 2^31 apart, as long as rounding errors of the second are smaller than that."""
+A check computes a result a second time, in float32. The int32 result is correct modulo 2^32. It is therefore correct if
+both differ by less than 2^31, provided that the rounding error of the second is smaller than that.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +46,13 @@ from lapilli.runtime.arithmetic import NEARLY_32_BITS
 aten = torch.ops.aten
 
 LIMIT = NEARLY_32_BITS
-"""Of the magnitudes of inputs, where that shows that results fit: what is added to a number of 32 bits is mostly small."""
+"""The limit for magnitudes of int64 inputs where it proves that results fit: what is added to them is mostly small."""
 _COUNTED = 16
-"""A state that every run moves by so much is not looked at: the end is a hundred million runs away."""
+"""A state to which every run adds at most this is not checked: it overflows after a hundred million runs."""
 _ROUNDING = 2.0**-23
-"""Times the number of terms and the sum of their magnitudes: more than a sum in float32 errs by."""
+"""Times the number of terms and the sum of their magnitudes: an upper bound on the error of a sum in float32."""
 _PRECISE = 2.0**53
-"""Magnitudes below this are rounded in float32 by less than 2^31."""
+"""Rounding a smaller magnitude to float32 changes it by less than 2^31."""
 _BEYOND = const(1e30)
 _NONE = 1 << 30
 
@@ -60,30 +62,31 @@ _PLACES = frozenset({
     aten.mode.default, aten.cummax.default, aten.cummin.default, aten.searchsorted.Tensor, aten.bucketize.Tensor,
     aten.multinomial.default,
 })  # fmt: skip
-"""Operators whose result, or the second of two, is made of places in an argument."""
+"""Operators whose result, or the second of two, consists of indices into an argument."""
 
 
 @dataclass
 class Checks:
-    """What is known of the integers of a graph.
+    """What is known of the integers of a graph, and the checks that it needs.
 
-    states: of the graph; names: operators whose results are checked, one for each check; limit: of the magnitudes of int64
-    inputs (0: what 32 bits hold)."""
+    states: the states of the graph. names: operators whose results are checked, one for each check. limit: the limit that
+    the magnitudes of int64 inputs must respect (0: any 32-bit integers).
+    """
 
     states: Mapping[fx.Node, ModuleState] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     limit: int = 0
     _failures: list[Node] = field(default_factory=list)
-    _wide: Ranges = field(default_factory=Ranges)  # of inputs of any 32 bits
-    _narrow: Ranges = field(default_factory=Ranges)  # of inputs within LIMIT
+    _wide: Ranges = field(default_factory=Ranges)  # if inputs are any 32-bit integers
+    _narrow: Ranges = field(default_factory=Ranges)  # if inputs are within LIMIT
 
     def given(self, made: Any) -> None:
-        """Notes an input."""
+        """Records an input."""
         if isinstance(made, Input) and made.dtype is DType.int64:
             self._narrow.known[made.id] = (-LIMIT, LIMIT)
 
     def computed(self, node: fx.Node, made: Any, operands: Sequence[Any], first: int) -> None:
-        """Looks at the results of a call, whose own values have ids from `first`."""
+        """Checks the results of a call. Values that the call created have ids from `first`."""
         val = node.meta["val"]
         several = isinstance(val, list | tuple)
         for k, (expected, result) in enumerate(zip(val, made, strict=True) if several else [(val, made)]):
@@ -99,7 +102,7 @@ class Checks:
                 self._look(node, result, first)
 
     def _is_counter(self, node: fx.Node) -> bool:
-        """Whether this adds a small number to a state, and becomes its next value."""
+        """Whether a call adds a small number to a state, and is the state's next value."""
         if node.target not in (aten.add.Tensor, aten.add.Scalar) or node.kwargs:
             return False
         before, step = node.args
@@ -111,7 +114,7 @@ class Checks:
             ranges.known[result.id] = known
 
     def _follow_wrapping(self, result: Node) -> None:
-        """Results of smaller types wrap around, as in torch."""
+        """Records the range of a result of a narrower type, which wraps around as in torch."""
         for ranges in (self._wide, self._narrow):
             found = ranges.node(result)
             ranges.known[result.id] = found if fits(found) else INT32
@@ -131,7 +134,7 @@ class Checks:
         self._failures += failures.found
 
     def output(self) -> Map | None:
-        """int32 []: the number of the first check that fails, from 1, or 0; None: there are no checks."""
+        """int32 []: the number of the first check that fails, from 1, or 0 if none does. None if there are no checks."""
         if not self._failures:
             return None
         none = const(_NONE)
@@ -143,7 +146,7 @@ class Checks:
 
 
 def _sizes(value: Int) -> Expr:
-    """An integer expression in float32."""
+    """An integer expression over sizes, in float32."""
     found = const(float(value.const))
     for monomial, factor in value.terms:
         term = const(float(factor))
@@ -158,12 +161,14 @@ def _apart(approximate: Expr, exact: Expr) -> Expr:
 
 
 def _is_over(e: Expr, limit: float) -> Expr:
-    """Whether a magnitude reaches a limit. NaN does not: it comes of infinities, which have no integer, or of zero times much."""
+    """Whether a magnitude reaches a limit. NaN does not: it results from infinities, which have no integer, or from zero
+    times an overflow.
+    """
     return binary("ge", unary("abs", e), limit)
 
 
 class _Failures:
-    """Where results of one call do not fit: a truth value for every way to find out."""
+    """Builds the checks of one call: each is a bool that is true if a result does not fit."""
 
     def __init__(self, ranges: Ranges, first: int, op: str) -> None:
         self.ranges, self.first, self.op = ranges, first, op
@@ -171,11 +176,11 @@ class _Failures:
         self._approximate: dict[int, Node] = {}
 
     def look(self, result: Node) -> None:
-        """Adds what there is to say of a result of the call."""
+        """Adds the checks of one result of the call."""
 
         def failed(*at: Int) -> Expr:
             exact, approximate = load(result, at), load(self._node(result), at)
-            if isinstance(result, Map):  # computed again, so that the result itself need not get memory
+            if isinstance(result, Map):  # recomputed, so that the result itself need not be stored
                 exact = rewrite(result.body, dict(zip(result.axes, at, strict=True)))
             return _is_over(_apart(approximate, exact), 2.0**31)
 
@@ -186,7 +191,7 @@ class _Failures:
         self.found.append(call.reduce("any", lambda _, r: failed(*r), (), tuple(shape)))
 
     def _node(self, n: Node) -> Node:
-        """A value of the call in float32."""
+        """A value of the call, computed in float32."""
         assert isinstance(n, Map | Reduce)
         if n.id not in self._approximate:
             if isinstance(n, Reduce) and n.op != "prod":
@@ -207,8 +212,9 @@ class _Failures:
         return Reduce(**made | {"dtype": body.dtype}, axes=axes, raxes=raxes, op=n.op, body=body)
 
     def _multiplicative(self, n: Reduce, convert: Callable[[Expr], Expr]) -> Map | Reduce:
-        """_in_float, where what `convert` makes of a product is the product of what it makes of the factors: a matrix product
-        remains one, which a kernel of products computes."""
+        """As `_in_float`, for a `convert` that maps products to products. A matrix product of converted operands remains
+        one, and gets a matrix product kernel.
+        """
         note = n.contraction
         if not isinstance(note, Matmul):
             return self._in_float(n, convert)
@@ -230,8 +236,9 @@ class _Failures:
                       contraction=contraction)  # fmt: skip
 
     def _sum(self, n: Reduce) -> Node:
-        """In float32. Where rounding errors could reach 2^31: of the upper and the lower bits apart, which is exact, or with a look
-        at the magnitudes of what is added."""
+        """A sum in float32. Where rounding errors could reach 2^31, the upper and lower bits are summed separately, which
+        is exact, or the sum of magnitudes is checked as well.
+        """
         terms = product([as_int(a.extent) for a in n.raxes])
         low, high = self.ranges.expr(n.body)
         whole = self._multiplicative(n, self.float)
@@ -250,7 +257,7 @@ class _Failures:
         return whole
 
     def _extremum(self, n: Reduce) -> Node:
-        """Right where all that it chooses from is."""
+        """A maximum or minimum. It is correct if all elements are."""
         wrong = self._in_float(n, lambda e: _apart(self.float(e), e))
         assert isinstance(wrong, Reduce)
         wrong.op = "max"
@@ -259,7 +266,7 @@ class _Failures:
         return Map(n.shape, DType.float32, f"{n.name}_float", n.origin, axes=axes, body=body)
 
     def float(self, e: Expr) -> Expr:
-        """An integer expression in float32, near what it is in exact arithmetic."""
+        """An integer expression in float32, close to its exact value."""
         if self.ranges.fits(e):
             return cast_to(e, DType.float32)
         if isinstance(e, Load) and e.node.id >= self.first:
@@ -269,7 +276,7 @@ class _Failures:
         if isinstance(e, Select):
             return select(e.guards, self.float(e.then), self.float(e.other))
         assert isinstance(e, Op), show(e)
-        if e.op == "cast":  # from a float, which may end at the bounds of 32 bits; infinities and NaN have no integer
+        if e.op == "cast":  # from a float, which saturates at the bounds of 32 bits; infinities and NaN have no integer
             x = e.args[0]
             beyond = where(binary("lt", unary("abs", x), math.inf), x * 4.0, cast_to(e, DType.float32))
             inside = binary("and", binary("ge", x, -(2.0**31)), binary("lt", x, 2.0**31))
@@ -289,13 +296,13 @@ class _Failures:
             size = binary("pow", unary("abs", self.float(x)), cast_to(y, DType.float32))
             odd = binary("and", binary("lt", x, 0), binary("ne", binary("bitand", y, 1), 0))
             return where(binary("lt", y, 0), cast_to(e, DType.float32), where(odd, -size, size))
-        if e.op in ("div", "floordiv") and all(map(self.ranges.fits, e.args)):  # the least number by -1
+        if e.op in ("div", "floordiv") and all(map(self.ranges.fits, e.args)):  # -2^31 / -1 overflows
             return cast_to(e.args[0], DType.float32) / cast_to(e.args[1], DType.float32)
         wrong = [_is_over(_apart(self.float(a), a), 2.0**31) for a in e.args if a.dtype is DType.int32]
         return where(reduce(lambda a, b: binary("or", a, b), wrong), _BEYOND, cast_to(e, DType.float32))
 
     def _added(self, e: Op) -> Expr:
-        """A sum or difference; of numbers whose rounding errors could reach 2^31: none."""
+        """A sum or difference; where rounding errors could reach 2^31, a value that fails the check."""
         x, y = map(self.float, e.args)
         if max(abs(bound) for a in e.args for bound in self.ranges.expr(a)) < _PRECISE:
             return binary(e.op, x, y)

@@ -1,8 +1,10 @@
-"""Small dense linear algebra: factorisations and solutions of systems, a kernel or two for every column.
+"""Small dense linear algebra: factorisations and linear systems, with one or two kernels per column.
 
-Matrices [*batch, rows, columns] of known size, at most 64 on the shorter side: their columns are eliminated one after another,
-each step a Map that makes the next state of the whole matrix. Nothing is checked as on the CPU: a singular matrix gives
-infinities or NaN, and `info` says so where the operator returns it."""
+Matrices are [*batch, rows, columns], of known sizes, with at most 64 rows or columns on the shorter side. Their columns are
+eliminated one after another; each step is a Map from one state of the whole matrix to the next. The algorithms are those of
+Golub and Van Loan, Matrix Computations, chapters 3 and 4. Unlike on the CPU, no error is raised: a singular matrix gives
+infinities or NaN, and `info` reports it if the operator returns that.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ Element = Callable[[Sequence[Int], Int, Int], Expr]  # (batch, row, column) -> e
 
 
 def small(call: Call, x: Node, largest: int = LARGEST) -> tuple[int, int]:
-    """Rows and columns of matrices that are small enough."""
+    """Rows and columns of matrices [*, rows, columns]. Raises TypeError if they are unknown or too large."""
     rows, columns = x.shape[-2].value, x.shape[-1].value
     if rows is None or columns is None or min(rows, columns) > largest:
         raise TypeError(
@@ -42,12 +44,12 @@ def step(call: Call, shape: Sequence[Int], body: Callable[..., Expr]) -> Map:
 
 
 def part(call: Call, n: int) -> Call:
-    """The n-th result of a call."""
+    """The call with its n-th result as the first."""
     return replace(call, name=f"{call.name}_{n}", shapes=call.shapes[n:], dtypes=call.dtypes[n:])
 
 
 def matrix(x: Node) -> Element:
-    """Elements of a matrix, whose batch broadcasts."""
+    """The elements of matrices [*batch, rows, columns], whose batch dimensions broadcast."""
     return lambda batch, i, j: cast_to(load(x, broadcast(x, [*batch, i, j])), DType.float32)
 
 
@@ -63,7 +65,7 @@ def identity(batch: Sequence[Int], i: Int, j: Int) -> Expr:
 
 
 def _pivot(call: Call, w: Node, k: int, rows: int) -> Reduce:
-    """How far below row k the largest element of column k lies."""
+    """[*batch]: the row of the element of column k with the largest magnitude, from row k on, as a distance from row k."""
     return call.reduce(
         "argmax",
         lambda at, r: unary("abs", load(w, [*at, r[0] + k, as_int(k)])),
@@ -75,7 +77,7 @@ def _pivot(call: Call, w: Node, k: int, rows: int) -> Reduce:
 
 
 def _swapped(pivot: Node, batch: Sequence[Int], k: int, rows: int) -> tuple[Int, Callable[[Int], Int]]:
-    """The pivot's row, and where a row comes from when rows k and pivot change places."""
+    """The pivot's row, and a function that maps each row to its source when rows k and pivot are exchanged."""
     place = load(pivot, batch) + k
     row = indirect(place, rows)
 
@@ -87,7 +89,9 @@ def _swapped(pivot: Node, batch: Sequence[Int], k: int, rows: int) -> tuple[Int,
 
 
 def factored(call: Call, x: Node) -> Node:
-    """P A = L U, in one matrix [rows, columns + 1], whose last column says with which row each one changed places."""
+    """P A = L U with partial pivoting, as one matrix [*batch, rows, columns + 1]: L below the diagonal, U above. The last
+    column holds, for every row, the row that it was exchanged with.
+    """
     rows, columns = small(call, x)
     shape = (*x.shape[:-2], as_int(rows), as_int(columns + 1))
     w: Node = step(
@@ -99,6 +103,8 @@ def factored(call: Call, x: Node) -> Node:
 
 
 def _eliminated(call: Call, w: Node, pivot: Node, k: int, rows: int, columns: int) -> Map:
+    """One step of Gaussian elimination: exchanges rows, then eliminates column k."""
+
     def body(*at: Int) -> Expr:
         batch, i, j = at[:-2], at[-2], at[-1]
         row, source = _swapped(pivot, batch, k, rows)
@@ -113,17 +119,17 @@ def _eliminated(call: Call, w: Node, pivot: Node, k: int, rows: int, columns: in
 
 
 def _swaps(w: Node, batch: Sequence[Int], k: Int) -> Expr:
-    """The row, as a float, with which row k changed places."""
+    """The row that row k was exchanged with, as a float."""
     return load(w, [*batch, k, w.shape[-1] - 1])
 
 
 def _pivots(call: Call, w: Node) -> Map:
-    """torch's pivots: rows counted from 1."""
+    """Pivots as torch and LAPACK return them: rows counted from 1."""
     return call.map(lambda *at: cast_to(_swaps(w, at[:-1], at[-1]), DType.int32) + 1)
 
 
 def _info(call: Call, diagonal: Callable[[Sequence[Int], Int], Expr], n: int, good: Callable[[Expr], Expr]) -> Node:
-    """The number of the first diagonal element that is no good, or 0."""
+    """int32 [*batch]: the number of the first diagonal element, from 1, that is not `good`; 0 if there is none."""
     if n == 0:
         return call.map(lambda *at: const(0))
     first = call.reduce(
@@ -138,6 +144,7 @@ def _info(call: Call, diagonal: Callable[[Sequence[Int], Int], Expr], n: int, go
 
 
 def _singular(call: Call, w: Node, n: int) -> Node:
+    """`info` of an LU factorisation: the first zero on the diagonal of U."""
     return _info(call, lambda at, k: load(w, [*at, k, k]), n, lambda e: binary("ne", e, 0.0))
 
 
@@ -147,6 +154,7 @@ def _matrix_of(call: Call, w: Node) -> Map:
 
 @lowering(aten.linalg_lu_factor.default)
 def lu_factor(call: Call, x: Node, pivot: bool = True) -> list[Node]:
+    """[*, rows, columns] -> L and U in one matrix of the same shape, and pivots, int32 [*, min(rows, columns)]."""
     _require_pivot(call, pivot)
     w = factored(call, x)
     return [_matrix_of(call, w), _pivots(part(call, 1), w)]
@@ -154,6 +162,7 @@ def lu_factor(call: Call, x: Node, pivot: bool = True) -> list[Node]:
 
 @lowering(aten.linalg_lu_factor_ex.default, aten._lu_with_info.default)
 def lu_factor_ex(call: Call, x: Node, pivot: bool = True, check_errors: bool = False) -> list[Node]:
+    """As `lu_factor`, and info, int32 [*]."""
     _require_pivot(call, pivot)
     w = factored(call, x)
     return [_matrix_of(call, w), _pivots(part(call, 1), w), _singular(part(call, 2), w, min(small(call, x)))]
@@ -165,7 +174,7 @@ def _require_pivot(call: Call, pivot: bool) -> None:
 
 
 def _row_of(n: int, pivot: Callable[[int], Expr], i: Int) -> Expr:
-    """Where row i of P A comes from in A: the exchanges in reverse."""
+    """The row of A that is row i of P A: applies the exchanges in reverse."""
     row = index(i)
     for k in reversed(range(n)):
         p = pivot(k)
@@ -174,7 +183,7 @@ def _row_of(n: int, pivot: Callable[[int], Expr], i: Int) -> Expr:
 
 
 def _unpacked(call: Call, lu: Node, pivot: Callable[[Sequence[Int], int], Expr]) -> list[Node]:
-    """P, L and U of A = P L U."""
+    """P [*, rows, rows], L [*, rows, k] and U [*, k, columns] of A = P L U, with k = min(rows, columns)."""
     rows, columns = lu.shape[-2], lu.shape[-1]
     k = min(small(call, lu))
 
@@ -198,6 +207,9 @@ def _unpacked(call: Call, lu: Node, pivot: Callable[[Sequence[Int], int], Expr])
 
 @lowering(aten.linalg_lu.default)
 def lu(call: Call, x: Node, pivot: bool = True) -> list[Node]:
+    """[*, rows, columns] -> P [*, rows, rows], L [*, rows, k] and U [*, k, columns] with A = P L U and k = min(rows,
+    columns).
+    """
     _require_pivot(call, pivot)
     w = factored(call, x)
     _, columns = small(call, x)
@@ -207,7 +219,7 @@ def lu(call: Call, x: Node, pivot: bool = True) -> list[Node]:
 
 @lowering(aten.lu_unpack.default)
 def lu_unpack(call: Call, x: Node, pivots: Node, data: bool = True, unpack_pivots: bool = True) -> list[Node]:
-    """What is not asked for has no elements."""
+    """LU data [*, rows, columns] and pivots [*, k] -> P, L and U, as in `lu`. Results that are not requested are empty."""
     found = _unpacked(call, x, lambda batch, k: load(pivots, [*batch, as_int(k)]) - 1)
     wanted = (unpack_pivots, data, data)
     return [
@@ -218,6 +230,9 @@ def lu_unpack(call: Call, x: Node, pivots: Node, data: bool = True, unpack_pivot
 
 @lowering(aten._linalg_det.default)
 def det(call: Call, x: Node) -> list[Node]:
+    """[*, n, n] -> the determinant [*], which is the product of U's diagonal times the sign of P; the LU matrix, and the
+    pivots.
+    """
     n, _ = small(call, x)
     w = factored(call, x)
 
@@ -230,11 +245,13 @@ def det(call: Call, x: Node) -> list[Node]:
 
 
 def _sign_of_swap(w: Node, batch: Sequence[Int], k: Int) -> Expr:
+    """1 if row k stayed in place, and -1 if it was exchanged."""
     return where(binary("eq", _swaps(w, batch, k), index(k, DType.float32)), const(1.0), const(-1.0))
 
 
 @lowering(aten._linalg_slogdet.default)
 def slogdet(call: Call, x: Node) -> list[Node]:
+    """[*, n, n] -> sign and logarithm of the magnitude of the determinant, both [*]; the LU matrix, and the pivots."""
     n, _ = small(call, x)
     w = factored(call, x)
     size, batch = [as_int(n)], x.shape[:-2]
@@ -258,7 +275,7 @@ def slogdet(call: Call, x: Node) -> list[Node]:
 
 
 def solved(call: Call, a: Element, batch: Sequence[Int], n: int, b: Element, columns: int) -> Node:
-    """X of A X = B, by Gauss-Jordan elimination of [A | B]: B's columns start at n in the result [n, n + columns]."""
+    """X of A X = B by Gauss-Jordan elimination of [A | B]: [*batch, n, n + columns], with X from column n on."""
     shape = (*batch, as_int(n), as_int(n + columns))
     w: Node = step(
         call, shape, lambda *at: select([n - 1 - at[-1]], a(at[:-2], at[-2], at[-1]), b(at[:-2], at[-2], at[-1] - n))
@@ -269,6 +286,8 @@ def solved(call: Call, a: Element, batch: Sequence[Int], n: int, b: Element, col
 
 
 def _gauss_jordan(call: Call, w: Node, pivot: Node, k: int, n: int) -> Map:
+    """One step: exchanges rows, scales row k, and eliminates column k from all others."""
+
     def body(*at: Int) -> Expr:
         batch, i, j = at[:-2], at[-2], at[-1]
         row, source = _swapped(pivot, batch, k, n)
@@ -281,6 +300,7 @@ def _gauss_jordan(call: Call, w: Node, pivot: Node, k: int, n: int) -> Map:
 
 @lowering(aten.linalg_inv.default, aten.inverse.default)
 def inv(call: Call, x: Node) -> Map:
+    """[*, n, n] -> the inverse, [*, n, n]."""
     n, _ = small(call, x)
     w = solved(call, matrix(x), x.shape[:-2], n, identity, n)
     return call.map(lambda *at: load(w, [*at[:-1], at[-1] + n]))
@@ -288,11 +308,15 @@ def inv(call: Call, x: Node) -> Map:
 
 @lowering(aten.linalg_inv_ex.default)
 def inv_ex(call: Call, x: Node, check_errors: bool = False) -> list[Node]:
+    """[*, n, n] -> the inverse, [*, n, n], and info, int32 [*]."""
     return [inv(call, x), _singular(part(call, 1), factored(call, x), small(call, x)[0])]
 
 
 @lowering(aten.linalg_solve.default)
 def solve(call: Call, a: Node, b: Node, *, left: bool = True) -> Map:
+    """X of A X = B, or of X A = B if not left: a [*, n, n], b [*, n, k] or [*, n] -> the shape of b. Batch dimensions
+    broadcast.
+    """
     n, _ = small(call, a)
     vector = b.rank == 1 or (b.rank == a.rank - 1 and [repr(s) for s in b.shape] == [repr(s) for s in a.shape[:-1]])
     lhs = matrix(a) if left else transposed(matrix(a))
@@ -315,6 +339,7 @@ def solve(call: Call, a: Node, b: Node, *, left: bool = True) -> Map:
 
 @lowering(aten._linalg_solve_ex.default)
 def solve_ex(call: Call, a: Node, b: Node, *, left: bool = True, check_errors: bool = False) -> list[Node]:
+    """As `solve`, and the LU matrix of a, its pivots, and info, int32 [*]."""
     w, n = factored(call, a), small(call, a)[0]
     factors = [_matrix_of(part(call, 1), w), _pivots(part(call, 2), w), _singular(part(call, 3), w, n)]
     return [solve(call, a, b, left=left), *factors]
@@ -326,7 +351,7 @@ def solve_ex(call: Call, a: Node, b: Node, *, left: bool = True, check_errors: b
 def substituted(
     call: Call, a: Element, b: Element, batch: Sequence[Int], n: int, columns: Int, upper: bool, unit: bool = False
 ) -> Node:
-    """X of A X = B with triangular A: a Map for every unknown."""
+    """X [*batch, n, columns] of A X = B with triangular A, by substitution: one Map per unknown."""
     shape = (*batch, as_int(n), columns)
     w: Node = step(call, shape, lambda *at: b(at[:-2], at[-2], at[-1]))
     for k in reversed(range(n)) if upper else range(n):
@@ -344,6 +369,7 @@ def substituted(
 
 
 def _to(call: Call, w: Node, flipped: bool = False) -> Map:
+    """The result, transposed if `flipped`, in the call's dtype."""
     return call.map(lambda *at: load(w, [*at[:-2], at[-1], at[-2]] if flipped else at))
 
 
@@ -351,6 +377,7 @@ def _to(call: Call, w: Node, flipped: bool = False) -> Map:
 def solve_triangular(
     call: Call, a: Node, b: Node, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Map:
+    """X of A X = B, or of X A = B if not left, with triangular A: a [*, n, n], b [*, n, k] -> [*, n, k]."""
     n, _ = small(call, a)
     lhs, rhs = (matrix(a), matrix(b)) if left else (transposed(matrix(a)), transposed(matrix(b)))
     columns = call.shape[-1 if left else -2]
@@ -362,6 +389,7 @@ def solve_triangular(
 def triangular_solve(
     call: Call, b: Node, a: Node, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> list[Node]:
+    """X of A X = B with triangular A: b [*, n, k], a [*, n, n] -> X [*, n, k], and a copy of A."""
     n, _ = small(call, a)
     lhs = transposed(matrix(a)) if transpose else matrix(a)
     w = substituted(
@@ -372,6 +400,9 @@ def triangular_solve(
 
 @lowering(aten.linalg_lu_solve.default)
 def lu_solve(call: Call, x: Node, pivots: Node, b: Node, *, left: bool = True, adjoint: bool = False) -> Map:
+    """X of A X = B, given the LU matrix [*, n, n] and pivots [*, n] of A; b [*, n, k] -> [*, n, k]. If not left: X A = B.
+    adjoint: A^T instead of A.
+    """
     n, _ = small(call, x)
     a, rhs = matrix(x), matrix(b) if left else transposed(matrix(b))
     batch, columns = call.shape[:-2], call.shape[-1 if left else -2]
@@ -401,7 +432,7 @@ def lu_solve(call: Call, x: Node, pivots: Node, b: Node, *, left: bool = True, a
 
 
 def cholesky_state(call: Call, x: Node, upper: bool) -> Node:
-    """L of A = L L^T in the lower triangle."""
+    """The Cholesky factor L of A = L L^T in the lower triangle of [*, n, n]; the upper triangle is unspecified."""
     n, _ = small(call, x)
     a = transposed(matrix(x)) if upper else matrix(x)
     w: Node = step(call, x.shape, lambda *at: a(at[:-2], at[-2], at[-1]))
@@ -421,6 +452,8 @@ def cholesky_state(call: Call, x: Node, upper: bool) -> Node:
 
 
 def _triangle(call: Call, w: Node, upper: bool) -> Map:
+    """The lower triangle, or its transpose if `upper`, with zeros elsewhere."""
+
     def body(*at: Int) -> Expr:
         i, j = (at[-1], at[-2]) if upper else (at[-2], at[-1])
         return select([i - j], load(w, [*at[:-2], i, j]), const(0.0))
@@ -430,6 +463,7 @@ def _triangle(call: Call, w: Node, upper: bool) -> Map:
 
 @lowering(aten.linalg_cholesky_ex.default)
 def cholesky_ex(call: Call, x: Node, *, upper: bool = False, check_errors: bool = False) -> list[Node]:
+    """[*, n, n] -> L of A = L L^T (U of U^T U if upper), [*, n, n], and info, int32 [*]."""
     w = cholesky_state(call, x, upper)
     n, _ = small(call, x)
     info = _info(part(call, 1), lambda at, k: load(w, [*at, k, k]), n, lambda e: binary("gt", e, 0.0))
@@ -438,10 +472,12 @@ def cholesky_ex(call: Call, x: Node, *, upper: bool = False, check_errors: bool 
 
 @lowering(aten.cholesky.default, aten.linalg_cholesky.default)
 def cholesky(call: Call, x: Node, upper: bool = False) -> Map:
+    """[*, n, n] -> L of A = L L^T (U of U^T U if upper), [*, n, n]."""
     return _triangle(call, cholesky_state(call, x, upper), upper)
 
 
 def _cholesky_solved(call: Call, l: Node, b: Element, columns: Int, upper: bool) -> Map:  # noqa: E741
+    """X of L L^T X = B, by two substitutions."""
     n, _ = small(call, l)
     lower = transposed(matrix(l)) if upper else matrix(l)
     batch = call.shape[:-2]
@@ -451,9 +487,11 @@ def _cholesky_solved(call: Call, l: Node, b: Element, columns: Int, upper: bool)
 
 @lowering(aten.cholesky_solve.default)
 def cholesky_solve(call: Call, b: Node, l: Node, upper: bool = False) -> Map:  # noqa: E741
+    """X of A X = B, given the Cholesky factor of A: b [*, n, k], l [*, n, n] -> [*, n, k]."""
     return _cholesky_solved(call, l, matrix(b), call.shape[-1], upper)
 
 
 @lowering(aten.cholesky_inverse.default)
 def cholesky_inverse(call: Call, l: Node, upper: bool = False) -> Map:  # noqa: E741
+    """The inverse of A, given its Cholesky factor: [*, n, n] -> [*, n, n]."""
     return _cholesky_solved(call, l, identity, call.shape[-1], upper)

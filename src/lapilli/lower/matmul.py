@@ -15,7 +15,9 @@ aten = torch.ops.aten
 
 
 def product(call: Call, a: Node, b: Node, transposed: bool = False, batch: int = 0) -> Reduce:
-    """out[batch, rows, n] = sum_k a[batch, rows, k] * b[batch, k, n] (b[batch, n, k] when transposed)."""
+    """out[batch, rows, n] = sum over k of a[batch, rows, k] * b[batch, k, n] (b[batch, n, k] if transposed), with `batch`
+    batch dimensions.
+    """
     shape = (*a.shape[:-1], b.shape[-2] if transposed else b.shape[-1])
     kind = call.dtype.compute
     axes, at = fresh_axes(shape)
@@ -34,7 +36,7 @@ def product(call: Call, a: Node, b: Node, transposed: bool = False, batch: int =
 
 
 def _long_product(call: Call, a: Node, b: Node, shape: tuple[Int, ...], transposed: bool, batch: int) -> Reduce:
-    """With an inner dimension of which one invocation cannot do all."""
+    """The product for an inner dimension that is too long for one invocation; it is split in two steps."""
     kind = call.dtype.compute
 
     def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
@@ -45,6 +47,7 @@ def _long_product(call: Call, a: Node, b: Node, shape: tuple[Int, ...], transpos
 
 
 def _plus(call: Call, r: Node, bias: Node | None, beta: Number = 1, alpha: Number = 1) -> Node:
+    """alpha * r + beta * bias, with broadcasting; bias is not read if beta is 0."""
     kind = call.dtype.compute
     if bias is None or beta == 0:
         return r if alpha == 1 else call.map(lambda *at: load(r, at) * scalar(alpha, kind))
@@ -53,12 +56,14 @@ def _plus(call: Call, r: Node, bias: Node | None, beta: Number = 1, alpha: Numbe
 
 @lowering(aten.linear.default)
 def linear(call: Call, x: Node, weight: Node, bias: Node | None = None) -> Node:
+    """x [*, k], weight [n, k] or [k], bias [n] or [] -> [*, n] or [*]: x @ weight^T + bias."""
     if weight.rank == 1:
         return _vector(call, x, weight) if bias is None else _plus(call, _vector(call, x, weight), bias)
     return _plus(call, product(call, x, weight, transposed=True), bias)
 
 
 def _vector(call: Call, x: Node, w: Node) -> Node:
+    """x [*, k], w [k] -> [*]: the dot product of every row of x and w."""
     k = x.shape[-1]
     kind = call.dtype.compute
     return call.reduce(
@@ -68,37 +73,45 @@ def _vector(call: Call, x: Node, w: Node) -> Node:
 
 @lowering(aten.mm.default)
 def mm(call: Call, a: Node, b: Node) -> Node:
+    """[m, k] @ [k, n] -> [m, n]."""
     return product(call, a, b)
 
 
 @lowering(aten.bmm.default)
 def bmm(call: Call, a: Node, b: Node) -> Node:
+    """[B, m, k] @ [B, k, n] -> [B, m, n]."""
     return product(call, a, b, batch=1)
 
 
 @lowering(aten.addmm.default)
 def addmm(call: Call, bias: Node, a: Node, b: Node, *, beta: Number = 1, alpha: Number = 1) -> Node:
+    """beta * bias + alpha * (a @ b): a [m, k], b [k, n] -> [m, n]; bias broadcasts."""
     return _plus(call, product(call, a, b), bias, beta, alpha)
 
 
 @lowering(aten.baddbmm.default)
 def baddbmm(call: Call, bias: Node, a: Node, b: Node, *, beta: Number = 1, alpha: Number = 1) -> Node:
+    """beta * bias + alpha * (a @ b): a [B, m, k], b [B, k, n] -> [B, m, n]; bias broadcasts."""
     return _plus(call, product(call, a, b, batch=1), bias, beta, alpha)
 
 
 @lowering(aten.mv.default)
 def mv(call: Call, a: Node, v: Node) -> Node:
+    """[m, k] @ [k] -> [m]."""
     return _vector(call, a, v)
 
 
 @lowering(aten.dot.default)
 def dot(call: Call, a: Node, b: Node) -> Node:
+    """[k] . [k] -> []."""
     return _vector(call, a, b)
 
 
 @lowering(aten.matmul.default)
 def matmul(call: Call, a: Node, b: Node) -> Node:
-    """torch.matmul: vectors, matrices, and batches with broadcasting."""
+    """torch.matmul: [*, m, k] @ [*, k, n] -> [*, m, n] with broadcast batch dimensions. A vector [k] on either side drops m
+    or n.
+    """
     if b.rank == 1:
         return _vector(call, a, b)
     if a.rank == 1:

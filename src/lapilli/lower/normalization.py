@@ -1,4 +1,8 @@
-"""Batch, layer and group normalisation, with the statistics that a backward pass asks for."""
+"""Batch, layer and group normalisation, with the statistics that a backward pass needs.
+
+All compute (x - mean) / sqrt(variance + eps) * weight + bias, and differ in the elements over which mean and variance are
+taken.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ def _channel(at: Sequence[Int]) -> Int:
 
 
 def _affine(e: Expr, weight: Node | None, bias: Node | None, at: Sequence[Int]) -> Expr:
+    """e * weight + bias, both read at `at`; either may be absent."""
     at = tuple(at)
     if weight is not None:
         e = e * load(weight, at)
@@ -39,11 +44,15 @@ def _other(call: Call, k: int, name: str, value: Callable[..., Expr]) -> Node:
 def batch_norm(
     call: Call, x: Node, weight: Node | None, bias: Node | None, mean: Node, variance: Node, _: float, eps: float
 ) -> list[Node]:
+    """x [N, C, *], weight, bias, mean, variance [C] -> the shape of x, normalised by the running statistics; and saved
+    statistics, which are empty at inference.
+    """
+
     def body(*at: Int) -> Expr:
         c = [_channel(at)]
         return _affine((load(x, at) - load(mean, c)) * unary("rsqrt", load(variance, c) + eps), weight, bias, c)
 
-    saved = [_other(call, k, f"saved{k}", lambda *at: const(0.0)) for k in range(1, len(call.shapes))]  # they are empty
+    saved = [_other(call, k, f"saved{k}", lambda *at: const(0.0)) for k in range(1, len(call.shapes))]  # empty
     return [call.map(body), *saved]
 
 
@@ -51,7 +60,9 @@ def batch_norm(
 def batch_norm_of_batch(
     call: Call, x: Node, weight: Node | None, bias: Node | None, training: bool, momentum: float, eps: float
 ) -> list[Node]:
-    """Normalised by the mean and the variance of each channel in this batch."""
+    """x [N, C, *], weight and bias [C] -> the shape of x, normalised by the mean and variance of each channel in this
+    batch. Also returns the means and the reciprocal standard deviations, both [C].
+    """
     d = [k for k in range(x.rank) if k != 1]
     moments = _Moments(call, x, d, eps)
     result = call.map(lambda *at: _affine(moments.normal(at), weight, bias, [_channel(at)]))
@@ -69,6 +80,7 @@ def batch_norm_composite(
     call: Call, x: Node, weight: Node | None, bias: Node | None, mean: Node | None, variance: Node | None, training: bool,
     momentum: float, eps: float, _: bool,
 ) -> Node:  # fmt: skip
+    """x [N, C, *] -> the shape of x, normalised by the running statistics, or by the batch's if there are none."""
     if mean is None or variance is None:
         return batch_norm_of_batch(call, x, weight, bias, training, momentum, eps)[0]
     if training:
@@ -78,7 +90,9 @@ def batch_norm_composite(
 
 
 class _Moments:
-    """Mean and variance of x over the dimensions d (in float32, in two passes), read at an index of the others."""
+    """Mean and variance of x over the dimensions d, in float32 and in two passes. They are indexed by the other
+    dimensions.
+    """
 
     def __init__(self, call: Call, x: Node, d: Sequence[int], eps: float) -> None:
         self.d, self.eps = d, eps
@@ -110,6 +124,9 @@ def layer_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> Any:
+    """x [*, *shape], weight and bias [*shape] -> the shape of x, normalised over the last dimensions. The native operator
+    also returns means and reciprocal standard deviations, both [*, 1, ...].
+    """
     first = x.rank - len(shape)
     moments = _Moments(call, x, list(range(first, x.rank)), eps)
     result = call.map(lambda *at: _affine(moments.normal(at), weight, bias, at[first:]))
@@ -122,6 +139,7 @@ def layer_norm(
 def _group_norm(
     call: Call, x: Node, groups: int, weight: Node | None, bias: Node | None, eps: float
 ) -> tuple[Node, _Moments]:
+    """x [N, C, *], normalised over each group of channels; and the moments, indexed by [N, groups]."""
     n, c = x.shape[0], x.shape[1]
     split = (n, Int((), groups), c // groups, *x.shape[2:])
     grouped = call.map(lambda *at: load(x, reshape_index(at, split, x.shape)), shape=split, dtype=x.dtype)
@@ -134,6 +152,7 @@ def _group_norm(
 def group_norm(
     call: Call, x: Node, groups: int, weight: Node | None = None, bias: Node | None = None, eps: float = 1e-5, *_: Any
 ) -> Node:
+    """x [N, C, *], weight and bias [C] -> the shape of x, normalised over each group of channels."""
     return _group_norm(call, x, groups, weight, bias, eps)[0]
 
 
@@ -141,6 +160,7 @@ def group_norm(
 def native_group_norm(
     call: Call, x: Node, weight: Node | None, bias: Node | None, n: Any, c: Any, hw: Any, groups: int, eps: float
 ) -> list[Node]:
+    """As `group_norm`, and the means and reciprocal standard deviations, both [N, groups]."""
     result, moments = _group_norm(call, x, groups, weight, bias, eps)
     mean = _other(call, 1, "mean", lambda *at: moments.mean(at))
     return [result, mean, _other(call, 2, "rstd", lambda *at: moments.rstd(at))]

@@ -1,6 +1,8 @@
-"""Values inside of a norm that a model, or a decomposition, writes out: they stay in float32 in half-precision programs.
+"""Finds the intermediates of norms that a model or a decomposition writes out; they stay float32 in half-precision
+programs.
 
-300 and 1e-4 are numbers of half precision, and so is the norm of a row of them; their squares are not."""
+Numbers such as 300 and 1e-4 fit half precision, and so does the norm of a row of them, but their squares do not.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ _EPSILONS = {aten.add.Tensor, aten.add.Scalar, aten.clamp_min.default}
 
 
 def is_inside_norm(node: fx.Node) -> bool:
-    """Whether this is a power of which only the sum is read, or a sum of which only the root is."""
+    """Whether a node is a power that is only summed, or a sum of which only the root is used."""
     if node.target in _POWERS:
         repeated = node.target is not aten.mul.Tensor or node.args[0] is node.args[1]
         return repeated and bool(node.users) and all(u.target in _TOTALS for u in node.users)

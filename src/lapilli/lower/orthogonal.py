@@ -1,7 +1,8 @@
-"""Householder reflections: QR factorisation, and products with the Q that it keeps as reflectors.
+"""Householder reflections: QR factorisation, and products with a Q that is stored as reflectors.
 
-A reflector H = I - tau v v^T lies in column k of a matrix: v is 0 above row k, 1 there, and the column below
-(Golub and Van Loan, Matrix Computations, section 5.1, with LAPACK's signs)."""
+A reflector H = I - tau v v^T is stored in column k of a matrix: v is 0 above row k, 1 in row k, and the column's elements
+below (Golub and Van Loan, Matrix Computations, section 5.1, with LAPACK's signs).
+"""
 
 from __future__ import annotations
 
@@ -20,12 +21,13 @@ aten = torch.ops.aten
 
 
 def _reflector(v: Node, batch: Sequence[Int], k: int, i: Int) -> Expr:
+    """Element i of the reflector stored in column k of v."""
     below = cast_to(load(v, [*batch, i, as_int(k)]), DType.float32)
     return select([i - k], select([k - i], const(1.0), below), const(0.0))
 
 
 def applied(call: Call, v: Node, tau: Node, order: Iterable[int], w: Node, name: str = "") -> Node:
-    """Reflectors applied to w [*batch, rows, columns] from the left, one after another."""
+    """Applies the reflectors numbered `order`, one after another, to w [*batch, rows, columns] from the left."""
     rows = w.shape[-2]
     for k in order:
 
@@ -47,11 +49,13 @@ def applied(call: Call, v: Node, tau: Node, order: Iterable[int], w: Node, name:
 
 
 def factored(call: Call, x: Node) -> tuple[Node, Node]:
-    """R in the upper triangle and the reflectors below it [*batch, rows, columns], and tau [*batch, min(rows, columns)]."""
+    """R in the upper triangle with the reflectors below it, [*batch, rows, columns]; and tau, [*batch, min(rows,
+    columns)].
+    """
     rows, columns = small(call, x)
     batch, count = x.shape[:-2], min(rows, columns)
     height = max(rows, count)
-    shape = (*batch, as_int(height), as_int(columns + 1))  # the last column keeps tau
+    shape = (*batch, as_int(height), as_int(columns + 1))  # the last column holds tau
     w: Node = step(
         call, shape, lambda *at: select([columns - 1 - at[-1]], matrix(x)(at[:-2], at[-2], at[-1]), const(0.0))
     )
@@ -62,7 +66,7 @@ def factored(call: Call, x: Node) -> tuple[Node, Node]:
 
 
 def _reflected(call: Call, w: Node, k: int, rows: int, columns: int) -> Node:
-    """Column k is turned to its first axis."""
+    """One step: reflects column k onto the k-th unit vector, and applies the reflection to the columns right of it."""
     batch = w.shape[:-2]
     first = as_int(k)
     squares = call.reduce(
@@ -75,7 +79,7 @@ def _reflected(call: Call, w: Node, k: int, rows: int, columns: int) -> Node:
     )
 
     def head(at: Sequence[Int]) -> tuple[Expr, Expr, Expr]:
-        """(whether there is anything to do, the old head of the column, the new one)"""
+        """(whether the column has elements below the diagonal, its old diagonal element, the new one)"""
         alpha, below = load(w, [*at, first, first]), load(squares, at)
         size = unary("sqrt", alpha * alpha + below)
         beta = where(binary("ge", alpha, 0.0), -size, size)
@@ -110,11 +114,13 @@ def _reflected(call: Call, w: Node, k: int, rows: int, columns: int) -> Node:
 
 @lowering(aten.geqrf.default)
 def geqrf(call: Call, x: Node) -> list[Node]:
+    """[*, rows, columns] -> R and reflectors in one matrix of the same shape, and tau [*, min(rows, columns)]."""
     w, tau = factored(call, x)
     return [call.map(lambda *at: load(w, at)), part(call, 1).map(lambda *at: load(tau, at))]
 
 
 def columns_of_q(call: Call, v: Node, tau: Node, columns: Int) -> Node:
+    """The first columns of Q: [*, rows, columns]."""
     count = tau.shape[-1].value or 0
     w: Node = step(
         call, (*v.shape[:-1], columns), lambda *at: identity((), at[-2], at[-1])
@@ -124,6 +130,7 @@ def columns_of_q(call: Call, v: Node, tau: Node, columns: Int) -> Node:
 
 @lowering(aten.linalg_householder_product.default, aten.orgqr.default)
 def householder_product(call: Call, v: Node, tau: Node) -> Map:
+    """Reflectors v [*, rows, columns] and tau [*, k] -> the first columns of Q, [*, rows, columns]."""
     small(call, v)
     q = columns_of_q(call, v, tau, v.shape[-1])
     return call.map(lambda *at: load(q, at))
@@ -131,6 +138,9 @@ def householder_product(call: Call, v: Node, tau: Node) -> Map:
 
 @lowering(aten.linalg_qr.default)
 def qr(call: Call, x: Node, mode: str = "reduced") -> list[Node]:
+    """[*, rows, columns] -> Q and R. With k = min(rows, columns), "reduced": [*, rows, k] and [*, k, columns]; "complete":
+    [*, rows, rows] and [*, rows, columns]; "r": an empty Q and the reduced R.
+    """
     w, tau = factored(call, x)
     second = part(call, 1)
     r = second.map(lambda *at: select([at[-1] - at[-2]], load(w, at), const(0.0)))
@@ -142,7 +152,9 @@ def qr(call: Call, x: Node, mode: str = "reduced") -> list[Node]:
 
 @lowering(aten.ormqr.default)
 def ormqr(call: Call, v: Node, tau: Node, x: Node, left: bool = True, transpose: bool = False) -> Map:
-    """op(Q) X, or X op(Q): then its transpose op(Q)^T X^T."""
+    """op(Q) X (left) or X op(Q), with Q given by reflectors v and tau, and op the transpose if `transpose`; the shape of x.
+    X op(Q) is computed as the transpose of op(Q)^T X^T.
+    """
     small(call, v)
     count = tau.shape[-1].value or 0
     shape = x.shape if left else (*x.shape[:-2], x.shape[-1], x.shape[-2])
