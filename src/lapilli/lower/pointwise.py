@@ -1,4 +1,4 @@
-"""Pointwise operators: arithmetic, comparison, activation, conversion."""
+"""Pointwise operators: arithmetic, comparison, activations, conversion. Operands broadcast to the shape of the result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lapilli.lower.registry import (
 aten = torch.ops.aten
 
 CONVERSIONS = (aten._to_copy.default, aten.to.dtype, aten.to.other)
-"""Operators that give a tensor another type, and nothing else that counts on the GPU."""
+"""Operators that only change a tensor's dtype, as far as the GPU is concerned."""
 
 
 def clamp(x: Expr, lo: Operand | None, hi: Operand | None) -> Expr:
@@ -40,29 +40,31 @@ def clamp(x: Expr, lo: Operand | None, hi: Operand | None) -> Expr:
         if isinstance(bound, float) and math.isnan(bound):
             return const(math.nan)
         if x.dtype is DType.int32 and isinstance(bound, int) and (bound < INT32[0] if name == "max" else bound > MOST):
-            continue  # as good as none
+            continue  # excludes no int32
         x = binary(name, x, element(bound, (), x.dtype))
     return x
 
 
 def sigmoid(x: Expr) -> Expr:
+    """1 / (1 + exp(-x))"""
     return 1.0 / (unary("exp", -x) + 1.0)
 
 
 def softplus(x: Expr, beta: float = 1.0, threshold: float = 20.0) -> Expr:
+    """log(1 + exp(beta * x)) / beta; x itself where beta * x is above the threshold."""
     scaled = x * float(beta)
     return where(binary("gt", scaled, float(threshold)), x, unary("log1p", unary("exp", scaled)) / float(beta))
 
 
 def gelu(x: Expr, approximate: str = "none") -> Expr:
-    """x * Phi(x), exact by erf, or the tanh approximation (Hendrycks and Gimpel 2016)."""
+    """x * Phi(x), with erf, or by the tanh approximation (Hendrycks and Gimpel 2016)."""
     if approximate == "tanh":
         inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
         return x * sigmoid(inner * 2.0)  # (1 + tanh) / 2 without cancellation
     return x * 0.5 * (unary("erf", x * math.sqrt(0.5)) + 1.0)
 
 
-# Float functions of one value: the result is floating point whatever goes in.
+# Float functions of one value: the result is floating point for any input type.
 _FLOAT = {
     "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log2": "log2", "log10": "log10", "log1p": "log1p",
     "sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sin", "cos": "cos", "tan": "tan", "asin": "asin", "acos": "acos",
@@ -146,7 +148,7 @@ def _register_tables() -> None:
         return lambda call, a, b: call.pointwise(lambda x, y: binary(name, x, y), a, b, common=call.dtype)
 
     def or_number(name: str) -> Any:
-        """min or max, for which NaN is no number."""
+        """Minimum or maximum that ignores NaN unless both operands are NaN."""
 
         def f(x: Expr, y: Expr) -> Expr:
             if x.dtype is not DType.float32:
@@ -177,6 +179,7 @@ def _register_tables() -> None:
 
 
 def _multiply(call: Call, a: Operand, b: Operand) -> Node:
+    """a * b; `and` for bools."""
     if call.dtype is DType.bool:
         return call.pointwise(lambda x, y: binary("and", x, y), a, b)
     return call.pointwise(lambda x, y: x * y, a, b, common=call.dtype)
@@ -187,6 +190,7 @@ _register_tables()
 
 @lowering(aten.add.Tensor, aten.add.Scalar)
 def add(call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Node:
+    """a + alpha * b; `or` for bools."""
     if call.dtype is DType.bool:
         return call.pointwise(lambda x, y: binary("or", x, y), a, b)
     return call.pointwise(lambda x, y: x + y * scalar(alpha, call.dtype), a, b, common=call.dtype)
@@ -194,21 +198,27 @@ def add(call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Node:
 
 @lowering(aten.sub.Tensor, aten.sub.Scalar)
 def sub(call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Node:
+    """a - alpha * b."""
     return call.pointwise(lambda x, y: x - y * scalar(alpha, call.dtype), a, b, common=call.dtype)
 
 
 @lowering(aten.rsub.Scalar, aten.rsub.Tensor)
 def rsub(call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Node:
+    """b - alpha * a."""
     return sub(call, b, a, alpha)
 
 
 @lowering(aten.div.Tensor, aten.div.Scalar)
 def div(call: Call, a: Operand, b: Operand) -> Node:
+    """a / b, floating point."""
     return call.pointwise(lambda x, y: x / y, a, b, compute=DType.float32)
 
 
 @lowering(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(call: Call, a: Operand, b: Operand, rounding_mode: str | None = None) -> Node:
+    """a / b rounded toward zero ("trunc") or down ("floor"), in the promoted type; unrounded and floating point
+    for None.
+    """
     if rounding_mode is None:
         return div(call, a, b)
     if rounding_mode == "floor":
@@ -220,11 +230,15 @@ def div_mode(call: Call, a: Operand, b: Operand, rounding_mode: str | None = Non
 
 @lowering(aten.floor_divide.default)
 def floor_divide(call: Call, a: Operand, b: Operand) -> Node:
+    """a / b rounded down, in the promoted type."""
     return div_mode(call, a, b, "floor")
 
 
 @lowering(aten.pow.Tensor_Scalar)
 def pow_scalar(call: Call, x: Node, exponent: float) -> Node:
+    """x^exponent; small exponents as products or roots. Raises TypeError for negative exponents of integers, as
+    torch does.
+    """
     simple = {
         0: lambda a: const(1, a.dtype), 1: lambda a: a, 2: lambda a: a * a, 3: lambda a: a * a * a,
         0.5: lambda a: unary("sqrt", a), -0.5: lambda a: unary("rsqrt", a), -1: lambda a: unary("reciprocal", a),
@@ -243,27 +257,32 @@ def pow_scalar(call: Call, x: Node, exponent: float) -> Node:
 
 @lowering(aten.clamp.default)
 def clamp_scalar(call: Call, x: Node, lo: float | None = None, hi: float | None = None) -> Node:
+    """min(max(x, lo), hi) with numbers as bounds; NaN stays NaN."""
     low, high = (None if bound is None else _bound(bound, call.dtype) for bound in (lo, hi))
     return call.pointwise(lambda a: clamp(a, low, high), x, common=call.dtype)
 
 
 def _bound(number: Operand, dtype: DType) -> Operand:
+    """A bound in the given type. Raises TypeError if the type cannot represent it."""
     number = exactly(number, dtype)
     return convert(number, dtype) if isinstance(number, Expr) else number
 
 
 @lowering(aten.clamp_min.default)
 def clamp_min(call: Call, x: Node, lo: float) -> Node:
+    """max(x, lo); NaN stays NaN."""
     return clamp_scalar(call, x, lo)
 
 
 @lowering(aten.clamp_max.default)
 def clamp_max(call: Call, x: Node, hi: float) -> Node:
+    """min(x, hi); NaN stays NaN."""
     return clamp_scalar(call, x, None, hi)
 
 
 @lowering(aten.clamp.Tensor)
 def clamp_tensor(call: Call, x: Node, lo: Node | None = None, hi: Node | None = None) -> Node:
+    """min(max(x, lo), hi) with broadcast tensors as bounds; NaN stays NaN."""
     kind = call.dtype
 
     def body(*at: Any) -> Expr:
@@ -277,12 +296,15 @@ def clamp_tensor(call: Call, x: Node, lo: Node | None = None, hi: Node | None = 
 
 @lowering(aten.gelu.default)
 def gelu_op(call: Call, x: Node, approximate: str = "none") -> Node:
+    """x * Phi(x); see `gelu`."""
     return call.pointwise(lambda a: gelu(a, approximate), x)
 
 
 @lowering(aten.gelu_backward.default)
 def gelu_backward(call: Call, grad: Node, x: Node, approximate: str = "none") -> Node:
-    """grad * d(x * Phi(x)) / dx; the logistic function stands for (1 + tanh) / 2, which cancels for negative numbers."""
+    """grad * d(x * Phi(x)) / dx. In the tanh approximation, (1 + tanh(y)) / 2 is computed as sigmoid(2y), which does not
+    cancel for negative y.
+    """
 
     def body(g: Expr, x: Expr) -> Expr:
         if approximate == "tanh":
@@ -298,6 +320,8 @@ def gelu_backward(call: Call, grad: Node, x: Node, approximate: str = "none") ->
 
 @lowering(aten.prelu.default, aten._prelu_kernel.default)
 def prelu(call: Call, x: Node, weight: Node) -> Node:
+    """x where x > 0, else weight * x. weight: of the shape of x, or [C] or [1] for x [N, C, *]."""
+
     def body(*at: Any) -> Expr:
         a = element(x, at)
         slope = element(weight, at) if weight.rank == x.rank else element(weight, at[1:2] or at[:1] or [as_int(0)])
@@ -308,53 +332,61 @@ def prelu(call: Call, x: Node, weight: Node) -> Node:
 
 @lowering(aten.neg.default)
 def neg(call: Call, x: Node) -> Node:
+    """-x."""
     return call.pointwise(lambda a: -a, x)
 
 
 @lowering(aten.abs.default)
 def abs_(call: Call, x: Node) -> Node:
+    """x|."""
     return call.pointwise(lambda a: unary("abs", a), x)
 
 
 @lowering(aten.sign.default)
 def sign(call: Call, x: Node) -> Node:
+    """-1, 0 or 1; bools are unchanged."""
     return call.pointwise(lambda a: a if a.dtype is DType.bool else unary("sign", a), x)
 
 
 @lowering(aten.square.default)
 def square(call: Call, x: Node) -> Node:
+    """x * x."""
     return call.pointwise(lambda a: a * a, x)
 
 
 @lowering(aten.logical_not.default)
 def logical_not(call: Call, x: Node) -> Node:
+    """x == 0, bool."""
     return call.pointwise(lambda a: unary("not", a), x, compute=DType.bool)
 
 
 @lowering(aten.bitwise_not.default)
 def bitwise_not(call: Call, x: Node) -> Node:
+    """~x; `not` for bools."""
     return call.pointwise(lambda a: unary("not" if a.dtype is DType.bool else "bitnot", a), x)
 
 
 @lowering(aten.isnan.default)
 def isnan(call: Call, x: Node) -> Node:
+    """Whether elements are NaN, bool; integers never are."""
     return call.pointwise(lambda a: unary("isnan", a) if a.dtype is DType.float32 else const(False), x)
 
 
 @lowering(aten.isinf.default)
 def isinf(call: Call, x: Node) -> Node:
+    """Whether elements are infinite, bool; integers never are."""
     return call.pointwise(lambda a: unary("isinf", a) if a.dtype is DType.float32 else const(False), x)
 
 
 @lowering(aten.isfinite.default)
 def isfinite(call: Call, x: Node) -> Node:
-    """Integers always are."""
+    """Whether elements are neither infinite nor NaN, bool; integers always are."""
     return call.pointwise(lambda a: is_finite(a) if a.dtype is DType.float32 else const(True), x)
 
 
 @lowering(aten.hypot.default)
 def hypot(call: Call, a: Node, b: Node) -> Node:
-    """sqrt(a^2 + b^2), of numbers that are scaled by a power of two first: no square overflows, and none of the larger is lost."""
+    """sqrt(a^2 + b^2). Both are scaled by a power of two first, so that squares neither overflow nor underflow."""
 
     def length(x: Expr, y: Expr) -> Expr:
         size = binary("max", unary("abs", x), unary("abs", y))
@@ -370,13 +402,13 @@ def hypot(call: Call, a: Node, b: Node) -> Node:
 
 @lowering(aten.frac.default)
 def frac(call: Call, x: Node) -> Node:
-    """Of whole numbers, 0 and never -0."""
+    """x - trunc(x); for whole numbers 0, never -0."""
     return call.pointwise(lambda a: (a - unary("trunc", a)) + 0.0, x)
 
 
 @lowering(aten.angle.default)
 def angle(call: Call, x: Node) -> Node:
-    """The argument of a real number: 0 or pi."""
+    """The argument of a real number: 0 or pi, and NaN for NaN."""
     return call.pointwise(
         lambda a: where(unary("isnan", a), a, where(binary("lt", a, 0.0), const(math.pi), const(0.0))),
         x,
@@ -386,6 +418,7 @@ def angle(call: Call, x: Node) -> Node:
 
 @lowering(aten.round.decimals)
 def round_decimals(call: Call, x: Node, *, decimals: int) -> Node:
+    """x rounded to `decimals` decimal places, half to even; negative ones round to powers of ten."""
     if x.dtype.compute is not DType.float32:
         return call.pointwise(lambda a: a, x)
     scale = 10.0 ** abs(decimals)
@@ -396,6 +429,7 @@ def round_decimals(call: Call, x: Node, *, decimals: int) -> Node:
 
 @lowering(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 def where_op(call: Call, condition: Node, a: Operand, b: Operand) -> Node:
+    """a where the condition holds, else b."""
     a, b = (exactly(x, call.dtype) for x in (a, b))
     return call.map(
         lambda *at: where(element(condition, at, DType.bool), member(a, at, call.dtype), member(b, at, call.dtype))
@@ -404,22 +438,25 @@ def where_op(call: Call, condition: Node, a: Operand, b: Operand) -> Node:
 
 @lowering(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(call: Call, x: Node, mask: Node, value: Operand) -> Node:
+    """`value` where the mask holds, else x."""
     return where_op(call, mask, value, x)
 
 
 @lowering(aten.addcmul.default)
 def addcmul(call: Call, x: Node, a: Node, b: Node, value: Number = 1) -> Node:
+    """x + value * a * b."""
     return call.pointwise(lambda s, p, q: s + p * q * scalar(value, call.dtype), x, a, b, common=call.dtype)
 
 
 @lowering(aten.addcdiv.default)
 def addcdiv(call: Call, x: Node, a: Node, b: Node, value: Number = 1) -> Node:
+    """x + value * a / b, floating point."""
     return call.pointwise(lambda s, p, q: s + p * scalar(value, DType.float32) / q, x, a, b, compute=DType.float32)
 
 
 @lowering(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(call: Call, a: Node, b: Node, weight: Operand) -> Node:
-    """From the nearer end, as in torch: exact at both, and beside infinity."""
+    """a + weight * (b - a). As in torch, computed from the nearer end, which makes both ends exact."""
 
     def body(x: Expr, y: Expr, w: Expr) -> Expr:
         if isinstance(w, Const):
@@ -432,17 +469,18 @@ def lerp(call: Call, a: Node, b: Node, weight: Operand) -> Node:
 
 @lowering(aten.copy.default)
 def copy(call: Call, _: Node, source: Node, *__: Any) -> Node:
+    """`source` expanded to the shape of the first argument and converted to its dtype."""
     return _converted(call, source, call.given[1])
 
 
 @lowering(*CONVERSIONS)
 def convert_type(call: Call, x: Node, *_: Any, **__: Any) -> Node:
-    """A conversion that the model writes rounds to 16 bits, whether the result is stored or not."""
+    """x in another dtype. A conversion that a model asks for rounds to 16 bits, whether or not the result is stored."""
     return _converted(call, x, call.given[0])
 
 
 def _converted(call: Call, x: Node, known: torch.Tensor) -> Node:
-    """known: x as torch knows it."""
+    """x converted to the call's dtype. Floats are truncated to integers. known: x as torch knows it."""
     if x.dtype.is_float and call.dtype.compute is DType.int32:
         return call.pointwise(lambda a: convert(unary("trunc", a), call.dtype), x)
     if call.dtype.is_float and from_torch(known.dtype) is not call.dtype:
@@ -454,4 +492,5 @@ def _converted(call: Call, x: Node, known: torch.Tensor) -> Node:
     aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, aten.contiguous.default
 )
 def identity(call: Call, x: Node, *_: Any, **__: Any) -> Node:
+    """x itself: copies and aliases need no computation."""
     return call.pointwise(lambda a: a, x)

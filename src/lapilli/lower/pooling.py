@@ -1,4 +1,4 @@
-"""Pooling: windows reduced by maximum or mean, in one to three dimensions."""
+"""Pooling in one to three dimensions: windows reduced to their maximum or mean."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _window(
     dilation: list[int],
     empty: float,
 ) -> Reduce:
-    """op over the window of every output position; places outside count as `empty`."""
+    """[*, *in] -> [*, *out]: op over the window of every output. Elements outside the image count as `empty`."""
     n = len(kernel)
     sizes = x.shape[-n:]
 
@@ -47,6 +47,7 @@ def _window(
 def _max_pool(
     call: Call, n: int, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1
 ) -> Reduce:
+    """[*, *in] -> [*, *out]: the maximum of every window, without padding."""
     k = _each(kernel, n)
     return _window(call, "max", x, k, _each(stride or k, n), _each(padding, n), _each(dilation, n), _lowest(x))
 
@@ -59,6 +60,7 @@ def _lowest(x: Node) -> float:
 def max_pool1d(
     call: Call, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
 ) -> Node:
+    """[N, C, L] or [C, L] -> [N, C, out] or [C, out]: the maximum of every window."""
     return _max_pool(call, 1, x, kernel, stride, padding, dilation)
 
 
@@ -66,6 +68,7 @@ def max_pool1d(
 def max_pool2d(
     call: Call, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
 ) -> Node:
+    """[N, C, H, W] or [C, H, W] -> the same with the output's height and width: the maximum of every window."""
     return _max_pool(call, 2, x, kernel, stride, padding, dilation)
 
 
@@ -73,6 +76,7 @@ def max_pool2d(
 def max_pool3d(
     call: Call, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
 ) -> Node:
+    """[N, C, D, H, W] or [C, D, H, W] -> the same with the output's sizes: the maximum of every window."""
     return _max_pool(call, 3, x, kernel, stride, padding, dilation)
 
 
@@ -84,8 +88,11 @@ def _flat(
     call: Call, x: Node, place: Node, windows: Sequence[IntLike], start: Callable[[Sequence[Int], int], Expr],
     dilation: Sequence[int] = (1, 1, 1),
 ) -> Node:  # fmt: skip
-    """Where in the image the element lies that is number `place` of its window, or the window's first element in the image for
-    -1 (all are -inf); start(at, d): where the window of an output starts in dimension d, perhaps before the image."""
+    """The row-major index, within its image, of element number `place` of every window; for -1 (all elements are -inf) of
+    the first element of the window that is in the image.
+
+    start(at, d): the first position of an output's window in dimension d, which may be before the image.
+    """
     n = len(windows)
 
     def body(*at: Int) -> Expr:
@@ -105,6 +112,8 @@ def _flat(
 
 
 def _with_indices(n: int) -> Any:
+    """Max pooling in n dimensions that returns maxima and their row-major indices within the image, both [*, *out]."""
+
     def build(
         call: Call, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
     ) -> Any:
@@ -125,6 +134,9 @@ def _avg_pool(
     call: Call, n: int, x: Node, kernel: Any, stride: Any = (), padding: Any = 0, ceil: bool = False,
     include_pad: bool = True, divisor: int | None = None,
 ) -> Node:  # fmt: skip
+    """[*, *in] -> [*, *out]: the mean of every window. include_pad: padding counts as elements. divisor: replaces their
+    number.
+    """
     k, pad = _each(kernel, n), _each(padding, n)
     step = _each(stride or k, n)
     total = _window(call, "sum", x, k, step, pad, [1] * n, 0)
@@ -143,21 +155,26 @@ def _avg_pool(
 
 @lowering(aten.avg_pool1d.default)
 def avg_pool1d(call: Call, x: Node, *args: Any) -> Node:
+    """[N, C, L] or [C, L] -> [N, C, out] or [C, out]: the mean of every window."""
     return _avg_pool(call, 1, x, *args)
 
 
 @lowering(aten.avg_pool2d.default)
 def avg_pool2d(call: Call, x: Node, *args: Any) -> Node:
+    """[N, C, H, W] or [C, H, W] -> the same with the output's height and width: the mean of every window."""
     return _avg_pool(call, 2, x, *args)
 
 
 @lowering(aten.avg_pool3d.default)
 def avg_pool3d(call: Call, x: Node, *args: Any) -> Node:
+    """[N, C, D, H, W] or [C, D, H, W] -> the same with the output's sizes: the mean of every window."""
     return _avg_pool(call, 3, x, *args)
 
 
 class Adaptive:
-    """The windows of adaptive pooling: window i covers [floor(i*S/O), ceil((i+1)*S/O))."""
+    """The windows of adaptive pooling from I to O elements: window i covers floor(i * I / O) to ceil((i + 1) * I /
+    O) - 1.
+    """
 
     def __init__(self, sizes: Sequence[Int], outs: Sequence[Int]) -> None:
         self.sizes, self.outs = sizes, outs
@@ -165,17 +182,18 @@ class Adaptive:
         self.windows = [s // o if self.even else ceildiv(s, o) + 1 for s, o in zip(sizes, outs, strict=True)]
 
     def ends(self, i: Int, d: int) -> tuple[Int, Int]:
+        """The first element of window i of dimension d, and the one after its last."""
         if self.even:
             return i * self.windows[d], (i + 1) * self.windows[d]
         return i * self.sizes[d] // self.outs[d], ceildiv((i + 1) * self.sizes[d], self.outs[d])
 
     def size(self, at: Sequence[Int]) -> Int:
-        """Elements of a window."""
+        """The number of elements of a window."""
         ends = [self.ends(i, d) for d, i in enumerate(at)]
         return product([end - start for start, end in ends])
 
     def element(self, x: Node, at: tuple[Int, ...], k: tuple[Int, ...], empty: float) -> Expr:
-        """Element k of the window of an output; `empty` where the window is smaller."""
+        """Element k of an output's window; `empty` beyond the end of a smaller window."""
         n = len(self.sizes)
         places = [self.ends(at[-n + d], d)[0] + k[d] for d in range(n)]
         e = load(x, [*at[:-n], *places])
@@ -186,6 +204,8 @@ class Adaptive:
 
 
 def _adaptive_avg(n: int) -> Any:
+    """Adaptive average pooling in n dimensions: [*, *in] -> [*, *out]."""
+
     def build(call: Call, x: Node, output: Any) -> Node:
         call.some(*x.shape[-n:])
         pool = Adaptive(x.shape[-n:], call.shape[-n:])
@@ -196,6 +216,10 @@ def _adaptive_avg(n: int) -> Any:
 
 
 def _adaptive_max(n: int) -> Any:
+    """Adaptive max pooling in n dimensions: [*, *in] -> maxima and their row-major indices within the image, both [*,
+    *out].
+    """
+
     def build(call: Call, x: Node, output: Any) -> Any:
         call.some(*x.shape[-n:])
         pool = Adaptive(x.shape[-n:], call.shape[-n:])
@@ -218,7 +242,11 @@ for _n in (2, 3):
 
 
 def _fractional_max(n: int) -> Any:
-    """B. Graham, Fractional max-pooling (2014): windows start where a random sequence of steps leads."""
+    """Fractional max pooling in n dimensions (Graham 2014): [N, C, *in], samples [N, C, n] -> maxima and indices [N, C,
+    *out].
+
+    With alpha = (in - kernel) / (out - 1), window i begins at trunc((i + sample) * alpha) - trunc(sample * alpha).
+    """
 
     def build(call: Call, x: Node, kernel: Any, output: Any, samples: Node) -> Any:
         k = _each(kernel, n)

@@ -1,5 +1,6 @@
-"""Products of many floats: significands and exponents apart, so that nothing overflows or vanishes on the way to a result that a
-float32 holds."""
+"""Products of many floats. Significands are multiplied and exponents added, so that no intermediate overflows or underflows
+if the result fits float32.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +20,14 @@ from lapilli.lower.registry import Call, lowering, neutral, normalize_dims
 aten = torch.ops.aten
 
 _WINDOW = 128
-"""Significands whose product neither overflows nor vanishes: it lies between 2^-64 and 2^64."""
+"""The number of significands that are multiplied at once: their product is between 2^-64 and 2^64."""
 
 Split = tuple[Expr, Expr]
-"""A significand between the roots of 1/2 and of 2, or what is 0 or not finite; and the exponent (int32)."""
+"""A significand, between sqrt(1/2) and sqrt(2), and an exponent (int32). 0, infinities and NaN are their own significands."""
 
 
 def split(x: Expr) -> Split:
+    """x = significand * 2^exponent; see `Split`."""
     significand, exponent = parts(x)
     low = binary("lt", unary("abs", significand), 0.5**0.5)
     return where(low, significand * 2.0, significand), exponent - cast_to(low, DType.int32)
@@ -46,15 +48,18 @@ _LARGEST = 126
 
 @lowering(aten.prod.default)
 def prod_all(call: Call, x: Node, **_: Any) -> Node:
+    """The product of all elements: [*] -> []."""
     return _prod(call, x, list(range(x.rank)))
 
 
 @lowering(aten.prod.dim_int)
 def prod(call: Call, x: Node, dim: int, keepdim: bool = False, **_: Any) -> Node:
+    """The product along a dimension: [*, n, *] -> [*, *], or [*, 1, *] with keepdim."""
     return _prod(call, x, normalize_dims(dim, x.rank))
 
 
 def _prod(call: Call, x: Node, d: list[int]) -> Node:
+    """The product of x over dimensions d; integers wrap around."""
     longest = count(x, d).bounds[1]
     if call.dtype.compute is not DType.float32 or (longest is not None and longest <= 2):
         return keep(call, over(call, "prod", x, d, kind=call.dtype.compute), d, x.rank)
@@ -77,7 +82,7 @@ def _prod(call: Call, x: Node, d: list[int]) -> Node:
 def _multiplied(
     call: Call, number: Callable[[Sequence[Int], Int], Split], sizes: Sequence[Int], n: Int, name: str = ""
 ) -> tuple[Node, Node]:
-    """Products of significands and sums of exponents, over windows first where there are many."""
+    """Products of n significands and sums of their exponents, both of shape `sizes`. Many are reduced in windows first."""
     longest = n.bounds[1]
     windows = not name and (longest is None or longest > _WINDOW)
     over_n, shape = ([as_int(_WINDOW)], [*sizes, ceildiv(n, _WINDOW)]) if windows else ([n], list(sizes))
@@ -103,7 +108,9 @@ def _multiplied(
 
 
 def cumulated(call: Call, x: Node, d: int, steps: Sequence[int], radix: int) -> Map:
-    """out[i] = the product of x[j], j <= i, along dimension d, in the passes of `scan`: at these steps, of `radix` numbers each."""
+    """out[i] = product of x[j], j <= i, along dimension d. The passes are those of `scan`, with these steps and `radix`
+    factors each.
+    """
     product: Node = x
     exponent: Node | None = None
     for n, step in enumerate(steps):

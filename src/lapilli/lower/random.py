@@ -1,14 +1,15 @@
-"""Random numbers: a function of a key, of the call and of the element, computed where it is read.
+"""Random numbers, as a function of a key, the call, and the element's position. They are computed where they are read.
 
-The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3; SC 2011). Its counter
-is the number of the element and the stream of the call; the key is the seed. The distributions are torch's, the numbers
-are not.
+The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3; SC 2011). Its
+counter consists of the element's position and the call's stream; the key is the seed. Distributions are those of torch, the
+numbers are not.
 
-The key is a state of the program, `lapilli.random`: two int32, the number of the run, which moves on with every run, and a
-seed. Both begin as 0: a program gives the same numbers again after `program.reset()`, and others after
-`program.set_state({"lapilli.random": numpy.array([0, seed], "int32")})`. Programs inside of torch follow torch.manual_seed: those
-of `lapilli::run` and of mobile modules are given the state before every run (`runtime/seeding.py`), those of the eager device and
-of torch.compile get the key as two symbols instead (`eager/launch.py`)."""
+The key is a state of the program, `lapilli.random`: two int32, the number of the run, which every run increments, and a
+seed. Both are initially 0: a program repeats its numbers after `program.reset()`, and draws others after
+`program.set_state({"lapilli.random": numpy.array([0, seed], "int32")})`. Programs within torch follow torch.manual_seed:
+for `lapilli::run` and mobile modules the state is set before every run (`runtime/seeding.py`); for the eager device and
+torch.compile the key consists of two symbols instead (`eager/launch.py`).
+"""
 
 from __future__ import annotations
 
@@ -31,12 +32,12 @@ from lapilli.runtime.description import RANDOM_STATE
 aten = torch.ops.aten
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)  # what the key grows by in every round
+_WEYL = (0x9E3779B9, 0xBB67AE85)  # the increments of the key in every round
 _ROUNDS = 10
 
 
 def _word(value: int) -> int:
-    """The 32 bits of an unsigned number as a signed one."""
+    """The signed integer with the 32 bits of an unsigned one."""
     value &= 0xFFFFFFFF
     return value - (1 << 32) if value >> 31 else value
 
@@ -56,19 +57,19 @@ def seed(call: Call) -> tuple[Expr, Expr]:
 
 
 def next_numbers(state: State) -> tuple[State, Node]:
-    """The state, and its value after a run."""
+    """The state, and its value for the next run."""
     axes, at = fresh_axes(state.shape)
     body = load(state, at) + where(binary("eq", index(at[0]), 0), const(1), const(0))
     return state, Map(state.shape, state.dtype, f"{STATE}.next", "random", axes=axes, body=body)
 
 
 def stream(call: Call) -> Expr:
-    """The number that tells a call from the others of its program."""
+    """A number that distinguishes the call from others in its program."""
     return const(_word(zlib.crc32(call.name.encode())))
 
 
 def philox(counter: Sequence[Expr], key: Sequence[Expr]) -> list[Expr]:
-    """Four words of 32 random bits from a counter of four words and a key of two."""
+    """Four random 32-bit words from a counter of four words and a key of two."""
     c, k = list(counter), list(key)
     for _ in range(_ROUNDS):
         (h0, l0), (h1, l1) = (
@@ -85,7 +86,7 @@ def philox(counter: Sequence[Expr], key: Sequence[Expr]) -> list[Expr]:
 
 
 def words(call: Call, at: Sequence[Int]) -> list[Expr]:
-    """Random words of an element of the call's result."""
+    """Four random words for an element of the call's result."""
     linear = as_int(0)
     for i, size in zip(at, call.shape, strict=True):
         linear = linear * size + i
@@ -93,16 +94,19 @@ def words(call: Call, at: Sequence[Int]) -> list[Expr]:
 
 
 def unit(word: Expr) -> Expr:
-    """Uniform in [0, 1), a multiple of 2^-24."""
+    """A random word as a float, uniform in [0, 1), and a multiple of 2^-24."""
     return cast_to(binary("ushr", word, 8), DType.float32) * 2.0**-24
 
 
 def uniform_at(call: Call, at: Sequence[Int]) -> Expr:
+    """Uniform in [0, 1)."""
     return unit(words(call, at)[0])
 
 
 def normal_at(call: Call, at: Sequence[Int]) -> Expr:
-    """Box and Muller (1958): 1 - u is in (0, 1]."""
+    """Standard normal: sqrt(-2 log(1 - u)) * cos(2 pi v) (Box and Muller 1958). 1 - u is in (0, 1], so that the logarithm
+    is finite.
+    """
     first, second, *_ = words(call, at)
     radius = unary("sqrt", unary("log", 1.0 - unit(first)) * -2.0)
     return radius * unary("cos", unit(second) * (2 * math.pi))
@@ -110,16 +114,19 @@ def normal_at(call: Call, at: Sequence[Int]) -> Expr:
 
 @lowering(aten.rand.default, aten.rand.generator, aten.rand_like.default)
 def rand(call: Call, *_: Any, **__: Any) -> Node:
+    """Uniform in [0, 1), of a given size or of the shape of the argument."""
     return call.map(lambda *at: uniform_at(call, at))
 
 
 @lowering(aten.randn.default, aten.randn.generator, aten.randn_like.default)
 def randn(call: Call, *_: Any, **__: Any) -> Node:
+    """Standard normal, of a given size or of the shape of the argument."""
     return call.map(lambda *at: normal_at(call, at))
 
 
 @lowering(aten.uniform.default)
 def uniform(call: Call, _: Node, low: float = 0.0, high: float = 1.0, **__: Any) -> Node:
+    """Uniform in [low, high), of the shape of the argument."""
     most = torch.finfo(getattr(torch, call.dtype.name)).max
     if not (abs(low) <= most and abs(high) <= most):
         raise TypeError(f"its bounds {low} and {high} do not both fit into {call.dtype.name}")
@@ -128,16 +135,20 @@ def uniform(call: Call, _: Node, low: float = 0.0, high: float = 1.0, **__: Any)
 
 @lowering(aten.normal.float_float)
 def normal(call: Call, mean: float, std: float, *_: Any, **__: Any) -> Node:
+    """Normal with mean and standard deviation `std`, of the given size."""
     return call.map(lambda *at: normal_at(call, at) * float(std) + float(mean))
 
 
 @lowering(aten.normal_functional.default)
 def normal_like(call: Call, _: Node, mean: float = 0.0, std: float = 1.0, **__: Any) -> Node:
+    """Normal with mean and standard deviation `std`, of the shape of the argument."""
     return normal(call, mean, std)
 
 
 def _integers(call: Call, low: int, high: int) -> Node:
-    """low + floor(u * (high - low)) of a random word as a fraction u (Lemire 2019, without rejection)."""
+    """Uniform integers from low to high - 1: low + floor(u * (high - low)) for a random word as a fraction u (Lemire 2019,
+    without rejection).
+    """
     if not 0 < high - low < 2**31:
         raise TypeError(f"{call.op} from {low} to {high} is not supported: the range must be below 2^31")
     return call.map(
@@ -147,25 +158,31 @@ def _integers(call: Call, low: int, high: int) -> Node:
 
 @lowering(aten.randint.default, aten.randint.generator)
 def randint(call: Call, high: int, *_: Any, **__: Any) -> Node:
+    """Uniform integers from 0 to high - 1, of the given size."""
     return _integers(call, 0, high)
 
 
 @lowering(aten.randint.low, aten.randint.low_generator)
 def randint_low(call: Call, low: int, high: int, *_: Any, **__: Any) -> Node:
+    """Uniform integers from low to high - 1, of the given size."""
     return _integers(call, low, high)
 
 
 @lowering(aten.randint_like.default)
 def randint_like(call: Call, _: Node, high: int, **__: Any) -> Node:
+    """Uniform integers from 0 to high - 1, of the shape of the argument."""
     return _integers(call, 0, high)
 
 
 @lowering(aten.randint_like.low_dtype)
 def randint_like_low(call: Call, _: Node, low: int, high: int, **__: Any) -> Node:
+    """Uniform integers from low to high - 1, of the shape of the argument."""
     return _integers(call, low, high)
 
 
 def _bernoulli(call: Call, p: Operand) -> Node:
+    """1 with probability p, else 0; p broadcasts to the result."""
+
     def body(*at: Int) -> Expr:
         return cast_to(binary("lt", uniform_at(call, at), element(p, at, DType.float32)), call.dtype.compute)
 
@@ -174,17 +191,21 @@ def _bernoulli(call: Call, p: Operand) -> Node:
 
 @lowering(aten.bernoulli.default)
 def bernoulli(call: Call, p: Node, **_: Any) -> Node:
+    """1 with probability p, else 0; the shape of p."""
     return _bernoulli(call, p)
 
 
 @lowering(aten.bernoulli.p, aten.bernoulli.Tensor)
 def bernoulli_like(call: Call, _: Node, p: Operand = 0.5, **__: Any) -> Node:
+    """1 with probability p, else 0; the shape of the first argument, to which p broadcasts."""
     return _bernoulli(call, p)
 
 
 @lowering(aten.native_dropout.default)
 def native_dropout(call: Call, x: Node, p: float, train: bool | None = True) -> tuple[Node, Node]:
-    """Each element is kept with probability 1 - p and divided by it."""
+    """Keeps each element with probability 1 - p, and divides it by that. Returns the result and the mask, both of the shape
+    of x.
+    """
     kept = call.map(
         lambda *at: binary("ge", uniform_at(call, at), float(p)) if train else const(True), dtype=DType.bool
     )
@@ -209,7 +230,10 @@ def rrelu(
     *_: Any,
     **__: Any,
 ) -> tuple[Node, Node]:
-    """Negative elements times a random slope, which is the second result, or times the mean slope at inference."""
+    """Multiplies negative elements by a random slope between low and high; at inference, by their mean.
+
+    Returns the result and the slopes (1 for positive elements), both of the shape of x.
+    """
 
     if not training:
         mean = float((low + high) / 2)
@@ -225,15 +249,20 @@ def rrelu(
 
 @decomposition(aten.randperm.default)
 def randperm(n: int, *, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    """A permutation of 0 .. n-1: the order of random keys. Equal keys, one pair in 2^31, keep their order."""
+    """A permutation of 0 ... n-1, [n]: the order of random keys. Equal keys (a pair has probability 2^-31) keep their
+    order.
+    """
     keys = torch.randint(2**31 - 1, (n,), dtype=torch.int32)
     return keys.argsort().to(dtype or torch.int64)
 
 
 @decomposition(aten.multinomial.default)
 def multinomial(p: torch.Tensor, n: int, replacement: bool = False, *, generator: Any = None) -> torch.Tensor:
-    """Exponential clocks of rates p [..., categories]: each is the first to ring with its probability, and the first n are n
-    draws without replacement (Efraimidis and Spirakis 2006). Result: int64 [..., n]."""
+    """n draws from categories with weights p [*, categories]: int64 [*, n].
+
+    Exponential clocks with rates p: each is first with its probability, and the order of the first n is that of n draws
+    without replacement (Efraimidis and Spirakis 2006).
+    """
     rates = p.float()
     if replacement or n == 1:
         rates = rates.unsqueeze(-2).expand(*p.shape[:-1], n, p.shape[-1])

@@ -1,5 +1,6 @@
-"""Recurrent layers: LSTM, GRU and plain cells. A sequence of known length is unrolled, its steps are kernels of their own; any
-other is a loop inside a kernel (`ir/recurrence.py`)."""
+"""Recurrent layers: LSTM, GRU and plain cells. A sequence of known length is unrolled, with kernels for every step; others
+are a loop inside one kernel (`ir/recurrence.py`).
+"""
 
 from __future__ import annotations
 
@@ -20,22 +21,24 @@ from lapilli.lower.matmul import linear
 from lapilli.lower.pointwise import sigmoid
 from lapilli.lower.registry import LONGEST, Call, lowering
 from lapilli.lower.views import cat, stack
-from lapilli.runtime.sequences import KINDS as KINDS  # whoever names the operators has them
+from lapilli.runtime.sequences import KINDS as KINDS  # importing it registers the operators
 
 aten, ours = torch.ops.aten, torch.ops.lapilli
 
 STEPS = 1024
-"""Steps of all layers and directions of a call that are unrolled: each is two or three kernels."""
+"""The most steps that are unrolled, over all layers and directions of a call; each takes two or three kernels."""
 PIECES = 8
-"""Loops, one after the other, in which a sequence is done that is too long for one."""
+"""The most loops, one after another, that a sequence is divided into if it is too long for one."""
 
 Gate = Callable[[int], Expr]
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A cell. x, y: what the weights make of the input and of the hidden state, gate by gate. carried: the new state of the old
-    one; hidden: what the new state shows, where that is another."""
+    """A cell. x and y: contributions of the input and of the hidden state to a gate.
+
+    carried: the new state, computed from the old one. hidden: the hidden state, if it differs from that.
+    """
 
     gates: int
     carried: Callable[[Gate, Gate, Expr], Expr]
@@ -43,10 +46,14 @@ class _Kind:
 
 
 def _new_cell(x: Gate, y: Gate, old: Expr) -> Expr:
+    """LSTM: c' = sigmoid(f) * c + sigmoid(i) * tanh(g), with the gates in the order i, f, g, o; then h' = sigmoid(o) *
+    tanh(c').
+    """
     return sigmoid(x(1) + y(1)) * old + sigmoid(x(0) + y(0)) * unary("tanh", x(2) + y(2))
 
 
 def _new_gru(x: Gate, y: Gate, old: Expr) -> Expr:
+    """GRU: h' = n + z * (h - n) with n = tanh(x_n + r * y_n), and the gates in the order r, z, n."""
     new = unary("tanh", x(2) + sigmoid(x(0) + y(0)) * y(2))
     return new + sigmoid(x(1) + y(1)) * (old - new)
 
@@ -59,8 +66,11 @@ _RELU = _Kind(1, lambda x, y, _: binary("max", x(0) + y(0), 0.0))
 
 @dataclass(frozen=True)
 class _Direction:
-    """One direction of one layer. x: what its weights make of the input, [length, batch, gates * units]; w, b: of the hidden
-    state; projection: of an LSTM's result, or None; lengths: of the sequences, where they differ."""
+    """One direction of one layer.
+
+    x: the input times its weights, [length, batch, gates * units]. w, b: weights and bias of the hidden state. projection:
+    of an LSTM's hidden state, or None. lengths: of the sequences, if they differ.
+    """
 
     call: Call
     kind: _Kind
@@ -85,9 +95,9 @@ class _Direction:
     def _of_input(self, t: Int, b: Int, j: Int) -> Gate:
         return lambda k: cast_to(load(self.x, [t, b, k * self.units + j]), DType.float32)
 
-    # -- steps as kernels of their own
+    # -- every step as kernels
     def unrolled(self, states: list[Node], length: int) -> tuple[Node, list[Node]]:
-        """The hidden states [length, batch, width], and the last states."""
+        """The hidden states [length, batch, width], and the final states [batch, ...]."""
         found: list[Node] = []
         for t in range(length)[:: -1 if self.reverse else 1]:
             states = self._step(t, states)
@@ -96,6 +106,7 @@ class _Direction:
         return stack(self._call(shape), found[:: -1 if self.reverse else 1], 0), states
 
     def _step(self, t: int, states: list[Node]) -> list[Node]:
+        """The states after one step: hidden state, and cell state for an LSTM."""
         h, old = states[0], states[-1]
         made = linear(self._call((h.shape[0], self.w.shape[0])), h, self.w, self.b)
         call = self._call(old.shape)
@@ -116,7 +127,7 @@ class _Direction:
 
     # -- a loop
     def looped(self, states: list[Node]) -> tuple[Node, list[Node]]:
-        """As `unrolled`, for any length."""
+        """As `unrolled`, for any length. Raises TypeError if a layer or the bound on the length is too large."""
         units, width = self.units.value, states[0].shape[1].value
         if units is None or width is None or max(units, width) > MOST_UNITS:
             raise TypeError(f"{self.call.op}: a length that varies needs layers of at most {MOST_UNITS} units")
@@ -147,7 +158,7 @@ class _Direction:
         return self._call((self.length, *states[0].shape)).map(body), states
 
     def _piece(self, states: list[Node], first: Int, size: Int) -> Reduce:
-        """All states after each of `size` steps from the step `first` on, [size, batch, width of all]."""
+        """All states after each of `size` steps, beginning with step `first`: [size, batch, width of all states]."""
         kind, call = self.kind, self.call
         batch, width = states[0].shape
         wide = width if kind.hidden is None else width + self.units
@@ -185,7 +196,7 @@ class _Direction:
         )  # fmt: skip
 
     def _last(self, part: Node, states: list[Node], size: Int) -> list[Node]:
-        """The states after a piece: those before it, where it has no step."""
+        """The states after a piece, or the given ones if the piece has no steps."""
         found: list[Node] = []
         for n, state in enumerate(states):
             start = states[0].shape[1] * n
@@ -195,7 +206,7 @@ class _Direction:
                 return select([size - 1], last, cast_to(load(state, [b, j]), DType.float32))
 
             found.append(self.call.map(body, shape=state.shape, dtype=DType.float32))
-            found[-1].dtype = DType.float32  # a step of an operator stays so in half precision
+            found[-1].dtype = DType.float32  # intermediates of an operator stay float32 in half precision
         return found
 
 
@@ -203,7 +214,9 @@ def _layers(
     kind: _Kind, call: Call, x: Node, initial: Sequence[Node], params: Sequence[Node], has_biases: bool, layers: int,
     dropout: float, train: bool, bidirectional: bool, batch_first: bool, lengths: Node | None = None,
 ) -> list[Node]:  # fmt: skip
-    """The output of the last layer, and the last states of all: each [layers * directions, batch, hidden]."""
+    """x [length, batch, input], or [batch, length, input] if batch_first -> the outputs of the last layer, [length, batch,
+    directions * hidden] or batch first; and the final states of all layers, each [layers * directions, batch, hidden].
+    """
     directions = 2 if bidirectional else 1
     length = x.shape[1 if batch_first else 0].value
     unrolled = length is not None and lengths is None and length * layers * directions <= STEPS
@@ -249,6 +262,7 @@ def _side_by_side(call: Call, a: Node, b: Node) -> Map:
 
 @lowering(aten.lstm.input)
 def lstm(call: Call, x: Node, initial: Sequence[Node], *arguments: Any) -> list[Node]:
+    """x, (h, c) -> outputs, h and c; see `_layers` for shapes, and torch.nn.LSTM for the formulas."""
     return _layers(_LSTM, call, x, initial, *arguments)
 
 
@@ -265,6 +279,7 @@ for _overload, _kind in _ONE_STATE.items():
 
 @lowering(ours.lstm_padded.default)
 def lstm_padded(call: Call, x: Node, lengths: Node, initial: Sequence[Node], *arguments: Any) -> list[Node]:
+    """`lstm` of padded sequences x [length, batch, input] with lengths [batch]."""
     return _layers(_LSTM, call, x, initial, *[*arguments, False, lengths])
 
 

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 Dims = int | Sequence[int] | None
 Element = Callable[[Sequence[Int]], Expr]
 
-_ON_BOOLS = {"max": "any", "min": "all"}  # bools have no order in a shader
+_ON_BOOLS = {"max": "any", "min": "all"}  # bools are not ordered in a shader
 
 
 def over(
@@ -32,7 +32,7 @@ def over(
     dtype: DType | None = None,
     name: str = "",
 ) -> Reduce:
-    """Reduce f of the elements of x over dims; the result has the other dimensions only."""
+    """f(x) reduced by `op` over dims; the result has the other dimensions."""
     kind = kind or x.dtype.compute
     if kind is DType.bool and op in _ON_BOOLS:
         op = _ON_BOOLS[op]
@@ -51,7 +51,7 @@ def over_each(
     dtype: DType | None = None,
     name: str = "",
 ) -> Reduce:
-    """Reduce f(index), over all indices of a shape, over dims."""
+    """f(index) reduced by `op` over dims, for all indices of a shape; the result has the other dimensions."""
     kept = [d for d in range(len(shape)) if d not in dims]
 
     def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
@@ -66,30 +66,35 @@ def over_each(
 
 
 def keep(call: Call, r: Node, dims: Sequence[int], rank: int, f: Callable[[Expr], Expr] = lambda e: e) -> Node:
-    """The result of `over` in the shape of the call (with or without the reduced dimensions)."""
+    """The result of `over` in the shape of the call, with or without the reduced dimensions."""
     if len(call.shape) == rank:
         return call.map(lambda *at: f(load(r, [i for d, i in enumerate(at) if d not in dims])))
     return call.map(lambda *at: f(load(r, at)))
 
 
 def count(x: Node, dims: Sequence[int]) -> Int:
+    """The number of elements along dims."""
     return product([x.shape[d] for d in dims])
 
 
 @lowering(aten.sum.dim_IntList, aten.sum.default)
 def sum_(call: Call, x: Node, dims: Dims = None, keepdim: bool = False, **_: Any) -> Node:
+    """The sum over dims (all by default), which are removed, or have size 1 with keepdim."""
     d = normalize_dims(dims, x.rank)
     return keep(call, over(call, "sum", x, d, kind=call.dtype.compute), d, x.rank)
 
 
 @lowering(aten.mean.dim, aten.mean.default)
 def mean(call: Call, x: Node, dims: Dims = None, keepdim: bool = False, **_: Any) -> Node:
+    """The mean over dims (all by default), which are removed, or have size 1 with keepdim."""
     d = normalize_dims(dims, x.rank)
     n = index(count(x, d), DType.float32)
     return keep(call, over(call, "sum", x, d, dtype=DType.float32), d, x.rank, lambda e: e / n)
 
 
 def _extremum(op: str) -> Callable[..., Node]:
+    """The maximum or minimum over dims (all by default)."""
+
     def build(call: Call, x: Node, dims: Dims = None, keepdim: bool = False) -> Node:
         d = normalize_dims(dims, x.rank)
         call.some(*(x.shape[k] for k in d))
@@ -105,6 +110,8 @@ for _name in ("max", "min"):
 
 
 def _with_index(op: str) -> Callable[..., tuple[Node, Node]]:
+    """The maximum or minimum along a dimension, and the index of the first one (or of the first NaN)."""
+
     def build(call: Call, x: Node, dim: int, keepdim: bool = False) -> tuple[Node, Node]:
         d = normalize_dims(dim, x.rank)
         call.some(*(x.shape[k] for k in d))
@@ -117,7 +124,7 @@ def _with_index(op: str) -> Callable[..., tuple[Node, Node]]:
 
 
 def position(call: Call, op: str, x: Node, d: Sequence[int], name: str = "") -> Reduce:
-    """Where the first maximum or minimum (or the first NaN) lies in the dimensions d, counted row by row."""
+    """The row-major index, within the dimensions d, of the first maximum or minimum, or of the first NaN."""
     longest = count(x, d).bounds[1]
     if longest is not None and longest <= LONG:
         return over(call, f"arg{op}", x, d, dtype=DType.int64, name=name)
@@ -149,6 +156,8 @@ for _name in ("max", "min"):
 
 
 def _arg(op: str) -> Callable[..., Node]:
+    """The index of the first maximum or minimum along a dimension, or of the flattened tensor."""
+
     def build(call: Call, x: Node, dim: int | None = None, keepdim: bool = False) -> Node:
         d = normalize_dims(dim, x.rank)
         call.some(*(x.shape[k] for k in d))
@@ -163,24 +172,27 @@ for _name in ("max", "min"):
 
 @lowering(aten.any.default, aten.any.dim, aten.any.dims)
 def any_(call: Call, x: Node, dims: Dims = None, keepdim: bool = False) -> Node:
+    """Whether any element over dims (all by default) is nonzero, bool."""
     d = normalize_dims(dims, x.rank)
     return keep(call, over(call, "any", x, d, kind=DType.bool), d, x.rank)
 
 
 @lowering(aten.all.default, aten.all.dim, aten.all.dims)
 def all_(call: Call, x: Node, dims: Dims = None, keepdim: bool = False) -> Node:
+    """Whether all elements over dims (all by default) are nonzero, bool."""
     d = normalize_dims(dims, x.rank)
     return keep(call, over(call, "all", x, d, kind=DType.bool), d, x.rank)
 
 
 @lowering(aten.var.correction)
 def var(call: Call, x: Node, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Node:
-    """Two passes, as numerically safe as Welford's for one kernel per row."""
+    """The variance over dims: sum((x - mean)^2) / (n - correction), in two passes; see `_variance`."""
     return _variance(call, x, dims, correction, False)[0]
 
 
 @lowering(aten.std.correction)
 def std(call: Call, x: Node, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Node:
+    """The standard deviation over dims, the root of `var`."""
     return _variance(call, x, dims, correction, True)[0]
 
 
@@ -188,6 +200,7 @@ def std(call: Call, x: Node, dims: Dims = None, *, correction: float | None = No
 def var_mean(
     call: Call, x: Node, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Node, Node]:
+    """The variance and the mean over dims, both of the same shape."""
     return _variance(call, x, dims, correction, False)
 
 
@@ -195,24 +208,29 @@ def var_mean(
 def std_mean(
     call: Call, x: Node, dims: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Node, Node]:
+    """The standard deviation and the mean over dims, both of the same shape."""
     return _variance(call, x, dims, correction, True)
 
 
 _SMALLER = {False: -60, True: -70}
-"""Powers of two that make distances small enough for their squares where the variance is finite, or its root is."""
+"""Exponents of factors that keep squared differences from overflowing if the variance, or (True) its root, does not."""
 
 
 def _variance(call: Call, x: Node, dims: Dims, correction: float | None, root: bool) -> tuple[Node, Node]:
-    """The variance, or its root, and the mean: of numbers too whose squares overflow, or the sum of them. These are made small
-    first, by a second sum: in the same loop, or, of rows of several kernels, only where the first one overflowed."""
+    """The variance, or its root, and the mean, over dims.
+
+    The result is right even if squares or their sum overflow. For that, a second sum is of scaled differences: in the same
+    loop or, for rows that take several kernels, only where the first sum overflowed.
+    """
     d = normalize_dims(dims, x.rank)
     total = over(call, "sum", x, d, kind=DType.float32, dtype=DType.float32, name="_mean")
     size, less = count(x, d), float(1 if correction is None else correction)
     n = index(size, DType.float32)
 
     def average(at: Sequence[Int]) -> Expr:
-        """Devices divide by a number known in a run with an error in the last digit, which all of a row of equal numbers would be
-        off by."""
+        """The mean. With a count known only at run time, some devices divide with an error in the last digit, which would
+        be the distance of all elements of a constant row; a correction step removes it.
+        """
         value = load(total, at)
         quotient = value / n
         if size.value is not None:
@@ -254,14 +272,15 @@ def _variance(call: Call, x: Node, dims: Dims, correction: float | None, root: b
 
 
 def center(x: Node, d: Sequence[int], total: Node) -> Element:
-    """x minus its mean over the dimensions d, given its sum. Readers compute it again: it gets no memory, in which it would
-    be rounded."""
+    """x minus its mean over the dimensions d, given its sum. It is recomputed where it is read: in memory it would be
+    rounded.
+    """
     n = index(count(x, d), DType.float32)
     return lambda at: element(x, at, DType.float32) - load(total, [i for k, i in enumerate(at) if k not in d]) / n
 
 
 def softmax_parts(call: Call, x: Node, dim: int) -> tuple[Element, Element]:
-    """x - max, which is computed where it is read, and the sum of its exponentials over dim."""
+    """x - max, recomputed where it is read, and the sum of its exponentials along dim."""
     d = normalize_dims(dim, x.rank)
     top = over(call, "max", x, d, dtype=x.dtype, name="_max")
 
@@ -269,7 +288,7 @@ def softmax_parts(call: Call, x: Node, dim: int) -> tuple[Element, Element]:
         return [i for k, i in enumerate(at) if k not in d]
 
     def shifted(at: Sequence[Int]) -> Expr:
-        """NaN in rows without a finite maximum, said so that no compiler finds 0 for inf - inf."""
+        """NaN in rows without a finite maximum, written such that no compiler replaces inf - inf by 0."""
         high = cast_to(load(top, without(at)), DType.float32)
         return where(is_finite(high), element(x, at, DType.float32) - high, const(math.nan))
 
@@ -279,19 +298,21 @@ def softmax_parts(call: Call, x: Node, dim: int) -> tuple[Element, Element]:
 
 @lowering(aten._softmax.default, aten.softmax.int)
 def softmax(call: Call, x: Node, dim: int, *_: Any, **__: Any) -> Node:
+    """exp(x - max) / sum of exp(x - max) along dim; the shape of x."""
     shifted, total = softmax_parts(call, x, dim)
     return call.map(lambda *at: unary("exp", shifted(at)) / total(at))
 
 
 @lowering(aten._log_softmax.default, aten.log_softmax.int)
 def log_softmax(call: Call, x: Node, dim: int, *_: Any, **__: Any) -> Node:
+    """x - max - log(sum of exp(x - max)) along dim; the shape of x."""
     shifted, total = softmax_parts(call, x, dim)
     return call.map(lambda *at: shifted(at) - unary("log", total(at)))
 
 
 @lowering(aten.logsumexp.default)
 def logsumexp(call: Call, x: Node, dims: Dims, keepdim: bool = False) -> Node:
-    """Relative to the greatest element, where one can subtract it; of nothing, the logarithm of 0."""
+    """log(sum of exp(x)) over dims, computed relative to the maximum if that is finite; -inf over no elements."""
     d = normalize_dims(dims, x.rank)
     top = over(call, "max", x, d, kind=DType.float32, dtype=DType.float32, name="_max")
 

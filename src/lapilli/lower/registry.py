@@ -60,16 +60,16 @@ Body = Callable[..., Expr]
 Lowering = Callable[..., Any]
 
 LONG = 8192
-"""Elements of the longest reduction that one invocation does alone by choice, ..."""
+"""The longest reduction, in elements, that one invocation computes alone by choice, ..."""
 LONGEST = 1 << 15
-"""... and of the longest that it may have to: lavapipe ends loops after 65,535 rounds, without a word."""
+"""... and the longest that it may have to compute: lavapipe silently ends loops after 65,535 iterations."""
 
 _TRIED = 4096
-"""Values of a size that are tried for the least one that an operator takes."""
+"""The number of values of a size that are tried to find the smallest one that an operator accepts."""
 
 lowerings: dict[torch._ops.OpOverload, Lowering] = {}
 decompositions: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
-"""Operators that are described in terms of other ATen operators: functions on torch tensors."""
+"""Operators defined in terms of other ATen operators, by functions on torch tensors."""
 
 FROM_TORCH = {
     torch.bool: DType.bool, torch.uint8: DType.uint8, torch.int8: DType.int8, torch.int16: DType.int16,
@@ -89,7 +89,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def lowering(*overloads: Any) -> Callable[[F], F]:
-    """Register a function as the lowering of operator overloads."""
+    """Registers a function as the lowering of operator overloads."""
 
     def register(f: F) -> F:
         for overload in overloads:
@@ -117,7 +117,7 @@ def is_supported(overload: Any) -> bool:
 
 
 RANDOM_KEY = ("random0", "random1")
-"""What the two words of the key of random numbers are called, where they are symbols."""
+"""The names of the two words of the random numbers' key, if they are symbols."""
 
 
 @dataclass
@@ -139,13 +139,15 @@ class Shared:
         """A 32-bit symbol that is not a size, as a signed integer."""
         if name not in self.known:
             self.known[name] = symbol(name, 0, 2**32 - 1)
-        # Twice negated, for nothing may be concluded from the symbol's bounds.
+        # Negated twice, which hides the symbol's bounds: nothing may be concluded from them.
         return unary("bitnot", unary("bitnot", index(self.known[name])))
 
 
 class Entries(NamedTuple):
-    """New elements of a tensor: their number in each dimension of their own; where each goes, one index for every dimension of the
-    tensor; and what it is.
+    """Elements that replace some of a tensor's.
+
+    shape: of the entries themselves. place: the index in the tensor, given the index of an entry. value: the value of an
+    entry.
     """
 
     shape: Sequence[Int]
@@ -162,7 +164,7 @@ class Call:
     shapes: tuple[tuple[Int, ...], ...]  # of the results
     dtypes: tuple[DType, ...]
     half: bool  # store float32 intermediates as float16
-    dense: bool = True  # are all tensor arguments row-major in memory of their own? (told to as_strided only)
+    dense: bool = True  # whether all tensor arguments are contiguous and own their memory (set for as_strided only)
     shared: Shared = field(default_factory=lambda: Shared())
     given: tuple[Any, ...] = ()  # the positional arguments as torch knows them: fake tensors and numbers
 
@@ -233,7 +235,7 @@ class Call:
         update = Update(old, axes, place, self._value(entries.value(at), self.dtype), within)
         read = operands(made)
         below = {n.id for r in read for n in (r, *operands(r))}
-        if old in read and all(ld.node.id in below for ld in update.loads()):  # else all is replaced, or nothing
+        if old in read and all(ld.node.id in below for ld in update.loads()):  # else all is replaced, or nothing is
             made.update = update
         return made
 
@@ -315,7 +317,7 @@ class Call:
         partial.dtype = partial.body.dtype if partial.body.dtype is not DType.bool else DType.int32
         whole = self.reduce(
             op, lambda at, r: cast_to(load(partial, [*at, r[0]]), partial.body.dtype), sizes, (pieces,), None, name,
-            LONG if total.bounds[1] is not None else None,  # without a bound, two steps must do
+            LONG if total.bounds[1] is not None else None,  # without a bound, two steps must suffice
         )  # fmt: skip
         whole.dtype = stored
         return whole
@@ -331,7 +333,7 @@ def neutral(op: str, dtype: DType) -> Expr:
 
 def _is_inside(i: Int, n: Int) -> bool:
     """Whether a place is known to be in a dimension of n elements."""
-    computed = any(isinstance(a, Indirect) for a in i.atoms())  # from numbers that nobody has looked at
+    computed = any(isinstance(a, Indirect) for a in i.atoms())  # from numbers that are not checked
     return not computed and is_nonnegative(i) and is_nonnegative(n - 1 - i)
 
 
@@ -379,7 +381,7 @@ def _holds(dtype: DType, e: Expr) -> bool:
 
 
 _NEAR = 4
-"""Values that are followed to see that a conversion does nothing."""
+"""The depth to which values are followed to prove that a conversion does nothing."""
 
 
 def _finite_in_half(e: Expr) -> Expr:
@@ -396,7 +398,7 @@ def _finite_in_half(e: Expr) -> Expr:
 
 
 _EXTREME = 1e30
-"""A constant beyond it is no quantity."""
+"""A constant with a larger magnitude is a mask rather than a quantity."""
 
 
 def common_type(args: Sequence[Operand]) -> DType:

@@ -1,4 +1,4 @@
-"""Upsampling, with torch's coordinate rules."""
+"""Upsampling, with torch's rules for coordinates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def _scales(call: Call, x: Node, n: int, scales: Sequence[float | None]) -> list[Expr]:
-    """Input pixels per output pixel: 1/scale when the caller gave one, else the ratio of the sizes."""
+    """Input pixels per output pixel: 1 / scale if the caller gave a scale, otherwise the ratio of the sizes."""
     result = []
     for d in range(n):
         given = scales[d] if d < len(scales) else None
@@ -32,6 +32,7 @@ def _scales(call: Call, x: Node, n: int, scales: Sequence[float | None]) -> list
 
 
 def _nearest(call: Call, x: Node, n: int, scales: Sequence[float | None], exact: bool = False) -> Node:
+    """[*, *in] -> [*, *out] in n dimensions: out[i] = x[floor(i * step)], or x[floor((i + 1/2) * step)] if exact."""
     ratios = _scales(call, x, n, scales)
 
     def body(*at: Int) -> Expr:
@@ -52,11 +53,11 @@ def _nearest(call: Call, x: Node, n: int, scales: Sequence[float | None], exact:
 
 
 Taps = list[tuple[Int, Expr]]
-"""Where to read in one dimension, and the weight of each element."""
+"""Indices in one dimension, and their weights."""
 
 
 def weighted(x: Node, batch: Sequence[Int], taps: Sequence[Taps]) -> Expr:
-    """The sum over all combinations of taps, one of each dimension."""
+    """The sum over all combinations of taps, one per dimension."""
 
     def mix(places: list[Int]) -> Expr:
         if len(places) == len(taps):
@@ -71,12 +72,12 @@ def add(terms: Sequence[Expr]) -> Expr:
 
 
 def clamped(place: Expr, size: Int) -> Int:
-    """An int32 number as an index, at the border where it lies outside."""
+    """An int32 value as an index, clamped to the dimension."""
     return indirect(binary("max", binary("min", place, index(size - 1)), 0), size)
 
 
 Source = tuple[Int | Expr, Expr]
-"""A place between pixels: the pixel left of it, which may lie outside, and the distance from that, 0 <= distance < 1."""
+"""A coordinate: the index of the pixel left of it, which may be outside, and the distance from that, 0 <= distance < 1."""
 
 
 def _split(place: Expr) -> tuple[Expr, Expr]:
@@ -85,19 +86,20 @@ def _split(place: Expr) -> tuple[Expr, Expr]:
 
 
 def _pixel(low: Int | Expr, k: int, size: Int) -> Int:
-    """The pixel k right of one, or the border's."""
+    """The index k pixels to the right of `low`, clamped to the dimension."""
     if isinstance(low, Int):
         return maximum(minimum(low + k, size - 1), 0)
     return clamped(low + k, size)
 
 
 def linear_taps(source: Source, size: Int) -> Taps:
+    """The two pixels around a coordinate, weighted by 1 - t and t."""
     low, weight = source
     return [(_pixel(low, 0, size), 1.0 - weight), (_pixel(low, 1, size), weight)]
 
 
 def cubic(t: Expr, a: float) -> Expr:
-    """The cubic convolution kernel (Keys 1981) at a distance t >= 0, as products: sums would cancel near its zeros."""
+    """The cubic convolution kernel (Keys 1981) at a distance t >= 0, in product form: sums would cancel near its zeros."""
     near = (1.0 - t) * _bend(t, a)
     far = (t - 1.0) * (t - 2.0) * (t - 2.0) * a
     return where(binary("le", t, 1.0), near, where(binary("lt", t, 2.0), far, const(0.0)))
@@ -108,24 +110,25 @@ def _bend(t: Expr, a: float) -> Expr:
 
 
 def _cubic_weights(t: Expr) -> list[Expr]:
-    """Of the pixels at distances 1 + t, t, 1 - t and 2 - t."""
+    """The weights of the pixels at distances 1 + t, t, 1 - t and 2 - t."""
     a, u = -0.75, 1.0 - t
     return [t * u * u * a, u * _bend(t, a), t * _bend(u, a), u * t * t * a]
 
 
 def cubic_weights(source: Expr) -> tuple[Expr, list[Expr]]:
-    """The first of four places (int32), and their weights."""
+    """The index of the first of four pixels (int32), and their weights."""
     low = unary("floor", source)
     return cast_to(low, DType.int32) - 1, _cubic_weights(source - low)
 
 
 def cubic_taps(source: Source, size: Int) -> Taps:
+    """The four pixels around a coordinate, with their weights."""
     low, t = source
     return [(_pixel(low, k - 1, size), w) for k, w in enumerate(_cubic_weights(t))]
 
 
 def _step(call: Call, x: Node, n: int, d: int, align_corners: bool, scales: Sequence[float | None]) -> Expr:
-    """Input pixels per output pixel, corners on corners if asked."""
+    """Input pixels per output pixel, for coordinates that are aligned at the corners or not."""
     if not align_corners:
         return _scales(call, x, n, scales)[d]
     size, out = x.shape[-n + d], call.shape[-n + d]
@@ -135,8 +138,10 @@ def _step(call: Call, x: Node, n: int, d: int, align_corners: bool, scales: Sequ
 def _fraction(
     call: Call, x: Node, n: int, d: int, align_corners: bool, scales: Sequence[float | None]
 ) -> Fraction | None:
-    """Input pixels per output pixel where that is a small fraction: then places are exact in integers. A float32 place has an
-    error of some units in the last place of the place itself, ever more to the right, and in torch too."""
+    """Input pixels per output pixel, if that is a small fraction; coordinates are then exact in integers.
+
+    Otherwise they are float32, as in torch, with an error of some units in their last place, which grows to the right.
+    """
     size, out = x.shape[-n + d].value, call.shape[-n + d].value
     given = scales[d] if d < len(scales) else None
     if align_corners:
@@ -146,16 +151,18 @@ def _fraction(
         step = 1 / scale if scale and float(scale) == given else None
     else:
         step = Fraction(size, out) if size and out else None
-    # Places have no fractions in float32 beyond 2^24: an axis of unknown length may have twice that before integers overflow.
+    # Beyond 2^24, float32 coordinates have no fractions. An axis of unknown length may be twice as long until integers overflow.
     longest = call.shape[-n + d].bounds[1] or 2**25
     return step if step is not None and (2 * longest + 1) * step.numerator < 2**31 else None
 
 
 def _divided(i: Int, size: Int, out: Int, align_corners: bool) -> tuple[Expr, Expr]:
-    """As `_split` of i * size / out or (i + 1/2) * size / out - 1/2, for sizes that are known when the program runs: the place in
-    float32 is nearly right, and what it misses is small, so that integers have it though products may overflow. Devices divide
-    with an error in the last digit: what the floor of a quotient is off by one is mended too. With align_corners, sizes are one
-    less."""
+    """As `_split` of i * size / out (aligned corners, with sizes minus one) or (i + 1/2) * size / out - 1/2, for sizes
+    known only at run time.
+
+    The float32 coordinate is nearly right. Its error is small enough to be computed in integers, even if products wrap
+    around. Some devices divide with an error in the last digit; where that makes a floor off by one, it is corrected, too.
+    """
     over, unit = (i * size, out) if align_corners else ((2 * i + 1) * size - out, 2 * out)
     whole, inverse = index(unit), 1.0 / index(unit, DType.float32)
     position, step = index(i, DType.float32), index(size, DType.float32) / index(out, DType.float32)
@@ -168,12 +175,12 @@ def _divided(i: Int, size: Int, out: Int, align_corners: bool) -> tuple[Expr, Ex
 
 
 def _exact(step: Fraction, i: Int, align_corners: bool, below_zero: bool) -> Source:
-    """As `_split` of i * step or (i + 1/2) * step - 1/2, in integers."""
+    """As `_split` of i * step or (i + 1/2) * step - 1/2, computed in integers."""
     p, q = step.numerator, step.denominator
     scaled, unit = (i * p, q) if align_corners else ((2 * i + 1) * p - q, 2 * q)
     if not below_zero:
         scaled = maximum(scaled, 0)
-    scaled += unit  # never less than -q: no quotient of a negative number
+    scaled += unit  # it was at least -q: the dividend is not negative
     return scaled // unit - 1, index(scaled % unit, DType.float32) * (1.0 / unit)
 
 
@@ -184,7 +191,9 @@ def _only_floats(call: Call, x: Node) -> None:
 
 def _interpolated(taps: Callable[[Source, Int], Taps], below_zero: bool, call: Call, x: Node, n: int, align_corners: bool,
                   scales: Sequence[float | None]) -> Node:  # fmt: skip
-    """below_zero: whether a place left of the first pixel's centre stays there."""
+    """[*, *in] -> [*, *out] in n dimensions, interpolated with the given taps. below_zero: a coordinate left of the first
+    pixel's centre is not clamped to it.
+    """
     _only_floats(call, x)
 
     def source(d: int, i: Int) -> Source:
@@ -206,7 +215,7 @@ def _interpolated(taps: Callable[[Source, Int], Taps], below_zero: bool, call: C
         size = x.shape[-n + d]
         if (
             not below_zero and size == call.shape[-n + d]
-        ):  # torch reads no neighbour then, which matters where one is NaN
+        ):  # torch does not read neighbours in this case, which matters if they are NaN
             return [(i, const(1.0))]
         return taps(source(d, i), size)
 
@@ -226,8 +235,9 @@ def _antialiased(
     radius: int,
     kernel: Callable[[Expr], Expr],
 ) -> Node:
-    """Every output is a weighted mean of the inputs under its kernel, which is as wide as the image shrinks; first along
-    rows, then along columns."""
+    """[*, *in] -> [*, *out] in n dimensions: each output is the mean of the inputs weighted by a kernel, which is widened
+    by the factor by which the image shrinks. Dimensions are processed one by one, the last one first.
+    """
     _only_floats(call, x)
     for d in reversed(range(n)):
         x = _antialiased_dimension(call, x, n, d, _step(call, x, n, d, align_corners, scales), radius, kernel)
@@ -253,7 +263,7 @@ def _antialiased_dimension(
     length = minimum(size, (maximum(size if bound is None else bound, 1) + 1) * radius * 2 + 1)
 
     def tap(i: Int, k: Int) -> tuple[Expr, Expr, Expr]:
-        """Place and weight of tap k of output i, and whether it has so many."""
+        """Index and weight of tap k of output i, and whether it has that many taps."""
         centre = step * (index(i, DType.float32) + 0.5)
         first = binary("max", cast_to(centre - support + 0.5, DType.int32), 0)
         end = binary("min", cast_to(centre + support + 0.5, DType.int32), index(size))
@@ -278,6 +288,7 @@ def _antialiased_dimension(
 
 
 def _hat(t: Expr) -> Expr:
+    """The linear interpolation kernel, max(1 - t, 0), at a distance t >= 0."""
     return binary("max", 1.0 - t, 0.0)
 
 

@@ -1,10 +1,12 @@
-"""Gradients of interpolation: every element of the input gathers from the outputs whose window holds it, dimension by dimension.
+"""Gradients of interpolation: every input element gathers from the outputs whose window contains it, dimension by
+dimension.
 
-These lie side by side, and no others are multiplied: a number that is not finite stays where it is. With which weight an output
-holds an input, the operator itself says. It is asked about many inputs at once: all of one colour, which lie so far apart that no
-output within reach of one has another in its window.
+These outputs are adjacent, and no others are read, so that infinities and NaN do not spread. The weights come from the
+forward operator itself, evaluated on images with ones at some pixels and zeros elsewhere. Each image serves many inputs,
+those of one colour: they are so far apart that no output near one of them has another in its window.
 
-A dimension of open size is a product with the matrix of all weights: there a number that is not finite spreads along it."""
+A dimension of dynamic size is multiplied by the matrix of all weights instead; there infinities and NaN do spread.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,12 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _Kind:
-    """An operator, and its window: input i is in that of output o where (o + centre) * step, with `step` input pixels per output
-    pixel, is from i + start to i + start + length. With the option align_corners, these are given for aligned corners. An
-    antialiased window is as much wider as the image shrinks."""
+    """A forward operator and its window.
+
+    Input i is in the window of output o if (o + centre) * step is from i + start to i + start + length, where `step` is the
+    number of input pixels per output pixel. If the operator has the option align_corners, this holds for aligned corners.
+    An antialiased window is widened by the factor by which the image shrinks.
+    """
 
     forward: Callable[..., Any]
     rank: int
@@ -42,12 +47,12 @@ class _Kind:
         if aligned or not self.option:
             return self.start, self.length, self.centre
         if self.length == 2:
-            # Left of the first pixel's centre an output is moved onto it, and has the second one with a weight of zero.
+            # An output left of the first pixel's centre is clamped to it, and the second pixel has weight zero.
             return self.start, self.length + 0.5, 0.5
         return self.start + 0.5, self.length, 0.5
 
     def copied(self, sizes: Sequence[Any], targets: Sequence[Any]) -> list[bool]:
-        """Along which dimensions torch copies. Of four taps, only if no size changes."""
+        """For each dimension, whether torch copies it unchanged. With four taps, it does so only if no size changes."""
         if not self.option or self.antialias:
             return [False] * self.rank
         same = [isinstance(s, int) and isinstance(t, int) and s == t for s, t in zip(sizes, targets, strict=True)]
@@ -56,8 +61,11 @@ class _Kind:
 
 @dataclass(frozen=True)
 class _Reach:
-    """Input i may be in the windows of `outputs` outputs from number (i + start) * rate on; of the last input there are `tail`, for
-    with a scale of the caller's places may lie far behind it. Inputs with the same remainder by `colours` are of one colour."""
+    """Input i may be in the windows of `outputs` outputs from output (i + start) * rate on.
+
+    The last input may have `tail` outputs, because with a scale given by the caller, coordinates may be far beyond it.
+    Inputs with equal remainders modulo `colours` have the same colour.
+    """
 
     start: float
     rate: float
@@ -77,7 +85,7 @@ def _reach(kind: _Kind, source: int, target: int, aligned: bool, scale: float | 
         return _Reach(0.0, 0.0, target, target, source)
     rate = over / under if given is None else given
     start, length, centre = kind.window(1 / rate, aligned)
-    rounded = 0.125 + target * 2.0**-20  # what places are off by at most, in outputs: here, and in the operator
+    rounded = 0.125 + target * 2.0**-20  # a bound on the error of coordinates, in outputs, here and in the operator
     begins = [max(math.ceil((i + start) * rate - centre - 2 * rounded), 0) for i in range(source)]
     ends = [min(math.ceil((i + start + length) * rate - centre + rounded), target) for i in range(source)]
     outputs = max(1, *(end - begin for begin, end in zip(begins, ends, strict=True)))
@@ -89,8 +97,10 @@ def _reach(kind: _Kind, source: int, target: int, aligned: bool, scale: float | 
 def _asked(
     kind: _Kind, ones: Tensor, one: float, target: Any, options: Sequence[Any], scale: float | None, dtype: torch.dtype
 ) -> Tensor:
-    """What the operator makes along one dimension of images with `one` in some places and 0 in others: [images, target]"""
-    # Along the last dimension: torch's own antialiased images of one column are wrong.
+    """The operator's results along one dimension for images with the value `one` where `ones` [images, source] holds, and 0
+    elsewhere: [images, target].
+    """
+    # Along the last dimension: torch's antialiased results for images with one column are wrong.
     before = [1] * (kind.rank - 1)
     images = torch.where(ones, one, 0.0).to(dtype).reshape(1, ones.shape[0], *before, ones.shape[1])
     made = kind.forward(images, [*before, target], *options, *[None] * (kind.rank - 1), scale)
@@ -100,7 +110,7 @@ def _asked(
 def _gathered(
     kind: _Kind, grad: Tensor, source: int, target: int, options: Sequence[Any], scale: float | None
 ) -> Tensor:
-    """grad [..., target] -> [..., source]"""
+    """grad [*, target] -> [*, source]."""
     reach = _reach(kind, source, target, any(options), scale)
     colour = torch.arange(source, device=grad.device) % reach.colours
     ones = colour == torch.arange(reach.colours, device=grad.device).unsqueeze(1)
@@ -121,12 +131,14 @@ def _gathered(
 def _multiplied(
     kind: _Kind, grad: Tensor, source: Any, target: Any, options: Sequence[Any], scale: float | None
 ) -> Tensor:
-    """As `_gathered`, for open sizes."""
+    """As `_gathered`, for dynamic sizes."""
     units = torch.eye(source, dtype=torch.bool, device=grad.device)
     return grad @ _asked(kind, units, 1.0, target, options, scale, grad.dtype).t()
 
 
 def _backward(kind: _Kind) -> Any:
+    """The gradient operator: grad [N, C, *out] -> [N, C, *in]."""
+
     def build(grad: Tensor, output_size: Any, input_size: Any, *rest: Any) -> Tensor:
         options, scales = rest[: kind.option], [*rest[kind.option :], *[None] * kind.rank][: kind.rank]
         sizes = input_size[2:]

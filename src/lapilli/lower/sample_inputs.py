@@ -1,4 +1,4 @@
-"""Small calls of ATen operators, made from their schemas: what the catalog asks with."""
+"""Small calls of ATen operators, made from their schemas, with which the catalog tries them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-_x, _i, _b = "x", "i", "b"  # a tensor of the dtype in question, of indices, of bools
+_x, _i, _b = "x", "i", "b"  # a tensor of the tested dtype, of indices, of bools
 Pattern = tuple[tuple[str, tuple[int, ...]], ...]
 
 _SHAPES: tuple[tuple[int, ...], ...] = ((2, 3), (3, 3), (2, 3, 4), (2, 3, 4, 5), (3,), (2, 3, 4, 5, 6))
@@ -64,7 +64,7 @@ Call = Callable[[torch.dtype], list[Any]]
 
 @cache
 def small_call(overload: torch._ops.OpOverload) -> Call | None:
-    """A small call that torch accepts, for floats or at least for integers or bools; None where none was found."""
+    """A small call that torch accepts for floats or at least for integers or bools; None if none is found."""
     required = [a for a in overload._schema.arguments if not a.has_default_value()]
     kinds = [_kind(str(a.type)) for a in required]
     if "unknown" in kinds or any(a.kwarg_only for a in required):
@@ -81,12 +81,12 @@ def small_call(overload: torch._ops.OpOverload) -> Call | None:
 
 
 def _with_zeros(args: list[Any]) -> list[Any]:
-    """The arguments with memory: some operators look at them only where they compute."""
+    """The arguments as zeros on the CPU: some operators check them only when they compute."""
     return tree_map_only(torch.Tensor, lambda t: torch.zeros_like(t, device="cpu"), args)  # type: ignore[no-any-return]
 
 
 def accepts(overload: torch._ops.OpOverload, args: list[Any]) -> bool:
-    """Whether torch takes the arguments, and gives tensors."""
+    """Whether torch accepts the arguments and returns tensors."""
     with suppress(Exception), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         return any(isinstance(t, torch.Tensor) for t in tree_leaves(overload(*args)))

@@ -1,7 +1,9 @@
 """Cumulative operators: prefix sums, products, maxima and minima.
 
-A scan is a few reductions (Hillis and Steele 1986, in steps of 16 instead of 2): after pass k an element holds its last
-16^(k+1) predecessors, so that every pass is one parallel kernel, and rounding errors grow with the logarithm of the length."""
+A scan is a few reductions (Hillis and Steele 1986, with steps of 16 instead of 2). After pass k, an element holds the
+reduction of its last 16^(k+1) predecessors. Every pass is one parallel kernel, and rounding errors grow with the logarithm
+of the length.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,13 @@ aten = torch.ops.aten
 
 RADIX = 16
 LARGEST = 1 << 20
-"""Elements of the longest axis that is scanned or sorted when no smaller bound is known."""
+"""The longest axis that is scanned or sorted if its size is dynamic."""
 
 
 def bound(call: Call, size: Int) -> int:
-    """The greatest value that a size can have, for which passes are made."""
+    """The largest possible value of a size, for which passes are generated. Raises TypeError if a dynamic size may exceed
+    `LARGEST`.
+    """
     most = call.longest(size)
     if most is None or (size.value is None and most > LARGEST):
         raise TypeError(
@@ -44,7 +48,7 @@ def steps(longest: int) -> list[int]:
 
 
 def scan(call: Call, op: str, x: Node, d: int, kind: DType | None = None) -> Node:
-    """out[i] = op over j <= i of x[j] along dimension d, in the type `kind`; sums of floats are kept in float32."""
+    """out[i] = op over j <= i of x[j] along dimension d, in the type `kind`; the shape of x. Sums of floats are float32."""
     kind = kind or x.dtype.compute
     if kind is DType.bool:
         kind = DType.int32
@@ -66,6 +70,8 @@ def _finish(call: Call, r: Node) -> Map:
 
 
 def _cumulative(op: str) -> Any:
+    """The cumulative sum or product along a dimension; the shape of x."""
+
     def build(call: Call, x: Node, dim: int, **_: Any) -> Map:
         if not x.rank:
             return _finish(call, x)
@@ -83,7 +89,9 @@ lowering(aten.cumprod.default)(_cumulative("prod"))
 
 
 def _with_place(op: str) -> Any:
-    """The extremum so far, and the last place where it was met; NaN is met for ever, at its last place."""
+    """The extremum so far along a dimension, and the last index at which it occurred; both of the shape of x. From the
+    first NaN on, that is the index of the last NaN.
+    """
 
     def build(call: Call, x: Node, dim: int) -> tuple[Node, Node]:
         second = replace(call, name=call.name + "_index", shapes=call.shapes[1:], dtypes=call.dtypes[1:])
@@ -110,7 +118,9 @@ lowering(aten.cummin.default)(_with_place("min"))
 
 @lowering(aten.logcumsumexp.default)
 def logcumsumexp(call: Call, x: Node, dim: int) -> Map:
-    """log of the sum of exponentials so far, in passes as in `scan`, each relative to the greatest term of its window."""
+    """log(sum of exp(x[j]), j <= i) along a dimension; the shape of x. Each pass, as in `scan`, is relative to the largest
+    term.
+    """
     if not x.rank:
         return _finish(call, x)
     d = dim % x.rank
@@ -121,6 +131,8 @@ def logcumsumexp(call: Call, x: Node, dim: int) -> Map:
 
 
 def _log_pass(call: Call, x: Node, d: int, step: int, n: int) -> Map:
+    """One pass: log(sum of exp(x[i - r * step]), r < RADIX) along dimension d."""
+
     def term(at: Sequence[Int], r: Int) -> tuple[Int, Expr]:
         i = at[d] - r * step
         return i, cast_to(load(x, [*at[:d], i, *at[d + 1 :]]), DType.float32)
@@ -132,7 +144,7 @@ def _log_pass(call: Call, x: Node, d: int, step: int, n: int) -> Map:
     top = call.reduce("max", terms, x.shape, [as_int(RADIX)], DType.float32, f"_top{n}")
 
     def offset(at: Sequence[Int]) -> Expr:
-        """The greatest term, where one can subtract it."""
+        """The largest term, or 0 if that is infinite."""
         e = load(top, at)
         return where(unary("isinf", e), const(0.0), e)
 
@@ -142,5 +154,5 @@ def _log_pass(call: Call, x: Node, d: int, step: int, n: int) -> Map:
 
     total = call.reduce("sum", exponentials, x.shape, [as_int(RADIX)], DType.float32, f"_sum{n}")
     result = call.map(lambda *at: unary("log", load(total, at)) + offset(at), x.shape, DType.float32)
-    result.dtype = DType.float32  # a step of an operator stays so in half precision
+    result.dtype = DType.float32  # intermediates of an operator stay float32 in half precision
     return result

@@ -1,8 +1,9 @@
-"""Scatters, written as gathers: an element of the result reduces over the source entries that go to it.
+"""Scatters, written as gathers: every element of the result reduces over the source entries that are written to it.
 
-So they are deterministic and need no atomics. The work is the number of results times the number of entries that may go to
-one: along `dim` for scatter and index operators (entries and results run in parallel in the other dimensions), all entries
-for index_put and put. Of several entries for one place the last wins, where torch leaves that open."""
+This is deterministic and needs no atomics. The work is the number of results times the number of entries that may match
+one: those along `dim` for scatter and index operators (other dimensions run in parallel), and all entries for index_put and
+put. If several entries replace the same element, the last one wins, where torch leaves it undefined.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ from lapilli.lower.scan import scan
 
 aten = torch.ops.aten
 
-Matches = Callable[[Sequence[Int], Int], Expr]  # (result, entry): whether the entry goes there
+Matches = Callable[[Sequence[Int], Int], Expr]  # (result, entry) -> whether the entry is written there
 Value = Callable[[Sequence[Int], Int], Expr]  # (result, entry) -> value of the entry
 
 
 def last_match(call: Call, entries: Int, matches: Matches, shape: Sequence[Int] | None = None) -> Reduce:
-    """The number of the last entry that goes to an element of the result, or -1."""
+    """int32, of the shape of the result: the number of the last entry written to each element, or -1."""
     return call.reduce(
         "max",
         lambda at, r: where(matches(at, r[0]), index(r[0]), const(-1)),
@@ -37,7 +38,7 @@ def last_match(call: Call, entries: Int, matches: Matches, shape: Sequence[Int] 
 
 
 def replaced(call: Call, x: Node, entries: Int, matches: Matches, value: Value, given: Entries | None = None) -> Map:
-    """x with the elements replaced to which entries go. given: the same entries one by one, where each has one place."""
+    """x with elements replaced by the entries written to them. given: the same entries, if each has one index."""
     kind = call.dtype.compute
     if entries == 0:
         return call.map(lambda *at: load(x, at))
@@ -51,7 +52,7 @@ def replaced(call: Call, x: Node, entries: Int, matches: Matches, value: Value, 
     return call.map(body) if given is None else call.update(x, body, given)
 
 
-_COMBINE: dict[str, tuple[str, str]] = {  # reduction, how it meets what was there
+_COMBINE: dict[str, tuple[str, str]] = {  # reduction, operation that combines it with the old value
     "sum": ("sum", "add"), "add": ("sum", "add"), "mean": ("sum", "add"), "prod": ("prod", "mul"),
     "multiply": ("prod", "mul"), "amax": ("max", "max"), "amin": ("min", "min"),
 }  # fmt: skip
@@ -60,7 +61,7 @@ _COMBINE: dict[str, tuple[str, str]] = {  # reduction, how it meets what was the
 def combined(
     call: Call, x: Node, entries: Int, matches: Matches, value: Value, how: str = "sum", include_self: bool = True
 ) -> Map:
-    """x combined with all entries that go to an element: their sum, product, mean, maximum or minimum."""
+    """x combined with all entries written to an element: their sum, product, mean, maximum or minimum."""
     if how not in _COMBINE:
         raise TypeError(f"{call.op}: there is no reduction {how!r}; take one of {', '.join(_COMBINE)}")
     op, meet = _COMBINE[how]
@@ -80,7 +81,7 @@ def combined(
 
         def met(*at: Int) -> Expr:
             old, new = load(x, at), cast_to(load(total, at), kind)
-            if meet == "add" and kind is DType.float32:  # an element that nothing goes to stays -0
+            if meet == "add" and kind is DType.float32:  # -0 stays -0 without entries
                 return where(binary("eq", new, 0.0), old, old + new)
             return binary(meet, old, new)
 
@@ -101,16 +102,18 @@ def combined(
 
 
 def mean(total: Expr, n: Expr) -> Expr:
-    """The mean of so many terms; of integers rounded down, as in torch."""
+    """The mean of n terms with this total; for integers rounded down, as in torch."""
     n = binary("max", n, 1)
     return total / cast_to(n, DType.float32) if total.dtype is DType.float32 else binary("floordiv", total, n)
 
 
-# -- one place along a dimension for every entry: index has the shape of the source
+# -- one index along a dimension for every entry: `positions` has the shape of the source
 
 
 def _along(x: Node, dim: int, positions: Node) -> tuple[Int, Matches, Callable[[Sequence[Int], Int], list[Int]]]:
-    """Entries along dim, which of them go to an element of x, and where entries lie in index and source."""
+    """The number of entries along dim, which of them are written to an element of x, and the index of entry j in positions
+    and source.
+    """
     if not x.rank or not positions.rank:
         n = product(positions.shape)
         inner: Callable[[Sequence[Int], Int], list[Int]] = lambda at, j: [j] if positions.rank else []  # noqa: E731
@@ -135,6 +138,7 @@ def _source(src: Operand, place: Callable[[Sequence[Int], Int], list[Int]]) -> V
 
 @lowering(aten.scatter.src, aten.scatter.value)
 def scatter(call: Call, x: Node, dim: int, positions: Node, src: Operand) -> Map:
+    """x with x[.., positions[.., j, ..], ..] = src[.., j, ..] along dim; src may be a number. The shape of x."""
     n, matches, place = _along(x, dim, positions)
     value = _source(exactly(src, call.dtype), place)
     if not x.rank or not positions.rank:
@@ -149,12 +153,14 @@ def scatter(call: Call, x: Node, dim: int, positions: Node, src: Operand) -> Map
 
 @lowering(aten.scatter.reduce, aten.scatter.value_reduce)
 def scatter_op(call: Call, x: Node, dim: int, positions: Node, src: Operand, *, reduce: str) -> Map:
+    """As `scatter`, adding to or multiplying the old value (reduce: "add" or "multiply")."""
     n, matches, place = _along(x, dim, positions)
     return combined(call, x, n, matches, _source(src, place), reduce)
 
 
 @lowering(aten.scatter_add.default)
 def scatter_add(call: Call, x: Node, dim: int, positions: Node, src: Node) -> Map:
+    """As `scatter`, adding src to the old values."""
     n, matches, place = _along(x, dim, positions)
     return combined(call, x, n, matches, _source(src, place))
 
@@ -163,14 +169,18 @@ def scatter_add(call: Call, x: Node, dim: int, positions: Node, src: Node) -> Ma
 def scatter_reduce(
     call: Call, x: Node, dim: int, positions: Node, src: Node, reduce: str, *, include_self: bool = True
 ) -> Map:
+    """As `scatter`, combining all entries, and the old value if include_self, by their sum, product, mean, maximum or
+    minimum.
+    """
     n, matches, place = _along(x, dim, positions)
     return combined(call, x, n, matches, _source(src, place), reduce, include_self)
 
 
-# -- one place along a dimension for every slice of the source: index is a vector
+# -- one index along a dimension for every slice of the source: `positions` is a vector
 
 
 def _slices(x: Node, dim: int, positions: Node) -> tuple[Int, Matches, Callable[[Sequence[Int], Int], list[Int]]]:
+    """The number of slices, which of them are written to an element of x, and the index of slice j in the source."""
     d = dim % x.rank if x.rank else 0
 
     def matches(at: Sequence[Int], j: Int) -> Expr:
@@ -202,6 +212,9 @@ def _replaced_slices(call: Call, x: Node, dim: int, positions: Node, src: Operan
 
 @lowering(aten.index_add.default)
 def index_add(call: Call, x: Node, dim: int, positions: Node, src: Node, *, alpha: float = 1) -> Map:
+    """x [*, n, *] with alpha * src[.., j, ..] added at index positions[j] of dim: positions [m], src [*, m, *] -> the shape
+    of x.
+    """
     n, matches, place = _slices(x, dim, positions)
     value = _slice_source(src, place)
     kind = call.dtype.compute
@@ -214,11 +227,15 @@ def index_add(call: Call, x: Node, dim: int, positions: Node, src: Node, *, alph
 
 @lowering(aten.index_copy.default)
 def index_copy(call: Call, x: Node, dim: int, positions: Node, src: Node) -> Map:
+    """x [*, n, *] with slice positions[j] of dim replaced by src[.., j, ..]: positions [m], src [*, m, *] -> the shape of
+    x.
+    """
     return _replaced_slices(call, x, dim, positions, src)
 
 
 @lowering(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(call: Call, x: Node, dim: int, positions: Node, value: Operand) -> Map:
+    """x [*, n, *] with the slices positions [m] of dim filled with a number; the shape of x."""
     return _replaced_slices(call, x, dim, positions, exactly(value, call.dtype))
 
 
@@ -226,16 +243,19 @@ def index_fill(call: Call, x: Node, dim: int, positions: Node, value: Operand) -
 def index_reduce(
     call: Call, x: Node, dim: int, positions: Node, src: Node, reduce: str, *, include_self: bool = True
 ) -> Map:
+    """As `index_add`, combining slices by their product, mean, maximum or minimum."""
     n, matches, place = _slices(x, dim, positions)
     return combined(call, x, n, matches, _slice_source(src, place), reduce, include_self)
 
 
-# -- places anywhere
+# -- any indices
 
 
 @lowering(aten.index_put.default, aten._unsafe_index_put.default)
 def index_put(call: Call, x: Node, indices: Indices, values: Node, accumulate: bool = False) -> Map:
-    """x[indices] = values, or += values. A mask is possible where all its places get the same values."""
+    """x with x[indices] = values, or x[indices] += values if accumulate. Masks are supported if all selected elements get
+    the same values. The shape of x.
+    """
     masks = [i for i in indices if i is not None and i.dtype in (DType.bool, DType.uint8)]
     if masks:
         return _masked_put(call, x, indices, values, accumulate)
@@ -261,6 +281,7 @@ def index_put(call: Call, x: Node, indices: Indices, values: Node, accumulate: b
 
 
 def _masked_put(call: Call, x: Node, indices: Indices, values: Node, accumulate: bool) -> Map:
+    """x with x[mask] = values, or +=."""
     known = [i for i in indices if i is not None]
     mask = known[0]
     first = list(indices).index(mask)
@@ -284,7 +305,7 @@ def _masked_put(call: Call, x: Node, indices: Indices, values: Node, accumulate:
 
 @lowering(aten.put.default)
 def put(call: Call, x: Node, positions: Node, source: Node, accumulate: bool = False) -> Map:
-    """x, seen as a vector, with source at the positions."""
+    """x, viewed as a vector, with x[positions] = source, or += if accumulate. The shape of x."""
     n = product(x.shape)
 
     def matches(at: Sequence[Int], j: Int) -> Expr:
@@ -299,7 +320,7 @@ def put(call: Call, x: Node, positions: Node, source: Node, accumulate: bool = F
 
 @lowering(aten.masked_scatter.default)
 def masked_scatter(call: Call, x: Node, mask: Node, source: Node) -> Map:
-    """Elements of source, in order, where the mask is true."""
+    """x with the elements where the mask holds replaced by elements of source, in order. The shape of x."""
     n = product(call.shape)
 
     def chosen(*at: Int) -> Expr:

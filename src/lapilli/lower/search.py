@@ -1,4 +1,4 @@
-"""Searching in sorted sequences, and for members of a set."""
+"""Searches in sorted sequences and sets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ aten = torch.ops.aten
 
 
 def _place(call: Call, boundaries: Node, row: Sequence[Int], value: Expr, right: bool, sorter: Node | None) -> Expr:
-    """How many boundaries of a row are below the value (or equal to it, when `right`): a binary search, unrolled."""
+    """int32: the number of boundaries in a row that are less than the value (or equal, if `right`), by an unrolled binary
+    search.
+    """
     n = boundaries.shape[-1]
     most = bound(call, n)
     count: Expr = const(0)
@@ -47,6 +49,9 @@ def searchsorted(
     side: str | None = None,
     sorter: Node | None = None,
 ) -> Map:
+    """The index at which each value would be inserted into its row of sorted boundaries: boundaries [*, n] or [n], values
+    [*, m] -> [*, m].
+    """
     kind = DType.int32 if call.common is DType.bool else call.common
 
     def body(*at: Int) -> Expr:
@@ -58,12 +63,13 @@ def searchsorted(
 
 @lowering(aten.bucketize.Tensor, aten.bucketize.Scalar)
 def bucketize(call: Call, values: Operand, boundaries: Node, *, out_int32: bool = False, right: bool = False) -> Map:
+    """As `searchsorted`, with one row of boundaries [n]; the shape of values."""
     return searchsorted(call, boundaries, values, right=right)
 
 
 @lowering(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor)
 def isin(call: Call, values: Operand, members: Operand, *, assume_unique: bool = False, invert: bool = False) -> Node:
-    """Whether every value equals any member: each is compared with all."""
+    """Whether each value equals any member, bool of the shape of values; each is compared with all."""
     if not isinstance(members, Node):
         wanted = "ne" if invert else "eq"
         return call.map(lambda *at: binary(wanted, member(values, at, call.common), member(members, [], call.common)))
@@ -83,7 +89,9 @@ def load_bool(node: Node, at: Sequence[Int]) -> Expr:
 
 @lowering(aten.nonzero_static.default)
 def nonzero_static(call: Call, x: Node, *, size: int, fill_value: int = -1) -> Map:
-    """Indices of the elements that are not 0, so many of them: found by their number in the count of all before."""
+    """[*] -> int64 [size, rank]: the indices of the first `size` nonzero elements, by a search in their cumulative
+    count.
+    """
     n = product(x.shape)
     if not x.rank or n == 0:
         return call.map(lambda *at: const(fill_value))
@@ -91,7 +99,7 @@ def nonzero_static(call: Call, x: Node, *, size: int, fill_value: int = -1) -> M
     before_ = scan(call, "sum", ones, 0)
 
     def body(row: Int, d: Int) -> Expr:
-        found = _place(call, before_, [], index(row), True, None)  # the first place where the count is above the row
+        found = _place(call, before_, [], index(row), True, None)  # the first with a count above the row
         place = unflat(indirect(binary("min", found, index(n - 1)), n), x.shape)
         result: Expr = index(place[-1])
         for k in range(x.rank - 1):

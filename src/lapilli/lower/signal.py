@@ -1,4 +1,4 @@
-"""Short-time Fourier transforms back to signals."""
+"""The inverse short-time Fourier transform."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ aten = torch.ops.aten
 
 @lowering(aten.unfold_backward.default)
 def unfold_backward(call: Call, grad: Node, input_sizes: Sequence[int], dim: int, size: int, step: int) -> Node:
-    """The sum, for every element, of what all windows hold of it: element p is number p - f * step of window f."""
+    """grad [*, windows, *, size] -> [*, n, *]: every element is the sum of its copies in all windows. Element p is number p
+    - f * step of window f.
+    """
     rank = len(call.shape)
     if not rank:
         return call.map(lambda *at: load(grad, [as_int(0)]))
@@ -45,10 +47,12 @@ def istft(
     length: int | None = None,
     return_complex: bool = False,
 ) -> Tensor:
-    """Frames back in time, times the window, overlapped and added, over the sum of squared windows (Griffin and Lim 1984).
+    """Inverse transforms of all frames, times the window, overlapped and added, divided by the sum of squared windows
+    (Griffin and Lim 1984).
 
-    spectrum: complex [batch, frequencies, frames], batch may be missing. torch checks that the sum of squared windows is nowhere
-    zero; where it is, the result here is infinite or NaN."""
+    spectrum: complex [batch, frequencies, frames] or [frequencies, frames] -> [batch, length] or [length]. torch checks
+    that the sum of squared windows is nowhere zero; here the result is infinite or NaN where it is.
+    """
     hop = n_fft // 4 if hop_length is None else hop_length
     width = n_fft if win_length is None else win_length
     weights = torch.ones(width, device=spectrum.device) if window is None else window
@@ -80,7 +84,7 @@ def istft(
 
 
 def _overlapped(frames: Tensor, hop: int) -> Tensor:
-    """[batch, frames, size] added up at their places: [batch, samples]."""
+    """Overlaps and adds frames [batch, frames, size], `hop` apart: [batch, samples]."""
     batch, count, size = frames.shape
     made: Tensor = aten.unfold_backward(frames, [batch, size + hop * (count - 1)], 1, size, hop)
     return made

@@ -1,4 +1,6 @@
-"""Sizes of torch, which are sympy's expressions, as integers of the kernel IR and as trees; and what shows which size."""
+"""Converts torch's sizes (sympy expressions) to integers of the kernel IR and to trees, and finds where a size can
+be read.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ Place = TypeVar("Place")
 
 
 def linear(e: Any, s: sympy.Symbol) -> tuple[Any, Any] | None:
-    """(factor, offset) where e = factor * s + offset and the factor, made of other sizes, is not negative; None for other forms."""
+    """(factor, offset) with e = factor * s + offset, where the factor consists of other sizes and is not negative; None
+    otherwise.
+    """
     if not e.is_polynomial(s) or sympy.degree(e, s) != 1:
         return None
     factor, offset = sympy.Poly(e, s).all_coeffs()
@@ -29,8 +33,11 @@ def linear(e: Any, s: sympy.Symbol) -> tuple[Any, Any] | None:
 
 
 def solve(shown: Iterable[tuple[Place, Any]], known: Container[str]) -> Iterator[tuple[str, Place, Any, Any]]:
-    """(size, place, factor, offset) for every unknown size that a place shows as factor * size + offset, where all others in it are
-    known. The caller adds what it gets to `known`. shown: places, with torch's expression of what is there."""
+    """(size, place, factor, offset) for every unknown size that can be read at a place, where factor * size + offset is
+    found and all other sizes in that are known.
+
+    shown: places, and the torch expressions found there. The caller adds the sizes it receives to `known`.
+    """
     places = list(shown)
     found: set[str] = set()
     count = -1
@@ -45,7 +52,7 @@ def solve(shown: Iterable[tuple[Place, Any]], known: Container[str]) -> Iterator
 
 
 def tree(i: Int) -> Tree:
-    """A size as a program file and a script have it."""
+    """A size as it is written in program files and host scripts."""
     terms = [joined("*", [*map(_tree_of_atom, m), *([c] if c != 1 else [])]) for m, c in i.terms]
     return joined("+", [*terms, *([i.const] if i.const or not terms else [])])
 
@@ -58,8 +65,9 @@ def _tree_of_atom(a: Atom) -> Tree:
 
 
 def scaled_size(e: Any) -> tuple[Fraction, Any] | None:
-    """(factor, size) of a size scaled by a float, int(1.5 * n), where the product of floats is exact: else (0.7 * n) what it is
-    rounded to cannot be said in integers."""
+    """(factor, size) of a size scaled by a float, int(1.5 * n), if the product is exact in floats. Otherwise (0.7 * n) it
+    is rounded, and integers cannot express the result.
+    """
     if type(e).__name__ != "TruncToInt" or not isinstance(e.args[0], sympy.Mul) or len(e.args[0].args) != 2:
         return None
     number, size = e.args[0].args
@@ -70,7 +78,7 @@ def scaled_size(e: Any) -> tuple[Fraction, Any] | None:
 
 
 class Symbols:
-    """torch's size symbols as ours, made on demand with torch's bounds."""
+    """torch's size symbols as those of the IR, created on demand with torch's bounds."""
 
     def __init__(self, ranges: Mapping[sympy.Symbol, Any]) -> None:
         self.ranges = ranges
@@ -123,7 +131,7 @@ class Symbols:
         raise TypeError(f"sizes of the form {e} ({kind}) are not supported")
 
     def number(self, value: torch.SymFloat) -> Expr:
-        """A floating-point number that is computed from sizes. Raises TypeError for one that is read from a tensor."""
+        """A floating-point number computed from sizes. Raises TypeError for one that is read from a tensor."""
         return self._number(value.node.expr)
 
     def _number(self, e: Any) -> Expr:
@@ -155,7 +163,9 @@ class Symbols:
         return self.known[s.name]
 
     def _derived_bounds(self, s: sympy.Symbol) -> list[int]:
-        """Lower bounds that derived sizes (2*s + 1) give a symbol: torch itself says at least 2 of one that is no size."""
+        """Lower bounds of a symbol that follow from derived sizes (2*s + 1): for a symbol that is no size itself, torch
+        assumes at least 2.
+        """
         found = []
         for size, bounds in self.ranges.items():
             factor = sympy.diff(size, s)

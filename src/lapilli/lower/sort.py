@@ -1,8 +1,9 @@
-"""Sorting and selection: only the permutation is carried, and values are gathered at the end.
+"""Sorting and selection. Only the permutation is computed; values are gathered at the end.
 
-Chunks are sorted by counting how many elements come before each. Sorted runs are merged in pairs, and every element of the
-result finds its own place among the two by binary search ("merge path", Green, McColl and Bader 2012); so a pass is one
-kernel without shared memory or barriers. All of it is stable. NaN is the greatest number, as in torch."""
+Chunks are sorted by counting the elements that precede each. Sorted runs are then merged in pairs: every element of the
+result finds its source in one of two runs by binary search ("merge path", Green, McColl and Bader 2012), so that a pass is
+one kernel without shared memory or barriers. The sort is stable. NaN is the largest number, as in torch.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +25,21 @@ from lapilli.lower.scan import bound
 aten = torch.ops.aten
 
 CHUNK = 64
-"""Elements that are sorted by counting."""
+"""The number of elements that are sorted by counting."""
 
 
 def second(call: Call) -> Call:
-    """The second result of a call: the positions."""
+    """The call with its second result, the indices, as the first."""
     return replace(call, name=call.name + "_index", shapes=call.shapes[1:], dtypes=call.dtypes[1:])
 
 
 def key(e: Expr) -> Expr:
-    """What is compared: bools as numbers."""
+    """The value that is compared: bools as integers."""
     return cast_to(e, DType.int32) if e.dtype is DType.bool else e
 
 
 def before(a: Expr, b: Expr, descending: bool = False) -> Expr:
-    """Whether a comes before b, and is not its equal."""
+    """Whether a precedes b, and is not equal to it."""
     if descending:
         return before(b, a)
     less = binary("lt", a, b)
@@ -48,7 +49,7 @@ def before(a: Expr, b: Expr, descending: bool = False) -> Expr:
 
 
 def permutation(call: Call, x: Node, d: int, descending: bool = False) -> Node:
-    """Positions along dimension d of the elements in their order: int32, of the shape of x."""
+    """Indices along dimension d of the elements in sorted order: int32, of the shape of x."""
     n = x.shape[d]
     longest = bound(call, n)
     order = _sorted_chunks(call, x, d, descending, whole=longest <= CHUNK)
@@ -60,13 +61,15 @@ def permutation(call: Call, x: Node, d: int, descending: bool = False) -> Node:
 
 
 def _sorted_chunks(call: Call, x: Node, d: int, descending: bool, whole: bool) -> Node:
-    """First how many elements of its chunk come before each; then the element with as many as its place.
+    """The permutation that sorts every chunk. The first kernel counts the elements of the chunk that precede each one; the
+    second finds the element whose count is a given position.
 
-    whole: all of the dimension is one chunk."""
+    whole: the dimension is a single chunk.
+    """
     n = x.shape[d]
 
     def peer(at: Sequence[Int], r: Int) -> Int:
-        """Place of the element r of the chunk; beyond the end there may be none."""
+        """Index of element r of the chunk; it may be beyond the end."""
         return r if whole else at[d] // CHUNK * CHUNK + r
 
     size = n if whole else as_int(CHUNK)
@@ -92,23 +95,25 @@ def _sorted_chunks(call: Call, x: Node, d: int, descending: bool, whole: bool) -
 
 
 def _merged(call: Call, x: Node, order: Node, d: int, run: int, descending: bool) -> Node:
-    """Pairs of sorted runs of this length as runs of twice the length."""
+    """Merges pairs of sorted runs of length `run`."""
     n = x.shape[d]
 
     def body(*at: Int) -> Expr:
         left = at[d] // (2 * run) * (2 * run)
-        place = index(at[d] - left)  # in the merged run
+        place = index(at[d] - left)  # within the merged run
         sizes = [index(minimum(n - left, run)), index(minimum(n - left - run, run))]
         sizes = [binary("max", s, 0) for s in sizes]
 
         def element(side: int, number: Expr) -> tuple[Expr, Expr]:
-            """Position and key of an element of the left or right run; any if there is none of this number."""
+            """Index and key of an element of the left (0) or right (1) run; those of any other element if it does not
+            exist.
+            """
             inside = binary("max", binary("min", number, sizes[side] - 1), 0)
             at_ = at_dim(at, d, indirect(binary("min", inside + index(left + side * run), index(n - 1)), n))
             position = load(order, at_)
             return position, key(load(x, at_dim(at, d, indirect(position, n))))
 
-        # how many of the left run are among the first `place`: the greatest count whose last comes before its rival
+        # the number of elements of the left run among the first `place`: the largest whose last element precedes its rival
         count = binary("max", place - sizes[1], 0)
         most = binary("min", place, sizes[0])
         step = run
@@ -129,21 +134,23 @@ def _merged(call: Call, x: Node, order: Node, d: int, run: int, descending: bool
 
 
 def values_at(call: Call, x: Node, order: Node, d: int) -> Map:
-    """Elements of x at the first places of an order."""
+    """The elements of x at the first indices of an order."""
     return call.map(lambda *at: load(x, at_dim(at, d, indirect(load(order, at), x.shape[d]))))
 
 
 def _pair(call: Call, x: Node, order: Node, d: int) -> tuple[Map, Map]:
+    """Sorted values and their indices, in the shape of the call."""
     return values_at(call, x, order, d), second(call).map(lambda *at: load(order, at))
 
 
 def _only(call: Call, x: Node) -> tuple[Map, Map]:
-    """Of a scalar."""
+    """The results for a scalar: itself and index 0."""
     return call.map(lambda: load(x, [])), second(call).map(lambda: const(0))
 
 
 @lowering(aten.sort.default)
 def sort(call: Call, x: Node, dim: int = -1, descending: bool = False) -> tuple[Map, Map]:
+    """Sorted values and their indices (int64) along a dimension, both of the shape of x; stable."""
     if not x.rank:
         return _only(call, x)
     return _pair(call, x, permutation(call, x, dim % x.rank, descending), dim % x.rank)
@@ -153,16 +160,19 @@ def sort(call: Call, x: Node, dim: int = -1, descending: bool = False) -> tuple[
 def sort_stable(
     call: Call, x: Node, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[Map, Map]:
+    """As `sort`."""
     return sort(call, x, dim, descending)
 
 
 @lowering(aten.argsort.default)
 def argsort(call: Call, x: Node, dim: int = -1, descending: bool = False) -> Map:
+    """The indices (int64) that sort a dimension, of the shape of x; stable."""
     return argsort_stable(call, x, dim=dim, descending=descending)
 
 
 @lowering(aten.argsort.stable)
 def argsort_stable(call: Call, x: Node, *, stable: bool = True, dim: int = -1, descending: bool = False) -> Map:
+    """As `argsort`."""
     if not x.rank:
         return call.map(lambda: const(0))
     order = permutation(call, x, dim % x.rank, descending)
@@ -171,13 +181,16 @@ def argsort_stable(call: Call, x: Node, *, stable: bool = True, dim: int = -1, d
 
 @lowering(aten.topk.default)
 def topk(call: Call, x: Node, k: IntLike, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Map, Map]:
+    """[*, n, *] -> the k largest (or smallest) elements along a dimension, in order, and their indices (int64), both [*, k,
+    *].
+    """
     if not x.rank:
         return _only(call, x)
     return _pair(call, x, permutation(call, x, dim % x.rank, largest), dim % x.rank)
 
 
 def _chosen(call: Call, x: Node, d: int, place: Callable[[Sequence[Int]], Int], order: Node) -> tuple[Map, Map]:
-    """The element at one place of the order, without or with its dimension."""
+    """The element at one position of the order, and its index, with or without the dimension."""
 
     def position(at: tuple[Int, ...]) -> tuple[list[Int], Expr]:
         full = list(at) if len(call.shape) == x.rank else [*at[:d], as_int(0), *at[d:]]
@@ -192,6 +205,7 @@ def _chosen(call: Call, x: Node, d: int, place: Callable[[Sequence[Int]], Int], 
 
 @lowering(aten.kthvalue.default)
 def kthvalue(call: Call, x: Node, k: IntLike, dim: int = -1, keepdim: bool = False) -> tuple[Map, Map]:
+    """The k-th smallest element along a dimension (k from 1) and its index (int64)."""
     if not x.rank:
         return _only(call, x)
     d = dim % x.rank
@@ -200,6 +214,7 @@ def kthvalue(call: Call, x: Node, k: IntLike, dim: int = -1, keepdim: bool = Fal
 
 
 def _nans(call: Call, x: Node, d: int) -> Node | None:
+    """int32, without dimension d: the number of NaN along it; None for integers."""
     if x.dtype.compute is not DType.float32:
         return None
     return call.reduce(
@@ -213,7 +228,9 @@ def _nans(call: Call, x: Node, d: int) -> Node | None:
 
 
 def _median(call: Call, x: Node, d: int, ignore_nan: bool) -> tuple[Map, Map]:
-    """The lower of the two middle elements; a NaN when there is one, unless these are ignored."""
+    """The lower of the two middle elements along dimension d, and its index. If there is a NaN, a NaN, unless those are
+    ignored.
+    """
     n = x.shape[d]
     nans = _nans(call, x, d)
 
@@ -265,9 +282,10 @@ _register_medians()
 
 @lowering(aten.mode.default)
 def mode(call: Call, x: Node, dim: int = -1, keepdim: bool = False) -> tuple[Map, Map]:
-    """The most frequent element, the least of several, and its last position.
+    """The most frequent element along a dimension, the smallest of several, and its last index (int64).
 
-    Every element counts its equals, so that the work is quadratic in the dimension."""
+    Every element counts its equals, so that the work is quadratic in the size of the dimension.
+    """
     if not x.rank:
         return _only(call, x)
     d = dim % x.rank

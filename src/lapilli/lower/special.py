@@ -1,7 +1,9 @@
-"""Special functions, built from arithmetic: one definition serves the interpreter and every kernel.
+"""Special functions as compositions of arithmetic, shared by the interpreter and all kernels.
 
-Approximations for single precision are S. L. Moshier's (Cephes Mathematical Library 2.2, 1992) unless a function says
-otherwise; DLMF is the NIST Digital Library of Mathematical Functions. NaN gives NaN."""
+Approximations for single precision are those of S. L. Moshier's Cephes Mathematical Library 2.2 (1992) unless stated
+otherwise; names in parentheses are its functions. DLMF is the NIST Digital Library of Mathematical Functions. NaN gives
+NaN. Operators are elementwise, and two arguments broadcast.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ INF, NAN = math.inf, math.nan
 
 
 def polynomial(x: Expr, *coefficients: float) -> Expr:
-    """By Horner, the highest power first."""
+    """A polynomial by Horner's scheme, the coefficient of the highest power first."""
     return reduce(lambda total, c: total * x + c, coefficients[1:], const(coefficients[0]))
 
 
 def chebyshev_series(x: Expr, coefficients: Sequence[float]) -> Expr:
-    """By Clenshaw, -2 <= x <= 2, the highest term first and half of the last."""
+    """A Chebyshev series by Clenshaw's algorithm for -2 <= x <= 2, the highest term first and the last one halved."""
     b0, b1, b2 = const(coefficients[0]), const(0.0), const(0.0)
     for c in coefficients[1:]:
         b0, b1, b2 = x * b0 - b1 + c, b0, b1
@@ -35,7 +37,7 @@ def chebyshev_series(x: Expr, coefficients: Sequence[float]) -> Expr:
 
 
 def choose(*cases: tuple[Expr, Expr], otherwise: Expr) -> Expr:
-    """The value of the first condition that holds."""
+    """The value for the first condition that holds."""
     return reduce(lambda rest, case: where(case[0], case[1], rest), reversed(cases), otherwise)
 
 
@@ -72,13 +74,13 @@ def is_whole(x: Expr) -> Expr:
 
 
 def exp_of_square(x: Expr, sign: float) -> Expr:
-    """exp(sign * x^2): the square of the leading bits is exact, so that the rounding of x^2 is not amplified."""
+    """exp(sign * x^2). The square of the leading bits is exact, so that the rounding error of x^2 is not amplified."""
     head = unary("as_float", binary("bitand", unary("as_int", x), -4096))
     return exp(head * head * sign) * exp((x - head) * (x + head) * sign)
 
 
 def _erfcx_tail(x: Expr) -> Expr:
-    """exp(x^2) erfc(x), x >= 1 (ndtrf)."""
+    """exp(x^2) erfc(x) for x >= 1 (ndtrf)."""
     q = 1.0 / x
     y = q * q
     near = polynomial(
@@ -89,12 +91,13 @@ def _erfcx_tail(x: Expr) -> Expr:
         y, -1.047766399936249e1, 1.297719955372516e1, -7.495518717768503e0, 2.921019019210786e0, -1.015265279202700e0,
         4.218463358204948e-1, -2.820767439740514e-1, 5.641895067754075e-1,
     )  # fmt: skip
-    # the asymptotic series DLMF 7.12.1: gradients of erfcx are differences from its first term
+    # the asymptotic series DLMF 7.12.1, precise enough for gradients of erfcx, which are differences from its first term
     farthest = polynomial(y, 0.75, -0.5, 1.0) * 0.56418958354775629
     return q * choose((lt(x, 2.0), near), (lt(x, 20.0), far), otherwise=farthest)
 
 
 def erfc(x: Expr) -> Expr:
+    """1 - erf(x), without cancellation for large x (erfcf)."""
     a = unary("abs", x)
     tail = _erfcx_tail(a) * exp_of_square(a, -1.0)
     tail = where(gt(a, 12.0), const(0.0), tail)
@@ -111,12 +114,12 @@ def erfcx(x: Expr) -> Expr:
 
 
 def ndtr(x: Expr) -> Expr:
-    """The distribution function of the normal distribution."""
+    """The cumulative distribution function of the standard normal distribution."""
     return erfc(x * -math.sqrt(0.5)) * 0.5
 
 
 def erfinv(x: Expr) -> Expr:
-    """M. Giles, Approximating the erfinv function, GPU Computing Gems 2 (2010)."""
+    """The inverse of erf (M. Giles, Approximating the erfinv function, GPU Computing Gems 2, 2010)."""
     w = -unary("log1p", -(x * x))
     near = polynomial(
         w - 2.5, 2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503,
@@ -130,7 +133,7 @@ def erfinv(x: Expr) -> Expr:
 
 
 def ndtri(p: Expr) -> Expr:
-    """The quantile function of the normal distribution (ndtri)."""
+    """The quantile function of the standard normal distribution (ndtri)."""
     low = math.exp(-2)
     y = where(gt(p, 1 - low), 1.0 - p, p)
     middle = y - 0.5
@@ -167,8 +170,9 @@ def ndtri(p: Expr) -> Expr:
 
 
 def lgamma(x: Expr) -> Expr:
-    """Logarithm of the absolute value of gamma (lgamf): polynomials about 1 and 2, Stirling's series from 3 on, reflection
-    for negative numbers."""
+    """log |gamma(x)| (lgamf): polynomials around 1 and 2, Stirling's series from 2.5 on, reflection for negative
+    numbers.
+    """
     a = unary("abs", x)
     small, middle = lt(a, 0.75), lt(a, 1.25)
     # recurrence into 1.5 .. 2.5, where log gamma(2 + t) is a polynomial
@@ -199,7 +203,9 @@ def lgamma(x: Expr) -> Expr:
 
 
 def digamma(x: Expr) -> Expr:
-    """Recurrence up to 10 and the asymptotic series DLMF 5.11.2; reflection for negative numbers."""
+    """The logarithmic derivative of gamma: recurrence up to 10, the asymptotic series DLMF 5.11.2, and reflection for
+    negative numbers.
+    """
     negative = lt(x, 0.0)
     y = where(negative, 1.0 - x, x)
     steps = const(0.0)
@@ -210,7 +216,7 @@ def digamma(x: Expr) -> Expr:
     z = 1.0 / (s * s)
     series = z * polynomial(z, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
     value = log(s) - 0.5 / s - series - steps
-    fraction = (x - unary("round", x)) * math.pi  # small beside a pole, where it counts
+    fraction = (x - unary("round", x)) * math.pi  # precise near poles, where it matters
     reflected = value - math.pi / unary("tan", fraction)
     tiny = lt(unary("abs", x), 1e-20)
     whole = both(negative, is_whole(x))
@@ -260,14 +266,14 @@ _K1_FAR = (
 
 
 def i0e(x: Expr) -> Expr:
-    """exp(-|x|) I0(x)"""
+    """exp(-|x|) I0(x), the scaled modified Bessel function of order 0 (i0ef)."""
     a = unary("abs", x)
     far = chebyshev_series(32.0 / binary("max", a, 8.0) - 2.0, _I0_FAR) / sqrt(a)
     return where(gt(a, 8.0), far, chebyshev_series(a * 0.5 - 2.0, _I0_NEAR))
 
 
 def i1e(x: Expr) -> Expr:
-    """exp(-|x|) I1(x)"""
+    """exp(-|x|) I1(x), the scaled modified Bessel function of order 1 (i1ef)."""
     a = unary("abs", x)
     far = chebyshev_series(32.0 / binary("max", a, 8.0) - 2.0, _I1_FAR) / sqrt(a)
     value = where(gt(a, 8.0), far, chebyshev_series(a * 0.5 - 2.0, _I1_NEAR) * a)
@@ -275,7 +281,7 @@ def i1e(x: Expr) -> Expr:
 
 
 def _with_growth(f: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
-    """f(x) exp(|x|), with the exponential in two factors: it overflows where the product does."""
+    """f(x) exp(|x|), with the exponential as two factors: otherwise it would overflow before the product does."""
 
     def g(x: Expr) -> Expr:
         half = exp(unary("abs", x) * 0.5)
@@ -288,6 +294,10 @@ i0, i1 = _with_growth(i0e), _with_growth(i1e)
 
 
 def _modified_second(near: Callable[[Expr], Expr], far: Sequence[float], scaled: bool) -> Callable[[Expr], Expr]:
+    """K0 or K1, modified Bessel functions of the second kind (k0f, k1f), given the series for x <= 2 and for larger x.
+    scaled: times exp(x).
+    """
+
     def k(x: Expr) -> Expr:
         low, high = near(x), chebyshev_series(8.0 / binary("max", x, 2.0) - 2.0, far) / sqrt(x)
         value = where(gt(x, 2.0), high if scaled else exp(-x) * high, low * exp(x) if scaled else low)
@@ -305,7 +315,7 @@ def _k1_near(x: Expr) -> Expr:
 
 
 def _phase(a: Expr, amplitude: Sequence[float], angle: Sequence[float], shift: float) -> tuple[Expr, Expr]:
-    """Amplitude and phase of Bessel functions of large numbers (j0f, j1f)."""
+    """Amplitude and phase of Bessel functions for large arguments (j0f, j1f)."""
     q = 1.0 / a
     return sqrt(q) * polynomial(q, *amplitude), q * polynomial(q * q, *angle) - shift + a
 
@@ -333,6 +343,7 @@ def _phase1(a: Expr) -> tuple[Expr, Expr]:
 
 
 def j0(x: Expr) -> Expr:
+    """The Bessel function of the first kind of order 0 (j0f)."""
     a = unary("abs", x)
     z = a * a
     near = (z - 5.78318596294678452118) * polynomial(
@@ -348,6 +359,7 @@ def j0(x: Expr) -> Expr:
 
 
 def j1(x: Expr) -> Expr:
+    """The Bessel function of the first kind of order 1 (j1f)."""
     a = unary("abs", x)
     z = a * a
     near = (z - 14.6819706421238932572) * a * polynomial(
@@ -359,11 +371,13 @@ def j1(x: Expr) -> Expr:
 
 
 def _second_kind(x: Expr, near: Expr, phase: tuple[Expr, Expr]) -> Expr:
+    """Y0 or Y1: `near` up to 2, from amplitude and phase beyond; -inf at 0, and NaN for negative numbers."""
     value = where(gt(x, 2.0), phase[0] * unary("sin", phase[1]), near)
     return choose((lt(x, 0.0), const(NAN)), (eq(x, 0.0), const(-INF)), otherwise=value)
 
 
 def y0(x: Expr) -> Expr:
+    """The Bessel function of the second kind of order 0 (y0f)."""
     z = x * x
     near = (z - 0.43221455686510834878) * polynomial(
         z,
@@ -377,6 +391,7 @@ def y0(x: Expr) -> Expr:
 
 
 def y1(x: Expr) -> Expr:
+    """The Bessel function of the second kind of order 1 (y1f)."""
     z = x * x
     near = (z - 4.66539330185668857532) * x * polynomial(
         z, 8.061978323326852e-9, -9.496460629917016e-7, 6.719543806674249e-5, -2.641785726447862e-3, 4.202369946500099e-2
@@ -385,7 +400,7 @@ def y1(x: Expr) -> Expr:
 
 
 def spherical_j0(x: Expr) -> Expr:
-    """sin(x) / x"""
+    """sin(x) / x, by Taylor's series near zero."""
     z = x * x
     series = polynomial(z, 1 / 362880, -1 / 5040, 1 / 120, -1 / 6, 1.0)
     return choose(
@@ -394,14 +409,16 @@ def spherical_j0(x: Expr) -> Expr:
 
 
 def sinc(x: Expr) -> Expr:
-    """sin(pi x) / (pi x)"""
+    """sin(pi x) / (pi x), by Taylor's series near zero."""
     angle = x * math.pi
     near = 1.0 - x * x * (math.pi**2 / 6)
     return where(lt(unary("abs", x), 1e-3), near, unary("sin", angle) / angle)
 
 
 def _times_logarithm(name: str) -> Callable[[Expr, Expr], Expr]:
-    """x * log(y) or x * log1p(y), 0 for x = 0. Devices that take denormals for 0 do not when the logarithm is infinite."""
+    """x * log(y) or x * log1p(y), and 0 for x = 0. A denormal x times an infinite logarithm is infinite, also on devices
+    that flush denormals to zero.
+    """
 
     def f(x: Expr, y: Expr) -> Expr:
         logarithm = unary(name, y)
@@ -412,7 +429,7 @@ def _times_logarithm(name: str) -> Callable[[Expr, Expr], Expr]:
 
 
 def airy_ai(x: Expr) -> Expr:
-    """Maclaurin's series DLMF 9.4.1 near zero, else asymptotic rational functions (airyf)."""
+    """The Airy function Ai: Maclaurin series DLMF 9.4.1 near zero, asymptotic rational functions elsewhere (airyf)."""
     a = unary("abs", x)
     root = sqrt(a)
     zeta = a * root * (2 / 3)
@@ -511,7 +528,7 @@ _register()
 
 @lowering(aten.polygamma.default)
 def polygamma(call: Call, n: int, x: Node) -> Node:
-    """DLMF 5.15.1: (-1)^(n+1) n! zeta(n+1, x)"""
+    """(-1)^(n+1) n! zeta(n+1, x) (DLMF 5.15.1), and digamma for n = 0; elementwise."""
     if n == 0:
         return call.pointwise(digamma, x, compute=DType.float32)
     factor = float((-1) ** (n + 1) * math.factorial(n))

@@ -1,8 +1,9 @@
 """Singular values, pseudoinverses and symmetric eigenvalues by one-sided Jacobi rotations (Hestenes 1958).
 
-Columns of a matrix are rotated in pairs until all are orthogonal: their lengths are then the singular values. A round
-rotates disjoint pairs side by side, and moves columns on as players of a round-robin tournament (Brent and Luk 1985), so that
-every round is the same two kernels. The number of sweeps is fixed: convergence is quadratic."""
+Pairs of columns are rotated until all columns are orthogonal; their lengths are then the singular values. A round rotates
+disjoint pairs in parallel, and moves columns like players in a round-robin tournament (Brent and Luk 1985), so that every
+round consists of the same two kernels. The number of sweeps is fixed; convergence is quadratic.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +28,10 @@ _SWEEPS = 8
 
 
 def orthogonalized(call: Call, a: Element, batch: Sequence[Int], rows: int, columns: int) -> tuple[Node, Node]:
-    """A V with orthogonal columns above V [*batch, rows + columns, columns], the longest column first, and their
-    lengths [*batch, columns]."""
-    players = columns + columns % 2  # an odd one out meets a column of zeros
+    """[*batch, rows + columns, columns]: A V with orthogonal columns, the longest first, above V; and the columns' lengths
+    [*batch, columns].
+    """
+    players = columns + columns % 2  # with an odd number, one column is paired with zeros
     shape = (*batch, as_int(rows + columns), as_int(players))
 
     def start(*at: Int) -> Expr:
@@ -64,7 +66,9 @@ def orthogonalized(call: Call, a: Element, batch: Sequence[Int], rows: int, colu
 
 
 def _moves(call: Call, players: int) -> Constant:
-    """Where the player of every place comes from: pairs are (0, 1), (2, 3), ...; the first player keeps the place."""
+    """The previous position of the column at each position, for one round. Pairs are (0, 1), (2, 3), ...; column 0
+    stays.
+    """
     upper, lower = list(range(0, players, 2)), list(range(1, players, 2))
     new_upper = [upper[0], lower[0], *upper[1:-1]][: len(upper)]
     new_lower = [*lower[1:], upper[-1]] if len(upper) > 1 else lower
@@ -73,10 +77,13 @@ def _moves(call: Call, players: int) -> Constant:
 
 
 def _round(call: Call, w: Node, moves: Constant, rows: int, players: int, n: int) -> Map:
+    """One round: rotates every pair of columns to make it orthogonal, and moves the columns on. The rotation angle is that
+    of Golub and Van Loan, Matrix Computations, section 8.5.
+    """
     batch = w.shape[:-2]
 
     def products(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
-        """Of a pair: first with first, second with second, first with second."""
+        """Dot products of a pair: first with first, second with second, first with second."""
         pair, which = at[-2] * 2, at[-1]
         left, right = pair + which % 2, pair + (which + 1) // 2
         return load(w, [*at[:-2], r[0], left]) * load(w, [*at[:-2], r[0], right])
@@ -101,7 +108,7 @@ def _round(call: Call, w: Node, moves: Constant, rows: int, players: int, n: int
 
 
 def _tall(call: Call, x: Node, hermitian: bool = False) -> tuple[Element, int, int, bool]:
-    """The matrix, or its transpose, with no more columns than rows."""
+    """The matrix, or its transpose, such that it has no more columns than rows; and whether it is the transpose."""
     rows, columns = small(call, x, LARGEST)
     if hermitian:
         return _symmetric(x, True), rows, columns, False
@@ -110,7 +117,7 @@ def _tall(call: Call, x: Node, hermitian: bool = False) -> tuple[Element, int, i
 
 
 def _symmetric(x: Node, lower: bool) -> Element:
-    """The symmetric matrix of which one triangle is given."""
+    """The symmetric matrix given by one triangle."""
 
     def at(batch: Sequence[Int], i: Int, j: Int) -> Expr:
         return select([i - j if lower else j - i], matrix(x)(batch, i, j), matrix(x)(batch, j, i))
@@ -126,7 +133,9 @@ def _empty(x: Node) -> bool:
 def svd(
     call: Call, x: Node, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> list[Node]:
-    """U, S and V^T, of which the signs are open. U is the Q of A V, so that it is orthogonal in the rows beyond the rank too."""
+    """[*, rows, columns] -> U [*, rows, k], S [*, k] and V^T [*, k, columns] with k = min(rows, columns), or square U and V
+    if full_matrices. Signs are arbitrary. U is the Q of A V, which makes it orthogonal even beyond the rank.
+    """
     if _empty(x):
         return [
             part(call, n).map(lambda *at: identity((), at[-2], at[-1]) if len(at) > 1 else const(0.0)) for n in range(3)
@@ -159,7 +168,7 @@ Bound = Node | float | None
 
 
 def _cut(s: Node, size: int, batch: Sequence[Int], atol: Bound, rtol: Bound) -> Expr:
-    """Below which singular values count as 0: max(atol, rtol * the greatest)."""
+    """The threshold below which singular values count as 0: max(atol, rtol * the largest)."""
     usual = 0.0 if atol is not None else torch.finfo(torch.float32).eps * size
     relative = element(usual if rtol is None else rtol, batch, DType.float32)
     cut = relative * load(s, [*batch, as_int(0)])
@@ -168,7 +177,9 @@ def _cut(s: Node, size: int, batch: Sequence[Int], atol: Bound, rtol: Bound) -> 
 
 @lowering(aten.linalg_pinv.atol_rtol_tensor, aten.linalg_pinv.atol_rtol_float)
 def pinv(call: Call, x: Node, *, atol: Bound = None, rtol: Bound = None, hermitian: bool = False) -> Node:
-    """V S^-1 U^T = sum over k of v_k (A v_k)^T / s_k^2, over the s_k that do not count as 0."""
+    """[*, rows, columns] -> [*, columns, rows]: V S^-1 U^T = sum over k of v_k (A v_k)^T / s_k^2, over the s_k that do not
+    count as 0.
+    """
     if _empty(x):
         return call.map(lambda *at: const(0.0))
     a, rows, columns, wide = _tall(call, x, hermitian)
@@ -186,11 +197,13 @@ def pinv(call: Call, x: Node, *, atol: Bound = None, rtol: Bound = None, hermiti
 
 @lowering(aten.pinverse.default, aten.linalg_pinv.default)
 def pinverse(call: Call, x: Node, rcond: float = 1e-15, hermitian: bool = False) -> Node:
+    """As `pinv`, with a relative tolerance."""
     return pinv(call, x, rtol=rcond, hermitian=hermitian)
 
 
 @lowering(aten.linalg_matrix_rank.atol_rtol_tensor, aten.linalg_matrix_rank.atol_rtol_float)
 def matrix_rank(call: Call, x: Node, *, atol: Bound = None, rtol: Bound = None, hermitian: bool = False) -> Node:
+    """[*, rows, columns] -> [*]: the number of singular values that do not count as 0."""
     if _empty(x):
         return call.map(lambda *at: const(0))
     a, rows, columns, _ = _tall(call, x, hermitian)
@@ -207,9 +220,12 @@ def matrix_rank(call: Call, x: Node, *, atol: Bound = None, rtol: Bound = None, 
 
 @lowering(aten._linalg_eigh.default)
 def eigh(call: Call, x: Node, uplo: str = "L", compute_v: bool = True) -> list[Node]:
-    """Eigenvalues of symmetric matrices, in rising order, and eigenvectors, whose signs are open.
+    """[*, n, n] -> eigenvalues of symmetric matrices in ascending order, [*, n], and eigenvectors [*, n, n] with arbitrary
+    signs.
 
-    A + c I with c the largest sum of a row is positive semidefinite: its singular values are its eigenvalues."""
+    With c the largest row sum of magnitudes, A + c I is positive semidefinite (Gershgorin), so that its eigenvalues are its
+    singular values.
+    """
     second = part(call, 1)
     if _empty(x):
         return [call.map(lambda *at: const(0.0)), second.map(lambda *at: const(0.0))]

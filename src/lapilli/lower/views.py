@@ -1,4 +1,6 @@
-"""Operators that only move elements: views, slices, concatenation, padding. They are index maps, and cost nothing by themselves."""
+"""Operators that only move elements: views, slices, concatenation, padding. They are index maps, and cost nothing by
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +20,31 @@ aten = torch.ops.aten
 
 @lowering(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 def view(call: Call, x: Node, _: Any) -> Map:
+    """x with the same elements in row-major order, in another shape."""
     return call.map(lambda *at: load(x, reshape_index(at, call.shape, x.shape)))
 
 
 @lowering(aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.unsqueeze.default)
 def squeeze(call: Call, x: Node, *_: Any) -> Map:
+    """x with dimensions of size 1 removed or inserted."""
     return view(call, x, None)
 
 
 @lowering(aten.flatten.using_ints, aten.unflatten.int)
 def flatten(call: Call, x: Node, *_: Any) -> Map:
+    """x with dimensions merged or split."""
     return view(call, x, None)
 
 
 @lowering(aten.expand.default)
 def expand(call: Call, x: Node, *_: Any, **__: Any) -> Map:
+    """x broadcast to a larger shape."""
     return call.map(lambda *at: load(x, broadcast(x, at)))
 
 
 @lowering(aten.permute.default)
 def permute(call: Call, x: Node, dims: Sequence[int]) -> Map:
+    """x with dimensions in another order: dimension i of the result is dimension dims[i] of x."""
     order = normalize_dims(dims, x.rank)
 
     def body(*at: Int) -> Expr:
@@ -51,6 +58,7 @@ def permute(call: Call, x: Node, dims: Sequence[int]) -> Map:
 
 @lowering(aten.transpose.int)
 def transpose(call: Call, x: Node, a: int, b: int) -> Map:
+    """x with dimensions a and b exchanged."""
     order = list(range(x.rank))
     if x.rank:
         a, b = a % x.rank, b % x.rank
@@ -60,10 +68,12 @@ def transpose(call: Call, x: Node, a: int, b: int) -> Map:
 
 @lowering(aten.t.default)
 def t(call: Call, x: Node) -> Map:
+    """[m, n] -> [n, m]; vectors and scalars are unchanged."""
     return permute(call, x, list(reversed(range(x.rank))))
 
 
 def _clamp_index(i: IntLike, size: Int) -> Int:
+    """The start of a slice, counted from the end if negative, clamped to the dimension."""
     if isinstance(i, int) and i < 0:
         return maximum(size + i, 0)
     return minimum(i, size)
@@ -73,6 +83,7 @@ def _clamp_index(i: IntLike, size: Int) -> Int:
 def slice_(
     call: Call, x: Node, dim: int = 0, start: IntLike | None = None, end: IntLike | None = None, step: int = 1
 ) -> Map:
+    """x[start:end:step] along a dimension."""
     d = dim % x.rank
     first = _clamp_index(0 if start is None else start, x.shape[d])
     return call.map(lambda *at: load(x, [i if k != d else i * step + first for k, i in enumerate(at)]))
@@ -80,6 +91,7 @@ def slice_(
 
 @lowering(aten.select.int)
 def select_(call: Call, x: Node, dim: int, position: IntLike) -> Map:
+    """x[position] along a dimension, which is removed."""
     d = dim % x.rank
     p = as_int(position)
     if p.value is not None and p.value < 0:
@@ -89,6 +101,7 @@ def select_(call: Call, x: Node, dim: int, position: IntLike) -> Map:
 
 @lowering(aten.split_with_sizes.default)
 def split_with_sizes(call: Call, x: Node, sizes: Sequence[IntLike], dim: int = 0) -> list[Map]:
+    """x split along a dimension into parts of the given sizes."""
     d = dim % x.rank
     parts: list[Map] = []
     start = as_int(0)
@@ -105,16 +118,19 @@ def split_with_sizes(call: Call, x: Node, sizes: Sequence[IntLike], dim: int = 0
 
 @lowering(aten.split.Tensor)
 def split(call: Call, x: Node, size: IntLike, dim: int = 0) -> list[Map]:
+    """x split along a dimension into parts of `size`; the last may be smaller."""
     return split_with_sizes(call, x, [s[dim % x.rank] for s in call.shapes], dim)
 
 
 @lowering(aten.chunk.default)
 def chunk(call: Call, x: Node, _: int, dim: int = 0) -> list[Map]:
+    """x split along a dimension into at most the given number of parts of equal size; the last may be smaller."""
     return split_with_sizes(call, x, [s[dim % x.rank] for s in call.shapes], dim)
 
 
 @lowering(aten.unbind.int)
 def unbind(call: Call, x: Node, dim: int = 0) -> list[Map]:
+    """The slices of x along a dimension, which is removed."""
     d = dim % x.rank
 
     def part(n: int) -> Map:
@@ -123,11 +139,12 @@ def unbind(call: Call, x: Node, dim: int = 0) -> list[Map]:
     return [part(n) for n in range(len(call.shapes))]
 
 
-_CAT = 8  # tensors joined by one kernel: devices bind few buffers at a time
+_CAT = 8  # tensors concatenated by one kernel: devices bind few buffers at a time
 
 
 @lowering(aten.cat.default)
 def cat(call: Call, tensors: Sequence[Node], dim: int = 0) -> Map:
+    """Tensors concatenated along a dimension; empty vectors are skipped, as in torch."""
     present = [x for x in tensors if not (x.rank == 1 and x.shape[0] == 0 and len(call.shape) != 1)]
     d = dim % len(call.shape)
     while len(present) > _CAT:
@@ -136,6 +153,7 @@ def cat(call: Call, tensors: Sequence[Node], dim: int = 0) -> Map:
 
 
 def _join(call: Call, tensors: Sequence[Node], d: int) -> Map:
+    """Tensors concatenated along dimension d, by one kernel."""
     kind = call.dtype.compute
     starts = [as_int(0)]
     for x in tensors:
@@ -145,7 +163,7 @@ def _join(call: Call, tensors: Sequence[Node], d: int) -> Map:
         result: Expr | None = None
         for x, start in reversed(list(zip(tensors, starts, strict=False))):
             e = cast_to(load(x, [i if k != d else i - start for k, i in enumerate(at)]), kind)
-            # from the last to the first: at[d] < end of this one
+            # from the last to the first, so that at[d] < end decides
             result = e if result is None else select([start + x.shape[d] - 1 - at[d]], e, result)
         return result if result is not None else const(0, kind)
 
@@ -154,6 +172,7 @@ def _join(call: Call, tensors: Sequence[Node], d: int) -> Map:
 
 @lowering(aten.stack.default)
 def stack(call: Call, tensors: Sequence[Node], dim: int = 0) -> Map:
+    """Tensors of equal shape stacked along a new dimension."""
     d = dim % len(call.shape)
 
     def widened(x: Node) -> Map:
@@ -164,7 +183,7 @@ def stack(call: Call, tensors: Sequence[Node], dim: int = 0) -> Map:
 
 
 def _pads(pads: Sequence[IntLike], rank: int) -> list[tuple[Int, Int]]:
-    """torch's flat (last dimension first) padding list as (before, after) per dimension."""
+    """torch's flat list of paddings, last dimension first, as (before, after) for each dimension."""
     result = [(as_int(0), as_int(0))] * rank
     for n in range(len(pads) // 2):
         result[rank - 1 - n] = (as_int(pads[2 * n]), as_int(pads[2 * n + 1]))
@@ -173,6 +192,7 @@ def _pads(pads: Sequence[IntLike], rank: int) -> list[tuple[Int, Int]]:
 
 @lowering(aten.constant_pad_nd.default)
 def constant_pad(call: Call, x: Node, pads: Sequence[IntLike], value: float = 0) -> Map:
+    """x padded with a number; negative widths crop."""
     widths = _pads(pads, x.rank)
     filling = scalar(value, call.dtype)
 
@@ -186,6 +206,9 @@ def constant_pad(call: Call, x: Node, pads: Sequence[IntLike], value: float = 0)
 
 @lowering(aten.pad.default)
 def pad(call: Call, x: Node, pads: Sequence[IntLike], mode: str = "constant", value: float | None = None) -> Map:
+    """x padded with a number, or by its elements: repeated ("circular"), at the edge ("replicate"), or reflected
+    ("reflect").
+    """
     if mode == "constant":
         return constant_pad(call, x, pads, value or 0)
     if mode == "circular":
@@ -194,7 +217,7 @@ def pad(call: Call, x: Node, pads: Sequence[IntLike], mode: str = "constant", va
 
 
 def _circular(call: Call, x: Node, pads: Sequence[IntLike]) -> Map:
-    """Where a side is cropped (a negative width), what is left repeats."""
+    """Circular padding. If a side is cropped (by a negative width), the remaining elements are repeated."""
 
     def place(i: Int, size: Int, before: Int, after: Int) -> Int:
         cropped = maximum(-before, 0)
@@ -206,6 +229,7 @@ def _circular(call: Call, x: Node, pads: Sequence[IntLike]) -> Map:
 
 
 def _bounded(call: Call, x: Node, pads: Sequence[IntLike], place: Any) -> Map:
+    """x padded on some dimensions, with the index given by place(i, size)."""
     widths = _pads(pads, x.rank)
     return call.map(
         lambda *at: load(
@@ -216,22 +240,26 @@ def _bounded(call: Call, x: Node, pads: Sequence[IntLike], place: Any) -> Map:
 
 @lowering(*(getattr(aten, f"replication_pad{n}d").default for n in (1, 2, 3)))
 def replication_pad(call: Call, x: Node, pads: Sequence[IntLike]) -> Map:
+    """x padded with copies of its edges: index i is clamped to 0 ... n - 1."""
     return _bounded(call, x, pads, lambda i, n: maximum(minimum(i, n - 1), 0))
 
 
 @lowering(*(getattr(aten, f"reflection_pad{n}d").default for n in (1, 2, 3)))
 def reflection_pad(call: Call, x: Node, pads: Sequence[IntLike]) -> Map:
+    """x padded with its reflection at the edges, which are not repeated: index i becomes n - 1 - |n - 1 - |i||."""
     return _bounded(call, x, pads, lambda i, n: minimum(maximum(i, -i), (n - 1) * 2 - maximum(i, -i)))
 
 
 @lowering(aten.flip.default)
 def flip(call: Call, x: Node, dims: Sequence[int]) -> Map:
+    """x reversed along dims."""
     flipped = set(normalize_dims(dims, x.rank)) if dims else set()
     return call.map(lambda *at: load(x, [x.shape[d] - 1 - i if d in flipped else i for d, i in enumerate(at)]))
 
 
 @lowering(aten.roll.default)
 def roll(call: Call, x: Node, shifts: Sequence[IntLike], dims: Sequence[int] = ()) -> Map:
+    """x shifted cyclically along dims, or as a vector without dims."""
     if not dims:
         n = product(x.shape)
         return call.map(
@@ -243,11 +271,13 @@ def roll(call: Call, x: Node, shifts: Sequence[IntLike], dims: Sequence[int] = (
 
 @lowering(aten.repeat.default)
 def repeat(call: Call, x: Node, _: Any) -> Map:
+    """x tiled: out[i] = x[i % n] in every dimension."""
     return call.map(lambda *at: load(x, [i % n for i, n in zip(at[len(at) - x.rank :], x.shape, strict=True)]))
 
 
 @lowering(aten.pixel_shuffle.default)
 def pixel_shuffle(call: Call, x: Node, r: int) -> Map:
+    """[*, C * r * r, H, W] -> [*, C, H * r, W * r]."""
     return call.map(
         lambda *at: load(x, [*at[:-3], at[-3] * (r * r) + at[-2] % r * r + at[-1] % r, at[-2] // r, at[-1] // r])
     )
@@ -255,6 +285,7 @@ def pixel_shuffle(call: Call, x: Node, r: int) -> Map:
 
 @lowering(aten.pixel_unshuffle.default)
 def pixel_unshuffle(call: Call, x: Node, r: int) -> Map:
+    """[*, C, H * r, W * r] -> [*, C * r * r, H, W]."""
     return call.map(
         lambda *at: load(x, [*at[:-3], at[-3] // (r * r), at[-2] * r + at[-3] // r % r, at[-1] * r + at[-3] % r])
     )
@@ -262,16 +293,19 @@ def pixel_unshuffle(call: Call, x: Node, r: int) -> Map:
 
 @lowering(aten.tril.default)
 def tril(call: Call, x: Node, diagonal: int = 0) -> Map:
+    """x [*, m, n] with zeros above a diagonal."""
     return call.map(lambda *at: select([at[-2] + diagonal - at[-1]], load(x, at), const(0, x.dtype.compute)))
 
 
 @lowering(aten.triu.default)
 def triu(call: Call, x: Node, diagonal: int = 0) -> Map:
+    """x [*, m, n] with zeros below a diagonal."""
     return call.map(lambda *at: select([at[-1] - diagonal - at[-2]], load(x, at), const(0, x.dtype.compute)))
 
 
 @lowering(aten.index_select.default)
 def index_select(call: Call, x: Node, dim: int, positions: Node) -> Map:
+    """x [*, n, *] and positions [m] -> [*, m, *]: the given slices along a dimension."""
     if not x.rank:
         return call.map(lambda *at: load(x, []))
     d = dim % x.rank
@@ -285,4 +319,5 @@ def index_select(call: Call, x: Node, dim: int, positions: Node) -> Map:
 
 @lowering(aten.embedding.default)
 def embedding(call: Call, weight: Node, positions: Node, *_: Any) -> Map:
+    """weight [V, D] and positions [*] -> [*, D]: rows of weight."""
     return call.map(lambda *at: load(weight, [indirect(load(positions, at[:-1]), weight.shape[0]), at[-1]]))
