@@ -1,4 +1,6 @@
-"""What operators do with the memory of their arguments: which give views of it, and what computes the same without writing."""
+"""How operators treat the memory of their arguments: which ones return views, and which functional operators replace those
+that write in place.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,19 @@ WHOLE_VIEWS = {
     aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default, aten.detach.default,
     aten.alias.default,
 }  # fmt: skip
-"""Views of all elements: computing what they are views of computes nothing in vain."""
+"""Views of all elements: if one is needed, so are all elements of its base."""
 
 READ_AS_VIEWS = WHOLE_VIEWS | {
     aten.reshape.default, aten.contiguous.default, aten.unflatten.int, aten.mT.default, aten.slice.Tensor,
 }  # fmt: skip
-"""Operators whose result a kernel reads where their argument lies, though PyTorch may copy it."""
+"""Operators whose result kernels read from the memory of the argument, although PyTorch may copy it."""
 
 _SECRET_VIEWS = {
     aten.dropout, aten.feature_dropout, aten.alpha_dropout, aten.feature_alpha_dropout, aten.type_as, aten.meshgrid,
     aten.broadcast_tensors, aten.pad, aten.atleast_1d, aten.atleast_2d, aten.atleast_3d, aten.einsum, aten.unsafe_chunk,
     aten.unsafe_split, aten._unsafe_view,
 }  # fmt: skip
-"""Operators that may return memory of their arguments, though their schemas do not say so."""
+"""Operators that may return memory of their arguments, although their schemas do not say so."""
 
 
 def is_view(target: Any) -> bool:
@@ -54,13 +56,17 @@ _FUNCTIONAL: dict[Overload, Overload] = {
     aten.rrelu_with_noise_.default: aten.rrelu_with_noise_functional.default,
     aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
 }
-"""Where names do not tell."""
+"""Variants that cannot be found by name."""
 
 
 @cache
 def functional_variant(op: Overload) -> Overload | None:
-    """The operator that computes the results of one, and the new values of what it writes, without writing: itself where it writes
-    nothing, the one of the same name and arguments for operators in place or with `out`. None where there is none."""
+    """The operator that returns an operator's results, and the new values of the arguments that it writes, without writing
+    to them.
+
+    That is the operator itself if it writes nothing; for in-place operators and those with `out`, the one with the same
+    name and arguments. None if there is none.
+    """
     if op in _FUNCTIONAL:
         return _FUNCTIONAL[op]
     schema = op._schema

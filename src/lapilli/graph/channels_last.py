@@ -1,7 +1,8 @@
-"""Images that a model takes or gives in torch's channels-last memory format go in and out as they lie, without a copy.
+"""Keeps model inputs and outputs in torch's channels-last memory format, without a copy.
 
-torch calls such a tensor [batch, channels, height, width] with other strides. The program has it as [batch, height, width,
-channels], dense, and the graph begins and ends with permutations, which are index maps and cost nothing."""
+torch considers such a tensor [batch, channels, height, width] with other strides. In the program it is a dense [batch,
+height, width, channels], and the graph begins and ends with permutations, which are index maps and cost nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ aten = torch.ops.aten
 
 
 def keep_channels_last(module: Module) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Gives such inputs and outputs their permuted shapes; the numbers of both."""
+    """Gives such inputs and outputs their permuted shapes. Returns the positions of both."""
     inner = module.constants.keys() | module.states.keys()
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     given = [n for n in placeholders if n not in inner and isinstance(n.meta["val"], torch.Tensor | torch.SymInt)]
@@ -46,7 +47,7 @@ def keep_channels_last(module: Module) -> tuple[tuple[int, ...], tuple[int, ...]
 
 
 def _is_channels_last(val: Any) -> bool:
-    """Whether a fake tensor has these strides, and not those of a dense row-major one too."""
+    """Whether a fake tensor has channels-last strides, and is not dense and row-major as well."""
     if not isinstance(val, torch.Tensor) or val.dim() != 4 or val.layout is not torch.strided:
         return False
     _, channels, height, width = val.shape

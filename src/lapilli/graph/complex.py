@@ -1,8 +1,9 @@
 """Complex numbers as pairs of real ones: kernels have no complex type.
 
-Every complex value of a graph becomes two values of float32, and every operator of complex numbers what it does to real and
-imaginary parts. Where an operator has no such form here, it stays as it is (and runs in torch on the CPU) between
-``view_as_complex`` and ``view_as_real``; so do complex inputs and outputs."""
+Every complex value of a graph becomes two float32 values, and every operator on complex numbers the equivalent operators on
+real and imaginary parts. An operator without such an equivalent here is kept (and runs in torch on the CPU) between
+``view_as_complex`` and ``view_as_real``; the same applies to complex inputs and outputs.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +27,18 @@ from lapilli.graph.tracing import open_sizes
 aten = torch.ops.aten
 _COMPLEX = torch.complex64
 COMPLEX_VIEWS = (aten.view_as_complex.default, aten.view_as_real.default)
-"""What stands between complex values and their parts: the same memory."""
+"""Operators that convert between complex values and their parts, in the same memory."""
 
 
 class _Pair:
-    """A complex value of a call that is being traced: not a tensor, so that no operator takes it unseen."""
+    """A complex value in a call that is being traced. It is not a tensor, so that no operator accepts it by accident."""
 
     def __init__(self, re: Tensor, im: Tensor) -> None:
         self.re, self.im = re, im
 
 
 def split_complex(module: Module, decompositions: dict[Any, Any]) -> None:
-    """Replaces complex values by pairs. decompositions: of operators into those that have lowerings."""
+    """Replaces complex values by pairs. decompositions: of operators into others that have lowerings."""
     if any(_is_complex(n.meta.get("val")) for n in module.graph.nodes):
         _Splitter(module, decompositions).run()
 
@@ -49,7 +50,7 @@ def _is_complex(value: Any) -> bool:
 class _Splitter:
     def __init__(self, module: Module, decompositions: dict[Any, Any]) -> None:
         self.module, self.decompositions = module, decompositions
-        self.pairs: dict[fx.Node, Any] = {}  # of complex values: their parts (nodes), or lists of such
+        self.pairs: dict[fx.Node, Any] = {}  # by complex value: its parts (nodes), or lists of those
         self.tables: dict[Key, fx.Node] = {}
         values = [n.meta.get("val") for n in module.graph.nodes]
         self.mode = detect_fake_mode(tree_leaves(values)) or FakeTensorMode()
@@ -87,10 +88,10 @@ class _Splitter:
             self._keep(node)
 
     def _trace(self, node: fx.Node, form: Callable[..., Any]) -> bool:
-        """Puts what a form does in the place of a call; False where it cannot."""
+        """Replaces a call by the traced operators of a form; False if that fails."""
         leaves, spec = tree_flatten((node.args, node.kwargs))
         operands: list[fx.Node] = []
-        places: list[Any] = []  # of each leaf: what it is made of
+        places: list[Any] = []  # by leaf: the nodes of which it is made
         for leaf in leaves:
             if isinstance(leaf, fx.Node):
                 mine = self.pairs.get(leaf, (leaf,))
@@ -144,16 +145,16 @@ class _Splitter:
         return True
 
     def _keep(self, node: fx.Node) -> None:
-        """The call stays, on complex values."""
+        """Keeps a call on complex values."""
         for operand in dict.fromkeys(n for n in node.all_input_nodes if n in self.pairs):
             node.replace_input_with(operand, self._joined(operand, node))
         if _is_complex(node.meta.get("val")):
             self._parts_of(node)
 
     def _parts_of(self, node: fx.Node) -> None:
-        """Reads real and imaginary part of a value that stays complex."""
+        """Reads the real and imaginary parts of a value that stays complex."""
         value = node.meta["val"]
-        if not isinstance(value, Tensor):  # the elements of a list, where they are taken out
+        if not isinstance(value, Tensor):  # elements of a list are read where they are taken out
             return
         after = node
         while after.next.op == "placeholder":
@@ -176,7 +177,7 @@ class _Splitter:
         re, im = self.pairs[node]
         view: Any = re.args[0] if re.target is aten.select.int else None
         if isinstance(view, fx.Node) and view.target is aten.view_as_real.default and view.args[0] is node:
-            return node  # it never was anything else
+            return node  # the complex value itself
         with self.module.graph.inserting_before(before), self.mode, open_sizes(self.mode):
             pairs = self.module.graph.call_function(aten.stack.default, ([re, im], -1))
             pairs.meta["val"] = torch.stack([self._fake(n.meta["val"]) for n in (re, im)], -1)
@@ -200,11 +201,11 @@ class _Splitter:
                 self.module.replace(node, joined)
 
 
-# --- what operators do to parts
+# --- operators on parts
 
 
 def _each(op: Any) -> Callable[..., Any]:
-    """An operator that treats both parts alike: views and sums."""
+    """An operator that treats both parts alike, such as views and sums."""
 
     def form(*args: Any, **kwargs: Any) -> Any:
         def part(name: str) -> Any:
@@ -222,7 +223,7 @@ def _each(op: Any) -> Callable[..., Any]:
 
 
 def _pair(x: Any, like: Tensor | None = None) -> _Pair:
-    """Of a complex or real value, or a number."""
+    """The parts of a complex or real value, or of a number."""
     if isinstance(x, _Pair):
         return x
     if isinstance(x, Tensor):
@@ -274,7 +275,7 @@ def _multiply(x: Any, y: Any) -> _Pair:
 
 
 def _divide(x: Any, y: Any) -> _Pair:
-    """By Smith's method (1962), which neither overflows nor underflows where the quotient does not."""
+    """By Smith's method (1962), which neither overflows nor underflows unless the quotient does."""
     if _is_real(y):
         return _Pair(x.re / y, x.im / y)
     like = _like(x, y)
@@ -312,7 +313,7 @@ def _sign(x: _Pair) -> _Pair:
 
 
 def _power(x: _Pair, exponent: Any) -> _Pair:
-    """Small whole exponents by products, as torch does for 2; others by logarithm."""
+    """Small integer exponents by products, as torch does for 2; others by the logarithm."""
     if isinstance(exponent, int | float) and exponent == int(exponent) and 0 < exponent <= 8:
         made = x
         for _ in range(int(exponent) - 1):
@@ -375,7 +376,7 @@ def _filled(op: Any) -> Callable[..., Any]:
 
 
 def _constant(op: Any, position: int | None = None) -> Callable[..., _Pair]:
-    """A tensor made of numbers. position: of the value among the arguments; None: zeros or ones."""
+    """A tensor made from numbers. position: that of the value among the arguments; None: zeros or ones."""
 
     def form(*args: Any, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> _Pair:
         given = [a.re if isinstance(a, _Pair) else a for a in args]
@@ -434,7 +435,7 @@ def _c2r(x: Any, dims: list[int], normalization: int, last: Any, *, tables: four
 
 
 def _check(x: Tensor, sizes: list[Any]) -> None:
-    """Raises NotImplementedError for other types than float32, and for sizes that vary beyond a bound."""
+    """Raises NotImplementedError for types other than float32, and for dynamic sizes above a bound."""
     if x.dtype is not torch.float32 or not sizes:
         raise NotImplementedError
     for n in sizes:

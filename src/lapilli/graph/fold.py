@@ -1,4 +1,4 @@
-"""Folding: batch norm into the convolution before it, and whatever depends on constants only."""
+"""Folding: batch norm into the preceding convolution, and everything that depends on constants only."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _CONVOLUTIONS = (aten.convolution.default, aten.conv1d.default, aten.conv2d.defa
 
 
 def fold_batch_norm(module: Module) -> int:
-    """conv -> batch norm becomes one convolution. Returns how many were folded.
+    """Folds batch norm into the preceding convolution. Returns the number of folded ones.
 
-    w' = w * gamma / sqrt(var + eps);  b' = (b - mean) * gamma / sqrt(var + eps) + beta, computed in float64."""
+    w' = w * gamma / sqrt(var + eps); b' = (b - mean) * gamma / sqrt(var + eps) + beta, computed in float64.
+    """
     folded = 0
     for norm in list(module.graph.nodes):
         if norm.target not in _NORMS or (norm.target is aten.batch_norm.default and norm.args[5]):
@@ -51,10 +52,11 @@ def fold_batch_norm(module: Module) -> int:
 
 
 def fold_padding(module: Module) -> int:
-    """Zero padding before a convolution becomes the convolution's own. Returns how many were folded.
+    """Folds zero padding into the convolution that reads it. Returns the number of folded ones.
 
-    A kernel starts at the padding before and ends with its output, whose size is known: what is padded after the image needs
-    no name of its own, and may differ."""
+    A kernel starts at the leading padding and ends at the known size of its output. The trailing padding is therefore
+    implied, and may differ.
+    """
     folded = 0
     for conv in list(module.graph.nodes):
         pad = conv.args[0] if conv.target in (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default) else None
@@ -93,13 +95,13 @@ def _folded(values: list[Any], eps: float, transposed: bool, groups: int) -> tup
     bias = bias * scale + (0 if beta is None else beta)
     if not transposed:
         return w * scale.reshape(-1, *[1] * (w.dim() - 1)), bias
-    # transposed weights are [C, O/groups, ...]: output o of group g belongs to rows of that group
+    # transposed weights are [C, O/groups, ...]: output o of group g depends on rows of that group
     per_group = scale.reshape(groups, 1, -1).expand(groups, w.shape[0] // groups, -1).reshape(w.shape[0], -1)
     return w * per_group.reshape(*per_group.shape, *[1] * (w.dim() - 2)), bias
 
 
 def _is_made_of_numbers(node: fx.Node) -> bool:
-    """Whether a call makes a tensor of a known shape from numbers alone."""
+    """Whether a call creates a tensor of a known shape from numbers alone."""
     value = node.meta.get("val")
     return (
         isinstance(node.target, torch._ops.OpOverload)
@@ -112,9 +114,12 @@ def _is_made_of_numbers(node: fx.Node) -> bool:
 def fold_constants(
     module: Module, limit: int = 1 << 26, is_supported: Callable[[Any], bool] = lambda operator: True
 ) -> int:
-    """Compute on the host, once, what depends on constants only, and what operators that are not supported make of numbers
-    alone, such as the window of a spectrum. Results over `limit` bytes that grow their operands are left to the device, and so are
-    wider types of many small integers: weights of few bits stay so. Returns how many calls were folded."""
+    """Computes on the host, once, everything that depends on constants only, and the results of unsupported operators on
+    numbers alone, such as the window of a spectrum.
+
+    Results over `limit` bytes that are larger than their operands are left to the device. So are conversions of many small
+    integers to wider types, which keeps quantized weights small. Returns the number of folded calls.
+    """
     folded = 0
     values: dict[fx.Node, Any] = dict(module.constants)
     for node in list(module.graph.nodes):
@@ -142,7 +147,7 @@ def fold_constants(
         value = values.get(node)
         if node.op == "call_function" and isinstance(value, torch.Tensor):
             if all(u in values for u in node.users) and node not in module.outputs:
-                continue  # only folded calls read it
+                continue  # it is only read by folded calls
             module.replace(node, module.add_constant(value.detach().clone(), f"{node.name}_folded"))
             folded += 1
     module.clean()
@@ -150,7 +155,7 @@ def fold_constants(
 
 
 _CODES = 1 << 14
-"""Integers of 8 bits that are weights rather than tables."""
+"""8-bit integers from this number on are weights rather than tables."""
 
 
 def _widens_codes(node: fx.Node, values: Mapping[fx.Node, Any]) -> bool:

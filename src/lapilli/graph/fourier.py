@@ -1,11 +1,12 @@
-"""Discrete Fourier transforms as matrix products over real and imaginary parts, written in torch's operators.
+"""Discrete Fourier transforms as matrix products over real and imaginary parts, composed of torch operators.
 
-Short transforms are one product with the matrix of the transform. Longer ones are two stages of short ones with twiddle
-factors between them (Cooley and Tukey 1965), and those of a large prime size a convolution with a chirp of a size that has
-factors (Bluestein 1970): work grows as n log n for every size.
+Short transforms are one product with the transform's matrix. Longer ones are two stages of short ones with twiddle factors
+in between (Cooley and Tukey 1965); those of a large prime size are a convolution with a chirp, of a size that has factors
+(Bluestein 1970). The work is O(n log n) for every size.
 
-The functions serve eager tensors and graphs alike. Their tables (matrices, twiddle factors) come through a callback, `Tables`:
-the eager device keeps them on the device, a graph makes them constants."""
+Eager tensors and graphs use the same functions. Their tables (matrices, twiddle factors) are provided by a callback,
+`Tables`: the eager device keeps them on the device, a graph makes them constants.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +19,21 @@ import torch
 from torch import Tensor
 
 Parts: TypeAlias = tuple[Tensor, Tensor]
-"""Real and imaginary part, of one shape, float32."""
+"""Real and imaginary parts: float32, of the same shape."""
 Key: TypeAlias = tuple[Any, ...]
 Tables: TypeAlias = Callable[[Key], Tensor]
-"""The table of a key (`table`), wherever the transform runs."""
+"""Returns the table of a key (see `table`) on the device on which the transform runs."""
 
 _LONGEST_PRODUCT = 512
-"""Size up to which the transform of a real dimension is one product: its table takes at most 1 MiB."""
+"""The largest size for which a real transform is one product: its table takes at most 1 MiB."""
 _LONGEST_PRIME = 1024
-"""Prime size up to which the transform is one product: beyond, a convolution costs less than the product."""
+"""The largest prime size for which a transform is one product; for larger ones a convolution is cheaper."""
 LONGEST_OPEN = 4096
-"""Largest bound of a size that varies. There the table is computed in every run, and the work grows as n * n."""
+"""The largest bound of a dynamic size. For those, every run computes the table, and the work is O(n^2)."""
 
 
 def real_to_complex(x: Tensor, dims: Sequence[int], normalization: int, onesided: bool, tables: Tables) -> Parts:
-    """`aten._fft_r2c` of x float32 [...]; the last of the dimensions has n // 2 + 1 results if onesided."""
+    """`aten._fft_r2c` of x, float32 [*]; the last of the dimensions has n // 2 + 1 results if onesided."""
     n = x.shape[dims[-1]]
     parts = _along(x, None, dims[-1], -1, n // 2 + 1 if onesided else n, tables)
     for d in dims[:-1]:
@@ -51,7 +52,7 @@ def complex_to_complex(parts: Parts, dims: Sequence[int], normalization: int, fo
 
 
 def complex_to_real(parts: Parts, dims: Sequence[int], normalization: int, last: int, tables: Tables) -> Tensor:
-    """`aten._fft_c2r`: of the last dimension the first last // 2 + 1 elements are read; the others are their conjugates."""
+    """`aten._fft_c2r`: reads the first last // 2 + 1 elements of the last dimension; the others are their conjugates."""
     sizes = [*(parts[0].shape[d] for d in dims[:-1]), last]
     for d, n in zip(dims[:-1], sizes[:-1], strict=True):
         parts = _along(*parts, d, 1, n, tables)
@@ -62,7 +63,7 @@ def complex_to_real(parts: Parts, dims: Sequence[int], normalization: int, last:
     elif last <= _LONGEST_PRODUCT:
         made = torch.cat([re, im], -1) @ tables(("inverse", last))
     else:
-        between = kept - 1 - (last % 2 == 0)  # elements that have a conjugate partner
+        between = kept - 1 - (last % 2 == 0)  # elements with a conjugate partner
         whole = [torch.cat([p, s * p.narrow(-1, 1, between).flip(-1)], -1) for p, s in ((re, 1), (im, -1))]
         made = _transform(whole[0], whole[1], last, 1, last, tables)[0]
     made, scale = made.movedim(-1, dims[-1]), _scale(normalization, sizes)
@@ -70,7 +71,7 @@ def complex_to_real(parts: Parts, dims: Sequence[int], normalization: int, last:
 
 
 def _scale(normalization: int, sizes: Sequence[Any]) -> Any:
-    """normalization: 0: none, 1: by the root of the number of elements, 2: by that number."""
+    """normalization: 0: none, 1: by the square root of the number of elements, 2: by that number."""
     if not normalization:
         return None
     count = math.prod(sizes)
@@ -78,7 +79,9 @@ def _scale(normalization: int, sizes: Sequence[Any]) -> Any:
 
 
 def _along(re: Tensor, im: Tensor | None, d: int, sign: int, kept: int, tables: Tables) -> Parts:
-    """The first results of the transform along a dimension. sign: of the exponent, -1 forward."""
+    """The first `kept` results of the transform along a dimension. sign: that of the exponent, -1 for the forward
+    transform.
+    """
     n = re.shape[d]
     rows = re.movedim(d, -1), None if im is None else im.movedim(d, -1)
     made = _transform(*rows, n, sign, kept, tables)
@@ -86,7 +89,7 @@ def _along(re: Tensor, im: Tensor | None, d: int, sign: int, kept: int, tables: 
 
 
 def _transform(re: Tensor, im: Tensor | None, n: int, sign: int, kept: int, tables: Tables) -> Parts:
-    """Of rows [..., n]; im: None where all numbers are real."""
+    """The transform of rows [*, n]. im: None if all numbers are real."""
     if not isinstance(n, int):
         return _split(_joined(re, im) @ _open_matrix(n, sign, kept, im is not None, re), kept)
     if n == 1:
@@ -102,7 +105,7 @@ def _transform(re: Tensor, im: Tensor | None, n: int, sign: int, kept: int, tabl
 
 
 def _two_stages(re: Tensor, im: Tensor | None, n1: int, n2: int, sign: int, tables: Tables) -> Parts:
-    """Of n = n1 * n2: element j1 * n2 + j2 in, result k1 + n1 * k2 out."""
+    """n = n1 * n2: element j1 * n2 + j2 is read, and result k1 + n1 * k2 is written."""
 
     def columns(x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], n1, n2).transpose(-1, -2)
@@ -114,7 +117,7 @@ def _two_stages(re: Tensor, im: Tensor | None, n1: int, n2: int, sign: int, tabl
 
 
 def _chirp(re: Tensor, im: Tensor | None, n: int, sign: int, tables: Tables) -> Parts:
-    """2 j k = j^2 + k^2 - (k - j)^2: a chirp times a convolution with its conjugate."""
+    """2 j k = j^2 + k^2 - (k - j)^2: a chirp times the convolution with its conjugate."""
     c = tables(("chirp", n, sign, 0)), tables(("chirp", n, sign, 1))
     m = _padded(n)
     a = (re * c[0], re * c[1]) if im is None else _times((re, im), *c)
@@ -134,17 +137,17 @@ def _joined(re: Tensor, im: Tensor | None) -> Tensor:
 
 
 def _split(x: Tensor, size: int) -> Parts:
-    """[..., 2 * size] as real and imaginary parts."""
+    """[*, 2 * size] as real and imaginary parts."""
     return x.narrow(-1, 0, size), x.narrow(-1, size, size)
 
 
 def _factor(n: int) -> int:
-    """The divisor nearest below the square root; 1 of a prime."""
+    """The largest divisor up to the square root; 1 for a prime."""
     return next(f for f in range(math.isqrt(n), 0, -1) if n % f == 0)
 
 
 def _padded(n: int) -> int:
-    """Size of the convolution of a chirp: a power of two."""
+    """The size of the convolution with a chirp: a power of two."""
     return 1 << (2 * n - 2).bit_length()
 
 
@@ -153,7 +156,9 @@ def _padded(n: int) -> int:
 
 @lru_cache(maxsize=64)
 def table(key: Key) -> Tensor:
-    """The table of a key, on the CPU, float32. Angles are multiples of 2 pi / n, reduced in integers; float64 until the end."""
+    """The table of a key: float32, on the CPU. Angles are multiples of 2 pi / n, reduced in integers, and computed in
+    float64.
+    """
     kind, *numbers = key
     made: Tensor = _TABLES[kind](*numbers)
     return made.float().contiguous()
@@ -166,7 +171,7 @@ def _angles(rows: int, columns: int, n: int, sign: int) -> Tensor:
 
 
 def _matrix(n: int, sign: int, kept: int, is_complex: bool) -> Tensor:
-    """Of a product [real parts, imaginary parts] times [n or 2 n, 2 kept]."""
+    """The matrix of a product [real parts, imaginary parts] times [n or 2 n, 2 kept]."""
     angles = _angles(n, kept, n, sign)
     return _blocks(angles.cos(), angles.sin(), is_complex)
 
@@ -177,7 +182,7 @@ def _blocks(c: Tensor, s: Tensor, is_complex: bool) -> Tensor:
 
 
 def _inverse(last: int) -> Tensor:
-    """[2 * (last // 2 + 1), last]: an element and its conjugate give twice the real part."""
+    """[2 * (last // 2 + 1), last]: an element and its conjugate contribute twice the real part."""
     kept = last // 2 + 1
     angles = _angles(kept, last, last, 1)
     weights = torch.full((kept, 1), 2.0, dtype=torch.float64, device="cpu")
@@ -192,7 +197,7 @@ def _inverse(last: int) -> Tensor:
 
 
 def _twiddle(n1: int, n2: int, sign: int, part: int) -> Tensor:
-    """[n2, n1]"""
+    """Twiddle factors [n2, n1]."""
     angles = _angles(n2, n1, n1 * n2, sign)
     return angles.sin() if part else angles.cos()
 
@@ -208,7 +213,7 @@ def _chirp_table(n: int, sign: int, part: int) -> Tensor:
 
 
 def _chirp_filter(n: int, sign: int, part: int) -> Tensor:
-    """The transform of the conjugate chirp, over its size."""
+    """The transform of the conjugate chirp, divided by its size."""
     m = _padded(n)
     angles = _chirp_angles(n, -sign)
     wave = torch.zeros(m, dtype=torch.complex128, device="cpu")
@@ -227,7 +232,7 @@ _TABLES: dict[str, Callable[..., Tensor]] = {
 }
 
 
-# --- sizes that vary: tables are part of the graph
+# --- dynamic sizes: tables are part of the graph
 
 
 def _open_angles(rows: Any, columns: Any, n: Any, sign: int, like: Tensor) -> Tensor:

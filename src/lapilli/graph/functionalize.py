@@ -1,7 +1,9 @@
-"""In-place operators as functional ones, where nobody reads the memory that they write under another name afterwards.
+"""Replaces in-place operators by functional ones, where the memory that they write is not read through another tensor
+afterwards.
 
-torch.export keeps `relu_` and `add_` as they stand. Its own functionalization traces the model again (seconds); most models
-need only the simple case: the written value is read later, and the tensors that share its memory are not."""
+torch.export leaves `relu_` and `add_` as they are. Its own functionalization traces the model again, which takes seconds.
+Most models need only the simple case: the written tensor is read later, but not those that share its memory.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from lapilli.graph.module import Module
 
 
 def functionalize(module: Module) -> bool:
-    """Whether every in-place operator could be replaced; if not, the module keeps those from the first one that could not."""
+    """Whether every in-place operator could be replaced. If not, the module keeps them from the first one that
+    could not.
+    """
     place = {node: k for k, node in enumerate(module.graph.nodes)}
     for node in module.graph.nodes:
         if not _is_inplace(node):
@@ -30,7 +34,7 @@ def functionalize(module: Module) -> bool:
 
 
 def _functional(target: Any) -> Any:
-    """What computes the new value of the first argument, and that alone, of the same arguments."""
+    """The operator that only returns the new value of the first argument, given the same arguments."""
     schema = target._schema
     others = [a for a in schema.arguments[1:] if a.alias_info is not None and a.alias_info.is_write]
     variant = None if others else functional_variant(target)
@@ -38,8 +42,9 @@ def _functional(target: Any) -> Any:
 
 
 def _is_read_by_name(written: fx.Node, by: fx.Node, module: Module, place: dict[fx.Node, int]) -> bool:
-    """Whether what `by` writes is read by the name of `written` (or `by`) only: no other value that shares the memory is read
-    after it, or is an input, a constant or an output."""
+    """Whether the memory that `by` writes is only read through `written` (or `by`): no other value that shares it is read
+    afterwards, or is an input, a constant or an output.
+    """
     shared = {written}
     todo = [written]
     while todo:
@@ -50,7 +55,7 @@ def _is_read_by_name(written: fx.Node, by: fx.Node, module: Module, place: dict[
         shared.update(around)
     if written in module.outputs or any(n.op != "call_function" or n in module.outputs for n in shared):
         return False
-    # what is made of `written` after the write will be made of its new value
+    # users of `written` after the write will use its new value
     before = [n for n in shared if n is not written and place[n] < place[by]]
     return not any(place[user] > place[by] for n in before for user in n.users)
 

@@ -1,4 +1,4 @@
-"""Graphs in the place of single calls: regions that only set a mode, and what a call is made of."""
+"""Inlines graphs in place of single calls: regions that only set a mode, and decompositions of a call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lapilli.graph.module import Module
 
 
 def inline_regions(module: Module) -> None:
-    """Regions that turn gradients on or off, or automatic casts off, become part of the graph: here both are off anyway."""
+    """Inlines regions that turn gradients or autocast on or off: both are off here anyway."""
     for node in list(module.graph.nodes):
         if not isinstance(node.target, torch._ops.HigherOrderOperator):
             continue
@@ -25,13 +25,15 @@ def inline_regions(module: Module) -> None:
         else:
             continue
         graph = getattr(module.owner, str(region.target)).graph
-        if all(n.op != "get_attr" for n in graph.nodes):  # no region inside
+        if all(n.op != "get_attr" for n in graph.nodes):  # no nested region
             splice(module, node, graph, operands)
             module.graph.erase_node(region)
 
 
 def copy_into(module: Module, before: fx.Node, graph: fx.Graph, operands: Sequence[Any]) -> Any:
-    """Copy a graph's calls to a place in the module; its placeholders are the operands. Returns what stands for its result."""
+    """Copies a graph's calls into the module before a node, with the operands as its placeholders. Returns the value of its
+    result.
+    """
     given = iter(operands)
     made: dict[fx.Node, Any] = {}
     with module.graph.inserting_before(before):
@@ -44,7 +46,7 @@ def copy_into(module: Module, before: fx.Node, graph: fx.Graph, operands: Sequen
 
 
 def splice(module: Module, call: fx.Node, graph: fx.Graph, operands: Sequence[Any]) -> None:
-    """Put a graph in the place of a call; its placeholders are the operands."""
+    """Replaces a call by a graph, with the operands as its placeholders."""
     result = copy_into(module, call, graph, operands)
     if isinstance(result, fx.Node):
         module.replace(call, result)

@@ -1,7 +1,8 @@
-"""Linear layers that read the same value become one: queries, keys and values of attention.
+"""Merges linear layers that read the same value, such as queries, keys and values of attention.
 
-Three small matrix products side by side leave a GPU idle three times; one with the rows of all weights does not. The results
-are slices of its result, which attention and matrix products read where they lie."""
+Three small matrix products leave a GPU partly idle three times; one with the rows of all weights does not. The results are
+slices of its result, which attention and matrix products read in place.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ _PRODUCTS = {aten.scaled_dot_product_attention.default, aten.matmul.default, ate
 
 
 def merge_linear(module: Module) -> int:
-    """linear(x, w1, b1), linear(x, w2, b2), ... = slices of linear(x, [w1; w2; ...], [b1; b2; ...]), where only matrix
-    products read them, through views. Returns how many layers were merged."""
+    """linear(x, w1, b1), linear(x, w2, b2), ... = slices of linear(x, [w1; w2; ...], [b1; b2; ...]), if only matrix
+    products read them, possibly through views. Returns the number of merged layers.
+    """
     merged = 0
     for x in list(module.graph.nodes):
         layers = sorted(n for n in x.users if _is_mergeable(module, n, x))
@@ -48,7 +50,7 @@ def _is_mergeable(module: Module, node: fx.Node, x: fx.Node) -> bool:
 
 
 def _is_multiplied(module: Module, node: fx.Node) -> bool:
-    """Whether matrix products alone read a value, through views."""
+    """Whether a value is only read by matrix products, possibly through views."""
     return bool(node.users) and all(
         user.target in _PRODUCTS
         or (user.target in READ_AS_VIEWS and user not in module.outputs and _is_multiplied(module, user))

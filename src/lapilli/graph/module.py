@@ -1,4 +1,4 @@
-"""An exported model with its constants at hand: what the graph passes work on."""
+"""An exported model together with its constants, on which the graph passes work."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from lapilli.errors import CompileError
 
 @dataclass
 class ModuleState:
-    """A buffer of the model that a run changes: its name there, its initial value, and its new value in the graph (None: only
-    other methods change it)."""
+    """A buffer of the model that a run changes: its name in the model, its initial value, and its new value in the graph
+    (None if only other methods change it).
+    """
 
     name: str
     value: torch.Tensor
@@ -27,10 +28,13 @@ class ModuleState:
 
 @dataclass
 class Module:
-    """graph: ATen calls; constants: the tensors behind placeholders that are not inputs; outputs: values in order;
-    fixed_inputs and fixed_outputs: leaves of the call that are no tensors, by position; ranges: bounds of size symbols;
-    states: buffers that a run changes, by placeholder; updates: input tensors that a run changes, by number: their new values
-    are the last outputs; targets: what constants are called in the model."""
+    """An FX graph of ATen calls, and its surroundings.
+
+    constants: the tensors of placeholders that are not inputs. outputs: values in order. fixed_inputs, fixed_outputs:
+    leaves of the call that are not tensors, by position. ranges: bounds of size symbols. states: buffers that a run
+    changes, by placeholder. updates: input tensors that a run changes, by number; their new values are the last outputs.
+    targets: names of the constants in the model.
+    """
 
     graph: fx.Graph
     constants: dict[fx.Node, torch.Tensor]
@@ -42,11 +46,11 @@ class Module:
     updates: list[int] = field(default_factory=list)
     arrays: dict[tuple[fx.Node, bool], npt.NDArray[Any]] = field(default_factory=dict)
     targets: dict[fx.Node, str] = field(default_factory=dict)
-    owner: torch.nn.Module | None = None  # has the graphs of control flow as attributes
+    owner: torch.nn.Module | None = None  # holds the graphs of control flow as attributes
 
     @classmethod
     def of_branch(cls, branch: fx.GraphModule, ranges: Mapping[Any, Any]) -> Module:
-        """A graph inside control flow: all its placeholders are inputs."""
+        """The module of a graph within control flow; all its placeholders are inputs."""
         graph = fx.Graph()
         returned: Any = graph.graph_copy(branch.graph, {})
         graph.output(returned)
@@ -55,7 +59,7 @@ class Module:
 
     @classmethod
     def from_exported(cls, program: ExportedProgram, copy: bool = False) -> Module:
-        """copy: leave the program's own graph alone."""
+        """The module of an exported program. copy: whether to leave the program's own graph unchanged."""
         graph = program.graph_module.graph
         if copy:
             graph = fx.Graph()
@@ -115,7 +119,7 @@ class Module:
         )  # fmt: skip
 
     def add_constant(self, tensor: torch.Tensor, name: str) -> fx.Node:
-        """A new constant, placed before all calls."""
+        """Adds a constant before all calls."""
         first = next(n for n in self.graph.nodes if n.op != "placeholder")
         with self.graph.inserting_before(first):
             node = self.graph.placeholder(name)
@@ -124,22 +128,23 @@ class Module:
         return node
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
-        """Let every user of a value, outputs included, read another."""
+        """Replaces a value by another in all users, including the outputs."""
         old.replace_all_uses_with(new)
         self.outputs = [new if o is old else o for o in self.outputs]
         for state in self.states.values():
             state.new = new if state.new is old else state.new
 
     def clean(self) -> None:
-        """Drop calls and constants that nothing reads."""
+        """Removes calls and constants that are not read."""
         for node in reversed(list(self.graph.nodes)):
             if not node.users and (node.op == "call_function" or node in self.constants):
                 self.constants.pop(node, None)
                 self.graph.erase_node(node)
 
     def array(self, node: fx.Node, half: bool) -> npt.NDArray[Any]:
-        """A constant, or the initial value of a state, as NumPy (bfloat16 as its bits), rounded to half precision if asked;
-        the same array every time."""
+        """A constant, or the initial value of a state, as a NumPy array (bfloat16 as its bits), rounded to half precision
+        if `half`. The same array is returned every time.
+        """
         key = (node, half)
         if key not in self.arrays:
             tensor = self.states[node].value if node in self.states else self.constants[node]

@@ -1,7 +1,8 @@
-"""Packed sequences as padded ones: layers that know the lengths of their sequences, and masks.
+"""Replaces packed sequences by padded ones: layers that know the lengths of their sequences, and masks.
 
-How many rows packed sequences have depends on their lengths, so that only the host could say it. The same layers over the padded
-sequences need no such number. What reads packed rows in any other way keeps torch's operators, and they run on the CPU."""
+The number of rows of packed sequences depends on the lengths, so that only the host could determine it. The same layers on
+padded sequences do not need it. Packed rows that are read in any other way keep torch's operators, which run on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +32,12 @@ _OF_ROWS: dict[Any, int] = {
     aten.linear.default: 0, aten.relu.default: 0, aten.tanh.default: 0, aten.sigmoid.default: 0, aten.gelu.default: 0,
     aten.silu.default: 0, aten.leaky_relu.default: 0, aten.layer_norm.default: 0, aten.embedding.default: 1,
 }  # fmt: skip
-"""Operators that do the same with every row, and which argument has the rows."""
+"""Operators that treat every row alike, and the position of the argument with the rows."""
 
 
 @dataclass(frozen=True)
 class _Padded:
-    """rows: [steps, batch, ...] in place of packed rows."""
+    """rows: [steps, batch, ...], in place of packed rows."""
 
     rows: fx.Node
     pack: fx.Node
@@ -49,7 +50,7 @@ class _Padded:
 
 
 def unpack(module: Module) -> None:
-    """Replaces what can be. The operators that are left get ATen's names."""
+    """Replaces packed sequences where possible. The remaining operators get ATen's names."""
     if any(n.target is ours.pack.default for n in module.graph.nodes):
         _Unpacking(module).run()
         module.clean()
@@ -66,8 +67,8 @@ def unpack(module: Module) -> None:
 class _Unpacking:
     def __init__(self, module: Module) -> None:
         self.module = module
-        self.packs: dict[fx.Node, fx.Node] = {}  # packed rows -> the pack that they come from
-        self.steps: dict[fx.Node, fx.Node] = {}  # a tensor with as many elements as there are steps -> its pack
+        self.packs: dict[fx.Node, fx.Node] = {}  # packed rows -> their pack
+        self.steps: dict[fx.Node, fx.Node] = {}  # a tensor with one element for each step -> its pack
         self.padded: dict[fx.Node, _Padded] = {}  # by packed rows
 
     def run(self) -> None:
@@ -91,7 +92,7 @@ class _Unpacking:
                     args = [self.padded[a].rows if a in self.padded else a for a in node.args]
                     self.padded[node] = _Padded(self._add(node.target, *args, **node.kwargs), pack)
 
-    # -- which packed rows can be padded ones: those that are read by what is known below, all of a pack or none
+    # -- which packed rows can be padded: those read by operators known below, either all of a pack or none
     def _follow(self, node: fx.Node) -> None:
         parts = self._parts(node)
         if node.target is ours.pack.default:
@@ -101,13 +102,13 @@ class _Unpacking:
             self.packs |= dict.fromkeys(parts.get(0, []) if node.target in _PADDED else [node], pack)
 
     def _pack_of(self, node: fx.Node) -> fx.Node | None:
-        """The pack of the rows that a call reads, and can read padded."""
+        """The pack of the rows that a call reads, if it could read them padded."""
         place = 0 if node.target in _PADDED or node.target is ours.pad_packed.default else _OF_ROWS.get(node.target)
         rows: Any = node.args[place] if place is not None and len(node.args) > place else None
         return self.packs.get(rows)
 
     def _reads(self, node: fx.Node, rows: fx.Node) -> bool:
-        """Whether a call reads packed rows in a way that can read padded ones."""
+        """Whether a call reads packed rows in a way in which it could read padded ones."""
         pack = self.packs[rows]
         if self._pack_of(node) is not pack or sum(a is rows for a in node.all_input_nodes) > 1:
             return False
@@ -122,14 +123,14 @@ class _Unpacking:
         return any(_same(self._value(node.args[5]), size) for size in self._lengths(pack))
 
     def _lengths(self, pack: fx.Node) -> tuple[Any, Any]:
-        """Of the longest sequence, and of the padded tensor."""
+        """The length of the longest sequence, and that of the padded tensor."""
         x: Any = pack.args[0]
         return pack.meta["val"][1].shape[0], x.meta["val"].shape[1 if pack.args[2] else 0]
 
     def _value(self, size: Any) -> Any:
         return size.meta["val"] if isinstance(size, fx.Node) else size
 
-    # -- padded ones
+    # -- padded sequences
     def _add(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         node = self.module.graph.call_function(target, args, kwargs)
         given, named = tree_map(lambda a: a.meta["val"] if isinstance(a, fx.Node) else a, (args, kwargs))
@@ -139,7 +140,7 @@ class _Unpacking:
         return node
 
     def _arange(self, count: Any, like: fx.Node) -> fx.Node:
-        """0, 1, ... (Called as an operator on a size that varies, torch's would fix it.)"""
+        """0, 1, ..., count - 1. (torch's own function would fix a dynamic count; the operator does not.)"""
         node = self.module.graph.call_function(aten.arange.default, (count,))
         size = count.meta["val"] if isinstance(count, fx.Node) else count
         node.meta["val"] = like.meta["val"][1].new_empty((size,), dtype=torch.int64)
@@ -192,6 +193,6 @@ class _Unpacking:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two sizes are known to be the same."""
+    """Whether two sizes are known to be equal."""
     known = [s.node.expr if isinstance(s, torch.SymInt) else s for s in (a, b)]
     return bool(known[0] == known[1])

@@ -1,4 +1,6 @@
-"""Buffers that methods of a program share: what one of them changes, is a state for all of them, under one name."""
+"""Buffers that are shared by methods of a program: if one of them changes a buffer, it is a state of all, under
+one name.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,12 @@ from lapilli.graph.module import Module, ModuleState
 
 
 def share_states(modules: Mapping[str, Module]) -> None:
-    """Gives one name to states of different methods that are one buffer, and makes states of constants that another method
-    changes.
+    """Gives states of different methods one name if they are the same buffer, and makes constants that another method
+    changes states.
 
-    Buffers are one where they have the same name, or share memory (exported programs that were loaded from files do not).
-    Raises CompileError where buffers of one name begin with different values."""
+    Buffers are the same if they have the same name or share memory (which exported programs loaded from files do not).
+    Raises CompileError if buffers with the same name have different initial values.
+    """
     owners: dict[str, tuple[str, torch.Tensor]] = {}
     places: dict[object, str] = {}
 
@@ -46,5 +49,5 @@ def share_states(modules: Mapping[str, Module]) -> None:
 
 
 def _memory(t: torch.Tensor) -> object:
-    """Equal for tensors that are the same place in memory."""
+    """A key that is equal for tensors with the same memory."""
     return (t.data_ptr(), t.shape, t.stride(), t.dtype) if t.numel() else id(t)

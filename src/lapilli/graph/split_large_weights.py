@@ -1,4 +1,4 @@
-"""Weights that are too large for one storage buffer: a linear layer or a convolution becomes several, side by side."""
+"""Splits weights that are too large for one storage buffer: a linear layer or a convolution becomes several."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from lapilli.graph.module import Module
 aten = torch.ops.aten
 
 LIMIT = 64 << 20
-"""Bytes of a weight as float32. Vulkan guarantees 128 MiB of a storage buffer, and copies are padded."""
+"""The largest weight, in bytes as float32. Vulkan guarantees 128 MiB for a storage buffer, and copies are padded."""
 
 _CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 
 
 def split_large_weights(module: Module, limit: int = LIMIT) -> int:
-    """linear(x, [w1; w2], b) = cat(linear(x, w1, b1), linear(x, w2, b2)), and so for convolutions without groups. Returns how
-    many layers were split."""
+    """linear(x, [w1; w2], b) = cat(linear(x, w1, b1), linear(x, w2, b2)), and the same for convolutions without groups.
+    Returns the number of layers that were split.
+    """
     split = 0
     for node in list(module.graph.nodes):
         if not _computes_outputs_apart(node) or node.args[1] not in module.constants:
@@ -31,7 +32,7 @@ def split_large_weights(module: Module, limit: int = LIMIT) -> int:
         bias = None if given is None else module.constants[given]
         parts = -(-weight.numel() * 4 // limit)
         rows = -(-weight.shape[0] // parts // 8) * 8  # whole vectors
-        axis = 1 - weight.dim()  # of the outputs, counted from the end
+        axis = 1 - weight.dim()  # the axis of the outputs, counted from the end
         pieces = [
             _piece(module, node, weight, bias, axis, k, min(rows, weight.shape[0] - k))
             for k in range(0, weight.shape[0], rows)
@@ -46,7 +47,7 @@ def split_large_weights(module: Module, limit: int = LIMIT) -> int:
 
 
 def _computes_outputs_apart(node: fx.Node) -> bool:
-    """Whether every row of the weight gives an output of its own, of all inputs."""
+    """Whether every row of the weight computes an output of its own from all inputs."""
     args: Any = node.args
     if node.target is aten.convolution.default:
         return not args[6] and args[8] == 1

@@ -1,4 +1,4 @@
-"""Tracing a part of a graph anew."""
+"""Traces parts of a graph again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def open_sizes(mode: FakeTensorMode | None) -> AbstractContextManager[Any]:
-    """Sizes stay as dynamic as they are while something is traced: what would fix one raises RuntimeError. (torch 2.11 has no
-    such mode: there it may be fixed.)"""
+    """A context in which sizes stay dynamic while something is traced: specializing one raises RuntimeError. (torch 2.11
+    has no such mode, and may specialize it.)
+    """
     env = None if mode is None else mode.shape_env
     forbid = getattr(env, "error_on_new_guards", nullcontext)
     context: AbstractContextManager[Any] = forbid()

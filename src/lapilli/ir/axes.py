@@ -1,4 +1,4 @@
-"""Axes of values, and where an element lies after a change of shape: what lowering, scheduling and kernels share."""
+"""Axes of values, and the indices of elements after a reshape: shared by lowering, scheduling and codegen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lapilli.ir.integer import Int, Var, as_int, of, var
 
 
 def fresh_axes(shape: tuple[Int, ...], names: str = "ijklmnop") -> tuple[tuple[Var, ...], tuple[Int, ...]]:
-    """Axis variables for a shape, and how to write them: an axis of size 1 is the index 0."""
+    """New axis variables for a shape, and the indices that they give: an axis of size 1 has index 0."""
     made = [var(names[d % len(names)], size) for d, size in enumerate(shape)]
     axes: list[Var] = []
     for v in made:
@@ -19,9 +19,10 @@ def fresh_axes(shape: tuple[Int, ...], names: str = "ijklmnop") -> tuple[tuple[V
 
 
 def reshape_index(at: Sequence[Int], to: Sequence[Int], source: Sequence[Int]) -> list[Int]:
-    """Where the element `at` of a tensor of shape `to` lies in a tensor of shape `source` with as many elements.
+    """The index, in a tensor of shape `source`, of the element `at` of a tensor of shape `to` with as many elements.
 
-    Dimensions are matched in groups of equal products, so that untouched dimensions keep their index."""
+    Dimensions are matched in groups with equal products, so that unchanged dimensions keep their index.
+    """
     result: list[Int] = []
     i = j = 0
     while j < len(source) or i < len(to):

@@ -1,4 +1,4 @@
-"""Element types: how a tensor is stored, and in which type its elements are computed."""
+"""Element types: how tensors are stored, and the types in which their elements are computed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class DType(Enum):
-    """Storage types. Values are the numbers of the file format (`native/schema/program.fbs`)."""
+    """Storage types. Their values are the numbers in the file format (`native/schema/program.fbs`)."""
 
     bool = 0
     uint8 = 1
@@ -21,7 +21,7 @@ class DType(Enum):
 
     @property
     def size(self) -> int:
-        """Bytes of an element in memory."""
+        """Bytes per element in memory."""
         return _SIZES[self]
 
     @property

@@ -1,7 +1,7 @@
 """Scalar expressions: what a kernel computes for one element.
 
-Expressions are immutable and interned: two that are built alike are the same object, so that common subexpressions are found
-by identity. Types are compute types: float32, int32, bool.
+Expressions are immutable and interned: equal expressions are the same object, so that common subexpressions are found by
+identity. Types are compute types: float32, int32, bool.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Scalar: TypeAlias = "Expr | int | float | bool"
 _interned: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
 _ids = itertools.count()
 
-# An order of bools in terms of logic (operation, is the left side negated, is the right): shaders cannot compare them.
+# Comparisons of bools as logic: (operation, whether the left side is negated, the right). Shaders cannot compare bools.
 _ON_BOOLS = {
     "lt": ("and", True, False), "le": ("or", True, False), "gt": ("and", False, True), "ge": ("or", False, True),
     "min": ("and", False, False), "max": ("or", False, False),
@@ -37,16 +37,16 @@ _ON_BOOLS = {
 
 
 class Expr:
-    """A scalar value. Build with the functions below, not with the classes."""
+    """A scalar value. Build it with the functions below rather than with the classes."""
 
     __slots__ = ("__weakref__", "_loads", "dtype", "id")
     dtype: DType
     id: int
-    _loads: tuple[Load, ...]  # found when somebody asks
+    _loads: tuple[Load, ...]  # computed on demand
 
     @property
     def key(self) -> str:
-        return f"e{self.id:012}"  # in the order in which they were made, whatever was made before
+        return f"e{self.id:012}"  # in order of creation, whatever was created before
 
     @property
     def args(self) -> tuple[Expr, ...]:
@@ -89,7 +89,7 @@ class Const(Expr):
 
 
 class Load(Expr):
-    """An element of a tensor value."""
+    """An element of a tensor."""
 
     __slots__ = ("index", "node")
     node: Node
@@ -114,7 +114,7 @@ class Op(Expr):
 
 
 class Select(Expr):
-    """`then` where every guard is >= 0, else `other`; the branch that is not taken is not evaluated."""
+    """`then` if every guard is >= 0, otherwise `other`; only the chosen branch is evaluated."""
 
     __slots__ = ("guards", "other", "then")
     guards: tuple[Int, ...]
@@ -202,7 +202,7 @@ def binary(name: str, a: Scalar, b: Scalar) -> Expr:
 
 
 def _fold(name: str, x: Expr, y: Expr) -> Expr | None:
-    """Identities that hold for every value, NaN and signed zero included."""
+    """Identities that hold for every value, including NaN and signed zeros."""
     real = x.dtype is DType.float32
     if (
         real
@@ -232,7 +232,7 @@ def _fold(name: str, x: Expr, y: Expr) -> Expr | None:
             return x if math.copysign(1, y.value) < 0 else where(binary("eq", x, 0.0), const(0.0), x)
         if real and math.isnan(y.value) and name in ("min", "max"):
             return y
-    if name == "sub" and real and isinstance(x, Const) and x.value == 0:  # of 0, 0 and not -0
+    if name == "sub" and real and isinstance(x, Const) and x.value == 0:  # for y = 0: 0, not -0
         return (
             where(binary("eq", y, 0.0), const(0.0), unary("neg", y))
             if math.copysign(1, x.value) > 0
@@ -250,7 +250,7 @@ def _fold(name: str, x: Expr, y: Expr) -> Expr | None:
 
 
 def _of_constants(name: str, x: float, y: float) -> float | None:
-    """In float32. None where devices may have another result: denormal numbers, and what is not finite."""
+    """The float32 result. None if devices may give another one: for denormal, infinite and NaN results."""
     if name not in ("add", "sub", "mul"):
         return None
     with np.errstate(all="ignore"):
@@ -261,7 +261,7 @@ def _of_constants(name: str, x: float, y: float) -> float | None:
 
 
 def is_finite(x: Expr) -> Expr:
-    """By bits: a compiler may take infinity for impossible."""
+    """Checks the bits: a compiler may assume that there are no infinities."""
     return binary("lt", binary("bitand", unary("as_int", x), 2**31 - 1), 0x7F800000)
 
 
@@ -281,13 +281,14 @@ def cast_to(x: Expr, dtype: DType) -> Expr:
     if isinstance(x, Const):
         return const(x.value, dtype)
     if isinstance(x, Op) and x.op == "cast" and x.args[0].dtype is dtype is DType.bool:
-        return x.args[0]  # there and back
+        return x.args[0]  # a conversion and its inverse
     return _op("cast", dtype, x)
 
 
 def narrow(x: Expr, dtype: DType) -> Expr:
-    """A value of the type that `dtype` is computed in as `dtype` holds it (see `lapilli.ir.narrow`); those of types of 32 bits
-    and more are left as they are."""
+    """A value rounded or wrapped to `dtype` (see `lapilli.ir.narrow`), in its compute type. 32-bit and wider types leave it
+    unchanged.
+    """
     name = NARROW.get(dtype)
     if name is None or (isinstance(x, Op) and x.op == name):
         return x
@@ -296,13 +297,13 @@ def narrow(x: Expr, dtype: DType) -> Expr:
 
 
 def where(condition: Expr, a: Expr, b: Expr) -> Expr:
-    """Both sides are evaluated."""
+    """a if the condition holds, otherwise b; both are evaluated."""
     assert condition.dtype is DType.bool and a.dtype is b.dtype, (condition.dtype, a.dtype, b.dtype)
     return a if a is b else _op("where", a.dtype, condition, a, b)
 
 
 def select(guards: tuple[Int, ...] | list[Int], then: Expr, other: Expr) -> Expr:
-    """`then` where all guards are >= 0, else `other`. Guards that always hold vanish."""
+    """`then` if all guards are >= 0, otherwise `other`. Guards that always hold are dropped."""
     assert then.dtype is other.dtype, (then.dtype, other.dtype)
     live = tuple(sorted({g for g in guards if not is_nonnegative(g)}, key=lambda g: g.key))
     if not live or then is other:
@@ -317,7 +318,7 @@ def select(guards: tuple[Int, ...] | list[Int], then: Expr, other: Expr) -> Expr
 
 
 def ints_of(e: Expr) -> tuple[Int, ...]:
-    """Integer expressions that this expression itself (not its arguments) reads."""
+    """Integer expressions that this expression reads itself, not through its arguments."""
     if isinstance(e, Load):
         return e.index
     if isinstance(e, Index):
@@ -326,7 +327,7 @@ def ints_of(e: Expr) -> tuple[Int, ...]:
 
 
 def walk(root: Expr, through_indirect: bool = True) -> Iterator[Expr]:
-    """Every expression below and with root, each once, arguments first."""
+    """Every expression in the tree of root, each once, arguments first."""
     seen: set[int] = set()
 
     def visit(e: Expr) -> Iterator[Expr]:
@@ -346,8 +347,8 @@ def walk(root: Expr, through_indirect: bool = True) -> Iterator[Expr]:
 
 
 def loads(root: Expr) -> list[Load]:
-    """All loads below and with root, each once."""
-    if isinstance(root, Load):  # not kept, as it would refer to itself
+    """All loads in the tree of root, each once."""
+    if isinstance(root, Load):  # not cached, which would be a reference cycle
         return [e for e in walk(root) if isinstance(e, Load)]
     if not hasattr(root, "_loads"):
         root._loads = tuple(e for e in walk(root) if isinstance(e, Load))
@@ -357,13 +358,13 @@ def loads(root: Expr) -> list[Load]:
 def substitute(
     i: Int, mapping: Mapping[Atom, IntLike] | None = None, on_load: Callable[[Load], Expr | None] | None = None
 ) -> Int:
-    """An integer expression with variables replaced, and loads as in `rewrite`, inside computed indices too."""
+    """An integer expression with variables replaced, and loads as in `rewrite`, also within computed indices."""
     mapping = mapping or {}
     return i.substitute(mapping, lambda a: indirect(rewrite(a.expr, mapping, on_load), a.extent.substitute(mapping)))
 
 
 def reads(i: Int, atom: Atom) -> bool:
-    """Whether an integer expression depends on a variable, through computed indices too."""
+    """Whether an integer expression depends on a variable, possibly through a computed index."""
     return any(
         a == atom or (isinstance(a, Indirect) and any(atom in j.atoms() for e in walk(a.expr) for j in ints_of(e)))
         for a in i.atoms()
@@ -373,7 +374,9 @@ def reads(i: Int, atom: Atom) -> bool:
 def rewrite(
     root: Expr, mapping: Mapping[Atom, IntLike] | None = None, on_load: Callable[[Load], Expr | None] | None = None
 ) -> Expr:
-    """Substitute axis variables, and replace loads (`on_load` sees the load with its new index; None keeps it)."""
+    """Substitutes axis variables, and replaces loads: `on_load` is given the load with its new index, and returns None to
+    keep it.
+    """
     mapping = mapping or {}
     memo: dict[int, Expr] = {}
 
@@ -411,7 +414,7 @@ def rewrite(
 
 
 def cost(root: Expr) -> int:
-    """Arithmetic operations, roughly: transcendental functions count more."""
+    """The approximate number of arithmetic operations; transcendental functions count as several."""
     return sum(OPS[e.op].cost for e in walk(root) if isinstance(e, Op) and e.op != "cast")
 
 

@@ -1,7 +1,7 @@
 """Integer expressions over axis variables and size symbols, with bounds-driven simplification.
 
 An `Int` is a sum of products of atoms with integer coefficients, kept in canonical form, so that equal expressions are equal
-objects by `==`. Division and modulus are simplified when the bounds of what they read allow it:
+objects by `==`. Division and modulus are simplified if the bounds of their operands allow it:
 
 >>> c, h = var("c", 8), var("h", 4)
 >>> (h * 8 + c) // 8
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 IntLike = Union["Int", int]
 Monomial = tuple["Atom", ...]
 Bounds = tuple[int | None, int | None]
-"""Inclusive lower and upper bound; None is unbounded."""
+"""Inclusive lower and upper bounds; None means unbounded."""
 
 _ids = itertools.count()
 
 
 @dataclass(frozen=True, eq=False)
 class Atom:
-    """What an integer expression is made of. Atoms of a class are ordered by `key`, so that sums have one form."""
+    """A factor in an integer expression. Atoms of a class are ordered by `key`, which makes the order of terms
+    canonical.
+    """
 
     @cached_property
     def key(self) -> str:
@@ -54,7 +56,7 @@ class Atom:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Symbol(Atom):
-    """A size that is known when the program runs: a dynamic dimension with its bounds."""
+    """A size known only at run time: a dynamic dimension with its bounds."""
 
     name: str
     min: int = 0
@@ -62,7 +64,7 @@ class Symbol(Atom):
 
     @cached_property
     def key(self) -> str:
-        # With the bounds: programs name their sizes alike, and what is remembered of a division depends on them.
+        # Includes the bounds: programs use the same names for their sizes, and cached divisions depend on the bounds.
         return f"{self.name}[{self.min}..{self.max}]"
 
     @cached_property
@@ -170,7 +172,7 @@ class Extremum(Atom):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Indirect(Atom):
-    """An index that is computed by a scalar expression (a gather): 0 <= value < extent is the lowering's duty."""
+    """An index computed by a scalar expression (a gather). The lowering guarantees 0 <= value < extent."""
 
     expr: Expr
     extent: Int
@@ -198,7 +200,7 @@ class Int:
     const: int
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...], const: int) -> None:
-        self.__dict__.update(terms=terms, const=const)  # made by the hundred thousand: no time for checks
+        self.__dict__.update(terms=terms, const=const)  # created by the hundred thousand: no time for checks
 
     @cached_property
     def key(self) -> str:
@@ -270,7 +272,7 @@ class Int:
         return " + ".join(parts)
 
     def _scaled(self, factor: int) -> Int:
-        """A number of times this: the form stays canonical."""
+        """This times a number; the form stays canonical."""
         if factor == 1 or factor == 0:
             return self if factor else as_int(0)
         return Int(tuple([(m, c * factor) for m, c in self.terms]), self.const * factor)
@@ -278,10 +280,10 @@ class Int:
     def _all(self) -> tuple[tuple[Monomial, int], ...]:
         return (*self.terms, ((), self.const)) if self.const else self.terms
 
-    # -- questions
+    # -- queries
     @property
     def value(self) -> int | None:
-        """The number, when the expression is constant."""
+        """The number, if the expression is constant."""
         return None if self.terms else self.const
 
     @cached_property
@@ -298,7 +300,7 @@ class Int:
 
     @cached_property
     def weight(self) -> int:
-        """Variables, symbols and numbers that the expression has when it is written out, each as often as it comes."""
+        """The number of variables, symbols and constants in the expression as written, with repetitions."""
         return (self.const != 0) + sum(weight(a) for m, _ in self.terms for a in m)
 
     def atoms(self) -> set[Atom]:
@@ -317,7 +319,7 @@ class Int:
         return frozenset(found)
 
     def substitute(self, mapping: Mapping[Atom, IntLike], indirect: Callable[[Indirect], Int] | None = None) -> Int:
-        """Replace variables or symbols; `indirect` rewrites computed indices."""
+        """Replaces variables or symbols; `indirect` rewrites computed indices."""
         computed = indirect is not None and any(isinstance(a, Indirect) for a in self._atoms)
         if not computed and mapping.keys().isdisjoint(self._atoms):
             return self
@@ -333,7 +335,7 @@ class Int:
         return _make(terms, const)
 
     def step(self, a: Atom) -> int | None:
-        """By how much the value grows with an atom, where that is the same number everywhere."""
+        """The increase of the value per unit of an atom, if that is constant."""
         if a not in self._atoms:
             return 0
         found = 0
@@ -356,7 +358,7 @@ class Int:
 
 
 def unbounded_multiple(i: Int) -> tuple[Int, int] | None:
-    """(s, c) where a size is c * s of a symbol s of which no upper bound is known."""
+    """(s, c) if a size is c * s for a symbol s without a known upper bound."""
     if i.const == 0 and len(i.terms) == 1:
         ((atoms, factor),) = i.terms
         if len(atoms) == 1 and isinstance(atoms[0], Symbol) and atoms[0].max is None and factor > 0:
@@ -373,7 +375,7 @@ def _evaluate_atom(a: Atom, values: Mapping[Atom, Any]) -> Any:
         return a.x.evaluate(values) % a.y.evaluate(values)
     if isinstance(a, Extremum):
         x, y = a.x.evaluate(values), a.y.evaluate(values)
-        if isinstance(x, int) and isinstance(y, int):  # numbers of Python have no end; NumPy's have 64 bits
+        if isinstance(x, int) and isinstance(y, int):  # Python's integers are unbounded; NumPy's have 64 bits
             return min(x, y) if a.op == "min" else max(x, y)
         import numpy as np
 
@@ -412,7 +414,7 @@ def _product_bounds(m: Monomial) -> Bounds:
 
 
 def total(parts: Sequence[Int]) -> Int:
-    """The sum of all."""
+    """The sum of all parts."""
     terms: dict[Monomial, int] = {}
     const = 0
     for x in parts:
@@ -509,7 +511,7 @@ def _upper(x: Int) -> Int:
 
 
 def is_below(x: Int, y: Int) -> bool:
-    """Whether x < y is known for all values."""
+    """Whether x < y provably holds for all values."""
     for upper in (x, _upper(x)):
         lo = (y - upper).bounds[0]
         if lo is not None and lo >= 1:
@@ -518,7 +520,7 @@ def is_below(x: Int, y: Int) -> bool:
 
 
 def is_nonnegative(x: Int) -> bool:
-    """Whether x >= 0 is known for all values."""
+    """Whether x >= 0 provably holds for all values."""
     lo = x.bounds[0]
     if lo is not None and lo >= 0:
         return True
@@ -532,7 +534,7 @@ def is_nonnegative(x: Int) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def floordiv(x: Int, y: Int) -> Int:
-    """x // y. Nothing is divided by 0 but indices of empty tensors, which nobody reads: that is 0."""
+    """x // y, and 0 for y = 0: that occurs only in indices of empty tensors, which are never read."""
     if y.value == 1:
         return x
     if y.value == 0:
@@ -576,7 +578,7 @@ def floordiv(x: Int, y: Int) -> Int:
 
 
 def _reduce_by_gcd(x: Int, d: int) -> tuple[Int, Int] | None:
-    """(g*a + c) // (g*e) = a // e when 0 <= c < g, where c gathers the terms that g does not divide."""
+    """(g*a + c) // (g*e) = a // e if 0 <= c < g, where c consists of the terms that g does not divide."""
     coefficients = sorted({math.gcd(c, d) for _, c in x._all()} - {1}, reverse=True)
     for g in coefficients:
         small = as_int(0)
@@ -604,7 +606,7 @@ def _positive(x: Int) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def mod(x: Int, y: Int) -> Int:
-    """x % y, with 0 for y = 0 as in `floordiv`."""
+    """x % y, and 0 for y = 0 as in `floordiv`."""
     if y.value in (0, 1):
         return as_int(0)
     if x.value is not None and y.value is not None:

@@ -1,4 +1,6 @@
-"""The kernel IR run by NumPy: what a graph means, with no GPU. Slow, exact, for tests and `verify=True`."""
+"""A NumPy interpreter of the kernel IR: the meaning of a graph, without a GPU. Slow and exact; for tests and
+`verify=True`.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,11 @@ def run(
     symbols: Mapping[str, int] | None = None,
     states: dict[str, Array] | None = None,
 ) -> list[Array]:
-    """The graph's outputs for given inputs; symbols: values of the dynamic sizes; states: by name, those of the last run are
-    read (where there are none yet: the initial ones) and those of this run are left."""
+    """The graph's outputs for given inputs.
+
+    symbols: values of dynamic sizes. states: values of the states by name, updated in place; missing ones have their
+    initial value.
+    """
     states = {} if states is None else states
     sizes: dict[Atom, int] = {}
     for name, value in (symbols or {}).items():
@@ -51,7 +56,7 @@ def run(
 
 
 def evaluate(node: Node, values: Mapping[int, Array], sizes: Mapping[Atom, int]) -> Array:
-    """One value, from the values that it reads."""
+    """The elements of a value, given those that it reads."""
     if isinstance(node, Constant):
         return np.asarray(node.value)
     assert isinstance(node, Map | Reduce)
@@ -81,7 +86,7 @@ def evaluate(node: Node, values: Mapping[int, Array], sizes: Mapping[Atom, int])
 
 
 def updated(update: Update, values: Mapping[int, Array], sizes: Mapping[Atom, int]) -> Array:
-    """The old value with the new elements, in the old one's type."""
+    """The old value with some elements replaced, in the old value's type."""
     shape, env = _space(update.axes, sizes)
     memo: dict[int, Any] = {}
     with np.errstate(all="ignore"):
@@ -92,7 +97,7 @@ def updated(update: Update, values: Mapping[int, Array], sizes: Mapping[Atom, in
         stored = stored & (at >= 0) & (at < _int(n, env, values, memo))
     place = [np.broadcast_to(_int(i, env, values, memo), shape)[stored] for i in update.place]
     result = np.array(values[update.old.id])
-    result[tuple(place)] = value[stored]  # in order: the last stays
+    result[tuple(place)] = value[stored]  # in order: the last one wins
     return result
 
 
@@ -130,7 +135,9 @@ def _states(r: Recurrence, values: Mapping[int, Array], sizes: Mapping[Atom, int
 
 
 def _pooled(x: Array) -> Array:
-    """Of the last axis, the place of the last NaN, else of the first maximum; -1 where that is the least number there is."""
+    """The index along the last axis of the last NaN, otherwise of the first maximum; -1 if that is the smallest number of
+    the type.
+    """
     lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(np.int32).min
     nan = np.isnan(x)
     last = x.shape[-1] - 1 - np.argmax(nan[..., ::-1], axis=-1)

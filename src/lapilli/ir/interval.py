@@ -1,4 +1,4 @@
-"""Arithmetic of ranges: between which values the result of an operation lies, from those of its operands, in exact arithmetic."""
+"""Interval arithmetic: the range of an operation's exact result, given the ranges of its operands."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.narrow import narrowed
 
 Range = tuple[float, float]
-"""Least and greatest value, of those that are finite: infinities and NaN have no integer."""
+"""Least and greatest finite value; infinities and NaN are left out, because they have no integer."""
 Rule = Callable[..., Range]
-"""From the ranges of operands to that of the result."""
+"""Computes the range of a result from those of the operands."""
 
 MOST = 2**31 - 1
 INT32: Range = (-(2**31), MOST)
@@ -28,7 +28,7 @@ def union(a: Range, b: Range) -> Range:
 
 
 def each(f: Callable[[float], float], low: float, high: float) -> Range:
-    """Of a function that grows."""
+    """The rule of an increasing function."""
     return tuple(f(x) if math.isfinite(x) else x for x in (low, high))  # type: ignore[return-value]
 
 
@@ -59,7 +59,7 @@ def power(a: Range, b: Range) -> Range:
 
 
 def quotient(a: Range, b: Range) -> Range:
-    """Of integers, whichever way it is rounded: by a positive number between itself and zero."""
+    """Of integers, with any rounding: a quotient by a positive number is between zero and the dividend."""
     if b[0] > 0:
         return min(a[0], 0), max(a[1], 0)
     return -_largest(a), _largest(a)
@@ -88,7 +88,7 @@ def masked(a: Range, b: Range) -> Range:
 
 
 def logarithm(a: Range) -> Range:
-    """To any of the usual bases. That of the least float is over -150."""
+    """To any of the usual bases: that of the smallest float is above -150."""
     return -150, (math.log2(a[1]) if 1 < a[1] < math.inf else max(a[1], 0))
 
 
@@ -132,7 +132,7 @@ def greatest(a: Range, b: Range) -> Range:
 
 
 def complement(a: Range) -> Range:
-    """Of the bits of an integer."""
+    """The bitwise complement of an integer."""
     return -a[1] - 1, -a[0] - 1
 
 
@@ -145,7 +145,7 @@ def shifted_right(a: Range, b: Range) -> Range:
 
 
 def divisor(a: Range, b: Range) -> Range:
-    """The greatest common one."""
+    """The greatest common divisor."""
     return 0, max(_largest(a), _largest(b))
 
 
@@ -154,5 +154,5 @@ def root(a: Range) -> Range:
 
 
 def stepwise(f: Callable[[float], float]) -> Rule:
-    """Of a function that grows: floor, for one."""
+    """The rule of an increasing step function, such as floor."""
     return lambda a: each(f, *a)

@@ -1,4 +1,4 @@
-"""Numbers as narrower types hold them: integers wrap around, floats are rounded to nearest even and overflow to infinity."""
+"""Values in narrower types: integers wrap around; floats are rounded to nearest even, and overflow to infinity."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from lapilli.ir.dtype import DType
 
 OPERATIONS = {d: f"to_{d.name}" for d in (DType.uint8, DType.int8, DType.int16, DType.float16, DType.bfloat16)}
-"""The operation on int32 or float32 that gives the number of a narrower type, in the type that it is computed in."""
+"""The operation that converts int32 or float32 to the value in a narrower type, kept in the compute type."""
 LIMITS = {d: (int(np.iinfo(d.name).min), int(np.iinfo(d.name).max)) for d in (
     DType.uint8, DType.int8, DType.int16, DType.int32, DType.int64,
 )}  # fmt: skip
-"""The least and the greatest number of an integer type."""
+"""The smallest and the largest number of an integer type."""
 
 
 def narrowed(values: Any, dtype: DType) -> NDArray[Any]:
-    """int32 or float32 numbers as numbers of a type in `OPERATIONS`, in the type that they are computed in."""
+    """int32 or float32 numbers converted to a type in `OPERATIONS`, kept in its compute type."""
     if not dtype.is_float:
         return np.asarray(values).astype(np.int64).astype(dtype.name).astype(np.int32)
     with np.errstate(all="ignore"):
@@ -31,7 +31,7 @@ def narrowed(values: Any, dtype: DType) -> NDArray[Any]:
 
 
 def wrapped(value: int, dtype: DType) -> int:
-    """An integer of any size as an integer type holds it; other types leave it as it is."""
+    """An integer of any size wrapped to an integer type; unchanged for other types."""
     if dtype not in LIMITS:
         return value
     low, high = LIMITS[dtype]

@@ -1,8 +1,9 @@
 """Tensor values: functions from indices to scalar expressions.
 
-A `Map` is a function of its axes; views, broadcasts, pads and concatenations are Maps whose body is a load at other indices.
-A `Reduce` folds such a function over further axes. Matrix products and convolutions are Reduces too, and carry a note of what
-they are, for which there are kernel templates; so does a Map that replaces some elements of another value (`Update`).
+A `Map` is a function of its axes; views, broadcasts, pads and concatenations are Maps whose body is a load at other
+indices. A `Reduce` folds such a function over further axes. Matrix products and convolutions are Reduces annotated with
+their kind, for which there are kernel templates. A Map that replaces some elements of another value is annotated, too
+(`Update`).
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _ZERO = const(0.0)
 
 
 def next_id() -> int:
-    """A number that is smaller than the ids of all values to come."""
+    """A number less than the ids of all nodes created later."""
     return next(_ids)
 
 
 @dataclass(eq=False)
 class Node:
-    """A tensor value: shape and storage type. `origin` names the operators it comes from."""
+    """A tensor value: shape and storage type. `origin` names the operators from which it was lowered."""
 
     shape: tuple[Int, ...]
     dtype: DType
@@ -50,11 +51,11 @@ class Node:
 
 
 MOST_ELEMENTS = 2**31 - 1
-"""Of a value: kernels count them in 32 bits."""
+"""The largest value: kernels count in 32 bits."""
 
 
 def nbytes(n: Node) -> Int:
-    """Bytes of a value, in whole words."""
+    """The size of a value in bytes, in whole words."""
     return ceildiv(product(n.shape) * n.dtype.size, 4) * 4
 
 
@@ -74,19 +75,21 @@ class Constant(Node):
 
 @dataclass(eq=False, repr=False)
 class State(Node):
-    """A tensor that the program keeps from run to run (dense, row-major), known by its name; `value`: what it begins with.
+    """A tensor that the program keeps from run to run (dense, row-major), identified by its name. value: its initial value.
 
-    As a value it is what was there when the run began."""
+    As a value in the graph it is the state at the beginning of the run.
+    """
 
     value: npt.NDArray[np.generic] = field(default_factory=lambda: np.zeros(()))
 
 
 @dataclass(frozen=True)
 class Update:
-    """out = old, but out[place] = value for all `axes`: `place`, an index into `old`, and `value` are in terms of the axes.
+    """out = old, except out[place] = value for all `axes`. The index `place` in `old` and `value` are expressions over the
+    axes.
 
-    within: of computed places (i, n), that are stored only where 0 <= i < n. Of several values for one element the last counts;
-    a device may keep any of them, as in torch.
+    within: (i, n) for computed indices; elements are stored only if 0 <= i < n. If several values have the same index, the
+    last one wins; as in torch, a device may keep any of them.
     """
 
     old: Node
@@ -96,14 +99,16 @@ class Update:
     within: tuple[tuple[Int, Int], ...] = ()
 
     def loads(self) -> list[Load]:
-        """What the new elements and their places are computed from."""
+        """The loads of which new elements and their indices are computed."""
         return [ld for e in (self.value, *map(index, self.place)) for ld in loads(e)]
 
 
 @dataclass(eq=False, repr=False)
 class Map(Node):
-    """out[axes] = body(axes). update: the same value as an old one of which some elements are replaced, where it is one: a
-    kernel that may store into the old one's memory then computes these alone.
+    """out[axes] = body(axes).
+
+    update: the same value described as an update of an older one, if it is one. A kernel that may write into the older
+    value's memory then computes only the new elements.
     """
 
     axes: tuple[Var, ...] = ()
@@ -112,16 +117,17 @@ class Map(Node):
 
     @property
     def view_of(self) -> Load | None:
-        """The load, when this Map only reads another value at other indices and changes no type."""
+        """The load, if this Map only reads another value at other indices, without converting it."""
         return self.body if isinstance(self.body, Load) and self.body.node.dtype.compute is self.dtype.compute else None
 
 
 @dataclass(frozen=True)
 class Matmul:
-    """out[b, m, n] = sum_k a[b, m, k] * w[b, k, n].
+    """out[b, m, n] = sum over k of a[b, m, k] * w[b, k, n].
 
-    The loads of the Reduce's body tell the operands: `a` reads `lhs` and `w` reads `rhs`. rows and columns say which output
-    axes are m and n; the axes before them are the batch."""
+    The loads of the Reduce's body identify the operands: `a` reads `lhs` and `w` reads `rhs`. rows and column say which
+    output axes are m and n; the axes before them are the batch.
+    """
 
     lhs: Node
     rhs: Node
@@ -135,10 +141,12 @@ class Matmul:
 
 @dataclass(frozen=True)
 class Attention(Matmul):
-    """The product of `weights` and the values, where the weights are the softmax of `scores` along the last axis (zeros where
-    all scores of a row are -inf), and scores are the product of q and k, finished pointwise. q, k, v: before their batch
-    dimensions are broadcast; k and v may have fewer heads, each for several neighbouring heads of q. causal: scores beyond the
-    diagonal are -inf."""
+    """The product of `weights` and the values of attention.
+
+    weights: the softmax of `scores` along the last axis (zeros in rows whose scores are all -inf). scores: the product of q
+    and k, followed by pointwise operations. q, k, v: before their batch dimensions are broadcast; k and v may have fewer
+    heads, each shared by adjacent heads of q. causal: scores above the diagonal are -inf.
+    """
 
     scores: Node
     weights: Node
@@ -164,9 +172,10 @@ class Convolution:
 class Reduce(Node):
     """out[axes] = op over raxes of body(axes, raxes). op: sum, prod, min, max, any, all, argmin, argmax, argpool.
 
-    argmin and argmax are the place of the first NaN, else of the first extremum; argpool, as pooling counts: that of the last
-    NaN, else of the first maximum, and -1 where nothing is larger than the least number. With a Recurrence as its note it folds
-    nothing: the note says what it is, and the body only what is read."""
+    argmin and argmax are the index of the first NaN, otherwise of the first extremum. argpool follows torch's pooling: the
+    index of the last NaN, otherwise of the first maximum, and -1 if no element is larger than the smallest number. A Reduce
+    annotated as Recurrence is not a fold: the annotation describes it, and its body only lists what is read.
+    """
 
     axes: tuple[Var, ...] = ()
     raxes: tuple[Var, ...] = ()
@@ -177,7 +186,7 @@ class Reduce(Node):
 
 @dataclass(frozen=True)
 class Reading:
-    """Where a size symbol is read: axis `axis` of an input has size factor * symbol + offset."""
+    """Where the value of a size symbol is found: axis `axis` of an input has size factor * symbol + offset."""
 
     input: Input
     axis: int
@@ -186,7 +195,9 @@ class Reading:
 
 
 def reading(symbol: Int, inputs: Sequence[Input]) -> Reading | None:
-    """The first axis of an input whose size is a symbol; else the first whose size is a multiple of it plus a number."""
+    """The first axis of an input whose size is a symbol, otherwise the first whose size is a multiple of it plus a
+    number.
+    """
     found: Reading | None = None
     for node in inputs:
         for axis, size in enumerate(node.shape):
@@ -202,32 +213,31 @@ def reading(symbol: Int, inputs: Sequence[Input]) -> Reading | None:
 
 @dataclass
 class Graph:
-    """What `lower` hands to `schedule`: inputs and outputs of the program, and what its states hold after a run.
+    """The result of `lower`: inputs and outputs of the program, and the new values of its states.
 
-    updates: of new values, by id, those that are computed in their states' memory (`schedule.state.in_place`), and how.
-    checks: what is looked at in every run; with any, the last output is the number of the first that fails, from 1, or 0.
-    limit: of the magnitudes of int64 inputs (0: what 32 bits hold)."""
+    updates: new values of states that are computed in the states' memory (`schedule.state.in_place`), by id, and how.
+    checks: what every run checks; if any, the last output is the number of the first that fails, from 1, or 0. limit: the
+    limit that magnitudes of int64 inputs must respect (0: any 32-bit integers).
+    """
 
     inputs: list[Input]
     outputs: list[Node]
     symbols: dict[str, Int]
     stores: list[tuple[State, Node]] = field(default_factory=list)
-    limits: dict[Int, int] = field(default_factory=dict)  # symbols without a bound that an algorithm gives one
-    least: dict[str, int] = field(
-        default_factory=dict
-    )  # symbols, by name, for which an operator needs more than their bound
+    limits: dict[Int, int] = field(default_factory=dict)  # bounds that algorithms need for symbols without one
+    least: dict[str, int] = field(default_factory=dict)  # lower bounds of symbols, by name, that operators need
     checks: list[str] = field(default_factory=list)
     limit: int = 0
     updates: dict[int, Update] = field(default_factory=dict)
 
     @property
     def given(self) -> list[str]:
-        """The symbols that no input shows: every run is given their values."""
+        """The symbols that no input shows; every run is given their values."""
         return [name for name, size in self.symbols.items() if reading(size, self.inputs) is None]
 
     @property
     def results(self) -> list[Node]:
-        """Outputs and new values of states: what has memory of its own that outlives a run."""
+        """Outputs and new values of states: the values with memory that outlives a run."""
         return [*self.outputs, *(new for _, new in self.stores)]
 
     def nodes(self) -> list[Node]:
@@ -254,7 +264,7 @@ class Graph:
 
 
 def operands(node: Node, update: Update | None = None) -> list[Node]:
-    """The values that a value reads, each once; update: how it is computed, where not by its body."""
+    """The values that a value reads, each once. update: how it is computed, if not by its body."""
     if not isinstance(node, Map | Reduce):
         return []
     found: dict[int, Node] = {} if update is None else {update.old.id: update.old}

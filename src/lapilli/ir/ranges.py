@@ -1,4 +1,4 @@
-"""Between which values an expression lies in exact arithmetic: do integers stay within the 32 bits in which kernels compute?"""
+"""The ranges of expressions in exact arithmetic: they prove that integers fit into the 32 bits in which kernels compute."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from lapilli.ir.node import Constant, Map, Node, Reduce
 from lapilli.ir.scalar import OPS
 
 _DEEPEST = 32
-"""Values that are followed by default, from one to those that it is computed from."""
+"""The default depth to which values are followed to their operands."""
 
 
 @dataclass
 class Ranges:
-    """known: of values by id, for those that are not what their expressions say; deepest: how many values are followed, from one
-    to those that it is computed from."""
+    """Computes ranges of values and expressions, and caches them.
+
+    known: ranges of values, by id, that are not those of their expressions. deepest: the depth to which values are followed
+    to their operands.
+    """
 
     known: dict[int, Range] = field(default_factory=dict)
     deepest: int = _DEEPEST
     _depth: int = 0
 
     def node(self, n: Node) -> Range:
-        """Of all elements of a tensor value."""
+        """The range of all elements of a value."""
         found = self.known.get(n.id)
         if found is None:
             found = self.known[n.id] = self._node(n)
@@ -62,7 +65,7 @@ class Ranges:
         return low, high
 
     def expr(self, e: Expr) -> Range:
-        """Of a scalar expression."""
+        """The range of a scalar expression."""
         if e.dtype is DType.bool:
             return BOOL
         if isinstance(e, Const):
@@ -78,7 +81,7 @@ class Ranges:
             return self._converted(e)
         row, integer = OPS[e.op], e.dtype is DType.int32
         rule = row.on_integers if integer else row.on_floats
-        if rule is None:  # integers give 32 bits of any kind, and mean it
+        if rule is None:  # without a rule, integers may have any 32 bits
             return INT32 if integer else ANY
         low, high = rule(*map(self.expr, e.args))
         return ANY if math.isnan(low) or math.isnan(high) else self._stored(e, (low, high))
@@ -90,7 +93,7 @@ class Ranges:
         return self._stored(e, (low, high))
 
     def _stored(self, e: Expr, found: Range) -> Range:
-        """As what bounds are rounded to."""
+        """The range after its bounds are rounded to the type of the expression."""
         if e.dtype is not DType.float32:
             return found
         with np.errstate(over="ignore"):
@@ -102,12 +105,12 @@ class Ranges:
 
 
 def fits(r: Range) -> bool:
-    """Whether a range lies within 32 bits."""
+    """Whether a range is within 32 bits."""
     return r[0] >= INT32[0] and r[1] <= INT32[1]
 
 
 def most(size: Int) -> int:
-    """The greatest value of a size. No tensor has more elements than kernels can count."""
+    """The largest value of a size. No tensor has more elements than kernels can count."""
     high = size.bounds[1]
     if high is None:
         values: Mapping[Atom, int] = {
@@ -118,7 +121,9 @@ def most(size: Int) -> int:
 
 
 def _of_sizes(value: Int) -> Range:
-    """Of an integer expression; a size without a bound is within 32 bits, a product of such sizes need not be."""
+    """The range of an integer expression over sizes. A size without a bound fits into 32 bits; a product of such sizes need
+    not.
+    """
     low, high = value.bounds
     if low is not None and high is not None:
         return low, high

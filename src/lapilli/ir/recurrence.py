@@ -1,4 +1,6 @@
-"""What a recurrent layer does with a sequence: a note on a Reduce whose result is all states that it goes through."""
+"""Recurrent layers over whole sequences: the annotation of a Reduce whose result consists of the states after
+every step.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +12,26 @@ from lapilli.ir.integer import Var
 from lapilli.ir.node import Node
 
 TEAM = 256
-"""Invocations, at most, that share the units of a sequence."""
+"""The largest number of invocations that share the units of a sequence."""
 TERMS = 32
-"""Terms of a sum that a round of a loop adds."""
+"""The number of terms that one iteration of a loop adds."""
 ROUNDS = 60_000
-"""Rounds of all loops of an invocation together: lavapipe ends them after 65,535, without a word."""
+"""The limit of iterations of all loops of an invocation: lavapipe silently ends loops after 65,535."""
 MOST_UNITS = 2048
-"""Units of a layer, and numbers of its hidden state: two of them fit into the shared memory that every device has."""
+"""The largest number of units, and width of the hidden state: two of each fit into the shared memory of any device."""
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """out[s, b] = the states of sequence b after step s: the hidden state [width], and where `hidden` is given the carried state
-    [units] after it. Else both are the same.
+    """out[s, b] = the states of sequence b after step s: the hidden state [width], followed by the carried state [units] if
+    `hidden` is given. Otherwise both are the same.
 
-    carried, hidden: the new states of unit `unit`, where loads of stand-ins [batch, units] mean: sums, one a gate,
-    sum_k weight[gate * units + unit, k] * (old hidden state)[k]; old and new, the carried state before and after.
-    weight: [gates * units, width]. initial: the states before the first step, [batch, width] and [batch, units].
-    projection: [width, units], by which `hidden` becomes the hidden state. live: whether a sequence goes on at a step; where it
-    does not, its states stay."""
+    carried, hidden: the new states of unit `unit`. They load from placeholders [batch, units]: sums, one for each gate,
+    which are sum over k of weight[gate * units + unit, k] * (old hidden state)[k]; old and new, the carried state before
+    and after the step. weight: [gates * units, width]. initial: the states before the first step, [batch, width] and
+    [batch, units]. projection: [width, units], by which `hidden` is multiplied to get the hidden state. live: whether a
+    sequence has this step; otherwise its states stay the same.
+    """
 
     step: Var
     batch: Var
@@ -48,7 +51,7 @@ class Recurrence:
         return [e for e in (self.carried, self.hidden, self.live) if e is not None]
 
     def loads(self) -> Iterator[Load]:
-        """What its expressions read but stand-ins."""
+        """The loads in its expressions, except those of placeholders."""
         stand_ins = {n.id for n in (*self.sums, self.old, self.new)}
         for e in self.expressions:
             yield from (ld for ld in loads(e) if ld.node.id not in stand_ins)
@@ -60,7 +63,7 @@ class Recurrence:
 
 
 def rounds(units: int, width: int, projected: bool) -> int:
-    """Rounds of loops that a step takes; a loop's end counts as one."""
+    """The number of loop iterations that a step takes; the end of a loop counts as one."""
 
     def of_sums(count: int, terms: int) -> int:
         return -(-count // TEAM) * (1 + terms // TERMS)

@@ -1,5 +1,6 @@
-"""The scalar operations: one row says all of each. A new one is a row here and, where Slang has none, a function in
-kernels/lapilli_math.slang."""
+"""The table of scalar operations. A new one is a row here and, if Slang lacks it, a function in
+kernels/lapilli_math.slang.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from lapilli.ir.narrow import narrowed
 from lapilli.ir.special import FUNCTIONS as SPECIAL
 
 _HEAVY = 8
-"""What a transcendental function costs, in additions."""
+"""The cost of a transcendental function, in additions."""
 
 
 @dataclass(frozen=True)
 class VectorFunction:
-    """A function in Slang of vectors of any length, and the module of kernels/ that has it."""
+    """A Slang function of vectors of any length, and the module of kernels/ that defines it."""
 
     name: str
     module: str = "lapilli_math"
@@ -32,11 +33,14 @@ class VectorFunction:
 
 @dataclass(frozen=True)
 class ScalarOp:
-    """numpy: what it means, of arrays of the compute type; its result is converted to the compute type of the result.
-    slang: the text, with {0}, {1} … for the operands, or a function; "" where the text depends on more than the operands'
-    texts: `codegen/emit.py` has a writer by the operation's name.
-    result: the type, where it is not that of the operands. cost: in additions, roughly.
-    on_integers, on_floats: the range of the result from those of the operands. Without a rule, any value of the type."""
+    """One scalar operation.
+
+    numpy: its meaning, on arrays of the compute type; the result is converted to the compute type of the result. slang: its
+    text, with {0}, {1} … for the operands, or a function; "" if the text depends on more than the operands' texts, and
+    `codegen/emit.py` has a function of the operation's name. result: the result's type, if it differs from the operands'.
+    cost: in additions, approximately. on_integers, on_floats: the range of the result, given those of the operands; without
+    a rule, any value of the type.
+    """
 
     name: str
     arity: int
@@ -61,12 +65,12 @@ def _binary(name: str, numpy: Callable[..., Any], slang: str | VectorFunction, *
 
 
 def _function(name: str, numpy: Callable[..., Any], arity: int = 1, **known: Any) -> ScalarOp:
-    """An operation that is a function of lapilli_math.slang."""
+    """An operation implemented by a function of lapilli_math.slang."""
     return ScalarOp(name, arity, numpy, VectorFunction(f"{name}_any"), **known)
 
 
 def _comparison(name: str, numpy: Callable[..., Any], sign: str) -> ScalarOp:
-    """Its text is that of integers; that of floats cares for NaN (`codegen/emit.py`)."""
+    """The text is that for integers; comparisons of floats must also handle NaN (`codegen/emit.py`)."""
     return ScalarOp(name, 2, numpy, f"({{0}} {sign} {{1}})", DType.bool)
 
 
@@ -170,10 +174,10 @@ _ROWS = [
     _binary("shl", np.left_shift, "({0} << {1})", on_integers=interval.shifted_left),
     _binary("shr", np.right_shift, "({0} >> {1})", on_integers=interval.shifted_right),
     _function("ushr", _unsigned_shift, 2),
-    # the bits of a float as an integer, and back
+    # the bits of a float as an integer, and vice versa
     _unary("as_int", lambda x: x.view(np.int32), "asint({0})", result=DType.int32),
     _unary("as_float", lambda x: x.view(np.float32), "asfloat({0})", result=DType.float32),
-    # numbers as narrower types hold them
+    # conversion to narrower types
     _narrowing(DType.uint8, "({0} & 0xff)"),
     _narrowing(DType.int8, "(({0} << 24) >> 24)"),
     _narrowing(DType.int16, "(({0} << 16) >> 16)"),
@@ -181,4 +185,4 @@ _ROWS = [
     _narrowing(DType.bfloat16),
 ]
 OPS: dict[str, ScalarOp] = {op.name: op for op in _ROWS}
-"""By name. Conversions between compute types ("cast") are none of them: they depend on the type that they give."""
+"""By name. Conversions between compute types ("cast") are not among them, because they depend on the result's type."""

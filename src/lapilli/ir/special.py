@@ -27,7 +27,7 @@ def _power(x: float, y: float) -> float:
 
 
 def _zeta(x: float, q: float) -> float:
-    """Hurwitz zeta function by Euler and Maclaurin."""
+    """The Hurwitz zeta function by the Euler-Maclaurin formula."""
     if x == 1:
         return math.inf
     if not x > 1 or math.isnan(q) or (q <= 0 and q != math.floor(q) and x != math.floor(x)):
@@ -48,7 +48,7 @@ def _zeta(x: float, q: float) -> float:
 
 
 def _incomplete_gamma(a: float, x: float) -> tuple[float, float]:
-    """The regularised lower and upper functions: series below the mean, continued fraction above."""
+    """The regularised lower and upper incomplete gamma functions: a series below the mean, a continued fraction above."""
     if math.isnan(a) or math.isnan(x) or a < 0 or x < 0 or (a == 0 and x == 0) or (math.isinf(a) and math.isinf(x)):
         return math.nan, math.nan
     if a == 0 or math.isinf(x):
@@ -77,7 +77,9 @@ def _incomplete_gamma(a: float, x: float) -> tuple[float, float]:
 def _recurrence(
     first: Callable[[float], float], step: Callable[[float, float, float, int], float], limit: int = 30000
 ) -> Callable[[Array, Array], Array]:
-    """A polynomial of degree n by its three-term recurrence p[k+1] = step(x, p[k], p[k-1], k), p[0] = 1, p[1] = first(x)."""
+    """A polynomial of degree n by the three-term recurrence p[k+1] = step(x, p[k], p[k-1], k), p[0] = 1, p[1] =
+    first(x).
+    """
 
     def polynomial(x: float, n: float) -> float:
         m = int(n) if math.isfinite(n) else -1

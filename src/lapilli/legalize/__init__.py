@@ -1,1 +1,3 @@
-"""From an exported program to modules of operators that have lowerings: decomposed, folded, and cut where parts run on the host."""
+"""Turns an exported program into modules of operators that have lowerings: decomposed, folded, and cut where parts run on
+the host.
+"""

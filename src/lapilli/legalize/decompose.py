@@ -1,4 +1,4 @@
-"""Decompose composite operators into those that have a lowering, and keep whatever has one."""
+"""Decomposes composite operators into those that have a lowering, and keeps every operator that has one."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from lapilli.lower.graph import is_size, refusals
 from lapilli.lower.registry import decompositions, is_supported
 
 _WHOLE = (torch.ops.aten.complex.default, torch.ops.aten.polar.default)
-"""Their decompositions write into memory of complex numbers; `lapilli.graph.complex` has them as pairs."""
+"""Their decompositions write into complex memory; `lapilli.graph.complex` handles them as pairs."""
 
 
 @lru_cache(maxsize=1)
 def tables() -> tuple[dict[Any, Any], ...]:
-    """torch's decompositions into core ATen, its others for what core ATen does not have, and ours before both. Some of the
-    others trip torch's functionalization: the second table is without them."""
+    """torch's decompositions into core ATen, its other ones for operators that are not in core ATen, and ours, which take
+    precedence. Some of the other ones fail in torch's functionalization: the second table lacks them.
+    """
     table: dict[Any, Any] = dict(default_decompositions())
     least = dict(table)
     for overload, function in decomposition_table.items():
@@ -43,10 +44,10 @@ def tables() -> tuple[dict[Any, Any], ...]:
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
-    """The same program in operators that have a lowering, as far as there are decompositions into them."""
+    """The same program, as far as possible in operators that have a lowering."""
     known, were_open = tables(), _open_sizes(program)
     with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its tree specs
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own warnings, about tree specs
         for table in known:
             try:
                 decomposed: ExportedProgram = program.run_decompositions(dict(table))
@@ -57,7 +58,7 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
                         "tensors that are no buffers, or share memory with some, torch.export.export(..., strict=True) may help."
                     ) from error
             else:
-                for name, axis in sorted(were_open - _open_sizes(decomposed)):  # which torch does silently
+                for name, axis in sorted(were_open - _open_sizes(decomposed)):  # torch specializes them silently
                     warnings.warn(
                         f"Size {axis} of {name!r} is not dynamic in the compiled program: torch fixes it where it makes a change "
                         "in place functional. Write the change as an assignment to keep it dynamic.",
@@ -68,7 +69,7 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
 
 
 def _open_sizes(program: ExportedProgram) -> set[tuple[str, int]]:
-    """Sizes of inputs that vary between calls: names and axes."""
+    """Dynamic sizes of inputs: names and axes."""
     found = set()
     for node in program.graph.nodes:
         sizes: Any = getattr(node.meta.get("val"), "shape", ()) if node.op == "placeholder" else ()
@@ -79,10 +80,11 @@ def _open_sizes(program: ExportedProgram) -> set[tuple[str, int]]:
 
 
 def decompose_calls(module: Module) -> bool:
-    """Replace every call that has no lowering by the calls that it is made of, one by one.
+    """Replaces every call without a lowering by its decomposition, one by one.
 
-    False where one cannot be traced by itself (control flow, operators that write to their arguments): calls before it have
-    been replaced."""
+    Returns False if one cannot be traced on its own (control flow, operators that write to their arguments); the calls
+    before it have been replaced.
+    """
     for node in list(module.graph.nodes):
         if node.op != "call_function" or node.target is operator.getitem or is_supported(node.target):
             continue
@@ -99,7 +101,7 @@ def decompose_calls(module: Module) -> bool:
 
 
 def is_decomposable(module: Module, node: fx.Node) -> bool:
-    """Whether a call, which has no lowering, is made of calls that can all run on the GPU."""
+    """Whether a call without a lowering decomposes into calls that can all run on the GPU."""
     if (
         not isinstance(node.target, torch._ops.OpOverload)
         or node.target._schema.is_mutable
@@ -115,7 +117,9 @@ def is_decomposable(module: Module, node: fx.Node) -> bool:
 
 
 def _traced(node: fx.Node) -> fx.Graph | None:
-    """The graph of a call, with a placeholder for every node among its arguments; None where torch cannot trace it so."""
+    """The graph of a call, with a placeholder for every node among its arguments; None if torch cannot trace it
+    like that.
+    """
     target: Any = node.target
     leaves, spec = tree_flatten((node.args, node.kwargs))
     places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)]
@@ -131,9 +135,9 @@ def _traced(node: fx.Node) -> fx.Graph | None:
     try:
         with (
             torch.no_grad(),
-            torch._C._AutoDispatchBelowAutograd(),  # where torch has decompositions of its own that no table replaces
+            torch._C._AutoDispatchBelowAutograd(),  # where torch decomposes by itself, which no table replaces
             open_sizes(mode),
-            mode or nullcontext(),  # what is made of nothing (windows) is as fake as the rest
+            mode or nullcontext(),  # tensors created from nothing (windows) must be fake, too
             enable_python_dispatcher(),
             warnings.catch_warnings(),
         ):

@@ -1,7 +1,7 @@
-"""Which calls of a graph run together, on the GPU or on the host, and the graph of those that do.
+"""Which calls of a graph run together, on the GPU or on the host, and the graphs of those groups.
 
-Every value has a level. Even levels are the GPU's and odd ones the host's, and a value's level is the least that its operands
-allow: so the calls of one level need each other's results at most, and levels run in order.
+Every value has a level. Even levels belong to the GPU and odd ones to the host. A value's level is the lowest that its
+operands allow, so that calls of a level depend on each other and on lower levels only, and levels run in order.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Levels = Mapping[fx.Node, int]
 
 
 def levels(graph: fx.Graph, on_host: Collection[fx.Node]) -> dict[fx.Node, int]:
-    """The level of every node. Numbers that are computed from sizes, and parts of several results, are on the level of what they
-    are computed from; a number that is read from a tensor (`item()`) is read by the host.
+    """The level of every node. Numbers computed from sizes, and elements of several results, have the level of their
+    operands. Numbers read from a tensor (`item()`) are read by the host.
 
     on_host: calls that cannot run on the GPU.
     """
@@ -38,7 +38,7 @@ def levels(graph: fx.Graph, on_host: Collection[fx.Node]) -> dict[fx.Node, int]:
 
 
 def segments(graph: fx.Graph, found: Levels) -> dict[int, list[fx.Node]]:
-    """The calls that make tensors on the GPU, by level."""
+    """The calls that create tensors on the GPU, by level."""
     made: dict[int, list[fx.Node]] = {}
     for n in graph.nodes:
         if n.op == "call_function" and found[n] % 2 == 0 and not is_size(n.meta.get("val")):
@@ -48,8 +48,10 @@ def segments(graph: fx.Graph, found: Levels) -> dict[int, list[fx.Node]]:
 
 @dataclass(frozen=True)
 class Cut:
-    """A graph of some calls of another. outside: what they read of others, with the placeholder of each; results: their
-    tensors that others read, in the order in which the graph returns them, with the node in the new graph of each.
+    """A graph of some calls of another.
+
+    outside: the values that they read of other calls, with their placeholders. results: their tensors that others read, in
+    the order in which the graph returns them, with their nodes in the new graph.
     """
 
     graph: fx.Graph
@@ -58,7 +60,7 @@ class Cut:
 
 
 def cut(nodes: Sequence[fx.Node], returned: Collection[fx.Node] = ()) -> Cut:
-    """The graph of some calls, in their order. returned: nodes that are read where no node says so."""
+    """The graph of some calls, in their order. returned: nodes that are used outside the graph."""
     inside = set(nodes)
     graph = fx.Graph()
     outside: dict[fx.Node, fx.Node] = {}

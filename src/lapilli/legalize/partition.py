@@ -1,7 +1,8 @@
-"""What runs where: a module in segments for the GPU, operators for the CPU, and the script that calls them in order.
+"""Divides a module into segments for the GPU and operators for the CPU, with the script that calls them in order.
 
-An operator runs on the GPU when its lowering accepts it. Segments of both alternate (`levels.py`). A GPU segment that does little
-and sits beside operators of the CPU goes to the CPU too: the transfer would cost more."""
+An operator runs on the GPU if its lowering accepts it. Segments for both alternate (`levels.py`). A GPU segment with little
+work that is adjacent to CPU operators goes to the CPU, too: the transfer would cost more.
+"""
 
 from __future__ import annotations
 
@@ -29,26 +30,26 @@ from lapilli.runtime.sizes import Tree, names
 _HIGHER_ORDER = {"cond": "cond", "while_loop": "while", "scan": "scan"}
 TOO_LITTLE = "does too little between operators of the CPU to be worth a transfer"
 CHEAP = 1 << 20
-"""Elements that a GPU segment beside CPU operators must compute to be worth the transfer (a matrix product counts its terms)."""
+"""The least work of a GPU segment next to CPU operators that is worth a transfer: elements, or terms of matrix products."""
 
 
 @dataclass
 class Parts:
-    """script: what a run does; segments: the modules of its "gpu" calls, by their method number; rows: the report."""
+    """script: what a run does. segments: the modules of its "gpu" calls, by method number. rows: the rows of the report."""
 
     script: HostScript
     segments: list[Module]
     rows: list[Operator]
-    constants: list[tuple[HostScript, str, torch.Tensor]] = field(
-        default_factory=list
-    )  # that operators of the CPU read
-    states: list[tuple[HostScript, str, torch.Tensor]] = field(default_factory=list)  # and what they begin with
+    constants: list[tuple[HostScript, str, torch.Tensor]] = field(default_factory=list)  # read by operators on the CPU
+    states: list[tuple[HostScript, str, torch.Tensor]] = field(default_factory=list)  # with their initial values
 
 
 def partition(module: Module, optimize: Callable[[Module], None], fallback: str, given: Collection[str] = ()) -> Parts:
-    """optimize: passes for the branches of control flow. given: symbols whose values every run is given.
+    """The parts of a module.
 
-    Raises UnsupportedOperatorError when fallback is "error" and an operator would run on the CPU."""
+    optimize: passes for the branches of control flow. given: symbols whose values are given with every run. Raises
+    UnsupportedOperatorError if fallback is "error" and an operator would run on the CPU.
+    """
     parts = Parts(HostScript([], []), [], [])
     parts.script = _Partitioner(module, optimize, parts, "", given).script()
     on_cpu = [r for r in parts.rows if r.where == "cpu" and r.reason != TOO_LITTLE]
@@ -101,16 +102,16 @@ class _Partitioner:
         known = placeholder in self.module.constants or placeholder in self.module.states
         return not known and isinstance(placeholder.meta["val"], torch.Tensor | torch.SymInt)
 
-    # -- where
+    # -- placement
     def _give_up_cheap_segments(self) -> bool:
-        """Whether a segment was moved to the CPU."""
+        """Moves cheap segments to the CPU. Returns whether there was one."""
         nodes = [n for n in self.module.graph.nodes if n.op == "call_function" and not is_size(n.meta.get("val"))]
         on_cpu = {n for n in nodes if n in self.refused and isinstance(n.target, torch._ops.OpOverload)}
-        on_cpu -= {n for n in on_cpu if n.target in COMPLEX_VIEWS}  # they cost nothing anywhere
+        on_cpu -= {n for n in on_cpu if n.target in COMPLEX_VIEWS}  # they are free on either side
         on_cpu |= {n for n in nodes if n.target is operator.getitem and n.args[0] in on_cpu}
         for _, segment in sorted(segments(self.module.graph, self.levels).items()):
             beside = any(u in on_cpu for n in segment for u in (*n.users, *n.all_input_nodes))
-            own = any(str(n.target).startswith("lapilli.") for n in segment)  # which no file may ask torch for
+            own = any(str(n.target).startswith("lapilli.") for n in segment)  # files may not ask torch for them
             if beside and not own and sum(map(_work, segment)) < CHEAP:
                 for n in segment:
                     self.refused[n] = TOO_LITTLE
@@ -119,7 +120,7 @@ class _Partitioner:
 
     # -- the GPU
     def _gpu(self, nodes: list[fx.Node]) -> None:
-        """A method of its own for a segment."""
+        """Makes a segment a method."""
         made = cut(nodes, {*self.module.outputs, *(s.new for s in self.module.states.values() if s.new is not None)})
         known = self.module.constants
         constants = {place: known[a] for a, place in made.outside.items() if a in known}
@@ -134,7 +135,7 @@ class _Partitioner:
 
     # -- the host
     def _number(self, n: fx.Node) -> None:
-        """Integers are computed from sizes when they are needed; what is read from a tensor, and other numbers, by calls."""
+        """Integers are computed from sizes on demand; numbers read from a tensor, and floats, are computed by calls."""
         if n.target in READS_NUMBER:
             self.result.calls.append(Call("item", [self._argument(n.args[0])], [n.name]))
         elif not isinstance(n.meta["val"], int | torch.SymInt) or isinstance(n.meta["val"], bool):
@@ -160,9 +161,7 @@ class _Partitioner:
             self._row(n, "host", "control flow")
             self._control_flow(n)
             return
-        if (
-            target is torch.ops.aten.view.default
-        ):  # an operator of the CPU may lay its result out otherwise than was traced
+        if target is torch.ops.aten.view.default:  # an operator on the CPU may return other strides than traced
             target = torch.ops.aten.reshape.default
         name = ".".join((target._schema.name.replace("::", "."), target._overloadname or "default"))
         self._row(n, "cpu", self.refused[n])
@@ -172,7 +171,7 @@ class _Partitioner:
     def _control_flow(self, n: fx.Node) -> None:
         args: Any = n.args
         kind = _HIGHER_ORDER[n.target.__name__]  # type: ignore[union-attr]
-        if kind == "cond":  # operands that are constants are constants in the branches
+        if kind == "cond":  # constant operands are constants in the branches
             graphs, given = args[1:3], list(args[3])
             operands = [args[0], [a for a in given if a not in self.module.constants]]
         elif kind == "while":
@@ -187,7 +186,7 @@ class _Partitioner:
         self.result.calls.append(Call(kind, [self._argument(a) for a in operands], _results(n), scripts=scripts))
 
     def _branch(self, attribute: fx.Node, given: list[Any]) -> HostScript:
-        """A graph inside control flow."""
+        """The parts of a graph within control flow."""
         child = Module.of_branch(getattr(self.module.owner, str(attribute.target)), self.module.ranges)
         places = [p for p in child.graph.nodes if p.op == "placeholder"]
         for place, operand in zip(places, given, strict=True):
@@ -223,11 +222,11 @@ class _Partitioner:
 
     def _keep_constant(self, node: fx.Node) -> None:
         if node.name not in self.result.constants:
-            self.result.constants[node.name] = -1  # the index in the file is known when it is written
+            self.result.constants[node.name] = -1  # the index in the file is not known before it is written
             self.parts.constants.append((self.result, node.name, self.module.constants[node]))
 
     def _tree(self, e: Any) -> Tree:
-        """An integer expression of torch as a tree."""
+        """One of torch's integer expressions as a tree."""
         try:
             made = tree(self.sizes.size(e))
         except TypeError as error:
@@ -238,7 +237,9 @@ class _Partitioner:
         return made
 
     def _find_symbols(self) -> None:
-        """Where every size symbol is read that is not given: from inputs if possible, else from the first value that has it."""
+        """Finds where each size symbol that is not given can be read: from an input if possible, otherwise from the first
+        value with it.
+        """
         known = self.result.symbols
         known |= {name: ["given"] for name in sorted(self.given)}
         inputs: list[tuple[str, int, Any]] = []
@@ -257,23 +258,23 @@ class _Partitioner:
                 shown = inputs if n.op == "placeholder" else made
                 shown += [(n.name, k, s.node.expr) for k, s in enumerate(sizes) if isinstance(s, torch.SymInt)]
         self._read_dims(inputs)
-        for n, value in self.module.constants.items():  # torch.compile has symbols for the sizes of parameters too
+        for n, value in self.module.constants.items():  # torch.compile has symbols for the sizes of parameters, too
             sizes = n.meta["val"].shape
             for size, number in zip(sizes, value.shape, strict=True):
                 if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                     known.setdefault(size.node.expr.name, ["fixed", number])
         self._solve_dims(inputs)
-        self._read_dims(made)  # last: a size is read before them where anything else shows it
+        self._read_dims(made)  # last: sizes are read from anything else if possible
         self._solve_dims(inputs + made)
 
     def _read_dims(self, shown: Sequence[tuple[str, int, Any]]) -> None:
-        """Symbols that are the sizes of values."""
+        """Symbols that are sizes of values."""
         for name, axis, e in shown:
             if isinstance(e, sympy.Symbol):
                 self.result.symbols.setdefault(e.name, ["dim", name, axis, 1, 0])
 
     def _solve_dims(self, shown: Sequence[tuple[str, int, Any]]) -> None:
-        """Symbols in sums or products that are the sizes of values, where all others are known."""
+        """Symbols within sums or products that are sizes of values, if all others in them are known."""
         known = self.result.symbols
         for size, (name, axis), *solved in solve([((name, axis), e) for name, axis, e in shown], known):
             known[size] = ["dim", name, axis, *map(self._tree, solved)]
@@ -284,8 +285,9 @@ class _Partitioner:
 
 
 def _is_wider(result: fx.Node, maker: fx.Node) -> bool:
-    """Whether one of several results has more bits than all operands: the statistics of norms of half precision, which have as
-    many on GPUs, where they may have been traced, and as few as the operands on the CPU."""
+    """Whether one of several results has more bits than all operands: the statistics of half-precision norms. They are
+    float32 on GPUs, where the norm may have been traced, but half precision on the CPU.
+    """
     val = result.meta["val"]
     given = [a.meta.get("val") for a in maker.all_input_nodes]
     floats = [v.dtype for v in given if isinstance(v, torch.Tensor) and v.is_floating_point()]
@@ -303,7 +305,9 @@ def _results(n: fx.Node) -> list[str]:
 
 
 def _work(n: fx.Node) -> float:
-    """Elements that a node computes, roughly; a contraction counts its terms. Dynamic sizes count as their hint."""
+    """The approximate number of elements that a node computes; a contraction counts its terms. Dynamic sizes count as their
+    hint.
+    """
     val = n.meta.get("val")
     results = [v for v in (val if isinstance(val, list | tuple) else [val]) if isinstance(v, torch.Tensor)]
     total = float(sum(_count(v.shape) for v in results))

@@ -1,4 +1,4 @@
-"""Graph passes in order: an exported program in, a module ready to be lowered out."""
+"""The graph passes in order, from an exported program to a module that is ready to be lowered."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ from lapilli.runtime.sequences import KINDS
 aten = torch.ops.aten
 
 SYNONYMS: dict[str, Any] = {"transformers.grouped_mm_fallback.default": aten._grouped_mm.default}
-"""Operators of other packages that are ATen's. (ATen's grouped product takes no float64.)"""
+"""Operators of other packages that ATen has, too. (ATen's grouped product does not accept float64.)"""
 RECURRENT: dict[str, Any] = {f"lapilli.{kind}.default": getattr(aten, kind).input for kind in KINDS}
-"""What capture keeps whole."""
+"""Operators that capture does not decompose."""
 
 
 def prepare(program: ExportedProgram) -> Module:
-    """`functional`, with batch norm and constants folded."""
+    """`functional`, followed by folding of batch norm and constants."""
     module = functional(program)
     optimize(module)
     return module
 
 
 def functional(program: ExportedProgram) -> Module:
-    """The program in functional operators that have lowerings as far as possible.
+    """The program in functional operators that have lowerings, as far as possible.
 
-    torch's own decomposition traces the whole model again, which takes seconds; it is left out where single calls can be
-    replaced."""
+    torch's own decomposition traces the whole model again, which takes seconds; it is skipped if single calls can be
+    replaced.
+    """
     return _as_it_stands(program) or Module.from_exported(decompose(program))
 
 
@@ -67,14 +68,15 @@ def _as_it_stands(program: ExportedProgram) -> Module | None:
 
 
 def _updates_statistics(node: fx.Node) -> bool:
-    """Whether this is a norm in training mode, whose schema does not say that it changes its running statistics."""
+    """Whether this is a norm in training mode; its schema does not say that it changes its running statistics."""
     norms = (aten.batch_norm.default, aten.instance_norm.default, aten.native_batch_norm.default)
     return node.target in norms and bool(node.args[5]) and node.args[3] is not None
 
 
 def clean_up(module: Module) -> None:
-    """Shape assertions go (the player checks sizes against their bounds itself), and so does what does nothing at
-    inference; operators get ATen's names."""
+    """Removes shape assertions (the player checks sizes against their bounds itself) and calls without effect at inference,
+    and gives operators ATen's names.
+    """
     for node in reversed(list(module.graph.nodes)):
         if node.op != "call_function":
             continue
