@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lapilli.codegen.emit import Emitter
-from lapilli.codegen.gpu_wrapper import SIGNATURE, batched, source, with_sizes
 from lapilli.codegen.kernel import KernelSource
-from lapilli.codegen.template import Context, KernelTemplate, Wrapper
+from lapilli.codegen.template import Context, KernelTemplate
+from lapilli.codegen.wrapper import SIGNATURE, Wrapper, batched, source, with_sizes
 from lapilli.ir.expr import loads, rewrite
 from lapilli.ir.integer import Int, IntLike, Var, as_int, ceildiv, of, product
 from lapilli.ir.node import Attention, Matmul, Node
@@ -140,7 +140,7 @@ class _Flash(KernelTemplate):
             product([a.extent for a in contraction.batch]),
         )
         w = Wrapper(task, ctx, "gpu_attention", sizes_as_params=sizes_as_params)
-        w.epilogue(rows, as_int(self.width), batched(task), SIGNATURE)
+        w.epilogue(rows, as_int(self.width), batched(task))
         self._score(w, task, ctx)
         heads: IntLike = contraction.batch[-1].extent if contraction.batch else 1
         w.params(L=rows, S=keys, heads=heads, share=max(self.k.share, self.v.share))
@@ -160,7 +160,7 @@ class _Flash(KernelTemplate):
             f"{int(self.causal)}>(P.t, gid, li);"
         )
         groups = (ceildiv(rows, queries), as_int(1), batch)
-        written = w.finish(call, groups, (_INVOCATIONS, 1, 1), "attention", "AttentionParams", ["gpu_interfaces"])
+        written = w.finish(call, groups, (_INVOCATIONS, 1, 1), "attention", "AttentionParams")
         written.shared = self.shared(queries)
         written.flops = batch * rows * keys * (2 * (self.size + self.width))
         return written

@@ -8,21 +8,12 @@ import numpy as np
 
 from lapilli.codegen.kernel import KernelSource, linear_groups
 from lapilli.codegen.packing import as_words, channels_last, filter_index, flat, is_nested, pack_depthwise
-from lapilli.codegen.template import (
-    Context,
-    KernelTemplate,
-    Wrapper,
-    float_bits,
-    row_major,
-    scalar_load,
-    simple_task,
-    vector_load,
-    within_limit,
-)
+from lapilli.codegen.template import Context, KernelTemplate, simple_task
+from lapilli.codegen.wrapper import Wrapper, batched, source, with_sizes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, as_int, ceildiv
-from lapilli.ir.node import Constant, Input, Matmul, Node, State
+from lapilli.ir.node import Constant, Input, Node, State
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
 from lapilli.schedule.layout import Layout, estimate
 from lapilli.schedule.task import Task, Template
@@ -97,16 +88,16 @@ class CpuMatmul(KernelTemplate):
         return [self.x.node, self.w]
 
     def write(self, task: Task, ctx: Context) -> KernelSource:
-        return within_limit(lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
+        return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         k4 = ceildiv(self.k, 4)
         few = (self.m.bounds[0] or 1) < 4
         w = Wrapper(task, ctx, "cpu_matmul", sizes_as_params)
-        vec = _epilogue(w, task, self.batch * self.m, self.n)
+        vec = w.epilogue(self.batch * self.m, self.n, batched(task, flat_rows=True))
         whole = int(not self.w.dtype.is_float)
-        _source(w, "X", self.x.node)
-        _source(w, "W", self.w)
+        source(w, "X", self.x.node, vector=True)
+        source(w, "W", self.w, vector=True)
         w.params(
             M=self.m, N=self.n, K4=k4, B=self.batch, xOff4=self.x.offset // 4, xRow4=self.x.strides[1] // 4,
             xBatch4=self.x.strides[0] // 4, wBatch4=0 if self.shared_w else ceildiv(self.n, 4) * k4 * 4,
@@ -116,13 +107,13 @@ class CpuMatmul(KernelTemplate):
             count = self.batch * self.m * ceildiv(self.n, 4)
             groups, group = linear_groups(count, _SIZE)
             call = f"matvec<X, W, E, {int(vec)}, {whole}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
-            written = w.finish(call, groups, (_SIZE, 1, 1), "matvec", "MatmulParams", ["cpu_common"])
+            written = w.finish(call, groups, (_SIZE, 1, 1), "matvec", "MatmulParams")
         else:
             tm, tn = matmul_tile(self.m, self.n)
             blocks = self.batch * ceildiv(self.m, 4 * tm) * ceildiv(ceildiv(self.n, 4), tn // 4)
             groups, group = linear_groups(blocks * 4, _SIZE)
             call = f"matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
-            written = w.finish(call, groups, (_SIZE, 1, 1), "matmul", "MatmulParams", ["cpu_common"])
+            written = w.finish(call, groups, (_SIZE, 1, 1), "matmul", "MatmulParams")
             written.needs = QUADS
         written.flops = self.batch * self.m * self.n * self.k * 2
         return written
@@ -189,14 +180,14 @@ class CpuConvolution(KernelTemplate):
         return [self.x.node, self.w]
 
     def write(self, task: Task, ctx: Context) -> KernelSource:
-        return within_limit(lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
+        return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         v = self.v
         w = Wrapper(task, ctx, "cpu_conv", sizes_as_params)
-        vec = _epilogue(w, task, v.rows, v.out_channels)
-        _source(w, "X", self.x.node)
-        _source(w, "W", self.w)
+        vec = w.epilogue(v.rows, v.out_channels, batched(task, flat_rows=True))
+        source(w, "X", self.x.node, vector=True)
+        source(w, "W", self.w, vector=True)
         per_group = v.channels // v.groups
         out4 = ceildiv(v.out_channels, 4)
         tw = _strip(v)
@@ -206,14 +197,14 @@ class CpuConvolution(KernelTemplate):
             KW=v.kernel[1], SH=v.stride[0], SW=v.stride[1], PH=v.padding[0], PW=v.padding[1], DH=v.dilation[0],
             DW=v.dilation[1], xOff=self.x.offset // 4, xN=self.x.strides[0] // 4, xH=self.x.strides[2] // 4,
             xW=self.x.strides[3] // 4, mFast=int(estimate(v.rows) < 128),
-            groupN4=out4 if v.groups == 1 else v.out_channels // v.groups // 4, xC=0,
+            groupN4=out4 if v.groups == 1 else v.out_channels // v.groups // 4,
             lanes=strips if self.depthwise else 0,
         )  # fmt: skip
         if self.depthwise:
             groups, group = linear_groups(strips, _SIZE)
             share = int(v.dilation[1] == 1)
             call = f"convDepthwise<X, W, E, {tw}, {v.kernel[1]}, {v.stride[1]}, {share}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
-            written = w.finish(call, groups, (_SIZE, 1, 1), "depthwise", "ConvParams", ["cpu_common"])
+            written = w.finish(call, groups, (_SIZE, 1, 1), "depthwise", "ConvParams")
             written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
             return written
         tm, tn = _direct_tile(v)
@@ -221,7 +212,7 @@ class CpuConvolution(KernelTemplate):
         blocks = ceildiv(v.rows, 4 * tm) * ceildiv(out4, tn // 4)
         groups, group = linear_groups(blocks * 4, _SIZE)
         call = f"convDirect<X, W, E, {tm}, {tn}, {q}, {int(vec)}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
-        written = w.finish(call, groups, (_SIZE, 1, 1), "convolution", "ConvParams", ["cpu_common"])
+        written = w.finish(call, groups, (_SIZE, 1, 1), "convolution", "ConvParams")
         written.needs = QUADS
         written.flops = v.rows * v.out_channels * per_group * (2 * v.kernel[0] * v.kernel[1])
         return written
@@ -323,7 +314,7 @@ class _Winograd(KernelTemplate):
         return [self.source.node]
 
     def write(self, task: Task, ctx: Context) -> KernelSource:
-        return within_limit(lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
+        return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         v, t = self.v, self.tile
@@ -332,18 +323,18 @@ class _Winograd(KernelTemplate):
         tiles = v.n * th * tw
         if self.step == "winogradWeight":
             rows = ((t + 2) * (t + 2)) * ceildiv(v.out_channels, 4) * v.channels
-            _matrix_epilogue(w, task, rows, as_int(4), vector=False)
-            _element_source(w, "W", self.source.node)
+            w.epilogue(rows, as_int(4), batched(task), vector=False)
+            source(w, "W", self.source.node, vector=False)
             w.params(N=v.out_channels, C=v.channels)
             count = v.out_channels * v.channels * (t + 2)
             struct, generics = "WinogradWeightParams", "W, E"
         else:
             first = self.step == "winogradInput"
             if first:
-                _matrix_epilogue(w, task, tiles * ((t + 2) * (t + 2)), v.channels)
+                w.epilogue(tiles * ((t + 2) * (t + 2)), v.channels, batched(task))
             else:
-                _epilogue(w, task, v.rows, v.out_channels)
-            _source(w, "X", self.source.node)
+                w.epilogue(v.rows, v.out_channels, batched(task, flat_rows=True))
+            source(w, "X", self.source.node, vector=True)
             x = self.source
             n4 = (v.channels if first else v.out_channels) // 4
             offsets = (x.offset, x.strides[0], x.strides[2], x.strides[3]) if first else (as_int(0),) * 4
@@ -356,7 +347,7 @@ class _Winograd(KernelTemplate):
             struct, generics = "WinogradParams", "X, E"
         groups, group = linear_groups(count, _SIZE)
         call = f"{self.step}<{generics}, {t}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
-        return w.finish(call, groups, (_SIZE, 1, 1), self.step, struct, ["cpu_common"])
+        return w.finish(call, groups, (_SIZE, 1, 1), self.step, struct)
 
 
 def _winograd(task: Task, v: ConvolutionView, x: Operand, ctx: Context) -> _Winograd:
@@ -400,42 +391,3 @@ def _row_major(filters: Node, ctx: Context) -> Node:
     if ctx.layouts[filters.id] == Layout.of(filters.shape, range(filters.rank)):
         return filters
     return ctx.packed("filter", filters, list(filters.shape), lambda *at: ([], ctx.read(filters, at)))
-
-
-# -- shared
-
-
-def _source(w: Wrapper, name: str, node: Node) -> None:
-    """A source that reads a buffer four elements at a time."""
-    four = vector_load(w, node)
-    one = float_bits(node, f"{w.vector(node)}[i / 4][i % 4]")
-    w.structs.append(
-        f"struct {name} : ISource\n{{\n    static float load(int i) {{ return {one}; }}\n"
-        f"    static float4 load4(int i) {{ return {four}; }}\n}};\n"
-    )
-
-
-def _element_source(w: Wrapper, name: str, node: Node) -> None:
-    """A source that reads a buffer element by element."""
-    w.structs.append(
-        f"struct {name} : ISource\n{{\n    static float load(int i) {{ return {scalar_load(w, node, 'i')}; }}\n"
-        "    static float4 load4(int i) { return float4(0.0f); }\n};\n"
-    )
-
-
-def _epilogue(w: Wrapper, task: Task, rows: Int, columns: Int) -> bool:
-    """For a contraction of the graph, whose columns are the last axis (matmul) or the second (convolution)."""
-    reduction = task.reduction
-    assert reduction is not None
-    if reduction.contraction is None:  # a step of Winograd's
-        return _matrix_epilogue(w, task, rows, columns)
-    contraction = reduction.contraction
-    column = contraction.column if isinstance(contraction, Matmul) else reduction.axes[1]
-    others = [a for a in reduction.axes if a is not column]
-    return w.epilogue(rows, columns, row_major(others, column))
-
-
-def _matrix_epilogue(w: Wrapper, task: Task, rows: Int, columns: Int, vector: bool = True) -> bool:
-    """For a matrix result, whose rows and columns are the task's axes."""
-    axes = task.axes
-    return w.epilogue(rows, columns, row_major(list(axes[:-1]), axes[-1]), vector=vector)

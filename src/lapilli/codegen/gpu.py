@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lapilli.codegen.gpu_tiles import Rows, Tiles
-from lapilli.codegen.gpu_wrapper import SIGNATURE, all_multiples, are_halves, batched, source, with_sizes
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import as_words, channels_last, filter_index, flat, is_nested, pack_depthwise
-from lapilli.codegen.template import Context, KernelTemplate, Wrapper
+from lapilli.codegen.template import Context, KernelTemplate
+from lapilli.codegen.wrapper import Wrapper, all_multiples, are_halves, batched, source, with_sizes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
@@ -243,7 +243,7 @@ class _Direct(KernelTemplate):
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         v, size = self.v, 64
         w = Wrapper(task, ctx, "gpu_conv_direct", sizes_as_params=sizes_as_params)
-        w.epilogue(v.out_h * v.out_w, v.out_channels, batched(task), SIGNATURE)
+        w.epilogue(v.out_h * v.out_w, v.out_channels, batched(task))
         source(w, "X", v.x.node, vector=False)
         source(w, "W", self.w, vector=True)
         s = v.x.strides
@@ -254,7 +254,7 @@ class _Direct(KernelTemplate):
         wide = 8 if v.out_channels % 8 == 0 else 4
         groups = (ceildiv(v.out_h * v.out_w, size), v.out_channels // wide, v.n)
         call = f"conv_direct<X, W, E, {v.channels}, {v.kernel[0]}, {v.kernel[1]}, {wide}, {size}>(P.t, gid, li);"
-        written = w.finish(call, groups, (size, 1, 1), "convolution_direct", "ConvDirectParams", ["gpu_interfaces"])
+        written = w.finish(call, groups, (size, 1, 1), "convolution_direct", "ConvDirectParams")
         taps = (v.channels.value or 1) * v.kernel[0] * v.kernel[1]
         written.shared = 4 * taps * wide
         written.flops = v.rows * v.out_channels * (2 * taps)
@@ -290,7 +290,7 @@ class _Depthwise(KernelTemplate):
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         v = self.v
         w = Wrapper(task, ctx, "gpu_depthwise", sizes_as_params=sizes_as_params)
-        w.epilogue(v.out_h * v.out_w, v.out_channels, batched(task), SIGNATURE)
+        w.epilogue(v.out_h * v.out_w, v.out_channels, batched(task))
         source(w, "X", self.x.node, vector=True)
         source(w, "W", self.w, vector=True)
         w.params(
@@ -300,7 +300,7 @@ class _Depthwise(KernelTemplate):
         size = 128  # one pixel and four channels an invocation: more of either lost
         groups = (ceildiv(v.out_w * (v.channels // 4), size), v.out_h, v.n)
         call = f"depthwise4<X, W, E, {v.kernel[0]}, {v.kernel[1]}, {v.stride[1]}, 1, {size}>(P.t, gid, li);"
-        written = w.finish(call, groups, (size, 1, 1), "depthwise", "DepthwiseParams", ["gpu_interfaces"])
+        written = w.finish(call, groups, (size, 1, 1), "depthwise", "DepthwiseParams")
         written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
         return written
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable
 from lapilli.codegen.gpu_matvec import INVOCATIONS, MOST_ROWS, TEAM
-from lapilli.codegen.gpu_wrapper import SIGNATURE, all_multiples, batched, source, with_sizes
 from lapilli.codegen.kernel import KernelSource
-from lapilli.codegen.template import Context, KernelTemplate, PackedBody, Wrapper
+from lapilli.codegen.template import Context, KernelTemplate, PackedBody
+from lapilli.codegen.wrapper import Wrapper, all_multiples, batched, source, with_sizes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, const, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, ceildiv, of
@@ -42,7 +42,7 @@ class FewRowsOfBlocks(KernelTemplate):
         n, k, bits = self.column.extent, self.inner.extent, self.blocks.bits
         columns = 2 if self.m > 1 else 1
         w = Wrapper(task, ctx, "gpu_blocks", sizes_as_params=sizes_as_params)
-        w.epilogue(as_int(self.m), n, batched(task), SIGNATURE, vector=False)
+        w.epilogue(as_int(self.m), n, batched(task), vector=False)
         source(w, "X", self.x.node, vector=True)
         word = f"uint({w.kernel.bind(self.codes, 'int')}[i])"
         w.structs.append(
@@ -52,7 +52,7 @@ class FewRowsOfBlocks(KernelTemplate):
         w.params(N=n, words=k * bits // 32, ldx4=self.x.strides[1] // LANES)
         groups = (ceildiv(n, INVOCATIONS // TEAM * columns), as_int(1), as_int(1))
         call = f"few_rows_of_blocks<X, W, E, {bits}, {self.m}, {columns}, {TEAM}, {INVOCATIONS}>(P.t, gid, li);"
-        written = w.finish(call, groups, (INVOCATIONS, 1, 1), "few_rows_of_blocks", "BlocksParams", ["gpu_interfaces"])
+        written = w.finish(call, groups, (INVOCATIONS, 1, 1), "few_rows_of_blocks", "BlocksParams")
         written.shared = 4 * INVOCATIONS * self.m * columns
         written.flops = n * k * (2 * self.m)
         return written

@@ -6,18 +6,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lapilli.codegen.gpu_wrapper import (
-    SIGNATURE,
-    all_multiples,
-    are_halves,
-    batched,
-    source,
-    source8,
-    with_sizes,
-)
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import flat
-from lapilli.codegen.template import Context, KernelTemplate, Wrapper
+from lapilli.codegen.template import Context, KernelTemplate
+from lapilli.codegen.wrapper import Wrapper, all_multiples, are_halves, batched, source, source8, with_sizes
 from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, as_int, ceildiv
 from lapilli.ir.node import Constant, Node
@@ -49,14 +41,13 @@ class Matvec(KernelTemplate):
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         w = Wrapper(task, ctx, "gpu_matvec", sizes_as_params=sizes_as_params)
-        w.epilogue(as_int(1), self.n, batched(task), SIGNATURE, vector=False)
+        w.epilogue(as_int(1), self.n, batched(task), vector=False)
         source8(w, "X", self.x)
         source8(w, "W", self.w)
         w.params(N=self.n, K8=self.k // 8, ldw8=self.row // 8, ldx8=self.k // 8)
         size = INVOCATIONS
         groups = (ceildiv(self.n, size // MATRIX_SUBGROUP), as_int(1), as_int(1))
-        written = w.finish(f"matvec<X, W, E, {size}, 1>(P.t, gid, li);", groups, (size, 1, 1), "matvec", "MatvecParams",
-                           ["gpu_interfaces"])  # fmt: skip
+        written = w.finish(f"matvec<X, W, E, {size}, 1>(P.t, gid, li);", groups, (size, 1, 1), "matvec", "MatvecParams")
         written.needs = replace(SUBGROUP_SUMS, subgroup_size=MATRIX_SUBGROUP)
         written.flops = self.n * self.k * 2
         return written
@@ -92,14 +83,14 @@ class FewRows(KernelTemplate):
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         columns = 2 if self.m > 1 else 1
         w = Wrapper(task, ctx, "gpu_few_rows", sizes_as_params=sizes_as_params)
-        w.epilogue(as_int(self.m), self.n, batched(task), SIGNATURE, vector=False)
+        w.epilogue(as_int(self.m), self.n, batched(task), vector=False)
         source(w, "X", self.x.node, vector=True)
         source(w, "W", self.w.node, vector=True)
         (batch_x, row, _), (batch_w, _, line) = self.x.strides, self.w.strides
         w.params(N=self.n, K4=self.k // 4, ldx4=row // 4, ldw4=line // 4, batchX4=batch_x // 4, batchW4=batch_w // 4)
         groups = (ceildiv(self.n, INVOCATIONS // TEAM * columns), as_int(1), self.batch)
         call = f"few_rows<X, W, E, {self.m}, {columns}, {TEAM}, {INVOCATIONS}>(P.t, gid, li);"
-        written = w.finish(call, groups, (INVOCATIONS, 1, 1), "few_rows", "FewRowsParams", ["gpu_interfaces"])
+        written = w.finish(call, groups, (INVOCATIONS, 1, 1), "few_rows", "FewRowsParams")
         written.shared = 4 * INVOCATIONS * self.m * columns
         written.flops = self.batch * self.n * self.k * (2 * self.m)
         return written

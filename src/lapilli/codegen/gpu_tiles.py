@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lapilli.codegen import tiles
-from lapilli.codegen.gpu_wrapper import SIGNATURE, batched, source, source8, with_sizes
 from lapilli.codegen.kernel import KernelSource
-from lapilli.codegen.template import Context, KernelTemplate, Wrapper
+from lapilli.codegen.template import Context, KernelTemplate
+from lapilli.codegen.wrapper import Wrapper, batched, source, source8, with_sizes
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
 from lapilli.ir.node import Node
 from lapilli.schedule.layout import estimate
@@ -66,7 +66,7 @@ class Tiles(KernelTemplate):
         else:
             t = tiles.matrix_tile(*self._sizes(), ctx.target, self.rows.struct == "ConvParams", turned)
         w = Wrapper(task, ctx, "gpu_matmul_coopmat", sizes_as_params=sizes_as_params)
-        w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups), SIGNATURE)
+        w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups))
         if self.rows.width == 8:
             source8(w, "X", self.rows.node)
         else:
@@ -76,18 +76,17 @@ class Tiles(KernelTemplate):
         k8 = ceildiv(self.k, 8)
         w.params(
             M=self.m, N=self.n, K=self.k, K8=k8, ldb8=self.row_w // 8, batchB8=self.batch_w // 8, tilesM=tm, tilesN=tn,
-            splitK8=k8, slices=1,
         )  # fmt: skip
         w.params("a", **self.rows.words)
         swizzle = t.swizzle
         groups = (tm * tn, as_int(1), self.batch) if swizzle else (tn, tm, self.batch)
         call = (
-            f"coopmat_tile<{self.rows.policy}, W, E, NoSplit, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, {t.sk}, {t.ep}, "
-            f"{int(swizzle)}, 0, {int(self.rows.transposed)}, {int(self.transposed_w)}>(P.a, P.t, gid, li);"
+            f"coopmat_tile<{self.rows.policy}, W, E, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, {t.sk}, {t.ep}, "
+            f"{int(swizzle)}, {int(self.rows.transposed)}, {int(self.transposed_w)}>(P.a, P.t, gid, li);"
         )
         written = w.finish(
             call, groups, (t.invocations, 1, 1), "matmul_matrix" if self.rows.struct == "MatmulParams" else "convolution_matrix",
-            f"TileParams t; {self.rows.struct} a;", ["gpu_interfaces", *self.rows.modules], plain=True,
+            f"TileParams t; {self.rows.struct} a;", self.rows.modules, plain=True,
         )  # fmt: skip
         written.shared = t.shared(*turned)
         written.needs = replace(MATRIX_UNITS, subgroup_size=MATRIX_SUBGROUP)
@@ -96,7 +95,7 @@ class Tiles(KernelTemplate):
     def _simt(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         bm, bn, bk, tm, tn = tiles.simt_tile(*self._sizes(), ctx.target)
         w = Wrapper(task, ctx, "gpu_matmul", sizes_as_params=sizes_as_params)
-        w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups), SIGNATURE)
+        w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups))
         source(w, "X", self.rows.node, vector=self.rows.width == 4)
         source(w, "W", self.w, vector=True)
         w.params(M=self.m, N=self.n, K=self.k, ldb=self.row_w // 4, batchB=self.batch_w // 4)
@@ -109,7 +108,7 @@ class Tiles(KernelTemplate):
         )
         written = w.finish(
             call, groups, (size, 1, 1), "matmul" if self.rows.struct == "MatmulParams4" else "convolution",
-            f"SimtParams t; {self.rows.struct} a;", ["gpu_interfaces", *self.rows.modules], plain=True,
+            f"SimtParams t; {self.rows.struct} a;", self.rows.modules, plain=True,
         )  # fmt: skip
         written.shared = 4 * bk * (bm + 4) + 4 * bk * bn
         return written

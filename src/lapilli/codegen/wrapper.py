@@ -1,0 +1,217 @@
+"""The wrapper of a hand-written kernel: Slang with its buffers, parameters, operands as sources, epilogue and entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable, declarations, lane_steps, stored_as
+from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
+from lapilli.codegen.template import Context
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import rewrite
+from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, of, product
+from lapilli.ir.node import Convolution, Matmul, Node
+from lapilli.schedule.task import Task
+
+SIGNATURE = "uint b, uint m, uint n"
+"""The batch, row and column of an element, as kernels count them."""
+
+
+def with_sizes(ctx: Context, write: Callable[[bool], KernelSource]) -> KernelSource:
+    """A kernel from `write(sizes are parameters)`. They are compiled in where speed is worth more pipelines, on matrix units, and
+    where they are more than a kernel takes."""
+    return write(False) if ctx.target.cooperative_matrix else within_limit(write)
+
+
+def within_limit(write: Callable[[bool], KernelSource]) -> KernelSource:
+    """With sizes as parameters if they fit, else with sizes as literals."""
+    written = write(True)
+    return written if len(written.params) <= MAX_PARAMS else write(False)
+
+
+class BatchMapping:
+    """The axes of a task from (b, m, n), as a kernel counts them; with groups, b is the group of the columns."""
+
+    def __init__(self, batch: Sequence[Var], rows: Sequence[Var], column: Var, groups: int = 1) -> None:
+        self.batch, self.rows, self.column, self.groups = batch, rows, column, groups
+        count = as_int(groups) if groups > 1 else product([a.extent for a in batch])
+        self.var = Var("b", count)
+
+    def __call__(self, m: Int, n: Int) -> dict[Atom, Int]:
+        b = as_int(0) if self.var.extent == 1 else of(self.var)
+        rows: dict[Atom, Int] = _split(m, self.rows)
+        if self.groups == 1:
+            return {self.column: n, **rows, **_split(b, self.batch)}
+        column = b * (self.column.extent // self.groups) + n
+        return {self.column: column, **rows, **{a: as_int(0) for a in self.batch}}
+
+
+def _split(index: Int, axes: Sequence[Var]) -> dict[Atom, Int]:
+    """The axes of a row-major index; the first is not reduced by its extent."""
+    found: dict[Atom, Int] = {}
+    for a in reversed(axes):
+        found[a] = index % a.extent if a is not axes[0] else index
+        index = index // a.extent
+    return found
+
+
+def batched(task: Task, flat_rows: bool = False, groups: int = 1) -> BatchMapping:
+    """b is a batch, an image, or a group of channels. flat_rows: it is 0, and the rows are those of all batches or images."""
+    reduction = task.reduction
+    assert reduction is not None
+    contraction, axes = reduction.contraction, list(reduction.axes)
+    batch: list[Var]
+    if isinstance(contraction, Matmul):
+        batch, rows, column = list(contraction.batch), list(contraction.rows), contraction.column
+    elif isinstance(contraction, Convolution):
+        batch, rows, column = axes[:1], axes[2:], axes[1]
+    else:  # a matrix that a kernel makes for another one
+        batch, rows, column = [], axes[:-1], axes[-1]
+    if flat_rows:
+        return BatchMapping([], [*batch, *rows], column)
+    return BatchMapping(batch, rows, column, groups)
+
+
+class Wrapper:
+    """Writes the Slang around a template kernel: buffers, parameter block, sources, epilogue, entry point."""
+
+    def __init__(self, task: Task, ctx: Context, module: str, sizes_as_params: bool = True) -> None:
+        self.task, self.ctx, self.module = task, ctx, module
+        self.kernel = KernelBuilder(ctx.layouts, ctx.target.half, ctx.target.texel, sizes_as_params)
+        self.structs: list[str] = []
+        self.fields: list[tuple[str, Int]] = []
+
+    def params(self, member: str = "t", /, **values: IntLike) -> None:
+        """The words of a template's parameter struct, in order; member: its name in the block."""
+        self.fields += [(f"{member}.{name}", as_int(v)) for name, v in values.items()]
+
+    def epilogue(self, rows: Int, columns: Int, mapping: BatchMapping, vector: bool = True) -> bool:
+        """struct E with store and store4. rows, columns: how many the kernel counts in a batch.
+
+        Returns whether four columns are stored together.
+        """
+        wide = vector and columns % LANES == 0
+        four = self._store(rows, columns, mapping, LANES) if wide else None
+        body4 = four if four is not None else "".join(f"        store(b, m, n + {k}, v[{k}]);\n" for k in range(LANES))
+        one = self._store(rows, columns, mapping, 1) if four is None else "        ;\n"
+        self.structs.append(
+            "struct E : IEpilogue\n{\n"
+            f"    static void store({SIGNATURE}, float v)\n    {{\n{one}    }}\n"
+            f"    static void store4({SIGNATURE}, float4 v)\n    {{\n{body4}    }}\n}};\n"
+        )
+        return wide
+
+    def _store(self, rows: Int, columns: Int, mapping: BatchMapping, lanes: int) -> str | None:
+        task = self.task
+        assert task.reduction is not None
+        m = Var("m", rows)
+        names: dict[Atom, str] = {m: "int(m)", mapping.var: "int(b)"}
+        if lanes > 1:
+            n4, lane = Var("n4", columns // LANES), Var("lane", as_int(LANES))
+            names[n4] = "int(n / 4)"
+            column, lane_int = of(n4) * LANES + of(lane), of(lane)
+        else:
+            n = Var("n", columns)
+            names[n] = "int(n)"
+            column, lane_int = of(n), None
+        axes: dict[Atom, Int] = mapping(of(m), column)
+        result = "v" if task.reduction.dtype.is_float else "asint(v)"
+        e = Emitter(self.kernel, names, lane_int, {task.reduction.id: result}, "        ")
+        kind = stored_as(task.out.dtype, self.kernel.half)
+        saved = list(self.kernel.bindings), list(self.kernel.params)
+        offset = self.ctx.layouts[task.out.id].offset([i.substitute(axes) for i in task.store])
+        try:
+            text = e.value(rewrite(task.value, axes))
+            if lanes > 1:
+                first = offset.substitute({lane: 0})
+                if lane_steps(offset, lane) == [1, 2, 3] and first % LANES == 0 and kind in ("float", "half", "int"):
+                    buffer = self.kernel.bind(task.out, f"{kind}4", written=True)
+                    e.line(f"{buffer}[{e.integer(first // LANES)}] = {kind}4({text});")
+                    return e.text()
+                if kind not in ("float", "half", "int"):
+                    raise NotVectorizable
+                buffer = self.kernel.bind(task.out, kind, written=True)
+                for k in range(LANES):
+                    e.line(f"{buffer}[{e.integer(offset.substitute({lane: k}))}] = {kind}({text}[{k}]);")
+                return e.text()
+            buffer = self.kernel.bind(task.out, kind, written=True)
+            e.line(f"{buffer}[{e.integer(offset)}] = {kind}({text});")
+            return e.text()
+        except NotVectorizable:
+            self.kernel.bindings, self.kernel.params = saved
+            return None
+
+    def finish(self, call: str, groups: tuple[IntLike, IntLike, IntLike], local: tuple[int, int, int], name: str,
+               struct: str, imports: Sequence[str] = (), plain: bool = False) -> KernelSource:  # fmt: skip
+        """call: the statement that runs the template, whose parameters are `P.t` of type `struct` (plain: `struct` declares the
+        members itself).
+        """
+        lines = [
+            *self.kernel.imports(),
+            "import operands;",
+            f"import {self.module};",
+            *(f"import {i};" for i in imports),
+        ]
+        lines += declarations(self.kernel.bindings)
+        extra = "".join(f" int {n};" for n, _ in self.kernel.params)
+        members = struct if plain else f"{struct} t;"
+        lines.append(f"struct Params {{ {members}{extra} }};")
+        lines.append("static Params P;")
+        lines += self.structs
+        known = self.fields + [(n, v) for n, v in self.kernel.params]
+        if self.kernel.sizes_as_params:
+            start, words, uniform = "P = params;", [v for _, v in known], ", uniform Params params"
+        else:  # what is known goes into the code: on an H100 that saves up to 0.7 microseconds a dispatch
+            varying = [v for _, v in known if v.value is None]
+            lines.append("struct Varying { " + " ".join(f"int v{k};" for k in range(len(varying))) + " };")
+            place = iter(range(len(varying)))
+            start = " ".join(f"P.{n} = {f'params.v{next(place)}' if v.value is None else v.value};" for n, v in known)
+            words, uniform = varying, ", uniform Varying params" if varying else ""
+        lines.append(
+            f'[shader("compute")]\n[numthreads({local[0]}, {local[1]}, {local[2]})]\n'
+            f"void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID, uint li : SV_GroupIndex{uniform})\n"
+            f"{{\n    {start}\n    {call}\n}}\n"
+        )
+        x, y, z = (as_int(g) for g in groups)
+        return KernelSource(self.task, "\n".join(lines), self.kernel.bindings, words, (x, y, z), local, name)
+
+
+def source8(w: Wrapper, name: str, node: Node) -> None:
+    """struct `name`, which reads eight halves at a time."""
+    b = w.kernel.bind(node, "uint4")
+    w.structs.append(f"struct {name} : ISource8\n{{\n    static uint4 load8(uint i) {{ return {b}[i]; }}\n}};\n")
+
+
+def source(w: Wrapper, name: str, node: Node, vector: bool) -> None:
+    """struct `name`, which reads four elements at a time, or one by one: only the form that is used gets a buffer."""
+    four = vector_load(w, node) if vector else "float4(0.0f)"
+    one = "0.0f" if vector else scalar_load(w, node, "int(i)")
+    w.structs.append(
+        f"struct {name} : ISource\n{{\n    static float4 load4(uint i) {{ return {four}; }}\n"
+        f"    static float load(uint i) {{ return {one}; }}\n}};\n"
+    )
+
+
+def scalar_load(w: Wrapper, node: Node, index: str) -> str:
+    """One element of a buffer as a float, or an integer's bits, at an offset given as text."""
+    i = Var("i", as_int(1 << 30))
+    return float_bits(node, Emitter(w.kernel, {i: index}).load_at(node, of(i)))
+
+
+def vector_load(w: Wrapper, node: Node) -> str:
+    """Four elements of a buffer as floats, or integers' bits, at index `i`."""
+    text = f"{w.kernel.bind_vector(node)}[i]"
+    return f"float4({text})" if node.dtype.is_float else float_bits(node, text)
+
+
+def float_bits(node: Node, text: str) -> str:
+    """Integers as floats of the same bits, as templates read them."""
+    return text if node.dtype.is_float else f"asfloat({text})"
+
+
+def all_multiples(n: int, *values: IntLike) -> bool:
+    return all(as_int(v) % n == 0 for v in values)
+
+
+def are_halves(*nodes: Node) -> bool:
+    return all(n.dtype is DType.float16 for n in nodes)
