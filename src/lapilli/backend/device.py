@@ -1,4 +1,4 @@
-"""The device of a graph, and which plan to make for it: one, where `lapilli.compile` makes one for every kind of device."""
+"""The device of a graph, and the target for which it is compiled: a single one, unlike for `lapilli.compile`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from lapilli.torch_compat import replace
 
 
 def device_of(given: Sequence[Any], wanted: str | int | None) -> int:
-    """Index of the device of the first tensor that is on one; for tensors of the CPU that of the device that is wanted, as for
-    `lapilli.load`. Raises NoDeviceError."""
+    """The index of the device of the first tensor that is on one. If all are on the CPU, that of the wanted device, as for
+    `lapilli.load`. Raises NoDeviceError.
+    """
     for value in given:
         if isinstance(value, torch.Tensor) and is_ours(value):
             return value.get_device()
@@ -49,7 +50,7 @@ _compiling = threading.local()
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Around what the backend does with a graph."""
+    """A context for everything the backend does with a graph."""
     before = getattr(_compiling, "now", False)
     _compiling.now = True
     try:
@@ -59,14 +60,14 @@ def compiling() -> Iterator[None]:
 
 
 def _traces_for_us() -> bool:
-    """Whether this thread traces for the backend "vulkan", or for one around it that says so by `functools.wraps`."""
+    """Whether this thread is tracing for the backend "vulkan", or for one that wraps it with `functools.wraps`."""
     if getattr(_compiling, "now", False):
         return True
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     try:
         function: Any = InstructionTranslator.current_tx().output.compiler_fn
-    except AttributeError:  # Dynamo is not at work
+    except AttributeError:  # Dynamo is not running
         return False
     while function is not None and not str(getattr(function, "__module__", "")).startswith("lapilli."):
         function = getattr(function, "compiler_fn", None) or getattr(function, "__wrapped__", None)
@@ -75,9 +76,12 @@ def _traces_for_us() -> bool:
 
 @lru_cache(maxsize=1)
 def keep_sizes_of_convolutions() -> None:
-    """Tracing a convolution on the CPU, torch asks which of its own kernels would be taken, and remembers that the batch was
-    below 16 for this: a guard that `mark_dynamic(x, 0, max=64)` contradicts. Which kernel it would be decides about the memory
-    format only, and that does not depend on the batch: so no guard is made of this question."""
+    """Prevents torch from specializing on the batch size of convolutions.
+
+    When torch traces a convolution on the CPU, it asks which of its own kernels would be used. The answer depends on
+    whether the batch is below 16, which adds a guard that contradicts `mark_dynamic(x, 0, max=64)`. The kernel only
+    determines the memory format, which does not depend on the batch, so that the guard is not needed.
+    """
     select = torch._C._select_conv_backend
 
     @wraps(select)

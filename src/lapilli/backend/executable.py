@@ -30,17 +30,20 @@ from lapilli.runtime.report import Report
 from lapilli.target import plans_for
 
 RENEWALS = 1
-"""How often changed weights are compiled in anew; after that they are arguments of every call."""
+"""How often a graph is recompiled with changed weights; after that they are arguments of every call."""
 
 
 _PARTS = 8
-"""In which values of open size are bound once they have turned out to be larger than the device binds at once."""
+"""The number of parts in which values of dynamic size are bound, if one proves larger than the device can bind at once."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """name: "inference", "forward" or "backward"; weights: positions of the arguments that are parameters and buffers; saved:
-    number of the first result that is kept for the backward graph."""
+    """The kind of a graph.
+
+    name: "inference", "forward" or "backward". weights: positions of the arguments that are parameters and buffers. saved:
+    position of the first result that is saved for the backward graph.
+    """
 
     name: str
     weights: tuple[int, ...] = ()
@@ -48,10 +51,12 @@ class Kind:
 
 
 class Executable:
-    """What torch calls instead of a graph of AOTAutograd: takes a list of arguments, which it empties, gives a list.
+    """The function that torch calls instead of a graph of AOTAutograd: it takes a list of arguments, which it empties, and
+    returns a list.
 
-    At inference weights are compiled in, so that they are prepared once. Those that change again and again, and those of
-    training, are arguments of the program, with copies on the device that are renewed where a weight has changed."""
+    At inference, weights are constants of the program, and are preprocessed once. In training, and if they keep changing,
+    they are arguments, with copies on the device that are updated whenever a weight has changed.
+    """
 
     def __init__(self, gm: fx.GraphModule, kind: Kind, options: Options) -> None:
         self.kind, self.options = kind, options
@@ -73,9 +78,9 @@ class Executable:
                 run = self._renewed(given)
         try:
             return run(given)
-        except CannotRun as error:  # the values of this call, not the graph
+        except CannotRun as error:  # because of the values of this call
             return self._in_torch(error)(given)
-        except NoDeviceError:  # open sizes, with which values are larger than the device binds at once
+        except NoDeviceError:  # dynamic sizes, for which a value is larger than the device binds at once
             if self._open_parts > 1:
                 raise
         with self._lock:
@@ -85,14 +90,14 @@ class Executable:
         return run(given)
 
     def _in_torch(self, error: Exception) -> _Run:
-        """The graph operator by operator, in a call that a program cannot do."""
+        """Runs the graph operator by operator, for a call that the program does not support."""
         if self.options.fallback == "error":
             raise ValueError(f"The graph cannot run on the device: {error}.") from error
         warnings.warn(f"a graph runs in torch: {error}", UserWarning, stacklevel=3)
         return _InTorch(self._gm)
 
     def _renewed(self, given: Sequence[Any]) -> _Run:
-        """For the weights of a call."""
+        """The program for the weights of a call."""
         weights = [given[k] for k in self._weights]
         if not are_tracked(weights):
             self._weights, weights = [], []
@@ -131,12 +136,12 @@ class Executable:
         return _Run(prepared, program, sources, index, self.kind)
 
     def _forget(self) -> None:
-        """The weights are gone, and so is what was made of them."""
+        """Called when the weights are gone: drops the program made from them."""
         self._run = None
 
 
 class _Run:
-    """A program with torch's tensors around it."""
+    """A program, called with torch's tensors."""
 
     def __init__(
         self, prepared: Prepared, program: GraphProgram | None, sources: Sources, index: int, kind: Kind
@@ -146,7 +151,7 @@ class _Run:
         self._numbers = sources.function(prepared.numbers) if prepared.numbers else None
         self._inputs = [prepared.arguments[name] for name in program.inputs] if program is not None else []
         self._sizes = program.sizes(sources, prepared.module.ranges) if program is not None else None
-        self._copies: dict[int, torch.Tensor] = {}  # of weights, by position
+        self._copies: dict[int, torch.Tensor] = {}  # copies of weights, by position
         self._is_saved = [kind.saved is not None and k >= kind.saved for k in range(len(prepared.results))]
         self._to_host = [o.val.device.type == "cpu" for o in prepared.outputs]
 
@@ -155,7 +160,7 @@ class _Run:
         return any(a.position == position for a in self._inputs)
 
     def with_copies(self, weights: dict[int, torch.Tensor]) -> _Run:
-        """The same with new copies of these arguments on the device."""
+        """The same program with new copies of these arguments on the device."""
         made = copy(self)
         made._copies = self._copies | {k: on_device(t, None, self._index) for k, t in weights.items()}
         return made
@@ -191,7 +196,7 @@ class _Run:
                 results.append(numbers[r.value])
                 continue
             if r.source == "given":
-                kept = is_saved and not any(view.is_absolute for view in r.views)  # copies lie as they like
+                kept = is_saved and not any(view.is_absolute for view in r.views)  # copies have strides of their own
                 value = placed.get(r.value, given[r.value]) if kept else given[r.value]
                 if r.to_host and not is_saved:
                     value = _to_host(value)
@@ -212,7 +217,7 @@ class _Run:
 
 
 class _InTorch(_Run):
-    """A graph that cannot be compiled, operator by operator."""
+    """A graph that cannot be compiled, run operator by operator."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
         self._gm = gm
@@ -226,7 +231,7 @@ class _InTorch(_Run):
         return self
 
     def _call(self, given: Sequence[Any]) -> list[Any]:
-        # what another graph has saved for this one may be on the device, though torch believes it on the CPU
+        # a value that another graph saved for this one may be on the device, although torch believes it is on the CPU
         pairs = zip(given, self._from_host, strict=True)
         return list(self._gm(*(_to_host(x) if from_host else x for x, from_host in pairs)))
 
@@ -236,8 +241,9 @@ def _to_host(value: torch.Tensor) -> torch.Tensor:
 
 
 def _program(prepared: Prepared, options: Options, index: int, open_parts: int, given: Collection[str]) -> GraphProgram:
-    """For the device at hand; where that turns out to lack what the plan needs, with all plans. given: the sizes, by name, that a
-    call can tell."""
+    """The program for the given device; if the device proves to lack something the plan needs, one with all plans. given:
+    names of the sizes that a call can determine.
+    """
     kept = Storage(options.precision, options.precision)
     best = [replace(t, open_parts=open_parts) for t in targets(options.precision, index)]
     for chosen in (best, plans_for(options.precision)):
@@ -254,7 +260,7 @@ _warned: set[str] = set()
 
 
 def _warn(report: Report) -> None:
-    """Says once of every operator that it runs on the CPU."""
+    """Warns about operators that run on the CPU, once for each."""
     new = {
         o.operator: o.reason for o in report.on_cpu if o.reason not in ("", TOO_LITTLE) and o.operator not in _warned
     }

@@ -1,8 +1,9 @@
-"""AOTAutograd's graph as a module of the compiler, and what a call of it takes and gives.
+"""Turns AOTAutograd's graph into a module for the compiler, and describes the arguments and results of a call.
 
-Only what must be computed is left to the program. A result that is a view of an argument, or of another result, is made by the
-host from that, so that nothing is copied and strides are those that torch expects; tensors whose axes are permuted in memory
-(channels-last) enter and leave the program as they lie."""
+Only what must be computed becomes part of the program. A result that is a view of an argument, or of another result, is
+created by the host from that one, so that nothing is copied and strides are as torch expects. Tensors with permuted axes in
+memory (channels-last) enter and leave the program as they are.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument that the program may read: its position in the call; the order of its axes in memory (None: row-major)."""
+    """An argument that the program may read: its position in the call, and the order of its axes in memory (None:
+    row-major).
+    """
 
     position: int
     order: Order | None
@@ -37,7 +40,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that the program computes: sizes, dtype and device as torch has them; the order of its axes in memory."""
+    """A tensor that the program computes: torch's sizes, dtype and device, and the order of its axes in memory."""
 
     val: torch.Tensor
     order: Order | None
@@ -45,9 +48,12 @@ class Output:
 
 @dataclass(frozen=True)
 class Result:
-    """What a call gives, at its place: source "program" (an output of the program), "given" (an argument), "number" (computed
-    from sizes) or "fixed", by number or value; then views of it. to_host: an argument that torch takes for one of the CPU. What a
-    forward graph keeps for its backward graph lies on the device all the same."""
+    """A result of the call: its source, and the views of that to create.
+
+    source: "program" (an output of the program), "given" (an argument), "number" (computed from sizes) or "fixed". value:
+    its position among those, or the fixed value. to_host: an argument that torch takes for a CPU tensor. Results that a
+    forward graph saves for its backward graph are on the device in any case.
+    """
 
     source: str
     value: Any
@@ -57,19 +63,22 @@ class Result:
 
 @dataclass
 class Prepared:
-    """A module that the passes have been over, with what is around it."""
+    """A module after all passes, and what surrounds it."""
 
     module: Module
-    arguments: dict[str, Argument] = field(default_factory=dict)  # by the name that the program has for them
+    arguments: dict[str, Argument] = field(default_factory=dict)  # by their names in the program
     outputs: list[Output] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
-    numbers: list[Any] = field(default_factory=list)  # what "number" results and views at the end need
-    scalars: Scalars | None = None  # gives further arguments
+    numbers: list[Any] = field(default_factory=list)  # for "number" results and final views
+    scalars: Scalars | None = None  # computes further arguments
 
 
 def prepare(gm: fx.GraphModule, constants: Mapping[int, torch.Tensor], views: bool = True) -> Prepared:
-    """constants: values of arguments that are the same in every call, by position; views: leave views at the end to the host.
-    gm is left as it is."""
+    """Prepares a graph for the compiler, and leaves gm unchanged.
+
+    constants: values of arguments that are the same in every call, by position. views: whether to leave final views to the
+    host.
+    """
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -93,7 +102,7 @@ def prepare(gm: fx.GraphModule, constants: Mapping[int, torch.Tensor], views: bo
 
 
 def _ranges(placeholders: Sequence[fx.Node]) -> Mapping[Any, Any]:
-    """Bounds of the sizes, from the shape environment of any that is symbolic."""
+    """Bounds of the sizes, from the shape environment of any symbolic one."""
     for node in placeholders:
         val = node.meta.get("val")
         for size in val.shape if isinstance(val, torch.Tensor) else [val]:
@@ -104,7 +113,7 @@ def _ranges(placeholders: Sequence[fx.Node]) -> Mapping[Any, Any]:
 
 
 def _lift_attributes(module: Module, gm: fx.GraphModule) -> None:
-    """Tensors that are attributes of the graph's module become constants."""
+    """Makes constants of tensors that are attributes of the graph's module."""
     for node in list(module.graph.nodes):
         if node.op != "get_attr":
             continue
@@ -117,7 +126,7 @@ def _lift_attributes(module: Module, gm: fx.GraphModule) -> None:
 
 
 def _forget_devices(graph: fx.Graph) -> None:
-    """Operators that make tensors name torch's device; what they make here is the program's, or on the CPU."""
+    """Replaces the devices of operators that create tensors: here these belong to the program, or are on the CPU."""
     for node in graph.nodes:
         if node.kwargs.get("device") is not None:
             node.kwargs = {**node.kwargs, "device": torch.device("cpu")}
@@ -126,7 +135,9 @@ def _forget_devices(graph: fx.Graph) -> None:
 
 
 def _skip_doubles(graph: fx.Graph) -> None:
-    """A number that goes to float32 by way of float64 (torch does that with numbers made of sizes) goes there directly."""
+    """Converts numbers directly to float32 that would be converted to float64 first, as torch does with numbers computed
+    from sizes.
+    """
     for node in graph.nodes:
         source = node.args[0] if node.target is aten._to_copy.default else None
         if isinstance(source, fx.Node) and source.target is aten._to_copy.default and not node.meta["val"].dim():
@@ -136,14 +147,14 @@ def _skip_doubles(graph: fx.Graph) -> None:
 
 
 class _Results:
-    """Sorts what the graph returns."""
+    """Classifies the results of the graph."""
 
     def __init__(self, prepared: Prepared, placeholders: Sequence[fx.Node], views: bool) -> None:
         self.prepared, self.views = prepared, views
         self.position = {node: k for k, node in enumerate(placeholders)}
         self.sources = Sources(placeholders)
         self.made: dict[fx.Node, int] = {}
-        self.readers: Counter[fx.Node] = Counter()  # of memory: how many results lie there
+        self.readers: Counter[fx.Node] = Counter()  # the number of results that share the memory of a value
 
     def collect(self) -> None:
         output = next(n for n in self.prepared.module.graph.nodes if n.op == "output")
@@ -172,8 +183,10 @@ class _Results:
         return len(self.prepared.numbers) - 1
 
     def _unviewed(self, node: fx.Node) -> tuple[fx.Node, tuple[View, ...]]:
-        """What a result is made of by the host, and the views of it, first to last: where others read its memory, the tensor
-        that all of them are views of; else the smallest."""
+        """The value from which the host creates a result, and the views to apply, first to last.
+
+        If other results share its memory, that is their common base; otherwise the smallest value.
+        """
         root = root_of(node)
         is_shared = root in self.position or (self.readers[root] > 1 and _memory_order(root.meta["val"]) is not None)
         views: list[View] = []
@@ -198,8 +211,9 @@ class _Results:
 
 
 def _memory_order(val: torch.Tensor) -> Order | None:
-    """The order of the axes in memory, slowest first, of a tensor that is dense; None for others, and where sizes that depend
-    on data are in the way."""
+    """The order of the axes in memory, slowest first, of a dense tensor; None for others, and if data-dependent sizes leave
+    it open.
+    """
     sizes, strides = _hints(val.shape), _hints(val.stride())
     if sizes is None or strides is None:
         return None
@@ -226,7 +240,7 @@ def _permuted(module: Module, node: fx.Node, order: Sequence[int]) -> fx.Node:
 
 
 def _as_in_memory(module: Module, node: fx.Node) -> Order | None:
-    """Lets a placeholder have its axes in the order of memory."""
+    """Permutes a placeholder to the order of its axes in memory. Returns that order, or None if it is row-major already."""
     val = node.meta["val"]
     order = _memory_order(val) if isinstance(val, torch.Tensor) else None
     if order is None or order == tuple(range(val.dim())):

@@ -1,4 +1,4 @@
-"""A compiled graph on a device: one launch, or a script with operators of the CPU between launches."""
+"""A compiled graph on a device: a single launch, or a script with operators on the CPU between launches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def _forget(index: int) -> None:
 
 
 class GraphProgram:
-    """inputs: names of the tensors and numbers that a call takes; report: where its operators run."""
+    """A compiled graph, loaded on a device.
+
+    inputs: names of the tensors and numbers that a call takes. report: where its operators run.
+    """
 
     def __init__(self, data: bytes, index: int) -> None:
         self._data = data
@@ -56,7 +59,7 @@ class GraphProgram:
             interpreter = StreamInterpreter(native, description, operators, index)
             self.inputs = [spec.name for spec in interface.inputs]
             given = [name for name, source in script.symbols.items() if source == ["given"]]
-            self.symbols = [name for name in given if name not in RANDOM_KEY]  # which launches draw themselves
+            self.symbols = [name for name in given if name not in RANDOM_KEY]  # launches draw these themselves
             self._run: Run = lambda sizes, values: interpreter.run(
                 script, values, sizes=dict(zip(self.symbols, sizes, strict=True))
             )
@@ -68,18 +71,20 @@ class GraphProgram:
         self.symbols, self._run = call.sizes, call
 
     def sizes(self, sources: Sources, ranges: Mapping[Any, Any]) -> Sizes | None:
-        """A function from the arguments of the graph to the sizes that a call takes."""
+        """A function that computes the sizes of a call from the graph's arguments."""
         known = {s.name: s for s in ranges if isinstance(s, sympy.Symbol)}
         needed = [known[name] for name in self.symbols]
         return sources.function(needed) if needed else None
 
     def __call__(self, sizes: Sequence[int], values: list[Any]) -> list[Any]:
-        """Tensors of the device, row-major, and numbers in; tensors out, of the device or, in a script, of the CPU too."""
+        """Runs on row-major tensors on the device, and numbers. Returns tensors on the device or, for a script, possibly on
+        the CPU.
+        """
         if self._lost:
-            self._open()  # the device was lost, and is there again
+            self._open()  # the device was lost, and is available again
         return self._run(sizes, values)
 
 
 def load(data: bytes, index: int) -> GraphProgram:
-    """Raises NoDeviceError where the device does not meet the needs of any plan."""
+    """Loads a program. Raises NoDeviceError if the device satisfies no plan."""
     return GraphProgram(data, index)

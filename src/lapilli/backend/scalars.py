@@ -1,5 +1,7 @@
-"""Numbers that vary between calls: torch makes tensors float64[] of a function's floats, and computes with them. The host does
-that, in a few microseconds and without rounding; the program gets the results."""
+"""Computes numbers that vary between calls on the host. torch makes the floats of a function float64 scalars, and computes
+with them in the graph; the host does that in a few microseconds and without rounding, and passes the results to the
+program.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ Scalars = Callable[[Sequence[Any]], Sequence[torch.Tensor]]
 
 
 def take_out(graph: fx.Graph, placeholders: list[fx.Node], constants: Mapping[fx.Node, torch.Tensor]) -> Scalars | None:
-    """Moves calls on scalars in float64 out of a graph. Their results become new placeholders, which are appended to the list;
-    the function that is returned computes them from the arguments of the others. constants: the values of placeholders that
-    are no arguments."""
+    """Moves calls on float64 scalars out of a graph. Their results become new placeholders, which are appended to the list;
+    the returned function computes these from the other arguments. constants: values of placeholders that are not arguments.
+    """
     taken: dict[fx.Node, None] = {}
     for node in graph.nodes:
         if node.op == "placeholder" and _is_double(node):
@@ -64,14 +66,15 @@ def _single(host: fx.Graph, number: fx.Node) -> fx.Node:
 
 
 def _readers(node: fx.Node, taken: Mapping[fx.Node, None], narrow: bool) -> list[fx.Node]:
-    """The calls in the program that read a result in its own type, or (narrow) a number in float64 as float32: beside tensors
-    with axes that is the type in which PyTorch computes with it. Arguments in their own type stay where they are."""
+    """The calls in the program that read a result, either in its own type or (narrow) as float32: with a tensor that has
+    axes, PyTorch computes with a float64 scalar in that tensor's type. Arguments in their own type are left alone.
+    """
     found = [u for u in node.users if u not in taken and narrow == (_is_double(node) and _is_beside_a_tensor(u))]
     return found if narrow or node.op != "placeholder" else []
 
 
 def _is_beside_a_tensor(node: fx.Node) -> bool:
-    """Whether a call computes in the type of an operand with axes."""
+    """Whether a call computes in the type of an operand that has axes."""
     vals = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
     tensors = [v for v in vals if isinstance(v, torch.Tensor)]
     wide = any(v.dtype is torch.float64 and (v.dim() or v is vals[0]) for v in tensors)

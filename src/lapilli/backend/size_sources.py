@@ -1,4 +1,4 @@
-"""Numbers that a call computes from the sizes of its arguments: a Python function made from torch's expressions."""
+"""Computes numbers from the sizes of a call's arguments, by a Python function generated from torch's expressions."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from lapilli.runtime.sizes import function
 Sizes = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 _BUILTINS = {f.__name__: f for f in (abs, bool, float, int, max, min, pow, round)}
-"""What torch's printer of expressions names."""
+"""Names that occur in printed expressions."""
 
 
 def expression(value: Any) -> Any:
-    """A number of torch as sympy has it."""
+    """The sympy expression of a number."""
     return value.node.expr if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) else sympy.sympify(value)
 
 
 class Sources:
-    """Where the arguments of a call show the sizes."""
+    """Where the sizes of a call can be read from its arguments."""
 
     def __init__(self, placeholders: Sequence[fx.Node]) -> None:
         self.known: dict[str, str] = {}
@@ -39,16 +39,16 @@ class Sources:
             self.known[name] = f"({text} - ({offset})) // max({factor}, 1)"
 
     def _text(self, e: Any) -> str:
-        """Of an expression of sizes that are known."""
+        """The text of an expression over known sizes."""
         texts = {s: sympy.Symbol(f"({self.known[s.name]})") for s in e.free_symbols}
         return str(PythonPrinter().doprint(e.xreplace(texts)))
 
     def has(self, value: Any) -> bool:
-        """Whether a call can compute a value."""
+        """Whether a value can be computed from the arguments."""
         return all(s.name in self.known for s in expression(value).free_symbols)
 
     def function(self, values: Sequence[Any]) -> Sizes:
-        """A function from the arguments of a call to the values."""
+        """A function that computes the values from the arguments of a call."""
         expressions = [expression(v) for v in values]
         names = {s: f"v{k}" for k, s in enumerate(sorted(set().union(*(e.free_symbols for e in expressions)), key=str))}
         renamed = {s: sympy.Symbol(name, integer=True, nonnegative=True) for s, name in names.items()}
@@ -60,7 +60,7 @@ class Sources:
 
 
 def _shown(placeholders: Sequence[fx.Node]) -> Iterator[tuple[str, Any]]:
-    """Text that reads a size, a stride or an offset from the arguments `a`, and what it is."""
+    """Texts that read a size, a stride or an offset from the arguments `a`, and their expressions."""
     tensors = []
     for position, node in enumerate(placeholders):
         val = node.meta.get("val")

@@ -1,4 +1,4 @@
-"""Graphs of several segments: the interpreter of scripts, with values that stay on the device between segments there."""
+"""Graphs with several segments: an interpreter of scripts that leaves values on the device between segments on it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lapilli.runtime.interpreter import HostInterpreter
 
 
 class StreamInterpreter(HostInterpreter):
-    """Runs a script on tensors of the CPU and of a device; operators of the CPU get their operands there."""
+    """Runs a script on tensors on the CPU and a device; operators on the CPU get their operands copied there."""
 
     def __init__(
         self, native: NativeProgram, description: Description, operators: Mapping[str, Any], index: int

@@ -1,4 +1,4 @@
-"""AOTAutograd, with the operators that Lapilli has whole kept whole."""
+"""AOTAutograd, without decomposing composite operators that Lapilli implements directly."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ from lapilli.lower import registry
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Any]
 
 _FRESH = {torch.ops.aten.lift.default, torch.ops.aten.lift_fresh.default}
-"""What torch.tensor(...) in a graph ends with: the tracer makes a constant of it, unless it is decomposed before."""
+"""The operator that torch.tensor(...) ends with: the tracer makes it a constant, unless it is decomposed first."""
 
 
 def compile_graph(
     gm: fx.GraphModule, inputs: Sequence[Any], forward: Compiler, backward: Compiler, inference: Compiler
 ) -> Callable[..., Any]:
-    """What torch.compile asks of a backend. Which of the compilers gets a graph depends on whether gradients are recorded.
+    """The function that torch.compile expects from a backend. Which of the compilers gets a graph depends on whether it
+    records gradients.
 
-    Without gradients, composite operators (linear, attention, norms) are kept; with them, torch's formulas are of the smaller
-    operators that composite ones are made of, and attention is matrix products and a softmax."""
+    Without gradients, composite operators (linear, attention, norms) are kept. With them, torch's derivatives are those of
+    the operators that composite ones consist of, and attention becomes matrix products and a softmax.
+    """
     backend: Callable[..., Callable[..., Any]] = aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
@@ -53,8 +55,9 @@ def _records_gradients(inputs: Sequence[Any]) -> bool:
 
 
 def _transforms(gm: fx.GraphModule) -> bool:
-    """Whether a graph differentiates or maps by itself, by torch.func or by autograd: a composite operator that is kept whole
-    has neither formula."""
+    """Whether a graph itself differentiates or vectorizes, by torch.func or autograd: for that, composite operators need to
+    be decomposed.
+    """
     modules = [m for m in gm.modules() if isinstance(m, fx.GraphModule)]
     return any(
         getattr(n.target, "__module__", None) in _TRANSFORMS or n.target in _TRANSFORMS
@@ -65,14 +68,16 @@ def _transforms(gm: fx.GraphModule) -> bool:
 
 
 _TRANSFORMS = {"torch._functorch.predispatch", "torch._C._functorch", torch.autograd.grad, "requires_grad_", "backward"}
-"""Modules of functions, functions, methods."""
+"""Modules of functions that differentiate or vectorize, such functions, and such methods."""
 
 
 class _Catching(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps what an operator raises that the autograd engine calls, and gives PyTorch something that is no tensor instead.
+    """Stores an exception raised by an operator that the autograd engine calls, and returns an object that is no tensor
+    instead.
 
-    The engine takes an exception of C++ well, but not one of Python that is still under way: it leaves the guard of a device's
-    stream on its way out, which asks Python for the type of the device; that fails, and std::terminate ends the process."""
+    The engine handles C++ exceptions, but not a pending Python exception: while it unwinds, it leaves the guard of a
+    device's stream, which asks Python for the device's type. That fails, and std::terminate ends the process.
+    """
 
     supports_higher_order_operators = True
 
@@ -96,7 +101,7 @@ class _Catching(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _errors_in_backward() -> Iterator[None]:
-    """While a backward pass is traced, what its operators raise arrives as it was raised."""
+    """A context in which exceptions raised by operators in a traced backward pass arrive unchanged."""
     catching = _Catching()
     try:
         with catching:
@@ -116,13 +121,14 @@ def _whole_operators() -> Iterator[None]:
 
 @contextmanager
 def _whole_interpolation() -> Iterator[None]:
-    """With the formulas of PyTorch's C++ for the gradients of interpolation: those in Python take it apart into small operators,
-    which compute places in float32, and scatter gradients."""
+    """A context in which gradients of interpolation are single operators, as in PyTorch's C++. Its Python decompositions
+    consist of small operators, which compute coordinates in float32 and scatter gradients.
+    """
     taken = [(o, dict(o.py_kernels)) for o in _interpolation()]
     try:
         for o, kernels in taken:
             for key in kernels.keys() & {DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd}:
-                if o._overloadname == "vec":  # PyTorch's C++ takes no open sizes here
+                if o._overloadname == "vec":  # PyTorch's C++ takes no dynamic sizes here
                     o.py_kernels[key] = _with_sizes(o, kernels[key])
                 else:
                     del o.py_kernels[key]
@@ -135,8 +141,9 @@ def _whole_interpolation() -> Iterator[None]:
 
 
 def _with_sizes(vec: Any, formula: Callable[..., Any]) -> Callable[..., Any]:
-    """upsample_*.vec by the overload that is given the sizes of the result. formula: PyTorch's own, for images without elements, of
-    which that overload cannot say the shape."""
+    """upsample_*.vec as the overload that takes the sizes of the result. formula: PyTorch's own, for images without
+    elements, whose shape that overload cannot compute.
+    """
 
     def call(x: torch.Tensor, output_size: Any, *options: Any, scale_factors: Any = None) -> Any:
         if any(isinstance(n, int) and n == 0 for n in x.shape):
@@ -150,7 +157,7 @@ def _with_sizes(vec: Any, formula: Callable[..., Any]) -> Callable[..., Any]:
 
 @lru_cache(maxsize=1)
 def _interpolation() -> tuple[Any, ...]:
-    """Overloads that PyTorch differentiates by a formula in Python, and Lapilli by one of its own."""
+    """Overloads that PyTorch differentiates by a Python formula, but Lapilli by an operator of its own."""
     packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if "upsample_" in name]
     overloads = [getattr(p, name) for p in packets if hasattr(p, "overloads") for name in p.overloads()]
     return tuple(o for o in overloads if DispatchKey.Autograd in o.py_kernels and registry.is_supported(o))

@@ -1,7 +1,8 @@
-"""Results of a graph that are views: what they are views of, and how the host makes them again.
+"""Results of a graph that are views: their bases, and how the host creates them again.
 
-PyTorch gives a result that is a view of an argument, or of another result, the memory of that, by the sizes, strides and offset
-of what the graph returned. So a view must be made as PyTorch makes it, wherever it begins."""
+PyTorch gives a result that is a view of an argument, or of another result, that memory with the sizes, strides and offset
+of the tensor that the graph returned. A view must therefore be created exactly as PyTorch does, wherever it begins.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +20,21 @@ from lapilli.graph.aliasing import WHOLE_VIEWS, is_view
 aten = torch.ops.aten
 
 _ABSOLUTE = {aten.as_strided.default}
-"""Views that count from the beginning of the memory, whatever part of it they are given."""
+"""Views whose offset is relative to the beginning of the memory, whichever part of it the operand is."""
 
 
 @dataclass(frozen=True)
 class NumberArgument:
-    """A number that differs from call to call: the place of its value among the numbers of a call."""
+    """A number that differs from call to call: its position among the numbers of a call."""
 
     place: int
 
 
 @dataclass(frozen=True)
 class View:
-    """One view operator, with its arguments behind the tensor; element: of those that give several views, which one."""
+    """A view operator, with its arguments after the tensor. element: which one, of an operator that returns
+    several views.
+    """
 
     target: Any
     args: tuple[Any, ...]
@@ -52,7 +55,7 @@ class View:
 
 
 def base_of(node: fx.Node) -> fx.Node | None:
-    """What a call's result is a view of."""
+    """The tensor that a call's result is a view of."""
     target, source = node.target, node.args[0] if node.args else None
     if target is operator.getitem and isinstance(source, fx.Node) and is_view(source.target):
         source = source.args[0]
@@ -62,19 +65,19 @@ def base_of(node: fx.Node) -> fx.Node | None:
 
 
 def is_whole(node: fx.Node) -> bool:
-    """Whether a view has all elements of what it is a view of."""
+    """Whether a view has all elements of its base."""
     return node.target in WHOLE_VIEWS
 
 
 def root_of(node: fx.Node) -> fx.Node:
-    """What a value is a view of in the end."""
+    """The tensor at the root of a chain of views."""
     while (base := base_of(node)) is not None:
         node = base
     return node
 
 
 def view_of(node: fx.Node, number: Callable[[Any], int]) -> View:
-    """The view that a call makes; `number` gives a value that differs from call to call its place."""
+    """The view that a call creates. number: returns the position of a value that differs from call to call."""
 
     def given(leaf: Any) -> Any:
         value = leaf.meta["val"] if isinstance(leaf, fx.Node) else leaf
@@ -87,7 +90,7 @@ def view_of(node: fx.Node, number: Callable[[Any], int]) -> View:
     is_reshape = call.target in (
         aten.view.default,
         aten._unsafe_view.default,
-    )  # of what may lie otherwise than was traced
+    )  # the operand's strides may differ from those traced
     target = aten.reshape.default if is_reshape else call.target
     args, kwargs = tree_map(given, (tuple(call.args[1:]), dict(call.kwargs)))
     is_fixed = not any(isinstance(x, NumberArgument) for x in tree_leaves((args, kwargs)))

@@ -1,4 +1,4 @@
-"""Whether weights are what they were."""
+"""Detects changes of weights."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Snapshot:
-    """Remembers tensors by identity, version and place in memory, without keeping them alive.
+    """Remembers tensors by identity, version and address, without keeping them alive.
 
-    What is written to a tensor's memory behind torch's back (through `tensor.data`, or a NumPy view) has no version. Of tensors
-    on the CPU some elements are compared too, so that a change of all of a tensor's elements is seen."""
+    Writes to a tensor's memory that bypass torch (through `tensor.data`, or a NumPy view) do not change its version. For
+    tensors on the CPU, some elements are compared as well, which detects a change of all elements.
+    """
 
     def __init__(self, tensors: Sequence[torch.Tensor], on_death: Callable[[], None]) -> None:
         self._references = [weakref.ref(t, lambda _: self._die()) for t in tensors]
         self._versions = list(map(_version, tensors))
-        self._storages = [t.untyped_storage() for t in tensors]  # held: no other memory can take their place
+        self._storages = [
+            t.untyped_storage() for t in tensors
+        ]  # kept alive, so that no other memory gets their address
         self._places = _places(tensors)
         self._samples = [s for s in map(_sample, tensors) if s is not None]
         self._values = _values(self._samples)
         self._on_death = on_death
 
     def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these are the tensors, unchanged."""
+        """Whether these are the same tensors, unchanged."""
         return (
             list(map(_version, tensors)) == self._versions
             and _places(tensors) == self._places
@@ -38,7 +41,7 @@ class Snapshot:
         )
 
     def changed(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """Numbers of the tensors that are others, or changed; all where that cannot be told."""
+        """Positions of tensors that were replaced or changed; all of them if that is unknown."""
         now = zip(map(_version, tensors), _places(tensors), self._references, tensors, strict=True)
         then = zip(self._versions, self._places, strict=True)
         found = [
@@ -54,7 +57,7 @@ class Snapshot:
 
 
 def are_tracked(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether changes of all tensors can be seen: tensors made in inference mode have no version."""
+    """Whether changes of all tensors can be detected: tensors created in inference mode have no version."""
     return not any(t.is_inference() for t in tensors)
 
 
@@ -63,13 +66,13 @@ _address = operator.attrgetter("_cdata")
 
 
 def _places(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """Where tensors lie: addresses, which tensors of the device do not have, or those of their storages."""
+    """Addresses of tensors, or of their storages for tensors on the device, which have no address."""
     places = list(map(torch._C.TensorBase.data_ptr, tensors))
     return places if all(places) else list(map(_address, map(torch._C.TensorBase.untyped_storage, tensors)))
 
 
 def _sample(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Bits of elements spread over a tensor's memory, as a view of it."""
+    """The bits of some elements, spread over a tensor's memory, as a view of it."""
     if not tensor.is_cpu or not tensor.numel() or not tensor.is_contiguous() or tensor.itemsize not in _BITS:
         return None
     flat = tensor.detach().view(-1).view(_BITS[tensor.itemsize])

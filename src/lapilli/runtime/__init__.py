@@ -1,1 +1,1 @@
-"""The program as people use it: load, run, ask for devices. Needs NumPy and cffi, and torch only for its tensors."""
+"""The user's side of a program: loads it, runs it, lists devices. Needs NumPy and cffi, and torch only for its tensors."""

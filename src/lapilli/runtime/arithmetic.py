@@ -12,11 +12,11 @@ from lapilli.runtime.sizes import OPERATIONS
 
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 NEARLY_32_BITS = 2**31 - 2**20
-"""Magnitudes of integers to which a small number may be added in 32 bits."""
+"""A limit for magnitudes of integers that leaves room to add a small number within 32 bits."""
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """Refuses what could not be a number of 64 bits before it is computed."""
+    """Rejects powers that exceed 64 bits before computing them."""
     whole = isinstance(base, int) and isinstance(exponent, int)
     if whole and exponent > 0 and exponent * (abs(int(base)).bit_length() - 1) > 64:
         raise OverflowError("the power of integers does not fit into 64 bits")
@@ -33,11 +33,11 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], int, int]] = {
 }  # fmt: skip
 
 NUMBERS: dict[str, tuple[int, int]] = {name: (least, most) for name, (_, least, most) in _FUNCTIONS.items()}
-"""Functions of numbers that a model computes on the host, by name: how many arguments they take, at least and at most."""
+"""Functions of numbers that a model computes on the host, by name, with the least and the largest number of arguments."""
 
 
 def size(operation: str, a: int, b: int) -> int:
-    """An operation of a TREE. Raises InvalidInputError where there is no result of 64 bits."""
+    """The value of an operation of a TREE. Raises InvalidInputError if there is no 64-bit result."""
     try:
         return int(bounded(OPERATIONS[operation](a, b)))
     except ArithmeticError as error:
@@ -45,7 +45,7 @@ def size(operation: str, a: int, b: int) -> int:
 
 
 def number(function: str, arguments: list[Any]) -> Any:
-    """A function of numbers. Raises InvalidInputError where there is no result, or none of 64 bits."""
+    """The value of a function of numbers. Raises InvalidInputError if there is no result, or none within 64 bits."""
     try:
         return bounded(_FUNCTIONS[function][0](*arguments))
     except (ArithmeticError, ValueError, TypeError) as error:
@@ -54,7 +54,7 @@ def number(function: str, arguments: list[Any]) -> Any:
 
 
 def bounded(value: Any) -> Any:
-    """A number as it is. Raises OverflowError for an integer beyond 64 bits, TypeError for what is no number."""
+    """The number itself. Raises OverflowError for an integer beyond 64 bits, and TypeError for anything but a number."""
     if isinstance(value, int) and not INT_MIN <= value <= INT_MAX:
         raise OverflowError("the integer does not fit into 64 bits")
     if not isinstance(value, int | float | complex):

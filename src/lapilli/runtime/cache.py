@@ -1,9 +1,11 @@
-"""Caches on disk: kernels, eager programs, optimized modules. What lies there is run as it is, so only files of ours are taken.
+"""Caches on disk: kernels, eager programs, optimized modules. Their content is executed without further checks, so that
+only files of this user are trusted.
 
-A folder is this user's alone (0700, files 0600). A file that is another user's, that others may write, or that is a link is not
-read. An entry begins with a digest of its name and content, so a damaged one is not taken either. Entries appear whole or not at
-all, so several processes may share a folder. A cache that cannot be written is no error: a warning says so once, and everything is
-compiled anew. What was not used for longest goes when a cache is larger than it should be."""
+A folder is private (0700, files 0600). A file is not read if it is another user's, writable by others, or a link. An entry
+begins with a digest of its name and content, which detects damage. Entries are written atomically, so that several
+processes may share a folder. A cache that cannot be written is not an error: a warning says so once, and everything is
+compiled again. If a cache exceeds its size, the least recently used entries are removed.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,17 @@ _DAY = 86400.0
 
 
 def base() -> Path:
-    """$LAPILLI_CACHE_DIR, else the user's cache folder."""
+    """$LAPILLI_CACHE_DIR, or by default the user's cache folder."""
     given = os.environ.get("LAPILLI_CACHE_DIR")
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lapilli"
 
 
 class Cache:
-    """One folder of the cache. most: bytes that it may hold."""
+    """One folder of the cache. most: the number of bytes that it may hold."""
 
     def __init__(self, name: str, most: int) -> None:
         self.name, self.most = name, most
-        self._unseen: int | None = None  # bytes written since the folder was looked through; None: not yet
+        self._unseen: int | None = None  # bytes written since the folder was last scanned; None: never
         self._lock = threading.Lock()
 
     @property
@@ -41,7 +43,7 @@ class Cache:
         return base() / self.name
 
     def read(self, key: str) -> bytes | None:
-        """What `write` wrote; None when it is not there, damaged, or not this user's."""
+        """The content passed to `write`; None if it is missing, damaged, or not this user's."""
         try:
             if not _is_private(self.folder):
                 return None
@@ -52,11 +54,11 @@ class Cache:
         return content if _digest(key, content) == entry[:_DIGEST] else None
 
     def write(self, key: str, content: bytes) -> None:
-        """Appears whole or not at all."""
+        """Writes an entry atomically."""
         self._store(key, (_digest(key, content), content))
 
     def file(self, key: str) -> Path | None:
-        """The path of what `keep` wrote, for files that carry a checksum of their own; None as for `read`."""
+        """The path of a file written by `keep`, for files with a checksum of their own; None as for `read`."""
         path = self.folder / key
         try:
             if not _is_private(self.folder):
@@ -67,12 +69,12 @@ class Cache:
         return path
 
     def keep(self, key: str, content: bytes) -> Path | None:
-        """Writes a file as it is. None where that is not possible."""
+        """Writes a file as it is. Returns its path, or None if that fails."""
         self._store(key, (content,))
         return self.file(key)
 
     def trim(self) -> None:
-        """Removes what was not used for longest until the rest fits, and what writers that were killed have left."""
+        """Removes the least recently used files until the others fit, and temporary files of writers that were killed."""
         found = []
         with suppress(OSError), os.scandir(self.folder) as entries:
             for entry in entries:
@@ -82,7 +84,7 @@ class Cache:
                     continue
                 if not stat.S_ISREG(info.st_mode):
                     continue
-                if entry.name.startswith("."):  # of `replace`
+                if entry.name.startswith("."):  # a temporary file of `replace`
                     if time.time() - info.st_mtime > _DAY:
                         _remove(entry.path)
                 else:
@@ -114,7 +116,7 @@ _warned = False
 
 
 def _warn(folder: Path, error: OSError) -> None:
-    """That nothing is kept; once in a process."""
+    """Warns, once per process, that nothing is cached."""
     global _warned
     if _warned:
         return
@@ -132,7 +134,7 @@ def _digest(key: str, content: bytes) -> bytes:
 
 
 def _is_ours(info: os.stat_result) -> bool:
-    """Whether nobody else can have written it. (Windows keeps the user's folders apart itself.)"""
+    """Whether nobody else can have written it. (Windows separates the users' folders itself.)"""
     return not hasattr(os, "geteuid") or (info.st_uid == os.geteuid() and not info.st_mode & 0o022)
 
 
@@ -142,7 +144,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def _make_private(folder: Path) -> None:
-    """Raises OSError where the folder is not ours alone and cannot become it."""
+    """Raises OSError if the folder is not private and cannot be made so."""
     if not folder.parent.exists():
         folder.parent.parent.mkdir(parents=True, exist_ok=True)
         folder.parent.mkdir(mode=0o700, exist_ok=True)
@@ -150,13 +152,13 @@ def _make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700)
     info = os.lstat(folder)
     if hasattr(os, "geteuid") and stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and info.st_mode & 0o077:
-        os.chmod(folder, 0o700)  # of an earlier version, or of a generous umask
+        os.chmod(folder, 0o700)  # created by an earlier version, or with a permissive umask
     if not _is_private(folder):
         raise PermissionError(f"{folder} is not this user's alone")
 
 
 def _open(path: Path) -> int:
-    """Raises OSError for what is no plain file of ours."""
+    """Opens a file. Raises OSError unless it is a regular file of this user."""
     extra = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     handle = os.open(path, os.O_RDONLY | extra)
     try:

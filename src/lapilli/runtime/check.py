@@ -1,7 +1,8 @@
-"""Whether a script says what can be run: before any of it is, and without believing the file anything.
+"""Checks whether a script is safe and possible to run, before any of it runs. Nothing in the file is trusted.
 
-Every value is known before it is read, every index is that of a method or constant that there is, every operator is permitted,
-named in the file's `host_operators`, and gets arguments of the types in its schema."""
+Every value must be defined before it is read, every index must be that of an existing method or constant, and every
+operator must be permitted, listed in the file's `host_operators`, and get arguments of the types in its schema.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from lapilli.runtime.host_script import Call, HostScript, Json, damaged
 from lapilli.runtime.sizes import OPERATIONS
 
 MOST_CALLS = 200_000
-"""Calls of one script, those of branches and bodies included."""
+"""The most calls in one script, including those in branches and bodies."""
 
 _DEEPEST_ARGUMENT = 8
 _DEEPEST_TREE = 200
@@ -31,11 +32,12 @@ def admit(
     permission: host.Permission,
     given: bool = False,
 ) -> dict[str, Any] | None:
-    """The operators that the scripts of a file may call, by name, after all that the scripts say was checked; None where they
-    call some and torch is not installed (then a run says so). methods: script, inputs, number of outputs;
-    given: whether runs are given sizes.
+    """The operators that the scripts of a file may call, by name, after everything in the scripts is checked. None if they
+    call some and torch is not installed (a run then says so).
 
-    Raises InvalidFileError where a script is damaged, or names an operator that it may not."""
+    methods: script, inputs, and number of outputs of each. given: whether runs are given sizes. Raises InvalidFileError if
+    a script is damaged, or names an operator that it may not call.
+    """
     named = dict.fromkeys(name for script, _, _ in methods for name in script.operators())
     for name in named:
         if name not in description.host_operators:
@@ -60,10 +62,11 @@ def check_script(
     script: HostScript, inputs: Sequence[TensorSpec], outputs: int, description: Description,
     overloads: Mapping[str, Any] | None, permission: host.Permission, given: bool = False,
 ) -> None:  # fmt: skip
-    """overloads: the operators that the script may call, by name; None: unknown, for there is no torch. given: whether runs are
-    given sizes.
+    """Checks one script.
 
-    Raises InvalidFileError where the script cannot be run."""
+    overloads: the operators that it may call, by name; None if they are unknown, because torch is missing. given: whether
+    runs are given sizes. Raises InvalidFileError if the script cannot be run.
+    """
     if sum(1 for _ in script.walk()) > MOST_CALLS:
         raise damaged(f"it makes more than {MOST_CALLS} calls")
     if len(script.inputs) != len(inputs) or len(script.outputs) != outputs:
@@ -78,11 +81,11 @@ def check_script(
 
 @dataclass
 class _Scope:
-    """What is known at a place of a script."""
+    """The values and sizes that are known at a point in a script."""
 
     script: HostScript
     kinds: dict[str, Kind] = field(default_factory=dict)
-    symbols: dict[str, int] = field(default_factory=dict)  # those that have been checked, and how deep they are nested
+    symbols: dict[str, int] = field(default_factory=dict)  # those already checked, and their nesting depth
 
 
 class _Check:
@@ -231,7 +234,7 @@ class _Check:
 
     def _while(self, call: Call, scope: _Scope) -> list[Kind]:
         carried, fixed = (self._list(a, scope) for a in self._counted(call, 2))
-        carried = ["any"] * len(carried)  # what the body gives need not be what it was given first
+        carried = ["any"] * len(carried)  # the body's results may differ from its first operands
         if len(self.script(call.scripts[0], [*carried, *fixed])) != 1:
             raise damaged("the condition of a while gives no single value")
         if len(self.script(call.scripts[1], [*carried, *fixed])) != len(carried):
@@ -255,7 +258,7 @@ class _Check:
 
     # -- arguments
     def _list(self, node: Json, scope: _Scope) -> list[Kind]:
-        """Operands of control flow."""
+        """The kinds of the operands of control flow."""
         if not isinstance(node, list):
             raise damaged(f"{str(node)[:80]!r} is no list of operands")
         return [self._plain(part, scope) for part in node]
@@ -298,7 +301,7 @@ class _Check:
         return scope.kinds[name]
 
     def _tree(self, tree: Json, scope: _Scope, depth: int = 0) -> int:
-        """How deep a size is nested, with the sizes that it is computed from."""
+        """The nesting depth of a size, including the sizes from which it is computed."""
         if isinstance(tree, str):
             return self._symbol(tree, scope, depth)
         if type(tree) is int:

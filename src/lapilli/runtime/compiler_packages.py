@@ -1,4 +1,4 @@
-"""Whether models can be compiled here."""
+"""Checks whether the compiler's packages are installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def missing_packages() -> list[str]:
 
 
 def require_compiler() -> None:
-    """Raises CompileError that says what to install, where a package that the compiler needs is missing."""
+    """Raises CompileError, which says what to install, if a package that the compiler needs is missing."""
     missing = missing_packages()
     if missing:
         raise CompileError(

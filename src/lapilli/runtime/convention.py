@@ -1,4 +1,4 @@
-"""Values of a call: from what the model is given to what runs, and from what comes out to what the model returns."""
+"""Converts values of a call: the caller's arguments to the program's inputs, and its outputs to the model's results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Convention:
         self.outputs = tensors.channels_first(interface.outputs, self.structure.outputs_last)
 
     def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], list[Any], bool]:
-        """The tensors of a call, the values that run, and whether any is torch's. Raises InvalidInputError."""
+        """The tensors of a call, the values to run with, and whether any tensor is torch's. Raises InvalidInputError."""
         leaves = self.structure.flatten_call(args, kwargs)
         values, torch = self.values(leaves)
         for number in self.structure.updates:
@@ -41,9 +41,11 @@ class Convention:
         return leaves, values, torch
 
     def values(self, leaves: Sequence[Any], bits: bool = False) -> tuple[list[Any], bool]:
-        """The values that run, of the flat list of inputs, and whether any was torch's. bits: bfloat16 as uint16.
+        """The values to run with, given the flat list of inputs, and whether any tensor is torch's. bits: bfloat16 as
+        uint16.
 
-        Raises InvalidInputError where one does not fit."""
+        Raises InvalidInputError if one does not fit.
+        """
         specs = self.interface.inputs
         if self.structure.inputs_last and len(leaves) == len(specs):
             leaves = tensors.permuted(leaves, self.structure.inputs_last, self.inputs)
@@ -61,7 +63,7 @@ class Convention:
         return values, torch
 
     def results(self, outputs: list[Any], torch: bool, bits: bool = False) -> list[Any]:
-        """The flat list of outputs, as torch's tensors or NumPy's arrays."""
+        """The flat list of outputs, as torch tensors or NumPy arrays."""
         if self.interface.script is None:
             values = tensors.from_arrays(outputs, self.outputs, torch, bits)
         else:
@@ -71,11 +73,11 @@ class Convention:
         return values
 
     def wrap(self, outputs: list[Any], torch: bool) -> Any:
-        """The model's output around output values."""
+        """The model's result, made of output values."""
         return self.structure.unflatten_outputs(self.results(outputs, torch))
 
     def update(self, leaves: Sequence[Any], outputs: Sequence[Any], torch: bool) -> None:
-        """Gives the inputs that the model changes their new values, which are the last outputs."""
+        """Writes the new values of inputs that the model changes, which are the last outputs."""
         numbers = self.structure.updates
         if numbers:
             new = self.results(list(outputs), torch)[-len(numbers) :]
@@ -84,7 +86,7 @@ class Convention:
 
 
 def _converted(value: Any, spec: TensorSpec, torch: bool, bits: bool) -> Any:
-    """A value of a script as the caller wants it."""
+    """A value of a script in the form that the caller wants."""
     if spec.dtype in ("int", "float", "bool") and not hasattr(value, "dtype"):
         return value
     if torch and isinstance(value, sys.modules["torch"].Tensor):

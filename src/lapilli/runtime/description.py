@@ -1,4 +1,4 @@
-"""What is in a program file: methods, plans, kernels, constants, memory plan. Needs the player, but no device."""
+"""The content of a program file: methods, plans, kernels, constants, memory plan. Needs the player, but no device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lapilli.runtime.files import named
 from lapilli.runtime.limits import load_json
 
 INTERNAL = "lapilli."
-"""Metadata whose names begin so is the compiler's own."""
+"""The prefix of the compiler's own metadata."""
 
 RANDOM_STATE = "lapilli.random"
 """The state of programs that draw random numbers: two int32, the number of the run and a seed."""
@@ -26,13 +26,14 @@ RANDOM_STATE = "lapilli.random"
 SCHEDULE_KEY = INTERNAL + "schedule"
 
 Size = int | str
-"""A number, or an expression over the dynamic sizes as text: `N`, `(N * 49)`."""
+"""A number, or an expression over the dynamic sizes as text, such as `N` or `(N * 49)`."""
 
 
 @dataclass(frozen=True)
 class SymbolSpec:
-    """A dynamic size, from `min` to `max` (None: no bound): axis `axis` of input `input` has size factor * symbol + offset; or it
-    is `given` to every run, and no input shows it."""
+    """A dynamic size, from `min` to `max` (None: no bound). Axis `axis` of input `input` has size factor * symbol + offset;
+    or no input shows it, and it is `given` with every run.
+    """
 
     name: str
     min: int
@@ -59,7 +60,7 @@ class TensorSpec:
         return f"{self.name!r}: {self.dtype}[{', '.join(sizes)}]"
 
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The dtype for NumPy arrays. Raises InvalidInputError for bfloat16, unless ml_dtypes has brought it."""
+        """The dtype of NumPy arrays. Raises InvalidInputError for bfloat16 unless ml_dtypes is loaded."""
         try:
             return np.dtype(self.dtype)
         except TypeError:
@@ -69,9 +70,9 @@ class TensorSpec:
             raise InvalidInputError(message) from None
 
     def least_shape(self) -> tuple[int, ...]:
-        """The shape with every dynamic size at its least value, but at least 1.
+        """The shape with the smallest value of every dynamic size, but at least 1.
 
-        Raises InvalidInputError where a size is computed from dynamic ones.
+        Raises InvalidInputError if a size is computed from dynamic ones.
         """
         values = {symbol.name: max(1, symbol.min) for symbol in self.symbols}
         sizes = [size if isinstance(size, int) else values.get(size) for size in self.shape]
@@ -82,7 +83,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ConstantSpec:
-    """A weight in the file; `offset` is its place in the data section."""
+    """A weight in the file; `offset` is its position in the data section."""
 
     name: str
     dtype: str
@@ -93,7 +94,7 @@ class ConstantSpec:
 
 @dataclass(frozen=True)
 class StateSpec(TensorSpec):
-    """A tensor that stays on the device from run to run; `constant` is the one that it begins as (None: zeros)."""
+    """A tensor that stays on the device from run to run; `constant` is its initial value (None: zeros)."""
 
     size: int = 0
     constant: int | None = None
@@ -101,7 +102,7 @@ class StateSpec(TensorSpec):
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """Code, in the format `spirv`, and what it needs."""
+    """Code, in the format `spirv`, and the features that it needs."""
 
     name: str
     format: str
@@ -115,7 +116,7 @@ class KernelSpec:
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """A buffer of a plan; `first` and `last` are the run commands between which an arena buffer lives."""
+    """A buffer of a plan; `first` and `last` are the run commands between which an arena buffer is alive."""
 
     kind: str
     name: str
@@ -126,7 +127,7 @@ class BufferSpec:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One kernel launch; `groups` are its work groups, `label` the operators it computes."""
+    """One kernel launch; `groups` are its work groups, `label` the operators that it computes."""
 
     label: str
     kernel: str
@@ -150,8 +151,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A function of the program; `checks`: operators whose int64 results every run looks at; `integer_limit`: of the magnitudes
-    of int64 inputs, 0 for what 32 bits hold."""
+    """A function of the program. checks: operators whose int64 results every run checks. integer_limit: the limit for
+    magnitudes of int64 inputs, 0 for any 32-bit integers.
+    """
 
     name: str
     symbols: tuple[SymbolSpec, ...]
@@ -163,13 +165,14 @@ class MethodSpec:
 
     @property
     def given(self) -> list[str]:
-        """The symbols whose values every run is given."""
+        """The symbols whose values are given with every run."""
         return [s.name for s in self.symbols if s.given]
 
     def symbol_values(self, inputs: Sequence[Any], sizes: Mapping[str, int] | None = None) -> tuple[int, ...]:
-        """The dynamic sizes that inputs have. sizes: those that are given.
+        """The dynamic sizes of inputs. sizes: the values that are given.
 
-        Raises InvalidInputError where one is missing."""
+        Raises InvalidInputError if one is missing.
+        """
         known = sizes or {}
         missing = [name for name in self.given if name not in known]
         if missing:
@@ -181,7 +184,7 @@ class MethodSpec:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a buffer of a plan lies: which block of the arena, offset and size in bytes."""
+    """The memory of a buffer of a plan: the block of the arena, offset and size in bytes."""
 
     buffer: int
     block: int
@@ -191,7 +194,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of a dispatch for given sizes."""
+    """The work of a dispatch for given sizes."""
 
     groups: tuple[int, ...]
     flops: int
@@ -200,7 +203,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of a plan's arena for given sizes; `total`: without sharing; `lower_bound`: the most alive at once."""
+    """The size of a plan's arena, in bytes, for given sizes. total: without sharing. lower_bound: the most that is alive at
+    once.
+    """
 
     arena: int
     total: int
@@ -226,8 +231,8 @@ class Description:
     def of(
         source: str | PathLike[str] | bytes, *, verify: bool = True, limits: player.NativeLimits | None = None
     ) -> Description:
-        """Describes a file (path) or the bytes of one; `verify` also checks its checksum; `limits`: what the
-        file may cost.
+        """Describes a file (by path) or its bytes. verify: whether to check the checksum, too. limits: bounds on the file's
+        resources.
 
         Raises ReadError, InvalidFileError.
         """
@@ -272,7 +277,9 @@ class Description:
         return values
 
     def reasons(self, plan: Plan) -> tuple[str, ...]:
-        """Why the result of every run command has memory of its own, in the compiler's words; empty if it left none."""
+        """The reason, in the compiler's words, why the result of each run command has memory of its own; empty if the
+        compiler left none.
+        """
         decisions = load_json(self.metadata.get(SCHEDULE_KEY, "{}"), "The reasons in the program's metadata")
         found = decisions.get(plan.name) if isinstance(decisions, dict) else None
         reasons = found.get("run") if isinstance(found, dict) else None
@@ -280,7 +287,7 @@ class Description:
         return tuple(reasons) if good and reasons else ("",) * len(plan.run)
 
     def memory(self, plan: Plan, symbols: Sequence[int], method: int = 0) -> MemoryPlan:
-        """The memory plan for values of the method's symbols, and the work of every run command."""
+        """The memory plan for the given values of the method's symbols, and the work of every run command."""
         node = player.plan_memory(self.source, method=method, plan=plan.index, symbols=symbols, verify=False)
         return MemoryPlan(
             node["arena"],

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Reads files, and writes them atomically."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lapilli.errors import InvalidFileError, ReadError
 
 @contextmanager
 def named(source: object) -> Iterator[None]:
-    """Puts the path before what is wrong with the file."""
+    """Adds the path to errors in the block."""
     try:
         yield
     except InvalidFileError as error:
@@ -25,7 +25,7 @@ def named(source: object) -> Iterator[None]:
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """A whole file. Raises ReadError, also for what is no plain file (a FIFO would wait for ever)."""
+    """The content of a file. Raises ReadError, also unless it is a regular file (reading a FIFO could block forever)."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with os.fdopen(handle, "rb") as file:
@@ -40,23 +40,23 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 @contextmanager
 def replace(path: str | os.PathLike[str], private: bool = False) -> Iterator[IO[bytes]]:
-    """Opens a temporary file beside `path` for writing and moves it there when the block ends without an exception.
+    """Opens a temporary file next to `path` for writing, and renames it to that when the block ends without an exception.
 
-    private: for this user alone, and not forced onto the disk at once: for caches, whose entries carry digests.
-    Raises OSError where it cannot be written; then nothing is left behind and an older file stays as it was.
+    private: only for this user, and not flushed to disk at once; for caches, whose entries carry digests. Raises OSError if
+    it cannot be written; then nothing is left behind, and an older file is unchanged.
     """
     target = Path(path)
     handle, name = tempfile.mkstemp(prefix=f".{target.name[:64]}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
-            file.flush()  # a full disk says so here
+            file.flush()  # raises if the disk is full
             if not private:
                 os.fsync(file.fileno())
         if not private:
             mask = os.umask(0)
             os.umask(mask)
-            os.chmod(name, 0o666 & ~mask)  # mkstemp made it private
+            os.chmod(name, 0o666 & ~mask)  # mkstemp creates private files
         os.replace(name, target)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -66,7 +66,7 @@ def replace(path: str | os.PathLike[str], private: bool = False) -> Iterator[IO[
 
 
 def _sync(folder: Path) -> None:
-    """The new name in a folder onto the disk, where the system can do that."""
+    """Flushes a folder's entries to disk, if the system supports that."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,9 +1,10 @@
-"""Which operators of torch a program may name, and with what arguments.
+"""The torch operators that a program may name, and the arguments that they may get.
 
-A file names operators as text. Only `OpOverload`s of a list can be meant: those of ATen, prims and torchvision that compute new
-tensors from tensors and numbers, which their schemas say. None takes a path, a callable, a storage or a generator, none changes
-what it is given, and where one takes a word (a rounding mode), the word is on a list too. Operators of other packages need the
-caller's word for it: `lapilli.load(..., allow_host=[...])`."""
+A file names operators as text. Only `OpOverload`s on a list are allowed: those of ATen, prims and torchvision that compute
+new tensors from tensors and numbers, according to their schemas. None of them takes a path, a callable, a storage or a
+generator, or changes its arguments; words that are arguments (such as a rounding mode) must be on a list as well. For
+operators of other packages the caller must vouch: `lapilli.load(..., allow_host=[...])`.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +40,18 @@ _PRIVATE = frozenset({
     "_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "_upsample_lanczos2d_aa", "_upsample_nearest_exact1d",
     "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "_weight_norm", "_weight_norm_interface",
 })  # fmt: skip
-"""Of the operators with an underscore, which torch does not promise to be safe with any argument."""
+"""The allowed ones among operators with an underscore, which torch does not promise to be safe with any arguments."""
 
 _SILENT = frozenset(
     {"_assert_async", "_assert_scalar", "_assert_tensor_metadata", "_linalg_check_errors"}
-)  # give nothing
+)  # they return nothing
 
 _DENIED = re.compile(
     # other devices and libraries with formats of their own in plain tensors, sparse tensors, the process's settings
     r"cudnn|miopen|mps|mkldnn|fbgemm|quantized|sparse|nested|.*_mps$|.*mkldnn|to_sparse|choose_qparams|set_|manual_seed|cuda$|"
     r"pin_memory|resize|.*overrideable|hspmm|smm$|sspaddmm|(c?col|c?row|crow)?_?indices|values|device_put|empty_quantized|"
     r"coalesce|copy_sparse|get_autocast|is_autocast|grad$|data$|output_nr|"
-    # what believes the numbers or places that it is given: gradients, pivots, labels, segments, sizes beside a tensor
+    # operators that trust numbers or indices: gradients, pivots, labels, segments, sizes in addition to a tensor
     r".*backward|ctc_loss|segment_reduce|lu_solve|linalg_lu_solve|linalg_ldl_solve",
 )
 
@@ -71,7 +72,7 @@ _WORDS: dict[str, frozenset[str] | re.Pattern[str]] = {
     "api_name": re.compile(r"[A-Za-z0-9_.]{1,64}", re.ASCII),
     "assert_msg": re.compile(r"[^\x00-\x08\x0e-\x1f\x7f-\x9f]{0,4096}", re.DOTALL),
 }  # fmt: skip
-"""What arguments that are text may say, by their names."""
+"""Allowed values of text arguments, by argument name."""
 
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32",
           "float64", "complex32", "complex64", "complex128")  # fmt: skip
@@ -81,7 +82,7 @@ TAGS: dict[str, tuple[str, ...]] = {
     "memory_format": ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d"),
     "device": ("cpu",),
 }
-"""What a script may say of torch's own constants."""
+"""The constants of torch that a script may name."""
 
 _TAG_OF = {
     "ScalarTypeType": "dtype",
@@ -93,13 +94,16 @@ _PLAIN = frozenset({"TensorType", "NumberType", "IntType", "SymIntType", "FloatT
                     "GeneratorType", "StringType", *_TAG_OF})  # fmt: skip
 
 Kind = str | tuple[Any, ...]
-"""Of a value: "tensor", "number", "any" of these, or a tuple: of the kinds of its parts, or of one kind and "…"."""
+"""The kind of a value: "tensor", "number", "any" of these, or a tuple of the kinds of its parts, or of one kind and "…"."""
 
 
 @dataclass(frozen=True)
 class Permission:
-    """Which operators a program may name beside those of the list: `names` are overloads ("mylib.f.default") or namespaces
-    ("mylib"); everything: what this process has compiled itself. none: no program with operators of torch is taken at all."""
+    """The operators that a program may name in addition to those on the list.
+
+    names: overloads ("mylib.f.default") or namespaces ("mylib"). everything: for programs that this process compiled
+    itself. none: programs that call operators of torch are refused.
+    """
 
     names: frozenset[str] = frozenset()
     everything: bool = False
@@ -107,7 +111,7 @@ class Permission:
 
     @staticmethod
     def of(allow_host: bool | Collection[str]) -> Permission:
-        """From the argument of `lapilli.load`."""
+        """The permission for the argument of `lapilli.load`."""
         if isinstance(allow_host, bool):
             return Permission(none=not allow_host)
         return Permission(frozenset([allow_host] if isinstance(allow_host, str) else allow_host))
@@ -117,15 +121,16 @@ class Permission:
 
 
 LISTED = Permission()
-"""For files: the list."""
+"""For files: the operators on the list."""
 
 OWN = Permission(everything=True)
-"""For what this process has compiled."""
+"""For programs that this process compiled."""
 
 
 def overload(name: str, torch: Any, permission: Permission) -> Any:
-    """The OpOverload of a name like "aten.nonzero.default". Raises InvalidFileError where no file may name it, and LapilliError
-    where this torch does not have it."""
+    """The OpOverload of a name such as "aten.nonzero.default". Raises InvalidFileError if no file may name it, and
+    LapilliError if this version of torch lacks it.
+    """
     if _NAME.fullmatch(name) is None:
         raise InvalidFileError(f"The program calls {name[:200]!r}, which is no name of an operator of torch.")
     namespace, packet, which = name.split(".")
@@ -146,7 +151,7 @@ def overload(name: str, torch: Any, permission: Permission) -> Any:
 
 
 def unlisted(names: Iterable[str]) -> list[str]:
-    """Those that a file may call only where the caller names them. Needs torch."""
+    """The operators that a file may call only if the caller names them. Needs torch."""
     import torch
 
     found = []
@@ -166,7 +171,9 @@ def _refused(name: str) -> InvalidFileError:
 
 
 def _is_listed(namespace: str, packet: str, schema: Any) -> bool:
-    """Whether any file may name an operator: it computes new tensors or numbers from tensors, numbers and words on the list."""
+    """Whether any file may name an operator: it computes new tensors or numbers from tensors, numbers and words on the
+    list.
+    """
     if namespace == "torchvision":
         if packet not in _TORCHVISION:
             return False
@@ -206,7 +213,7 @@ def _has_text(type_: Any) -> bool:
 
 
 def results(schema: Any) -> Kind:
-    """The kind of what a call of an operator gives."""
+    """The kind of the result of an operator."""
     kinds = tuple(_result_kind(r.real_type) for r in schema.returns)
     return kinds[0] if len(kinds) == 1 else kinds
 
@@ -218,11 +225,13 @@ def _result_kind(type_: Any) -> Kind:
 
 
 class Mismatch(Exception):
-    """An argument that its operator does not take, as a clause."""
+    """An argument that its operator does not accept, as a clause."""
 
 
 def check_arguments(schema: Any, args: list[Any], kwargs: dict[str, Any], any_word: bool) -> None:
-    """args, kwargs: as `Form`s. Raises Mismatch where they do not fit the schema. any_word: the caller knows the operator."""
+    """Raises Mismatch if the arguments, given as `Form`s, do not fit the schema. any_word: allow any text, for an operator
+    that the caller vouches for.
+    """
     given = dict(kwargs)
     positional = [a for a in schema.arguments if not a.kwarg_only]
     if len(args) > len(positional):
@@ -243,8 +252,9 @@ def check_arguments(schema: Any, args: list[Any], kwargs: dict[str, Any], any_wo
 
 @dataclass(frozen=True)
 class Form:
-    """An argument as far as it is known before a run. what: "value" (kind says of which), "size", "list" (parts), "none",
-    "literal" (a number or a text), or the tag of one of torch's constants."""
+    """What is known of an argument before a run. what: "value" (of a `kind`), "size", "list" (of parts), "none", "literal"
+    (a number or text), or the tag of one of torch's constants.
+    """
 
     what: str
     kind: Kind = "any"
@@ -304,10 +314,11 @@ def _all_tensors(kind: tuple[Any, ...]) -> bool:
 
 
 def check_call(overload: Any, args: list[Any], kwargs: dict[str, Any], limit: int | None, torch: Any) -> None:
-    """Before a call with values: raises InvalidInputError where an operator would believe a wrong size, or make more bytes than
-    the limit (where that can be told without computing it)."""
+    """Checks a call with its values before it is made. Raises InvalidInputError if the operator would trust a wrong size,
+    or create more bytes than the limit (where that is known without computing it).
+    """
     name = overload._schema.name
-    if name.startswith("aten::_fft_") or name == "aten::native_group_norm":  # torch's own callers have checked these
+    if name.startswith("aten::_fft_") or name == "aten::native_group_norm":  # torch's own callers check these
         given = dict(zip([a.name for a in overload._schema.arguments], args, strict=False)) | kwargs
         (_check_group_norm if name.endswith("norm") else _check_fourier)(name, given)
     if limit is None:
@@ -338,7 +349,7 @@ def _check_fourier(name: str, given: dict[str, Any]) -> None:
 
 
 def _bytes(overload: Any, args: list[Any], kwargs: dict[str, Any], torch: Any) -> int:
-    """Of the results of a call; 0 where that depends on values."""
+    """The size of the results of a call, in bytes; 0 if that depends on values."""
 
     def shadow(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -352,7 +363,7 @@ def _bytes(overload: Any, args: list[Any], kwargs: dict[str, Any], torch: Any) -
         named["device"] = "meta"
     try:
         results = overload(*map(shadow, args), **named)
-    except Exception:  # it depends on values, or fails, as the call itself will
+    except Exception:  # it depends on values, or fails just like the call itself
         return 0
     parts = results if isinstance(results, list | tuple) else [results]
     return sum(p.numel() * p.element_size() for p in parts if isinstance(p, torch.Tensor))

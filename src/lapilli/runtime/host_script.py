@@ -1,15 +1,15 @@
-"""What the host does in a run that is more than one method of the player: segments on the GPU, operators on the CPU, control flow.
+"""Host scripts, for runs that are more than one method of the player: segments on the GPU, operators on the CPU, control flow.
 
 A `HostScript` is a list of calls over named values, kept as JSON in the program's metadata. GPU segments are methods of the
 program file; operators that have no GPU kernel are called in torch, by name. Arguments are JSON with a few tagged forms:
 
-    {"v": NAME}         a value made before            {"size": TREE}   an integer computed from sizes
+    {"v": NAME}         an earlier value               {"size": TREE}   an integer computed from sizes
     {"complex": [1, 2]} {"dtype": "int64"}  {"layout": "strided"}  {"memory_format": "channels_last"}  {"device": "cpu"}
 
 A TREE is a size computed from symbols (`sizes.py`).
 
-A script comes from a file, so it is believed in nothing: `HostScript.from_json` checks its form, `check.py` what it says, and
-`host.py` which operators it may name."""
+A script comes from a file, and is not trusted: `HostScript.from_json` checks its form, `check.py` its content, and `host.py` the
+operators that it names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lapilli.errors import InvalidFileError
 Json = Any
 
 DEEPEST = 16
-"""Scripts within each other: branches and bodies of control flow."""
+"""The largest nesting depth of scripts: branches and bodies of control flow."""
 
 _LONGEST_NAME = 4096
 _FIELDS: dict[str, dict[str, type]] = {
@@ -32,15 +32,18 @@ _FIELDS: dict[str, dict[str, type]] = {
 
 
 def damaged(what: str) -> InvalidFileError:
-    """The exception for a script that is none."""
+    """The exception for a malformed script."""
     return InvalidFileError(f"The script in the program's metadata is damaged: {what}.")
 
 
 @dataclass
 class Call:
-    """op: "gpu" (a method of the file, called with its inputs and then the sizes that it is given), "number" (a function of
-    `arithmetic.NUMBERS`), "item", "getitem", "cond", "while", "scan", or an operator overload of torch ("aten.nonzero.default").
-    outs: names of what it gives (one name for a torch operator, which may be a list)."""
+    """One step of a script.
+
+    op: "gpu" (a method of the file, called with its inputs and then the sizes that it is given), "number" (a function of
+    `arithmetic.NUMBERS`), "item", "getitem", "cond", "while", "scan", or an operator overload of torch
+    ("aten.nonzero.default"). outs: names of its results (a single name for a torch operator, whose result may be a list).
+    """
 
     op: str
     args: list[Json]
@@ -52,11 +55,14 @@ class Call:
 
 @dataclass
 class HostScript:
-    """inputs, outputs: values by name (an output may be any argument form); constants: name -> index in the file;
+    """inputs, outputs: values by name (an output may be any argument form). constants: name -> index in the file.
+
     symbols: name -> where it is read, as ["dim", value, axis, factor, offset] (trees of other symbols), ["value", name],
-    ["fixed", number] or ["given"], by whoever runs the script;
-    states: what is kept from run to run, value -> [its name in the model, index of its first value in the file (-1: the player
-    has it), argument form of its new one (None: it does not change here)]."""
+    ["fixed", number] or ["given"] (by the caller of the script).
+
+    states: values kept from run to run: value -> [its name in the model, index of its initial value in the file (-1: the
+    player has it), argument form of its new value (None: unchanged by this script)].
+    """
 
     inputs: list[str]
     outputs: list[Json]
@@ -70,7 +76,7 @@ class HostScript:
 
     @staticmethod
     def from_json(node: Json, depth: int = 0) -> HostScript:
-        """Raises InvalidFileError where the JSON has not the form of a script."""
+        """Converts JSON. Raises InvalidFileError if it does not have the form of a script."""
         if depth > DEEPEST:
             raise damaged(f"control flow is nested more than {DEEPEST} deep")
         given = _fields(node, "script")
@@ -86,11 +92,11 @@ class HostScript:
         return HostScript(calls=calls, **given)
 
     def operators(self) -> list[str]:
-        """Operators of torch that it calls, sub-scripts included, each once."""
+        """The torch operators that it calls, including sub-scripts, each once."""
         return list(dict.fromkeys(call.op for call in self.walk() if "." in call.op))
 
     def walk(self) -> Iterator[Call]:
-        """All calls, those of sub-scripts included."""
+        """All calls, including those of sub-scripts."""
         for call in self.calls:
             yield call
             for inner in call.scripts:
@@ -98,7 +104,7 @@ class HostScript:
 
 
 def _fields(node: Json, kind: str) -> dict[str, Any]:
-    """The values of a JSON object that has exactly these, of these types."""
+    """The values of a JSON object that has exactly these fields, of these types."""
     wanted = _FIELDS[kind]
     if not isinstance(node, dict) or node.keys() != wanted.keys():
         raise damaged(f"{str(node)[:80]!r} is no {kind}")
@@ -115,7 +121,7 @@ def _names(names: list[Any]) -> None:
 
 
 def segments(script: HostScript) -> list[str]:
-    """What a run does: "gpu", "cpu" (neighbouring operators count once), "cond(gpu | gpu)" and so on."""
+    """The steps of a run: "gpu", "cpu" (adjacent operators count once), "cond(gpu | gpu)", and so on."""
     found: list[str] = []
     for call in script.calls:
         kind = "cpu" if "." in call.op else call.op

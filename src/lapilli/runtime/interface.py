@@ -1,5 +1,6 @@
-"""What the metadata of a program says of the functions that it offers, beyond the player's own description of its methods: how
-inputs and outputs nest, the script of a run that is more than one method of the player, and where the operators run."""
+"""The metadata of a program's functions, in addition to the player's description of its methods: how inputs and outputs
+nest, the script of a run that is more than one method of the player, and where operators run.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +17,14 @@ from lapilli.runtime.report import Operator, Report
 from lapilli.runtime.structure import Structure
 
 METADATA_KEY = "lapilli.methods"
-"""Metadata key of a program that holds its interfaces as JSON."""
+"""The metadata key of a program's interfaces, as JSON."""
 
 
 @dataclass(frozen=True)
 class Interface:
-    """What the metadata says of a method. player: the player's method that does it all; else `script` says what to do with
-    which, and `inputs` and `outputs` what goes in and comes out (the dtype "int" is a number)."""
+    """The metadata of a function. player: the player's method that computes all of it. Otherwise `script` combines several,
+    and `inputs` and `outputs` are its arguments and results (the dtype "int" is a number).
+    """
 
     name: str
     structure: Structure
@@ -46,7 +48,7 @@ class Interface:
 
     @staticmethod
     def from_json(node: Any, description: Description) -> Interface:
-        """Raises InvalidFileError where the JSON is not an interface of this file."""
+        """Converts JSON. Raises InvalidFileError if it is not an interface of this file."""
         try:
             name, player = node["name"], node.get("player")
             structure = Structure.from_json(node["structure"])
@@ -80,7 +82,7 @@ def dumps(interfaces: Sequence[Interface]) -> str:
 
 
 def interfaces(description: Description) -> list[Interface]:
-    """Of the methods of a file; a file without the metadata has the player's own. Raises InvalidFileError."""
+    """The functions of a file; without the metadata, the player's methods. Raises InvalidFileError."""
     text = description.metadata.get(METADATA_KEY)
     if text is None:
         return [
@@ -104,7 +106,7 @@ _DTYPES = (*host.DTYPES, "int", "float")
 
 
 def _specs(nodes: Any) -> tuple[TensorSpec, ...]:
-    """Raises TypeError or KeyError where the JSON is no list of tensors."""
+    """Raises TypeError or KeyError if the JSON is not a list of tensors."""
     if not isinstance(nodes, list):
         raise TypeError(f"{str(nodes)[:80]!r} is no list of tensors")
     return tuple(map(_spec, nodes))

@@ -1,4 +1,4 @@
-"""Runs scripts that `check.py` has been over."""
+"""Runs scripts that `check.py` has accepted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lapilli.runtime.sizes import Tree, evaluate
 
 
 class HostInterpreter:
-    """operators: the overloads that scripts call, by name; None: there is no torch."""
+    """Runs the scripts of a file. operators: the overloads that scripts call, by name; None if torch is missing."""
 
     def __init__(
         self,
@@ -29,10 +29,10 @@ class HostInterpreter:
         limits: Limits | None = None,
         constant: Callable[[int], Any] | None = None,
     ) -> None:
-        """constant: gives the constants of the file, where not the description."""
+        """constant: returns the constants of the file; by default those of the description."""
         self.native, self.description = native, description
-        self.states: dict[str, Any] = {}  # buffers that only methods of several segments have
-        self.shared = {s.name: k for k, s in enumerate(description.states)}  # the others, by number in the player
+        self.states: dict[str, Any] = {}  # buffers of methods with several segments only
+        self.shared = {s.name: k for k, s in enumerate(description.states)}  # the others, by index in the player
         self._operators, self._limits = operators, Limits() if limits is None else limits
         self._read = description.constant if constant is None else constant
         self._constants: dict[int, Any] = {}
@@ -44,10 +44,10 @@ class HostInterpreter:
         budget: Budget | None = None,
         sizes: Mapping[str, int] | None = None,
     ) -> list[Any]:
-        """inputs and results: arrays, tensors or numbers. sizes: the symbols that the script is given.
+        """Runs a script. Inputs and results are arrays, tensors or numbers. sizes: the symbols that the script is given.
 
-        Raises InvalidInputError where a value does not fit what is done with
-        it, or a limit is reached."""
+        Raises InvalidInputError if a value does not fit an operation, or a limit is reached.
+        """
         inner = budget is not None
         budget = Budget(self._limits) if budget is None else budget
         env = Environment(script, dict(zip(script.inputs, inputs, strict=True)), self._constant, budget, sizes or {})
@@ -59,7 +59,7 @@ class HostInterpreter:
             for name, value in zip(call.outs, results, strict=True):
                 env.values[name] = value
         outputs = [env.argument(o) for o in script.outputs]
-        if not inner:  # whoever gets a constant may change it
+        if not inner:  # the caller may change constants that it gets
             outputs = [deepcopy(o) if any(o is c for c in self._constants.values()) else o for o in outputs]
         for name, new in [(n, env.argument(new)) for n, _, new in script.states.values() if new is not None]:
             if name in self.shared:
@@ -69,7 +69,7 @@ class HostInterpreter:
         return outputs
 
     def _guarded(self, call: Call, env: Environment) -> list[Any]:
-        """What goes wrong in a call, as an error of ours."""
+        """Runs a call, and converts its exceptions to LapilliErrors."""
         try:
             return self._call(call, env)
         except MemoryError as error:
@@ -203,7 +203,7 @@ class Environment:
 
 
 def tag(kind: str, name: str) -> Any:
-    """One of torch's constants that a script may name."""
+    """A constant of torch that a script may name."""
     if name not in host.TAGS.get(kind, ()):
         raise InvalidInputError(f"A program may not name the {kind} {name!r}.")
     return name if kind == "device" else getattr(torch_module(f"an argument of type {kind}"), name)
@@ -241,7 +241,7 @@ def _tensors(value: Any, torch: Any) -> Any:
 
 
 def torch_module(what: str) -> Any:
-    """torch. Raises LapilliError where it is not installed."""
+    """The module torch. Raises LapilliError if it is not installed."""
     try:
         return importlib.import_module("torch")
     except ImportError as error:

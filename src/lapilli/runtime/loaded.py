@@ -1,4 +1,4 @@
-"""A program loaded on a device: what its methods share, until it is closed."""
+"""A program loaded on a device: what its methods share until it is closed."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from lapilli.runtime.notice import working
 
 
 class Loaded:
-    """The player's program and what the file says of it.
+    """The player's program, and the content of its file.
 
     Attributes:
-        description: what is in the file.
-        interfaces: of the functions that it offers.
-        interpreter: of the scripts of those that are more than one method of the player.
+        description: the content of the file.
+        interfaces: the functions that it offers.
+        interpreter: of the scripts of functions that are more than one method of the player.
         device: where it runs.
-        plan: which was taken for the device.
-        missing: for every better plan what the device lacks.
+        plan: the one chosen for the device.
+        missing: for every better plan, what the device lacks.
         futures: runs in flight; `close` waits for them.
 
     Raises as `lapilli.load`.
@@ -47,7 +47,7 @@ class Loaded:
             )
         self._close = weakref.finalize(self, self._native.close)
         try:
-            self.description = Description.of(source, verify=False, limits=native_limits)  # the load has verified it
+            self.description = Description.of(source, verify=False, limits=native_limits)  # loading verified it
             with named(source):
                 self.interfaces: list[Interface] = interfaces(self.description)
                 scripts = [(i.script, i.inputs, len(i.outputs)) for i in self.interfaces if i.script is not None]
@@ -69,13 +69,13 @@ class Loaded:
 
     @property
     def native(self) -> NativeProgram:
-        """The player's program. Raises InvalidInputError where it is closed."""
+        """The player's program. Raises InvalidInputError if it is closed."""
         if not self._close.alive:
             raise InvalidInputError("This program is closed; load it again to use it.")
         return self._native
 
     def close(self) -> None:
-        """Gives the device memory back, after the runs in flight, whose futures keep their results."""
+        """Frees the device memory after the runs in flight; their futures keep their results."""
         for future in list(self.futures):
             future.finish()
         self._close()
@@ -83,20 +83,20 @@ class Loaded:
 
 @dataclass(frozen=True)
 class _File:
-    """Where a program was loaded from, and what tells whether that is still the same."""
+    """The source of a program, and a way to tell whether it has changed."""
 
     source: Path | bytes
     stamp: tuple[int, ...]
 
     def check(self, advice: str) -> None:
-        """Raises ReadError where the file was changed; advice: what to do then."""
+        """Raises ReadError if the file was changed; advice: what to do in that case."""
         if _stamp(self.source) != self.stamp:
             raise ReadError(f"{self.source!s} was changed since the program was loaded from it; {advice}.")
 
 
 @dataclass(frozen=True)
 class _Constants:
-    """Constants of a file, which is still the one that was loaded."""
+    """Constants of a file that is still the one that was loaded."""
 
     description: Description
     file: _File
@@ -108,7 +108,7 @@ class _Constants:
 
 
 def _stamp(source: Path | bytes) -> tuple[int, ...]:
-    """What tells whether a file is still the one that was loaded."""
+    """A value that differs if the file is no longer the one that was loaded."""
     if isinstance(source, bytes):
         return ()
     try:

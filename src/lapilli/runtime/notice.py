@@ -1,8 +1,9 @@
-"""A word on stderr where work takes longer than two seconds: first uses compile, and nobody should wonder whether it hangs.
+"""A notice on stderr for work that takes longer than two seconds: first uses compile, and should not look like a hang.
 
-Work that follows within half a second counts as one: a model's first run on the eager device compiles a hundred small programs.
-A terminal shows one line that changes; elsewhere there is a line at the start and one every half minute. LAPILLI_QUIET=1 turns
-it off."""
+Work that follows within half a second counts as the same: the first run of a model on the eager device compiles a hundred
+small programs. A terminal shows one line that changes; other outputs get a line at the start and every half minute.
+LAPILLI_QUIET=1 turns it off.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ from contextlib import contextmanager
 from lapilli.runtime.cache import base
 
 PATIENCE = 2.0
-"""Seconds of work after which there is a word."""
+"""Seconds of work after which there is a notice."""
 _PAUSE = 0.5
-"""Seconds without work after which what follows is new."""
+"""Seconds without work after which further work counts as new."""
 _LOG_INTERVAL = 30.0
 
 
 class Notice:
-    """Watches one stretch of work after the other. Thread-safe."""
+    """Watches stretches of work. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -34,7 +35,7 @@ class Notice:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """What runs inside is work."""
+        """A context for work."""
         self._enter()
         try:
             yield
@@ -44,7 +45,7 @@ class Notice:
                 self._last = time.monotonic()
 
     def count_kernels(self, number: int) -> None:
-        """So many more kernels were compiled."""
+        """Adds to the number of compiled kernels."""
         with self._lock:
             self._kernels += number
 
@@ -54,7 +55,7 @@ class Notice:
             if not self._working and now - self._last > _PAUSE:
                 self._since, self._kernels = now, 0
             self._working += 1
-            # A thread of a process that has forked since is not there any more.
+            # After a fork, the thread does not exist in the child.
             if (self._watcher is None or not self._watcher.is_alive()) and not os.environ.get("LAPILLI_QUIET"):
                 self._watcher = threading.Thread(target=self._watch, name="lapilli-notice", daemon=True)
                 self._watcher.start()
@@ -93,7 +94,7 @@ def _write(text: str) -> None:
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):  # closed, or none
+    except (AttributeError, OSError, ValueError):  # closed, or absent
         return
 
 

@@ -1,9 +1,10 @@
-"""What the operator `lapilli::run` does: a program of Lapilli's as one call in a graph of torch's.
+"""The implementation of the operator `lapilli::run`: a Lapilli program as a single call in a torch graph.
 
     lapilli::run(Tensor program, Tensor[] inputs, SymInt[] sizes, str interface) -> Tensor[]
 
-`program` holds the bytes of the program file (uint8), so that they travel in the exported program; `interface` is JSON that says
-what shapes come out, for those who trace the call. `registration` registers it."""
+`program` holds the bytes of the program file (uint8), which makes them part of the exported program. `interface` is JSON
+with the shapes of the results, for tracing. `registration` registers the operator.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +32,12 @@ _lock = threading.Lock()
 
 
 class CallInterface:
-    """What goes in and comes out.
+    """Inputs and outputs of a call.
 
-    inputs: for every input of the program the number of a tensor and the order of its axes in memory (null: row-major).
+    inputs: for every input of the program, the index of a tensor and the order of its axes in memory (null: row-major).
     outputs: dtype, shape (of TREEs: numbers, names of sizes, [operation, TREE, TREE]) and the order of the axes in memory.
-    symbols: where a size is read: [tensor, axis, factor, offset], or the number in `sizes`."""
+    symbols: where a size is read: [tensor, axis, factor, offset], or an index into `sizes`.
+    """
 
     def __init__(self, text: str) -> None:
         node = load_json(text, "The interface of a call of lapilli::run")
@@ -66,7 +68,7 @@ class CallInterface:
 
 @lru_cache
 def interface_of(text: str) -> CallInterface:
-    """The interface that a call names."""
+    """The interface given by its JSON."""
     return CallInterface(text)
 
 
@@ -79,7 +81,7 @@ _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in host.D
 
 
 def _is_interface(node: dict[str, Any]) -> bool:
-    """Whether JSON, which comes from an exported program, has the form that `CallInterface` says."""
+    """Whether JSON, which comes from an exported program, has the form described by `CallInterface`."""
     inputs, outputs, symbols = node["inputs"], node["outputs"], node["symbols"]
     if not (isinstance(inputs, list) and isinstance(outputs, list) and isinstance(symbols, dict)):
         return False
@@ -116,13 +118,13 @@ def _is_tree(node: Any, symbols: dict[str, Any], depth: int = 0) -> bool:
 
 
 _SYMBOLIC: Operations = {**OPERATIONS, "min": torch.sym_min, "max": torch.sym_max}
-"""Operations that do not ask which of two sizes is the larger."""
+"""Operations that do not compare two sizes."""
 
 
 def fake(
     program: torch.Tensor, inputs: Sequence[torch.Tensor], sizes: Sequence[Any], interface: str
 ) -> list[torch.Tensor]:
-    """Tensors of the shapes that come out."""
+    """Tensors with the shapes of the results."""
     made = interface_of(interface)
     known = made.sizes(inputs, sizes)
     device = inputs[0].device if inputs else torch.device("cpu")
@@ -139,7 +141,7 @@ def fake(
 def run(
     program: torch.Tensor, inputs: Sequence[torch.Tensor], sizes: Sequence[int], interface: str
 ) -> list[torch.Tensor]:
-    """The results, where the first input is."""
+    """The results, on the device of the first input."""
     made = interface_of(interface)
     known = made.sizes(inputs, sizes)
     loaded = _loaded(program)
@@ -163,7 +165,7 @@ def _in_order(value: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:
 
 
 def _loaded(tensor: torch.Tensor) -> Program:
-    """The program in a tensor, loaded once for equal bytes, and for as long as a tensor with them lives."""
+    """The program in a tensor. It is loaded once for equal bytes, and for as long as a tensor with them exists."""
     with _lock:
         program = _programs.get(tensor)
         if program is None:

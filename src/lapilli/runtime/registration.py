@@ -1,5 +1,6 @@
-"""Registers the operator `lapilli::run`, so that exported programs with calls of it can be loaded. `import torch` imports this;
-what the operator does is imported with its first call."""
+"""Registers the operator `lapilli::run`, so that exported programs with calls of it can be loaded. `import torch` imports
+this module; the implementation is imported with the first call.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _library.define("run(Tensor program, Tensor[] inputs, SymInt[] sizes, str interf
 
 
 def _run(*args: Any) -> Any:
-    # NumPy and the player: with the first call, not with `import torch`.
+    # Imports NumPy and the player with the first call, not with `import torch`.
     from lapilli.runtime.operator import run
 
     return run(*args)
@@ -32,7 +33,7 @@ def _backward(ctx: Any, *gradients: Any) -> Any:
 
 
 _library.impl("run", _run, "CompositeExplicitAutograd")
-# As torch.library.register_fake does, which would read this file and look through all modules to say where the function is.
+# As torch.library.register_fake does, without reading this file and searching all modules for the function's location.
 _entry: Any = torch._library.simple_registry.singleton.find("lapilli::run")
 _registration = _entry.fake_impl.register(_fake, __name__, _library)
 torch.library.register_autograd("lapilli::run", _backward, lib=_library)

@@ -1,11 +1,13 @@
-"""Operators of our own for recurrent layers, of which torch would make their steps while it traces.
+"""Our own operators for recurrent layers, which torch would unroll into their steps while tracing.
 
-`lapilli::lstm`, `gru`, `rnn_tanh`, `rnn_relu` are ATen's of those names: the graph stage gives them ATen's names.
+`lapilli::lstm`, `gru`, `rnn_tanh` and `rnn_relu` correspond to the ATen operators with those names, by which graph passes
+replace them.
 
-Packed sequences: `pack` gives the rows of all sequences, step by step, and how many sequences each step has; `lstm_packed` and so
-on are layers over them, `pad_packed` makes a padded tensor again. These, too, are ATen's; only that they tell torch's tracer of
-their sizes. `lstm_padded` and so on compute the same on padded sequences [steps, batch, features] of given lengths: what comes
-after the end of a sequence is any finite number."""
+Packed sequences: `pack` returns the rows of all sequences, step by step, and the number of sequences at each step;
+`lstm_packed` and so on are layers over those, and `pad_packed` returns a padded tensor again. These correspond to ATen's as
+well, but also tell torch's tracer their sizes. `lstm_padded` and so on compute the same on padded sequences [steps, batch,
+features] of given lengths; after the end of a sequence, their results are arbitrary finite numbers.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def _define(schema: str, run: Callable[..., Any], shapes: Callable[..., Any]) ->
     name = schema[: schema.index("(")]
     _library.define(schema)
     _library.impl(name, run, "CompositeExplicitAutograd")
-    # As torch.library.register_fake does, which would look through all modules to say where the function is.
+    # As torch.library.register_fake does, without searching all modules for the function's location.
     entry: Any = torch._library.simple_registry.singleton.find(f"lapilli::{name}")
     entry.fake_impl.register(shapes, __name__, _library)
 

@@ -1,7 +1,8 @@
-"""Sizes that are computed from others: as trees, as text, as Python functions.
+"""Sizes computed from others: as trees, as text, and as Python functions.
 
-A TREE is JSON: a number, the name of a size, or [operation, TREE, TREE] with an operation of `OPERATIONS`. Trees and texts may
-come from a file, so only arithmetic gets through."""
+A TREE is JSON: a number, the name of a size, or [operation, TREE, TREE] with an operation in `OPERATIONS`. Trees and texts
+may come from a file; only arithmetic is accepted.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
 
 
 def evaluate(tree: Tree, value: Callable[[str], Any], compute: Callable[[str, Any, Any], Any]) -> Any:
-    """The value of a tree. value: of a size, by its name; compute: an operation of two values."""
+    """The value of a tree. value: returns that of a size, given its name. compute: applies an operation to two values."""
     if isinstance(tree, str):
         return value(tree)
     if not isinstance(tree, list):
@@ -30,7 +31,7 @@ def evaluate(tree: Tree, value: Callable[[str], Any], compute: Callable[[str, An
 
 
 def text(tree: Tree) -> str:
-    """A tree as Python writes it."""
+    """A tree as a Python expression."""
     if not isinstance(tree, list):
         return str(tree)
     operation, a, b = tree[0], text(tree[1]), text(tree[2])
@@ -38,7 +39,7 @@ def text(tree: Tree) -> str:
 
 
 def joined(operation: str, trees: Iterable[Tree]) -> Tree:
-    """One tree for several, from the left."""
+    """One tree of several, combined from left to right."""
     result, *rest = trees
     for tree in rest:
         result = [operation, result, tree]
@@ -46,7 +47,7 @@ def joined(operation: str, trees: Iterable[Tree]) -> Tree:
 
 
 def names(tree: Tree) -> set[str]:
-    """The sizes that a tree is computed from."""
+    """The sizes from which a tree is computed."""
     if isinstance(tree, str):
         return {tree}
     return names(tree[1]) | names(tree[2]) if isinstance(tree, list) else set()
@@ -63,8 +64,9 @@ _LONGEST = 1 << 20
 
 
 def formula(names: Iterable[str], text: str) -> Callable[..., Any]:
-    """The function of these arguments that a text computes: numbers, names, texts and tuples of them; operators; min, max, abs,
-    int, float, round. Raises InvalidFileError for anything else."""
+    """A function of the named arguments that computes an expression: numbers, names, strings and tuples of them; operators;
+    min, max, abs, int, float, round. Raises InvalidFileError for anything else.
+    """
     arguments = list(names)
     try:
         if len(text) > _LONGEST:
@@ -83,7 +85,7 @@ def formula(names: Iterable[str], text: str) -> Callable[..., Any]:
 
 
 def function(names: Iterable[str], text: str, scope: Mapping[str, Any]) -> Callable[..., Any]:
-    """The function of these arguments that a text of our own computes, with what it names beside them."""
+    """A function of the named arguments that computes an expression of our own. scope: other names in it."""
     return _function(ast.parse(f"lambda {', '.join(names)}: {text}", mode="eval"), scope)
 
 

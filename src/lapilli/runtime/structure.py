@@ -1,7 +1,7 @@
 """The nested structure of a model's inputs and outputs, without torch.
 
-A program's inputs and outputs are flat lists of tensors. What the model had, `(args, kwargs)` in and any nesting of
-tuples, lists, dicts and records out, is kept as JSON in the program's metadata:
+A program's inputs and outputs are flat lists of tensors. The model's nesting, `(args, kwargs)` in and any nesting of
+tuples, lists, dicts and records out, is stored as JSON in the program's metadata:
 
     {"inputs": SPEC of (args, kwargs), "outputs": SPEC, "names": ["image", ...], "updates": [0, ...]}
 
@@ -25,7 +25,7 @@ Constant = str | int | float | bool
 
 
 class Record(dict[Any, Any]):
-    """A dict whose values are attributes too: what a dataclass output (transformers' `ModelOutput`) comes out as."""
+    """A dict whose values are attributes, too; it represents dataclass outputs (transformers' `ModelOutput`)."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -39,9 +39,9 @@ class Record(dict[Any, Any]):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A node of the tree. `children` are in the order of `keys` where the kind has keys.
+    """A node of the tree. `children` are in the order of `keys` if the kind has keys.
 
-    `value` is what a constant was when the model was compiled; `type` names a namedtuple as `module:qualified name`.
+    `value` is that of a constant when the model was compiled; `type` names a namedtuple as `module:qualified name`.
     """
 
     kind: Kind
@@ -57,7 +57,7 @@ class Spec:
 
     @property
     def optional(self) -> bool:
-        """Whether the value may be left out of a call, because it has no tensors and is fixed."""
+        """Whether a call may omit the value, because it has no tensors and is fixed."""
         return self.kind in ("none", "constant")
 
     def to_json(self) -> dict[str, object]:
@@ -75,7 +75,7 @@ class Spec:
 
     @staticmethod
     def from_json(node: object, depth: int = 0) -> Spec:
-        """A node from JSON values. Raises InvalidFileError where they are not a spec."""
+        """A node from JSON values. Raises InvalidFileError if they are not a spec."""
         if not isinstance(node, dict) or node.get("kind") not in get_args(Kind) or depth > 100:
             raise InvalidFileError(
                 f"The structure in the program's metadata is damaged: {str(node)[:80]!r} is not a node."
@@ -102,11 +102,13 @@ LEAF = Spec("leaf")
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """Inputs and outputs of a model. `inputs` is a tuple of (args, kwargs); `names` are those of the positional
-    parameters, so that they may be given as keywords. `updates` are the input tensors that the model changes, by number: their
-    new values are the program's last outputs, after those of `outputs`. `inputs_last` and `outputs_last` are the tensors, by
-    number, that people have as [batch, channels, height, width] in channels-last memory format, and the program as [batch,
-    height, width, channels]."""
+    """Inputs and outputs of a model.
+
+    inputs: a tuple of (args, kwargs). names: those of the positional parameters, so that they may be given as keywords.
+    updates: the input tensors that the model changes, by index; their new values are the program's last outputs, after
+    those of `outputs`. inputs_last, outputs_last: the tensors, by index, that callers see as [batch, channels, height,
+    width] in channels-last memory format, and the program as [batch, height, width, channels].
+    """
 
     inputs: Spec
     outputs: Spec
@@ -117,13 +119,13 @@ class Structure:
 
     @staticmethod
     def flat(n_inputs: int, n_outputs: int) -> Structure:
-        """Of a program without structure: positional tensors in, one tensor or a tuple of tensors out."""
+        """The structure of a program without one: positional tensors in, one tensor or a tuple of tensors out."""
         args = Spec("tuple", (LEAF,) * n_inputs)
         outputs = LEAF if n_outputs == 1 else Spec("tuple", (LEAF,) * n_outputs)
         return Structure(Spec("tuple", (args, Spec("dict"))), outputs)
 
     def check(self, n_inputs: int, n_outputs: int) -> None:
-        """Raises InvalidFileError where the leaves are not as many as a program has inputs and outputs."""
+        """Raises InvalidFileError if the number of leaves differs from the program's number of inputs or outputs."""
         fits = (self.inputs.leaves, self.outputs.leaves + len(self.updates)) == (n_inputs, n_outputs)
         numbers = ((*self.updates, *self.inputs_last), n_inputs), (self.outputs_last, n_outputs)
         if not fits or not all(0 <= number < count for given, count in numbers for number in given):
@@ -137,7 +139,7 @@ class Structure:
 
     @staticmethod
     def from_json(node: Any) -> Structure:
-        """The structure from JSON values. Raises InvalidFileError where they are none."""
+        """The structure from JSON values. Raises InvalidFileError if they are not one."""
         try:
             inputs, outputs = Spec.from_json(node["inputs"]), Spec.from_json(node["outputs"])
             names = _all(node.get("names", []), str)
@@ -153,8 +155,8 @@ class Structure:
     def flatten_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The tensors of a call in the program's order.
 
-        Raises InvalidInputError that says which argument is missing, too many, of the wrong nesting or of another value
-        than the one that the model was compiled with.
+        Raises InvalidInputError, which says which argument is missing, superfluous, wrongly nested, or differs from the
+        value that the model was compiled with.
         """
         positional, keyword = self.inputs.children
         plain = all(child.kind == "leaf" for child in positional.children)
@@ -186,19 +188,19 @@ class Structure:
         return leaves
 
     def unflatten_outputs(self, tensors: Sequence[Any]) -> Any:
-        """The model's output around the program's output tensors."""
+        """The model's result, made of the program's output tensors."""
         if self.outputs.kind == "leaf":
             return tensors[0]
         return _unflatten(self.outputs, iter(tensors))
 
     def flatten_outputs(self, value: Any) -> list[Any]:
-        """The tensors of a value that is nested as the model's output. Raises InvalidInputError where it is not."""
+        """The tensors of a value that nests like the model's result. Raises InvalidInputError if it does not."""
         leaves: list[Any] = []
         _flatten(self.outputs, value, "outputs", leaves)
         return leaves
 
     def signature(self) -> str:
-        """What the program accepts, for error messages."""
+        """The accepted arguments, for error messages."""
         positional, keyword = self.inputs.children
         names = [self.names[i] if i < len(self.names) else f"arg{i}" for i in range(len(positional.children))]
         parts = [*names, *(f"{key}=" for key in keyword.keys)]
@@ -206,7 +208,7 @@ class Structure:
 
 
 def paths(spec: Spec, prefix: str = "") -> list[str]:
-    """Where each leaf is: `[0]['mask']`, `.logits`."""
+    """The path of each leaf: `[0]['mask']`, `.logits`."""
     if spec.kind == "leaf":
         return [prefix]
     found: list[str] = []
@@ -238,7 +240,7 @@ def _flatten(spec: Spec, value: Any, where: str, leaves: list[Any]) -> None:
             if key not in items and not child.optional:
                 raise InvalidInputError(f"{where} has no {key!r}; it needs the keys {_keys(spec)}.")
             _flatten(child, items.get(key, child.value), f"{where}[{key!r}]", leaves)
-        absent = spec.kind == "record"  # torch leaves out the fields of a dataclass that are None
+        absent = spec.kind == "record"  # torch omits fields of a dataclass that are None
         unknown = [key for key in items if key not in spec.keys and not (absent and items[key] is None)]
         if unknown:
             raise InvalidInputError(f"{where} has the unknown keys {unknown}; it needs the keys {_keys(spec)}.")
@@ -267,7 +269,7 @@ def _unflatten(spec: Spec, leaves: Iterator[Any]) -> Any:
 
 
 def _all(values: Any, kind: type) -> tuple[Any, ...]:
-    """A list of values of one type. Raises TypeError where it is none."""
+    """A list of values of one type. Raises TypeError if it is not one."""
     if not isinstance(values, list) or not all(type(value) is kind for value in values):
         raise TypeError(f"{str(values)[:80]!r} is no list of {kind.__name__}")
     return tuple(values)
@@ -282,8 +284,11 @@ def _is_type(name: str, fields: Sequence[object]) -> bool:
 
 
 def _namedtuple(spec: Spec, values: Sequence[Any]) -> Any:
-    """Of the class itself where its module is loaded already, else of a twin. A file must not choose what is imported or
-    called: the class is looked up in what modules and classes hold, without asking them, and made as tuples are."""
+    """An instance of the class itself if its module is already loaded, otherwise of an equivalent one.
+
+    A file must not choose what is imported or called. The class is therefore looked up in the dictionaries of modules and
+    classes, without attribute access, and the instance is created as a plain tuple would be.
+    """
     module, _, name = spec.type.partition(":")
     found: Any = sys.modules.get(module)
     for part in name.split("."):
@@ -319,8 +324,8 @@ def _shown(value: object) -> str:
 def from_torch(treespec: Any, constants: Mapping[int, Constant | None] | None = None) -> Spec:
     """A spec from `torch.utils._pytree.TreeSpec`. Needs torch only in so far as the treespec comes from it.
 
-    constants: leaf position in the treespec -> value, for leaves that are no tensors (None, int, float, bool, str).
-    Raises InvalidInputError for a constant of another type.
+    constants: leaf position in the treespec -> value, for leaves that are not tensors (None, int, float, bool, str). Raises
+    InvalidInputError for a constant of another type.
     """
     counter = iter(range(treespec.num_leaves))
     return _from_torch(treespec, constants or {}, counter)
@@ -342,7 +347,7 @@ def _from_torch(node: Any, constants: Mapping[int, Constant | None], counter: It
     if type_ is namedtuple:
         return Spec("namedtuple", children, tuple(context._fields), type=f"{context.__module__}:{context.__qualname__}")
     if issubclass(type_, tuple):
-        names = getattr(type_, "__match_args__", ())  # torch.return_types.* have field names here
+        names = getattr(type_, "__match_args__", ())  # torch.return_types.* have their field names here
         return Spec("namedtuple", children, names, type=f":{type_.__name__}") if names else Spec("tuple", children)
     if type_ is dict or type_.__name__ in ("OrderedDict", "defaultdict", "immutable_dict"):
         keys = context[1] if type_.__name__ == "defaultdict" else context
@@ -353,13 +358,13 @@ def _from_torch(node: Any, constants: Mapping[int, Constant | None], counter: It
 
 
 def _children(node: Any) -> list[Any]:
-    """Children of a TreeSpec: a method from torch 2.10 on."""
+    """The children of a TreeSpec, which is a method since torch 2.10."""
     children = node.children
     return list(children() if callable(children) else children)
 
 
 def _keys_of(context: Sequence[Any], n: int) -> tuple[Key, ...]:
-    """Field names of a registered dataclass: its context is the names, or a pair or list that holds them first."""
+    """Field names of a registered dataclass: its context is the names, or a pair or list that begins with them."""
     for candidate in (context, *(part for part in context if isinstance(part, list | tuple))):
         if len(candidate) == n and all(isinstance(key, str) for key in candidate):
             return tuple(candidate)

@@ -1,4 +1,6 @@
-"""Between people's tensors (torch or NumPy) and the player's arrays. torch is used only where its tensors are given."""
+"""Conversions between the caller's tensors (torch or NumPy) and the player's arrays. torch is only used if its tensors are
+given.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ from lapilli.runtime.description import TensorSpec
 def to_arrays(
     leaves: Sequence[Any], specs: Sequence[TensorSpec], bits: bool = False
 ) -> tuple[list[NDArray[Any]], bool]:
-    """Contiguous arrays over the tensors' memory where they are contiguous (else over a copy), and whether any of them
-    was torch's. Shapes and dtypes that NumPy has are left to the player to check. bits: uint16 arrays are the bits of bfloat16.
+    """Contiguous arrays that share the tensors' memory if that is contiguous (otherwise copies), and whether any tensor was
+    torch's.
 
-    Raises InvalidInputError for what is no tensor, not on the CPU, not dense, or bfloat16 in a form that NumPy lacks.
+    Shapes and dtypes that NumPy supports are left to the player to check. bits: uint16 arrays are the bits of bfloat16.
+    Raises InvalidInputError for values that are not tensors, not on the CPU, not dense, or bfloat16 in a form that NumPy
+    lacks.
     """
     if len(leaves) != len(specs):
         raise InvalidInputError(f"{len(leaves)} tensors were given; the program takes {len(specs)}: {listed(specs)}.")
@@ -48,7 +52,9 @@ def to_arrays(
 
 
 def from_arrays(arrays: list[NDArray[Any]], specs: Sequence[TensorSpec], torch: bool, bits: bool = False) -> list[Any]:
-    """The player's outputs as torch tensors or NumPy arrays; no copy. bits: NumPy gets the bits of bfloat16 as uint16."""
+    """The player's outputs as torch tensors or NumPy arrays, without a copy. bits: bfloat16 as uint16 arrays of its bits,
+    for NumPy.
+    """
     if torch:
         module = sys.modules["torch"]
         return [
@@ -62,7 +68,9 @@ def from_arrays(arrays: list[NDArray[Any]], specs: Sequence[TensorSpec], torch: 
 
 
 def typed(array: Any, dtype: str) -> Any:
-    """A value as operators on the host take it: bits of bfloat16, which NumPy lacks, as a tensor (where there is torch)."""
+    """A value as operators on the host expect it: the bits of bfloat16, which NumPy lacks, as a tensor (if torch is
+    installed).
+    """
     if dtype != "bfloat16" or not isinstance(array, np.ndarray):
         return array
     try:
@@ -73,8 +81,9 @@ def typed(array: Any, dtype: str) -> Any:
 
 
 def channels_first(specs: tuple[TensorSpec, ...], numbers: Sequence[int]) -> tuple[TensorSpec, ...]:
-    """Specs of the player as people see them: those in channels-last format, [batch, height, width, channels] in the file, are
-    [batch, channels, height, width]."""
+    """The player's specs as callers see them: tensors in channels-last format, [batch, height, width, channels] in the
+    file, are [batch, channels, height, width].
+    """
 
     def seen(spec: TensorSpec) -> TensorSpec:
         batch, height, width, channels = spec.shape
@@ -84,9 +93,10 @@ def channels_first(specs: tuple[TensorSpec, ...], numbers: Sequence[int]) -> tup
 
 
 def permuted(leaves: Sequence[Any], numbers: Sequence[int], specs: Sequence[TensorSpec]) -> list[Any]:
-    """Inputs as the player has them; a view, so that what lies in channels-last format is not copied.
+    """Inputs as the player expects them; as views, so that tensors in channels-last format are not copied.
 
-    Raises InvalidInputError where a rank is wrong."""
+    Raises InvalidInputError if a rank is wrong.
+    """
     values = list(leaves)
     for k in numbers:
         shape = getattr(values[k], "shape", ())
@@ -109,7 +119,7 @@ def described(value: Any) -> str:
 
 
 def check(array: NDArray[Any], spec: TensorSpec) -> None:
-    """Raises InvalidInputError where the dtype, the rank or a fixed size of an array is not that of an input."""
+    """Raises InvalidInputError if the dtype, the rank or a fixed size of an array differs from that of the input."""
     dtype = "bfloat16" if spec.dtype == "bfloat16" and array.dtype == np.uint16 else array.dtype.name
     sizes = zip(array.shape, spec.shape, strict=False)
     if dtype != spec.dtype or array.ndim != len(spec.shape) or any(isinstance(n, int) and n != s for s, n in sizes):
@@ -121,7 +131,7 @@ def check(array: NDArray[Any], spec: TensorSpec) -> None:
 
 
 def check_writable(leaf: Any, spec: TensorSpec) -> None:
-    """Raises InvalidInputError where the model changes an input that cannot be changed."""
+    """Raises InvalidInputError if the model changes an input that is read-only."""
     if isinstance(leaf, np.ndarray):
         writable = leaf.flags.writeable
     else:
@@ -136,13 +146,13 @@ def check_writable(leaf: Any, spec: TensorSpec) -> None:
 
 
 def share_memory(one: Any, other: Any) -> bool:
-    """Whether two tensors have bytes in common, or lie among each other's."""
+    """Whether two tensors have bytes in common, or interleave."""
     (first, end), (other_first, other_end) = _span(one), _span(other)
     return first < other_end and other_first < end
 
 
 def _span(leaf: Any) -> tuple[int, int]:
-    """The addresses between which a tensor's elements lie; none for what has no memory of its own."""
+    """The range of addresses of a tensor's elements; empty for one without memory."""
     if isinstance(leaf, np.ndarray):
         start, steps = leaf.ctypes.data, leaf.strides
     elif hasattr(leaf, "data_ptr") and leaf.device.type == "cpu":
@@ -157,9 +167,10 @@ def _span(leaf: Any) -> tuple[int, int]:
 
 
 def update(leaf: Any, value: Any, spec: TensorSpec) -> None:
-    """Gives a caller's tensor the value that the model left in it; `value` is of its kind, torch or NumPy.
+    """Writes the value that the model left in an input to the caller's tensor; both are torch's, or both NumPy's.
 
-    Raises InvalidInputError where it is of another shape, which only a damaged file says."""
+    Raises InvalidInputError for another shape, which only a damaged file causes.
+    """
     if tuple(leaf.shape) != tuple(np.shape(value)):
         raise InvalidInputError(
             f"The program gives its input {spec} a value of another shape, {list(np.shape(value))}."

