@@ -1,4 +1,6 @@
-"""``torch.accelerator``, PyTorch's name for whatever device there is: what it asks of C++ is answered by ``torch.vulkan``."""
+"""``torch.accelerator``, PyTorch's interface to whichever device there is. ``torch.vulkan`` answers what it would
+ask C++.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from torch._C import DispatchKey, DispatchKeySet
 
 from lapilli.torch_compat import replace
 
-_ELSEWHERE = DispatchKeySet(DispatchKey.Meta)  # where kernels for all devices are not replaced
+_ELSEWHERE = DispatchKeySet(DispatchKey.Meta)  # a key for which kernels for all devices are not replaced
 
 _ANSWERS = {
     "current_device_index": "current_device",
@@ -27,11 +29,13 @@ _ANSWERS = {
     "reset_peak_memory_stats": "reset_peak_memory_stats",
     "get_memory_info": "mem_get_info",
 }
-"""Functions of ``torch.accelerator``, and what they are called in ``torch.vulkan``."""
+"""Functions of ``torch.accelerator``, and their names in ``torch.vulkan``."""
 
 
 def patch(vulkan: Any) -> None:
-    """Lets the functions be those of the device, which is the accelerator as long as PyTorch says so. vulkan: ``torch.vulkan``."""
+    """Replaces the functions by those of the device, which is the accelerator whenever PyTorch says so. vulkan:
+    ``torch.vulkan``.
+    """
     for name, answer in _ANSWERS.items():
         if hasattr(accelerator, name):
             _instead(name, getattr(vulkan, answer))
@@ -49,8 +53,9 @@ def _instead(name: str, ours: Any) -> None:
 
 
 def pin(library: Any, other: torch.device | None) -> None:
-    """Lets tensors on the CPU be pinned for the other accelerator, as if this device were not there; PyTorch would ask this one
-    for its pinned memory. It has none that is faster than any other, so where there is no other, a copy is as good."""
+    """Pins CPU tensors for the other accelerator, as if this device did not exist; PyTorch would ask this device for pinned
+    memory. It has none that is faster than other memory, so that without another accelerator an ordinary copy is as good.
+    """
     if other is None:
         library.impl("_pin_memory", lambda tensor, device=None: tensor.clone(), "CPU")
         return
@@ -61,7 +66,7 @@ def pin(library: Any, other: torch.device | None) -> None:
 def _for_other(
     op: torch._ops.OpOverload, other: torch.device, tensor: torch.Tensor, device: torch.device | None = None
 ) -> Any:
-    """PyTorch's own kernel of the operator, which is the same for all devices, told of the device."""
-    with warnings.catch_warnings():  # it would rather find out for itself
+    """PyTorch's own kernel of the operator, which is the same for all devices, called with the device."""
+    with warnings.catch_warnings():  # it deprecates naming the device
         warnings.filterwarnings("ignore", "The argument 'device'", DeprecationWarning)
         return op.redispatch(_ELSEWHERE, tensor, other if device is None else device)

@@ -1,4 +1,4 @@
-"""``torch.autocast("vulkan")``: which operators compute in float16, which in float32.
+"""``torch.autocast("vulkan")``: the operators that compute in float16, and those that compute in float32.
 
 The lists are those of CUDA (https://docs.pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior), so that a model
 behaves as it does there.
@@ -57,7 +57,7 @@ def register(library: Any) -> None:
 
 
 def patch() -> None:
-    """Lets ``torch.clear_autocast_cache`` forget converted weights of the device too."""
+    """Makes ``torch.clear_autocast_cache`` drop the device's converted weights as well."""
     clear = torch.clear_autocast_cache
 
     @functools.wraps(clear)
@@ -82,7 +82,7 @@ def _in_float(op: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def _to_float(op: Any, args: Any, kwargs: Any) -> Any:
-    """The sums of float16 are float32, unless the caller says otherwise."""
+    """Sums of float16 are float32, unless the caller asks for another type."""
     place = [argument.name for argument in op._schema.arguments].index("dtype")
     given = args[place] if place < len(args) else kwargs.get("dtype")
     if given is None and _eligible(args[0]):
@@ -112,7 +112,7 @@ def _with(op: Callable[..., Any], args: Any, kwargs: Any, dtype: torch.dtype) ->
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in a dtype; weights, which are used more than once, are converted once until autocast ends."""
+    """A tensor in a dtype. Weights, which are used repeatedly, are converted once until autocast ends."""
     if not (tensor.requires_grad and tensor.is_leaf and torch.is_autocast_cache_enabled() and not tensor._is_view()):
         return tensor.to(dtype)
     casts = getattr(_cache, "casts", None)
@@ -120,7 +120,7 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         casts = _cache.casts = {}
     key = (id(tensor), dtype, torch.is_grad_enabled())
     if key not in casts:
-        casts[key] = tensor, tensor.to(dtype)  # the tensor too, so that its id stays its own
+        casts[key] = tensor, tensor.to(dtype)  # keeps the tensor alive, so that its id is not reused
     return casts[key][1]  # type: ignore[no-any-return]
 
 
@@ -134,7 +134,7 @@ def _eligible(value: Any) -> bool:
 
 
 def _converted(value: Any, cast: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Arguments with all tensors of floating point on the device converted."""
+    """Arguments, with all floating-point tensors on the device converted."""
     if isinstance(value, (list, tuple)):
         return type(value)(_converted(element, cast) for element in value)
     if isinstance(value, dict):

@@ -1,8 +1,9 @@
-"""Signatures: what of a call decides about its program.
+"""Signatures: the properties of a call that determine its program.
 
-Two keys tell calls apart. The exact key has all sizes and strides, and leads to a prepared launch with one look into a
-dictionary. The signature has sizes as classes only (0, 1, or a symbol that equal sizes share; of matrix products also four times
-a symbol), and leads to the programs that were compiled for such a call."""
+There are two keys for calls. The exact key has all sizes and strides, and leads to a prepared launch with one dictionary
+lookup. The signature only has classes of sizes (0, 1, or a symbol that equal sizes share; for matrix products also four
+times a symbol), and leads to the programs that were compiled for such calls.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +16,21 @@ import torch
 from lapilli.eager.operator_schema import Schema
 
 WIDE = 1 << 31
-"""Integers from here on do not fit into kernels."""
+"""The smallest magnitude of integers that kernels cannot represent."""
 
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
-"""Operators with faster kernels for sizes that are whole vectors of four."""
+"""Operators with faster kernels for sizes that are multiples of four."""
 
 
 class CannotRun(Exception):
-    """Why a call cannot run on the device, as a clause."""
+    """The reason why a call cannot run on the device, as a clause."""
 
 
 @dataclass(frozen=True)
 class NumberOperand:
-    """A number that a kernel gets when it runs: a Python number, or a tensor of no dimensions on the CPU, whose dtype counts."""
+    """A number that a kernel gets at run time: a Python number, or a CPU tensor without dimensions, whose dtype matters."""
 
     kind: str  # "float" or "int"
     dtype: torch.dtype | None = None
@@ -37,10 +38,11 @@ class NumberOperand:
 
 @dataclass(frozen=True)
 class TensorOperand:
-    """A tensor on the device as a program sees it: dense in the order of its memory, dimension after dimension.
+    """A tensor on the device as a program sees it: dense, with its dimensions in memory order.
 
-    order: dimensions from the outermost to the innermost; expanded: dimensions whose elements are one and the same;
-    strided: it has to be gathered into such memory first."""
+    order: dimensions from the outermost to the innermost. expanded: dimensions whose elements are all the same (stride 0).
+    strided: whether it must first be gathered into dense memory.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -50,7 +52,7 @@ class TensorOperand:
 
 
 def operand(tensor: torch.Tensor) -> TensorOperand:
-    """How a program sees a tensor."""
+    """A tensor as a program sees it."""
     shape, strides = tuple(tensor.shape), tensor.stride()
     return describe_operand(shape, strides, tensor.dtype)
 
@@ -73,7 +75,7 @@ def describe_operand(shape: tuple[int, ...], strides: Sequence[int], dtype: torc
 
 @dataclass(frozen=True)
 class Range:
-    """Sizes that a program takes alike: multiples of `unit` from `least` to `most`."""
+    """Sizes that share a program: multiples of `unit` from `least` to `most`."""
 
     unit: int
     least: int
@@ -84,7 +86,9 @@ class Range:
 
 
 def range_of(n: int) -> Range:
-    """The range of a size of at least 2: there are two to a doubling, each for multiples of eight and for all sizes."""
+    """The range of a size of at least 2. There are two ranges per power of two, each for multiples of eight and for all
+    sizes.
+    """
     power = 1 << n.bit_length() - 1
     middle = power + power // 2
     least, end = (middle, 2 * power) if n >= middle else (power, middle)
@@ -97,8 +101,12 @@ Leaf = TensorOperand | NumberOperand | Any
 
 @dataclass(frozen=True)
 class CallSignature:
-    """schema: of the operator; leaves: the arguments in the schema's order, lists as tuples, tensors as Operands, numbers that
-    differ from call to call as Numbers, everything else as it is; exact: sizes are fixed; ranges: open sizes have a `Range`."""
+    """The properties of a call that determine its program.
+
+    schema: of the operator. leaves: the arguments in the schema's order, with lists as tuples, tensors as TensorOperands,
+    numbers that vary between calls as NumberOperands, and everything else unchanged. exact: sizes are fixed. ranges:
+    dynamic sizes have a `Range`.
+    """
 
     schema: Schema
     leaves: tuple[Leaf, ...]
@@ -114,14 +122,14 @@ class CallSignature:
         ]
 
     def unit(self, size: int) -> int:
-        """In what an open size is counted."""
+        """The unit in which a dynamic size is counted."""
         if self.ranges:
             return range_of(size).unit
         product = self.schema.computed in PRODUCTS
         return 4 if product and size >= 8 and size % 4 == 0 else 1
 
     def text(self) -> str:
-        """The signature as text: equal for calls that the same programs can serve."""
+        """The signature as text; equal for calls that can share programs."""
         symbols: dict[int, str] = {}
 
         def size(n: int) -> str:

@@ -1,4 +1,4 @@
-"""From a signature to a program: one call as a graph on fake tensors, through the stages of the compiler."""
+"""Compiles a signature to a program: traces one call on fake tensors, and runs the compiler's stages."""
 
 from __future__ import annotations
 
@@ -56,17 +56,21 @@ FIXED_SIZES: dict[Any, dict[int, Sequence[int]]] = {
     aten.convolution_backward.default: {2: _ALL}, aten.convolution_backward_overrideable.default: {2: _ALL},
     aten.scaled_dot_product_attention.default: {0: _LAST, 1: _LAST, 2: _LAST},
 }  # fmt: skip
-"""Sizes that are compiled in, by arguments and their dimensions: those of weights of convolutions, whose loops are unrolled, and
-of the heads of attention, of which an invocation holds a part in registers."""
+"""Sizes that are compiled in, by argument and dimension: those of convolution weights, whose loops are unrolled, and of attention
+heads, of which an invocation holds a part in registers."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """data: the program file; symbols: what its method's symbols are, in order: ("size", number of the operand, dimension, what
-    the size is divided by), ("number", number, 0, 1) or ("random", word, 0, 1); guard and results: Python expressions in the
-    sizes `sizes` (name → operand, dimension, divisor): whether the program fits, and shape, strides and dtype of every result
-    tensor; tree: the results, as numbers of result tensors (-1: None; a list: a list of tensors); aligned: for every result the
-    operands of which an element is read only where that element of the result is written, by one kernel."""
+    """A program for a signature.
+
+    data: the program file. symbols: the meaning of its method's symbols, in order: ("size", operand, dimension, divisor),
+    ("number", index, 0, 1) or ("random", word, 0, 1). sizes: the sizes on which the expressions depend (name -> operand,
+    dimension, divisor). guard: a Python expression in those, whether the program fits. results: another one for shape,
+    strides and dtype of every result tensor. tree: the results, as indices of result tensors (-1: None; a list: a list of
+    tensors). aligned: for every result, the operands of which the only kernel reads an element only where it writes the
+    same element of the result.
+    """
 
     data: bytes
     symbols: tuple[tuple[str, int, int, int], ...]
@@ -78,7 +82,10 @@ class Compiled:
 
 
 def compile(signature: CallSignature, numbers: Sequence[Any], target: Target) -> Compiled:
-    """numbers: those of a call, as examples. Raises CannotRun with the reason, or what torch says of wrong arguments."""
+    """Compiles a signature. numbers: those of a call, as examples.
+
+    Raises CannotRun with the reason, or torch's own exception for wrong arguments.
+    """
     try:
         with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), _quiet(), torch.device("cpu"):
             warnings.simplefilter("ignore")
@@ -89,14 +96,16 @@ def compile(signature: CallSignature, numbers: Sequence[Any], target: Target) ->
         raise
     except (DynamicOutputShapeException, DataDependentOutputException) as error:
         raise CannotRun(DEPENDS_ON_DATA) from error
-    except Exception as error:  # whatever a lowering stumbles over is a reason to run the call elsewhere
+    except Exception as error:  # any error of a lowering is a reason to run the call elsewhere
         text = str(error).strip().splitlines()
         raise CannotRun(f"{type(error).__name__}: {text[0] if text else ''}") from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch logs of calls that it cannot follow with open sizes: they are tried again with fixed ones."""
+    """A context that mutes torch's logs of calls that it cannot trace with dynamic sizes; these are tried again with fixed
+    ones.
+    """
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
@@ -118,10 +127,10 @@ class _Call:
     graph: fx.Graph = field(default_factory=fx.Graph)
     symbols: dict[int, Any] = field(default_factory=dict)
     sizes: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    fixed: list[str] = field(default_factory=list)  # what the guard says of sizes that are compiled in
+    fixed: list[str] = field(default_factory=list)  # the guard's conditions on sizes that are compiled in
     operands: int = 0
     numbers: int = 0
-    inner: tuple[fx.Node, fx.Graph, list[fx.Node]] | None = None  # a call that stands for a graph
+    inner: tuple[fx.Node, fx.Graph, list[fx.Node]] | None = None  # a call that represents a graph
 
     def __post_init__(self) -> None:
         self.environment = ShapeEnv()
@@ -131,7 +140,7 @@ class _Call:
         schema = self.signature.schema
         op = schema.computed
         fixed = FIXED_SIZES.get(op, {})
-        # Kernels for matrix units depend on the channels, which the weights have decided.
+        # Kernels for matrix units depend on the number of channels, which the weights determine.
         channels = range(1, 2 if fixed and self.signature.ranges else 1)
         given = [self._tensor(x) if k in schema.tensors else x for k, x in enumerate(self.signature.leaves)]
         leaves = [self._leaf(x, fixed.get(k, channels)) for k, x in enumerate(given)]
@@ -194,7 +203,7 @@ class _Call:
         return self.symbols[n]
 
     def _tensor(self, leaf: Any) -> Any:
-        """A number where there must be a tensor as one without dimensions."""
+        """A number where a tensor is required, as a tensor without dimensions."""
         schema = self.signature.schema
         beside = [x for k, x in enumerate(self.signature.leaves) if k in schema.tensors and k not in schema.outs]
         types = [(x.dtype, len(x.shape)) for x in beside if isinstance(x, TensorOperand)]
@@ -212,7 +221,7 @@ class _Call:
         if isinstance(leaf, tuple):
             return [self._leaf(x, fixed) for x in leaf]
         if isinstance(leaf, torch.Generator):
-            return None  # tracing would draw from it
+            return None  # tracing would advance it
         return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
     def _operand(self, leaf: TensorOperand, fixed: Sequence[int]) -> fx.Node:
@@ -230,7 +239,7 @@ class _Call:
         return self._node(aten.expand.default, node, sizes) if leaf.expanded else node
 
     def _number(self, leaf: NumberOperand) -> fx.Node:
-        """The value of a Scalar is a number; that of a tensor is a tensor of no dimensions."""
+        """The value of a Scalar, as a number; that of a tensor, as a tensor without dimensions."""
         example = self.examples[self.numbers]
         node = self.graph.placeholder(f"number{self.numbers}")
         node.meta["number"] = leaf.kind
@@ -242,7 +251,7 @@ class _Call:
         return node
 
     def _node(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """A call in the graph, computed on fake tensors."""
+        """A call in the graph, evaluated on fake tensors."""
         given, named = (
             tree_map(lambda a: a.meta["val"] if isinstance(a, fx.Node) else a, x) for x in (list(args), kwargs)
         )
@@ -294,8 +303,9 @@ class _Call:
         return flat, tree
 
     def _traced(self, schema: Schema, leaves: list[Any]) -> tuple[fx.Node, list[Any]]:
-        """An operator that we decompose, or that writes to arguments and has no functional schema: the latter on copies of them,
-        which come after its results."""
+        """An operator that we decompose, or one that writes to its arguments and has no functional schema. The latter
+        writes to copies, which follow its results.
+        """
         nodes = [n for n in tree_leaves(leaves) if isinstance(n, fx.Node)]
         ours = decompositions.get(schema.functional) if schema.functional is not None else None
 
@@ -327,7 +337,7 @@ class _Call:
         return call, values
 
     def _places(self, schema: Schema, flat: list[fx.Node]) -> list[TensorOperand | None]:
-        """For results that are written to an argument in place: that argument."""
+        """The argument to which each result is written in place, or None."""
         places: list[TensorOperand | None] = [None] * len(flat)
         for result, position in schema.stored:
             leaf = self.signature.leaves[position]
@@ -338,9 +348,10 @@ class _Call:
         return places
 
     def _in_memory(self, node: fx.Node, place: TensorOperand | None) -> tuple[fx.Node, list[Any], list[Any]]:
-        """A result in the order of its memory, its shape and its strides.
+        """A result with its dimensions in memory order, its shape and its strides.
 
-        place: the argument to which it is written (of an out argument only the dtype is known here)."""
+        place: the argument to which it is written (for an out argument only the dtype is known here).
+        """
         val = node.meta["val"]
         if place is not None and val.dtype != place.dtype:
             if not torch.can_cast(val.dtype, place.dtype):
@@ -372,8 +383,9 @@ class _Call:
 
 
 def _bindable(schedule: Schedule, sizes: Collection[str]) -> list[str]:
-    """That no value of open size is larger than what the device binds at once: for such sizes there is a program of their own,
-    with the values in parts."""
+    """Conditions that no value of dynamic size is larger than the device can bind at once. Larger sizes get a program of
+    their own, with values in parts.
+    """
     most = schedule.target.storage
     values = {n.id: n for t in schedule.order.run for n in (t.out, *t.reads())}
     found = {nbytes(schedule.memory(n)) for n in values.values()} if most else set()
@@ -382,13 +394,13 @@ def _bindable(schedule: Schedule, sizes: Collection[str]) -> list[str]:
 
 
 def _formula(size: Int, sizes: Collection[str]) -> str | None:
-    """A size as a Python expression; None where it depends on more than the sizes of operands."""
+    """A size as a Python expression; None if it depends on anything but the sizes of operands."""
     made = tree(size)
     return text(made) if names(made) <= set(sizes) else None
 
 
 def _has_meta(op: Any) -> bool:
-    """Whether torch knows the results of an operator without computing them."""
+    """Whether torch can determine an operator's results without computing them."""
     keys = ("Meta", "CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in keys)
 

@@ -1,4 +1,6 @@
-"""Operators that need no program of their own: copies, constants, and what is made of other operators. Each registers itself."""
+"""Operators without a program of their own: copies, constants, and compositions of other operators. Each registers
+itself.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +50,10 @@ def _zero(x: torch.Tensor) -> torch.Tensor:
 
 @composite(aten.fill_.Scalar)
 def _fill(x: torch.Tensor, value: Any) -> torch.Tensor:
-    """A dense tensor is filled by words; 0 is 0 in every type."""
+    """Fills a dense tensor by words; 0 has the same bits in every type."""
     if not x.numel():
         return x
-    if 0 in x.stride():  # elements that are one in memory are filled once
+    if 0 in x.stride():  # elements that share memory are filled once
         sizes = [1 if step == 0 else size for size, step in zip(x.shape, x.stride(), strict=True)]
         if sizes != list(x.shape):
             _fill(x.as_strided(sizes, x.stride()), value)
@@ -68,7 +70,7 @@ def _fill(x: torch.Tensor, value: Any) -> torch.Tensor:
 
 
 def _holds(dtype: torch.dtype, value: Any) -> bool:
-    """Whether a type of 32 bits has a number; torch says what is wrong with others."""
+    """Whether a 32-bit type can represent a number; torch reports the error for others."""
     if dtype is torch.int32:
         return bool(-(2**31) <= value < 2**31)
     return not abs(value) > _LARGEST or math.isinf(value)
@@ -78,7 +80,7 @@ _LARGEST = torch.finfo(torch.float32).max
 
 
 def _write(x: torch.Tensor, value: Any) -> torch.Tensor:
-    host = torch.full((min(x.numel(), 2),), value, dtype=x.dtype, device="cpu")[0]  # a single half is not looked at
+    host = torch.full((min(x.numel(), 2),), value, dtype=x.dtype, device="cpu")[0]  # a single half is not checked
     copy(x, storage.from_cpu(host, x.get_device()).expand(x.shape))
     return x
 
@@ -95,14 +97,14 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @composite(aten.convolution.default)
 def _convolution(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """torch.jit.trace does not record this operator, but the one that other devices make of it."""
+    """torch.jit.trace does not record this operator, but the one that it calls on other devices."""
     if is_tracing():
         return aten._convolution.default(*args, **kwargs, **_FLAGS)  # type: ignore[no-any-return]
     return run(aten.convolution.default)(*args, **kwargs)  # type: ignore[no-any-return]
 
 
 _FLAGS = {"benchmark": False, "deterministic": False, "cudnn_enabled": True, "allow_tf32": True}
-"""What a trace says of cuDNN."""
+"""The cuDNN flags that a trace records."""
 
 
 @composite(aten.convolution_backward_overrideable.default)
@@ -114,7 +116,7 @@ def _convolution_backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Ten
 def _batch_norm(
     x: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, epsilon: float
 ) -> Any:
-    """In training it updates the running statistics, though its schema does not say so."""
+    """Batch norm; in training, it updates the running statistics, although its schema does not say so."""
     if not training or mean is None:
         return run(aten.native_batch_norm.default)(x, weight, bias, mean, variance, training, momentum, epsilon)
     functional = aten._native_batch_norm_legit_functional.default
@@ -135,7 +137,7 @@ def _index_put(
 
 
 def _made(fill: Callable[[torch.Tensor, tuple[Any, ...]], Any], sizes: bool) -> Callable[..., torch.Tensor]:
-    """A tensor of any type from a size, or from another tensor that it is like, with a value."""
+    """Creates a tensor of any type with a given value, from a size or in the shape of another tensor."""
 
     def make(first: Any, *rest: Any, memory_format: torch.memory_format | None = None, **options: Any) -> torch.Tensor:
         options = {name: option for name, option in options.items() if option is not None and name != "pin_memory"}

@@ -1,9 +1,9 @@
-"""Tells PyTorch of the device "vulkan", in three steps:
+"""Makes the device "vulkan" known to PyTorch, in three steps:
 
-- `announce`, at import time: its name, the methods of tensors and modules, ``torch.vulkan``. A matter of milliseconds, which
-  touches no driver and replaces nothing of PyTorch's.
-- `ready`: the kernels of its operators. It needs no name, and takes nothing from an accelerator that PyTorch has.
-- `begin`, at the first use: kernels, and what PyTorch must be told in Python. PyTorch calls it by ``torch.vulkan._lazy_init``.
+- `announce`, at import time: its name, the methods of tensors and modules, ``torch.vulkan``. This takes milliseconds, touches
+  no driver, and replaces nothing of PyTorch's.
+- `ready`: the kernels of its operators. It needs no name, and does not interfere with an accelerator that PyTorch has.
+- `begin`, at the first use: kernels, and patches of PyTorch's Python code. PyTorch calls it by ``torch.vulkan._lazy_init``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lapilli.after_import import after_import
 from lapilli.eager import accelerator, devices, inductor, neighbours, threads, vulkan
 from lapilli.runtime.compiler_packages import require_compiler
 
-_torch: Any = torch  # whose registration functions have no types
+_torch: Any = torch  # its registration functions have no types
 _libraries: list[Any] = []
 _lock = threading.RLock()
 _announced = _ready = _patched = _begun = False
@@ -35,7 +35,7 @@ _NOT_FIRST = "{} cannot be the first use of the device. Call torch.vulkan.init()
 
 
 class _Hook(torch._C._acc.PrivateUse1Hooks):
-    """What PyTorch asks about the kind of device."""
+    """PyTorch's queries about the device type."""
 
     def is_available(self) -> bool:
         return vulkan.is_available()
@@ -48,18 +48,18 @@ class _Hook(torch._C._acc.PrivateUse1Hooks):
 
 
 class _Guard(torch._C._acc.DeviceGuard):
-    """Which device is the current one."""
+    """PyTorch's queries about the current device."""
 
     def type_(self) -> Any:
         if not _ready and _caller() == "torch.autograd.graph._engine_run_backward":
-            # Autograd asks at its first backward pass for which devices it needs threads, and with threads no fork would be
-            # able to do a backward pass. A process that has not used the device needs none; `_start_threads` is for later.
+            # At its first backward pass, autograd asks for which devices it needs threads. With threads, a forked child
+            # could not run a backward pass. A process that has not used the device needs none; `_start_threads` adds one.
             return torch._C._autograd.DeviceType.CPU
         return torch._C._autograd.DeviceType.PrivateUse1
 
 
 def _caller() -> str:
-    """The Python function that called a function of ours by way of C++; "" where a thread of C++ did."""
+    """The Python function that called a function of ours through C++; "" if a C++ thread did."""
     frame = sys._getframe(1).f_back
     return "" if frame is None else f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_name}"
 
@@ -82,9 +82,9 @@ def enable() -> None:
 
 
 def announce() -> None:
-    """Makes "vulkan" a device of PyTorch; doing it again does nothing.
+    """Makes "vulkan" a device of PyTorch; further calls do nothing.
 
-    Raises RuntimeError where another package has taken the one free place.
+    Raises RuntimeError if another package has registered its device in the only place there is.
     """
     global _announced, _other
     with _lock:
@@ -97,7 +97,7 @@ def announce() -> None:
         _torch._register_device_module("vulkan", vulkan)
         _introduce()
         library = _torch.library.Library("aten", "IMPL")
-        with warnings.catch_warnings():  # that it replaces the old backend's answer
+        with warnings.catch_warnings():  # it warns that this replaces the old backend's answer
             warnings.simplefilter("ignore")
             library.impl("is_vulkan_available", vulkan.is_available, "CompositeImplicitAutograd", allow_override=True)
         if _other is not None:
@@ -106,19 +106,20 @@ def announce() -> None:
             for name in _FIRST:
                 library.impl(name, _FIRST[name], "PrivateUse1")
         _libraries.append(library)
-        # Before PyTorch's own entry for the device, which would save its name.
+        # Takes precedence over PyTorch's own entry for the device, which would save its name.
         serialization.register_package(15, _saved_as, _load_first)
 
 
 def _introduce() -> None:
-    """Tells C++ of the hooks and of the guard; a second time does nothing."""
+    """Registers the hooks and the guard in C++; further calls do nothing."""
     torch._C._acc.register_python_privateuseone_hook(_hook)
     torch._C._acc.register_python_privateuseone_device_guard(_guard)
 
 
 def _add_methods() -> None:
-    """``Tensor.vulkan`` and the like. ``Tensor.is_vulkan`` exists already: of the old Vulkan backend, false for all tensors of
-    wheels. It stays until there are tensors for which it is wrong."""
+    """Adds ``Tensor.vulkan`` and the like. ``Tensor.is_vulkan`` already exists, from the old Vulkan backend, and is False
+    in wheels. It is kept until there are tensors for which that is wrong.
+    """
     global _is_vulkan
     check = registration._check_register_once
     registration._check_register_once = lambda module, attr: None
@@ -135,19 +136,19 @@ def _saved_as(storage: Any) -> str | None:
 
 
 def _load_first(storage: Any, location: str) -> None:
-    """Where ``torch.load(map_location="vulkan")`` is the first use."""
+    """Makes the device ready if ``torch.load(map_location="vulkan")`` is its first use."""
     if isinstance(location, str) and location.startswith("vulkan"):
         begin()
 
 
 def _first(name: str) -> Callable[..., Any]:
-    """A kernel that makes the first tensor where C++ does, which does not ask `torch.vulkan._lazy_init`."""
+    """A kernel for a first tensor that is created by C++, which does not call `torch.vulkan._lazy_init`."""
     made: list[Callable[..., Any]] = []
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if not made:
             begin()
-            from lapilli.eager import views  # with the compiler: not at import time
+            from lapilli.eager import views  # imports the compiler: not at import time
 
             made.append(getattr(views, name))
             if _caller().endswith("_serialization.load"):  # C++ would fill its storage
@@ -165,10 +166,10 @@ def has_begun() -> bool:
 
 
 def ready() -> None:
-    """Registers the kernels; doing it again does nothing.
+    """Registers the kernels; further calls do nothing.
 
-    Raises RuntimeError where there is no device, or another package's device has its place; CompileError where packages of the
-    extra `compile` are missing, or PyTorch is another than Lapilli is made for.
+    Raises RuntimeError if there is no device, or another package's device has its place; CompileError if packages of the
+    extra `compile` are missing, or this version of PyTorch is not supported.
     """
     global _ready
     if _ready:
@@ -183,7 +184,7 @@ def ready() -> None:
         name = torch._C._get_privateuse1_backend_name()
         if name not in devices.NAMES:
             raise RuntimeError(f"PyTorch has one place for devices from outside, and {name!r} has taken it.")
-        # Not at import time: they import the compiler.
+        # Not at import time: these import the compiler.
         from lapilli.eager import (  # noqa: F401  # some register operators by being imported
             autocast,
             composite_ops,
@@ -216,13 +217,15 @@ def ready() -> None:
 
 
 def _leave_us_alone(trace_rules: Any) -> None:
-    """Our code runs between graphs: Dynamo need not trace it. What the build makes is elsewhere in an editable install."""
+    """Makes Dynamo skip our code, which runs between graphs. In an editable install, files created by the build are
+    elsewhere.
+    """
     for name in ("lapilli", "lapilli.abi", "lapilli.program.schema", "flatbuffers"):
         trace_rules.add(name)
 
 
 def patch() -> None:
-    """Tells PyTorch in Python what it must know of the device; doing it again does nothing. Touches no driver."""
+    """Patches PyTorch's Python code for the device; further calls do nothing. Touches no driver."""
     global _patched
     if _patched:
         return
@@ -230,7 +233,7 @@ def patch() -> None:
         if _patched:
             return
         _patched = True
-        # Not at import time, which is of all programs.
+        # Not at import time, which would slow down all programs.
         from lapilli.eager import autocast, generators, modules, saving, storages, tensors
 
         accelerator.patch(vulkan)
@@ -244,7 +247,9 @@ def patch() -> None:
 
 
 def begin() -> None:
-    """Makes the device ready for use; PyTorch calls it before the first tensor of the device is made. Raises as `ready`."""
+    """Makes the device ready for use; PyTorch calls it before the first tensor on the device is created. Raises as
+    `ready`.
+    """
     global _begun
     if _begun:
         return

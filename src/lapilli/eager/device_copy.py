@@ -1,6 +1,8 @@
-"""Copies between tensors of one device, of any strides and types: kernels whose sizes, strides and first elements are symbols.
+"""Copies between tensors on one device, with any strides and types. Sizes, strides and offsets are symbols of the kernels.
 
-Elements of one type are moved as bits, words of 64 bits as two of 32: what kernels cannot compute with they can still move."""
+Elements that keep their type are moved as bits, 64-bit words as pairs of 32-bit words: kernels can move even what they
+cannot compute with.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,17 @@ from lapilli.stream import Slice
 from lapilli.target import Target, for_values
 
 ALIGNMENT = 256
-"""Bytes to which a buffer can be bound on every device."""
+"""An alignment, in bytes, that is sufficient for buffer offsets on every device."""
 
-_FLOATS = {torch.float32, torch.bfloat16}  # with numbers beyond 32 bits that kernels have
+_FLOATS = {torch.float32, torch.bfloat16}  # types of kernels with numbers beyond 32 bits
 _BITS = {1: DType.uint8, 2: DType.int16, 4: DType.int32}
 
 
 def copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Every element of `source`, of the same shape and on the same device, into `target`, converted to its type.
+    """Copies every element of `source`, of the same shape and on the same device, into `target`, converted to its type.
 
-    Raises CannotRun where the types cannot be converted on the device."""
+    Raises CannotRun if the device cannot convert the types.
+    """
     if not target.numel():
         return
     if source.is_conj() != target.is_conj():
@@ -73,14 +76,16 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _copy_conjugate(target: torch.Tensor, source: torch.Tensor) -> None:
-    """One of both is conjugated where it is read."""
+    """Copies if one of both is a lazy conjugate."""
     to, of = (torch.view_as_real(x.conj() if x.is_conj() else x) for x in (target, source))
     copy(to[..., 0], of[..., 0])
     copy(to[..., 1], torch.neg(of[..., 1]))
 
 
 def _copy_parts(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Complex numbers are pairs of reals; of a real number the second one is 0, and a real number takes the first one."""
+    """Copies between complex and real numbers: a real one is a complex one with an imaginary part of 0, and takes the real
+    part of one.
+    """
     if not target.is_complex():
         return copy(target, torch.view_as_real(source)[..., 0])
     pairs = torch.view_as_real(target)
@@ -91,11 +96,11 @@ def _copy_parts(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _widened(source: torch.Tensor) -> torch.Tensor:
-    """float32 as float64, by its bits: sign and mantissa are kept, the exponent counts from another number. Dense."""
+    """float32 as float64, dense, by its bits: sign and mantissa are kept, and the exponent gets another bias."""
     bits = source.contiguous().view(torch.int32)
     magnitude = bits & 0x7FFFFFFF
     subnormal = magnitude < 0x00800000
-    # A subnormal number is a multiple of 2^-149: the multiple as a float tells exponent and mantissa.
+    # A subnormal number is an integer times 2^-149; exponent and mantissa are those of that integer as a float.
     normal = torch.where(subnormal, magnitude.float().view(torch.int32), magnitude)
     exponent = normal >> 23
     exponent = torch.where(exponent == 255, 2047, exponent + torch.where(subnormal, 896 - 149, 896))
@@ -104,7 +109,7 @@ def _widened(source: torch.Tensor) -> torch.Tensor:
 
 
 def gather(source: torch.Tensor, dtype: torch.dtype | None = None, order: Sequence[int] | None = None) -> torch.Tensor:
-    """A dense copy, in the order of dimensions that is asked for (default: row-major)."""
+    """A dense copy with its dimensions in the given order (default: row-major)."""
     shape = tuple(source.shape)
     order = tuple(range(len(shape))) if order is None else tuple(order)
     made = storage.empty(shape, dtype or source.dtype, source.get_device(), dense_strides(shape, order))
@@ -114,8 +119,9 @@ def gather(source: torch.Tensor, dtype: torch.dtype | None = None, order: Sequen
 
 
 def aligned(source: torch.Tensor) -> torch.Tensor:
-    """The same sizes and strides at the beginning of a buffer: what a program reads as it lies. A dimension that is repeated
-    (stride 0) has its bytes once."""
+    """A copy with the same sizes and strides at the beginning of a buffer, as a program reads it. A dimension with stride 0
+    is stored once.
+    """
     made = storage.empty(source.shape, source.dtype, source.get_device(), source.stride())
     if made.numel():
         size = storage.bytes_of(source.shape, source.dtype, source.stride())
@@ -145,18 +151,18 @@ def _same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def slice_of(tensor: torch.Tensor) -> Slice:
-    """Where a tensor begins: its buffer, and bytes from there."""
+    """The position of a tensor: its buffer, and the offset in bytes."""
     return storage.buffer_of(tensor), int(tensor.storage_offset()) * tensor.itemsize
 
 
 def _copy_bytes(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Dense tensors of the same layout."""
+    """Copies between dense tensors of the same layout."""
     stream = storage.stream_of(target.get_device())
     stream.copy(slice_of(source), slice_of(target), target.numel() * target.itemsize)
 
 
 def _gather_into(target: torch.Tensor, source: torch.Tensor, order: Sequence[int]) -> None:
-    """target: dense in this order."""
+    """Copies to a target that is dense in this order."""
     if not _is_aligned(target):
         return _copy_bytes(target, gather(source, target.dtype, order))
     kinds = _kinds(source.dtype, target.dtype)
@@ -169,7 +175,7 @@ def _gather_into(target: torch.Tensor, source: torch.Tensor, order: Sequence[int
 
 
 def _scatter(target: torch.Tensor, source: torch.Tensor) -> None:
-    """source: row-major, of the same type."""
+    """Copies from a row-major source of the same type."""
     kinds = _kinds(source.dtype, target.dtype)
     sizes, strides = _merged(list(target.shape), list(target.stride()), target.itemsize, kinds[1])
     if 0 in strides:
@@ -182,7 +188,7 @@ def _scatter(target: torch.Tensor, source: torch.Tensor) -> None:
     given = slice_of(source)
     if kinds[1].size >= 4:
         return _run(target, "scatter", kinds, [*sizes, *strides, first, span], [given], whole)
-    # Devices store whole words only: every word that the target touches is written, with its old bytes where they stay.
+    # Devices only store whole words: every word that the target touches is written, with its old bytes where they are kept.
     rows = dense_strides(sizes, range(len(sizes)))
     inwards = sorted(range(len(sizes)), key=lambda d: -strides[d])
     described = [values[d] for values in (sizes, strides, rows) for d in inwards]
@@ -190,7 +196,7 @@ def _scatter(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _kinds(source: torch.dtype, target: torch.dtype) -> tuple[DType, DType]:
-    """As what elements are read and written: as bits where they stay what they are."""
+    """The types in which elements are read and written: bits if they are unchanged."""
     if source == target:
         bits = _BITS[min(source.itemsize, 4)]
         return bits, bits
@@ -201,7 +207,7 @@ def _kinds(source: torch.dtype, target: torch.dtype) -> tuple[DType, DType]:
 
 
 def _merged(sizes: list[int], strides: list[int], itemsize: int, kind: DType) -> tuple[list[int], list[int]]:
-    """Sizes and strides of as few dimensions as possible, in elements of `kind`."""
+    """Sizes and strides with as few dimensions as possible, in elements of `kind`."""
     words = itemsize // kind.size
     if words > 1:
         sizes, strides = [*sizes, words], [*(s * words for s in strides), 1]
@@ -217,7 +223,9 @@ def _merged(sizes: list[int], strides: list[int], itemsize: int, kind: DType) ->
 
 
 def _place(tensor: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], kind: DType) -> tuple[int, int, int]:
-    """Where the buffer is bound, in bytes; the first element from there; and how many elements from there to the last."""
+    """The offset in bytes at which the buffer is bound, the index of the first element from there, and the number of
+    elements from there to the last.
+    """
     offset = int(tensor.storage_offset()) * tensor.itemsize
     at = offset // ALIGNMENT * ALIGNMENT
     first = (offset - at) // kind.size
@@ -229,7 +237,7 @@ def _run(
 ) -> None:
     lists = 3 if what == "merge" else 2
     rank = (len(symbols) - 2) // lists
-    # What is bound: the dense side, and the strided one from its first element to its last.
+    # The bound memory: the dense side, and the strided one from its first element to its last.
     most = max(math.prod(symbols[:rank]), symbols[lists * rank + 1])
     if max(most, *symbols) >= 2**31:
         raise CannotRun("it has more elements than kernels can count")
@@ -246,7 +254,7 @@ def _run(
 def _launch(
     index: int, what: str, kinds: tuple[DType, DType], rank: int, inputs: int, target: Target
 ) -> Callable[..., None]:
-    """A function that queues the work."""
+    """A function that queues the copy."""
     symbols = rank * (3 if what == "merge" else 2) + (3 if what == "merge" else 2)
     program = programs.load(index, _program(what, kinds, rank, target))
     return storage.stream_of(index).launch(program, 0, symbols, inputs, 1)
@@ -259,7 +267,7 @@ def _forget(index: int) -> None:
 
 @cache
 def _program(what: str, kinds: tuple[DType, DType], rank: int, target: Target) -> bytes:
-    """The program file. Symbols are in the order of `_run`."""
+    """The program file. Its symbols are in the order of `_run`."""
     write = {"gather": _gather_kernel, "scatter": _scatter_kernel, "merge": _merge_kernel}[what]
     return write(kinds, rank, target)
 
@@ -296,8 +304,9 @@ def _scatter_kernel(kinds: tuple[DType, DType], rank: int, target: Target) -> by
 
 
 def _merge_kernel(kinds: tuple[DType, DType], rank: int, target: Target) -> bytes:
-    """The inverse, for every element of the target's memory: the element of `in` that belongs there, or the old one. Strides
-    descend, and no two elements of the target meet."""
+    """The inverse, computed for every element of the target's memory: the element of `in` that belongs there, or the old
+    one. Strides descend, and no two elements of the target share memory.
+    """
     known = _symbols(*_names(rank, "ntr"), "first", "span", "count")
     source = Input((known["count"],), kinds[0], "source", "input", index=0)
     old = Input((known["span"],), kinds[1], "old", "input", index=1)

@@ -1,4 +1,4 @@
-"""Which devices there are, which one is the current one, and their streams."""
+"""The available devices, the current one, and their streams."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from lapilli.errors import LapilliError, OutOfMemoryError
 
-# `import torch` imports this module: the player, and NumPy with it, wait for the first function that needs them.
+# `import torch` imports this module: the player (and with it NumPy) is imported by the first function that needs it.
 if TYPE_CHECKING:
     import torch
 
     from lapilli.stream import Stream
 
 NAMES = ("vulkan", "privateuseone")
-"""What PyTorch calls the kind of device: before it has been announced, by its place."""
+"""PyTorch's name of the device type; before the announcement, that of the dispatch key."""
 
 streams: dict[int, Stream] = {}
 """The streams in use, by device index."""
 
 on_loss: list[Callable[[int], None]] = []
-"""Called with the index of a device that was lost: whoever keeps programs or launches for it forgets them."""
+"""Functions called with the index of a lost device; they drop cached programs and launches for it."""
 
 _lost: set[int] = set()
 _lock = threading.Lock()
@@ -33,7 +33,7 @@ _forked = False
 
 @functools.cache
 def found() -> tuple[dict[str, Any], ...]:
-    """The Vulkan devices of this machine as `lapilli.player.devices` describes them; none where there is no driver."""
+    """The Vulkan devices of this machine as described by `lapilli.player.devices`; none without a driver."""
     from lapilli import player
 
     try:
@@ -43,7 +43,7 @@ def found() -> tuple[dict[str, Any], ...]:
 
 
 def current_device() -> int:
-    """Index of the device that "vulkan" without an index means in this thread."""
+    """The index of the device that "vulkan" without an index refers to in this thread."""
     return getattr(_thread, "index", 0)
 
 
@@ -54,7 +54,7 @@ def set_current_device(index: int) -> None:
 def index_of(device: torch.device | str | int | None) -> int:
     """The index of a device, given as such, by name, by index, or as None (the current one).
 
-    Raises ValueError for another kind of device, and RuntimeError if there is no such device.
+    Raises ValueError for another type of device, and RuntimeError if there is no such device.
     """
     if device is None:
         index = None
@@ -75,12 +75,12 @@ def index_of(device: torch.device | str | int | None) -> int:
 
 
 def is_ours(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is on a device of this kind."""
+    """Whether a tensor is on a device of this type."""
     return tensor.device.type in NAMES
 
 
 def place(index: int) -> torch.device:
-    """The device `vulkan:<index>`, whether it has been announced or not."""
+    """The device `vulkan:<index>`, whether or not it has been announced."""
     import torch
 
     return torch.device("privateuseone", index)
@@ -102,9 +102,9 @@ def no_such_device(index: int) -> RuntimeError:
 
 
 def open_stream(index: int) -> Stream:
-    """Makes the stream of a device.
+    """Creates the stream of a device.
 
-    Raises RuntimeError where there is no such device, and in a forked child of a process that used one.
+    Raises RuntimeError if there is no such device, and in a forked child of a process that used one.
     """
     from lapilli import player
     from lapilli.stream import Stream
@@ -126,7 +126,7 @@ def open_stream(index: int) -> Stream:
 
 
 def _check(index: int, status: int) -> None:
-    """What the player says, in PyTorch's exceptions where it has one."""
+    """Converts errors of the player to PyTorch's exceptions, where it has a corresponding one."""
     from lapilli import player
 
     try:
@@ -140,18 +140,18 @@ def _check(index: int, status: int) -> None:
 
 
 def _forget_lost() -> None:
-    """The next tensor of a device that was lost opens it anew; those that were there stay lost."""
+    """Drops the streams of lost devices. The next tensor opens the device again; existing tensors stay lost."""
     for index, stream in list(streams.items()):
         if stream.lost:
             _lost.add(index)
             streams.pop(index, None)
-    for index in _lost:  # also what another thread made meanwhile, for what was there before
+    for index in _lost:  # including what another thread cached meanwhile for the lost device
         for forget in on_loss:
             forget(index)
 
 
 def stream_of(index: int) -> Stream:
-    """The stream of a device, made at its first use. Raises as `open_stream`."""
+    """The stream of a device, created at its first use. Raises as `open_stream`."""
     return streams.get(index) or open_stream(index)
 
 
@@ -167,7 +167,7 @@ def memory_limit(index: int, fraction: str | float) -> int:
 
 
 def check_fork() -> None:
-    """Raises RuntimeError in a forked child of a process that had used a device: drivers do not survive that."""
+    """Raises RuntimeError in a forked child of a process that had used a device: drivers do not survive a fork."""
     if _forked:
         raise RuntimeError(
             "A vulkan device cannot be used in a forked child of a process that has used one. To use it in several "

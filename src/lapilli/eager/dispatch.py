@@ -1,6 +1,7 @@
-"""The kernel of all ATen operators on the device: an exact key leads to a prepared launch, which is queued.
+"""The kernel of all ATen operators on the device: looks up the prepared launch of a call by its exact key, and queues it.
 
-A key that is new leads over its signature to a program (`programs.py`), or to the CPU (`host_call.py`)."""
+For a new key, the signature leads to a program (`programs.py`), or the call goes to the CPU (`host_call.py`).
+"""
 
 from __future__ import annotations
 
@@ -30,9 +31,9 @@ Overload = torch._ops.OpOverload
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _Tensor = torch.Tensor
-_default_dtype = torch.get_default_dtype  # of floating-point results of integers
+_default_dtype = torch.get_default_dtype  # the dtype of floating-point results of integers
 
-_MOST = 1 << 12  # launches that an operator keeps
+_MOST = 1 << 12  # launches cached per operator
 _lock = threading.RLock()
 
 
@@ -48,7 +49,9 @@ def _forget(index: int) -> None:
 class Operator:
     """An operator on tensors of the device.
 
-    Raises what torch raises for wrong arguments; NotImplementedError in strict mode for what the device cannot run."""
+    Raises torch's own exceptions for wrong arguments, and in strict mode NotImplementedError for calls that the device
+    cannot run.
+    """
 
     def __init__(self, op: Overload) -> None:
         self.schema = schema_of(op)
@@ -61,7 +64,7 @@ class Operator:
         exact: tuple[Any, ...]
         tensors: list[torch.Tensor]
         numbers: list[Any] = []
-        # What most calls are, in one expression each; the key is the same as that of `_exact`.
+        # The most common calls, with one expression each; the key is the same as that of `_exact`.
         if len(args) == 1 and type(x := args[0]) is _Tensor and not kwargs:
             tensors = [x]
             exact = (_default_dtype(), x.dtype, x.shape, x.stride(), x.get_device())
@@ -85,7 +88,7 @@ class Operator:
             tensors = []
             exact = self._exact(args, kwargs, tensors, numbers)
         launch = self.launches.get(exact)
-        if type(launch) is dict:  # numbers are compiled in
+        if type(launch) is dict:  # launches by their compiled-in numbers
             launch = launch.get(tuple(numbers))
         if launch is None:
             launch = self._prepare(exact, args, kwargs, tensors, numbers)
@@ -100,13 +103,13 @@ class Operator:
     def _exact(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[torch.Tensor], numbers: list[Any]
     ) -> tuple[Any, ...]:
-        """The exact key of a call; its tensors, and the numbers that may differ from call to call, are added to the lists."""
+        """The exact key of a call. Its tensors, and the numbers that may vary between calls, are appended to the lists."""
         key: list[Any] = [_default_dtype()]
         for k, leaf in enumerate(args):
             if (kind := type(leaf)) is _Tensor:
                 tensors.append(leaf)
                 key += (leaf.dtype, leaf.shape, leaf.stride(), leaf.get_device())
-            elif kind is float and k in self.numeric and leaf != 0 and leaf != 1:  # see is_runtime
+            elif kind is float and k in self.numeric and leaf != 0 and leaf != 1:  # as `is_runtime`
                 numbers.append(leaf)
                 key.append(float)
             else:
@@ -118,7 +121,7 @@ class Operator:
         return tuple(key)
 
     def _add(self, place: Any, leaf: Any, key: list[Any], tensors: list[torch.Tensor], numbers: list[Any]) -> None:
-        """One argument of the exact key."""
+        """Appends one argument to the exact key."""
         kind = type(leaf)
         if kind is float or kind is int:
             if place in self.numeric and is_runtime(leaf):
@@ -137,14 +140,14 @@ class Operator:
             key += (kind, leaf)
 
     def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The arguments in the schema's order, with the defaults of those that were not given."""
+        """The arguments in the schema's order, with defaults for those not given."""
         rest = self.schema.op._schema.arguments[len(args) :]
         return [*args, *(kwargs.get(argument.name, argument.default_value) for argument in rest)]
 
     def _prepare(
         self, key: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[torch.Tensor], numbers: list[Any]
     ) -> Callable[..., Any] | str:
-        """A launch for a new key, or why there is none."""
+        """A launch for a new key, or the reason why there is none."""
         devices.check_fork()
         leaves = self._leaves(args, kwargs)
         index = _index(leaves, tensors)
@@ -187,7 +190,7 @@ def _uploaded(leaf: Any, index: int) -> Any:
 
 
 def _index(leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> int:
-    """The device of a call."""
+    """The index of the device of a call."""
     for tensor in tensors:
         if is_ours(tensor):
             return tensor.get_device()
@@ -195,11 +198,11 @@ def _index(leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> int:
 
 
 _composite: dict[Overload, Callable[..., Any]] = {}
-"""Operators that are made of others, or need no program."""
+"""Kernels of operators that are composed of others, or need no program."""
 
 
 def composite(*ops: Overload) -> Callable[[_Function], _Function]:
-    """Registers what computes operators without a program of their own, by its decorator."""
+    """A decorator that registers a kernel of operators without a program of their own."""
 
     def add(function: _Function) -> _Function:
         _composite.update(dict.fromkeys(ops, function))
@@ -212,7 +215,7 @@ _kernels: dict[Overload, Callable[..., Any]] = {}
 
 
 def _kernel(op: Overload) -> Callable[..., Any]:
-    """What computes an operator."""
+    """The kernel of an operator."""
     known = _kernels.get(op)
     if known is None:
         kernel = _composite.get(op) or Operator(op)
@@ -221,18 +224,18 @@ def _kernel(op: Overload) -> Callable[..., Any]:
 
 
 def boxed(op: Overload, *args: Any, **kwargs: Any) -> Any:
-    """The kernel of operators that have none of their own, in the form that PyTorch wants of a fallback."""
+    """The kernel of operators without one of their own, in the form that PyTorch expects of a fallback."""
     return (_kernels.get(op) or _kernel(op))(*args, **kwargs)
 
 
 def call(op: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """An operator on tensors of the device."""
+    """Calls an operator on tensors of the device."""
     return _kernel(op)(*args, **kwargs)
 
 
 @functools.cache
 def run(op: Overload) -> Operator:
-    """An operator by a program, whatever else may be in its place."""
+    """An operator that runs by a program, whatever else may be registered for it."""
     return Operator(op)
 
 
@@ -240,12 +243,13 @@ _MADE_OF_OTHERS = {
     aten._to_copy.default, aten.empty_like.default, aten.new_empty.default, aten.new_empty_strided.default,
     aten.empty_permuted.default,
 }  # fmt: skip
-"""Operators with a lowering that PyTorch makes of others, because of the devices that they may name, or because nothing is to be
-computed."""
+"""Operators with a lowering that are still composed of others by PyTorch: they may name devices, or compute nothing."""
 
 
 def register(library: torch.library.Library) -> None:
-    """Registers kernels where PyTorch would make an operator of others: whatever has a lowering, and the same in place."""
+    """Registers kernels for operators that PyTorch would otherwise decompose: all with a lowering, and their in-place
+    variants.
+    """
     for overload in [*lowerings, *_composite]:
         if overload.namespace == "aten" and overload not in _MADE_OF_OTHERS and not _is_taken(overload):
             library.impl(_name(overload).removeprefix("aten::"), _kernel(overload), "PrivateUse1")  # type: ignore[no-untyped-call]
@@ -257,7 +261,7 @@ def _name(overload: Overload) -> str:
 
 
 def _is_taken(overload: Overload) -> bool:
-    """Whether it is a view, has a kernel already, or is made of operators with gradients of their own."""
+    """Whether it is a view, already has a kernel, or is composed of operators with gradients of their own."""
     name = _name(overload)
     if any(r.alias_info is not None and not r.alias_info.is_write for r in overload._schema.returns):
         return True

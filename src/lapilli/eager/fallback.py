@@ -1,4 +1,6 @@
-"""What runs on the CPU because the device cannot: with a warning for every operator, or not at all."""
+"""Calls that run on the CPU because the device cannot run them: with a warning for every operator or, in strict mode, not
+at all.
+"""
 
 from __future__ import annotations
 
@@ -16,32 +18,32 @@ from lapilli.eager.operator_schema import Schema
 
 _counts: Counter[str] = Counter()
 reasons: dict[str, str] = {}
-"""Why operators ran on the CPU, the last time that they did."""
+"""The reason why each operator last ran on the CPU."""
 
 
 def fallbacks() -> dict[str, int]:
-    """How often each operator ran on the CPU since the process began, or since `reset_fallbacks`."""
+    """The number of calls of each operator that ran on the CPU, since the process started or since `reset_fallbacks`."""
     return dict(_counts)
 
 
 def reset_fallbacks() -> None:
-    """Begins to count anew; every operator may warn once more."""
+    """Resets the counts; every operator may warn again."""
     _counts.clear()
 
 
 def strict() -> bool:
-    """Whether operators that would run on the CPU raise NotImplementedError."""
+    """Whether calls that would run on the CPU raise NotImplementedError."""
     return os.environ.get("LAPILLI_STRICT", "") not in ("", "0")
 
 
 def check_strict(schema: Schema, leaves: Sequence[Any], reason: str) -> None:
-    """Raises NotImplementedError in strict mode, if not for numbers, which the host computes anyway."""
+    """Raises NotImplementedError in strict mode, except for numbers, which the host computes anyway."""
     if strict() and not _is_number(leaves):
         raise refuse(schema, leaves, reason)
 
 
 def refuse(schema: Schema, leaves: Sequence[Any], reason: str) -> NotImplementedError:
-    """What strict mode says."""
+    """The exception of strict mode."""
     dtypes = dict.fromkeys(
         str(t.dtype).removeprefix("torch.") for t in tree_leaves(list(leaves)) if isinstance(t, torch.Tensor)
     )
@@ -52,7 +54,7 @@ def refuse(schema: Schema, leaves: Sequence[Any], reason: str) -> NotImplemented
 
 
 def nearest(schema: Schema, dtypes: Any) -> str:
-    """The nearest form of the call that is supported."""
+    """The most similar supported form of the call."""
     known = entry(schema.computed)
     if known.dtypes:
         missing = [d for d in dtypes if d not in known.dtypes]
@@ -64,14 +66,15 @@ def nearest(schema: Schema, dtypes: Any) -> str:
 
 
 def _is_number(leaves: Sequence[Any]) -> bool:
-    """Whether this computes with numbers in float64, tensors without dimensions: that is what the host is for. (The factor by
-    which gradients are divided is one.)"""
+    """Whether a call only computes with numbers in float64 (tensors without dimensions), which the host is meant for. (The
+    factor by which gradients are divided is one.)
+    """
     tensors = [t for t in tree_leaves(list(leaves)) if isinstance(t, torch.Tensor)]
     return any(t.dtype is torch.float64 for t in tensors) and not any(t.dim() for t in tensors)
 
 
 def note(schema: Schema, leaves: Sequence[Any], reason: str) -> None:
-    """Counts a call that ran on the CPU, and warns of the first of its operator; of numbers nothing is said."""
+    """Counts a call that ran on the CPU, and warns about the first one of each operator; not for numbers."""
     if _is_number(leaves):
         return
     name = str(schema.op)

@@ -33,7 +33,9 @@ def complex_to_complex(x: Tensor, dims: Sequence[int], normalization: int, forwa
 
 @composite(aten._fft_c2r.default)
 def complex_to_real(x: Tensor, dims: Sequence[int], normalization: int, last: int) -> Tensor:
-    """`aten._fft_c2r`: x complex64, of the last dimension the first n // 2 + 1 elements; the others are their conjugates."""
+    """`aten._fft_c2r`: x complex64; reads the first last // 2 + 1 elements of the last dimension, the others are their
+    conjugates.
+    """
     if not _is_supported(x, torch.complex64, dims):
         return run(aten._fft_c2r.default)(x, dims, normalization, last)  # type: ignore[no-any-return]
     return fourier.complex_to_real(_parts(x), dims, normalization, last, _tables(x.device)).contiguous()

@@ -1,7 +1,7 @@
-"""Where random numbers begin: generators of the device.
+"""Random number generators of the device.
 
-A generator of PyTorch's CPU gives every random operator a key, from which the operator's kernel computes its numbers. So
-seeds and states are PyTorch's, and what is drawn depends on the seed and the order of the operators, not on the device.
+A generator of PyTorch's CPU gives every random operator a key, from which the operator's kernel computes its numbers. Seeds
+and states are therefore PyTorch's, and the numbers depend on the seed and the order of operators, not on the device.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _seed: int | None = None
 
 
 def default_generator(index: int) -> Generator:
-    """The generator that the random operators of a device take where they are given none."""
+    """The generator that random operators of a device use if they are given none."""
     if index not in _defaults:
         _defaults[index] = Generator(torch.device("vulkan", index))
         _defaults[index].manual_seed(torch.initial_seed() if _seed is None else _seed)
@@ -57,14 +57,14 @@ def default_generator(index: int) -> Generator:
 
 
 def random_key(index: int, generator: torch.Generator | None = None) -> tuple[int, int]:
-    """The words of 32 bits from which a call draws its random numbers; generator: None for that of the device."""
+    """The 32-bit words from which a call draws its random numbers. generator: None for the device's default."""
     generator = default_generator(index) if generator is None else generator
     drawn = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
     return drawn & 0xFFFFFFFF, drawn >> 32
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seeds the default generators of all devices, also of those not used yet."""
+    """Seeds the default generators of all devices, including those not used yet."""
     global _seed
     _seed = int(seed)
     for generator in _defaults.values():
@@ -80,5 +80,5 @@ def _new_generator(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def patch() -> None:
-    """Lets ``torch.Generator`` make ours: PyTorch asks a device's C++ part, which does not exist."""
+    """Makes ``torch.Generator`` create ours; PyTorch would call a C++ part that the device does not have."""
     replace(OpaqueBaseMeta, "__call__", _new_generator)

@@ -1,4 +1,4 @@
-"""Operators on the CPU, for tensors of the device, where the device cannot compute them."""
+"""Runs operators on the CPU, for tensors on the device, if the device cannot run them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from lapilli.eager.operator_schema import Schema, wrapped
 
 
 def on_cpu(schema: Schema, leaves: Sequence[Any], index: int, reason: str) -> Any:
-    """The operator on the CPU, with its results and what it writes on the device `index`.
+    """Runs an operator on the CPU, with its results, and the arguments that it writes, on the device `index`.
 
-    Raises what torch raises for wrong arguments, and NotImplementedError in strict mode."""
+    Raises torch's own exceptions for wrong arguments, and NotImplementedError in strict mode.
+    """
     moved: dict[int, torch.Tensor] = {}
 
     def down(leaf: Any) -> Any:
@@ -32,7 +33,7 @@ def on_cpu(schema: Schema, leaves: Sequence[Any], index: int, reason: str) -> An
     fallback.check_strict(schema, leaves, reason)
     given = [tree_map(down, list(leaf) if isinstance(leaf, tuple) else leaf) for leaf in leaves]
     if "generator" in schema.names and given[place := schema.names.index("generator")] is None:
-        given[place] = default_generator(index)  # so that random numbers follow the device's seed here too
+        given[place] = default_generator(index)  # so that random numbers follow the device's seed
     given = _with_tensors(schema, given)
     args, kwargs = arguments(schema, given)
     with torch.no_grad():
@@ -57,7 +58,7 @@ def on_cpu(schema: Schema, leaves: Sequence[Any], index: int, reason: str) -> An
 
 
 def _with_tensors(schema: Schema, given: list[Any]) -> list[Any]:
-    """With tensors of no dimensions for numbers where the operator takes no numbers."""
+    """The arguments, with numbers as tensors without dimensions where the operator does not accept numbers."""
     beside = [
         t for k, t in enumerate(given) if k in schema.tensors and k not in schema.outs and isinstance(t, torch.Tensor)
     ]

@@ -1,4 +1,4 @@
-"""What inductor, torch.compile's default backend, says of tensors of the device: it makes code for other devices."""
+"""Makes inductor, torch.compile's default backend, refuse tensors of the device: it cannot generate code for it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from lapilli.errors import CompileError
 
 
 def refuse(common: Any) -> None:
-    """Registers what raises in the place of a code generator. common: ``torch._inductor.codegen.common``."""
+    """Registers, in place of a code generator, a class that raises. common: ``torch._inductor.codegen.common``."""
     common.register_device_op_overrides("vulkan", None)
     common.register_backend_for_device("vulkan", _Refusal, _Refusal)
 
 
 class _Refusal:
-    """What inductor takes for its scheduling and its wrapper."""
+    """Used by inductor as scheduling and wrapper; raises when it is created."""
 
-    supports_caching = False  # asked of the class before one is made
+    supports_caching = False  # read from the class before an instance is created
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise CompileError(

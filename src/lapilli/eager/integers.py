@@ -1,7 +1,8 @@
-"""Integers that may leave the 32 bits in which kernels compute: int64 results that are sums, products or powers.
+"""Integers that may exceed the 32 bits in which kernels compute: int64 results that are sums, products or powers.
 
-Numbers from the host that are too large are noticed when they come (`storage.exceeds_int32`). Large results are noticed by the
-largest of the operands, where their types alone do not say enough. To know it, the host waits for the device."""
+Numbers from the host that are too large are detected on arrival (`storage.exceeds_int32`). Large results are detected by
+the largest magnitudes of the operands, if their types are not sufficient. For those, the host waits for the device.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +20,24 @@ aten = torch.ops.aten
 MOST = 2**31 - 1
 _SMALL = {torch.bool: 1, torch.uint8: 255, torch.int8: 128, torch.int16: 1 << 15}
 _STEP = 1 << 20
-"""Numbers up to this are added without a look: that counters come so near the end is not expected."""
+"""Smaller numbers are added without a check: counters are not expected to come that close to the limit."""
 
 Fits = Callable[[list[int]], bool]
 
 
 @dataclass(frozen=True)
 class Limit:
-    """operands: ("tensor", number of a tensor of the call), ("number", number of a number of the call) or ("value", itself);
-    fits: whether results of operands of such magnitudes do."""
+    """A condition on the magnitudes of operands.
+
+    operands: ("tensor", index of a tensor of the call), ("number", index of a number of the call) or ("value", the number
+    itself). fits: whether results of operands with given magnitudes fit into 32 bits.
+    """
 
     operands: tuple[tuple[str, int], ...]
     fits: Fits
 
     def check(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> None:
-        """Raises CannotRun where a result may be too large."""
+        """Raises CannotRun if a result may be too large."""
 
         def magnitude(operand: tuple[str, int], look: bool) -> int:
             kind, k = operand
@@ -51,23 +55,23 @@ _STRICT = {
     aten.full_like.default, aten.new_full.default, aten.index_fill.int_Scalar, aten.index_add.default, aten.scatter.value,
     aten.where.ScalarSelf, aten.where.ScalarOther, aten.threshold.default, aten.addmm.default, aten.baddbmm.default,
 }  # fmt: skip
-"""Operators whose Python numbers must fit into the type of the result. Others convert them first: they wrap around."""
+"""Operators whose Python numbers must fit into the type of the result. Other operators wrap them around."""
 _WITHIN = {
     d: (-torch.iinfo(d).max if d is torch.uint8 else torch.iinfo(d).min, torch.iinfo(d).max)
     for d in (torch.uint8, torch.int8, torch.int16)
 } | {torch.int64: (-(2**31), 2**31 - 1)}
-"""What fits; negative numbers for uint8 wrap around. Of int64, what kernels compute in 32 bits."""
+"""Numbers that fit a type; negative ones for uint8 wrap around, and those for int64 are limited to 32 bits."""
 
 
 @dataclass(frozen=True)
 class Within:
-    """Between which numbers all Python numbers of a call lie."""
+    """A range that all Python numbers of a call must be in."""
 
     low: int
     high: int
 
     def check(self, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> None:
-        """Raises CannotRun where torch refuses a number, which it says best itself."""
+        """Raises CannotRun for a number that torch rejects; torch's own message is better."""
         if not all(self.low <= n <= self.high for n in numbers):
             raise CannotRun("a number does not fit into the type of the result")
 
@@ -79,8 +83,9 @@ def limit(
     numbers: Sequence[int | None],
     results: Sequence[Any],
 ) -> Limit | Within | None:
-    """What to look at in the calls of an operator; None: nothing. places, numbers: which tensors and which number of the call each
-    argument is; results: their shapes, strides and dtypes."""
+    """The check for calls of an operator; None if there is none. places, numbers: the indices of the tensors, and of the
+    number, of each argument. results: their shapes, strides and dtypes.
+    """
     if op in _STRICT and results[0][2] in _WITHIN and not (results[0][2] is torch.int64 and op in _RULES):
         return Within(*_WITHIN[results[0][2]])
     if op not in _RULES or results[0][2] is not torch.int64:
@@ -97,14 +102,14 @@ def limit(
 
 
 def largest(tensor: torch.Tensor) -> int:
-    """The largest magnitude in a tensor; more than MOST where it has infinities or NaN, next to which the rest is not seen."""
+    """The largest magnitude in a tensor; more than MOST if it has infinities or NaN, which hide the other elements."""
     if not tensor.numel():
         return 0
     bounds = [x.item() for x in tensor.aminmax()]
     return max(abs(int(x)) if math.isfinite(x) else MOST + 1 for x in bounds)
 
 
-# --- rules: from the arguments and the number of results to what fits
+# --- rules: from the arguments and the number of results to a condition
 
 
 def _sum(terms: int) -> Fits:
@@ -130,7 +135,7 @@ def _reduced(leaves: Sequence[Any], made: int) -> int:
 
 
 def _along(leaves: Sequence[Any], made: int) -> int:
-    """Of a running sum or product."""
+    """The number of terms of a cumulative sum or product."""
     return int(leaves[0].shape[leaves[1]]) if leaves[0].dim() else 1
 
 
@@ -149,7 +154,7 @@ def _subtracted(magnitudes: list[int]) -> bool:
 
 
 def _collected(terms: int) -> Fits:
-    """What is there, and sums of others that are put there."""
+    """An old value plus a sum of others."""
     return lambda magnitudes: magnitudes[0] + terms * math.prod(magnitudes[1:]) <= MOST
 
 
@@ -191,4 +196,4 @@ _RULES: dict[Any, tuple[tuple[int, ...], Callable[[Sequence[Any], int], Fits]]] 
     aten.index_add.default: ((0, 3, 4), lambda x, n: _collected(x[3].numel())),
     aten.scatter_add.default: ((0, 3), lambda x, n: _collected(x[3].numel())),
 }
-"""The arguments that count, and what their magnitudes have to fulfil."""
+"""The relevant arguments, and the condition on their magnitudes."""

@@ -1,8 +1,9 @@
-"""The one way in which work on tensors of the device is queued: a method of a loaded program, bound to the values of a call.
+"""The only way to queue work on tensors of the device: a method of a loaded program, bound to the values of a call.
 
-`Launch` holds what is the same for all front ends: which numbers and integers a kernel can compute with, random keys, where a
-tensor may begin, when a result may be written over an operand, what happens where there is nothing to compute or no memory. Its
-callers convert values: `operator_launch.py` those of an operator, `method_call.py` those of a method of any program."""
+`Launch` does what all front ends need: it checks the numbers and integers that kernels can compute with, draws random keys,
+checks where tensors begin and whether results may overwrite operands, and handles empty results and lack of memory. Its
+callers convert values: `operator_launch.py` those of an operator, `method_call.py` those of a method of any program.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from lapilli.eager.generators import random_key
 from lapilli.player import NativeProgram
 
 Run = Callable[[Sequence[Any], Mapping[str, Any], Sequence[torch.Tensor], Sequence[Any]], Any]
-"""A call of an operator: its arguments, and the tensors and the numbers among them."""
+"""Runs a call of an operator, given its arguments, and the tensors and numbers among them."""
 
 _FLOAT = struct.Struct("<f")
 _UINT = struct.Struct("<I")
 
 
 def bits(number: Any) -> int:
-    """32 bits of a number, as a kernel gets it. Raises CannotRun for an integer that has more."""
+    """The 32 bits of a number, as passed to kernels. Raises CannotRun for an integer with more."""
     if type(number) is float:
         try:
             return _UINT.unpack(_FLOAT.pack(number))[0]  # type: ignore[no-any-return]
@@ -35,7 +36,7 @@ def bits(number: Any) -> int:
 
 
 def fitting(number: Any) -> int:
-    """The integer itself. Raises CannotRun where it does not fit into 32 bits."""
+    """The integer itself. Raises CannotRun if it does not fit into 32 bits."""
     if not -(2**31) <= number < 2**31:
         raise CannotRun(f"the number {number} does not fit into the 32 bits in which the GPU computes integers")
     return int(number)
@@ -44,11 +45,12 @@ def fitting(number: Any) -> int:
 class Launch:
     """A method of a program on one device.
 
-    symbols: its symbols in their order: a value that is known, a conversion of the number that a call gives for it (`bits`,
-    `fitting`; it raises CannotRun), or the number of a `Key`'s word. inputs: dtypes. outputs: how many tensors it computes. sums:
-    whether it computes int64 results that are not looked at otherwise, so that operands must be well within 32 bits. checks:
-    operators whose int64 results the program looks at itself; the number of the first that failed is one more output. effects:
-    whether a run does something even where all its results are empty (it changes states of the program)."""
+    symbols: its symbols in order: a known value, a conversion of a number that the call provides (`bits` or `fitting`,
+    which raise CannotRun), or a `Key`. inputs: dtypes. outputs: the number of tensors that it computes. sums: whether it
+    computes unchecked int64 results, so that operands must be well within 32 bits. checks: operators whose int64 results
+    the program checks itself; the number of the first that failed is an additional output. effects: whether a run has
+    effects even if all its results are empty (it changes states of the program).
+    """
 
     def __init__(
         self, native: NativeProgram, method: int, index: int, symbols: Sequence[Symbol], inputs: Sequence[torch.dtype],
@@ -57,9 +59,9 @@ class Launch:
         """index: of the device."""
         self.index = index
         self.random = any(isinstance(s, Key) for s in symbols)
-        """Whether random numbers are drawn."""
+        """Whether it draws random numbers."""
         self.looks = torch.int64 in inputs
-        """Whether operands are looked at for integers that do not fit."""
+        """Whether operands are checked for integers that do not fit."""
         self._symbols = [s if isinstance(s, int) else 0 for s in symbols]
         self._numbers = [(place, s) for place, s in enumerate(symbols) if callable(s)]
         self._keys = [(place, s.word) for place, s in enumerate(symbols) if isinstance(s, Key)]
@@ -73,8 +75,10 @@ class Launch:
         self._enqueue = self._stream.launch(native, method, len(symbols), len(inputs), outputs + bool(checks))
 
     def bind(self, numbers: Sequence[Any], generator: torch.Generator | None = None) -> list[int]:
-        """The values of the symbols. numbers: those that the call gives, in the symbols' order; generator: of random numbers
-        (None: the device's, which torch.manual_seed seeds). Raises CannotRun for numbers that kernels do not hold."""
+        """The values of the symbols. numbers: those that the call provides, in the symbols' order. generator: of random
+        numbers (None: the device's, which torch.manual_seed seeds). Raises CannotRun for numbers that kernels cannot
+        represent.
+        """
         words = self._symbols[:]
         if self._numbers:
             for (place, convert), number in zip(self._numbers, numbers, strict=True):
@@ -86,7 +90,7 @@ class Launch:
         return words
 
     def check(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Raises CannotRun where an operand has integers that kernels do not compute with."""
+        """Raises CannotRun if an operand has integers that kernels cannot compute with."""
         for k in self._integers:
             if self._exceeds_int32(inputs[k]):
                 raise CannotRun(
@@ -96,8 +100,9 @@ class Launch:
     def may_write(
         self, target: torch.Tensor, inputs: Sequence[torch.Tensor], read_where_written: Sequence[int]
     ) -> bool:
-        """Whether a result may be written into the memory of a tensor that lies as the program writes it: what the program reads
-        of this memory, it reads element by element where it writes. read_where_written: inputs that are read so."""
+        """Whether a result may be written to the memory of a tensor with its layout. The program must read that memory only
+        element by element, where it writes. read_where_written: inputs that are read like that.
+        """
         if target.storage_offset() * target.itemsize % self._alignment:
             return False
         buffer = storage.buffer_of(target)
@@ -112,17 +117,20 @@ class Launch:
         )
 
     def queue(self, words: list[int], inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-        """Queues the work. words: of `bind`, which are used up. inputs: tensors of the device that lie as the program reads them,
-        wherever they begin. results: tensors that lie as it writes them, of `storage.empty` or such as `may_write` allows.
+        """Queues the work. words: those of `bind`, to which this appends. inputs: tensors on the device with the layout
+        that the program reads, at any offset. results: tensors with the layout that it writes, from `storage.empty`, or
+        such as `may_write` accepts.
 
-        Raises CannotRun where a check of the program fails, torch.OutOfMemoryError where memory between does not fit."""
+        Raises CannotRun if a check of the program fails, and torch.OutOfMemoryError if there is no memory for
+        intermediates.
+        """
         for result in results:
             if result.numel():
                 break
         else:
             if not self._effects:
                 return
-        alignment, held = self._alignment, []  # a copy lives until the work is queued
+        alignment, held = self._alignment, []  # keeps copies alive until the work is queued
         for tensor, size in zip(inputs, self._sizes, strict=True):
             offset = tensor.storage_offset() * size
             if offset % alignment:
@@ -136,7 +144,7 @@ class Launch:
         if not self._checks:
             self._enqueue(*words)
             return
-        first = storage.empty((), torch.int32, self.index)  # number of the first check that failed, from 1, or 0
+        first = storage.empty((), torch.int32, self.index)  # number of the first failed check, from 1, or 0
         self._enqueue(*words, storage.buffer_of(first).address, 0)
         failed = int(storage.to_cpu(first).item())
         if failed:
@@ -144,19 +152,20 @@ class Launch:
                 f"the int64 results of {self._checks[failed - 1]} do not fit into the 32 bits in which the GPU computes them"
             )
 
-    # --- The same for the warm calls of operators, with as little to do as possible: every line of these functions counts.
+    # --- Fast paths for repeated calls of operators. Every line of these functions costs time.
 
     @property
     def is_plain(self) -> bool:
-        """Whether the fast paths are possible: nothing is drawn or looked at."""
+        """Whether the fast paths are possible: nothing is drawn or checked."""
         return not (self.random or self.looks or self._checks)
 
     def fast_new(
         self, inputs: Sequence[int], numbers: Sequence[int], shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype,
         otherwise: Run,
     ) -> Run:  # fmt: skip
-        """A call with one new result, of a plain launch. inputs, numbers: which of the call's tensors and numbers it takes;
-        otherwise: what does the call where a tensor does not begin where the program may read."""
+        """The fast path of a plain launch with one new result. inputs, numbers: indices of the call's tensors and numbers
+        that it uses. otherwise: called instead if a tensor begins where the program cannot read.
+        """
         steps = None if strides == device_copy.dense_strides(shape, range(len(shape))) else strides
         taken = list(zip(inputs, self._sizes, strict=True))
         alignment, index, plain = self._alignment, self.index, self.index == 0 and steps is None
@@ -189,8 +198,10 @@ class Launch:
     def fast_in_place(
         self, inputs: Sequence[int], numbers: Sequence[int], position: int, name: str, itemsize: int, safe: set[int], otherwise: Run
     ) -> Run:  # fmt: skip
-        """The same with the result in an argument, at a position or of a name, that lies as the program writes it. safe: tensors
-        of the call that are read where they are written, if they begin with it."""
+        """The fast path of a plain launch with the result in an argument, given by position or name, that has the layout
+        the program writes. safe: tensors of the call that are only read where they are written, provided that they begin at
+        the same element.
+        """
         symbols, taken = self._symbols, list(zip(inputs, self._sizes, strict=True))
         slots = [(place, k, convert) for (place, convert), k in zip(self._numbers, numbers, strict=True)]
         alignment, enqueue = self._alignment, self._enqueue

@@ -1,7 +1,9 @@
-"""Products of halves that are worth matrix units: which calls they are, and how their programs see sizes.
+"""Half-precision products that are worth matrix units: which calls they are, and the sizes that their programs see.
 
-Their kernels read eight halves at once and have tiles for the size of the work, so sizes are not quite open: a symbol is
-an eighth of a size where that is whole, and lies between bounds, two to a doubling. A sequence that grows meets few of them."""
+Their kernels read eight halves at once, and have tiles according to the amount of work. Sizes are therefore not entirely
+dynamic: a symbol is an eighth of a size that is a multiple of eight, and is bounded, with two ranges per power of two. A
+growing sequence passes through few of these.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,19 @@ from lapilli.target import Target
 aten = torch.ops.aten
 
 HEAVY = 1 << 26
-"""Multiplications that take the kernels for open sizes longer than Python takes for a call."""
+"""Multiplications for which the kernels for dynamic sizes take longer than Python takes for a call."""
 LARGE = 1 << 20
-"""Elements of a matrix that these kernels would pack for every call, however few rows it is multiplied by."""
+"""Elements of a matrix that is too large to be packed in every call, as those kernels do, for however few rows."""
 
 _PRODUCTS: dict[Any, tuple[int, int]] = {
     aten.mm.default: (0, 1), aten.addmm.default: (1, 2), aten.bmm.default: (0, 1), aten.baddbmm.default: (1, 2),
 }  # fmt: skip
-"""Where the matrices are among the arguments."""
+"""The positions of the matrices among the arguments."""
 _CONVOLUTIONS: dict[Any, tuple[int, int]] = {aten.convolution.default: (0, 1)}
 
 
 def choose(signature: CallSignature, device: int) -> tuple[Target, CallSignature]:
-    """What a call is compiled for, and its signature there."""
+    """The target for which a call is compiled, and its signature there."""
     full = target_of(device, matrix=True)
     if full.cooperative_matrix and is_heavy(signature):
         return full, replace(signature, ranges=True)
@@ -38,7 +40,7 @@ def choose(signature: CallSignature, device: int) -> tuple[Target, CallSignature
 
 
 def is_heavy(signature: CallSignature) -> bool:
-    """Whether a call is a product of halves with enough to do."""
+    """Whether a call is a half-precision product with enough work."""
     op = signature.schema.computed
     places = _PRODUCTS.get(op) or _CONVOLUTIONS.get(op)
     if places is None:

@@ -1,4 +1,6 @@
-"""Methods of programs called with tensors of the device: for compiled graphs, and for programs that are given such tensors."""
+"""Calls methods of programs with tensors on the device: for compiled graphs, and for programs that are given such
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,13 @@ Shape = tuple[int, ...]
 
 
 class MethodCall:
-    """One method: its sizes are given by value, its tensors row-major on the device."""
+    """One method. Its sizes are given by value, and its tensors are row-major, on the device."""
 
     def __init__(self, native: NativeProgram, number: int, description: Description, index: int) -> None:
         """number: of the method; index: of the device."""
         method = description.methods[number]
         self.sizes = [s.name for s in method.symbols if s.name not in RANDOM_KEY]
-        """Names of the symbols that a call gives values for."""
+        """Names of the symbols whose values a call provides."""
         self.index = index
         self._launch = Launch(
             native, number, index,
@@ -39,7 +41,9 @@ class MethodCall:
         self._fixed = None if names else self._shapes()
 
     def __call__(self, sizes: Sequence[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """sizes: in the order of `sizes`. Raises CannotRun for integers beyond 32 bits, given or computed."""
+        """Queues a call. sizes: in the order of `sizes`. Raises CannotRun for integers beyond 32 bits, given or
+        computed.
+        """
         launch = self._launch
         launch.check(inputs)
         words = launch.bind(sizes)
@@ -50,8 +54,9 @@ class MethodCall:
 
 
 def shapes_of(names: Sequence[str], shapes: Sequence[Sequence[int | str]]) -> Callable[..., Sequence[Shape]] | None:
-    """A function from the values of the symbols to the shapes; the player writes sizes as Python does. None where one is too
-    long to be written whole (parts of it have names then, such as e41): the player knows it."""
+    """A function from the values of the symbols to the shapes; the player writes sizes in Python's syntax. None if one is
+    too long to be written out (parts of it have names then, such as e41): the player must compute it.
+    """
     local = {name: f"v{k}" for k, name in enumerate(names)}
     words = {
         w for shape in shapes for size in shape if isinstance(size, str) for w in re.findall(r"[A-Za-z_]\w*", size)

@@ -1,7 +1,7 @@
-"""Moving modules: parameters that were one stay one, and scripted modules move too.
+"""Moves modules such that shared parameters stay shared, and scripted modules move as well.
 
-PyTorch changes a parameter's data in place where both devices are its own; for others it makes new parameters, one for
-every place where a module holds it. What was tied would come apart.
+PyTorch changes a parameter's data in place if both devices are its own. For others it creates a new parameter wherever a
+module holds one, which would separate tied weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _moving = threading.local()
 
 
 def patch() -> None:
-    """Wraps ``Module._apply``, on which ``to``, ``vulkan``, ``cpu`` and the like are built."""
+    """Wraps ``Module._apply``, on which ``to``, ``vulkan``, ``cpu`` and the like are based."""
     apply: Any = torch.nn.Module._apply
     _tie_what_is_moving(apply)
 
@@ -48,8 +48,10 @@ _Tie = tuple[torch.Tensor, list[_Place]]
 
 
 def _tie_what_is_moving(apply: Any) -> None:
-    """Where moving a module is the first use of the device, PyTorch's own `_apply` is at work, and has replaced nothing yet: its
-    weights are tied again when it is done, which is when the function that it applies is no longer needed."""
+    """Handles the case that moving a module is the first use of the device: PyTorch's own `_apply` is running then, and has
+    not replaced anything yet. Weights are tied again when it is done, that is, when the function that it applies is
+    released.
+    """
     frame: FrameType | None = sys._getframe()
     root = None
     while frame is not None:
@@ -61,7 +63,7 @@ def _tie_what_is_moving(apply: Any) -> None:
 
 
 def _tie(ties: list[_Tie]) -> None:
-    """Lets places that held the same parameter or buffer hold the same again, where it came to the device or left it."""
+    """Makes places that shared a parameter or buffer share it again, if it moved to or from the device."""
     for before, ((values, name), *others) in ties:
         if is_ours(before) or is_ours(values[name]):
             for other_values, other_name in others:
@@ -69,7 +71,7 @@ def _tie(ties: list[_Tie]) -> None:
 
 
 def _ties(root: torch.nn.Module) -> list[_Tie]:
-    """The places of every parameter and buffer that has several."""
+    """All places of every parameter and buffer that has several."""
     places: dict[int, list[_Place]] = {}
     for module in root.modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -82,7 +84,7 @@ def _ties(root: torch.nn.Module) -> list[_Tie]:
 
 
 def _apply_to_script(self: Any, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-    """``Module._apply`` for scripted modules, whose parameters are plain tensors that C++ holds."""
+    """``Module._apply`` for scripted modules, whose parameters are plain tensors owned by C++."""
     moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def move(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""What else wants to be PyTorch's accelerator: one that PyTorch was built with, or a device of another package.
+"""Other candidates for PyTorch's accelerator: one that PyTorch was built with, or a device of another package.
 
-PyTorch has one accelerator in a process, and a device from outside that has a name is it: `at::getAccelerator` asks for the name
-first. Autograd knows the streams of the accelerator only, so a backward pass on CUDA fails beside a device with a name,
-whatever its hooks and guards say. Therefore the device is not announced where it would have neighbours.
+PyTorch has one accelerator per process, and a named device from outside is always it: `at::getAccelerator` checks for the
+name first. Autograd only knows the streams of the accelerator, so that a backward pass on CUDA fails if a device has a
+name, whatever its hooks and guards return. The device is therefore not announced if it would have neighbours.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ _NODES = {
     "cuda": ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/proc/driver/nvidia", "/dev/nvhost-gpu", "/dev/nvgpu"),
     "hip": ("/dev/kfd", "/dev/dxg"),
 }
-"""What Linux has where the kernel's part of the driver is loaded."""
+"""Paths that exist on Linux if the kernel driver is loaded."""
 
 _VISIBLE = {"cuda": ("CUDA_VISIBLE_DEVICES",), "hip": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")}
 
 
 def built_in() -> torch.device | None:
-    """The accelerator that PyTorch was built with, whether the machine has one or not; None once "vulkan" is announced."""
+    """The accelerator that PyTorch was built with, whether or not the machine has one; None once "vulkan" is announced."""
     found = torch._C._accelerator_getAccelerator()
     return None if found is None or found.type == "vulkan" else found
 
 
 def possible() -> torch.device | None:
-    """The accelerator of this machine that PyTorch was built for, in doubt too. Touches no driver: `import torch` asks, and
-    CUDA's would take a second and could not be used after a fork."""
+    """The accelerator that PyTorch was built with, unless this machine certainly lacks it. Touches no driver: this runs at
+    `import torch`, and CUDA's driver would take a second, and could not be used after a fork.
+    """
     found = built_in()
     if found is None or found.type != "cuda":
         return found
@@ -43,7 +44,7 @@ def possible() -> torch.device | None:
 
 
 def other_packages() -> list[str]:
-    """The names of other packages' devices that `import torch` is about to load: for one of them the place is free."""
+    """The names of other packages' devices that `import torch` is about to load; the place is left to them."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_name != "_import_device_backends":
         frame = frame.f_back

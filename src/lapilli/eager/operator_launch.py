@@ -1,4 +1,6 @@
-"""Operators as launches: a program, bound to one exact form of a call (sizes, strides, types), with the call's values converted."""
+"""Launches of operators: a program bound to one exact form of a call (sizes, strides, types), with the call's values
+converted.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,15 @@ from lapilli.errors import NoDeviceError
 from lapilli.ir.node import MOST_ELEMENTS
 
 REFUSED = {torch.float64, torch.complex32, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64}
-"""Types of which kernels have no elements."""
+"""Types that kernels do not support."""
 
 aten = torch.ops.aten
 
 
 def _checked(dtype: torch.dtype, number: Any) -> int:
-    """`bits` of a Scalar for a kernel of a type of floats. Raises CannotRun for a number that it does not hold: nearly everywhere
-    torch refuses it, and says so."""
+    """`bits` of a Scalar for a kernel on floats. Raises CannotRun for a number that the dtype cannot represent; mostly,
+    torch rejects it with an exception.
+    """
     if math.isfinite(number) and abs(number) > torch.finfo(dtype).max:
         raise CannotRun(f"the number {number} does not fit into {str(dtype).removeprefix('torch.')}")
     return bits(number)
@@ -41,9 +44,10 @@ def _check(leaves: Sequence[Any], operands: Sequence[TensorOperand]) -> Callable
 
 
 class OperatorLaunch:
-    """Called with the arguments, the tensors and the numbers among them, it queues the work and returns the results.
+    """Called with the arguments, and the tensors and numbers among them; queues the work and returns the results.
 
-    Raises CannotRun where the values that it is given cannot be computed on the device."""
+    Raises CannotRun if the device cannot compute with the given values.
+    """
 
     def __init__(
         self,
@@ -86,7 +90,7 @@ class OperatorLaunch:
         self.inputs = _inputs(schema, given, tensors)
         try:
             loaded = program.loaded(index, functools.partial(load, index))
-        except NoDeviceError as error:  # programs are made for the device: it is only sizes that do not fit
+        except NoDeviceError as error:  # programs are compiled for the device: only sizes can be too large
             raise CannotRun(TOO_LARGE) from error
         self.given = [k for kind, k, _, _ in compiled.symbols if kind == "number"]
         self.launch = Launch(
@@ -106,7 +110,7 @@ class OperatorLaunch:
         self.direct = {k for k, position in schema.stored if self._has_layout(k, leaves[position])}
 
     def _has_layout(self, k: int, target: Any) -> bool:
-        """Whether an argument lies in memory as the program writes a result."""
+        """Whether an argument has the layout in which the program writes a result."""
         shape, strides, dtype = self.results[k]
         if not isinstance(target, torch.Tensor) or tuple(target.shape) != shape or target.dtype != dtype:
             return False
@@ -152,7 +156,7 @@ class OperatorLaunch:
     def _target(
         self, k: int, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Sequence[int]
     ) -> torch.Tensor | None:
-        """The argument to which a result is written; one that was given as out gets its shape."""
+        """The argument to which a result is written; an out argument is resized."""
         position = self.stored.get(k)
         if position is None:
             return None
@@ -180,9 +184,10 @@ class OperatorLaunch:
         )
 
     def fast(self, tensors: Sequence[torch.Tensor]) -> Run:
-        """The call as a function with as little to do as possible, for most operators of a model: they have one result, and
-        nothing that has to be gathered, drawn, or looked at for large integers. Else the launch itself. tensors: of the call,
-        with the strides of all such calls."""
+        """The call as a function with as little overhead as possible, for most operators of a model: those with one result,
+        and with nothing to gather, draw, or check for large integers. Otherwise the launch itself. tensors: those of the
+        call, with the strides of all such calls.
+        """
         if len(self.results) != 1 or self.tree not in (0, [0]) or self.schema.listed or 0 in self.results[0][0]:
             return self
         sources = [self.numbers[k] for k in self.given]
@@ -208,7 +213,7 @@ class OperatorLaunch:
 def _symbol(
     source: tuple[str, int, int, int], operands: Sequence[TensorOperand], conversions: Sequence[Callable[[Any], int]]
 ) -> Symbol:
-    """What a symbol of a compiled program is: a size of an operand, a number of the call, or of the random key."""
+    """The value of a symbol of a compiled program, or its source: a number of the call, or of the random key."""
     kind, k, d, unit = source
     if kind == "size":
         return operands[k].shape[d] // unit
@@ -217,15 +222,16 @@ def _symbol(
 
 @dataclass
 class ArgumentPlaces:
-    """Where the leaves of a call are: for every argument in the schema's order the numbers of its tensors among those of the
-    call, and the number of its number."""
+    """Positions of the arguments: for each one, in the schema's order, the indices of its tensors among the call's tensors,
+    and the index of its number among the call's numbers.
+    """
 
     tensors: list[list[int]]
     numbers: list[int | None]
 
 
 def places(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ArgumentPlaces:
-    """In the order in which a kernel collects them."""
+    """The positions, in the order in which a kernel collects tensors and numbers."""
     found = ArgumentPlaces([[] for _ in schema.names], [None] * len(schema.names))
     tensors = numbers = 0
     for k, leaf in [*enumerate(args), *((schema.names.index(name), leaf) for name, leaf in kwargs.items())]:
@@ -240,13 +246,13 @@ def places(schema: Schema, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ar
 
 
 def _inputs(schema: Schema, given: ArgumentPlaces, tensors: Sequence[torch.Tensor]) -> list[int]:
-    """The operands of the program by their numbers among the tensors of the call."""
+    """The operands of the program, as indices into the call's tensors."""
     kept = [place for k, found in enumerate(given.tensors) if k not in schema.outs for place in found]
     return [place for place in kept if not _is_number(tensors[place])]
 
 
 def _numbers(schema: Schema, given: ArgumentPlaces, tensors: Sequence[torch.Tensor]) -> list[tuple[int, bool]]:
-    """Where the numbers of the program are: among the tensors of the call, or among its numbers."""
+    """The numbers of the program: an index, and whether it is into the call's tensors (otherwise into its numbers)."""
     found: list[tuple[int, bool]] = []
     for k in range(len(schema.names)):
         if k in schema.outs:
@@ -259,7 +265,7 @@ def _numbers(schema: Schema, given: ArgumentPlaces, tensors: Sequence[torch.Tens
 
 
 def _may_overflow(schema: Schema, operands: Sequence[TensorOperand], values: Sequence[Any]) -> bool:
-    """Whether floats are stored as integers: torch refuses those that do not fit, and so do lowerings that know them."""
+    """Whether floats are stored as integers: torch rejects those that do not fit, and so do lowerings that know them."""
     filled = schema.computed in _FILLING and bool(operands) and not operands[0].dtype.is_floating_point
     return filled and any(type(v) is float for v in values)
 
@@ -271,7 +277,7 @@ _FILLING = {
 
 
 def is_runtime(leaf: Any) -> bool:
-    """Whether a number may differ from call to call; 0 and 1 often have a meaning of their own."""
+    """Whether a number may vary between calls; 0 and 1 often have a special meaning."""
     return type(leaf) in (float, int) and leaf not in (0, 1)
 
 
@@ -280,7 +286,7 @@ def _is_number(tensor: torch.Tensor) -> bool:
 
 
 def signature_of(schema: Schema, leaves: Sequence[Any], given: ArgumentPlaces) -> CallSignature:
-    """Numbers that are defaults are known; those that were given may differ from call to call."""
+    """The signature of a call. Numbers that are defaults are fixed; those that were given may vary between calls."""
 
     def one(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):

@@ -1,5 +1,6 @@
-"""What the schema of an operator says about its calls: which arguments are written, which numbers may differ from call to call,
-and which functional operator computes the same."""
+"""Properties of an operator's calls that follow from its schema: the arguments that are written, the numbers that may vary,
+and the functional operator that computes the same.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +24,22 @@ CONSTANT_NUMBERS = {
     aten.arange.start,
     aten.arange.default,
 }
-"""Operators whose numbers decide what the kernel is, or how large its result."""
+"""Operators whose numbers determine the kernel, or the size of its result."""
 
 
 @dataclass(frozen=True)
 class Schema:
-    """op: the operator; functional: what computes its results without writing to arguments (None: not known by name);
-    names: its arguments; numeric: those that take a number (for a tensor, or a Scalar), by position; tensors: those that must be
-    tensors, though a number that C++ has wrapped arrives as a number; scalars: numbers that torch converts to the type of its
-    kernel (others become tensors, and promote types), by position; written: those that it writes, by position; outs: those of
-    them that are given for the results only (out=); returned: for every result the position of the argument that it is, or
-    None; stored: which results of the functional operator are written to which arguments, by number and position; direct:
-    whether the functional operator has a lowering of its own;
-    listed: whether the result is a list of tensors."""
+    """The schema of an operator, as far as calls need it.
+
+    op: the operator. functional: the one that computes its results without writing to arguments (None: not known by name).
+    names: of its arguments. numeric: arguments that accept a number (as a tensor or a Scalar), by position. tensors: those
+    that must be tensors, although a number wrapped by C++ arrives as a number. scalars: numbers that torch converts to the
+    type of its kernel (others become tensors, and promote types), by position. written: those that it writes, by position.
+    outs: those of them that only receive results (out=). returned: for every result, the position of the argument that is
+    returned, or None. stored: which results of the functional operator are written to which arguments, by index and
+    position. direct: whether the functional operator has a lowering of its own. listed: whether the result is a list of
+    tensors.
+    """
 
     op: Overload
     functional: Overload | None
@@ -53,18 +57,19 @@ class Schema:
 
     @property
     def computed(self) -> Overload:
-        """The operator that a program is compiled for: the functional one, where it is known."""
+        """The operator that a program is compiled for: the functional one, if it is known."""
         return self.functional or self.op
 
     @property
     def runtime_numbers(self) -> bool:
-        """Whether numbers can be given to a kernel when it runs."""
+        """Whether numbers can be passed to a kernel at run time."""
         return self.direct and self.functional not in CONSTANT_NUMBERS
 
 
 def wrapped(number: float, tensors: Iterable[tuple[torch.dtype, int]]) -> torch.dtype:
-    """The dtype of a number as a tensor of no dimensions beside the tensors of a call, of which the dtype and the number of
-    dimensions are given: the first one's, so that the result is of that type, unless the number is of another kind."""
+    """The dtype of a number as a tensor without dimensions, given dtypes and ranks of the call's tensors. It is that of the
+    first tensor, so that the result has that type, unless the number is of another kind.
+    """
     dtype, rank = next(iter(tensors), (torch.bool, 1))
     kept = torch.result_type(torch.empty((), dtype=dtype, device="meta"), number)
     wide = torch.int64 if type(number) is int and not kept.is_floating_point else kept
@@ -85,7 +90,7 @@ def schema_of(op: Overload) -> Schema:
     functional = functional_variant(op)
     returned = tuple(_returned(r, arguments) for r in declared.returns)
     stored = [(k, place) for k, place in enumerate(returned) if place is not None]
-    if written and not stored:  # what is not among the results comes after them
+    if written and not stored:  # written arguments that are not results follow them
         stored = [(len(returned) + k, place) for k, place in enumerate(written)]
     return Schema(
         op,
@@ -109,7 +114,7 @@ def _is_scalar(a: Any) -> bool:
 
 
 def _returned(result: Any, arguments: list[Any]) -> int | None:
-    """The position of the argument that a result is."""
+    """The position of the argument that is returned as a result."""
     if result.alias_info is None:
         return None
     names = result.alias_info.before_set

@@ -1,4 +1,4 @@
-"""What optimizers and gradient scalers call as one operator, in terms of others: nothing of it waits for the device."""
+"""Fused operators of optimizers and gradient scalers, composed of others; nothing waits for the device."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Number = float | Tensor
 
 
 def _store(target: Tensor, value: Tensor, found: Tensor | None) -> None:
-    """Unless an infinite or NaN gradient has been found: then everything stays as it was."""
+    """Stores a value unless an infinite or NaN gradient was found; then everything stays as it was."""
     target.copy_(value if found is None else torch.where(found == 1, target, value))
 
 
 def _gradient(grad: Tensor, scale: Tensor | None, maximize: bool) -> Tensor:
-    """Without the factor that the loss was multiplied by; the caller's tensor too."""
+    """The gradient divided by the scale of the loss; this also updates the caller's tensor."""
     if scale is not None:
         grad.div_(scale)
     return -grad if maximize else grad
@@ -88,7 +88,7 @@ def _adagrad(
 
 @composite(aten._amp_foreach_non_finite_check_and_unscale_.default)
 def _unscale(grads: Sequence[Tensor], found: Tensor, inverse: Tensor) -> None:
-    """Multiplies gradients in place; `found` [1] becomes 1 where one of them is infinite or NaN."""
+    """Multiplies gradients in place; `found` [1] becomes 1 if one of them is infinite or NaN."""
     flags = [torch.isfinite(grad).all() for grad in grads if grad.numel()]
     for grad in grads:
         grad.mul_(inverse)
@@ -100,7 +100,9 @@ def _unscale(grads: Sequence[Tensor], found: Tensor, inverse: Tensor) -> None:
 def _update_scale(
     scale: Tensor, tracker: Tensor, found: Tensor, growth: float, backoff: float, interval: int
 ) -> Tensor:
-    """A scale [] that grows after so many good steps on end (`tracker` [], int32), and shrinks after a bad one."""
+    """Updates a scale [], which grows after `interval` good steps in a row (counted in `tracker` [], int32), and shrinks
+    after a bad one.
+    """
     is_bad, good = found != 0, tracker + 1
     is_due = good == interval
     grown = scale * growth

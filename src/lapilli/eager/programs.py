@@ -1,8 +1,9 @@
-"""The programs of signatures: in memory, on disk, or compiled now.
+"""The programs of signatures: in memory, on disk, or compiled on demand.
 
-On disk there is a file for every signature, in the cache folder of the kernels: the programs that were compiled for it, each with
-the guard that says for which sizes it is right. Its name is a digest of the signature, of the device's class and of the
-compiler's own source, so that what another version has compiled is never taken."""
+On disk there is one file per signature, in the cache folder. It holds the programs that were compiled for it, each with a
+guard that states the sizes for which it is valid. Its name is a digest of the signature, of the device's class and of the
+compiler's own source, so that programs compiled by another version are never used.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def _unload(device: int) -> None:
 
 
 class OperatorProgram:
-    """A compiled program, ready to be asked whether sizes fit, and what they give."""
+    """A compiled program with its guard and its results, as functions of sizes."""
 
     def __init__(self, compiled: Compiled) -> None:
         self.compiled = compiled
@@ -77,21 +78,21 @@ class OperatorProgram:
 
 @dataclass
 class _Known:
-    """What is known of a signature: its programs, and why there is none (for sizes that no program fits)."""
+    """The programs of a signature, and why there is none (for sizes that no program fits)."""
 
     programs: list[OperatorProgram] = field(default_factory=list)
-    constant_numbers: bool = False  # numbers have to be compiled in
-    fixed_sizes: bool = False  # sizes have to be compiled in
+    constant_numbers: bool = False  # numbers must be compiled in
+    fixed_sizes: bool = False  # sizes must be compiled in
 
 
 @cache
 def target_of(device: int, matrix: bool = False) -> Target:
-    """What calls are compiled for on a device; matrix: with its matrix units, if it has them."""
+    """The target for calls on a device. matrix: with its matrix units, if it has them."""
     return of_device(vulkan_devices()[device], half=True, matrix=matrix)
 
 
 def load(device: int, data: bytes) -> NativeProgram:
-    """A program on a device."""
+    """Loads a program on a device."""
     with working():
         return NativeProgram.load(data, device=device, verify=False)
 
@@ -102,16 +103,16 @@ def programs_of(target: Target) -> Programs:
 
 
 class Programs:
-    """Programs for one class of devices."""
+    """The programs for one class of devices."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.known: dict[str, _Known] = {}
         self.compiled = 0
-        """Programs that were compiled in this process."""
+        """The number of programs that were compiled in this process."""
 
     def find(self, signature: CallSignature, numbers: Sequence[Any]) -> tuple[OperatorProgram, CallSignature]:
-        """A program for a call, and the signature that it is for: the numbers may be compiled in. Raises CannotRun."""
+        """A program for a call, and the signature that it is for, in which numbers may be compiled in. Raises CannotRun."""
         known = self._read(signature)
         if not known.constant_numbers:
             found = next((p for p in known.programs if p.fits(signature.operands())), None)
@@ -127,7 +128,7 @@ class Programs:
         return self.find(with_numbers(signature, numbers), ())
 
     def _compile(self, signature: CallSignature, numbers: Sequence[Any]) -> OperatorProgram:
-        """With sizes open; where that fails, for these sizes."""
+        """Compiles with dynamic sizes or, if that fails, with these sizes."""
         known = self._read(signature)
         if not signature.exact and not known.fixed_sizes:
             try:
@@ -183,7 +184,7 @@ def with_numbers(signature: CallSignature, numbers: Sequence[Any]) -> CallSignat
 
 
 def _store(key: str, known: _Known) -> None:
-    """For every program its description and its bytes."""
+    """Writes, for every program, its description and its bytes."""
     parts = []
     for program in known.programs:
         described = asdict(replace(program.compiled, data=b""))
@@ -193,7 +194,7 @@ def _store(key: str, known: _Known) -> None:
 
 
 def _stored(key: str) -> _Known | None:
-    """What is in the cache; None when it is not there, or damaged."""
+    """The programs in the cache; None if there is no file, or it is damaged."""
     content = CACHE.read(key)
     if content is None:
         return None

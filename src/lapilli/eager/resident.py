@@ -1,4 +1,6 @@
-"""Programs on tensors of the device "vulkan": their work is queued behind that of the tensors, and nothing goes to the host."""
+"""Runs programs on tensors of the device "vulkan": the work is queued after that of the tensors, and nothing is copied to
+the host.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from lapilli.runtime.method import Method
 
 @dataclass
 class _Prepared:
-    """launch: the method on a stream; shapes: of its inputs, from the values of its symbols."""
+    """launch: the method on a stream. shapes: those that its inputs must have, as a function of its symbols."""
 
     launch: MethodCall
     shapes: Callable[..., Sequence[tuple[int, ...]]] | None
@@ -32,12 +34,12 @@ _prepared: WeakKeyDictionary[Method, _Prepared] = WeakKeyDictionary()
 
 
 def run(method: Method, leaves: Sequence[Any], sizes: Mapping[str, int] | None = None) -> list[Any]:
-    """Runs a method on tensors of the device that its program is on; the outputs are there too, as the model has them.
+    """Runs a method on tensors of the device that its program is on. The outputs are on that device as well, as the model
+    has them.
 
-    Methods of several segments, and values that the device cannot compute with, go to the host and back. sizes: those that the
-    method is given.
-
-    Raises InvalidInputError where a tensor does not fit the method, or is elsewhere."""
+    Methods with several segments, and values that the device cannot compute with, take the way over the host. sizes: those
+    that the method is given. Raises InvalidInputError if a tensor does not fit the method, or is on another device.
+    """
     index = method.loaded.device.index
     _check_places(method.inputs, leaves, index)
     numbers = method.structure.updates
@@ -64,10 +66,10 @@ def run(method: Method, leaves: Sequence[Any], sizes: Mapping[str, int] | None =
 
 
 def _launched(method: Method, leaves: Sequence[Any], sizes: Mapping[str, int] | None, index: int) -> list[Any] | None:
-    """The outputs of a method of the player; None where there is a script, or sizes too long to be written."""
+    """The outputs of a method of the player; None if there is a script, or sizes that are too long to be written out."""
     if method.number is None:
         return None
-    native = method.loaded.native  # refuses what is closed
+    native = method.loaded.native  # raises if the program is closed
     described = method.loaded.description.methods[method.number]
     prepared = _prepared.get(method)
     if prepared is None:

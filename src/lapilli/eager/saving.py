@@ -1,7 +1,7 @@
-"""TorchScript and exported programs to and from files: weights of the device are saved as the CPU's.
+"""Saves and loads TorchScript and exported programs: weights on the device are saved as CPU tensors.
 
-PyTorch's C++ writes the bytes of a tensor's storage, of which there are none for ours: it would write empty weights and
-say nothing. So what is written is on the CPU while it is written.
+PyTorch's C++ writes the bytes of a tensor's storage. Ours has none, so that it would silently write empty weights.
+Everything is therefore moved to the CPU while it is written.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 from lapilli.eager import devices
 from lapilli.torch_compat import replace
 
-_jit: Any = torch.jit  # whose functions have no types
+_jit: Any = torch.jit  # its functions have no types
 
 
 def patch() -> None:
-    """Wraps what saves and loads scripted modules and exported programs."""
+    """Wraps the functions that save and load scripted modules and exported programs."""
     for name in ("save", "save_to_buffer", "_save_for_lite_interpreter", "_save_to_buffer_for_lite_interpreter"):
-        for kind in (_jit.RecursiveScriptModule, _jit.ScriptModule):  # each has its own
+        for kind in (_jit.RecursiveScriptModule, _jit.ScriptModule):  # each has methods of its own
             _wrap(kind, name, _on_host)
         if hasattr(torch.jit.ScriptFunction, name):
             _wrap(torch.jit.ScriptFunction, name, _function_on_host)
@@ -38,12 +38,12 @@ def patch() -> None:
 
     replace(_jit, "load", jit_load)
     trace: Any = torch.jit._trace
-    replace(trace, "_trace_impl", _without_stored_inputs(trace._trace_impl))  # of torch.jit.trace, under whatever name
+    replace(trace, "_trace_impl", _without_stored_inputs(trace._trace_impl))  # of torch.jit.trace, under all its names
     replace(_jit, "trace_module", _without_stored_inputs(_jit.trace_module))
 
 
 def _without_stored_inputs(trace: Callable[..., Any]) -> Callable[..., Any]:
-    """Tracing that does not store example inputs of the device with the module: no one could take them out to save it."""
+    """Tracing that does not store example inputs on the device with the module: they could not be taken out to be saved."""
 
     bind = inspect.signature(trace).bind
 
@@ -70,7 +70,7 @@ def _wrap(owner: Any, name: str, on_host: Callable[[Any], contextlib.AbstractCon
 
 @contextlib.contextmanager
 def _on_host(module: Any) -> Iterator[None]:
-    """A scripted module has all its tensors on the CPU inside."""
+    """A context in which all tensors of a scripted module are on the CPU."""
     before: list[tuple[Any, str, Any]] = []
     with contextlib.ExitStack() as stack:
         for graph in _graphs(module):
@@ -89,7 +89,7 @@ def _on_host(module: Any) -> Iterator[None]:
 
 
 def _moved(module: Any, device: torch.device) -> Any:
-    """A scripted module just loaded, with all its tensors on a device."""
+    """A scripted module that was just loaded, with all its tensors on a device."""
     copies = _Copies(device)
     for graph in _graphs(module):
         for node, value in _constants(graph):
@@ -100,7 +100,7 @@ def _moved(module: Any, device: torch.device) -> Any:
 
 
 class _Copies:
-    """Copies on a device, the same of the same."""
+    """Copies on a device; the same tensor gives the same copy."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -120,7 +120,9 @@ class _Copies:
 
 
 def _attributes(module: Any) -> list[tuple[Any, str, Any]]:
-    """What the scripted modules in one hold: parameters, buffers, and what their code reads: (owner, name, value)."""
+    """(owner, name, value) of everything that scripted modules hold: parameters, buffers, and attributes that their code
+    reads.
+    """
     read = {node.s("name") for graph in _graphs(module) for node in graph.findAllNodes("prim::GetAttr")}
     kinds: tuple[Any, ...] = (torch._C.ParameterDict, torch._C.BufferDict)
     found = []
@@ -134,7 +136,7 @@ def _attributes(module: Any) -> list[tuple[Any, str, Any]]:
 
 
 def _holds_tensor(value: Any, such: Callable[[torch.Tensor], bool] = lambda tensor: True) -> bool:
-    """Whether a value is a tensor or a container that holds one."""
+    """Whether a value is a tensor, or a container with one, for which `such` holds."""
     if isinstance(value, (list, tuple)):
         return any(_holds_tensor(element, such) for element in value)
     if isinstance(value, dict):
@@ -148,7 +150,7 @@ def _is_ours(tensor: torch.Tensor) -> bool:
 
 @contextlib.contextmanager
 def _graph_on_host(graph: Any) -> Iterator[None]:
-    """The constants of a graph, as tracing leaves them, are on the CPU inside."""
+    """A context in which the constants of a traced graph are on the CPU."""
     before = [(node, value) for node, value in _constants(graph) if _is_ours(value)]
     try:
         for node, value in before:

@@ -1,4 +1,4 @@
-"""Sparse tensors of the device: their indices and values lie there, and their operators run on the CPU."""
+"""Sparse tensors on the device: their indices and values are there, and their operators run on the CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PARTS = {
         DispatchKey.SparseCsrCPU, "values crow_indices ccol_indices col_indices row_indices _nnz sparse_dim dense_dim",
     ),
 }  # fmt: skip
-"""Operators that put sparse tensors together and take them apart, and compute nothing: PyTorch's own for the CPU do."""
+"""Operators that only assemble sparse tensors and take them apart: PyTorch's CPU kernels work for these."""
 
 
 def register(library: torch.library.Library, every: torch.library.Library) -> None:

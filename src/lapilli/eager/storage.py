@@ -1,8 +1,8 @@
-"""Tensors of the device and their memory: where it is, and what moves between the host and the devices.
+"""Tensors of the device and their memory, and transfers between the host and the devices.
 
-A tensor is torch's own. Its ``UntypedStorage`` holds no address that the host could use; the memory is a `Buffer` of the
-device's stream, kept as an attribute of the storage, which PyTorch keeps as long as any tensor uses the storage. So views,
-aliases and lifetimes are PyTorch's, and the buffer goes back to the stream with the last of them.
+A tensor is torch's own. Its ``UntypedStorage`` holds no address that the host could use. The memory is a `Buffer` of the
+device's stream, an attribute of the storage, which PyTorch keeps alive as long as any tensor uses it. Views, aliases and
+lifetimes are therefore PyTorch's, and the buffer returns to the stream with the last of them.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
 def empty(
     shape: Sequence[int], dtype: torch.dtype, device_index: int = 0, stride: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """A tensor with any contents on ``vulkan:<device_index>``.
+    """An uninitialized tensor on ``vulkan:<device_index>``.
 
-    stride: in elements; None: contiguous. A stride of zero, or strides that let elements meet, are possible.
+    stride: in elements; None: contiguous. Strides of zero, and others with which elements overlap, are allowed.
 
-    Raises torch.OutOfMemoryError where there is not enough memory, also after giving back what was cached.
+    Raises torch.OutOfMemoryError if there is not enough memory, even after cached memory was freed.
     """
     return around(allocate(bytes_of(shape, dtype, stride), device_index), shape, dtype, device_index, stride)
 
 
 def bytes_of(shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None) -> int:
-    """What a tensor of these sizes and strides takes."""
+    """The size of a tensor with these sizes and strides."""
     if stride is None:
         return math.prod(shape) * dtype.itemsize
     return 0 if 0 in shape else (1 + sum(map(mul, shape, stride)) - sum(stride)) * dtype.itemsize
@@ -61,7 +61,7 @@ def bytes_of(shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | N
 def around(
     buffer: Buffer, shape: Sequence[int], dtype: torch.dtype, device_index: int = 0, stride: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """A tensor whose memory is a buffer of that size; the rest as in `empty`."""
+    """A tensor whose memory is a buffer of matching size; other arguments as for `empty`."""
     if device_index:
         return _around_elsewhere(shape, dtype, device_index, stride, buffer)
     tensor = create(shape, dtype)
@@ -70,21 +70,21 @@ def around(
 
 
 def allocate(size: int, device_index: int) -> Buffer:
-    """Memory of a device. Raises torch.OutOfMemoryError."""
+    """Allocates memory on a device. Raises torch.OutOfMemoryError."""
     return stream_of(device_index).allocate(size)
 
 
 def over(
     untyped: torch.UntypedStorage, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int], offset: int
 ) -> torch.Tensor:
-    """A tensor over a storage that there is."""
+    """A tensor over an existing storage."""
     index = untyped.device.index
     tensor = _reinterpret_tensor(_seed(index, dtype), (0,), (1,), 0) if index else create((0,), dtype)
-    _set_storage.redispatch(on_host, tensor, untyped, 0, (0,), (1,))  # PyTorch takes a storage's size from its address
+    _set_storage.redispatch(on_host, tensor, untyped, 0, (0,), (1,))  # PyTorch gets a storage's size by its address
     return _reinterpret_tensor(tensor, shape, stride, offset)  # type: ignore[no-any-return]
 
 
-# --- devices other than the first: PyTorch's constructor knows vulkan:0 only, DLPack knows them all
+# --- devices other than the first: PyTorch's constructor only supports vulkan:0, DLPack supports them all
 
 
 class _DLTensor(ctypes.Structure):
@@ -111,7 +111,7 @@ _managed: list[_DLTensor] = []
 
 
 def _seed(device_index: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor without elements on a device, from which others are made."""
+    """An empty tensor on a device, from which others are created."""
     if (device_index, dtype) not in _seeds:
         shape = (ctypes.c_int64 * 1)(0)
         extension, unsigned = 12, 1
@@ -119,7 +119,7 @@ def _seed(device_index: int, dtype: torch.dtype) -> torch.Tensor:
         capsule = ctypes.pythonapi.PyCapsule_New
         capsule.restype, capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
         tensor = torch._C._from_dlpack(capsule(ctypes.addressof(managed), b"dltensor", None))
-        _managed.append(managed)  # the tensor's deleter would free it; there is none
+        _managed.append(managed)  # kept alive, because the tensor has no deleter
         _seeds[device_index, dtype] = tensor.view(dtype)
     return _seeds[device_index, dtype]
 
@@ -129,7 +129,7 @@ def _around_elsewhere(
 ) -> torch.Tensor:
     if stride is None:
         stride = make_contiguous_strides_for(tuple(shape))
-    # PyTorch has backward threads for vulkan:0 only. Without threads of its own, backward runs in the thread that asks.
+    # PyTorch only has a backward thread for vulkan:0. Without multithreading, backward runs in the calling thread.
     torch._C._set_multithreading_enabled(False)
     untyped: Any = torch._C._construct_storage_from_data_pointer(0, place(device_index), 0)
     untyped._lapilli = buffer
@@ -140,7 +140,7 @@ def _around_elsewhere(
 
 
 def span(tensor: torch.Tensor) -> int:
-    """How many elements lie between a tensor's first and its last, both counted."""
+    """The number of elements from a tensor's first to its last, inclusive."""
     if not tensor.numel():
         return 0
     stride = tensor.stride()
@@ -153,8 +153,9 @@ def _bytes_of(host: torch.Tensor, elements: int) -> Any:
 
 
 def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU of the same shape, strides and dtype; waits until the values are there. Elements that share memory
-    share it in the copy. Outside of autograd."""
+    """A copy on the CPU with the same shape, strides and dtype; waits for the values. Elements that share memory share it
+    in the copy, too. Not recorded by autograd.
+    """
     elements = span(tensor)
     data = torch.empty(elements, dtype=tensor.dtype, device="cpu")
     if elements:
@@ -166,7 +167,7 @@ def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_cpu(tensor: torch.Tensor, device_index: int = 0) -> torch.Tensor:
-    """A copy of a CPU tensor on a device: of the same strides where its elements lie densely, else contiguous."""
+    """A copy of a CPU tensor on a device: with the same strides if it is dense, otherwise contiguous."""
     tensor = tensor.resolve_conj().resolve_neg()
     if not is_dense(tensor):
         tensor = tensor.contiguous()
@@ -176,12 +177,14 @@ def from_cpu(tensor: torch.Tensor, device_index: int = 0) -> torch.Tensor:
 
 
 def exceeds_int32(tensor: torch.Tensor) -> bool:
-    """Whether a tensor may have integers beyond 32 bits, with which kernels cannot compute: some came from the host."""
+    """Whether a tensor may have integers beyond 32 bits, with which kernels cannot compute, because some came from the
+    host.
+    """
     return hasattr(tensor.untyped_storage(), "_lapilli_wide")
 
 
 def nearly_exceeds_int32(tensor: torch.Tensor) -> bool:
-    """The same of integers so near the ends of 32 bits that a small number more may not fit."""
+    """The same for integers so close to the limits of 32 bits that adding a small number may exceed them."""
     return hasattr(tensor.untyped_storage(), "_lapilli_nearly_wide")
 
 
@@ -195,23 +198,23 @@ def _note_wide(tensor: torch.Tensor, host: torch.Tensor) -> None:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements fill a stretch of memory, each once, in any order of its dimensions."""
+    """Whether a tensor's elements fill a range of memory, each once, in any order of its dimensions."""
     return tensor.is_contiguous() or is_non_overlapping_and_dense_or_false(tensor)
 
 
 def _start(tensor: torch.Tensor) -> int:
-    """Where a tensor begins in its buffer, in bytes."""
+    """The offset of a tensor in its buffer, in bytes."""
     return int(tensor.storage_offset()) * tensor.itemsize
 
 
 def read(tensor: torch.Tensor, host: torch.Tensor) -> None:
-    """Fills a dense host tensor with what follows a tensor's first element."""
+    """Fills a dense host tensor from a tensor's memory, beginning at its first element."""
     check_fork()
     buffer_of(tensor).read(_start(tensor), _bytes_of(host, host.numel()))
 
 
 def write(tensor: torch.Tensor, host: torch.Tensor) -> None:
-    """Writes a dense host tensor of the same strides and dtype."""
+    """Writes a dense host tensor with the same strides and dtype."""
     if host.numel():
         check_fork()
         _note_wide(tensor, host)

@@ -1,8 +1,8 @@
-"""``UntypedStorage`` of the device: what PyTorch asks of it in Python.
+"""``UntypedStorage`` on the device: the methods that PyTorch calls in Python.
 
-For PyTorch the storages of the device have no bytes and no address: they are in Vulkan's memory. Its methods are told of
-the `Buffer` here, and with them deepcopy, pickling, ``torch.save`` and ``torch.load`` work as for any device: tensors that
-share a storage still do so afterwards. What is saved is saved as the CPU's, so it can be loaded anywhere.
+To PyTorch, storages on the device have no bytes and no address: they are in Vulkan memory. Here its methods learn about the
+`Buffer`, so that deepcopy, pickling, ``torch.save`` and ``torch.load`` work as for any device: tensors that share a storage
+still do so afterwards. They are saved as CPU tensors, and can be loaded anywhere.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from lapilli.torch_compat import replace
 
 
 def _on_device(untyped: Any) -> bool:
-    """Whether a storage has memory of the device; those of PyTorch's wrappers for tracing have none."""
+    """Whether a storage has memory on the device; those of PyTorch's tracing wrappers have none."""
     return untyped.device.type in NAMES and hasattr(untyped, "_lapilli")
 
 
 def _bytes(untyped: UntypedStorage) -> torch.Tensor:
     """The bytes of a storage as a tensor."""
-    from lapilli.eager import storage  # not before a tensor of the device is there
+    from lapilli.eager import storage  # not before there is a tensor on the device
 
     size = untyped.nbytes()
     return storage.over(untyped, torch.uint8, (size,), (1,), 0)
@@ -35,7 +35,7 @@ def nbytes(self: UntypedStorage) -> int:
 
 
 def data_ptr(self: UntypedStorage) -> int:
-    """A number of its own for every storage that there is; not an address that the host could use."""
+    """A number that is unique among existing storages; not an address that the host could use."""
     return self._lapilli.address if self._lapilli.bytes else 0  # type: ignore[attr-defined]
 
 
@@ -59,7 +59,7 @@ def fill_(self: UntypedStorage, value: int) -> UntypedStorage:
 
 
 def resize_(self: UntypedStorage, size: int) -> UntypedStorage:
-    from lapilli.eager import views  # the same
+    from lapilli.eager import views  # as above
 
     views.resize_storage(self, size)
     return self
@@ -82,7 +82,7 @@ def share(self: UntypedStorage, *args: Any, **kwargs: Any) -> Any:
 
 
 def _new(cls: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
-    """``UntypedStorage(size, device="vulkan")``, which would crash: PyTorch's own looks for an allocator in C++."""
+    """``UntypedStorage(size, device="vulkan")``; PyTorch's own would look for an allocator in C++, and crash."""
     if device is None or torch.device(device).type != "vulkan":
         return _original_new(cls, *args, **({} if device is None else {"device": device}), **kwargs)
     size = args[0] if args else kwargs.get("size", 0)
@@ -97,7 +97,7 @@ _original_new = UntypedStorage.__new__
 
 
 def _instead(name: str, ours: Any) -> None:
-    """Lets a method be ours for storages of the device, and stay PyTorch's for others."""
+    """Replaces a method for storages on the device; others keep PyTorch's."""
     theirs = getattr(UntypedStorage, name)
 
     @functools.wraps(theirs)
@@ -108,7 +108,7 @@ def _instead(name: str, ours: Any) -> None:
 
 
 def patch() -> None:
-    """Tells ``UntypedStorage`` of the device."""
+    """Patches ``UntypedStorage`` for the device."""
     for name, ours in {
         "nbytes": nbytes, "size": nbytes, "__len__": nbytes, "data_ptr": data_ptr, "copy_": copy_, "fill_": fill_,
         "resize_": resize_, "__getitem__": getitem, "__setitem__": setitem, "_write_file": _write_file,
@@ -120,7 +120,7 @@ def patch() -> None:
 
 
 def _instead_for_cpu() -> None:
-    """``cpu.copy_(vulkan)`` too."""
+    """Makes ``cpu.copy_(vulkan)`` work, too."""
     theirs = UntypedStorage.copy_
 
     @functools.wraps(theirs)

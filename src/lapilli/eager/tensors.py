@@ -1,4 +1,4 @@
-"""What PyTorch does with a tensor in Python: printing, its address, DLPack."""
+"""PyTorch's operations on tensors in Python: printing, addresses, DLPack."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from lapilli.torch_compat import replace
 
 
 def patch() -> None:
-    """Lets tensors of the device be printed from a copy on the CPU, have addresses that tell them apart, and refuses DLPack,
-    whose capsules would hold an address that is none."""
+    """Makes tensors on the device print from a copy on the CPU, have distinct addresses, and refuse DLPack, whose capsules
+    would contain an invalid address.
+    """
     contents: Any = _tensor_str._tensor_str
 
     @functools.wraps(contents)

@@ -1,5 +1,6 @@
-"""Autograd's threads. It makes one for every device at its first backward pass, and none later: a device that is used for the
-first time after a backward pass on the CPU would have none."""
+"""Autograd's threads. It creates one for every device at its first backward pass, and none later: a device that is first
+used after a backward pass on the CPU would have none.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _START = "_ZN5torch8autograd6Engine20start_device_threadsEv"
 
 
 def start() -> None:
-    """Lets autograd make its threads anew, where it has begun without one for the device."""
+    """Makes autograd create its threads again, if it started without one for the device."""
     if _run_backward():
         return
     try:
@@ -36,8 +37,9 @@ def _library() -> Path:
 
 
 def _run_backward() -> bool:
-    """Whether a backward pass of one tensor of the device goes through; in a thread of its own, for the caller's may be under
-    any mode."""
+    """Whether a backward pass of a tensor on the device works. It runs in a new thread, because modes may be active in the
+    caller's.
+    """
     failed: list[Exception] = []
 
     def attempt() -> None:

@@ -1,7 +1,8 @@
-"""Kernels under torch.jit.trace, which records most operators, and stops while their kernels run.
+"""Kernels under torch.jit.trace, which records most operators, and pauses while their kernels run.
 
-It goes on in the kernels of those that it does not record itself. Sizes are then tensors, and what a kernel calls may be
-recorded: the trace would have constants in place of results."""
+It continues in the kernels of operators that it does not record itself. Sizes are tensors there, and operators called by
+the kernel may be recorded, so that the trace would contain constants instead of results.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +12,19 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-_torch_c: Any = torch._C  # of which not all is typed
+_torch_c: Any = torch._C  # not all of it has types
 _TRACER = _torch_c._parse_dispatch_key("Tracer")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 def is_tracing() -> bool:
-    """Whether torch.jit.trace records what is called."""
+    """Whether torch.jit.trace is recording."""
     return _torch_c._get_tracing_state() is not None
 
 
 def untraced(kernel: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A kernel of which torch.jit.trace sees nothing."""
+    """A kernel that torch.jit.trace does not look into."""
 
     @functools.wraps(kernel, updated=())
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -1,4 +1,4 @@
-"""Copies of tensors wherever they are: on one device, between devices, to and from the host, of any strides, types and layouts."""
+"""Copies of any tensors: on one device, between devices, to and from the host, with any strides, types and layouts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _INDICES = {
 
 
 def copy_(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """``target.copy_(source)`` between the host and devices, of any strides; the source is expanded and converted.
+    """``target.copy_(source)`` between the host and devices, with any strides; the source is expanded and converted.
 
     Work on one device is queued; a copy to the CPU waits.
     """
@@ -53,13 +53,13 @@ def copy_(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
 
 
 def _same_layout(source: torch.Tensor, target: torch.Tensor) -> bool:
-    """Whether the bytes of one are the bytes of the other."""
+    """Whether both have the same bytes in the same order."""
     same = source.dtype == target.dtype and source.stride() == target.stride()
     return same and not (source.is_conj() or source.is_neg())
 
 
 def copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """`device_copy.copy` on one device; what the device cannot copy is copied on the CPU, with a warning."""
+    """`device_copy.copy` on one device; conversions that the device does not support run on the CPU, with a warning."""
     try:
         device_copy.copy(target, source)
     except CannotRun as error:
@@ -70,7 +70,9 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _copy_on_cpu(target: torch.Tensor, source: torch.Tensor) -> None:
-    """By the bytes from the target's first element to its last: there need not be a kernel that writes elements."""
+    """Copies the bytes from the target's first element to its last, because there may be no kernel that writes such
+    elements.
+    """
     host = storage.to_cpu(target)
     host.copy_(storage.to_cpu(source))
     data = torch.empty(0, dtype=target.dtype).set_(host.untyped_storage())
@@ -78,8 +80,9 @@ def _copy_on_cpu(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def on_device(tensor: torch.Tensor, order: Sequence[int] | None, index: int) -> torch.Tensor:
-    """The tensor on a device, its axes permuted by `order` and dense: the tensor itself where it is that already. Outside of
-    autograd."""
+    """The tensor on the device, dense and permuted by `order`; returned as is if it already is. Not recorded by
+    autograd.
+    """
     if not is_ours(tensor):
         tensor = storage.from_cpu(tensor.detach().resolve_neg(), index)
     elif tensor.get_device() != index:
@@ -89,12 +92,12 @@ def on_device(tensor: torch.Tensor, order: Sequence[int] | None, index: int) -> 
 
 
 def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU, of the same layout (strided or sparse)."""
+    """A copy on the CPU, with the same layout (strided or sparse)."""
     return _rebuilt(tensor, storage.to_cpu, "cpu")
 
 
 def from_cpu(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """A copy on a device, of the same layout (strided or sparse)."""
+    """A copy on a device, with the same layout (strided or sparse)."""
     return _rebuilt(tensor, lambda part: storage.from_cpu(part, index), place(index))
 
 

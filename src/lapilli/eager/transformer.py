@@ -1,5 +1,6 @@
-"""Attention: a call of its own where no gradients are recorded, and the operators that torch.nn takes for attention and for
-encoder layers at inference, in terms of others."""
+"""Attention: a single operator if no gradients are recorded; and the operators that torch.nn uses for attention and encoder
+layers at inference, as compositions of others.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _WHOLE = aten.scaled_dot_product_attention.default
 
 
 def register(library: Any) -> None:
-    """PyTorch would make it of ten other operators, whose gradients it knows."""
+    """Registers attention; PyTorch would compose it of ten other operators, whose gradients it knows."""
     name = "scaled_dot_product_attention"
     library.impl(name, _scaled_dot_product_attention, "PrivateUse1")
     library.impl(name, _differentiable_attention, "AutogradPrivateUse1")
@@ -26,8 +27,9 @@ def register(library: Any) -> None:
 
 
 def _is_left_aligned(x: Tensor, mask: Tensor) -> bool:
-    """Whether nn.TransformerEncoder is to make a nested tensor of rows that are padded at their ends. The device has none: the
-    layers get the mask instead."""
+    """Whether nn.TransformerEncoder should make a nested tensor of rows that are padded at their ends. The device does not
+    support these: the layers get the mask instead.
+    """
     return False
 
 

@@ -1,4 +1,4 @@
-"""What most models do, once, so that its programs are in the cache: `lapilli cache warm`."""
+"""Runs what most models do, once, to fill the cache with its programs: `lapilli cache warm`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """How many operators are called."""
+    """Counts the operators that are called."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -24,8 +24,9 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def train_usual_models(device: str = "vulkan") -> int:
-    """Trains an image classifier and a transformer for a step each, with the usual optimizers, on random data, and generates a
-    few elementwise results. Returns how many operators were called."""
+    """Trains an image classifier and a transformer for a few steps, with the usual optimizers, on random data, and
+    generates a few elementwise results. Returns the number of operators that were called.
+    """
     torch.manual_seed(0)
     images = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
@@ -64,7 +65,7 @@ def _train(
 ) -> None:
     model.to(device)
     steps = optimizer(model.parameters(), lr=1e-3, **options)
-    for _ in range(2):  # the second step finds momenta
+    for _ in range(2):  # the second step has momenta
         steps.zero_grad()
         loss = functional.cross_entropy(model(x.to(device)), target.to(device))
         loss.backward()  # type: ignore[no-untyped-call]

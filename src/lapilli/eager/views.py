@@ -1,7 +1,7 @@
-"""The operators that make tensors, views and copies of the device: they compute nothing.
+"""The operators of the device that create tensors, views and copies, without computing anything.
 
-A view is another tensor over the same storage. Most of PyTorch's view operators are written in terms of ``as_strided``,
-and those that are not do their sums on sizes and strides only: for them PyTorch's CPU kernel does as well.
+A view is another tensor over the same storage. Most of PyTorch's view operators are based on ``as_strided``. The others
+only compute with sizes and strides, for which PyTorch's CPU kernels work.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def _kernel(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 _UNRECORDED = {"copy_", "_copy_from", "_copy_from_and_resize", "_local_scalar_dense", "resize_"}
-"""What torch.jit.trace does not record, or records itself and then runs as it is."""
+"""Operators that torch.jit.trace does not record, or records itself and then runs unchanged."""
 
 
 def register(library: Any, but: Collection[str] = ()) -> None:
-    """Registers all of them but those that are registered already."""
+    """Registers all of them except those that are already registered."""
     for name, kernel in _KERNELS.items():
         if name in but:
             continue
@@ -51,17 +51,18 @@ aten = torch.ops.aten
 
 
 def _as_on_the_host(overload: Any) -> Callable[..., Any]:
-    """A kernel that calls PyTorch's CPU kernel, which looks at sizes and strides only."""
+    """A kernel that calls PyTorch's CPU kernel, which only reads sizes and strides."""
     redispatch, host = overload.redispatch, storage.on_host
     return lambda *args: redispatch(host, *args)
 
 
 def alias(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
-    """Another tensor over the same storage. size, stride, offset in elements; the offset is counted from the storage's
-    first element."""
+    """Another tensor over the same storage. size, stride and offset are in elements; the offset is relative to the
+    storage's first element.
+    """
     step = offset - int(tensor.storage_offset())
     if _is_inference_mode() and not tensor.is_inference():
-        with torch.inference_mode(False):  # a view of a normal tensor is a normal tensor there too
+        with torch.inference_mode(False):  # a view of a normal tensor is a normal tensor in inference mode, too
             return _reinterpret_tensor(tensor, size, stride, step)  # type: ignore[no-any-return]
     return _reinterpret_tensor(tensor, size, stride, step)  # type: ignore[no-any-return]
 
@@ -73,10 +74,10 @@ _is_inference_mode = torch.is_inference_mode_enabled
 def as_strided(
     tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    """Raises RuntimeError where the view would leave the storage."""
+    """`aten.as_strided`. Raises RuntimeError if the view would exceed the storage."""
     start = tensor.storage_offset()
     offset = start if storage_offset is None else storage_offset
-    end = offset + sum(map(mul, size, stride)) - sum(stride) + 1  # behind the last element
+    end = offset + sum(map(mul, size, stride)) - sum(stride) + 1  # one past the last element
     if end * tensor.itemsize > tensor.untyped_storage()._lapilli.bytes and 0 not in size:  # type: ignore[attr-defined]
         raise RuntimeError(
             f"as_strided: sizes {list(size)}, strides {list(stride)} and storage offset {offset} need "
@@ -89,7 +90,7 @@ def as_strided(
 
 @_kernel("view")
 def view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """Contiguous tensors the short way; all others, and errors, as PyTorch does it."""
+    """`aten.view`, with a short path for contiguous tensors; others, and errors, are left to PyTorch."""
     if tensor.is_contiguous() and -1 not in size and not _is_inference_mode():
         stride, step = [], 1
         for n in reversed(size):
@@ -105,7 +106,7 @@ def view(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 def as_strided_(
     tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    if not hasattr(tensor.untyped_storage(), "_lapilli"):  # a tensor that is traced: sizes and strides, no memory
+    if not hasattr(tensor.untyped_storage(), "_lapilli"):  # a traced tensor has sizes and strides, but no memory
         return aten.as_strided_.default.redispatch(storage.on_host, tensor, size, stride, storage_offset)  # type: ignore[no-any-return]
     tensor.data = as_strided(tensor, size, stride, storage_offset)
     return tensor
@@ -142,7 +143,7 @@ def _index(device: torch.device | None) -> int:
 
 
 def refuse_layout(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """The kernel of all operators for the kinds of tensors that the device does not have."""
+    """The kernel of all operators for layouts that the device does not support."""
     raise NotImplementedError(f"{op}: quantized and nested tensors are not possible on vulkan devices; use dense ones.")
 
 
@@ -172,7 +173,7 @@ _UNPACK: dict[torch.dtype, Callable[[bytes], tuple[Any]]] = {
 
 @_kernel("_local_scalar_dense")
 def _local_scalar_dense(tensor: torch.Tensor) -> bool | int | float | complex:
-    """The one value of a tensor; waits for it."""
+    """The single element of a tensor; waits for it."""
     unpack = _UNPACK.get(tensor.dtype)
     if unpack is None or tensor.is_neg():
         return storage.to_cpu(tensor).item()
@@ -185,7 +186,7 @@ def _local_scalar_dense(tensor: torch.Tensor) -> bool | int | float | complex:
 def resize_(
     tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
 ) -> torch.Tensor:
-    """The storage grows where it must, and keeps what is in it."""
+    """Resizes a tensor; the storage grows if necessary, and keeps its content."""
     if list(tensor.shape) == list(size) and memory_format is None:
         return tensor
     if memory_format is torch.preserve_format:
@@ -200,14 +201,14 @@ def resize_(
 
 
 def grow(untyped: torch.UntypedStorage, size: int) -> None:
-    """Lets a storage have at least `size` bytes."""
+    """Makes a storage at least `size` bytes large."""
     old = untyped._lapilli  # type: ignore[attr-defined]
     if old.bytes < size:
         resize_storage(untyped, size)
 
 
 def resize_storage(untyped: torch.UntypedStorage, size: int) -> None:
-    """Gives a storage other memory of `size` bytes, with the same contents as far as there is place."""
+    """Gives a storage new memory of `size` bytes, with the same content as far as it fits."""
     old = untyped._lapilli  # type: ignore[attr-defined]
     new = storage.allocate(size, untyped.device.index)
     if old.bytes and size:
@@ -250,8 +251,9 @@ def set_empty(tensor: torch.Tensor) -> torch.Tensor:
 
 @_kernel("_new_zeros_with_same_feature_meta")
 def zeros_like_storage(source: torch.Tensor, like: torch.Tensor, *, self_num_batch_dims: int = 0) -> torch.Tensor:
-    """A tangent that is zero, over as much memory as its primal has, so that views of the one have views of the other.
-    PyTorch's own kernel takes a storage for empty that has its memory elsewhere."""
+    """A zero tangent with as much memory as its primal, so that views of one correspond to views of the other. PyTorch's
+    own kernel takes a storage with its memory elsewhere for empty.
+    """
     batch = source.shape[:self_num_batch_dims]
     each = storage.buffer_of(like).bytes // like.itemsize
     whole = torch.zeros(math.prod(batch) * each, dtype=source.dtype, device=source.device)
