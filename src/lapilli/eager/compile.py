@@ -280,7 +280,7 @@ class _Call:
         if isinstance(values, torch.Tensor):
             return [call], 0
         if not isinstance(values, list | tuple):
-            raise CannotRun("its result is no tensor")
+            raise CannotRun("its result is not a tensor")
         flat: list[fx.Node] = []
         tree: list[Any] = []
         for k, value in enumerate(values):
@@ -299,7 +299,7 @@ class _Call:
                 tree.append(list(range(len(flat), len(flat) + len(inner))))
                 flat += inner
             else:
-                raise CannotRun("its result is no tensor")
+                raise CannotRun("its result is not a tensor")
         return flat, tree
 
     def _traced(self, schema: Schema, leaves: list[Any]) -> tuple[fx.Node, list[Any]]:
@@ -366,7 +366,7 @@ class _Call:
         order = seen.order if not seen.expanded and not seen.strided else tuple(range(len(shape)))
         if place is not None and place.order:
             if place.shape != hints:
-                raise CannotRun("its result has another shape than what it is written to")
+                raise CannotRun("its result does not have the shape of the tensor that it is written to")
             order = place.order
         strides: list[Any] = [sympy.Integer(1)] * len(shape)
         step: Any = sympy.Integer(1)

@@ -183,7 +183,7 @@ def ready() -> None:
             raise devices.no_such_device(0)
         name = torch._C._get_privateuse1_backend_name()
         if name not in devices.NAMES:
-            raise RuntimeError(f"PyTorch has one place for devices from outside, and {name!r} has taken it.")
+            raise RuntimeError(f"PyTorch supports one device from outside, and {name!r} is already registered.")
         # Not at import time: these import the compiler.
         from lapilli.eager import (  # noqa: F401  # some register operators by being imported
             autocast,

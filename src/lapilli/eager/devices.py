@@ -135,7 +135,7 @@ def _check(index: int, status: int) -> None:
         import torch
 
         raise torch.OutOfMemoryError(
-            f"vulkan:{index} is out of memory: {error} torch.vulkan.memory_allocated() says what tensors hold."
+            f"vulkan:{index} is out of memory: {error} torch.vulkan.memory_allocated() shows how much tensors hold."
         ) from None
 
 

@@ -82,8 +82,8 @@ def note(schema: Schema, leaves: Sequence[Any], reason: str) -> None:
     reasons[name] = reason
     if _counts[name] == 1:
         warnings.warn(
-            f"{name} runs on the CPU, for the vulkan device cannot run it: {reason}. torch.vulkan.fallbacks() counts such calls; "
-            "LAPILLI_STRICT=1 makes them errors.",
+            f"{name} runs on the CPU, because the vulkan device cannot run it: {reason}. torch.vulkan.fallbacks() counts such "
+            "calls; LAPILLI_STRICT=1 makes them errors.",
             UserWarning,
             stacklevel=2,
         )

@@ -19,7 +19,7 @@ def _store(target: Tensor, value: Tensor, found: Tensor | None) -> None:
 
 
 def _gradient(grad: Tensor, scale: Tensor | None, maximize: bool) -> Tensor:
-    """The gradient divided by the scale of the loss; this also updates the caller's tensor."""
+    """The gradient divided by the scale of the loss, which also updates the caller's tensor; negated if `maximize`."""
     if scale is not None:
         grad.div_(scale)
     return -grad if maximize else grad

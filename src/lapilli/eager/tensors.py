@@ -41,7 +41,7 @@ def patch() -> None:
     def to_dlpack(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if is_ours(tensor):
             raise BufferError(
-                f"A tensor on {tensor.device} cannot be given to others by DLPack; use tensor.cpu() to copy it first."
+                f"A tensor on {tensor.device} cannot be exported by DLPack; use tensor.cpu() to copy it first."
             )
         return to_capsule(tensor, *args, **kwargs)
 

@@ -24,7 +24,7 @@ def start() -> None:
         engine, make = getattr(library, _ENGINE), getattr(library, _START)
     except (OSError, AttributeError) as error:
         raise RuntimeError(
-            "Autograd had begun on the CPU before the first use of the device 'vulkan', and cannot be told of it here. Call "
+            "Autograd was used on the CPU before the first use of the device 'vulkan', and cannot be restarted here. Call "
             "torch.vulkan.init() before the first backward pass."
         ) from error
     engine.restype, make.restype, make.argtypes = ctypes.c_void_p, None, [ctypes.c_void_p]

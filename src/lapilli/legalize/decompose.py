@@ -54,8 +54,8 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
             except (AssertionError, RuntimeError) as error:
                 if table is known[-1]:
                     raise CompileError(
-                        f"torch cannot bring the exported program into functional form: {error}. Where the model changes "
-                        "tensors that are no buffers, or share memory with some, torch.export.export(..., strict=True) may help."
+                        f"torch cannot make the exported program functional: {error}. If the model changes "
+                        "tensors that are not buffers, or share memory with some, torch.export.export(..., strict=True) may help."
                     ) from error
             else:
                 for name, axis in sorted(were_open - _open_sizes(decomposed)):  # torch specializes them silently

@@ -218,7 +218,7 @@ class _Partitioner:
             return {"complex": [a.real, a.imag]}
         if a is None or isinstance(a, bool | int | float | str):
             return a
-        raise CompileError(f"an operator of the CPU has an argument of type {type(a).__name__}, which cannot be saved")
+        raise CompileError(f"an operator on the CPU has an argument of type {type(a).__name__}, which cannot be saved")
 
     def _keep_constant(self, node: fx.Node) -> None:
         if node.name not in self.result.constants:

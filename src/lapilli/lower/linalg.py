@@ -1,7 +1,7 @@
 """Small dense linear algebra: factorisations and linear systems, with one or two kernels per column.
 
 Matrices are [*batch, rows, columns], of known sizes, with at most 64 rows or columns on the shorter side. Their columns are
-eliminated one after another; each step is a Map from one state of the whole matrix to the next. The algorithms are those of
+eliminated one after another; each step is a Map from one state of the whole matrix to the next. The factorisations follow
 Golub and Van Loan, Matrix Computations, chapters 3 and 4. Unlike on the CPU, no error is raised: a singular matrix gives
 infinities or NaN, and `info` reports it if the operator returns that.
 """

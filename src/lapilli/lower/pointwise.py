@@ -245,7 +245,7 @@ def pow_scalar(call: Call, x: Node, exponent: float) -> Node:
     }.get(exponent)  # fmt: skip
     kind = call.dtype.compute
     if x.dtype is DType.bool and isinstance(exponent, bool):
-        raise TypeError("torch's result is of bools, though it says that it is of int64")
+        raise TypeError("torch's result is bool, although its declared type is int64")
     if isinstance(exponent, int) and kind is DType.int32 and exponent < 0:
         raise TypeError("Integers to negative integer powers are not allowed.")
     if isinstance(exponent, int) and kind is DType.int32:

@@ -232,7 +232,7 @@ def rrelu(
 ) -> tuple[Node, Node]:
     """Multiplies negative elements by a random slope between low and high; at inference, by their mean.
 
-    Returns the result and the slopes (1 for positive elements), both of the shape of x.
+    Returns the result and the slopes (1 for positive elements; at inference, `noise`), both of the shape of x.
     """
 
     if not training:

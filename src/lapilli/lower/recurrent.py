@@ -130,12 +130,14 @@ class _Direction:
         """As `unrolled`, for any length. Raises TypeError if a layer or the bound on the length is too large."""
         units, width = self.units.value, states[0].shape[1].value
         if units is None or width is None or max(units, width) > MOST_UNITS:
-            raise TypeError(f"{self.call.op}: a length that varies needs layers of at most {MOST_UNITS} units")
+            raise TypeError(
+                f"{self.call.op}: a dynamic length is only supported for layers of at most {MOST_UNITS} units"
+            )
         piece = ROUNDS // rounds(units, width, self.projection is not None)
         most = self.call.longest(self.length, min(LONGEST, PIECES * piece))
         if most is None or most > PIECES * piece:
             raise TypeError(
-                f"{self.call.op}: sequences of {units} units have at most {PIECES * piece} steps where their length varies; "
+                f"{self.call.op}: sequences of {units} units have at most {PIECES * piece} steps if their length is dynamic; "
                 "give it a smaller `max` in its Dim"
             )
         self.call.some(self.length)

@@ -78,7 +78,7 @@ def _moves(call: Call, players: int) -> Constant:
 
 def _round(call: Call, w: Node, moves: Constant, rows: int, players: int, n: int) -> Map:
     """One round: rotates every pair of columns to make it orthogonal, and moves the columns on. The rotation angle is that
-    of Golub and Van Loan, Matrix Computations, section 8.5.
+    of Golub and Van Loan, Matrix Computations, 4th edition, section 8.5.
     """
     batch = w.shape[:-2]
 

@@ -122,8 +122,8 @@ def _warn(folder: Path, error: OSError) -> None:
         return
     _warned = True
     warnings.warn(
-        f"Lapilli cannot keep what it compiles in {folder} ({error.strerror or error}), and compiles it anew each time. "
-        "LAPILLI_CACHE_DIR names another folder.",
+        f"Lapilli cannot cache compiled code in {folder} ({error.strerror or error}), and compiles it again every time. "
+        "Set LAPILLI_CACHE_DIR to use another folder.",
         RuntimeWarning,
         stacklevel=4,
     )

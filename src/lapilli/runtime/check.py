@@ -75,7 +75,7 @@ def check_script(
         "number" if s.dtype in _NUMBERS else "any" if s.dtype == "bool" and not s.shape else "tensor" for s in inputs
     ]
     if not given and any(source == ["given"] for source in script.symbols.values()):
-        raise damaged("it waits for sizes that nobody gives")
+        raise damaged("it needs sizes that are not given")
     _Check(description, overloads, permission).script(script, kinds)
 
 
@@ -124,7 +124,7 @@ class _Check:
 
     def _define(self, scope: _Scope, name: str, kind: Kind) -> None:
         if name in scope.kinds:
-            raise damaged(f"the value {name[:80]!r} is made twice")
+            raise damaged(f"the value {name[:80]!r} is defined twice")
         scope.kinds[name] = kind
 
     def _symbol_form(self, name: str, source: Json) -> None:
@@ -150,7 +150,7 @@ class _Check:
         name, first, _ = state
         known = name in self.states if first == -1 else 0 <= first < len(self.description.constants)
         if not known:
-            raise damaged(f"the state {name[:80]!r} has no first value")
+            raise damaged(f"the state {name[:80]!r} has no initial value")
 
     # -- calls
     def _call(self, call: Call, scope: _Scope) -> list[Kind]:
@@ -236,7 +236,7 @@ class _Check:
         carried, fixed = (self._list(a, scope) for a in self._counted(call, 2))
         carried = ["any"] * len(carried)  # the body's results may differ from its first operands
         if len(self.script(call.scripts[0], [*carried, *fixed])) != 1:
-            raise damaged("the condition of a while gives no single value")
+            raise damaged("the condition of a while does not give a single value")
         if len(self.script(call.scripts[1], [*carried, *fixed])) != len(carried):
             raise damaged("the body of a while does not give what it takes")
         return carried
@@ -260,7 +260,7 @@ class _Check:
     def _list(self, node: Json, scope: _Scope) -> list[Kind]:
         """The kinds of the operands of control flow."""
         if not isinstance(node, list):
-            raise damaged(f"{str(node)[:80]!r} is no list of operands")
+            raise damaged(f"{str(node)[:80]!r} is not a list of operands")
         return [self._plain(part, scope) for part in node]
 
     def _plain(self, node: Json, scope: _Scope) -> Kind:
@@ -270,7 +270,7 @@ class _Check:
             return form.kind
         if form.what == "size" or (form.what == "literal" and not isinstance(form.literal, str)):
             return "number"
-        raise damaged(f"{str(node)[:80]!r} stands where a tensor or a number must")
+        raise damaged(f"{str(node)[:80]!r} is used as a tensor or a number")
 
     def _form(self, node: Json, scope: _Scope, depth: int = 0) -> Form:
         if node is None:
@@ -282,7 +282,7 @@ class _Check:
         if isinstance(node, list) and depth < _DEEPEST_ARGUMENT:
             return Form("list", parts=tuple(self._form(part, scope, depth + 1) for part in node))
         if not isinstance(node, dict) or len(node) != 1:
-            raise damaged(f"{str(node)[:80]!r} is no argument")
+            raise damaged(f"{str(node)[:80]!r} is not an argument")
         ((kind, value),) = node.items()
         if kind == "v":
             return Form("value", self._kind(value, scope))
@@ -293,11 +293,11 @@ class _Check:
             return Form("literal", literal=complex(*value))
         if value in host.TAGS.get(kind, ()):
             return Form(kind)
-        raise damaged(f"{str(node)[:80]!r} is no argument")
+        raise damaged(f"{str(node)[:80]!r} is not an argument")
 
     def _kind(self, name: Json, scope: _Scope) -> Kind:
         if not isinstance(name, str) or name not in scope.kinds:
-            raise damaged(f"the value {str(name)[:80]!r} is read before it is made")
+            raise damaged(f"the value {str(name)[:80]!r} is read before it is defined")
         return scope.kinds[name]
 
     def _tree(self, tree: Json, scope: _Scope, depth: int = 0) -> int:

@@ -30,7 +30,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with os.fdopen(handle, "rb") as file:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise ReadError(f"{os.fspath(path)} is no file that can be read.")
+                raise ReadError(f"{os.fspath(path)} is not a regular file.")
             return file.read()
     except ReadError:
         raise

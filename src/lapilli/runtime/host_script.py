@@ -117,7 +117,7 @@ def _fields(node: Json, kind: str) -> dict[str, Any]:
 def _names(names: list[Any]) -> None:
     for name in names:
         if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
-            raise damaged(f"{str(name)[:80]!r} is no name")
+            raise damaged(f"{str(name)[:80]!r} is not a name")
 
 
 def segments(script: HostScript) -> list[str]:

@@ -54,7 +54,7 @@ class Interface:
             structure = Structure.from_json(node["structure"])
             operators = report.from_json(node.get("operators", []))
             if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
-                raise TypeError(f"{str(name)[:80]!r} is no name of a method")
+                raise TypeError(f"{str(name)[:80]!r} is not the name of a method")
             if "script" in node:
                 script = HostScript.from_json(node["script"])
                 inputs, outputs = (_specs(node[k]) for k in ("inputs", "outputs"))
@@ -108,7 +108,7 @@ _DTYPES = (*host.DTYPES, "int", "float")
 def _specs(nodes: Any) -> tuple[TensorSpec, ...]:
     """Raises TypeError or KeyError if the JSON is not a list of tensors."""
     if not isinstance(nodes, list):
-        raise TypeError(f"{str(nodes)[:80]!r} is no list of tensors")
+        raise TypeError(f"{str(nodes)[:80]!r} is not a list of tensors")
     return tuple(map(_spec, nodes))
 
 
@@ -121,7 +121,7 @@ def _spec(node: Any) -> TensorSpec:
         or not sizes
         or node.keys() - {"name", "dtype", "shape", "symbols"}
     ):
-        raise TypeError(f"{str(node)[:80]!r} is no tensor")
+        raise TypeError(f"{str(node)[:80]!r} is not a tensor")
     symbols = []
     for given in node["symbols"]:
         if given.keys() - _SIZE_FIELDS.keys() or any(type(given[k]) not in _SIZE_FIELDS[k] for k in given):

@@ -64,7 +64,7 @@ def from_json(rows: Any) -> tuple[Operator, ...]:
         TypeError: the JSON is not of this form.
     """
     if not isinstance(rows, list):
-        raise TypeError("the operators are no list")
+        raise TypeError("the operators are not a list")
     for row in rows:
         if not isinstance(row, list) or len(row) not in (3, 4) or not all(isinstance(text, str) for text in row):
             raise TypeError(f"{str(row)[:80]!r} is no operator")

@@ -271,7 +271,7 @@ def _unflatten(spec: Spec, leaves: Iterator[Any]) -> Any:
 def _all(values: Any, kind: type) -> tuple[Any, ...]:
     """A list of values of one type. Raises TypeError if it is not one."""
     if not isinstance(values, list) or not all(type(value) is kind for value in values):
-        raise TypeError(f"{str(values)[:80]!r} is no list of {kind.__name__}")
+        raise TypeError(f"{str(values)[:80]!r} is not a list of {kind.__name__}")
     return tuple(values)
 
 

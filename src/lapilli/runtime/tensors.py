@@ -140,7 +140,7 @@ def check_writable(leaf: Any, spec: TensorSpec) -> None:
         )
     if not writable:
         raise InvalidInputError(
-            f"The model changes its input {spec}, and what was given is read-only; give an array that may be written, or "
+            f"The model changes its input {spec}, but the given array is read-only; give a writable array, or "
             "a copy of this one."
         )
 
