@@ -1,4 +1,4 @@
-"""The whole road from a model to a program file."""
+"""The driver of the compiler: from a model to a program file."""
 
 from __future__ import annotations
 
@@ -84,8 +84,11 @@ def compile_to_bytes(
 
 @dataclass(frozen=True)
 class Storage:
-    """How a program keeps values: activations and weights (of two or more dimensions) as "fp32" or "fp16"; layout: the order of
-    activations in memory, "auto" (what costs least), "contiguous" (row-major) or "channels-last" (those of four dimensions)."""
+    """How a program stores values.
+
+    activations, weights (of two or more dimensions): "fp32" or "fp16". layout: the order of activations in memory, "auto"
+    (the cheapest), "contiguous" (row-major) or "channels-last" (for those with four dimensions).
+    """
 
     activations: str = "fp32"
     weights: str = "fp32"
@@ -95,9 +98,11 @@ class Storage:
 def compile_module(
     module: Module, storage: Storage, targets: Sequence[Target], fallback: str, given: Collection[str] | None = None
 ) -> bytes:
-    """The bytes of a program whose method `forward` is a module that the passes have been over. Its inputs are by the names of
-    placeholders: tensors, and sizes unless one method of the player is all, which is given symbols. given: symbols whose values
-    every run is given, with the key of random numbers."""
+    """The bytes of a program whose method `forward` is a module after all passes.
+
+    Its inputs have the names of placeholders: tensors, and sizes, unless a single method of the player computes everything;
+    that is given symbols. given: symbols whose values are given with every run, along with the key of random numbers.
+    """
     compiler = _Compiler(storage, targets, fallback, given)
     with _uncollected():
         part = compiler.lowered("forward", module, {})
@@ -113,8 +118,10 @@ def compile_module(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without the search for cyclic garbage: it goes through all objects of torch again and again while expressions are made,
-    a third of the time. And with room for expressions of many levels, as long chains of operators become."""
+    """Disables the garbage collector, which takes a third of compile time, because it scans all of torch's objects again
+    and again while expressions are created. Also raises the recursion limit, for the deep expressions of long operator
+    chains.
+    """
     collecting, depth = gc.isenabled(), sys.getrecursionlimit()
     gc.disable()
     sys.setrecursionlimit(max(depth, _DEEPEST))
@@ -127,7 +134,7 @@ def _uncollected() -> Iterator[None]:
 
 
 _DEEPEST = 50_000
-"""Calls of Python within each other."""
+"""The recursion limit: nested calls of Python."""
 
 
 def _methods(model: Any, example_inputs: Any, dynamic_shapes: Any) -> dict[str, tuple[Any, ...]]:
@@ -143,7 +150,7 @@ def _methods(model: Any, example_inputs: Any, dynamic_shapes: Any) -> dict[str, 
 
 
 class _Compiler:
-    """Collects methods: what the player runs of each, and what the metadata says of it."""
+    """Collects methods: what the player runs for each, and their metadata."""
 
     def __init__(
         self, storage: Storage, targets: Sequence[Target], fallback: str, given: Collection[str] | None = None
@@ -152,10 +159,10 @@ class _Compiler:
         self.given, self.keyed = given or (), given is not None
         self.interfaces: list[Interface] = []
         self.parts: list[Part] = []
-        self.split: list[Parts] = []  # methods of several segments
+        self.split: list[Parts] = []  # methods with several segments
 
     def add(self, name: str, structure: structure.Structure, module: Module, dims: Mapping[str, str]) -> None:
-        """dims: names for size symbols."""
+        """Adds a method. dims: names for size symbols."""
         whole = self.lowered(name, module, dims)
         takes_sizes = any(n.op == "placeholder" and isinstance(n.meta["val"], torch.SymInt) for n in module.graph.nodes)
         if whole is None or takes_sizes or whole.given:
@@ -164,22 +171,22 @@ class _Compiler:
             self.add_whole(name, structure, module, whole)
 
     def lowered(self, name: str, module: Module, dims: Mapping[str, str]) -> Part | None:
-        """The module as one method of the player, when it can be that."""
+        """The module as a single method of the player; None if that is impossible."""
         if not all(isinstance(n, fx.Node) and isinstance(n.meta["val"], torch.Tensor) for n in module.outputs):
             return None
         try:
             return self._part(name, module, dims)
         except (UnsupportedOperatorError, TypeError):
-            return None  # the partitioner finds out which operators, and why
+            return None  # the partitioner determines which operators, and why
 
     def add_whole(self, name: str, structure: structure.Structure, module: Module, part: Part) -> None:
-        """A method that is one of the player's."""
+        """Adds a method that is a single one of the player."""
         rows = tuple(Operator(n.name, str(n.target), "gpu") for n in module.graph.nodes if is_computed(n))
         self.interfaces.append(Interface(name, structure, rows, len(self.parts)))
         self.parts.append(part)
 
     def add_parts(self, name: str, structure: structure.Structure, module: Module, dims: Mapping[str, str]) -> None:
-        """A method of several segments."""
+        """Adds a method with several segments."""
         parts = partition(module, optimize, self.fallback, self.given)
         first = len(self.parts)
         for k, segment in enumerate(parts.segments):
@@ -215,7 +222,7 @@ class _Compiler:
 
 @dataclass(frozen=True)
 class Part:
-    """A method of the player: its graph, by whether intermediates are stored in half precision."""
+    """A method of the player: its graphs, by whether intermediates are stored in half precision."""
 
     name: str
     graphs: Mapping[bool, Graph]
@@ -223,12 +230,12 @@ class Part:
 
     @property
     def inputs(self) -> list[Input]:
-        """The same in every graph."""
+        """The inputs, which are the same in every graph."""
         return next(iter(self.graphs.values())).inputs
 
     @property
     def given(self) -> list[str]:
-        """Symbols that no input shows, in every graph the same."""
+        """Symbols that no input shows, which are the same in every graph."""
         return next(iter(self.graphs.values())).given
 
 
@@ -239,7 +246,7 @@ def _write(
     progress: Progress | None = None,
     layout: str = "auto",
 ) -> list[list[Schedule]]:
-    """Writes methods, and returns the schedules of each, one for every plan."""
+    """Writes methods. Returns the schedules of each, one per plan."""
     made = []
     for part in parts:
         realized = {half: realize_graph(graph, half) for half, graph in part.graphs.items()}
@@ -256,7 +263,7 @@ def _write(
 
 @dataclass(frozen=True)
 class _Planned:
-    """A schedule with its kernels; largest: bytes of the largest value that a second plan binds in parts."""
+    """A schedule with its kernels. largest: the size in bytes of the largest value that a second plan binds in parts."""
 
     schedule: Schedule
     kernels: Mapping[int, KernelSource]
@@ -269,8 +276,9 @@ class _Planned:
 
 
 def _kernels(s: Schedule) -> list[_Planned]:
-    """The kernels of a schedule. Where values may be larger than what every device binds at once, a second plan binds them in
-    parts, for devices that cannot bind them whole: choosing a part costs time."""
+    """The kernels of a schedule. If values may be larger than every device can bind at once, a second plan binds them in
+    parts, for devices that cannot bind them whole: selecting a part takes time.
+    """
     for node in (*s.graph.inputs, *(t.out for t in s.tasks)):
         count = product(node.shape).value or 0
         if count > MOST_ELEMENTS:
@@ -297,7 +305,7 @@ def assemble_graph(graph: Graph, target: Target) -> tuple[bytes, Schedule]:
 
 
 def assemble_tasks(graph: Graph, tasks: Sequence[Task], target: Target) -> bytes:
-    """The program file of tasks that were made by hand, of row-major values, for one target."""
+    """The program file of hand-made tasks on row-major values, for one target."""
     layouts = {n.id: Layout.of(n.shape, range(n.rank)) for n in (*graph.inputs, *graph.outputs)}
     made = Schedule(target, graph, list(tasks), layouts, {}, order(tasks, graph.outputs, {}, {}), {}, {})
     kernels = write_all(made)
@@ -319,7 +327,7 @@ def _keep(writer: Writer, name: str, tensor: torch.Tensor) -> int:
 
 
 def _finish_calls(script: HostScript, parts: Sequence[Part], first: int) -> None:
-    """Numbers of methods in the file, and the sizes that methods are given."""
+    """Fills in the numbers of methods in the file, and the sizes that methods are given."""
     for call in script.calls:
         for inner in call.scripts:
             _finish_calls(inner, parts, first)
@@ -329,7 +337,7 @@ def _finish_calls(script: HostScript, parts: Sequence[Part], first: int) -> None
 
 
 def _specs(module: Module, dims: Mapping[str, str]) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """What goes into a method with a script and what comes out."""
+    """The inputs and outputs of a method with a script."""
     known = module.constants.keys() | module.states.keys()
     given = [n for n in module.graph.nodes if n.op == "placeholder" and n not in known]
     inputs = [n for n in given if isinstance(n.meta["val"], torch.Tensor | torch.SymInt)]
@@ -395,7 +403,7 @@ def _structure(
 
 
 def _decisions(schedules: list[Schedule]) -> str:
-    """Why every value of a plan was realised, in the order of its commands, for `lapilli inspect`."""
+    """The reason why each value of a plan was realized, in the order of its commands, for `lapilli inspect`."""
     reasons = {
         s.target.name: {"load": [t.reason for t in s.order.load], "run": [t.reason for t in s.order.run]}
         for s in schedules

@@ -1,1 +1,1 @@
-"""The program file: its structure, and how it is written."""
+"""The program file: its structure, and its writer."""

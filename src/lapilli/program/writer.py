@@ -1,4 +1,4 @@
-"""From kernels in order to the bytes of a program file."""
+"""Writes the bytes of a program file from scheduled kernels."""
 
 from __future__ import annotations
 
@@ -35,16 +35,20 @@ Array = npt.NDArray[Any]
 _FEATURE: dict[str, int] = {name: bit for name, bit in vars(fb.Feature).items() if not name.startswith("_")}
 _OPERATION: dict[str, int] = {n: bit for n, bit in vars(fb.SubgroupOperation).items() if not n.startswith("_")}
 
-_SAMPLE = 61  # bytes of a constant, evenly spread, by which it is told from most others before all are compared
+_SAMPLE = 61  # evenly spread bytes of a constant that are compared before all of it
 _MOST_RANGE = 1 << 31
-"""What a device must bind at once, at most, to run a plan that binds open sizes whole where another binds them in parts: bounds
-may be far larger than what is ever given."""
+"""A cap on what a device must bind at once for a plan that binds values of dynamic size whole, if another plan binds them in
+parts: their bounds may be far larger than the sizes that occur.
+"""
 
 
 @dataclass(frozen=True)
 class PlanSource:
-    """What is written as one plan: kernels by output of their task; stored: results that lie in a state, by id; windows:
-    results that lie in another; open_range: bytes of the largest value of bounded size, where the next plan binds it in parts."""
+    """The source of one plan: kernels, by output of their task.
+
+    stored: results that are stored in a state, by id. windows: results that are part of another value's memory. open_range:
+    size in bytes of the largest value with a bound, if the next plan binds it in parts.
+    """
 
     target: Target
     order: Order
@@ -113,8 +117,8 @@ class Writer:
     size: int = 0
     constants: dict[int, int] = field(default_factory=dict)  # id of the array -> index
     contents: dict[tuple[DType, tuple[int, ...], bytes], list[tuple[int, Array]]] = field(default_factory=dict)
-    kernels: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # by source and how buffers are seen
-    codes: dict[str, int] = field(default_factory=dict)  # source -> where its SPIR-V lies
+    kernels: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # by source and views of buffers
+    codes: dict[str, int] = field(default_factory=dict)  # source -> offset of its SPIR-V
     states: dict[str, int] = field(default_factory=dict)
     host_operators: list[str] = field(default_factory=list)
 
@@ -136,7 +140,7 @@ class Writer:
         return self.constants[key]
 
     def array(self, name: str, dtype: DType, value: Array) -> int:
-        """A constant from an array (bfloat16 as its bits); equal ones are written once. Gives its index."""
+        """Writes a constant from an array (bfloat16 as its bits); equal ones are written once. Returns its index."""
         array = np.ascontiguousarray(value).reshape(np.shape(value))
         raw = array.reshape(-1).view(np.uint8)
         sample = raw[:: max(1, raw.size // _SAMPLE)].tobytes()
@@ -152,12 +156,12 @@ class Writer:
         return alike[-1][0]
 
     def state(self, node: State) -> int:
-        """States are known by their names, whatever the number of methods and plans."""
+        """Writes a state, once for all methods and plans that use its name. Returns its index."""
         if node.name not in self.states:
             array = np.ascontiguousarray(node.value)
             s = fb.StateT()
             s.name, s.dtype, s.shape = node.name, node.dtype.value, [int(i) for i in node.value.shape]
-            if array.reshape(-1).view(np.uint8).any():  # what begins as zeros takes no room in the file
+            if array.reshape(-1).view(np.uint8).any():  # zeros take no space in the file
                 s.constant = self.constant(Constant(node.shape, node.dtype, node.name, value=node.value))
             self.states[node.name] = len(self.program.states)
             self.program.states.append(s)
@@ -189,7 +193,7 @@ class Writer:
         codes: Mapping[str, bytes],
         dims: Mapping[str, str] | None = None,
     ) -> None:
-        """dims: names for size symbols, where they are not called as in the graph."""
+        """Writes a method. dims: names for size symbols, if they differ from those in the graph."""
         m = fb.MethodT()
         m.name = name
         pool = _Pool()
