@@ -170,11 +170,13 @@ FileBytes sample_program(const SampleOptions& options) {
                                                  {schema::BindingType::texel_float32, schema::BindingType::storage})
                                 : scale;
   builder.program.kernels.back()->format = static_cast<schema::KernelFormat>(options.format);
-  std::vector<float> weights(options.width), fives(options.width, 5.0f);
-  for (uint32_t i = 0; i < options.width; ++i)
+  std::vector<float> weights(options.width), added(options.width);
+  for (uint32_t i = 0; i < options.width; ++i) {
     weights[i] = static_cast<float>(i);
+    added[i] = static_cast<float>(5 + i / 8);
+  }
   const uint32_t w = builder.constant("w", weights);
-  const uint32_t c = builder.constant("c", fives);
+  const uint32_t c = builder.constant("c", added);
 
   MethodBuilder m;
   m.method.name = "forward";
@@ -201,7 +203,7 @@ FileBytes sample_program(const SampleOptions& options) {
     }
     const uint32_t given = p->buffer(BufferKind::load_constant, weight_bytes, w);
     const uint32_t packed = p->buffer(BufferKind::packed, weight_bytes);
-    const uint32_t added = p->buffer(BufferKind::constant, weight_bytes, c);
+    const uint32_t c_buffer = p->buffer(BufferKind::constant, weight_bytes, c);
     const uint32_t x = p->buffer(BufferKind::input, bytes);
     const uint32_t t1 = p->buffer(BufferKind::arena, bytes, 0, 0, 1);
     const uint32_t t2 = p->buffer(BufferKind::arena, bytes, 0, 1, 2);
@@ -215,8 +217,8 @@ FileBytes sample_program(const SampleOptions& options) {
                 "x + 3 w")
         .flops = items;
     p->dispatch(false, doubling, {{t1, bytes}, {t2, bytes, true}}, {items, m.number(2)}, groups, one, true, "times 2");
-    p->dispatch(false, add, {{t2, bytes}, {added, weight_bytes}, {y, bytes, true}}, {items, width}, groups, one, true,
-                "plus c");
+    p->dispatch(false, add, {{t2, bytes}, {c_buffer, weight_bytes}, {y, bytes, true}}, {items, width}, groups, one,
+                true, "plus c");
     return p;
   };
   if (options.impossible_first || options.impossible_only) {
@@ -236,7 +238,9 @@ FileBytes sample_program(const SampleOptions& options) {
   return builder.finish();
 }
 
-float sample_result(float x, uint32_t column) { return 2.0f * (x + 3.0f * static_cast<float>(column)) + 5.0f; }
+float sample_result(float x, uint32_t column) {
+  return 2.0f * (x + 3.0f * static_cast<float>(column)) + static_cast<float>(5 + column / 8);
+}
 
 FileBytes checked_program(const CheckOptions& options) {
   using schema::BufferKind;

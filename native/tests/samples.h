@@ -77,7 +77,7 @@ struct SampleOptions {
   uint32_t subgroup_operations = 0; // that the plan asks for
 };
 
-// y = 2 (x + 3 w) + c, for x of shape (factor * N + offset, width), N in 0..max_batch, w[i] = i, c = 5. 3 w is computed
+// y = 2 (x + 3 w) + c, for x of shape (factor * N + offset, width), N in 0..max_batch, w[i] = i, c[i] = 5 + i / 8. 3 w is computed
 // at load.
 FileBytes sample_program(const SampleOptions& options = {});
 float sample_result(float x, uint32_t column);

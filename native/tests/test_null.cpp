@@ -113,6 +113,28 @@ TEST(what_the_host_does_not_see_is_copied) {
         copies[1].from.buffer->mapped() == nullptr);
 }
 
+// Constants that are larger than the staging memory go through it in pieces, whenever the device reads these.
+TEST(constants_pass_through_bounded_memory) {
+  constexpr uint32_t width = 100'000;
+  for (const bool late : {false, true}) {
+    const auto device = null_device(null::discrete_gpu());
+    device->holds = late;
+    lapilli_load_options options{};
+    options.staging_size = 1; // the smallest there is: 64 KiB
+    const auto program = load(sample_program({.width = width}), device, options);
+    Recorded copies;
+    for (const Recorded& commands : device->submitted)
+      std::ranges::copy(only(commands, Kind::copy), std::back_inserter(copies));
+    CHECK(copies.size() == (4 * width + 16383) / 16384);
+    for (const auto& copy : copies)
+      CHECK(copy.from.buffer == copies.front().from.buffer && copy.from.offset + copy.from.size <= 65536);
+    // What stays, the staging memory, and the constant that a kernel reads where it is staged.
+    CHECK(device->most_taken <= program->memory().constants + 65536 + 4 * width + 1024);
+    const Floats x = numbers(width);
+    CHECK(is_the_sample(x, run(*program, 0, {tensor(x, {1, width})}), width));
+  }
+}
+
 TEST(the_bar_takes_inputs_without_a_copy) {
   hal::Capabilities gpu = null::discrete_gpu();
   gpu.large_bar = true;

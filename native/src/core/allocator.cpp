@@ -25,11 +25,6 @@ uint32_t class_of(uint64_t size) {
 
 Region Allocator::Block::region() const { return chunk->buffer.region(offset, size); }
 
-std::byte* Allocator::Block::mapped() const {
-  std::byte* base = chunk->buffer.mapped();
-  return base == nullptr ? nullptr : base + offset;
-}
-
 bool Allocator::Block::is_readable() const { return chunk->buffer.is_readable(); }
 
 Allocator::Allocator(hal::Device& device, uint64_t alignment) : device_(device), alignment_(alignment) {

@@ -1,4 +1,4 @@
-// Device memory in pieces of larger chunks, kept for later use when a piece is given back.
+// Device memory in pieces of larger chunks, kept for later use when a piece is given back: for tensors that come and go.
 #pragma once
 
 #include "core/memory.h"
@@ -21,8 +21,7 @@ public:
     bool free = false;
 
     Region region() const;
-    std::byte* mapped() const; // null when the host cannot see it
-    bool is_readable() const;  // see GpuBuffer
+    bool is_readable() const; // see hal::Buffer
   };
 
   // `alignment`: of the blocks, a power of two.

@@ -1,11 +1,9 @@
 #include "core/memory.h"
 
 #include "base/error.h"
-#include "base/platform.h"
 
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
 
 namespace lapilli {
 
@@ -54,43 +52,6 @@ GpuBuffer::GpuBuffer(hal::Device& device, uint64_t wanted, MemoryUse use, Memory
 GpuBuffer::~GpuBuffer() {
   if (buffer_)
     counter_->subtract(buffer_->size());
-}
-
-void Blocks::ensure(hal::Device& device, std::span<const uint64_t> sizes, MemoryUse use, MemoryCounter& counter,
-                    const char* what) {
-  bool enough = blocks_.size() >= sizes.size();
-  for (size_t i = 0; enough && i < sizes.size(); ++i)
-    enough = blocks_[i].size() >= sizes[i];
-  if (enough)
-    return;
-  blocks_.clear(); // first, so that old and new blocks are never there together
-  for (const uint64_t size : sizes)
-    blocks_.emplace_back(device, size + binding_slack(), use, counter, what);
-}
-
-uint64_t binding_slack() {
-  static const uint64_t slack = [] {
-    const auto given = environment("LAPILLI_BINDING_SLACK");
-    return given ? std::strtoull(given->c_str(), nullptr, 10) / 16 * 16 : 0;
-  }();
-  return slack;
-}
-
-std::byte* Blocks::mapped(const Place& place) const {
-  std::byte* base = blocks_[place.block].mapped();
-  return base == nullptr ? nullptr : base + place.offset;
-}
-
-void Blocks::invalidate() const {
-  for (const GpuBuffer& block : blocks_)
-    block.invalidate();
-}
-
-uint64_t Blocks::size() const {
-  uint64_t total = 0;
-  for (const GpuBuffer& block : blocks_)
-    total += block.size();
-  return total;
 }
 
 uint64_t largest_block(const hal::Capabilities& device) {

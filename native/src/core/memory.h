@@ -1,7 +1,7 @@
 // Device memory, and how much of it is taken.
 #pragma once
 
-#include "core/planner.h"
+#include "base/align.h"
 #include "hal/device.h"
 
 namespace lapilli {
@@ -53,27 +53,6 @@ private:
   std::unique_ptr<hal::Buffer> buffer_;
   MemoryCounter* counter_ = nullptr;
 };
-
-// The buffers behind the blocks of a memory plan.
-class Blocks {
-public:
-  // Afterwards there are blocks of at least these sizes. What was in them is lost when they have to grow.
-  void ensure(hal::Device& device, std::span<const uint64_t> sizes, MemoryUse use, MemoryCounter& counter,
-              const char* what);
-
-  Region region(const Place& place, uint64_t size) const { return blocks_[place.block].region(place.offset, size); }
-  std::byte* mapped(const Place& place) const;
-  void invalidate() const;
-  uint64_t size() const;
-  std::span<const GpuBuffer> all() const { return blocks_; }
-
-private:
-  std::vector<GpuBuffer> blocks_;
-};
-
-// Bytes by which bindings are widened, filled with NaN: 0 except in tests (LAPILLI_BINDING_SLACK). A kernel that reads out of
-// bounds gets NaN there, where most drivers return zeros and hide it.
-uint64_t binding_slack();
 
 // Bytes of the largest block that a memory plan may have: a GpuBuffer takes a little more.
 uint64_t largest_block(const hal::Capabilities& device);

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "core/constant_loader.h"
 #include "core/inputs.h"
 #include "core/requirements.h"
 #include "core/stream.h"
@@ -16,7 +17,6 @@ namespace {
 
 constexpr uint64_t default_staging = uint64_t{16} << 20;
 constexpr uint64_t cpu_staging = uint64_t{2} << 20; // there the copy costs nothing, and memory is the host's
-constexpr uint64_t smallest_staging = uint64_t{64} << 10;
 
 } // namespace
 
@@ -90,20 +90,23 @@ void Program::prepare(const Container& file, const lapilli_load_options& options
   const std::filesystem::path folder = options.cache_dir != nullptr ? options.cache_dir : cache_folder();
   pipelines_ = device_->compile(model_.kernels, used, folder);
   const uint64_t compiling = nanoseconds_now();
-  const uint64_t staging = options.staging_size != 0        ? std::max(options.staging_size, smallest_staging)
+  const uint64_t staging = options.staging_size != 0        ? options.staging_size
                            : device_->capabilities.is_cpu() ? cpu_staging
                                                             : default_staging;
-  constants_ =
-      std::make_unique<Constants>(*device_, model_, plans_, staging, file, counter_); // while the driver compiles
-  states_ = std::make_unique<States>(*device_, model_, plans_, staging, file, counter_);
+  constants_ = std::make_unique<Constants>(*device_, model_, plans_, counter_);
+  states_ = std::make_unique<States>(*device_, model_, plans_, counter_);
+  ConstantLoader loader(*device_, model_, file, staging, counter_);
+  constants_->upload(loader); // while the driver compiles
+  states_->load(loader);
   const uint64_t uploaded = nanoseconds_now();
   pipelines_->finish();
   const uint64_t compiled = nanoseconds_now();
   for (uint32_t m = 0; m < model_.methods.size(); ++m) {
     shared_.push_back({*device_, model_.methods[m], plan(m), model_.kernels, *pipelines_, constants_->regions(m), paths,
                        counter_, *states_, limits_});
-    constants_->pack(shared_.back(), file);
+    loader.pack(shared_.back());
   }
+  loader.finish();
   times_.pipelines = compiled - start;
   times_.constants = uploaded - compiling + (nanoseconds_now() - compiled);
   launches_.resize(shared_.size());

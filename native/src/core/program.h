@@ -3,6 +3,7 @@
 
 #include "core/inputs.h"
 #include "core/launch.h"
+#include "format/container.h"
 
 #include <functional>
 #include <mutex>

@@ -33,9 +33,9 @@ void Run::place_arena() {
   std::vector<uint64_t> blocks;
   for (const Launch::Slot& slot : std::span(launch_->slots).subspan(first))
     blocks.push_back(slot.bound);
-  arena_.ensure(shared_.device, blocks, MemoryUse::device, shared_.counter, "temporary tensors");
-  for (uint32_t i = 0; i < blocks.size(); ++i)
-    slots_[first + i] = arena_.region({i, 0}, blocks[i]);
+  arena_.lay_out_apart(shared_.device, blocks, MemoryUse::device, shared_.counter, "temporary tensors");
+  for (size_t i = 0; i < blocks.size(); ++i)
+    slots_[first + i] = arena_[i];
 }
 
 // Above this a copy by the device is faster than a kernel that writes over the bus.
@@ -53,7 +53,8 @@ void Run::place_tensors() {
   const hal::Capabilities& device = shared_.device.capabilities;
   const size_t inputs = shared_.method.inputs.size(), outputs = shared_.method.outputs.size();
   std::vector<uint64_t> sizes, copied_sizes;
-  std::vector<uint32_t> copied(outputs, UINT32_MAX);
+  constexpr size_t nowhere = SIZE_MAX;
+  std::vector<size_t> copied(outputs, nowhere); // where an output is among those
   for (size_t i = 0; i < inputs + outputs; ++i) {
     sizes.push_back(launch_->slots[i].bound);
     if (sizes.back() > largest_block(device))
@@ -62,58 +63,52 @@ void Run::place_tensors() {
            ". Run smaller inputs, or choose another device with LAPILLI_DEVICE.");
     if (i < inputs || !is_copied(i - inputs))
       continue;
-    copied[i - inputs] = static_cast<uint32_t>(copied_sizes.size());
+    copied[i - inputs] = copied_sizes.size();
     copied_sizes.push_back(sizes.back());
   }
 
-  const auto plan = [&](std::span<const uint64_t> of) {
-    return plan_without_sharing(of, binding_alignment(device), largest_block(device));
-  };
-  const MemoryPlan input_plan = plan(std::span(sizes).first(inputs)),
-                   output_plan = plan(std::span(sizes).subspan(inputs));
-  const MemoryPlan copied_plan = plan(copied_sizes);
+  const std::span<const uint64_t> input_sizes = std::span(sizes).first(inputs),
+                                  output_sizes = std::span(sizes).subspan(inputs);
   const bool copy_inputs = shared_.paths.input == InputPath::staging;
-  const auto ensure = [&](Blocks& blocks, const MemoryPlan& of, MemoryUse use, const char* what) {
-    blocks.ensure(shared_.device, of.blocks, use, shared_.counter, what);
+  const auto lay_out = [&](PlannedMemory& memory, std::span<const uint64_t> of, MemoryUse use, const char* what) {
+    memory.lay_out(shared_.device, of, use, shared_.counter, what);
   };
-  ensure(input_host_, input_plan, shared_.paths.input == InputPath::bar ? MemoryUse::bar : MemoryUse::upload, "inputs");
+  lay_out(input_host_, input_sizes, shared_.paths.input == InputPath::bar ? MemoryUse::bar : MemoryUse::upload,
+          "inputs");
   if (copy_inputs)
-    ensure(input_device_, input_plan, MemoryUse::device, "inputs");
-  ensure(output_host_, output_plan, MemoryUse::readback, "outputs");
-  ensure(output_device_, copied_plan, MemoryUse::device, "outputs");
+    lay_out(input_device_, input_sizes, MemoryUse::device, "inputs");
+  lay_out(output_host_, output_sizes, MemoryUse::readback, "outputs");
+  lay_out(output_device_, copied_sizes, MemoryUse::device, "outputs");
 
   if (binding_slack() > 0)
-    for (const GpuBuffer& block : input_host_.all())
+    for (const GpuBuffer& block : input_host_.buffers())
       std::memset(block.mapped(), 0xff, block.size());
   inputs_.clear();
   outputs_.clear();
   uploads_.clear();
   downloads_.clear();
   direct_outputs_ = false;
-  const auto tensor = [&](size_t i, std::byte* mapped) {
-    return Tensor{launch_->shapes[i], launch_->slots[i].tensor, mapped};
+  const auto tensor = [&](size_t i, const Region& on_host) {
+    return Tensor{launch_->shapes[i], launch_->slots[i].tensor, mapped(on_host)};
   };
   for (size_t i = 0; i < inputs; ++i) {
-    const Place& place = input_plan.places[i];
-    const Tensor& input = inputs_.emplace_back(tensor(i, input_host_.mapped(place)));
+    slots_[i] = input_host_[i];
+    const Tensor& input = inputs_.emplace_back(tensor(i, slots_[i]));
     // What lies between the tensor and the end of its buffer is zero.
     std::memset(input.mapped + input.bytes, 0, static_cast<size_t>(sizes[i] - input.bytes));
-    slots_[i] = input_host_.region(place, sizes[i]);
     if (!copy_inputs)
       continue;
-    const Region on_device = input_device_.region(place, sizes[i]);
     if (sizes[i] > 0)
-      uploads_.push_back({slots_[i], on_device});
-    slots_[i] = on_device;
+      uploads_.push_back({slots_[i], input_device_[i]});
+    slots_[i] = input_device_[i];
   }
   for (size_t i = 0; i < outputs; ++i) {
-    const Place& place = output_plan.places[i];
-    outputs_.push_back(tensor(inputs + i, output_host_.mapped(place)));
-    Region& slot = slots_[inputs + i] = output_host_.region(place, sizes[inputs + i]);
-    direct_outputs_ = direct_outputs_ || copied[i] == UINT32_MAX;
-    if (copied[i] == UINT32_MAX)
+    Region& slot = slots_[inputs + i] = output_host_[i];
+    outputs_.push_back(tensor(inputs + i, slot));
+    direct_outputs_ = direct_outputs_ || copied[i] == nowhere;
+    if (copied[i] == nowhere)
       continue;
-    const Region on_device = output_device_.region(copied_plan.places[copied[i]], slot.size);
+    const Region on_device = output_device_[copied[i]];
     if (slot.size > 0)
       downloads_.push_back({on_device, slot});
     slot = on_device;
@@ -149,7 +144,7 @@ void Run::record_dispatches(hal::Commands& commands, size_t first, size_t last) 
 void Run::record_all() {
   commands_->begin();
   if (binding_slack() > 0) {
-    for (const GpuBuffer& block : arena_.all())
+    for (const GpuBuffer& block : arena_.buffers())
       commands_->fill(block.region(0, block.size()), UINT32_MAX);
     commands_->barrier(hal::Stage::transfer_write, hal::compute | hal::Stage::transfer_write);
   }

@@ -46,7 +46,6 @@ public:
   void profile(uint32_t repeat, std::span<uint64_t> nanoseconds, uint64_t& total);
   void read_buffer(uint32_t command, uint32_t buffer, std::span<std::byte> to);
 
-  uint64_t arena_size() const { return arena_.size(); }
   uint64_t arena_planned() const { return launch_->arena_total; }
   uint64_t arena_sum() const { return launch_->arena_sum; }
   uint64_t io_size() const;
@@ -74,7 +73,7 @@ private:
   std::optional<Launch> launch_;
   bool prepared_ = false; // the launch is recorded
   std::atomic<bool> in_flight_{false};
-  Blocks arena_, input_host_, input_device_, output_host_, output_device_;
+  PlannedMemory arena_, input_host_, input_device_, output_host_, output_device_;
   std::vector<Region> slots_;
   std::vector<Tensor> inputs_, outputs_;
   std::vector<Copy> uploads_, downloads_;

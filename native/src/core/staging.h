@@ -1,45 +1,49 @@
-// The bounded buffer through which constants travel from the file to the device.
+// How bytes of the host reach memory that it does not see: by a ring of memory that it does.
 #pragma once
 
-#include "core/launch.h"
-#include "format/container.h"
+#include "core/batches.h"
 
-#include <unordered_set>
+#include <deque>
 
 namespace lapilli {
 
-// Copies bytes [offset, offset + size) of a constant that is followed by zeros.
-void copy_constant(std::byte* to, uint64_t size, const Container& file, const Constant& constant, uint64_t offset);
-
+// A piece of the ring is handed out again when the device has finished the batch that was recorded when it was taken. The
+// memory is allocated when it is first needed.
 class Staging {
 public:
-  Staging(hal::Device& device, uint64_t size, MemoryCounter& counter);
+  // Pieces begin at multiples of `alignment`.
+  Staging(hal::Device& device, uint64_t size, uint64_t alignment, MemoryCounter& counter);
 
-  // Uploads a constant in pieces; what is left of `to` becomes zero.
-  void upload(const Container& file, const Constant& constant, const Region& to);
+  // So many bytes for the batch that is recorded, at most size(). Where the ring is full, batches are waited for.
+  Region take(Batches& batches, uint64_t bytes);
+  // Whether take() does so at once: for one piece, or for several whose sizes are multiples of the alignment.
+  bool fits(const Batches& batches, uint64_t bytes);
+  uint64_t size() const { return size_; }
 
-  // Makes the constants that command `index` of what is done at load reads available to it, in the staging buffer itself, and
-  // places their slots. Commands recorded so far are run first when there is no room.
-  void hold(const Launch& launch, size_t index, const Plan& plan, const Model& model, std::span<Region> slots,
-            const Container& file);
-
-  // Where commands that read the staging buffer are recorded.
-  hal::Commands& commands();
-
-  // Runs what was recorded and waits; afterwards the buffer is empty again.
-  void flush();
+  // Copies what `write(bytes, offset)` writes, which is called piece after piece.
+  template <class F> void upload(Batches& batches, const Region& to, F&& write) {
+    const uint64_t most = size_ / 4; // so that the device can copy one while the host writes the next
+    for (uint64_t done = 0; done < to.size; done += most) {
+      const uint64_t size = std::min(most, to.size - done);
+      const Region piece = take(batches, size);
+      write(std::span(mapped(piece), static_cast<size_t>(size)), done);
+      batches.record().copy(piece, {to.buffer, to.offset + done, size});
+      batches.submit_if_due();
+    }
+  }
 
 private:
-  std::vector<uint32_t> lacking(const Dispatch& command, const Plan& plan) const;
+  uint64_t place(const Batches& batches, uint64_t bytes);
 
   hal::Device& device_;
   MemoryCounter& counter_;
+  const uint64_t alignment_, size_;
   GpuBuffer buffer_;
-  std::unique_ptr<hal::Commands> commands_;
-  bool recording_ = false;
-  uint64_t used_ = 0;
-  std::unordered_set<uint32_t> held_; // buffers of the plan
-  std::vector<GpuBuffer> large_;      // for constants that do not fit
+  struct Taken {
+    uint64_t batch, end;
+  };
+  std::deque<Taken> taken_;      // in the ring now, the oldest first
+  uint64_t begin_ = 0, end_ = 0; // of these, in bytes that ever went in
 };
 
 } // namespace lapilli

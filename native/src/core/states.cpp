@@ -1,35 +1,19 @@
 #include "core/states.h"
 
 #include "base/error.h"
-#include "core/staging.h"
+#include "core/constant_loader.h"
 
 #include <algorithm>
 #include <cstring>
 
 namespace lapilli {
 
-States::States(hal::Device& device, const Model& model, std::span<const uint32_t> plans, uint64_t staging_size,
-               const Container& file, MemoryCounter& counter)
-    : device_(device), counter_(counter) {
+// A state has one place, however many methods use it.
+States::States(hal::Device& of, const Model& model, std::span<const uint32_t> plans, MemoryCounter& counter)
+    : device_(of), model_(model), counter_(counter) {
   if (model.states.empty())
     return;
-  commands_ = device.create_commands(hal::Order::submitted);
-  place(model, plans);
-  std::optional<Staging> staging;
-  for (size_t i = 0; i < initial_.size(); ++i) {
-    if (initial_[i].size == 0)
-      continue;
-    if (!staging)
-      staging.emplace(device, staging_size, counter);
-    staging->upload(file, model.constants[static_cast<size_t>(model.states[i].constant)], initial_[i]);
-  }
-  if (staging)
-    staging->flush();
-  reset();
-}
-
-// A state has one place, however many methods use it.
-void States::place(const Model& model, std::span<const uint32_t> plans) {
+  commands_ = device_.create_commands(hal::Order::submitted);
   std::vector<uint64_t> sizes, initial_sizes;
   for (const State& state : model.states)
     sizes.push_back(align_up(std::max<uint64_t>(state.bytes, 4), 4));
@@ -54,16 +38,20 @@ void States::place(const Model& model, std::span<const uint32_t> plans) {
   }
   for (size_t i = 0; i < sizes.size(); ++i)
     initial_sizes.push_back(model.states[i].constant < 0 ? 0 : sizes[i]);
-  const uint64_t alignment = binding_alignment(device);
-  const uint64_t limit = largest_block(device);
-  const MemoryPlan plan = plan_without_sharing(sizes, alignment, limit);
-  const MemoryPlan initial_plan = plan_without_sharing(initial_sizes, alignment, limit);
-  memory_.ensure(device_, plan.blocks, MemoryUse::device, counter_, "states");
-  initial_memory_.ensure(device_, initial_plan.blocks, MemoryUse::device, counter_, "initial values of states");
+  memory_.lay_out(device_, sizes, MemoryUse::device, counter_, "states");
+  initial_memory_.lay_out(device_, initial_sizes, MemoryUse::device, counter_, "initial values of states");
   for (size_t i = 0; i < sizes.size(); ++i) {
-    current_.push_back(memory_.region(plan.places[i], sizes[i]));
-    initial_.push_back(initial_memory_.region(initial_plan.places[i], initial_sizes[i]));
+    current_.push_back(memory_[i]);
+    initial_.push_back(initial_memory_[i]);
   }
+}
+
+void States::load(ConstantLoader& loader) {
+  for (size_t i = 0; i < initial_.size(); ++i)
+    if (initial_[i].size > 0)
+      loader.upload(model_.constants[static_cast<size_t>(model_.states[i].constant)], initial_[i]);
+  loader.finish();
+  reset();
 }
 
 template <class F> void States::run(F&& record) {

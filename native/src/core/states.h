@@ -9,9 +9,11 @@ namespace lapilli {
 // Callers keep others from submitting while they call.
 class States {
 public:
-  // `plans[m]`: the plan taken of method m. The states have their initial values when this returns.
-  States(hal::Device& device, const Model& model, std::span<const uint32_t> plans, uint64_t staging_size,
-         const Container& file, MemoryCounter& counter);
+  // `plans[m]`: the plan taken of method m.
+  States(hal::Device& device, const Model& model, std::span<const uint32_t> plans, MemoryCounter& counter);
+
+  // Afterwards they have their initial values.
+  void load(ConstantLoader& loader);
 
   bool empty() const { return current_.empty(); }
   hal::Order order() const { return empty() ? hal::Order::any : hal::Order::submitted; } // of runs
@@ -42,14 +44,14 @@ public:
   }
 
 private:
-  void place(const Model& model, std::span<const uint32_t> plans);
   GpuBuffer save();
   void restore(const GpuBuffer& kept);
   template <class F> void run(F&& record); // commands that copy, after all that was submitted; waits
 
   hal::Device& device_;
+  const Model& model_;
   MemoryCounter& counter_;
-  Blocks memory_, initial_memory_;
+  PlannedMemory memory_, initial_memory_;
   std::vector<Region> current_; // of every state
   std::vector<Region> initial_; // size 0: zeros
   std::unique_ptr<hal::Commands> commands_;

@@ -10,17 +10,8 @@ namespace lapilli {
 
 namespace {
 
-constexpr size_t most_in_flight = 32; // batches
-// A batch is submitted when it has so many commands, or does so much; sooner when the device has nothing else to do: then
-// after so many, and twice as many each further time it is found idle, for the host is the slower one, and a submission
-// takes it as long as some commands do.
-constexpr uint32_t commands_of_a_batch = 128, commands_for_idle = 8;
-constexpr uint64_t work_of_a_batch = uint64_t{256} << 20, work_for_idle = uint64_t{1} << 20;
-constexpr uint32_t most_patience = 8;
-constexpr size_t most_accesses = 128; // to search before a barrier is cheaper
 constexpr uint64_t staging_size = uint64_t{4} << 20, readback_size = uint64_t{4} << 20;
-
-constexpr hal::Stage work_stage = hal::compute | hal::Stage::transfer_read | hal::Stage::transfer_write;
+constexpr uint64_t staging_alignment = 16;
 
 } // namespace
 
@@ -30,19 +21,14 @@ std::shared_ptr<Stream> Stream::create(std::shared_ptr<hal::Device> device) {
 
 Stream::Stream(std::shared_ptr<hal::Device> device)
     : device_(std::move(device)), alignment_(binding_alignment(device_->capabilities)),
-      paths_(choose_paths(device_->capabilities)), allocator_(*device_, alignment_), batches_(most_in_flight + 1) {}
+      paths_(choose_paths(device_->capabilities)), allocator_(*device_, alignment_),
+      staging_(*device_, staging_size, staging_alignment, counter_), batches_(*device_, hal::Stage::host_read) {}
 
 Stream::~Stream() {
   try {
-    submit();
+    batches_.submit();
   } catch (...) { // nobody can see that it does not take place, but in states
-    if (recording_)
-      for (const auto& program : batch(in_flight_).programs())
-        program->lose_states();
-  }
-  try {
-    wait_until_in_flight(0);
-  } catch (...) { // the device is lost: nothing runs any more
+    batches_.drop();
   }
 }
 
@@ -65,11 +51,22 @@ template <class F> auto Stream::locked(F&& f) {
          lost_why_.empty() ? "The device stopped working, or the machine is out of memory." : lost_why_);
   try {
     return f();
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
+    if (batches_.lost())
+      lose(error.what());
     if (device_->lost() && !lost_) // and not a program's device, or its states
       remember_loss(error.what());
     throw;
   }
+}
+
+// What was queued could not be written down.
+void Stream::lose(const char* why) {
+  lost_ = true;
+  const std::string text = cat("Work that was queued on this stream is lost, and its buffers hold anything: ", why,
+                               " Then make a new stream and begin again.");
+  remember_loss(text.c_str());
+  fail(LAPILLI_DEVICE_LOST, text);
 }
 
 Allocator::Block* Stream::allocate(uint64_t bytes) {
@@ -93,8 +90,7 @@ Allocator::Block* Stream::allocate(uint64_t bytes) {
 }
 
 void Stream::release_cache() {
-  submit();
-  wait_until_in_flight(0);
+  batches_.finish();
   allocator_.release_unused();
 }
 
@@ -126,152 +122,15 @@ Region Stream::region(const lapilli_buffer& buffer, uint64_t offset, uint64_t by
   return {whole.buffer, whole.offset + offset, bytes};
 }
 
-// -- batches
-
-// Where it throws, nothing of what the caller wants was recorded.
-hal::Commands& Stream::record() {
-  if (recording_ && batch(in_flight_).ended())
-    submit(); // what could not be submitted when it was due
-  if (!recording_) {
-    let_go_of_finished();
-    wait_until_in_flight(most_in_flight - 1);
-    std::unique_ptr<Batch>& next = batches_[(oldest_ + in_flight_) % batches_.size()];
-    if (!next)
-      next = std::make_unique<Batch>(*device_);
-    next->begin();
-    recording_ = true;
-    recorded_ = 0;
-    work_ = 0;
-    look_later();
-    next->commands().barrier(work_stage, work_stage); // after what was submitted before
-    accesses_.clear();
-  }
-  return batch(in_flight_).commands();
-}
-
-// Where it throws OUT_OF_MEMORY, what was recorded is kept, and submitted by a later call.
-void Stream::submit() {
-  if (!recording_)
-    return;
-  Batch& last = batch(in_flight_);
-  if (!last.ended()) {
-    last.commands().barrier(hal::Stage::compute_write | hal::Stage::transfer_write, hal::Stage::host_read);
-    last.staged = staged_;
-    try {
-      last.end();
-    } catch (const std::exception& error) {
-      lose(error.what());
-    }
-  }
-  last.submit();
-  recording_ = false;
-  ++in_flight_;
-}
-
-// The driver could not write the commands down, and what they are is nowhere else.
-void Stream::lose(const char* why) {
-  recording_ = false;
-  lost_ = true;
-  for (const auto& program : batch(in_flight_).programs())
-    program->lose_states();
-  const std::string text = cat("Work that was queued on this stream is lost, and its buffers hold anything: ", why,
-                               " Then make a new stream and begin again.");
-  remember_loss(text.c_str());
-  fail(LAPILLI_DEVICE_LOST, text);
-}
-
-// The work of the call that this ends is queued, whether or not it can be submitted now.
-void Stream::submit_if_due() {
-  bool due = recorded_ >= commands_of_a_batch || work_ >= work_of_a_batch;
-  if (!due && recorded_ < look_at_ && work_ < look_at_work_)
-    return;
-  if (!due) {
-    let_go_of_finished();
-    due = in_flight_ == 0;
-    patience_ = due ? std::min(2 * patience_, most_patience)
-                    : 1; // the host is ahead, and the next batch should be there when the device is ready
-  }
-  if (!due)
-    return look_later();
-  try {
-    submit();
-  } catch (const Error& error) {
-    if (error.status != LAPILLI_OUT_OF_MEMORY)
-      throw;
-  } catch (const std::bad_alloc&) {
-    if (lost_)
-      throw;
-  }
-}
-
-void Stream::look_later() {
-  look_at_ = recorded_ + commands_for_idle * patience_;
-  look_at_work_ = work_ + work_for_idle * patience_;
-}
-
-// False when the oldest batch in flight is not finished within `timeout` nanoseconds.
-bool Stream::wait_for_oldest(uint64_t timeout) {
-  if (!batch(0).wait(timeout))
-    return false;
-  if (timeout > 0)
-    patience_ = 1; // what comes after a result was waited for should begin soon
-  unstaged_ = batch(0).staged;
-  oldest_ = (oldest_ + 1) % batches_.size();
-  --in_flight_;
-  return true;
-}
-
-void Stream::let_go_of_finished() {
-  while (in_flight_ > 0 && wait_for_oldest(0)) {
-  }
-}
-
-void Stream::wait_until_in_flight(size_t batches) {
-  while (in_flight_ > batches)
-    wait_for_oldest(hal::no_timeout);
-}
-
 void Stream::flush() {
-  locked([&] { submit(); });
+  locked([&] { batches_.submit(); });
 }
 
 void Stream::synchronize() {
-  locked([&] {
-    submit();
-    wait_until_in_flight(0);
-  });
-}
-
-// -- barriers
-
-bool Stream::conflicts(const Region& region, bool written) const {
-  return std::ranges::any_of(accesses_, [&](const Access& earlier) {
-    return (earlier.written || written) && overlap(earlier.region, region);
-  });
-}
-
-// A barrier where what is accessed next depends on what was accessed before.
-void Stream::wait_for(std::span<const Region> regions, size_t reads) {
-  bool wait = accesses_.size() + regions.size() > most_accesses;
-  for (size_t i = 0; i < regions.size() && !wait; ++i)
-    wait = conflicts(regions[i], i >= reads);
-  if (wait) {
-    record().barrier(work_stage, work_stage);
-    accesses_.clear();
-  }
-  for (size_t i = 0; i < regions.size(); ++i)
-    accesses_.push_back({regions[i], i >= reads});
+  locked([&] { batches_.finish(); });
 }
 
 // -- copies
-
-void Stream::copy(const Region& from, const Region& to) {
-  record();
-  wait_for(std::array{from, to}, 1);
-  record().copy(from, to);
-  ++recorded_;
-  work_ += to.size;
-}
 
 void Stream::copy(const lapilli_buffer& from, uint64_t from_offset, const lapilli_buffer& to, uint64_t to_offset,
                   uint64_t bytes) {
@@ -282,8 +141,8 @@ void Stream::copy(const lapilli_buffer& from, uint64_t from_offset, const lapill
     if (overlap(source, target))
       fail(LAPILLI_INVALID_ARGUMENT, "Bytes ", from_offset, " to ", from_offset + bytes, " of a buffer overlap with ",
            to_offset, " to ", to_offset + bytes, ", where they should be copied. Copy through another buffer.");
-    copy(source, target);
-    submit_if_due();
+    batches_.record().copy(source, target);
+    batches_.submit_if_due();
   });
 }
 
@@ -295,34 +154,9 @@ void Stream::fill(const lapilli_buffer& buffer, uint64_t offset, uint64_t bytes,
            " were given.");
     if (bytes == 0)
       return;
-    record();
-    wait_for(std::array{target}, 0);
-    record().fill(target, pattern);
-    ++recorded_;
-    work_ += bytes;
-    submit_if_due();
+    batches_.record().fill(target, pattern);
+    batches_.submit_if_due();
   });
-}
-
-// Where so many bytes can be written in the staging ring.
-uint64_t Stream::stage(uint64_t bytes) {
-  if (staging_.size() == 0)
-    staging_ = GpuBuffer(*device_, staging_size, device_->capabilities.large_bar ? MemoryUse::bar : MemoryUse::upload,
-                         counter_, "staging memory");
-  uint64_t begin = staged_;
-  if (begin % staging_size + bytes > staging_size) // not across its end
-    begin = align_up(begin, staging_size);
-  const uint64_t end = align_up(begin + bytes, 16);
-  while (end - unstaged_ > staging_size) {
-    if (in_flight_ == 0)
-      submit();
-    if (in_flight_ == 0)
-      unstaged_ = begin; // nothing is in it
-    else
-      wait_for_oldest(hal::no_timeout);
-  }
-  staged_ = end;
-  return begin % staging_size;
 }
 
 void Stream::write(const lapilli_buffer& buffer, uint64_t offset, Bytes data) {
@@ -330,20 +164,16 @@ void Stream::write(const lapilli_buffer& buffer, uint64_t offset, Bytes data) {
     const Region target = region(buffer, offset, data.size());
     if (data.empty())
       return;
-    let_go_of_finished();
-    std::byte* mapped = buffer.block->mapped();
-    if (mapped != nullptr && paths_.input != InputPath::staging && in_flight_ == 0 && !recording_) {
-      std::memcpy(mapped + offset, data.data(), data.size()); // nothing else uses the memory
+    batches_.retire_finished();
+    std::byte* const visible = mapped(target);
+    if (visible != nullptr && paths_.input != InputPath::staging && batches_.in_flight() == 0 &&
+        !batches_.recording()) {
+      std::memcpy(visible, data.data(), data.size()); // nothing else uses the memory
       return;
     }
-    constexpr uint64_t piece = staging_size / 4;
-    for (uint64_t done = 0; done < data.size(); done += piece) {
-      const Bytes part = data.subspan(done, std::min(piece, data.size() - done));
-      const uint64_t at = stage(part.size());
-      std::memcpy(staging_.mapped() + at, part.data(), part.size());
-      copy(staging_.region(at, part.size()), {target.buffer, target.offset + done, part.size()});
-      submit_if_due();
-    }
+    staging_.upload(batches_, target, [&](std::span<std::byte> to, uint64_t done) {
+      std::memcpy(to.data(), data.data() + done, to.size());
+    });
   });
 }
 
@@ -353,9 +183,8 @@ void Stream::read(const lapilli_buffer& buffer, uint64_t offset, std::span<std::
     if (data.empty())
       return;
     if (buffer.block->is_readable() && paths_.output != OutputPath::staging) {
-      submit();
-      wait_until_in_flight(0);
-      std::memcpy(data.data(), buffer.block->mapped() + offset, data.size());
+      batches_.finish();
+      std::memcpy(data.data(), mapped(source), data.size());
       return;
     }
     if (readback_.size() == 0)
@@ -365,10 +194,11 @@ void Stream::read(const lapilli_buffer& buffer, uint64_t offset, std::span<std::
     for (uint64_t done = 0; done < data.size() + half; done += half) {
       if (done < data.size()) {
         const uint64_t size = std::min(half, data.size() - done);
-        copy({source.buffer, source.offset + done, size}, readback_.region(done % readback_size, size));
-        submit();
+        batches_.record().copy({source.buffer, source.offset + done, size},
+                               readback_.region(done % readback_size, size));
+        batches_.submit();
       }
-      wait_until_in_flight(done < data.size() ? 1 : 0);
+      batches_.wait_until_in_flight(done < data.size() ? 1 : 0);
       if (done == 0)
         continue;
       const uint64_t last = done - half;
@@ -394,19 +224,19 @@ void Stream::enqueue(const std::shared_ptr<Program>& program, uint32_t method, s
       const Program::Launching launching = program->launch(method, symbols, *this);
       try {
         place(launching.launch, program->method(method), inputs, slices);
-        record();
-        if (program->is_new_to(batch(in_flight_).id())) {
-          batch(in_flight_).keep(program);
-          program->is_known_to(batch(in_flight_).id());
+        Batch& batch = batches_.record();
+        if (program->is_new_to(batch.id())) {
+          batch.keep(program);
+          program->is_known_to(batch.id());
         }
-        record(launching.launch, *program, inputs, slices.size() - inputs);
+        record(batch, launching.launch, *program, inputs, slices.size() - inputs);
       } catch (...) {
         release_temporaries();
         throw;
       }
       release_temporaries();
     }
-    submit_if_due();
+    batches_.submit_if_due();
   });
 }
 
@@ -470,10 +300,8 @@ void Stream::place(const Launch& launch, const Method& method, size_t inputs, st
 }
 
 // First all that can fail, then the commands: half a run would be submitted with what comes next.
-void Stream::record(const Launch& launch, const Program& program, size_t inputs, size_t outputs) {
-  hal::Commands& commands = batch(in_flight_).commands();
-  const Placed placed{launch, program.pipelines(), slots_};
-  recorder_.prepare(commands, placed, 0, launch.commands.size());
+void Stream::record(Batch& batch, const Launch& launch, const Program& program, size_t inputs, size_t outputs) {
+  recorder_.prepare(batch.commands(), {launch, program.pipelines(), slots_}, 0, launch.commands.size());
   // What the plan says of barriers holds where inputs and outputs are apart.
   bool alias = false;
   for (size_t i = inputs; i < inputs + outputs; ++i)
@@ -481,16 +309,14 @@ void Stream::record(const Launch& launch, const Program& program, size_t inputs,
       alias = alias || overlap(slots_[i], slots_[j]);
   const std::span<const Region> states = program.states().regions();
   slots_.insert(slots_.end(), states.begin(), states.end());
-  accesses_.reserve(std::max(most_accesses, slots_.size()) + 2); // for these and for the copies at the end
-  wait_for(slots_, inputs);
-  recorder_.record(commands, {launch, program.pipelines(), slots_},
+  batch.wait_for(slots_, inputs);
+  recorder_.record(batch.commands(), {launch, program.pipelines(), slots_},
                    alias ? Recorder::Barriers::all : Recorder::Barriers::planned);
-  recorded_ += static_cast<uint32_t>(launch.commands.size());
-  work_ += launch.work;
+  batch.count(launch.commands.size(), launch.work);
   for (const Temporary& temporary : temporaries_)
     if (temporary.target.size > 0) {
       const Region block = temporary.block->region();
-      copy({block.buffer, block.offset, temporary.target.size}, temporary.target);
+      batch.copy({block.buffer, block.offset, temporary.target.size}, temporary.target);
     }
 }
 

@@ -42,6 +42,11 @@ struct Region {
   uint64_t size = 0;
 };
 
+inline std::byte* mapped(const Region& region) { // null when the host cannot see it
+  std::byte* const base = region.buffer->mapped();
+  return base == nullptr ? nullptr : base + region.offset;
+}
+
 inline bool overlap(const Region& a, const Region& b) {
   return a.buffer == b.buffer && a.offset < b.offset + b.size && b.offset < a.offset + a.size;
 }

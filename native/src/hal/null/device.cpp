@@ -34,6 +34,7 @@ private:
 class Commands final : public hal::Commands {
 public:
   explicit Commands(Device& device) : device_(device) {}
+  ~Commands() override { std::erase(device_.held, &commands_); }
 
   void begin() override {
     release();
@@ -77,6 +78,7 @@ public:
   void timestamp(uint32_t index) { add(Command::Kind::timestamp).word = index; }
 
 private:
+  void finish();
   Command& add(Command::Kind kind) {
     commands_.push_back({kind});
     return commands_.back();
@@ -92,15 +94,18 @@ void Commands::submit() {
   if (device_.lost())
     fail(LAPILLI_DEVICE_LOST, "The device stopped working.");
   device_.submitted.push_back(commands_);
-  for (const Command& command : commands_) {
-    if (command.kind == Command::Kind::copy)
-      std::memcpy(data_of<std::byte>(command.to), data_of<std::byte>(command.from), command.to.size);
-    else if (command.kind == Command::Kind::fill)
-      std::fill_n(data_of<uint32_t>(command.to), command.to.size / 4, command.word);
-    else if (command.kind == Command::Kind::dispatch && device_.kernel)
-      device_.kernel(command);
-  }
+  device_.held.push_back(&commands_);
+  if (!device_.holds)
+    finish();
   in_flight_ = true;
+}
+
+// What was submitted, and all before it.
+void Commands::finish() {
+  while (std::ranges::find(device_.held, &commands_) != device_.held.end()) {
+    device_.execute(*device_.held.front());
+    device_.held.pop_front();
+  }
 }
 
 bool Commands::wait(uint64_t timeout) {
@@ -108,6 +113,7 @@ bool Commands::wait(uint64_t timeout) {
     fail(LAPILLI_DEVICE_LOST, "The device stopped working.");
   if (in_flight_ && device_.holds && timeout != hal::no_timeout)
     return false;
+  finish();
   in_flight_ = false;
   return true;
 }
@@ -178,7 +184,19 @@ std::unique_ptr<hal::Buffer> Device::create_buffer(uint64_t bytes, hal::MemoryUs
   most = 0;
   if (bytes > capabilities.all_memory - taken)
     return nullptr;
+  most_taken = std::max(most_taken, taken + bytes);
   return std::make_unique<Buffer>(bytes, use != hal::MemoryUse::device || !capabilities.is_discrete(), taken);
+}
+
+void Device::execute(const std::vector<Command>& commands) const {
+  for (const Command& command : commands) {
+    if (command.kind == Command::Kind::copy)
+      std::memcpy(data_of<std::byte>(command.to), data_of<std::byte>(command.from), command.to.size);
+    else if (command.kind == Command::Kind::fill)
+      std::fill_n(data_of<uint32_t>(command.to), command.to.size / 4, command.word);
+    else if (command.kind == Command::Kind::dispatch && kernel)
+      kernel(command);
+  }
 }
 
 std::unique_ptr<hal::Pipelines> Device::compile(std::span<const Kernel> kernels, const std::vector<bool>& used,

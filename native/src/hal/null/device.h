@@ -4,6 +4,7 @@
 
 #include "hal/device.h"
 
+#include <deque>
 #include <functional>
 
 namespace lapilli::null {
@@ -53,12 +54,14 @@ public:
   std::unique_ptr<hal::Commands> create_commands(hal::Order order) override;
   std::unique_ptr<hal::Timestamps> create_timestamps(uint32_t count) override;
   void lose() { lost_ = true; }
+  void execute(const std::vector<Command>& commands) const;
 
-  std::vector<std::vector<Command>> submitted; // a list for each submission
-  std::function<void(const Command&)> kernel;  // what a dispatch does
-  bool uses_sets = false;                      // of pipelines that are compiled from now on
-  bool holds = false;                          // what is submitted does not finish before somebody waits for ever
-  uint64_t taken = 0;                          // bytes of the buffers that there are
+  std::vector<std::vector<Command>> submitted;  // a list for each submission
+  std::function<void(const Command&)> kernel;   // what a dispatch does
+  bool uses_sets = false;                       // of pipelines that are compiled from now on
+  bool holds = false;                           // what is submitted does not take place before somebody waits for ever
+  std::deque<const std::vector<Command>*> held; // that have not taken place
+  uint64_t taken = 0, most_taken = 0;           // bytes of the buffers that there are, and the most that there were
 
 private:
   const hal::Capabilities capabilities_;

@@ -1,0 +1,42 @@
+// Bringing the constants of a file to a device, and running what its plans do with them at load.
+#pragma once
+
+#include "core/recorder.h"
+#include "core/staging.h"
+#include "format/container.h"
+
+#include <unordered_set>
+
+namespace lapilli {
+
+// The memory that it writes must outlive it, for the device may still work on it.
+class ConstantLoader {
+public:
+  // Through `staging_size` bytes, or less where the constants are fewer.
+  ConstantLoader(hal::Device& device, const Model& model, const Container& file, uint64_t staging_size,
+                 MemoryCounter& counter);
+
+  // What is left of `to` becomes zero.
+  void upload(const Constant& constant, const Region& to);
+  // Runs the load commands of a plan, which read constants where they are staged.
+  void pack(const Shared& shared);
+  void finish(); // waits for all of this
+
+private:
+  std::vector<uint32_t> lacking(const Dispatch& command, const Plan& plan);
+  void hold(const Shared& shared, const Launch& launch, size_t index, std::span<Region> slots);
+
+  hal::Device& device_;
+  const Model& model_;
+  const Container& file_;
+  MemoryCounter& counter_;
+  const uint64_t alignment_;
+  Staging staging_;
+  std::unordered_set<uint32_t> held_; // buffers of a plan that are in staging memory for batch held_by_
+  uint64_t held_by_ = 0;
+  std::vector<GpuBuffer> large_; // for those that do not fit
+  Recorder recorder_;
+  Batches batches_;
+};
+
+} // namespace lapilli
