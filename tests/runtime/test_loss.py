@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "build" / "native" / "tests" / "fault"
+FOLDER = Path(__file__).parents[2] / "build" / "package" / "tests" / "fault"
 
 SCRIPT = """
 import ctypes
