@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup-demo setup-test setup-fuzz setup-zoo check lint types native python poor test format bench comparison random fuzz fuzz-native failures test-all opdb eager zoo blockers clean
+.PHONY: help demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench comparison random fuzz fuzz-native failures test-all opdb eager zoo blockers clean
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -27,6 +27,9 @@ setup-test:
 setup-fuzz:
 	@tools/setup.sh fuzz
 
+setup-tidy:
+	@tools/setup.sh tidy
+
 setup-zoo:
 	@tools/setup.sh zoo
 
@@ -42,6 +45,9 @@ lint: ## ruff, clang-format, and which stage or layer may import which
 
 types: ## mypy: strict for the package, nearly so for tests, tools and benchmarks
 	$(PY) -m mypy
+
+tidy: setup-tidy ## clang-tidy: what looks like a fault in the player (two minutes; not in make lint, which is quick)
+	tools/tidy.sh
 
 native: ## C++ with warnings as errors, ctest, the file reader under AddressSanitizer
 	tools/test_native.sh
@@ -79,7 +85,7 @@ fuzz: setup-test ## Random programs against torch, and damaged files (fuzz-nativ
 fuzz-native: setup-fuzz ## Damaged files by libFuzzer, SECONDS (120) for each of four targets
 	tools/fuzz_native.sh $(or $(SECONDS),120)
 
-test-all: test fuzz-native failures ## make test, two minutes of each fuzz target, and every failure that can be had
+test-all: test tidy fuzz-native failures ## make test, clang-tidy, two minutes of each fuzz target, and every failure that can be had
 
 failures: setup-test ## Every call to Vulkan and every third allocation fails in turn; threads under ThreadSanitizer
 	tools/test_failures.sh

@@ -5,6 +5,7 @@
 #   tools/setup.sh demo    run and compile models
 #   tools/setup.sh test    the same with MiniLM, test tools, validation layers, SwiftShader and an environment without torch
 #   tools/setup.sh fuzz    the same as demo with clang
+#   tools/setup.sh tidy    the same as demo with clang-tidy
 #   tools/setup.sh zoo     the same as demo with MiniLM, timm and diffusers
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,6 +17,7 @@ torch_version=2.13.0
 torchvision_version=0.28.0
 transformers=transformers==5.23.0
 diffusers=diffusers==0.42.1
+clang_tidy=clang-tidy==23.1.4
 
 say() { printf '\033[1m» %s\033[0m\n' "$*" >&2; }
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
@@ -133,6 +135,11 @@ zoo() {
   pip_install --no-deps timm==1.0.31 "$diffusers" requests psutil importlib_metadata zipp urllib3 charset_normalizer
 }
 
+tidy() {
+  say "clang-tidy"
+  pip_install "$clang_tidy"
+}
+
 test_tools() {
   say "test tools"
   pip_install -r <(requirements project optional-dependencies test)
@@ -169,9 +176,12 @@ step torch "$torch_version"
 step build_tools "$(requirements build-system requires)"
 step package "$(sources pyproject.toml native)" # Python files are used in place
 step models "$torchvision_version"
-[[ $goal = demo || $goal = fuzz ]] || step text_models "$transformers"
+[[ $goal = demo || $goal = fuzz || $goal = tidy ]] || step text_models "$transformers"
 if [ "$goal" = fuzz ]; then
   { command -v clang++ && dpkg -s libclang-rt-dev; } >/dev/null 2>&1 || apt_install clang libclang-rt-dev # sanitizers and libFuzzer
+fi
+if [ "$goal" = tidy ]; then
+  step tidy "$clang_tidy"
 fi
 if [ "$goal" = zoo ]; then
   step zoo "$diffusers"

@@ -108,6 +108,7 @@ void Launch::place_arena(const Shared& shared, const Values& values) {
 
 void Launch::add(const Shared& shared, std::span<const Dispatch> dispatches, const Values& values, uint64_t slack) {
   std::vector<Region> regions;
+  regions.reserve(buffers.size());
   for (const Bound& buffer : buffers)
     regions.push_back(buffer.region);
   bool wait = false;

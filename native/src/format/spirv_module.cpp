@@ -254,7 +254,7 @@ void Module::use(const Instruction& i) {
 void Module::define(const Instruction& i) {
   const std::string_view kinds = i.form->operands;
   const size_t place = kinds.starts_with("TR") ? 1 : 0;
-  if (!kinds.starts_with("TR") && !kinds.starts_with("R"))
+  if (!kinds.starts_with("TR") && !kinds.starts_with('R'))
     return;
   const uint32_t result = words[i.at + place];
   Id& defined = ids[result];
