@@ -25,9 +25,9 @@ def register() -> None:
 
         if wanted != "1" and (neighbours.possible() is not None or neighbours.other_packages()):
             return
-        from lapilli.eager import device
+        from lapilli.eager import device_registration
 
-        device.enable()
+        device_registration.enable()
     except Exception as error:
         if not torch_compat.supported():
             return  # said when somebody uses it, not now

@@ -37,7 +37,7 @@ from lapilli.runtime.description import SymbolSpec, TensorSpec
 from lapilli.runtime.host_script import HostScript
 from lapilli.runtime.interface import METADATA_KEY, Interface, dumps
 from lapilli.runtime.notice import working
-from lapilli.runtime.report import Operator
+from lapilli.runtime.report import OperatorReport
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.order import order
 from lapilli.schedule.plan import Schedule, realize_graph
@@ -181,7 +181,7 @@ class _Compiler:
 
     def add_whole(self, name: str, structure: structure.Structure, module: Module, part: Part) -> None:
         """Adds a method that is a single one of the player."""
-        rows = tuple(Operator(n.name, str(n.target), "gpu") for n in module.graph.nodes if is_computed(n))
+        rows = tuple(OperatorReport(n.name, str(n.target), "gpu") for n in module.graph.nodes if is_computed(n))
         self.interfaces.append(Interface(name, structure, rows, len(self.parts)))
         self.parts.append(part)
 

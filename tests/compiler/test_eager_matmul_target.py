@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from lapilli.codegen.gpu_tiles import Tiles
-from lapilli.eager import compile as compiling
-from lapilli.eager import matmul_target
+from lapilli.eager import compile_call, matmul_target
 from lapilli.eager.call_signature import CallSignature, Range, TensorOperand, operand, range_of
 from lapilli.eager.operator_schema import schema_of
 from lapilli.target import CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, Target
@@ -113,21 +112,21 @@ def test_signatures_with_ranges() -> None:
 # --- what is compiled
 
 
-def templates(monkeypatch: pytest.MonkeyPatch, signature: CallSignature) -> tuple[compiling.Compiled, list[Any]]:
+def templates(monkeypatch: pytest.MonkeyPatch, signature: CallSignature) -> tuple[compile_call.Compiled, list[Any]]:
     """A program for matrix units, and the templates of its kernels."""
     found: list[Any] = []
-    assemble = compiling.assemble_graph  # type: ignore[attr-defined]
+    assemble = compile_call.assemble_graph  # type: ignore[attr-defined]
 
     def spied(*args: Any) -> Any:
         data, schedule = assemble(*args)
         found.extend(t.template for t in schedule.order.run if t.template is not None)
         return data, schedule
 
-    monkeypatch.setattr(compiling, "assemble_graph", spied)
-    return compiling.compile(signature, (), GPU_MATRIX), found
+    monkeypatch.setattr(compile_call, "assemble_graph", spied)
+    return compile_call.compile(signature, (), GPU_MATRIX), found
 
 
-def eighths(compiled: compiling.Compiled) -> list[tuple[int, int, int]]:
+def eighths(compiled: compile_call.Compiled) -> list[tuple[int, int, int]]:
     """Operand, dimension and divisor of every symbol."""
     return [(k, d, unit) for _, k, d, unit in compiled.symbols]
 

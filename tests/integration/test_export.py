@@ -140,7 +140,7 @@ class Images(nn.Module):
 
 @pytest.mark.parametrize("layout", ["auto", "contiguous", "channels-last"])
 def test_layouts(layout: str) -> None:
-    from lapilli.backend.graph import prepare
+    from lapilli.backend.aot_graph import prepare
     from lapilli.codegen.select import plan
     from lapilli.ir.node import Convolution
     from lapilli.lower import lower

@@ -110,9 +110,9 @@ def test_import_torch_never_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def taken(name: str) -> None:
         raise RuntimeError("torch.register_privateuse1_backend() has already been set! Current backend: other")
 
-    from lapilli.eager import device
+    from lapilli.eager import device_registration
 
-    monkeypatch.setattr(device, "_announced", False)
+    monkeypatch.setattr(device_registration, "_announced", False)
     monkeypatch.setattr(torch.utils.backend_registration, "rename_privateuse1_backend", taken)
     with pytest.warns(RuntimeWarning, match="cannot offer the device 'vulkan' in this PyTorch: .*backend: other"):
         autoload.register()
@@ -565,12 +565,12 @@ def test_out_of_memory() -> None:
 
 
 def test_memory_fraction_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lapilli.eager import devices
+    from lapilli.eager import device_state
 
     monkeypatch.setenv("LAPILLI_VULKAN_MEMORY_FRACTION", "0.5")
-    monkeypatch.setattr(devices, "streams", {})
-    stream = devices.open_stream(0)
-    assert stream.memory().limit == devices.found()[0]["memory"] // 2
+    monkeypatch.setattr(device_state, "streams", {})
+    stream = device_state.open_stream(0)
+    assert stream.memory().limit == device_state.found()[0]["memory"] // 2
 
 
 def test_storages() -> None:

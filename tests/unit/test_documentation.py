@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -43,3 +44,14 @@ def test_sources_that_the_map_names_exist() -> None:
         named = re.findall(r"`(?!tests/|tools/)([\w/]+\.(?:py|slang|cpp|h|fbs))`", text)
         missing += [f"{page}: {name}" for name in named if not any(file.endswith(f"/{name}") for file in known)]
     assert not missing
+
+
+def test_a_name_means_one_thing() -> None:
+    """Files and public classes of the package have names of their own. Those of `cli/` are the names of its commands."""
+    files = [f for f in (ROOT / "src" / "lapilli").rglob("*.py") if f.stem not in ("__init__", "__main__")]
+    names = Counter(f.name for f in files if f.parent.name != "cli")
+    assert not [name for name, n in names.items() if n > 1]
+    classes = Counter(
+        name for f in files for name in re.findall(r"^class ([A-Za-z]\w*)", f.read_text(encoding="utf-8"), re.M)
+    )
+    assert not [name for name, n in classes.items() if n > 1]

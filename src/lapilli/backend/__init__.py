@@ -14,11 +14,11 @@ import torch
 from torch import fx
 
 from lapilli import torch_compat
-from lapilli.backend.device import compiling, keep_sizes_of_convolutions
 from lapilli.backend.executable import Executable, Kind
 from lapilli.backend.options import Options
+from lapilli.backend.placement import compiling, keep_sizes_of_convolutions
 from lapilli.backend.trace import Compiler, compile_graph
-from lapilli.eager import device as eager_device
+from lapilli.eager import device_registration
 from lapilli.runtime.compiler_packages import require_compiler
 from lapilli.runtime.report import Report
 
@@ -59,7 +59,7 @@ def vulkan(
             'torch.compile(backend="vulkan")', "Until then PyTorch runs the graphs as they are."
         )
         return gm.forward
-    eager_device.ready()
+    device_registration.ready()
 
     def compiler(kind: str) -> Compiler:
         def compile(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], list[Any]]:

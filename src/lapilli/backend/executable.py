@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from lapilli.backend.device import device_of, targets
-from lapilli.backend.graph import Prepared, inverse, prepare
+from lapilli.backend.aot_graph import Prepared, inverse, prepare
 from lapilli.backend.graph_program import GraphProgram, load
 from lapilli.backend.options import Options
+from lapilli.backend.placement import device_of, targets
 from lapilli.backend.size_sources import Sources
 from lapilli.backend.weights import Snapshot, are_tracked
 from lapilli.compiler import Storage, compile_module
 from lapilli.eager import storage
 from lapilli.eager.call_signature import CannotRun
-from lapilli.eager.devices import is_ours
+from lapilli.eager.device_state import is_ours
 from lapilli.eager.transfer import on_device
 from lapilli.errors import CompileError, NoDeviceError, UnsupportedOperatorError
 from lapilli.legalize.partition import TOO_LITTLE

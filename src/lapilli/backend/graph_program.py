@@ -10,7 +10,7 @@ import sympy
 
 from lapilli.backend.size_sources import Sizes, Sources
 from lapilli.backend.stream_interpreter import StreamInterpreter
-from lapilli.eager import devices
+from lapilli.eager import device_state
 from lapilli.eager.method_call import MethodCall
 from lapilli.lower.registry import RANDOM_KEY
 from lapilli.player import NativeProgram
@@ -26,7 +26,7 @@ Run = Callable[[Sequence[int], list[Any]], list[Any]]
 _programs: weakref.WeakSet[GraphProgram] = weakref.WeakSet()
 
 
-@devices.on_loss.append
+@device_state.on_loss.append
 def _forget(index: int) -> None:
     for program in list(_programs):
         program._lost = program._lost or program._index == index

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils._sympy.printers import PythonPrinter
 
-from lapilli.lower.sizes import solve
+from lapilli.lower.torch_sizes import solve
 from lapilli.runtime.sizes import function
 
 Sizes = Callable[[Sequence[Any]], tuple[Any, ...]]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lapilli.eager import storage
-from lapilli.eager.devices import is_ours
+from lapilli.eager.device_state import is_ours
 from lapilli.eager.method_call import MethodCall
 from lapilli.eager.transfer import on_device
 from lapilli.player import NativeProgram

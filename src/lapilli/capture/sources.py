@@ -22,7 +22,7 @@ from lapilli.capture.examples import Arguments
 from lapilli.capture.functions import FunctionModule
 from lapilli.capture.guards import unproven
 from lapilli.capture.inference import without_dropout
-from lapilli.capture.recurrent import whole_layers
+from lapilli.capture.recurrent_layers import whole_layers
 from lapilli.errors import CompileError
 
 Source: TypeAlias = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lapilli.codegen import attention, families, generic, recurrence, rows
+from lapilli.codegen import families, flash_attention, generic, recurrent_kernels, rows
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
 from lapilli.codegen.parts import in_parts
 from lapilli.codegen.template import Context, KernelTemplate
@@ -35,10 +35,10 @@ def select(made: Draft) -> list[Task]:
     ctx = Context(target, made.layouts, made.views, {t.out.id: t for t in made.tasks})
     selected: list[Task] = []
     for task in made.tasks:
-        if target.kind == "gpu" and task.reduction is not None and attention.choose(task, ctx):
+        if target.kind == "gpu" and task.reduction is not None and flash_attention.choose(task, ctx):
             pass
         elif task.reduction is not None and isinstance(task.reduction.contraction, Recurrence):
-            recurrence.choose(task, task.reduction.contraction, ctx)
+            recurrent_kernels.choose(task, task.reduction.contraction, ctx)
         elif task.reduction is not None and task.reduction.contraction is not None and _reads_operands(task, ctx):
             selected += _contraction(task, ctx)
             continue

@@ -2,13 +2,13 @@
 
 PyTorch lets one out-of-tree kind of device register under the dispatch key PrivateUse1. This one consists of:
 
-- ``device``: registration; a little at import time, the rest at the first use. ``neighbours``: other accelerators.
+- ``device_registration``: a little at import time, the rest at the first use. ``neighbours``: other accelerators.
 - ``storage``: tensors, their memory, and copies between the host and the devices.
-- ``views``: operators that create tensors and views without computing anything.
+- ``memory_ops``: operators that create tensors and views without computing anything.
 - ``dispatch`` and the modules beside it: an operator becomes a program, which is queued.
 - ``vulkan``: ``torch.vulkan``.
 - ``autocast``, ``generators``: mixed precision, and the seeds of random numbers.
-- ``tensors``, ``storages``, ``modules``, ``saving``, ``accelerator``: the parts of PyTorch that are patched in Python.
+- ``tensor_methods``, ``storages``, ``modules``, ``saving``, ``accelerator``: the parts of PyTorch that are patched in Python.
 """
 
 from __future__ import annotations
@@ -25,6 +25,6 @@ def enable() -> None:
     Raises:
         RuntimeError: another package has already registered a PrivateUse1 device.
     """
-    from lapilli.eager import device
+    from lapilli.eager import device_registration
 
-    device.enable()
+    device_registration.enable()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lapilli.eager.devices import is_ours
+from lapilli.eager.device_state import is_ours
 from lapilli.torch_compat import replace
 
 _HALF = """

@@ -13,8 +13,8 @@ import torch
 from lapilli.eager import device_copy, storage
 from lapilli.eager.call_signature import describe_operand, operand
 from lapilli.eager.dispatch import call, composite, run
+from lapilli.eager.jit_trace import is_tracing, untraced
 from lapilli.eager.launch import bits
-from lapilli.eager.tracing import is_tracing, untraced
 from lapilli.eager.transfer import copy
 
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ from functools import cache
 import torch
 
 from lapilli.compiler import assemble_graph, assemble_tasks
-from lapilli.eager import devices, integers, programs, storage
+from lapilli.eager import device_state, int64_checks, programs, storage
 from lapilli.eager.call_signature import CannotRun, describe_operand
 from lapilli.errors import NoDeviceError
 from lapilli.ir.axes import fresh_axes
@@ -60,7 +60,7 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
         target.untyped_storage()._lapilli_wide = True  # type: ignore[attr-defined]
     if source.dtype is torch.int64 and storage.nearly_exceeds_int32(source) and target.dtype is torch.int64:
         target.untyped_storage()._lapilli_nearly_wide = True  # type: ignore[attr-defined]
-    if target.dtype is torch.int64 and source.dtype in _FLOATS and integers.largest(source) > integers.MOST:
+    if target.dtype is torch.int64 and source.dtype in _FLOATS and int64_checks.largest(source) > int64_checks.MOST:
         raise CannotRun("it has numbers that do not fit into the 32 bits in which the GPU computes integers")
     if _shares(target, source):
         if target.dtype == source.dtype and _same_place(target, source):
@@ -260,7 +260,7 @@ def _launch(
     return storage.stream_of(index).launch(program, 0, symbols, inputs, 1)
 
 
-@devices.on_loss.append
+@device_state.on_loss.append
 def _forget(index: int) -> None:
     _launch.cache_clear()
 

@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._pytree import tree_map
 
-from lapilli.eager import devices, storage
+from lapilli.eager import device_state, storage
 from lapilli.eager.call_signature import CannotRun
-from lapilli.eager.devices import index_of, is_ours
+from lapilli.eager.device_state import index_of, is_ours
 from lapilli.eager.fallback import fallbacks, reset_fallbacks
 from lapilli.eager.host_call import on_cpu
+from lapilli.eager.jit_trace import is_recorded, untraced
 from lapilli.eager.operator_launch import OperatorLaunch, is_runtime, places
 from lapilli.eager.operator_schema import schema_of
-from lapilli.eager.tracing import is_recorded, untraced
 from lapilli.lower import lowerings
 
 __all__ = ["boxed", "call", "composite", "fallbacks", "register", "reset_fallbacks", "run"]
@@ -40,7 +40,7 @@ _lock = threading.RLock()
 _all: weakref.WeakSet[Operator] = weakref.WeakSet()
 
 
-@devices.on_loss.append
+@device_state.on_loss.append
 def _forget(index: int) -> None:
     for kernel in list(_all):
         kernel.launches.clear()
@@ -148,7 +148,7 @@ class Operator:
         self, key: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[torch.Tensor], numbers: list[Any]
     ) -> Callable[..., Any] | str:
         """A launch for a new key, or the reason why there is none."""
-        devices.check_fork()
+        device_state.check_fork()
         leaves = self._leaves(args, kwargs)
         index = _index(leaves, tensors)
         if self.schema.op in _INDEXING and leaves[0].is_vulkan and any(t.is_cpu for t in tensors):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch._opaque_base import OpaqueBaseMeta
 
-from lapilli.eager import devices
+from lapilli.eager import device_state
 from lapilli.torch_compat import replace
 
 
@@ -22,7 +22,7 @@ class Generator(torch.Generator):
 
     def __new__(cls, device: torch.device | str = "vulkan") -> Generator:
         made = super().__new__(cls, "cpu")  # type: ignore[call-arg]
-        made._device = torch.device("vulkan", devices.index_of(device))
+        made._device = torch.device("vulkan", device_state.index_of(device))
         return made
 
     @property

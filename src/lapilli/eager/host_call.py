@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lapilli.eager import fallback, transfer
-from lapilli.eager.devices import is_ours
+from lapilli.eager.device_state import is_ours
 from lapilli.eager.generators import default_generator
 from lapilli.eager.operator_schema import Schema, wrapped
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lapilli.eager import device_copy, devices, storage
+from lapilli.eager import device_copy, device_state, storage
 from lapilli.eager.call_signature import CannotRun
 from lapilli.eager.generators import random_key
 from lapilli.player import NativeProgram
@@ -69,7 +69,7 @@ class Launch:
         self._sizes = [dtype.itemsize for dtype in inputs]
         self._exceeds_int32 = storage.nearly_exceeds_int32 if sums else storage.exceeds_int32
         self._checks, self._effects = checks, effects
-        self._stream = devices.stream_of(index)
+        self._stream = device_state.stream_of(index)
         self._alignment = self._stream.alignment
         self._native, self._method = native, method
         self._enqueue = self._stream.launch(native, method, len(symbols), len(inputs), outputs + bool(checks))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lapilli.eager import device_copy, integers, matmul_target, storage, transfer
+from lapilli.eager import device_copy, int64_checks, matmul_target, storage, transfer
 from lapilli.eager.call_signature import CallSignature, CannotRun, NumberOperand, TensorOperand, operand
 from lapilli.eager.launch import Key, Launch, Run, Symbol, bits
 from lapilli.eager.operator_schema import Schema
@@ -86,7 +86,7 @@ class OperatorLaunch:
         self.results = program.results(operands)
         if any(math.prod(shape) > MOST_ELEMENTS for shape, _, _ in self.results):
             raise CannotRun("its result has more elements than kernels can count")
-        self.limit = integers.limit(schema.computed, leaves, given.tensors, given.numbers, self.results)
+        self.limit = int64_checks.limit(schema.computed, leaves, given.tensors, given.numbers, self.results)
         self.inputs = _inputs(schema, given, tensors)
         try:
             loaded = program.loaded(index, functools.partial(load, index))

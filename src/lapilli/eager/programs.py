@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from lapilli.codegen.build import compiler_digest
-from lapilli.eager import devices
+from lapilli.eager import device_state
 from lapilli.eager.call_signature import CallSignature, CannotRun, NumberOperand, TensorOperand
-from lapilli.eager.compile import Compiled, compile
+from lapilli.eager.compile_call import Compiled, compile
 from lapilli.player import NativeProgram
 from lapilli.runtime.cache import Cache
 from lapilli.runtime.devices import devices as vulkan_devices
@@ -42,7 +42,7 @@ Results = list[tuple[Shape, Shape, torch.dtype]]
 _programs: weakref.WeakSet[OperatorProgram] = weakref.WeakSet()
 
 
-@devices.on_loss.append
+@device_state.on_loss.append
 def _unload(device: int) -> None:
     for program in list(_programs):
         program._loaded.pop(device, None)

@@ -13,7 +13,7 @@ import torch
 
 from lapilli.eager import storage
 from lapilli.eager.call_signature import CannotRun
-from lapilli.eager.devices import is_ours
+from lapilli.eager.device_state import is_ours
 from lapilli.eager.method_call import MethodCall, shapes_of
 from lapilli.eager.transfer import on_device
 from lapilli.errors import InvalidInputError

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lapilli.eager import devices
+from lapilli.eager import device_state
 from lapilli.torch_compat import replace
 
 _jit: Any = torch.jit  # its functions have no types
@@ -32,7 +32,7 @@ def patch() -> None:
     @functools.wraps(load)
     def jit_load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if map_location is not None and torch.device(map_location).type == "vulkan":
-            index = devices.index_of(map_location)
+            index = device_state.index_of(map_location)
             return _moved(load(f, "cpu", *args, **kwargs), torch.device("vulkan", index))
         return load(f, map_location, *args, **kwargs)
 

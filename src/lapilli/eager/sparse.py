@@ -9,7 +9,7 @@ import torch
 from torch._C import DispatchKey, DispatchKeySet
 from torch.utils._pytree import tree_leaves
 
-from lapilli.eager.devices import current_device
+from lapilli.eager.device_state import current_device
 from lapilli.eager.host_call import on_cpu
 from lapilli.eager.operator_schema import schema_of
 

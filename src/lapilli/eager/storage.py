@@ -19,9 +19,9 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch._C._dynamo.guards import _reinterpret_tensor  # type: ignore[attr-defined]
 from torch._prims_common import is_non_overlapping_and_dense_or_false, make_contiguous_strides_for
 
-from lapilli.eager.devices import check_fork as check_fork
-from lapilli.eager.devices import place
-from lapilli.eager.devices import stream_of as stream_of
+from lapilli.eager.device_state import check_fork as check_fork
+from lapilli.eager.device_state import place
+from lapilli.eager.device_state import stream_of as stream_of
 from lapilli.runtime.arithmetic import NEARLY_32_BITS
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import UntypedStorage
 
-from lapilli.eager.devices import NAMES
+from lapilli.eager.device_state import NAMES
 from lapilli.torch_compat import replace
 
 
@@ -59,9 +59,9 @@ def fill_(self: UntypedStorage, value: int) -> UntypedStorage:
 
 
 def resize_(self: UntypedStorage, size: int) -> UntypedStorage:
-    from lapilli.eager import views  # as above
+    from lapilli.eager import memory_ops  # as above
 
-    views.resize_storage(self, size)
+    memory_ops.resize_storage(self, size)
     return self
 
 

@@ -9,7 +9,7 @@ import torch
 
 from lapilli.eager import device_copy, fallback, storage
 from lapilli.eager.call_signature import CannotRun
-from lapilli.eager.devices import is_ours, place
+from lapilli.eager.device_state import is_ours, place
 from lapilli.eager.operator_schema import schema_of
 
 aten = torch.ops.aten

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from lapilli import torch_compat
-from lapilli.eager import devices
+from lapilli.eager import device_state
 from lapilli.runtime.compiler_packages import missing_packages
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _begin: Callable[[], None]
 
 
 def set_steps(has_begun: Callable[[], bool], patch: Callable[[], None], begin: Callable[[], None]) -> None:
-    """Connects this module to `lapilli.eager.device`, which registers it with PyTorch.
+    """Connects this module to `lapilli.eager.device_registration`, which registers it with PyTorch.
 
     Args:
         has_begun: whether the device has been used in this process.
@@ -58,7 +58,7 @@ def device_count() -> int:
             torch_compat.warn_unsupported("The device 'vulkan'", "Until then there is none.")
             return 0
         _patch()
-    return 0 if devices.in_bad_fork() else len(devices.found())
+    return 0 if device_state.in_bad_fork() else len(device_state.found())
 
 
 def _pytorch_wonders(begun: bool) -> bool:
@@ -99,7 +99,7 @@ def _lazy_init() -> None:
 
 
 def _is_in_bad_fork() -> bool:
-    return devices.in_bad_fork()
+    return device_state.in_bad_fork()
 
 
 def get_device_name(device: Where = None) -> str:
@@ -124,36 +124,36 @@ def get_device_properties(device: Where = None) -> DeviceProperties:
 
 
 def _found(device: Where) -> dict[str, Any]:
-    index = devices.index_of(device)
-    found = devices.found()
+    index = device_state.index_of(device)
+    found = device_state.found()
     if index >= len(found):
-        raise devices.no_such_device(index)
+        raise device_state.no_such_device(index)
     return found[index]
 
 
 def current_device() -> int:
     """Index of the current device of this thread: the one that "vulkan" without an index means."""
     _patch()  # somebody is about to name the device
-    return devices.current_device()
+    return device_state.current_device()
 
 
 def set_device(device: Where) -> None:
     """Makes a device the current one of this thread. None changes nothing."""
-    devices.set_current_device(devices.index_of(device))
+    device_state.set_current_device(device_state.index_of(device))
 
 
 class device:
     """Context manager: makes a device the current one of this thread."""
 
     def __init__(self, device: Where) -> None:
-        self._index = devices.index_of(device)
+        self._index = device_state.index_of(device)
 
     def __enter__(self) -> None:
-        self._before = devices.current_device()
-        devices.set_current_device(self._index)
+        self._before = device_state.current_device()
+        device_state.set_current_device(self._index)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        devices.set_current_device(self._before)
+        device_state.set_current_device(self._before)
 
 
 class device_of(device):
@@ -165,7 +165,7 @@ class device_of(device):
 
 def synchronize(device: Where = None) -> None:
     """Waits until the device has finished all queued work."""
-    stream = devices.streams.get(devices.index_of(device))
+    stream = device_state.streams.get(device_state.index_of(device))
     if stream is not None:
         stream.synchronize()
 
@@ -174,7 +174,7 @@ def synchronize(device: Where = None) -> None:
 
 
 def _memory(device: Where) -> Any:
-    stream = devices.streams.get(devices.index_of(device))
+    stream = device_state.streams.get(device_state.index_of(device))
     return None if stream is None else stream.memory()
 
 
@@ -198,7 +198,7 @@ def memory_reserved(device: Where = None) -> int:
 
 def reset_peak_memory_stats(device: Where = None) -> None:
     """Resets `max_memory_allocated` to what is allocated now."""
-    stream = devices.streams.get(devices.index_of(device))
+    stream = device_state.streams.get(device_state.index_of(device))
     if stream is not None:
         stream.reset_peak_memory()
 
@@ -216,7 +216,7 @@ def mem_get_info(device: Where = None) -> tuple[int, int]:
 
 def empty_cache() -> None:
     """Returns cached memory that no tensor occupies to the drivers, on all devices."""
-    for stream in list(devices.streams.values()):
+    for stream in list(device_state.streams.values()):
         stream.empty_cache()
 
 
@@ -233,9 +233,9 @@ def set_per_process_memory_fraction(fraction: float, device: Where = None) -> No
         ValueError: fraction is out of range.
     """
     _lazy_init()
-    index = devices.index_of(device)
-    limit = devices.memory_limit(index, fraction)
-    devices.stream_of(index).set_memory_limit(limit)
+    index = device_state.index_of(device)
+    limit = device_state.memory_limit(index, fraction)
+    device_state.stream_of(index).set_memory_limit(limit)
 
 
 # --- random numbers
@@ -281,7 +281,7 @@ def set_rng_state(new_state: torch.Tensor, device: Where = "vulkan") -> None:
 def _generator(device: Where) -> torch.Generator:
     from lapilli.eager import generators  # not with `import torch`
 
-    return generators.default_generator(devices.index_of(device))
+    return generators.default_generator(device_state.index_of(device))
 
 
 # --- operators

@@ -26,7 +26,7 @@ from lapilli.legalize.levels import levels, segments
 from lapilli.lower import refusals
 from lapilli.lower.graph import is_computed
 from lapilli.runtime.compiler_packages import require_compiler
-from lapilli.runtime.report import Operator, Report
+from lapilli.runtime.report import OperatorReport, Report
 
 __all__ = ["LoweredProgram", "VulkanPartitioner", "to_vulkan"]
 
@@ -129,7 +129,7 @@ class _Lowering:
         assert mode is not None
         graph = rewrite(self.graph, found, programs, {k: mode.from_tensor(t) for k, t in tensors.items()})
         rows = tuple(
-            Operator(n.name, str(n.target), "cpu" if n in self.refused else "gpu", self.refused.get(n, ""))
+            OperatorReport(n.name, str(n.target), "cpu" if n in self.refused else "gpu", self.refused.get(n, ""))
             for n in self.graph.nodes
             if is_computed(n)
         )

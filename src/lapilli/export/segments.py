@@ -11,11 +11,11 @@ import sympy
 import torch
 from torch import fx
 
-from lapilli.backend.graph import Prepared, prepare
+from lapilli.backend.aot_graph import Prepared, prepare
 from lapilli.compiler import Storage, compile_module
 from lapilli.legalize.levels import Levels, cut
 from lapilli.lower.graph import is_size
-from lapilli.lower.sizes import Symbols, solve, tree
+from lapilli.lower.torch_sizes import Symbols, solve, tree
 from lapilli.runtime import operator as run_operator
 from lapilli.runtime import registration  # noqa: F401  # of the operator that the graphs call
 from lapilli.runtime.description import Description

@@ -17,7 +17,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.interval import Rule, within
 from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.narrow import narrowed
-from lapilli.ir.special import FUNCTIONS as SPECIAL
+from lapilli.ir.special_functions import FUNCTIONS as SPECIAL
 
 _HEAVY = 8
 """The cost of a transcendental function, in additions."""

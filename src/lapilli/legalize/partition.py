@@ -21,10 +21,10 @@ from lapilli.graph.complex import COMPLEX_VIEWS
 from lapilli.graph.module import Module
 from lapilli.legalize.levels import Levels, cut, levels, segments
 from lapilli.lower import READS_NUMBER, is_size, refusals
-from lapilli.lower.sizes import Symbols, solve, tree
+from lapilli.lower.torch_sizes import Symbols, solve, tree
 from lapilli.runtime.arithmetic import NUMBERS
-from lapilli.runtime.host_script import Call, HostScript
-from lapilli.runtime.report import Operator
+from lapilli.runtime.host_script import HostCall, HostScript
+from lapilli.runtime.report import OperatorReport
 from lapilli.runtime.sizes import Tree, names
 
 _HIGHER_ORDER = {"cond": "cond", "while_loop": "while", "scan": "scan"}
@@ -39,7 +39,7 @@ class Parts:
 
     script: HostScript
     segments: list[Module]
-    rows: list[Operator]
+    rows: list[OperatorReport]
     constants: list[tuple[HostScript, str, torch.Tensor]] = field(default_factory=list)  # read by operators on the CPU
     states: list[tuple[HostScript, str, torch.Tensor]] = field(default_factory=list)  # with their initial values
 
@@ -129,7 +129,7 @@ class _Partitioner:
             self._row(n, "gpu")
         segment = Module(made.graph, constants, list(made.results.values()), {}, {}, self.module.ranges)
         names_ = [n.name for n in made.results]
-        call = Call("gpu", [{"v": name} for name in inputs], names_, method=len(self.parts.segments))
+        call = HostCall("gpu", [{"v": name} for name in inputs], names_, method=len(self.parts.segments))
         self.parts.segments.append(segment)
         self.result.calls.append(call)
 
@@ -137,12 +137,12 @@ class _Partitioner:
     def _number(self, n: fx.Node) -> None:
         """Integers are computed from sizes on demand; numbers read from a tensor, and floats, are computed by calls."""
         if n.target in READS_NUMBER:
-            self.result.calls.append(Call("item", [self._argument(n.args[0])], [n.name]))
+            self.result.calls.append(HostCall("item", [self._argument(n.args[0])], [n.name]))
         elif not isinstance(n.meta["val"], int | torch.SymInt) or isinstance(n.meta["val"], bool):
             name = getattr(n.target, "__name__", "").removeprefix("_sym_")
             if name not in NUMBERS:
                 raise CompileError(f"{n.name}: {n.target} of numbers that vary between calls is not supported")
-            self.result.calls.append(Call("number", [name, *map(self._argument, n.args)], [n.name]))
+            self.result.calls.append(HostCall("number", [name, *map(self._argument, n.args)], [n.name]))
 
     def _host(self, n: fx.Node) -> None:
         target: Any = n.target
@@ -150,10 +150,10 @@ class _Partitioner:
             source: Any = n.args[0]
             if not isinstance(source.target, torch._ops.HigherOrderOperator):
                 made = f"{n.name}.cpu" if _is_wider(n, source) else n.name
-                self.result.calls.append(Call("getitem", [self._argument(source), n.args[1]], [made]))
+                self.result.calls.append(HostCall("getitem", [self._argument(source), n.args[1]], [made]))
                 if made != n.name:
                     kwargs = {"dtype": self._argument(n.meta["val"].dtype)}
-                    self.result.calls.append(Call("aten._to_copy.default", [{"v": made}], [n.name], kwargs))
+                    self.result.calls.append(HostCall("aten._to_copy.default", [{"v": made}], [n.name], kwargs))
             return
         if isinstance(target, torch._ops.HigherOrderOperator):
             if target.__name__ not in _HIGHER_ORDER:
@@ -166,7 +166,7 @@ class _Partitioner:
         name = ".".join((target._schema.name.replace("::", "."), target._overloadname or "default"))
         self._row(n, "cpu", self.refused[n])
         kwargs = {k: self._argument(v) for k, v in n.kwargs.items()}
-        self.result.calls.append(Call(name, [self._argument(a) for a in n.args], [n.name], kwargs))
+        self.result.calls.append(HostCall(name, [self._argument(a) for a in n.args], [n.name], kwargs))
 
     def _control_flow(self, n: fx.Node) -> None:
         args: Any = n.args
@@ -183,7 +183,7 @@ class _Partitioner:
         if kind != "cond":
             operands[-1] = [a for a in operands[-1] if a not in self.module.constants]
         scripts = [self._branch(g, given) for g in graphs]
-        self.result.calls.append(Call(kind, [self._argument(a) for a in operands], _results(n), scripts=scripts))
+        self.result.calls.append(HostCall(kind, [self._argument(a) for a in operands], _results(n), scripts=scripts))
 
     def _branch(self, attribute: fx.Node, given: list[Any]) -> HostScript:
         """The parts of a graph within control flow."""
@@ -281,7 +281,7 @@ class _Partitioner:
 
     def _row(self, n: fx.Node, where: str, reason: str = "") -> None:
         if n.target is not operator.getitem:
-            self.parts.rows.append(Operator(self.prefix + n.name, str(n.target), where, reason))
+            self.parts.rows.append(OperatorReport(self.prefix + n.name, str(n.target), where, reason))
 
 
 def _is_wider(result: fx.Node, maker: fx.Node) -> bool:

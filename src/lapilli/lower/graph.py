@@ -18,12 +18,12 @@ from lapilli.ir.expr import Load, cast_to, load, narrow, unary
 from lapilli.ir.integer import as_int
 from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State, next_id
-from lapilli.lower.integers import Checks
+from lapilli.lower.int64_ranges import Checks
 from lapilli.lower.norms import is_inside_norm
 from lapilli.lower.pointwise import CONVERSIONS
 from lapilli.lower.random import next_numbers
 from lapilli.lower.registry import FROM_TORCH, Call, convert, from_torch, is_rounded, lowerings
-from lapilli.lower.sizes import Symbols
+from lapilli.lower.torch_sizes import Symbols
 from lapilli.player import MAX_RANK
 
 READS_NUMBER = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default)

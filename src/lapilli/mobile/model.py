@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch.export import Dim
 
-from lapilli.backend.device import device_of, targets
+from lapilli.backend.placement import device_of, targets
 from lapilli.codegen.build import compiler_digest
 from lapilli.compiler import compile_to_bytes
 from lapilli.errors import CompileError, InvalidInputError, LapilliError

@@ -15,7 +15,7 @@ from torch.utils import mobile_optimizer
 from lapilli.capture.script_interpreter import inlined, nodes
 from lapilli.errors import CompileError
 from lapilli.mobile.arguments import Code, type_of
-from lapilli.mobile.fold import Kind, folded, passes, wrapped
+from lapilli.mobile.torchscript_passes import Kind, folded, passes, wrapped
 
 
 def optimize(

@@ -15,7 +15,7 @@ from lapilli.runtime import host
 from lapilli.runtime.arithmetic import INT_MAX, INT_MIN, NUMBERS
 from lapilli.runtime.description import Description, TensorSpec
 from lapilli.runtime.host import Form, Kind
-from lapilli.runtime.host_script import Call, HostScript, Json, damaged
+from lapilli.runtime.host_script import HostCall, HostScript, Json, damaged
 from lapilli.runtime.sizes import OPERATIONS
 
 MOST_CALLS = 200_000
@@ -153,7 +153,7 @@ class _Check:
             raise damaged(f"the state {name[:80]!r} has no initial value")
 
     # -- calls
-    def _call(self, call: Call, scope: _Scope) -> list[Kind]:
+    def _call(self, call: HostCall, scope: _Scope) -> list[Kind]:
         expected = {"cond": 2, "while": 2, "scan": 1}.get(call.op, 0)
         if len(call.scripts) != expected or (call.kwargs and "." not in call.op):
             raise damaged(
@@ -167,7 +167,7 @@ class _Check:
             raise damaged(f"there is no call {call.op[:80]!r}")
         return known[call.op](call, scope)
 
-    def _gpu(self, call: Call, scope: _Scope) -> list[Kind]:
+    def _gpu(self, call: HostCall, scope: _Scope) -> list[Kind]:
         methods = self.description.methods
         if not 0 <= call.method < len(methods):
             raise damaged(f"there is no method {call.method}")
@@ -181,7 +181,7 @@ class _Check:
                 raise damaged(f"the method {call.method} is called with {str(node)[:80]!r}")
         return ["tensor"] * len(method.outputs)
 
-    def _number(self, call: Call, scope: _Scope) -> list[Kind]:
+    def _number(self, call: HostCall, scope: _Scope) -> list[Kind]:
         function, *args = call.args or [None]
         least, most = NUMBERS.get(function, (1, 0)) if isinstance(function, str) else (1, 0)
         if not least <= len(args) <= most:
@@ -193,12 +193,12 @@ class _Check:
                 raise damaged(f"{function} is computed of {str(node)[:80]!r}")
         return ["number"]
 
-    def _item(self, call: Call, scope: _Scope) -> list[Kind]:
+    def _item(self, call: HostCall, scope: _Scope) -> list[Kind]:
         (node,) = self._counted(call, 1)
         self._plain(node, scope)
         return ["number"]
 
-    def _getitem(self, call: Call, scope: _Scope) -> list[Kind]:
+    def _getitem(self, call: HostCall, scope: _Scope) -> list[Kind]:
         node, index = self._counted(call, 2)
         kind = self._form(node, scope).kind
         if kind == "any" and self.overloads is None:
@@ -211,7 +211,7 @@ class _Check:
             raise damaged(f"{str(node)[:80]!r} has no part {index}")
         return [kind[index]]
 
-    def _operator(self, call: Call, scope: _Scope) -> Kind:
+    def _operator(self, call: HostCall, scope: _Scope) -> Kind:
         args = [self._form(a, scope) for a in call.args]
         kwargs = {name: self._form(a, scope) for name, a in call.kwargs.items()}
         if self.overloads is None:
@@ -223,7 +223,7 @@ class _Check:
             raise damaged(f"{call.op} {error}") from None
         return host.results(overload._schema)
 
-    def _cond(self, call: Call, scope: _Scope) -> list[Kind]:
+    def _cond(self, call: HostCall, scope: _Scope) -> list[Kind]:
         predicate, operands = self._counted(call, 2)
         self._plain(predicate, scope)
         given = self._list(operands, scope)
@@ -232,7 +232,7 @@ class _Check:
             raise damaged("the branches of a cond give different numbers of values")
         return [a if a == b else "any" for a, b in zip(*kinds, strict=True)]
 
-    def _while(self, call: Call, scope: _Scope) -> list[Kind]:
+    def _while(self, call: HostCall, scope: _Scope) -> list[Kind]:
         carried, fixed = (self._list(a, scope) for a in self._counted(call, 2))
         carried = ["any"] * len(carried)  # the body's results may differ from its first operands
         if len(self.script(call.scripts[0], [*carried, *fixed])) != 1:
@@ -241,7 +241,7 @@ class _Check:
             raise damaged("the body of a while does not give what it takes")
         return carried
 
-    def _scan(self, call: Call, scope: _Scope) -> list[Kind]:
+    def _scan(self, call: HostCall, scope: _Scope) -> list[Kind]:
         carry, sequences, fixed = (self._list(a, scope) for a in self._counted(call, 3))
         if not sequences:
             raise damaged("a scan has no sequence")
@@ -251,7 +251,7 @@ class _Check:
             raise damaged("the body of a scan does not give what it takes")
         return [*any_carry, *["tensor"] * (len(kinds) - len(carry))]
 
-    def _counted(self, call: Call, count: int) -> list[Json]:
+    def _counted(self, call: HostCall, count: int) -> list[Json]:
         if len(call.args) != count:
             raise damaged(f"{call.op} has {len(call.args)} arguments, not {count}")
         return call.args

@@ -37,7 +37,7 @@ def damaged(what: str) -> InvalidFileError:
 
 
 @dataclass
-class Call:
+class HostCall:
     """One step of a script.
 
     op: "gpu" (a method of the file, called with its inputs and then the sizes that it is given), "number" (a function of
@@ -66,7 +66,7 @@ class HostScript:
 
     inputs: list[str]
     outputs: list[Json]
-    calls: list[Call] = field(default_factory=list)
+    calls: list[HostCall] = field(default_factory=list)
     constants: dict[str, int] = field(default_factory=dict)
     symbols: dict[str, list[Any]] = field(default_factory=dict)
     states: dict[str, list[Any]] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class HostScript:
             parts = _fields(call, "call")
             _names([parts["op"], *parts["outs"], *parts["kwargs"]])
             parts["scripts"] = [HostScript.from_json(inner, depth + 1) for inner in parts["scripts"]]
-            calls.append(Call(**parts))
+            calls.append(HostCall(**parts))
         for table in ("constants", "symbols", "states"):
             _names(list(given[table]))
         return HostScript(calls=calls, **given)
@@ -95,7 +95,7 @@ class HostScript:
         """The torch operators that it calls, including sub-scripts, each once."""
         return list(dict.fromkeys(call.op for call in self.walk() if "." in call.op))
 
-    def walk(self) -> Iterator[Call]:
+    def walk(self) -> Iterator[HostCall]:
         """All calls, including those of sub-scripts."""
         for call in self.calls:
             yield call

@@ -13,7 +13,7 @@ from lapilli.errors import InvalidFileError
 from lapilli.runtime import host, limits, report
 from lapilli.runtime.description import Description, SymbolSpec, TensorSpec
 from lapilli.runtime.host_script import HostScript, segments
-from lapilli.runtime.report import Operator, Report
+from lapilli.runtime.report import OperatorReport, Report
 from lapilli.runtime.structure import Structure
 
 METADATA_KEY = "lapilli.methods"
@@ -28,7 +28,7 @@ class Interface:
 
     name: str
     structure: Structure
-    operators: tuple[Operator, ...] = ()
+    operators: tuple[OperatorReport, ...] = ()
     player: int | None = None
     script: HostScript | None = None
     inputs: tuple[TensorSpec, ...] = ()

@@ -13,7 +13,7 @@ from lapilli.errors import InvalidInputError, LapilliError, OutOfMemoryError
 from lapilli.player import NativeProgram
 from lapilli.runtime import arithmetic, host, tensors
 from lapilli.runtime.description import Description
-from lapilli.runtime.host_script import Call, HostScript, Json
+from lapilli.runtime.host_script import HostCall, HostScript, Json
 from lapilli.runtime.limits import Budget, Limits
 from lapilli.runtime.sizes import Tree, evaluate
 
@@ -68,7 +68,7 @@ class HostInterpreter:
                 self.states[name] = new
         return outputs
 
-    def _guarded(self, call: Call, env: Environment) -> list[Any]:
+    def _guarded(self, call: HostCall, env: Environment) -> list[Any]:
         """Runs a call, and converts its exceptions to LapilliErrors."""
         try:
             return self._call(call, env)
@@ -85,7 +85,7 @@ class HostInterpreter:
             return tensors.typed(self.native.read_state(self.shared[name]), spec.dtype)
         return self.states[name] if name in self.states else self._constant(first)
 
-    def _call(self, call: Call, env: Environment) -> list[Any]:
+    def _call(self, call: HostCall, env: Environment) -> list[Any]:
         if call.op == "gpu":
             method = self.description.methods[call.method]
             given = env.argument(call.args)
@@ -106,11 +106,11 @@ class HostInterpreter:
             return self._scan(call, env)
         return [self._torch(call, env)]
 
-    def _cond(self, call: Call, env: Environment) -> list[Any]:
+    def _cond(self, call: HostCall, env: Environment) -> list[Any]:
         chosen = call.scripts[0 if bool(_number(env.argument(call.args[0]))) else 1]
         return self.run(chosen, env.argument(call.args[1]), env.budget)
 
-    def _while(self, call: Call, env: Environment) -> list[Any]:
+    def _while(self, call: HostCall, env: Environment) -> list[Any]:
         carried, fixed = env.argument(call.args[0]), env.argument(call.args[1])
         going, body = call.scripts
         while bool(_number(self.run(going, [*carried, *fixed], env.budget)[0])):
@@ -118,7 +118,7 @@ class HostInterpreter:
             carried = self.run(body, [*carried, *fixed], env.budget)
         return list(carried)
 
-    def _scan(self, call: Call, env: Environment) -> list[Any]:
+    def _scan(self, call: HostCall, env: Environment) -> list[Any]:
         """combine(carry, slice of every sequence) -> carry, output of the step; outputs are stacked."""
         carry, sequences, fixed = (env.argument(a) for a in call.args)
         count = len(carry)
@@ -130,7 +130,7 @@ class HostInterpreter:
             steps.append(results[count:])
         return [*carry, *(_stacked(column) for column in zip(*steps, strict=True))]
 
-    def _torch(self, call: Call, env: Environment) -> Any:
+    def _torch(self, call: HostCall, env: Environment) -> Any:
         torch = torch_module(call.op)
         if self._operators is None:
             raise LapilliError("torch was installed after the program was loaded; load the program again.")
@@ -226,7 +226,7 @@ def _stacked(values: Sequence[Any]) -> Any:
     return np.stack([as_array(v) for v in values])
 
 
-def _called(call: Call) -> str:
+def _called(call: HostCall) -> str:
     return f"{call.op}, which runs in torch on the CPU," if "." in call.op else f"A call {call.op!r} on the host"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Operator:
+class OperatorReport:
     """One call in the model's graph.
 
     Attributes:
@@ -35,10 +35,10 @@ class Report:
     """
 
     segments: tuple[str, ...]
-    operators: tuple[Operator, ...]
+    operators: tuple[OperatorReport, ...]
 
     @property
-    def on_cpu(self) -> tuple[Operator, ...]:
+    def on_cpu(self) -> tuple[OperatorReport, ...]:
         """The calls that run in torch on the CPU."""
         return tuple(o for o in self.operators if o.where == "cpu")
 
@@ -52,12 +52,12 @@ class Report:
         return "\n".join(lines + [f"  {o.name}: {o.operator} on the CPU: {o.reason}" for o in self.on_cpu])
 
 
-def to_json(operators: Sequence[Operator]) -> list[list[str]]:
+def to_json(operators: Sequence[OperatorReport]) -> list[list[str]]:
     """Converts operators to short lists."""
     return [[o.name, o.operator, o.where, o.reason] if o.reason else [o.name, o.operator, o.where] for o in operators]
 
 
-def from_json(rows: Any) -> tuple[Operator, ...]:
+def from_json(rows: Any) -> tuple[OperatorReport, ...]:
     """Converts the lists of `to_json` back.
 
     Raises:
@@ -68,4 +68,4 @@ def from_json(rows: Any) -> tuple[Operator, ...]:
     for row in rows:
         if not isinstance(row, list) or len(row) not in (3, 4) or not all(isinstance(text, str) for text in row):
             raise TypeError(f"{str(row)[:80]!r} is no operator")
-    return tuple(Operator(*row) for row in rows)
+    return tuple(OperatorReport(*row) for row in rows)

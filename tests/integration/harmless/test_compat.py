@@ -58,7 +58,7 @@ def test_only_replace_replaces() -> None:
     )  # fmt: skip
     found = {f"{file.name}: {m[0].strip()}" for file in SOURCES for m in pattern.finditer(file.read_text())}
     assert found == {
-        "device.py: registration._check_register_once =",  # for the time of one call
+        "device_registration.py: registration._check_register_once =",  # for the time of one call
         "torch_compat.py: setattr(",
         "player.py: setattr(",  # of its own limits
     }, found
@@ -274,14 +274,14 @@ def test_mobile_optimizer_is_replaced_where_it_is_imported(tmp_path: Path) -> No
 def test_conv_guards_of_others_stay(tmp_path: Path) -> None:
     """`_select_conv_backend` makes its guards unless we trace."""
     import lapilli.backend  # noqa: F401
-    from lapilli.backend import device
+    from lapilli.backend import placement
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not device._traces_for_us()
-        with device.compiling():
-            assert device._traces_for_us()
-        assert not device._traces_for_us()
+        assert not placement._traces_for_us()
+        with placement.compiling():
+            assert placement._traces_for_us()
+        assert not placement._traces_for_us()
 
 
 def test_moving_between_others_is_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:

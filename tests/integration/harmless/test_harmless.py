@@ -88,7 +88,7 @@ for name, kind in classes.items():
         if owner is not type:
             for key, value in vars(owner).items():
                 found[f"{prefix}.{key}"] = described(value)
-import lapilli.eager.device, lapilli.torch_compat
+import lapilli.eager.device_registration, lapilli.torch_compat
 ours = [key for key, value in found.items() if "/lapilli/" in value or "lapilli." in value]
 print(json.dumps([found, ours, sorted(lapilli.torch_compat.replaced)]))
 """

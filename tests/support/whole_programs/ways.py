@@ -49,7 +49,7 @@ def _target(program: Program, precision: Any) -> str | None:
         return TARGETS[precision]
     if program.seed % 8 == 0:
         return None
-    from lapilli.backend.device import device_of, targets
+    from lapilli.backend.placement import device_of, targets
 
     return targets(precision, device_of((), None))[0].name
 

@@ -17,8 +17,8 @@ from torch._C._dynamo.guards import _reinterpret_tensor  # type: ignore[attr-def
 from torch._prims_common import make_contiguous_strides_for
 
 from lapilli.eager import storage, transfer
-from lapilli.eager.devices import current_device, index_of, streams
-from lapilli.eager.tracing import untraced
+from lapilli.eager.device_state import current_device, index_of, streams
+from lapilli.eager.jit_trace import untraced
 
 _KERNELS: dict[str, Callable[..., Any]] = {}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lapilli.eager.devices import is_ours
+from lapilli.eager.device_state import is_ours
 from lapilli.errors import NoDeviceError
 from lapilli.runtime.devices import devices
 from lapilli.target import Target, of_device

@@ -20,7 +20,7 @@ from torch import serialization
 
 from lapilli import torch_compat
 from lapilli.after_import import after_import
-from lapilli.eager import accelerator, devices, inductor, neighbours, threads, vulkan
+from lapilli.eager import accelerator, device_state, inductor, neighbours, threads, vulkan
 from lapilli.runtime.compiler_packages import require_compiler
 
 _torch: Any = torch  # its registration functions have no types
@@ -41,7 +41,7 @@ class _Hook(torch._C._acc.PrivateUse1Hooks):
         return vulkan.is_available()
 
     def has_primary_context(self, index: int) -> bool:
-        return index in devices.streams
+        return index in device_state.streams
 
     def is_built(self) -> bool:
         return True
@@ -148,9 +148,9 @@ def _first(name: str) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if not made:
             begin()
-            from lapilli.eager import views  # imports the compiler: not at import time
+            from lapilli.eager import memory_ops  # imports the compiler: not at import time
 
-            made.append(getattr(views, name))
+            made.append(getattr(memory_ops, name))
             if _caller().endswith("_serialization.load"):  # C++ would fill its storage
                 raise RuntimeError(_NOT_FIRST.format("torch.jit.load(map_location='vulkan')"))
         return made[0](*args, **kwargs)
@@ -179,28 +179,28 @@ def ready() -> None:
             return
         torch_compat.require_supported("The device 'vulkan'")
         require_compiler()
-        if not devices.found():
-            raise devices.no_such_device(0)
+        if not device_state.found():
+            raise device_state.no_such_device(0)
         name = torch._C._get_privateuse1_backend_name()
-        if name not in devices.NAMES:
+        if name not in device_state.NAMES:
             raise RuntimeError(f"PyTorch supports one device from outside, and {name!r} is already registered.")
         # Not at import time: these import the compiler.
         from lapilli.eager import (  # noqa: F401  # some register operators by being imported
             autocast,
             composite_ops,
             dispatch,
-            fourier,
+            fft,
+            memory_ops,
             optimizers,
             resident,
             sparse,
             transformer,
-            views,
         )
         from lapilli.runtime import method
 
         _introduce()
         library = _torch.library.Library("aten", "IMPL")
-        views.register(library, but=_FIRST if _announced else ())
+        memory_ops.register(library, but=_FIRST if _announced else ())
         every = _torch.library.Library("_", "IMPL")
         dispatch.register(library)
         transformer.register(library)
@@ -208,9 +208,9 @@ def ready() -> None:
         every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
         sparse.register(library, every)
         for key in ("QuantizedPrivateUse1", "NestedTensorPrivateUse1"):
-            every.fallback(views.refuse_layout, key)
+            every.fallback(memory_ops.refuse_layout, key)
         autocast.register(library)
-        method.elsewhere.update(dict.fromkeys(devices.NAMES, resident.run))
+        method.elsewhere.update(dict.fromkeys(device_state.NAMES, resident.run))
         _libraries.extend((library, every))
         _ready = True
         after_import("torch._dynamo.trace_rules", _leave_us_alone)
@@ -234,10 +234,10 @@ def patch() -> None:
             return
         _patched = True
         # Not at import time, which would slow down all programs.
-        from lapilli.eager import autocast, generators, modules, saving, storages, tensors
+        from lapilli.eager import autocast, generators, modules, saving, storages, tensor_methods
 
         accelerator.patch(vulkan)
-        for part in (autocast, generators, modules, saving, storages, tensors):
+        for part in (autocast, generators, modules, saving, storages, tensor_methods):
             part.patch()
         torch_compat.replace(torch.Tensor, "is_vulkan", _is_vulkan)
         if _other is None:

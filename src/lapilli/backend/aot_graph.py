@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from lapilli.backend.output_views import View, base_of, is_whole, root_of, view_of
 from lapilli.backend.scalars import Scalars, take_out
 from lapilli.backend.size_sources import Sources, expression
-from lapilli.backend.views import View, base_of, is_whole, root_of, view_of
 from lapilli.errors import CompileError
 from lapilli.graph.module import Module
 from lapilli.legalize.decompose import decompose_calls

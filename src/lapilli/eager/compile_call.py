@@ -41,7 +41,7 @@ from lapilli.legalize.decompose import decompose_calls, tables
 from lapilli.legalize.passes import clean_up
 from lapilli.lower import is_computed, lower, lowerings
 from lapilli.lower.registry import RANDOM_KEY, decompositions
-from lapilli.lower.sizes import tree
+from lapilli.lower.torch_sizes import tree
 from lapilli.runtime.sizes import names, text
 from lapilli.schedule.plan import Schedule
 from lapilli.target import Target

@@ -9,7 +9,7 @@ import torch
 import torch.utils.dlpack
 from torch import _tensor_str
 
-from lapilli.eager.devices import is_ours
+from lapilli.eager.device_state import is_ours
 from lapilli.torch_compat import replace
 
 
