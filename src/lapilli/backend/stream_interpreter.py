@@ -13,7 +13,7 @@ from lapilli.eager.method_call import MethodCall
 from lapilli.eager.transfer import on_device
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
-from lapilli.runtime.host_script import Call
+from lapilli.runtime.host_script import HostCall
 from lapilli.runtime.interpreter import HostInterpreter
 
 
@@ -27,7 +27,7 @@ class StreamInterpreter(HostInterpreter):
         self._index = index
         self._launches: dict[int, MethodCall] = {}
 
-    def _call(self, call: Call, env: Any) -> list[Any]:
+    def _call(self, call: HostCall, env: Any) -> list[Any]:
         if call.op != "gpu":
             for name in _values(call.args) | _values(list(call.kwargs.values())):
                 if name in env.values:
