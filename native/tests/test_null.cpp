@@ -113,26 +113,46 @@ TEST(what_the_host_does_not_see_is_copied) {
         copies[1].from.buffer->mapped() == nullptr);
 }
 
-// Constants that are larger than the staging memory go through it in pieces, whenever the device reads these.
+// Constants that are larger than the staging memory go through it in pieces, whenever the device reads these: in one batch that
+// is waited for when the ring is full, or in several.
 TEST(constants_pass_through_bounded_memory) {
-  constexpr uint32_t width = 100'000;
-  for (const bool late : {false, true}) {
-    const auto device = null_device(null::discrete_gpu());
-    device->holds = late;
-    lapilli_load_options options{};
-    options.staging_size = 1; // the smallest there is: 64 KiB
-    const auto program = load(sample_program({.width = width}), device, options);
-    Recorded copies;
-    for (const Recorded& commands : device->submitted)
-      std::ranges::copy(only(commands, Kind::copy), std::back_inserter(copies));
-    CHECK(copies.size() == (4 * width + 16383) / 16384);
-    for (const auto& copy : copies)
-      CHECK(copy.from.buffer == copies.front().from.buffer && copy.from.offset + copy.from.size <= 65536);
-    // What stays, the staging memory, and the constant that a kernel reads where it is staged.
-    CHECK(device->most_taken <= program->memory().constants + 65536 + 4 * width + 1024);
-    const Floats x = numbers(width);
-    CHECK(is_the_sample(x, run(*program, 0, {tensor(x, {1, width})}), width));
-  }
+  struct Case {
+    uint32_t width;
+    uint64_t staging, given; // the smallest there is is 64 KiB
+  };
+  for (const auto& [width, staging, given] : {Case{100'000, 1 << 16, 1}, Case{2'000'000, 4 << 20, 4 << 20}})
+    for (const bool late : {false, true}) {
+      const auto device = null_device(null::discrete_gpu());
+      device->holds = late;
+      lapilli_load_options options{};
+      options.staging_size = given;
+      const auto program = load(sample_program({.width = width}), device, options);
+      Recorded copies;
+      for (const Recorded& commands : device->submitted)
+        std::ranges::copy(only(commands, Kind::copy), std::back_inserter(copies));
+      const uint64_t bytes = uint64_t{4} * width, piece = staging / 4;
+      CHECK(copies.size() == (bytes + piece - 1) / piece && device->submitted.size() > 2);
+      for (const auto& copy : copies)
+        CHECK(copy.from.buffer == copies.front().from.buffer && copy.from.offset + copy.from.size <= staging);
+      // What stays, the staging memory, and the constant that a kernel reads where it is staged.
+      CHECK(device->most_taken <= program->memory().constants + staging + bytes + 1024);
+      const Floats x = numbers(width);
+      CHECK(is_the_sample(x, run(*program, 0, {tensor(x, {1, width})}), width));
+    }
+}
+
+// The device may still be at what was uploaded when a load fails: all of it stays until that is done.
+TEST(a_load_that_fails_waits) {
+  hal::Capabilities gpu = null::discrete_gpu();
+  gpu.all_memory =
+      uint64_t{22} << 20; // enough for constants and staging memory, and not for the constant that is packed
+  const auto device = null_device(gpu);
+  device->holds = true;
+  lapilli_load_options options{};
+  options.staging_size = 4 << 20;
+  const FileBytes file = sample_program({.width = 2'000'000});
+  CHECK(has(thrown([&] { load(file, device, options); }), "for a constant to be packed"));
+  CHECK(device->taken == 0 && device->held.empty() && !device->submitted.empty());
 }
 
 TEST(the_bar_takes_inputs_without_a_copy) {

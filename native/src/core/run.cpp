@@ -79,6 +79,7 @@ void Run::place_tensors() {
     lay_out(input_device_, input_sizes, MemoryUse::device, "inputs");
   lay_out(output_host_, output_sizes, MemoryUse::readback, "outputs");
   lay_out(output_device_, copied_sizes, MemoryUse::device, "outputs");
+  io_size_ = input_host_.size() + input_device_.size() + output_host_.size() + output_device_.size();
 
   if (binding_slack() > 0)
     for (const GpuBuffer& block : input_host_.buffers())
@@ -178,10 +179,6 @@ bool Run::settle() noexcept {
   } catch (...) {
     return false;
   }
-}
-
-uint64_t Run::io_size() const {
-  return input_host_.size() + input_device_.size() + output_host_.size() + output_device_.size();
 }
 
 } // namespace lapilli

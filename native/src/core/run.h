@@ -48,7 +48,7 @@ public:
 
   uint64_t arena_planned() const { return launch_->arena_total; }
   uint64_t arena_sum() const { return launch_->arena_sum; }
-  uint64_t io_size() const;
+  uint64_t io_size() const { return io_size_; } // also while another thread prepares it
 
 private:
   void place_arena();
@@ -73,6 +73,7 @@ private:
   std::optional<Launch> launch_;
   bool prepared_ = false; // the launch is recorded
   std::atomic<bool> in_flight_{false};
+  std::atomic<uint64_t> io_size_{0}; // bytes of inputs and outputs
   PlannedMemory arena_, input_host_, input_device_, output_host_, output_device_;
   std::vector<Region> slots_;
   std::vector<Tensor> inputs_, outputs_;
