@@ -105,9 +105,11 @@ def compile_module(
     """
     compiler = _Compiler(storage, targets, fallback, given)
     with _uncollected():
-        part = compiler.lowered("forward", module, {})
-        if part is not None:
-            compiler.add_whole("forward", structure.Structure.flat(len(part.inputs), len(module.outputs)), module, part)
+        method = compiler.lowered("forward", module, {})
+        if method is not None:
+            compiler.add_whole(
+                "forward", structure.Structure.flat(len(method.inputs), len(module.outputs)), module, method
+            )
         else:
             known = module.constants.keys() | module.states.keys()
             inputs = [n for n in module.graph.nodes if n.op == "placeholder" and n not in known]
@@ -158,55 +160,55 @@ class _Compiler:
         self.storage, self.targets, self.fallback = storage, targets, fallback
         self.given, self.keyed = given or (), given is not None
         self.interfaces: list[Interface] = []
-        self.parts: list[Part] = []
+        self.methods: list[PlayerMethod] = []
         self.split: list[Parts] = []  # methods with several segments
 
-    def add(self, name: str, structure: structure.Structure, module: Module, dims: Mapping[str, str]) -> None:
+    def add(self, name: str, nesting: structure.Structure, module: Module, dims: Mapping[str, str]) -> None:
         """Adds a method. dims: names for size symbols."""
         whole = self.lowered(name, module, dims)
         takes_sizes = any(n.op == "placeholder" and isinstance(n.meta["val"], torch.SymInt) for n in module.graph.nodes)
         if whole is None or takes_sizes or whole.given:
-            self.add_parts(name, structure, module, dims)
+            self.add_parts(name, nesting, module, dims)
         else:
-            self.add_whole(name, structure, module, whole)
+            self.add_whole(name, nesting, module, whole)
 
-    def lowered(self, name: str, module: Module, dims: Mapping[str, str]) -> Part | None:
+    def lowered(self, name: str, module: Module, dims: Mapping[str, str]) -> PlayerMethod | None:
         """The module as a single method of the player; None if that is impossible."""
         if not all(isinstance(n, fx.Node) and isinstance(n.meta["val"], torch.Tensor) for n in module.outputs):
             return None
         try:
-            return self._part(name, module, dims)
+            return self._player_method(name, module, dims)
         except (UnsupportedOperatorError, TypeError):
             return None  # the partitioner determines which operators, and why
 
-    def add_whole(self, name: str, structure: structure.Structure, module: Module, part: Part) -> None:
+    def add_whole(self, name: str, nesting: structure.Structure, module: Module, method: PlayerMethod) -> None:
         """Adds a method that is a single one of the player."""
         rows = tuple(OperatorReport(n.name, str(n.target), "gpu") for n in module.graph.nodes if is_computed(n))
-        self.interfaces.append(Interface(name, structure, rows, len(self.parts)))
-        self.parts.append(part)
+        self.interfaces.append(Interface(name, nesting, rows, len(self.methods)))
+        self.methods.append(method)
 
-    def add_parts(self, name: str, structure: structure.Structure, module: Module, dims: Mapping[str, str]) -> None:
+    def add_parts(self, name: str, nesting: structure.Structure, module: Module, dims: Mapping[str, str]) -> None:
         """Adds a method with several segments."""
         parts = partition(module, optimize, self.fallback, self.given)
-        first = len(self.parts)
+        first = len(self.methods)
         for k, segment in enumerate(parts.segments):
-            self.parts.append(self._part(f"{name}.{k}", segment, dims))
-        _finish_calls(parts.script, self.parts, first)
+            self.methods.append(self._player_method(f"{name}.{k}", segment, dims))
+        _finish_calls(parts.script, self.methods, first)
         self.split.append(parts)
         inputs, outputs = _specs(module, dims)
-        self.interfaces.append(Interface(name, structure, tuple(parts.rows), None, parts.script, inputs, outputs))
+        self.interfaces.append(Interface(name, nesting, tuple(parts.rows), None, parts.script, inputs, outputs))
 
-    def _part(self, name: str, module: Module, dims: Mapping[str, str]) -> Part:
+    def _player_method(self, name: str, module: Module, dims: Mapping[str, str]) -> PlayerMethod:
         kept = self.storage
         halves = {t.half for t in self.targets}
         graphs = {
             half: lower(module, kept.activations, half, self.keyed, kept.weights, checked=True) for half in halves
         }
-        return Part(name, graphs, dims)
+        return PlayerMethod(name, graphs, dims)
 
     def finish(self, metadata: dict[str, str], progress: Progress | None) -> bytes:
         writer = Writer()
-        written = self.parts or [Part("nothing", {half: Graph([], [], {}) for half in (False, True)})]
+        written = self.methods or [PlayerMethod("nothing", {half: Graph([], [], {}) for half in (False, True)})]
         schedules = _write(writer, written, self.targets, progress, self.storage.layout)
         for parts in self.split:
             for script, name, tensor in parts.constants:
@@ -221,7 +223,7 @@ class _Compiler:
 
 
 @dataclass(frozen=True)
-class Part:
+class PlayerMethod:
     """A method of the player: its graphs, by whether intermediates are stored in half precision."""
 
     name: str
@@ -241,24 +243,24 @@ class Part:
 
 def _write(
     writer: Writer,
-    parts: Sequence[Part],
+    methods: Sequence[PlayerMethod],
     targets: Sequence[Target],
     progress: Progress | None = None,
     layout: str = "auto",
 ) -> list[list[Schedule]]:
     """Writes methods. Returns the schedules of each, one per plan."""
     made = []
-    for part in parts:
-        realized = {half: realize_graph(graph, half) for half, graph in part.graphs.items()}
+    for method in methods:
+        realized = {half: realize_graph(graph, half) for half, graph in method.graphs.items()}
         schedules = [plan(realized[t.half], t, layout) for t in targets]
         made.append([planned for s in schedules for planned in _kernels(s)])
     codes = build(
-        (w.source for of_part in made for planned in of_part for w in planned.kernels.values()),
+        (w.source for plans in made for planned in plans for w in planned.kernels.values()),
         None if progress is None else lambda done, total: progress("kernels", done, total),
     )
-    for part, of_part in zip(parts, made, strict=True):
-        writer.method(part.name, of_part[0].schedule.graph, [p.plan for p in of_part], codes, part.dims)
-    return [[p.schedule for p in of_part] for of_part in made]
+    for method, plans in zip(methods, made, strict=True):
+        writer.method(method.name, plans[0].schedule.graph, [p.plan for p in plans], codes, method.dims)
+    return [[p.schedule for p in plans] for plans in made]
 
 
 @dataclass(frozen=True)
@@ -317,7 +319,7 @@ def assemble_tasks(graph: Graph, tasks: Sequence[Task], target: Target) -> bytes
 
 def _assemble(graphs: Mapping[bool, Graph], targets: Sequence[Target]) -> tuple[bytes, list[Schedule]]:
     writer = Writer()
-    (schedules,) = _write(writer, [Part("forward", graphs)], targets)
+    (schedules,) = _write(writer, [PlayerMethod("forward", graphs)], targets)
     return writer.bytes(f"lapilli {__version__}", {}), schedules
 
 
@@ -326,14 +328,14 @@ def _keep(writer: Writer, name: str, tensor: torch.Tensor) -> int:
     return writer.array(name, from_torch(tensor.dtype), bits.detach().contiguous().numpy())
 
 
-def _finish_calls(script: HostScript, parts: Sequence[Part], first: int) -> None:
+def _finish_calls(script: HostScript, methods: Sequence[PlayerMethod], first: int) -> None:
     """Fills in the numbers of methods in the file, and the sizes that methods are given."""
     for call in script.calls:
         for inner in call.scripts:
-            _finish_calls(inner, parts, first)
+            _finish_calls(inner, methods, first)
         if call.op == "gpu":
             call.method += first
-            call.args += [{"size": name} for name in parts[call.method].given]
+            call.args += [{"size": name} for name in methods[call.method].given]
 
 
 def _specs(module: Module, dims: Mapping[str, str]) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:

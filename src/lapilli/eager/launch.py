@@ -1,4 +1,4 @@
-"""The only way to queue work on tensors of the device: a method of a loaded program, bound to the values of a call.
+"""Queues a method of a loaded program on tensors of the device. Only `device_copy.py` queues copies of tensors itself.
 
 `Launch` does what all front ends need: it checks the numbers and integers that kernels can compute with, draws random keys,
 checks where tensors begin and whether results may overwrite operands, and handles empty results and lack of memory. Its

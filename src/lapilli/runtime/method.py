@@ -72,7 +72,7 @@ class Method:
         convention = self.convention
         if elsewhere:
             given = convention.structure.flatten_call(args, kwargs)
-            run = _place_of(given)
+            run = _runner_for(given)
             if run is not None:
                 return convention.structure.unflatten_outputs(run(self, given, None))
         leaves, values, torch = convention.leaves(args, kwargs)
@@ -116,7 +116,7 @@ class Method:
         Returns:
             tensors on the same device and numbers, in the order of `outputs`.
         """
-        run = _place_of(inputs)
+        run = _runner_for(inputs)
         if run is not None:
             return run(self, inputs, sizes)
         values, _ = self.convention.values(inputs)
@@ -149,7 +149,7 @@ elsewhere: dict[str, Elsewhere] = {}
 device registers them."""
 
 
-def _place_of(leaves: Sequence[Any]) -> Elsewhere | None:
+def _runner_for(leaves: Sequence[Any]) -> Elsewhere | None:
     """The function that runs a method on these tensors; None: they are on the host."""
     types = (leaf.device.type for leaf in leaves if hasattr(leaf, "device") and hasattr(leaf.device, "type"))
     return next((elsewhere[t] for t in types if t in elsewhere), None)
