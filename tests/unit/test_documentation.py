@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -55,3 +56,34 @@ def test_a_name_means_one_thing() -> None:
         name for f in files for name in re.findall(r"^class ([A-Za-z]\w*)", f.read_text(encoding="utf-8"), re.M)
     )
     assert not [name for name, n in classes.items() if n > 1]
+
+
+STEP = re.compile(r"^ {4,}([A-Za-z_][\w.:]*) +([\w/]+\.(?:py|cpp))\b")
+"""A line of a call that the map follows: a function, and its file in the package or in `native/src`."""
+
+
+def test_calls_that_the_map_follows_are_in_the_sources() -> None:
+    """Every function is in the file that the line names, and is met once."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    steps = [found.groups() for line in text.splitlines() if (found := STEP.match(line))]
+    assert len(steps) > 50
+    assert not [step for step, n in Counter(steps).items() if n > 1]
+    missing = []
+    for name, file in steps:
+        native = file.endswith(".cpp")
+        folder = ROOT / "native" / "src" if native else ROOT / "src" / "lapilli"
+        source = (folder / file).read_text(encoding="utf-8")
+        *owners, function = name.split("::" if native else ".")
+        wanted = (
+            [rf"\b{name}\("] if native else [rf"^(?:class|    def) {o}\b" for o in owners] + [rf"\bdef {function}\("]
+        )
+        missing += [f"{name} in {file}" for pattern in wanted if not re.search(pattern, source, re.M)]
+    assert not missing
+
+
+def test_layers_on_the_map_are_those_that_lint_checks() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contract = settings["tool"]["importlinter"]["contracts"][0]
+    section = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("### Layers")[1].split("\n##")[0]
+    drawn = [re.split(r" {2,}", line.strip())[0] for line in section.splitlines() if line.startswith("    ")]
+    assert drawn == [layer.replace(" | ", ", ") for layer in contract["layers"]]
