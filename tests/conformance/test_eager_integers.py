@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import opinfo
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lapilli import autoload
 
@@ -100,3 +103,69 @@ def test_strict_mode_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAPILLI_STRICT", "1")
     with pytest.raises(NotImplementedError, match=r"aten.sum.default on int64 .* may not fit into the 32 bits"):
         count(100_000, "vulkan").sum()
+
+
+# --- every operator, with large integers in the place of its samples'
+
+UNDEFINED = {
+    "bincount", "bucketize", "empty", "empty_like", "empty_permuted", "empty_strided", "geometric", "new_empty",
+    "new_empty_strided", "nn.functional.one_hot", "randint", "randint_like", "repeat_interleave", "searchsorted",
+    "tensor_split", "to", "to_sparse",
+}  # fmt: skip
+"""Random numbers, memory that nobody has written, sorted arguments, sizes of results, sparse results; float64 is on the CPU."""
+FOUND = {
+    "_unsafe_masked_index_put_accumulate", "addbmm", "addcmul", "addmv", "cross", "index_put", "index_reduce", "lcm",
+    "nn.functional.avg_pool1d", "nn.functional.avg_pool2d", "nn.functional.avg_pool3d", "nn.functional.bilinear",
+    "nn.functional.conv2d", "nn.functional.conv_transpose2d", "put", "scatter_reduce.sum", "scatter_reduce.prod", "vdot",
+}  # fmt: skip
+"""Operators that were wrong, or are like them."""
+
+
+def of_integers() -> list[str]:
+    entries = (
+        e
+        for e in opinfo.database()
+        if torch.int64 in e.dtypes and e.name not in UNDEFINED and e.name[:9] != "jiterator"
+    )
+    return sorted({e.name + (f".{e.variant_test_name}" if e.variant_test_name else "") for e in entries})
+
+
+def large_calls(name: str) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """A sample's operator and arguments, with large integers in all int64 tensors, or in all but those that are indices."""
+    entry = next(
+        e for e in opinfo.database() if e.name + (f".{e.variant_test_name}" if e.variant_test_name else "") == name
+    )
+    samples = list(entry.sample_inputs("cpu", torch.int64, requires_grad=False))
+    # Fractions as factors of integers, which PyTorch refuses in most operators, have no defined result.
+    samples = [
+        s for s in samples if "device" not in s.kwargs and not any(isinstance(v, float) for v in s.kwargs.values())
+    ]
+    for sample in samples[:1] + samples[-1:]:
+        arguments = [sample.input, *sample.args]
+        last = max((k for k, a in enumerate(arguments) if isinstance(a, Tensor)), default=0)
+        for places in (range(len(arguments)), (0, last), (0,)):
+            torch.manual_seed(len(arguments))
+            given = [tree_map_only(Tensor, enlarged, a) if k in places else a for k, a in enumerate(arguments)]
+            try:
+                yield entry.op, given, sample.kwargs, entry.op(*copied(given, "cpu"), **sample.kwargs)
+                break
+            except (RuntimeError, IndexError, NotImplementedError):  # they are no indices
+                continue
+
+
+def enlarged(x: Tensor) -> Tensor:
+    return torch.randint(-(2**30), 2**30, x.shape) if x.dtype is torch.int64 else x
+
+
+def copied(arguments: Any, device: str) -> Any:
+    return tree_map_only(Tensor, lambda x: x.clone().to(device), arguments)
+
+
+@pytest.mark.parametrize("name", sorted({*opinfo.shard(of_integers(), 4), *FOUND} & {*of_integers()}))
+def test_large_integers(name: str) -> None:
+    """Each result of int64 is the CPU's, whatever its size."""
+    for op, given, kwargs, expected in large_calls(name):
+        found = op(*copied(given, "vulkan"), **copied(kwargs, "vulkan"))
+        for ours, theirs in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+            if isinstance(theirs, Tensor) and theirs.dtype is torch.int64:
+                assert torch.equal(ours.cpu(), theirs), name

@@ -96,7 +96,7 @@ def limit(
         if places[k]:
             return "tensor", places[k][0]
         number = numbers[k]
-        return ("value", leaves[k]) if number is None else ("number", number)
+        return ("value", leaves[k] or 0) if number is None else ("number", number)  # None: a bias that there is not
 
     return Limit(tuple(operand(k) for k in arguments), rule(leaves, math.prod(results[0][0])))
 
@@ -166,6 +166,44 @@ def _product_and_sum(terms: int) -> Fits:
     return fits
 
 
+def _combined(reduction: int) -> Callable[[Sequence[Any], int], Fits]:
+    """Old values and those that scatter or index_reduce bring to one place. reduction: the argument with its name."""
+
+    def rule(leaves: Sequence[Any], made: int) -> Fits:
+        dim, index = leaves[1:3]
+        terms = int(index.shape[dim]) if index.dim() > 1 else int(index.numel())
+        name = leaves[reduction]
+        if name in ("sum", "mean", "add"):
+            return _collected(terms)
+        if name in ("prod", "multiply"):
+            return lambda magnitudes: _raised([max(magnitudes), terms + 1])
+        return lambda magnitudes: True
+
+    return rule
+
+
+def _put(leaves: Sequence[Any], made: int) -> Fits:
+    """Values that replace others, or are added to them."""
+    return _collected(leaves[2].numel()) if leaves[3] else lambda magnitudes: True
+
+
+def _pooled(dimensions: int) -> Callable[[Sequence[Any], int], Fits]:
+    """The sum of a window, which is then divided."""
+
+    def rule(leaves: Sequence[Any], made: int) -> Fits:
+        window = leaves[1]
+        return _sum(math.prod(window) if len(window) == dimensions else window[0] ** dimensions)
+
+    return rule
+
+
+def _convolved(leaves: Sequence[Any], made: int) -> Fits:
+    """Products of a window and a filter; of a transposed convolution, filters are along the second dimension."""
+    weight, transposed = leaves[1], leaves[6]
+    terms = weight.numel() // max(weight.shape[1 if transposed else 0], 1)
+    return lambda magnitudes: magnitudes[2] + terms * magnitudes[0] * magnitudes[1] <= MOST
+
+
 _RULES: dict[Any, tuple[tuple[int, ...], Callable[[Sequence[Any], int], Fits]]] = {
     aten.sum.default: ((0,), lambda x, n: _sum(_reduced(x, n))),
     aten.sum.dim_IntList: ((0,), lambda x, n: _sum(_reduced(x, n))),
@@ -191,9 +229,27 @@ _RULES: dict[Any, tuple[tuple[int, ...], Callable[[Sequence[Any], int], Fits]]] 
     aten.add.Tensor: ((0, 1, 2), lambda x, n: _added),
     aten.sub.Tensor: ((0, 1, 2), lambda x, n: _added),
     aten.rsub.Scalar: ((0, 1, 2), lambda x, n: _subtracted),
+    aten.rsub.Tensor: ((0, 1, 2), lambda x, n: _subtracted),
     aten.addmm.default: ((0, 1, 2, 3, 4), lambda x, n: _product_and_sum(_inner(x[1:], n))),
     aten.baddbmm.default: ((0, 1, 2, 3, 4), lambda x, n: _product_and_sum(_inner(x[1:], n))),
     aten.index_add.default: ((0, 3, 4), lambda x, n: _collected(x[3].numel())),
     aten.scatter_add.default: ((0, 3), lambda x, n: _collected(x[3].numel())),
+    aten.scatter.reduce: ((0, 3), _combined(4)),
+    aten.scatter.value_reduce: ((0, 3), _combined(4)),
+    aten.scatter_reduce.two: ((0, 3), _combined(4)),
+    aten.index_reduce.default: ((0, 3), _combined(4)),
+    aten.put.default: ((0, 2), _put),
+    aten.addmv.default: ((0, 1, 2, 3, 4), lambda x, n: _product_and_sum(_inner(x[1:], n))),
+    aten.addbmm.default: ((0, 1, 2, 3, 4), lambda x, n: _product_and_sum(_inner(x[1:], n) * x[1].shape[0])),
+    aten.addcmul.default: ((0, 1, 2, 3), lambda x, n: _collected(1)),
+    aten.vdot.default: ((0, 1), lambda x, n: _sum(_inner(x, n))),
+    aten.linalg_cross.default: ((0, 1), lambda x, n: _sum(2)),
+    aten.lcm.default: ((0, 1), lambda x, n: _sum(1)),
+    aten._trilinear.default: ((0, 1, 2), lambda x, n: _sum(x[1].numel() // max(x[1].shape[0], 1))),
+    aten.avg_pool2d.default: ((0,), _pooled(2)),
+    aten.avg_pool3d.default: ((0,), _pooled(3)),
+    aten.convolution.default: ((0, 1, 2), _convolved),
+    aten.index_put.default: ((0, 2), _put),
+    aten._unsafe_index_put.default: ((0, 2), _put),
 }
 """The relevant arguments, and the condition on their magnitudes."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -127,6 +127,25 @@ for _name in (
     _TAKEN_APART[_name] = lambda func, *args, **kwargs: decomposition_table[func](*args, **kwargs)
 
 
+def _resized(
+    func: Any, x: torch.Tensor, size: Sequence[int], align_corners: bool, *scales: float | None
+) -> torch.Tensor:
+    """Linear interpolation, one dimension after the other, that copies those whose size stays. PyTorch multiplies these by 1
+    and 0 and adds: infinities become NaN.
+    """
+    for d, n in enumerate(size, 2):
+        if n != x.shape[d]:
+            lines = x.movedim(d, -1)
+            made = torch.ops.aten.upsample_linear1d.default(
+                lines.reshape(-1, 1, x.shape[d]), [n], align_corners, *scales[d - 2 : d - 1]
+            )
+            x = made.reshape(*lines.shape[:-1], n).movedim(-1, d)
+    return x.clone()
+
+
+_RESIZED = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+
+
 class Disturbed(TorchDispatchMode):
     """Multiplies every computed floating-point number by 1 + units of a precision, at random."""
 
@@ -159,6 +178,10 @@ class Disturbed(TorchDispatchMode):
             name == "linalg_cross" and self.index % 2
         ):  # products that are equal may be so exactly, or not in a fused multiply-add
             result = decomposition_table[func](*args, **(kwargs or {}))
+            self.disturb(result)
+            return result
+        if name in _RESIZED and self.index % 2:
+            result = _resized(func, *args, **(kwargs or {}))
             self.disturb(result)
             return result
         if name in _TAKEN_APART:  # what is subtracted is rounded first, and equal numbers become unequal to it

@@ -89,7 +89,7 @@ torch.nanmean({0}, {d})|{0}.clamp(-1.5, 1.5).prod({d})|{0}.argmax({d})|{0}.argmi
 {0}.unique_consecutive().sum()"""
 REDUCE_ALL = """\
 {0}.sum()|{0}.mean()|{0}.max()|{0}.min()|{0}.std()|{0}.var()|{0}.norm()|{0}.amax()|{0}.argmax()|({0} > 0).any()
-({0} > 0).sum()|torch.median({0})|torch.logsumexp({0}.flatten(), 0)|{0}.clamp(-1.1, 1.1).prod()
+({0} > 0).sum()|torch.median({0})|torch.logsumexp({0}.flatten(), 0)|{0}.clamp(-1.1, 1.1).flatten()[:99].prod()
 torch.aminmax({0})[0]|torch.count_nonzero({0})|{0}.square().sum().sqrt()"""
 INTEGER_REDUCE = """\
 {0}.sum({d})|{0}.amax({d})|{0}.amin({d}, keepdim=True)|{0}.argmax({d})|{0}.cumsum({d})|{0}.sort({d}).values
