@@ -1,4 +1,4 @@
-"""From a source of a model to a torch.export.ExportedProgram."""
+"""Captures a model from any source as a torch.export.ExportedProgram."""
 
 from lapilli.capture.dims import dim_names
 from lapilli.capture.sources import capture

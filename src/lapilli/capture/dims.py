@@ -1,4 +1,4 @@
-"""The names that people gave to dynamic dimensions: torch.export calls their symbols s77."""
+"""The names that users give to dynamic dimensions; torch.export calls their symbols s77 and the like."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lapilli.capture.examples import Arguments
 def dim_names(
     program: ExportedProgram, model: Any, example_inputs: Any = None, dynamic_shapes: Any = None
 ) -> dict[str, str]:
-    """Name of the `Dim` by name of the symbol. Arguments after the first as for `capture`; a program that was exported before
-    has lost the names."""
+    """The name of the `Dim` of each symbol, by the symbol's name. Arguments after the first as for `capture`. A program that was
+    exported earlier has lost the names."""
     if isinstance(model, ExportedProgram) or not dynamic_shapes:
         return {}
     if isinstance(example_inputs, Arguments):
@@ -43,7 +43,7 @@ def dim_names(
 
 
 def _dims(spec: Any, value: Any) -> Iterator[tuple[torch.Tensor, int, Any]]:
-    """Tensors, axes, and the Dims there."""
+    """The Dims in a specification, each with its tensor and axis."""
     items = spec.items() if isinstance(spec, Mapping) else enumerate(spec) if isinstance(spec, list | tuple) else ()
     for key, part in items:
         if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Example inputs: by position and keyword, and from words on a command line (`batch=2..16,3,224,224`, `1,128:int64`)."""
+"""Example inputs: positional and keyword, or parsed from a command line (`batch=2..16,3,224,224`, `1,128:int64`)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ _TYPES = {"float": "float32", "half": "float16", "double": "float64", "int": "in
 
 @dataclass(frozen=True)
 class Arguments:
-    """Example inputs by position and by keyword."""
+    """Positional and keyword example inputs."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
 def example_inputs(words: Sequence[str]) -> tuple[tuple[Any, ...] | None, tuple[Any, ...] | None]:
-    """Example inputs and dynamic_shapes for `lapilli.compile`; None where there are no words, or no dynamic sizes.
+    """Example inputs and dynamic_shapes for `lapilli.compile`; None if there are no words, or no dynamic sizes.
 
-    Raises InvalidInputError that shows the form of a word."""
+    Raises InvalidInputError, whose message shows the syntax of a word.
+    """
     if not words:
         return None, None
     dims: dict[str, Any] = {}
@@ -41,7 +42,7 @@ def example_inputs(words: Sequence[str]) -> tuple[tuple[Any, ...] | None, tuple[
 
 
 def _example(word: str, dims: dict[str, Any]) -> tuple[Any, Any]:
-    """A value, and its dynamic dimensions. dims: those with names, by name."""
+    """A value and its dynamic dimensions. dims: Dims by name, to which new ones are added."""
     kind, equals, text = word.partition("=")
     if equals and kind in _NUMBERS:
         try:
@@ -51,16 +52,14 @@ def _example(word: str, dims: dict[str, Any]) -> tuple[Any, Any]:
     sizes, _, name = word.partition(":")
     dtype = getattr(torch, _TYPES.get(name, name) or "float32", None)
     if not isinstance(dtype, torch.dtype):
-        raise InvalidInputError(
-            f"--input {word!r}: {name!r} is no type; such are float, half, int32, int64, uint8, bool."
-        )
+        raise InvalidInputError(f"--input {word!r}: {name!r} is no type; use float, half, int32, int64, uint8 or bool.")
     shape: list[int] = []
     spec: dict[int, Any] = {}
     for axis, size in enumerate(sizes.split(",") if sizes else ()):
         found = re.fullmatch(r"\s*(?:(?P<name>[A-Za-z_]\w*)=)?(?P<size>\d+)(?:\.\.(?P<most>\d+))?\s*", size)
         if found is None or (found["most"] and not found["name"]):
             raise InvalidInputError(
-                f"--input {word!r}: {size!r} is no size. Write 1,3,224,224, or batch=2..16,3,224,224 for a size that may change "
+                f"--input {word!r}: {size!r} is no size. Write 1,3,224,224, or batch=2..16,3,224,224 for a dynamic size "
                 "(2 in the example, 16 at most)."
             )
         shape.append(int(found["size"]))

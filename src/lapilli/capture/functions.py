@@ -10,7 +10,7 @@ import torch
 
 
 class FunctionModule(torch.nn.Module):
-    """A function as a module. Of a bound method, the object's parameters and buffers come along where it is a module."""
+    """A function as a module. For a bound method of a module, the object's parameters and buffers are included."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class FunctionModule(torch.nn.Module):
         def forward(*args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs)
 
-        self.forward = forward  # with the function's own signature, by which sizes that vary are named
+        self.forward = forward  # with the function's own signature, which names dynamic sizes
         self.function_name = name
 
     def __repr__(self) -> str:

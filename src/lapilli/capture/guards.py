@@ -1,4 +1,4 @@
-"""Conditions on sizes that torch.export cannot prove: tried for every size there is."""
+"""Conditions on sizes that torch.export cannot prove: they are tested for all sizes within their bounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch.export import ExportedProgram
 
 _MOST = 1 << 20
-"""Combinations of sizes that are tried."""
+"""The largest number of combinations of sizes that is tested."""
 _FUNCTIONS: dict[str, Any] = {
     "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv, "Mod": operator.mod, "PythonMod": operator.mod,
     "Max": np.maximum, "Min": np.minimum,
@@ -20,7 +20,7 @@ _FUNCTIONS: dict[str, Any] = {
 
 def unproven(program: ExportedProgram) -> list[str]:
     """Conditions of a program, exported with its guards as assertions, that do not hold for all sizes within their bounds, or
-    of which that cannot be said."""
+    cannot be decided."""
     found = []
     for node in program.graph_module.graph.nodes:
         if node.target is not torch.ops.aten._assert_scalar.default:
@@ -50,4 +50,4 @@ def _always(condition: sympy.Basic, ranges: Any) -> bool:
         test = sympy.lambdify(symbols, condition, modules=[_FUNCTIONS, "numpy"])
         return bool(np.all(test(*np.meshgrid(*axes, indexing="ij"))))
     except (NameError, TypeError, ValueError, ZeroDivisionError):
-        return False  # a function of sizes that is not among the above
+        return False  # a function of sizes that is not in _FUNCTIONS

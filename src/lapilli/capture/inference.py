@@ -1,6 +1,7 @@
 """Dropout at inference under torch.export: its result is its argument, not a copy.
 
-torch records it as an operator whose schema does not say so, and loses changes in place of the result."""
+torch records an operator whose schema does not say so, and loses in-place changes of the result.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 _DROPOUT = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout}
-"""(input, p, training, inplace); dropout is in training if nothing is said, alpha_dropout is not."""
+"""(input, p, training, inplace); by default, training is True for dropout and False for alpha_dropout."""
 _IN_TRAINING = _DROPOUT - {F.alpha_dropout, F.feature_alpha_dropout}
 _OF_SCRIPTS = {
     torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout, torch.ops.aten.dropout.default,
@@ -21,7 +22,7 @@ _OF_SCRIPTS = {
 
 
 class without_dropout(TorchFunctionMode):
-    """While a model is traced."""
+    """A mode for tracing a model."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}

@@ -1,7 +1,8 @@
-"""Recurrent layers under torch.export: kept whole where the length of a sequence varies, or where sequences are packed.
+"""Recurrent layers under torch.export: kept whole if the length of a sequence is dynamic, or if sequences are packed.
 
-torch unrolls layers while it traces, and thereby fixes the length; the sizes of packed sequences it cannot trace at all. Under
-`whole_layers` such calls are operators of our own (`runtime/sequences.py`)."""
+torch unrolls layers while it traces, which fixes the length, and it cannot trace the sizes of packed sequences at all. Under
+`whole_layers`, such calls become custom operators (`runtime/sequences.py`).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ aten, ours = torch.ops.aten, torch.ops.lapilli
 _LAYERS: dict[Any, str] = {
     f: kind for kind in KINDS for f in (getattr(torch, kind), getattr(aten, kind).input, getattr(aten, kind).data)
 }
-"""As Python and TorchScript call them."""
+"""The layers' functions, as called by Python and by TorchScript."""
 _PACK = {torch._VF._pack_padded_sequence, aten._pack_padded_sequence.default}
 _PAD = {torch._VF._pad_packed_sequence, aten._pad_packed_sequence.default}
 _FIRST = {Tensor.__getitem__: (0,), aten.select.int: (0, 0)}
@@ -31,7 +32,7 @@ _FIRST = {Tensor.__getitem__: (0,), aten.select.int: (0, 0)}
 class _Whole(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
-        self.batches: Any = WeakIdKeyDictionary()  # of packed sequences, by their numbers of sequences at every step
+        self.batches: Any = WeakIdKeyDictionary()  # batch sizes of packed sequences, by their tensor of sizes per step
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = NotImplemented if kwargs else self._call(func, args)
@@ -42,7 +43,7 @@ class _Whole(TorchFunctionMode):
             name = _LAYERS[func]
             if isinstance(args[1], Tensor) and args[1] in self.batches:
                 return getattr(ours, f"{name}_packed")(*args)
-            padded = isinstance(args[3], bool)  # else these are the weights
+            padded = isinstance(args[3], bool)  # otherwise these are the weights
             if padded and isinstance(args[0].shape[1 if args[8] else 0], torch.SymInt):
                 return getattr(ours, name)(*args)
         elif func in _PACK:
@@ -59,10 +60,10 @@ class _Whole(TorchFunctionMode):
 
 @contextmanager
 def whole_layers(model: torch.nn.Module) -> Iterator[None]:
-    """While a model is traced: recurrent layers whose length varies, and packed sequences, are operators of our own."""
+    """A context for tracing a model: recurrent layers of dynamic length, and packed sequences, become custom operators."""
     layers = [m for m in model.modules() if isinstance(m, torch.nn.RNNBase)]
     for m in layers:
-        # which would make a number of the batch size, and thereby fix it
+        # it would convert the batch size to a number, and thereby fix it
         vars(m)["check_forward_args"] = MethodType(_check_unless_packed, m)
     try:
         with _Whole():

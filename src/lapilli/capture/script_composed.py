@@ -1,4 +1,4 @@
-"""Operators of traces and of torch's fast paths for inference, as the operators that models call."""
+"""Operators of traces and of torch's inference fast paths, in terms of the operators that models call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
     transposed: bool, output_padding: list[int], groups: int, *flags: bool,
 ) -> Tensor:  # fmt: skip
-    """`aten::_convolution`, which traces have; flags: of cuDNN."""
+    """`aten::_convolution`, which occurs in traces. flags: cuDNN's."""
     dims = weight.dim() - 2
     if transposed:
         transpose: Callable[..., Tensor] = getattr(functional, f"conv_transpose{dims}d")

@@ -1,7 +1,8 @@
-"""Runs TorchScript graphs on Python values: on the fake tensors of torch.export, that is how a model is captured.
+"""Interprets TorchScript graphs on Python values; models are captured by interpreting them on torch.export's fake tensors.
 
-Sizes stay symbols, as far as the model does not branch on them. Functions and methods are inlined; a node's inputs and outputs
-are names in one dictionary."""
+Sizes stay symbols unless the model branches on them. Functions and methods are inlined. The values of a run are in one
+dictionary, by name.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from lapilli.capture.script_composed import COMPOSED
 from lapilli.capture.script_operators import KEPT, NUMBERS, TENSOR, argument, number, python_operator
 from lapilli.errors import CompileError
 
-Graph = Any  # torch._C.Graph, Block, Node and Value have no stubs for what is used here
+Graph = Any  # the stubs of torch._C.Graph, Block, Node and Value lack members used here
 Node = Any
 Environment = dict[str, Any]
 Rule = Callable[[Node, list[Any], Environment], Sequence[Any]]
@@ -39,13 +40,13 @@ class ScriptModuleRef:
 
 @dataclass
 class Instance:
-    """An object of a class that is compiled with the model (`@torch.jit.script class`)."""
+    """An instance of a class that is compiled with the model (`@torch.jit.script class`)."""
 
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
 Attributes = Callable[[ScriptModuleRef, str, bool], Any]
-"""Gives the value of a module's attribute that is no module; the flag says that only its number is wanted, if it is a tensor."""
+"""Returns the value of a module's attribute that is not a module. The flag: only the number in it is wanted, if it is a tensor."""
 
 _TO_NUMBER = frozenset(
     {
@@ -62,16 +63,17 @@ _TO_NUMBER = frozenset(
 
 
 class Interpreter:
-    """One run of a method. `assigned` has the attributes that the run gave new values, by path."""
+    """One run of a method. `assigned` has the values of the attributes that the run assigned, by path."""
 
     def __init__(self, attributes: Attributes) -> None:
         self._attributes = attributes
         self.assigned: dict[str, Any] = {}
 
     def run(self, graph: Graph, values: Sequence[Any]) -> Any:
-        """The graph's output for its inputs; a method's first input is its module.
+        """The graph's output for its inputs; the first input of a method is its module.
 
-        Raises CompileError that names the operator and its place in the model's source."""
+        Raises CompileError, which names the operator and its location in the model's source.
+        """
         names = [value.debugName() for value in graph.inputs()]
         env = dict(zip(names, values, strict=True))
         self._block(graph, env)
@@ -159,7 +161,7 @@ class Interpreter:
         return (Instance(),)
 
     def _prim_CallMethod(self, node: Node, inputs: list[Any], env: Environment) -> Sequence[Any]:
-        """Of a module whose type is only known as an interface: others are inlined."""
+        """A method of a module whose type is only known as an interface; calls of other methods are inlined."""
         owner = inputs[0]
         if not isinstance(owner, ScriptModuleRef):
             raise CompileError(f"the method {node.s('name')} of a {type(owner).__name__} cannot be called")
@@ -204,7 +206,7 @@ def inlined(graph: Graph) -> Graph:
 
 
 def nodes(block: Graph) -> Iterator[Node]:
-    """All nodes of a graph, those of inner blocks too."""
+    """All nodes of a graph, including those of inner blocks."""
     for node in block.nodes():
         yield node
         for inner in node.blocks():
@@ -230,7 +232,7 @@ def _called(name: str, schema: str, values: list[Any]) -> Any:
         return COMPOSED[name](*values)
     if name == "aten::_unwrap_optional":
         if first is None:
-            raise CompileError("an optional value that is None was used as if it were there")
+            raise CompileError("an optional value that is None was used as a value")
         return first
     if target is not None:
         kinds = [str(a.real_type) for a in target._schema.arguments]
@@ -239,13 +241,13 @@ def _called(name: str, schema: str, values: list[Any]) -> Any:
         return _call(target, kinds, values)
     function = python_operator(name, values)
     if function is None:
-        raise CompileError("there is no such operator: is a package not imported that brings it?")
+        raise CompileError("there is no such operator; if a package defines it, import that package")
     return function(*values)
 
 
 @functools.cache
 def dispatched(name: str, overload: str) -> Any:
-    """torch's operator; None where TorchScript has it by itself."""
+    """torch's operator; None if TorchScript implements it itself."""
     try:
         torch._C._dispatch_find_schema_or_throw(name, overload)
     except RuntimeError:
@@ -275,7 +277,7 @@ def _are_numbers(values: Sequence[Any], kinds: Sequence[str]) -> bool:
 
 
 def _is_instance(value: Any, kind: Any) -> bool:
-    """Whether a value is of a TorchScript type."""
+    """Whether a value is an instance of a TorchScript type."""
     name = kind.kind()
     if name == "OptionalType":
         return value is None or _is_instance(value, kind.getElementType())
@@ -307,14 +309,14 @@ _PYTHON_TYPES: dict[str, Any] = {
 
 @contextmanager
 def _located(node: Node) -> Iterator[None]:
-    """Errors of a node name its operator and its place in the model's source."""
+    """A context in which errors get the operator of a node and its location in the model's source."""
     try:
         yield
     except GuardOnDataDependentSymNode as error:
         raise _at(
             node,
-            "what the model does here depends on the values of a tensor, not on sizes and flags alone. Rewrite it with "
-            "torch.where, or compile the part before it and the part after it by themselves",
+            "the control flow of the model depends on the values of a tensor here, not only on sizes and flags. Rewrite it "
+            "with torch.where, or compile the parts before and after it separately",
         ) from error
     except Exception as error:
         if isinstance(error, CompileError) and error.located:
@@ -323,7 +325,7 @@ def _located(node: Node) -> Iterator[None]:
 
 
 def _at(node: Node, message: str) -> CompileError:
-    """An error that names its place."""
+    """An error with the location of its node."""
     error = CompileError(f"{_place(node)}: {message}")
     error.located = True
     return error

@@ -1,8 +1,9 @@
-"""TorchScript's operators on numbers, lists, dicts, strings and tensors' properties: those that the dispatcher does not have,
-or that must not turn a dynamic size into a number.
+"""TorchScript's operators on numbers, lists, dicts, strings and properties of tensors: those that the dispatcher lacks, or that
+must not convert a dynamic size to a number.
 
-TorchScript writes dtypes, layouts and memory formats as integers; so do the values of the interpreter, and `argument` makes
-torch's objects of them where an operator wants them."""
+TorchScript represents dtypes, layouts and memory formats as integers, and so does the interpreter; `argument` converts them to
+torch's objects for operators that need these.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ DTYPES = (
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
     torch.complex32, torch.complex64, torch.complex128, torch.bool, torch.qint8, torch.quint8, torch.qint32, torch.bfloat16,
 )  # fmt: skip
-"""By the number that TorchScript uses (c10::ScalarType)."""
+"""dtypes by TorchScript's number (c10::ScalarType)."""
 MEMORY_FORMATS = (
     torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d,
 )  # fmt: skip
@@ -27,7 +28,7 @@ Function = Callable[..., Any]
 
 
 def argument(kind: str, value: Any) -> Any:
-    """A value as an operator wants it whose schema calls the argument's type `kind`."""
+    """A value as an operator accepts it for an argument whose type is `kind` in the schema."""
     optional = kind.removeprefix("Optional[").removesuffix("]")
     if value is None:
         return None
@@ -38,7 +39,7 @@ def argument(kind: str, value: Any) -> Any:
     if optional == "Layout" and isinstance(value, int):
         return LAYOUTS[value]
     if optional == "Device":
-        return torch.device("cpu")  # models are captured there, wherever they were traced
+        return torch.device("cpu")  # models are captured on the CPU, wherever they were traced
     if optional == "Tensor" and not isinstance(value, torch.Tensor):
         return tensor_of(value)
     if optional == "List[Tensor]":
@@ -47,7 +48,7 @@ def argument(kind: str, value: Any) -> Any:
 
 
 def tensor_of(value: Any, dtype: int | None = None, device: Any = None, requires_grad: bool = False) -> torch.Tensor:
-    """`torch.tensor` of a number or a list, which may hold dynamic sizes."""
+    """`torch.tensor` of a number or a list, which may contain dynamic sizes."""
     del device, requires_grad
     wanted = None if dtype is None else DTYPES[dtype]
     leaves = [value]
@@ -61,13 +62,13 @@ def tensor_of(value: Any, dtype: int | None = None, device: Any = None, requires
 
 
 def number(value: Any) -> Any:
-    """The number in a tensor of one element; numbers stay what they are."""
+    """The number in a tensor of one element; numbers are returned unchanged."""
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def python_operator(name: str, values: Sequence[Any]) -> Function | None:
-    """The Python function of an operator without overload name, `aten::add`, on values that are no tensors; None where there
-    is none."""
+    """The Python function of an operator without an overload name, such as `aten::add`, on values that are not tensors; None if
+    there is none."""
     space, _, base = name.partition("::")
     if space == "aten" and values and isinstance(values[0], str) and hasattr(str, base):
         return getattr(str, base)  # type: ignore[no-any-return]
@@ -79,7 +80,7 @@ def python_operator(name: str, values: Sequence[Any]) -> Function | None:
 
 
 def _mathematics(name: str, values: Sequence[Any]) -> Any:
-    """A function of `math`, on a dynamic size too."""
+    """A function of `math`, which also accepts a dynamic size."""
     symbolic = getattr(torch, f"_sym_{name}", None)
     if symbolic is not None and any(isinstance(v, torch.SymInt | torch.SymFloat) for v in values):
         return symbolic(*values)
@@ -101,7 +102,7 @@ def _delete(container: Any, key: Any) -> None:
 
 
 def _in_place(method: str) -> Function:
-    """A method of lists or dicts that changes it and gives nothing."""
+    """A method of lists or dicts that modifies them and returns nothing."""
     return lambda container, *values: getattr(container, method)(*values)
 
 
@@ -179,7 +180,7 @@ PYTHON: dict[str, Function] = {
     "aten::is_autocast_enabled": lambda: False, "aten::manual_seed": lambda *_: None,
     "prim::is_tracing": lambda: False, "prim::type": lambda device: device.type, "prim::index": lambda device: device.index,
 }  # fmt: skip
-"""On values that are no tensors, whatever the overload."""
+"""Operators on values that are not tensors, for all overloads."""
 
 _PLACES = ("cuda", "xpu", "mkldnn", "mps", "vulkan", "ipu", "maia", "meta", "hpu", "mtia", "xla", "metal")
 
@@ -212,10 +213,10 @@ TENSOR: dict[str, Function] = {
     "prim::real": torch.real, "prim::imag": torch.imag,
     **{f"prim::is_{place}": lambda t: False for place in _PLACES},
 }  # fmt: skip
-"""On tensors, where the dispatcher does not have the operator."""
+"""Operators on tensors that the dispatcher lacks."""
 
 KEPT = frozenset(f"aten::{name}" for name in ("size", "sym_size", "stride", "numel", "storage_offset", "item", "cpu"))
-"""Those of them that come before the dispatcher's, because a dynamic size must stay one."""
+"""Those of them that precede the dispatcher's, because a dynamic size must stay one."""
 
 NUMBERS: dict[str, Function] = {
     "aten::add": lambda a, b, scale=1: a + b * scale, "aten::sub": lambda a, b, scale=1: a - b * scale,
@@ -228,11 +229,11 @@ NUMBERS: dict[str, Function] = {
     "aten::gt": operator.gt, "aten::ge": operator.ge,
     "aten::minimum": torch.sym_min, "aten::maximum": torch.sym_max,
 }  # fmt: skip
-"""A trace writes arithmetic on sizes as operators on tensors (`prim::NumToTensor`): on numbers they are these."""
+"""Traces record arithmetic on sizes as operators on tensors (`prim::NumToTensor`); these are their functions on numbers."""
 
 
 def _to(tensor: torch.Tensor, values: Sequence[Any]) -> torch.Tensor:
-    """`to`, whose arguments name a dtype or another tensor of it, or only a device, which does not matter here."""
+    """`to`. Its arguments give a dtype, or another tensor with that dtype, or only a device, which has no effect here."""
     for value in values:
         if isinstance(value, torch.Tensor):
             return tensor.to(value.dtype)

@@ -1,5 +1,5 @@
-"""Quantized TorchScript operators, computed in dequantized form: a quantized tensor is a float tensor whose values lie on the
-grid of its scale and zero point, and every operator that quantizes its result rounds to that grid."""
+"""Quantized TorchScript operators, computed in dequantized form: a quantized tensor is a float tensor whose values are on the
+grid of its scale and zero point, and operators with quantized results round to that grid."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Quantized:
     dtype: torch.dtype
 
     def like(self, value: torch.Tensor) -> Quantized:
-        """The value rounded to this tensor's grid."""
+        """A value rounded to this tensor's grid."""
         return quantized(value, self.scale, self.zero_point, self.dtype)
 
 
@@ -60,13 +60,13 @@ def _constant(value: Any) -> Any:
 
 
 def is_quantized(name: str, values: Sequence[Any]) -> bool:
-    """Whether an operator is computed here."""
+    """Whether an operator is implemented here."""
     space = name.partition("::")[0]
     return space == "quantized" or name == "aten::quantize_per_tensor" or any(map(_of_quantized, values))
 
 
 def call(name: str, values: Sequence[Any], plain: Callable[[list[Any]], Any]) -> Any:
-    """The result of such an operator. plain: computes it on float tensors."""
+    """The result of a quantized operator. plain: computes it on float tensors."""
     if name in _OPERATORS:
         return _OPERATORS[name](*values)
     if name.startswith("quantized::"):
@@ -96,7 +96,7 @@ def _value(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class _Packed:
-    """Prepacked weights, dequantized; how a convolution goes over its input."""
+    """Prepacked weights, dequantized, and the geometry of a convolution."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None

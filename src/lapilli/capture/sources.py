@@ -1,4 +1,4 @@
-"""Sources of models: nn.Module, ExportedProgram, TorchScript, and the paths of files of the last two."""
+"""Sources of models: nn.Module, ExportedProgram, TorchScript, and files of the latter two."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ Source: TypeAlias = (
 
 
 def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = None) -> ExportedProgram:
-    """Export a model for inference.
+    """Exports a model for inference.
 
-    example_inputs: a tuple of positional arguments, or a dict of keyword arguments; an exported program needs none.
-    Raises CompileError when the source is of another kind, or torch.export refuses it (with its reason)."""
+    example_inputs: a tuple of positional arguments, or a dict of keyword arguments; an exported program needs none. Raises
+    CompileError if the source is of another kind, or if torch.export refuses it, with the reason.
+    """
     if isinstance(model, ExportedProgram):
         return program_on_cpu(model)
     if isinstance(model, str | os.PathLike):
@@ -53,7 +54,7 @@ def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = Non
     args, kwargs = _distinct(_arguments(example_inputs))
     model = module_on_cpu(model)
     training = [m for m in model.modules() if m.training]
-    with suppress(NotImplementedError):  # the module of an exported program, which is what it was exported as
+    with suppress(NotImplementedError):  # the module of an exported program cannot change its mode
         model.eval()
     try:
         with _tracing(model), warnings.catch_warnings():
@@ -68,9 +69,9 @@ def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = Non
 
 @contextmanager
 def _tracing(model: torch.nn.Module) -> Iterator[None]:
-    """While torch.export traces a model: calls that it would take apart or lose are traced as what they mean. Dynamo skips our code
-    elsewhere; here it must trace it, for branches and loops run under these modes. (Marking each function instead took longer
-    than the rest of the export.)"""
+    """A context for tracing a model: calls that torch.export would decompose or lose become single operators. Dynamo skips our code
+    elsewhere, but here it must trace it, because branches and loops run under these modes. (Marking each function instead took
+    longer than the rest of the export.)"""
     with torch.no_grad(), dont_skip_tracing(), whole_layers(model), without_dropout():
         yield
 
@@ -80,7 +81,7 @@ def _name(model: torch.nn.Module) -> str:
 
 
 def _hint(error: Exception) -> str:
-    """torch.export takes a size of 0 or 1 for one that never varies."""
+    """Advice for a size of 0 or 1 in the example, which torch.export treats as fixed."""
     if "specialized it to be a constant (1)" not in str(error) and "specialized it to be a constant (0)" not in str(
         error
     ):
@@ -89,7 +90,7 @@ def _hint(error: Exception) -> str:
 
 
 def _exported(model: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any) -> ExportedProgram:
-    """torch.export gives up where it cannot prove a condition on sizes; then the condition is tried for all of them."""
+    """Exports a module. If torch.export cannot prove a condition on sizes, the condition is tested for all of them."""
     try:
         return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except UserError as error:
@@ -109,7 +110,8 @@ def _exported(model: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: An
 
 
 def _scripted(model: torch.nn.Module, example_inputs: Any) -> torch.jit.ScriptModule:
-    """A module that torch.ao.quantization.convert has made, scripted, else traced: torch.export cannot read packed weights."""
+    """A module made by torch.ao.quantization.convert, scripted or, if that fails, traced: torch.export cannot read packed
+    weights."""
     args, kwargs = _arguments(example_inputs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -159,8 +161,8 @@ def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def module_on_cpu(model: torch.nn.Module) -> torch.nn.Module:
-    """The module itself, or, where tensors of it are on another device, a copy with its tensors on the CPU: those that were
-    shared still are, and the caller's module stays as it is."""
+    """The module itself or, if some of its tensors are on another device, a copy with all tensors on the CPU. The copy shares
+    tensors as the module does; the caller's module stays unchanged."""
     kept: dict[int, Any] = {}
     held = [value for m in model.modules() for value in vars(m).values() if isinstance(value, torch.Tensor)]
     tensors = [*model.parameters(), *model.buffers(), *held]
@@ -177,7 +179,7 @@ def module_on_cpu(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def program_on_cpu(program: ExportedProgram) -> ExportedProgram:
-    """The program itself, or, where it was exported from another device, a copy for the CPU."""
+    """The program itself or, if it was exported from another device, a copy for the CPU."""
     values = [*program.state_dict.values(), *program.constants.values()]
     vals = [n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"]
     if not _are_elsewhere(values) and not _are_elsewhere(vals):
@@ -190,7 +192,7 @@ def _are_elsewhere(values: Iterable[Any]) -> bool:
 
 
 def _distinct(inputs: Any) -> Any:
-    """The inputs on the CPU, with copies of tensors that come twice: torch.export takes those for one input."""
+    """The inputs on the CPU, with copies of repeated tensors, which torch.export would take for one input."""
     seen: set[int] = set()
 
     def once(leaf: Any) -> Any:
@@ -211,8 +213,8 @@ def _load(path: Path) -> ExportedProgram | torch.jit.ScriptModule:
         return torchscript.load(path)
     if path.suffix != ".pt2":
         raise CompileError(
-            f"{path.name}: only files of torch.export.save (.pt2) and of torch.jit.save can be compiled. What torch.save wrote "
-            "holds no code: load it, and compile the module"
+            f"{path.name}: only files of torch.export.save (.pt2) and of torch.jit.save can be compiled. A file of torch.save "
+            "contains no code: load it, and compile the module"
         )
     try:
         return torch.export.load(path)

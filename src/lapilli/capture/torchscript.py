@@ -3,9 +3,10 @@
 The graph is interpreted under torch.export (`script_interpreter`), so that dynamic sizes stay symbols; torch's own converter
 and freezing both lose them. Parameters and buffers keep their names.
 
-Attributes that a run assigns (`self.state = ...`) are states, as buffers are. Models often begin with an empty one and make the
-real one in the first run; torch.export wants one shape. Then the model is captured as it is from the second run on, beginning
-with zeros, and two runs show whether the first run begins with just that."""
+Attributes that a run assigns (`self.state = ...`) are states, like buffers. Models often start with an empty tensor and create the
+real one in the first run, but torch.export requires one shape. The model is then captured as it is from the second run on, with
+zeros as the initial state, and two runs check that this gives the results of a first run.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def is_torchscript_file(path: Path) -> bool:
 
 
 def load(path: Path) -> torch.jit.ScriptModule:
-    """The module in a file of torch.jit.save, on the CPU. Raises CompileError where torch cannot read it."""
+    """The module in a file of torch.jit.save, on the CPU. Raises CompileError if torch cannot read it."""
     try:
         return torch.jit.load(path, map_location="cpu")  # type: ignore[no-untyped-call, no-any-return]
     except Exception as error:
@@ -49,9 +50,10 @@ def load(path: Path) -> torch.jit.ScriptModule:
 
 
 def module_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> nn.Module:
-    """A module that does what a TorchScript module, method or function does, for torch.export.
+    """A module for torch.export that computes the same as a TorchScript module, method or function.
 
-    args, kwargs: example inputs; a model with states is run on them. Raises CompileError where it does not run."""
+    args, kwargs: example inputs; a model with states is run on them. Raises CompileError if that fails.
+    """
     module = _Interpreted(model)
     if module.assigns:
         _settle(module, module.bound(args, kwargs))
@@ -66,7 +68,7 @@ def describe(model: Any) -> str:
 
 @dataclass(frozen=True)
 class _Code:
-    """What runs: a graph and its schema, and the module that it belongs to."""
+    """The graph and schema of a method or function, and the module that it belongs to."""
 
     graph: Any
     schema: Any
@@ -74,7 +76,7 @@ class _Code:
 
     @property
     def arguments(self) -> list[Any]:
-        """Of the schema, without the module itself."""
+        """The arguments of the schema, without the module itself."""
         return list(self.schema.arguments)[self.owner is not None :]
 
 
@@ -93,9 +95,10 @@ def _method(model: Any) -> _Code:
 
 
 class _Interpreted(nn.Module):
-    """Parameters and buffers under their names, and a forward that interprets the graph.
+    """A module with the parameters and buffers of a model under their names, and a forward that interprets the graph.
 
-    settled: what assigned attributes that are no tensors hold, by path. Their tensors are buffers."""
+    settled: values of assigned attributes that are not tensors, by path. Those that are tensors are buffers.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -125,7 +128,7 @@ class _Interpreted(nn.Module):
         self.forward = forward
 
     def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The values of all arguments, defaults too. Raises CompileError where they do not fit."""
+        """The values of all arguments, including defaults. Raises CompileError if the given ones do not fit."""
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -135,13 +138,13 @@ class _Interpreted(nn.Module):
         return list(bound.arguments.values())
 
     def interpret(self, values: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """The output, and the attributes that were assigned. attributes: values instead of the model's own."""
+        """The output, and the attributes that were assigned. attributes: values that replace the model's own."""
         interpreter = Interpreter(lambda owner, name, number: self._attribute(owner, name, number, attributes))
         given = values if self._root is None else [self._root, *values]
         return interpreter.run(self.graph, given), interpreter.assigned
 
     def _run(self, values: Sequence[Any]) -> Any:
-        """The output; states keep what was assigned."""
+        """The output; assigned values are stored in the states."""
         before = self.settled | {path: self.get_buffer(path).clone() for path in self.states}
         output, assigned = self.interpret(values, before)
         for path, value in assigned.items():
@@ -168,7 +171,7 @@ class _Interpreted(nn.Module):
 
 
 def _take_tensors(holder: nn.Module, script: Any) -> None:
-    """Parameters and buffers of a module and of those in it, as they are, under their names."""
+    """Registers the parameters and buffers of a module and its submodules, as they are, under their names."""
     for name, value in _items(torch._C.ParameterDict(script)):
         holder.register_parameter(name, nn.Parameter(value.detach(), requires_grad=False))
     for name, value in _items(torch._C.BufferDict(script)):
@@ -187,7 +190,7 @@ def _written_in_place(graph: Any) -> set[str]:
 
 
 def _items(members: Any) -> list[tuple[str, Any]]:
-    """Of torch's dictionaries of a C++ module, whose stubs say nothing."""
+    """The items of torch's dictionaries of a C++ module, which have no typed stubs."""
     return list(members.items())
 
 
@@ -195,7 +198,7 @@ def _items(members: Any) -> list[tuple[str, Any]]:
 
 
 def _settle(module: _Interpreted, values: list[Any]) -> None:
-    """Finds what a run assigns and what it begins with."""
+    """Determines the attributes that a run assigns, and their initial values."""
 
     def run(attributes: Mapping[str, Any], inputs: list[Any]) -> tuple[Any, dict[str, Any]]:
         with torch.no_grad():
@@ -219,7 +222,7 @@ def _settle(module: _Interpreted, values: list[Any]) -> None:
 
 
 def _later(run: Any, begin: dict[str, Any], first: dict[str, Any], values: list[Any]) -> dict[str, Any]:
-    """What attributes hold before the second run, with zeros for new tensors, if a run from there is a first run."""
+    """The attributes' values before the second run, with zeros for new tensors, if a run from there equals a first run."""
     _, second = run(first, values)
     changing = [path for path in first if not _same_kind(first[path], second.get(path, first[path]))]
     if changing:
@@ -237,13 +240,13 @@ def _later(run: Any, begin: dict[str, Any], first: dict[str, Any], values: list[
         if all(_equal(*_outcomes(run, begin, candidate, inputs)) for inputs in (values, _random(values))):
             return candidate
     raise CompileError(
-        f"the first run of the model differs from later ones (it makes {', '.join(first)}), and it is not as if these began as "
-        "zeros. Run the model once, or give the attributes tensors of their later shapes, before compiling it"
+        f"the first run of the model differs from later ones (it creates {', '.join(first)}), and zeros as their initial values "
+        "give other results. Run the model once, or give the attributes tensors of their later shapes, before compiling it"
     )
 
 
 def _outcomes(run: Any, begin: dict[str, Any], candidate: dict[str, Any], inputs: list[Any]) -> list[Any]:
-    """Output and attributes after a run from each."""
+    """Outputs and attributes after a run from each of two initial states."""
     found = []
     for attributes in (begin, candidate):
         output, assigned = run(attributes, inputs)
@@ -265,7 +268,7 @@ def _copy(value: Any) -> Any:
 
 
 def _random(values: Any) -> Any:
-    """Inputs of the same kind, other floating-point values."""
+    """Inputs of the same kind with other floating-point values."""
     generator = torch.Generator().manual_seed(0)
 
     def other(leaf: Any) -> Any:
@@ -277,7 +280,7 @@ def _random(values: Any) -> Any:
 
 
 def _same_kind(a: Any, b: Any) -> bool:
-    """Tensors of one shape and dtype, or equal values."""
+    """Whether both are tensors of one shape and dtype, or equal values."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return a.shape == b.shape and a.dtype == b.dtype
     return type(a) is type(b) and bool(a == b)

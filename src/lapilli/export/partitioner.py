@@ -1,4 +1,4 @@
-"""Which operators of an exported program are lowered, and how. The option names are those of ExecuTorch."""
+"""Selects the operators of an exported program to lower, and the options for compiling them. The option names are ExecuTorch's."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class VulkanPartitioner:
             raise CompileError(f"min_operators is {self.min_operators!r}: give a number from 1 on")
 
     def refuses(self, operator: Any) -> str | None:
-        """Why an operator must not be lowered; None where it may be."""
+        """The reason why an operator must not be lowered; None if it may be."""
         if operator in self.operator_blocklist:
             return "in operator_blocklist"
         if self.operator_allowlist is not None and operator not in self.operator_allowlist:
@@ -67,7 +67,7 @@ class VulkanPartitioner:
         return None
 
     def kept(self) -> Storage:
-        """How lowered parts store values."""
+        """The storage options of lowered parts."""
         chosen = {"weights": self.precision, "activations": self.precision} | dict(self.storage)
         return Storage(chosen["activations"], chosen["weights"], self.memory_layout)
 

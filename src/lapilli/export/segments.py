@@ -1,4 +1,4 @@
-"""Parts of an exported graph as programs of Lapilli's, and the graph that calls them."""
+"""Compiles parts of an exported graph, and replaces them by calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lapilli.target import plans_for
 
 @dataclass(frozen=True)
 class Segment:
-    """A program, and what its call takes and gives: nodes of the graph that it was taken from."""
+    """A program, and the inputs and outputs of its call: nodes of the original graph."""
 
     data: bytes
     inputs: list[fx.Node]
@@ -37,7 +37,7 @@ class Segment:
 def build(
     nodes: Sequence[fx.Node], constants: Mapping[fx.Node, torch.Tensor], owner: torch.nn.Module, storage: Storage
 ) -> Segment:
-    """The program of some nodes, which are tensors' (no sizes). Raises CompileError or TypeError where there is none."""
+    """The program of some nodes whose values are tensors, not sizes. Raises CompileError or TypeError if there is none."""
     made = cut(nodes)
     outside = list(made.outside)
     known = {k: constants[a] for k, a in enumerate(outside) if a in constants}
@@ -69,7 +69,7 @@ def _segment(
 
 
 def _sources_of_sizes(tensors: Sequence[fx.Node], numbers: Sequence[fx.Node]) -> dict[str, Any]:
-    """Where a call reads sizes, by name: from a number, else from an axis with factor * size + offset elements."""
+    """The sources of sizes, by name: a number, or an axis with factor * size + offset elements."""
     given = ((n.meta["val"].node.expr, k) for k, n in enumerate(numbers))
     found: dict[str, Any] = {e.name: k for e, k in given if isinstance(e, sympy.Symbol)}
     axes = (((k, axis), s) for k, n in enumerate(tensors) for axis, s in enumerate(n.meta["val"].shape))
@@ -81,8 +81,8 @@ def _sources_of_sizes(tensors: Sequence[fx.Node], numbers: Sequence[fx.Node]) ->
 
 
 def rewrite(graph: fx.Graph, levels: Levels, segments: Mapping[int, Segment], programs: Mapping[int, Any]) -> fx.Graph:
-    """The graph with a call of `lapilli::run` for every segment, by level. programs: values (fake) of the new placeholders,
-    which come before the user's inputs; names of values stay."""
+    """The graph with a call of `lapilli::run` for every segment, by level. programs: fake values of the new placeholders, which
+    precede the user's inputs. Values keep their names."""
     made: dict[fx.Node, Any] = {}
     new = fx.Graph()
     places = [n for n in graph.nodes if n.op == "placeholder"]
@@ -106,7 +106,7 @@ def rewrite(graph: fx.Graph, levels: Levels, segments: Mapping[int, Segment], pr
 
 
 def _sources(sizes: Sequence[fx.Node]) -> set[fx.Node]:
-    """Sizes, and the sizes that they are computed from."""
+    """Sizes, and the sizes from which they are computed."""
     found: set[fx.Node] = set()
     left = list(sizes)
     while left:
@@ -120,7 +120,7 @@ def _sources(sizes: Sequence[fx.Node]) -> set[fx.Node]:
 def _copy(new: fx.Graph, made: dict[fx.Node, Any], nodes: Sequence[fx.Node]) -> None:
     for n in nodes:
         made[n] = new.node_copy(n, made.__getitem__)
-        made[n].name = n.name  # a new graph has other names for what Python has too, such as input
+        made[n].name = n.name  # a new graph renames values whose names are Python's, such as input
 
 
 def _call(new: fx.Graph, made: dict[fx.Node, Any], segment: Segment, handle: fx.Node) -> None:
