@@ -1,6 +1,6 @@
 """The command `lapilli`, one file per subcommand. Needs NumPy, cffi, click, rich and Pillow; torch only to compile.
 
-A command imports what it needs when it runs: help and wrong options are answered without NumPy, the player, rich or torch."""
+Commands import their dependencies when they run, so help and wrong options need neither NumPy, the player, rich nor torch."""
 
 from __future__ import annotations
 

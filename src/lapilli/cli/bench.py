@@ -1,4 +1,4 @@
-"""`lapilli bench`: how long a run takes, how long the load, how much memory."""
+"""`lapilli bench`: times of runs and of loading, and memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Seconds and bytes."""
+    """The results, in seconds and bytes."""
 
     program: str
     device: str
@@ -60,9 +60,7 @@ class Measurement:
 
 @click.command()
 @click.argument("program", type=PROGRAM)
-@click.option(
-    "--warmup", default=10, show_default=True, type=click.IntRange(min=0), help="Runs before the clock starts."
-)
+@click.option("--warmup", default=10, show_default=True, type=click.IntRange(min=0), help="Runs before timing starts.")
 @click.option("--iter", "iterations", default=50, show_default=True, type=click.IntRange(min=1), help="Runs to time.")
 @device_option
 @trust_options
@@ -80,7 +78,7 @@ def bench(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Time PROGRAM on random inputs, wall clock from NumPy arrays to NumPy arrays, upload and download included."""
+    """Time PROGRAM on random inputs: wall-clock time from NumPy arrays to NumPy arrays, including upload and download."""
     before = peak_memory()
     start = time.perf_counter()
     with load(program, device, key, allow_host) as loaded:
@@ -121,8 +119,8 @@ def bench(
 def _times(
     program: Program, inputs: list[NDArray[Any]], warmup: int, iterations: int, say: Callable[[str], object]
 ) -> list[float]:
-    """Seconds of every run after the warm-up; the progress bar moves between runs, outside the measured time. say: prints the
-    lines of PyTorch's own benchmark."""
+    """Seconds of every run after the warm-up; the progress bar moves between runs, outside the measured time. say: prints the lines
+    of PyTorch's own benchmark tool."""
     times = []
     say("Running warmup runs.")
     with progress_bar() as progress:
@@ -155,7 +153,7 @@ def _print(result: Measurement, inputs: str) -> None:
             ("load", f"{duration(result.load_s)}  ({parts})"),
             ("first run", duration(result.first_run_s)),
             ("device memory", f"{size(memory['device_total'])}  ({shares})"),
-            ("peak RSS", f"{size(result.peak_rss)}  (+{size(grown)} by load and runs)"),
+            ("peak RSS", f"{size(result.peak_rss)}  (+{size(grown)} for loading and runs)"),
         ]
     )
     out = console()

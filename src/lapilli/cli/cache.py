@@ -1,4 +1,4 @@
-"""`lapilli cache`: what is kept on disk so that nothing is compiled twice."""
+"""`lapilli cache`: the cache on disk of compiled programs and kernels."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from lapilli.runtime.cache import base
 KINDS = {
     "kernels": "kernels of compiled models, as SPIR-V",
     "eager": "programs of operators on the device vulkan",
-    "mobile": "programs of modules of optimize_for_mobile",
-    "pipelines": "what drivers made of kernels",
+    "mobile": "programs of modules optimized by optimize_for_mobile",
+    "pipelines": "pipelines compiled by drivers",
 }
 
 
 @click.group()
 def cache() -> None:
-    """What is kept on disk so that nothing is compiled twice."""
+    """Show, clear or fill the cache of compiled programs and kernels on disk."""
 
 
 @cache.command()
 @json_option
 def info(as_json: bool) -> None:
-    """Say where the cache is and what it holds."""
+    """Show the location and the contents of the cache."""
     found = [_usage(name) for name in KINDS]
     if as_json:
         return print_json({"folder": str(base()), "parts": found})
-    shown = table("part", "files", "size", "what")
+    shown = table("part", "files", "size", "contents")
     for f in found:
         shown.add_row(f["name"], f"{f['files']:,}", size(f["bytes"]), KINDS[f["name"]])
     console().print(shown)
-    console().print(f"{base()}; LAPILLI_CACHE_DIR names another folder", soft_wrap=True)
+    console().print(f"{base()}; set LAPILLI_CACHE_DIR to use another folder", soft_wrap=True)
 
 
 @cache.command()
@@ -63,9 +63,9 @@ def clear(parts: tuple[str, ...], as_json: bool) -> None:
 @click.argument("programs", nargs=-1, type=PROGRAM)
 @device_option
 def warm(programs: tuple[Path, ...], device: str | None) -> None:
-    """Compile ahead of need: the driver's code for PROGRAMS, or without any, usual operators of the device vulkan.
+    """Compile in advance: the pipelines of PROGRAMS or, without any, common operators of the device vulkan.
 
-    The second trains small networks for a step, needs `pip install lapilli[compile]`, and takes a minute or two."""
+    The latter trains small networks for one step, needs `pip install lapilli[compile]`, and takes a minute or two."""
     if programs:
         import lapilli
 
@@ -83,7 +83,7 @@ def warm(programs: tuple[Path, ...], device: str | None) -> None:
 
 
 def _files(name: str) -> list[Path]:
-    """Files of a part; links are left alone. Drivers' code lies beside the folders."""
+    """The files of a part, without symbolic links. Pipelines are files beside the folders of the other parts."""
     if name == "pipelines":
         return [p for p in base().glob("pipelines-*.bin") if p.is_file() and not p.is_symlink()]
     folder = base() / name

@@ -1,4 +1,4 @@
-"""What the subcommands share: errors and exit codes, consoles, options, inputs from the command line, units."""
+"""Shared by the subcommands: errors and exit codes, consoles, options, inputs from the command line, units."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROGRAM = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class Group(click.Group):
-    """Turns errors into a sentence on stderr and exit code 1 (wrong usage: 2); suggests close command names."""
+    """Reports errors as a message on stderr and exit code 1 (wrong usage: 2); suggests similar command names."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -49,7 +49,8 @@ class Group(click.Group):
 
 
 def console() -> Console:
-    """For results: text as it is, for shapes have brackets too; but for control characters, which a file may have in its names."""
+    """A console for results. It prints text as is, because shapes also have brackets, except for control characters, which
+    names in a file may contain."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -75,14 +76,14 @@ def rows(named: Sequence[tuple[str, str]]) -> None:
 
 
 def progress_console() -> Console:
-    """For progress: stderr, so that results can be piped."""
+    """A console for progress, on stderr, so that results can be piped."""
     from rich.console import Console
 
     return Console(stderr=True)
 
 
 def progress_bar() -> Progress:
-    """A bar on stderr that goes away when it is done; nothing where stderr is no terminal."""
+    """A progress bar on stderr that disappears when done; nothing if stderr is not a terminal."""
     from rich.progress import Progress
 
     console = progress_console()
@@ -90,7 +91,7 @@ def progress_bar() -> Progress:
 
 
 def print_json(value: object) -> None:
-    """A result for a script."""
+    """Prints a result as JSON."""
     click.echo(json.dumps(value, indent=2))
 
 
@@ -102,20 +103,20 @@ def device_option(command: F) -> F:
 
 
 def trust_options(command: F) -> F:
-    """`--key` and `--allow-host`: what is asked of a file before it is loaded."""
+    """`--key` and `--allow-host`: conditions for loading a file."""
     for option in (
         click.option("--key", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-                     help="Public key of who must have signed the program."),
+                     help="Public key with which the program must be signed."),
         click.option("--allow-host", "allow_host", metavar="NAME", multiple=True,
-                     help="Operator or namespace of torch that the program may call beside those of the list; `none`: no operator "
-                     "at all."),
+                     help="Operator or namespace of torch that the program may call in addition to the built-in list; `none`: no "
+                     "operators at all."),
     ):  # fmt: skip
         command = option(command)
     return command
 
 
 def load(path: Path, device: str | None, key: Path | None, allow_host: Sequence[str]) -> Program:
-    """The program of a command line."""
+    """The program named on a command line."""
     import lapilli
 
     allowed = True if not allow_host else False if "none" in allow_host else list(allow_host)
@@ -147,14 +148,14 @@ TYPE_NAMES: Mapping[str, str] = {
     "int": "int32",
     "long": "int64",
 }
-"""What other benchmark tools call a dtype."""
+"""Names of dtypes in other benchmark tools."""
 
 
 def random_inputs(specs: Sequence[TensorSpec], dims: str | None, types: str | None, seed: int) -> list[NDArray[Any]]:
-    """Random inputs: floats uniform in [0, 1), integers 0 or 1; bfloat16 as its bits. Without `dims` dynamic sizes take their
-    least value.
+    """Random inputs: floats uniform in [0, 1), integers 0 or 1; bfloat16 as its bits. Without `dims`, dynamic sizes have
+    their smallest value.
 
-    Raises InvalidInputError where dims or types do not fit the program.
+    Raises InvalidInputError if dims or types do not fit the program.
     """
     import numpy as np
 
@@ -199,7 +200,7 @@ def to_bits(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def from_bits(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
-    """An output as people see it: bits of bfloat16 as float32."""
+    """An output as shown to users: bits of bfloat16 as float32."""
     import numpy as np
 
     if spec.dtype != "bfloat16" or array.dtype != np.uint16:
@@ -208,7 +209,7 @@ def from_bits(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
 
 
 def table(*names: str, **options: Any) -> Table:
-    """A table whose cells are folded where the terminal is narrow, and never cut."""
+    """A table whose cells are wrapped in a narrow terminal, and never truncated."""
     from rich.table import Table
 
     made = Table(**options)
@@ -219,7 +220,7 @@ def table(*names: str, **options: Any) -> Table:
 
 @contextmanager
 def output_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that a command was told to write: its folder is made, and it appears whole or not at all."""
+    """An output file of a command. Its folder is created, and it is written whole or not at all."""
     from lapilli.runtime.files import replace
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -228,12 +229,12 @@ def output_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def shapes(inputs: Sequence[NDArray[Any]]) -> str:
-    """The sizes of inputs as people write them."""
+    """The shapes of inputs, as text."""
     return ", ".join("×".join(map(str, array.shape)) or "scalar" for array in inputs)
 
 
 def parse_sizes(pairs: Sequence[str], names: Mapping[str, int]) -> dict[str, int]:
-    """`batch=4` pairs as values of dynamic sizes, on top of the defaults in `names`."""
+    """Values of dynamic sizes from pairs such as `batch=4`, with the defaults in `names`."""
     values = dict(names)
     for pair in pairs:
         name, _, value = pair.partition("=")
@@ -245,7 +246,7 @@ def parse_sizes(pairs: Sequence[str], names: Mapping[str, int]) -> dict[str, int
 
 
 def size(n: float) -> str:
-    """Bytes for people: 1.5 MB. Powers of 1000."""
+    """Bytes as text: 1.5 MB. Powers of 1000."""
     for unit in ("B", "kB", "MB"):
         if n < 1000:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
@@ -254,14 +255,14 @@ def size(n: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: 12.3 ms."""
+    """Seconds as text: 12.3 ms."""
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} µs"
 
 
 def peak_memory() -> int:
-    """Peak resident memory of this process in bytes; 0 where it cannot be known.
+    """Peak resident memory of this process in bytes; 0 if unknown.
 
     Linux: VmHWM, because ru_maxrss also counts the process that started this one.
     """

@@ -23,11 +23,13 @@ from lapilli.runtime.compiler_packages import require_compiler
     metavar="INPUT",
     multiple=True,
     help='For TorchScript, one for each argument: sizes of a tensor, "1,3,224,224", with its type unless it is float, '
-    '"1,128:int64"; a size that may change, "batch=2..16,3,224,224" (an example, the most); or a number, "int=16000", '
+    '"1,128:int64"; a dynamic size, "batch=2..16,3,224,224" (example and maximum); or a number, "int=16000", '
     '"float=0.5", "bool=true".',
 )
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True)
-@click.option("--target", metavar="PLAN", help="Name of the one plan to make. Default: plans for every kind of device.")
+@click.option(
+    "--target", metavar="PLAN", help="Name of the only plan to compile. Default: plans for every kind of device."
+)
 @click.option(
     "--fallback",
     type=click.Choice(["cpu", "error"]),
@@ -35,7 +37,7 @@ from lapilli.runtime.compiler_packages import require_compiler
     show_default=True,
     help="What to do with operators that cannot run on the GPU.",
 )
-@click.option("--metadata", "pairs", metavar="KEY=VALUE", multiple=True, help="Kept in the file; VALUE may be @FILE.")
+@click.option("--metadata", "pairs", metavar="KEY=VALUE", multiple=True, help="Stored in the file; VALUE may be @FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compile_(
     model: Path,
@@ -90,7 +92,7 @@ def compile_(
         others = unlisted(description.host_operators)
         if others:
             console().print(
-                f"{', '.join(others)}: not among the operators that any file may call. Load the program with "
+                f"{', '.join(others)}: not in the list of operators that any file may call. Load the program with "
                 f"allow_host={others}, or --allow-host."
             )
 

@@ -1,4 +1,4 @@
-"""What is in a program, in words: for the terminal and for the page."""
+"""Describes a program as text, for the terminal and for the HTML page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lapilli.runtime.interface import interfaces
 
 
 def overview(program: Path, description: Description, values: dict[str, int]) -> list[tuple[str, str]]:
-    """What the file is, as names and values."""
+    """An overview of the file, as names and values."""
     method = description.methods[0]
     constants = sum(constant.size for constant in description.constants)
     found = [
@@ -19,7 +19,7 @@ def overview(program: Path, description: Description, values: dict[str, int]) ->
         ("outputs", "\n".join(map(str, method.outputs)) or "none"),
         ("operators", "\n".join(f"{i.name}: {i.report()}" for i in interfaces(description))),
         ("constants", f"{len(description.constants)}, {size(constants)}"),
-        ("looked at for overflow", ", ".join(c for m in description.methods for c in m.checks) or "nothing"),
+        ("checked for overflow", ", ".join(c for m in description.methods for c in m.checks) or "nothing"),
         ("states", "\n".join(map(str, description.states)) or "none"),
         ("computed by torch", ", ".join(description.host_operators) or "nothing"),
         ("kernels", f"{len(description.kernels)}, {size(sum(kernel.code_size for kernel in description.kernels))}"),
@@ -35,12 +35,12 @@ def overview(program: Path, description: Description, values: dict[str, int]) ->
 
 
 def shown_metadata(description: Description) -> dict[str, str]:
-    """Without the compiler's own, which is shown as what it says."""
+    """The metadata without the compiler's own, whose contents are shown otherwise."""
     return {key: value for key, value in description.metadata.items() if not key.startswith(INTERNAL)}
 
 
 def requirements(plan: Plan) -> str:
-    """What a device must have for a plan, as one line."""
+    """The requirements of a plan on a device, in one line."""
     parts = []
     for name, value in plan.requirements.items():
         if name == "features":
@@ -53,7 +53,7 @@ def requirements(plan: Plan) -> str:
 
 
 def arena(memory: MemoryPlan) -> str:
-    """The memory plan in a line."""
+    """The memory plan in one line."""
     saved = f", {1 - memory.arena / memory.total:.0%} saved by sharing" if memory.total else ""
     return (
         f"arena {size(memory.arena)}; all its tensors {size(memory.total)}{saved}; most alive at once "

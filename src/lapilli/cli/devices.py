@@ -1,4 +1,4 @@
-"""`lapilli devices`: what there is to run on."""
+"""`lapilli devices`: the Vulkan devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lapilli.cli.common import console, json_option, print_json, size, table
 @click.command()
 @json_option
 def devices(as_json: bool) -> None:
-    """List the Vulkan devices, best first: name, driver, type, memory and the features that matter."""
+    """List the Vulkan devices, best first: name, driver, type, memory and relevant features."""
     from lapilli.runtime.devices import devices as list_devices
 
     found = list_devices()

@@ -1,4 +1,4 @@
-"""`lapilli inspect`: what is in a program."""
+"""`lapilli inspect`: the contents of a program."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("program", type=PROGRAM)
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page that needs nothing else.")
-@click.option("--set", "sizes", metavar="NAME=SIZE", multiple=True, help="Value of a dynamic size; default: its least.")
-@click.option("--all", "everything", is_flag=True, help="Every dispatch and every constant.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a self-contained HTML page.")
+@click.option(
+    "--set", "sizes", metavar="NAME=SIZE", multiple=True, help="Value of a dynamic size. Default: its minimum."
+)
+@click.option("--all", "everything", is_flag=True, help="Show all dispatches and constants.")
 @json_option
 def inspect(program: Path, html: Path | None, sizes: tuple[str, ...], everything: bool, as_json: bool) -> None:
     """Show the plans, kernels, memory plan and constants of PROGRAM. Needs no device."""

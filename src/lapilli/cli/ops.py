@@ -21,11 +21,11 @@ def short(dtype: str) -> str:
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option(
-    "--all", "everything", is_flag=True, help="Every ATen overload, not only core ATen and what has a lowering."
+    "--all", "everything", is_flag=True, help="List all ATen overloads, not only core ATen and those with a lowering."
 )
 @json_option
 def ops(names: tuple[str, ...], everything: bool, as_json: bool) -> None:
-    """List ATen operators: lowered to GPU kernels, decomposed, or run by torch on the CPU; with the dtypes that can be lowered
+    """List ATen operators: lowered to GPU kernels, decomposed, or run by torch on the CPU; with the dtypes that can be lowered,
     and whether sizes may be dynamic. NAMES are parts of operator names ("softmax"). Needs `pip install lapilli[compile]`."""
     require_compiler()
     from lapilli.catalog import entry, is_core, overloads
@@ -40,14 +40,14 @@ def ops(names: tuple[str, ...], everything: bool, as_json: bool) -> None:
         chosen = [o for o in known if everything or is_core(o) or o in lowerings]
     entries = []
     with progress_bar() as bar:
-        for overload in bar.track(chosen, description="asking"):
+        for overload in bar.track(chosen, description="testing operators"):
             entries.append(entry(overload))
     if as_json:
         print_json([asdict(e) for e in entries])
         return
     shown = table("operator", "core", "runs", "by", "dtypes", "dynamic sizes")
     for e in entries:
-        dtypes = "not asked" if e.dtypes is None and e.where != "cpu" else " ".join(map(short, e.dtypes or ()))
+        dtypes = "not tested" if e.dtypes is None and e.where != "cpu" else " ".join(map(short, e.dtypes or ()))
         dynamic = {True: "yes", False: "no", None: ""}[e.dynamic]
         shown.add_row(e.name.removeprefix("aten."), "●" if e.core else "", e.where, e.by, dtypes, dynamic)
     console().print(shown)

@@ -1,4 +1,4 @@
-"""The page that `lapilli inspect --html` writes: one file, no scripts, nothing fetched."""
+"""The page of `lapilli inspect --html`: one file without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ p.note { color: GrayText; }
 
 
 def page(program: Path, description: Description, memory: Sequence[MemoryPlan], values: dict[str, int]) -> str:
-    """HTML of a program: overview, then for every plan its memory plan as a picture and its dispatches."""
+    """HTML of a program: overview, then the memory plan, as a picture, and the dispatches of every plan."""
     parts = [f"<h1>{escape(program.name)}</h1>", _table([], overview(program, description, values))]
     for plan, plan_memory in zip(description.methods[0].plans, memory, strict=True):
         parts.append(f"<h2>Plan {escape(plan.name)}</h2><p>Needs {escape(requirements(plan))}.</p>")
@@ -77,7 +77,7 @@ def page(program: Path, description: Description, memory: Sequence[MemoryPlan], 
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]], marked: set[int] | None = None) -> str:
-    """A table; columns whose cells all look like numbers or sizes stand right. A name that appears makes a header."""
+    """A table with a header if there are names. Columns of numbers or sizes are aligned right."""
     numeric = [all(cell == "" or cell[0].isdigit() for cell in column) for column in zip(*rows, strict=True)] or [
         False
     ] * len(names)
@@ -96,7 +96,7 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]], marked: set[int]
 
 
 def _picture(plan: Plan, memory: MemoryPlan) -> str:
-    """The arena: run commands from left to right, addresses from the bottom up, one box a buffer."""
+    """The arena: run commands from left to right, addresses from the bottom up, one box per buffer."""
     if not memory.arena or not plan.run:
         return ""
     width, height, n = 1000.0, 280.0, len(plan.run)
@@ -118,5 +118,5 @@ def _picture(plan: Plan, memory: MemoryPlan) -> str:
         boxes.append(
             f'<rect {place} fill="hsl({hue} 55% 55%)" fill-opacity=".75"><title>{escape(title)}</title></rect>'
         )
-    note = '<p class="note">Left to right: dispatches. Bottom to top: addresses. A box: one tensor while it lives.</p>'
+    note = '<p class="note">Left to right: dispatches. Bottom to top: addresses. Each box is a tensor during its lifetime.</p>'
     return f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img">{"".join(boxes)}</svg>{note}'

@@ -1,4 +1,4 @@
-"""`lapilli profile`: the time of every kernel by the device's own clock."""
+"""`lapilli profile`: the time of every kernel, measured by the device's clock."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("program", type=PROGRAM)
-@click.option("--repeat", default=10, show_default=True, type=click.IntRange(min=1), help="Runs; the median counts.")
+@click.option(
+    "--repeat", default=10, show_default=True, type=click.IntRange(min=1), help="Runs, of which the median is reported."
+)
 @click.option(
     "--trace",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -56,7 +58,7 @@ def profile(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Time every kernel of PROGRAM with GPU timestamps, each alone: a table and a trace file."""
+    """Time each kernel of PROGRAM separately with GPU timestamps; writes a table and a trace file."""
     with load(program, device, key, allow_host) as loaded:
         inputs = random_inputs(loaded.inputs, input_dims, input_type, seed)
         with progress_console().status("profiling"):
@@ -98,7 +100,7 @@ def _print(times: Profile, title: str, by_time: bool) -> None:
     out = console()
     out.print(table)
     out.print(
-        f"{len(times.kernels)} dispatches: {duration(total)} as a sum of each alone, {duration(times.seconds)} in a run"
+        f"{len(times.kernels)} dispatches: {duration(total)} in total when timed separately, {duration(times.seconds)} in a run"
     )
 
 
@@ -107,7 +109,8 @@ def _rate(amount: int, seconds: float) -> str:
 
 
 def _trace(kernels: Sequence[KernelTime], name: str, device: str) -> dict[str, object]:
-    """Chrome's trace event format: one complete event a kernel, microseconds, laid end to end as they ran alone."""
+    """Chrome's trace event format: a complete event per kernel, in microseconds, one after the other, because kernels are timed
+    separately."""
     events: list[dict[str, object]] = [
         {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"{name} on {device}"}},
         {"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": "device"}},

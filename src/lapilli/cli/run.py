@@ -1,4 +1,4 @@
-"""`lapilli run`: photos, arrays or random numbers through a program."""
+"""`lapilli run`: runs a program on photos, arrays or random numbers."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def run(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Run PROGRAM on INPUTS: photos (prepared as the program's metadata says), .npy files or `random`.
+    """Run PROGRAM on INPUTS: photos (preprocessed as specified by its metadata), .npy files or `random`.
 
-    A program with one input runs once for each of INPUTS, another takes one of INPUTS for each of its inputs. bfloat16 is given
-    and written as float32.
+    A program with one input runs once for each of INPUTS; others run once, with one of INPUTS for each input. bfloat16 is read and
+    written as float32.
     """
     with load(program, device, key, allow_host) as loaded:
         runs = []
@@ -77,7 +77,7 @@ def run(
             except LapilliError as error:
                 if len(inputs) < 2 or len(loaded.inputs) > 1:
                     raise
-                runs.append(Run(name, [], 0.0, str(error)))  # the others go on
+                runs.append(Run(name, [], 0.0, str(error)))  # continues with the others
         if output is not None:
             _write(output, loaded, runs)
         if as_json:
@@ -92,7 +92,7 @@ def run(
 
 @dataclass(frozen=True)
 class Run:
-    """Of one input: outputs, or why there are none."""
+    """The run on one input: its outputs, or an error."""
 
     name: str
     outputs: list[NDArray[Any]]
@@ -101,7 +101,7 @@ class Run:
 
 
 def _calls(program: Program, inputs: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """What to run, by its name: a list of inputs each time."""
+    """The runs: a name and a list of inputs for each."""
     wanted = len(program.inputs)
     if not inputs and wanted:
         specs = "; ".join(str(spec) for spec in program.inputs)
@@ -142,7 +142,7 @@ def _check_count(program: Program, inputs: Sequence[str]) -> Sequence[str]:
 
 
 def _array(program: Program, index: int, text: str, dims: str | None, types: str | None, seed: int) -> NDArray[Any]:
-    """The array that an input on the command line stands for."""
+    """The array for an input on the command line."""
     import numpy as np
 
     from lapilli.runtime import preprocess
@@ -181,7 +181,7 @@ def _labels(program: Program) -> list[str] | None:
 
 
 def _classes(program: Program, array: NDArray[Any], k: int) -> list[tuple[str, float]] | None:
-    """Top k, where the output is one row of scores for the program's labels."""
+    """The top k classes, if the output is one row of scores for the program's labels."""
     from lapilli.runtime.preprocess import top
 
     labels = _labels(program)
@@ -238,7 +238,7 @@ def _write(path: Path, program: Program, runs: Sequence[Run]) -> None:
 
 
 def _write_archive(file: IO[bytes], named: Mapping[str, NDArray[Any]]) -> None:
-    """As numpy.savez, but an output may be called as anything: `file`, or a path, which stays one name."""
+    """As numpy.savez, but outputs may have any name, such as `file`, or a path, which becomes a single name."""
     import zipfile
 
     import numpy as np

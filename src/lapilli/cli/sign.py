@@ -1,4 +1,4 @@
-"""`lapilli keygen`, `lapilli sign`, `lapilli verify`: who made a program, and what it may do."""
+"""`lapilli keygen`, `lapilli sign`, `lapilli verify`: the origin of a program, and what it may do."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ KEY = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.command()
 @click.argument("path", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--password", is_flag=True, help="Ask for a password that locks the private key.")
+@click.option("--password", is_flag=True, help="Prompt for a password to encrypt the private key.")
 def keygen(path: Path, password: bool) -> None:
-    """Make a key for `lapilli sign`: the private one in PATH, the public one in PATH.pub.
+    """Generate a key pair for `lapilli sign`: the private key in PATH, the public key in PATH.pub.
 
     Needs `pip install lapilli[sign]`."""
     from lapilli.format import signature
@@ -34,15 +34,15 @@ def keygen(path: Path, password: bool) -> None:
             raise InvalidInputError(f"{file} is there already; name another file.")
     given = click.prompt("Password", hide_input=True, confirmation_prompt=True).encode() if password else None
     fingerprint = signature.generate(path, given)
-    console().print(f"{path}: keep it to yourself. {path}.pub: for those who load your programs. Key {fingerprint}")
+    console().print(f"{path}: keep it to yourself. {path}.pub: for users of your programs. Key {fingerprint}")
 
 
 @click.command()
 @click.argument("program", type=PROGRAM)
-@click.option("--key", required=True, type=KEY, help="Private key, of `lapilli keygen`.")
+@click.option("--key", required=True, type=KEY, help="Private key from `lapilli keygen`.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: PROGRAM itself.")
 def sign(program: Path, key: Path, output: Path | None) -> None:
-    """Sign PROGRAM: whoever has the public key can tell that it is as you made it. Signed programs load everywhere.
+    """Sign PROGRAM, so that anyone with the public key can verify that it is unchanged. Signed programs load everywhere.
 
     Needs `pip install lapilli[sign]`."""
     from lapilli.format import signature
@@ -51,7 +51,7 @@ def sign(program: Path, key: Path, output: Path | None) -> None:
 
     data = read_file(program)
     with named(program):
-        Description.of(data)  # nobody should sign what does not load
+        Description.of(data)  # refuses to sign a file that does not load
     try:
         private = signature.private_key(key)
     except signature.PasswordNeeded:
@@ -66,12 +66,12 @@ def sign(program: Path, key: Path, output: Path | None) -> None:
 
 @click.command()
 @click.argument("program", type=PROGRAM)
-@click.option("--key", type=KEY, help="Public key of who must have signed it.")
+@click.option("--key", type=KEY, help="Public key with which it must be signed.")
 @json_option
 def verify(program: Path, key: Path | None, as_json: bool) -> None:
-    """Check PROGRAM without running any of it, and say what it may do. Needs no device.
+    """Check PROGRAM without running any of it, and show what it may do. Needs no device.
 
-    With --key it must be signed with that key; this needs `pip install lapilli[sign]`. Exit code 1 where a check fails."""
+    With --key, it must be signed with that key; this needs `pip install lapilli[sign]`. Exit code 1 if a check fails."""
     from lapilli.format import signature
     from lapilli.runtime.description import Description
     from lapilli.runtime.files import named, read_file
@@ -100,7 +100,7 @@ def verify(program: Path, key: Path | None, as_json: bool) -> None:
     rows(
         [
             ("file", f"{program}, {size(len(data))}, by {description.producer}"),
-            ("checksum", "fits: the file is not damaged"),
+            ("checksum", "matches: the file is not damaged"),
             ("structure", "every index, size and kernel interface is valid"),
             ("signature", state),
             *(("method", text) for text in map(_line, methods)),
@@ -121,16 +121,18 @@ def _signed(signed: Any, key: Path | None) -> str:
         return "none"
     if key is not None:
         return f"of the key {signed.fingerprint}, as it must be"
-    return f"names the key {signed.fingerprint}; give --key to check that it is whose you trust. The SHA-256 fits"
+    return (
+        f"names the key {signed.fingerprint}; give --key to check it against a key that you trust. The SHA-256 matches"
+    )
 
 
 def _operators(description: Description, methods: Sequence[Interface]) -> dict[str, str]:
-    """The operators that a file names, and whether any file may. Raises InvalidFileError where its scripts cannot be run."""
+    """The operators that a file calls, and whether any file may call them. Raises InvalidFileError if its scripts are invalid."""
     from lapilli.runtime import check, host
 
     names = dict.fromkeys(description.host_operators)
     if find_spec("torch") is None:
-        known: dict[str, str] = dict.fromkeys(names, "not looked at, for torch is not installed")
+        known: dict[str, str] = dict.fromkeys(names, "not checked, because torch is not installed")
     else:
         import torch
 
