@@ -1,4 +1,4 @@
-"""What is done when somebody else imports a module, and not before."""
+"""Runs actions when a module is imported by other code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ Action = Callable[[ModuleType], None]
 
 
 def after_import(name: str, action: Action) -> None:
-    """Calls the action with a module: now, where it has been imported, else as soon as it is. Nothing is left in the module."""
+    """Calls an action with a module: now if the module is already imported, otherwise once it is. The module itself is
+    unchanged."""
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
         action(module)
@@ -23,7 +24,8 @@ def after_import(name: str, action: Action) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds nothing by itself: lets the finders behind it find the module, and its loader call the actions once."""
+    """A finder that finds nothing itself: it lets the finders after it find the module, and makes the loader call the actions,
+    once."""
 
     def __init__(self) -> None:
         self.actions: dict[str, list[Action]] = {}
@@ -39,7 +41,7 @@ class _Finder(MetaPathFinder):
         execute = loader.exec_module
 
         def then_act(module: ModuleType) -> None:
-            del loader.exec_module  # the loader's own again
+            del loader.exec_module  # restores the loader's own method
             execute(module)
             for action in self.actions.pop(name, []):
                 action(module)

@@ -1,4 +1,4 @@
-"""Operators of PyTorch in terms of others, for all who need them: capture, lowering and the eager device."""
+"""Operators of PyTorch in terms of others, for capture, lowering and the eager device."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ def multi_head_attention(
     proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None, need_weights: bool = True,
     average_attn_weights: bool = True, mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """`aten._native_multi_head_attention`, by which torch.nn.MultiheadAttention infers.
+    """`aten._native_multi_head_attention`, which torch.nn.MultiheadAttention calls at inference.
 
-    query [N, L, E], key and value [N, S, E]. mask: of type 0 [L, S], 1 [N, S] or 2 [N, heads, L, S]; what is true, or a number
-    other than 0, is left out, as in PyTorch's kernel. Results: [N, L, E], NaN in rows without any key, and the weights [N, L, S]
-    (of every head [N, heads, L, S], if not averaged), where they are needed."""
+    query [N, L, E]; key and value [N, S, E]. mask: of type 0 [L, S], 1 [N, S] or 2 [N, heads, L, S]. Elements that are true, or
+    a number other than 0, are masked out, as in PyTorch's kernel. Results: [N, L, E], NaN in rows that are masked out entirely,
+    and the weights if needed: [N, L, S], or [N, heads, L, S] if they are not averaged.
+    """
     parts = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
     q, k, v = (
         functional.linear(x, w, b).reshape(*x.shape[:2], num_head, embed_dim // num_head).transpose(1, 2)
@@ -36,7 +37,7 @@ def multi_head_attention(
         weights = weights.mean(1) if average_attn_weights else weights
     elif left_out is None:
         result = functional.scaled_dot_product_attention(q, k, v)
-    else:  # one kernel too; it has zeros where there is no key
+    else:  # also one kernel; it returns zeros for rows that are masked out entirely
         result = functional.scaled_dot_product_attention(q, k, v, left_out.logical_not())
         result = result.masked_fill(left_out.all(-1, keepdim=True), math.nan)
     return functional.linear(result.transpose(1, 2).flatten(-2), proj_weight, proj_bias), weights
@@ -48,8 +49,8 @@ def transformer_encoder_layer(
     norm_weight_2: Tensor, norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor,
     ffn_bias_2: Tensor, mask: Tensor | None = None, mask_type: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """`aten._transformer_encoder_layer_fwd`, by which torch.nn.TransformerEncoderLayer infers: src and result [N, L, E]; masks as
-    above."""
+    """`aten._transformer_encoder_layer_fwd`, which torch.nn.TransformerEncoderLayer calls at inference. src and result: [N, L,
+    E]; masks as in `multi_head_attention`."""
 
     def first(x: Tensor) -> Tensor:
         return functional.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)

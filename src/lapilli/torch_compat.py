@@ -1,7 +1,7 @@
-"""What Lapilli takes from PyTorch beyond its public interface: which versions it is made for, what it puts in the place of
-PyTorch's own functions and why, and which private names it uses.
+"""All uses of PyTorch beyond its public interface: the supported versions, the functions of PyTorch that are replaced and why,
+and the private names that are used.
 
-Nothing is replaced at `import torch`. `replace` is the only function that replaces anything, and takes only what is in `PATCHES`.
+Nothing is replaced at `import torch`. Only `replace` replaces anything, and only names in `PATCHES`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 from lapilli.errors import CompileError
 
 OLDEST, BEYOND = (2, 13), (2, 14)
-"""As in pyproject.toml: from this version on, below that one."""
+"""From this version on, below that one; as in pyproject.toml."""
 
 
 def supported() -> bool:
-    """Whether Lapilli is made for this PyTorch, or is told by LAPILLI_ANY_TORCH=1 to try."""
+    """Whether this version of PyTorch is supported, or LAPILLI_ANY_TORCH=1 allows any."""
     return os.environ.get("LAPILLI_ANY_TORCH") == "1" or OLDEST <= _version() < BEYOND
 
 
@@ -31,7 +31,7 @@ def _version() -> tuple[int, int]:
 
 
 def refusal(what: str) -> str:
-    """What to say of a PyTorch that Lapilli is not made for."""
+    """The message about a version of PyTorch that is not supported. what: the feature."""
     oldest, beyond = (".".join(map(str, version)) for version in (OLDEST, BEYOND))
     return (
         f"{what} is made for torch>={oldest},<{beyond}, and this is torch {torch.__version__}. Install such a torch: "
@@ -40,36 +40,38 @@ def refusal(what: str) -> str:
 
 
 def require_supported(what: str) -> None:
-    """Raises CompileError where Lapilli is not made for this PyTorch. what: what cannot be used then."""
+    """Raises CompileError if this version of PyTorch is not supported. what: the feature that needs it."""
     if not supported():
         raise CompileError(refusal(what))
 
 
 @lru_cache
 def warn_unsupported(what: str, instead: str) -> None:
-    """Warns, once, where Lapilli is not made for this PyTorch. instead: what happens then."""
+    """Warns, once, if this version of PyTorch is not supported. instead: the consequence."""
     warnings.warn(f"{refusal(what)} {instead}", RuntimeWarning, stacklevel=3)
 
 
 class Patch:
-    """Something of PyTorch's that is replaced."""
+    """A replacement of something in PyTorch."""
 
     def __init__(self, when: str, why: str, others: str) -> None:
-        """when: at the first use of the "device", where torch.compile asks for the backend "vulkan" ("compile"), or where
-        torch.utils.mobile_optimizer is imported ("mobile"). others: what it is for everybody else: other devices, programs
-        without the device."""
+        """when: at the first use of the device ("device"), when torch.compile looks up the backend "vulkan" ("compile"), or
+        when torch.utils.mobile_optimizer is imported ("mobile"). others: the effect on other devices, and on programs without
+        the device."""
         self.when, self.why, self.others = when, why, others
 
 
-_SAME = "PyTorch's own is called with the same arguments"
+_SAME = "the original is called with the same arguments"
 _ACCELERATOR = Patch(
     "device",
-    "C++ knows one device, and no memory, of a device that Python offers",
-    f"{_SAME} where the accelerator is another",
+    "C++ sees one device, and no memory, of a backend in Python",
+    f"{_SAME} if the accelerator is another one",
 )
-_STORAGE = Patch("device", "the bytes of a storage of the device are not where C++ looks for them", _SAME)
+_STORAGE = Patch("device", "C++ cannot access the bytes of storages of the device", _SAME)
 _SAVE = Patch(
-    "device", "C++ would write weights of the device as empty", f"{_SAME}; the module's tensors are looked at before"
+    "device",
+    "C++ would write weights of the device as empty",
+    f"{_SAME}, after a search for tensors of the device in the module",
 )
 
 PATCHES: dict[str, Patch] = {
@@ -94,43 +96,43 @@ PATCHES: dict[str, Patch] = {
     },
     "torch.jit.ScriptFunction.save": _SAVE,
     "torch.jit.ScriptFunction.save_to_buffer": _SAVE,
-    "torch.jit.load": Patch("device", "C++ cannot fill storages of the device from a file: it goes by the CPU", _SAME),
+    "torch.jit.load": Patch("device", "C++ cannot fill storages of the device from a file; the CPU is used in between", _SAME),
     "torch.jit._trace._trace_impl": Patch("device", "example inputs on the device, kept with the trace, could not be saved", _SAME),
     "torch.jit.trace_module": Patch("device", "as torch.jit._trace._trace_impl", _SAME),
     "torch.jit._script.ScriptModule._apply": Patch(
-        "device", "parameters of scripted modules are C++'s, and PyTorch does not move them to a device from outside",
+        "device", "parameters of scripted modules belong to C++, and PyTorch does not move them to an out-of-tree device",
         "the same result as Module._apply: every parameter and buffer, and its gradient, converted once",
     ),
     "torch.nn.modules.module.Module._apply": Patch(
-        "device", "PyTorch makes new parameters for the device, one for every place: tied weights would come apart",
+        "device", "PyTorch creates new parameters for the device, one per use: tied weights would be separated",
         _SAME,
     ),
     "torch.Tensor.data_ptr": Patch("device", "tensors of the device would all have the address 0", _SAME),
     "torch.Tensor.is_vulkan": Patch(
-        "device", "PyTorch's own asks for the old Vulkan backend, which wheels do not have", "False, as before"
+        "device", "the original asks for the old Vulkan backend, which wheels lack", "False, as before"
     ),
     "torch._tensor_str._tensor_str": Patch("device", "printing reads single elements: it is done on a copy", _SAME),
-    "torch.utils.dlpack.to_dlpack": Patch("device", "a capsule would hold an address that is none: refused", _SAME),
+    "torch.utils.dlpack.to_dlpack": Patch("device", "a capsule would contain an invalid address: refused", _SAME),
     "torch.to_dlpack": Patch("device", "the same function by its other name", _SAME),
     "torch._opaque_base.OpaqueBaseMeta.__call__": Patch(
-        "device", "torch.Generator(device='vulkan') asks a part in C++ that a device of Python does not have",
+        "device", "torch.Generator(device='vulkan') calls a C++ function that a backend in Python lacks",
         "type.__call__ with the same arguments",
     ),
     "torch.clear_autocast_cache": Patch("device", "the device has its own cache of converted weights", f"{_SAME}, always"),
     "torch._C._select_conv_backend": Patch(
-        "compile", "tracing guards on which CPU kernel a convolution would take: it decides nothing for this backend",
-        f"{_SAME}, and makes its guards, unless the backend that traces is 'vulkan'",
+        "compile", "tracing guards on the CPU kernel that a convolution would use, which has no effect on this backend",
+        f"{_SAME}, and adds its guards, unless the tracing backend is 'vulkan'",
     ),
     "torch.utils.mobile_optimizer.optimize_for_mobile": Patch(
         "mobile", "the wheels' own passes need libraries that the wheels are built without",
-        "it works where PyTorch's own fails, which it does in wheels for every backend; the same checks and errors",
+        "it works where the original fails, which in wheels is every backend; the same checks and errors",
     ),
     "torch.ao.quantization.fuse_modules": Patch(
         "mobile", "the mobile recipe fuses modules in training mode, which PyTorch refuses today", f"{_SAME} in eval mode"
     ),
     "torch.quantization.fuse_modules": Patch("mobile", "the same function by its other name", "as torch.ao.quantization's"),
 }  # fmt: skip
-"""What is replaced, by its full name, in order of appearance to a reader."""
+"""The replacements, by full name."""
 
 PRIVATE: dict[str, str] = {
     "torch._C._current_graph_task_id": "whether an error is raised within a backward pass, where it must not cross C++",
@@ -143,70 +145,70 @@ PRIVATE: dict[str, str] = {
     "torch._C.ScriptFunction": "a type: functions of TorchScript",
     "torch._C.ScriptMethod": "a type: methods of TorchScript",
     "torch._C.ScriptModule": "a type: modules of TorchScript, as C++ has them",
-    "torch._C.TensorBase": "whether weights have moved is asked at every call: without the way through Python",
+    "torch._C.TensorBase": "addresses of weights are compared at every call, without a detour through Python",
     "torch._C._AutoDispatchBelowAutograd": "attention without gradients is one call",
     "torch._C._ExcludeDispatchKeyGuard": "kernels of autocast call the operator without autocast",
-    "torch._C._acc": "the only way to be a device from outside without C++: its hooks, its guard, its tensors",
-    "torch._C._accelerator_getAccelerator": "which accelerator PyTorch was built with, without asking a driver",
+    "torch._C._acc": "the only way to implement an out-of-tree device without C++: its hooks, its guard, its tensors",
+    "torch._C._accelerator_getAccelerator": "the accelerator that PyTorch was built for, without asking a driver",
     "torch._C._autograd.DeviceType": "the guard's answer must be of this type",
-    "torch._C._construct_storage_from_data_pointer": "a storage of another device than vulkan:0",
-    "torch._C._dispatch_find_schema_or_throw": "a TorchScript call is matched to its overload as TorchScript does it",
-    "torch._C._dispatch_get_all_op_names": "the catalog lists every operator that there is",
+    "torch._C._construct_storage_from_data_pointer": "storages of devices other than vulkan:0",
+    "torch._C._dispatch_find_schema_or_throw": "TorchScript calls are matched to overloads as TorchScript does",
+    "torch._C._dispatch_get_all_op_names": "the catalog lists all operators",
     "torch._C._dispatch_has_kernel": "whether an operator can run on the CPU",
-    "torch._C._should_allow_numbers_as_tensors": "which operators take numbers for tensors in Python",
-    "torch._C._dispatch_has_kernel_for_dispatch_key": "whether PyTorch makes an operator of others",
-    "torch._C._dynamo.guards": "tensors over the same storage, in the fewest steps: every view makes one",
-    "torch._C._from_dlpack": "tensors of another device than vulkan:0",
-    "torch._C._get_privateuse1_backend_name": "whether another package has the place",
+    "torch._C._should_allow_numbers_as_tensors": "which operators accept numbers for tensors in Python",
+    "torch._C._dispatch_has_kernel_for_dispatch_key": "whether PyTorch composes an operator of others",
+    "torch._C._dynamo.guards": "tensors over the same storage, as fast as possible: every view creates one",
+    "torch._C._from_dlpack": "tensors of devices other than vulkan:0",
+    "torch._C._get_privateuse1_backend_name": "whether another package has registered its device",
     "torch._C._jit_pass_inline": "TorchScript is interpreted with its calls inlined",
-    "torch._C._set_multithreading_enabled": "autograd has a thread for vulkan:0 only; others' work is done in the caller's",
+    "torch._C._set_multithreading_enabled": "autograd has a thread for vulkan:0 only; other devices use the caller's",
     "torch._C._select_conv_backend": "see PATCHES",
     "torch._C._to_dlpack": "see PATCHES",
     "torch._VF": "packed sequences, as torch.nn packs and pads them",
     "torch._check": "sizes that depend on data have bounds",
-    "torch._decomp": "PyTorch's formulas of operators",
-    "torch._dispatch.python": "formulas are traced with symbolic sizes",
-    "torch._dynamo.backends.common": "AOTAutograd as a backend gets it",
-    "torch._dynamo.decorators": "Dynamo traces branches and loops of a model under a mode of ours",
-    "torch._dynamo.exc": "what Dynamo says of a model is said in our words",
+    "torch._decomp": "PyTorch's decompositions of operators",
+    "torch._dispatch.python": "decompositions are traced with symbolic sizes",
+    "torch._dynamo.backends.common": "AOTAutograd, as for other backends",
+    "torch._dynamo.decorators": "Dynamo traces branches and loops of a model under our modes",
+    "torch._dynamo.exc": "errors of Dynamo about a model are rephrased",
     "torch._dynamo.source": "symbolic sizes of eager programs need a source",
-    "torch._dynamo.symbolic_convert": "which backend Dynamo traces for",
+    "torch._dynamo.symbolic_convert": "the backend for which Dynamo traces",
     "torch._dynamo.trace_rules": "Dynamo is told not to trace the device's kernels",
-    "torch._inductor.codegen": "inductor is told to refuse tensors of the device with a sentence",
+    "torch._inductor.codegen": "inductor refuses tensors of the device with a clear message",
     "torch._export.utils": "composite operators that torch.export can keep whole",
     "torch._C._functorch": "named in a comparison: transforms in graphs of Dynamo's",
     "torch._functorch.predispatch": "named in a comparison: transforms in graphs of Dynamo's",
     "torch._functorch.partitioners": "which values the forward graph keeps for the backward graph",
     "torch._guards": "the fake mode and the metadata of the graph that is being compiled",
-    "torch._has_compatible_shallow_copy_type": "moving scripted modules, as Module._apply asks it",
-    "torch._library.simple_registry": "register_fake would look through all modules at `import torch`",
-    "torch._neg_view": "negated views are made by PyTorch on the way to the CPU",
+    "torch._has_compatible_shallow_copy_type": "moving scripted modules, as in Module._apply",
+    "torch._library.simple_registry": "register_fake would search all modules at `import torch`",
+    "torch._neg_view": "PyTorch creates negated views when it copies to the CPU",
     "torch._opaque_base": "see PATCHES",
     "torch._ops": "the types of operators",
     "torch._prims_common": "strides, as PyTorch computes them",
     "torch._register_device_module": "torch.vulkan",
     "torch._subclasses": "shapes of results without computing them",
     "torch._tensor_str": "see PATCHES",
-    "torch._utils": "named in a comparison: who asks torch.vulkan.is_available()",
-    "torch.autograd.graph._engine_run_backward": "named in a comparison: who asks the guard",
+    "torch._utils": "named in a comparison: the caller of torch.vulkan.is_available()",
+    "torch.autograd.graph._engine_run_backward": "named in a comparison: the caller of the guard",
     "torch.jit._recursive": "a scripted module around its C++ part",
     "torch.jit._trace": "see PATCHES",
     "torch.nn.Module._apply": "see PATCHES",
     "torch.utils._python_dispatch": "constants are computed outside of modes",
     "torch.utils._pytree": "nested arguments, in the order that torch.export gives them",
-    "torch.utils._sympy": "sizes of torch's, read as expressions",
-    "torch.utils.backend_registration": "torch.vulkan's methods of tensors; its check for a name that exists is passed over",
+    "torch.utils._sympy": "torch's sizes, read as expressions",
+    "torch.utils.backend_registration": "torch.vulkan's methods of tensors; its check for existing names is bypassed",
 }
-"""Private names, or what they begin with, and what for. Operators (torch.ops) are not among them: they have schemas."""
+"""Private names, or their prefixes, and their uses. Operators (torch.ops) are not included: they have schemas."""
 
 replaced: dict[str, Any] = {}
-"""What was replaced so far in this process: PyTorch's own, by name (None where there was nothing)."""
+"""PyTorch's originals of all that was replaced in this process, by name; None if there was nothing."""
 
 
 def replace(owner: Any, name: str, ours: Any) -> Any:
-    """Puts ours in the place of an attribute of one of PyTorch's modules or classes; returns PyTorch's own.
+    """Replaces an attribute of one of PyTorch's modules or classes; returns the original.
 
-    Raises KeyError for what is not in `PATCHES`.
+    Raises KeyError for names that are not in `PATCHES`.
     """
     full = f"{_name_of(owner)}.{name}"
     PATCHES[full]

@@ -1,6 +1,6 @@
-"""Making a program file: the header, the structure (a FlatBuffer) and the data section around one another.
+"""Builds a program file: the header, the structure (a FlatBuffer) and the data section.
 
-The layout is described in ``native/src/format/container.h``; the reader is the player's.
+The layout is described in ``native/src/format/container.h``; the player reads it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _HEADER = struct.Struct("<8sII5Q8x")
 
 
 def aligned(offset: int) -> int:
-    """The first place at or after ``offset`` where a part of the data section may begin."""
+    """The first offset, at or after ``offset``, at which a part of the data section may begin."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def data(source: str | os.PathLike[str] | bytes, offset: int, size: int) -> bytes:
-    """Bytes of the data section of a program file, which is a path or the bytes of one."""
+    """Bytes of the data section of a program file, which is given by its path or its content."""
     with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
         start = _HEADER.unpack(file.read(HEADER_SIZE))[5]
         file.seek(start + offset)
@@ -39,7 +39,7 @@ def data(source: str | os.PathLike[str] | bytes, offset: int, size: int) -> byte
 
 @dataclass(frozen=True)
 class Header:
-    """Of a program file: offsets and sizes in bytes, and the checksum."""
+    """The header of a program file: offsets and sizes in bytes, and the checksum."""
 
     structure_offset: int
     structure_size: int
@@ -49,7 +49,7 @@ class Header:
 
 
 def read_header(data: bytes) -> Header:
-    """Raises InvalidFileError where it is not that of a whole program of this version."""
+    """The header of a program file. Raises InvalidFileError unless it is that of a complete program of this version."""
     if len(data) < HEADER_SIZE:
         raise InvalidFileError("This is not a Lapilli program: it is shorter than a header.")
     magic, version, size, *rest = _HEADER.unpack_from(data)
@@ -61,7 +61,7 @@ def read_header(data: bytes) -> Header:
             f"The program has format version {version}, and this Lapilli reads version {FORMAT_VERSION}: compile the model again."
         )
     if size != HEADER_SIZE or any(data[HEADER_SIZE - 8 : HEADER_SIZE]):
-        raise InvalidFileError("The program is damaged: its header is that of no program.")
+        raise InvalidFileError("The program is damaged: its header is invalid.")
     if header.data_offset + header.data_size != len(data) or header.structure_size > header.data_offset - HEADER_SIZE:
         raise InvalidFileError("The program is truncated or damaged.")
     return header
@@ -85,7 +85,7 @@ def to_bytes(structure: bytes, data_chunks: Iterable[Any] = ()) -> bytes:
 
 
 def _write_sections(file: BinaryIO, structure: bytes, data_chunks: Iterable[Any]) -> tuple[int, int, int, int]:
-    """Write an empty header and the sections; returns the offsets and sizes for the header."""
+    """Writes an empty header and the sections; returns the offsets and sizes for the header."""
     file.write(bytes(HEADER_SIZE))
     file.write(structure)
     end = HEADER_SIZE + len(structure)
@@ -108,7 +108,7 @@ def pack_header(sizes: tuple[int, int, int, int], checksum: int) -> bytes:
 
 
 def from_body(sizes: tuple[int, int, int, int], body: bytes) -> bytes:
-    """A file from what comes after its header."""
+    """A file from the bytes after its header."""
     return _header(sizes, memoryview(body)) + body
 
 

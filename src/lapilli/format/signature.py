@@ -1,15 +1,16 @@
-"""Who made a program: a SHA-256 digest of the file and an Ed25519 signature of it, at the end of the data section.
+"""Signatures of programs: a SHA-256 digest of the file and an Ed25519 signature of it, at the end of the data section.
 
-The section is 192 bytes, at a multiple of 64, and the last of the file. Nothing refers to it, so every player loads a signed
-file as it loads any other. All numbers are little-endian:
+The section has 192 bytes, at a multiple of 64, and is the last of the file. Nothing refers to it, so every player loads a signed
+file like any other. All numbers are little-endian:
 
     0   "LAPISIG\\0"        8   version: 1     12   algorithm: 1 (Ed25519 over SHA-256)
     16  digest, 32 bytes   48  public key, 32 bytes   80  signature, 64 bytes   144 zeros
 
 The digest is over the header (with a checksum of zero), all bytes before the section, and its first 16 bytes. The signature is over
-the context below and the digest. The checksum of the header is computed when the section is there, as for any file.
+the context below and the digest. The checksum of the header is computed after the section is added, as for any file.
 
-Needs the package cryptography (the extra `sign`), but for the digest."""
+All but the digest needs the package cryptography (the extra `sign`).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ Key = str | os.PathLike[str] | bytes
 
 @dataclass(frozen=True)
 class Signature:
-    """What a file carries: its digest, the public key that the signer names, and the signature."""
+    """The signature of a file: its digest, the public key that the signer names, and the signature."""
 
     digest: bytes
     public_key: bytes
@@ -45,39 +46,40 @@ class Signature:
 
     @property
     def fingerprint(self) -> str:
-        """By which people tell keys: the first 16 bytes of the key's SHA-256."""
+        """The first 16 bytes of the key's SHA-256, by which users tell keys apart."""
         return fingerprint(self.public_key)
 
 
 def fingerprint(public_key: bytes) -> str:
-    """Of a public key."""
+    """The fingerprint of a public key."""
     return hashlib.sha256(public_key).hexdigest()[:32]
 
 
 def of(data: bytes) -> Signature | None:
-    """The signature that a file carries, unverified; None where it has none. Raises SignatureError where it is damaged."""
+    """The signature in a file, unverified; None if there is none. Raises SignatureError if it is damaged."""
     header = container.read_header(data)
     begin = len(data) - SIZE
     if header.data_size < SIZE or begin % container.ALIGNMENT or data[begin : begin + len(_MAGIC)] != _MAGIC:
         return None
     section = data[begin:]
     if section[:16] != _PREFIX or any(section[144:]):
-        raise SignatureError("The file has a signature of another version; use the Lapilli that it was made with.")
+        raise SignatureError("The file has a signature of another version; use the version of Lapilli that signed it.")
     return Signature(section[16:48], section[48:80], section[80:144])
 
 
 def check_digest(data: bytes) -> Signature:
-    """That a file is what was signed, by whomever. Raises SignatureError where it has no signature or does not fit it."""
+    """Checks that a file is unchanged since it was signed, whatever the key. Raises SignatureError if it was changed, or is not
+    signed."""
     found = of(data)
     if found is None:
         raise SignatureError("The file is not signed.")
     if not hmac.compare_digest(_digest(data), found.digest):
-        raise SignatureError("The file was changed after it was signed: its SHA-256 does not fit.")
+        raise SignatureError("The file was changed after it was signed: its SHA-256 does not match.")
     return found
 
 
 def verify(data: bytes, key: Key) -> Signature:
-    """That a file is as the holder of a key signed it. Raises SignatureError where it is not."""
+    """Checks that a file is unchanged since the owner of a key signed it. Raises SignatureError if not."""
     public = public_key(key)
     found = check_digest(data)
     if not hmac.compare_digest(found.public_key, public):
@@ -88,12 +90,12 @@ def verify(data: bytes, key: Key) -> Signature:
     try:
         ed25519.Ed25519PublicKey.from_public_bytes(public).verify(found.signature, _CONTEXT + found.digest)
     except _cryptography("exceptions").InvalidSignature:
-        raise SignatureError("The signature of the file is not one of its key.") from None
+        raise SignatureError("The signature of the file was not made with its key.") from None
     return found
 
 
 def sign(data: bytes, private_key: Any) -> bytes:
-    """The file with a signature, in the place of one that it has. private_key: of `private_key`."""
+    """The file with a signature, which replaces any earlier one. private_key: as returned by `private_key`."""
     header = container.read_header(data)
     end = len(data) - (SIZE if of(data) is not None else 0)
     body = data[container.HEADER_SIZE : end]
@@ -120,8 +122,8 @@ def _digest(data: bytes) -> bytes:
 
 
 def generate(path: Path, password: bytes | None = None) -> str:
-    """Writes a new private key to a file (which only this user can read, and which must not exist) and its public key beside it,
-    with `.pub` added; gives the fingerprint. Raises OSError."""
+    """Writes a new private key to a file, which must not exist and which only this user can read, and its public key to the
+    file with `.pub` added. Returns the fingerprint. Raises OSError."""
     ed25519 = _cryptography("hazmat.primitives.asymmetric.ed25519")
     forms = _cryptography("hazmat.primitives.serialization")
     private = ed25519.Ed25519PrivateKey.generate()
@@ -136,7 +138,7 @@ def generate(path: Path, password: bytes | None = None) -> str:
 
 
 def private_key(path: Path, password: bytes | None = None) -> Any:
-    """From a PEM file. Raises PasswordNeeded, InvalidInputError where it is no Ed25519 key, OSError."""
+    """The private key in a PEM file. Raises PasswordNeeded; InvalidInputError if it is not an Ed25519 key; OSError."""
     forms = _cryptography("hazmat.primitives.serialization")
     ed25519 = _cryptography("hazmat.primitives.asymmetric.ed25519")
     try:
@@ -151,11 +153,11 @@ def private_key(path: Path, password: bytes | None = None) -> Any:
 
 
 class PasswordNeeded(InvalidInputError):
-    """A private key is encrypted."""
+    """A private key is encrypted, and no password was given."""
 
 
 def public_key(key: Key) -> bytes:
-    """The 32 bytes of a public key. Raises InvalidInputError where it is none, OSError."""
+    """The 32 bytes of a public key. Raises InvalidInputError if it is not one, and OSError."""
     if isinstance(key, bytes) and len(key) == _KEY_SIZE:
         return key
     content = key if isinstance(key, bytes) else Path(key).read_bytes()

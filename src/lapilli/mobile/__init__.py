@@ -1,9 +1,9 @@
 """`torch.utils.mobile_optimizer.optimize_for_mobile` on stock PyTorch: the backends "vulkan", "metal" and "cpu".
 
 PyTorch's wheels are built without the libraries that their own passes need, so these fail for every backend. `install` replaces
-the function by one with the same signature, and registers the operators that optimized modules call. A process that loads such
-a module need only import torch: the entry point group `torch.backends` names `register`. The compiler is imported at the first
-use.
+the function by one with the same signature, and registers the operators that optimized modules call. To load such a module, a
+process only needs to import torch, which calls `register` by the entry point group `torch.backends`. The compiler is imported at
+the first use.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _library: Any = None
 RUN = "run(Tensor model, str method, Tensor[] inputs, str[] settings) -> (Tensor[], str[])"
 """One run of a method of a model on the GPU.
 
-model: the folded TorchScript module, as bytes; inputs: the tensors among the arguments; settings: the other arguments, as
-`lapilli.mobile.arguments` writes them. The results are written in the same way. `run` takes tensors on the CPU (others are
-copied) and gives such; `run_on_device` wants them on the device "vulkan" and leaves them there."""
+model: the folded TorchScript module, as bytes. inputs: the tensors among the arguments. settings: the other arguments, as written
+by `lapilli.mobile.arguments`. Results have the same form. `run` takes tensors on the CPU (others are copied) and returns tensors on
+the CPU; `run_on_device` takes tensors on the device "vulkan" and returns tensors there.
+"""
 
 
 def install() -> None:
@@ -92,7 +93,7 @@ def optimize_for_mobile(
         AttributeError: the module does not have one of the preserved names.
         CompileError: the model cannot run on the GPU as a single module: it keeps state from run to run.
     """
-    from lapilli.mobile.optimize import optimize  # the compiler: not with `import torch`, and so below
+    from lapilli.mobile.optimize import optimize  # imports the compiler: not at `import torch`; likewise below
 
     return optimize(script_module, optimization_blocklist, preserved_methods, backend)
 

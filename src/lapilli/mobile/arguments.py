@@ -1,9 +1,10 @@
-"""Arguments and results of TorchScript methods as a list of tensors and a list of strings: what an operator can take, since
-the schemas of operators have no dictionaries, no nested lists and no optional tuples.
+"""Arguments and results of TorchScript methods as a list of tensors and a list of strings. Operator schemas have no dictionaries,
+nested lists or optional tuples.
 
-Python here writes and reads them; `write` and `read` make the TorchScript code that does the same. A tensor goes to the
-tensors. To the strings go a number or a string as itself, "0" or "1" for an optional that is or is not None, and the length of
-a list or a dictionary, before its elements."""
+`pack` and `unpack` do the conversion in Python; `Code.write` and `Code.read` generate TorchScript code that does the same. Tensors
+are appended to the tensors. Numbers and strings are appended to the strings; so are "0" or "1" for an optional that is or is not
+None, and the length of a list or a dictionary, before its elements.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class Type:
 
 
 def type_of(given: Any) -> Type:
-    """Raises CompileError where an operator cannot take or give such a value."""
+    """Converts torch's object for a type. Raises CompileError if an operator cannot take or return such values."""
     kind = given.kind()
     simple = {
         "TensorType": "Tensor",
@@ -55,7 +56,7 @@ def type_of(given: Any) -> Type:
         return Type("Dict", (type_of(given.getKeyType()), type_of(given.getValueType())))
     raise CompileError(
         f"a method with a value of type {given} cannot run on the GPU; tensors, numbers, strings, and optionals, lists, tuples "
-        "and dictionaries of them can be given and returned"
+        "and dictionaries of them can be passed and returned"
     )
 
 
@@ -63,7 +64,7 @@ def type_of(given: Any) -> Type:
 
 
 def pack(value: Any, kind: Type) -> tuple[list[torch.Tensor], list[str]]:
-    """Tensors and strings of a value."""
+    """The tensors and strings of a value."""
     tensors: list[torch.Tensor] = []
     notes: list[str] = []
 
@@ -97,7 +98,7 @@ def pack(value: Any, kind: Type) -> tuple[list[torch.Tensor], list[str]]:
 
 
 def unpack(tensors: Iterator[torch.Tensor], notes: Iterator[str], kind: Type) -> Any:
-    """The value again."""
+    """The value of tensors and strings, which are consumed."""
     match kind.kind:
         case "Tensor":
             return next(tensors)
@@ -128,7 +129,7 @@ class Code:
         self._names = 0
 
     def name(self) -> str:
-        """One that is new."""
+        """A new name."""
         self._names += 1
         return f"_v{self._names}"
 
@@ -168,7 +169,7 @@ class Code:
                 self.add(depth, f"notes.append(str({value}))")
 
     def read(self, depth: int, kind: Type) -> str:
-        """Takes a value from the front of `tensors` and `notes`, and gives the name that it has now."""
+        """Takes a value from the front of `tensors` and `notes`. Returns its name."""
         name = self.name()
         match kind.kind:
             case "Tensor":

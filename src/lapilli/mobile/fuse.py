@@ -1,5 +1,5 @@
-"""`torch.ao.quantization.fuse_modules` for modules in training mode, as the mobile performance recipe calls it: torch took
-them once, and refuses them today. What is fused is in eval mode, which is what `convert` and the phone want."""
+"""`torch.ao.quantization.fuse_modules` for modules in training mode, as the mobile performance recipe calls it. torch used to
+accept them, and refuses them today. The fused modules are in eval mode, as `convert` requires."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 def in_any_mode(original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's function, with a warning where it would refuse modules in training mode."""
+    """torch's function, with a warning if torch would refuse modules in training mode."""
 
     @wraps(original)
     def fuse_modules(

@@ -1,7 +1,8 @@
-"""The folded model inside an optimized module, and the programs compiled from it for the sizes that it meets.
+"""The folded model inside an optimized module, and the programs compiled from it for given sizes of inputs.
 
-The first run compiles for the sizes of its inputs, and so does a run with other ones; sizes that differ from those before are
-compiled as dynamic, so that a varying batch or image takes two compilations, not one for each. Programs are kept on disk."""
+The first run compiles for the sizes of its inputs, and so do runs with other sizes. Sizes that have varied are then compiled as
+dynamic, so that a varying batch or image takes two compilations, not one for each size. Programs are cached on disk.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ CACHE = Cache("mobile", 2 << 30)
 
 
 def model_of(data: torch.Tensor) -> Model:
-    """Of a module's attribute; the same one as long as the attribute lives."""
+    """The model in a module's attribute; the same object as long as the attribute lives."""
     model: Model | None = getattr(data, "_lapilli_model", None)
     if model is None:
         with _opening:
@@ -46,7 +47,7 @@ _opening = threading.Lock()
 
 
 class Model:
-    """What `optimize_for_mobile` folded, from its bytes."""
+    """A model folded by `optimize_for_mobile`, from its bytes."""
 
     def __init__(self, data: bytes) -> None:
         files = {"lapilli.json": ""}
@@ -57,11 +58,11 @@ class Model:
         self._lock = threading.Lock()
 
     def run(self, name: str, inputs: Tensors, settings: list[str]) -> tuple[Tensors, list[str]]:
-        """Of a method, on tensors on the CPU."""
+        """Runs a method on tensors on the CPU."""
         return self._method(name).run(inputs, settings)
 
     def run_on_device(self, name: str, inputs: Tensors, settings: list[str]) -> tuple[Tensors, list[str]]:
-        """Of a method, on tensors of the device "vulkan"."""
+        """Runs a method on tensors of the device "vulkan"."""
         elsewhere = [t for t in inputs if t.device.type != "vulkan"]
         if elsewhere:
             raise InvalidInputError(
@@ -78,7 +79,7 @@ class Model:
 
 
 class _Method:
-    """A method and its programs: by device, by arguments that are no tensors, and by dtypes, a list."""
+    """A method, and its programs by device, by arguments that are not tensors, and by dtypes and ranks."""
 
     def __init__(self, module: Any, name: str, digest: str, precision: Literal["fp32", "fp16"]) -> None:
         self._method = getattr(module, name)
@@ -102,7 +103,7 @@ class _Method:
         return pack(program(*args), self._returned)
 
     def _compiled(self, shapes: Shapes, dynamic: Sequence[set[int]], key: Any) -> Program:
-        """A program for these shapes, with these axes dynamic; a warning says what of it runs on the CPU."""
+        """A program for these shapes, with these axes dynamic; warns about operators that run on the CPU."""
         program = self._program(shapes, dynamic, key)
         left = program.report().on_cpu
         if left:
@@ -111,7 +112,7 @@ class _Method:
         return program
 
     def _program(self, shapes: Shapes, dynamic: Sequence[set[int]], key: Any) -> Program:
-        """From the disk, where it is there."""
+        """The program, from the disk if it is there."""
         name = self._file(f"{_target(self._precision, key[3])} {key[:3]} {shapes} {[sorted(axes) for axes in dynamic]}")
         device = key[3]
         path = CACHE.file(name)
@@ -139,7 +140,7 @@ class _Method:
 
 
 class _Variant:
-    """Programs for tensors of the same ranks and dtypes, and the shapes that they were wanted for."""
+    """Programs for tensors of the same ranks and dtypes, and the shapes that were requested."""
 
     def __init__(self) -> None:
         self._programs: list[Program] = []
@@ -147,7 +148,7 @@ class _Variant:
         self._lock = threading.Lock()
 
     def program(self, shapes: Shapes, compiled: Callable[[Shapes, Sequence[set[int]]], Program]) -> Program:
-        """One that takes these shapes, compiled where there is none."""
+        """A program that accepts these shapes; it is compiled if there is none."""
         with self._lock:
             for program in self._programs:
                 if _takes(program, shapes):
@@ -165,7 +166,7 @@ class _Variant:
                 try:
                     program = compiled(shapes, dynamic)
                 except CompileError:
-                    pass  # the model wants these sizes known
+                    pass  # the model needs these sizes to be fixed
                 else:
                     self._programs.append(program)
                     if _takes(program, shapes):
@@ -204,5 +205,5 @@ def _specs(value: Any, axes: dict[int, set[int]]) -> Any:
 
 
 def _target(precision: str, device: int | None) -> str:
-    """The plan for the device that will run the program."""
+    """The plan for the device on which the program will run."""
     return targets(precision, device_of((), device))[0].name

@@ -1,5 +1,5 @@
-"""What `optimize_for_mobile` does: checks its arguments as torch does, folds the module, and for the GPU replaces the code of
-its methods by a call of one operator that holds the folded module as bytes."""
+"""Implements `optimize_for_mobile`: checks the arguments as torch does and folds the module. For the GPU, it replaces the code
+of its methods by a call of one operator, with the folded module as bytes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _blocked(blocklist: set[Any] | None) -> set[Any]:
 
 
 def _preserved(module: torch.jit.ScriptModule, names: list[str]) -> list[str]:
-    """With the methods of bundled inputs. Raises AttributeError, as torch does."""
+    """The names, with the methods of bundled inputs. Raises AttributeError, as torch does."""
     bundled = mobile_optimizer._get_bundled_inputs_preserved_attributes(module, names)
     if all(hasattr(module, name) for name in bundled):
         names = [*names, *bundled]
@@ -67,7 +67,7 @@ def _preserved(module: torch.jit.ScriptModule, names: list[str]) -> list[str]:
 def _for_gpu(
     module: torch.jit.ScriptModule, preserved: list[str], blocked: set[Any], kind: str
 ) -> torch.jit.ScriptModule:
-    """A module whose methods call the operator. The methods of bundled inputs and others without tensors keep their code."""
+    """A module whose methods call the operator. Methods of bundled inputs, and others without tensors, keep their code."""
     methods = [name for name in dict.fromkeys(("forward", *preserved)) if _computes(module, name)]
     if not methods:
         raise CompileError("the module has no method that takes a tensor: there is nothing to run on the GPU")
@@ -105,7 +105,7 @@ def _check_stateless(module: torch.jit.ScriptModule, name: str) -> None:
 
 
 def _bytes(module: torch.jit.ScriptModule, options: dict[str, str]) -> torch.Tensor:
-    """The module as torch.jit.save writes it: uint8."""
+    """The module as written by torch.jit.save, in a tensor of uint8."""
     buffer = io.BytesIO()
     torch.jit.save(module, buffer, _extra_files={"lapilli.json": json.dumps(options)})
     return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""A TorchScript module folded for inference, by passes that every build of torch has."""
+"""Folds a TorchScript module for inference, by passes that every build of torch has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-passes: Any = torch._C  # whose stubs lack most of what is used here
+passes: Any = torch._C  # its stubs lack most of the functions used here
 Kind: Any = passes._MobileOptimizerType
 wrapped: Any = torch.jit._recursive.wrap_cpp_module
 
@@ -15,8 +15,8 @@ wrapped: Any = torch.jit._recursive.wrap_cpp_module
 def folded(
     module: torch.jit.ScriptModule, preserved: Sequence[str], blocked: Collection[Any]
 ) -> torch.jit.ScriptModule:
-    """The module in eval mode with its attributes as constants: batch norm folded into the convolutions and linear layers
-    before it, dropout removed, additions fused with the ReLU after them, unless blocked. The module given is left alone."""
+    """A copy of the module in eval mode, with its attributes as constants: batch norm folded into the preceding convolutions
+    and linear layers, dropout removed, additions fused with a following ReLU, unless blocked."""
     clone = passes._hack_do_not_use_clone_module_with_class(module._c, [], [])
     copy = wrapped(clone)
     copy.eval()
@@ -39,7 +39,7 @@ def folded(
 
 
 def _remove_dropout(block: Any) -> None:
-    """In eval mode it is its input."""
+    """Removes dropout, which is the identity in eval mode."""
     for node in list(block.nodes()):
         for inner in node.blocks():
             _remove_dropout(inner)

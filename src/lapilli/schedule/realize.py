@@ -31,15 +31,15 @@ class Realized:
     views: dict[int, Map] = field(default_factory=dict)  # views that vanished
 
     def loads(self, n: Node) -> list[Load]:
-        """What a value reads, each element once."""
+        """The loads of a value's body, each element once."""
         return loads(self.bodies[n.id]) if n.id not in self.updates else self.updates[n.id].loads()
 
     def axes(self, n: Map | Reduce) -> tuple[Var, ...]:
-        """Of the domain over which a value is computed, reductions aside."""
+        """The axes of the domain over which a value is computed, without reduction axes."""
         return n.axes if n.id not in self.updates else self.updates[n.id].axes
 
     def rewrite(self, n: Map | Reduce, on_load: Callable[[Load], Expr | None]) -> None:
-        """Replaces loads in what a value is computed from."""
+        """Replaces loads in a value's body."""
         update = self.updates.get(n.id)
         if update is None:
             self.bodies[n.id] = rewrite(self.bodies[n.id], on_load=on_load)

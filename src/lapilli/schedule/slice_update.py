@@ -1,8 +1,8 @@
-"""The part of a state that a run changes: only that is computed and stored, not the whole cache for one new entry.
+"""Updates only the part of a state that a run changes, not, for example, a whole cache for one new entry.
 
-Lowerings say which values are old ones with some elements replaced (`ir.node.Update`). Here such a value becomes an update of
-the state itself: views of slices are followed to the state, and it is made sure that what is stored needs no other element of the
-state than the one that it replaces.
+Lowerings annotate values that are old ones with some elements replaced (`ir.node.Update`). Here such a value becomes an update of
+the state itself: views of slices are traced back to the state, if the stored elements depend on no other elements of the state
+than those that they replace.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LONGEST = 64
 
 
 def of_state(new: Map, state: State, nodes: Sequence[Node]) -> Update | None:
-    """A state's new value as an update of the state; None where it is none that can be computed in the state's memory.
+    """A state's new value as an update of the state; None if it cannot be computed in the state's memory.
 
     nodes: all values, producers first.
     """
@@ -38,14 +38,14 @@ def of_state(new: Map, state: State, nodes: Sequence[Node]) -> Update | None:
 
 
 def _noted(node: Node, at: tuple[Int, ...]) -> Update | None:
-    """The update that a value is, seen through views that change nothing: slices of whole dimensions. at: an index of axes."""
+    """The update that a value is, through views that change nothing (slices of whole dimensions). at: an index of axes."""
     root, index_ = chase(node, at)
     same = index_ == at and root.shape == node.shape and root.dtype is node.dtype
     return root.update if same and isinstance(root, Map) else None
 
 
 def _stores_what_is_there(update: Update) -> bool:
-    """Whether an update changes nothing: `cache[1:] += x` ends so, as torch exports it."""
+    """Whether an update changes nothing, as torch exports the end of `cache[1:] += x`."""
     value = update.value
     return isinstance(value, Load) and chase(value.node, value.index) == (update.old, update.place)
 
@@ -64,7 +64,7 @@ def _inner(update: Update, state: State) -> Update | None:
 
 
 def _is_part(node: Node, at: Sequence[Int], state: State, place: Sequence[Int]) -> bool:
-    """Whether a value is at `at` the state at `place`, for all values of the axes in both."""
+    """Whether the value at the index `at` is the state at the index `place`, for all values of the axes in both."""
     root, index_ = chase(node, tuple(at))
     return root is state and _same(index_, place, state)
 
@@ -74,14 +74,13 @@ def _same(a: Sequence[Int], b: Sequence[Int], state: State) -> bool:
 
 
 def reads_own(read: Iterable[Load], state: State, at: Sequence[Int]) -> bool:
-    """Whether of these loads those of a state are where a result is stored."""
+    """Whether those of these loads that read a state read it at the index at which the result is stored."""
     return all(_same(ld.index, at, state) for ld in read if ld.node is state)
 
 
 def _needs_own(update: Update, state: State, nodes: Sequence[Node]) -> bool:
-    """Whether new elements need of the state only what they replace, whatever is computed in one kernel with them. (What reads
-    the state in a kernel of its own comes before.)
-    """
+    """Whether new elements depend only on those elements of the state that they replace, in all values computed in one kernel with
+    them. (Other kernels read the state before.)"""
     through = {state.id}  # the state, and what is a map of it
     for n in nodes:
         if isinstance(n, Map) and any(read.id in through for read in operands(n)):

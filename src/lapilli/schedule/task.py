@@ -45,7 +45,7 @@ class Task:
     origins: list[str] = field(default_factory=list)
     reason: str = ""
     template: Template | None = None
-    row: RowFusion | None = None  # what else the kernel computes, row by row
+    row: RowFusion | None = None  # further computations of the kernel, row by row
     members: tuple[Task, ...] = ()  # tasks that became part of this one, in order
     partial: bool = False  # other elements of `out` are left as they are
     within: tuple[tuple[Int, Int], ...] = ()  # (i, n): only what has 0 <= i < n is stored
