@@ -213,8 +213,8 @@ def _load(path: Path) -> ExportedProgram | torch.jit.ScriptModule:
         return torchscript.load(path)
     if path.suffix != ".pt2":
         raise CompileError(
-            f"{path.name}: only files of torch.export.save (.pt2) and of torch.jit.save can be compiled. A file of torch.save "
-            "contains no code: load it, and compile the module"
+            f"{path.name}: only files of torch.export.save (.pt2) and of torch.jit.save can be compiled. What torch.save wrote "
+            "holds no code: load it, and compile the module"
         )
     try:
         return torch.export.load(path)

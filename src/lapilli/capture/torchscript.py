@@ -240,8 +240,8 @@ def _later(run: Any, begin: dict[str, Any], first: dict[str, Any], values: list[
         if all(_equal(*_outcomes(run, begin, candidate, inputs)) for inputs in (values, _random(values))):
             return candidate
     raise CompileError(
-        f"the first run of the model differs from later ones (it creates {', '.join(first)}), and zeros as their initial values "
-        "give other results. Run the model once, or give the attributes tensors of their later shapes, before compiling it"
+        f"the first run of the model differs from later ones (it creates {', '.join(first)}), and it is not as if these began as "
+        "zeros. Run the model once, or give the attributes tensors of their later shapes, before compiling it"
     )
 
 

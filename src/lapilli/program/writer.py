@@ -37,8 +37,8 @@ _OPERATION: dict[str, int] = {n: bit for n, bit in vars(fb.SubgroupOperation).it
 
 _SAMPLE = 61  # evenly spread bytes of a constant that are compared before all of it
 _MOST_RANGE = 1 << 31
-"""A cap on what a device must bind at once for a plan that binds values of dynamic size whole, if another plan binds them in
-parts: their bounds may be far larger than the sizes that occur.
+"""A cap on the bytes that a device must bind at once for a plan that binds values of dynamic size whole, if another plan binds
+them in parts: their bounds may be far larger than the sizes that occur.
 """
 
 
@@ -218,7 +218,7 @@ class Writer:
 
 
 def _symbols(graph: Graph, pool: _Pool, dims: Mapping[str, str]) -> list[Any]:
-    """The symbols, and where each is read; those that no input shows are given."""
+    """The symbols, each with the input axis from which it is read; the others are given with every run."""
     made: list[Any] = []
     for name, value in graph.symbols.items():
         atom = next(iter(value.atoms()))

@@ -38,7 +38,7 @@ class _Joined:
 def write_into_concat(
     tasks: Sequence[Task], layouts: dict[int, Layout], graph: Graph, half: bool
 ) -> tuple[list[Task], dict[int, Window]]:
-    """The tasks, and the window of every result that lies in another value, by id. Such results get the layout of that value.
+    """The tasks, and the window of every result that is part of another value, by id. Such results get the layout of that value.
 
     half: whether 16-bit elements can be stored one by one.
     """

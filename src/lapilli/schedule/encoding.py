@@ -60,13 +60,15 @@ def encoding_of(reduction: Reduce, views: Mapping[int, Map], tasks: Mapping[int,
     if not found:
         return DENSE
     fewest = min(bits for bits, _, _ in found)
-    bits, low, code = [f for f in found if f[0] == fewest][-1]  # arguments come first: the largest expression
+    bits, low, code = [f for f in found if f[0] == fewest][
+        -1
+    ]  # the largest: arguments precede the expressions that contain them
     shared = set(loads(value)) - set(loads(code))
     return DENSE if any(_runs(ld, contraction.inner) for ld in shared) else Blocks(code, value, low, bits)
 
 
 def _computed(task: Task | None, at: tuple[Int, ...]) -> Expr | None:
-    """An element of a task's result in terms of what the task reads."""
+    """An element of a task's result in terms of the values that the task reads."""
     if task is None or task.reduction is not None or task.row is not None or task.partial:
         return None
     if any(i != axis for i, axis in zip(task.store, map(_axis, task.axes), strict=True)):

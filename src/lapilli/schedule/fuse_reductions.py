@@ -173,7 +173,7 @@ class _Collected:
         self.group, self.frame, self.banned = group, frame, banned
         self.places: dict[int, tuple[Int, ...]] = {}
         self.clashes: set[int] = set()
-        self.apart: set[int] = set()  # what is read from memory
+        self.apart: set[int] = set()  # ids of values read from memory
         self.depth = 0
         self.steps: dict[int, Step] = {}
         self.producers: dict[int, Task] = {}

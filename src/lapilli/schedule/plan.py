@@ -28,7 +28,7 @@ class Draft:
     tasks: list[Task]
     layouts: dict[int, Layout]
     views: dict[int, Map]
-    windows: dict[int, Window]  # values that lie in others, by id
+    windows: dict[int, Window]  # values stored as parts of others, by id
 
     def results(self) -> set[int]:
         """Values without readers among the tasks, by id."""
@@ -44,10 +44,10 @@ class Schedule:
     views: dict[int, Map]
     order: Order
     stored: dict[int, State]  # values that are new values of states, by id
-    windows: dict[int, Window]  # values that lie in others, by id
+    windows: dict[int, Window]  # values stored as parts of others, by id
 
     def memory(self, node: Node) -> Node:
-        """The value in whose memory a value lies."""
+        """The value whose memory holds a value."""
         return memory_of(node, self.windows, self.stored)
 
 

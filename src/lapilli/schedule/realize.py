@@ -50,7 +50,7 @@ class Realized:
         self.updates[n.id] = replace(update, place=place, within=within, value=value)
 
 
-READS = 12  # buffers that a value and its reader read at most where they become one kernel, ...
+READS = 12  # the most buffers that a value and its reader may read together as one kernel, ...
 MOST_READS = 24  # ... and the reader with all that vanishes into it
 
 
@@ -184,9 +184,9 @@ def is_permutation(node: Node, index: tuple[Int, ...], axes: Sequence[Var]) -> b
 def invert(
     axes: Sequence[Var], index: Sequence[Int], place: Sequence[Int], space: Sequence[Var]
 ) -> dict[Atom, Int] | None:
-    """Expresses a map's axes by the axes `space` of what it reads, so that `index`, where it reads, becomes `place`; None if it
-    does not read each element of the space exactly once. Axes that are not plain indices are matched by number of elements,
-    as in a reshape.
+    """Expresses a map's axes by the axes `space` of the value that it reads, so that `index`, at which it reads, becomes
+    `place`; None if it does not read each element of the space exactly once. Axes that are not plain indices are matched by
+    number of elements, as in a reshape.
     """
     mapping: dict[Atom, Int] = {a: as_int(0) for a in axes if a.extent == 1}
     used: set[Var] = set()

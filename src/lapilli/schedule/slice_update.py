@@ -81,7 +81,7 @@ def reads_own(read: Iterable[Load], state: State, at: Sequence[Int]) -> bool:
 def _needs_own(update: Update, state: State, nodes: Sequence[Node]) -> bool:
     """Whether new elements depend only on those elements of the state that they replace, in all values computed in one kernel with
     them. (Other kernels read the state before.)"""
-    through = {state.id}  # the state, and what is a map of it
+    through = {state.id}  # the state, and maps of it
     for n in nodes:
         if isinstance(n, Map) and any(read.id in through for read in operands(n)):
             through.add(n.id)

@@ -1,4 +1,4 @@
-"""A task is one future kernel: a domain, what is stored where, and the reduction inside."""
+"""A task is one future kernel: a domain, the stored value and its indices, and the reduction inside."""
 
 from __future__ import annotations
 
