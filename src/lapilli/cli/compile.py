@@ -28,7 +28,9 @@ from lapilli.runtime.compiler_packages import require_compiler
 )
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True)
 @click.option(
-    "--target", metavar="PLAN", help="Name of the only plan to compile. Default: plans for every kind of device."
+    "--target",
+    metavar="PLAN|DEVICE",
+    help="The only plan to compile, or the device to compile for, such as rtx-4090. Default: plans for every kind of device.",
 )
 @click.option(
     "--fallback",
