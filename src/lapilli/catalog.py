@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from lapilli.codegen.select import plan, write_all
+from lapilli.codegen.select import schedule_of, write_all
 from lapilli.errors import LapilliError
 from lapilli.graph.aliasing import functional_variant
 from lapilli.graph.module import Module
@@ -127,7 +127,7 @@ def _ask(overload: Overload, dtype: torch.dtype, dynamic: bool = False) -> str |
             clean_up(module)
             for node, reason in refusals(module).items():
                 return reason if node.target is overload else f"{node.target}, into which it is decomposed: {reason}"
-            write_all(plan(lower(module), ANY))
+            write_all(schedule_of(lower(module), ANY))
     except (LapilliError, TypeError) as error:
         return str(error).split(". ")[0]
     except Exception as error:

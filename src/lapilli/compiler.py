@@ -20,7 +20,7 @@ from lapilli.capture.sources import Source
 from lapilli.codegen.build import build
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.parts import largest
-from lapilli.codegen.select import plan, write_all
+from lapilli.codegen.select import schedule_of, write_all
 from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.channels_last import keep_channels_last
 from lapilli.graph.module import Module
@@ -42,7 +42,7 @@ from lapilli.schedule.layout import Layout
 from lapilli.schedule.order import order
 from lapilli.schedule.plan import Schedule, realize_graph
 from lapilli.schedule.task import Task
-from lapilli.target import KNOWN, TARGETS, Target, in_parts, of_device, plans_for
+from lapilli.target import KNOWN, TARGETS, Target, bound_in_parts, of_device, plans_for
 from lapilli.version import __version__
 
 Progress = Callable[[str, int, int], None]
@@ -252,7 +252,7 @@ def _write(
     made = []
     for method in methods:
         realized = {half: realize_graph(graph, half) for half, graph in method.graphs.items()}
-        schedules = [plan(realized[t.half], t, layout) for t in targets]
+        schedules = [schedule_of(realized[t.half], t, layout) for t in targets]
         made.append([planned for s in schedules for planned in _kernels(s)])
     codes = build(
         (w.source for plans in made for planned in plans for w in planned.kernels.values()),
@@ -287,7 +287,7 @@ def _kernels(s: Schedule) -> list[_Planned]:
             raise CompileError(
                 f"{node.name} has {count} elements, and kernels count up to {MOST_ELEMENTS}: use smaller inputs, or split it"
             )
-    kernels, parts = write_all(s), in_parts(s.target)
+    kernels, parts = write_all(s), bound_in_parts(s.target)
     most = max((largest(w, s.memory) for w in kernels.values()), default=0)
     if s.target.storage or most <= parts.storage:
         return [_Planned(s, kernels)]

@@ -17,7 +17,7 @@ from agreement import Function
 
 import lapilli
 from lapilli.capture import capture
-from lapilli.codegen.select import plan, write_all
+from lapilli.codegen.select import schedule_of, write_all
 from lapilli.errors import CompileError
 from lapilli.graph.module import Module
 from lapilli.legalize.passes import prepare
@@ -69,7 +69,7 @@ def prepared(name: str, half: bool) -> Module:
 
 def planned(name: str, target: Target) -> Schedule:
     graph = lower(prepared(name, target.half), "fp16" if target.half else "fp32", target.half)
-    return plan(graph, target)
+    return schedule_of(graph, target)
 
 
 def decisions(target: Target) -> Iterator[str]:

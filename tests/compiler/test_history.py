@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.export import Dim
 
 from lapilli.capture import capture
-from lapilli.codegen.select import plan, write_all
+from lapilli.codegen.select import schedule_of, write_all
 from lapilli.ir import integer
 from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
@@ -46,7 +46,7 @@ def kernels(name: str, bounds: tuple[int, int], target: Target) -> list[str]:
     low, high = bounds
     shapes = ({1: Dim("n", min=low, max=high)},)
     module = prepare(capture(One(FUNCTIONS[name]).eval(), (torch.zeros(2, low + 1),), shapes))
-    written = write_all(plan(lower(module), target))
+    written = write_all(schedule_of(lower(module), target))
     return [f"{w.source} {w.groups} {w.params}" for w in written.values()]
 
 
@@ -93,7 +93,7 @@ def test_kernels_are_the_same_whatever_is_collected(name: str, target: Target) -
     module = prepare(capture(Many().eval(), tuple(torch.zeros(s) for s in shapes)))
 
     def written() -> list[str]:
-        return [f"{w.source} {w.groups} {w.params}" for w in write_all(plan(lower(module), target)).values()]
+        return [f"{w.source} {w.groups} {w.params}" for w in write_all(schedule_of(lower(module), target)).values()]
 
     before = gc.get_threshold()
     found = []

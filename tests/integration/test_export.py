@@ -141,7 +141,7 @@ class Images(nn.Module):
 @pytest.mark.parametrize("layout", ["auto", "contiguous", "channels-last"])
 def test_layouts(layout: str) -> None:
     from lapilli.backend.aot_graph import prepare
-    from lapilli.codegen.select import plan
+    from lapilli.codegen.select import schedule_of
     from lapilli.ir.node import Convolution
     from lapilli.lower import lower
     from lapilli.target import ANY
@@ -152,7 +152,7 @@ def test_layouts(layout: str) -> None:
     program = exported(model)
     states = [program.state_dict[s.target] for s in program.graph_signature.input_specs if s.target is not None]
     graph = lower(prepare(program.graph_module, dict(enumerate(states))).module)
-    planned = plan(graph, ANY, layout)
+    planned = schedule_of(graph, ANY, layout)
     convolutions = [
         t for t in planned.tasks if t.reduction is not None and isinstance(t.reduction.contraction, Convolution)
     ]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import lapilli
 from lapilli.capture import capture
-from lapilli.codegen.select import plan
+from lapilli.codegen.select import schedule_of
 from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
 from lapilli.schedule.task import Task
@@ -93,7 +93,7 @@ def _writes(model: nn.Module, target: str) -> list[tuple[Task, int | None]]:
     """The kernels that store into states, and how many elements each computes."""
     inputs = (torch.randn(1, 1, 8), torch.tensor([3]))
     graph = lower(prepare(capture(model, inputs)), "fp32", TARGETS[target].half)
-    planned = plan(graph, TARGETS[target])
+    planned = schedule_of(graph, TARGETS[target])
     assert len(planned.stored) == 2 and {s.name for s in planned.stored.values()} == {"k", "v"}
     found = [t for t in planned.tasks if t.out.id in planned.stored]
     sizes = [[a.extent.value for a in t.axes] for t in found]
@@ -164,7 +164,7 @@ class Adding(Shifting):
 def test_what_is_stored_may_need_states(make: Callable[[], nn.Module]) -> None:
     model = make()
     x = torch.randn(1, 3)
-    planned = plan(lower(prepare(capture(model, (x,)))), ANY)
+    planned = schedule_of(lower(prepare(capture(model, (x,)))), ANY)
     assert any(t.partial for t in planned.tasks) == (make is not Shifting)
     with lapilli.compile(model, (x,)) as program:
         for _ in range(4):

@@ -17,13 +17,13 @@ from large_process import KERNELS_OF_GPUS, RANGE
 
 import lapilli
 import lapilli.target.record as targets
-from lapilli.codegen.select import plan, write_all
+from lapilli.codegen.select import schedule_of, write_all
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import load
 from lapilli.ir.integer import Int, as_int, symbol
 from lapilli.ir.node import Graph, Input, Map
-from lapilli.target import CPU, GPU, Target, for_values, in_parts, kernels_for, on_device
+from lapilli.target import CPU, GPU, Target, bound_in_parts, for_values, kernels_for, on_device
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -94,13 +94,13 @@ def doubled(count: Int, dtype: DType = DType.float32) -> Graph:
 
 def parts(graph: Graph, target: Target) -> list[tuple[bool, int]]:
     """Of every binding whether it is written, and its number among the parts of its value."""
-    (written,) = write_all(plan(graph, target)).values()
+    (written,) = write_all(schedule_of(graph, target)).values()
     assert all(b.parts == max(c.part for c in written.bindings if c.node is b.node) + 1 for b in written.bindings)
     return [(b.written, b.part) for b in written.bindings]
 
 
 def test_values_have_as_many_parts_as_they_must() -> None:
-    small = in_parts(GPU)
+    small = bound_in_parts(GPU)
     assert small.storage == 1 << 27 and small.name == "gpu-fp32-parts"
     most = small.storage // 4
     whole = [(False, 0), (True, 0)]
@@ -109,7 +109,7 @@ def test_values_have_as_many_parts_as_they_must() -> None:
     assert parts(doubled(as_int(most + 1)), GPU) == whole
     assert len(parts(doubled(as_int(15 * most + 1)), small)) == 32
     assert len(parts(doubled(as_int(40 * most)), small)) == 32, "a kernel has no more bindings"
-    assert parts(doubled(as_int(2 * most)), in_parts(CPU)) == [(False, 0), (True, 0), (True, 1)], (
+    assert parts(doubled(as_int(2 * most)), bound_in_parts(CPU)) == [(False, 0), (True, 0), (True, 1)], (
         "texel buffers are whole"
     )
     assert parts(doubled(symbol("n", 1)), small) == whole
@@ -118,7 +118,7 @@ def test_values_have_as_many_parts_as_they_must() -> None:
 
 def test_nothing_has_more_elements_than_kernels_count() -> None:
     """Parts of bytes end before 2^31."""
-    found = parts(doubled(as_int((1 << 31) + 4), DType.int8), in_parts(GPU))
+    found = parts(doubled(as_int((1 << 31) + 4), DType.int8), bound_in_parts(GPU))
     assert len(found) == 2 * 15
     model = torch.nn.Flatten(0)
     with pytest.raises(lapilli.CompileError, match="2147483648 elements, and kernels count up to 2147483647"):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import lapilli
 from lapilli import InvalidInputError, UnsupportedOperatorError
 from lapilli.capture import capture
-from lapilli.codegen.select import plan
+from lapilli.codegen.select import schedule_of
 from lapilli.compiler import compile_to_bytes
 from lapilli.ir.interpret import run
 from lapilli.legalize.passes import prepare
@@ -319,7 +319,7 @@ def test_dynamic_sizes_beside_states() -> None:
 def test_a_cache_is_written_in_place() -> None:
     """No second cache in memory, and no kernel that only copies one."""
     graph = lower(prepare(capture(Cache(), (torch.randn(2, 1, 8), torch.tensor(0)))))
-    planned = plan(graph, ANY)
+    planned = schedule_of(graph, ANY)
     assert sorted(s.name for s in planned.stored.values()) == ["k", "v"]
     assert not any(t.out.shape == (2, 16, 8) and t.out.id not in planned.stored for t in planned.tasks)  # type: ignore[comparison-overlap]
 
@@ -411,7 +411,7 @@ def test_slices_of_a_cache_are_assigned(
 @pytest.mark.parametrize("make", CACHES[2:])
 def test_only_what_changes_in_a_cache_is_computed(make: Callable[[], nn.Module]) -> None:
     graph = lower(prepare(capture(make(), (torch.randn(2, 3, 8), torch.arange(3)))))
-    planned = plan(graph, ANY)
+    planned = schedule_of(graph, ANY)
     (task,) = (t for t in planned.tasks if t.out.id in planned.stored)
     assert task.partial
     work = [a.extent.value for a in task.axes]

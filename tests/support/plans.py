@@ -19,7 +19,7 @@ from lapilli.target import ANY, Target
 
 def plan(f: nn.Module | Callable[..., Any], *args: torch.Tensor, target: Target = ANY, dynamic: Any = None) -> Schedule:
     model = f if isinstance(f, nn.Module) else Function(f)
-    return select.plan(lower(prepare(capture(model.eval(), args, dynamic))), target)
+    return select.schedule_of(lower(prepare(capture(model.eval(), args, dynamic))), target)
 
 
 def labels(s: Schedule) -> list[str]:

@@ -25,7 +25,7 @@ def largest(written: KernelSource, memory: Callable[[Node], Node]) -> int:
     return max((nbytes(memory(b.node)).bounds[1] or 0 for b in written.bindings if not b.texel), default=0)
 
 
-def in_parts(written: KernelSource, memory: Callable[[Node], Node], target: Target) -> KernelSource:
+def split_bindings(written: KernelSource, memory: Callable[[Node], Node], target: Target) -> KernelSource:
     """The kernel with no binding above the target's limit, as far as sizes are known or bounded. Unbounded values get the
     target's default number of parts.
 

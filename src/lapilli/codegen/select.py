@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lapilli.codegen import families, flash_attention, generic, recurrent_kernels, rows
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
-from lapilli.codegen.parts import in_parts
+from lapilli.codegen.parts import split_bindings
 from lapilli.codegen.template import Context, KernelTemplate
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
@@ -22,7 +22,7 @@ from lapilli.schedule.task import Task
 from lapilli.target import Target
 
 
-def plan(source: Graph | tuple[Graph, Realized], target: Target, layout: str = "auto") -> Schedule:
+def schedule_of(source: Graph | tuple[Graph, Realized], target: Target, layout: str = "auto") -> Schedule:
     """The schedule of a graph for a target, with the kernel of every task. source, layout: as for `draft`."""
     made = draft(source, target, layout)
     results = made.results()  # as the graph says: kernels read other values
@@ -102,4 +102,4 @@ def write_all(s: Schedule) -> dict[int, KernelSource]:
             return rows.write(t, s.layouts, s.target)
         return generic.write(t, s.layouts, s.target, sizes_as_params=t.out.id in loading)
 
-    return {t.out.id: in_parts(write(t), s.memory, s.target) for t in s.tasks}
+    return {t.out.id: split_bindings(write(t), s.memory, s.target) for t in s.tasks}

@@ -210,7 +210,7 @@ def ready() -> None:
         for key in ("QuantizedPrivateUse1", "NestedTensorPrivateUse1"):
             every.fallback(memory_ops.refuse_layout, key)
         autocast.register(library)
-        method.elsewhere.update(dict.fromkeys(device_state.NAMES, resident.run))
+        method.runners.update(dict.fromkeys(device_state.NAMES, resident.run))
         _libraries.extend((library, every))
         _ready = True
         after_import("torch._dynamo.trace_rules", _leave_us_alone)

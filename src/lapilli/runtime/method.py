@@ -70,7 +70,7 @@ class Method:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As `Program.__call__`."""
         convention = self.convention
-        if elsewhere:
+        if runners:
             given = convention.structure.flatten_call(args, kwargs)
             run = _runner_for(given)
             if run is not None:
@@ -124,7 +124,7 @@ class Method:
 
     def takes(self, device: str, index: int | None) -> bool:
         """Whether it runs on tensors of a torch device, given by type and index, without copying them to the host."""
-        return device in elsewhere and index == self.loaded.device.index
+        return device in runners and index == self.loaded.device.index
 
     def report(self) -> Report:
         """Where each operator of the method runs, and why if not on the GPU."""
@@ -142,14 +142,14 @@ class Method:
         return self.loaded.interpreter.run(script, given)
 
 
-Elsewhere = Callable[["Method", Sequence[Any], "Mapping[str, int] | None"], list[Any]]
+Runner = Callable[["Method", Sequence[Any], "Mapping[str, int] | None"], list[Any]]
 
-elsewhere: dict[str, Elsewhere] = {}
+runners: dict[str, Runner] = {}
 """Functions that run a method on a flat list of tensors, by the type of the tensors' device. The module that implements the
 device registers them."""
 
 
-def _runner_for(leaves: Sequence[Any]) -> Elsewhere | None:
+def _runner_for(leaves: Sequence[Any]) -> Runner | None:
     """The function that runs a method on these tensors; None: they are on the host."""
     types = (leaf.device.type for leaf in leaves if hasattr(leaf, "device") and hasattr(leaf.device, "type"))
-    return next((elsewhere[t] for t in types if t in elsewhere), None)
+    return next((runners[t] for t in types if t in runners), None)

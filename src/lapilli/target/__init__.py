@@ -12,8 +12,8 @@ from lapilli.target.record import (
     STORAGE,
     TEXELS,
     Target,
+    bound_in_parts,
     for_values,
-    in_parts,
 )
 from lapilli.target.requirements import (
     HALF,
@@ -46,10 +46,10 @@ __all__ = [
     "TEXELS",
     "Requirements",
     "Target",
+    "bound_in_parts",
     "for_values",
     "has_half",
     "has_matrix_units",
-    "in_parts",
     "joined",
     "kernels_for",
     "of_device",

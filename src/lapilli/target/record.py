@@ -49,7 +49,7 @@ class Target:
         return max(1, min(wanted, MOST_ELEMENTS * node.dtype.size // self.storage))
 
 
-def in_parts(target: Target) -> Target:
+def bound_in_parts(target: Target) -> Target:
     """The same class of devices, with values that are larger than what every device binds at once bound in parts."""
     return replace(target, name=target.name + PARTS, storage=STORAGE)
 
