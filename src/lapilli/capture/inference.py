@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
+
+from lapilli.capture.rewriting import Rewrite
 
 _DROPOUT = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout}
 """(input, p, training, inplace); by default, training is True for dropout and False for alpha_dropout."""
@@ -21,15 +22,11 @@ _OF_SCRIPTS = {
 """(input, p, train)"""
 
 
-class without_dropout(TorchFunctionMode):
-    """A mode for tracing a model."""
+def _dropout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+    name = "training" if func in _DROPOUT else "train"
+    training = args[2] if len(args) > 2 else kwargs.get(name, func in _IN_TRAINING)
+    return args[0] if args and not training and 0 <= p <= 1 else NotImplemented
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        if args and (func in _DROPOUT or func in _OF_SCRIPTS):
-            p = args[1] if len(args) > 1 else given.get("p", 0.5)
-            name = "training" if func in _DROPOUT else "train"
-            training = args[2] if len(args) > 2 else given.get(name, func in _IN_TRAINING)
-            if not training and 0 <= p <= 1:
-                return args[0]
-        return func(*args, **given)
+
+REWRITES: dict[Any, Rewrite] = dict.fromkeys(_DROPOUT | _OF_SCRIPTS, _dropout)

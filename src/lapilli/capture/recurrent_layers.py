@@ -1,7 +1,7 @@
 """Recurrent layers under torch.export: kept whole if the length of a sequence is dynamic, or if sequences are packed.
 
 torch unrolls layers while it traces, which fixes the length, and it cannot trace the sizes of packed sequences at all. Under
-`whole_layers`, such calls become custom operators (`runtime/sequences.py`).
+`whole_layers` and the calls of `rewrites`, such calls become custom operators (`runtime/sequences.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from lapilli.capture.rewriting import Rewrite
 from lapilli.runtime.sequences import KINDS
 
 aten, ours = torch.ops.aten, torch.ops.lapilli
@@ -29,45 +29,55 @@ _PAD = {torch._VF._pad_packed_sequence, aten._pad_packed_sequence.default}
 _FIRST = {Tensor.__getitem__: (0,), aten.select.int: (0, 0)}
 
 
-class _Whole(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.batches: Any = WeakIdKeyDictionary()  # batch sizes of packed sequences, by their tensor of sizes per step
+def rewrites() -> dict[Any, Rewrite]:
+    """For one trace: they remember which tensors are sizes of packed sequences."""
+    batches: Any = WeakIdKeyDictionary()  # batch sizes of packed sequences, by their tensor of sizes per step
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = NotImplemented if kwargs else self._call(func, args)
-        return func(*args, **(kwargs or {})) if found is NotImplemented else found
-
-    def _call(self, func: Any, args: Any) -> Any:
-        if func in _LAYERS:
-            name = _LAYERS[func]
-            if isinstance(args[1], Tensor) and args[1] in self.batches:
-                return getattr(ours, f"{name}_packed")(*args)
-            padded = isinstance(args[3], bool)  # otherwise these are the weights
-            if padded and isinstance(args[0].shape[1 if args[8] else 0], torch.SymInt):
-                return getattr(ours, name)(*args)
-        elif func in _PACK:
-            data, batch_sizes = ours.pack(*args)
-            self.batches[batch_sizes] = args[0].shape[0 if args[2] else 1]
-            return data, batch_sizes
-        elif func in _PAD and args[1] in self.batches:
-            data, batch_sizes, *rest = args
-            return ours.pad_packed(data, batch_sizes, self.batches[batch_sizes], *rest)
-        elif func in _FIRST and args[0] in self.batches and tuple(args[1:]) == _FIRST[func]:
-            return self.batches[args[0]]  # every sequence has a first step
+    def layer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = _LAYERS[func]
+        if kwargs:
+            return NotImplemented
+        if isinstance(args[1], Tensor) and args[1] in batches:
+            return getattr(ours, f"{name}_packed")(*args)
+        padded = isinstance(args[3], bool)  # otherwise these are the weights
+        if padded and isinstance(args[0].shape[1 if args[8] else 0], torch.SymInt):
+            return getattr(ours, name)(*args)
         return NotImplemented
+
+    def pack(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs:
+            return NotImplemented
+        data, batch_sizes = ours.pack(*args)
+        batches[batch_sizes] = args[0].shape[0 if args[2] else 1]
+        return data, batch_sizes
+
+    def pad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs or args[1] not in batches:
+            return NotImplemented
+        data, batch_sizes, *rest = args
+        return ours.pad_packed(data, batch_sizes, batches[batch_sizes], *rest)
+
+    def first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        wanted = not kwargs and args[0] in batches and tuple(args[1:]) == _FIRST[func]
+        return batches[args[0]] if wanted else NotImplemented  # every sequence has a first step
+
+    return {
+        **dict.fromkeys(_LAYERS, layer),
+        **dict.fromkeys(_PACK, pack),
+        **dict.fromkeys(_PAD, pad),
+        **dict.fromkeys(_FIRST, first),
+    }
 
 
 @contextmanager
 def whole_layers(model: torch.nn.Module) -> Iterator[None]:
-    """A context for tracing a model: recurrent layers of dynamic length, and packed sequences, become custom operators."""
+    """A context for tracing a model: its recurrent layers do not look at the batch size of packed sequences."""
     layers = [m for m in model.modules() if isinstance(m, torch.nn.RNNBase)]
     for m in layers:
         # it would convert the batch size to a number, and thereby fix it
         vars(m)["check_forward_args"] = MethodType(_check_unless_packed, m)
     try:
-        with _Whole():
-            yield
+        yield
     finally:
         for m in layers:
             del vars(m)["check_forward_args"]

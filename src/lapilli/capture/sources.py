@@ -17,12 +17,11 @@ from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
 from torch.utils._pytree import tree_map
 
-from lapilli.capture import torchscript
+from lapilli.capture import inference, recurrent_layers, torchscript
 from lapilli.capture.examples import Arguments
 from lapilli.capture.functions import FunctionModule
 from lapilli.capture.guards import unproven
-from lapilli.capture.inference import without_dropout
-from lapilli.capture.recurrent_layers import whole_layers
+from lapilli.capture.rewriting import rewriting
 from lapilli.errors import CompileError
 
 Source: TypeAlias = (
@@ -70,9 +69,10 @@ def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = Non
 @contextmanager
 def _tracing(model: torch.nn.Module) -> Iterator[None]:
     """A context for tracing a model: calls that torch.export would decompose or lose become single operators. Dynamo skips our code
-    elsewhere, but here it must trace it, because branches and loops run under these modes. (Marking each function instead took
+    elsewhere, but here it must trace it, because branches and loops run under that mode. (Marking each function instead took
     longer than the rest of the export.)"""
-    with torch.no_grad(), dont_skip_tracing(), whole_layers(model), without_dropout():
+    rewrites = {**inference.REWRITES, **recurrent_layers.rewrites()}
+    with torch.no_grad(), dont_skip_tracing(), recurrent_layers.whole_layers(model), rewriting(model, rewrites):
         yield
 
 
