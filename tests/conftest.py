@@ -13,19 +13,34 @@ from budget import Budget
 from numpy.typing import NDArray
 
 
+BUDGET = pytest.StashKey[Budget]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(Budget(), "budget")
+    config.stash[BUDGET] = Budget()
+    config.pluginmanager.register(config.stash[BUDGET], "budget")
+
+
+def _reports(config: pytest.Config) -> str:
+    """What the Vulkan validation layers reported in this run; asked once, by xdist's controller."""
+    log = os.environ.get("LAPILLI_VALIDATION_LOG")
+    if log is None or hasattr(config, "workerinput") or not Path(log).exists():
+        return ""
+    return Path(log).read_text(encoding="utf-8", errors="replace")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fails the whole run where the Vulkan validation layers reported anything; asked once, by xdist's controller."""
-    log = os.environ.get("LAPILLI_VALIDATION_LOG")
-    if log is None or hasattr(session.config, "workerinput"):
-        return
-    reports = Path(log).read_text(encoding="utf-8", errors="replace") if Path(log).exists() else ""
-    if reports:
-        print(f"\nThe Vulkan validation layers reported ({log}):\n{reports[:4000]}")
+    """Fails the whole run where the validation layers reported anything."""
+    if _reports(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Says last, where it is seen, why a run failed in which every test passed."""
+    if reports := _reports(config):
+        print(f"The Vulkan validation layers reported ({os.environ['LAPILLI_VALIDATION_LOG']}):\n{reports[:4000]}")
+    for sentence in config.stash[BUDGET].over():
+        print(sentence)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

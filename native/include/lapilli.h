@@ -171,7 +171,10 @@ void lapilli_destroy(lapilli_program *program); /* waits for its runs in flight 
 lapilli_status lapilli_describe(const void *data, uint64_t size, int32_t skip_checksum, const lapilli_limits *limits, char **json);
 lapilli_status lapilli_describe_file(const char *path, int32_t skip_checksum, const lapilli_limits *limits, char **json);
 
-/* Describes a loaded program: JSON {device: {as in lapilli_devices}, methods: [{name, plan, plan_index, missing: [{plan,
+/* The same of a loaded program, as its file was when it was loaded. */
+lapilli_status lapilli_program_describe(lapilli_program *program, char **json);
+
+/* Describes where and how a loaded program runs: JSON {device: {as in lapilli_devices}, methods: [{name, plan, plan_index, missing: [{plan,
  * reasons: [sentences]}]}], states: [names], host_operators: [names], input_path, output_path, pipeline_cache: {file,
  * found, compiled}}. `missing` lists the better plans, and what the device lacks for them. */
 lapilli_status lapilli_program_info(lapilli_program *program, char **json);

@@ -348,6 +348,25 @@ FileBytes sum_program() {
   return builder.finish();
 }
 
+FileBytes texel_program(uint32_t count) {
+  using schema::BufferKind;
+  ProgramBuilder builder;
+  const uint32_t scale = builder.kernel("scale_texel", kernels::scale_texel, 2, 64,
+                                        {schema::BindingType::texel_float32, schema::BindingType::storage});
+  MethodBuilder m;
+  m.method.name = "forward";
+  const uint32_t n = m.number(count), bytes = m.number(4 * count);
+  m.input("x", {n});
+  m.output("y", {n});
+  PlanBuilder p("portable");
+  const uint32_t x = p.buffer(BufferKind::input, bytes), y = p.buffer(BufferKind::output, bytes);
+  p.dispatch(false, scale, {{x, bytes}, {y, bytes, true}}, {n, m.number(2)}, m.groups(n, 64), m.number(1), false,
+             "double");
+  m.method.plans.push_back(std::make_unique<schema::PlanT>(p.plan));
+  builder.program.methods.push_back(std::make_unique<schema::MethodT>(m.method));
+  return builder.finish();
+}
+
 FileBytes slow_program(uint32_t count) {
   ProgramBuilder builder;
   const uint32_t slow = builder.kernel("slow", kernels::slow, 2, 1);

@@ -107,6 +107,9 @@ FileBytes checked_program(const CheckOptions& options = {});
 // y = a + b, all of shape (N,), N from 1.
 FileBytes sum_program();
 
+// y = 2 x, both of shape (count,); x is read through a texel buffer.
+FileBytes texel_program(uint32_t count);
+
 // y[i] = x[0] for i < count; each takes a fraction of a millisecond on one core.
 FileBytes slow_program(uint32_t count);
 

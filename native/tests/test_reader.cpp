@@ -142,6 +142,19 @@ TEST(any_changed_byte_is_found) {
   }
 }
 
+// Its checksum is computed while the structure is read, which fails sooner.
+TEST(a_checksum_that_does_not_fit_explains_the_rest) {
+  const FileBytes file = sample_program({.width = 1u << 19});
+  CHECK(file.size() > 2u << 20 && describe(file).status == LAPILLI_OK);
+  for (const size_t at : {size_t{70}, size_t{100}, file.size() / 2, file.size() - 1}) {
+    FileBytes changed = file;
+    changed[at] ^= std::byte{0xff};
+    const Outcome outcome = describe(changed);
+    CHECK(outcome.status == LAPILLI_INVALID_FILE &&
+          outcome.text.find("its checksum does not fit") != std::string::npos);
+  }
+}
+
 TEST(any_truncation_is_found) {
   const FileBytes file = sample_program();
   for (size_t size = 1; size < file.size(); size += 13) {

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/parallel.h"
 #include "base/private_file.h"
 #include "base/text.h"
 #include "check.h"
@@ -12,12 +13,14 @@
 #include "format/float_controls.h"
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <limits>
 #include <optional>
 #include <random>
+#include <vector>
 
 #if !defined(_WIN32)
 #include <sys/stat.h>
@@ -30,6 +33,32 @@ namespace {
 constexpr int64_t lowest = std::numeric_limits<int64_t>::min();
 constexpr int64_t highest = std::numeric_limits<int64_t>::max();
 } // namespace
+
+TEST(shared_work_is_done_once) {
+  for (const size_t count : {size_t{0}, size_t{1}, size_t{7}, size_t{1000}}) {
+    std::vector<std::atomic<int>> done(count);
+    parallel(count, [&](size_t i) { ++done[i]; });
+    for (const std::atomic<int>& times : done)
+      CHECK(times == 1);
+  }
+}
+
+TEST(the_first_error_of_shared_work_is_thrown) {
+  for (int run = 0; run < 50; ++run) {
+    std::atomic<int> done{0};
+    std::string text;
+    try {
+      parallel(40, [&](size_t i) {
+        ++done;
+        if (i == 13 || i == 14 || i == 39)
+          fail(LAPILLI_INTERNAL, "number ", i);
+      });
+    } catch (const Error& error) {
+      text = error.what();
+    }
+    CHECK(done == 40 && text == "number 13");
+  }
+}
 
 TEST(checksum_has_the_published_values) {
   CHECK(xxh64("", 0, 0) == 0xef46db3751d8e999u);

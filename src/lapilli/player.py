@@ -548,6 +548,14 @@ class NativeProgram:
         check(library.lapilli_program_load_times(self._program(), times))
         return LoadTimes(times.open, times.device, times.pipelines, times.constants, times.total)
 
+    def describe(self) -> dict[str, Any]:
+        """What `describe` says of its file, as it was when it was loaded."""
+        ffi, library = _player()
+        text = ffi.new("char **")
+        check(library.lapilli_program_describe(self._program(), text))
+        result: dict[str, Any] = _take_json(text)
+        return result
+
     def info(self) -> dict[str, Any]:
         """The chosen device and plans, and for every better plan what the device lacks."""
         ffi, library = _player()

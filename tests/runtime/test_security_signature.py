@@ -6,6 +6,7 @@ import json
 import os
 import random
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,14 +128,14 @@ def test_what_was_verified_is_what_is_loaded(signed: bytes, keys: tuple[Path, Pa
 def test_a_file_that_is_swapped_during_a_load_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.lap"
     path.write_bytes(tiny.scales(WEIGHTS))
-    of = Description.of
+    from_json = Description.from_json
 
-    def swapped(source: Path, **options: Any) -> Description:
+    def swapped(source: Path, node: Mapping[str, Any]) -> Description:
         path.write_bytes(tiny.scales(WEIGHTS * 2))
         os.utime(path, (1, 1))
-        return of(source, **options)
+        return from_json(source, node)
 
-    monkeypatch.setattr("lapilli.runtime.program.Description.of", swapped)
+    monkeypatch.setattr("lapilli.runtime.loaded.Description.from_json", swapped)
     with pytest.raises(lapilli.ReadError, match="was changed .* load it again"):
         lapilli.load(path)
 

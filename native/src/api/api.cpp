@@ -90,14 +90,15 @@ void describe_source(const Source& source, bool verify, const lapilli_limits* gi
   need(json, "json");
   const Limits limits = Limits::of(given);
   const Container container(source, limits, verify);
-  give(describe(read_model(container), container), json);
+  give(container.checked([&] { return describe(read_model(container), limits.description_bytes); }), json);
 }
 
 void plan_source(const Source& source, bool verify, uint32_t method, uint32_t plan, std::span<const int64_t> symbols,
                  char** json) {
   need(json, "json");
   const Limits limits;
-  give(describe_memory(read_model(Container(source, limits, verify)), method, plan, symbols), json);
+  const Container container(source, limits, verify);
+  give(container.checked([&] { return describe_memory(read_model(container), method, plan, symbols); }), json);
 }
 
 void load(const Source& source, const lapilli_load_options* options, uint64_t started, lapilli_program** program) {
@@ -266,6 +267,13 @@ lapilli_status lapilli_describe_file(const char* path, int32_t skip_checksum, co
   return guarded([&] {
     need(path, "path");
     describe_source(Source(path), skip_checksum == 0, limits, json);
+  });
+}
+
+lapilli_status lapilli_program_describe(lapilli_program* program, char** json) {
+  return guarded([&] {
+    need(json, "json");
+    give(checked(program).describe(), json);
   });
 }
 

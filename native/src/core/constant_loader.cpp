@@ -7,15 +7,7 @@ namespace lapilli {
 namespace {
 
 constexpr uint64_t smallest_staging = uint64_t{64} << 10;
-
-// Bytes of a constant that is followed by zeros.
-void read_constant(const Container& file, const Constant& constant, uint64_t offset, std::span<std::byte> to) {
-  const auto there = static_cast<size_t>(
-      offset < constant.bytes ? std::min<uint64_t>(to.size(), constant.bytes - offset) : uint64_t{0});
-  if (there > 0)
-    file.read(constant.offset + offset, to.first(there));
-  std::ranges::fill(to.subspan(there), std::byte{0});
-}
+constexpr size_t piece_size = size_t{256} << 10; // fits into a cache
 
 uint64_t enough_staging(const Model& model, uint64_t alignment, uint64_t most) {
   uint64_t total = 0;
@@ -33,11 +25,29 @@ ConstantLoader::ConstantLoader(hal::Device& device, const Model& model, const Co
       staging_(device, enough_staging(model, alignment_, staging_size), alignment_, counter),
       batches_(device, hal::compute | hal::Stage::transfer_read) {}
 
+// Bytes of a constant that is followed by zeros. Memory of a GPU is written by memcpy alone: the kernel's copies from files are
+// slower there, which are made for memory that is cached.
+void ConstantLoader::read(const Constant& constant, uint64_t offset, std::span<std::byte> to) {
+  const auto there = static_cast<size_t>(
+      offset < constant.bytes ? std::min<uint64_t>(to.size(), constant.bytes - offset) : uint64_t{0});
+  const uint64_t begin = constant.offset + offset;
+  if (device_.capabilities.is_cpu()) {
+    file_.read(begin, to.first(there));
+  } else {
+    piece_.resize(std::max(piece_.size(), std::min(there, piece_size)));
+    for (size_t done = 0; done < there; done += piece_.size()) {
+      const auto piece = std::span(piece_).first(std::min(piece_.size(), there - done));
+      file_.read(begin + done, piece);
+      std::ranges::copy(piece, to.begin() + static_cast<std::ptrdiff_t>(done));
+    }
+  }
+  std::ranges::fill(to.subspan(there), std::byte{0});
+}
+
 void ConstantLoader::upload(const Constant& constant, const Region& to) {
   if (std::byte* const bytes = mapped(to))
-    return read_constant(file_, constant, 0, {bytes, static_cast<size_t>(to.size)});
-  staging_.upload(batches_, to,
-                  [&](std::span<std::byte> bytes, uint64_t offset) { read_constant(file_, constant, offset, bytes); });
+    return read(constant, 0, {bytes, static_cast<size_t>(to.size)});
+  staging_.upload(batches_, to, [&](std::span<std::byte> bytes, uint64_t offset) { read(constant, offset, bytes); });
 }
 
 void ConstantLoader::finish() {
@@ -102,8 +112,8 @@ void ConstantLoader::hold(const Shared& shared, const Launch& launch, size_t ind
     else
       slots[slot] = large_.emplace_back(device_, bound.size, MemoryUse::upload, counter_, "a constant to be packed")
                         .region(0, bound.size);
-    read_constant(file_, model_.constants[shared.plan.buffers[buffer].index], 0,
-                  {mapped(slots[slot]), static_cast<size_t>(bound.size)});
+    read(model_.constants[shared.plan.buffers[buffer].index], 0,
+         {mapped(slots[slot]), static_cast<size_t>(bound.size)});
     held_by_ = batches_.record().id();
     held_.insert(buffer);
   }

@@ -23,6 +23,7 @@ public:
   void finish(); // waits for all of this
 
 private:
+  void read(const Constant& constant, uint64_t offset, std::span<std::byte> to);
   std::vector<uint32_t> lacking(const Dispatch& command, const Plan& plan);
   void hold(const Shared& shared, const Launch& launch, size_t index, std::span<Region> slots);
 
@@ -37,6 +38,7 @@ private:
   std::vector<GpuBuffer> large_; // for those that do not fit
   Recorder recorder_;
   Batches batches_;
+  std::vector<std::byte> piece_; // of a file
 };
 
 } // namespace lapilli

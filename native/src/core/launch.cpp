@@ -132,6 +132,7 @@ void Launch::add(const Shared& shared, std::span<const Dispatch> dispatches, con
       work += bound.region.size;
       if (slot == fixed)
         continue;
+      slots[slot].reach = std::max(slots[slot].reach, bound.region.offset + bound.region.size);
       if (kernel.types[i] == BindingType::storage)
         bound.region.size += slack;
       if ((dispatch.written >> i & 1) != 0)

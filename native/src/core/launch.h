@@ -40,8 +40,9 @@ struct Launch {
 
   // What is given for a run: inputs, outputs and blocks of the arena, in this order.
   struct Slot {
-    uint64_t tensor; // bytes of the tensor
-    uint64_t bound;  // bytes that kernels may see: the last word of a tensor is written whole
+    uint64_t tensor;    // bytes of the tensor
+    uint64_t bound;     // bytes that kernels may see: the last word of a tensor is written whole
+    uint64_t reach = 0; // bytes up to which it is bound: `bound`, or a little more (see resolve_binding)
     size_t first_written = SIZE_MAX, last_read = 0; // commands, from 1
   };
   static constexpr uint32_t fixed = UINT32_MAX;

@@ -6,6 +6,7 @@
 #include "core/inputs.h"
 #include "core/requirements.h"
 #include "core/stream.h"
+#include "format/describe.h"
 #include "format/reader.h"
 
 #include <algorithm>
@@ -24,13 +25,18 @@ std::shared_ptr<Program> Program::load(const Source& file, const lapilli_load_op
                                        const OpenDevice& open) {
   const Limits limits = Limits::of(options.limits);
   const Container container(file, limits, options.skip_checksum == 0);
+  return container.checked([&] { return load(container, options, started, open); });
+}
+
+std::shared_ptr<Program> Program::load(const Container& container, const lapilli_load_options& options,
+                                       uint64_t started, const OpenDevice& open) {
   Model model = read_model(container);
   if (!model.host_operators.empty() && options.allow_host == 0)
     fail(LAPILLI_UNSUPPORTED, "This program leaves ", listed(model.host_operators),
          " to torch on the CPU, which the player alone does not have. Load it in Python where torch is installed, or "
          "compile the model again with fallback=\"error\" and replace what that names.");
   const uint64_t opened = nanoseconds_now();
-  const std::shared_ptr<Program> program(new Program(std::move(model), open(), limits));
+  const std::shared_ptr<Program> program(new Program(std::move(model), open(), container.limits));
   program->times_.open = opened - started;
   program->times_.device = nanoseconds_now() - opened;
   program->choose_plans(options.plan);
@@ -378,6 +384,8 @@ void Program::read_buffer(uint32_t index, const Given& given, uint32_t command, 
   }
   release(run);
 }
+
+std::string Program::describe() const { return lapilli::describe(model_, limits_.description_bytes); }
 
 std::string Program::info() const {
   Json json;

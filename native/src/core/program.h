@@ -63,11 +63,14 @@ public:
   void read_state(uint32_t state, std::span<std::byte> to);
   void write_state(uint32_t state, Bytes from);
 
+  std::string describe() const; // its file
   std::string info() const;
   lapilli_memory_info memory() const;
   const lapilli_load_times& load_times() const { return times_; }
 
 private:
+  static std::shared_ptr<Program> load(const Container& file, const lapilli_load_options& options, uint64_t started,
+                                       const OpenDevice& open);
   Program(Model model, std::shared_ptr<hal::Device> device, const Limits& limits);
   void choose_plans(const char* wanted);
   void prepare(const Container& file, const lapilli_load_options& options);

@@ -280,7 +280,7 @@ void Stream::place(const Launch& launch, const Method& method, size_t inputs, st
       fail(LAPILLI_INVALID_ARGUMENT, name(i), " takes ", slot.tensor, " bytes, and the buffer has ",
            buffer->bytes - std::min(offset, buffer->bytes), " from byte ", offset, ".");
     const Region whole = buffer->block->region();
-    const Region region{whole.buffer, whole.offset + offset, slot.bound};
+    const Region region{whole.buffer, whole.offset + offset, std::max(slot.bound, slot.reach)};
     // What an input in the same memory needs of an output: the same place, and that no later command reads the input.
     const auto spoils = [&](size_t input) {
       const Region& other = slots_[input];

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <system_error>
 
 namespace lapilli {
 
@@ -26,6 +27,7 @@ static_assert(sizeof(Header) == header_size);
 
 constexpr std::array<char, 8> magic{'L', 'A', 'P', 'I', 'L', 'L', 'I', '\0'};
 constexpr uint64_t piece = uint64_t{1} << 20;
+constexpr uint64_t large = uint64_t{1} << 20; // a thread costs less than the checksum of so many bytes
 
 // The structure is hashed where it will be used, so that what was hashed is what is verified.
 uint64_t compute_checksum(Header header, Bytes structure, const Source& source) {
@@ -88,10 +90,23 @@ Container::Container(const Source& source, const Limits& most, bool verify_check
   data_offset_ = header.data_offset;
   data_size = header.data_size;
   file_size = size;
-  if (verify_checksum)
-    check_file(
-        compute_checksum(header, structure, source) == header.checksum,
-        "The program is damaged: its checksum does not fit. Copy or download it again, or compile the model again.");
+  if (!verify_checksum)
+    return;
+  const auto fits = [this, header] { return compute_checksum(header, structure, source_) == header.checksum; };
+  if (size >= large) {
+    try {
+      checksum_fits_ = std::async(std::launch::async, fits);
+      return;
+    } catch (const std::system_error&) { // the system gives no more threads
+    }
+  }
+  checksum_fits_ = std::async(std::launch::deferred, fits);
+}
+
+void Container::check_checksum() const {
+  check_file(
+      !checksum_fits_.valid() || checksum_fits_.get(),
+      "The program is damaged: its checksum does not fit. Copy or download it again, or compile the model again.");
 }
 
 } // namespace lapilli

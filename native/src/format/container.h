@@ -14,9 +14,11 @@
 // used.
 #pragma once
 
+#include "base/error.h"
 #include "base/platform.h"
 #include "format/file_limits.h"
 
+#include <future>
 #include <vector>
 
 namespace lapilli {
@@ -45,10 +47,22 @@ private:
 // Constants are read in pieces when they are wanted; nothing depends on what is in them.
 class Container {
 public:
-  // Checks the header and, when asked, the checksum.
+  // Checks the header and, when asked, begins to compute the checksum on another thread.
   Container(const Source& source, const Limits& most, bool verify_checksum);
   Container(const Container&) = delete;
   Container& operator=(const Container&) = delete;
+
+  // What `use()` returns, if the checksum fits. If it does not, that is the error, whatever else went wrong.
+  template <class F> auto checked(F&& use) const {
+    try {
+      auto result = use();
+      check_checksum();
+      return result;
+    } catch (const Error&) {
+      check_checksum();
+      throw;
+    }
+  }
 
   // A part of the data section.
   void read(uint64_t offset, std::span<std::byte> to) const { source_.read(data_offset_ + offset, to); }
@@ -59,9 +73,12 @@ public:
   uint64_t file_size = 0;
 
 private:
+  void check_checksum() const; // waits for it
+
   const Source& source_;
   std::vector<uint64_t> words_; // of the structure, at an address of which FlatBuffers can read
   uint64_t data_offset_ = 0;
+  std::shared_future<bool> checksum_fits_;
 };
 
 } // namespace lapilli

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "format/container.h"
 #include "format/expr.h"
 
 namespace lapilli {
@@ -10,16 +11,15 @@ namespace {
 
 class Describer {
 public:
-  Describer(const Model& model, const Container& container)
-      : model_(model), container_(container), json_(container.limits.description_bytes) {}
+  Describer(const Model& model, uint64_t longest) : model_(model), json_(longest) {}
 
   std::string run() {
     json_.object([&] {
       json_.field("producer", model_.producer);
       json_.field("format_version", format_version);
-      json_.field("file_size", container_.file_size);
-      json_.field("structure_size", container_.structure.size());
-      json_.field("data_size", container_.data_size);
+      json_.field("file_size", model_.file_size);
+      json_.field("structure_size", model_.structure_size);
+      json_.field("data_size", model_.data_size);
       json_.key("metadata");
       json_.object([&] {
         for (const auto& [key, value] : model_.metadata)
@@ -87,7 +87,7 @@ private:
       json_.field("subgroup_size", item.subgroup_size);
       json_.field("shared_size", item.shared_size);
       json_.field("code_offset", item.code_offset);
-      json_.field("code_size", item.code.size() * 4);
+      json_.field("code_size", item.code_size);
       json_.field("spirv_version", cat(item.spirv_version >> 16, ".", item.spirv_version >> 8 & 0xff));
     });
   }
@@ -254,7 +254,6 @@ private:
   }
 
   const Model& model_;
-  const Container& container_;
   Json json_;
   Texts texts_;
   std::vector<bool> dynamic_;
@@ -263,7 +262,7 @@ private:
 
 } // namespace
 
-std::string describe(const Model& model, const Container& container) { return Describer(model, container).run(); }
+std::string describe(const Model& model, uint64_t longest) { return Describer(model, longest).run(); }
 
 // Of flags of an enumeration; those of a newer schema by their number.
 template <class Flag, class Name>

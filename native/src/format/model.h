@@ -66,6 +66,7 @@ struct Kernel {
   std::string name;
   KernelFormat format;
   uint64_t code_offset;       // in the data section
+  uint64_t code_size;         // in bytes
   std::vector<uint32_t> code; // until the pipelines are there
   uint32_t bindings;
   uint32_t push_size;
@@ -142,6 +143,7 @@ struct Method {
 };
 
 struct Model {
+  uint64_t file_size, structure_size, data_size; // in bytes
   std::string producer;
   std::vector<Method> methods;
   std::vector<Constant> constants;

@@ -1,6 +1,7 @@
 #include "format/reader.h"
 
 #include "base/error.h"
+#include "base/parallel.h"
 #include "format/expr.h"
 #include "format/spirv.h"
 
@@ -10,6 +11,8 @@
 namespace lapilli {
 
 namespace {
+
+constexpr uint64_t much_code = uint64_t{64} << 10; // threads cost less than its verification
 
 template <class T> using Vector = flatbuffers::Vector<T>;
 template <class T> using Tables = const Vector<flatbuffers::Offset<T>>*;
@@ -23,6 +26,9 @@ public:
         code_budget_(container.data_size * 2 + (1u << 16)) {}
 
   Model run() {
+    model_.file_size = container_.file_size;
+    model_.structure_size = container_.structure.size();
+    model_.data_size = container_.data_size;
     const schema::Program* program = verified_root();
     model_.producer = text(program->producer());
     each(program->metadata(), model_.metadata, "metadata", limits_.entries,
@@ -35,6 +41,7 @@ public:
          [&](const flatbuffers::String& found) { return name(&found); });
     each(program->kernels(), model_.kernels, "kernels", max_kernels,
          [&](const schema::Kernel& found) { return kernel(found); });
+    verify_code();
     each(program->methods(), model_.methods, "methods", max_methods,
          [&](const schema::Method& found) { return method(found); });
     check_file(!model_.methods.empty(), "The program has no methods.");
@@ -209,7 +216,6 @@ private:
     check_file(subgroup <= 1024 && (subgroup & (subgroup - 1)) == 0, "The program is damaged: ", what,
                " wants subgroups of ", subgroup, ".");
     code(found, result);
-    verify_spirv(result);
     return result;
   }
 
@@ -223,8 +229,18 @@ private:
     code_bytes_ += size;
     check_file(size % 4 == 0, "The program is damaged: the SPIR-V code of kernel \"", result.name, "\" has ", size,
                " bytes.");
+    result.code_size = size;
     result.code.resize(static_cast<size_t>(size / 4));
     container_.read(found.code_offset(), std::as_writable_bytes(std::span(result.code)));
+  }
+
+  void verify_code() {
+    const auto verify = [this](size_t i) { verify_spirv(model_.kernels[i]); };
+    if (code_bytes_ < much_code)
+      for (size_t i = 0; i < model_.kernels.size(); ++i)
+        verify(i);
+    else
+      parallel(model_.kernels.size(), verify);
   }
 
   Method method(const schema::Method& found) {

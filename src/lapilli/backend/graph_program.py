@@ -47,7 +47,7 @@ class GraphProgram:
     def _open(self) -> None:
         data, index = self._data, self._index
         native = NativeProgram.load(data, device=index, verify=False, allow_host=True)
-        description = Description.of(data, verify=False)
+        description = Description.from_json(data, native.describe())
         (interface,) = interfaces(description)
         self._lost = False
         self.report: Report = interface.report()

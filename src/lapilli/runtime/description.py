@@ -237,7 +237,11 @@ class Description:
         Raises ReadError, InvalidFileError.
         """
         with named(source):
-            node = player.describe(source, verify=verify, limits=limits)
+            return Description.from_json(source, player.describe(source, verify=verify, limits=limits))
+
+    @staticmethod
+    def from_json(source: str | PathLike[str] | bytes, node: Mapping[str, Any]) -> Description:
+        """node: what the player says of the file."""
         kernels = tuple(
             KernelSpec(
                 k["name"],

@@ -47,7 +47,7 @@ class Loaded:
             )
         self._close = weakref.finalize(self, self._native.close)
         try:
-            self.description = Description.of(source, verify=False, limits=native_limits)  # loading verified it
+            self.description = Description.from_json(source, self._native.describe())
             with named(source):
                 self.interfaces: list[Interface] = interfaces(self.description)
                 scripts = [(i.script, i.inputs, len(i.outputs)) for i in self.interfaces if i.script is not None]
