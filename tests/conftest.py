@@ -12,7 +12,6 @@ import tiny
 from budget import Budget
 from numpy.typing import NDArray
 
-
 BUDGET = pytest.StashKey[Budget]()
 
 
