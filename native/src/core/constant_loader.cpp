@@ -1,5 +1,7 @@
 #include "core/constant_loader.h"
 
+#include "base/parallel.h"
+
 #include <algorithm>
 
 namespace lapilli {
@@ -7,7 +9,8 @@ namespace lapilli {
 namespace {
 
 constexpr uint64_t smallest_staging = uint64_t{64} << 10;
-constexpr size_t piece_size = size_t{256} << 10; // fits into a cache
+constexpr size_t read_at_once = size_t{512} << 10;
+constexpr size_t worth_threads = size_t{2} << 20;
 
 uint64_t enough_staging(const Model& model, uint64_t alignment, uint64_t most) {
   uint64_t total = 0;
@@ -25,32 +28,50 @@ ConstantLoader::ConstantLoader(hal::Device& device, const Model& model, const Co
       staging_(device, enough_staging(model, alignment_, staging_size), alignment_, counter),
       batches_(device, hal::compute | hal::Stage::transfer_read) {}
 
-// Bytes of a constant that is followed by zeros. Memory of a GPU is written by memcpy alone: the kernel's copies from files are
-// slower there, which are made for memory that is cached.
 void ConstantLoader::read(const Constant& constant, uint64_t offset, std::span<std::byte> to) {
-  const auto there = static_cast<size_t>(
-      offset < constant.bytes ? std::min<uint64_t>(to.size(), constant.bytes - offset) : uint64_t{0});
-  const uint64_t begin = constant.offset + offset;
-  if (device_.capabilities.is_cpu()) {
-    file_.read(begin, to.first(there));
-  } else {
-    piece_.resize(std::max(piece_.size(), std::min(there, piece_size)));
-    for (size_t done = 0; done < there; done += piece_.size()) {
-      const auto piece = std::span(piece_).first(std::min(piece_.size(), there - done));
-      file_.read(begin + done, piece);
-      std::ranges::copy(piece, to.begin() + static_cast<std::ptrdiff_t>(done));
-    }
-  }
-  std::ranges::fill(to.subspan(there), std::byte{0});
+  for (size_t done = 0; done < to.size(); done += read_at_once)
+    reads_.push_back({&constant, offset + done, to.subspan(done, std::min(read_at_once, to.size() - done))});
+  waiting_ += to.size();
+}
+
+// Reading is a copy, mostly from memory to memory: one thread does not use what the bus can do.
+void ConstantLoader::finish_reads() {
+  const auto work = [&](size_t i) {
+    const auto& [constant, offset, to] = reads_[i];
+    const auto there = static_cast<size_t>(
+        offset < constant->bytes ? std::min<uint64_t>(to.size(), constant->bytes - offset) : uint64_t{0});
+    file_.read(constant->offset + offset, to.first(there));
+    std::ranges::fill(to.subspan(there), std::byte{0}); // what follows a constant
+  };
+  if (waiting_ >= worth_threads)
+    parallel(reads_.size(), work);
+  else
+    for (size_t i = 0; i < reads_.size(); ++i)
+      work(i);
+  reads_.clear();
+  waiting_ = 0;
 }
 
 void ConstantLoader::upload(const Constant& constant, const Region& to) {
   if (std::byte* const bytes = mapped(to))
     return read(constant, 0, {bytes, static_cast<size_t>(to.size)});
-  staging_.upload(batches_, to, [&](std::span<std::byte> bytes, uint64_t offset) { read(constant, offset, bytes); });
+  const uint64_t most = staging_.piece();
+  for (uint64_t done = 0; done < to.size; done += most) {
+    const uint64_t size = std::min(most, to.size - done);
+    if (!staging_.fits(batches_, size))
+      finish_reads(); // for what is recorded may be submitted
+    const Region piece = staging_.take(batches_, size);
+    read(constant, done, {mapped(piece), static_cast<size_t>(size)});
+    batches_.record().copy(piece, {to.buffer, to.offset + done, size});
+    if (waiting_ < most)
+      continue;
+    finish_reads();
+    batches_.submit_if_due();
+  }
 }
 
 void ConstantLoader::finish() {
+  finish_reads();
   batches_.finish();
   large_.clear();
 }
@@ -62,6 +83,7 @@ void ConstantLoader::pack(const Shared& shared) {
   for (size_t i = 0; i < launch.buffers.size(); ++i)
     if (const Buffer& buffer = shared.plan.buffers[i]; buffer.kind == BufferKind::load_constant)
       check_room(launch.buffers[i].region.size, model_.constants[buffer.index].bytes, buffer);
+  finish_reads();
   batches_.submit(); // what was uploaded is there for the next batch
   std::vector<Region> slots(launch.slots.size());
   const Placed placed{launch, shared.pipelines, slots};
@@ -96,8 +118,11 @@ void ConstantLoader::hold(const Shared& shared, const Launch& launch, size_t ind
   std::vector<uint32_t> wanted = lacking(command, shared.plan);
   if (wanted.empty())
     return;
-  batches_.submit_if_due();
-  wanted = lacking(command, shared.plan);
+  if (waiting_ >= staging_.piece()) {
+    finish_reads();
+    batches_.submit_if_due();
+    wanted = lacking(command, shared.plan);
+  }
   uint64_t bytes = 0;
   for (const uint32_t buffer : wanted)
     bytes += align_up(launch.buffers[buffer].region.size, alignment_);

@@ -23,7 +23,8 @@ public:
   void finish(); // waits for all of this
 
 private:
-  void read(const Constant& constant, uint64_t offset, std::span<std::byte> to);
+  void read(const Constant& constant, uint64_t offset, std::span<std::byte> to); // before what is recorded is submitted
+  void finish_reads();
   std::vector<uint32_t> lacking(const Dispatch& command, const Plan& plan);
   void hold(const Shared& shared, const Launch& launch, size_t index, std::span<Region> slots);
 
@@ -38,7 +39,13 @@ private:
   std::vector<GpuBuffer> large_; // for those that do not fit
   Recorder recorder_;
   Batches batches_;
-  std::vector<std::byte> piece_; // of a file
+  struct Read { // bytes of a constant that are still to be read
+    const Constant* constant;
+    uint64_t offset;
+    std::span<std::byte> to;
+  };
+  std::vector<Read> reads_;
+  uint64_t waiting_ = 0; // their bytes
 };
 
 } // namespace lapilli

@@ -19,10 +19,11 @@ public:
   // Whether take() does so at once: for one piece, or for several whose sizes are multiples of the alignment.
   bool fits(const Batches& batches, uint64_t bytes);
   uint64_t size() const { return size_; }
+  uint64_t piece() const { return size_ / 4; } // the device copies one while the host writes the next
 
   // Copies what `write(bytes, offset)` writes, which is called piece after piece.
   template <class F> void upload(Batches& batches, const Region& to, F&& write) {
-    const uint64_t most = size_ / 4; // so that the device can copy one while the host writes the next
+    const uint64_t most = piece();
     for (uint64_t done = 0; done < to.size; done += most) {
       const uint64_t size = std::min(most, to.size - done);
       const Region piece = take(batches, size);
