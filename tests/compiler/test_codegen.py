@@ -21,11 +21,16 @@ from lapilli.codegen import build as building
 from lapilli.codegen import slang
 from lapilli.codegen.emit import literal, stored_as
 from lapilli.codegen.kernel import MAX_GROUPS, KernelSource, linear_groups
-from lapilli.codegen.select import write_all
+from lapilli.codegen.select import schedule_of, write_all
 from lapilli.codegen.spirv import strip
 from lapilli.errors import CompileError
+from lapilli.ir import expr
+from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
+from lapilli.ir.expr import const
 from lapilli.ir.integer import as_int, symbol
+from lapilli.ir.node import Graph, Map
+from lapilli.ir.scalar import OPS
 from lapilli.target import ANY, CPU, CPU_HALF, GPU, Target
 
 KERNEL = """[[vk::binding(0, 0)]] RWStructuredBuffer<float> b;
@@ -226,6 +231,29 @@ def extended(code: bytes) -> set[int]:
             found.add(words[at + 4])
         at += words[at] >> 16
     return found
+
+
+BITS = {"bitnot", "bitand", "bitor", "bitxor", "shl", "shr", "to_uint8", "to_int8", "to_int16"}
+"""Operations on integers alone."""
+
+
+@pytest.mark.parametrize("count", [7, 8])
+def test_operations_on_constants_compile(count: int) -> None:
+    """All of them, one element at a time and four: the negative of -0.5 was written as a decrement."""
+    sources = []
+    for name, operation in OPS.items():
+        for value in (-0.5, -0.0, -np.inf, np.nan, -5, -(2**31)):
+            dtype = DType.int32 if isinstance(value, int) else DType.float32
+            if dtype is DType.float32 and name in BITS:
+                continue
+            constant = const(value, dtype)
+            given = (const(True), constant, constant) if name == "where" else (constant,) * operation.arity
+            body = expr._op(name, operation.result or dtype, *given)
+            axes, _ = fresh_axes((as_int(count),))
+            graph = Graph([], [Map((as_int(count),), body.dtype, "y", "y", axes=axes, body=body)], {})
+            sources += [w.source for w in write_all(schedule_of(graph, ANY)).values()]
+    assert len(sources) > 400
+    building.build(sources)
 
 
 @pytest.mark.parametrize("target", [GPU, ANY])

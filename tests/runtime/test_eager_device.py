@@ -367,6 +367,25 @@ def test_a_view_stays_within_its_storage() -> None:
         ours.t().view(-1)
 
 
+def test_empty_views_may_begin_beyond_their_storage() -> None:
+    """The second half of nothing begins where it would if the other dimensions were not empty."""
+    empty = torch.zeros(15, 1, 1, 0).to("vulkan").chunk(2, 0)[1]
+    assert empty.storage_offset() == 8 and empty.shape == (7, 1, 1, 0)
+    weight, bias = torch.zeros(1, 0).to("vulkan"), torch.ones(1).to("vulkan")
+    assert torch.equal(torch.nn.functional.linear(empty, weight, bias).cpu(), torch.ones(7, 1, 1, 1))
+    assert torch.equal(empty.add_(1).sum(-1).cpu(), torch.zeros(7, 1, 1))
+    for made in (
+        empty + 1,
+        empty.clone(),
+        empty.fill_(2),
+        empty.cpu(),
+        empty.half(),
+        torch.add(empty, empty, out=empty),
+    ):
+        assert made.shape == empty.shape
+    assert torch.cat([empty, empty]).shape == (14, 1, 1, 0)
+
+
 def test_indexing() -> None:
     ours, theirs = both()
     index = torch.tensor([0, 2])

@@ -115,6 +115,8 @@ Region Stream::region(const lapilli_buffer& buffer, uint64_t offset, uint64_t by
   if (buffer.stream.get() != this)
     fail(LAPILLI_INVALID_ARGUMENT, "The buffers belong to different streams. Allocate both from one, or copy through "
                                    "the host.");
+  if (bytes == 0)
+    offset = 0; // as in place()
   if (offset > buffer.bytes || bytes > buffer.bytes - offset)
     fail(LAPILLI_INVALID_ARGUMENT, "Bytes ", offset, " to ", offset + bytes, " were asked for of a buffer of ",
          buffer.bytes, ".");
@@ -266,7 +268,8 @@ void Stream::place(const Launch& launch, const Method& method, size_t inputs, st
   };
   for (size_t i = 0; i < slices.size(); ++i) {
     const Launch::Slot& slot = launch.slots[i];
-    const auto& [buffer, offset] = slices[i];
+    const auto& [buffer, begin] = slices[i];
+    const uint64_t offset = slot.tensor == 0 ? 0 : begin; // nothing may begin anywhere, even beyond its buffer
     if (buffer != nullptr && buffer->stream.get() != this && buffer->stream->lost())
       fail(LAPILLI_DEVICE_LOST, name(i),
            " is a buffer of a stream whose work was lost, or whose device stopped working. "

@@ -95,7 +95,7 @@ def _unsigned_shift(x: Any, y: Any) -> Any:
 _OF_UNIT = within(-1, 1)
 _ROWS = [
     # arithmetic
-    _unary("neg", np.negative, "-{0}", **_both(interval.negated)),
+    _unary("neg", np.negative, "-({0})", **_both(interval.negated)),
     _unary("abs", np.abs, "abs({0})", **_both(interval.absolute)),
     _unary("sign", np.sign, "", **_both(_OF_UNIT)),
     _unary("reciprocal", lambda x: 1 / x, ""),
