@@ -16,7 +16,8 @@ demo: setup-demo ## Compile EfficientNet-Lite0, save it, run it on two photos
 	$(PY) examples/efficientnet_lite0.py
 
 test: setup-test ## Lint, types, native tests, Python tests on two software devices
-	$(MAKE) --no-print-directory lint types native python poor random
+	$(MAKE) --no-print-directory -j2 --output-sync=target lint types native
+	$(MAKE) --no-print-directory python poor random
 
 setup-demo:
 	@tools/setup.sh demo
@@ -59,10 +60,10 @@ python: ## pytest: tests/unit and tests/compiler with no driver, all others on l
 poor: ## The tests marked poor_device on SwiftShader
 	tools/test_python.sh poor
 
-random: ## Random programs against torch: the same ones, some by kernels for GPUs, and new ones for a minute
-	tools/random_programs.sh --seeds 0:18 --each 2
-	tools/random_programs.sh --seeds 18:24 --each 2 --gpu-plans
-	@tools/random_programs.sh --new --seconds 60 --each 2 || echo "The new seeds above are no failure of this run: mend them, or run them again with tools/random_programs.sh --seeds A:B"
+random: ## Random programs against torch: the same ones, some by kernels for GPUs, and new ones for most of a minute
+	tools/random_programs.sh --seeds 0:10 --each 2
+	tools/random_programs.sh --seeds 18:22 --each 2 --gpu-plans
+	@tools/random_programs.sh --new --seconds 45 --each 2 || echo "The new seeds above are no failure of this run: mend them, or run them again with tools/random_programs.sh --seeds A:B"
 
 format: ## Format Python and C++
 	$(PY) -m ruff check --fix .
@@ -85,7 +86,8 @@ fuzz: setup-test ## Random programs against torch, and damaged files (fuzz-nativ
 fuzz-native: setup-fuzz ## Damaged files by libFuzzer, SECONDS (120) for each of four targets
 	tools/fuzz_native.sh $(or $(SECONDS),120)
 
-test-all: test tidy fuzz-native failures ## make test, clang-tidy, two minutes of each fuzz target, and every failure that can be had
+test-all: export LAPILLI_TEST_ALL=1
+test-all: test tidy fuzz-native failures ## make test with all cases, clang-tidy, two minutes of each fuzz target, and every failure that can be had
 
 failures: setup-test ## Every call to Vulkan and every third allocation fails in turn; threads under ThreadSanitizer
 	tools/test_failures.sh

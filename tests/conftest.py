@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import as_gpu
+import in_parts
 import numpy as np
 import pytest
 import tiny
@@ -43,14 +44,19 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [] if os.environ.get("LAPILLI_TEST_ALL") else in_parts.left_out(items)
+    if config.getoption("markexpr") == "poor_device":
+        left_out += _too_much_for_the_poor(items)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def _too_much_for_the_poor(items: list[pytest.Item]) -> list[pytest.Item]:
     """The poor device has neither large texel buffers nor 16-bit types: plans that need them are not tested on it."""
-    if config.getoption("markexpr") != "poor_device":
-        return
     rich = {"cpu-fp32", "cpu-fp16", "gpu-fp16", "gpu-fp16-matrix"}
     given = {item: getattr(item, "callspec", None) for item in items}
-    left_out = [item for item, spec in given.items() if spec is not None and spec.params.get("target") in rich]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    return [item for item, spec in given.items() if spec is not None and spec.params.get("target") in rich]
 
 
 @pytest.fixture

@@ -70,6 +70,7 @@ def loss_of(scores: Tensor) -> Tensor:
 
 
 @ALL
+@pytest.mark.part(2)
 def test_programs(name: str) -> None:
     model, example = made(name)
     model.eval()
@@ -85,6 +86,7 @@ def test_programs(name: str) -> None:
 @CPU_OR_DEVICE
 @pytest.mark.parametrize("dynamic", [False, None])
 @ALL
+@pytest.mark.part(2)
 def test_torch_compile(name: str, dynamic: bool | None, device: str) -> None:
     """dynamic None: the second size makes the batch dynamic, then comes an empty one."""
     model, example = made(name)
@@ -108,6 +110,7 @@ def trained(model: nn.Module, run: Any, batches: list[Tensor], device: str) -> l
 @CPU_OR_DEVICE
 @pytest.mark.parametrize("compiled", [False, True])
 @ALL
+@pytest.mark.part(2)
 def test_training(name: str, compiled: bool, device: str) -> None:
     """Without what draws random numbers and what refuses empty batches in training (batch norm)."""
     if not compiled and device == "cpu":

@@ -77,6 +77,7 @@ def batch(
 
 
 @pytest.mark.parametrize("dtype, run", [*WAYS, way(torch.uint8, compiled), way(torch.bool, program)])
+@pytest.mark.part(3)
 def test_operators(dtype: torch.dtype, run: Run) -> None:
     a, b = values(dtype)
     cases = {n: f for n, f in OPERATORS.items() if accepted(lambda f=f: f(a, b))}
@@ -91,6 +92,7 @@ def test_operators(dtype: torch.dtype, run: Run) -> None:
 @pytest.mark.parametrize(
     "dtype, run", [way(torch.uint8, program), way(torch.int32, program), way(torch.int8, interpreted)]
 )
+@pytest.mark.part(3)
 def test_numbers(dtype: torch.dtype, run: Run) -> None:
     """Python numbers that do not fit are converted first, where torch does so."""
     a = values(dtype)[0][::5]
@@ -115,6 +117,7 @@ def _is_wide(r: Tensor) -> bool:
 @pytest.mark.parametrize(
     "dtype, run", [way(torch.int64, program), way(torch.uint8, program), way(torch.int8, interpreted)]
 )
+@pytest.mark.part(2)
 def test_rows(dtype: torch.dtype, run: Run) -> None:
     """Reductions, scans, sorting, products and views."""
     m = values(dtype)[0].view(12, 12)[:, :9].T.contiguous() + values(dtype)[1].view(12, 12)[:9] * 3

@@ -79,6 +79,7 @@ def check(
 
 @CPU_OR_DEVICE
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.part(2)
 def test_out_of_torch_compile(dynamic: bool, device: str) -> None:
     """Results share memory where they do in PyTorch, and with nothing else; what is written there is seen."""
     torch._dynamo.reset()
