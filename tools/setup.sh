@@ -108,7 +108,7 @@ build_tools() {
   say "build tools"
   pip_install -r <(requirements build-system requires) 'cmake>=3.25' ninja
 }
-build=(--no-build-isolation -C build-dir=build/package)
+build=(--no-build-isolation --config-settings build-dir=build/package)
 
 package() {
   command -v g++ >/dev/null || apt_install g++

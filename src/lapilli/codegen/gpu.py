@@ -17,6 +17,7 @@ from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, c
 from lapilli.schedule.encoding import encoding_of
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
+from lapilli.target import WORTH_PACKING
 
 
 def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
@@ -126,7 +127,7 @@ def matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
     rhs = v.rhs
     rows = _matmul_rows(v.lhs, v.m, v.k, True)
     if rows is None:
-        if estimate(v.batch * v.m * v.n * v.k) < _WORTH_PACKING:
+        if estimate(v.batch * v.m * v.n * v.k) < WORTH_PACKING:
             return None
         rows = _packed_rows(v, ctx)
     # A chunk of the left operand has zeros where the last eight k are not full, if it does not lie across K as well.
@@ -136,9 +137,6 @@ def matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
     if rhs.offset == 0 and across and all_multiples(8, v.k, rhs.strides[0], rhs.strides[2]):
         return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[2], transposed_w=True)
     return _with_packed_columns(v, rows, True, ctx)
-
-
-_WORTH_PACKING = 1 << 24  # multiplications
 
 
 def _packed_rows(v: MatmulView, ctx: Context) -> Rows:
