@@ -61,18 +61,19 @@ def compile_to_bytes(
     progress: Progress | None = None,
 ) -> bytes:
     """The bytes of the program file; no device is needed. Arguments as for `lapilli.compile`."""
-    targets = _targets(precision, target)
+    _check_target(precision, target)
     metadata = _checked(metadata)
     if fallback not in ("cpu", "error"):
         raise CompileError(f'fallback is {fallback!r}: choose "cpu" or "error"')
     if example_kwargs is not None:
         example_inputs = Arguments(tuple(example_inputs or ()), dict(example_kwargs))
-    compiler = _Compiler(Storage(precision, precision), targets, fallback)
     with _uncollected(), nullcontext() if progress else working():
         sources = _methods(model, example_inputs, dynamic_shapes)
         captured = {name: capture(*source) for name, source in sources.items()}
         modules = {name: functional(exported) for name, exported in captured.items()}
         share_states(modules)
+        targets = _targets(precision, target, any(m.has_halves() for m in modules.values()))
+        compiler = _Compiler(Storage(precision, precision), targets, fallback)
         for name, module in modules.items():
             channels_last = keep_channels_last(module)
             optimize(module)
@@ -362,21 +363,33 @@ def _specs(module: Module, dims: Mapping[str, str]) -> tuple[tuple[TensorSpec, .
     return tuple(map(spec, inputs)), tuple(map(spec, module.outputs))
 
 
-def _targets(precision: str, target: str | None) -> list[Target]:
+def _check_target(precision: str, target: str | None) -> None:
+    """Before anything takes time. Which plans there are depends on the model too."""
     if precision not in ("fp32", "fp16"):
         raise CompileError(f'precision is {precision!r}: choose "fp32" or "fp16"')
-    plans = plans_for(precision)
+    if target is not None and target not in KNOWN and target not in TARGETS:
+        raise _wrong_target(precision, target, precision == "fp16")
+
+
+def _targets(precision: str, target: str | None, halves: bool) -> list[Target]:
+    """halves: the model has values of half precision of its own."""
+    half = halves or precision == "fp16"
+    plans = plans_for(half)
     if target is None:
         return plans
     if target in KNOWN:
-        return [of_device(KNOWN[target], half=precision == "fp16", matrix=True)]
-    if target not in {t.name for t in plans}:
-        names = ", ".join(t.name for t in plans)
-        raise CompileError(
-            f"target is {target!r}: with precision {precision!r} choose None (all), one of the plans {names}, or one of the "
-            f"devices {', '.join(KNOWN)}"
-        )
+        return [of_device(KNOWN[target], half=half, matrix=True)]
+    if TARGETS[target] not in plans and TARGETS[target] not in plans_for(False):
+        raise _wrong_target(precision, target, half)
     return [TARGETS[target]]
+
+
+def _wrong_target(precision: str, target: str, half: bool) -> CompileError:
+    names = ", ".join(t.name for t in plans_for(half))
+    return CompileError(
+        f"target is {target!r}: with precision {precision!r} choose None (all), one of the plans {names}, or one of the "
+        f"devices {', '.join(KNOWN)}"
+    )
 
 
 def _checked(metadata: Mapping[str, str] | None) -> dict[str, str]:

@@ -97,7 +97,7 @@ def verify(
 
 def _taken(module: Any, precision: str, device: str | int | None) -> str:
     """The name of the plan that a device would run."""
-    data, _ = assemble(module, precision, plans_for(precision))
+    data, _ = assemble(module, precision, plans_for(precision == "fp16" or module.has_halves()))
     native = NativeProgram.load(data, device=device)
     try:
         return str(native.info()["methods"][0]["plan"]).removesuffix(PARTS)

@@ -157,9 +157,9 @@ def test_what_depends_on_weights_only_runs_at_load() -> None:
 
 
 def test_every_program_has_a_plan_for_every_device() -> None:
-    assert plans_for("fp32")[-1] is plans_for("fp16")[-1] is ANY
+    assert plans_for(False)[-1] is plans_for(True)[-1] is ANY
     assert not ANY.half and not ANY.texel and ANY.kind == "any"
-    assert all(TARGETS[t.name] is t for p in ("fp32", "fp16") for t in plans_for(p))
+    assert all(TARGETS[t.name] is t for half in (False, True) for t in plans_for(half))
 
 
 def test_a_kernel_reads_few_buffers_whatever_vanishes_into_it() -> None:

@@ -11,6 +11,7 @@ from image_models import image, model_of, small
 from torch import nn
 
 import lapilli
+from lapilli.target import plans_for
 
 
 def check(model: nn.Module, x: torch.Tensor, target: str | None) -> None:
@@ -29,6 +30,35 @@ PLANS = [None, "cpu-fp16", "gpu-fp16", "gpu-fp32", pytest.param("any-fp32", mark
 @pytest.mark.parametrize("target", PLANS)
 def test_small_network(target: str | None, gpu_plans: None) -> None:
     check(small(), torch.randn(3, 3, 17, 15, generator=torch.Generator().manual_seed(1)), target)
+
+
+@pytest.mark.parametrize("target", PLANS)
+def test_a_model_in_half_precision_as_it_comes(target: str | None, gpu_plans: None) -> None:
+    """Its own values decide which kernels it gets, not an option: all plans that precision="fp16" has."""
+    model, x = small(), torch.randn(3, 3, 17, 15, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        exact = copy.deepcopy(model).half().double()(x.half().double())
+        theirs = copy.deepcopy(model).half()(x.half())
+    program = lapilli.compile(copy.deepcopy(model).half(), (x.half(),), target=target)
+    got = program(x.half())
+    assert got.dtype is torch.float16
+    assert relative_error(got.double(), exact) <= relative_error(theirs.double(), exact)
+    if target is None:
+        assert [plan.name for plan in program.description.methods[0].plans] == [t.name for t in plans_for(True)]
+
+
+def test_models_in_half_precision_use_matrix_units() -> None:
+    from lapilli.compiler import compile_to_bytes
+    from lapilli.runtime.description import Description
+
+    def kernels(dtype: torch.dtype, device: str) -> list[str]:
+        model = nn.Sequential(nn.Conv2d(16, 64, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 64, 128)).eval()
+        data = compile_to_bytes(model.to(dtype), (torch.randn(8, 16, 8, 8).to(dtype),), target=device)
+        commands = Description.of(data).methods[0].plans[0].run
+        return [command.kernel for command in commands if not command.kernel.startswith("map")]
+
+    assert kernels(torch.float16, "h100") == ["convolution_matrix", "matmul_matrix"]
+    assert not any("matrix" in name for name in kernels(torch.float32, "h100"))
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v2", "resnet18", "efficientnet_b0", "convnext_tiny"])

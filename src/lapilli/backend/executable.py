@@ -245,8 +245,9 @@ def _program(prepared: Prepared, options: Options, index: int, open_parts: int, 
     names of the sizes that a call can determine.
     """
     kept = Storage(options.precision, options.precision)
-    best = [replace(t, open_parts=open_parts) for t in targets(options.precision, index)]
-    for chosen in (best, plans_for(options.precision)):
+    half = options.precision == "fp16" or prepared.module.has_halves()
+    best = [replace(t, open_parts=open_parts) for t in targets(half, index)]
+    for chosen in (best, plans_for(half)):
         data = compile_module(prepared.module, kept, chosen, options.fallback, given=given)
         try:
             return load(data, index)

@@ -39,10 +39,9 @@ def _find(wanted: str | int | None) -> int:
     raise NoDeviceError(f"There is no Vulkan device {wanted!r}; there are {names}.")
 
 
-def targets(precision: str, index: int) -> list[Target]:
-    """The target that fits the device best."""
-    device = devices()[index]
-    return [of_device(device, half=precision == "fp16", matrix=True)]
+def targets(half: bool, index: int) -> list[Target]:
+    """The target that fits the device best. half: the program has values of half precision."""
+    return [of_device(devices()[index], half=half, matrix=True)]
 
 
 _compiling = threading.local()

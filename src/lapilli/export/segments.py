@@ -42,7 +42,8 @@ def build(
     outside = list(made.outside)
     known = {k: constants[a] for k, a in enumerate(outside) if a in constants}
     prepared = prepare(fx.GraphModule(owner, made.graph), known, views=False)
-    data = compile_module(prepared.module, storage, plans_for(storage.activations), "error")
+    half = storage.activations == "fp16" or prepared.module.has_halves()
+    data = compile_module(prepared.module, storage, plans_for(half), "error")
     return _segment(data, prepared, outside, list(made.results), [a for a in outside if a not in constants])
 
 

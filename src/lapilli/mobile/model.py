@@ -206,4 +206,4 @@ def _specs(value: Any, axes: dict[int, set[int]]) -> Any:
 
 def _target(precision: str, device: int | None) -> str:
     """The plan for the device on which the program will run."""
-    return targets(precision, device_of((), device))[0].name
+    return targets(precision == "fp16", device_of((), device))[0].name

@@ -24,6 +24,6 @@ def portable(name: str) -> Target:
     return TARGETS[name]
 
 
-def plans_for(precision: str) -> list[Target]:
-    """The targets of a portable program, best first. A half-precision program runs without 16-bit storage too."""
-    return [GPU_MATRIX, GPU_HALF, CPU_HALF, GPU, ANY] if precision == "fp16" else [GPU, CPU, ANY]
+def plans_for(half: bool) -> list[Target]:
+    """The targets of a portable program, best first. half: it has values of half precision; it runs without 16-bit storage too."""
+    return [GPU_MATRIX, GPU_HALF, CPU_HALF, GPU, ANY] if half else [GPU, CPU, ANY]

@@ -51,7 +51,8 @@ def _target(program: Program, precision: Any) -> str | None:
         return None
     from lapilli.backend.placement import device_of, targets
 
-    return targets(precision, device_of((), None))[0].name
+    half = precision == "fp16" or any(leaf.dtype == "float16" for leaf in program.leaves)
+    return targets(half, device_of((), None))[0].name
 
 
 Results = Callable[[int], Sequence[Any]]
