@@ -47,6 +47,7 @@ def test_transposed_convolutions(
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("batch", [1, 16, 24])
+@pytest.mark.part(2)
 def test_gradients_of_convolutions(batch: int, stride: int, groups: int) -> None:
     def gradients(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         spatial = ([stride] * 2, [1, 1], [1, 1], False, [0, 0])

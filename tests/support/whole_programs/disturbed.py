@@ -122,7 +122,7 @@ _TAKEN_APART: dict[str, Callable[..., Any]] = {
 for _name in (
     "native_layer_norm", "native_group_norm", "native_batch_norm", "native_layer_norm_backward",
     "native_group_norm_backward", "native_batch_norm_backward", "linalg_cross", "_softmax_backward_data",
-    "_log_softmax_backward_data",
+    "_log_softmax_backward_data", "gelu",
 ):  # fmt: skip
     _TAKEN_APART[_name] = lambda func, *args, **kwargs: decomposition_table[func](*args, **kwargs)
 
