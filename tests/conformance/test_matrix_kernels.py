@@ -72,7 +72,7 @@ class Product(nn.Module):
 def test_operands_that_lie_transposed(
     emulated: None, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], left: bool, right: bool
 ) -> None:
-    monkeypatch.setattr(gpu, "_WORTH_PACKING", 0)
+    monkeypatch.setattr(gpu, "WORTH_PACKING", 0)
     torch.manual_seed(0)
     b, m, k, n = sizes
     x, y = torch.randn(b, m, k).half(), torch.randn(b, k, n).half()
