@@ -16,7 +16,7 @@ demo: setup-demo ## Compile EfficientNet-Lite0, save it, run it on two photos
 	$(PY) examples/efficientnet_lite0.py
 
 test: setup-test ## Lint, types, native tests, Python tests on two software devices
-	$(MAKE) --no-print-directory -j2 --output-sync=target lint types native
+	$(MAKE) --no-print-directory -j2 lint types native
 	$(MAKE) --no-print-directory python poor random
 
 setup-demo:
@@ -61,8 +61,8 @@ poor: ## The tests marked poor_device on SwiftShader
 	tools/test_python.sh poor
 
 random: ## Random programs against torch: the same ones, some by kernels for GPUs, and new ones for half a minute
-	tools/random_programs.sh --seeds 0:8 --each 2
-	tools/random_programs.sh --seeds 18:21 --each 2 --gpu-plans
+	tools/random_programs.sh --seeds 0:$(if $(LAPILLI_TEST_ALL),18,8) --each 2
+	tools/random_programs.sh --seeds 18:$(if $(LAPILLI_TEST_ALL),24,21) --each 2 --gpu-plans
 	@tools/random_programs.sh --new --seconds 30 --each 2 || echo "The new seeds above are no failure of this run: mend them, or run them again with tools/random_programs.sh --seeds A:B"
 
 format: ## Format Python and C++

@@ -72,7 +72,7 @@ def compile_to_bytes(
         captured = {name: capture(*source) for name, source in sources.items()}
         modules = {name: functional(exported) for name, exported in captured.items()}
         share_states(modules)
-        targets = _targets(precision, target, any(m.has_halves() for m in modules.values()))
+        targets = _targets(precision, target, stores_halves(precision, *modules.values()))
         compiler = _Compiler(Storage(precision, precision), targets, fallback)
         for name, module in modules.items():
             channels_last = keep_channels_last(module)
@@ -367,25 +367,33 @@ def _check_target(precision: str, target: str | None) -> None:
     """Before anything takes time. Which plans there are depends on the model too."""
     if precision not in ("fp32", "fp16"):
         raise CompileError(f'precision is {precision!r}: choose "fp32" or "fp16"')
-    if target is not None and target not in KNOWN and target not in TARGETS:
-        raise _wrong_target(precision, target, precision == "fp16")
+    if target is not None and target not in KNOWN and target not in _plans(precision, True):
+        raise _wrong_target(precision, target, False)
 
 
-def _targets(precision: str, target: str | None, halves: bool) -> list[Target]:
-    """halves: the model has values of half precision of its own."""
-    half = halves or precision == "fp16"
-    plans = plans_for(half)
+def stores_halves(precision: str, *modules: Module) -> bool:
+    """Whether programs of these modules store numbers in half precision: their own, or any."""
+    return precision == "fp16" or any(m.has_halves() for m in modules)
+
+
+def _plans(precision: str, half: bool) -> dict[str, Target]:
+    """The plans that a caller may name. A model that is in half precision itself may have those of other models too."""
+    plans = plans_for(half or precision == "fp16") + (plans_for(False) if precision == "fp32" else [])
+    return {t.name: t for t in plans}
+
+
+def _targets(precision: str, target: str | None, half: bool) -> list[Target]:
     if target is None:
-        return plans
+        return plans_for(half)
     if target in KNOWN:
         return [of_device(KNOWN[target], half=half, matrix=True)]
-    if TARGETS[target] not in plans and TARGETS[target] not in plans_for(False):
+    if target not in _plans(precision, half):
         raise _wrong_target(precision, target, half)
     return [TARGETS[target]]
 
 
 def _wrong_target(precision: str, target: str, half: bool) -> CompileError:
-    names = ", ".join(t.name for t in plans_for(half))
+    names = ", ".join(_plans(precision, half))
     return CompileError(
         f"target is {target!r}: with precision {precision!r} choose None (all), one of the plans {names}, or one of the "
         f"devices {', '.join(KNOWN)}"

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from lapilli.capture import capture
 from lapilli.capture.sources import Source
-from lapilli.compiler import assemble
+from lapilli.compiler import assemble, stores_halves
 from lapilli.errors import CompileError
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import loads
@@ -97,7 +97,7 @@ def verify(
 
 def _taken(module: Any, precision: str, device: str | int | None) -> str:
     """The name of the plan that a device would run."""
-    data, _ = assemble(module, precision, plans_for(precision == "fp16" or module.has_halves()))
+    data, _ = assemble(module, precision, plans_for(stores_halves(precision, module)))
     native = NativeProgram.load(data, device=device)
     try:
         return str(native.info()["methods"][0]["plan"]).removesuffix(PARTS)

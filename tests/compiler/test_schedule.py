@@ -10,6 +10,8 @@ import torch
 from plans import labels, plan
 from torch import nn
 
+from lapilli.compiler import compile_to_bytes
+from lapilli.errors import CompileError
 from lapilli.ir.integer import as_int
 from lapilli.schedule.layout import Layout, channels_last
 from lapilli.schedule.realize import MOST_READS
@@ -160,6 +162,16 @@ def test_every_program_has_a_plan_for_every_device() -> None:
     assert plans_for(False)[-1] is plans_for(True)[-1] is ANY
     assert not ANY.half and not ANY.texel and ANY.kind == "any"
     assert all(TARGETS[t.name] is t for half in (False, True) for t in plans_for(half))
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "target"),
+    [("fp16", torch.float32, "cpu-fp32"), ("fp16", torch.float16, "cpu-fp32"), ("fp32", torch.float32, "gpu-fp16")],
+)
+def test_plans_of_the_other_precision_are_refused(precision: str, dtype: torch.dtype, target: str) -> None:
+    model, x = nn.Linear(4, 4).to(dtype), torch.randn(2, 4).to(dtype)
+    with pytest.raises(CompileError, match=f"target is '{target}': with precision '{precision}' choose None"):
+        compile_to_bytes(model, (x,), precision=precision, target=target)
 
 
 def test_a_kernel_reads_few_buffers_whatever_vanishes_into_it() -> None:

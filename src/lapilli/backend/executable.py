@@ -18,7 +18,7 @@ from lapilli.backend.options import Options
 from lapilli.backend.placement import device_of, targets
 from lapilli.backend.size_sources import Sources
 from lapilli.backend.weights import Snapshot, are_tracked
-from lapilli.compiler import Storage, compile_module
+from lapilli.compiler import Storage, compile_module, stores_halves
 from lapilli.eager import storage
 from lapilli.eager.call_signature import CannotRun
 from lapilli.eager.device_state import is_ours
@@ -245,7 +245,7 @@ def _program(prepared: Prepared, options: Options, index: int, open_parts: int, 
     names of the sizes that a call can determine.
     """
     kept = Storage(options.precision, options.precision)
-    half = options.precision == "fp16" or prepared.module.has_halves()
+    half = stores_halves(options.precision, prepared.module)
     best = [replace(t, open_parts=open_parts) for t in targets(half, index)]
     for chosen in (best, plans_for(half)):
         data = compile_module(prepared.module, kept, chosen, options.fallback, given=given)
