@@ -113,13 +113,15 @@ def check(status: int) -> None:
         raise _EXCEPTIONS.get(status, errors.PlayerError)(message)
 
 
-def _take_json(pointer: Any) -> Any:
-    """Parse a JSON string that belongs to us and free it."""
+def _json_of(function: Any, *given: Any) -> Any:
+    """What a function of the player says as JSON: it returns a status, and its last argument is a string that we free."""
     ffi, library = _player()
+    text = ffi.new("char **")
+    check(function(*given, text))
     try:
-        return json.loads(ffi.string(pointer[0]).decode("utf-8", "replace"))  # names in a file may be anything
+        return json.loads(ffi.string(text[0]).decode("utf-8", "replace"))  # names in a file may be anything
     finally:
-        library.lapilli_free(pointer[0])
+        library.lapilli_free(text[0])
 
 
 def _as_path(source: str | os.PathLike[str]) -> bytes:
@@ -145,10 +147,7 @@ def devices() -> list[dict[str, Any]]:
     Raises:
         NoDriverError: there is no Vulkan loader or driver.
     """
-    ffi, library = _player()
-    text = ffi.new("char **")
-    check(library.lapilli_devices(text))
-    result: list[dict[str, Any]] = _take_json(text)
+    result: list[dict[str, Any]] = _json_of(_player()[1].lapilli_devices)
     return result
 
 
@@ -180,13 +179,12 @@ def describe(source: Source, *, verify: bool = True, limits: NativeLimits | None
         ReadError: the file cannot be read.
     """
     ffi, library = _player()
-    text = ffi.new("char **")
+    result: dict[str, Any]
     if isinstance(source, (bytes, bytearray, memoryview)):
         view = ffi.from_buffer(source)
-        check(library.lapilli_describe(view, len(view), not verify, _limits(limits), text))
+        result = _json_of(library.lapilli_describe, view, len(view), not verify, _limits(limits))
     else:
-        check(library.lapilli_describe_file(_as_path(source), not verify, _limits(limits), text))
-    result: dict[str, Any] = _take_json(text)
+        result = _json_of(library.lapilli_describe_file, _as_path(source), not verify, _limits(limits))
     return result
 
 
@@ -200,15 +198,13 @@ def plan_memory(
         ``commands`` (``groups``, ``flops``, ``bytes``) of every run.
     """
     ffi, library = _player()
-    text = ffi.new("char **")
-    values = ffi.new("int64_t[]", list(symbols))
+    asked = (not verify, method, plan, ffi.new("int64_t[]", list(symbols)), len(symbols))
+    result: dict[str, Any]
     if isinstance(source, (bytes, bytearray, memoryview)):
         view = ffi.from_buffer(source)
-        check(library.lapilli_plan_memory(view, len(view), not verify, method, plan, values, len(symbols), text))
+        result = _json_of(library.lapilli_plan_memory, view, len(view), *asked)
     else:
-        path = _as_path(source)
-        check(library.lapilli_plan_memory_file(path, not verify, method, plan, values, len(symbols), text))
-    result: dict[str, Any] = _take_json(text)
+        result = _json_of(library.lapilli_plan_memory_file, _as_path(source), *asked)
     return result
 
 
@@ -550,18 +546,12 @@ class NativeProgram:
 
     def describe(self) -> dict[str, Any]:
         """What `describe` says of its file, as it was when it was loaded."""
-        ffi, library = _player()
-        text = ffi.new("char **")
-        check(library.lapilli_program_describe(self._program(), text))
-        result: dict[str, Any] = _take_json(text)
+        result: dict[str, Any] = _json_of(_player()[1].lapilli_program_describe, self._program())
         return result
 
     def info(self) -> dict[str, Any]:
         """The chosen device and plans, and for every better plan what the device lacks."""
-        ffi, library = _player()
-        text = ffi.new("char **")
-        check(library.lapilli_program_info(self._program(), text))
-        result: dict[str, Any] = _take_json(text)
+        result: dict[str, Any] = _json_of(_player()[1].lapilli_program_info, self._program())
         return result
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from lapilli.player import _LOST, NativeProgram, _player, _take_json, check
+from lapilli.player import _LOST, NativeProgram, _json_of, _player, check
 
 Slice: TypeAlias = "tuple[Buffer, int]"
 
@@ -116,9 +116,7 @@ class Stream:
         self._acquire, self._release = self._library.lapilli_buffer_acquire, self._library.lapilli_buffer_release
         self._freed: list[int] = []  # buffers that nobody holds any more
         self._handle = self._ffi.gc(handle[0], _destroyer(self._library, self._freed))
-        text = self._ffi.new("char **")
-        check(self._library.lapilli_stream_info(self._handle, text))
-        self.info: dict[str, Any] = _take_json(text)
+        self.info: dict[str, Any] = _json_of(self._library.lapilli_stream_info, self._handle)
         self.alignment: int = self.info["alignment"]
         self.max_allocation: int = self.info["max_allocation"]
 
