@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from large_process import KERNELS_OF_GPUS, RANGE
+from large_process import KERNELS_OF_GPUS, RANGE, TAKEN
 
 import lapilli
 import lapilli.target.record as targets
@@ -42,7 +42,7 @@ def in_process(*command: str, **environment: str) -> str:
 def test_operators_agree() -> None:
     """Operators of the eager device, programs and torch.compile: none runs on the CPU instead, and all results are right."""
     found = [json.loads(line) for line in in_process(str(SUPPORT / "large_process.py")).splitlines()]
-    assert len(found) > 50
+    assert {name for name, _ in found} > TAKEN
     assert {name: wrong for name, wrong in found if wrong} == {}
 
 
@@ -50,7 +50,7 @@ def test_operators_agree_with_kernels_of_gpus(tmp_path: Path) -> None:
     """They bind in parts what those of software drivers read through texel buffers."""
     printed = in_process(str(SUPPORT / "large_process.py"), "--gpu-plans", LAPILLI_CACHE_DIR=str(tmp_path))
     found = dict(json.loads(line) for line in printed.splitlines())
-    assert found.keys() == KERNELS_OF_GPUS
+    assert found.keys() == KERNELS_OF_GPUS & TAKEN
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 
