@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 
@@ -18,13 +19,15 @@ def on_any_device(put: Callable[[Any, str, Any], None] = setattr) -> None:
 
     put: what sets an attribute, such as `monkeypatch.setattr`. Programs made so are for this process: give it a cache of its own
     (LAPILLI_CACHE_DIR)."""
-    from lapilli.codegen import gpu_tiles, slang
+    from lapilli.codegen import flash_attention, gpu_tiles, slang, tiles
     from lapilli.program import writer
-    from lapilli.target import KNOWN, device
+    from lapilli.target import KNOWN, MATRIX_UNITS, device
 
     accept_gpu_plans(put)
     put(slang, "DEFINES", ("LAPILLI_EMULATE_COOPMAT",))
-    put(gpu_tiles, "MATRIX_SUBGROUP", 0)
+    put(tiles, "OPERANDS_STAY", 1)
+    for module in (gpu_tiles, flash_attention):
+        put(module, "MATRIX_UNITS", replace(MATRIX_UNITS, subgroup_size=0))
     put(device, "units_of", lambda name: KNOWN["h100"].limits["compute_units"])
     put(writer, "_FEATURE", {**writer._FEATURE, "cooperative_matrix": 0, "memory_model": 0})
     put(device, "kernels_for", lambda type, limits: "gpu")

@@ -7,14 +7,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lapilli.codegen.kernel import KernelSource, linear_groups
-from lapilli.codegen.packing import as_words, channels_last, filter_index, flat, is_nested, pack_depthwise
+from lapilli.codegen.packing import (
+    as_words,
+    channels_last,
+    filter_index,
+    flat,
+    is_nested,
+    pack_depthwise,
+    strided_product,
+    volume,
+)
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
 from lapilli.codegen.wrapper import Wrapper, batched, source, with_sizes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
-from lapilli.ir.integer import Int, as_int, ceildiv
+from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
 from lapilli.ir.node import Constant, Input, Node, State
-from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
+from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view
 from lapilli.schedule.layout import Layout, estimate
 from lapilli.schedule.task import Task, Template
 from lapilli.target import QUADS, STORAGE, Target
@@ -26,7 +35,7 @@ _COLUMNS = 8  # of a product, from which on it pays to copy the rows of its left
 def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
     """The operands of a product; None if these kernels cannot read them."""
     assert task.reduction is not None
-    view = matmul_view(task.reduction, ctx.views, ctx.layouts)
+    view = strided_product(task.reduction, ctx)
     kind = task.reduction.dtype.compute
     return None if view is None or any(x.node.dtype.compute is not kind for x in (view.lhs, view.rhs)) else view
 
@@ -34,7 +43,7 @@ def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
 def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
     """The operands of a convolution; None if these kernels cannot read them."""
     assert task.reduction is not None
-    return convolution_view(task.reduction, ctx.views, ctx.layouts)
+    return convolution_view(task.reduction, ctx.views, ctx.layouts) or volume(task.reduction, ctx)
 
 
 def product(v: MatmulView, task: Task, ctx: Context) -> Template | None:
@@ -371,7 +380,7 @@ def _winograd(task: Task, v: ConvolutionView, x: Operand, ctx: Context) -> _Wino
     for out, template, label in (
         (
             weight,
-            _Winograd("winogradWeight", v, t, Operand(_row_major(v.weight, ctx), as_int(0), ())),
+            _Winograd("winogradWeight", v, t, Operand(_row_major(v, ctx), as_int(0), ())),
             "winograd weights",
         ),
         (inputs, _Winograd("winogradInput", v, t, x), "winograd input"),
@@ -387,7 +396,10 @@ def _winograd(task: Task, v: ConvolutionView, x: Operand, ctx: Context) -> _Wino
     return _Winograd("winogradOutput", v, t, Operand(products, as_int(0), ()), tuple(steps))
 
 
-def _row_major(filters: Node, ctx: Context) -> Node:
-    if ctx.layouts[filters.id] == Layout.of(filters.shape, range(filters.rank)):
+def _row_major(v: ConvolutionView, ctx: Context) -> Node:
+    """The filters as [out, in, kh, kw]."""
+    filters = v.weight
+    if filters.rank == 4 and ctx.layouts[filters.id] == Layout.of(filters.shape, range(filters.rank)):
         return filters
-    return ctx.packed("filter", filters, list(filters.shape), lambda *at: ([], ctx.read(filters, at)))
+    shape: list[IntLike] = [v.out_channels, v.channels, *v.kernel]
+    return ctx.packed("filter", filters, shape, lambda *at: ([], ctx.read(filters, filter_index(v, *at))))

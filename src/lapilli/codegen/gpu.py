@@ -6,14 +6,24 @@ from dataclasses import dataclass, replace
 
 from lapilli.codegen.gpu_tiles import Rows, Tiles
 from lapilli.codegen.kernel import KernelSource
-from lapilli.codegen.packing import as_words, channels_last, filter_index, flat, is_nested, pack_depthwise
+from lapilli.codegen.packing import (
+    as_words,
+    channels_last,
+    filter_index,
+    flat,
+    is_nested,
+    pack_depthwise,
+    strided_product,
+    volume,
+)
 from lapilli.codegen.template import Context, KernelTemplate
 from lapilli.codegen.wrapper import Wrapper, all_multiples, are_halves, batched, source, with_sizes
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr
+from lapilli.ir.expr import Expr, loads
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
-from lapilli.ir.node import Constant, Node
-from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view, matmul_view
+from lapilli.ir.node import Constant, Input, Node
+from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view
+from lapilli.schedule.copies import Packed
 from lapilli.schedule.encoding import encoding_of
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
@@ -23,7 +33,7 @@ from lapilli.target import WORTH_PACKING
 def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
     """The operands of a product; None if these kernels cannot read them."""
     assert task.reduction is not None
-    view = matmul_view(task.reduction, ctx.views, ctx.layouts)
+    view = strided_product(task.reduction, ctx)
     kind = task.reduction.dtype.compute
     if view is None or any(x.node.dtype.compute is not kind for x in (view.lhs, view.rhs)):
         return None
@@ -34,7 +44,7 @@ def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
 def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
     """The operands of a convolution; None if these kernels cannot read them."""
     assert task.reduction is not None
-    conv = convolution_view(task.reduction, ctx.views, ctx.layouts)
+    conv = convolution_view(task.reduction, ctx.views, ctx.layouts) or volume(task.reduction, ctx)
     if conv is None or not conv.x.node.dtype.is_float or not conv.weight.dtype.is_float:
         return None
     return conv if ctx.is_whole(conv.x.node) else replace(conv, x=channels_last(conv, ctx))
@@ -46,45 +56,45 @@ def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
 def _matmul_rows(x: Operand, m: Int, k: Int, matrix: bool) -> Rows | None:
     batch, row, step = x.strides
     if matrix:
-        if x.offset != 0:
-            return None
         # Eight rows are read at once: beyond the last there may be no memory. (Of a single column, any step is a multiple.)
-        transposed = row == 1 and all_multiples(8, m, batch, step)
-        if not transposed and (step != 1 or not all_multiples(8, k, batch, row)):
+        transposed = row == 1 and all_multiples(8, m, batch, step, x.offset)
+        if not transposed and (step != 1 or not all_multiples(8, k, batch, row, x.offset)):
             return None
         line = step if transposed else row
-        return Rows("MatmulA<X>", "MatmulParams", {"lda8": line // 8, "batchA8": batch // 8}, x.node, 8, (), transposed)
-    if x.offset != 0:
-        return None
-    wide = step == 1 and all_multiples(4, k, batch, row)
+        words: dict[str, IntLike] = {"lda8": line // 8, "batchA8": batch // 8, "offset8": x.offset // 8}
+        return Rows("MatmulA<X>", "MatmulParams", words, x.node, 8, (), transposed)
+    wide = step == 1 and all_multiples(4, k, batch, row, x.offset)
     unit = 4 if wide else 1
-    words: dict[str, IntLike] = {"K": k, "lda": row // unit, "columnA": step, "batchA": batch // unit}
+    words = {"K": k, "lda": row // unit, "columnA": step, "batchA": batch // unit, "offset": x.offset // unit}
     return Rows("VectorA<X>" if wide else "ScalarA<X>", "MatmulParams4", words, x.node, 4 if wide else 1, ())
 
 
 def _conv_rows(v: ConvolutionView, x: Operand, matrix: bool, batch: Int) -> Rows | None:
-    """batch: the stride between images (or groups)."""
+    """batch: the stride between images, or between groups: then rows run over all images."""
     c = v.channels // v.groups
     common: dict[str, IntLike] = {
         "strideH": v.stride[0], "strideW": v.stride[1], "padH": v.padding[0], "padW": v.padding[1],
     }  # fmt: skip
-    if x.offset != 0:
-        return None
+    grouped = v.groups > 1 and v.n != 1
+    image, positions = (x.strides[0], v.out_h * v.out_w) if grouped else (as_int(0), as_int(0))
     if matrix:
         line = x.strides[3] * v.w
-        if x.strides[1] != 1 or not all_multiples(8, c, batch, x.strides[3]) or (v.h != 1 and x.strides[2] != line):
+        aligned = all_multiples(8, c, batch, x.strides[3], x.offset, image)
+        if x.strides[1] != 1 or not aligned or (v.h != 1 and x.strides[2] != line):
             return None
         words = {
             "H": v.h, "W": v.w, "C8": c // 8, "OW": v.out_w, "KW": v.kernel[1], **common, "dilationH": v.dilation[0],
-            "dilationW": v.dilation[1], "pixel8": x.strides[3] // 8, "batchA8": batch // 8,
+            "dilationW": v.dilation[1], "pixel8": x.strides[3] // 8, "batchA8": batch // 8, "offset8": x.offset // 8,
+            "image8": image // 8, "positions": positions,
         }  # fmt: skip
         return Rows("ConvA<X>", "ConvParams", words, x.node, 8, ("gpu_conv_coopmat",))
-    wide = x.strides[1] == 1 and all_multiples(4, c, batch, x.strides[2], x.strides[3])
+    wide = x.strides[1] == 1 and all_multiples(4, c, batch, x.strides[2], x.strides[3], x.offset, image)
     unit = 4 if wide else 1
     words = {
         "H": v.h, "W": v.w, "C": c // unit, "OW": v.out_w, "KW": v.kernel[1], "K": c * (v.kernel[0] * v.kernel[1]), **common,
         "dilationH": v.dilation[0], "dilationW": v.dilation[1], "pixel": x.strides[3] // unit, "batchA": batch // unit,
         "line": x.strides[2] // unit, "channel": x.strides[1] // unit if unit == 1 else 1,
+        "offset": x.offset // unit, "image": image // unit, "positions": positions,
     }  # fmt: skip
     return Rows(
         "ConvVectorA<X>" if wide else "ConvScalarA<X>", "ConvParams4", words, x.node, 4 if wide else 1, ("gpu_conv",)
@@ -94,11 +104,12 @@ def _conv_rows(v: ConvolutionView, x: Operand, matrix: bool, batch: Int) -> Rows
 def _first_layer_rows(v: ConvolutionView) -> Rows | None:
     """An image with few channels, read element by element with any strides."""
     c = v.channels.value
-    if c is None or c > 4 or v.dilation != (1, 1) or v.groups != 1 or v.x.offset != 0:
+    if c is None or c > 4 or v.dilation != (1, 1) or v.groups != 1:
         return None
     words: dict[str, IntLike] = {
         "H": v.h, "W": v.w, "OW": v.out_w, "strideH": v.stride[0], "strideW": v.stride[1], "padH": v.padding[0],
         "padW": v.padding[1], "batch": v.x.strides[0], "channel": v.x.strides[1], "line": v.x.strides[2], "column": v.x.strides[3],
+        "offset": v.x.offset,
     }  # fmt: skip
     policy = f"ConvFirstA<X, {c}, {v.kernel[0]}, {v.kernel[1]}>"
     return Rows(policy, "ConvFirstParams", words, v.x.node, 1, ("gpu_conv_coopmat",))
@@ -113,8 +124,8 @@ def product(v: MatmulView, ctx: Context) -> Tiles | None:
     if rows is None:
         return None
     rhs = v.rhs
-    if ctx.is_whole(rhs.node) and rhs.strides[2] == 1 and rhs.offset == 0 and all_multiples(4, v.n, *rhs.strides[:2]):
-        return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, False, rhs.strides[0], rhs.strides[1])
+    if ctx.is_whole(rhs.node) and rhs.strides[2] == 1 and all_multiples(4, v.n, rhs.offset, *rhs.strides[:2]):
+        return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, False, rhs.strides[0], rhs.strides[1], rhs.offset)
     return _with_packed_columns(v, rows, False, ctx)
 
 
@@ -122,25 +133,36 @@ def matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
     """A matrix product on matrix units. They read vectors of eight halves, along K or across it; other operands are packed, the
     left one only if the product is large enough.
     """
-    if not are_halves(v.lhs.node, v.rhs.node):
+    if not are_halves(v.rhs.node) or not _can_be_halves(v.lhs.node):
         return None
     rhs = v.rhs
-    rows = _matmul_rows(v.lhs, v.m, v.k, True)
+    rows = _matmul_rows(v.lhs, v.m, v.k, True) if are_halves(v.lhs.node) else None
     if rows is None:
         if estimate(v.batch * v.m * v.n * v.k) < WORTH_PACKING:
             return None
         rows = _packed_rows(v, ctx)
     # A chunk of the left operand has zeros where the last eight k are not full, if it does not lie across K as well.
-    if rhs.offset == 0 and rhs.strides[2] == 1 and all_multiples(8, v.n, *rhs.strides[:2]):
-        return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[1])
+    if rhs.strides[2] == 1 and all_multiples(8, v.n, rhs.offset, *rhs.strides[:2]):
+        return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[1], rhs.offset)
     across = rhs.strides[1] == 1 and not isinstance(rhs.node, Constant)  # constants are packed once
-    if rhs.offset == 0 and across and all_multiples(8, v.k, rhs.strides[0], rhs.strides[2]):
-        return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[2], transposed_w=True)
+    if across and all_multiples(8, v.k, rhs.offset, rhs.strides[0], rhs.strides[2]):
+        return Tiles(
+            rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[2], rhs.offset, transposed_w=True
+        )
     return _with_packed_columns(v, rows, True, ctx)
 
 
+def _can_be_halves(node: Node) -> bool:
+    """Whether a value is stored in half precision, or would be if the model had computed it: an input beside weights that are, and
+    copies of it.
+    """
+    if isinstance(node, Packed):
+        return all(_can_be_halves(ld.node) for ld in loads(node.body))
+    return are_halves(node) or (isinstance(node, Input) and node.dtype is DType.float32)
+
+
 def _packed_rows(v: MatmulView, ctx: Context) -> Rows:
-    """The left operand copied to rows padded with zeros to a multiple of eight."""
+    """The left operand copied to rows of halves, padded with zeros to a multiple of eight."""
     lhs, element = v.lhs, flat(v.lhs.node, ctx)
     batch, row, step = lhs.strides
     k = ceildiv(v.k, 8) * 8
@@ -149,7 +171,7 @@ def _packed_rows(v: MatmulView, ctx: Context) -> Rows:
         return [v.k - 1 - at], element(lhs.offset + b * batch + m * row + at * step)
 
     shared = batch == 0
-    node = ctx.packed("rows", lhs.node, [as_int(1) if shared else v.batch, v.m, k], body)
+    node = ctx.packed("rows", lhs.node, [as_int(1) if shared else v.batch, v.m, k], body, DType.float16)
     found = _matmul_rows(Operand(node, as_int(0), (as_int(0) if shared else v.m * k, k, as_int(1))), v.m, k, True)
     assert found is not None
     return found
@@ -177,25 +199,24 @@ def first_layer(v: ConvolutionView, ctx: Context) -> Tiles | None:
 
 def convolution(v: ConvolutionView, ctx: Context) -> Tiles | None:
     """An implicit matrix product whose rows are windows, on matrix units where they can read it."""
-    if v.groups > 1 and v.n != 1:
-        return None
     order = "channels last"
     per_group = v.channels // v.groups
     matrix = ctx.target.cooperative_matrix and are_halves(v.weight)
     unit = 8 if matrix and per_group % 8 == 0 else 4
-    matrix = matrix and unit == 8 and ctx.target.half and v.x.node.dtype is DType.float16
-    x = channels_last(v, ctx, unit) if v.groups == 1 and (per_group % 4 == 0) else v.x
+    matrix = matrix and unit == 8 and ctx.target.half and _can_be_halves(v.x.node)
+    x = channels_last(v, ctx, unit, halves=matrix) if per_group % 4 == 0 else v.x
     batch = per_group * x.strides[1] if v.groups > 1 else x.strides[0]
     if v.is_pointwise and is_nested(x, v):
         operand = Operand(x.node, x.offset, (as_int(0), x.strides[3], x.strides[1]))
         rows = _matmul_rows(operand, v.rows, v.channels, matrix)
         if rows is not None:
             return _tiles_of_convolution(v, rows, matrix, order, ctx, flat_rows=True)
+    flat_rows = v.groups > 1 and v.n != 1  # the batch runs over groups
     rows = _conv_rows(v, x, matrix, batch)
     if rows is None and matrix:
         matrix = False
         rows = _conv_rows(v, x, False, batch)
-    return None if rows is None else _tiles_of_convolution(v, rows, matrix, order, ctx)
+    return None if rows is None else _tiles_of_convolution(v, rows, matrix, order, ctx, flat_rows)
 
 
 def _tiles_of_convolution(
@@ -220,7 +241,7 @@ def _tiles_of_convolution(
     batch = as_int(v.groups) if v.groups > 1 else as_int(1) if flat_rows else v.n
     m = v.rows if flat_rows else v.out_h * v.out_w
     batch_w = k_padded * o_padded if v.groups > 1 else as_int(0)
-    return Tiles(rows, packed, batch, m, o, k, matrix, batch_w, o_padded, flat_rows, v.groups)
+    return Tiles(rows, packed, batch, m, o, k, matrix, batch_w, o_padded, flat_rows=flat_rows, groups=v.groups)
 
 
 # -- the other kernels
@@ -247,7 +268,7 @@ class _Direct(KernelTemplate):
         s = v.x.strides
         w.params(
             H=v.h, W=v.w, OH=v.out_h, OW=v.out_w, N=v.out_channels, strideH=v.stride[0], strideW=v.stride[1], padH=v.padding[0],
-            padW=v.padding[1], batch=s[0], channel=s[1], line=s[2], column=s[3],
+            padW=v.padding[1], batch=s[0], channel=s[1], line=s[2], column=s[3], offset=v.x.offset,
         )  # fmt: skip
         wide = 8 if v.out_channels % 8 == 0 else 4
         groups = (ceildiv(v.out_h * v.out_w, size), v.out_channels // wide, v.n)

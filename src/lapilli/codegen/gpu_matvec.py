@@ -26,15 +26,14 @@ TEAM, INVOCATIONS = 32, 128
 class Matvec(KernelTemplate):
     """One row of halves; w keeps torch's layout [N, K]."""
 
-    x: Node
-    w: Node
+    x: Operand
+    w: Operand
     n: Int
     k: Int
-    row: Int
 
     @property
     def operands(self) -> list[Node]:
-        return [self.x, self.w]
+        return [self.x.node, self.w.node]
 
     def write(self, task: Task, ctx: Context) -> KernelSource:
         return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
@@ -42,9 +41,12 @@ class Matvec(KernelTemplate):
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         w = Wrapper(task, ctx, "gpu_matvec", sizes_as_params=sizes_as_params)
         w.epilogue(as_int(1), self.n, batched(task), vector=False)
-        source8(w, "X", self.x)
-        source8(w, "W", self.w)
-        w.params(N=self.n, K8=self.k // 8, ldw8=self.row // 8, ldx8=self.k // 8)
+        source8(w, "X", self.x.node)
+        source8(w, "W", self.w.node)
+        w.params(
+            N=self.n, K8=self.k // 8, ldw8=self.w.strides[2] // 8, ldx8=self.k // 8, offsetX8=self.x.offset // 8,
+            offsetW8=self.w.offset // 8,
+        )  # fmt: skip
         size = INVOCATIONS
         groups = (ceildiv(self.n, size // MATRIX_SUBGROUP), as_int(1), as_int(1))
         written = w.finish(f"matvec<X, W, E, {size}, 1>(P.t, gid, li);", groups, (size, 1, 1), "matvec", "MatvecParams")
@@ -55,11 +57,11 @@ class Matvec(KernelTemplate):
 
 def matvec(v: MatmulView, ctx: Context) -> Matvec | None:
     x, w = v.lhs, v.rhs
-    if not are_halves(x.node, w.node) or v.m != 1 or v.batch != 1 or x.offset != 0 or x.strides[2] != 1:
+    if not are_halves(x.node, w.node) or v.m != 1 or v.batch != 1 or x.strides[2] != 1:
         return None
-    if w.strides[1] != 1 or w.offset != 0 or not all_multiples(8, v.k, w.strides[2]):
+    if w.strides[1] != 1 or not all_multiples(8, v.k, w.strides[2], x.offset, w.offset):
         return None
-    return Matvec(x.node, w.node, v.n, v.k, w.strides[2])
+    return Matvec(x, w, v.n, v.k)
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,10 @@ class FewRows(KernelTemplate):
         source(w, "X", self.x.node, vector=True)
         source(w, "W", self.w.node, vector=True)
         (batch_x, row, _), (batch_w, _, line) = self.x.strides, self.w.strides
-        w.params(N=self.n, K4=self.k // 4, ldx4=row // 4, ldw4=line // 4, batchX4=batch_x // 4, batchW4=batch_w // 4)
+        w.params(
+            N=self.n, K4=self.k // 4, ldx4=row // 4, ldw4=line // 4, batchX4=batch_x // 4, batchW4=batch_w // 4,
+            offsetX4=self.x.offset // 4, offsetW4=self.w.offset // 4,
+        )  # fmt: skip
         groups = (ceildiv(self.n, INVOCATIONS // TEAM * columns), as_int(1), self.batch)
         call = f"few_rows<X, W, E, {self.m}, {columns}, {TEAM}, {INVOCATIONS}>(P.t, gid, li);"
         written = w.finish(call, groups, (INVOCATIONS, 1, 1), "few_rows", "FewRowsParams")
@@ -101,14 +106,9 @@ def few_rows(v: MatmulView, ctx: Context) -> FewRows | None:
     m, x, w = v.m.value, v.lhs, v.rhs
     if m is None or not 0 < m <= MOST_ROWS or not x.node.dtype.is_float or not w.node.dtype.is_float:
         return None
-    if x.offset != 0 or x.strides[2] != 1 or not all_multiples(4, v.k, *x.strides[:2]):
+    if x.strides[2] != 1 or not all_multiples(4, v.k, x.offset, *x.strides[:2]):
         return None
-    if (
-        not ctx.is_whole(w.node)
-        or w.offset != 0
-        or w.strides[1] != 1
-        or not all_multiples(4, w.strides[0], w.strides[2])
-    ):
+    if not ctx.is_whole(w.node) or w.strides[1] != 1 or not all_multiples(4, w.offset, w.strides[0], w.strides[2]):
         if not isinstance(w.node, Constant):
             return None
         w = _packed_lines(v, ctx)

@@ -3,7 +3,7 @@ kernels/gpu_conv*.slang)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lapilli.codegen import tiles
 from lapilli.codegen.kernel import KernelSource
@@ -13,7 +13,7 @@ from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
 from lapilli.ir.node import Node
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
-from lapilli.target import MATRIX_SUBGROUP, MATRIX_UNITS
+from lapilli.target import MATRIX_UNITS
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Tiles(KernelTemplate):
     matrix: bool
     batch_w: Int  # elements between batches of w, 0 for weights
     row_w: Int  # elements between rows of w: its k, or where it is transposed its columns
-    flat_rows: bool = False  # a convolution whose rows run over all images
+    offset_w: IntLike = 0  # where w begins
+    flat_rows: bool = False  # the rows of a convolution run over all images
     groups: int = 1  # of a convolution: the batch runs over them
     transposed_w: bool = False  # w is [N, K]
 
@@ -76,6 +77,7 @@ class Tiles(KernelTemplate):
         k8 = ceildiv(self.k, 8)
         w.params(
             M=self.m, N=self.n, K=self.k, K8=k8, ldb8=self.row_w // 8, batchB8=self.batch_w // 8, tilesM=tm, tilesN=tn,
+            offsetB8=self.offset_w // 8,
         )  # fmt: skip
         w.params("a", **self.rows.words)
         swizzle = t.swizzle
@@ -89,7 +91,7 @@ class Tiles(KernelTemplate):
             f"TileParams t; {self.rows.struct} a;", self.rows.modules, plain=True,
         )  # fmt: skip
         written.shared = t.shared(*turned)
-        written.needs = replace(MATRIX_UNITS, subgroup_size=MATRIX_SUBGROUP)
+        written.needs = MATRIX_UNITS
         return written
 
     def _simt(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
@@ -98,7 +100,9 @@ class Tiles(KernelTemplate):
         w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups))
         source(w, "X", self.rows.node, vector=self.rows.width == 4)
         source(w, "W", self.w, vector=True)
-        w.params(M=self.m, N=self.n, K=self.k, ldb=self.row_w // 4, batchB=self.batch_w // 4)
+        w.params(
+            M=self.m, N=self.n, K=self.k, ldb=self.row_w // 4, batchB=self.batch_w // 4, offsetB=self.offset_w // 4
+        )
         w.params("a", **self.rows.words)
         groups = (ceildiv(self.n, bn), ceildiv(self.m, bm), self.batch)
         size = (bm // tm) * (bn // tn)

@@ -5,14 +5,90 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lapilli.codegen.template import Context
-from lapilli.ir.expr import Expr, load
-from lapilli.ir.integer import Int, as_int, ceildiv, product, total
-from lapilli.ir.node import Node
-from lapilli.schedule.contraction import ConvolutionView, Operand
+from lapilli.ir.axes import split
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, load, rewrite
+from lapilli.ir.integer import Atom, Int, Var, as_int, ceildiv, of, product, total
+from lapilli.ir.node import Convolution, Matmul, Node, Reduce
+from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, matmul_view, merged, operand
+from lapilli.schedule.copies import Packed
+from lapilli.schedule.layout import estimate
+
+_WORTH_COPYING = 1 << 18
+"""Multiplications from which on a contraction has its operands copied, if no kernel for it reads them as they lie."""
+
+
+def strided_product(r: Reduce, ctx: Context) -> MatmulView | None:
+    """A product whose operands have one stride each for batches, rows and columns, or are copied. None for little work."""
+    contraction = r.contraction
+    assert isinstance(contraction, Matmul)
+
+    def copy(node: Node, index: tuple[Int, ...], groups: Sequence[Sequence[Var]]) -> Operand | None:
+        return gathered(node, index, groups, ctx) if _is_worth_copying(r) else None
+
+    return matmul_view(r, ctx.views, ctx.layouts, copy)
+
+
+def _is_worth_copying(r: Reduce) -> bool:
+    return estimate(product([a.extent for a in (*r.axes, *r.raxes)])) >= _WORTH_COPYING
+
+
+def gathered(node: Node, index: Sequence[Int], groups: Sequence[Sequence[Var]], ctx: Context) -> Operand:
+    """A dense copy of `node[index]`: a dimension for each group of axes. A group that the index does not depend on has stride 0."""
+    read = {a for i in index for a in i.atoms()}
+    extents = [product([a.extent for a in g]) if read & {*g} else as_int(1) for g in groups]
+
+    def body(*at: Int) -> tuple[list[Int], Expr]:
+        place: dict[Atom, Int] = {}
+        for group, i in zip(groups, at, strict=True):
+            place |= split(i, group)
+        return [], ctx.read(node, [i.substitute(place) for i in index])
+
+    copy = ctx.packed("gathered", node, extents, body)
+    strides = [product(extents[d + 1 :]) if e != 1 else as_int(0) for d, e in enumerate(extents)]
+    return Operand(copy, as_int(0), tuple(strides))
+
+
+def volume(r: Reduce, ctx: Context) -> ConvolutionView | None:
+    """A 3-D convolution as a 2-D one over the images of all output depths, whose channels are those of the depths that its kernel
+    covers: [N, C, D, H, W] is copied as [N * OD, H, W, groups, KD, C / groups]. None for little work.
+    """
+    c = r.contraction
+    assert isinstance(c, Convolution)
+    x, weight, g = c.x, c.weight, c.groups
+    kernel = [s.value for s in weight.shape[2:]]
+    if None in kernel or not _is_worth_copying(r):
+        return None
+    kd, kh, kw = (k for k in kernel if k is not None)
+    (n, channels, depth, h, w), out_d = x.shape, r.shape[2]
+    (sd, *stride), (pd, *padding), (dd, *dilation) = c.stride, c.padding, c.dilation
+    per_group = channels // g
+
+    def body(image: Int, row: Int, column: Int, channel: Int) -> tuple[list[Int], Expr]:
+        tap, inside = channel // per_group % kd, channel % per_group
+        at = image % out_d * sd - pd + tap * dd
+        source = [image // out_d, channel // (per_group * kd) * per_group + inside, at, row, column]
+        return [at, depth - 1 - at], ctx.read(x, source)
+
+    found = None
+    if (kd, sd, pd) == (1, 1, 0):
+        axes = [Var(f"x{d}", size) for d, size in enumerate(x.shape)]
+        seen = operand(x, tuple(of(a) for a in axes), axes, ctx.views, ctx.layouts)
+        image = merged([seen.strides[0], seen.strides[2]], [n, depth]) if seen is not None else None
+        if seen is not None and image is not None:
+            found = Operand(seen.node, seen.offset, (image, seen.strides[1], *seen.strides[3:]))
+    total_channels = channels * kd
+    if found is None:
+        copy = ctx.packed("volume", x, [n * out_d, h, w, total_channels], body)
+        found = Operand(copy, as_int(0), (h * w * total_channels, as_int(1), w * total_channels, total_channels))
+    return ConvolutionView(
+        n * out_d, total_channels, h, w, r.shape[1], r.shape[3], r.shape[4], (kh, kw), (stride[0], stride[1]),
+        (padding[0], padding[1]), (dilation[0], dilation[1]), g, found, weight,
+    )  # fmt: skip
 
 
 def flat(node: Node, ctx: Context) -> Callable[[Int], Expr]:
-    """The element of a value at an offset in memory."""
+    """The element of a value at an offset in memory. A copy of a copy reads what was copied."""
     layout = ctx.layouts[node.id]
 
     def at(offset: Int) -> Expr:
@@ -21,6 +97,8 @@ def flat(node: Node, ctx: Context) -> Callable[[Int], Expr]:
         for d in reversed(layout.order):
             index[d] = rest % node.shape[d] if d != layout.order[0] else rest
             rest = rest // node.shape[d]
+        if isinstance(node, Packed):
+            return rewrite(node.body, dict(zip(node.axes, index, strict=True)))
         return load(node, tuple(index))
 
     return at
@@ -41,16 +119,18 @@ def as_words(x: Operand, sizes: Sequence[Int], ctx: Context) -> Operand:
     return Operand(node, as_int(0), tuple(strides))
 
 
-def channels_last(v: ConvolutionView, ctx: Context, unit: int = 4, copy: bool = False) -> Operand:
-    """x itself if its channels are consecutive floats aligned to `unit`, else a copy padded to whole vectors of channels."""
+def channels_last(v: ConvolutionView, ctx: Context, unit: int = 4, copy: bool = False, halves: bool = False) -> Operand:
+    """x itself if its channels are consecutive floats aligned to `unit`, else a copy padded to whole vectors of channels. halves:
+    it must be in half precision.
+    """
     x = v.x
-    copy = copy or not ctx.is_whole(x.node)
+    copy = copy or not ctx.is_whole(x.node) or (halves and x.node.dtype is not DType.float16)
     aligned = all(s % unit == 0 for s in (v.channels, x.offset, x.strides[0], x.strides[2], x.strides[3]))
     if not copy and x.strides[1] == 1 and aligned:
         return x
     c = ceildiv(v.channels, unit) * unit
     strides = (v.h * v.w * c, as_int(1), v.w * c, c)
-    key = (x.node.id, x.offset, x.strides, v.n, v.h, v.w, v.channels, c)
+    key = (x.node.id, x.offset, x.strides, v.n, v.h, v.w, v.channels, c, halves)
     if key in ctx.copies:
         return Operand(ctx.copies[key], as_int(0), strides)
     element = flat(x.node, ctx)
@@ -59,11 +139,16 @@ def channels_last(v: ConvolutionView, ctx: Context, unit: int = 4, copy: bool = 
         at = x.offset + n * x.strides[0] + channel * x.strides[1] + h * x.strides[2] + w * x.strides[3]
         return [v.channels - 1 - channel], element(at)
 
-    node = ctx.copies[key] = ctx.packed("channels_last", x.node, [v.n, v.h, v.w, c], body)
+    node = ctx.copies[key] = ctx.packed(
+        "channels_last", x.node, [v.n, v.h, v.w, c], body, DType.float16 if halves else None
+    )
     return Operand(node, as_int(0), strides)
 
 
 def filter_index(v: ConvolutionView, o: Int, c: Int, h: Int, w: Int) -> list[Int]:
+    if v.weight.rank == 5:
+        per_group = v.weight.shape[1]
+        return [o, c % per_group, c // per_group, h, w]
     return [o, c, w] if v.weight.rank == 3 else [o, c, h, w]
 
 

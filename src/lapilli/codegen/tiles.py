@@ -86,3 +86,50 @@ def simt_tile(batch: int, m: int, n: int, k: int, target: Target) -> tuple[int, 
     if batch * -(-m // 64) * -(-n // 64) >= target.compute_units and target.invocations >= 256:
         return 64, 64, 16, 4, 4
     return 32, 32, 32, 4, 4
+
+
+OPERANDS_STAY = 0
+"""1 where matrix units are emulated: an operand's fragments are in memory then while they are used."""
+
+
+@dataclass(frozen=True)
+class AttentionTile:
+    """subgroups of a work group; bands of 16 queries of each; keys of a tile."""
+
+    subgroups: int
+    bands: int
+    keys: int
+
+    @property
+    def queries(self) -> int:
+        return 16 * self.subgroups * self.bands
+
+    @property
+    def invocations(self) -> int:
+        return 32 * self.subgroups
+
+    def shared(self, size: int, width: int) -> int:
+        """Bytes of shared memory: keys, values and scores, or before them queries."""
+        line, line_v = 2 * -(-size // 16) + 1, 2 * -(-width // 16) + 1
+        scores = self.queries * (self.keys // 4 + 1 + OPERANDS_STAY * line)
+        return 16 * max(self.keys * (line + line_v) + scores, self.queries * line)
+
+    def divides(self, size: int, width: int) -> bool:
+        """Whether all invocations load as much of a tile."""
+        return all(self.keys * 2 * -(-d // 16) % self.invocations == 0 for d in (size, width))
+
+
+_ATTENTION = tuple(AttentionTile(*t) for t in ((8, 1, 32), (4, 1, 64), (4, 1, 32), (2, 1, 64), (2, 1, 32)))
+
+
+def attention_tile(batch: int, rows: int, size: int, width: int, target: Target) -> AttentionTile | None:
+    """The tile of attention on matrix units; None if all are too large. size: of a row of queries, width: of values."""
+    fitting = [
+        t
+        for t in _ATTENTION
+        if t.divides(size, width)
+        and t.shared(size, width) <= target.shared_memory
+        and t.invocations <= target.invocations
+    ]
+    busy = [t for t in fitting if batch * -(-rows // t.queries) >= target.compute_units]
+    return next(iter(busy or fitting[::-1]), None)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable, declarations, lane_steps, stored_as
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
 from lapilli.codegen.template import Context
+from lapilli.ir.axes import split
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import rewrite
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, of, product
@@ -39,20 +40,11 @@ class BatchMapping:
 
     def __call__(self, m: Int, n: Int) -> dict[Atom, Int]:
         b = as_int(0) if self.var.extent == 1 else of(self.var)
-        rows: dict[Atom, Int] = _split(m, self.rows)
+        rows = split(m, self.rows)
         if self.groups == 1:
-            return {self.column: n, **rows, **_split(b, self.batch)}
+            return {self.column: n, **rows, **split(b, self.batch)}
         column = b * (self.column.extent // self.groups) + n
         return {self.column: column, **rows, **{a: as_int(0) for a in self.batch}}
-
-
-def _split(index: Int, axes: Sequence[Var]) -> dict[Atom, Int]:
-    """The axes of a row-major index; the first is not reduced by its extent."""
-    found: dict[Atom, Int] = {}
-    for a in reversed(axes):
-        found[a] = index % a.extent if a is not axes[0] else index
-        index = index // a.extent
-    return found
 
 
 def batched(task: Task, flat_rows: bool = False, groups: int = 1) -> BatchMapping:
@@ -64,11 +56,12 @@ def batched(task: Task, flat_rows: bool = False, groups: int = 1) -> BatchMappin
     if isinstance(contraction, Matmul):
         batch, rows, column = list(contraction.batch), list(contraction.rows), contraction.column
     elif isinstance(contraction, Convolution):
-        batch, rows, column = axes[:1], axes[2:], axes[1]
+        deep = 1 if len(axes) == 5 else 0  # the depths of a 3-D one count as images
+        batch, rows, column = [axes[0], *axes[2 : 2 + deep]], axes[2 + deep :], axes[1]
     else:  # a matrix that a kernel makes for another one
         batch, rows, column = [], axes[:-1], axes[-1]
     if flat_rows:
-        return BatchMapping([], [*batch, *rows], column)
+        return BatchMapping([], [*batch, *rows], column, groups)
     return BatchMapping(batch, rows, column, groups)
 
 

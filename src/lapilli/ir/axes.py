@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lapilli.ir.integer import Int, Var, as_int, of, var
+from lapilli.ir.integer import Atom, Int, Var, as_int, of, var
 
 
 def fresh_axes(shape: tuple[Int, ...], names: str = "ijklmnop") -> tuple[tuple[Var, ...], tuple[Int, ...]]:
@@ -60,3 +60,12 @@ def _smaller(p: Int, q: Int) -> str:
     if hi is not None and hi <= 0:
         return "q"
     return "p" if len(p.terms) <= len(q.terms) else "q"  # symbolic: grow the simpler side
+
+
+def split(index: Int, axes: Sequence[Var]) -> dict[Atom, Int]:
+    """The axes of a row-major index; the first is not reduced by its extent."""
+    found: dict[Atom, Int] = {}
+    for a in reversed(axes):
+        found[a] = index % a.extent if a is not axes[0] else index
+        index = index // a.extent
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lapilli.ir.integer import Int, Var, as_int, product
@@ -39,7 +39,10 @@ class MatmulView:
 
 @dataclass(frozen=True)
 class ConvolutionView:
-    """A 2-D convolution (1-D ones have height 1); x strides are (n, c, h, w); weight is [out, in/groups, kh, kw]."""
+    """A 2-D convolution (1-D ones have height 1); x strides are (n, c, h, w); weight is [out, in/groups, kh, kw].
+
+    Of a 3-D one, n counts the images of all output depths, and the channels of a group are [kd, in/groups].
+    """
 
     n: Int
     channels: Int
@@ -110,8 +113,12 @@ def merged(strides: Sequence[Int], extents: Sequence[Int]) -> Int | None:
     return real[-1][0]
 
 
+Copy = Callable[[Node, tuple[Int, ...], Sequence[Sequence[Var]]], Operand | None]
+"""A dense copy of a value that is read at an index, in the axes of the groups one after the other; with a stride for each group."""
+
+
 def _flatten(found: Operand | None, groups: Sequence[Sequence[Var]]) -> Operand | None:
-    """An operand whose axes are merged group by group."""
+    """An operand whose axes are merged group by group; None if they do not nest."""
     if found is None:
         return None
     strides: list[Int] = []
@@ -126,19 +133,17 @@ def _flatten(found: Operand | None, groups: Sequence[Sequence[Var]]) -> Operand 
     return Operand(found.node, found.offset, tuple(strides))
 
 
-def matmul_view(r: Reduce, views: Mapping[int, Map], layouts: Mapping[int, Layout]) -> MatmulView | None:
+def matmul_view(r: Reduce, views: Mapping[int, Map], layouts: Mapping[int, Layout], copy: Copy) -> MatmulView | None:
+    """copy: called for operands whose batches or rows do not lie one stride apart."""
     c = r.contraction
     assert isinstance(c, Matmul)
-    left = [*c.batch, *c.rows, c.inner]
-    right = [*c.batch, c.inner, c.column]
-    lhs = _flatten(
-        operand(c.lhs, c.lhs_index, left, views, layouts),
-        [c.batch, c.rows, [c.inner]],
-    )
-    rhs = _flatten(
-        operand(c.rhs, c.rhs_index, right, views, layouts),
-        [c.batch, [c.inner], [c.column]],
-    )
+
+    def flat(node: Node, index: tuple[Int, ...], groups: Sequence[Sequence[Var]]) -> Operand | None:
+        axes = [a for group in groups for a in group]
+        return _flatten(operand(node, index, axes, views, layouts), groups) or copy(node, index, groups)
+
+    lhs = flat(c.lhs, c.lhs_index, [c.batch, c.rows, [c.inner]])
+    rhs = flat(c.rhs, c.rhs_index, [c.batch, [c.inner], [c.column]])
     if lhs is None or rhs is None:
         return None
     return MatmulView(
@@ -151,7 +156,7 @@ def convolution_view(r: Reduce, views: Mapping[int, Map], layouts: Mapping[int, 
     contraction = r.contraction
     assert isinstance(contraction, Convolution)
     spatial = len(contraction.stride)
-    if spatial > 2:
+    if spatial > 2:  # see `volume`
         return None
     ((x, fresh),) = operand_indices(r)
     axes = [next(iter(i.atoms())) for i in fresh]

@@ -22,6 +22,7 @@ from lapilli.target.requirements import (
     NOTHING,
     QUADS,
     SUBGROUP_SUMS,
+    VOTES,
     Requirements,
     joined,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "SUBGROUP_SUMS",
     "TARGETS",
     "TEXELS",
+    "VOTES",
     "WORTH_PACKING",
     "Requirements",
     "Target",

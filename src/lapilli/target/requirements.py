@@ -75,5 +75,7 @@ MATRIX_UNITS = Requirements(
 """Of kernels on matrix units, beside the memory of their tiles."""
 QUADS = Requirements(subgroup_operations=frozenset({"basic", "quad"}))
 """Of kernels in which four neighbours exchange values."""
+VOTES = Requirements(subgroup_operations=frozenset({"basic", "vote"}))
+"""Of kernels in which a subgroup decides together."""
 SUBGROUP_SUMS = Requirements(subgroup_operations=frozenset({"basic", "arithmetic"}))
 """Of kernels that add up over a subgroup."""
