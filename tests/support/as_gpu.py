@@ -19,15 +19,16 @@ def on_any_device(put: Callable[[Any, str, Any], None] = setattr) -> None:
 
     put: what sets an attribute, such as `monkeypatch.setattr`. Programs made so are for this process: give it a cache of its own
     (LAPILLI_CACHE_DIR)."""
-    from lapilli.codegen import flash_attention, gpu_tiles, slang, tiles
+    from lapilli.codegen import flash_attention, gpu_matvec, gpu_tiles, slang, tiles
     from lapilli.program import writer
-    from lapilli.target import KNOWN, MATRIX_UNITS, device
+    from lapilli.target import KNOWN, MATRIX_UNITS, SUBGROUP_SUMS, device
 
     accept_gpu_plans(put)
     put(slang, "DEFINES", ("LAPILLI_EMULATE_COOPMAT",))
     put(tiles, "OPERANDS_STAY", 1)
     for module in (gpu_tiles, flash_attention):
         put(module, "MATRIX_UNITS", replace(MATRIX_UNITS, subgroup_size=0))
+    put(gpu_matvec, "SUBGROUP_SUMS", replace(SUBGROUP_SUMS, subgroup_size=0))
     put(device, "units_of", lambda name: KNOWN["h100"].limits["compute_units"])
     put(writer, "_FEATURE", {**writer._FEATURE, "cooperative_matrix": 0, "memory_model": 0})
     put(device, "kernels_for", lambda type, limits: "gpu")

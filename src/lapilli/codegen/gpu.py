@@ -29,6 +29,9 @@ from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
 from lapilli.target import WORTH_PACKING
 
+_FEW_CHANNELS = 8
+"""Results of a group of channels below which a tile is mostly empty."""
+
 
 def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
     """The operands of a product; None if these kernels cannot read them."""
@@ -198,7 +201,9 @@ def first_layer(v: ConvolutionView, ctx: Context) -> Tiles | None:
 
 
 def convolution(v: ConvolutionView, ctx: Context) -> Tiles | None:
-    """An implicit matrix product whose rows are windows, on matrix units where they can read it."""
+    """An implicit matrix product whose rows are windows; on matrix units where they can read it."""
+    if v.groups > 1 and estimate(v.out_channels // v.groups) < _FEW_CHANNELS:
+        return None  # most columns of a tile would be empty: an invocation for each element is faster
     order = "channels last"
     per_group = v.channels // v.groups
     matrix = ctx.target.cooperative_matrix and are_halves(v.weight)

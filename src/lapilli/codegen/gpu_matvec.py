@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import flat
@@ -50,7 +50,7 @@ class Matvec(KernelTemplate):
         size = INVOCATIONS
         groups = (ceildiv(self.n, size // MATRIX_SUBGROUP), as_int(1), as_int(1))
         written = w.finish(f"matvec<X, W, E, {size}, 1>(P.t, gid, li);", groups, (size, 1, 1), "matvec", "MatvecParams")
-        written.needs = replace(SUBGROUP_SUMS, subgroup_size=MATRIX_SUBGROUP)
+        written.needs = SUBGROUP_SUMS
         written.flops = self.n * self.k * 2
         return written
 

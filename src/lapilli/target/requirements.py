@@ -77,5 +77,5 @@ QUADS = Requirements(subgroup_operations=frozenset({"basic", "quad"}))
 """Of kernels in which four neighbours exchange values."""
 VOTES = Requirements(subgroup_operations=frozenset({"basic", "vote"}))
 """Of kernels in which a subgroup decides together."""
-SUBGROUP_SUMS = Requirements(subgroup_operations=frozenset({"basic", "arithmetic"}))
+SUBGROUP_SUMS = Requirements(subgroup_operations=frozenset({"basic", "arithmetic"}), subgroup_size=MATRIX_SUBGROUP)
 """Of kernels that add up over a subgroup."""

@@ -1,0 +1,80 @@
+"""Products, convolutions, attention, reductions and norms with the layouts and sizes that models have (tools/cliff_cases.py): each
+has the right result by the kernels of every class of devices, and none is left to the generic kernel but those that it suits."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from typing import Any
+
+import as_gpu
+import pytest
+import torch
+from cliff_cases import Case, cases
+from torch.utils._pytree import tree_leaves, tree_map
+
+import lapilli
+from lapilli.capture import capture
+from lapilli.codegen.select import schedule_of
+from lapilli.legalize.passes import prepare
+from lapilli.lower import lower
+from lapilli.target import CPU, GPU, GPU_MATRIX, TARGETS, Target
+
+CASES = {f"{c.family}: {c.name}": c for c in cases(1)}
+# Rounding errors of a sum of 1,000 products are 2^-24 * sqrt(1000) of its norm; results in half precision are rounded by 2^-11 at
+# most, and so are the weights of attention.
+BOUND = {torch.float32: 1e-5, torch.float16: 1e-3}
+
+
+def check(case: Case, dtype: torch.dtype, target: str | None) -> None:
+    arguments = case.arguments(dtype, zlib.crc32(case.name.encode()))
+    inputs = arguments[: len(arguments) - case.weights]
+    wanted = tree_leaves(case.f(*(t.double() for t in arguments)))
+    shapes = case.dynamic_shapes()
+    with lapilli.compile(case.model(arguments), tuple(inputs), target=target, dynamic_shapes=shapes) as program:
+        got = tree_leaves(tree_map(torch.as_tensor, program(*inputs)))
+    assert len(got) == len(wanted)
+    for g, w in zip(got, wanted, strict=True):
+        assert g.shape == w.shape
+        if not g.is_floating_point():  # the place of an extremum
+            assert torch.equal(g, w)
+            continue
+        error = (g.double() - w).norm() / w.norm().clamp_min(1e-30)
+        assert error <= BOUND[dtype], f"the relative error is {error:.1e}"
+
+
+@pytest.mark.part(3)
+@pytest.mark.parametrize("name", CASES)
+def test_on_this_device(name: str) -> None:
+    check(CASES[name], torch.float32, None)
+
+
+@pytest.mark.part(3)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["gpu-fp32", "gpu-fp16-matrix"])
+def test_by_kernels_of_gpus(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
+    as_gpu.on_any_device(monkeypatch.setattr)
+    monkeypatch.setitem(TARGETS, GPU_MATRIX.name, replace(GPU_MATRIX, shared_memory=1 << 15))  # what every device has
+    check(CASES[name], dtype, "gpu-fp16-matrix" if dtype is torch.float16 else "gpu-fp32")
+
+
+SUITS = {  # a tile of the other kernels would be mostly empty, or there is none of that width
+    "convolution in groups: 3x3, groups of 3",
+    "convolution in groups: depthwise, two results a channel",
+}
+WIDE = {"convolution in groups: depthwise 9x9"}
+
+
+@pytest.mark.parametrize("target", [GPU_MATRIX, GPU, CPU], ids=lambda t: t.name)
+def test_only_what_it_suits_has_the_generic_kernel(target: Target) -> None:
+    generic = set()
+    for name, case in ((f"{c.family}: {c.name}", c) for c in cases(4)):
+        arguments = case.arguments(torch.float16 if target.half else torch.float32)
+        inputs = tuple(arguments[: len(arguments) - case.weights])
+        module = prepare(capture(case.model(arguments), inputs, case.dynamic_shapes()))
+        schedule = schedule_of(lower(module, "fp16" if target.half else "fp32", target.half), target)
+        for task in schedule.order.run:
+            if task.template is None and task.reduction is not None and task.reduction.contraction is not None:
+                generic.add(name)
+    assert generic == SUITS | (WIDE if target is CPU else set())
