@@ -14,7 +14,7 @@ from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, m
 from lapilli.schedule.copies import Packed
 from lapilli.schedule.layout import estimate
 
-_WORTH_COPYING = 1 << 18
+WORTH_COPYING = 1 << 18
 """Multiplications from which on a contraction has its operands copied, if no kernel for it reads them as they lie."""
 
 
@@ -30,7 +30,7 @@ def strided_product(r: Reduce, ctx: Context) -> MatmulView | None:
 
 
 def _is_worth_copying(r: Reduce) -> bool:
-    return estimate(product([a.extent for a in (*r.axes, *r.raxes)])) >= _WORTH_COPYING
+    return estimate(product([a.extent for a in (*r.axes, *r.raxes)])) >= WORTH_COPYING
 
 
 def gathered(node: Node, index: Sequence[Int], groups: Sequence[Sequence[Var]], ctx: Context) -> Operand:
