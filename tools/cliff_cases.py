@@ -178,6 +178,11 @@ def convolutions(s: int) -> Iterator[Case]:
         yield case(f"depthwise {kernel}x{kernel}", 8 * c, 8 * c, (kernel, kernel), groups=8 * c)
     yield case("depthwise, two results a channel", 4 * c, 8 * c, (3, 3), groups=4 * c)
     yield Case(
+        "convolution, 3-D", "transposed, larger than its input",
+        lambda x, w: F.conv_transpose3d(x, w, stride=2, padding=(0, 0, 1), output_padding=1),
+        ((b, 2 * c, 8, size // 2, size // 2), (2 * c, 2 * c, 1, 1, 2)), 64 * b * (size // 2) ** 2 * 2 * 4 * c * c, weights=1,
+    )  # fmt: skip
+    yield Case(
         "convolution, 2-D", "transposed, stride 2", lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1),
         ((b, 4 * c, size // 2, size // 2), (4 * c, 4 * c, 4, 4)), 2 * b * (size // 2) ** 2 * 256 * c * c, weights=1,
     )  # fmt: skip

@@ -4,7 +4,7 @@
 
 Of every case: the time on the device, and which part of the device's speed that is. A case should take no longer than its bytes or
 its operations do, whichever takes longer, at the speed that large copies and large products reach on this device in this run, plus
-the time of an empty kernel. What reaches less than a third of what the best of its family does is a cliff, and the exit status is 1.
+the time of an empty kernel. What reaches less than a third of what the best of its family does is a cliff: exit status 1.
 LAPILLI_DEVICE chooses the device."""
 
 from __future__ import annotations

@@ -596,3 +596,17 @@ def test_a_size_too_long_to_be_written() -> None:
     for first in (2, 3):
         lines = [torch.randn(first + k) for k in range(6)]
         torch.testing.assert_close(compiled(*lines), pairs(*lines))
+
+
+def test_a_maximum_equals_one_of_the_numbers_that_it_was_found_among() -> None:
+    """What a backward graph compares is saved by the forward one: here it would be computed again on the CPU, where it is rounded
+    otherwise, beside the gradient of grid_sample."""
+    grid = F.affine_grid(torch.linspace(0.9, -0.1, 6).reshape(1, 2, 3), [1, 3, 4, 5], align_corners=False)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.logsigmoid(F.grid_sample(x, grid, align_corners=False)).amax(1)
+
+    x = torch.tensor([0.5196, 1.0271, 0.4385]).reshape(1, 3, 1, 1).requires_grad_()
+    (wanted,) = torch.autograd.grad(f(x).sum(), x)
+    (got,) = torch.autograd.grad(torch.compile(f, backend="vulkan")(x).sum(), x)
+    torch.testing.assert_close(got, wanted)

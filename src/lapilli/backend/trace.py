@@ -17,9 +17,13 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.export import exported_program
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
 
+from lapilli.backend.output_views import root_of
 from lapilli.legalize.decompose import tables
 from lapilli.lower import registry
+
+aten = torch.ops.aten
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Any]
 
@@ -41,13 +45,27 @@ def compile_graph(
         bw_compiler=backward,
         inference_compiler=inference,
         decompositions={o: f for o, f in tables()[0].items() if o not in _FRESH},
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_partitioned,
     )
     if _records_gradients(inputs):
         with sdpa_kernel(SDPBackend.MATH), _errors_in_backward(), _whole_interpolation():
             return backend(gm, inputs)
     with sdpa_kernel(SDPBackend.MATH) if _transforms(gm) else _whole_operators():
         return backend(gm, inputs)
+
+
+_COMPARISONS = {o.Tensor for o in (aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge)}
+
+
+def _partitioned(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward and the backward graph. What is compared is saved, not computed again: another kernel, or the CPU, may round it
+    otherwise, and then a maximum equals none of the numbers that it was found among.
+    """
+    for node in joint.graph.nodes:
+        if node.target in _COMPARISONS:
+            for compared in map(root_of, node.all_input_nodes):
+                compared.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return min_cut_rematerialization_partition(joint, *args, **kwargs)
 
 
 def _records_gradients(inputs: Sequence[Any]) -> bool:

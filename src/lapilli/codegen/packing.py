@@ -71,7 +71,7 @@ def volume(r: Reduce, ctx: Context) -> ConvolutionView | None:
         return [at, depth - 1 - at], ctx.read(x, source)
 
     found = None
-    if (kd, sd, pd) == (1, 1, 0):
+    if (kd, sd, pd) == (1, 1, 0) and out_d == depth:  # a transposed one may have more depths than its input
         axes = [Var(f"x{d}", size) for d, size in enumerate(x.shape)]
         seen = operand(x, tuple(of(a) for a in axes), axes, ctx.views, ctx.layouts)
         image = merged([seen.strides[0], seen.strides[2]], [n, depth]) if seen is not None else None

@@ -68,7 +68,7 @@ INTEGER = """\
 {0} << ({1} & 3)|{0} >> ({1} & 3)|{0} >> 1|{0} << 2|{0}.clamp(-5, 9)|{0}.abs()|-{0}|torch.maximum({0}, {1})
 torch.minimum({0}, {1})|{0} + 3|{0} * 2|{0} - 1|{0} % 5|{0} // 3|torch.div({0}, 3, rounding_mode="trunc")
 torch.fmod({0}, 4)|torch.sign({0})|{0} > {1}|{0} == {1}|{0} / 4|{0} * 0.5|torch.where({0} > {1}, {0}, {1})
-{0}.float()|{0}.float() / 7|{0} & 7|torch.gcd({0}, {1})|{0} ** 2|{0}.bool()|{0} <= 3|torch.bitwise_not({0})
+{0}.float()|{0}.float() / 7|{0} & 7|torch.gcd({0} // 2, {1} // 2)|{0} ** 2|{0}.bool()|{0} <= 3|torch.bitwise_not({0})
 torch.square({0} % 11)|torch.sqrt({0}.abs())|torch.exp({0}.clamp(max=3))|{0}.clamp(min=2)|7 - {0}
 torch.add({0}, {1}, alpha=2)"""
 REDUCE = """\
