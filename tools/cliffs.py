@@ -1,6 +1,6 @@
 """Finds cliffs: calls that are much slower than their neighbours (`cliff_cases.py`), on one device.
 
-    python tools/cliffs.py [--size 4] [--dtype float32] [--only attention] [--table FILE]
+    python tools/cliffs.py [--size 4] [--dtype float32] [--target gpu-fp32] [--only attention] [--table FILE]
 
 Of every case: the time on the device, and which part of the device's speed that is. A case should take no longer than its bytes or
 its operations do, whichever takes longer, at the speed that large copies and large products reach on this device in this run, plus
@@ -51,11 +51,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--size", type=int, default=4, help="4 suits a software driver, 16 a large GPU")
     parser.add_argument("--dtype", choices=["float32", "float16"], default="float32")
+    parser.add_argument("--target", help="a plan to compile alone, which is quicker than all")
     parser.add_argument("--only", default="", help="part of the name of a family or case")
     parser.add_argument("--table", type=Path, help="Markdown file to write")
     given = parser.parse_args()
     dtype = getattr(torch, given.dtype)
-    speed = measured(dtype, given.size)
+    speed = measured(dtype, given.size, given.target)
     print(
         f"{speed.bytes / 1e9:.1f} GB/s, {speed.flops / 1e9:.0f} GFLOP/s, {speed.floor * 1e6:.1f} us for a kernel",
         flush=True,
@@ -63,7 +64,7 @@ def main() -> int:
     rows: list[Row] = []
     wanted = [c for c in cases(given.size) if given.only in f"{c.family}: {c.name}"]
     for n, case in enumerate(wanted):
-        rows.append(timed(case, dtype, speed))
+        rows.append(timed(case, dtype, speed, given.target))
         progress(f"{n + 1} of {len(wanted)}: {case.family}, {case.name}")
     progress("")
     text = "\n".join(table(rows))
@@ -78,19 +79,20 @@ def progress(text: str) -> None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def kernels_of(case: Case, dtype: torch.dtype) -> tuple[KernelTime, ...]:
+def kernels_of(case: Case, dtype: torch.dtype, target: str | None) -> tuple[KernelTime, ...]:
     """The kernels of a call, each with its median time."""
     arguments = case.arguments(dtype)
     inputs = arguments[: len(arguments) - case.weights]
-    with lapilli.compile(case.model(arguments), tuple(inputs), dynamic_shapes=case.dynamic_shapes()) as program:
+    shapes = case.dynamic_shapes()
+    with lapilli.compile(case.model(arguments), tuple(inputs), dynamic_shapes=shapes, target=target) as program:
         return program.profile([t.numpy() for t in inputs], repeat=REPEAT).kernels
 
 
-def measured(dtype: torch.dtype, size: int) -> Speed:
+def measured(dtype: torch.dtype, size: int, target: str | None) -> Speed:
     """By a copy and a product that are as large as those of the cases, or larger."""
 
     def seconds(f: Callable[..., Any], *shapes: tuple[int, ...], weights: int = 0) -> float:
-        found = kernels_of(Case("speed", "", f, shapes, 0, weights), dtype)
+        found = kernels_of(Case("speed", "", f, shapes, 0, weights), dtype, target)
         return sum(k.seconds for k in found)
 
     floor = seconds(lambda x: x + 1, (4,))
@@ -100,9 +102,9 @@ def measured(dtype: torch.dtype, size: int) -> Speed:
     return Speed(copied, multiplied, floor)
 
 
-def timed(case: Case, dtype: torch.dtype, speed: Speed) -> Row:
+def timed(case: Case, dtype: torch.dtype, speed: Speed, target: str | None) -> Row:
     arguments = case.arguments(dtype)
-    found = kernels_of(case, dtype)
+    found = kernels_of(case, dtype, target)
     seconds = sum(k.seconds for k in found)
     with torch.no_grad():
         results = tree_leaves(case.f(*(t.float() for t in arguments)))
