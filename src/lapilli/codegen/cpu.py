@@ -21,7 +21,7 @@ from lapilli.codegen.template import Context, KernelTemplate, simple_task
 from lapilli.codegen.wrapper import Wrapper, batched, source, with_sizes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
-from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
+from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, maximum, minimum
 from lapilli.ir.node import Constant, Input, Node, State
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view
 from lapilli.schedule.layout import Layout, estimate
@@ -112,14 +112,25 @@ class CpuMatmul(KernelTemplate):
             xBatch4=self.x.strides[0] // 4, wBatch4=0 if self.shared_w else ceildiv(self.n, 4) * k4 * 4,
             mFast=int(estimate(self.m) < 128),
         )  # fmt: skip
-        if few:
-            count = self.batch * self.m * ceildiv(self.n, 4)
-            groups, group = linear_groups(count, _SIZE)
+        n4 = ceildiv(self.n, 4)
+        if few and self.m.value is None:  # rows of open size: fewer than a block has, or many
+            tm, tn = 4, matmul_tile(self.m, self.n)[1]
+            blocks = ceildiv(self.m, 4 * tm) * ceildiv(n4, tn // 4)
+            groups, group = linear_groups(self.batch * maximum(blocks * 4, minimum(self.m, tm - 1) * n4), _SIZE)
+            lane = f"uint({group}) * {_SIZE} + li"
+            call = (
+                f"if (P.t.M < {tm}) matvec<X, W, E, {int(vec)}, {whole}>(P.t, {lane}, gid.x);\n"
+                f"    else matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}>(P.t, {lane}, gid.x);"
+            )
+            written = w.finish(call, groups, (_SIZE, 1, 1), "matmul", "MatmulParams")
+            written.needs = QUADS
+        elif few:
+            groups, group = linear_groups(self.batch * self.m * n4, _SIZE)
             call = f"matvec<X, W, E, {int(vec)}, {whole}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
             written = w.finish(call, groups, (_SIZE, 1, 1), "matvec", "MatmulParams")
         else:
             tm, tn = matmul_tile(self.m, self.n)
-            blocks = self.batch * ceildiv(self.m, 4 * tm) * ceildiv(ceildiv(self.n, 4), tn // 4)
+            blocks = self.batch * ceildiv(self.m, 4 * tm) * ceildiv(n4, tn // 4)
             groups, group = linear_groups(blocks * 4, _SIZE)
             call = f"matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
             written = w.finish(call, groups, (_SIZE, 1, 1), "matmul", "MatmulParams")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lapilli.codegen.emit import Emitter
+from lapilli.codegen.gpu_tiles import likely_rows
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import gathered
 from lapilli.codegen.template import Context, KernelTemplate
@@ -56,8 +57,8 @@ def choose(task: Task, ctx: Context) -> bool:
 
 def _suits_matrix_units(note: Attention, ctx: Context) -> bool:
     """Whether the units compute more than padding: not for a few queries."""
-    whole = all_multiples(8, note.q.shape[-1], note.v.shape[-1]) and are_halves(note.q, note.k, note.v)
-    return ctx.target.cooperative_matrix and whole and (note.rows[0].extent.value or MATRIX) >= MATRIX
+    halves = are_halves(note.q, note.k, note.v)
+    return ctx.target.cooperative_matrix and halves and (note.rows[0].extent.value or MATRIX) >= MATRIX
 
 
 def _template(kind: type[_Attention], scores: Task, note: Attention, ctx: Context) -> _Attention | None:
@@ -107,7 +108,7 @@ def _tensor(x: Node, batch: Sequence[Int], ctx: Context, unit: int) -> _Tensor |
     outer = merged([*missing, *found.strides][: len(batch)][:-1], batch[:-1]) if found is not None else None
     width = x.shape[-1]
     if found is None or outer is None or not ctx.is_whole(found.node) or not _in_vectors(found, width, unit):
-        found = gathered(x, index, [[] if a.extent == 1 else [a] for a in axes], ctx)
+        found = gathered(x, index, [[] if a.extent == 1 else [a] for a in axes], ctx, unit)
         outer = merged([*missing, *found.strides][: len(batch)][:-1], batch[:-1])
         if outer is None or not ctx.is_whole(found.node):  # some of the outer batches are broadcast
             return None
@@ -229,6 +230,11 @@ class _Flash(_Attention):
         return written
 
 
+def _padded(size: int) -> int:
+    """Of a row, which is read eight elements at a time."""
+    return -(-size // 8) * 8
+
+
 @dataclass(frozen=True)
 class _MatrixFlash(_Attention):
     """On matrix units (kernels/gpu_attention_matrix.slang)."""
@@ -241,7 +247,8 @@ class _MatrixFlash(_Attention):
     def tile(self, task: Task, ctx: Context) -> AttentionTile | None:
         note = attention_of(task)
         batch = estimate(product([a.extent for a in note.batch]))
-        return attention_tile(batch, estimate(note.rows[0].extent), self.size, self.width, ctx.target)
+        rows = likely_rows(note.rows[0].extent)
+        return attention_tile(batch, rows, _padded(self.size), _padded(self.width), ctx.target)
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         w = self._wrapper("gpu_attention_matrix", task, ctx, sizes_as_params)
@@ -252,15 +259,15 @@ class _MatrixFlash(_Attention):
         tile = self.tile(task, ctx)
         assert tile is not None
         call = (
-            f"attention_matrix<Q, K, V, F, E, {self.size}, {self.width}, {tile.subgroups}, {tile.bands}, {tile.keys}, "
-            f"{int(self.causal)}>(P.t, gid, li);"
+            f"attention_matrix<Q, K, V, F, E, {_padded(self.size)}, {_padded(self.width)}, {self.width}, {tile.subgroups}, "
+            f"{tile.bands}, {tile.keys}, {int(self.causal)}>(P.t, gid, li);"
         )
         note = attention_of(task)
         groups = (ceildiv(note.rows[0].extent, tile.queries), as_int(1), product([a.extent for a in note.batch]))
         written = w.finish(
             call, groups, (tile.invocations, 1, 1), "attention_matrix", "MatrixAttentionParams", ["gpu_attention"]
         )
-        written.shared = tile.shared(self.size, self.width)
+        written.shared = tile.shared(_padded(self.size), _padded(self.width))
         written.needs = MATRIX_UNITS | QUADS | VOTES
         written.flops = self._flops(task)
         return written

@@ -84,11 +84,12 @@ class _Writer:
         if reduction is not None:
             assert self.task.reduction_body is not None
             if split > 1:
-                kind = self._kind(self.task.reduction_body)
-                written.source = written.source.replace(
-                    '[shader("compute")]', f'groupshared {kind} shared_values[{size * split}];\n[shader("compute")]'
-                )
+                arrays = f"groupshared {self._kind(self.task.reduction_body)} shared_values[{size * split}];\n"
                 written.shared = 4 * self.lanes * size * split
+                if reduction.op.startswith("arg"):
+                    arrays += f"groupshared int shared_places[{size * split}];\n"
+                    written.shared *= 2
+                written.source = written.source.replace('[shader("compute")]', arrays + '[shader("compute")]')
             written.flops = (
                 self.count * product([a.extent for a in reduction.raxes]) * max(1, cost(self.task.reduction_body) + 1)
             )
@@ -164,7 +165,7 @@ class _Writer:
     # -- reductions
     def _split(self, reduction: Reduce, work: Int) -> int:
         """Invocations that share one reduction: more if there are few results and long reductions."""
-        if self.target.kind == "any" or reduction.op.startswith("arg") or reduction.op in ("any", "all"):
+        if self.target.kind == "any" or reduction.op == "argpool" or reduction.op in ("any", "all"):
             return 1
         length = estimate(product([a.extent for a in reduction.raxes]))
         free = 64 * 128 // max(1, estimate(work))
@@ -204,7 +205,7 @@ class _Writer:
         kind = self._kind(body)
         e.line(f"{kind} acc = {self._initial(reduction.op, body.dtype)};")
         if reduction.op.startswith("arg"):
-            e.line(f"int place = {-1 if reduction.op == 'argpool' else 0}; int step = 0;")
+            e.line(f"int place = {-1 if reduction.op == 'argpool' or split > 1 else 0}; int step = 0;")
         needed, body = _needed(reduction, body)
         conditions = [f"{e.integer(substitute(g, mapping))} >= 0" for g in needed]
         if split > 1:
@@ -287,13 +288,20 @@ class _Writer:
         e.line("{")
         inner = e.child()
         inner.names[q] = "q"
-        self._update(inner, reduction.op, "acc", inner.value(rewrite(body, bound)))
+        x = inner.value(rewrite(body, bound))
+        if reduction.op.startswith("arg"):
+            better = f"({x} {'>' if reduction.op == 'argmax' else '<'} acc || is_nan({x})) && !is_nan(acc)"
+            inner.line(f"if ({better} || place < 0) {{ acc = {x}; place = q; }}")
+        else:
+            self._update(inner, reduction.op, "acc", x)
         e.lines += inner.lines
         e.line("}")
 
     def _combine(self, e: Emitter, op: str, split: int, size: int) -> None:
-        """A tree reduction over the invocations of a result, in a fixed order."""
-        e.line("shared_values[li] = acc;")
+        """A tree reduction over the invocations of a result, in a fixed order. Of equal extrema the first one is found."""
+        position = op.startswith("arg")
+        keep = "shared_values[li] = acc;" + (" shared_places[li] = place;" if position else "")
+        e.line(keep)
         e.line("GroupMemoryBarrierWithGroupSync();")
         step = split // 2
         part, apart = ("tid.x", 1) if self.along else ("tid.y", size)
@@ -303,13 +311,23 @@ class _Writer:
             inner = e.child()
             x = inner.fresh()
             inner.line(f"let {x} = shared_values[li + {step * apart}];")
-            self._update(inner, op, "acc", x)
-            inner.line("shared_values[li] = acc;")
+            if position:
+                at = inner.fresh()
+                inner.line(f"int {at} = shared_places[li + {step * apart}];")
+                first, sign = f"{at} < place", ">" if op == "argmax" else "<"
+                number = f"!is_nan(acc) && ({x} {sign} acc || ({x} == acc && {first}))"
+                better = f"(is_nan({x}) ? (!is_nan(acc) || {first}) : ({number}))"
+                inner.line(f"if ({at} >= 0 && (place < 0 || {better})) {{ acc = {x}; place = {at}; }}")
+            else:
+                self._update(inner, op, "acc", x)
+            inner.line(keep)
             e.lines += inner.lines
             e.line("}")
             e.line("GroupMemoryBarrierWithGroupSync();")
             step //= 2
         e.line(f"if ({part} > 0 || t >= {self.kernel.param(self.count // self.lanes)}) return;")
+        if position:
+            e.line("place = max(place, 0);")
 
     # -- results of fewer than 32 bits where the device stores whole words only
     def _packed(self) -> KernelSource:

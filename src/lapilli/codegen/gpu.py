@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from lapilli.codegen.gpu_tiles import Rows, Tiles
+from lapilli.codegen.gpu_tiles import Rows, Tiles, likely_rows
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import (
     as_words,
@@ -141,7 +141,7 @@ def matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
     rhs = v.rhs
     rows = _matmul_rows(v.lhs, v.m, v.k, True) if are_halves(v.lhs.node) else None
     if rows is None:
-        if estimate(v.batch * v.m * v.n * v.k) < WORTH_PACKING:
+        if estimate(v.batch * v.n * v.k) * likely_rows(v.m) < WORTH_PACKING:
             return None
         rows = _packed_rows(v, ctx)
     # A chunk of the left operand has zeros where the last eight k are not full, if it does not lie across K as well.
@@ -205,29 +205,41 @@ def convolution(v: ConvolutionView, ctx: Context) -> Tiles | None:
     if v.groups > 1 and estimate(v.out_channels // v.groups) < _FEW_CHANNELS:
         return None  # most columns of a tile would be empty: an invocation for each element is faster
     order = "channels last"
+    real = v.channels // v.groups
+    matrix = ctx.target.cooperative_matrix and ctx.target.half and are_halves(v.weight) and _can_be_halves(v.x.node)
+    padded = v.groups == 1 and real % 4 != 0 and estimate(real) > 4  # with channels of zeros
+    unit = 8 if matrix and (padded or real % 8 == 0) else 4
+    matrix = matrix and unit == 8
+    x = channels_last(v, ctx, unit, halves=matrix) if padded or real % 4 == 0 else v.x
+    if padded:
+        v = replace(v, channels=ceildiv(v.channels, unit) * unit)
     per_group = v.channels // v.groups
-    matrix = ctx.target.cooperative_matrix and are_halves(v.weight)
-    unit = 8 if matrix and per_group % 8 == 0 else 4
-    matrix = matrix and unit == 8 and ctx.target.half and _can_be_halves(v.x.node)
-    x = channels_last(v, ctx, unit, halves=matrix) if per_group % 4 == 0 else v.x
     batch = per_group * x.strides[1] if v.groups > 1 else x.strides[0]
     if v.is_pointwise and is_nested(x, v):
         operand = Operand(x.node, x.offset, (as_int(0), x.strides[3], x.strides[1]))
         rows = _matmul_rows(operand, v.rows, v.channels, matrix)
         if rows is not None:
-            return _tiles_of_convolution(v, rows, matrix, order, ctx, flat_rows=True)
+            return _tiles_of_convolution(v, rows, matrix, order, ctx, flat_rows=True, real=real)
     flat_rows = v.groups > 1 and v.n != 1  # the batch runs over groups
     rows = _conv_rows(v, x, matrix, batch)
     if rows is None and matrix:
         matrix = False
         rows = _conv_rows(v, x, False, batch)
-    return None if rows is None else _tiles_of_convolution(v, rows, matrix, order, ctx, flat_rows)
+    return None if rows is None else _tiles_of_convolution(v, rows, matrix, order, ctx, flat_rows, real)
 
 
 def _tiles_of_convolution(
-    v: ConvolutionView, rows: Rows, matrix: bool, order: str, ctx: Context, flat_rows: bool = False
+    v: ConvolutionView,
+    rows: Rows,
+    matrix: bool,
+    order: str,
+    ctx: Context,
+    flat_rows: bool = False,
+    real: Int | None = None,
 ) -> Tiles:
-    """Weights packed as [groups, K, N], with K in the order in which rows are read. flat_rows: images are folded into rows."""
+    """Weights packed as [groups, K, N], with K in the order in which rows are read. flat_rows: images are folded into rows. real:
+    channels of a group that the weights have, if others are padding.
+    """
     c, o = v.channels // v.groups, v.out_channels // v.groups
     kh, kw = v.kernel
     unit = 8 if matrix else 4
@@ -240,7 +252,8 @@ def _tiles_of_convolution(
         else:
             index = (at // (kh * kw), at // kw % kh, at % kw)
         channel, y, x = index
-        return [k - 1 - at, o - 1 - n], ctx.read(v.weight, filter_index(v, g * o + n, channel, y, x))
+        guards = [k - 1 - at, o - 1 - n] if real is None or real == c else [k - 1 - at, o - 1 - n, real - 1 - channel]
+        return guards, ctx.read(v.weight, filter_index(v, g * o + n, channel, y, x))
 
     packed = ctx.packed("filter", v.weight, [as_int(v.groups), k_padded, o_padded], body)
     batch = as_int(v.groups) if v.groups > 1 else as_int(1) if flat_rows else v.n

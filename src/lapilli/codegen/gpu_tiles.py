@@ -15,6 +15,13 @@ from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
 from lapilli.target import MATRIX_UNITS
 
+_OPEN_ROWS = 256
+
+
+def likely_rows(m: Int) -> int:
+    """What tiles are chosen for. An open size counts as a large one: for few rows a kernel takes little time with any tile."""
+    return estimate(m) if m.value is not None else max(estimate(m), _OPEN_ROWS)
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -58,7 +65,7 @@ class Tiles(KernelTemplate):
         return written
 
     def _sizes(self) -> tuple[int, int, int, int]:
-        return estimate(self.batch), estimate(self.m), estimate(self.n), estimate(self.k)
+        return estimate(self.batch), likely_rows(self.m), estimate(self.n), estimate(self.k)
 
     def _matrix(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         turned = self.rows.transposed, self.transposed_w

@@ -242,10 +242,9 @@ class Disturbed(TorchDispatchMode):
     def store(self, copied: Any) -> None:
         """A copy of a number is stored in half precision, where the program keeps its values so, or is read where the number was:
         `x.triu() == x` may be false."""
-        if self.precision is torch.float16 and torch.rand((), generator=self.random) < 0.5:
-            for t in tree_leaves(copied):
-                if isinstance(t, torch.Tensor) and t.is_floating_point():
-                    t.copy_(t.to(torch.float16))
+        for t in tree_leaves(copied) if self.precision is torch.float16 else ():
+            if isinstance(t, torch.Tensor) and t.is_floating_point() and torch.rand((), generator=self.random) < 0.5:
+                t.copy_(t.to(torch.float16))
 
     def undefined(self, x: torch.Tensor, made: torch.Tensor) -> None:
         """Conversions of what no integer is: any integer, in place."""
