@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench comparison random fuzz fuzz-native failures test-all opdb eager zoo blockers clean
+.PHONY: help demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs comparison random fuzz fuzz-native failures test-all opdb eager zoo blockers clean
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -72,6 +72,9 @@ format: ## Format Python and C++
 
 bench: setup-demo ## Time classifiers against torch on this machine
 	$(PY) benchmarks/classifiers.py
+
+cliffs: setup-test ## Calls that are much slower than their neighbours, on lavapipe; ARGS="--dtype float16 --only attention"
+	$(MEASURE) tools/cliffs.py $(ARGS)
 
 comparison: setup-demo ## Measure Lapilli beside other ways of running PyTorch on Vulkan: docs/comparison.md
 	PYTHONPATH=benchmarks $(MEASURE) -m comparison $(ARGS)
