@@ -21,7 +21,7 @@ from lapilli.codegen.template import Context, KernelTemplate, simple_task
 from lapilli.codegen.wrapper import Wrapper, batched, source, with_sizes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
-from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, maximum, minimum
+from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, maximum, minimum, total
 from lapilli.ir.node import Constant, Input, Node, State
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view
 from lapilli.schedule.layout import Layout, estimate
@@ -29,6 +29,7 @@ from lapilli.schedule.task import Task, Template
 from lapilli.target import QUADS, STORAGE, Target
 
 _SIZE = 64  # invocations in a work group
+_WIDEST = 15  # kernel of depthwise convolutions, whose loops over a row are unrolled
 _COLUMNS = 8  # of a product, from which on it pays to copy the rows of its left side
 
 
@@ -253,8 +254,10 @@ def _direct_tile(v: ConvolutionView) -> tuple[int, int]:
 def _convolution(task: Task, v: ConvolutionView, ctx: Context) -> Template | None:
     if not v.x.node.dtype.is_float or not v.weight.dtype.is_float or v.weight.id not in ctx.layouts:
         return None
+    if v.channels == v.groups and v.out_channels != v.channels:
+        v = _repeated(v, ctx)
     per_in, per_out = v.channels // v.groups, v.out_channels // v.groups
-    if v.is_depthwise and is_aligned(v.out_channels) and v.out_channels == v.channels and v.kernel[1] <= 7:
+    if v.is_depthwise and is_aligned(v.out_channels) and v.out_channels == v.channels and v.kernel[1] <= _WIDEST:
         x = channels_last(v, ctx)
         return CpuConvolution(v, x, pack_depthwise(v, ctx), True)
     if v.groups > 1 and not (is_aligned(per_in) and is_aligned(per_out)):
@@ -269,6 +272,20 @@ def _convolution(task: Task, v: ConvolutionView, ctx: Context) -> Template | Non
     if _winograd_pays(v) and not _has_infinity(v.weight):
         return _winograd(task, v, x, ctx)
     return CpuConvolution(v, x, _pack_filter(v, ctx), False)
+
+
+def _repeated(v: ConvolutionView, ctx: Context) -> ConvolutionView:
+    """With several results of a channel: with as many copies of it, so that there is one of each."""
+    x, element, c = v.x, flat(v.x.node, ctx), v.out_channels
+    per_channel = v.out_channels // v.channels
+
+    def body(n: Int, h: Int, w: Int, o: Int) -> tuple[list[Int], Expr]:
+        strides = zip((n, o // per_channel, h, w), x.strides, strict=True)
+        return [], element(total([x.offset, *(i * s for i, s in strides)]))
+
+    copy = ctx.packed("repeated", x.node, [v.n, v.h, v.w, c], body)
+    made = Operand(copy, as_int(0), (v.h * v.w * c, as_int(1), v.w * c, c))
+    return replace(v, channels=c, groups=estimate(c), x=made)
 
 
 def _pack_filter(v: ConvolutionView, ctx: Context) -> Node:
