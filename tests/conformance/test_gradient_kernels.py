@@ -40,7 +40,7 @@ def test_transposed_convolutions(
     program = lapilli.compile(model, (x,))
     assert relative_error(program(x), model.double()(x.double())) < FLOAT_BOUND
     if stride < 3:
-        assert "reduce_sum" not in kernels(program)
+        assert not any(name.startswith("generic") for name in kernels(program))
 
 
 @pytest.mark.poor_device

@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+import torch
 from command_line import Cli, Page
 from PIL import Image
 
+import lapilli
 from lapilli import Preprocess
 
 pytestmark = pytest.mark.poor_device
@@ -120,6 +122,15 @@ def test_inspect(cli: Cli, scaled: Path, classes: Path, tmp_path: Path) -> None:
     (tmp_path / "a[b]c.lap").write_bytes(scaled.read_bytes())
     for command in (("inspect",), ("bench", "--iter", "1")):
         assert "a[b]c.lap" in cli(*command, "a[b]c.lap").stdout  # brackets are no markup, as in shapes
+
+
+def test_generic_contractions_are_marked(cli: Cli, tmp_path: Path) -> None:
+    """A convolution in groups of three channels has no kernel of its own."""
+    model = torch.nn.Conv2d(6, 6, 3, groups=2).eval()
+    lapilli.compile(model, (torch.zeros(1, 6, 8, 8),)).save(tmp_path / "groups.lap")
+    for command in ("profile", "inspect"):
+        text = " ".join(cli(command, "groups.lap").stdout.split())
+        assert "generic_convolution" in text and "1 product or convolution is computed element by element" in text
 
 
 def test_ops(tmp_path: Path) -> None:

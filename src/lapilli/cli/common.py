@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -13,13 +13,14 @@ import click
 
 from lapilli.errors import InvalidInputError, LapilliError
 from lapilli.names import printable
-from lapilli.runtime.description import TensorSpec
+from lapilli.runtime.description import GENERIC, TensorSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
+    from rich.text import Text
 
     from lapilli.runtime.program import Program
 
@@ -252,6 +253,22 @@ def size(n: float) -> str:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
         n /= 1000
     return f"{n:.2f} GB"
+
+
+def name_of(kernel: str) -> Text:
+    """A kernel's name as tables show it: those of contractions without a kernel of their own stand out."""
+    from rich.text import Text
+
+    return Text(kernel, "bold yellow" if kernel.startswith(GENERIC) else "")
+
+
+def about_generic(kernels: Iterable[str]) -> str | None:
+    """What to say below a table that has such names."""
+    count = sum(kernel.startswith(GENERIC) for kernel in kernels)
+    if not count:
+        return None
+    what = "product or convolution is" if count == 1 else "products and convolutions are"
+    return f"{count} {what} computed element by element ({GENERIC}…), which suits small ones only; larger ones may be slow by that."
 
 
 def duration(seconds: float) -> str:

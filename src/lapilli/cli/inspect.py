@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lapilli.cli.common import PROGRAM, console, json_option, output_file, parse_sizes, print_json, rows, size, table
+from lapilli.cli.common import (
+    PROGRAM,
+    about_generic,
+    console,
+    json_option,
+    name_of,
+    output_file,
+    parse_sizes,
+    print_json,
+    rows,
+    size,
+    table,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,8 +84,10 @@ def _print(
         for i, (dispatch, cost, why) in enumerate(zip(plan.run, plan_memory.commands, reasons, strict=True)):
             if everything or i < 30:
                 mark = "●" if dispatch.barrier else ""
-                found.add_row(str(i), dispatch.label, dispatch.kernel, *_cost(cost), mark, why)
+                found.add_row(str(i), dispatch.label, name_of(dispatch.kernel), *_cost(cost), mark, why)
         out.print(found)
+        if slow := about_generic(dispatch.kernel for dispatch in plan.run):
+            out.print(slow)
         if not everything and len(plan.run) > 30:
             out.print(f"… {len(plan.run) - 30} more: --all")
     found = table("kernel", "code", "work group", "subgroup", "shared memory", title="kernels", title_justify="left")

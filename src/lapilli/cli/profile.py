@@ -12,12 +12,14 @@ import click
 
 from lapilli.cli.common import (
     PROGRAM,
+    about_generic,
     console,
     device_option,
     dims_option,
     duration,
     json_option,
     load,
+    name_of,
     output_file,
     print_json,
     progress_console,
@@ -90,7 +92,7 @@ def _print(times: Profile, title: str, by_time: bool) -> None:
         table.add_row(
             str(i),
             kernel.label,
-            kernel.kernel,
+            name_of(kernel.kernel),
             duration(kernel.seconds),
             f"{kernel.seconds / total:.1%}",
             _rate(kernel.flops, kernel.seconds),
@@ -102,6 +104,8 @@ def _print(times: Profile, title: str, by_time: bool) -> None:
     out.print(
         f"{len(times.kernels)} dispatches: {duration(total)} in total when timed separately, {duration(times.seconds)} in a run"
     )
+    if slow := about_generic(kernel.kernel for kernel in times.kernels):
+        out.print(slow)
 
 
 def _rate(amount: int, seconds: float) -> str:

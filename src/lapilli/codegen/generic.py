@@ -11,7 +11,8 @@ from lapilli.errors import CompileError
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Load, Select, cost, ints_of, loads, reads, rewrite, select, substitute, walk
 from lapilli.ir.integer import Atom, Indirect, Int, Symbol, Var, as_int, ceildiv, of, product
-from lapilli.ir.node import Reduce
+from lapilli.ir.node import Convolution, Matmul, Reduce
+from lapilli.runtime.description import GENERIC
 from lapilli.schedule.layout import Layout, estimate, in_memory
 from lapilli.schedule.task import Task
 from lapilli.target import Target
@@ -76,9 +77,7 @@ class _Writer:
             accumulator = self._reduce(e, reduction, mapping, split, size)
             e.values[reduction.id] = accumulator
         self._store(e, value, offset)
-        written = finish(
-            self.kernel, self.task, e.text(), groups, local, "map" if reduction is None else f"reduce_{reduction.op}"
-        )
+        written = finish(self.kernel, self.task, e.text(), groups, local, _name(reduction))
         per_element = cost(self.task.value)
         written.flops = self.count * max(per_element, 1)
         if reduction is not None:
@@ -405,6 +404,16 @@ def _is_one(e: Expr) -> bool:
 def kind_of(dtype: DType, lanes: int) -> str:
     base = {DType.float32: "float", DType.int32: "int", DType.bool: "bool"}[dtype]
     return base if lanes == 1 else f"{base}{lanes}"
+
+
+def _name(reduction: Reduce | None) -> str:
+    """Contractions without a kernel of their own say so: they may be slow."""
+    if reduction is None:
+        return "map"
+    for kind, name in ((Matmul, "product"), (Convolution, "convolution")):
+        if isinstance(reduction.contraction, kind):
+            return GENERIC + name
+    return f"reduce_{reduction.op}"
 
 
 def initial(op: str, dtype: DType, lanes: int) -> str:

@@ -29,6 +29,10 @@ Size = int | str
 """A number, or an expression over the dynamic sizes as text, such as `N` or `(N * 49)`."""
 
 
+GENERIC = "generic_"
+"""How the names of kernels begin that compute a product or a convolution as they would any other reduction, element by element."""
+
+
 @dataclass(frozen=True)
 class SymbolSpec:
     """A dynamic size, from `min` to `max` (None: no bound). Axis `axis` of input `input` has size factor * symbol + offset;
