@@ -23,6 +23,7 @@ from lapilli.capture.functions import FunctionModule
 from lapilli.capture.guards import unproven
 from lapilli.capture.rewriting import rewriting
 from lapilli.errors import CompileError
+from lapilli.torch_compat import without_stack_traces
 
 Source: TypeAlias = (
     "torch.nn.Module | Callable[..., Any] | ExportedProgram | torchscript.ScriptSource | str | os.PathLike[str]"
@@ -92,7 +93,8 @@ def _hint(error: Exception) -> str:
 def _exported(model: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any) -> ExportedProgram:
     """Exports a module. If torch.export cannot prove a condition on sizes, the condition is tested for all of them."""
     try:
-        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        with without_stack_traces():
+            return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except UserError as error:
         if "satisfy the generated guard" not in str(error):
             raise

@@ -23,6 +23,7 @@ from lapilli.graph.module import Module
 from lapilli.graph.tracing import open_sizes
 from lapilli.lower.graph import is_size, refusals
 from lapilli.lower.registry import decompositions, is_supported
+from lapilli.torch_compat import without_stack_traces
 
 _WHOLE = (torch.ops.aten.complex.default, torch.ops.aten.polar.default)
 """Their decompositions write into complex memory; `lapilli.graph.complex` handles them as pairs."""
@@ -50,7 +51,8 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
         warnings.simplefilter("ignore", FutureWarning)  # torch's own warnings, about tree specs
         for table in known:
             try:
-                decomposed: ExportedProgram = program.run_decompositions(dict(table))
+                with without_stack_traces():
+                    decomposed: ExportedProgram = program.run_decompositions(dict(table))
             except (AssertionError, RuntimeError) as error:
                 if table is known[-1]:
                     raise CompileError(
