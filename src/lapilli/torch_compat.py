@@ -69,7 +69,7 @@ def without_stack_traces() -> Iterator[None]:
     global _traceless, _before
     with _lock:
         if not _traceless:
-            _before = fx_config.do_not_emit_stack_traces
+            _before = getattr(fx_config, "do_not_emit_stack_traces", False)  # PyTorch 2.11 has none
             fx_config.do_not_emit_stack_traces = True
         _traceless += 1
     try:

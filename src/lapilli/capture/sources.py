@@ -90,11 +90,11 @@ def _hint(error: Exception) -> str:
     return "\n\nA size that varies needs an example of 2 or more: give an example of 2, and the program still takes 1."
 
 
+@without_stack_traces()
 def _exported(model: torch.nn.Module, args: Any, kwargs: Any, dynamic_shapes: Any) -> ExportedProgram:
     """Exports a module. If torch.export cannot prove a condition on sizes, the condition is tested for all of them."""
     try:
-        with without_stack_traces():
-            return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except UserError as error:
         if "satisfy the generated guard" not in str(error):
             raise

@@ -14,8 +14,8 @@ from lapilli.codegen.packing import (
     flat,
     is_nested,
     pack_depthwise,
+    strided_convolution,
     strided_product,
-    volume,
 )
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
 from lapilli.codegen.wrapper import Wrapper, batched, source, with_sizes
@@ -23,7 +23,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, maximum, minimum, total
 from lapilli.ir.node import Constant, Input, Node, State
-from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view
+from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand
 from lapilli.schedule.layout import Layout, estimate
 from lapilli.schedule.task import Task, Template
 from lapilli.target import QUADS, STORAGE, Target
@@ -44,7 +44,7 @@ def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
 def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
     """The operands of a convolution; None if these kernels cannot read them."""
     assert task.reduction is not None
-    return convolution_view(task.reduction, ctx.views, ctx.layouts) or volume(task.reduction, ctx)
+    return strided_convolution(task.reduction, ctx)
 
 
 def product(v: MatmulView, task: Task, ctx: Context) -> Template | None:

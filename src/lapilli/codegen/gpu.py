@@ -13,8 +13,8 @@ from lapilli.codegen.packing import (
     flat,
     is_nested,
     pack_depthwise,
+    strided_convolution,
     strided_product,
-    volume,
 )
 from lapilli.codegen.template import Context, KernelTemplate
 from lapilli.codegen.wrapper import Wrapper, all_multiples, are_halves, batched, source, with_sizes
@@ -22,7 +22,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, loads
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
 from lapilli.ir.node import Constant, Input, Node
-from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, convolution_view
+from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand
 from lapilli.schedule.copies import Packed
 from lapilli.schedule.encoding import encoding_of
 from lapilli.schedule.layout import estimate
@@ -47,7 +47,7 @@ def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
 def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
     """The operands of a convolution; None if these kernels cannot read them."""
     assert task.reduction is not None
-    conv = convolution_view(task.reduction, ctx.views, ctx.layouts) or volume(task.reduction, ctx)
+    conv = strided_convolution(task.reduction, ctx)
     if conv is None or not conv.x.node.dtype.is_float or not conv.weight.dtype.is_float:
         return None
     return conv if ctx.is_whole(conv.x.node) else replace(conv, x=channels_last(conv, ctx))

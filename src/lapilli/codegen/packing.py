@@ -10,7 +10,15 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, load, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, ceildiv, of, product, total
 from lapilli.ir.node import Convolution, Matmul, Node, Reduce
-from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand, matmul_view, merged, operand
+from lapilli.schedule.contraction import (
+    ConvolutionView,
+    MatmulView,
+    Operand,
+    convolution_view,
+    matmul_view,
+    merged,
+    operand,
+)
 from lapilli.schedule.copies import Packed
 from lapilli.schedule.layout import estimate
 
@@ -53,6 +61,11 @@ def gathered(node: Node, index: Sequence[Int], groups: Sequence[Sequence[Var]], 
     copy = ctx.packed("gathered", node, extents, body)
     strides = [product(extents[d + 1 :]) if e != 1 else as_int(0) for d, e in enumerate(extents)]
     return Operand(copy, as_int(0), tuple(strides))
+
+
+def strided_convolution(r: Reduce, ctx: Context) -> ConvolutionView | None:
+    """A convolution whose image has a stride for each dimension; of a 3-D one, the images of `volume`."""
+    return convolution_view(r, ctx.views, ctx.layouts) or volume(r, ctx)
 
 
 def volume(r: Reduce, ctx: Context) -> ConvolutionView | None:
