@@ -70,13 +70,13 @@ def strided_convolution(r: Reduce, ctx: Context) -> ConvolutionView | None:
 
 def volume(r: Reduce, ctx: Context) -> ConvolutionView | None:
     """A 3-D convolution as a 2-D one over the images of all output depths, whose channels are those of the depths that its kernel
-    covers: [N, C, D, H, W] is copied as [N * OD, H, W, groups, KD, C / groups]. None for little work.
+    covers: [N, C, D, H, W] is copied as [N * OD, H, W, groups, KD, C / groups]. None for little work, and for others.
     """
     c = r.contraction
     assert isinstance(c, Convolution)
     x, weight, g = c.x, c.weight, c.groups
     kernel = [s.value for s in weight.shape[2:]]
-    if None in kernel or not _is_worth_copying(r):
+    if len(kernel) != 3 or None in kernel or not _is_worth_copying(r):
         return None
     kd, kh, kw = (k for k in kernel if k is not None)
     (n, channels, depth, h, w), out_d = x.shape, r.shape[2]
