@@ -53,6 +53,18 @@ def test_squares_that_overflow(target: str, shape: tuple[int, ...]) -> None:
             torch.testing.assert_close(ours, exact.float(), rtol=relative, atol=scale, msg=lambda m, k=k: f"{k}: {m}")
 
 
+@pytest.mark.parametrize("rows", [3, 8, 60, 3000, 20_000])
+def test_equal_elements_have_no_variance(target: str, rows: int) -> None:
+    """Although their sum is rounded: a root's gradient, which is masked at 0, would be any number."""
+    x = torch.rand(1, 20, generator=torch.Generator().manual_seed(2)).expand(rows, -1).contiguous()
+    for spread in compiled(lambda x: (x.std(0), x.var(0), x.T.contiguous().std(1)), x, target=target):
+        assert (spread == 0).all()
+    if rows < 100:
+        given = x.clone().requires_grad_()
+        torch.compile(lambda x: x.std(0), backend="vulkan")(given).sum().backward()
+        assert (given.grad == 0).all()
+
+
 def test_means_beside_infinity_and_nan() -> None:
     x = torch.tensor([[1.0, INF, 2.0], [INF, -INF, 0.0], [NAN, 1.0, 2.0], [-0.0, 0.0, 0.0]])
     for name in ("std", "var"):

@@ -28,9 +28,9 @@ def _power(x: float, y: float) -> float:
 
 def _zeta(x: float, q: float) -> float:
     """The Hurwitz zeta function by the Euler-Maclaurin formula."""
-    if x == 1:
+    if x == 1 or (x > 1 and q == -math.inf):
         return math.inf
-    if not x > 1 or math.isnan(q) or (q <= 0 and q != math.floor(q) and x != math.floor(x)):
+    if not x > 1 or math.isnan(q) or q == math.inf or (q <= 0 and q != math.floor(q) and x != math.floor(x)):
         return math.nan
     if q <= 0 and q == math.floor(q):
         return math.inf

@@ -223,22 +223,25 @@ def _variance(call: Call, x: Node, dims: Dims, correction: float | None, root: b
     loop or, for rows that take several kernels, only where the first sum overflowed.
     """
     d = normalize_dims(dims, x.rank)
-    total = over(call, "sum", x, d, kind=DType.float32, dtype=DType.float32, name="_mean")
     size, less = count(x, d), float(1 if correction is None else correction)
     n = index(size, DType.float32)
 
-    def average(at: Sequence[Int]) -> Expr:
-        """The mean. With a count known only at run time, some devices divide with an error in the last digit, which would
-        be the distance of all elements of a constant row; a correction step removes it.
-        """
-        value = load(total, at)
-        quotient = value / n
-        if size.value is not None:
-            return quotient
-        return where(is_finite(quotient), quotient + (value - quotient * n) / n, quotient)
+    def first(at: Sequence[Int]) -> Expr:
+        """The first element of a row, which is subtracted from all: the variance of equal elements is 0, as Welford's algorithm
+        has it, although their sum may be rounded. A root's gradient is masked there, and 1e8 beside a rounding error."""
+        if size.bounds[0] < 1:
+            return const(0.0)
+        value = element(x, [as_int(0) if k in d else i for k, i in enumerate(at)], DType.float32)
+        return where(is_finite(value), value, const(0.0))
+
+    def shifted(at: Sequence[Int]) -> Expr:
+        return element(x, at, DType.float32) - first(at)
+
+    # Each part of the mean's distance from the first element, for the sum of all might overflow.
+    shift = over_each(call, "sum", x.shape, d, lambda at: shifted(at) / n, DType.float32, "_shift")
 
     def centered(at: Sequence[Int]) -> Expr:
-        return element(x, at, DType.float32) - average([i for k, i in enumerate(at) if k not in d])
+        return shifted(at) - load(shift, [i for k, i in enumerate(at) if k not in d])
 
     nothing = size.value is not None and size.value <= less
     divisor = const(0.0) if nothing else binary("max", n - less, 0.0)
@@ -247,8 +250,8 @@ def _variance(call: Call, x: Node, dims: Dims, correction: float | None, root: b
     in_one = size.bounds[1] is not None and size.bounds[1] <= LONG
 
     def small(at: Sequence[Int]) -> Expr:
-        distance = centered(at) * 2.0**power
-        square = distance * distance
+        apart = centered(at) * 2.0**power
+        square = apart * apart
         if in_one:
             return square
         finite = is_finite(load(squares, [i for k, i in enumerate(at) if k not in d]))
@@ -267,7 +270,19 @@ def _variance(call: Call, x: Node, dims: Dims, correction: float | None, root: b
         return which.map(lambda *at: f([i for k, i in enumerate(at) if k not in d] if kept else at))
 
     if len(call.shapes) == 1:
-        return result(call, spread), total
+        return result(call, spread), shift
+    total = over(call, "sum", x, d, kind=DType.float32, dtype=DType.float32, name="_mean")
+
+    def average(at: Sequence[Int]) -> Expr:
+        """The mean. With a count known only at run time, some devices divide with an error in the last digit; a correction step
+        removes it.
+        """
+        value = load(total, at)
+        quotient = value / n
+        if size.value is not None:
+            return quotient
+        return where(is_finite(quotient), quotient + (value - quotient * n) / n, quotient)
+
     return result(call, spread), result(_second(call), average)
 
 

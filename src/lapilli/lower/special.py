@@ -535,6 +535,8 @@ def polygamma(call: Call, n: int, x: Node) -> Node:
 
     def f(a: Expr) -> Expr:
         value = binary("zeta", const(n + 1.0), a) * factor
-        return where(eq(a, -INF), const(NAN), value) if n == 1 else value
+        if n > 1:
+            return value
+        return where(eq(a, INF), const(0.0), where(eq(a, -INF), const(NAN), value))  # torch's trigamma
 
     return call.pointwise(f, x, compute=DType.float32)

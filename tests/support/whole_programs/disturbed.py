@@ -20,6 +20,8 @@ AMPLITUDES = {
     torch.bfloat16: (1, 1, 2, 2, 4, 4, 4, 4),
 }
 """Units that intermediate results are disturbed by, one after the other."""
+ROUNDED = 4
+"""Units by which two rounded numbers differ that may be equal."""
 TINY = {torch.float32: 2.0**-126, torch.float16: 2.0**-24, torch.bfloat16: 2.0**-126}
 """Below, devices have nothing, or one bit."""
 # Operators whose results are numbers that they were given, or whole numbers: every precision has them exactly.
@@ -199,6 +201,8 @@ class Disturbed(TorchDispatchMode):
         if name in _TAKEN_APART:  # what is subtracted is rounded first, and equal numbers become unequal to it
             with self:
                 return _TAKEN_APART[name](func, *args, **(kwargs or {}))
+        if self.index % 2 and self.precision in HALVES:  # a bound such as hardshrink's 0.3 is rounded too
+            args = tuple(float(torch.tensor(a, dtype=self.precision)) if type(a) is float else a for a in args)
         args = tuple(self.as_number(a, name) for a in args)
         result = func(*args, **(kwargs or {}))
         if name == "_to_copy" and not result.is_floating_point() and args[0].is_floating_point():
@@ -224,10 +228,10 @@ class Disturbed(TorchDispatchMode):
         return result
 
     def cancel(self, t: torch.Tensor, name: str, args: Any) -> None:
-        """In every second run, a difference that is less than a unit of what it is of is 0, as in a device's precision."""
+        """In every second run, a difference that is less than a few units of what it is of is 0, as in a device's precision."""
         given = args[0]
         if name in ("add", "sub") and self.index % 2 and isinstance(given, torch.Tensor) and given.is_floating_point():
-            t.copy_(torch.where(t.abs() <= UNITS[self.precision] * given.abs(), 0.0, t))
+            t.copy_(torch.where(t.abs() <= ROUNDED * UNITS[self.precision] * given.abs(), 0.0, t))
 
     def equality(self, name: str, found: torch.Tensor, x: Any, y: Any) -> torch.Tensor:
         """Numbers whose difference has another sign than in the first run may be equal: in a device's precision they may be rounded

@@ -21,6 +21,9 @@ from whole_programs.program import Program, Step, Values
 RUNS = 8
 FACTOR = 4.0
 """A result may differ by so many times what it moved by."""
+MISSED = 1 / 32
+"""Where torch itself, in a program's types, is beyond the bounds at so many elements of a result, its others may be as far off:
+a second derivative that is 0 is the difference of two rounded products there, and another formula under a dispatch mode."""
 LOUD = 3
 """Further runs, disturbed FACTOR times as much: what jumps there (a comparison, a rounding, a sign) has no definite value."""
 
@@ -176,6 +179,9 @@ def _spread(
                 bound[jumps] = float("inf")
             # Where torch itself is elsewhere in these types, the disturbances have missed something.
             unlike = ~_within(own.detach().double(), value, bound)
+            missed = (own.detach().double() - value).abs()[unlike]
+            if missed.numel() >= max(2, unlike.numel() * MISSED):  # and at its neighbours, by as much
+                bound = torch.maximum(bound, FACTOR * missed.nan_to_num(nan=float("inf")).median())
             bound[unlike] = float("inf")
         results.append(Expected(value, bound, logical, tuple(own.shape)))
     return results
