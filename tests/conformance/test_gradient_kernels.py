@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import as_gpu
 import pytest
 import torch
 from agreement import FLOAT_BOUND, Function, relative_error
@@ -9,6 +12,7 @@ from torch import Tensor, nn
 
 import lapilli
 from lapilli.capture import capture
+from lapilli.codegen import tiles
 from lapilli.ir.integer import Atom
 from lapilli.ir.node import Reduce
 from lapilli.legalize.passes import prepare
@@ -98,3 +102,53 @@ def test_gradient_of_a_convolution_whose_sizes_are_all_open() -> None:
     wide = v.detach().double().requires_grad_()
     wanted = torch.autograd.grad(f(x.double(), w.double(), wide), wide, g.double())
     assert relative_error(torch.autograd.grad(found, v, g), wanted) < FLOAT_BOUND
+
+
+WEIGHTS = [  # batch, channels, filters, image, kernel, stride, padding, dilation, groups
+    (8, 16, 32, (14, 14), (3, 3), 1, 1, 1, 1),
+    (4, 8, 16, (9, 11), (3, 3), 2, 1, 1, 1),
+    (8, 16, 16, (7, 7), (1, 1), 1, 0, 1, 1),
+    (2, 3, 64, (30, 30), (7, 7), 2, 3, 1, 1),  # few channels
+    (8, 16, 32, (10, 10), (3, 3), 1, 1, 1, 2),
+    (3, 8, 24, (13, 5), (3, 1), 1, 0, 2, 1),
+    (8, 12, 20, (8, 8), (3, 3), 1, 1, 1, 1),  # no multiples of eight
+    (4, 16, 32, (50,), (5,), 1, 2, 1, 1),
+    (32, 8, 16, (20, 21), (3, 3), 1, 1, 1, 1),  # the batch in parts, whose gradients are added
+]
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("case", WEIGHTS, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize("target", ["gpu-fp32", "gpu-fp16-matrix", "cpu-fp32"])
+def test_gradients_of_weights(
+    target: str, case: Any, channels_last: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    """Implicit products, of matrices that lie channels last or are copied; on matrix units of halves."""
+    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
+    as_gpu.on_any_device(monkeypatch.setattr)
+    monkeypatch.setattr(tiles, "_MENU", tuple(t for t in tiles._MENU if t.shared(True) <= 32768))
+    batch, channels, filters, image, kernel, stride, padding, dilation, groups = case
+    rank, matrix = len(image), "matrix" in target
+    r = torch.Generator().manual_seed(1)
+    x = torch.randn(batch, channels, *image, generator=r)
+    w = torch.zeros(filters, channels // groups, *kernel)
+    f = nn.functional.conv2d if rank == 2 else nn.functional.conv1d
+    grad = torch.randn(f(x, w, None, stride, padding, dilation, groups).shape, generator=r)
+    if matrix:
+        x, grad = x.half(), grad.half()
+    if channels_last and rank == 2:
+        x, grad = (t.to(memory_format=torch.channels_last) for t in (x, grad))
+
+    def gradient(x: Tensor, grad: Tensor) -> Tensor:
+        how = ([stride] * rank, [padding] * rank, [dilation] * rank, False, [0] * rank, groups, [False, True, False])
+        found: Tensor = BACKWARD(grad, x, w.to(x.dtype), None, *how)[1]
+        return found
+
+    with lapilli.compile(
+        Function(gradient), (x, grad), target=target, precision="fp16" if matrix else "fp32"
+    ) as program:
+        found, names = program(x, grad), kernels(program)
+    assert relative_error(found, gradient(x.double(), grad.double())) < (2**-11 if matrix else FLOAT_BOUND)
+    assert not any(name.startswith("generic") for name in names) or (target == "cpu-fp32" and batch < 4), names
+    if target != "cpu-fp32" and rank == 2 and channels_last and groups == 1 and channels % 8 == 0 and batch < 32:
+        assert names[0].startswith("convolution"), f"{names}: nothing is copied"

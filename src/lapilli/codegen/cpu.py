@@ -31,6 +31,8 @@ from lapilli.target import QUADS, STORAGE, Target
 _SIZE = 64  # invocations in a work group
 _WIDEST = 15  # kernel of depthwise convolutions, whose loops over a row are unrolled
 _COLUMNS = 8  # of a product, from which on it pays to copy the rows of its left side
+_WORTH_TRANSFORMING = 256
+"""Results of a channel from which on weights that are computed, or given, are transformed for Winograd's algorithm in every run."""
 
 
 def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
@@ -252,7 +254,9 @@ def _direct_tile(v: ConvolutionView) -> tuple[int, int]:
 
 
 def _convolution(task: Task, v: ConvolutionView, ctx: Context) -> Template | None:
-    if not v.x.node.dtype.is_float or not v.weight.dtype.is_float or v.weight.id not in ctx.layouts:
+    if not v.x.node.dtype.is_float or not v.weight.dtype.is_float:
+        return None
+    if v.weight.id not in ctx.layouts and v.weight.id not in ctx.views:
         return None
     if v.channels == v.groups and v.out_channels != v.channels:
         v = _repeated(v, ctx)
@@ -307,6 +311,7 @@ def _winograd_pays(v: ConvolutionView) -> bool:
     plain = v.kernel == (3, 3) and v.stride == (1, 1) and v.dilation == (1, 1) and v.groups == 1
     return (
         plain
+        and (isinstance(v.weight, Constant) or estimate(v.rows) >= _WORTH_TRANSFORMING)
         and is_aligned(v.channels)
         and is_aligned(v.out_channels)
         and estimate(v.channels) >= 32
@@ -427,7 +432,7 @@ def _winograd(task: Task, v: ConvolutionView, x: Operand, ctx: Context) -> _Wino
 def _row_major(v: ConvolutionView, ctx: Context) -> Node:
     """The filters as [out, in, kh, kw]."""
     filters = v.weight
-    if filters.rank == 4 and ctx.layouts[filters.id] == Layout.of(filters.shape, range(filters.rank)):
+    if filters.rank == 4 and ctx.layouts.get(filters.id) == Layout.of(filters.shape, range(filters.rank)):
         return filters
     shape: list[IntLike] = [v.out_channels, v.channels, *v.kernel]
     return ctx.packed("filter", filters, shape, lambda *at: ([], ctx.read(filters, filter_index(v, *at))))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lapilli.codegen import cpu, gpu, gpu_blocks, gpu_matvec
+from lapilli.codegen import cpu, gpu, gpu_blocks, gpu_matvec, gpu_turned
 from lapilli.codegen.template import Context
 from lapilli.ir.node import Convolution, Matmul
 from lapilli.schedule.task import Task, Template
@@ -52,6 +52,7 @@ FAMILIES: Mapping[type, Sequence[Family]] = {
         Family("register tiles", _any, cpu.product),
     ),
     Convolution: (
+        Family("tiles of turned windows", _gpu, gpu_turned.turned),
         Family("depthwise", _gpu, lambda v, task, ctx: gpu.depthwise(v, ctx)),
         Family("few channels on matrix units", _matrix, lambda v, task, ctx: gpu.first_layer(v, ctx)),
         Family("few channels", _gpu, lambda v, task, ctx: gpu.direct(v, ctx)),

@@ -33,6 +33,8 @@ def write(task: Task, layouts: Mapping[int, Layout], target: Target, sizes_as_pa
     raise AssertionError("a scalar kernel can always be written")
 
 
+_FULL, _UNIT = 64 * 128, 512
+"""Invocations that a reduction should have at least, and for each compute unit: they wait for memory most of the time."""
 _ROW, _SHARING = 256, 32
 """On GPUs, rows of so many elements are folded by so many invocations at least, which read them together."""
 
@@ -164,10 +166,10 @@ class _Writer:
     # -- reductions
     def _split(self, reduction: Reduce, work: Int) -> int:
         """Invocations that share one reduction: more if there are few results and long reductions."""
-        if self.target.kind == "any" or reduction.op == "argpool" or reduction.op in ("any", "all"):
+        if self.target.kind == "any" or reduction.op == "argpool":
             return 1
         length = estimate(product([a.extent for a in reduction.raxes]))
-        free = 64 * 128 // max(1, estimate(work))
+        free = max(_FULL, self.target.compute_units * _UNIT) // max(1, estimate(work))
         if self.target.kind == "gpu" and length >= _ROW and self._folds_rows(reduction):
             free = max(free, _SHARING)
         split = 1

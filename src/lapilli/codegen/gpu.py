@@ -31,6 +31,8 @@ from lapilli.target import WORTH_PACKING
 
 _FEW_CHANNELS = 8
 """Results of a group of channels below which a tile is mostly empty."""
+_SMALL_IMAGE = 256
+"""Places of an image below which a tile of its own would be partly empty."""
 
 
 def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
@@ -72,14 +74,13 @@ def _matmul_rows(x: Operand, m: Int, k: Int, matrix: bool) -> Rows | None:
     return Rows("VectorA<X>" if wide else "ScalarA<X>", "MatmulParams4", words, x.node, 4 if wide else 1, ())
 
 
-def _conv_rows(v: ConvolutionView, x: Operand, matrix: bool, batch: Int) -> Rows | None:
-    """batch: the stride between images, or between groups: then rows run over all images."""
+def _conv_rows(v: ConvolutionView, x: Operand, matrix: bool, batch: Int, flat_rows: bool) -> Rows | None:
+    """batch: the stride between images, or between groups. flat_rows: rows run over all images."""
     c = v.channels // v.groups
     common: dict[str, IntLike] = {
         "strideH": v.stride[0], "strideW": v.stride[1], "padH": v.padding[0], "padW": v.padding[1],
     }  # fmt: skip
-    grouped = v.groups > 1 and v.n != 1
-    image, positions = (x.strides[0], v.out_h * v.out_w) if grouped else (as_int(0), as_int(0))
+    image, positions = (x.strides[0], v.out_h * v.out_w) if flat_rows else (as_int(0), as_int(0))
     if matrix:
         line = x.strides[3] * v.w
         aligned = all_multiples(8, c, batch, x.strides[3], x.offset, image)
@@ -220,11 +221,12 @@ def convolution(v: ConvolutionView, ctx: Context) -> Tiles | None:
         rows = _matmul_rows(operand, v.rows, v.channels, matrix)
         if rows is not None:
             return _tiles_of_convolution(v, rows, matrix, order, ctx, flat_rows=True, real=real)
-    flat_rows = v.groups > 1 and v.n != 1  # the batch runs over groups
-    rows = _conv_rows(v, x, matrix, batch)
+    # The batch runs over groups; or the images are too small for the rows of a tile.
+    flat_rows = v.n != 1 and (v.groups > 1 or estimate(v.out_h * v.out_w) < _SMALL_IMAGE)
+    rows = _conv_rows(v, x, matrix, batch, flat_rows)
     if rows is None and matrix:
         matrix = False
-        rows = _conv_rows(v, x, False, batch)
+        rows = _conv_rows(v, x, False, batch, flat_rows)
     return None if rows is None else _tiles_of_convolution(v, rows, matrix, order, ctx, flat_rows, real)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lapilli.codegen import tiles
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.template import Context, KernelTemplate
-from lapilli.codegen.wrapper import Wrapper, batched, source, source8, with_sizes
+from lapilli.codegen.wrapper import BatchMapping, Wrapper, batched, source, source8, with_sizes
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
 from lapilli.ir.node import Node
 from lapilli.schedule.layout import estimate
@@ -53,6 +53,7 @@ class Tiles(KernelTemplate):
     flat_rows: bool = False  # the rows of a convolution run over all images
     groups: int = 1  # of a convolution: the batch runs over them
     transposed_w: bool = False  # w is [N, K]
+    mapping: BatchMapping | None = None  # of rows in another order than the contraction's
 
     @property
     def operands(self) -> list[Node]:
@@ -72,9 +73,9 @@ class Tiles(KernelTemplate):
         if self.rows.struct == "ConvFirstParams":
             t = tiles.first_layer_tile(estimate(self.k))
         else:
-            t = tiles.matrix_tile(*self._sizes(), ctx.target, self.rows.struct == "ConvParams", turned)
+            t = tiles.matrix_tile(*self._sizes(), ctx.target, self.rows.struct in ("ConvParams", "TurnedParams"), turned)
         w = Wrapper(task, ctx, "gpu_matmul_coopmat", sizes_as_params=sizes_as_params)
-        w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups))
+        w.epilogue(self.m, self.n, self.mapping or batched(task, self.flat_rows, self.groups))
         if self.rows.width == 8:
             source8(w, "X", self.rows.node)
         else:
@@ -104,7 +105,7 @@ class Tiles(KernelTemplate):
     def _simt(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         bm, bn, bk, tm, tn = tiles.simt_tile(*self._sizes(), ctx.target)
         w = Wrapper(task, ctx, "gpu_matmul", sizes_as_params=sizes_as_params)
-        w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups))
+        w.epilogue(self.m, self.n, self.mapping or batched(task, self.flat_rows, self.groups))
         source(w, "X", self.rows.node, vector=self.rows.width == 4)
         source(w, "W", self.w, vector=True)
         w.params(
@@ -115,7 +116,8 @@ class Tiles(KernelTemplate):
         size = (bm // tm) * (bn // tn)
         whole = int(not self.w.dtype.is_float)
         call = (
-            f"simt_tile<{self.rows.policy}, VectorB<W>, E, {bm}, {bn}, {bk}, {tm}, {tn}, {whole}>(P.a, P.t, gid, li);"
+            f"simt_tile<{self.rows.policy}, VectorB<W>, E, {bm}, {bn}, {bk}, {tm}, {tn}, {whole}, "
+            f"{int(self.rows.transposed)}>(P.a, P.t, gid, li);"
         )
         written = w.finish(
             call, groups, (size, 1, 1), "matmul" if self.rows.struct == "MatmulParams4" else "convolution",

@@ -249,5 +249,8 @@ def _parts(narrow: torch.Tensor, groups: int) -> int:
     n, outs, positions = narrow.shape[0], narrow.shape[1] // groups, math.prod(narrow.shape[2:])
     if not all(isinstance(i, int) for i in narrow.shape) or outs % 4:
         return 1
-    possible = [p for p in range(1, n + 1) if n % p == 0 and (p == 1 or n // p % 4 == 0)]
-    return next((p for p in possible if n // p * positions <= LONG), possible[-1])
+    divisors = [p for p in range(1, n + 1) if n % p == 0]
+    possible, most = [p for p in divisors if p == 1 or n // p % 4 == 0], LONG
+    if n // possible[-1] * positions > 2 * LONG:  # few channels are better than a sum in two steps, which no tile kernel computes
+        possible, most = divisors, 2 * LONG
+    return next((p for p in possible if n // p * positions <= most), possible[-1])

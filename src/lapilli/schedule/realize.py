@@ -251,8 +251,11 @@ def _operand_copies(nodes: list[Node]) -> set[int]:
     forced: set[int] = set()
     for n in nodes:
         if isinstance(n, Reduce) and n.contraction is not None:
-            if isinstance(n.contraction, Convolution) and isinstance(n.contraction.weight, Map):
-                forced.add(n.contraction.weight.id)
+            if isinstance(n.contraction, Convolution):
+                weight = n.contraction.weight
+                root, _ = chase(weight, tuple(as_int(0) for _ in weight.shape))
+                if isinstance(root, Map):  # a view is read where it is packed
+                    forced.add(root.id)
             for operand, index in operand_indices(n):
                 root, at = chase(operand, index)
                 if operand is not root and (not is_affine(at) or any(_scaled(i) for i in at)):
