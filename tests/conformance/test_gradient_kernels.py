@@ -152,3 +152,15 @@ def test_gradients_of_weights(
     assert not any(name.startswith("generic") for name in names) or (target == "cpu-fp32" and batch < 4), names
     if target != "cpu-fp32" and rank == 2 and channels_last and groups == 1 and channels % 8 == 0 and batch < 32:
         assert names[0].startswith("convolution"), f"{names}: nothing is copied"
+
+
+def test_filters_that_are_infinite(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    """Zeros that are inserted do not meet them; with more results than the invocations that compute such a case."""
+    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
+    as_gpu.on_any_device(monkeypatch.setattr)
+    x, w = torch.ones(4, 8, 75, 80), torch.randn(8, 16, 3, 3)
+    w[1, 2, 0, 0], w[3, 5, 2, 1] = torch.inf, -torch.inf
+    f = Function(lambda x, w: nn.functional.conv_transpose2d(x, w, None, 1, 1))
+    with lapilli.compile(f, (x, w), target="gpu-fp32") as program:
+        for filters in (w, w.nan_to_num(posinf=2.0, neginf=-2.0)):
+            torch.testing.assert_close(program(x, filters), f(x, filters), rtol=1e-4, atol=1e-4)

@@ -10,7 +10,7 @@ from lapilli.codegen.kernel import MAX_PARAMS, KernelSource, finish, linear_grou
 from lapilli.errors import CompileError
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Load, Select, cost, ints_of, loads, reads, rewrite, select, substitute, walk
-from lapilli.ir.integer import Atom, Indirect, Int, Symbol, Var, as_int, ceildiv, of, product
+from lapilli.ir.integer import Atom, Indirect, Int, Symbol, Var, as_int, ceildiv, minimum, of, product
 from lapilli.ir.node import Convolution, Matmul, Reduce
 from lapilli.runtime.description import GENERIC
 from lapilli.schedule.layout import Layout, estimate, in_memory
@@ -35,6 +35,8 @@ def write(task: Task, layouts: Mapping[int, Layout], target: Target, sizes_as_pa
 
 _FULL, _UNIT = 64 * 128, 512
 """Invocations that a reduction should have at least, and for each compute unit: they wait for memory most of the time."""
+_RESIDENT = 16
+"""Work groups for each compute unit that are started for what is rarely computed."""
 _ROW, _SHARING = 256, 32
 """On GPUs, rows of so many elements are folded by so many invocations at least, which read them together."""
 
@@ -59,18 +61,26 @@ class _Writer:
             return self._packed()
         work = self.count // self.lanes
         reduction = self.task.reduction
-        split = self._split(reduction, work) if reduction is not None else 1
+        rare = reduction is not None and self._is_rare(reduction)
+        split = 1 if reduction is None or rare else self._split(reduction, work)
         # Neighbouring invocations take neighbouring elements: of a row that is folded, or of the results.
         self.along = reduction is not None and split > 1 and self._folds_rows(reduction)
         size = (256 if self.target.kind == "any" else 128) if split == 1 else max(1, 256 // split)
-        groups, group = linear_groups(work, size)
+        most = self.target.compute_units * _RESIDENT * size
+        groups, group = linear_groups(minimum(work, most) if rare else work, size)
         v = Var("t", work)
         mapping, lane = self._axes(of(v))
         names: dict[Atom, str] = {v: "t"}
         local = (size, 1, 1) if split == 1 else (split, size, 1) if self.along else (size, split, 1)
-        e = Emitter(self.kernel, names, lane)
-        e.line(f"int t = {group} * {size} + int(tid.{'y' if self.along else 'x'});")
-        if split == 1:
+        outer = Emitter(self.kernel, names, lane)
+        place = f"{group} * {size} + int(tid.{'y' if self.along else 'x'})"
+        if rare:
+            outer.line(f"for (int t = {place}; t < {self.kernel.param(work)}; t += {most})")
+            outer.line("{")
+        else:
+            outer.line(f"int t = {place};")
+        e = outer.child() if rare else outer
+        if split == 1 and not rare:
             e.line(f"if (t >= {self.kernel.param(work)}) return;")
         self._stay_within(e, mapping)
         value = rewrite(self.task.value, mapping)
@@ -79,7 +89,10 @@ class _Writer:
             accumulator = self._reduce(e, reduction, mapping, split, size)
             e.values[reduction.id] = accumulator
         self._store(e, value, offset)
-        written = finish(self.kernel, self.task, e.text(), groups, local, _name(reduction))
+        if rare:
+            outer.lines += e.lines
+            outer.line("}")
+        written = finish(self.kernel, self.task, outer.text(), groups, local, _name(reduction))
         per_element = cost(self.task.value)
         written.flops = self.count * max(per_element, 1)
         if reduction is not None:
@@ -176,6 +189,12 @@ class _Writer:
         while split < 256 and split * 2 <= free and split * 8 <= length:
             split *= 2
         return split
+
+    def _is_rare(self, reduction: Reduce) -> bool:
+        """Whether the sum is computed only if a value says so: a few invocations find out, and each takes many elements then."""
+        body = self.task.reduction_body
+        assert body is not None
+        return self.target.kind == "gpu" and not self.task.within and bool(_needed(reduction, body)[0])
 
     def _folds_rows(self, reduction: Reduce) -> bool:
         """Whether most of the data read is contiguous along the reduction."""

@@ -81,11 +81,25 @@ def matrix_time(t: MatrixTile, batch: int, m: int, n: int, k: int, units: int, c
     return time + (1.04 - 0.017 * chunks if convolution else 0)
 
 
+_SIMT = {(32, 32, 32, 4, 4): 25.3, (64, 64, 16, 4, 4): 32.3, (64, 128, 16, 4, 8): 39.6}
+"""bm, bn, bk, tm, tn: operations in a time, when there are many tiles. What counts is how many tiles each compute unit has."""
+_MANY_UNITS = 16
+"""Compute units of devices whose registers hold the largest tile without doubt; phones have fewer."""
+
+
 def simt_tile(batch: int, m: int, n: int, k: int, target: Target) -> tuple[int, int, int, int, int]:
     """bm, bn, bk, tm, tn"""
-    if batch * -(-m // 64) * -(-n // 64) >= target.compute_units and target.invocations >= 256:
-        return 64, 64, 16, 4, 4
-    return 32, 32, 32, 4, 4
+
+    def time(t: tuple[int, int, int, int, int]) -> float:
+        bm, bn, *_ = t
+        rounds = -(-batch * -(-m // bm) * -(-n // bn) // target.compute_units)
+        return rounds * bm * bn / _SIMT[t]
+
+    def fits(t: tuple[int, int, int, int, int]) -> bool:
+        bm, bn, _, tm, tn = t
+        return bm * bn // (tm * tn) <= target.invocations and (tm * tn <= 16 or target.compute_units >= _MANY_UNITS)
+
+    return min(filter(fits, _SIMT), key=time)
 
 
 OPERANDS_STAY = 0

@@ -113,9 +113,9 @@ def _transposed(
     plain = _forward(call, spread, backwards, [1] * len(stride), [r.const for r in rest], dilation, groups)
     if strange is None:
         return plain
-    flag = cast_to(load(strange, []), DType.bool)
-    exact = _gathered(call, x, w, stride, padding, dilation, groups, [indirect(cast_to(flag, DType.int32), 2) - 1])
-    return call.map(lambda *at: where(flag, load(exact, at), load(plain, at)))
+    needed = [indirect(cast_to(cast_to(load(strange, []), DType.bool), DType.int32), 2) - 1]
+    exact = _gathered(call, x, w, stride, padding, dilation, groups, needed)
+    return call.map(lambda *at: select(needed, load(exact, at), load(plain, at)))
 
 
 def _gathered(
