@@ -83,7 +83,7 @@ def matrix_time(t: MatrixTile, batch: int, m: int, n: int, k: int, units: int, c
 
 _SIMT = {(32, 32, 32, 4, 4): 25.3, (64, 64, 16, 4, 4): 32.3, (64, 128, 16, 4, 8): 39.6}
 """bm, bn, bk, tm, tn: operations in a time, when there are many tiles. What counts is how many tiles each compute unit has."""
-_MANY_UNITS = 16
+_MANY_UNITS = 24
 """Compute units of devices whose registers hold the largest tile without doubt; phones have fewer."""
 
 

@@ -130,7 +130,8 @@ def _spread(
             definite = few + len(rounding)  # runs whose jumps count
             quiet = definite + 4 if whole else definite
             signs: dict[int, torch.Tensor] = {}
-            for k in range(quiet + LOUD):
+            # In bfloat16 numbers are far apart: few draws may all miss a jump.
+            for k in range(quiet + LOUD * (4 if torch.bfloat16 in types else 1)):
                 place = (0, 1, RUNS - 1)[(k - few) % 3] if k in rounding else k
                 mode = Disturbed(1000 * k + 7, min(place, RUNS - 1))
                 mode.signs = signs
