@@ -52,6 +52,10 @@ CASES: dict[str, tuple[torch.nn.Module, tuple[torch.Tensor, ...]]] = {
     "convolution": (Function(lambda x, w: F.conv2d(x, w, padding=1), weight(64, 64, 3, 3)), (image(64, 28),)),
     "pointwise convolution": (Function(F.conv2d, weight(96, 64, 1, 1)), (image(64, 28),)),
     "depthwise convolution": (Function(lambda x, w: F.conv2d(x, w, padding=1, groups=64), weight(64, 1, 3, 3)), (image(64, 28),)),
+    "attention, one query": (
+        Function(F.scaled_dot_product_attention),
+        (torch.zeros(1, 8, 1, 64), *(torch.zeros(1, 8, 2048, 64) for _ in range(2))),
+    ),
     "attention": (Function(F.scaled_dot_product_attention), tuple(torch.zeros(1, 8, 197, 64) for _ in range(3))),
     "softmax": (Function(lambda x: x.softmax(-1)), (torch.zeros(64, 512),)),
     "layer norm": (Function(lambda x, w: F.layer_norm(x, (512,), w), weight(512)), (torch.zeros(64, 512),)),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,10 +12,11 @@ from lapilli.codegen.emit import Emitter
 from lapilli.codegen.gpu_tiles import likely_rows
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import gathered
-from lapilli.codegen.template import Context, KernelTemplate
+from lapilli.codegen.template import Context, KernelTemplate, simple_task
 from lapilli.codegen.tiles import AttentionTile, attention_tile
 from lapilli.codegen.wrapper import SIGNATURE, Wrapper, all_multiples, are_halves, batched, source, source8, with_sizes
-from lapilli.ir.expr import loads, rewrite
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Const, Expr, Op, loads, rewrite
 from lapilli.ir.integer import Int, IntLike, Var, as_int, ceildiv, of, product
 from lapilli.ir.node import Attention, Matmul, Node
 from lapilli.schedule.contraction import Operand, merged, operand
@@ -25,6 +27,8 @@ from lapilli.target import MATRIX_UNITS, QUADS, VOTES
 
 _KEYS = 32  # of a tile
 _INVOCATIONS = 128
+_FEW_ROWS = 8  # queries, of heads that are done together
+_PARTS = 64  # into which keys are shared out at most
 MATRIX = 16  # rows of a fragment
 _SHARED = 32768  # bytes of a work group at most: with more, too few of them are on a compute unit at once
 
@@ -46,6 +50,10 @@ def choose(task: Task, ctx: Context) -> bool:
         or not isinstance(scores.reduction.contraction, Matmul)
     ):
         return False
+    few = _few_queries(scores, contraction, ctx)
+    if few is not None:
+        task.template, task.members = few, (scores, weights)
+        return True
     for kind in (_MatrixFlash, _Flash) if _suits_matrix_units(contraction, ctx) else (_Flash,):
         template = _template(kind, scores, contraction, ctx)
         if template is not None and template.fits(task, ctx):
@@ -68,6 +76,28 @@ def _template(kind: type[_Attention], scores: Task, note: Attention, ctx: Contex
     if q is None or k is None or v is None or not size or not width:
         return None
     return kind(scores, note.causal, q, k, v, size, width)
+
+
+def _few_queries(scores: Task, note: Attention, ctx: Context) -> _FewQueries | _Join | None:
+    """The template for a few queries; None for many, or what it does not fit."""
+    queries = note.rows[0].extent.value
+    if not queries or queries > _FEW_ROWS or (queries > 1 and note.causal):
+        return None
+    template = _template(_FewQueries, scores, note, ctx)
+    if template is None or max(-(-d // 4) for d in (template.size, template.width)) > _INVOCATIONS:
+        return None
+    made = _FewQueries(**vars(template) | {"note": note})
+    if made.shared > min(_SHARED, ctx.target.shared_memory) or _INVOCATIONS > ctx.target.invocations:
+        return None
+    if made.parts == 1:
+        return made
+    batch = product([a.extent for a in note.batch])
+    rows = batch * queries * made.most_parts
+    parts = Node((rows, as_int(made.columns + 4)), DType.float32, f"{note.scores.name}_parts", note.scores.origin)
+    ctx.dense(parts)
+    step = simple_task(parts, [*scores.origins[:1]], "attention, shared out")
+    step.template = made
+    return _Join(made, parts, step)
 
 
 @dataclass(frozen=True)
@@ -115,6 +145,15 @@ def _tensor(x: Node, batch: Sequence[Int], ctx: Context, unit: int) -> _Tensor |
     strides = (*missing, *found.strides)
     head = strides[len(batch) - 1] if batch else as_int(0)
     return _Tensor(Operand(found.node, found.offset, (outer, head, *strides[-2:])), share, x.shape[-1])
+
+
+def _place(w: Wrapper, name: str, t: _Tensor, unit: int) -> None:
+    """The parameters of type Strides, in vectors of `unit` elements."""
+    outer, head, row, column = t.operand.strides
+    w.params(
+        f"t.{name}", offset=t.operand.offset // unit, batch=outer // unit, head=head // unit, row=row // unit,
+        column=1 if unit > 1 else column,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -209,12 +248,7 @@ class _Flash(_Attention):
         w = self._wrapper("gpu_attention", task, ctx, sizes_as_params)
         for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
             source(w, name.upper(), t.operand.node, vector=t.wide)
-            unit = 4 if t.wide else 1
-            outer, head, row, column = t.operand.strides
-            w.params(
-                f"t.{name}", offset=t.operand.offset // unit, batch=outer // unit, head=head // unit, row=row // unit,
-                column=1 if t.wide else column,
-            )  # fmt: skip
+            _place(w, name, t, 4 if t.wide else 1)
         queries = self.tile(task, ctx)
         assert queries is not None
         wide = ", ".join(str(int(t.wide)) for t in (self.q, self.k, self.v))
@@ -270,4 +304,143 @@ class _MatrixFlash(_Attention):
         written.shared = tile.shared(_padded(self.size), _padded(self.width))
         written.needs = MATRIX_UNITS | QUADS | VOTES
         written.flops = self._flops(task)
+        return written
+
+
+@dataclass(frozen=True)
+class _FewQueries(_Attention):
+    """For a few queries, on any GPU (kernels/gpu_attention_few.slang): the result, or with many keys parts of it."""
+
+    note: Attention | None = None  # given by `_few_queries`
+
+    @property
+    def queries(self) -> int:
+        return self._attention.rows[0].extent.value or 1
+
+    @property
+    def columns(self) -> int:
+        """Of a row of values, in whole vectors."""
+        return -(-self.width // 4) * 4
+
+    @property
+    def group(self) -> int:
+        """Heads that share keys and are done together."""
+        share = self.k.share if self.k.share == self.v.share else 1
+        return max(g for g in range(1, share + 1) if share % g == 0 and g * self.queries <= _FEW_ROWS)
+
+    @property
+    def most_parts(self) -> int:
+        bound = self._attention.inner.extent.bounds[1]
+        return _PARTS if bound is None else min(_PARTS, max(1, -(-bound // _INVOCATIONS)))
+
+    @property
+    def per(self) -> Int:
+        """Keys of a part."""
+        return ceildiv(self._attention.inner.extent, self.most_parts * _INVOCATIONS) * _INVOCATIONS
+
+    @property
+    def parts(self) -> Int:
+        return ceildiv(self._attention.inner.extent, self.per) if self.most_parts > 1 else as_int(1)
+
+    @property
+    def shared(self) -> int:
+        rows = self.group * self.queries
+        numbers = _INVOCATIONS * (rows + 1) + 2 * rows + 2
+        return 16 * rows * (-(-self.size // 4) + _INVOCATIONS) + 16 * -(-numbers // 4)
+
+    @property
+    def _attention(self) -> Attention:
+        assert self.note is not None
+        return self.note
+
+    def fits(self, task: Task, ctx: Context) -> bool:
+        return True  # `_few_queries` has seen to it
+
+    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
+        note, direct = self._attention, self.parts == 1
+        w = Wrapper(task, ctx, "gpu_attention_few", sizes_as_params=sizes_as_params)
+        if direct:
+            w.epilogue(note.rows[0].extent, as_int(self.width), batched(task))
+        else:
+            w.epilogue(task.out.shape[0], task.out.shape[1], batched(task))
+        self._score(w)
+        self._keep(w)
+        heads: IntLike = note.batch[-1].extent if note.batch else 1
+        w.params(S=note.inner.extent, heads=heads, share=max(self.k.share, self.v.share), per=self.per)
+        for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
+            source(w, name.upper(), t.operand.node, vector=t.wide)
+            _place(w, name, t, 4 if t.wide else 1)
+        wide = ", ".join(str(int(t.wide)) for t in (self.q, self.k, self.v))
+        call = (
+            f"attention_few<Q, K, V, F, M, E, {self.size}, {self.width}, {wide}, {self.queries}, {self.group}, "
+            f"{self.most_parts}, {_INVOCATIONS}, {int(direct)}>(P.t, gid, li);"
+        )
+        groups = (self.parts, as_int(1), product([a.extent for a in note.batch]) // self.group)
+        written = w.finish(
+            call, groups, (_INVOCATIONS, 1, 1), "attention_few", "FewQueriesParams", ["gpu_attention"]
+        )
+        written.shared = self.shared
+        batch = product([a.extent for a in note.batch])
+        written.flops = batch * note.inner.extent * (2 * self.queries * (self.size + self.width))
+        return written
+
+    def _keep(self, w: Wrapper) -> None:
+        """struct M: whether a mask leaves a key, if it takes all the others out whatever their score is."""
+        reduction = self.scores.reduction
+        assert reduction is not None
+        mapping = batched(self.scores)
+        rows, column = mapping.rows[0], mapping.column
+        m, n = Var("m", rows.extent), Var("n", column.extent)
+        axes = mapping(of(m), of(n))
+        e = Emitter(w.kernel, {m: "int(m)", n: "int(n)", mapping.var: "int(b)"}, None, {}, "        ")
+        texts = [e.value(rewrite(condition, axes)) for condition in _conditions(self.scores.value, reduction)]
+        w.structs.append(
+            "struct M : IKeep\n{\n    static bool keeps(uint b, uint m, uint n)\n    {\n"
+            f"{e.text()}        return {' && '.join(texts) or 'true'};\n    }}\n}};\n"
+        )
+
+
+def _conditions(score: Expr, reduction: Node) -> Iterator[Expr]:
+    """Without which a score is -inf, whatever the product is."""
+    while isinstance(score, Op) and score.op == "where":
+        condition, then, other = score.args
+        if not (isinstance(other, Const) and other.value == -math.inf) or reads_node(condition, reduction):
+            return
+        yield condition
+        score = then
+
+
+def reads_node(e: Expr, node: Node) -> bool:
+    return any(ld.node is node for ld in loads(e))
+
+
+@dataclass(frozen=True)
+class _Join(KernelTemplate):
+    """Puts the parts of `_FewQueries` together."""
+
+    made: _FewQueries
+    parts: Node
+    step: Task
+
+    @property
+    def steps(self) -> tuple[Task, ...]:
+        return (self.step,)
+
+    @property
+    def operands(self) -> list[Node]:
+        return [self.parts]
+
+    def write(self, task: Task, ctx: Context) -> KernelSource:
+        return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
+
+    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
+        made, note = self.made, attention_of(task)
+        w = Wrapper(task, ctx, "gpu_attention_few", sizes_as_params=sizes_as_params)
+        w.epilogue(note.rows[0].extent, as_int(made.width), batched(task))
+        source(w, "X", self.parts, vector=True)
+        w.params(parts=made.parts)
+        call = f"attention_join<X, E, {made.width}, {made.queries}, {made.most_parts}, {_INVOCATIONS}>(P.t, gid, li);"
+        groups = (as_int(1), as_int(made.queries), product([a.extent for a in note.batch]))
+        written = w.finish(call, groups, (_INVOCATIONS, 1, 1), "attention_join", "JoinParams", ["gpu_attention"])
+        written.shared = 16 * _INVOCATIONS
         return written

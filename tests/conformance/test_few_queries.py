@@ -1,0 +1,92 @@
+"""Attention of a few queries, whose keys are shared out among work groups (kernels/gpu_attention_few.slang)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import as_gpu
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lapilli
+
+
+class Attention(nn.Module):
+    """mask: none, "bool" or "float"; a query sees the keys up to its position."""
+
+    def __init__(self, mask: str, grouped: bool) -> None:
+        super().__init__()
+        self.mask, self.grouped = mask, grouped
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, position: Tensor) -> Tensor:
+        seen = torch.arange(k.shape[-2])[None, :] <= position[:, None]
+        mask = {"none": None, "bool": seen, "float": torch.where(seen, 0.0, -torch.inf).to(q.dtype)}[self.mask]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=self.grouped)
+
+
+@pytest.fixture(autouse=True)
+def _on_any_device(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
+    as_gpu.on_any_device(monkeypatch.setattr)
+
+
+def check(model: Attention, args: tuple[Tensor, ...], parts: bool, **how: Any) -> None:
+    half = args[0].dtype is torch.float16
+    target, precision = ("gpu-fp16-matrix", "fp16") if half else ("gpu-fp32", "fp32")
+    with lapilli.compile(model, args, target=target, precision=precision, **how) as program:
+        plan = next(p for p in program.description.methods[0].plans if p.name == program.plan)
+        names = [d.kernel for d in plan.run]
+        found = program(*args)
+    assert ("attention_few" in names, "attention_join" in names) == (True, parts), names
+    exact = model(*(x.double() if x.is_floating_point() else x for x in args))
+    # halves: rounding of the result and, in torch's own, of weights; floats: sums of some thousand terms
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=2e-3 if half else 3e-6, equal_nan=True)
+
+
+SHAPES = [  # batch, heads, heads of keys, queries, keys, width of queries, of values
+    (1, 9, 3, 1, 256, 64, 64), (2, 8, 2, 1, 700, 128, 128), (1, 4, 4, 3, 77, 40, 24), (1, 6, 2, 2, 513, 64, 64),
+    (3, 2, 2, 4, 128, 20, 33), (1, 1, 1, 1, 1, 8, 8), (1, 6, 1, 1, 300, 96, 96), (1, 2, 2, 1, 9000, 16, 16),
+    (1, 4, 2, 8, 200, 32, 32), (1, 16, 1, 1, 130, 8, 8), (2, 3, 3, 7, 129, 7, 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("mask", ["none", "bool", "float"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "-".join(map(str, s)))
+def test_few_queries(shape: tuple[int, ...], mask: str, dtype: torch.dtype) -> None:
+    batch, heads, shared, queries, keys, width, values = shape
+    r = torch.Generator().manual_seed(1)
+    q, k, v = (
+        torch.randn(batch, h, n, d, generator=r).to(dtype)
+        for h, n, d in ((heads, queries, width), (shared, keys, width), (shared, keys, values))
+    )
+    check(Attention(mask, heads != shared), (q, k, v, torch.arange(queries) + keys // 3), parts=keys > 128)
+
+
+@pytest.mark.parametrize("mask", ["none", "bool"])
+def test_open_numbers_of_keys(mask: str) -> None:
+    keys = torch.export.Dim("keys", min=2, max=5000)
+    q, k = torch.randn(1, 8, 1, 16), torch.randn(1, 2, 300, 16)
+    model, position = Attention(mask, True), torch.tensor([100])
+    shapes = (None, {2: keys}, {2: keys}, None)
+    with lapilli.compile(model, (q, k, k, position), target="gpu-fp32", dynamic_shapes=shapes) as program:
+        for n in (2, 127, 128, 129, 1000, 4999):
+            k, v = torch.randn(2, 1, 2, n, 16).unbind()
+            wanted = model(q.double(), k.double(), v.double(), position)
+            torch.testing.assert_close(program(q, k, v, position).double(), wanted, rtol=0, atol=3e-6)
+
+
+def test_what_is_not_seen_is_not_read() -> None:
+    """A cache may hold anything behind the last token, tile by tile; rows without keys are zero; NaN is kept where it is seen."""
+    q, k, v = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 400, 8), torch.randn(1, 2, 400, 8)
+    model, position = Attention("bool", False), torch.tensor([100])
+    exact = model(q, k, v, position)
+    k[:, :, 128:], v[:, :, 128:] = torch.nan, torch.inf
+    with lapilli.compile(model, (q, k, v, position), target="gpu-fp32") as program:
+        torch.testing.assert_close(program(q, k, v, position), exact, rtol=0, atol=3e-6)
+        assert (program(q, k, v, torch.tensor([-1])) == 0).all()
+        k[0, 1, 50] = torch.nan
+        found = program(q, k, v, position)
+        assert found[0, 1].isnan().all() and found[0, 0].isfinite().all()
