@@ -70,7 +70,9 @@ def special() -> Cases:
     found[aten.igamma.default] = [Case(aten.igamma.default, (a, x)), Case(aten.igamma.default, (a * 9, a * 9 + x))]
     found[aten.igammac.default] = [Case(aten.igammac.default, (a, x)), Case(aten.igammac.default, (a * 9 + x, a * 9))]
     ends = torch.tensor([math.inf, -math.inf, math.nan, 0.0])
-    found[aten.polygamma.default] = [Case(aten.polygamma.default, (n, x)) for n in range(4) for x in (between(-3, 20), ends)]
+    found[aten.polygamma.default] = [
+        Case(aten.polygamma.default, (n, x)) for n in range(4) for x in (between(-3, 20), ends)
+    ]
     return found
 
 

@@ -87,7 +87,7 @@ def _few_queries(scores: Task, note: Attention, ctx: Context) -> _FewQueries | _
     if template is None or max(-(-d // 4) for d in (template.size, template.width)) > _INVOCATIONS:
         return None
     made = _FewQueries(**vars(template) | {"note": note})
-    if made.shared > min(_SHARED, ctx.target.shared_memory) or _INVOCATIONS > ctx.target.invocations:
+    if made.shared > min(_SHARED, ctx.target.shared_memory) or ctx.target.invocations < _INVOCATIONS:
         return None
     if made.parts == 1:
         return made
@@ -200,18 +200,19 @@ class _Attention(KernelTemplate):
 
     def _score(self, w: Wrapper) -> None:
         """struct F: the pointwise operations that the scores' task applies to a product."""
-        reduction = self.scores.reduction
-        assert reduction is not None
-        mapping = batched(self.scores)
-        rows, column = mapping.rows[0], mapping.column
-        m, n = Var("m", rows.extent), Var("n", column.extent)
-        axes = mapping(of(m), of(n))
-        e = Emitter(w.kernel, {m: "int(m)", n: "int(n)", mapping.var: "int(b)"}, None, {reduction.id: "s"}, "        ")
-        text = e.value(rewrite(self.scores.value, axes))
+        assert self.scores.reduction is not None
+        e, (text,) = self._of_scores(w, [self.scores.value], {self.scores.reduction.id: "s"})
         w.structs.append(
             f"struct F : IScore\n{{\n    static float apply({SIGNATURE}, float s)\n    {{\n{e.text()}        return {text};\n"
             "    }\n};\n"
         )
+
+    def _of_scores(self, w: Wrapper, values: Sequence[Expr], names: dict[int, str]) -> tuple[Emitter, list[str]]:
+        """Expressions of the scores' task in terms of b, m and n. names: of what the kernel has computed."""
+        mapping = batched(self.scores)
+        m, n = Var("m", mapping.rows[0].extent), Var("n", mapping.column.extent)
+        e = Emitter(w.kernel, {m: "int(m)", n: "int(n)", mapping.var: "int(b)"}, None, names, "        ")
+        return e, [e.value(rewrite(value, mapping(of(m), of(n)))) for value in values]
 
     def _flops(self, task: Task) -> Int:
         note = attention_of(task)
@@ -376,9 +377,7 @@ class _FewQueries(_Attention):
             f"{self.most_parts}, {_INVOCATIONS}, {int(direct)}>(P.t, gid, li);"
         )
         groups = (self.parts, as_int(1), product([a.extent for a in note.batch]) // self.group)
-        written = w.finish(
-            call, groups, (_INVOCATIONS, 1, 1), "attention_few", "FewQueriesParams", ["gpu_attention"]
-        )
+        written = w.finish(call, groups, (_INVOCATIONS, 1, 1), "attention_few", "FewQueriesParams", ["gpu_attention"])
         written.shared = self.shared
         batch = product([a.extent for a in note.batch])
         written.flops = batch * note.inner.extent * (2 * self.queries * (self.size + self.width))
@@ -386,14 +385,8 @@ class _FewQueries(_Attention):
 
     def _keep(self, w: Wrapper) -> None:
         """struct M: whether a mask leaves a key, if it takes all the others out whatever their score is."""
-        reduction = self.scores.reduction
-        assert reduction is not None
-        mapping = batched(self.scores)
-        rows, column = mapping.rows[0], mapping.column
-        m, n = Var("m", rows.extent), Var("n", column.extent)
-        axes = mapping(of(m), of(n))
-        e = Emitter(w.kernel, {m: "int(m)", n: "int(n)", mapping.var: "int(b)"}, None, {}, "        ")
-        texts = [e.value(rewrite(condition, axes)) for condition in _conditions(self.scores.value, reduction)]
+        assert self.scores.reduction is not None
+        e, texts = self._of_scores(w, [*_conditions(self.scores.value, self.scores.reduction)], {})
         w.structs.append(
             "struct M : IKeep\n{\n    static bool keeps(uint b, uint m, uint n)\n    {\n"
             f"{e.text()}        return {' && '.join(texts) or 'true'};\n    }}\n}};\n"

@@ -73,7 +73,9 @@ class Tiles(KernelTemplate):
         if self.rows.struct == "ConvFirstParams":
             t = tiles.first_layer_tile(estimate(self.k))
         else:
-            t = tiles.matrix_tile(*self._sizes(), ctx.target, self.rows.struct in ("ConvParams", "TurnedParams"), turned)
+            t = tiles.matrix_tile(
+                *self._sizes(), ctx.target, self.rows.struct in ("ConvParams", "TurnedParams"), turned
+            )
         w = Wrapper(task, ctx, "gpu_matmul_coopmat", sizes_as_params=sizes_as_params)
         w.epilogue(self.m, self.n, self.mapping or batched(task, self.flat_rows, self.groups))
         if self.rows.width == 8:

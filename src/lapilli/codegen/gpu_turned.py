@@ -28,7 +28,14 @@ def turned(v: ConvolutionView, task: Task, ctx: Context) -> Tiles | None:
     assert task.reduction is not None
     axes = task.reduction.axes
     taps, places, outs = math.prod(v.kernel), v.out_h * v.out_w, v.out_channels // v.groups
-    if len(axes) > 4 or v.n % 4 != 0 or outs % 4 != 0 or taps < _FEW or taps <= estimate(places) or estimate(outs) < _FEW:
+    if (
+        len(axes) > 4
+        or v.n % 4 != 0
+        or outs % 4 != 0
+        or taps < _FEW
+        or taps <= estimate(places)
+        or estimate(outs) < _FEW
+    ):
         return None
     halves = are_halves(v.weight) and (are_halves(v.x.node) or v.x.node.dtype is DType.float32)
     matrix = ctx.target.cooperative_matrix and ctx.target.half and halves and v.n % 8 == 0 and outs % 8 == 0
