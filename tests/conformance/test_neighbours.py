@@ -4,13 +4,16 @@ has the right result by the kernels of every class of devices, and none is left 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import as_gpu
 import pytest
 import torch
+from agreement import Function
 from cliff_cases import Case, cases
+from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
 import lapilli
@@ -78,3 +81,30 @@ def test_only_what_it_suits_has_the_generic_kernel(target: Target) -> None:
             if task.template is None and task.reduction is not None and task.reduction.contraction is not None:
                 generic.add(name)
     assert generic == SUITS[target]
+
+
+MANY = 65_537  # more than the work groups of a dimension
+BATCHES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "products": (torch.bmm, ((MANY, 3, 8), (MANY, 8, 4))),
+    "products of a row": (torch.bmm, ((MANY, 1, 8), (MANY, 8, 8))),
+    "attention": (F.scaled_dot_product_attention, ((MANY, 1, 9, 4),) * 3),
+    "attention of a query": (F.scaled_dot_product_attention, ((MANY, 1, 1, 4), (MANY, 1, 5, 4), (MANY, 1, 5, 4))),
+    "convolutions": (lambda x, w: F.conv1d(x, w), ((MANY, 8, 6), (8, 8, 3))),
+}
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("name", BATCHES)
+def test_more_batches_than_work_groups(
+    name: str, is_open: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
+    as_gpu.on_any_device(monkeypatch.setattr)
+    f, shapes = BATCHES[name]
+    args = tuple(torch.randn(shape, generator=torch.Generator().manual_seed(k)) for k, shape in enumerate(shapes))
+    batch = torch.export.Dim("batch", min=2, max=100_000)
+    given = tuple({0: batch} if a.shape[0] == MANY else None for a in args)
+    with lapilli.compile(
+        Function(f), args, target="gpu-fp32", dynamic_shapes=(given,) if is_open else None
+    ) as program:
+        torch.testing.assert_close(program(*args), f(*args), rtol=1e-4, atol=1e-5)

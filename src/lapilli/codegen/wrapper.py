@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable, declarations, lane_steps, stored_as
-from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
+from lapilli.codegen.kernel import MAX_GROUPS, MAX_PARAMS, KernelSource
 from lapilli.codegen.template import Context
 from lapilli.ir.axes import split
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import rewrite
-from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, of, product
+from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, minimum, of, product
 from lapilli.ir.node import Convolution, Matmul, Node
 from lapilli.schedule.task import Task
 
@@ -139,6 +140,16 @@ class Wrapper:
         """call: the statement that runs the template, whose parameters are `P.t` of type `struct` (plain: `struct` declares the
         members itself).
         """
+        x, y, z = (as_int(g) for g in groups)
+        most = z.bounds[1]
+        if most is None or most > MAX_GROUPS:  # a work group does several batches, one after the other
+            count = self.kernel.param(z)
+            call = re.sub(r"\bgid\b", "uint3(gid.xy, batch)", call)
+            call = (
+                f"for (uint batch = gid.z; batch < uint({count}); batch += {MAX_GROUPS})\n    {{\n        {call}\n"
+                "        GroupMemoryBarrierWithGroupSync();\n    }"
+            )
+            z = minimum(z, MAX_GROUPS)
         lines = [
             *self.kernel.imports(),
             "import operands;",
@@ -165,7 +176,6 @@ class Wrapper:
             f"void main(uint3 gid : SV_GroupID, uint3 tid : SV_GroupThreadID, uint li : SV_GroupIndex{uniform})\n"
             f"{{\n    {start}\n    {call}\n}}\n"
         )
-        x, y, z = (as_int(g) for g in groups)
         return KernelSource(self.task, "\n".join(lines), self.kernel.bindings, words, (x, y, z), local, name)
 
 
