@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from cliff_cases import Case, cases
@@ -22,21 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 import lapilli
 from lapilli.runtime.program import KernelTime
+from lapilli.speed import Speed, measure
 
 CLIFF = 3.0
 REPEAT = 7
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Of a device: bytes and operations a second, and seconds of a kernel that does nothing."""
-
-    bytes: float
-    flops: float
-    floor: float
-
-    def seconds(self, nbytes: int, flops: int) -> float:
-        return max(nbytes / self.bytes, flops / self.flops) + self.floor
 
 
 @dataclass(frozen=True)
@@ -56,7 +44,7 @@ def main() -> int:
     parser.add_argument("--table", type=Path, help="Markdown file to write")
     given = parser.parse_args()
     dtype = getattr(torch, given.dtype)
-    speed = measured(dtype, given.size, given.target)
+    speed = measure(given.target, half=dtype is torch.float16)
     print(
         f"{speed.bytes / 1e9:.1f} GB/s, {speed.flops / 1e9:.0f} GFLOP/s, {speed.floor * 1e6:.1f} us for a kernel",
         flush=True,
@@ -86,20 +74,6 @@ def kernels_of(case: Case, dtype: torch.dtype, target: str | None) -> tuple[Kern
     shapes = case.dynamic_shapes()
     with lapilli.compile(case.model(arguments), tuple(inputs), dynamic_shapes=shapes, target=target) as program:
         return program.profile([t.numpy() for t in inputs], repeat=REPEAT).kernels
-
-
-def measured(dtype: torch.dtype, size: int, target: str | None) -> Speed:
-    """By a copy and a product that are as large as those of the cases, or larger."""
-
-    def seconds(f: Callable[..., Any], *shapes: tuple[int, ...], weights: int = 0) -> float:
-        found = kernels_of(Case("speed", "", f, shapes, 0, weights), dtype, target)
-        return sum(k.seconds for k in found)
-
-    floor = seconds(lambda x: x + 1, (4,))
-    count, n = 1 << (18 + min(8, size)), 128 * size
-    copied = 2 * count * dtype.itemsize / max(seconds(lambda x: x + 1, (count,)) - floor, 1e-9)
-    multiplied = 2 * n**3 / max(seconds(torch.matmul, (n, n), (n, n), weights=1) - floor, 1e-9)
-    return Speed(copied, multiplied, floor)
 
 
 def timed(case: Case, dtype: torch.dtype, speed: Speed, target: str | None) -> Row:

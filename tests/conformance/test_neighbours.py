@@ -104,7 +104,5 @@ def test_more_batches_than_work_groups(
     args = tuple(torch.randn(shape, generator=torch.Generator().manual_seed(k)) for k, shape in enumerate(shapes))
     batch = torch.export.Dim("batch", min=2, max=100_000)
     given = tuple({0: batch} if a.shape[0] == MANY else None for a in args)
-    with lapilli.compile(
-        Function(f), args, target="gpu-fp32", dynamic_shapes=(given,) if is_open else None
-    ) as program:
+    with lapilli.compile(Function(f), args, target="gpu-fp32", dynamic_shapes=(given,) if is_open else None) as program:
         torch.testing.assert_close(program(*args), f(*args), rtol=1e-4, atol=1e-5)

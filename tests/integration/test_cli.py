@@ -90,8 +90,15 @@ def test_bench(cli: Cli, scaled: Path) -> None:
 def test_profile(cli: Cli, scaled: Path, tmp_path: Path) -> None:
     text = cli("profile", scaled, "--repeat", "2").stdout
     assert "aten.scale" in text and "2 dispatches" in text
+    assert ("of device" in text) == ("The device copies" in text) == cli.has_torch
     result = json.loads(cli("profile", scaled, "--json", "--trace", "t.json", "--input_dims", "16,3").stdout)
     assert [kernel["flops"] for kernel in result["kernels"]] == [48, 48] and result["seconds"] > 0
+    assert ("limits" in result) == cli.has_torch
+    if cli.has_torch:
+        assert (
+            result["limits"]["bytes"] > 1e8 and result["limits"]["flops"] > 1e8 and 0 < result["limits"]["floor"] < 0.1
+        )
+    assert "limits" not in json.loads(cli("profile", scaled, "--json", "--no-limits").stdout)
     for name in ("scaled.trace.json", "t.json"):
         events = json.loads((tmp_path / name).read_text())["traceEvents"]
         timed = [event for event in events if event["ph"] == "X"]

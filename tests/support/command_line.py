@@ -14,6 +14,7 @@ class Cli:
 
     def __init__(self, folder: Path, python: str = sys.executable) -> None:
         self.folder, self.python = folder, python
+        self.has_torch = python == sys.executable
 
     def __call__(self, *args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         command = [self.python, "-m", "lapilli.cli", *map(str, args)]

@@ -30,6 +30,7 @@ from lapilli.cli.common import (
 
 if TYPE_CHECKING:
     from lapilli.runtime.program import KernelTime, Profile
+    from lapilli.speed import Speed
 
 
 @click.command()
@@ -42,6 +43,11 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Trace file for chrome://tracing or ui.perfetto.dev. Default: PROGRAM with .trace.json.",
 )
+@click.option(
+    "--limits/--no-limits",
+    default=True,
+    help="Measure what the device can do, and say which part of it each kernel reaches. Needs the compiler.",
+)
 @click.option("--sort", type=click.Choice(["time", "order"]), default="order", show_default=True)
 @device_option
 @trust_options
@@ -51,6 +57,7 @@ def profile(
     program: Path,
     repeat: int,
     trace: Path | None,
+    limits: bool,
     sort: str,
     device: str | None,
     key: Path | None,
@@ -66,24 +73,38 @@ def profile(
         with progress_console().status("profiling"):
             times = loaded.profile(inputs, repeat)
         where = f"{loaded.device.name}, plan {loaded.plan}"
+        plan = loaded.plan
+    speed = _measured(plan, device) if limits else None
     trace = trace or program.with_suffix(".trace.json")
     with output_file(trace) as file:
         file.write(json.dumps(_trace(times.kernels, program.name, where)).encode())
     if as_json:
-        print_json({"program": str(program), "device": where, "trace": str(trace), **asdict(times)})
+        known = {} if speed is None else {"limits": asdict(speed)}
+        print_json({"program": str(program), "device": where, "trace": str(trace), **known, **asdict(times)})
     else:
-        _print(times, f"{program.name}, {shapes(inputs)}, {where}", sort == "time")
+        _print(times, f"{program.name}, {shapes(inputs)}, {where}", sort == "time", speed)
         console().print(f"Trace: {trace} (open it in ui.perfetto.dev or chrome://tracing)")
 
 
-def _print(times: Profile, title: str, by_time: bool) -> None:
+def _measured(plan: str, device: str | None) -> Speed | None:
+    """None without the compiler."""
+    try:
+        from lapilli import speed
+    except ImportError:
+        return None
+    with progress_console().status("measuring what the device can do"):
+        return speed.measure(plan, device)
+
+
+def _print(times: Profile, title: str, by_time: bool, speed: Speed | None) -> None:
     from rich.table import Table
 
     total = sum(kernel.seconds for kernel in times.kernels) or 1.0
     table = Table(title=title, title_justify="left")
     for name in ("#", "operators", "kernel"):
         table.add_column(name, overflow="fold")
-    for name in ("time", "share", "GFLOP/s", "GB/s", "work groups"):
+    of_device = ["of device"] if speed is not None else []
+    for name in ("time", "share", *of_device, "GFLOP/s", "GB/s", "work groups"):
         table.add_column(name, justify="right", overflow="fold")
     rows = list(enumerate(times.kernels))
     if by_time:
@@ -95,6 +116,7 @@ def _print(times: Profile, title: str, by_time: bool) -> None:
             name_of(kernel.kernel),
             duration(kernel.seconds),
             f"{kernel.seconds / total:.1%}",
+            *([_reached(kernel, speed)] if speed is not None else []),
             _rate(kernel.flops, kernel.seconds),
             _rate(kernel.bytes, kernel.seconds),
             "×".join(map(str, kernel.groups)),
@@ -104,8 +126,18 @@ def _print(times: Profile, title: str, by_time: bool) -> None:
     out.print(
         f"{len(times.kernels)} dispatches: {duration(total)} in total when timed separately, {duration(times.seconds)} in a run"
     )
+    if speed is not None:
+        out.print(
+            f"The device copies {speed.bytes * 1e-9:.0f} GB/s and multiplies {speed.flops * 1e-9:.0f} GFLOP/s by this plan; "
+            f"a kernel takes {duration(speed.floor)} at least."
+        )
     if slow := about_generic(kernel.kernel for kernel in times.kernels):
         out.print(slow)
+
+
+def _reached(kernel: KernelTime, speed: Speed) -> str:
+    """Of what the device can do for a kernel's bytes or operations, whichever takes longer."""
+    return f"{min(speed.seconds(kernel.bytes, kernel.flops) / kernel.seconds, 1):.0%}" if kernel.seconds else ""
 
 
 def _rate(amount: int, seconds: float) -> str:
