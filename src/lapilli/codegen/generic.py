@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import permutations
 
 from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable, lane_steps, literal, stored_as
@@ -262,6 +262,14 @@ class _Writer:
         for a in reduction.raxes:
             if a.extent == 1:
                 bound[a] = as_int(0)
+        lane = next(iter(e.lane.atoms())) if e.lane is not None else None
+        ends, body = _ends(reduction, body, lambda end: lane is None or not reads(substitute(end, bound), lane))
+        limits = {a: e.integer(substitute(end, bound)) for a, end in ends.items()}
+
+        def limit(a: Var) -> str:
+            size = self.kernel.param(a.extent)
+            return f"min({size}, {limits[a]})" if a in limits else size
+
         sums = reduction.op == "sum" and body.dtype is DType.float32
         last = axes[-1] if axes else None
         chunked = sums and last is not None and (last.extent.bounds[1] or 2**31) > 2 * _CHUNK
@@ -270,16 +278,12 @@ class _Writer:
             inner.names[a] = name
             if sums and a is last and (len(axes) > 1 or chunked):
                 if chunked:
-                    inner.line(f"for (int c = 0; c < {self.kernel.param(a.extent)}; c += {_CHUNK})")
+                    inner.line(f"for (int c = 0; c < {limit(a)}; c += {_CHUNK})")
                     inner.line("{")
                     opened.append(inner)
                     inner = inner.child()
                 inner.line(f"{self._kind(body)} part = {self._initial('sum', body.dtype)};")
-            start, end = (
-                ("c", f"min(c + {_CHUNK}, {self.kernel.param(a.extent)})")
-                if a is last and chunked
-                else ("0", self.kernel.param(a.extent))
-            )
+            start, end = ("c", f"min(c + {_CHUNK}, {limit(a)})") if a is last and chunked else ("0", limit(a))
             inner.line(f"for (int {name} = {start}; {name} < {end}; ++{name})")
             inner.line("{")
             opened.append(inner)
@@ -415,6 +419,29 @@ def _needed(reduction: Reduce, body: Expr) -> tuple[list[Int], Expr]:
         return [], body
     needed = [g for g in body.guards if all(isinstance(a, Indirect) and _is_one(a.expr) for a in g.atoms())]
     return needed, select([g for g in body.guards if g not in needed], body.then, body.other) if needed else body
+
+
+def _ends(reduction: Reduce, body: Expr, fits: Callable[[Int], bool]) -> tuple[dict[Var, Int], Expr]:
+    """Where loops may end, since a sum has no terms beyond; and the rest of its body. fits: whether all elements of an invocation
+    have such an end.
+    """
+    if (
+        reduction.op != "sum"
+        or not isinstance(body, Select)
+        or not isinstance(body.other, Const)
+        or body.other.value != 0
+    ):
+        return {}, body
+    ends: dict[Var, Int] = {}
+    used: list[Int] = []
+    for g in body.guards:
+        inside = [a for a in reduction.raxes if reads(g, a)]
+        if len(inside) == 1 and inside[0] not in ends and g.step(inside[0]) == -1:
+            end = g + of(inside[0]) + 1
+            if fits(end):
+                ends[inside[0]] = end
+                used.append(g)
+    return ends, select([g for g in body.guards if g not in used], body.then, body.other) if used else body
 
 
 def _is_one(e: Expr) -> bool:

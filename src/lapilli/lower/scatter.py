@@ -2,12 +2,14 @@
 
 This is deterministic and needs no atomics. The work is the number of results times the number of entries that may match
 one: those along `dim` for scatter and index operators (other dimensions run in parallel), and all entries for index_put and
-put. If several entries replace the same element, the last one wins, where torch leaves it undefined.
+put. Where that is much, additions sort the entries first (`added`). If several entries replace the same element, the last one
+wins, where torch leaves it undefined.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -16,8 +18,21 @@ from lapilli.ir.expr import Expr, binary, cast_to, const, index, indirect, load,
 from lapilli.ir.integer import Int, as_int, product
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.lower.indexing import Indices, Places, at_dim, flat, unflat, wrapped
-from lapilli.lower.registry import Call, Entries, Operand, broadcast, element, exactly, lowering, neutral, scalar
+from lapilli.lower.registry import (
+    LONGEST,
+    Call,
+    Entries,
+    Operand,
+    broadcast,
+    element,
+    exactly,
+    lowering,
+    neutral,
+    scalar,
+)
 from lapilli.lower.scan import scan
+from lapilli.lower.search import places_below
+from lapilli.lower.sort import permutation
 
 aten = torch.ops.aten
 
@@ -78,14 +93,7 @@ def combined(
     total = call.reduce(op, lambda at, r: entry(at, r[0]), call.shape, [entries], floats)
     needs_count = how == "mean" or not include_self
     if not needs_count:
-
-        def met(*at: Int) -> Expr:
-            old, new = load(x, at), cast_to(load(total, at), kind)
-            if meet == "add" and kind is DType.float32:  # -0 stays -0 without entries
-                return where(binary("eq", new, 0.0), old, old + new)
-            return binary(meet, old, new)
-
-        return call.map(met)
+        return _met(call, x, total, meet)
     many = call.reduce(
         "sum", lambda at, r: cast_to(matches(at, r[0]), DType.int32), call.shape, [entries], DType.int32, "_count"
     )
@@ -99,6 +107,50 @@ def combined(
         return result if include_self else where(binary("eq", load(many, at), 0), old, result)
 
     return call.map(body)
+
+
+def _met(call: Call, x: Node, total: Node, how: str) -> Map:
+    """x combined with the total of the entries of each element."""
+    kind = call.dtype.compute
+
+    def body(*at: Int) -> Expr:
+        old, new = load(x, at), cast_to(load(total, at), kind)
+        if how == "add" and kind is DType.float32:  # -0 stays -0 without entries
+            return where(binary("eq", new, 0.0), old, old + new)
+        return binary(how, old, new)
+
+    return call.map(body)
+
+
+_MANY_PAIRS = 1 << 24
+"""Of elements and entries, from which on entries are sorted first."""
+
+
+def added(
+    call: Call, x: Node, entries: Int, goes: Callable[[Int], Int], place: Callable[[Sequence[Int]], Int], count: Int, value: Value
+) -> Map | None:  # fmt: skip
+    """x with the entries added that go to the place of an element: sorted by their places, so that each element adds its own
+    only, in their order. None if comparing all elements with all entries is little work, or sizes are open.
+
+    goes: an entry's place, of `count`; place: an element's.
+    """
+    kind, n, pairs = call.dtype.compute, entries.value, (product(call.shape) * entries).value
+    if kind is DType.bool or n is None or pairs is None or n > LONGEST or pairs < _MANY_PAIRS:
+        return None
+    inner = replace(call, half=False)
+    targets = inner.map(lambda j: index(goes(j)), [entries], DType.int32)
+    order = permutation(inner, targets, 0)
+    ordered = inner.map(lambda j: load(targets, [indirect(load(order, [j]), n)]), [entries], DType.int32)
+    starts = inner.map(lambda v: places_below(inner, ordered, [], index(v), False, None), [count + 1], DType.int32)
+
+    def body(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
+        first, end = (indirect(load(starts, [place(at) + k]), n + 1) for k in (0, 1))
+        mine = indirect(binary("min", index(first + r[0]), n - 1), n)
+        entry = indirect(load(order, [mine]), n)
+        return select([end - first - 1 - r[0]], cast_to(value(at, entry), kind), const(0, kind))
+
+    floats = DType.float32 if kind is DType.float32 else None
+    return _met(call, x, call.reduce("sum", body, call.shape, [entries], floats, longest=n), "add")
 
 
 def mean(total: Expr, n: Expr) -> Expr:
@@ -222,7 +274,19 @@ def index_add(call: Call, x: Node, dim: int, positions: Node, src: Node, *, alph
         return combined(
             call, x, n, matches, lambda at, j: binary("and", cast_to(value(at, j), kind), const(bool(alpha)))
         )
-    return combined(call, x, n, matches, lambda at, j: cast_to(value(at, j), kind) * scalar(alpha, call.dtype))
+
+    def scaled(at: Sequence[Int], j: Int) -> Expr:
+        return cast_to(value(at, j), kind) * scalar(alpha, call.dtype)
+
+    if x.rank and positions.rank:
+        d = dim % x.rank
+        size = x.shape[d]
+        sorted_first = added(
+            call, x, n, lambda j: wrapped(load(positions, [j]), size), lambda at: at[d], size, scaled
+        )  # fmt: skip
+        if sorted_first is not None:
+            return sorted_first
+    return combined(call, x, n, matches, scaled)
 
 
 @lowering(aten.index_copy.default)
@@ -274,7 +338,12 @@ def index_put(call: Call, x: Node, indices: Indices, values: Node, accumulate: b
         return load(values, broadcast(values, full))
 
     if accumulate:
-        return combined(call, x, entries, matches, value)
+        sizes = [x.shape[d] for d in places.dims]
+        sorted_first = added(
+            call, x, entries, lambda j: flat([places.chosen(d, unflat(j, places.loop)) for d in places.dims], sizes),
+            lambda at: flat([at[d] for d in places.dims], sizes), product(sizes), value,
+        )  # fmt: skip
+        return sorted_first or combined(call, x, entries, matches, value)
     shape = places.joined(places.loop, [x.shape[d] for d in places.kept])
     given = Entries(shape, places.of, lambda at: load(values, broadcast(values, at)))
     return replaced(call, x, entries, matches, value, given)

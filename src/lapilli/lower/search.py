@@ -18,7 +18,9 @@ from lapilli.lower.sort import before
 aten = torch.ops.aten
 
 
-def _place(call: Call, boundaries: Node, row: Sequence[Int], value: Expr, right: bool, sorter: Node | None) -> Expr:
+def places_below(
+    call: Call, boundaries: Node, row: Sequence[Int], value: Expr, right: bool, sorter: Node | None
+) -> Expr:
     """int32: the number of boundaries in a row that are less than the value (or equal, if `right`), by an unrolled binary
     search.
     """
@@ -56,7 +58,7 @@ def searchsorted(
 
     def body(*at: Int) -> Expr:
         row = [] if boundaries.rank == 1 else at[:-1]
-        return _place(call, boundaries, row, member(values, at, kind), right or side == "right", sorter)
+        return places_below(call, boundaries, row, member(values, at, kind), right or side == "right", sorter)
 
     return call.map(body)
 
@@ -99,7 +101,7 @@ def nonzero_static(call: Call, x: Node, *, size: int, fill_value: int = -1) -> M
     before_ = scan(call, "sum", ones, 0)
 
     def body(row: Int, d: Int) -> Expr:
-        found = _place(call, before_, [], index(row), True, None)  # the first with a count above the row
+        found = places_below(call, before_, [], index(row), True, None)  # the first with a count above the row
         place = unflat(indirect(binary("min", found, index(n - 1)), n), x.shape)
         result: Expr = index(place[-1])
         for k in range(x.rank - 1):

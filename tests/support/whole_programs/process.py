@@ -104,11 +104,12 @@ def _main(connection: Connection, device: str | None, gpu_plans: bool, share: tu
     import torch
 
     from lapilli.codegen import packing
+    from lapilli.lower import scatter
     from whole_programs import families, generate, networks, ways  # networks: its families
     from whole_programs.program import Program
 
     del families, networks
-    usual = packing.WORTH_COPYING
+    usual = packing.WORTH_COPYING, scatter._MANY_PAIRS
     if gpu_plans:
         import as_gpu
 
@@ -128,7 +129,8 @@ def _main(connection: Connection, device: str | None, gpu_plans: bool, share: tu
             answer: Answer = {"program": generate.program(question[0]).to_json()}
         elif what == "check":
             program = Program.of_json(question[0])
-            packing.WORTH_COPYING = 1 if program.seed % 2 else usual  # what large contractions do, by small ones
+            # what large contractions do, and many additions, by small ones
+            packing.WORTH_COPYING, scatter._MANY_PAIRS = (1, 0) if program.seed % 2 else usual
             outcome = ways.check(program, question[1])
             answer = {
                 "status": outcome.status,
