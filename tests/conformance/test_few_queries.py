@@ -32,6 +32,12 @@ def _on_any_device(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     as_gpu.on_any_device(monkeypatch.setattr)
 
 
+def test_many_heads_need_no_parts() -> None:
+    """They keep the device busy; a second kernel and the memory of parts would be for nothing."""
+    q, k = torch.randn(600, 1, 1, 4), torch.randn(600, 1, 200, 4)
+    check(Attention("bool", False), (q, k, k, torch.tensor([150])), parts=False)
+
+
 def check(model: Attention, args: tuple[Tensor, ...], parts: bool, **how: Any) -> None:
     half = args[0].dtype is torch.float16
     target, precision = ("gpu-fp16-matrix", "fp16") if half else ("gpu-fp32", "fp32")

@@ -1,5 +1,5 @@
 """Places of extrema that several invocations find together, as GPUs do where there are few results of many numbers: the first of
-equal ones, or the first NaN."""
+equal ones, or the first NaN. And whether any or all of many hold."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ CASES: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
     "bytes": (lambda x: x.argmin(-1), numbers(5, 700).mul(3).to(torch.int8)),
     "the smallest integers": (lambda x: x.argmax(-1), torch.full((2, 512), -(2**31), dtype=torch.int32)),
     "halves": (lambda x: x.argmax(-1), numbers(5, 600).half()),
+    "any of few": (lambda x: ((x > 3).any(-1), (x > 3).any(0), (x > 9).any()), numbers(37, 1000)),
+    "all of few": (lambda x: ((x < 3).all(-1), (x < 3).all(0), (x < 9).all()), numbers(37, 1000)),
+    "any number, and NaN": (lambda x: (x.any(-1), x.isnan().any(-1), x.isfinite().all(-1)), special()),
+    "any of a prime number": (lambda x: (x == x.max()).any(-1, keepdim=True), numbers(3, 65_537)),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from lapilli.codegen.emit import Emitter
@@ -29,6 +29,7 @@ _KEYS = 32  # of a tile
 _INVOCATIONS = 128
 _FEW_ROWS = 8  # queries, of heads that are done together
 _PARTS = 64  # into which keys are shared out at most
+_GROUPS = 4  # work groups for each compute unit that are enough
 MATRIX = 16  # rows of a fragment
 _SHARED = 32768  # bytes of a work group at most: with more, too few of them are on a compute unit at once
 
@@ -87,6 +88,8 @@ def _few_queries(scores: Task, note: Attention, ctx: Context) -> _FewQueries | _
     if template is None or max(-(-d // 4) for d in (template.size, template.width)) > _INVOCATIONS:
         return None
     made = _FewQueries(**vars(template) | {"note": note})
+    groups = estimate(product([a.extent for a in note.batch])) // made.group
+    made = replace(made, busy=-(-_GROUPS * ctx.target.compute_units // max(groups, 1)))
     if made.shared > min(_SHARED, ctx.target.shared_memory) or ctx.target.invocations < _INVOCATIONS:
         return None
     if made.parts == 1:
@@ -313,6 +316,7 @@ class _FewQueries(_Attention):
     """For a few queries, on any GPU (kernels/gpu_attention_few.slang): the result, or with many keys parts of it."""
 
     note: Attention | None = None  # given by `_few_queries`
+    busy: int = 1  # parts that are enough for the device
 
     @property
     def queries(self) -> int:
@@ -332,7 +336,7 @@ class _FewQueries(_Attention):
     @property
     def most_parts(self) -> int:
         bound = self._attention.inner.extent.bounds[1]
-        return _PARTS if bound is None else min(_PARTS, max(1, -(-bound // _INVOCATIONS)))
+        return min(_PARTS, self.busy, max(1, -(-bound // _INVOCATIONS)) if bound is not None else _PARTS)
 
     @property
     def per(self) -> Int:
