@@ -40,8 +40,8 @@ def test_many_heads_need_no_parts() -> None:
 
 def check(model: Attention, args: tuple[Tensor, ...], parts: bool, **how: Any) -> None:
     half = args[0].dtype is torch.float16
-    target, precision = ("gpu-fp16-matrix", "fp16") if half else ("gpu-fp32", "fp32")
-    with lapilli.compile(model, args, target=target, precision=precision, **how) as program:
+    target = "gpu-fp16-matrix" if half else "gpu-fp32"
+    with lapilli.compile(model, args, target=target, precision="fp16" if half else "fp32", **how) as program:
         plan = next(p for p in program.description.methods[0].plans if p.name == program.plan)
         names = [d.kernel for d in plan.run]
         found = program(*args)

@@ -229,7 +229,7 @@ def _variance(call: Call, x: Node, dims: Dims, correction: float | None, root: b
     def first(at: Sequence[Int]) -> Expr:
         """The first element of a row, which is subtracted from all: the variance of equal elements is 0, as Welford's algorithm
         has it, although their sum may be rounded. A root's gradient is masked there, and 1e8 beside a rounding error."""
-        if size.bounds[0] < 1:
+        if (size.bounds[0] or 0) < 1:
             return const(0.0)
         value = element(x, [as_int(0) if k in d else i for k, i in enumerate(at)], DType.float32)
         return where(is_finite(value), value, const(0.0))
