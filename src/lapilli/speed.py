@@ -73,12 +73,12 @@ def measure(plan: str | None = None, device: str | int | None = None, half: bool
     copied = multiplied = 0.0
     for count in _COPIES:
         taken = seconds(lambda x: x + 1, (count,))
-        copied = max(copied, 2 * count * dtype.itemsize / max(taken - floor, 1e-9))
+        copied = 2 * count * dtype.itemsize / max(taken - floor, floor)  # the largest counts: small ones lie in a cache
         if taken > _ENOUGH:
             break
     for n in _PRODUCTS:
         taken = seconds(torch.matmul, (n, n), (n, n))
-        multiplied = max(multiplied, 2 * n**3 / max(taken - floor, 1e-9))
+        multiplied = 2 * n**3 / max(taken - floor, floor)
         if taken > _ENOUGH:
             break
     return Speed(copied, multiplied, floor)

@@ -73,15 +73,22 @@ def test_few_queries(shape: tuple[int, ...], mask: str, dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("mask", ["none", "bool"])
 def test_open_numbers_of_keys(mask: str) -> None:
-    keys = torch.export.Dim("keys", min=2, max=5000)
+    keys = torch.export.Dim("keys", min=0, max=5000)
     q, k = torch.randn(1, 8, 1, 16), torch.randn(1, 2, 300, 16)
     model, position = Attention(mask, True), torch.tensor([100])
     shapes = (None, {2: keys}, {2: keys}, None)
     with lapilli.compile(model, (q, k, k, position), target="gpu-fp32", dynamic_shapes=shapes) as program:
-        for n in (2, 127, 128, 129, 1000, 4999):
+        for n in (0, 1, 2, 127, 128, 129, 1000, 4999):
             k, v = torch.randn(2, 1, 2, n, 16).unbind()
             wanted = model(q.double(), k.double(), v.double(), position)
             torch.testing.assert_close(program(q, k, v, position).double(), wanted, rtol=0, atol=3e-6)
+
+
+def test_values_of_fewer_heads_than_keys() -> None:
+    q, k, v = torch.randn(2, 8, 1, 16), torch.randn(2, 8, 300, 16), torch.randn(2, 2, 300, 16)
+    model, position = Attention("none", True), torch.tensor([0])
+    with lapilli.compile(model, (q, k, v, position), target="gpu-fp32") as program:
+        torch.testing.assert_close(program(q, k, v, position), model(q, k, v, position), rtol=0, atol=3e-6)
 
 
 def test_what_is_not_seen_is_not_read() -> None:

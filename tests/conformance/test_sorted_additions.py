@@ -71,7 +71,9 @@ CASES: dict[str, Call] = {
 def test_sorted_additions(name: str, target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
     as_gpu.on_any_device(monkeypatch.setattr)
-    monkeypatch.setattr(scatter, "_MANY_PAIRS", 0)
+    for limit in ("_MANY_PAIRS", "_MANY"):
+        monkeypatch.setattr(scatter, limit, 0)
+    monkeypatch.setattr(scatter, "_FEW_PLACES", 0)
     f, args = CASES[name]
     with lapilli.compile(Function(f), args, target=target) as program:
         found = program(*args)
@@ -81,6 +83,15 @@ def test_sorted_additions(name: str, target: str, monkeypatch: pytest.MonkeyPatc
         torch.testing.assert_close(found.double(), exact, rtol=bound, atol=bound, equal_nan=True)
     else:
         assert torch.equal(found, exact)
+
+
+def test_few_entries_are_not_sorted() -> None:
+    """What is stored for each place would be as large as the tensor."""
+    x, i, v = torch.zeros(512, 512), torch.arange(100), torch.ones(100)
+    f = Function(lambda x, i, v: x.index_put((i, i), v, accumulate=True))
+    with lapilli.compile(f, (x, i, v), target="cpu-fp32") as program:
+        assert len(next(p for p in program.description.methods[0].plans if p.name == program.plan).run) <= 2
+        assert program(x, i, v).trace() == 100
 
 
 def test_many_entries_are_sorted() -> None:

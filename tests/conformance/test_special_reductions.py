@@ -65,6 +65,22 @@ def test_equal_elements_have_no_variance(target: str, rows: int) -> None:
         assert (given.grad == 0).all()
 
 
+def test_deviations_of_numbers_that_are_far_apart(target: str) -> None:
+    """Their differences are infinite."""
+    x = torch.tensor(
+        [[2e38, -2e38, 2e38, -2e38], [1e30, 1e30, 1e30, 1e30], [3e38, 3e38, 3e38, 3e38], [1e35, 0.0, 0.0, 0.0]]
+    )
+    ours = compiled(lambda x: (x.std(-1, correction=0), x.var(-1)), x, target=target)
+    for found, exact in zip(ours, (x.double().std(-1, correction=0), x.double().var(-1)), strict=True):
+        torch.testing.assert_close(found, exact.float(), rtol=1e-5, atol=0)
+
+
+def test_sums_behind_a_computed_bound(target: str) -> None:
+    x, order = torch.randn(40, 40), torch.randperm(40)
+    f = lambda x, i: torch.diagonal(x.tril()[i]).sum()  # noqa: E731
+    torch.testing.assert_close(compiled(f, x, order, target=target), f(x, order), rtol=1e-5, atol=1e-5)
+
+
 def test_means_beside_infinity_and_nan() -> None:
     x = torch.tensor([[1.0, INF, 2.0], [INF, -INF, 0.0], [NAN, 1.0, 2.0], [-0.0, 0.0, 0.0]])
     for name in ("std", "var"):

@@ -27,6 +27,7 @@ from lapilli.cli.common import (
     shapes,
     trust_options,
 )
+from lapilli.errors import LapilliError
 
 if TYPE_CHECKING:
     from lapilli.runtime.program import KernelTime, Profile
@@ -74,10 +75,10 @@ def profile(
             times = loaded.profile(inputs, repeat)
         where = f"{loaded.device.name}, plan {loaded.plan}"
         plan = loaded.plan
-    speed = _measured(plan, device) if limits else None
     trace = trace or program.with_suffix(".trace.json")
     with output_file(trace) as file:
         file.write(json.dumps(_trace(times.kernels, program.name, where)).encode())
+    speed = _measured(plan, device) if limits else None
     if as_json:
         known = {} if speed is None else {"limits": asdict(speed)}
         print_json({"program": str(program), "device": where, "trace": str(trace), **known, **asdict(times)})
@@ -87,13 +88,14 @@ def profile(
 
 
 def _measured(plan: str, device: str | None) -> Speed | None:
-    """None without the compiler."""
+    """None without the compiler, or if the device has no room for it."""
     try:
         from lapilli import speed
-    except ImportError:
+
+        with progress_console().status("measuring what the device can do"):
+            return speed.measure(plan, device)
+    except (ImportError, LapilliError):
         return None
-    with progress_console().status("measuring what the device can do"):
-        return speed.measure(plan, device)
 
 
 def _print(times: Profile, title: str, by_time: bool, speed: Speed | None) -> None:

@@ -17,7 +17,7 @@ from lapilli.codegen.tiles import AttentionTile, attention_tile
 from lapilli.codegen.wrapper import SIGNATURE, Wrapper, all_multiples, are_halves, batched, source, source8, with_sizes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Op, loads, rewrite
-from lapilli.ir.integer import Int, IntLike, Var, as_int, ceildiv, of, product
+from lapilli.ir.integer import Int, IntLike, Var, as_int, ceildiv, maximum, of, product
 from lapilli.ir.node import Attention, Matmul, Node
 from lapilli.schedule.contraction import Operand, merged, operand
 from lapilli.schedule.layout import estimate
@@ -76,6 +76,10 @@ def _template(kind: type[_Attention], scores: Task, note: Attention, ctx: Contex
     size, width = note.q.shape[-1].value, note.v.shape[-1].value
     if q is None or k is None or v is None or not size or not width:
         return None
+    if k.share != v.share and any(
+        t.share > 1 or t.operand.strides[1] != 0 for t in (k, v) if t.share < max(k.share, v.share)
+    ):
+        return None  # kernels have one number of heads that share keys and values
     return kind(scores, note.causal, q, k, v, size, width)
 
 
@@ -341,7 +345,8 @@ class _FewQueries(_Attention):
     @property
     def per(self) -> Int:
         """Keys of a part."""
-        return ceildiv(self._attention.inner.extent, self.most_parts * _INVOCATIONS) * _INVOCATIONS
+        tiles = ceildiv(self._attention.inner.extent, self.most_parts * _INVOCATIONS)
+        return maximum(tiles, 1) * _INVOCATIONS
 
     @property
     def parts(self) -> Int:

@@ -308,7 +308,17 @@ class _Writer:
         for k, a in enumerate(reversed(axes)):
             bound[a] = rest % a.extent if k + 1 < len(axes) else rest
             rest = rest // a.extent
-        e.line(f"for (int q = int(tid.{'x' if self.along else 'y'}); q < {self.kernel.param(total)}; q += {split})")
+        end = self.kernel.param(total)
+        if len(axes) == 1:
+            lane = next(iter(e.lane.atoms())) if e.lane is not None else None
+            ends, body = _ends(
+                reduction, body, lambda found: lane is None or not reads(substitute(found, mapping), lane)
+            )
+            if ends:
+                (found,) = ends.values()
+                end = f"min({end}, {e.integer(substitute(found, mapping))})"
+        e.line(f"int end = {end};")
+        e.line(f"for (int q = int(tid.{'x' if self.along else 'y'}); q < end; q += {split})")
         e.line("{")
         inner = e.child()
         inner.names[q] = "q"
@@ -438,7 +448,7 @@ def _ends(reduction: Reduce, body: Expr, fits: Callable[[Int], bool]) -> tuple[d
         inside = [a for a in reduction.raxes if reads(g, a)]
         if len(inside) == 1 and inside[0] not in ends and g.step(inside[0]) == -1:
             end = g + of(inside[0]) + 1
-            if fits(end):
+            if not reads(end, inside[0]) and fits(end):
                 ends[inside[0]] = end
                 used.append(g)
     return ends, select([g for g in body.guards if g not in used], body.then, body.other) if used else body

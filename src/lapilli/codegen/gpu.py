@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lapilli.codegen.gpu_tiles import Rows, Tiles, likely_rows
-from lapilli.codegen.kernel import KernelSource
+from lapilli.codegen.kernel import MAX_GROUPS, KernelSource
 from lapilli.codegen.packing import (
     as_words,
     channels_last,
@@ -222,7 +222,9 @@ def convolution(v: ConvolutionView, ctx: Context) -> Tiles | None:
         if rows is not None:
             return _tiles_of_convolution(v, rows, matrix, order, ctx, flat_rows=True, real=real)
     # The batch runs over groups; or the images are too small for the rows of a tile.
-    flat_rows = v.n != 1 and (v.groups > 1 or estimate(v.out_h * v.out_w) < _SMALL_IMAGE)
+    most = v.rows.bounds[1]
+    small = most is not None and most <= 16 * MAX_GROUPS and estimate(v.out_h * v.out_w) < _SMALL_IMAGE
+    flat_rows = v.n != 1 and (v.groups > 1 or small)
     rows = _conv_rows(v, x, matrix, batch, flat_rows)
     if rows is None and matrix:
         matrix = False

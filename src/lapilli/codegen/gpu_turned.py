@@ -15,12 +15,15 @@ from lapilli.codegen.wrapper import BatchMapping, all_multiples, are_halves
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, IntLike, Var, as_int, ceildiv, of
+from lapilli.ir.node import Constant
 from lapilli.schedule.contraction import ConvolutionView, Operand, merged, operand
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
 
 _FEW = 16
 """Columns of a group below which a tile is mostly empty."""
+_MORE = 3
+"""Places of a kernel for each result of an image, from which on a convolution counts as the gradient of a weight."""
 
 
 def turned(v: ConvolutionView, task: Task, ctx: Context) -> Tiles | None:
@@ -28,17 +31,20 @@ def turned(v: ConvolutionView, task: Task, ctx: Context) -> Tiles | None:
     assert task.reduction is not None
     axes = task.reduction.axes
     taps, places, outs = math.prod(v.kernel), v.out_h * v.out_w, v.out_channels // v.groups
+    many = places.value is not None and taps >= max(_FEW, _MORE * places.value)
     if (
         len(axes) > 4
+        or isinstance(v.weight, Constant)
+        or not many
+        or estimate(outs) < _FEW
         or v.n % 4 != 0
         or outs % 4 != 0
-        or taps < _FEW
-        or taps <= estimate(places)
-        or estimate(outs) < _FEW
     ):
         return None
     halves = are_halves(v.weight) and (are_halves(v.x.node) or v.x.node.dtype is DType.float32)
-    matrix = ctx.target.cooperative_matrix and ctx.target.half and halves and v.n % 8 == 0 and outs % 8 == 0
+    matrix = ctx.target.cooperative_matrix and ctx.target.half and halves
+    if matrix and not (v.n % 8 == 0 and outs % 8 == 0):
+        return None  # an ordinary convolution may have matrix units
     unit = 8 if matrix else 4
     x = _images_last(v, unit, matrix, ctx)
     channels = v.channels // v.groups

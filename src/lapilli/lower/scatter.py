@@ -124,21 +124,28 @@ def _met(call: Call, x: Node, total: Node, how: str) -> Map:
 
 _MANY_PAIRS = 1 << 24
 """Of elements and entries, from which on entries are sorted first."""
+_MANY = 64
+"""Entries from which on they are sorted."""
+_FEW_PLACES = 4
+"""Elements of each place, from which on few entries are sorted too."""
 
 
 def added(
-    call: Call, x: Node, entries: Int, goes: Callable[[Int], Int], place: Callable[[Sequence[Int]], Int], count: Int, value: Value
+    call: Call, x: Node, entries: Int, goes: Callable[[Int], Expr], place: Callable[[Sequence[Int]], Int], count: Int, value: Value
 ) -> Map | None:  # fmt: skip
     """x with the entries added that go to the place of an element: sorted by their places, so that each element adds its own
     only, in their order. None if comparing all elements with all entries is little work, or sizes are open.
 
-    goes: an entry's place, of `count`; place: an element's.
+    goes: an entry's place (int32), of `count`, or `count` itself to leave it out; place: an element's.
     """
     kind, n, pairs = call.dtype.compute, entries.value, (product(call.shape) * entries).value
-    if kind is DType.bool or n is None or pairs is None or n > LONGEST or pairs < _MANY_PAIRS:
+    if kind is DType.bool or n is None or pairs is None or not _MANY <= n <= LONGEST or pairs < _MANY_PAIRS:
+        return None
+    kept = (product(call.shape).value or 0) // max(count.value or 0, 1)
+    if n < 16 * _MANY and kept < _FEW_PLACES:  # what is stored for each place is as large as x
         return None
     inner = replace(call, half=False)
-    targets = inner.map(lambda j: index(goes(j)), [entries], DType.int32)
+    targets = inner.map(goes, [entries], DType.int32)
     order = permutation(inner, targets, 0)
     ordered = inner.map(lambda j: load(targets, [indirect(load(order, [j]), n)]), [entries], DType.int32)
     starts = inner.map(lambda v: places_below(inner, ordered, [], index(v), False, None), [count + 1], DType.int32)
@@ -282,7 +289,7 @@ def index_add(call: Call, x: Node, dim: int, positions: Node, src: Node, *, alph
         d = dim % x.rank
         size = x.shape[d]
         sorted_first = added(
-            call, x, n, lambda j: wrapped(load(positions, [j]), size), lambda at: at[d], size, scaled
+            call, x, n, lambda j: index(wrapped(load(positions, [j]), size)), lambda at: at[d], size, scaled
         )  # fmt: skip
         if sorted_first is not None:
             return sorted_first
@@ -339,9 +346,17 @@ def index_put(call: Call, x: Node, indices: Indices, values: Node, accumulate: b
 
     if accumulate:
         sizes = [x.shape[d] for d in places.dims]
+
+        def goes(j: Int) -> Expr:
+            at = [places.chosen(d, unflat(j, places.loop)) for d in places.dims]
+            inside = const(True)
+            for i, size in zip(at, sizes, strict=True):
+                within = binary("and", binary("ge", index(i), 0), binary("lt", index(i), index(size)))
+                inside = binary("and", inside, within)
+            return where(inside, index(flat(at, sizes)), index(product(sizes)))
+
         sorted_first = added(
-            call, x, entries, lambda j: flat([places.chosen(d, unflat(j, places.loop)) for d in places.dims], sizes),
-            lambda at: flat([at[d] for d in places.dims], sizes), product(sizes), value,
+            call, x, entries, goes, lambda at: flat([at[d] for d in places.dims], sizes), product(sizes), value
         )  # fmt: skip
         return sorted_first or combined(call, x, entries, matches, value)
     shape = places.joined(places.loop, [x.shape[d] for d in places.kept])
