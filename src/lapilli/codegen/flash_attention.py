@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 from lapilli.codegen.emit import Emitter
 from lapilli.codegen.gpu_tiles import likely_rows
@@ -70,7 +70,10 @@ def _suits_matrix_units(note: Attention, ctx: Context) -> bool:
     return ctx.target.cooperative_matrix and halves and (note.rows[0].extent.value or MATRIX) >= MATRIX
 
 
-def _template(kind: type[_Attention], scores: Task, note: Attention, ctx: Context) -> _Attention | None:
+_A = TypeVar("_A", bound="_Attention")
+
+
+def _template(kind: type[_A], scores: Task, note: Attention, ctx: Context, *more: Any) -> _A | None:
     batch = [a.extent for a in note.batch]
     q, k, v = (_tensor(x, batch, ctx, kind.unit) for x in (note.q, note.k, note.v))
     size, width = note.q.shape[-1].value, note.v.shape[-1].value
@@ -80,7 +83,7 @@ def _template(kind: type[_Attention], scores: Task, note: Attention, ctx: Contex
         t.share > 1 or t.operand.strides[1] != 0 for t in (k, v) if t.share < max(k.share, v.share)
     ):
         return None  # kernels have one number of heads that share keys and values
-    return kind(scores, note.causal, q, k, v, size, width)
+    return kind(scores, note.causal, q, k, v, size, width, *more)
 
 
 def _few_queries(scores: Task, note: Attention, ctx: Context) -> _FewQueries | _Join | None:
@@ -88,12 +91,9 @@ def _few_queries(scores: Task, note: Attention, ctx: Context) -> _FewQueries | _
     queries = note.rows[0].extent.value
     if not queries or queries > _FEW_ROWS or (queries > 1 and note.causal):
         return None
-    template = _template(_FewQueries, scores, note, ctx)
-    if template is None or max(-(-d // 4) for d in (template.size, template.width)) > _INVOCATIONS:
+    made = _template(_FewQueries, scores, note, ctx, note, ctx.target.compute_units)
+    if made is None or max(-(-d // 4) for d in (made.size, made.width)) > _INVOCATIONS:
         return None
-    made = _FewQueries(**vars(template) | {"note": note})
-    groups = estimate(product([a.extent for a in note.batch])) // made.group
-    made = replace(made, busy=-(-_GROUPS * ctx.target.compute_units // max(groups, 1)))
     if made.shared > min(_SHARED, ctx.target.shared_memory) or ctx.target.invocations < _INVOCATIONS:
         return None
     if made.parts == 1:
@@ -319,12 +319,12 @@ class _MatrixFlash(_Attention):
 class _FewQueries(_Attention):
     """For a few queries, on any GPU (kernels/gpu_attention_few.slang): the result, or with many keys parts of it."""
 
-    note: Attention | None = None  # given by `_few_queries`
-    busy: int = 1  # parts that are enough for the device
+    note: Attention
+    units: int  # of the device
 
     @property
     def queries(self) -> int:
-        return self._attention.rows[0].extent.value or 1
+        return self.note.rows[0].extent.value or 1
 
     @property
     def columns(self) -> int:
@@ -339,18 +339,20 @@ class _FewQueries(_Attention):
 
     @property
     def most_parts(self) -> int:
-        bound = self._attention.inner.extent.bounds[1]
-        return min(_PARTS, self.busy, max(1, -(-bound // _INVOCATIONS)) if bound is not None else _PARTS)
+        bound = self.note.inner.extent.bounds[1]
+        groups = estimate(product([a.extent for a in self.note.batch])) // self.group
+        busy = -(-_GROUPS * self.units // max(groups, 1))
+        return min(_PARTS, busy, max(1, -(-bound // _INVOCATIONS)) if bound is not None else _PARTS)
 
     @property
     def per(self) -> Int:
         """Keys of a part."""
-        tiles = ceildiv(self._attention.inner.extent, self.most_parts * _INVOCATIONS)
+        tiles = ceildiv(self.note.inner.extent, self.most_parts * _INVOCATIONS)
         return maximum(tiles, 1) * _INVOCATIONS
 
     @property
     def parts(self) -> Int:
-        return ceildiv(self._attention.inner.extent, self.per) if self.most_parts > 1 else as_int(1)
+        return ceildiv(self.note.inner.extent, self.per) if self.most_parts > 1 else as_int(1)
 
     @property
     def shared(self) -> int:
@@ -358,16 +360,11 @@ class _FewQueries(_Attention):
         numbers = _INVOCATIONS * (rows + 1) + 2 * rows + 2
         return 16 * rows * (-(-self.size // 4) + _INVOCATIONS) + 16 * -(-numbers // 4)
 
-    @property
-    def _attention(self) -> Attention:
-        assert self.note is not None
-        return self.note
-
     def fits(self, task: Task, ctx: Context) -> bool:
         return True  # `_few_queries` has seen to it
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
-        note, direct = self._attention, self.parts == 1
+        note, direct = self.note, self.parts == 1
         w = Wrapper(task, ctx, "gpu_attention_few", sizes_as_params=sizes_as_params)
         if direct:
             w.epilogue(note.rows[0].extent, as_int(self.width), batched(task))

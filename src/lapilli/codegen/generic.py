@@ -254,6 +254,14 @@ class _Writer:
         place = {a: k for k, a in enumerate(in_memory(main.index, self.kernel.layouts[main.node.id]))}
         return sorted(axes, key=lambda a: place.get(a, -1))
 
+    def _limits(
+        self, e: Emitter, reduction: Reduce, body: Expr, mapping: dict[Atom, Int]
+    ) -> tuple[dict[Var, str], Expr]:
+        """Where loops may end, as text, if that is the same for all elements of an invocation; and the rest of the body."""
+        lane = next(iter(e.lane.atoms())) if e.lane is not None else None
+        ends, body = _ends(reduction, body, lambda end: lane is None or not reads(substitute(end, mapping), lane))
+        return {a: e.integer(substitute(end, mapping)) for a, end in ends.items()}, body
+
     def _nested_loops(self, e: Emitter, reduction: Reduce, body: Expr, mapping: dict[Atom, Int]) -> None:
         axes = self._folded(reduction, body)
         inner = e
@@ -262,9 +270,7 @@ class _Writer:
         for a in reduction.raxes:
             if a.extent == 1:
                 bound[a] = as_int(0)
-        lane = next(iter(e.lane.atoms())) if e.lane is not None else None
-        ends, body = _ends(reduction, body, lambda end: lane is None or not reads(substitute(end, bound), lane))
-        limits = {a: e.integer(substitute(end, bound)) for a, end in ends.items()}
+        limits, body = self._limits(e, reduction, body, bound)
 
         def limit(a: Var) -> str:
             size = self.kernel.param(a.extent)
@@ -310,13 +316,9 @@ class _Writer:
             rest = rest // a.extent
         end = self.kernel.param(total)
         if len(axes) == 1:
-            lane = next(iter(e.lane.atoms())) if e.lane is not None else None
-            ends, body = _ends(
-                reduction, body, lambda found: lane is None or not reads(substitute(found, mapping), lane)
-            )
-            if ends:
-                (found,) = ends.values()
-                end = f"min({end}, {e.integer(substitute(found, mapping))})"
+            limits, body = self._limits(e, reduction, body, mapping)
+            for limit in limits.values():
+                end = f"min({end}, {limit})"
         e.line(f"int end = {end};")
         e.line(f"for (int q = int(tid.{'x' if self.along else 'y'}); q < end; q += {split})")
         e.line("{")

@@ -14,7 +14,7 @@ from lapilli.codegen.template import Context
 from lapilli.codegen.wrapper import BatchMapping, all_multiples, are_halves
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
-from lapilli.ir.integer import Int, IntLike, Var, as_int, ceildiv, of
+from lapilli.ir.integer import Int, IntLike, Var, as_int, of, total
 from lapilli.ir.node import Constant
 from lapilli.schedule.contraction import ConvolutionView, Operand, merged, operand
 from lapilli.schedule.layout import estimate
@@ -54,8 +54,8 @@ def turned(v: ConvolutionView, task: Task, ctx: Context) -> Tiles | None:
         "pixel": x.strides[3] // unit, "line": x.strides[2] // unit, "channel": x.strides[1] // unit,
         "batchA": channels * x.strides[1] // unit, "offset": x.offset // unit,
     }  # fmt: skip
-    policy, module = ("TurnedA8<X>", "gpu_conv_coopmat") if matrix else ("TurnedA<X>", "gpu_conv")
-    rows = Rows(policy, "TurnedParams", words, x.node, unit, tuple({module: None, "gpu_conv": None}), transposed=True)
+    policy, modules = ("TurnedA8<X>", ("gpu_conv_coopmat", "gpu_conv")) if matrix else ("TurnedA<X>", ("gpu_conv",))
+    rows = Rows(policy, "TurnedParams", words, x.node, unit, modules, transposed=True)
     w = _columns(v, unit, matrix, ctx)
     image, column, *spatial = axes
     batch, k = as_int(v.groups), channels * taps
@@ -75,7 +75,7 @@ def _images_last(v: ConvolutionView, unit: int, halves: bool, ctx: Context) -> O
 
     def body(channel: Int, row: Int, column: Int, image: Int) -> tuple[list[Int], Expr]:
         at = (image, channel, row, column)
-        return [], element(x.offset + sum((i * s for i, s in zip(at, x.strides, strict=True)), as_int(0)))
+        return [], element(total([x.offset, *(i * s for i, s in zip(at, x.strides, strict=True))]))
 
     node = ctx.packed("images_last", x.node, [v.channels, v.h, v.w, v.n], body, DType.float16 if halves else None)
     return Operand(node, as_int(0), (as_int(1), v.h * v.w * v.n, v.w * v.n, v.n))
@@ -99,6 +99,6 @@ def _columns(v: ConvolutionView, unit: int, halves: bool, ctx: Context) -> Opera
         place = filter_index(v, group * outs + n, at // (kh * kw), at // kw % kh, at % kw)
         return [], ctx.read(v.weight, place)
 
-    k, wide = channels * (kh * kw), ceildiv(outs, unit) * unit
-    node = ctx.packed("columns", v.weight, [as_int(v.groups), k, wide], body, DType.float16 if halves else None)
-    return Operand(node, as_int(0), (k * wide, wide))
+    k = channels * (kh * kw)
+    node = ctx.packed("columns", v.weight, [as_int(v.groups), k, outs], body, DType.float16 if halves else None)
+    return Operand(node, as_int(0), (k * outs, outs))

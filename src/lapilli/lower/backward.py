@@ -251,8 +251,7 @@ def _parts(narrow: torch.Tensor, groups: int) -> int:
         return 1
     divisors = [p for p in range(1, n + 1) if n % p == 0]
     possible, most = [p for p in divisors if p == 1 or n // p % 4 == 0], LONG
-    if (
-        n // possible[-1] * positions > 2 * LONG
-    ):  # few channels are better than a sum in two steps, which no tile kernel computes
+    if n // possible[-1] * positions > 2 * LONG:
+        # Few channels are better than a sum in two steps, which no tile kernel computes.
         possible, most = divisors, 2 * LONG
     return next((p for p in possible if n // p * positions <= most), possible[-1])
