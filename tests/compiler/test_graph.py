@@ -428,6 +428,18 @@ def test_constants_are_folded() -> None:
     assert len(module.constants) == 1
 
 
+def test_views_that_need_a_copy_are_folded() -> None:
+    """A constant may have other strides than the tensor that was traced."""
+    module = captured(Function(lambda x: x), torch.ones(1))
+    w = module.add_constant(torch.arange(6.0).reshape(2, 3).t(), "w")
+    with module.graph.inserting_before(next(iter(reversed(module.graph.nodes)))):
+        flat = module.graph.call_function(aten.view.default, (w, [6]))
+    flat.meta["val"] = torch.ones(6)
+    module.replace(module.outputs[0], flat)
+    assert fold_constants(module) == 1
+    assert next(iter(module.constants.values())).tolist() == [0, 3, 1, 4, 2, 5]
+
+
 def test_large_results_are_not_folded() -> None:
     """What grows over the limit is computed on the device, so that the file stays small."""
     module = captured(Function(lambda x: x), torch.ones(1))

@@ -71,6 +71,10 @@ def test_what_may_be_equal_after_rounding() -> None:
         _program("torch.logaddexp2({0}, {0}).logical_not()", _numbers([-1.0, -2.0, 1.0])), 5
     )
     assert zero.bound.isinf().tolist() == [True, False, False]
+    (cancelled, *_) = reference.expected(
+        _program("(({0} + 1e8) - {0} - 1e8).logical_and({0})", _numbers([1.0, 2.0])), 5
+    )
+    assert cancelled.bound.isinf().all(), "what is left of a sum may be 0"
     infinite = [float("inf"), float("-inf"), float("nan")]
     (added, *_) = reference.expected(_program("torch.logaddexp({0}, {0})", _numbers(infinite)), 5)
     assert torch.equal(added.value.nan_to_num(7), torch.tensor(infinite, dtype=torch.float64).nan_to_num(7))
@@ -286,3 +290,20 @@ def test_open_sizes_that_are_one() -> None:
     for h, width in ((4, 6), (3, 9), (4, 5)):
         x, w = torch.randn(2, 3, h, width), torch.randn(4, 3, 3, 5)
         torch.testing.assert_close(compiled(x, w), repeated(x, w), rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_only_noise_has_wide_bounds() -> None:
+    """One over the deviation of numbers that bfloat16 hardly tells apart; a tenth that float16 rounds; equals that mode takes."""
+    near = Leaf("x", (6,), "bfloat16", "literal", 0, data=dump((1 + torch.arange(6) / 256).bfloat16()))
+    (noise, *_) = reference.expected(_program("1 / torch.i0({0} / 16).var()", near), 5)
+    assert noise.bound > noise.value / 2
+    (rounded, *_) = reference.expected(
+        _program(
+            "torch.linspace(-0.1, 0.9, 6, dtype={0}.dtype) + 0 * {0}",
+            replace(near, dtype="float16", data=dump(torch.zeros(6).half())),
+        ),
+        5,
+    )
+    assert (rounded.bound >= (torch.linspace(-0.1, 0.9, 6).half().double() - rounded.value).abs()).all()
+    (place, *_) = reference.expected(_program("{0}.mode(0)[1] + 0 * {0}[0]", _numbers([0.5, 0.25, 0.5])), 5)
+    assert place.bound > 2, "the first or the last"

@@ -136,8 +136,10 @@ def fold_constants(
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
         if not node.all_input_nodes and "device" in kwargs:
             kwargs = {**kwargs, "device": "cpu"}
+        # The strides that were traced are not always those of the constants here, and a view may need a copy.
+        run = aten.reshape.default if node.target is aten.view.default else node.target
         with torch.no_grad():
-            result = node.target(*args, **kwargs)
+            result = run(*args, **kwargs)
         if isinstance(result, torch.Tensor) and result.nbytes > max(
             limit, sum(_bytes(values[n]) for n in node.all_input_nodes)
         ):

@@ -16,7 +16,7 @@ from lapilli.ir.node import Node, Reduce
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.realize import READS, as_var, invert
 from lapilli.schedule.task import Task
-from lapilli.target import Target
+from lapilli.target import MAX_BINDINGS, Target
 
 LONGEST_ROW = 8192
 DEEPEST = 12  # values that are computed in the row through one another
@@ -149,6 +149,8 @@ class _Group:
             bad = {i for i in found.places if not self.readers.get(i, set()) <= inside} | found.clashes
             if not bad and len(found.reads()) > READS:
                 bad = set(found.producers)
+            if not bad and found.steps and sum(map(self.target.parts, (self.end.out, *found.reads()))) > MAX_BINDINGS:
+                bad = {found.greediest()}
             if not bad:
                 break
             banned |= bad
@@ -225,9 +227,16 @@ class _Collected:
         self.steps[i] = Step(s.out, s.reduction, body, value)  # after those that it reads
         return True
 
-    def reads(self) -> set[int]:
+    def reads(self) -> list[Node]:
         bodies = [e for s in self.row().steps for e in (s.body, s.value)] + [self.value]
-        return {ld.node.id for e in bodies for ld in loads(e)} - self.steps.keys()
+        return list({ld.node.id: ld.node for e in bodies for ld in loads(e) if ld.node.id not in self.steps}.values())
+
+    def greediest(self) -> int:
+        """The reduction that reads the most values."""
+        return max(
+            self.steps,
+            key=lambda i: len({ld.node.id for e in (self.steps[i].body, self.steps[i].value) for ld in loads(e)}),
+        )
 
     def row(self) -> RowFusion:
         end = self.group.end

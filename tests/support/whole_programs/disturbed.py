@@ -55,6 +55,10 @@ _APPROXIMATED = _REAL | {
     "rsqrt",
 }
 """Functions that drivers compute by polynomials, with a few units of error."""
+_FRACTIONS = {"linspace", "logspace"}
+"""Operators that round what they make of nothing."""
+_TRUTHS = {"logical_and", "logical_or", "logical_xor", "any", "all", "count_nonzero"}
+"""Operators that only ask whether a number is 0."""
 _UNORDERED = {"topk", "sort", "kthvalue", "median", "nanmedian"}
 """Operators that leave open which of several equal elements they take."""
 
@@ -181,6 +185,8 @@ class Disturbed(TorchDispatchMode):
             return self.with_any_order(func, args, kwargs or {})
         if name in ("eq", "ne", "logical_not"):
             return self.equality(name, func(*args, **(kwargs or {})), args[0], args[1] if len(args) > 1 else 0)
+        if name in _TRUTHS:
+            args = tuple(self.truth(a) for a in args)
         if name == "mode" and args[0].ndim:
             return self.with_equals(func, args, kwargs or {})
         if name == "_euclidean_dist":  # squares less twice a product, whose rounding is large where points are near
@@ -205,6 +211,8 @@ class Disturbed(TorchDispatchMode):
             args = tuple(float(torch.tensor(a, dtype=self.precision)) if type(a) is float else a for a in args)
         args = tuple(self.as_number(a, name) for a in args)
         result = func(*args, **(kwargs or {}))
+        if name == "_to_copy" and result.dtype is torch.bool:
+            return self.truth(args[0])
         if name == "_to_copy" and not result.is_floating_point() and args[0].is_floating_point():
             self.undefined(args[0], result)
         writes = func._schema.is_mutable
@@ -218,7 +226,7 @@ class Disturbed(TorchDispatchMode):
             return result
         if not writes and any(r.alias_info is not None for r in func._schema.returns):
             return result
-        if not any(isinstance(a, torch.Tensor) for a in tree_leaves((args, kwargs))):
+        if name not in _FRACTIONS and not any(isinstance(a, torch.Tensor) for a in tree_leaves((args, kwargs))):
             return result
         for t in tree_leaves(result):
             if isinstance(t, torch.Tensor) and t.is_floating_point():
@@ -243,6 +251,12 @@ class Disturbed(TorchDispatchMode):
         self.compared += 1
         return torch.where(first * sign < 0, name != "ne", found) if first.shape == sign.shape else found
 
+    def truth(self, x: Any) -> Any:
+        """Whether a number is not 0, and the number if it is of no real type."""
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+            return x
+        return self.equality("ne", x != 0, x, 0)
+
     def store(self, copied: Any) -> None:
         """A copy of a number is stored in half precision, where the program keeps its values so, or is read where the number was:
         `x.triu() == x` may be false."""
@@ -252,8 +266,6 @@ class Disturbed(TorchDispatchMode):
 
     def undefined(self, x: torch.Tensor, made: torch.Tensor) -> None:
         """Conversions of what no integer is: any integer, in place."""
-        if made.dtype is torch.bool:
-            return
         beyond = ~(x.abs() < (2.0**63 if made.dtype is torch.int64 else 2.0**31))
         if beyond.any():
             made.copy_(torch.where(beyond, torch.randint(0, 100, x.shape, generator=self.random), made))
@@ -306,7 +318,7 @@ class Disturbed(TorchDispatchMode):
         names = [a.name for a in func._schema.arguments]
         given = dict(zip(names, args, strict=False)) | kwargs
         x, dim, keeps = args[0], given.get("dim", -1), given.get("keepdim", False)
-        counted = self.shortened(x) if self.index % 2 and x.is_floating_point() else x
+        counted = self.shortened(x) if self.index % 2 and self.index > 1 and x.is_floating_point() else x
         common = func(counted, dim, True)[0]
         equal = (counted == common) | ((counted != counted) & (common != common))
         order = torch.rand(x.shape, generator=self.random)

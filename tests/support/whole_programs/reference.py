@@ -149,6 +149,8 @@ def _spread(
                     (moved if k < quiet else loud).append([t.detach() for t in run(given, mode)])
     finally:
         torch.set_default_dtype(default)
+    texts = [*(leaf.dtype for leaf in program.leaves), *(step.text for step in program.steps)]
+    narrow = half or any(re.search(r"\bfloat16|\.half", text) for text in texts)  # where it may overflow
     results = []
     for k, (value, logical, own) in enumerate(zip(exact, types, plain, strict=True)):
         others = [m[k] for m in moved]
@@ -173,8 +175,14 @@ def _spread(
                 + value.abs().nan_to_num(posinf=0.0) * 4 * UNITS[stored]
                 + TINY[stored] * 4
             )
+            # What is disturbed by as much as it measures does not answer in proportion: one over what is a rounding error.
+            measured = value[value.isfinite() & (value != 0)].abs()
+            size = measured.median() if measured.numel() else value.new_full((), float("inf"))
+            bound = torch.where(bound > size, float("inf") if narrow else FACTOR * bound, bound)
             if logical in HALVES:
                 bound += value.abs().nan_to_num(posinf=0.0) * UNITS[logical]
+            near_end = value.isfinite() & (value.abs() + bound > torch.finfo(stored).max)
+            bound[near_end] = float("inf")  # may have overflown
             for other in (m[k] for m in loud):
                 jumps = ~_within(other, value, 16 * bound)
                 bound[jumps] = float("inf")
