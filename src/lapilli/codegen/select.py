@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lapilli.codegen import families, flash_attention, generic, recurrent_kernels, rows
+from lapilli.codegen import families, flash_attention, generic, recurrent_kernels, rows, split_k
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
 from lapilli.codegen.parts import split_bindings
 from lapilli.codegen.template import Context, KernelTemplate
@@ -60,7 +60,7 @@ def _contraction(task: Task, ctx: Context) -> list[Task]:
     """The task with a template. Templates store whole words only; for smaller elements, the task becomes a copy of the result."""
     if ctx.is_whole(task.out):
         _choose(task, ctx)
-        return [task]
+        return split_k.in_parts(task, ctx) or [task]
     out, kind = task.out, task.value.dtype
     whole = DType.int32 if kind is DType.bool else kind
     words = Node(out.shape, whole, f"{out.name}_words", out.origin)
@@ -71,7 +71,8 @@ def _contraction(task: Task, ctx: Context) -> list[Task]:
         del ctx.layouts[words.id]
         return [task]
     axes, at = fresh_axes(out.shape)
-    return [wide, Task(out, axes, at, cast_to(load(words, at), kind), origins=["round"], reason=task.reason)]
+    made = split_k.in_parts(wide, ctx) or [wide]
+    return [*made, Task(out, axes, at, cast_to(load(words, at), kind), origins=["round"], reason=task.reason)]
 
 
 def _written(task: Task, ctx: Context) -> KernelSource:

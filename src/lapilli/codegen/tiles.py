@@ -90,16 +90,43 @@ _MANY_UNITS = 24
 def simt_tile(batch: int, m: int, n: int, k: int, target: Target) -> tuple[int, int, int, int, int]:
     """bm, bn, bk, tm, tn"""
 
-    def time(t: tuple[int, int, int, int, int]) -> float:
-        bm, bn, *_ = t
-        rounds = -(-batch * -(-m // bm) * -(-n // bn) // target.compute_units)
-        return rounds * bm * bn / _SIMT[t]
-
     def fits(t: tuple[int, int, int, int, int]) -> bool:
         bm, bn, _, tm, tn = t
         return bm * bn // (tm * tn) <= target.invocations and (tm * tn <= 16 or target.compute_units >= _MANY_UNITS)
 
-    return min(filter(fits, _SIMT), key=time)
+    return min(filter(fits, _SIMT), key=lambda t: simt_time(t, batch, m, n, k, target.compute_units))
+
+
+def simt_time(t: tuple[int, int, int, int, int], batch: int, m: int, n: int, k: int, units: int) -> float:
+    """In the time that a compute unit takes for one operation of the largest tile."""
+    bm, bn, *_ = t
+    return -(-batch * -(-m // bm) * -(-n // bn) // units) * bm * bn * k * max(_SIMT.values()) / _SIMT[t]
+
+
+_LEAST_SUM, _LEAST_PART = 1024, 256
+"""Elements of a sum that is divided, and of its parts."""
+_LEAST_WORK = 1 << 29
+"""Of a product's terms, below which a second kernel takes as long as it saves."""
+_BYTE = 8
+"""Terms of a product in the time of a byte that is written or read."""
+
+
+def sum_parts(m: int, n: int, k: int, target: Target) -> int:
+    """Into how many products a product's sum is divided, so that there are tiles enough for the device; 1 where that does not
+    save a quarter of the time.
+    """
+    if k < _LEAST_SUM or m * n * k < _LEAST_WORK:
+        return 1
+    units = target.compute_units
+
+    def time(parts: int) -> float:
+        tile = simt_tile(parts, m, n, k // parts, target)
+        added = 4 * m * n * (parts + 1) * _BYTE / units if parts > 1 else 0
+        return simt_time(tile, parts, m, n, k // parts, units) + added
+
+    possible = [p for p in range(1, 17) if k % (8 * p) == 0 and k // p >= _LEAST_PART]
+    best = min(possible, key=time, default=1)
+    return best if time(best) < 0.75 * time(1) else 1
 
 
 OPERANDS_STAY = 0
