@@ -47,6 +47,7 @@ CASES: dict[str, tuple[torch.nn.Module, tuple[torch.Tensor, ...]]] = {
     ),
     "linear, 128 rows": (Function(F.linear, weight(1024, 512)), (torch.zeros(128, 512),)),
     "product of 2048": (Function(torch.matmul, weight(2048, 2048)), (torch.zeros(2048, 2048),)),
+    "gradient of a weight": (Function(lambda x, y: x.t() @ y), (torch.zeros(4096, 384), torch.zeros(4096, 1536))),
     "batch of products": (Function(torch.matmul), (torch.zeros(12, 64, 64), torch.zeros(12, 64, 64))),
     "first convolution": (Function(lambda x, w: F.conv2d(x, w, stride=2, padding=1), weight(32, 3, 3, 3)), (image(3, 64),)),
     "convolution": (Function(lambda x, w: F.conv2d(x, w, padding=1), weight(64, 64, 3, 3)), (image(64, 28),)),

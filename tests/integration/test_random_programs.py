@@ -75,6 +75,8 @@ def test_what_may_be_equal_after_rounding() -> None:
         _program("(({0} + 1e8) - {0} - 1e8).logical_and({0})", _numbers([1.0, 2.0])), 5
     )
     assert cancelled.bound.isinf().all(), "what is left of a sum may be 0"
+    (kept, *_) = reference.expected(_program("{0} + 0.5", _numbers([float("inf"), 1.0])), 5)
+    assert not kept.bound.isinf().any(), "infinity is not small beside itself"
     infinite = [float("inf"), float("-inf"), float("nan")]
     (added, *_) = reference.expected(_program("torch.logaddexp({0}, {0})", _numbers(infinite)), 5)
     assert torch.equal(added.value.nan_to_num(7), torch.tensor(infinite, dtype=torch.float64).nan_to_num(7))

@@ -441,5 +441,5 @@ class _Join(KernelTemplate):
         call = f"attention_join<X, E, {made.width}, {made.queries}, {made.most_parts}, {_INVOCATIONS}>(P.t, gid, li);"
         groups = (as_int(1), as_int(made.queries), product([a.extent for a in note.batch]))
         written = w.finish(call, groups, (_INVOCATIONS, 1, 1), "attention_join", "JoinParams", ["gpu_attention"])
-        written.shared = 16 * _INVOCATIONS
+        written.shared = 16 * _INVOCATIONS + -(-8 * made.most_parts // 16) * 16
         return written

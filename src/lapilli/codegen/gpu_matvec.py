@@ -14,12 +14,15 @@ from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, as_int, ceildiv
 from lapilli.ir.node import Constant, Node
 from lapilli.schedule.contraction import MatmulView, Operand
+from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
 from lapilli.target import MATRIX_SUBGROUP, SUBGROUP_SUMS
 
 MOST_ROWS = 8
 """Rows up to which a matrix is read once for all of them; more are for tiles."""
 TEAM, INVOCATIONS = 32, 128
+_LOADS = 4
+"""Loads of an invocation that are under way at once."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,9 @@ class Matvec(KernelTemplate):
         )  # fmt: skip
         size = INVOCATIONS
         groups = (ceildiv(self.n, size // MATRIX_SUBGROUP), as_int(1), as_int(1))
-        written = w.finish(f"matvec<X, W, E, {size}, 1>(P.t, gid, li);", groups, (size, 1, 1), "matvec", "MatvecParams")
+        loads = min(_LOADS, -(-estimate(self.k) // (8 * MATRIX_SUBGROUP)))
+        call = f"matvec<X, W, E, {size}, {loads}>(P.t, gid, li);"
+        written = w.finish(call, groups, (size, 1, 1), "matvec", "MatvecParams")
         written.needs = SUBGROUP_SUMS
         written.flops = self.n * self.k * 2
         return written

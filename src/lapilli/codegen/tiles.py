@@ -105,8 +105,10 @@ def simt_time(t: tuple[int, int, int, int, int], batch: int, m: int, n: int, k: 
 
 _LEAST_SUM, _LEAST_PART = 1024, 256
 """Elements of a sum that is divided, and of its parts."""
-_LEAST_WORK = 1 << 29
+_LEAST_WORK = 1 << 27
 """Of a product's terms, below which a second kernel takes as long as it saves."""
+_ALONE = 0.3
+"""By which part a work group takes longer that has a compute unit for itself: nothing else runs while it waits for loads."""
 _BYTE = 8
 """Terms of a product in the time of a byte that is written or read."""
 
@@ -121,8 +123,9 @@ def sum_parts(m: int, n: int, k: int, target: Target) -> int:
 
     def time(parts: int) -> float:
         tile = simt_tile(parts, m, n, k // parts, target)
+        groups = parts * -(-m // tile[0]) * -(-n // tile[1])
         added = 4 * m * n * (parts + 1) * _BYTE / units if parts > 1 else 0
-        return simt_time(tile, parts, m, n, k // parts, units) + added
+        return simt_time(tile, parts, m, n, k // parts, units) * (1 + _ALONE * units / groups) + added
 
     possible = [p for p in range(1, 17) if k % (8 * p) == 0 and k // p >= _LEAST_PART]
     best = min(possible, key=time, default=1)

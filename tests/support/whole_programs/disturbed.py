@@ -239,7 +239,8 @@ class Disturbed(TorchDispatchMode):
         """In every second run, a difference that is less than a few units of what it is of is 0, as in a device's precision."""
         given = args[0]
         if name in ("add", "sub") and self.index % 2 and isinstance(given, torch.Tensor) and given.is_floating_point():
-            t.copy_(torch.where(t.abs() <= ROUNDED * UNITS[self.precision] * given.abs(), 0.0, t))
+            small = t.abs() <= ROUNDED * UNITS[self.precision] * given.abs()
+            t.copy_(torch.where(small & given.isfinite(), 0.0, t))
 
     def equality(self, name: str, found: torch.Tensor, x: Any, y: Any) -> torch.Tensor:
         """Numbers whose difference has another sign than in the first run may be equal: in a device's precision they may be rounded
