@@ -175,7 +175,7 @@ def test_interpolation_beside_infinity() -> None:
     torch.testing.assert_close(rows.to("vulkan").quantile(0.25, 1).cpu(), rows.quantile(0.25, 1), equal_nan=True)
     image = torch.randn(1, 2, 9, 10, generator=torch.Generator().manual_seed(4))
     image[0, 0, 0, 0], image[0, 1, -1, -1] = -INF, INF
-    for size in ((5, 13), (18, 20)):
+    for size in ((5, 13), (18, 20), (9, 20), (4, 10)):  # torch does not read neighbours along what keeps its size
         expected = F.interpolate(image, size=size, mode="bilinear")
         ours = F.interpolate(image.to("vulkan"), size=size, mode="bilinear").cpu()
         torch.testing.assert_close(ours, expected, equal_nan=True, rtol=1e-5, atol=1e-6)

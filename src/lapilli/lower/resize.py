@@ -217,7 +217,12 @@ def _interpolated(taps: Callable[[Source, Int], Taps], below_zero: bool, call: C
             not below_zero and size == call.shape[-n + d]
         ):  # torch does not read neighbours in this case, which matters if they are NaN
             return [(i, const(1.0))]
-        return taps(source(d, i), size)
+        found = taps(source(d, i), size)
+        if below_zero or (size - call.shape[-n + d]).value is not None:
+            return found
+        (near, _), (far, weight) = found  # sizes that may be the same in a run
+        same = binary("eq", index(size), index(call.shape[-n + d]))
+        return [found[0], (indirect(where(same, index(near), index(far)), size), weight)]
 
     return call.map(lambda *at: weighted(x, at[:-n], [along(d, at[-n + d]) for d in range(n)]))
 

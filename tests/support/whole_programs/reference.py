@@ -78,12 +78,12 @@ def forward(program: Program, n: int) -> tuple[Run, Values, list[torch.dtype], l
     def run(env: Values, mode: Disturbed | None) -> list[torch.Tensor]:
         env = dict(env)
         for step, kinds in zip(program.steps, types, strict=True):
-            if mode is not None and mode.precision is torch.float32:
-                mode.precision = next((k for k in (torch.bfloat16, torch.float16) if k in kinds), torch.float32)
-                env.update(zip(step.out, run_step(step, env, text=_meant(step)), strict=False))
-                mode.precision = torch.float32
-            else:
-                env.update(zip(step.out, run_step(step, env, text=_meant(step)), strict=False))
+            kept = torch.float32 if mode is None else mode.precision
+            if mode is not None and kept is not torch.bfloat16:  # the coarsest that a step may compute in
+                mode.precision = next((k for k in (torch.bfloat16, torch.float16) if k in kinds), kept)
+            env.update(zip(step.out, run_step(step, env, text=_meant(step)), strict=False))
+            if mode is not None:
+                mode.precision = kept
         return [env[name] for name in names]
 
     return run, program.make(n), [t.dtype for t in plain], plain  # steps may have changed the first ones in place
