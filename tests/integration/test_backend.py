@@ -306,6 +306,52 @@ def test_activations_stay_on_the_device() -> None:
     torch.testing.assert_close(grad, x.grad, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@CPU_OR_DEVICE
+def test_results_can_be_changed_in_place(device: str, dtype: torch.dtype, turned: bool, dynamic: bool) -> None:
+    """In training too: autograd forbids it for a view that a function with several results returns."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, x + 1
+
+    x = torch.arange(20.0).reshape(4, 5).to(dtype).to(device)
+    x = (x.t() if turned else x).detach().requires_grad_()
+    y, z = torch.compile(f, backend="vulkan", dynamic=dynamic)(x)
+    y.mul_(0.5)
+    z.add_(1)
+    (y * z).sum().backward()
+    assert x.grad is not None and torch.equal(x.grad.cpu(), 2 * x.detach().cpu() + 2)
+
+
+@CPU_OR_DEVICE
+def test_results_that_the_graph_made_by_a_view_can_be_changed_in_place(device: str) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return F.scaled_dot_product_attention(x, x, x).transpose(1, 2).flatten(2), x + 1
+
+    x = torch.rand(2, 3, 4, 8, device=device, requires_grad=True)
+    y, z = torch.compile(f, backend="vulkan")(x)
+    y.detach().mul_(1)
+    (y.mul_(0.5).sum() + z.sum()).backward()
+    own = x.detach().cpu().requires_grad_()
+    y, z = f(own)
+    ((y * 0.5).sum() + z.sum()).backward()
+    assert x.grad is not None and own.grad is not None
+    torch.testing.assert_close(x.grad.cpu(), own.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_changes_of_what_a_gradient_needs_are_seen(turned: bool) -> None:
+    """On the device, where a result and what is kept of it are the same memory; results on the CPU are copies."""
+    x = torch.zeros(3, 4, device="vulkan")
+    x = (x.t() if turned else x).detach().requires_grad_()
+    y, z = torch.compile(lambda x: (x.exp(), x + 1), backend="vulkan")(x)
+    with pytest.raises(RuntimeError, match="in.?place"):
+        y.mul_(5)
+        (y + z).sum().backward()
+
+
 @CPU_OR_DEVICE
 def test_gradients_that_no_input_changes(device: str) -> None:
     """Zeros, which the forward graph keeps for its backward graph on the device, are gradients of tensors of the CPU."""

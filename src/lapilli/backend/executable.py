@@ -154,6 +154,12 @@ class _Run:
         self._copies: dict[int, torch.Tensor] = {}  # copies of weights, by position
         self._is_saved = [kind.saved is not None and k >= kind.saved for k in range(len(prepared.results))]
         self._to_host = [o.val.device.type == "cpu" for o in prepared.outputs]
+        # Of these, changes must be seen: a tensor and its views have one version.
+        self._kept = {
+            r.value
+            for r, is_saved in zip(prepared.results, self._is_saved, strict=True)
+            if is_saved and r.source == "program"
+        }
 
     def reads(self, position: int) -> bool:
         """Whether the program reads an argument."""
@@ -208,12 +214,21 @@ class _Run:
                 value = self._ordered(on_device(made[r.value], None, self._index), r.value)
             for view in r.views:
                 value = view(value, numbers)
-            results.append(value)
+            own = r.source == "program" and not is_saved and (self._to_host[r.value] or r.value not in self._kept)
+            results.append(_as_no_view(value) if own else value)
         return results
 
     def _ordered(self, value: torch.Tensor, output: int) -> torch.Tensor:
         order = self._outputs[output].order
         return value if order is None else value.permute(inverse(order))
+
+
+def _as_no_view(value: torch.Tensor) -> torch.Tensor:
+    """The same memory: autograd forbids changes in place of views that a function with several results returns."""
+    if not value._is_view():
+        return value
+    fresh = torch.empty(0, dtype=value.dtype, device=value.device)
+    return fresh.set_(value.untyped_storage(), value.storage_offset(), value.shape, value.stride())
 
 
 class _InTorch(_Run):
