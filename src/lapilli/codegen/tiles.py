@@ -115,7 +115,7 @@ _BYTE = 8
 
 def sum_parts(m: int, n: int, k: int, target: Target) -> int:
     """Into how many products a product's sum is divided, so that there are tiles enough for the device; 1 where that does not
-    save a quarter of the time.
+    save a quarter of the time. Their results take no more memory than the operands.
     """
     if k < _LEAST_SUM or m * n * k < _LEAST_WORK:
         return 1
@@ -127,8 +127,8 @@ def sum_parts(m: int, n: int, k: int, target: Target) -> int:
         added = 4 * m * n * (parts + 1) * _BYTE / units if parts > 1 else 0
         return simt_time(tile, parts, m, n, k // parts, units) * (1 + _ALONE * units / groups) + added
 
-    possible = [p for p in range(1, 17) if k % (8 * p) == 0 and k // p >= _LEAST_PART]
-    best = min(possible, key=time, default=1)
+    possible = [p for p in range(2, 17) if k % (8 * p) == 0 and k // p >= _LEAST_PART and p * m * n <= (m + n) * k]
+    best = min([1, *possible], key=time)
     return best if time(best) < 0.75 * time(1) else 1
 
 
