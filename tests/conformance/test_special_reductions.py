@@ -181,6 +181,14 @@ def test_interpolation_beside_infinity() -> None:
         torch.testing.assert_close(ours, expected, equal_nan=True, rtol=1e-5, atol=1e-6)
 
 
+def test_a_scale_does_not_count_where_the_size_stays() -> None:
+    for n in (2, 3, 4, 5):
+        x = torch.arange(float(n)).reshape(1, 1, n)
+        expected = F.interpolate(x, scale_factor=1.25, mode="linear")
+        torch.testing.assert_close(F.interpolate(x.to("vulkan"), scale_factor=1.25, mode="linear").cpu(), expected)
+        torch.testing.assert_close(compiled(lambda x: F.interpolate(x, scale_factor=1.25, mode="linear"), x), expected)
+
+
 def test_bilinear_products_beside_infinity(target: str) -> None:
     """(x W) y, in torch's order: the sum of all products has infinities of both signs where this has one."""
     torch.manual_seed(4)

@@ -325,6 +325,28 @@ def test_results_can_be_changed_in_place(device: str, dtype: torch.dtype, turned
     assert x.grad is not None and torch.equal(x.grad.cpu(), 2 * x.detach().cpu() + 2)
 
 
+@pytest.mark.parametrize("other", [(4, 5), (20,)])
+@CPU_OR_DEVICE
+def test_equal_gradients_have_memory_of_their_own(device: str, other: tuple[int, ...]) -> None:
+    """Autograd takes what nobody else holds for its own, and adds to it in place."""
+    x, y = (torch.zeros(shape, device=device, requires_grad=True) for shape in ((4, 5), other))
+    compiled = torch.compile(lambda x, y: (x.view(y.shape) + y).sin(), backend="vulkan")
+    for times in (1, 2):
+        compiled(x, y).sum().backward()
+        assert x.grad is not None and y.grad is not None and x.grad.data_ptr() != y.grad.data_ptr()
+        assert x.grad[0, 0].item() == y.grad.view(-1)[0].item() == times
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_views_that_are_marks_on_their_memory(device: str) -> None:
+    x = torch.randn(8, device=device)
+    f = lambda x: (lambda z: (z, z.conj(), z.conj().imag))(torch.fft.fft(x))  # noqa: E731
+    for ours, own in zip(torch.compile(f, backend="vulkan")(x), f(x), strict=True):
+        torch.testing.assert_close(
+            ours.resolve_conj().resolve_neg(), own.resolve_conj().resolve_neg(), rtol=1e-4, atol=1e-5
+        )
+
+
 @CPU_OR_DEVICE
 def test_results_that_the_graph_made_by_a_view_can_be_changed_in_place(device: str) -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -154,6 +155,10 @@ class _Run:
         self._copies: dict[int, torch.Tensor] = {}  # copies of weights, by position
         self._is_saved = [kind.saved is not None and k >= kind.saved for k in range(len(prepared.results))]
         self._to_host = [o.val.device.type == "cpu" for o in prepared.outputs]
+        pairs = zip(prepared.results, self._is_saved, strict=True)
+        self._times = Counter(
+            (r.source, r.value) for r, is_saved in pairs if not is_saved and r.source in ("program", "given")
+        )
         # Of these, changes must be seen: a tensor and its views have one version.
         self._kept = {
             r.value
@@ -192,7 +197,7 @@ class _Run:
                         placed[argument.position] = value
                 values.append(value)
             made = self._program(sizes, values)
-        hosts: dict[int, torch.Tensor] = {}
+        fresh: dict[int, torch.Tensor] = {}  # one tensor for each output, however often it is a result
         results: list[Any] = []
         for r, is_saved in zip(self._results, self._is_saved, strict=True):
             if r.source == "fixed":
@@ -206,16 +211,25 @@ class _Run:
                 value = placed.get(r.value, given[r.value]) if kept else given[r.value]
                 if r.to_host and not is_saved:
                     value = _to_host(value)
-            elif self._to_host[r.value] and not is_saved:
-                if r.value not in hosts:
-                    hosts[r.value] = self._ordered(_to_host(made[r.value]), r.value)
-                value = hosts[r.value]
-            else:
+            elif is_saved or (r.value in self._kept and not self._to_host[r.value]):
                 value = self._ordered(on_device(made[r.value], None, self._index), r.value)
+            else:
+                if r.value not in fresh:
+                    whole = (
+                        _to_host(made[r.value])
+                        if self._to_host[r.value]
+                        else on_device(made[r.value], None, self._index)
+                    )
+                    fresh[r.value] = _as_no_view(self._ordered(whole, r.value))
+                value = fresh[r.value]
             for view in r.views:
                 value = view(value, numbers)
-            own = r.source == "program" and not is_saved and (self._to_host[r.value] or r.value not in self._kept)
-            results.append(_as_no_view(value) if own else value)
+            alone = self._times[r.source, r.value] == 1
+            if r.source == "program" and alone and r.value in fresh and not is_saved:
+                value = _as_no_view(value)
+            elif r.views and not alone and self._kind.name == "backward":
+                value = value.clone()  # a gradient: autograd adds to it in place
+            results.append(value)
         return results
 
     def _ordered(self, value: torch.Tensor, output: int) -> torch.Tensor:
@@ -224,8 +238,10 @@ class _Run:
 
 
 def _as_no_view(value: torch.Tensor) -> torch.Tensor:
-    """The same memory: autograd forbids changes in place of views that a function with several results returns."""
-    if not value._is_view():
+    """The same memory: autograd forbids changes in place of views that a function with several results returns. No two of these
+    may have the same memory: autograd takes a gradient that nobody else holds as it is.
+    """
+    if not value._is_view() or value.is_conj() or value.is_neg():
         return value
     fresh = torch.empty(0, dtype=value.dtype, device=value.device)
     return fresh.set_(value.untyped_storage(), value.storage_offset(), value.shape, value.stride())

@@ -15,7 +15,7 @@ from lapilli.ir.node import Convolution, Matmul, Reduce
 from lapilli.runtime.description import GENERIC
 from lapilli.schedule.layout import Layout, estimate, in_memory
 from lapilli.schedule.task import Task
-from lapilli.target import Target
+from lapilli.target import MAX_BINDINGS, Target
 
 _CHUNK = 256  # terms that are summed before they join the total: rounding errors grow with the logarithm, not the count
 
@@ -28,7 +28,8 @@ def write(task: Task, layouts: Mapping[int, Layout], target: Target, sizes_as_pa
                 written = _Writer(task, dict(layouts), target, lanes, as_params).write()
             except NotVectorizable:
                 continue
-            if len(written.params) <= MAX_PARAMS:
+            # Values that are read by fours and one by one have two bindings.
+            if len(written.params) <= MAX_PARAMS and (lanes == 1 or len(written.bindings) <= MAX_BINDINGS):
                 return written
     raise AssertionError("a scalar kernel can always be written")
 

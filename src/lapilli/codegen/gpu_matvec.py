@@ -52,7 +52,7 @@ class Matvec(KernelTemplate):
         )  # fmt: skip
         size = INVOCATIONS
         groups = (ceildiv(self.n, size // MATRIX_SUBGROUP), as_int(1), as_int(1))
-        loads = min(_LOADS, -(-estimate(self.k) // (8 * MATRIX_SUBGROUP)))
+        loads = max(1, min(_LOADS, -(-estimate(self.k) // (8 * MATRIX_SUBGROUP))))
         call = f"matvec<X, W, E, {size}, {loads}>(P.t, gid, li);"
         written = w.finish(call, groups, (size, 1, 1), "matvec", "MatvecParams")
         written.needs = SUBGROUP_SUMS

@@ -220,9 +220,10 @@ def _interpolated(taps: Callable[[Source, Int], Taps], below_zero: bool, call: C
         found = taps(source(d, i), size)
         if below_zero or (size - call.shape[-n + d]).value is not None:
             return found
-        (near, _), (far, weight) = found  # sizes that may be the same in a run
-        same = binary("eq", index(size), index(call.shape[-n + d]))
-        return [found[0], (indirect(where(same, index(near), index(far)), size), weight)]
+        same = binary("eq", index(size), index(call.shape[-n + d]))  # in a run; a scale does not count then
+        (near, a), (far, b) = found
+        kept = [indirect(where(same, index(i), index(tap)), size) for tap in (near, far)]
+        return [(kept[0], where(same, const(1.0), a)), (kept[1], where(same, const(0.0), b))]
 
     return call.map(lambda *at: weighted(x, at[:-n], [along(d, at[-n + d]) for d in range(n)]))
 

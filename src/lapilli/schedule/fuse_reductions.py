@@ -229,7 +229,8 @@ class _Collected:
 
     def reads(self) -> list[Node]:
         bodies = [e for s in self.row().steps for e in (s.body, s.value)] + [self.value]
-        return list({ld.node.id: ld.node for e in bodies for ld in loads(e) if ld.node.id not in self.steps}.values())
+        inside = self.steps.keys() | {s.reduction.id for s in self.row().steps}
+        return list({ld.node.id: ld.node for e in bodies for ld in loads(e) if ld.node.id not in inside}.values())
 
     def greediest(self) -> int:
         """The reduction that reads the most values."""
