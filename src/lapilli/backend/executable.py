@@ -155,16 +155,12 @@ class _Run:
         self._copies: dict[int, torch.Tensor] = {}  # copies of weights, by position
         self._is_saved = [kind.saved is not None and k >= kind.saved for k in range(len(prepared.results))]
         self._to_host = [o.val.device.type == "cpu" for o in prepared.outputs]
-        pairs = zip(prepared.results, self._is_saved, strict=True)
+        pairs = list(zip(prepared.results, self._is_saved, strict=True))
         self._times = Counter(
             (r.source, r.value) for r, is_saved in pairs if not is_saved and r.source in ("program", "given")
         )
         # Of these, changes must be seen: a tensor and its views have one version.
-        self._kept = {
-            r.value
-            for r, is_saved in zip(prepared.results, self._is_saved, strict=True)
-            if is_saved and r.source == "program"
-        }
+        self._kept = {r.value for r, is_saved in pairs if is_saved and r.source == "program"}
 
     def reads(self, position: int) -> bool:
         """Whether the program reads an argument."""
@@ -238,8 +234,9 @@ class _Run:
 
 
 def _as_no_view(value: torch.Tensor) -> torch.Tensor:
-    """The same memory: autograd forbids changes in place of views that a function with several results returns. No two of these
-    may have the same memory: autograd takes a gradient that nobody else holds as it is.
+    """A tensor over the same memory: autograd forbids changing a view in place if a function with several results returned it.
+
+    Call it once for each memory. Autograd keeps a gradient that nobody else holds, and adds to it in place.
     """
     if not value._is_view() or value.is_conj() or value.is_neg():
         return value

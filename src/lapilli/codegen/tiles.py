@@ -49,6 +49,10 @@ _MENU = tuple(
 _LARGE = (MatrixTile(128, 256, 32, 64, 64, 1, 1, True), MatrixTile(128, 128, 64, 64, 32, 1, 1, True))
 
 
+def _tiles(batch: int, m: int, n: int, bm: int, bn: int) -> int:
+    return batch * -(-m // bm) * -(-n // bn)
+
+
 def matrix_tile(
     batch: int, m: int, n: int, k: int, target: Target, convolution: bool, turned: tuple[bool, bool] = (False, False)
 ) -> MatrixTile:
@@ -60,7 +64,7 @@ def matrix_tile(
         return t.shared(*turned) <= target.shared_memory and t.invocations <= target.invocations
 
     for t in _LARGE:
-        if m >= 1024 and n >= 512 and batch * -(-m // t.bm) * -(-n // t.bn) >= target.compute_units and fits(t):
+        if m >= 1024 and n >= 512 and _tiles(batch, m, n, t.bm, t.bn) >= target.compute_units and fits(t):
             return t
     return min(filter(fits, _MENU), key=lambda t: matrix_time(t, batch, m, n, k, target.compute_units, convolution))
 
@@ -72,7 +76,7 @@ def first_layer_tile(k: int) -> MatrixTile:
 
 def matrix_time(t: MatrixTile, batch: int, m: int, n: int, k: int, units: int, convolution: bool) -> float:
     """The model's estimate, in microseconds."""
-    groups = batch * -(-m // t.bm) * -(-n // t.bn)
+    groups = _tiles(batch, m, n, t.bm, t.bn)
     chunks = -(-k // t.bk)
     rounds = -(-groups // units)
     area = t.bm * t.bn / 1024
@@ -100,7 +104,7 @@ def simt_tile(batch: int, m: int, n: int, k: int, target: Target) -> tuple[int, 
 def simt_time(t: tuple[int, int, int, int, int], batch: int, m: int, n: int, k: int, units: int) -> float:
     """In the time that a compute unit takes for one operation of the largest tile."""
     bm, bn, *_ = t
-    return -(-batch * -(-m // bm) * -(-n // bn) // units) * bm * bn * k * max(_SIMT.values()) / _SIMT[t]
+    return -(-_tiles(batch, m, n, bm, bn) // units) * bm * bn * k * max(_SIMT.values()) / _SIMT[t]
 
 
 _LEAST_SUM, _LEAST_PART = 1024, 256
@@ -123,7 +127,7 @@ def sum_parts(m: int, n: int, k: int, target: Target) -> int:
 
     def time(parts: int) -> float:
         tile = simt_tile(parts, m, n, k // parts, target)
-        groups = parts * -(-m // tile[0]) * -(-n // tile[1])
+        groups = _tiles(parts, m, n, tile[0], tile[1])
         added = 4 * m * n * (parts + 1) * _BYTE / units if parts > 1 else 0
         return simt_time(tile, parts, m, n, k // parts, units) * (1 + _ALONE * units / groups) + added
 

@@ -228,8 +228,9 @@ class _Collected:
         return True
 
     def reads(self) -> list[Node]:
-        bodies = [e for s in self.row().steps for e in (s.body, s.value)] + [self.value]
-        inside = self.steps.keys() | {s.reduction.id for s in self.row().steps}
+        steps = self.row().steps
+        bodies = [e for s in steps for e in (s.body, s.value)] + [self.value]
+        inside = self.steps.keys() | {s.reduction.id for s in steps}
         return list({ld.node.id: ld.node for e in bodies for ld in loads(e) if ld.node.id not in inside}.values())
 
     def greediest(self) -> int:
