@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -271,6 +272,51 @@ def gradients(f: Function, leaves: Sequence[torch.Tensor], places: Sequence[int]
         if level + 1 == order:
             return [torch.zeros_like(x) if t is None else t for t, x in zip(outs, wanted, strict=True)]
     return [torch.zeros_like(x) for x in wanted]
+
+
+def accumulated(
+    f: Function, leaves: Sequence[torch.Tensor], places: Sequence[int], changed: Sequence[int]
+) -> list[torch.Tensor]:
+    """What `gradients` of first order are, by two calls of `backward` with a quarter of the weights each: some results are
+    doubled in place before. All of that is exact."""
+    given = [t.detach().clone().requires_grad_(k in places) for k, t in enumerate(leaves)]
+    for _ in range(2):
+        outs = list(f(*given))
+        for k in changed:
+            outs[k].mul_(2)
+        floats = [(k, t) for k, t in enumerate(outs) if t.is_floating_point()]
+        weights = weights_for([t for _, t in floats], 0)
+        pairs = [
+            (t, w / (4 if k in changed else 2)) for (k, t), w in zip(floats, weights, strict=True) if t.requires_grad
+        ]
+        if pairs:
+            seen, given_weights = zip(*pairs, strict=True)
+            torch.autograd.backward(seen, given_weights)
+    grads = [given[k].grad for k in places]
+    return [torch.zeros_like(given[k]) if g is None else g for k, g in zip(places, grads, strict=True)]
+
+
+def changeable(program: Program) -> list[int]:
+    """Results that torch can double in place before it takes gradients, for no derivative reads them."""
+    names = [leaf.name for leaf in program.leaves]
+    places = [names.index(name) for name in differentiable(program)]
+
+    def whole(*leaves: torch.Tensor) -> list[torch.Tensor]:
+        return native(program, dict(zip(names, (t.clone() for t in leaves), strict=True)))[0]
+
+    def has(some: list[int]) -> bool:
+        try:
+            for n in program.sizes:
+                accumulated(whole, list(program.make(n).values()), places, some)
+        except RuntimeError:
+            return False
+        return True
+
+    outs = whole(*program.make(program.sizes[0]).values())
+    memory = Counter(t.untyped_storage().data_ptr() for t in outs)
+    alone = [k for k, t in enumerate(outs) if t.is_floating_point() and memory[t.untyped_storage().data_ptr()] == 1]
+    found = [k for k in alone if has([k])]
+    return found if has(found) else found[:1]
 
 
 def _overlaps(t: torch.Tensor) -> bool:

@@ -68,7 +68,7 @@ def check(program: Program, way: str) -> Outcome:
     torch._dynamo.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        order = {"grad": 1, "grad2": 2, "eager-grad": 1, "eager-grad2": 2}.get(way, 0)
+        order = ORDERS.get(way, 0)
         wanted = []
         if order:
             part = _with_derivatives(program, order)
@@ -294,23 +294,48 @@ def _eagerly(program: Program) -> Results:
     return run
 
 
+def _differentiable(program: Program, eager: bool, backend: str) -> tuple[Callable[..., Any], list[int], str]:
+    """A program as a function of its leaves, which it does not change; which of these have gradients; where they are to be."""
+    if eager and not _eager():
+        raise Refused("no eager device")
+    names = [leaf.name for leaf in program.leaves]
+    places = [names.index(name) for name in reference.differentiable(program)]
+    device = "vulkan" if eager else _device_of(program) if backend == "vulkan" else "cpu"
+    whole = defined(program.function(), "program")
+
+    def fresh(*leaves: torch.Tensor) -> Any:
+        return whole(*(t.clone() for t in leaves))
+
+    return fresh if eager else torch.compile(fresh, backend=backend, dynamic=program.is_open), places, device
+
+
 def _gradients(order: int, eager: bool, backend: str = "vulkan") -> Callable[[Program], Results]:
     def prepare(program: Program) -> Results:
-        if eager and not _eager():
-            raise Refused("no eager device")
-        names = [leaf.name for leaf in program.leaves]
-        places = [names.index(name) for name in reference.differentiable(program)]
-        device = "vulkan" if eager else _device_of(program) if backend == "vulkan" else "cpu"
-        whole = defined(program.function(), "program")
-
-        def fresh(*leaves: torch.Tensor) -> Any:
-            return whole(*(t.clone() for t in leaves))
-
-        compiled = fresh if eager else torch.compile(fresh, backend=backend, dynamic=program.is_open)
+        function, places, device = _differentiable(program, eager, backend)
 
         def run(n: int) -> Sequence[Any]:
-            values = program.make(n, device)
-            return reference.gradients(compiled, list(values.values()), places, order)
+            return reference.gradients(function, list(program.make(n, device).values()), places, order)
+
+        return run
+
+    return prepare
+
+
+def _trained(eager: bool, backend: str = "vulkan") -> Callable[[Program], Results]:
+    """Two steps whose gradients add up, and results that are changed in place before each: what is done with memory that a
+    compiled function has given away, and what `reference.gradients` never does."""
+
+    def prepare(program: Program) -> Results:
+        function, places, device = _differentiable(program, eager, backend)
+        changed = reference.changeable(program)
+
+        def run(n: int) -> Sequence[Any]:
+            try:
+                return reference.accumulated(function, list(program.make(n, device).values()), places, changed)
+            except RuntimeError as error:
+                if not eager and "modified by an inplace operation" in str(error):  # a graph saves what it likes
+                    raise Refused(f"torch: {str(error)[:200]}") from None
+                raise
 
         return run
 
@@ -361,15 +386,20 @@ WAYS: dict[str, Callable[[Program], Results]] = {
     "dynamo-dynamic": _dynamo(True),
     "grad": _gradients(1, eager=False),
     "grad2": _functional,
+    "train": _trained(eager=False),
     "eager": _eagerly,
     "eager-grad": _gradients(1, eager=True),
     "eager-grad2": _gradients(2, eager=True),
+    "eager-train": _trained(eager=True),
 }
+ORDERS = {"grad": 1, "grad2": 2, "train": 1, "eager-grad": 1, "eager-grad2": 2, "eager-train": 1}
+"""Of the derivatives that a way takes."""
 TORCHS: dict[str, Callable[[Program], Results]] = {
     "compile32": _by_torch,
     "compile16": _by_torch,
     "dynamo": _dynamo(False, "aot_eager"),
     "dynamo-dynamic": _dynamo(True, "aot_eager"),
     "grad": _gradients(1, eager=False, backend="aot_eager"),
+    "train": _trained(eager=False, backend="aot_eager"),
 }
 """The same graphs without Lapilli."""
