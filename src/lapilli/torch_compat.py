@@ -207,6 +207,7 @@ PRIVATE: dict[str, str] = {
     "torch._inductor.codegen": "inductor refuses tensors of the device with a clear message",
     "torch._export.utils": "composite operators that torch.export can keep whole",
     "torch._C._functorch": "named in a comparison: transforms in graphs of Dynamo's",
+    "torch._functorch._aot_autograd": "which results are views of arguments that a graph changes",
     "torch._functorch.predispatch": "named in a comparison: transforms in graphs of Dynamo's",
     "torch._functorch.partitioners": "which values the forward graph keeps for the backward graph",
     "torch._guards": "the fake mode and the metadata of the graph that is being compiled",

@@ -86,6 +86,42 @@ MILDER = {"upsample_bicubic2d": 4, "_upsample_bilinear2d_aa": 2}
 with a weight of zero, and a window that begins on a pixel but for rounding."""
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear", "smooth"])
+@pytest.mark.parametrize("aligned", [False, True])
+def test_open_sizes_keep_what_is_not_finite_in_its_window(mode: str, aligned: bool) -> None:
+    """One graph for all sizes: what torch has as finite is finite, and right."""
+    rank = {"linear": 1, "trilinear": 3}.get(mode, 2)
+    options: dict[str, Any] = {"mode": "bilinear", "antialias": True} if mode == "smooth" else {"mode": mode}
+    if aligned and "nearest" in mode:
+        pytest.skip("these modes have no such option")
+    if "nearest" not in mode:
+        options["align_corners"] = aligned
+
+    def up(x: Tensor, like: Tensor) -> Tensor:
+        return F.interpolate(x, size=like.shape[2:], **options)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(up, backend="vulkan", dynamic=True)
+    for source, target in ((8, 3), (3, 8), (4, 17), (13, 2), (6, 7), (9, 5)):
+        generator = torch.Generator().manual_seed(source)
+        x = torch.randn(1, 2, *[source] * rank, generator=generator)
+        like = torch.empty(1, 2, *[target] * rank)
+        for place in (0, target // 2, target - 1):
+            weights = torch.randn(like.shape, generator=generator)
+            weights[(0, 0) + (place,) * rank], weights[(0, 1) + (place,) * rank] = math.inf, math.nan
+            found, wanted = (
+                torch.autograd.grad(f(leaf, like), leaf, w)[0]
+                for f, leaf, w in (
+                    (compiled, x.clone().requires_grad_(), weights),
+                    (up, x.double().requires_grad_(), weights.double()),
+                )
+            )
+            finite = wanted.isfinite()
+            assert found[finite].isfinite().all(), (source, target, place)
+            assert relative_error(found[finite], wanted[finite]) < FLOAT_BOUND
+            assert mode in ("bicubic", "smooth") or (found.isfinite() & ~finite).sum() <= 1
+
+
 def _root(x: Tensor) -> Tensor:
     return torch.sqrt(F.interpolate(x, size=(8, 8), mode="bilinear", antialias=True).abs())
 

@@ -374,6 +374,58 @@ def test_changes_of_what_a_gradient_needs_are_seen(turned: bool) -> None:
         (y + z).sum().backward()
 
 
+CHANGES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "all": lambda x, y: x.mul_(2),
+    "a column": lambda x, y: x[:, :1].copy_(y),
+    "rows": lambda x, y: x[1:].add_(y),
+    "turned": lambda x, y: x.t().mul_(y),
+    "a diagonal": lambda x, y: x.diagonal().fill_(3.0),
+    "another": lambda x, y: y.mul_(2),
+}
+VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "half": lambda x: x[x.shape[0] // 2 :],
+    "corner": lambda x: x[x.shape[0] // 2 :, 1:],
+    "turned": lambda x: x.t()[x.shape[0] // 2 :],
+    "parts": lambda x: torch.chunk(x, 2),
+    "steps": lambda x: x[1::2, :2],
+    "itself": lambda x: x,
+}
+PLACES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "offset": lambda base: base[1:26].view(5, 5),
+    "turned": lambda base: base[2:27].view(5, 5).t(),
+    "steps": lambda base: base.view(6, 6)[1:, 1:],
+}
+
+
+@CPU_OR_DEVICE
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.part(4)
+def test_views_of_what_is_changed_lie_where_they_do_in_torch(place: str, change: str, device: str) -> None:
+    """An argument in the middle of other memory is changed, and a view of it is a result: at fixed and open sizes, in training
+    too. Where PyTorch's own backends fail, ours is right (`x.mul_(2)`, then `x[n // 2 :]`: aot_eager begins elsewhere)."""
+    for dynamic in (False, True):
+        for trains in (False, True):
+            torch._dynamo.reset()
+
+            def f(x: torch.Tensor, y: torch.Tensor) -> Any:
+                CHANGES[change](x, y)
+                return [view(x) for view in VIEWS.values()], y * 3
+
+            found = []
+            for function in (f, torch.compile(f, backend="vulkan", dynamic=dynamic)):
+                base = torch.arange(36.0, device=device)
+                x, y = PLACES[place](base), torch.full((1, 1), 2.0, requires_grad=trains, device=device)
+                if trains and change != "all":
+                    x, y = PLACES[place](base), y.clone()  # what needs gradients is no leaf
+                results = tree_leaves(function(x, y))
+                with torch.no_grad():
+                    base += 100  # views see it
+                found.append([*(t.detach().clone() for t in results), base])
+            for ours, torchs in zip(*found, strict=True):
+                assert torch.equal(ours, torchs)
+
+
 @CPU_OR_DEVICE
 def test_gradients_that_no_input_changes(device: str) -> None:
     """Zeros, which the forward graph keeps for its backward graph on the device, are gradients of tensors of the CPU."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch._aot_autograd.schemas import OutputType
 
 from lapilli import torch_compat
 from lapilli.backend.executable import Executable, Kind
@@ -93,6 +94,11 @@ def _kind(name: str) -> Kind:
     metadata = context.fw_metadata if context is not None else None
     if metadata is None or name == "backward":
         return Kind(name)
-    changed = set(metadata.mutated_inp_runtime_indices)
+    changed = list(metadata.mutated_inp_runtime_indices)  # the first results are their new values
     weights = tuple(k for k in metadata.static_input_indices if k not in changed)
-    return Kind(name, weights, metadata.num_forward if name == "forward" else None)
+    updates = {
+        len(changed) + k: (changed.index(output.base_idx), output.base_idx)
+        for k, output in enumerate(metadata.output_info)
+        if output.output_type is OutputType.alias_of_input and output.base_idx in changed
+    }
+    return Kind(name, weights, metadata.num_forward if name == "forward" else None, updates)

@@ -28,6 +28,12 @@ aten = torch.ops.aten
 Order = tuple[int, ...]
 
 
+Updates = Mapping[int, tuple[int, int]]
+"""Results that are views of an argument that the graph changes, by position: of the result that is its new value, and of the
+argument itself. PyTorch creates such a view again, of the argument, and takes from the result only where it lies in memory.
+"""
+
+
 @dataclass(frozen=True)
 class Argument:
     """An argument that the program may read: its position in the call, and the order of its axes in memory (None:
@@ -73,7 +79,9 @@ class Prepared:
     scalars: Scalars | None = None  # computes further arguments
 
 
-def prepare(gm: fx.GraphModule, constants: Mapping[int, torch.Tensor], views: bool = True) -> Prepared:
+def prepare(
+    gm: fx.GraphModule, constants: Mapping[int, torch.Tensor], updates: Updates | None = None, views: bool = True
+) -> Prepared:
     """Prepares a graph for the compiler, and leaves gm unchanged.
 
     constants: values of arguments that are the same in every call, by position. views: whether to leave final views to the
@@ -88,7 +96,7 @@ def prepare(gm: fx.GraphModule, constants: Mapping[int, torch.Tensor], views: bo
     _forget_devices(graph)
     _skip_doubles(graph)
     prepared.scalars = take_out(graph, placeholders, module.constants)
-    _Results(prepared, placeholders, views).collect()
+    _Results(prepared, placeholders, updates or {}, views).collect()
     for position, node in enumerate(placeholders):
         if position in constants:
             module.constants[node] = constants[position].detach().cpu()
@@ -149,8 +157,8 @@ def _skip_doubles(graph: fx.Graph) -> None:
 class _Results:
     """Classifies the results of the graph."""
 
-    def __init__(self, prepared: Prepared, placeholders: Sequence[fx.Node], views: bool) -> None:
-        self.prepared, self.views = prepared, views
+    def __init__(self, prepared: Prepared, placeholders: Sequence[fx.Node], updates: Updates, views: bool) -> None:
+        self.prepared, self.updates, self.views = prepared, updates, views
         self.position = {node: k for k, node in enumerate(placeholders)}
         self.sources = Sources(placeholders)
         self.made: dict[fx.Node, int] = {}
@@ -160,14 +168,19 @@ class _Results:
         output = next(n for n in self.prepared.module.graph.nodes if n.op == "output")
         returned: Any = output.args[0]
         self.readers.update(root_of(n) for n in dict.fromkeys(returned) if isinstance(n, fx.Node))
-        self.prepared.results += map(self._result, returned)
+        for k, value in enumerate(returned):
+            new, argument = self.updates.get(k, (None, None))
+            self.prepared.results.append(self._result(value, returned[new] if new is not None else None, argument))
 
-    def _result(self, value: Any) -> Result:
+    def _result(self, value: Any, new: fx.Node | None, argument: int | None) -> Result:
+        """new, argument: as in `Updates`, for the value of such a result."""
         if not isinstance(value, fx.Node):
             return Result("fixed", value)
         val = value.meta["val"]
         if not isinstance(val, torch.Tensor):
             return Result("number", self._number(val))
+        if new is not None and argument is not None and (views := self._path(value, new)) is not None:
+            return Result("given", argument, views, val.device.type == "cpu")
         base, views = self._unviewed(value) if self.views else (value, ())
         if base in self.position:
             return Result("given", self.position[base], views, val.device.type == "cpu")
@@ -181,6 +194,15 @@ class _Results:
             raise CompileError(f"the graph returns {expression(value)}, a number that is read from a tensor")
         self.prepared.numbers.append(value)
         return len(self.prepared.numbers) - 1
+
+    def _path(self, node: fx.Node, base: fx.Node) -> tuple[View, ...] | None:
+        """The views that make a value of another, first to last. None: it is no view of that."""
+        views: list[View] = []
+        at: fx.Node | None = node
+        while at is not None and at is not base:
+            views.append(view_of(at, self._number))
+            at = base_of(at)
+        return tuple(reversed(views)) if at is base else None
 
     def _unviewed(self, node: fx.Node) -> tuple[fx.Node, tuple[View, ...]]:
         """The value from which the host creates a result, and the views to apply, first to last.

@@ -7,13 +7,13 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from lapilli.backend.aot_graph import Prepared, inverse, prepare
+from lapilli.backend.aot_graph import Prepared, Updates, inverse, prepare
 from lapilli.backend.graph_program import GraphProgram, load
 from lapilli.backend.options import Options
 from lapilli.backend.placement import device_of, targets
@@ -43,12 +43,13 @@ class Kind:
     """The kind of a graph.
 
     name: "inference", "forward" or "backward". weights: positions of the arguments that are parameters and buffers. saved:
-    position of the first result that is saved for the backward graph.
+    position of the first result that is saved for the backward graph. updates: see `Updates`.
     """
 
     name: str
     weights: tuple[int, ...] = ()
     saved: int | None = None
+    updates: Updates = field(default_factory=dict)
 
 
 class Executable:
@@ -121,7 +122,7 @@ class Executable:
         try:
             with working(), torch.no_grad(), torch.inference_mode(False):
                 sources = Sources([n for n in self._gm.graph.nodes if n.op == "placeholder"])
-                prepared = prepare(self._gm, dict(zip(self._weights, constants, strict=False)))
+                prepared = prepare(self._gm, dict(zip(self._weights, constants, strict=False)), self.kind.updates)
                 program = None
                 if prepared.outputs:
                     sizes = list(sources.known)

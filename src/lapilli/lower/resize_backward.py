@@ -5,7 +5,7 @@ These outputs are adjacent, and no others are read, so that infinities and NaN d
 forward operator itself, evaluated on images with ones at some pixels and zeros elsewhere. Each image serves many inputs,
 those of one colour: they are so far apart that no output near one of them has another in its window.
 
-A dimension of dynamic size is multiplied by the matrix of all weights instead; there infinities and NaN do spread.
+For a dimension of dynamic size, the window is estimated generously, and the weights are those of an image for each input.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ from torch import Tensor
 from lapilli.lower.registry import decomposition
 
 aten = torch.ops.aten
+
+
+_SCALES = 2**20
+"""The denominator of scales given by the caller, where sizes are dynamic."""
+_MARGIN = 2
+"""Outputs read beyond an estimated window, before and after, for its rounding."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +134,32 @@ def _gathered(
     return torch.where(held.reshape(-1)[place] & inside, taken * weight, 0.0).sum(-1)
 
 
-def _multiplied(
-    kind: _Kind, grad: Tensor, source: Any, target: Any, options: Sequence[Any], scale: float | None
-) -> Tensor:
-    """As `_gathered`, for dynamic sizes."""
+def _gathered_open(kind: _Kind, grad: Tensor, source: Any, target: Any, options: Sequence[Any], scale: Any) -> Tensor:
+    """As `_gathered`, for dynamic sizes: in integers, with `over` outputs for `under` inputs."""
+    over, under = target, source
+    if any(options):
+        over, under = target - 1, torch.sym_max(source - 1, 1)  # type: ignore[no-untyped-call]
+    given = isinstance(scale, float) and scale > 0 and not any(options)
+    if given:
+        over, under = round(scale * _SCALES), _SCALES
+    inputs = torch.arange(source, device=grad.device)
+    if kind.antialias:
+        half = int(kind.length) * (over + under) // under
+        first, length = inputs * over // under - half, 2 * half
+    else:
+        start, length, _ = (math.floor(2 * x) for x in kind.window(1.0, any(options)))
+        first, length = (2 * inputs + start) * over // (2 * under), length * over // (2 * under)
+        if given:  # the last input, for places far beyond it
+            beyond = target - (2 * source - 2 + start) * over // (2 * under)
+            length = torch.sym_max(length, beyond)  # type: ignore[no-untyped-call]
+    outputs = first.unsqueeze(1) + torch.arange(-_MARGIN, length + _MARGIN + 1, device=grad.device)
+    inside = (outputs >= 0) & (outputs < target)
+    outputs = torch.where(inside, outputs, 0)
     units = torch.eye(source, dtype=torch.bool, device=grad.device)
-    return grad @ _asked(kind, units, 1.0, target, options, scale, grad.dtype).t()
+    weights = _asked(kind, units, 1.0, target, options, scale, grad.dtype)
+    held = _asked(kind, units, math.nan, target, options, scale, grad.dtype).isnan()
+    line = inputs.unsqueeze(1)
+    return torch.where(held[line, outputs] & inside, grad[..., outputs] * weights[line, outputs], 0.0).sum(-1)
 
 
 def _backward(kind: _Kind) -> Any:
@@ -147,7 +173,7 @@ def _backward(kind: _Kind) -> Any:
             if copied:
                 continue
             known = isinstance(sizes[d], int) and isinstance(output_size[d], int)
-            along = _gathered if known else _multiplied
+            along = _gathered if known else _gathered_open
             lines = result.movedim(2 + d, -1)
             result = along(kind, lines, sizes[d], output_size[d], options, scales[d]).movedim(-1, 2 + d)
         return result.to(grad.dtype) if result is not grad else grad.clone()

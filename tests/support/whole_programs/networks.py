@@ -101,7 +101,7 @@ def product(g: Generator) -> None:
             r.choice(
                 [
                     "torch.outer({0}.flatten()[:9], {1}.flatten()[:8])",
-                    "torch.kron({0}[..., :2], {1}[..., :3])",
+                    "torch.kron({0}[..., :2].clone(), {1}[..., :3].clone())",
                     "torch.cross({0}[..., :3], {1}[..., :3], -1)",
                 ]
             ),
