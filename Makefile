@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs comparison random fuzz fuzz-native failures test-all opdb eager zoo blockers clean
+.PHONY: help demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs comparison performance random fuzz fuzz-native failures test-all opdb eager zoo blockers clean
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -78,6 +78,9 @@ cliffs: setup-test ## Calls that are much slower than their neighbours, on lavap
 
 comparison: setup-demo ## Measure Lapilli beside other ways of running PyTorch on Vulkan: docs/comparison.md
 	PYTHONPATH=benchmarks $(MEASURE) -m comparison $(ARGS)
+
+performance: setup-demo ## Measure Lapilli beside torch, table by table, on lavapipe: docs/performance.md; ARGS="products attention"
+	PYTHONPATH=benchmarks:tools $(MEASURE) -m performance $(ARGS)
 
 opdb: setup-test ## Measure every entry of PyTorch's operator tests (hours; goes on where it stopped): docs/operators.md
 	$(MEASURE) tools/opdb.py --jobs 2 $(ARGS)

@@ -1,0 +1,1 @@
+"""How fast Lapilli is beside torch, one table after another: `python -m performance` writes docs/performance.md."""
