@@ -189,7 +189,7 @@ PRIVATE: dict[str, str] = {
     "torch._C._dispatch_has_kernel_for_dispatch_key": "whether PyTorch composes an operator of others",
     "torch._C._dynamo.guards": "tensors over the same storage, as fast as possible: every view creates one",
     "torch._C._from_dlpack": "tensors of devices other than vulkan:0",
-    "torch._C._get_privateuse1_backend_name": "whether another package has registered its device",
+    "torch._C._get_privateuse1_backend_name": "whether another package has registered its device, and the device's name now",
     "torch._C._jit_pass_inline": "TorchScript is interpreted with its calls inlined",
     "torch._C._set_multithreading_enabled": "autograd has a thread for vulkan:0 only; other devices use the caller's",
     "torch._C._select_conv_backend": "see PATCHES",

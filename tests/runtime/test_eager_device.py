@@ -183,6 +183,32 @@ def test_two_devices(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.skipif(not SWIFTSHADER.exists() or not DRIVER or "swiftshader" in DRIVER, reason="needs two drivers")
+def test_second_device_unannounced(tmp_path: Path) -> None:
+    """As beside CUDA: compiled for a device other than the first, in a process in which no device is announced; then announced."""
+    run_installed(
+        """
+        import sys, torch, lapilli.eager
+
+        x = torch.rand(3, 4, requires_grad=True)
+        f = torch.compile(lambda x: (x * 2).sum(1), backend="vulkan", options={"device": 1})
+        y = f(x)
+        y.sum().backward()
+        torch.testing.assert_close(y, (x * 2).sum(1))
+        assert torch.equal(x.grad, torch.full((3, 4), 2.0)) and y.device.type == "cpu"
+        given = torch.compile(lambda x: x.view(-1), backend="vulkan", options={"device": 1})(x.detach())
+        assert torch.equal(given, x.detach().view(-1))
+        assert not hasattr(torch, "vulkan") and "torch.privateuseone" not in sys.modules
+        lapilli.eager.enable()
+        there = x.detach().to("vulkan:1")
+        assert there.device == torch.device("vulkan:1") and torch.equal((there + 1).cpu(), x.detach() + 1)
+        """,
+        tmp_path,
+        VK_DRIVER_FILES=os.pathsep.join([DRIVER, str(SWIFTSHADER)]),
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+
+
 def test_properties() -> None:
     properties = torch.vulkan.get_device_properties()
     assert properties.name == torch.vulkan.get_device_name("vulkan:0") and properties.total_memory > 0

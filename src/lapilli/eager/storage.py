@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from operator import mul
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import cffi
@@ -118,10 +121,27 @@ def _seed(device_index: int, dtype: torch.dtype) -> torch.Tensor:
         managed = _DLTensor(None, extension, device_index, 1, unsigned, 8, 1, shape)
         capsule = ctypes.pythonapi.PyCapsule_New
         capsule.restype, capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-        tensor = torch._C._from_dlpack(capsule(ctypes.addressof(managed), b"dltensor", None))
+        with _named_module():
+            tensor = torch._C._from_dlpack(capsule(ctypes.addressof(managed), b"dltensor", None))
         _managed.append(managed)  # kept alive, because the tensor has no deleter
         _seeds[device_index, dtype] = tensor.view(dtype)
     return _seeds[device_index, dtype]
+
+
+@contextmanager
+def _named_module() -> Iterator[None]:
+    """PyTorch imports `torch.<name of the device>` before it takes the first tensor of a device. Where the device has not been
+    announced (beside CUDA) there is no such module: an empty one does, after which PyTorch still takes the device for unused.
+    """
+    name = f"torch.{torch._C._get_privateuse1_backend_name()}"
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = ModuleType(name)
+    try:
+        yield
+    finally:
+        del sys.modules[name]
 
 
 def _around_elsewhere(
