@@ -28,3 +28,18 @@ def test_nan_reaches_what_is_read(height: int, out: int, mode: str, align_corner
     model = Resized((out, 5), mode, align_corners)
     program = lapilli.compile(model, (x,))
     torch.testing.assert_close(program(x).isnan(), model(x).isnan())
+
+
+@pytest.mark.parametrize("device", ["program", "vulkan"])
+@pytest.mark.parametrize("width, scale", [(2, 2.0), (3, 1.5), (4, 1.0), (8, 0.5)])
+def test_four_results_have_no_known_weights(width: int, scale: float, device: str) -> None:
+    """Four results are one row of lanes, whose places and weights the driver's compiler knows: it replaces 0 * NaN by 0."""
+    for k in range(width):
+        x = torch.ones(1, 1, width)
+        x[..., k] = float("nan")
+        wanted = F.interpolate(x, scale_factor=scale, mode="linear")
+        if device == "vulkan":
+            found = F.interpolate(x.to("vulkan"), scale_factor=scale, mode="linear").cpu()
+        else:
+            found = lapilli.compile(lambda x: F.interpolate(x, scale_factor=scale, mode="linear"), (x,))(x)
+        torch.testing.assert_close(found.isnan(), wanted.isnan())

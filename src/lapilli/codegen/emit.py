@@ -241,6 +241,7 @@ class Emitter:
         self._known: list[dict[tuple[Expr, bool], str]] = [{}]  # keeps them: another of the same meaning is the same
         self._named: list[dict[str, str]] = [{}]  # heavy integers, by key
         self._counter = [0]
+        self._constant: dict[Expr, bool] = {}
 
     # -- statements
     def line(self, text: str) -> None:
@@ -423,6 +424,29 @@ class Emitter:
             return f"nonzero({args[0]})"
         return f"({args[0]} != {self._splat('0', DType.int32, lanes)})"
 
+    def _product(self, e: Op, args: Sequence[str], lanes: int) -> str:
+        if e.dtype is DType.float32:
+            for k in (0, 1):
+                factor, other = e.args[k], e.args[1 - k]
+                if not isinstance(factor, Const) and self._is_known(factor) and not self._is_known(other):
+                    return self._function(VectorFunction("by_known"), e, (args[1 - k], args[k]), lanes)
+        return f"({args[0]} * {args[1]})"
+
+    def _is_known(self, e: Expr) -> bool:
+        """Whether a compiler of the kernel may know a value in a lane: it is made of constants, and of places that are constant
+        in one."""
+        found = self._constant.get(e)
+        if found is None:
+            if isinstance(e, Index):
+                lane = next(iter(self.lane.atoms())) if self.lane is not None else None
+                places = [e.value] if lane is None else [substitute(e.value, {lane: n}) for n in range(LANES)]
+                found = any(i.value is not None for i in places)
+            else:
+                args = e.args[1:] if isinstance(e, Op) and e.op == "where" else e.args  # of two zeros one is as good
+                found = isinstance(e, Const) or (isinstance(e, Op) and all(map(self._is_known, args)))
+            self._constant[e] = found
+        return found
+
     def _extremum(self, e: Op, args: Sequence[str], lanes: int) -> str:
         return _extremum(e.op, e, args)
 
@@ -439,6 +463,8 @@ class Emitter:
     def _quotient(self, e: Op, args: Sequence[str], lanes: int) -> str:
         if e.dtype is DType.int32:
             return self._function(VectorFunction("intdiv_any"), e, args, lanes)
+        if not isinstance(e.args[0], Const) and self._is_known(e.args[0]) and not self._is_known(e.args[1]):
+            return self._function(VectorFunction("of_known"), e, args, lanes)
         if _has_normal_reciprocal(e.args[1]):
             return f"({args[0]} / {args[1]})"
         return f"quotient({args[0]}, {args[1]})"
@@ -514,7 +540,7 @@ class Emitter:
 
 _WRITERS: dict[str, Callable[[Emitter, Op, Sequence[str], int], str]] = {
     "cast": Emitter._cast, "min": Emitter._extremum, "max": Emitter._extremum, "reciprocal": Emitter._reciprocal,
-    "sign": Emitter._sign, "div": Emitter._quotient, "isnan": Emitter._is_nan,
+    "sign": Emitter._sign, "mul": Emitter._product, "div": Emitter._quotient, "isnan": Emitter._is_nan,
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), Emitter._compared),
 }  # fmt: skip
 """Operations whose text depends on types, lanes or known operands; that of all others is in their row (`ir/scalar.py`)."""

@@ -161,7 +161,26 @@ def _resized(
     return x.clone()
 
 
-_RESIZED = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+def _resized_backward(
+    func: Any, grad: torch.Tensor, size: Sequence[int], given: Sequence[int], align_corners: bool, *scales: float | None
+) -> torch.Tensor:
+    """The gradient of `_resized`."""
+    for d, n in enumerate(given[2:], 2):
+        if n != grad.shape[d]:
+            lines = grad.movedim(d, -1)
+            flat = lines.reshape(-1, 1, grad.shape[d])
+            made = torch.ops.aten.upsample_linear1d_backward.default(
+                flat, [grad.shape[d]], [len(flat), 1, n], align_corners, *scales[d - 2 : d - 1]
+            )
+            grad = made.reshape(*lines.shape[:-1], n).movedim(-1, d)
+    return grad.clone()
+
+
+_LINEAR = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+_RESIZED: dict[str, Callable[..., torch.Tensor]] = {
+    **dict.fromkeys(_LINEAR, _resized),
+    **dict.fromkeys([f"{name}_backward" for name in _LINEAR], _resized_backward),
+}
 
 
 class Disturbed(TorchDispatchMode):
@@ -201,8 +220,14 @@ class Disturbed(TorchDispatchMode):
             self.disturb(result)
             return result
         if name in _RESIZED and self.index % 2:
-            result = _resized(func, *args, **(kwargs or {}))
+            result = _RESIZED[name](func, *args, **(kwargs or {}))
             self.disturb(result)
+            return result
+        if name == "hardtanh_backward":  # at NaN torch's vectors have 0, and what they leave over the gradient
+            result = func(*args, **(kwargs or {}))
+            either = torch.where(torch.rand(result.shape, generator=self.random) < 0.5, args[0], 0.0)
+            result.copy_(torch.where(args[1].isnan(), either, result))
+            self.store(result)
             return result
         if name in _TAKEN_APART:  # what is subtracted is rounded first, and equal numbers become unequal to it
             with self:
@@ -230,17 +255,23 @@ class Disturbed(TorchDispatchMode):
             return result
         for t in tree_leaves(result):
             if isinstance(t, torch.Tensor) and t.is_floating_point():
-                self.disturb(t, _terms(name, args, t), _size(func, name, args, kwargs or {}), name in _APPROXIMATED)
-                self.cancel(t, name, args)
+                size = _size(func, name, args, kwargs or {})
+                self.disturb(t, _terms(name, args, t), size, name in _APPROXIMATED)
+                self.cancel(t, name, args, size)
                 self.sign(t, name)
         return result
 
-    def cancel(self, t: torch.Tensor, name: str, args: Any) -> None:
-        """In every second run, a difference that is less than a few units of what it is of is 0, as in a device's precision."""
+    def cancel(self, t: torch.Tensor, name: str, args: Any, size: torch.Tensor | None) -> None:
+        """In every second run, a difference or sum that is less than a few units of what it is of is 0, as in a device's
+        precision, or exactly. size: of a sum's terms."""
         given = args[0]
-        if name in ("add", "sub") and self.index % 2 and isinstance(given, torch.Tensor) and given.is_floating_point():
-            small = t.abs() <= ROUNDED * UNITS[self.precision] * given.abs()
-            t.copy_(torch.where(small & given.isfinite(), 0.0, t))
+        if name in ("add", "sub") and isinstance(given, torch.Tensor) and given.is_floating_point():
+            size = given.abs()
+        elif size is None or size.shape != t.shape:
+            return
+        if self.index % 2:
+            small = t.abs() <= ROUNDED * UNITS[self.precision] * size
+            t.copy_(torch.where(small & size.isfinite(), 0.0, t))
 
     def equality(self, name: str, found: torch.Tensor, x: Any, y: Any) -> torch.Tensor:
         """Numbers whose difference has another sign than in the first run may be equal: in a device's precision they may be rounded
@@ -288,8 +319,8 @@ class Disturbed(TorchDispatchMode):
         return number
 
     def with_any_order(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Equal elements may come in any order: first the first of equals, then the last of equals, then any. Those that would be
-        equal had they not been disturbed count too, and elements stay as they are."""
+        """Equal elements may come in any order: first the first of equals, then the last of equals, then in turn from another one
+        on, or any. Those that would be equal had they not been disturbed count too, and elements stay as they are."""
         names = [a.name for a in func._schema.arguments]
         given = dict(zip(names, args, strict=False)) | kwargs
         x, dim = args[0], given.get("dim", -1)
@@ -300,8 +331,9 @@ class Disturbed(TorchDispatchMode):
         ):  # infinities and NaN are equal to their like too; a median does not order NaN
             numbers = torch.where(x.isnan(), 1e305, numbers)
         numbers = torch.where(x.isinf(), x.sign() * 1e300, numbers)
-        if self.index < 2 and x.ndim:
+        if (self.index < 2 or self.index % 2) and x.ndim:
             ramp = torch.arange(x.shape[dim]) / max(x.shape[dim], 1)
+            ramp = (ramp + self.index / 8) % 1 if self.index > 1 else ramp
             away = (ramp if self.index else 1 - ramp).view(-1, *[1] * (x.ndim - 1 - dim % x.ndim)).expand(x.shape)
         if (self.index < 2 or self.rounded) and x.ndim and x.is_floating_point():
             numbers = self.shortened(numbers)
