@@ -15,6 +15,7 @@ from lapilli.capture import capture
 from lapilli.capture.sources import Source
 from lapilli.compiler import assemble, stores_halves
 from lapilli.errors import CompileError
+from lapilli.ir.draw import Sampling
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import loads
 from lapilli.ir.integer import Atom
@@ -161,11 +162,13 @@ class _Run:
         if task.partial:
             update = Update(self.schedule.stored[out.id], task.axes, task.store, task.value, task.within)
             return updated(update, values, self.sizes)
-        if reduction is not None and isinstance(reduction.contraction, Recurrence):
+        if reduction is not None and isinstance(reduction.contraction, Recurrence | Sampling):
             for read in reduction.contraction.operands():
                 self._seen(read, values)
-            return evaluate(reduction, values, self.sizes)
-        if reduction is not None:
+            values[reduction.id] = evaluate(reduction, values, self.sizes)
+            if isinstance(reduction.contraction, Recurrence):  # which nothing follows in its kernel
+                return values[reduction.id]
+        elif reduction is not None:
             assert task.reduction_body is not None
             whole = Reduce(
                 reduction.shape, DType.float32 if reduction.dtype.is_float else reduction.dtype,

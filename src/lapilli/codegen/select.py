@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lapilli.codegen import families, flash_attention, generic, recurrent_kernels, rows, split_k
+from lapilli.codegen import families, flash_attention, generic, recurrent_kernels, rows, sampling_kernels, split_k
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
 from lapilli.codegen.parts import split_bindings
 from lapilli.codegen.template import Context, KernelTemplate
 from lapilli.ir.axes import fresh_axes
+from lapilli.ir.draw import Sampling
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import cast_to, load, loads
 from lapilli.ir.integer import Symbol
@@ -39,6 +40,9 @@ def select(made: Draft) -> list[Task]:
             pass
         elif task.reduction is not None and isinstance(task.reduction.contraction, Recurrence):
             recurrent_kernels.choose(task, task.reduction.contraction, ctx)
+        elif task.reduction is not None and isinstance(task.reduction.contraction, Sampling):
+            selected += _sampling(task, task.reduction.contraction, ctx)
+            continue
         elif task.reduction is not None and task.reduction.contraction is not None and _reads_operands(task, ctx):
             selected += _contraction(task, ctx)
             continue
@@ -61,18 +65,33 @@ def _contraction(task: Task, ctx: Context) -> list[Task]:
     if ctx.is_whole(task.out):
         _choose(task, ctx)
         return split_k.in_parts(task, ctx) or [task]
+    wide, copy = _in_words(task, ctx)
+    _choose(wide, ctx)
+    if wide.template is None:
+        del ctx.layouts[wide.out.id]
+        return [task]
+    return [*(split_k.in_parts(wide, ctx) or [wide]), copy]
+
+
+def _in_words(task: Task, ctx: Context) -> tuple[Task, Task]:
+    """The task with its result in whole words, and the copy of that to its own type."""
     out, kind = task.out, task.value.dtype
     whole = DType.int32 if kind is DType.bool else kind
     words = Node(out.shape, whole, f"{out.name}_words", out.origin)
     wide = replace(task, out=words, value=cast_to(task.value, whole))
     ctx.layouts[words.id] = Layout.of(out.shape, ctx.layouts[out.id].order)
-    _choose(wide, ctx)
-    if wide.template is None:
-        del ctx.layouts[words.id]
-        return [task]
     axes, at = fresh_axes(out.shape)
-    made = split_k.in_parts(wide, ctx) or [wide]
-    return [*made, Task(out, axes, at, cast_to(load(words, at), kind), origins=["round"], reason=task.reason)]
+    return wide, Task(out, axes, at, cast_to(load(words, at), kind), origins=["round"], reason=task.reason)
+
+
+def _sampling(task: Task, note: Sampling, ctx: Context) -> list[Task]:
+    """The task with its template."""
+    if ctx.is_whole(task.out) or task.out.dtype is DType.int64:
+        sampling_kernels.choose(task, note, ctx)
+        return [task]
+    wide, copy = _in_words(task, ctx)
+    sampling_kernels.choose(wide, note, ctx)
+    return [wide, copy]
 
 
 def _written(task: Task, ctx: Context) -> KernelSource:

@@ -12,6 +12,8 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -218,10 +220,16 @@ def ready() -> None:
 
 def _leave_us_alone(trace_rules: Any) -> None:
     """Makes Dynamo skip our code, which runs between graphs. In an editable install, files created by the build are
-    elsewhere.
+    elsewhere. What models call themselves is traced.
     """
     for name in ("lapilli", "lapilli.abi", "lapilli.program.schema", "flatbuffers"):
         trace_rules.add(name)
+    traced = find_spec("lapilli.sampling")
+    assert traced is not None and traced.origin is not None
+    inlined: set[str] = getattr(
+        trace_rules, "BUILTIN_INLINE_WHEN_CALLED", set()
+    )  # which PyTorch before 2.13 need not have
+    inlined.add(Path(traced.origin).as_posix())
 
 
 def patch() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lapilli.ir.draw import Sampling
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select
 from lapilli.ir.integer import Atom, Indirect, Int, Var
@@ -62,6 +63,8 @@ def evaluate(node: Node, values: Mapping[int, Array], sizes: Mapping[Atom, int])
     assert isinstance(node, Map | Reduce)
     if isinstance(node, Reduce) and isinstance(node.contraction, Recurrence):
         return _states(node.contraction, values, sizes)
+    if isinstance(node, Reduce) and isinstance(node.contraction, Sampling):
+        return _drawn(node.contraction, values, sizes)
     if isinstance(node, Map) and node.update is not None:
         return updated(node.update, values, sizes).astype(_NUMPY[node.dtype])
     axes: tuple[Var, ...] = node.axes + (node.raxes if isinstance(node, Reduce) else ())
@@ -132,6 +135,41 @@ def _states(r: Recurrence, values: Mapping[int, Array], sizes: Mapping[Atom, int
             found.append(hidden if r.hidden is None else np.concatenate([hidden, carried], axis=1))
     width = hidden.shape[1] + (0 if r.hidden is None else units)
     return np.stack(found) if found else np.zeros((0, batch, width), np.float32)
+
+
+def _drawn(s: Sampling, values: Mapping[int, Array], sizes: Mapping[Atom, int]) -> Array:
+    """The index that is drawn of each row."""
+    shape, env = _space((*s.rows, s.element), sizes)
+
+    def of(e: Expr, kind: Any) -> Array:
+        return np.broadcast_to(
+            _scalar(e, env, values, {}), shape if e in (s.logit, s.word) else (*shape[:-1], 1)
+        ).astype(kind)
+
+    with np.errstate(all="ignore"):
+        x = of(s.logit, np.float64)
+        first = np.asarray(np.argmax(x, axis=-1), np.int32)
+        if s.temperature is None or s.word is None:
+            return first
+        top, heat = x.max(-1, keepdims=True), of(s.temperature, np.float64)
+        plain = ~(np.isfinite(top) & (heat >= 2.0**-126))[..., 0]
+        scores = np.where(x == top, 0.0, np.where(np.isneginf(x), -np.inf, (x - top) / heat))
+        order = -np.sort(-x, axis=-1)
+        kept = np.ones(shape, bool)
+        if s.top_k is not None:
+            k = of(s.top_k, np.int64)
+            k = np.where((k > 0) & (k < shape[-1]), k, shape[-1])
+            kept &= x >= np.take_along_axis(order, k - 1, -1)
+        if s.top_p is not None:
+            p, weights = of(s.top_p, np.float64), np.where(kept, np.exp(scores), 0)
+            places = np.argsort(-x, axis=-1, kind="stable")
+            sums = np.cumsum(np.take_along_axis(weights, places, -1), -1)
+            before = np.concatenate([np.zeros((*shape[:-1], 1)), sums[..., :-1]], -1)
+            count = np.maximum((before < p * sums[..., -1:]).sum(-1, keepdims=True), 1)
+            kept &= ~(p < 1) | (x >= np.take_along_axis(order, count - 1, -1))
+        u = (of(s.word, np.int64) % 2**32 + 0.5) / 2**32
+        drawn = np.argmax(np.where(kept, scores - np.log(-np.log1p(-u)), -np.inf), axis=-1)
+        return np.asarray(np.where(plain, first, drawn), np.int32)
 
 
 def _pooled(x: Array) -> Array:

@@ -21,6 +21,7 @@ from lapilli.ir.expr import Expr, Load, const, index, loads
 from lapilli.ir.integer import Int, Var, ceildiv, product
 
 if TYPE_CHECKING:
+    from lapilli.ir.draw import Sampling
     from lapilli.ir.recurrence import Recurrence
 
 _ids = itertools.count()
@@ -174,14 +175,14 @@ class Reduce(Node):
 
     argmin and argmax are the index of the first NaN, otherwise of the first extremum. argpool follows torch's pooling: the
     index of the last NaN, otherwise of the first maximum, and -1 if no element is larger than the smallest number. A Reduce
-    annotated as Recurrence is not a fold: the annotation describes it, and its body only lists what is read.
+    annotated as Recurrence or Sampling is not a fold: the annotation describes it, and its body only lists what is read.
     """
 
     axes: tuple[Var, ...] = ()
     raxes: tuple[Var, ...] = ()
     op: str = "sum"
     body: Expr = _ZERO
-    contraction: Matmul | Convolution | Recurrence | None = None
+    contraction: Matmul | Convolution | Recurrence | Sampling | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from lapilli.lower import (  # noqa: F401
     indexing,
     linalg,
     matmul,
+    next_token,
     normalization,
     orthogonal,
     pointwise,

@@ -85,12 +85,17 @@ def philox(counter: Sequence[Expr], key: Sequence[Expr]) -> list[Expr]:
     return c
 
 
+def words_at(call: Call, place: Int) -> list[Expr]:
+    """Four random words for the element number `place` of a call."""
+    return philox([index(place), const(0), stream(call), const(0)], seed(call))
+
+
 def words(call: Call, at: Sequence[Int]) -> list[Expr]:
     """Four random words for an element of the call's result."""
     linear = as_int(0)
     for i, size in zip(at, call.shape, strict=True):
         linear = linear * size + i
-    return philox([index(linear), const(0), stream(call), const(0)], seed(call))
+    return words_at(call, linear)
 
 
 def unit(word: Expr) -> Expr:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lapilli.ir.axes import reshape_index
+from lapilli.ir.draw import Sampling
 from lapilli.ir.expr import Expr, Load, Select, cast_to, cost, loads, rewrite, substitute, walk
 from lapilli.ir.integer import Atom, Extremum, Indirect, Int, Quotient, Remainder, Var, as_int, of, product
 from lapilli.ir.node import Attention, Convolution, Graph, Map, Matmul, Node, Reduce, Update
@@ -239,7 +240,7 @@ def operand_indices(r: Reduce) -> list[tuple[Node, tuple[Int, ...]]]:
     contraction = r.contraction
     if isinstance(contraction, Matmul):
         return [(contraction.lhs, contraction.lhs_index), (contraction.rhs, contraction.rhs_index)]
-    if isinstance(contraction, Recurrence):
+    if isinstance(contraction, Recurrence | Sampling):
         return []  # which are read as they lie
     assert isinstance(contraction, Convolution)
     fresh = tuple(of(Var(f"x{d}", size)) for d, size in enumerate(contraction.x.shape))
