@@ -3,13 +3,17 @@
     python examples/decoder.py [--device NAME] [--precision fp16] [--steps N] [--prompt TEXT]
 
 A small Llama over bytes learns this project's documentation for half a minute with torch on the CPU; `prefill` then reads the
-prompt, and `decode` writes byte by byte. Its keys and values are buffers of the model: states, which stay on the device.
+prompt, and `decode` writes byte by byte. Its keys and values are buffers of the model: states, which stay on the device. With a
+temperature, `read` and `write` draw the bytes on the device, where each step takes its input from the one before: the host only
+collects what is written.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lapilli
+from lapilli.sampling import next_token
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -100,6 +105,57 @@ def compile_decoder(
     return lapilli.compile(methods, precision=precision, target=target)
 
 
+class Writer(nn.Module):
+    """Chooses each next token where its logits are, and keeps it and its position there: the input of the next step."""
+
+    def __init__(self, model: Decoder) -> None:
+        super().__init__()
+        self.model = model
+        self.token, self.place = (nn.Buffer(torch.zeros(1, dtype=torch.int64)) for _ in range(2))
+
+    def read(self, tokens: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+        """tokens: [1, n], the prompt; the others: [] -> the token after it, [1]."""
+        self.place.zero_()
+        return self._next(tokens, temperature, top_k, top_p)
+
+    def write(self, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+        """The token after the last one, [1]."""
+        return self._next(self.token[None], temperature, top_k, top_p)
+
+    def _next(self, tokens: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+        token = next_token(self.model(tokens, self.place), temperature, top_k, top_p)
+        self.place.add_(tokens.shape[1])
+        self.token.copy_(token)
+        return token
+
+
+def choice(temperature: float, top_k: int = 0, top_p: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """How tokens are drawn, as a program takes it."""
+    return torch.tensor(temperature), torch.tensor(top_k), torch.tensor(top_p)
+
+
+def compile_writer(
+    model: Decoder, context: int, precision: Literal["fp32", "fp16"] = "fp32", target: str | None = None
+) -> lapilli.Program:
+    """One program: `read` takes a prompt, `write` nothing but how to draw."""
+    writer, drawn = Writer(model), choice(1.0)
+    many = torch.zeros(1, 8, dtype=torch.int64)
+    sizes = ({1: torch.export.Dim("n", min=2, max=context)}, None, None, None)
+    methods = {"read": (writer.read, (many, *drawn), sizes), "write": (writer.write, drawn)}
+    return lapilli.compile(methods, precision=precision, target=target)
+
+
+def written(
+    program: lapilli.Program, prompt: Tensor, count: int, drawn: tuple[Tensor, Tensor, Tensor], ahead: int = 2
+) -> Iterator[int]:
+    """`count` tokens after a prompt, each as soon as it is there; meanwhile the device has the next `ahead` steps to do."""
+    runs = deque([program.methods["read"].submit(prompt, *drawn)])
+    for k in range(count):
+        while len(runs) <= ahead and k + len(runs) < count:
+            runs.append(program.methods["write"].submit(*drawn))
+        yield int(runs.popleft().result())
+
+
 def learn(model: Decoder, text: Tensor, steps: int, context: int) -> float:
     """The loss after some steps of training on windows of a text."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -113,6 +169,23 @@ def learn(model: Decoder, text: Tensor, steps: int, context: int) -> float:
     return loss.item()
 
 
+def draw(model: Decoder, context: int, options: argparse.Namespace) -> None:
+    """Writes what is drawn."""
+    path = Path("demo") / "writer.lap"
+    path.parent.mkdir(exist_ok=True)
+    with compile_writer(model, context, options.precision) as compiled:
+        compiled.save(path)
+    prompt = torch.tensor([list(options.prompt.encode())])
+    count = min(options.count, context - prompt.shape[1])
+    with lapilli.load(path, device=options.device) as program:
+        print(f"device    {program.device.name} ({program.device.type}), plan {program.plan}")
+        program.set_state({"lapilli.random": torch.tensor([0, options.seed], dtype=torch.int32)})
+        start = time.perf_counter()
+        tokens = list(written(program, prompt, count, choice(options.temperature, options.top_k, options.top_p)))
+        print(f"written   {(time.perf_counter() - start) / count * 1e3:.2f} ms a token")
+    print(f"\n{options.prompt}│{bytes(tokens).decode(errors='replace')}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", help="index or part of a name; see `lapilli devices`")
@@ -120,6 +193,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300, help="of training")
     parser.add_argument("--prompt", default="The compiler turns a model into ")
     parser.add_argument("--count", type=int, default=160, help="bytes to write")
+    parser.add_argument("--temperature", type=float, help="draw bytes instead of taking the likeliest ones")
+    parser.add_argument("--top-k", type=int, default=0, help="from this many, 0: all")
+    parser.add_argument("--top-p", type=float, default=1.0, help="from those that have this probability together")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws")
     options = parser.parse_args()
     context = 256
 
@@ -130,6 +207,9 @@ def main() -> None:
     print(f"learned   {len(text)} bytes, {options.steps} steps, loss {loss:.2f}")
     model.requires_grad_(False)
 
+    if options.temperature is not None:
+        draw(model, context, options)
+        return
     path = Path("demo") / "decoder.lap"
     path.parent.mkdir(exist_ok=True)
     start = time.perf_counter()
@@ -141,18 +221,18 @@ def main() -> None:
         print(f"device    {program.device.name} ({program.device.type}), plan {program.plan}")
         prefill, decode = program.methods["prefill"], program.methods["decode"]
         prompt = torch.tensor([list(options.prompt.encode())])
-        written = [int(prefill(prompt, torch.tensor([0])).argmax())]
+        found = [int(prefill(prompt, torch.tensor([0])).argmax())]
         start = time.perf_counter()
-        while len(written) < options.count and prompt.shape[1] + len(written) < context:
-            place = torch.tensor([prompt.shape[1] + len(written) - 1])
-            written.append(int(decode(torch.tensor([written[-1:]]), place).argmax()))
+        while len(found) < options.count and prompt.shape[1] + len(found) < context:
+            place = torch.tensor([prompt.shape[1] + len(found) - 1])
+            found.append(int(decode(torch.tensor([found[-1:]]), place).argmax()))
         seconds = time.perf_counter() - start
-        print(f"decode    {seconds / max(len(written) - 1, 1) * 1e3:.2f} ms a token")
+        print(f"decode    {seconds / max(len(found) - 1, 1) * 1e3:.2f} ms a token")
 
-    given, expected = torch.cat([prompt, torch.tensor([written[:-1]])], 1), torch.tensor(written)
+    given, expected = torch.cat([prompt, torch.tensor([found[:-1]])], 1), torch.tensor(found)
     exact = model.train_on(given)[0, prompt.shape[1] - 1 :].argmax(-1)
-    print(f"torch     writes the same {int((exact == expected).sum())} of {len(written)} bytes")
-    print(f"\n{options.prompt}│{bytes(written).decode(errors='replace')}")
+    print(f"torch     writes the same {int((exact == expected).sum())} of {len(found)} bytes")
+    print(f"\n{options.prompt}│{bytes(found).decode(errors='replace')}")
 
 
 if __name__ == "__main__":

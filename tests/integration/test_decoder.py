@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from agreement import relative_error
-from decoder import Decoder, compile_decoder
+from decoder import Decoder, choice, compile_decoder, compile_writer, written
 from torch import Tensor, nn
 
 import lapilli
+from lapilli.sampling import next_token
 
 CONTEXT = 24
 
@@ -114,3 +115,51 @@ def test_different_buffers_of_one_name_are_refused() -> None:
     other.total += 1
     with pytest.raises(lapilli.CompileError, match="methods a and b have different buffers of the name 'total'"):
         lapilli.compile({"a": (Counter(), ONES), "b": (other, ONES)})
+
+
+class Chosen(nn.Module):
+    """A step that is given its token and position, and gives the next ones."""
+
+    def __init__(self, model: Decoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, token: Tensor, place: Tensor, *drawn: Tensor) -> tuple[Tensor, Tensor]:
+        return next_token(self.model(token, place), *drawn)[None], place + 1
+
+
+def test_steps_take_their_input_from_the_step_before() -> None:
+    """Greedy, a writer writes what torch finds likeliest after each token, however many steps are queued; drawn tokens depend on
+    the seed, and not on whether the host is between two steps, or tensors of the device are.
+    """
+    torch.manual_seed(2)
+    model = Decoder(words=40, width=32, layers=2, heads=4, groups=2, context=CONTEXT).requires_grad_(False)
+    prompt, count = torch.randint(40, (1, 5)), 12
+    with compile_writer(model, CONTEXT) as program:
+        assert program.report().segments == ("gpu",)
+        greedy = list(written(program, prompt, count, choice(0.0)))
+        whole = torch.cat([prompt, torch.tensor([greedy[:-1]])], 1)
+        assert greedy == model.train_on(whole)[0, 4:].argmax(-1).tolist()
+        found = []
+        for ahead in (1, 2, 7):
+            program.reset()
+            found.append(list(written(program, prompt, count, choice(3.0, 30, 0.95), ahead)))
+        assert found[0] == found[1] == found[2] != greedy
+        again = list(written(program, prompt, count, choice(3.0, 30, 0.95)))
+        assert again != found[0]  # draws go on
+        assert int(program.state()["owner.place"][0]) == 5 + count - 1
+
+    drawn = choice(3.0, 30, 0.95)
+    args = (torch.tensor([[1]]), torch.tensor([0]), *drawn)
+    with lapilli.compile(Chosen(model), args, fallback="error") as program:
+        token, place, here = args[0], args[1], []
+        for _ in range(count):
+            token, place = program(token, place, *drawn)
+            here.append(int(token))
+        program.reset()
+        on_device = [t.to("vulkan") for t in args]
+        there = []
+        for _ in range(count):
+            on_device[:2] = program(*on_device)
+            there.append(on_device[0])
+        assert torch.cat(there, 1).cpu()[0].tolist() == here and int(on_device[1]) == count
