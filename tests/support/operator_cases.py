@@ -10,6 +10,8 @@ import torch
 from agreement import Case
 from indexing_cases import factorisations, gathers, scatters, searches
 
+from lapilli import sampling
+
 aten = torch.ops.aten
 _generator = torch.Generator().manual_seed(7)
 Cases = dict[Any, list[Case]]
@@ -319,6 +321,14 @@ def _recurrent() -> Cases:
     return found
 
 
+def _definite_draws() -> Cases:
+    """Greedy, and from one element alone: test_sampling.py has the others."""
+    draw = sampling.OPERATOR
+    one, half = torch.tensor(1), torch.tensor(0.5)
+    sets = [(None, None, None), (half, one, None), (half, None, half * 0), (f(3) * 0, one, half)]
+    return {draw: [Case(draw, (x, *given)) for x in (f(3, 7), f(2, 3, 4500)) for given in sets]}
+
+
 CASES: Cases = {aten.convolution.default: convolutions()}
 for _group in (
     _scalar_overloads(),
@@ -338,6 +348,7 @@ for _group in (
     _attention(),
     _rows(),
     _recurrent(),
+    _definite_draws(),
 ):
     for _overload, _cases in _group.items():
         CASES.setdefault(_overload, []).extend(_cases)
