@@ -284,7 +284,8 @@ class Disturbed(TorchDispatchMode):
         self.compared += 1
         equal = first * sign < 0 if first.shape == sign.shape else torch.zeros_like(found)
         if self.index % 2 and self.index > 1 and isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor):
-            equal = equal | ((x - y).abs() <= ROUNDED * UNITS[self.precision] * x.abs())
+            units = max(ROUNDED, 2 * AMPLITUDES[self.precision][self.index])
+            equal = equal | ((x - y).abs() <= units * UNITS[self.precision] * x.abs())
         return torch.where(equal, name != "ne", found)
 
     def truth(self, x: Any) -> Any:
