@@ -427,8 +427,7 @@ class Emitter:
     def _product(self, e: Op, args: Sequence[str], lanes: int) -> str:
         if e.dtype is DType.float32:
             for k in (0, 1):
-                factor, other = e.args[k], e.args[1 - k]
-                if not isinstance(factor, Const) and self._is_known(factor) and not self._is_known(other):
+                if not isinstance(e.args[k], Const) and self._is_known(e.args[k]):
                     return self._function(VectorFunction("by_known"), e, (args[1 - k], args[k]), lanes)
         return f"({args[0]} * {args[1]})"
 
@@ -463,7 +462,7 @@ class Emitter:
     def _quotient(self, e: Op, args: Sequence[str], lanes: int) -> str:
         if e.dtype is DType.int32:
             return self._function(VectorFunction("intdiv_any"), e, args, lanes)
-        if not isinstance(e.args[0], Const) and self._is_known(e.args[0]) and not self._is_known(e.args[1]):
+        if not isinstance(e.args[0], Const) and self._is_known(e.args[0]):
             return self._function(VectorFunction("of_known"), e, args, lanes)
         if _has_normal_reciprocal(e.args[1]):
             return f"({args[0]} / {args[1]})"
