@@ -45,9 +45,9 @@ def _any(target: Target) -> bool:
 FAMILIES: Mapping[type, Sequence[Family]] = {
     Matmul: (
         Family("a few rows of blocks", _gpu, gpu_blocks.few_rows_of_blocks),
-        Family("one row by subgroups", _matrix, lambda v, task, ctx: gpu_matvec.matvec(v, ctx)),
+        Family("one row by subgroups", _matrix, gpu_matvec.matvec),
         Family("tiles on matrix units", _matrix, lambda v, task, ctx: gpu.matrix_product(v, ctx)),
-        Family("a few rows", _gpu, lambda v, task, ctx: gpu_matvec.few_rows(v, ctx)),
+        Family("a few rows", _gpu, gpu_matvec.few_rows),
         Family("tiles", _gpu, lambda v, task, ctx: gpu.product(v, ctx)),
         Family("register tiles", _any, cpu.product),
     ),

@@ -4,15 +4,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import abstractmethod
+from dataclasses import dataclass, field
 
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import flat
+from lapilli.codegen.pairs import Pairs
+from lapilli.codegen.scaled_rows import ScaledRows, scaled_rows
 from lapilli.codegen.template import Context, KernelTemplate
-from lapilli.codegen.wrapper import Wrapper, all_multiples, are_halves, batched, source, source8, with_sizes
+from lapilli.codegen.wrapper import (
+    Wrapper,
+    all_multiples,
+    are_halves,
+    batched,
+    source,
+    source8,
+    vector_load,
+    with_sizes,
+)
 from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, as_int, ceildiv
-from lapilli.ir.node import Constant, Node
+from lapilli.ir.node import Constant, Matmul, Node, Reduce
 from lapilli.schedule.contraction import MatmulView, Operand
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
@@ -22,56 +34,16 @@ MOST_ROWS = 8
 """Rows up to which a matrix is read once for all of them; more are for tiles."""
 TEAM, INVOCATIONS = 32, 128
 _LOADS = 4
-"""Loads of an invocation that are under way at once."""
+"""Loads of an invocation that are under way at once, ..."""
+_PAIR_LOADS = 2
+"""... and of each of two lines."""
 
 
 @dataclass(frozen=True)
-class Matvec(KernelTemplate):
-    """One row of halves; w keeps torch's layout [N, K]."""
-
-    x: Operand
-    w: Operand
-    n: Int
-    k: Int
-
-    @property
-    def operands(self) -> list[Node]:
-        return [self.x.node, self.w.node]
-
-    def write(self, task: Task, ctx: Context) -> KernelSource:
-        return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
-
-    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
-        w = Wrapper(task, ctx, "gpu_matvec", sizes_as_params=sizes_as_params)
-        w.epilogue(as_int(1), self.n, batched(task), vector=False)
-        source8(w, "X", self.x.node)
-        source8(w, "W", self.w.node)
-        w.params(
-            N=self.n, K8=self.k // 8, ldw8=self.w.strides[2] // 8, ldx8=self.k // 8, offsetX8=self.x.offset // 8,
-            offsetW8=self.w.offset // 8,
-        )  # fmt: skip
-        size = INVOCATIONS
-        groups = (ceildiv(self.n, size // MATRIX_SUBGROUP), as_int(1), as_int(1))
-        loads = max(1, min(_LOADS, -(-estimate(self.k) // (8 * MATRIX_SUBGROUP))))
-        call = f"matvec<X, W, E, {size}, {loads}>(P.t, gid, li);"
-        written = w.finish(call, groups, (size, 1, 1), "matvec", "MatvecParams")
-        written.needs = SUBGROUP_SUMS
-        written.flops = self.n * self.k * 2
-        return written
-
-
-def matvec(v: MatmulView, ctx: Context) -> Matvec | None:
-    x, w = v.lhs, v.rhs
-    if not are_halves(x.node, w.node) or v.m != 1 or v.batch != 1 or x.strides[2] != 1:
-        return None
-    if w.strides[1] != 1 or not all_multiples(8, v.k, w.strides[2], x.offset, w.offset):
-        return None
-    return Matvec(x, w, v.n, v.k)
-
-
-@dataclass(frozen=True)
-class FewRows(KernelTemplate):
-    """out[b, m, n]; rows of x and lines of w are contiguous along K, a multiple of four."""
+class RowProduct(KernelTemplate):
+    """A product of a few rows that reads whole rows and lines of the matrix, w. scaled: how the rows of x are computed as they are
+    read; None: they are in memory. pairs: which columns the epilogue takes together.
+    """
 
     x: Operand
     w: Operand
@@ -79,34 +51,144 @@ class FewRows(KernelTemplate):
     m: int
     n: Int
     k: Int
+    scaled: ScaledRows | None
+    pairs: Pairs | None = field(default=None, kw_only=True)
 
     @property
     def operands(self) -> list[Node]:
-        return [self.x.node, self.w.node]
+        left = [self.x.node] if self.scaled is None else self.scaled.reads
+        return [*left, self.w.node, *([self.pairs.w.node] if self.pairs is not None else [])]
+
+    @property
+    def second(self) -> Reduce | None:
+        """The second product that it computes, whose sums its epilogue takes."""
+        return self.pairs.second if self.pairs is not None else None
 
     def write(self, task: Task, ctx: Context) -> KernelSource:
         return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
 
+    @abstractmethod
+    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource: ...
+
+    def _epilogue(self, w: Wrapper) -> Int:
+        """struct E, and how often it is called for a row."""
+        if self.pairs is None:
+            w.epilogue(as_int(self.m), self.n, batched(w.task), vector=False)
+            return self.n
+        self.pairs.write(w, self.n, batched(w.task))
+        return self.pairs.count(self.n)
+
+    def _flops(self) -> Int:
+        return self.batch * self.n * self.k * ((4 if self.second is not None else 2) * self.m)
+
+
+@dataclass(frozen=True)
+class Matvec(RowProduct):
+    """One row, and a matrix of halves; w keeps torch's layout [N, K]."""
+
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
-        columns = 2 if self.m > 1 else 1
-        w = Wrapper(task, ctx, "gpu_few_rows", sizes_as_params=sizes_as_params)
-        w.epilogue(as_int(self.m), self.n, batched(task), vector=False)
-        source(w, "X", self.x.node, vector=True)
-        source(w, "W", self.w.node, vector=True)
-        (batch_x, row, _), (batch_w, _, line) = self.x.strides, self.w.strides
+        w = Wrapper(task, ctx, "gpu_matvec", sizes_as_params=sizes_as_params)
+        count = self._epilogue(w)
+        if self.scaled is not None:
+            self.scaled.source(w, product_of(task), batched(task), 2)
+        else:
+            b = w.kernel.bind(self.x.node, "uint4")
+            w.structs.append(
+                "struct X : IRows8\n{\n"
+                "    static void load(uint b, uint m, uint k, out float4 lo, out float4 hi, inout float sum)\n    {\n"
+                f"        uint4 q = {b}[P.offsetX8 + k];\n"
+                "        lo = float4(halves(q.x), halves(q.y));\n        hi = float4(halves(q.z), halves(q.w));\n    }\n"
+                "    static float factor(uint b, uint m, float sum) { return 1.0f; }\n};\n"
+            )
+            w.fields.append(("offsetX8", self.x.offset // 8))
+        second = self.pairs.w if self.pairs is not None else self.w
+        source8(w, "W", self.w.node)
+        if self.pairs is not None:
+            source8(w, "V", second.node)
         w.params(
-            N=self.n, K4=self.k // 4, ldx4=row // 4, ldw4=line // 4, batchX4=batch_x // 4, batchW4=batch_w // 4,
-            offsetX4=self.x.offset // 4, offsetW4=self.w.offset // 4,
+            N=count, K8=self.k // 8, ldw8=self.w.strides[2] // 8, offsetW8=self.w.offset // 8, ldv8=second.strides[2] // 8,
+            offsetV8=second.offset // 8,
         )  # fmt: skip
-        groups = (ceildiv(self.n, INVOCATIONS // TEAM * columns), as_int(1), self.batch)
-        call = f"few_rows<X, W, E, {self.m}, {columns}, {TEAM}, {INVOCATIONS}>(P.t, gid, li);"
-        written = w.finish(call, groups, (INVOCATIONS, 1, 1), "few_rows", "FewRowsParams")
-        written.shared = 4 * INVOCATIONS * self.m * columns
-        written.flops = self.batch * self.n * self.k * (2 * self.m)
+        size = INVOCATIONS
+        groups = (ceildiv(count, size // MATRIX_SUBGROUP), as_int(1), as_int(1))
+        loads = max(1, min(_LOADS, -(-estimate(self.k) // (8 * MATRIX_SUBGROUP))))
+        if self.pairs is None:
+            call = f"matvec<X, W, E, {size}, {loads}>(P.t, gid, li);"
+        else:
+            call = f"matvec_pairs<X, W, V, L, E, {size}, {min(loads, _PAIR_LOADS)}>(P.t, gid, li);"
+        offset = "" if self.scaled is not None else "uint offsetX8; "
+        written = w.finish(
+            call, groups, (size, 1, 1), "matvec", f"{offset}MatvecParams t;", ["row_operands"], plain=True
+        )
+        written.needs = SUBGROUP_SUMS
+        written.flops = self._flops()
         return written
 
 
-def few_rows(v: MatmulView, ctx: Context) -> FewRows | None:
+def product_of(task: Task) -> Matmul:
+    """The product that a task computes."""
+    assert task.reduction is not None and isinstance(task.reduction.contraction, Matmul)
+    return task.reduction.contraction
+
+
+def _scaled(task: Task, ctx: Context, vectors: int) -> ScaledRows | None:
+    found = scaled_rows(task, ctx)
+    fits = found is not None and found.is_vectorizable(ctx, product_of(task), batched(task), vectors)
+    return found if fits else None
+
+
+def matvec(v: MatmulView, task: Task, ctx: Context) -> Matvec | None:
+    x, w = v.lhs, v.rhs
+    if not are_halves(x.node, w.node) or v.m != 1 or v.batch != 1 or x.strides[2] != 1:
+        return None
+    if w.strides[1] != 1 or not all_multiples(8, v.k, w.strides[2], x.offset, w.offset):
+        return None
+    return Matvec(x, w, v.batch, 1, v.n, v.k, _scaled(task, ctx, 2))
+
+
+@dataclass(frozen=True)
+class FewRows(RowProduct):
+    """out[b, m, n]; rows of x and lines of w are contiguous along K, a multiple of four."""
+
+    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
+        columns = 2 if self.m > 1 or self.pairs is not None else 1
+        w = Wrapper(task, ctx, "gpu_few_rows", sizes_as_params=sizes_as_params)
+        count = self._epilogue(w)
+        if self.scaled is not None:
+            self.scaled.source(w, product_of(task), batched(task), 1)
+        else:
+            w.structs.append(
+                "struct X : IRows4\n{\n    static void load(uint b, uint m, uint k, out float4 lo, inout float sum)\n    {\n"
+                f"        uint i = P.offsetX4 + b * P.batchX4 + m * P.ldx4 + k;\n        lo = {vector_load(w, self.x.node)};\n"
+                "    }\n    static float factor(uint b, uint m, float sum) { return 1.0f; }\n};\n"
+            )
+            batch_x, row, _ = self.x.strides
+            w.fields += [("offsetX4", self.x.offset // 4), ("batchX4", batch_x // 4), ("ldx4", row // 4)]
+        second = self.pairs.w if self.pairs is not None else self.w
+        source(w, "W", self.w.node, vector=True)
+        if self.pairs is not None:
+            source(w, "V", second.node, vector=True)
+        w.params(
+            N=count, K4=self.k // 4, ldw4=self.w.strides[2] // 4, batchW4=self.w.strides[0] // 4, offsetW4=self.w.offset // 4,
+            ldv4=second.strides[2] // 4, batchV4=second.strides[0] // 4, offsetV4=second.offset // 4,
+        )  # fmt: skip
+        norm = int(self.scaled is not None)
+        if self.pairs is None:
+            groups = (ceildiv(count, INVOCATIONS // TEAM * columns), as_int(1), self.batch)
+            call = f"few_rows<X, W, E, {self.m}, {columns}, {TEAM}, {INVOCATIONS}, {norm}>(P.t, gid, li);"
+        else:
+            groups = (ceildiv(count, INVOCATIONS // TEAM), as_int(1), self.batch)
+            call = f"few_rows_pairs<X, W, V, L, E, {self.m}, {TEAM}, {INVOCATIONS}, {norm}>(P.t, gid, li);"
+        rows = "" if self.scaled is not None else "uint offsetX4; uint batchX4; uint ldx4; "
+        written = w.finish(
+            call, groups, (INVOCATIONS, 1, 1), "few_rows", f"{rows}FewRowsParams t;", ["row_operands"], plain=True
+        )
+        written.shared = 4 * INVOCATIONS * self.m * (columns + norm)
+        written.flops = self._flops()
+        return written
+
+
+def few_rows(v: MatmulView, task: Task, ctx: Context) -> FewRows | None:
     """The matrix must be contiguous along K, or constant, and is then packed so once."""
     m, x, w = v.m.value, v.lhs, v.rhs
     if m is None or not 0 < m <= MOST_ROWS or not x.node.dtype.is_float or not w.node.dtype.is_float:
@@ -117,7 +199,7 @@ def few_rows(v: MatmulView, ctx: Context) -> FewRows | None:
         if not isinstance(w.node, Constant):
             return None
         w = _packed_lines(v, ctx)
-    return FewRows(x, w, v.batch, m, v.n, v.k)
+    return FewRows(x, w, v.batch, m, v.n, v.k, _scaled(task, ctx, 1))
 
 
 def _packed_lines(v: MatmulView, ctx: Context) -> Operand:

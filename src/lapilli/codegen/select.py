@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lapilli.codegen import families, flash_attention, generic, recurrent_kernels, rows, sampling_kernels, split_k
+from lapilli.codegen.absorb import absorb
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
 from lapilli.codegen.parts import split_bindings
 from lapilli.codegen.template import Context, KernelTemplate
@@ -47,7 +48,7 @@ def select(made: Draft) -> list[Task]:
             selected += _contraction(task, ctx)
             continue
         selected.append(task)
-    return selected
+    return absorb(selected, made, ctx)
 
 
 def _reads_operands(task: Task, ctx: Context) -> bool:

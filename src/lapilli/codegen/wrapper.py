@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable, declarations, lane_steps, stored_as
 from lapilli.codegen.kernel import MAX_GROUPS, MAX_PARAMS, KernelSource
 from lapilli.codegen.template import Context
 from lapilli.ir.axes import split
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import rewrite
+from lapilli.ir.expr import Expr, Load, reads, rewrite, substitute
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, minimum, of, product
 from lapilli.ir.node import Convolution, Matmul, Node
 from lapilli.schedule.task import Task
@@ -111,29 +111,47 @@ class Wrapper:
         axes: dict[Atom, Int] = mapping(of(m), column)
         result = "v" if task.reduction.dtype.is_float else "asint(v)"
         e = Emitter(self.kernel, names, lane_int, {task.reduction.id: result}, "        ")
-        kind = stored_as(task.out.dtype, self.kernel.half)
         saved = list(self.kernel.bindings), list(self.kernel.params)
-        offset = self.ctx.layouts[task.out.id].offset([i.substitute(axes) for i in task.store])
         try:
-            text = e.value(rewrite(task.value, axes))
-            if lanes > 1:
-                first = offset.substitute({lane: 0})
-                if lane_steps(offset, lane) == [1, 2, 3] and first % LANES == 0 and kind in ("float", "half", "int"):
-                    buffer = self.kernel.bind(task.out, f"{kind}4", written=True)
-                    e.line(f"{buffer}[{e.integer(first // LANES)}] = {kind}4({text});")
-                    return e.text()
-                if kind not in ("float", "half", "int"):
-                    raise NotVectorizable
-                buffer = self.kernel.bind(task.out, kind, written=True)
-                for k in range(LANES):
-                    e.line(f"{buffer}[{e.integer(offset.substitute({lane: k}))}] = {kind}({text}[{k}]);")
-                return e.text()
-            buffer = self.kernel.bind(task.out, kind, written=True)
-            e.line(f"{buffer}[{e.integer(offset)}] = {kind}({text});")
-            return e.text()
+            self.store(e, axes)
         except NotVectorizable:
             self.kernel.bindings, self.kernel.params = saved
             return None
+        return e.text()
+
+    def store(self, e: Emitter, axes: Mapping[Atom, Int], on_load: Callable[[Load], Expr | None] | None = None) -> None:
+        """Statements that store the task's value at some axes. on_load: what loads in it become. Raises NotVectorizable."""
+        task = self.task
+        kind = stored_as(task.out.dtype, self.kernel.half)
+        offset = self.ctx.layouts[task.out.id].offset([substitute(i, axes) for i in task.store])
+        text = e.value(rewrite(rewrite(task.value, axes), {}, on_load))  # what is not computed there is not asked for
+        guard = self._guard(e, axes)
+        if e.lane is None:
+            buffer = self.kernel.bind(task.out, kind, written=True)
+            e.line(f"{guard}{buffer}[{e.integer(offset)}] = {kind}({text});")
+            return
+        lane = next(iter(e.lane.atoms()))
+        first = substitute(offset, {lane: 0})
+        if lane_steps(offset, lane) == [1, 2, 3] and first % LANES == 0 and kind in ("float", "half", "int"):
+            buffer = self.kernel.bind(task.out, f"{kind}4", written=True)
+            e.line(f"{guard}{buffer}[{e.integer(first // LANES)}] = {kind}4({text});")
+            return
+        if kind not in ("float", "half", "int"):
+            raise NotVectorizable
+        buffer = self.kernel.bind(task.out, kind, written=True)
+        for k in range(LANES):
+            e.line(f"{guard}{buffer}[{e.integer(substitute(offset, {lane: k}))}] = {kind}({text}[{k}]);")
+
+    def _guard(self, e: Emitter, axes: Mapping[Atom, Int]) -> str:
+        """Of a statement that stores at a computed place, which may be out of range."""
+        texts = []
+        for place, size in self.task.within:
+            i = substitute(place, axes)
+            if e.lane is not None and reads(i, next(iter(e.lane.atoms()))):
+                raise NotVectorizable("places are computed one by one")
+            text = e.integer(i)
+            texts.append(f"{text} >= 0 && {text} < {self.kernel.param(size)}")
+        return f"if ({' && '.join(texts)}) " if texts else ""
 
     def finish(self, call: str, groups: tuple[IntLike, IntLike, IntLike], local: tuple[int, int, int], name: str,
                struct: str, imports: Sequence[str] = (), plain: bool = False) -> KernelSource:  # fmt: skip

@@ -53,6 +53,9 @@ class Realized:
 
 READS = 12  # the most buffers that a value and its reader may read together as one kernel, ...
 MOST_READS = 24  # ... and the reader with all that vanishes into it
+_FEW_PARTS = 4
+"""Parts up to which a concatenation computes them; of more, each is computed in its place of the result by a kernel of its own
+(`schedule/concatenate.py`)."""
 
 
 def realize(graph: Graph) -> Realized:
@@ -144,13 +147,16 @@ def _reason(
         if isinstance(reader, Map) and aligned:
             return None
         return "epilogue"
-    work = cost(body) + sum(isinstance(e, Select) for e in walk(body))
+    work = cost(body) + _guards(body)
     if isinstance(reader, Reduce):
         if reader.contraction is not None:
             return "operand of a contraction"
         repeats = estimate(product([a.extent for a in reader.axes + reader.raxes])) / max(1, estimate(product(n.shape)))
         return None if repeats <= 1 or work <= 2 else "would be computed repeatedly by a reduction"
     grows = estimate(product([a.extent for a in over])) > estimate(product(n.shape)) or len(at) > 1
+    parts = _guards(body) + _guards(found.bodies[reader.id]) + 1
+    if grows and len(at) == 1 and parts <= _FEW_PARTS and _is_part(next(iter(at)), over):
+        return None
     return None if not grows or work <= 2 else "would be computed repeatedly by a broadcast"
 
 
@@ -179,6 +185,23 @@ def is_permutation(node: Node, index: tuple[Int, ...], axes: Sequence[Var]) -> b
         if atom is None or atom in seen or atom not in axes or atom.extent != size:
             return False
         seen.add(atom)
+    return all(a in seen or a.extent == 1 for a in axes)
+
+
+def _guards(e: Expr) -> int:
+    return sum(isinstance(x, Select) for x in walk(e))
+
+
+def _is_part(index: tuple[Int, ...], axes: Sequence[Var]) -> bool:
+    """Whether a reader over some axes reads each element at most once, moved by constants: a part of a concatenation, as the
+    halves of a rotation are. Its guards keep the others from being computed.
+    """
+    seen: set[Var] = set()
+    for i in index:
+        atom = as_var(i - i.const)
+        if i.value is None and (atom is None or atom in seen or atom not in axes):
+            return False
+        seen |= {atom} if atom is not None else set()
     return all(a in seen or a.extent == 1 for a in axes)
 
 

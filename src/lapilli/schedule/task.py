@@ -31,6 +31,11 @@ class Template(ABC):
         """Extra tasks that compute some of its operands."""
         return ()
 
+    @property
+    def second(self) -> Reduce | None:
+        """Another reduction that it computes beside the task's; the task's value reads its accumulator, too."""
+        return None
+
 
 @dataclass(eq=False)
 class Task:
@@ -62,9 +67,10 @@ class Task:
             joined = [r for m in (*self.members, replace(self, row=None, members=())) for r in m.reads()]
             return list({r.id: r for r in joined if r.id not in inside}.values())
         found: dict[int, Node] = {n.id: n for n in self.template.operands} if self.template is not None else {}
+        computed = [self.reduction, self.template.second if self.template is not None else None]
         for e in (self.reduction_body if self.template is None else None, self.value):
             for ld in loads(e) if e is not None else []:
-                if ld.node is not self.reduction:
+                if ld.node not in computed:
                     found.setdefault(ld.node.id, ld.node)
         for atom in {a for i in self.store for a in i.atoms()}:
             for ld in loads(atom.expr) if isinstance(atom, Indirect) else []:
