@@ -30,14 +30,14 @@ ROOT = Path(__file__).resolve().parent.parent
 class Block(nn.Module):
     """Attention with rotary positions, grouped queries and a cache, and a gated feed-forward network."""
 
-    def __init__(self, width: int, heads: int, groups: int, context: int) -> None:
+    def __init__(self, width: int, heads: int, groups: int, context: int, inner: int) -> None:
         super().__init__()
         self.heads, self.groups, self.size = heads, groups, width // heads
         self.before_attention, self.before_mlp = nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)
         self.q, self.out = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.k, self.v = (nn.Linear(width, groups * self.size, bias=False) for _ in range(2))
-        self.gate, self.up = (nn.Linear(width, 3 * width, bias=False) for _ in range(2))
-        self.down = nn.Linear(3 * width, width, bias=False)
+        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, width, bias=False)
         self.keys = nn.Buffer(torch.zeros(1, groups, context, self.size), persistent=False)
         self.values = nn.Buffer(torch.zeros(1, groups, context, self.size), persistent=False)
 
@@ -66,10 +66,12 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 class Decoder(nn.Module):
     """A Llama-like language model: tokens [1, n] at positions start, start + 1, ... to logits [1, words] of the next one."""
 
-    def __init__(self, words: int, width: int, layers: int, heads: int, groups: int, context: int) -> None:
+    def __init__(
+        self, words: int, width: int, layers: int, heads: int, groups: int, context: int, inner: int | None = None
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, width)
-        self.blocks = nn.ModuleList(Block(width, heads, groups, context) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, groups, context, inner or 3 * width) for _ in range(layers))
         self.norm, self.head = nn.RMSNorm(width, eps=1e-5), nn.Linear(width, words, bias=False)
         size = width // heads
         angles = torch.arange(context)[:, None] / 10000 ** (torch.arange(0, size, 2) / size)
@@ -78,7 +80,7 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         """tokens: [1, n] int64; start: [1] int64."""
-        places = start + torch.arange(tokens.shape[1])
+        places = start + torch.arange(tokens.shape[1], device=start.device)
         mask = self.positions <= places[:, None]
         x, rotation = self.embedding(tokens), (self.cos[places], self.sin[places])
         for block in self.blocks:

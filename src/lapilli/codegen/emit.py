@@ -32,6 +32,8 @@ from lapilli.ir.scalar import OPS, VectorFunction
 from lapilli.schedule.layout import Layout
 
 LANES = 4
+ALIGNMENT = 256
+"""Bytes; every device binds a buffer from a multiple of them on."""
 _HEAVY = 64
 """Weight of an integer expression from which it is computed once and has a name. Sizes that are quotients of sums of products of
 sizes (the pieces of a long sum, in the gradient of a convolution of open sizes) come in each other's operands several times:
@@ -52,12 +54,15 @@ class BufferBinding:
     texel: bool = False  # a uniform texel buffer: four elements a fetch
     part: int = 0
     parts: int = 1
+    start: int = 0  # bytes of the value before what is bound, a multiple of ALIGNMENT
+    coherent: bool = False  # work groups see what others wrote
 
 
 def declaration(number: int, name: str, b: BufferBinding) -> str:
     """The Slang text of a binding."""
     kind = "RWStructuredBuffer" if b.written else "Buffer" if b.texel else "StructuredBuffer"
-    return f"[[vk::binding({number}, 0)]] {kind}<{b.type}> {name};"
+    coherent = "globallycoherent " if b.coherent else ""
+    return f"[[vk::binding({number}, 0)]] {coherent}{kind}<{b.type}> {name};"
 
 
 def declarations(bindings: Sequence[BufferBinding]) -> list[str]:
@@ -77,11 +82,13 @@ class KernelBuilder:
     bindings: list[BufferBinding] = field(default_factory=list)
     params: list[tuple[str, Int]] = field(default_factory=list)
 
-    def bind(self, node: Node, type: str, written: bool = False, texel: bool = False) -> str:
+    def bind(
+        self, node: Node, type: str, written: bool = False, texel: bool = False, coherent: bool = False, start: int = 0
+    ) -> str:
         for k, b in enumerate(self.bindings):
             if b.node is node and (b.type, b.written, b.texel) == (type, written, texel):
                 return f"b{k}"
-        self.bindings.append(BufferBinding(node, type, written, texel))
+        self.bindings.append(BufferBinding(node, type, written, texel, start=start, coherent=coherent))
         return f"b{len(self.bindings) - 1}"
 
     def bind_vector(self, node: Node) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 from lapilli.codegen.emit import Emitter
@@ -102,6 +102,9 @@ def _few_queries(scores: Task, note: Attention, ctx: Context) -> _FewQueries | _
     rows = batch * queries * made.most_parts
     parts = Node((rows, as_int(made.columns + 4)), DType.float32, f"{note.scores.name}_parts", note.scores.origin)
     ctx.dense(parts)
+    groups = (batch // made.group).value
+    if groups is not None:
+        return replace(made, joined=parts, counter=ctx.counters.take(groups), counters=ctx.counters.node)
     step = simple_task(parts, [*scores.origins[:1]], "attention, shared out")
     step.template = made
     return _Join(made, parts, step)
@@ -321,6 +324,17 @@ class _FewQueries(_Attention):
 
     note: Attention
     units: int  # of the device
+    joined: Node | None = None  # parts that its work groups put together themselves, ...
+    counters: Node | None = None  # ... and where they count them
+    counter: int = 0  # the first of its own, in bytes
+
+    @property
+    def operands(self) -> list[Node]:
+        return [*super().operands, *([self.counters] if self.counters is not None else [])]
+
+    @property
+    def scratch(self) -> list[Node]:
+        return [self.joined] if self.joined is not None else []
 
     @property
     def queries(self) -> int:
@@ -352,21 +366,22 @@ class _FewQueries(_Attention):
 
     @property
     def parts(self) -> Int:
-        return ceildiv(self.note.inner.extent, self.per) if self.most_parts > 1 else as_int(1)
+        return maximum(ceildiv(self.note.inner.extent, self.per), 1) if self.most_parts > 1 else as_int(1)
 
     @property
     def shared(self) -> int:
         rows = self.group * self.queries
         numbers = _INVOCATIONS * (rows + 1) + 2 * rows + 2
-        return 16 * rows * (-(-self.size // 4) + _INVOCATIONS) + 16 * -(-numbers // 4)
+        weights = 2 * rows * self.most_parts if self.most_parts > 1 else 0
+        return 16 * rows * (-(-self.size // 4) + _INVOCATIONS) + 16 * -(-numbers // 4) + 16 * -(-weights // 4)
 
     def fits(self, task: Task, ctx: Context) -> bool:
         return True  # `_few_queries` has seen to it
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
-        note, direct = self.note, self.parts == 1
+        note, whole = self.note, self.parts == 1
         w = Wrapper(task, ctx, "gpu_attention_few", sizes_as_params=sizes_as_params)
-        if direct:
+        if whole or self.joined is not None:
             w.epilogue(note.rows[0].extent, as_int(self.width), batched(task))
         else:
             w.epilogue(task.out.shape[0], task.out.shape[1], batched(task))
@@ -378,9 +393,11 @@ class _FewQueries(_Attention):
             source(w, name.upper(), t.operand.node, vector=t.wide)
             _place(w, name, t, 4 if t.wide else 1)
         wide = ", ".join(str(int(t.wide)) for t in (self.q, self.k, self.v))
+        parts = self._parts(w)
+        mode = 1 if whole else 2 if self.joined is not None else 0
         call = (
-            f"attention_few<Q, K, V, F, M, E, {self.size}, {self.width}, {wide}, {self.queries}, {self.group}, "
-            f"{self.most_parts}, {_INVOCATIONS}, {int(direct)}>(P.t, gid, li);"
+            f"attention_few<Q, K, V, F, M, E, {parts}, {self.size}, {self.width}, {wide}, {self.queries}, {self.group}, "
+            f"{self.most_parts}, {_INVOCATIONS}, {mode}>(P.t, gid, li);"
         )
         groups = (self.parts, as_int(1), product([a.extent for a in note.batch]) // self.group)
         written = w.finish(call, groups, (_INVOCATIONS, 1, 1), "attention_few", "FewQueriesParams", ["gpu_attention"])
@@ -388,6 +405,21 @@ class _FewQueries(_Attention):
         batch = product([a.extent for a in note.batch])
         written.flops = batch * note.inner.extent * (2 * self.queries * (self.size + self.width))
         return written
+
+    def _parts(self, w: Wrapper) -> str:
+        """struct J: parts, and counters. Returns the name of the type."""
+        if self.joined is None or self.counters is None:
+            return "NoParts"
+        parts = w.kernel.bind(self.joined, "float4", written=True, coherent=True)
+        counters = w.kernel.bind(self.counters, "uint", written=True, coherent=True, start=self.counter)
+        w.structs.append(
+            "struct J : IParts\n{\n"
+            f"    static void store(uint i, float4 v) {{ {parts}[i] = v; }}\n"
+            f"    static float4 load(uint i) {{ return {parts}[i]; }}\n"
+            "    static uint arrive(uint head)\n    {\n        uint before;\n"
+            f"        InterlockedAdd({counters}[head], 1u, before);\n        return before;\n    }}\n}};\n"
+        )
+        return "J"
 
     def _keep(self, w: Wrapper) -> None:
         """struct M: whether a mask leaves a key, if it takes all the others out whatever their score is."""

@@ -55,7 +55,7 @@ def split_bindings(written: KernelSource, memory: Callable[[Node], Node], target
 def place(b: BufferBinding, size: Int, storage: int) -> tuple[Int, Int]:
     """First byte and number of bytes of a part of a value of `size` bytes."""
     if b.parts == 1:
-        return as_int(0), size
+        return as_int(b.start), size - b.start
     first = minimum(b.part * storage, size)
     rest = size - first
     return first, rest if b.part + 1 == b.parts else minimum(storage, rest)

@@ -48,6 +48,9 @@ def select(made: Draft) -> list[Task]:
             selected += _contraction(task, ctx)
             continue
         selected.append(task)
+    if ctx.counters.count:
+        ctx.dense(ctx.counters.node)
+        selected.insert(0, ctx.counters.task())
     return absorb(selected, made, ctx)
 
 

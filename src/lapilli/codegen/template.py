@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lapilli.codegen.emit import stored_as
+from lapilli.codegen.emit import ALIGNMENT, stored_as
 from lapilli.codegen.kernel import KernelSource
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
@@ -23,6 +23,25 @@ PackedBody = Callable[..., tuple[list[Int], Expr]]
 """For the indices of a packed operand: guards, and the element where they hold."""
 
 
+@dataclass
+class Counters:
+    """Numbers that kernels count in, 0 at the beginning of each run: one value, of which each kernel has a part."""
+
+    node: Node = field(default_factory=lambda: Node((), DType.int32, "counters"))
+    count: int = 0
+
+    def take(self, count: int) -> int:
+        """Where a kernel's part begins, in bytes: it binds only that, so that kernels that do the same have the same text."""
+        first = 4 * self.count
+        self.count += -(-4 * count // ALIGNMENT) * ALIGNMENT // 4
+        self.node.shape = (as_int(self.count),)
+        return first
+
+    def task(self) -> Task:
+        axes, at = fresh_axes(self.node.shape)
+        return Task(self.node, axes, at, const(0), origins=["zero"], reason="counters of kernels", every_run=True)
+
+
 @dataclass(frozen=True)
 class Context:
     """The part of the schedule that templates use."""
@@ -34,6 +53,7 @@ class Context:
     """By their results, as they are before kernels take over work of theirs."""
     copies: dict[tuple[Any, ...], Packed] = field(default_factory=dict)
     """Copies that several templates read, by what they are."""
+    counters: Counters = field(default_factory=Counters)
 
     def dense(self, node: Node) -> None:
         """Gives a new value a row-major layout."""

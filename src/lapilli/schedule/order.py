@@ -37,7 +37,7 @@ def order(
     at_load: set[int] = set()
     for t in tasks:
         known = all(isinstance(r, Constant) or r.id in at_load for r in t.reads())
-        if known and t.out.id not in fixed and not t.is_dynamic():
+        if known and t.out.id not in fixed and not t.every_run and not t.is_dynamic():
             at_load.add(t.out.id)
     load = [t for t in tasks if t.out.id in at_load]
     run = [t for t in tasks if t.out.id not in at_load]
@@ -81,6 +81,8 @@ def _lifetimes(
     for t, level in zip(tasks, levels, strict=True):
         out = windows[t.out.id].whole if t.out.id in windows else t.out
         lives[out.id] = (lives[out.id][0] if out.id in lives else starts[level], ends[level])
+        for n in t.template.scratch if t.template is not None else ():
+            lives[n.id] = (starts[level], ends[level])
         for r in t.reads():
             if r.id in lives:
                 lives[r.id] = (lives[r.id][0], ends[level])

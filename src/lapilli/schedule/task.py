@@ -32,6 +32,11 @@ class Template(ABC):
         return ()
 
     @property
+    def scratch(self) -> Sequence[Node]:
+        """Memory that its work groups share while it runs."""
+        return ()
+
+    @property
     def second(self) -> Reduce | None:
         """Another reduction that it computes beside the task's; the task's value reads its accumulator, too."""
         return None
@@ -54,6 +59,7 @@ class Task:
     members: tuple[Task, ...] = ()  # tasks that became part of this one, in order
     partial: bool = False  # other elements of `out` are left as they are
     within: tuple[tuple[Int, Int], ...] = ()  # (i, n): only what has 0 <= i < n is stored
+    every_run: bool = False  # also if it reads constants only: kernels change what it stores
 
     @property
     def label(self) -> str:
