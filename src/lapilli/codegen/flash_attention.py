@@ -27,6 +27,7 @@ from lapilli.target import MATRIX_UNITS, QUADS, VOTES
 
 _KEYS = 32  # of a tile
 _INVOCATIONS = 128
+_LOADS = 8  # of an invocation, for a few queries, at once
 _FEW_ROWS = 8  # queries, of heads that are done together
 _PARTS = 64  # into which keys are shared out at most
 _GROUPS = 4  # work groups for each compute unit that are enough
@@ -397,7 +398,7 @@ class _FewQueries(_Attention):
         mode = 1 if whole else 2 if self.joined is not None else 0
         call = (
             f"attention_few<Q, K, V, F, M, E, {parts}, {self.size}, {self.width}, {wide}, {self.queries}, {self.group}, "
-            f"{self.most_parts}, {_INVOCATIONS}, {mode}>(P.t, gid, li);"
+            f"{self.most_parts}, {_INVOCATIONS}, {mode}, {_LOADS}>(P.t, gid, li);"
         )
         groups = (self.parts, as_int(1), product([a.extent for a in note.batch]) // self.group)
         written = w.finish(call, groups, (_INVOCATIONS, 1, 1), "attention_few", "FewQueriesParams", ["gpu_attention"])
