@@ -232,3 +232,84 @@ def test_places_out_of_range_change_nothing(place: int) -> None:
     with compiled(model, (x, angles, torch.tensor([0])), "gpu-fp32") as program:
         before = program(x, angles, torch.tensor([1]))
         torch.testing.assert_close(before, program(x, angles, torch.tensor([place])), rtol=0, atol=0)
+
+
+class ReadsItsCache(nn.Module):
+    """What is stored depends on all of the cache's first entry."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.product = linear(width, width)
+        self.cache = nn.Buffer(torch.linspace(-1, 1, 3 * width).reshape(3, width))
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        return self.cache.index_copy_(0, places, self.product(self.cache[:1]) + x) * 1
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_products_of_a_cache_end_before_it_changes(plan: str) -> None:
+    args, bound = (torch.ones(1, 512), torch.tensor([0])), 5e-3 if "fp16" in plan else 1e-5
+    with compiled(ReadsItsCache(512), args, plan) as program:
+        exact = ReadsItsCache(512).double()
+        for place in (0, 2, 0):
+            given = args[0], torch.tensor([place])
+            torch.testing.assert_close(
+                program(*given).double(), exact(given[0].double(), given[1]), rtol=bound, atol=bound
+            )
+        assert len(kernels(program)) == 3, kernels(program)
+
+
+class Mixed(nn.Module):
+    """What a layer may be made of, by chance: a norm, products of its rows that are turned, gated, cached, or read twice."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        random = torch.Generator().manual_seed(seed)
+
+        def one(of: list[Any]) -> Any:
+            return of[int(torch.randint(len(of), (1,), generator=random))]
+
+        self.rows, self.heads, self.size, self.width = (
+            one([1, 1, 2, 7]),
+            one([1, 2, 5]),
+            one([4, 8, 20]),
+            one([8, 24, 100]),
+        )
+        self.norm, self.turn, self.steps = one(list(NORMS.values())), one(list(TURNS.values())), one([1, 3])
+        self.q, self.k, self.v, self.g = (
+            linear(self.heads * self.size, self.width, one([False, True])) for _ in range(4)
+        )
+        self.keys, self.values = (nn.Buffer(torch.zeros(1, self.heads, 9, self.size)) for _ in range(2))
+        self.reads_twice, self.gated = one([False, True]), one([False, True])
+
+    def forward(self, x: Tensor, angles: Tensor, places: Tensor) -> Any:
+        y, (turn, _) = self.norm(x), self.turn
+        q, k, v, g = (
+            f(y).unflatten(-1, (self.heads, self.size)).transpose(1, 2) for f in (self.q, self.k, self.v, self.g)
+        )
+        v = torch.sigmoid(g) * v if self.gated else v
+        keys, values = self.keys.index_copy_(2, places, turn(k, angles)), self.values.index_copy_(2, places, v)
+        return turn(q, angles), keys * 1, values + 1, (y.sum() + g.sum() if self.reads_twice else g)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_layers_by_chance(seed: int) -> None:
+    """Whatever is one kernel, results are those of the steps apart."""
+    model, plan = Mixed(seed), PLANS[seed % 3]
+    random, part = torch.Generator().manual_seed(seed), model.turn[1]
+    calls = [
+        (
+            torch.rand(1, model.rows, model.width, generator=random) + 0.5,
+            torch.randn(model.rows, model.size // part, generator=random), torch.arange(model.rows) + start,
+        )
+        for start in (0, 2)
+    ]  # fmt: skip
+    bound = (
+        2e-2 if "fp16" in plan else 1e-4
+    )  # norms that are none of rows' lengths make large values; these are rounded
+    with compiled(model, calls[0], plan) as program:
+        exact = Mixed(seed).double()
+        for args in calls:
+            expected = exact(args[0].double(), args[1].double(), args[2])
+            for ours, theirs in zip(program(*args), expected, strict=True):
+                torch.testing.assert_close(ours.double(), theirs, rtol=bound, atol=bound)

@@ -29,12 +29,15 @@ def absorb(tasks: Sequence[Task], made: Draft, ctx: Context) -> list[Task]:
     for task in tasks:
         for node in task.reads():
             readers[node.id] = readers.get(node.id, 0) + 1
+    states = {new.id: state for state, new in made.graph.stores}
     left = {t.out.id: t for t in tasks}
     for task in tasks:
         found = task
         for read in _products(task, left):
             if read.out.id in kept or readers[read.out.id] != 1:
                 continue
+            if task.partial and states.get(task.out.id) in read.reads():
+                continue  # some work groups would still read what others overwrite
             taken = _with_second(found, read) if found.reduction is not None else _as_epilogue(found, read, ctx)
             if taken is not None and _bindings(taken, ctx) <= MAX_BINDINGS:
                 found = left[task.out.id] = taken

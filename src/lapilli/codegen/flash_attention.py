@@ -373,8 +373,9 @@ class _FewQueries(_Attention):
     def shared(self) -> int:
         rows = self.group * self.queries
         numbers = _INVOCATIONS * (rows + 1) + 2 * rows + 2
-        weights = 2 * rows * self.most_parts if self.most_parts > 1 else 0
-        return 16 * rows * (-(-self.size // 4) + _INVOCATIONS) + 16 * -(-numbers // 4) + 16 * -(-weights // 4)
+        parts = rows * self.most_parts if self.most_parts > 1 else 0
+        joining = 16 * -(-2 * parts // 4) + 16 * -(-parts // 4)
+        return 16 * rows * (-(-self.size // 4) + _INVOCATIONS) + 16 * -(-numbers // 4) + joining
 
     def fits(self, task: Task, ctx: Context) -> bool:
         return True  # `_few_queries` has seen to it
