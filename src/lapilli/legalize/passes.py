@@ -59,7 +59,7 @@ def optimize(module: Module) -> None:
 def _as_it_stands(program: ExportedProgram) -> Module | None:
     module = Module.from_exported(program, copy=True)
     inline_regions(module)
-    if not functionalize(module):
+    if not functionalize(module, program.graph_signature.inputs_to_buffers.values()):
         return None
     clean_up(module)
     if any(_updates_statistics(n) for n in module.graph.nodes) or not decompose_calls(module):

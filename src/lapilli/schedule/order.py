@@ -52,14 +52,18 @@ def _by_level(
 ) -> tuple[list[Task], list[int]]:
     """A state is overwritten after all readers of the old value (see schedule/state.py: then there is nothing to wait for)."""
     level: dict[int, int] = {}
+    readers: dict[int, list[int]] = {state.id: [] for state in stored.values()}  # results of tasks that read a state
     for t in tasks:
-        level[t.out.id] = 1 + max((level.get(r.id, -1) for r in t.reads()), default=-1)
+        read = t.reads()
+        level[t.out.id] = 1 + max((level.get(r.id, -1) for r in read), default=-1)
         if t.out.id in windows:
             whole = windows[t.out.id].whole.id
             level[whole] = max(level.get(whole, -1), level[t.out.id])
+        for r in read:
+            if r.id in readers:
+                readers[r.id].append(t.out.id)
     for new, state in stored.items():
-        readers = [level[t.out.id] for t in tasks if t.out.id != new and any(r is state for r in t.reads())]
-        level[new] = max([level[new], *(1 + reader for reader in readers)])
+        level[new] = max([level[new], *(1 + level[out] for out in readers[state.id] if out != new)])
     ordered = sorted(tasks, key=lambda t: level[t.out.id])  # stable: producers first
     return ordered, [level[t.out.id] for t in ordered]
 
