@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from lapilli.codegen import families, flash_attention, generic, recurrent_kernels, rows, sampling_kernels, split_k
 from lapilli.codegen.absorb import absorb
+from lapilli.codegen.alike import Kernels
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
 from lapilli.codegen.parts import split_bindings
 from lapilli.codegen.template import Context, KernelTemplate
@@ -115,7 +116,7 @@ def _choose(task: Task, ctx: Context) -> None:
 
 
 def write_all(s: Schedule) -> dict[int, KernelSource]:
-    """The kernel of every task, by the id of its result."""
+    """The kernel of every task, by the id of its result. Those of tasks that are alike are written once."""
     ctx = Context(s.target, s.layouts, s.views)
     loading = {t.out.id for t in s.order.load}
 
@@ -126,4 +127,5 @@ def write_all(s: Schedule) -> dict[int, KernelSource]:
             return rows.write(t, s.layouts, s.target)
         return generic.write(t, s.layouts, s.target, sizes_as_params=t.out.id in loading)
 
-    return {t.out.id: split_bindings(write(t), s.memory, s.target) for t in s.tasks}
+    kernels = Kernels(ctx, write)
+    return {t.out.id: split_bindings(kernels.of(t, t.out.id in loading), s.memory, s.target) for t in s.tasks}
