@@ -36,6 +36,7 @@ def select(made: Draft) -> list[Task]:
     """Selects the templates of contractions."""
     target = made.target
     ctx = Context(target, made.layouts, made.views, {t.out.id: t for t in made.tasks})
+    kernels = Kernels(ctx, lambda t: _written(t, ctx))
     selected: list[Task] = []
     for task in made.tasks:
         if target.kind == "gpu" and task.reduction is not None and flash_attention.choose(task, ctx):
@@ -46,7 +47,7 @@ def select(made: Draft) -> list[Task]:
             selected += _sampling(task, task.reduction.contraction, ctx)
             continue
         elif task.reduction is not None and task.reduction.contraction is not None and _reads_operands(task, ctx):
-            selected += _contraction(task, ctx)
+            selected += _contraction(task, ctx, kernels)
             continue
         selected.append(task)
     if ctx.counters.count:
@@ -65,13 +66,13 @@ def _reads_operands(task: Task, ctx: Context) -> bool:
     return all(chase(x, at, ctx.views)[0].id in read for x, at in operand_indices(task.reduction))
 
 
-def _contraction(task: Task, ctx: Context) -> list[Task]:
+def _contraction(task: Task, ctx: Context, kernels: Kernels) -> list[Task]:
     """The task with a template. Templates store whole words only; for smaller elements, the task becomes a copy of the result."""
     if ctx.is_whole(task.out):
-        _choose(task, ctx)
+        _choose(task, ctx, kernels)
         return split_k.in_parts(task, ctx) or [task]
     wide, copy = _in_words(task, ctx)
-    _choose(wide, ctx)
+    _choose(wide, ctx, kernels)
     if wide.template is None:
         del ctx.layouts[wide.out.id]
         return [task]
@@ -104,14 +105,14 @@ def _written(task: Task, ctx: Context) -> KernelSource:
     return task.template.write(task, ctx)
 
 
-def _choose(task: Task, ctx: Context) -> None:
+def _choose(task: Task, ctx: Context, kernels: Kernels) -> None:
     """Selects a contraction's template, unless it needs more parameters than a kernel may have: with many dynamic sizes, the
     generic kernel needs fewer. This happens before lifetimes are computed, because the generic kernel reads other values.
     """
     task.template = families.template(task, ctx)
     sizes = [i for node in (task.out, *task.reads()) for i in node.shape]
     is_open = any(isinstance(a, Symbol) for i in sizes for a in i.atoms())
-    if task.template is not None and is_open and len(_written(task, ctx).params) > MAX_PARAMS:
+    if task.template is not None and is_open and len(kernels.of(task).params) > MAX_PARAMS:
         task.template = None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,7 +58,12 @@ MOST_ELEMENTS = 2**31 - 1
 
 def nbytes(n: Node) -> Int:
     """The size of a value in bytes, in whole words."""
-    return ceildiv(product(n.shape) * n.dtype.size, 4) * 4
+    return _nbytes(n.shape, n.dtype)
+
+
+@lru_cache(maxsize=1 << 12)
+def _nbytes(shape: tuple[Int, ...], dtype: DType) -> Int:
+    return ceildiv(product(shape) * dtype.size, 4) * 4
 
 
 @dataclass(eq=False, repr=False)

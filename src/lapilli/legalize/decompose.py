@@ -87,6 +87,7 @@ def decompose_calls(module: Module) -> bool:
     Returns False if one cannot be traced on its own (control flow, operators that write to their arguments); the calls
     before it have been replaced.
     """
+    known: dict[Any, fx.Graph | None] = {}
     for node in list(module.graph.nodes):
         if node.op != "call_function" or node.target is operator.getitem or is_supported(node.target):
             continue
@@ -94,12 +95,41 @@ def decompose_calls(module: Module) -> bool:
             continue
         if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
             return False
-        traced = _traced(node)
+        form = _form(node)
+        traced = known[form] if form in known else _traced(node)
+        if form is not None:
+            known[form] = traced
         if traced is None:
             return False
         splice(module, node, traced, [n for n in tree_leaves((node.args, node.kwargs)) if isinstance(n, fx.Node)])
     module.clean()
     return True
+
+
+def _form(node: fx.Node) -> Any:
+    """All of a call that its decomposition depends on, equal for the calls of identical layers. None: it is like no other."""
+    leaves, spec = tree_flatten((node.args, node.kwargs))
+    found: list[Any] = [node.target, str(spec)]
+    for leaf in leaves:
+        value = leaf.meta.get("val") if isinstance(leaf, fx.Node) else leaf
+        if isinstance(leaf, fx.Node) and isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            numbers = (*value.shape, *value.stride(), value.storage_offset())
+            found += ["tensor", value.dtype, value.device, value.requires_grad, value.dim(), *map(_number, numbers)]
+        elif not isinstance(leaf, fx.Node) and (leaf is None or isinstance(leaf, bool | int | float | str | torch.dtype)):
+            found += [type(leaf), repr(leaf)]
+        else:
+            return None
+    val = node.meta.get("val")
+    made = [v for v in (val if isinstance(val, list | tuple) else [val]) if isinstance(v, torch.Tensor)]
+    sizes = [size for v in made for size in v.shape if isinstance(size, torch.SymInt)]
+    if any(symbol.name.startswith("u") for size in sizes for symbol in size.node.expr.free_symbols):
+        return None  # each call has sizes of its own, which depend on data
+    return tuple(found)
+
+
+def _number(size: Any) -> Any:
+    """A size as something that is equal for equal sizes and proves nothing, as comparing open sizes would."""
+    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def is_decomposable(module: Module, node: fx.Node) -> bool:

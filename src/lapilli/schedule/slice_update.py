@@ -20,11 +20,8 @@ _LONGEST = 64
 """Reads of maps, between a state and its update, that are followed."""
 
 
-def of_state(new: Map, state: State, nodes: Sequence[Node]) -> Update | None:
-    """A state's new value as an update of the state; None if it cannot be computed in the state's memory.
-
-    nodes: all values, producers first.
-    """
+def of_state(new: Map, state: State) -> Update | None:
+    """A state's new value as an update of the state; None if it cannot be computed in the state's memory."""
     at = fresh_axes(new.shape)[1]
     update = _noted(new, at)
     while update is not None and _stores_what_is_there(update):
@@ -34,7 +31,7 @@ def of_state(new: Map, state: State, nodes: Sequence[Node]) -> Update | None:
     while (inner := _inner(update, state)) is not None:  # slices of slices are nested
         update = inner
     update = replace(update, old=state)
-    return update if _needs_own(update, state, nodes) else None
+    return update if _needs_own(update, state) else None
 
 
 def _noted(node: Node, at: tuple[Int, ...]) -> Update | None:
@@ -78,14 +75,11 @@ def reads_own(read: Iterable[Load], state: State, at: Sequence[Int]) -> bool:
     return all(_same(ld.index, at, state) for ld in read if ld.node is state)
 
 
-def _needs_own(update: Update, state: State, nodes: Sequence[Node]) -> bool:
+def _needs_own(update: Update, state: State) -> bool:
     """Whether new elements depend only on those elements of the state that they replace, in all values computed in one kernel with
     them. (Other kernels read the state before.)"""
-    through = {state.id}  # the state, and maps of it
-    for n in nodes:
-        if isinstance(n, Map) and any(read.id in through for read in operands(n)):
-            through.add(n.id)
-
+    read_first = {ld.node.id: ld.node for ld in update.loads()}
+    through = _maps_of(state, list(read_first.values()))
     followed: list[int] = []  # also those that are met again
 
     def expanded(ld: Load) -> Expr | None:
@@ -96,8 +90,24 @@ def _needs_own(update: Update, state: State, nodes: Sequence[Node]) -> bool:
         value = rewrite(n.body, dict(zip(n.axes, ld.index, strict=True)))
         return cast_to(rewrite(value, on_load=expanded), ld.dtype)
 
-    if not through & {ld.node.id for ld in update.loads()}:
+    if not through & read_first.keys():
         return True
     placed = [ld for i in update.place for ld in loads(index(i)) if ld.node.id in through]
     read = loads(rewrite(update.value, on_load=expanded))
     return not placed and len(followed) <= _LONGEST and reads_own(read, state, update.place)
+
+
+def _maps_of(state: State, read: Sequence[Node]) -> set[int]:
+    """The ids of a state, and of those of these values and of what they are computed from that are maps of it, or of maps of it."""
+    found: dict[int, bool] = {state.id: True}
+    stack: list[Node] = list(read)
+    while stack:
+        node = stack[-1]
+        inner = operands(node) if isinstance(node, Map) else []
+        unknown = [n for n in inner if n.id not in found] if node.id not in found else []
+        if unknown:
+            stack += unknown
+        else:
+            found.setdefault(node.id, any(found[n.id] for n in inner))
+            stack.pop()
+    return {id for id, is_map in found.items() if is_map}

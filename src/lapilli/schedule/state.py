@@ -24,10 +24,9 @@ def in_place(graph: Graph, half: bool) -> Graph:
     """
     if not graph.stores:
         return graph
-    nodes = graph.nodes()
     updates: dict[int, Update] = {}
     readers: dict[int, set[int]] = {}
-    for node in nodes:
+    for node in graph.nodes():
         for read in operands(node):
             readers.setdefault(read.id, set()).add(node.id)
     outputs = {o.id for o in graph.outputs}
@@ -37,21 +36,28 @@ def in_place(graph: Graph, half: bool) -> Graph:
         new = _copied(copy)
         if new is not None and new.id not in taken:
             readers[new.id].discard(copy.id)
-            within = {new.id}  # what only the new value needs
-            for node in reversed(nodes):
-                users = readers.get(node.id)
-                if users and users <= within and node.id not in outputs:
-                    within.add(node.id)
-            if readers.get(state.id, set()) <= within:
+            if readers.get(state.id, set()) <= _needed_by(new, readers, outputs):
                 taken.add(new.id)
                 stores.append((state, new))
-                update = of_state(new, state, nodes) if is_word(state.dtype, half) else None
+                update = of_state(new, state) if is_word(state.dtype, half) else None
                 if update is not None:
                     updates[new.id] = update
                 continue
             readers[new.id].add(copy.id)
         stores.append((state, copy))
     return replace(graph, stores=stores, updates=updates)
+
+
+def _needed_by(new: Node, readers: Mapping[int, set[int]], outputs: set[int]) -> set[int]:
+    """The ids of a value and of all that only it needs."""
+    within = {new.id}
+    todo = [new]
+    while todo:  # each value is met once for each of its readers
+        for node in operands(todo.pop()):
+            if node.id not in within and node.id not in outputs and readers[node.id] <= within:
+                within.add(node.id)
+                todo.append(node)
+    return within
 
 
 def _copied(copy: Node) -> Map | None:
