@@ -76,8 +76,8 @@ void ConstantLoader::finish() {
   large_.clear();
 }
 
-void ConstantLoader::pack(const Shared& shared) {
-  if (shared.plan.load.empty())
+void ConstantLoader::pack(const Shared& shared, const std::vector<bool>& done) {
+  if (std::ranges::find(done, false) == done.end())
     return;
   const Launch launch = Launch::of_load(shared);
   for (size_t i = 0; i < launch.buffers.size(); ++i)
@@ -87,12 +87,17 @@ void ConstantLoader::pack(const Shared& shared) {
   batches_.submit(); // what was uploaded is there for the next batch
   std::vector<Region> slots(launch.slots.size());
   const Placed placed{launch, shared.pipelines, slots};
+  bool wait = false;
   for (size_t i = 0; i < launch.commands.size(); ++i) {
+    wait = wait || launch.commands[i].barrier; // a command that is left out passes its barrier on
+    if (done[launch.commands[i].index])
+      continue;
     hold(shared, launch, i, slots);
     Batch& batch = batches_.record();
     recorder_.prepare(batch.commands(), placed, i, i + 1);
-    if (launch.commands[i].barrier)
+    if (wait)
       batch.commands().barrier(hal::Stage::compute_write, hal::compute);
+    wait = false;
     recorder_.record(batch.commands(), placed);
     batch.count(1, launch.work / launch.commands.size());
   }

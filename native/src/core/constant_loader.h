@@ -18,8 +18,8 @@ public:
 
   // What is left of `to` becomes zero.
   void upload(const Constant& constant, const Region& to);
-  // Runs the load commands of a plan, which read constants where they are staged.
-  void pack(const Shared& shared);
+  // Runs the load commands of a plan, which read constants where they are staged, but for those that are `done`.
+  void pack(const Shared& shared, const std::vector<bool>& done);
   void finish(); // waits for all of this
 
 private:

@@ -110,7 +110,7 @@ void Program::prepare(const Container& file, const lapilli_load_options& options
   for (uint32_t m = 0; m < model_.methods.size(); ++m) {
     shared_.push_back({*device_, model_.methods[m], plan(m), model_.kernels, *pipelines_, constants_->regions(m), paths,
                        counter_, *states_, limits_});
-    loader.pack(shared_.back());
+    loader.pack(shared_.back(), constants_->repeated(m));
   }
   loader.finish();
   times_.pipelines = compiled - start;

@@ -153,7 +153,27 @@ class Module:
         key = (node, half)
         if key not in self.arrays:
             tensor = self.states[node].value if node in self.states else self.constants[node]
-            tensor = tensor.detach().contiguous()
-            tensor = tensor.half() if half else tensor
-            self.arrays[key] = (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+            whole = self._whole(tensor) if half else None
+            if whole is not None:
+                first = tensor.storage_offset() - self.constants[whole].storage_offset()
+                rounded = self.array(whole, half).reshape(-1)
+                self.arrays[key] = rounded[first : first + tensor.numel()].reshape(tensor.shape)
+            else:
+                tensor = tensor.detach().contiguous()
+                tensor = tensor.half() if half else tensor
+                self.arrays[key] = (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
         return self.arrays[key]
+
+    def _whole(self, part: torch.Tensor) -> fx.Node | None:
+        """A larger constant that a tensor is a part of, in the same memory: both are rounded once."""
+        if not part.is_contiguous() or part.nbytes == part.untyped_storage().nbytes():
+            return None
+        first, end = part.storage_offset(), part.storage_offset() + part.numel()
+        memory = part.untyped_storage().data_ptr()
+        for node, tensor in self.constants.items():
+            start = tensor.storage_offset()
+            if tensor.dim() > 1 and tensor.dtype is part.dtype and tensor.is_contiguous() and start <= first:
+                if end <= start + tensor.numel() and tensor.untyped_storage().data_ptr() == memory:
+                    if tensor.numel() > part.numel():
+                        return node
+        return None

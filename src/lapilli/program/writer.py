@@ -107,18 +107,61 @@ class _Pool:
         return self._add(self._OPS[a.op], 0, self(a.x), self(a.y))
 
 
+@dataclass(eq=False)
+class _Part:
+    """A part of the data section. places: the members of the structure that say where it begins; address: of a constant, in the
+    memory of this process."""
+
+    chunk: bytes | memoryview
+    places: list[tuple[Any, str]]
+    address: int | None = None
+
+
+def _lay_out(parts: Sequence[_Part]) -> list[bytes | memoryview]:
+    """Gives all parts their places, and returns what is written. A constant that is a part of another one, such as some rows of a
+    weight, lies there.
+    """
+    inside = _inside(parts)
+    offsets: dict[_Part, int] = {}
+    end = 0
+    for p in parts:
+        if p not in inside:
+            offsets[p] = aligned(end)
+            end = offsets[p] + len(p.chunk)
+    for p in parts:
+        whole, first = inside.get(p, (p, 0))
+        for table, member in p.places:
+            setattr(table, member, offsets[whole] + first)
+    return [p.chunk for p in parts if p not in inside]
+
+
+def _inside(parts: Sequence[_Part]) -> dict[_Part, tuple[_Part, int]]:
+    """The constants whose memory is a part of another one's: which, and where it begins there; if a part of a file may."""
+    found: dict[_Part, tuple[_Part, int]] = {}
+    whole: _Part | None = None
+    known = [(p.address, -len(p.chunk), k) for k, p in enumerate(parts) if p.address is not None and len(p.chunk)]
+    for address, size, k in sorted(known):
+        if whole is not None and whole.address is not None:
+            first = address - whole.address
+            if first - size <= len(whole.chunk):
+                if first == aligned(first):
+                    found[parts[k]] = whole, first
+                continue
+        whole = parts[k]
+    return found
+
+
 @dataclass
 class Writer:
     """Collects constants, states, kernels and plans of a program; `bytes` writes the file.
 
     host_operators: names of the operators that torch computes on the CPU, between the methods."""
 
-    data: list[bytes | memoryview] = field(default_factory=list)
-    size: int = 0
+    parts: list[_Part] = field(default_factory=list)  # of the data section, in order
     constants: dict[int, int] = field(default_factory=dict)  # id of the array -> index
     contents: dict[tuple[DType, tuple[int, ...], bytes], list[tuple[int, Array]]] = field(default_factory=dict)
     kernels: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)  # by source and views of buffers
-    codes: dict[str, int] = field(default_factory=dict)  # source -> offset of its SPIR-V
+    codes: dict[str, _Part] = field(default_factory=dict)  # by source
     states: dict[str, int] = field(default_factory=dict)
     host_operators: list[str] = field(default_factory=list)
 
@@ -126,12 +169,6 @@ class Writer:
         self.program = fb.ProgramT()
         self.program.constants, self.program.kernels, self.program.methods = [], [], []
         self.program.metadata, self.program.states = [], []
-
-    def _append(self, chunk: bytes | memoryview) -> int:
-        offset = aligned(self.size)
-        self.data.append(chunk)
-        self.size = offset + len(chunk)
-        return offset
 
     def constant(self, node: Constant) -> int:
         key = id(node.value)
@@ -150,7 +187,7 @@ class Writer:
                 return number
         c = fb.ConstantT()
         c.name, c.dtype, c.shape, c.size = name, dtype.value, list(array.shape), array.nbytes
-        c.offset = self._append(raw.data)
+        self.parts.append(_Part(raw.data, [(c, "offset")], raw.__array_interface__["data"][0]))
         alike.append((len(self.program.constants), raw))
         self.program.constants.append(c)
         return alike[-1][0]
@@ -172,10 +209,12 @@ class Writer:
         seen = tuple(map(_binding_type, written.bindings)) if texel else ()
         if (written.source, seen) not in self.kernels:
             if written.source not in self.codes:
-                self.codes[written.source] = self._append(code)
+                self.codes[written.source] = _Part(code, [])
+                self.parts.append(self.codes[written.source])
             k = fb.KernelT()
             k.name, k.format = written.name, fb.KernelFormat.spirv
-            k.codeSize, k.codeOffset = len(code), self.codes[written.source]
+            k.codeSize = len(code)
+            self.codes[written.source].places.append((k, "codeOffset"))
             k.bindings, k.pushSize = len(written.bindings), 4 * len(written.params)
             k.localX, k.localY, k.localZ = written.local
             k.subgroupSize, k.sharedSize = written.needs.subgroup_size, written.shared
@@ -212,9 +251,10 @@ class Writer:
             entry = fb.MetadataT()
             entry.key, entry.value = key, metadata[key]
             self.program.metadata.append(entry)
+        data = _lay_out(self.parts)
         builder = flatbuffers.Builder(1 << 16)
         builder.Finish(self.program.Pack(builder), b"LAPI")
-        return to_bytes(bytes(builder.Output()), self.data)
+        return to_bytes(bytes(builder.Output()), data)
 
 
 def _symbols(graph: Graph, pool: _Pool, dims: Mapping[str, str]) -> list[Any]:

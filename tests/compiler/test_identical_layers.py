@@ -1,0 +1,207 @@
+"""Work grows with the number of different layers, and what is done once is done right: equal tasks have one kernel, others have
+their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.nn import functional as F
+
+from lapilli.capture import capture
+from lapilli.codegen import alike, select
+from lapilli.codegen.kernel import KernelSource
+from lapilli.codegen.select import schedule_of, write_all
+from lapilli.compiler import compile_to_bytes
+from lapilli.ir.node import Node
+from lapilli.legalize import decompose
+from lapilli.legalize.passes import prepare
+from lapilli.lower import lower
+from lapilli.schedule.task import Task
+from lapilli.target import ANY, CPU, GPU, GPU_HALF, GPU_MATRIX, Target
+
+
+class Layer(nn.Module):
+    """Attention with a cache, and a gated feed-forward part."""
+
+    def __init__(self, width: int, context: int) -> None:
+        super().__init__()
+        self.norm, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width, bias=False)
+        self.keys, self.values = (nn.Buffer(torch.zeros(1, 2, context, width // 2)) for _ in range(2))
+
+    def forward(self, x: Tensor, places: Tensor, mask: Tensor) -> Tensor:
+        y = self.norm(x)
+        q, k, v = (f(y).unflatten(2, (2, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        keys, values = self.keys.index_copy_(2, places, k), self.values.index_copy_(2, places, v)
+        seen = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        return x + self.down(F.silu(self.up(self.norm2(x))))
+
+
+class Decoder(nn.Module):
+    def __init__(self, layers: int, width: int = 32, context: int = 48) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(50, width)
+        self.layers = nn.ModuleList(Layer(width, context) for _ in range(layers))
+        self.positions = nn.Buffer(torch.arange(context))
+
+    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
+        """tokens: [1, n] int64; start: [1] int64."""
+        places = start + torch.arange(tokens.shape[1])
+        x = self.words(tokens)
+        for layer in self.layers:
+            x = layer(x, places, self.positions <= places[:, None])
+        return F.linear(x[:, -1], self.words.weight)
+
+
+def methods(layers: int) -> dict[str, Any]:
+    model = Decoder(layers).eval().half()
+    start, many, one = torch.tensor([0]), torch.zeros(1, 8, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
+    sizes = {"tokens": {1: Dim("n", min=2, max=48)}, "start": None}
+    return {"prefill": (model, (many, start), sizes), "decode": (model, (one, start))}
+
+
+def work(layers: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How often what takes time is done: kernels written and compiled, calls decomposed, the model traced again."""
+    count = {"written": 0, "sources": 0, "decomposed": 0, "traced again": 0}
+
+    def counted(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **given: Any) -> Any:
+            count[name] += 1
+            return f(*args, **given)
+
+        return call
+
+    def sources(given: Iterator[str], progress: Any = None) -> dict[str, bytes]:
+        found = dict.fromkeys(given, b"\0" * 4)
+        count["sources"] += len(found)
+        return found
+
+    with monkeypatch.context() as patch:
+        of = alike.Kernels.of
+
+        def written(self: alike.Kernels, task: Task, *given: object) -> KernelSource:
+            before = self.written
+            made = of(self, task, *given)
+            count["written"] += self.written - before
+            return made
+
+        patch.setattr(alike.Kernels, "of", written)
+        patch.setattr(decompose, "_traced", counted("decomposed", decompose._traced))
+        patch.setattr("lapilli.legalize.passes.decompose", counted("traced again", decompose.decompose))
+        patch.setattr("lapilli.compiler.build", sources)
+        compile_to_bytes(methods(layers))
+    return count
+
+
+def test_work_does_not_grow_with_identical_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    four, sixteen = work(4, monkeypatch), work(16, monkeypatch)
+    assert four == sixteen, "the same layers, four times as many"
+    assert four["traced again"] == 0
+    assert four["written"] > 50, "what is counted is what is called"
+
+
+TARGETS = (ANY, CPU, GPU, GPU_HALF, GPU_MATRIX)
+
+
+class Convolutions(nn.Module):
+    """Layers that differ in one thing at a time: sizes, strides, padding, groups, an activation, which value is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.same = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+        self.grouped, self.wide = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 8, 5, padding=2)
+        self.last = nn.Conv2d(8, 16, 1, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.same[0](x))
+        y = F.relu(self.same[1](y)) + x
+        y = F.relu(self.same[2](y)) + y
+        y = torch.where(y > 0.5, y, -0.0 * y) + torch.where(y > 0.5, y, 0.0 * y)
+        y = F.gelu(self.grouped(y)) - F.silu(self.wide(y))
+        z = self.last(y)
+        return torch.cat([z.softmax(1), z.softmax(2), z.flip(2), z.flip(3), z[:, :, z.shape[2] - 1 :].expand_as(z)], 1)
+
+
+class Gathers(nn.Module):
+    """Computed indices in different orders, and numbers that differ in their last bit or only in their sign."""
+
+    def forward(self, x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
+        """x: [n, n]; i, j: [n] int64."""
+        ones = (x[i, j], x[j, i], x[i][:, j], x[j][:, i], x[i, j] + x[j, j])
+        others = (x * 1.5, x * 1.5000001, x + 1e-38, x.clamp(0.0), x.clamp(-0.0), x.cumsum(0), x.cumsum(1), x.sort(1)[0])
+        return ones + others
+
+
+CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...], Any]]] = {
+    "prefill": lambda: methods(3)["prefill"],
+    "decode": lambda: (*methods(3)["decode"], None),
+    "in floats": lambda: (Decoder(3).eval(), methods(3)["prefill"][1], methods(3)["prefill"][2]),
+    "convolutions": lambda: (Convolutions().eval(), (torch.rand(2, 8, 9, 13),), ({0: Dim("batch", max=9)},)),
+    "gathers": lambda: (
+        Gathers(),
+        (torch.rand(7, 7), torch.arange(7), torch.arange(7).flip(0)),
+        ({0: Dim("n"), 1: Dim("n")}, {0: Dim("n")}, {0: Dim("n")}),
+    ),
+    "recurrent": lambda: (nn.LSTM(8, 8, 3, batch_first=True).eval(), (torch.rand(2, 5, 8),), None),
+}
+
+
+def said(w: KernelSource, place: Callable[[Node], Node]) -> tuple[object, ...]:
+    bindings = [(place(b.node).id, b.type, b.written, b.texel, b.part, b.parts) for b in w.bindings]
+    return w.source, bindings, w.params, w.groups, w.local, w.name, w.flops, w.shared, w.needs
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("case", CASES)
+def test_shared_kernels_are_those_that_each_task_would_have(
+    case: str, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = prepare(capture(*CASES[case]()))
+    schedule = schedule_of(lower(module, half_storage=target.half), target)
+    shared = write_all(schedule)
+    monkeypatch.setattr(alike.Kernels, "of", lambda self, task, *given: self.write(task))
+    alone = write_all(schedule)
+    assert shared.keys() == alone.keys()
+    for task in schedule.tasks:
+        out = task.out.id
+        assert said(shared[out], lambda n: n) == said(alone[out], lambda n: n), task.label
+        assert shared[out].task is task
+
+
+def test_layers_of_another_size_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Three(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 20)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = F.relu(layer(x))
+            return x
+
+    made: list[int] = []
+    kernels = select.Kernels
+
+    class Counted(kernels):  # type: ignore[misc, valid-type]
+        def of(self, task: Task, *given: object) -> KernelSource:
+            before = self.written
+            found = super().of(task, *given)
+            made.append(self.written - before)
+            return found
+
+    schedule = schedule_of(lower(prepare(capture(Three().eval(), (torch.rand(7, 16),)))), ANY)
+    monkeypatch.setattr(select, "Kernels", Counted)
+    written = write_all(schedule)
+    products = [w for w in written.values() if "linear" in w.task.label]
+    assert len(products) == 3
+    assert len({w.source for w in written.values()}) <= sum(made) < len(written)
