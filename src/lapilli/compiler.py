@@ -21,6 +21,7 @@ from lapilli.codegen.build import build
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.parts import largest
 from lapilli.codegen.select import schedule_of, write_all
+from lapilli.codegen.template import Kept
 from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.channels_last import keep_channels_last
 from lapilli.graph.module import Module
@@ -38,7 +39,7 @@ from lapilli.runtime.host_script import HostScript
 from lapilli.runtime.interface import METADATA_KEY, Interface, dumps
 from lapilli.runtime.notice import working
 from lapilli.runtime.report import OperatorReport
-from lapilli.schedule.layout import Layout
+from lapilli.schedule.layout import Layout, estimate
 from lapilli.schedule.order import order
 from lapilli.schedule.plan import Schedule, realize_graph
 from lapilli.schedule.task import Task
@@ -72,6 +73,9 @@ def compile_to_bytes(
         captured = {name: capture(*source) for name, source in sources.items()}
         modules = {name: functional(exported) for name, exported in captured.items()}
         share_states(modules)
+        arrays: dict[Any, Any] = {}
+        for module in modules.values():
+            module.arrays = arrays  # a weight of two methods is one
         targets = _targets(precision, target, stores_halves(precision, *modules.values()))
         compiler = _Compiler(Storage(precision, precision), targets, fallback)
         for name, module in modules.items():
@@ -250,11 +254,17 @@ def _write(
     layout: str = "auto",
 ) -> list[list[Schedule]]:
     """Writes methods. Returns the schedules of each, one per plan."""
-    made = []
-    for method in methods:
+    done: dict[int, list[_Planned]] = {}
+    kept = {t.name: Kept() for t in targets}
+    for k, method in sorted(
+        enumerate(methods), key=lambda item: _size(item[1])
+    ):  # what few rows read as it lies, many can
         realized = {half: realize_graph(graph, half) for half, graph in method.graphs.items()}
-        schedules = [schedule_of(realized[t.half], t, layout) for t in targets]
-        made.append([planned for s in schedules for planned in _kernels(s)])
+        schedules = [schedule_of(realized[t.half], t, layout, kept[t.name]) for t in targets]
+        for s in schedules:
+            kept[s.target.name].add(r for t in s.order.run for r in t.reads())
+        done[k] = [planned for s in schedules for planned in _kernels(s)]
+    made = [done[k] for k in range(len(methods))]
     codes = build(
         (w.source for plans in made for planned in plans for w in planned.kernels.values()),
         None if progress is None else lambda done, total: progress("kernels", done, total),
@@ -262,6 +272,11 @@ def _write(
     for method, plans in zip(methods, made, strict=True):
         writer.method(method.name, plans[0].schedule.graph, [p.plan for p in plans], codes, method.dims)
     return [[p.schedule for p in plans] for plans in made]
+
+
+def _size(method: PlayerMethod) -> int:
+    """How much a method is given."""
+    return sum(estimate(product(x.shape)) for x in method.inputs)
 
 
 @dataclass(frozen=True)

@@ -114,12 +114,13 @@ class _Reader:
 
     def record(self, x: Any) -> None:
         """An object with named members."""
-        names = _members(type(x)) if is_dataclass(x) else tuple(vars(x)) if _is_ours(type(x)) else None
-        if names is None:
+        kind: type = type(x)
+        if not is_dataclass(kind) and not _is_ours(kind):
             raise _Unknown
+        names = _members(kind) if is_dataclass(kind) else tuple(vars(x))
         self.kept.append(x)
         if not self.is_known("record", id(x)):
-            self.parts += (type(x), names)
+            self.parts += (kind, names)
             for name in names:
                 self.any(getattr(x, name))
 
@@ -197,7 +198,7 @@ class _Reader:
 
 
 @cache
-def _members(kind: type) -> tuple[str, ...]:
+def _members(kind: Any) -> tuple[str, ...]:
     return tuple(f.name for f in fields(kind) if not (kind is Task and f.name in _IGNORED))
 
 

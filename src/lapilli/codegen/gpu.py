@@ -148,7 +148,8 @@ def matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
     # A chunk of the left operand has zeros where the last eight k are not full, if it does not lie across K as well.
     if rhs.strides[2] == 1 and all_multiples(8, v.n, rhs.offset, *rhs.strides[:2]):
         return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[1], rhs.offset)
-    across = rhs.strides[1] == 1 and not isinstance(rhs.node, Constant)  # constants are packed once
+    packs = isinstance(rhs.node, Constant) and rhs.node not in ctx.kept  # once
+    across = rhs.strides[1] == 1 and not packs
     if across and all_multiples(8, v.k, rhs.offset, rhs.strides[0], rhs.strides[2]):
         return Tiles(
             rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[2], rhs.offset, transposed_w=True

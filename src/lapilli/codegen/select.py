@@ -9,7 +9,7 @@ from lapilli.codegen.absorb import absorb
 from lapilli.codegen.alike import Kernels
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
 from lapilli.codegen.parts import split_bindings
-from lapilli.codegen.template import Context, KernelTemplate
+from lapilli.codegen.template import Context, Kept, KernelTemplate
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.draw import Sampling
 from lapilli.ir.dtype import DType
@@ -25,17 +25,25 @@ from lapilli.schedule.task import Task
 from lapilli.target import Target
 
 
-def schedule_of(source: Graph | tuple[Graph, Realized], target: Target, layout: str = "auto") -> Schedule:
-    """The schedule of a graph for a target, with the kernel of every task. source, layout: as for `draft`."""
+def schedule_of(
+    source: Graph | tuple[Graph, Realized], target: Target, layout: str = "auto", kept: Kept | None = None
+) -> Schedule:
+    """The schedule of a graph for a target, with the kernel of every task. source, layout: as for `draft`; kept: constants that
+    other methods read as they lie.
+    """
     made = draft(source, target, layout)
     results = made.results()  # as the graph says: kernels read other values
-    return finish(made, without_unread(insert_copies(select(made)), results))
+    return finish(made, without_unread(insert_copies(select(made, kept)), results))
 
 
-def select(made: Draft) -> list[Task]:
-    """Selects the templates of contractions."""
+def select(made: Draft, kept: Kept | None = None) -> list[Task]:
+    """Selects the templates of contractions. kept: as for `schedule_of`."""
     target = made.target
-    ctx = Context(target, made.layouts, made.views, {t.out.id: t for t in made.tasks})
+    lying = Kept(kept)
+    for task in made.tasks:  # those of contractions may be packed
+        if task.reduction is None or task.reduction.contraction is None:
+            lying.add(task.reads())
+    ctx = Context(target, made.layouts, made.views, {t.out.id: t for t in made.tasks}, kept=lying)
     kernels = Kernels(ctx, lambda t: _written(t, ctx))
     selected: list[Task] = []
     for task in made.tasks:

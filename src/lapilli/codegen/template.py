@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, cast_to, const, load, rewrite, select
 from lapilli.ir.integer import Int, IntLike, as_int, of
-from lapilli.ir.node import Map, Node, Reduce
+from lapilli.ir.node import Constant, Map, Node, Reduce
 from lapilli.schedule.copies import Packed
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.task import Task, Template
@@ -42,6 +42,36 @@ class Counters:
         return Task(self.node, axes, at, const(0), origins=["zero"], reason="counters of kernels", every_run=True)
 
 
+class Kept:
+    """Constants that lie on the device as they lie in the file, because something reads them so. A kernel that can had better read
+    them so, too, than have them packed: they would take twice the memory.
+    """
+
+    def __init__(self, others: Kept | None = None) -> None:
+        self._memory: dict[int, int] = {} if others is None else dict(others._memory)  # first address -> bytes
+
+    def add(self, nodes: Iterable[Node]) -> None:
+        """Adds those of these values that are constants."""
+        for n in nodes:
+            if isinstance(n, Constant):
+                address = _address(n)
+                self._memory[address] = max(n.value.nbytes, self._memory.get(address, 0))
+
+    def __contains__(self, node: Node) -> bool:
+        """Whether a value is such a constant, or a part of one."""
+        if not isinstance(node, Constant):
+            return False
+        first, end = _address(node), _address(node) + node.value.nbytes
+        if self._memory.get(first, 0) >= node.value.nbytes:
+            return True
+        return any(start <= first and end <= start + size for start, size in self._memory.items())
+
+
+def _address(n: Constant) -> int:
+    address: int = n.value.__array_interface__["data"][0]
+    return address
+
+
 @dataclass(frozen=True)
 class Context:
     """The part of the schedule that templates use."""
@@ -54,6 +84,7 @@ class Context:
     copies: dict[tuple[Any, ...], Packed] = field(default_factory=dict)
     """Copies that several templates read, by what they are."""
     counters: Counters = field(default_factory=Counters)
+    kept: Kept = field(default_factory=Kept)
 
     def dense(self, node: Node) -> None:
         """Gives a new value a row-major layout."""

@@ -33,7 +33,7 @@ class Module:
     constants: the tensors of placeholders that are not inputs. outputs: values in order. fixed_inputs, fixed_outputs:
     leaves of the call that are not tensors, by position. ranges: bounds of size symbols. states: buffers that a run
     changes, by placeholder. updates: input tensors that a run changes, by number; their new values are the last outputs.
-    targets: names of the constants in the model.
+    targets: names of the constants in the model. arrays: what `array` has returned.
     """
 
     graph: fx.Graph
@@ -44,7 +44,7 @@ class Module:
     ranges: Mapping[Any, Any]
     states: dict[fx.Node, ModuleState] = field(default_factory=dict)
     updates: list[int] = field(default_factory=list)
-    arrays: dict[tuple[fx.Node, bool], npt.NDArray[Any]] = field(default_factory=dict)
+    arrays: dict[Any, tuple[torch.Tensor, npt.NDArray[Any]]] = field(default_factory=dict)
     targets: dict[fx.Node, str] = field(default_factory=dict)
     owner: torch.nn.Module | None = None  # holds the graphs of control flow as attributes
 
@@ -148,32 +148,33 @@ class Module:
 
     def array(self, node: fx.Node, half: bool) -> npt.NDArray[Any]:
         """A constant, or the initial value of a state, as a NumPy array (bfloat16 as its bits), rounded to half precision
-        if `half`. The same array is returned every time.
+        if `half`. The same array is returned every time, and for the same memory in all modules that share `arrays`.
         """
-        key = (node, half)
+        given = self.states[node].value if node in self.states else self.constants[node]
+        key = (given.data_ptr() or id(given), given.shape, given.stride(), given.dtype, half)
         if key not in self.arrays:
-            tensor = self.states[node].value if node in self.states else self.constants[node]
+            tensor = given
             whole = self._whole(tensor) if half else None
             if whole is not None:
                 first = tensor.storage_offset() - self.constants[whole].storage_offset()
                 rounded = self.array(whole, half).reshape(-1)
-                self.arrays[key] = rounded[first : first + tensor.numel()].reshape(tensor.shape)
+                array = rounded[first : first + tensor.numel()].reshape(tensor.shape)
             else:
                 tensor = tensor.detach().contiguous()
                 tensor = tensor.half() if half else tensor
-                self.arrays[key] = (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
-        return self.arrays[key]
+                array = (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+            self.arrays[key] = given, array  # the tensor stays, so that no other one takes its memory
+        return self.arrays[key][1]
 
     def _whole(self, part: torch.Tensor) -> fx.Node | None:
         """A larger constant that a tensor is a part of, in the same memory: both are rounded once."""
         if not part.is_contiguous() or part.nbytes == part.untyped_storage().nbytes():
             return None
-        first, end = part.storage_offset(), part.storage_offset() + part.numel()
-        memory = part.untyped_storage().data_ptr()
+        first, memory = part.storage_offset(), part.untyped_storage().data_ptr()
         for node, tensor in self.constants.items():
-            start = tensor.storage_offset()
-            if tensor.dim() > 1 and tensor.dtype is part.dtype and tensor.is_contiguous() and start <= first:
-                if end <= start + tensor.numel() and tensor.untyped_storage().data_ptr() == memory:
-                    if tensor.numel() > part.numel():
-                        return node
+            rest = tensor.numel() - (first - tensor.storage_offset())  # elements from there on
+            is_around = tensor.storage_offset() <= first and part.numel() <= rest and part.numel() < tensor.numel()
+            alike = tensor.dim() > 1 and tensor.dtype is part.dtype and tensor.is_contiguous()
+            if is_around and alike and tensor.untyped_storage().data_ptr() == memory:
+                return node
         return None

@@ -115,13 +115,15 @@ def _form(node: fx.Node) -> Any:
         if isinstance(leaf, fx.Node) and isinstance(value, torch.Tensor) and value.layout is torch.strided:
             numbers = (*value.shape, *value.stride(), value.storage_offset())
             found += ["tensor", value.dtype, value.device, value.requires_grad, value.dim(), *map(_number, numbers)]
-        elif not isinstance(leaf, fx.Node) and (leaf is None or isinstance(leaf, bool | int | float | str | torch.dtype)):
+        elif not isinstance(leaf, fx.Node) and (
+            leaf is None or isinstance(leaf, bool | int | float | str | torch.dtype)
+        ):
             found += [type(leaf), repr(leaf)]
         else:
             return None
     val = node.meta.get("val")
     made = [v for v in (val if isinstance(val, list | tuple) else [val]) if isinstance(v, torch.Tensor)]
-    sizes = [size for v in made for size in v.shape if isinstance(size, torch.SymInt)]
+    sizes: list[Any] = [size for v in made for size in v.shape if isinstance(size, torch.SymInt)]
     if any(symbol.name.startswith("u") for size in sizes for symbol in size.node.expr.free_symbols):
         return None  # each call has sizes of its own, which depend on data
     return tuple(found)
