@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,6 @@ def main() -> int:
 
 def measure(options: argparse.Namespace) -> None:
     """Runs the tables and keeps their lines."""
-    import torch
-
     import lapilli
     from performance.tables import TABLES
 
@@ -57,7 +56,11 @@ def measure(options: argparse.Namespace) -> None:
         raise SystemExit(f"no table {', '.join(sorted(unknown))}: there are {', '.join(TABLES)}")
     devices = lapilli.devices()
     wanted = options.device or ""
-    device = next(d for d in devices if wanted == str(d.index) or wanted.lower() in d.name.lower())
+    device = next((d for d in devices if wanted == str(d.index) or wanted.lower() in d.name.lower()), None)
+    if device is None:
+        raise SystemExit(
+            f"no device {wanted!r}: there are {', '.join(f'{d.index} ({d.name})' for d in devices) or 'none'}"
+        )
     key = re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")[:40]
     file = RESULTS / f"performance-{key}.json"
     kept: dict[str, Any] = json.loads(file.read_text())["tables"] if file.exists() else {}
@@ -77,13 +80,22 @@ def measure(options: argparse.Namespace) -> None:
         if rows:
             kept[name] = rows
         lines.unlink(missing_ok=True)
+        keep(file, key, device, kept)
+
+
+def keep(file: Path, key: str, device: Any, tables: Mapping[str, Any]) -> None:
+    """Writes what has been measured, after each table: a run that is cut loses one at most."""
+    import torch
+
+    from performance.tables import TABLES
+
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     told = {
         "key": key,
         "device": device.name,
         "circumstances": f"{datetime.date.today()}, driver {device.driver}, torch {torch.__version__} on {cuda}, {os.cpu_count()} "
         f"cores, load average {os.getloadavg()[0]:.1f} at the end.",
-        "tables": {name: kept[name] for name in TABLES if name in kept},
+        "tables": {name: tables[name] for name in TABLES if name in tables},
     }
     file.write_text(json.dumps(told, indent=1))
 
