@@ -31,7 +31,7 @@ def functionalize(module: Module, buffers: Collection[str] = ()) -> bool:
         written, functional = node.args[0], _functional(node.target)
         if functional is None or not isinstance(written, fx.Node):
             return False
-        if not _is_read_by_name(written, node, module, place, own):
+        if not _is_read_by_name(written, node, module, place, own, set(newest.values())):
             return False
         buffer = next((b for b, value in newest.items() if value is written), written if written in own else None)
         if buffer is not None:
@@ -77,10 +77,16 @@ def _functional(target: Any) -> Any:
 
 
 def _is_read_by_name(
-    written: fx.Node, by: fx.Node, module: Module, place: dict[fx.Node, int], own: Collection[fx.Node]
+    written: fx.Node,
+    by: fx.Node,
+    module: Module,
+    place: dict[fx.Node, int],
+    own: Collection[fx.Node],
+    newest: Collection[fx.Node],
 ) -> bool:
     """Whether the memory that `by` writes is only read through `written` (or `by`): no other value that shares it is read
-    afterwards, or is an input, a constant or an output. own: buffers that may be written themselves.
+    afterwards, or is an input, a constant, an output or the newest value of a buffer. own: buffers that may be written
+    themselves; newest: their values so far, which may be, too.
     """
     shared = {written}
     todo = [written]
@@ -91,6 +97,8 @@ def _is_read_by_name(
         todo += [n for n in around if n not in shared]
         shared.update(around)
     if written in module.outputs or any(_is_kept(n, module) for n in shared if n is not written or n not in own):
+        return False
+    if any(n in newest for n in shared if n is not written):
         return False
     # users of `written` after the write will use its new value
     before = [n for n in shared if n is not written and place[n] < place[by]]
