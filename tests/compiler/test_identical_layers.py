@@ -151,6 +151,29 @@ class Gathers(nn.Module):
         return ones + others
 
 
+class Likenesses(nn.Module):
+    """Operators that read the same and differ in what they compute: reductions along each dimension and of all, scans, windows,
+    products and pointwise functions.
+    """
+
+    def forward(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        """x, y: [5, 7], in (0, 1)."""
+        along = [torch.sum, torch.mean, torch.prod, torch.amax, torch.amin, torch.logsumexp, torch.std, torch.var]
+        results = [f(z, d) for f in along for z in (x, y) for d in (0, 1)]
+        results += [f(z) for f in (torch.sum, torch.prod, torch.amax, torch.amin, torch.std) for z in (x, y)]
+        results += [f(z, d) for f in (torch.argmax, torch.argmin, torch.any, torch.all) for z in (x, y) for d in (0, 1)]
+        results += [f(x, d) for f in (torch.cumsum, torch.cumprod, F.softmax, F.log_softmax, F.softmin) for d in (0, 1)]
+        results += [x.sort(d, descending)[k] for d in (0, 1) for descending in (False, True) for k in (0, 1)]
+        results += [x.cummax(0)[0], x.cummin(0)[0], x.topk(3)[0], x.topk(3, largest=False)[0], x.median(1)[0]]
+        results += [F.max_pool1d(x, 3), F.avg_pool1d(x, 3), -F.max_pool1d(-x, 3), F.layer_norm(x, (7,)), F.normalize(x)]
+        results += [x @ y.T, y @ x.T, x.T @ y, torch.cdist(x, y), torch.cdist(x, y, 1.0)]
+        results += [
+            f(x, y) for f in (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum, torch.pow)
+        ]
+        results += [f(x) for f in (torch.exp, torch.log, torch.sqrt, torch.sin, torch.cos, torch.erf, torch.sigmoid)]
+        return results
+
+
 CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...], Any]]] = {
     "prefill": lambda: methods(3)["prefill"],
     "decode": lambda: (*methods(3)["decode"], None),
@@ -161,6 +184,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...], Any]]] = {
         (torch.rand(7, 7), torch.arange(7), torch.arange(7).flip(0)),
         ({0: Dim("n"), 1: Dim("n")}, {0: Dim("n")}, {0: Dim("n")}),
     ),
+    "likenesses": lambda: (Likenesses(), (torch.rand(5, 7), torch.rand(5, 7)), None),
     "recurrent": lambda: (nn.LSTM(8, 8, 3, batch_first=True).eval(), (torch.rand(2, 5, 8),), None),
 }
 

@@ -123,6 +123,8 @@ class _Reader:
             self.parts += (kind, names)
             for name in names:
                 self.any(getattr(x, name))
+            if isinstance(x, Task) and x.reduction is not None:
+                self.any((x.reduction.axes, x.reduction.raxes, x.reduction.contraction))
 
     def node(self, n: Node) -> None:
         """A value: how it lies in memory or, if it has none, what it is."""
@@ -132,6 +134,8 @@ class _Reader:
         if n.id not in self.memory:
             self.memory[n.id] = self.lying(n)
         self.parts.append(self.memory[n.id])
+        if isinstance(n, Reduce):  # a task's own result lies in memory, and is what the task computes
+            self.parts.append(n.op)
         computed = n.id in self.ctx.views or n.id not in self.ctx.layouts
         if isinstance(n, Map) and (computed or isinstance(n, Packed)):
             self.any(n.axes)
