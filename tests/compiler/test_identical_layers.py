@@ -211,6 +211,19 @@ def test_shared_kernels_are_those_that_each_task_would_have(
         assert shared[out].task is task
 
 
+def test_results_of_equal_calls_are_told_apart() -> None:
+    """A call that is decomposed, of two results of calls that were decomposed alike."""
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return torch.lcm(x & 127, y & 127)
+
+    x = torch.arange(9, dtype=torch.int32)
+    graph = prepare(capture(Model(), (x, x.flip(0)))).graph
+    (divided,) = (n for n in graph.nodes if n.target is torch.ops.aten.gcd.default)
+    assert divided.args[0] is not divided.args[1]
+
+
 def test_layers_of_another_size_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     class Three(nn.Module):
         def __init__(self) -> None:

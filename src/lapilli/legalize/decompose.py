@@ -166,6 +166,13 @@ def _traced(node: fx.Node) -> fx.Graph | None:
 
     given = [leaves[k].meta["val"] for k in places]
     mode = detect_fake_mode(tree_leaves((given, node.meta.get("val"))))
+    # Results of equal calls share a description, since their decomposition is traced once. Here each node needs one of its own.
+    first = {id(value): leaves[k] for value, k in zip(reversed(given), reversed(places), strict=True)}
+    with mode or nullcontext():
+        given = [
+            value.detach() if isinstance(value, torch.Tensor) and first[id(value)] is not leaves[k] else value
+            for value, k in zip(given, places, strict=True)
+        ]
     try:
         with (
             torch.no_grad(),
