@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, Caches, bench, cell, fresh, median, report
+from common import RESULTS, Caches, bench, cell, cuda_graph, fresh, median, report
 
 MODELS = ("mobilenet_v2", "resnet18", "resnet50")
 
@@ -73,17 +73,10 @@ def torch_times(name: str, precision: str, threads: int | None) -> dict[str, flo
             on_gpu = model.to("cuda", dtype)
             times["torch CUDA"] = median(lambda: on_gpu(image.to("cuda", dtype)).cpu(), 10, 100)
             static = image.to("cuda", dtype)
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):
-                for _ in range(3):
-                    on_gpu(static)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                on_gpu(static)
+            queue, _ = cuda_graph(lambda: on_gpu(static))
 
             def replay() -> None:
-                graph.replay()
+                queue()
                 torch.cuda.synchronize()
 
             times["CUDA graph"] = median(replay, 10, 100)

@@ -33,6 +33,30 @@ def median(function: Callable[[], object], warmup: int = 3, iterations: int = 20
     return statistics.median(times)
 
 
+def apart(found: Any, wanted: Any) -> float:
+    """Distance of two tensors or arrays relative to the norm of the second, in float64; infinite for NaN."""
+    import torch
+
+    a, b = (torch.as_tensor(x).double().cpu() for x in (found, wanted))
+    distance = float((a - b).norm() / b.norm().clamp_min(1e-300))
+    return distance if distance == distance else float("inf")
+
+
+def cuda_graph(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    """The kernels of a function as a CUDA graph: a call that queues them again, and the function's result, which it changes."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = function()
+    return graph.replay, result
+
+
 class Caches:
     """Empty caches for a process and those after it: Lapilli's kernels and pipelines, Mesa's shaders."""
 

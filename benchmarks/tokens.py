@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import median, report
+from common import apart, cuda_graph, median, report
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -91,25 +91,13 @@ def torch_times(model: nn.Module, args: tuple[Tensor, ...]) -> tuple[float | Non
         return None, None
     on = [a.cuda() for a in args]
     eager = median(lambda: model(*on).cpu(), 5, 30, 5)
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        model(*on)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = model(*on)
+    queue, out = cuda_graph(lambda: model(*on))
 
     def replay() -> None:
-        graph.replay()
+        queue()
         out.cpu()
 
     return eager, median(replay, 5, 50, 5)
-
-
-def error(found: Any, exact: Tensor) -> float:
-    """Of the norm."""
-    found = torch.as_tensor(found).double().cpu()
-    return float((found - exact.double().cpu()).norm() / exact.double().norm().cpu())
 
 
 def exactly(model: nn.Module, args: tuple[Tensor, ...]) -> Tensor:
@@ -145,8 +133,8 @@ def measure(name: str, model: nn.Module, cases: Mapping[str, tuple[Tensor, ...]]
                 for n, b in model.named_buffers():
                     if n in caches:
                         b.copy_(caches[n])
-            found = error(program(*args), exactly(model, args))
-            theirs = error(model(*(a.to(next(model.parameters()).device) for a in args)), exactly(model, args))
+            found = apart(program(*args), exactly(model, args))
+            theirs = apart(model(*(a.to(next(model.parameters()).device) for a in args)), exactly(model, args))
             call = median(lambda: program.run_flat(given), 20, 200, 5)  # noqa: B023
             profile = program.profile(given, repeat=20)
             eager, graph = torch_times(model, args)

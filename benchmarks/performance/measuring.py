@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import copy
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from common import apart, cuda_graph, median
 from torch import Tensor, nn
 
 from lapilli.compiler import compile_to_bytes
 from lapilli.runtime.program import Program
 
 HAS_CUDA = torch.cuda.is_available()
-ROUNDS, LEAST, SECONDS = 50, 5, 4.0
-"""Runs whose median is taken; where they take long, at least so many within so many seconds."""
+ROUNDS = 50
+"""Runs whose median is taken, by CUDA's clock."""
 
 
 @dataclass
@@ -41,25 +41,6 @@ def host() -> str:
     return "cuda" if HAS_CUDA else "cpu"
 
 
-def wait() -> None:
-    """Until torch's device has done its work."""
-    if HAS_CUDA:
-        torch.cuda.synchronize()
-
-
-def median(function: Callable[[], object]) -> float:
-    """Seconds of a call, by the host's clock; the function waits for its device."""
-    for _ in range(3):
-        function()
-    times: list[float] = []
-    until = time.perf_counter() + SECONDS
-    while len(times) < ROUNDS and (len(times) < LEAST or time.perf_counter() < until):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
 def by_device(function: Callable[[], object]) -> float:
     """Seconds of torch's kernels: by CUDA's clock, or the host's on a CPU."""
     if not HAS_CUDA:
@@ -75,34 +56,6 @@ def by_device(function: Callable[[], object]) -> float:
         end.synchronize()
         times.append(start.elapsed_time(end) * 1e-3)
     return statistics.median(times)
-
-
-def graph(function: Callable[[], object]) -> Callable[[], None] | None:
-    """The calls of a function as a CUDA graph; None without CUDA."""
-    if not HAS_CUDA:
-        return None
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(stream)
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        function()
-
-    def run() -> None:
-        captured.replay()
-        wait()
-
-    return run
-
-
-def apart(found: Tensor, wanted: Tensor) -> float:
-    """Distance of two tensors relative to the norm of the second, in float64; infinite for NaN."""
-    a, b = found.double().cpu(), wanted.double().cpu()
-    distance = float((a - b).norm() / b.norm().clamp_min(1e-300))
-    return distance if distance == distance else float("inf")
 
 
 def reference(model: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
@@ -127,8 +80,13 @@ def host_to_host(
     on_device = copy.deepcopy(model).to(host(), dtype if HAS_CUDA else torch.float32)
     given = [x.to(host(), on_device_type(x, dtype)) for x in inputs]
     row.seconds["torch"] = median(lambda: on_device(*(_moved(x, dtype) for x in inputs)).cpu())
-    replay = graph(lambda: on_device(*given))
-    if replay is not None:
+    if HAS_CUDA:
+        queue, _ = cuda_graph(lambda: on_device(*given))
+
+        def replay() -> None:
+            queue()
+            torch.cuda.synchronize()
+
         row.seconds["CUDA graph, device to device"] = median(replay)
     return row
 

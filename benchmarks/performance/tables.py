@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from common import apart, median
 from torch import Tensor, nn
 
 import lapilli.eager
 from lapilli.compiler import compile_to_bytes
 from lapilli.runtime.program import Program
-from performance.measuring import HAS_CUDA, Row, apart, host, host_to_host, kernels, median, reference
+from performance.measuring import HAS_CUDA, Row, host, host_to_host, kernels, reference
 from performance.models import GPT, Prefill, Sentence, classifier
 
 
