@@ -141,7 +141,7 @@ class _Reader:
             self.any(n.axes)
             self.expr(n.body)
         elif isinstance(n, Reduce) and computed:
-            self.any((n.axes, n.raxes, n.op, n.contraction))
+            self.any((n.axes, n.raxes, n.contraction))
 
     def lying(self, n: Node) -> tuple[Any, ...]:
         layout = self.ctx.layouts.get(n.id)

@@ -7,7 +7,7 @@ it computes four neighbouring elements at a time: every load must then be the sa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lapilli.ir.dtype import DType
@@ -56,6 +56,11 @@ class BufferBinding:
     parts: int = 1
     start: int = 0  # bytes of the value before what is bound, a multiple of ALIGNMENT
     coherent: bool = False  # work groups see what others wrote
+
+
+def converted(kind: str, text: str) -> str:
+    """The text of a number as it is stored: see `stored_as`."""
+    return f"int2({text}, {text} >> 31)" if kind == "int2" else f"{kind}({text})"
 
 
 def declaration(number: int, name: str, b: BufferBinding) -> str:
@@ -323,6 +328,14 @@ class Emitter:
         assert isinstance(a, Var)
         raise KeyError(f"axis variable {a} has no name in this kernel")
 
+    def places(self, within: Sequence[tuple[Int, Int]], axes: Mapping[Atom, Int]) -> Iterator[tuple[str, str]]:
+        """The texts of computed places and of their sizes, of a task's `within` at some axes. Raises NotVectorizable."""
+        for place, size in within:
+            i = substitute(place, axes)
+            if self.lane is not None and reads(i, next(iter(self.lane.atoms()))):
+                raise NotVectorizable("places are computed one by one")
+            yield self.integer(i), self.kernel.param(size)
+
     # -- elements
     def scalar(self, e: Expr) -> str:
         """The text of a value that is the same for all lanes."""
@@ -371,11 +384,16 @@ class Emitter:
     def _index(self, e: Index, lanes: int) -> str:
         if lanes == 1 or self.lane is None:
             return self.integer(e.value)
-        lane = next(iter(self.lane.atoms()))
-        if not reads(e.value, lane):
+        if not reads(e.value, next(iter(self.lane.atoms()))):
             return f"int4({self.integer(e.value)})"
-        texts = [self.integer(substitute(e.value, {lane: n})) for n in range(LANES)]
-        return f"int4({', '.join(texts)})"
+        return f"int4({', '.join(map(self.integer, self._of_lanes(e.value)))})"
+
+    def _of_lanes(self, i: Int) -> list[Int]:
+        """An integer in each lane."""
+        if self.lane is None:
+            return [i]
+        lane = next(iter(self.lane.atoms()))
+        return [substitute(i, {lane: n}) for n in range(LANES)]
 
     def _select(self, e: Select, lanes: int) -> str:
         if self.lane is not None and lanes > 1:
@@ -444,9 +462,7 @@ class Emitter:
         found = self._constant.get(e)
         if found is None:
             if isinstance(e, Index):
-                lane = next(iter(self.lane.atoms())) if self.lane is not None else None
-                places = [e.value] if lane is None else [substitute(e.value, {lane: n}) for n in range(LANES)]
-                found = any(i.value is not None for i in places)
+                found = any(i.value is not None for i in self._of_lanes(e.value))
             else:
                 args = e.args[1:] if isinstance(e, Op) and e.op == "where" else e.args  # of two zeros one is as good
                 found = isinstance(e, Const) or (isinstance(e, Op) and all(map(self._is_known, args)))

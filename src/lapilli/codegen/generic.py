@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import permutations
 
-from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable, lane_steps, literal, stored_as
+from lapilli.codegen.emit import (
+    LANES,
+    Emitter,
+    KernelBuilder,
+    NotVectorizable,
+    converted,
+    lane_steps,
+    literal,
+    stored_as,
+)
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource, finish, linear_groups
 from lapilli.errors import CompileError
 from lapilli.ir.dtype import DType
@@ -150,12 +159,8 @@ class _Writer:
 
     def _stay_within(self, e: Emitter, mapping: dict[Atom, Int]) -> None:
         """Skips computed indices that are out of range."""
-        for place, size in self.task.within:
-            i = substitute(place, mapping)
-            if e.lane is not None and reads(i, next(iter(e.lane.atoms()))):
-                raise NotVectorizable("places are computed one by one")
-            text = e.integer(i)
-            e.line(f"if ({text} < 0 || {text} >= {self.kernel.param(size)}) return;")
+        for place, size in e.places(self.task.within, mapping):
+            e.line(f"if ({place} < 0 || {place} >= {size}) return;")
 
     def _store(self, e: Emitter, value: Expr, offset: Int) -> None:
         out = self.task.out
@@ -172,10 +177,7 @@ class _Writer:
             e.line(f"{buffer}[{e.integer(first // LANES)}] = {kind}4({text});")
             return
         buffer = self.kernel.bind(out, kind, written=True)
-        if kind == "int2":
-            e.line(f"{buffer}[{e.integer(offset)}] = int2({text}, {text} >> 31);")
-        else:
-            e.line(f"{buffer}[{e.integer(offset)}] = {kind}({text});")
+        e.line(f"{buffer}[{e.integer(offset)}] = {converted(kind, text)};")
 
     # -- reductions
     def _split(self, reduction: Reduce, work: Int) -> int:

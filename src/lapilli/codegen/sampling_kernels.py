@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lapilli.codegen.emit import Emitter, stored_as
+from lapilli.codegen.emit import Emitter
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
 from lapilli.codegen.wrapper import Wrapper, with_sizes
@@ -183,17 +183,11 @@ class _Choice(_Step):
         return self.made
 
     def _results(self, w: Wrapper) -> None:
-        task, note = w.task, self.seen.note
-        assert task.reduction is not None
-        emitter, text = self._emitted(w, task.value, {task.reduction.id: "token"})
+        note = self.seen.note
+        assert w.task.reduction is not None
         row = Var("row", product([a.extent for a in note.rows]))
-        emitter.names[row] = "int(row)"
-        at = split(of(row), note.rows)
-        offset = emitter.integer(w.ctx.layouts[task.out.id].offset([i.substitute(at) for i in task.store]))
-        kind = stored_as(task.out.dtype, w.kernel.half)
-        buffer = w.kernel.bind(task.out, kind, written=True)
-        value = f"int2({text}, {text} >> 31)" if kind == "int2" else f"{kind}({text})"
-        emitter.line(f"{buffer}[{offset}] = {value};")
+        emitter = Emitter(w.kernel, {row: "int(row)"}, None, {w.task.reduction.id: "token"}, "        ")
+        w.store(emitter, split(of(row), note.rows))
         w.structs.append(
             f"struct T : IToken\n{{\n    static void store(uint row, int token)\n    {{\n{emitter.text()}    }}\n}};\n"
         )

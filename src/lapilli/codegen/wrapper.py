@@ -5,12 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable, declarations, lane_steps, stored_as
+from lapilli.codegen.emit import (
+    LANES,
+    Emitter,
+    KernelBuilder,
+    NotVectorizable,
+    converted,
+    declarations,
+    lane_steps,
+    stored_as,
+)
 from lapilli.codegen.kernel import MAX_GROUPS, MAX_PARAMS, KernelSource
 from lapilli.codegen.template import Context
 from lapilli.ir.axes import split
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, Load, reads, rewrite, substitute
+from lapilli.ir.expr import Expr, Load, rewrite, substitute
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, minimum, of, product
 from lapilli.ir.node import Convolution, Matmul, Node
 from lapilli.schedule.task import Task
@@ -128,7 +137,7 @@ class Wrapper:
         guard = self._guard(e, axes)
         if e.lane is None:
             buffer = self.kernel.bind(task.out, kind, written=True)
-            e.line(f"{guard}{buffer}[{e.integer(offset)}] = {kind}({text});")
+            e.line(f"{guard}{buffer}[{e.integer(offset)}] = {converted(kind, text)};")
             return
         lane = next(iter(e.lane.atoms()))
         first = substitute(offset, {lane: 0})
@@ -144,13 +153,7 @@ class Wrapper:
 
     def _guard(self, e: Emitter, axes: Mapping[Atom, Int]) -> str:
         """Of a statement that stores at a computed place, which may be out of range."""
-        texts = []
-        for place, size in self.task.within:
-            i = substitute(place, axes)
-            if e.lane is not None and reads(i, next(iter(e.lane.atoms()))):
-                raise NotVectorizable("places are computed one by one")
-            text = e.integer(i)
-            texts.append(f"{text} >= 0 && {text} < {self.kernel.param(size)}")
+        texts = [f"{place} >= 0 && {place} < {size}" for place, size in e.places(self.task.within, axes)]
         return f"if ({' && '.join(texts)}) " if texts else ""
 
     def finish(self, call: str, groups: tuple[IntLike, IntLike, IntLike], local: tuple[int, int, int], name: str,
