@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lapilli.capture import capture
+from lapilli.graph.module import Module
 from lapilli.legalize import passes
 from lapilli.legalize.passes import functional
 
@@ -76,7 +77,7 @@ def drawn(chance: random.Random) -> tuple[nn.Module, str]:
     return Changes().eval(), text
 
 
-def run(module: passes.Module, inputs: tuple[Tensor, ...]) -> tuple[list[Tensor], dict[str, Tensor]]:
+def run(module: Module, inputs: tuple[Tensor, ...]) -> tuple[list[Tensor], dict[str, Tensor]]:
     """What a module's graph gives in torch: its outputs, and the new values of its states."""
     values: dict[fx.Node, Any] = {}
     given = iter(inputs)
