@@ -256,9 +256,8 @@ def _write(
     """Writes methods. Returns the schedules of each, one per plan."""
     done: dict[int, list[_Planned]] = {}
     kept = {t.name: Kept() for t in targets}
-    for k, method in sorted(
-        enumerate(methods), key=lambda item: _size(item[1])
-    ):  # what few rows read as it lies, many can
+    # The smallest inputs first: kernels for few rows read weights unpacked, and kernels for many rows can do so, too.
+    for k, method in sorted(enumerate(methods), key=lambda item: _size(item[1])):
         realized = {half: realize_graph(graph, half) for half, graph in method.graphs.items()}
         schedules = [schedule_of(realized[t.half], t, layout, kept[t.name]) for t in targets]
         for s in schedules:

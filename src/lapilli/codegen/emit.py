@@ -464,7 +464,7 @@ class Emitter:
             if isinstance(e, Index):
                 found = any(i.value is not None for i in self._of_lanes(e.value))
             else:
-                args = e.args[1:] if isinstance(e, Op) and e.op == "where" else e.args  # of two zeros one is as good
+                args = e.args[1:] if isinstance(e, Op) and e.op == "where" else e.args  # both branches may be 0
                 found = isinstance(e, Const) or (isinstance(e, Op) and all(map(self._is_known, args)))
             self._constant[e] = found
         return found

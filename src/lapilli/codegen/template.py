@@ -43,8 +43,8 @@ class Counters:
 
 
 class Kept:
-    """Constants that lie on the device as they lie in the file, because something reads them so. A kernel that can had better read
-    them so, too, than have them packed: they would take twice the memory.
+    """Constants that some kernel reads as they lie in the file, so that they stay on the device. Other kernels should read them in
+    that layout where they can: a packed copy would double the memory.
     """
 
     def __init__(self, others: Kept | None = None) -> None:

@@ -166,7 +166,8 @@ def _traced(node: fx.Node) -> fx.Graph | None:
 
     given = [leaves[k].meta["val"] for k in places]
     mode = detect_fake_mode(tree_leaves((given, node.meta.get("val"))))
-    # Results of equal calls share a description, since their decomposition is traced once. Here each node needs one of its own.
+    # Equal calls share one traced decomposition, and so their results share fake tensors. make_fx tells its arguments apart by
+    # identity, so each node needs a tensor of its own.
     first = {id(value): leaves[k] for value, k in zip(reversed(given), reversed(places), strict=True)}
     with mode or nullcontext():
         given = [
