@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lapilli
+import lapilli.sampling
+from lapilli.codegen import packing
 
 PLANS = ["gpu-fp32", "gpu-fp16", "gpu-fp16-matrix"]
 
@@ -313,3 +315,37 @@ def test_layers_by_chance(seed: int) -> None:
             expected = exact(args[0].double(), args[1].double(), args[2])
             for ours, theirs in zip(program(*args), expected, strict=True):
                 torch.testing.assert_close(ours.double(), theirs, rtol=bound, atol=bound)
+
+
+class ReadByACopy(nn.Module):
+    """A product that a rotation reads, and so does a copy that another product needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product, self.other = linear(32, 16), linear(5, 8)
+
+    def forward(self, x: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.product(x).unflatten(1, (4, 8))
+        return rotate_halves(y, angles), self.other(y.transpose(0, 1)[:, 1:])
+
+
+class ReadByADraw(nn.Module):
+    """A product that a rotation reads, and so does a step of a draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product = linear(32, 16)
+
+    def forward(self, x: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.product(x)
+        return rotate_halves(y.unflatten(1, (4, 8)), angles), lapilli.sampling.next_token(y, 0.0)
+
+
+@pytest.mark.parametrize("model", [ReadByACopy, ReadByADraw])
+def test_a_product_stays_that_copies_and_steps_read(model: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "WORTH_COPYING", 0)
+    torch.manual_seed(0)
+    module, given = model().eval(), (torch.randn(4, 16), torch.rand(4, 4, 4))
+    with lapilli.compile(module, given, target="gpu-fp32") as program:
+        for got, wanted in zip(program(*given), module(*given), strict=True):
+            torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)

@@ -51,7 +51,7 @@ def _products(task: Task, tasks: Mapping[int, Task]) -> Iterator[Task]:
         return
     for i in dict.fromkeys(ld.node.id for ld in loads(task.value)):
         read = tasks.get(i)
-        if read is not None and isinstance(read.template, RowProduct) and not read.partial:
+        if read is not None and read is not task and isinstance(read.template, RowProduct) and not read.partial:
             yield read
 
 

@@ -33,11 +33,11 @@ def schedule_of(
     """
     made = draft(source, target, layout)
     results = made.results()  # as the graph says: kernels read other values
-    return finish(made, without_unread(insert_copies(select(made, kept)), results))
+    return finish(made, without_unread(select(made, kept), results))
 
 
 def select(made: Draft, kept: Kept | None = None) -> list[Task]:
-    """Selects the templates of contractions. kept: as for `schedule_of`."""
+    """Selects the templates of contractions; with the copies and steps that these need. kept: as for `schedule_of`."""
     target = made.target
     lying = Kept(kept)
     for task in made.tasks:  # those of contractions may be packed
@@ -61,7 +61,7 @@ def select(made: Draft, kept: Kept | None = None) -> list[Task]:
     if ctx.counters.count:
         ctx.dense(ctx.counters.node)
         selected.insert(0, ctx.counters.task())
-    return absorb(selected, made, ctx)
+    return absorb(insert_copies(selected), made, ctx)  # which must see all that read a value
 
 
 def _reads_operands(task: Task, ctx: Context) -> bool:

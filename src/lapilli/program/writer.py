@@ -109,11 +109,11 @@ class _Pool:
 
 @dataclass(eq=False)
 class _Part:
-    """A part of the data section. places: the members of the structure that say where it begins; address: of a constant, in the
-    memory of this process."""
+    """A part of the data section. tables: those of the structure that say where it begins; address: of a constant, in the memory
+    of this process."""
 
     chunk: bytes | memoryview
-    places: list[tuple[Any, str]]
+    tables: list[fb.ConstantT | fb.KernelT]
     address: int | None = None
 
 
@@ -130,8 +130,11 @@ def _lay_out(parts: Sequence[_Part]) -> list[bytes | memoryview]:
             end = offsets[p] + len(p.chunk)
     for p in parts:
         whole, first = inside.get(p, (p, 0))
-        for table, member in p.places:
-            setattr(table, member, offsets[whole] + first)
+        for table in p.tables:
+            if isinstance(table, fb.ConstantT):
+                table.offset = offsets[whole] + first
+            else:
+                table.codeOffset = offsets[whole] + first
     return [p.chunk for p in parts if p not in inside]
 
 
@@ -187,7 +190,7 @@ class Writer:
                 return number
         c = fb.ConstantT()
         c.name, c.dtype, c.shape, c.size = name, dtype.value, list(array.shape), array.nbytes
-        self.parts.append(_Part(raw.data, [(c, "offset")], raw.__array_interface__["data"][0]))
+        self.parts.append(_Part(raw.data, [c], raw.__array_interface__["data"][0]))
         alike.append((len(self.program.constants), raw))
         self.program.constants.append(c)
         return alike[-1][0]
@@ -214,7 +217,7 @@ class Writer:
             k = fb.KernelT()
             k.name, k.format = written.name, fb.KernelFormat.spirv
             k.codeSize = len(code)
-            self.codes[written.source].places.append((k, "codeOffset"))
+            self.codes[written.source].tables.append(k)
             k.bindings, k.pushSize = len(written.bindings), 4 * len(written.params)
             k.localX, k.localY, k.localZ = written.local
             k.subgroupSize, k.sharedSize = written.needs.subgroup_size, written.shared
