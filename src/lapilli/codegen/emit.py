@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select, reads, substitute, walk
@@ -18,6 +19,7 @@ from lapilli.ir.integer import (
     Indirect,
     Int,
     IntLike,
+    Monomial,
     Quotient,
     Remainder,
     Symbol,
@@ -34,10 +36,15 @@ from lapilli.schedule.layout import Layout
 LANES = 4
 ALIGNMENT = 256
 """Bytes; every device binds a buffer from a multiple of them on."""
-_HEAVY = 64
+_HEAVY = 24
 """Weight of an integer expression from which it is computed once and has a name. Sizes that are quotients of sums of products of
-sizes (the pieces of a long sum, in the gradient of a convolution of open sizes) come in each other's operands several times:
-written out, they made a kernel of nine megabytes."""
+sizes (the pieces of a long sum, in the gradient of a convolution of open sizes) come in each other's operands several times, and
+an unrolled search reads at places made of them at every step: written out, they made kernels of up to nine megabytes."""
+
+
+def _is_size(a: Atom) -> bool:
+    """Whether an atom is the same in all invocations: made of sizes."""
+    return all(isinstance(b, Symbol) for b in of(a).atoms())
 
 
 class NotVectorizable(Exception):
@@ -282,9 +289,15 @@ class Emitter:
     # -- integers
     def integer(self, value: IntLike) -> str:
         v = as_int(value)
+        if v.weight < _HEAVY:
+            return self._sum(v, self._atom)
+        return self._once(v.key, lambda: self._by_strides(v))
+
+    def _sum(self, v: Int, atom: Callable[[Atom], str]) -> str:
+        """A sum of products, as it is written."""
         parts: list[str] = []
         for m, c in v.terms:
-            factors = [self._atom(a) for a in m]
+            factors = [atom(a) for a in m]
             if c == -1 and parts:
                 parts.append("- " + " * ".join(factors))
                 continue
@@ -299,6 +312,33 @@ class Emitter:
             parts[0] if len(parts) == 1 and "-" not in parts[0] and "*" not in parts[0] else "(" + " ".join(parts) + ")"
         )
 
+    def _by_strides(self, v: Int) -> str:
+        """A heavy sum as places by strides. A stride is a polynomial of sizes, multiplied out; it and all quotients have names."""
+        strides: dict[Monomial, Int] = {}
+        for m, c in (*v.terms, ((), v.const)):
+            place, size = tuple(a for a in m if not _is_size(a)), tuple(a for a in m if _is_size(a))
+            strides[place] = strides.get(place, as_int(0)) + (Int(((size, c),), 0) if size else c)
+        parts = []
+        for place, stride in strides.items():
+            factors = [self._named_atom(a) for a in place]
+            if place and stride.weight > 1:
+                factors.insert(0, self._once(stride.key, partial(self._sum, stride, self._named_atom)))
+            elif stride != (1 if place else 0):
+                factors.insert(0, self._sum(stride, self._named_atom))
+            if factors:
+                parts.append(" * ".join(factors))
+        return "(" + " + ".join(parts) + ")"
+
+    def _once(self, key: str, code: Callable[[], str]) -> str:
+        """The name of an integer, which is computed where it is first asked for."""
+        for scope in reversed(self._named):
+            if key in scope:
+                return scope[key]
+        value, name = code(), self.fresh()
+        self.line(f"int {name} = {value};")
+        self._named[-1][key] = name
+        return name
+
     def _atom(self, a: Atom) -> str:
         known = self.names.get(a)
         if known is not None:
@@ -307,13 +347,14 @@ class Emitter:
             return self.kernel.param(Int((((a,), 1),), 0), a.name)
         if weight(a) < _HEAVY:
             return self._combination(a)
-        for scope in reversed(self._named):
-            if a.key in scope:
-                return scope[a.key]
-        code, text = self._combination(a), self.fresh()
-        self.line(f"int {text} = {code};")
-        self._named[-1][a.key] = text
-        return text
+        return self._once(a.key, lambda: self._combination(a))
+
+    def _named_atom(self, a: Atom) -> str:
+        return (
+            self._once(a.key, lambda: self._atom(a))
+            if isinstance(a, Quotient | Remainder | Extremum)
+            else self._atom(a)
+        )
 
     def _combination(self, a: Atom) -> str:
         if isinstance(a, Quotient | Remainder):

@@ -334,7 +334,7 @@ class Disturbed(TorchDispatchMode):
         if (
             "median" not in func._schema.name
         ):  # infinities and NaN are equal to their like too; a median does not order NaN
-            numbers = torch.where(x.isnan(), 1e305, numbers)
+            numbers = torch.where(x.isnan(), 1e301, numbers)  # shortened, 2 to the power of 21 larger
         numbers = torch.where(x.isinf(), x.sign() * 1e300, numbers)
         turn = self.run // 1000
         if (self.index < 2 or turn % 3) and x.ndim:  # by turns each element has every place among its equals
