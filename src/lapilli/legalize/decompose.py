@@ -167,11 +167,11 @@ def _traced(node: fx.Node) -> fx.Graph | None:
     given = [leaves[k].meta["val"] for k in places]
     mode = detect_fake_mode(tree_leaves((given, node.meta.get("val"))))
     # Equal calls share one traced decomposition, and so their results share fake tensors. make_fx tells its arguments apart by
-    # identity, so each node needs a tensor of its own.
-    first = {id(value): leaves[k] for value, k in zip(reversed(given), reversed(places), strict=True)}
+    # identity, so each place needs a tensor of its own: also where one node stands in two, for it will not in other calls.
+    first = {id(value): k for value, k in zip(reversed(given), reversed(places), strict=True)}
     with mode or nullcontext():
         given = [
-            value.detach() if isinstance(value, torch.Tensor) and first[id(value)] is not leaves[k] else value
+            value.detach() if isinstance(value, torch.Tensor) and first[id(value)] != k else value
             for value, k in zip(given, places, strict=True)
         ]
     try:
