@@ -74,7 +74,8 @@ def t(call: Call, x: Node) -> Map:
 
 def _clamp_index(i: IntLike, size: Int) -> Int:
     """The start of a slice, counted from the end if negative, clamped to the dimension."""
-    if isinstance(i, int) and i < 0:
+    most = as_int(i).bounds[1]
+    if most is not None and most < 0:
         return maximum(size + i, 0)
     return minimum(i, size)
 
@@ -94,7 +95,8 @@ def select_(call: Call, x: Node, dim: int, position: IntLike) -> Map:
     """x[position] along a dimension, which is removed."""
     d = dim % x.rank
     p = as_int(position)
-    if p.value is not None and p.value < 0:
+    most = p.bounds[1]
+    if most is not None and most < 0:
         p = p + x.shape[d]
     return call.map(lambda *at: load(x, [*at[:d], p, *at[d:]]))
 
