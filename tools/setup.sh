@@ -143,6 +143,7 @@ tidy() {
 test_tools() {
   say "test tools"
   pip_install -r <(requirements project optional-dependencies test)
+  pip_install --no-deps onnx_ir==1.1.0 onnxscript==0.7.2 # for torch.onnx.export; what else they ask for is there
 }
 
 # silero-vad's TorchScript file, and the recording (16-bit, 8 kHz) that webrtcvad's source package is tested with.

@@ -128,14 +128,17 @@ def compile(
 
     Args:
         model: a module (compiled as it is in eval mode), a function or a bound method, an ExportedProgram or its `module()`,
-            a TorchScript module, method or function, or the path of a file of `torch.export.save` (`.pt2`) or
-            `torch.jit.save` (`.pt`); or several methods by name, each of them an ExportedProgram or a tuple (module,
-            example_inputs[, dynamic_shapes]): then `program.methods["decode"](...)` calls one. Equal weights are stored once.
-        example_inputs: arguments of a module, as a tuple or a dict of keywords; an ExportedProgram has its own. Images in
+            a TorchScript module, method or function, or the path of a file of `torch.export.save` (`.pt2`), of
+            `torch.jit.save` (`.pt`) or of ONNX (`.onnx`); or several methods by name, each of them an ExportedProgram or a
+            tuple (module, example_inputs[, dynamic_shapes]): then `program.methods["decode"](...)` calls one. Equal weights
+            are stored once.
+        example_inputs: arguments of a module, as a tuple or a dict of keywords; an ExportedProgram has its own, and an ONNX
+            file declares its shapes. Images in
             channels-last memory format are accepted in that format, without a copy.
         example_kwargs: keyword arguments in addition to example_inputs.
         precision: "fp32", or "fp16" for 16-bit storage with 32-bit accumulation. Inputs and outputs keep their dtypes.
-        dynamic_shapes: as in `torch.export.export`: which sizes may change from run to run, with their bounds.
+        dynamic_shapes: as in `torch.export.export`: which sizes may change from run to run, with their bounds. None: for an ONNX
+            file, those that it declares to be open; `()`: none.
         target: None: plans for every kind of device; or the name of the one plan to make; or the name of a device, such as
             "rtx-4090" or "mali-g7x" (`lapilli.target.KNOWN`), which need not be present: one plan, with kernels and tiles for it.
         fallback: "cpu" runs operators that have no GPU kernel in torch on the CPU; `program.report()` lists them with the

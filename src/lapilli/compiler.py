@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from lapilli.capture import capture, dim_names
+from lapilli.capture import capture, dim_names, prepared
 from lapilli.capture.examples import Arguments
 from lapilli.capture.sources import Source
 from lapilli.codegen.build import build
@@ -69,7 +69,7 @@ def compile_to_bytes(
     if example_kwargs is not None:
         example_inputs = Arguments(tuple(example_inputs or ()), dict(example_kwargs))
     with _uncollected(), nullcontext() if progress else working():
-        sources = _methods(model, example_inputs, dynamic_shapes)
+        sources = {name: prepared(*source) for name, source in _methods(model, example_inputs, dynamic_shapes).items()}
         captured = {name: capture(*source) for name, source in sources.items()}
         modules = {name: functional(exported) for name, exported in captured.items()}
         share_states(modules)

@@ -1,9 +1,10 @@
-"""Sources of models: nn.Module, ExportedProgram, TorchScript, and files of the latter two."""
+"""Sources of models: nn.Module, ExportedProgram, TorchScript, and files of the latter two and of ONNX."""
 
 from __future__ import annotations
 
 import copy
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,7 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch._dynamo.decorators import dont_skip_tracing
 from torch._dynamo.exc import UserError
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram
+from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 from torch.export.passes import move_to_device_pass
 from torch.utils._pytree import tree_map
 
@@ -21,6 +23,7 @@ from lapilli.capture import inference, recurrent_layers, torchscript
 from lapilli.capture.examples import Arguments
 from lapilli.capture.functions import FunctionModule
 from lapilli.capture.guards import unproven
+from lapilli.capture.onnx import OnnxModule, is_onnx_file, load_onnx, onnx_examples
 from lapilli.capture.rewriting import rewriting
 from lapilli.errors import CompileError
 from lapilli.torch_compat import without_stack_traces
@@ -39,14 +42,16 @@ def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = Non
     if isinstance(model, ExportedProgram):
         return program_on_cpu(model)
     if isinstance(model, str | os.PathLike):
-        return capture(_load(Path(model)), example_inputs, dynamic_shapes)
+        return capture(*prepared(model, example_inputs, dynamic_shapes))
+    if isinstance(model, OnnxModule):
+        return _capture_onnx(model, example_inputs, dynamic_shapes)
     if torchscript.is_torchscript(model):
         return _capture_script(model, example_inputs, dynamic_shapes)
     if not isinstance(model, torch.nn.Module):
         if not callable(model) or isinstance(model, type):
             raise CompileError(
                 f"cannot compile a {type(model).__name__}: give an nn.Module, a function or a TorchScript module with example "
-                "inputs, an ExportedProgram, or the path of a .pt2 file or of a TorchScript file"
+                "inputs, an ExportedProgram, or the path of a .pt2 file, a TorchScript file or an ONNX file"
             )
         model = FunctionModule(model)
     if any(type(m).__module__.startswith("torch.ao.nn.quantized") for m in model.modules()):
@@ -65,6 +70,53 @@ def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = Non
     finally:
         for m in training:
             m.training = True
+
+
+def prepared(model: Source, example_inputs: Any = None, dynamic_shapes: Any = None) -> tuple[Source, Any, Any]:
+    """Arguments of `capture` with what is read from a file: the model, and the inputs and sizes that an ONNX file declares."""
+    if isinstance(model, str | os.PathLike):
+        model = _load(Path(model))
+    if isinstance(model, OnnxModule):
+        if isinstance(example_inputs, Arguments):
+            example_inputs = model.bound(example_inputs.args, example_inputs.kwargs)
+        return model, *onnx_examples(model, example_inputs, dynamic_shapes)
+    return model, example_inputs, dynamic_shapes
+
+
+_MOST_REFINEMENTS = 4
+
+
+def _refined(error: UserError, dynamic_shapes: Any) -> Any:
+    """Dynamic sizes as torch.export proposes them in an error. Raises that error if it proposes none."""
+    proposed = re.search(r"Suggested fixes:\n(?:  .*\n?)+", str(error))
+    if proposed is None:
+        raise error
+    try:
+        refined = refine_dynamic_shapes_from_suggested_fixes(proposed[0].rstrip(), dynamic_shapes)
+    except Exception:
+        raise error from None
+    # A least size that no fix names is that of before, not 0.
+    return tree_map(lambda d: Dim(d.__name__, min=max(d.min, 1), max=d.max) if isinstance(d, Dim) else d, refined)
+
+
+def _capture_onnx(model: OnnxModule, example_inputs: Any, dynamic_shapes: Any) -> ExportedProgram:
+    args = _distinct(tuple(example_inputs))
+    try:
+        with _tracing(model), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(_MOST_REFINEMENTS if model.declares_sizes else 0):
+                try:
+                    return _exported(model, args, {}, dynamic_shapes)
+                except UserError as error:
+                    # The names that a file gives to sizes are no promise that the model takes any: torch says which ones it does.
+                    dynamic_shapes = _refined(error, dynamic_shapes)
+            return _exported(model, args, {}, dynamic_shapes)
+    except CompileError:
+        raise
+    except Exception as error:
+        raise CompileError(
+            f"torch.export cannot capture the ONNX model with inputs {model.described}: {error}{_hint(error)}"
+        ) from error
 
 
 @contextmanager
@@ -208,15 +260,17 @@ def _distinct(inputs: Any) -> Any:
     return tree_map(once, inputs)
 
 
-def _load(path: Path) -> ExportedProgram | torch.jit.ScriptModule:
+def _load(path: Path) -> ExportedProgram | torch.jit.ScriptModule | OnnxModule:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
+    if is_onnx_file(path):
+        return load_onnx(path)
     if torchscript.is_torchscript_file(path):
         return torchscript.load(path)
     if path.suffix != ".pt2":
         raise CompileError(
-            f"{path.name}: only files of torch.export.save (.pt2) and of torch.jit.save can be compiled. What torch.save wrote "
-            "holds no code: load it, and compile the module"
+            f"{path.name}: only files of torch.export.save (.pt2), of torch.jit.save and of ONNX (.onnx) can be compiled. What "
+            "torch.save wrote holds no code: load it, and compile the module"
         )
     try:
         return torch.export.load(path)

@@ -1,4 +1,4 @@
-"""`lapilli compile`: from an exported or TorchScript model to a program."""
+"""`lapilli compile`: from an exported, TorchScript or ONNX model to a program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from lapilli.runtime.compiler_packages import require_compiler
     "inputs",
     metavar="INPUT",
     multiple=True,
-    help='For TorchScript, one for each argument: sizes of a tensor, "1,3,224,224", with its type unless it is float, '
+    help="For TorchScript, and for ONNX instead of the shapes that the file declares, one for each argument: sizes of a "
+    'tensor, "1,3,224,224", with its type unless it is float, '
     '"1,128:int64"; a dynamic size, "batch=2..16,3,224,224" (example and maximum); or a number, "int=16000", '
     '"float=0.5", "bool=true".',
 )
@@ -51,9 +52,9 @@ def compile_(
     pairs: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Compile MODEL (.pt2 of torch.export, or TorchScript of torch.jit.save) to a program.
+    """Compile MODEL (.pt2 of torch.export, TorchScript of torch.jit.save, or ONNX) to a program.
 
-    Needs `pip install lapilli[compile]`."""
+    Needs `pip install lapilli[compile]`, and `lapilli[onnx]` for ONNX."""
     output = output or model.with_suffix(".lap")
     if output.resolve() == model.resolve():
         raise InvalidInputError(f"The output {output} would replace the model; name another file with -o.")
