@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs comparison performance random fuzz fuzz-native failures test-all opdb eager zoo blockers clean
+.PHONY: help demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs comparison performance random fuzz fuzz-native failures test-all opdb eager onnx zoo blockers clean
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -101,6 +101,9 @@ failures: setup-test ## Every call to Vulkan and every third allocation fails in
 eager: setup-test ## Measure PyTorch's operator tests on the vulkan device (half an hour; goes on where it stopped): docs/eager_operators.md
 	$(MEASURE) tools/eager.py --jobs 2 $(ARGS)
 	$(MEASURE) tools/eager.py --strict --jobs 2 $(ARGS)
+
+onnx: setup-test ## The ONNX standard's tests of operators on lavapipe, all of them (an hour; goes on where it stopped): docs/onnx_nodes.md
+	$(MEASURE) tools/onnx_nodes.py $(ARGS)
 
 zoo: setup-zoo ## Measure 280 models (hours; goes on where it stopped): docs/models.md
 	$(MEASURE) tools/zoo.py --jobs 2 $(ARGS)
