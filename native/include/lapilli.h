@@ -135,8 +135,18 @@ typedef struct lapilli_method_info {
   const char *name; /* valid as long as the program */
   uint32_t inputs;
   uint32_t outputs;
-  uint32_t commands; /* dispatches per run in the chosen plan */
+  uint32_t commands;     /* dispatches per run in the chosen plan */
+  uint32_t symbols;      /* see lapilli_symbol */
+  uint32_t checks;       /* of int64 results: with some, lapilli_enqueue wants one more output */
+  int64_t integer_limit; /* int64 inputs lie within -limit..limit; 0: they fit into 32 bits, and no more is asked */
 } lapilli_method_info;
+
+/* A dynamic size of a method: what an axis of an input shows, or, with `given`, what the caller says with every run. */
+typedef struct lapilli_symbol_info {
+  const char *name; /* valid as long as the program */
+  int64_t min, max; /* max -1: no bound */
+  int32_t given;
+} lapilli_symbol_info;
 
 /* The type and shape of an input or output. A dynamic size has shape -1 and, if known, bounds (-1: unknown or none). */
 typedef struct lapilli_spec {
@@ -160,6 +170,24 @@ uint64_t lapilli_checksum(const void *data, uint64_t size, uint64_t seed);
 lapilli_status lapilli_devices(char **json);
 void lapilli_free(void *p);
 
+/* A device without JSON. Texts are UTF-8, shortened where they are longer. */
+typedef struct lapilli_device_info {
+  char name[256];
+  char driver[512];     /* name and version */
+  char api_version[32]; /* "1.3.290" */
+  uint32_t index;       /* among the devices, as lapilli_load_options takes it; UINT32_MAX: taken from the application */
+  uint32_t type;        /* lapilli_device_type */
+  uint32_t vendor_id;   /* of PCI */
+  uint32_t device_id;   /* of PCI */
+  uint64_t memory;      /* bytes */
+  uint64_t allocation;  /* bytes of the largest buffer */
+  uint64_t alignment;   /* of tensors in a buffer, in bytes */
+} lapilli_device_info;
+
+/* The number of devices, 0 where Vulkan is installed and has none. Without Vulkan: LAPILLI_NO_DRIVER. */
+lapilli_status lapilli_device_count(uint32_t *count);
+lapilli_status lapilli_device(uint32_t index, lapilli_device_info *info);
+
 /* Loads a program from a file or from memory. Neither is needed after the call returns. If the file changes during the call, the
  * call fails, or the constants are from any state of the file. */
 lapilli_status lapilli_load(const char *path, const lapilli_load_options *options, lapilli_program **program);
@@ -178,6 +206,7 @@ lapilli_status lapilli_program_describe(lapilli_program *program, char **json);
  * reasons: [sentences]}]}], states: [names], host_operators: [names], input_path, output_path, pipeline_cache: {file,
  * found, compiled}}. `missing` lists the better plans, and what the device lacks for them. */
 lapilli_status lapilli_program_info(lapilli_program *program, char **json);
+lapilli_status lapilli_program_device(lapilli_program *program, lapilli_device_info *info);
 lapilli_status lapilli_program_memory(lapilli_program *program, lapilli_memory_info *info);
 lapilli_status lapilli_program_load_times(lapilli_program *program, lapilli_load_times *times);
 
@@ -186,6 +215,7 @@ uint32_t lapilli_method_count(lapilli_program *program);
 lapilli_status lapilli_method(lapilli_program *program, uint32_t method, lapilli_method_info *info);
 lapilli_status lapilli_input_spec(lapilli_program *program, uint32_t method, uint32_t index, lapilli_spec *spec);
 lapilli_status lapilli_output_spec(lapilli_program *program, uint32_t method, uint32_t index, lapilli_spec *spec);
+lapilli_status lapilli_symbol(lapilli_program *program, uint32_t method, uint32_t index, lapilli_symbol_info *info);
 /* Computes the values of all symbols of a method from its inputs. `symbols` must already contain those that are "given"; the others
  * are written. Checks the number of inputs, dtypes, ranks and bounds, as a run does; the data is not read. */
 lapilli_status lapilli_symbols(lapilli_program *program, uint32_t method, const lapilli_tensor *inputs, uint32_t n_inputs,
@@ -268,6 +298,9 @@ typedef struct lapilli_stream_memory_info { /* in bytes, except the last one */
 lapilli_status lapilli_stream_create(const lapilli_load_options *options, lapilli_stream **stream);
 /* Buffers may outlive their stream; its memory is freed when all of them are destroyed. */
 void lapilli_stream_destroy(lapilli_stream *stream);
+/* A stream on the device of a program. */
+lapilli_status lapilli_program_stream(lapilli_program *program, lapilli_stream **stream);
+lapilli_status lapilli_stream_device(lapilli_stream *stream, lapilli_device_info *info);
 /* JSON {device: {as in lapilli_devices}, alignment, max_allocation, memory} in bytes. */
 lapilli_status lapilli_stream_info(lapilli_stream *stream, char **json);
 
@@ -300,6 +333,23 @@ lapilli_status lapilli_buffer_fill(lapilli_buffer *buffer, uint64_t offset, uint
 lapilli_status lapilli_enqueue(lapilli_stream *stream, lapilli_program *program, uint32_t method, const int64_t *symbols,
                                uint32_t n_symbols, const lapilli_slice *inputs, uint32_t n_inputs, const lapilli_slice *outputs,
                                uint32_t n_outputs);
+/* A dense row-major tensor in a buffer, with its shape. */
+typedef struct lapilli_device_tensor {
+  lapilli_buffer *buffer;
+  uint64_t offset; /* as in lapilli_slice */
+  int64_t shape[16];
+  uint32_t rank;
+  uint32_t dtype; /* lapilli_dtype */
+} lapilli_device_tensor;
+
+/* As lapilli_enqueue, for tensors with shapes: they are checked as those of a run on the host, and give the symbols their values;
+ * sizes: those of the symbols that are "given". Shape and dtype of the outputs are written. An output without a buffer gets one,
+ * which the caller destroys; an output with a buffer has room for the tensor from its offset on. */
+lapilli_status lapilli_enqueue_tensors(lapilli_stream *stream, lapilli_program *program, uint32_t method, const int64_t *sizes,
+                                       uint32_t n_sizes, const lapilli_device_tensor *inputs, uint32_t n_inputs,
+                                       lapilli_device_tensor *outputs, uint32_t n_outputs);
+/* LAPILLI_OUT_OF_RANGE with a sentence for the value that the output of a method's checks has, unless that is 0. */
+lapilli_status lapilli_check_result(lapilli_program *program, uint32_t method, int32_t value);
 /* Low-overhead variant of lapilli_enqueue, for FFI callers. words: method, n_symbols, n_inputs and n_outputs, the symbols, and the
  * buffer's address and the offset of each input and output, all as int64_t (with any alignment). */
 lapilli_status lapilli_enqueue_packed(lapilli_stream *stream, lapilli_program *program, const char *words);

@@ -73,6 +73,34 @@ void give(const std::string& text, char** out) {
   *out = copy;
 }
 
+namespace {
+
+template <size_t size> void put(std::string_view text, char (&to)[size]) {
+  size_t length = std::min(text.size(), size - 1);
+  while (length < text.size() && length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80)
+    --length; // no half character
+  std::copy_n(text.data(), length, to);
+  to[length] = '\0';
+}
+
+} // namespace
+
+void fill_device(const hal::Capabilities& device, uint32_t index, lapilli_device_info& info) {
+  info = {};
+  put(device.name, info.name);
+  put(device.driver, info.driver);
+  put(device.api_version, info.api_version);
+  info.index = index;
+  info.type = static_cast<uint32_t>(device.type);
+  info.vendor_id = device.vendor_id;
+  info.device_id = device.device_id;
+  info.memory = device.device_memory;
+  info.allocation = device.max_allocation;
+  info.alignment = binding_alignment(device);
+}
+static_assert(static_cast<int>(hal::DeviceType::cpu) == LAPILLI_DEVICE_CPU &&
+              static_cast<int>(hal::DeviceType::discrete) == LAPILLI_DEVICE_DISCRETE);
+
 Program& checked(lapilli_program* program) {
   need(program, "program");
   refuse_in_child();
@@ -141,12 +169,8 @@ template <class Specs> const TensorSpec& at(const Specs& specs, uint32_t index, 
   return specs[index];
 }
 
-// Throws OUT_OF_RANGE where a finished run computed what does not fit.
-void look_at_checks(const Run& run, const Method& method) {
-  if (method.checks.empty())
-    return;
-  int32_t failed = 0; // the number of a check, from 1
-  std::memcpy(&failed, run.outputs().back().mapped, sizeof failed);
+// Throws OUT_OF_RANGE for the number of a check that failed, from 1.
+void look_at_check(int32_t failed, const Method& method) {
   if (failed != 0)
     fail(LAPILLI_OUT_OF_RANGE, "The int64 results of ",
          failed > 0 && static_cast<size_t>(failed) <= method.checks.size()
@@ -155,6 +179,15 @@ void look_at_checks(const Run& run, const Method& method) {
          " do not fit into the 32 bits in which kernels compute integers (-2147483648..2147483647). Give smaller "
          "values, or "
          "leave this operator to PyTorch.");
+}
+
+// The same for a finished run.
+void look_at_checks(const Run& run, const Method& method) {
+  if (method.checks.empty())
+    return;
+  int32_t failed = 0;
+  std::memcpy(&failed, run.outputs().back().mapped, sizeof failed);
+  look_at_check(failed, method);
 }
 
 void fill_output(const Run& run, const Method& method, uint32_t index, lapilli_tensor& tensor) {
@@ -232,6 +265,25 @@ lapilli_status lapilli_devices(char** json) {
   });
 }
 
+lapilli_status lapilli_device_count(uint32_t* count) {
+  return guarded([&] {
+    need(count, "count");
+    const hal::Driver* driver = find_driver();
+    *count = driver != nullptr ? driver->count() : 0;
+  });
+}
+
+lapilli_status lapilli_device(uint32_t index, lapilli_device_info* info) {
+  return guarded([&] {
+    need(info, "info");
+    const hal::Driver* driver = find_driver();
+    const uint32_t count = driver != nullptr ? driver->count() : 0;
+    if (index >= count)
+      fail(LAPILLI_NO_DEVICE, "There is no device ", index, ": this machine has ", count, ".");
+    fill_device(driver->capabilities(index), index, *info);
+  });
+}
+
 lapilli_status lapilli_load(const char* path, const lapilli_load_options* options, lapilli_program** program) {
   return guarded([&] {
     need(path, "path");
@@ -284,6 +336,14 @@ lapilli_status lapilli_program_info(lapilli_program* program, char** json) {
   });
 }
 
+lapilli_status lapilli_program_device(lapilli_program* program, lapilli_device_info* info) {
+  return guarded([&] {
+    need(info, "info");
+    const hal::Device& device = checked(program).device();
+    fill_device(device.capabilities, device.index, *info);
+  });
+}
+
 lapilli_status lapilli_program_memory(lapilli_program* program, lapilli_memory_info* info) {
   return guarded([&] {
     need(info, "info");
@@ -306,10 +366,29 @@ lapilli_status lapilli_method(lapilli_program* program, uint32_t method, lapilli
   return guarded([&] {
     need(info, "info");
     const Method& found = checked(program).method(method);
-    *info = {found.name.c_str(), static_cast<uint32_t>(found.inputs.size()),
+    *info = {found.name.c_str(),
+             static_cast<uint32_t>(found.inputs.size()),
              static_cast<uint32_t>(found.given_outputs().size()),
-             static_cast<uint32_t>(program->program->plan(method).run.size())};
+             static_cast<uint32_t>(program->program->plan(method).run.size()),
+             static_cast<uint32_t>(found.symbols.size()),
+             static_cast<uint32_t>(found.checks.size()),
+             found.integer_limit};
   });
+}
+
+lapilli_status lapilli_symbol(lapilli_program* program, uint32_t method, uint32_t index, lapilli_symbol_info* info) {
+  return guarded([&] {
+    need(info, "info");
+    const Method& found = checked(program).method(method);
+    if (index >= found.symbols.size())
+      fail(LAPILLI_INVALID_ARGUMENT, "There is no symbol ", index, ": the method has ", found.symbols.size(), ".");
+    const Symbol& symbol = found.symbols[index];
+    *info = {symbol.name.c_str(), symbol.min, symbol.max, symbol.given ? 1 : 0};
+  });
+}
+
+lapilli_status lapilli_check_result(lapilli_program* program, uint32_t method, int32_t value) {
+  return guarded([&] { look_at_check(value, checked(program).method(method)); });
 }
 
 lapilli_status lapilli_input_spec(lapilli_program* program, uint32_t method, uint32_t index, lapilli_spec* spec) {

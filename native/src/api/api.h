@@ -32,6 +32,9 @@ template <class T> std::span<T> items(T* pointer, uint64_t count, const char* na
   return {pointer, static_cast<size_t>(count)};
 }
 
+// A device for callers without JSON.
+void fill_device(const hal::Capabilities& device, uint32_t index, lapilli_device_info& info);
+
 // A copy of a text for the caller.
 void give(const std::string& text, char** out);
 

@@ -3,10 +3,13 @@
 #include "api/api.h"
 #include "api/devices.h"
 #include "base/fork.h"
+#include "core/inputs.h"
 #include "core/stream.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 struct lapilli_stream {
   std::shared_ptr<lapilli::Stream> stream;
@@ -52,6 +55,73 @@ void enqueue_packed(Stream& stream, lapilli_program* program, std::span<const in
                  static_cast<size_t>(head[2]), places);
 }
 
+// The tensor as a check of shapes wants it. Its data is not looked at.
+lapilli_tensor as_tensor(const lapilli_device_tensor& from, const char* what, size_t index) {
+  lapilli_tensor tensor{};
+  if (from.buffer == nullptr)
+    fail(LAPILLI_INVALID_ARGUMENT, what, " ", index, " has no buffer.");
+  if (from.rank > max_rank)
+    fail(LAPILLI_INVALID_ARGUMENT, what, " ", index, " has ", from.rank, " dimensions; ", max_rank, " are the most.");
+  if (from.dtype > static_cast<uint32_t>(DType::MAX))
+    fail(LAPILLI_INVALID_ARGUMENT, what, " ", index, " has the unknown dtype ", from.dtype, ".");
+  std::copy_n(from.shape, from.rank, tensor.shape);
+  tensor.data = from.buffer;
+  tensor.rank = from.rank;
+  tensor.dtype = from.dtype;
+  const std::span<const int64_t> shape(from.shape, from.rank);
+  if (std::ranges::any_of(shape, [](int64_t size) { return size < 0; }) ||
+      !tensor_bytes(shape, static_cast<DType>(from.dtype), tensor.size))
+    fail(LAPILLI_INVALID_ARGUMENT, what, " ", index, " has a size that is negative or too large.");
+  return tensor;
+}
+
+// Destroys what was created for outputs, unless all went well.
+class NewBuffers {
+public:
+  explicit NewBuffers(std::span<lapilli_device_tensor> outputs) : outputs_(outputs) { made_.reserve(outputs.size()); }
+  ~NewBuffers() {
+    for (const size_t i : made_)
+      lapilli_buffer_destroy(std::exchange(outputs_[i].buffer, nullptr));
+  }
+  void create(Stream& stream, size_t output, uint64_t bytes) {
+    outputs_[output].buffer = stream.create_buffer(bytes);
+    outputs_[output].offset = 0;
+    made_.push_back(output);
+  }
+  void keep() { made_.clear(); }
+
+private:
+  std::span<lapilli_device_tensor> outputs_;
+  std::vector<size_t> made_;
+};
+
+void enqueue_tensors(Stream& stream, lapilli_program* handle, uint32_t method, std::span<const int64_t> sizes,
+                     std::span<const lapilli_device_tensor> inputs, std::span<lapilli_device_tensor> outputs) {
+  const Program& program = lapilli::checked(handle);
+  std::vector<lapilli_tensor> given;
+  for (size_t i = 0; i < inputs.size(); ++i)
+    given.push_back(as_tensor(inputs[i], "Input", i));
+  const SymbolValues symbols = program.check_shapes(method, {given, sizes});
+  std::vector<lapilli_tensor> results(outputs.size());
+  handle->program->output_tensors(method, symbols.used(), results);
+  NewBuffers created(outputs);
+  std::vector<lapilli_slice> slices;
+  for (const lapilli_device_tensor& input : inputs)
+    slices.push_back({input.buffer, input.offset});
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i].buffer == nullptr)
+      created.create(stream, i, results[i].size);
+    slices.push_back({outputs[i].buffer, outputs[i].offset});
+  }
+  stream.enqueue(handle->program, method, symbols.used(), inputs.size(), slices);
+  created.keep();
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    std::ranges::copy(results[i].shape, outputs[i].shape);
+    outputs[i].rank = results[i].rank;
+    outputs[i].dtype = results[i].dtype;
+  }
+}
+
 } // namespace
 
 lapilli_status lapilli_stream_create(const lapilli_load_options* options, lapilli_stream** stream) {
@@ -59,6 +129,21 @@ lapilli_status lapilli_stream_create(const lapilli_load_options* options, lapill
     need(stream, "stream");
     const lapilli_load_options defaults{};
     *stream = new lapilli_stream{Stream::create(open_device(options != nullptr ? *options : defaults))};
+  });
+}
+
+lapilli_status lapilli_program_stream(lapilli_program* program, lapilli_stream** stream) {
+  return guarded([&] {
+    need(stream, "stream");
+    *stream = new lapilli_stream{Stream::create(lapilli::checked(program).shared_device())};
+  });
+}
+
+lapilli_status lapilli_stream_device(lapilli_stream* stream, lapilli_device_info* info) {
+  return guarded([&] {
+    need(info, "info");
+    const hal::Device& device = checked(stream).device();
+    fill_device(device.capabilities, device.index, *info);
   });
 }
 
@@ -126,6 +211,15 @@ lapilli_status lapilli_enqueue(lapilli_stream* stream, lapilli_program* program,
     std::vector<lapilli_slice> slices(given.begin(), given.end());
     slices.insert(slices.end(), results.begin(), results.end());
     checked(stream).enqueue(program->program, method, items(symbols, n_symbols, "symbols"), n_inputs, slices);
+  });
+}
+
+lapilli_status lapilli_enqueue_tensors(lapilli_stream* stream, lapilli_program* program, uint32_t method,
+                                       const int64_t* sizes, uint32_t n_sizes, const lapilli_device_tensor* inputs,
+                                       uint32_t n_inputs, lapilli_device_tensor* outputs, uint32_t n_outputs) {
+  return guarded([&] {
+    enqueue_tensors(checked(stream), program, method, items(sizes, n_sizes, "sizes"), items(inputs, n_inputs, "inputs"),
+                    items(outputs, n_outputs, "outputs"));
   });
 }
 

@@ -42,6 +42,7 @@ public:
   lapilli_stream_memory_info memory();
   bool lost() const { return lost_ || batches_.lost() || device_->lost(); } // what is in its buffers
   std::string info() const;
+  const hal::Device& device() const { return *device_; }
 
 private:
   explicit Stream(std::shared_ptr<hal::Device> device);
