@@ -60,6 +60,11 @@ lapilli_status status_of_exception() noexcept {
   }
 }
 
+void fail_left_out(const char* part) {
+  fail(LAPILLI_UNSUPPORTED, "This build of the player was made without this function. Build it with -DLAPILLI_", part,
+       "=ON.");
+}
+
 void need(const void* pointer, const char* name) {
   if (pointer == nullptr)
     fail(LAPILLI_INVALID_ARGUMENT, "The argument `", name, "` is null.");
@@ -253,7 +258,7 @@ uint64_t lapilli_checksum(const void* data, uint64_t size, uint64_t seed) {
 void lapilli_free(void* p) { std::free(p); }
 
 lapilli_status lapilli_devices(char** json) {
-  return guarded([&] {
+  return guarded_json([&] {
     need(json, "json");
     const hal::Driver* driver = find_driver();
     Json text;
@@ -311,26 +316,26 @@ void lapilli_destroy(lapilli_program* program) {
 
 lapilli_status lapilli_describe(const void* data, uint64_t size, int32_t skip_checksum, const lapilli_limits* limits,
                                 char** json) {
-  return guarded([&] { describe_source(Source(given_bytes(data, size)), skip_checksum == 0, limits, json); });
+  return guarded_json([&] { describe_source(Source(given_bytes(data, size)), skip_checksum == 0, limits, json); });
 }
 
 lapilli_status lapilli_describe_file(const char* path, int32_t skip_checksum, const lapilli_limits* limits,
                                      char** json) {
-  return guarded([&] {
+  return guarded_json([&] {
     need(path, "path");
     describe_source(Source(path), skip_checksum == 0, limits, json);
   });
 }
 
 lapilli_status lapilli_program_describe(lapilli_program* program, char** json) {
-  return guarded([&] {
+  return guarded_json([&] {
     need(json, "json");
     give(checked(program).describe(), json);
   });
 }
 
 lapilli_status lapilli_program_info(lapilli_program* program, char** json) {
-  return guarded([&] {
+  return guarded_json([&] {
     need(json, "json");
     give(checked(program).info(), json);
   });
@@ -456,7 +461,7 @@ lapilli_status lapilli_state_write(lapilli_program* program, uint32_t index, con
 
 lapilli_status lapilli_plan_memory(const void* data, uint64_t size, int32_t skip_checksum, uint32_t method,
                                    uint32_t plan, const int64_t* symbols, uint32_t n_symbols, char** json) {
-  return guarded([&] {
+  return guarded_json([&] {
     plan_source(Source(given_bytes(data, size)), skip_checksum == 0, method, plan, items(symbols, n_symbols, "symbols"),
                 json);
   });
@@ -464,7 +469,7 @@ lapilli_status lapilli_plan_memory(const void* data, uint64_t size, int32_t skip
 
 lapilli_status lapilli_plan_memory_file(const char* path, int32_t skip_checksum, uint32_t method, uint32_t plan,
                                         const int64_t* symbols, uint32_t n_symbols, char** json) {
-  return guarded([&] {
+  return guarded_json([&] {
     need(path, "path");
     plan_source(Source(path), skip_checksum == 0, method, plan, items(symbols, n_symbols, "symbols"), json);
   });
@@ -527,7 +532,7 @@ void lapilli_release(lapilli_run* run) {
 lapilli_status lapilli_profile(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs,
                                uint32_t n_inputs, uint32_t repeat, uint64_t* nanoseconds, uint32_t n, uint32_t* count,
                                uint64_t* total) {
-  return guarded([&] {
+  return guarded_profiler([&] {
     need(count, "count");
     need(total, "total");
     const size_t commands = checked(program).plan(method).run.size();
@@ -541,7 +546,7 @@ lapilli_status lapilli_profile(lapilli_program* program, uint32_t method, const 
 
 lapilli_status lapilli_read_buffer(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs,
                                    uint32_t n_inputs, uint32_t command, uint32_t buffer, void* data, uint64_t size) {
-  return guarded([&] {
+  return guarded_profiler([&] {
     checked(program).read_buffer(method, {items(inputs, n_inputs, "inputs")}, command, buffer,
                                  items(static_cast<std::byte*>(data), size, "data"));
   });

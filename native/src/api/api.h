@@ -22,6 +22,21 @@ template <class F> lapilli_status guarded(F&& f) noexcept {
   }
 }
 
+// What a build may leave out: the functions stay, and say so.
+inline constexpr bool has_profiler = LAPILLI_HAS_PROFILER != 0, has_json = LAPILLI_HAS_JSON != 0;
+[[noreturn]] void fail_left_out(const char* part);
+
+// As guarded, for functions of a part of the player that may have been left out.
+template <bool present, class F> lapilli_status guarded_part(const char* part, F&& f) noexcept {
+  if constexpr (present)
+    return guarded(f);
+  else
+    return guarded([&] { fail_left_out(part); });
+}
+template <class F> lapilli_status guarded_json(F&& f) noexcept { return guarded_part<has_json>("JSON", f); }
+template <class F> lapilli_status guarded_profiler(F&& f) noexcept { return guarded_part<has_profiler>("PROFILER", f); }
+template <class F> lapilli_status guarded_stream(F&& f) noexcept { return guarded_part<has_streams>("STREAMS", f); }
+
 // Throws where an argument is null.
 void need(const void* pointer, const char* name);
 Program& checked(lapilli_program* program);

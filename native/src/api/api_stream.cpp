@@ -125,7 +125,7 @@ void enqueue_tensors(Stream& stream, lapilli_program* handle, uint32_t method, s
 } // namespace
 
 lapilli_status lapilli_stream_create(const lapilli_load_options* options, lapilli_stream** stream) {
-  return guarded([&] {
+  return guarded_stream([&] {
     need(stream, "stream");
     const lapilli_load_options defaults{};
     *stream = new lapilli_stream{Stream::create(open_device(options != nullptr ? *options : defaults))};
@@ -133,14 +133,14 @@ lapilli_status lapilli_stream_create(const lapilli_load_options* options, lapill
 }
 
 lapilli_status lapilli_program_stream(lapilli_program* program, lapilli_stream** stream) {
-  return guarded([&] {
+  return guarded_stream([&] {
     need(stream, "stream");
     *stream = new lapilli_stream{Stream::create(lapilli::checked(program).shared_device())};
   });
 }
 
 lapilli_status lapilli_stream_device(lapilli_stream* stream, lapilli_device_info* info) {
-  return guarded([&] {
+  return guarded_stream([&] {
     need(info, "info");
     const hal::Device& device = checked(stream).device();
     fill_device(device.capabilities, device.index, *info);
@@ -148,28 +148,28 @@ lapilli_status lapilli_stream_device(lapilli_stream* stream, lapilli_device_info
 }
 
 void lapilli_stream_destroy(lapilli_stream* stream) {
-  if (stream == nullptr || is_forked())
+  if (!has_streams || stream == nullptr || is_forked())
     return;
   lapilli_flush(stream); // buffers may live on, and what is queued may change states of a program
   delete stream;
 }
 
 lapilli_status lapilli_stream_info(lapilli_stream* stream, char** json) {
-  return guarded([&] {
-    need(json, "json");
-    give(checked(stream).info(), json);
-  });
+  return guarded_part < has_streams && has_json > (has_streams ? "JSON" : "STREAMS", [&] {
+                                         need(json, "json");
+                                         give(checked(stream).info(), json);
+                                       });
 }
 
 lapilli_status lapilli_buffer_create(lapilli_stream* stream, uint64_t bytes, lapilli_buffer** buffer) {
-  return guarded([&] {
+  return guarded_stream([&] {
     need(buffer, "buffer");
     *buffer = checked(stream).create_buffer(bytes);
   });
 }
 
 void lapilli_buffer_destroy(lapilli_buffer* buffer) {
-  if (buffer == nullptr || is_forked())
+  if (!has_streams || buffer == nullptr || is_forked())
     return;
   buffer->stream->destroy(buffer);
   delete buffer;
@@ -183,29 +183,29 @@ intptr_t lapilli_buffer_acquire(lapilli_stream* stream, uint64_t bytes) {
 void lapilli_buffer_release(intptr_t buffer) { lapilli_buffer_destroy(reinterpret_cast<lapilli_buffer*>(buffer)); }
 
 lapilli_status lapilli_buffer_write(lapilli_buffer* buffer, uint64_t offset, const void* data, uint64_t bytes) {
-  return guarded([&] {
+  return guarded_stream([&] {
     checked(buffer).stream->write(*buffer, offset, items(static_cast<const std::byte*>(data), bytes, "data"));
   });
 }
 
 lapilli_status lapilli_buffer_read(lapilli_buffer* buffer, uint64_t offset, void* data, uint64_t bytes) {
-  return guarded(
+  return guarded_stream(
       [&] { checked(buffer).stream->read(*buffer, offset, items(static_cast<std::byte*>(data), bytes, "data")); });
 }
 
 lapilli_status lapilli_buffer_copy(lapilli_buffer* from, uint64_t from_offset, lapilli_buffer* to, uint64_t to_offset,
                                    uint64_t bytes) {
-  return guarded([&] { checked(to).stream->copy(checked(from), from_offset, *to, to_offset, bytes); });
+  return guarded_stream([&] { checked(to).stream->copy(checked(from), from_offset, *to, to_offset, bytes); });
 }
 
 lapilli_status lapilli_buffer_fill(lapilli_buffer* buffer, uint64_t offset, uint64_t bytes, uint32_t pattern) {
-  return guarded([&] { checked(buffer).stream->fill(*buffer, offset, bytes, pattern); });
+  return guarded_stream([&] { checked(buffer).stream->fill(*buffer, offset, bytes, pattern); });
 }
 
 lapilli_status lapilli_enqueue(lapilli_stream* stream, lapilli_program* program, uint32_t method,
                                const int64_t* symbols, uint32_t n_symbols, const lapilli_slice* inputs,
                                uint32_t n_inputs, const lapilli_slice* outputs, uint32_t n_outputs) {
-  return guarded([&] {
+  return guarded_stream([&] {
     need(program, "program");
     const auto given = items(inputs, n_inputs, "inputs"), results = items(outputs, n_outputs, "outputs");
     std::vector<lapilli_slice> slices(given.begin(), given.end());
@@ -217,14 +217,14 @@ lapilli_status lapilli_enqueue(lapilli_stream* stream, lapilli_program* program,
 lapilli_status lapilli_enqueue_tensors(lapilli_stream* stream, lapilli_program* program, uint32_t method,
                                        const int64_t* sizes, uint32_t n_sizes, const lapilli_device_tensor* inputs,
                                        uint32_t n_inputs, lapilli_device_tensor* outputs, uint32_t n_outputs) {
-  return guarded([&] {
+  return guarded_stream([&] {
     enqueue_tensors(checked(stream), program, method, items(sizes, n_sizes, "sizes"), items(inputs, n_inputs, "inputs"),
                     items(outputs, n_outputs, "outputs"));
   });
 }
 
 lapilli_status lapilli_enqueue_packed(lapilli_stream* stream, lapilli_program* program, const char* words) {
-  return guarded([&] {
+  return guarded_stream([&] {
     need(words, "words");
     std::array<int64_t, 4> head;
     std::memcpy(head.data(), words, sizeof head);
@@ -234,7 +234,7 @@ lapilli_status lapilli_enqueue_packed(lapilli_stream* stream, lapilli_program* p
 
 intptr_t lapilli_launch(lapilli_stream* stream, lapilli_program* program, const char* words) {
   lapilli_buffer* made = nullptr;
-  const lapilli_status status = guarded([&] {
+  const lapilli_status status = guarded_stream([&] {
     need(words, "words");
     std::array<int64_t, 6> head;
     std::memcpy(head.data(), words, sizeof head);
@@ -249,28 +249,28 @@ intptr_t lapilli_launch(lapilli_stream* stream, lapilli_program* program, const 
 }
 
 lapilli_status lapilli_flush(lapilli_stream* stream) {
-  return guarded([&] { checked(stream).flush(); });
+  return guarded_stream([&] { checked(stream).flush(); });
 }
 
 lapilli_status lapilli_synchronize(lapilli_stream* stream) {
-  return guarded([&] { checked(stream).synchronize(); });
+  return guarded_stream([&] { checked(stream).synchronize(); });
 }
 
 lapilli_status lapilli_stream_memory(lapilli_stream* stream, lapilli_stream_memory_info* info) {
-  return guarded([&] {
+  return guarded_stream([&] {
     need(info, "info");
     *info = checked(stream).memory();
   });
 }
 
 lapilli_status lapilli_reset_peak_memory(lapilli_stream* stream) {
-  return guarded([&] { checked(stream).reset_peak_memory(); });
+  return guarded_stream([&] { checked(stream).reset_peak_memory(); });
 }
 
 lapilli_status lapilli_empty_cache(lapilli_stream* stream) {
-  return guarded([&] { checked(stream).empty_cache(); });
+  return guarded_stream([&] { checked(stream).empty_cache(); });
 }
 
 lapilli_status lapilli_set_memory_limit(lapilli_stream* stream, uint64_t bytes) {
-  return guarded([&] { checked(stream).set_memory_limit(bytes); });
+  return guarded_stream([&] { checked(stream).set_memory_limit(bytes); });
 }

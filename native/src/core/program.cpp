@@ -208,6 +208,8 @@ Run& Program::acquire_with(uint32_t index, const Given& given) {
 
 // Lets what streams have recorded of this program begin.
 void Program::flush_streams(const Stream* but) {
+  if (!has_streams)
+    return;
   std::vector<std::shared_ptr<Stream>> streams;
   {
     const std::lock_guard lock(launching_);

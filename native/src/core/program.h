@@ -12,6 +12,8 @@ namespace lapilli {
 
 class Stream;
 
+inline constexpr bool has_streams = LAPILLI_HAS_STREAMS != 0; // a build may do without
+
 using OpenDevice = std::function<std::shared_ptr<hal::Device>()>;
 
 class Program : public std::enable_shared_from_this<Program> {

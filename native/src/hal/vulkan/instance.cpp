@@ -13,6 +13,10 @@
 #include <memory>
 #include <mutex>
 
+#if defined(LAPILLI_LINKED_VULKAN)
+extern "C" PFN_vkVoidFunction VKAPI_PTR vkGetInstanceProcAddr(VkInstance instance, const char* name);
+#endif
+
 namespace lapilli::vulkan {
 
 namespace {
@@ -20,6 +24,9 @@ namespace {
 constexpr const char* validation_layer = "VK_LAYER_KHRONOS_validation";
 
 PFN_vkGetInstanceProcAddr open_loader() {
+#if defined(LAPILLI_LINKED_VULKAN)
+  return vkGetInstanceProcAddr;
+#else
 #if defined(_WIN32)
   constexpr std::array names{"vulkan-1.dll"};
 #elif defined(__APPLE__)
@@ -34,6 +41,7 @@ PFN_vkGetInstanceProcAddr open_loader() {
   fail(LAPILLI_NO_DRIVER, "No Vulkan loader was found on this machine (", names[0],
        "). Install it together with a driver for your GPU; on Debian: apt install libvulkan1 mesa-vulkan-drivers "
        "(which also has a software driver).");
+#endif
 }
 
 // Prints what the validation layer reports, and appends it to $LAPILLI_VALIDATION_LOG for tests.
