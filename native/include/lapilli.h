@@ -182,6 +182,8 @@ typedef struct lapilli_device_info {
   uint64_t memory;      /* bytes */
   uint64_t allocation;  /* bytes of the largest buffer */
   uint64_t alignment;   /* of tensors in a buffer, in bytes */
+  uint64_t host_alignment; /* of memory of the host that a stream imports; 0: it cannot */
+  uint8_t uuid[16]; /* the same as in CUDA and OpenCL */
 } lapilli_device_info;
 
 /* The number of devices, 0 where Vulkan is installed and has none. Without Vulkan: LAPILLI_NO_DRIVER. */
@@ -313,6 +315,33 @@ void lapilli_buffer_destroy(lapilli_buffer *buffer);
  * call lapilli_buffer_create for the status. */
 intptr_t lapilli_buffer_acquire(lapilli_stream *stream, uint64_t bytes);
 void lapilli_buffer_release(intptr_t buffer);
+/* Memory that is shared without a copy. lapilli_synchronize returns when others may read what the stream has written, and write
+ * what it has read. */
+typedef enum lapilli_memory_kind {
+  LAPILLI_MEMORY_HOST = 0,            /* an address; see host_alignment */
+  LAPILLI_MEMORY_OPAQUE_FD = 1,       /* a file descriptor, for CUDA, OpenCL, and Vulkan of other processes, on the same device */
+  LAPILLI_MEMORY_DMA_BUF = 2,         /* a file descriptor, for other devices, cameras, displays */
+  LAPILLI_MEMORY_HARDWARE_BUFFER = 3, /* AHardwareBuffer* of format BLOB (Android) */
+  LAPILLI_MEMORY_VULKAN_BUFFER = 4    /* VkBuffer of the same VkDevice, usable as storage and by copies */
+} lapilli_memory_kind;
+
+typedef struct lapilli_shared_memory {
+  uint32_t kind;         /* lapilli_memory_kind */
+  intptr_t handle;       /* the address, file descriptor, AHardwareBuffer* or VkBuffer */
+  uint64_t memory_bytes; /* of the whole memory object, as cudaImportExternalMemory wants it; an import of another kind: 0 */
+  uint64_t offset;       /* of the buffer in it; 0 for an import */
+} lapilli_shared_memory;
+
+/* Makes a buffer of memory that others can be told of: OPAQUE_FD or DMA_BUF. LAPILLI_UNSUPPORTED: the device cannot. */
+lapilli_status lapilli_buffer_create_shared(lapilli_stream *stream, uint32_t kind, uint64_t bytes, lapilli_buffer **buffer);
+/* Tells of a buffer's memory. The caller closes a file descriptor. VULKAN_BUFFER is there for every buffer; the VkBuffer stays the
+ * stream's, and memory_bytes and offset say where in it the buffer is. */
+lapilli_status lapilli_buffer_export(lapilli_buffer *buffer, uint32_t kind, lapilli_shared_memory *memory);
+/* Makes a buffer of memory of somebody else, who keeps it until lapilli_buffer_destroy, which waits for the stream's work. A file
+ * descriptor stays the caller's. A tensor that the device cannot use as it lies (some sizes, at the very end of the memory) is
+ * copied. */
+lapilli_status lapilli_buffer_import(lapilli_stream *stream, const lapilli_shared_memory *memory, uint64_t bytes,
+                                     lapilli_buffer **buffer);
 /* The data is copied before the call returns; the write executes in the stream's order. */
 lapilli_status lapilli_buffer_write(lapilli_buffer *buffer, uint64_t offset, const void *data, uint64_t bytes);
 /* Waits for all work queued before; calls of other threads are blocked meanwhile. */

@@ -417,9 +417,11 @@ public:
   DeviceType type() const { return static_cast<DeviceType>(info_.type); }
   uint32_t vendor_id() const { return info_.vendor_id; }
   uint32_t device_id() const { return info_.device_id; }
-  uint64_t memory() const { return info_.memory; }         // bytes
-  uint64_t allocation() const { return info_.allocation; } // bytes of the largest buffer
-  uint64_t alignment() const { return info_.alignment; }   // of tensors in a buffer
+  uint64_t memory() const { return info_.memory; }                 // bytes
+  uint64_t allocation() const { return info_.allocation; }         // bytes of the largest buffer
+  uint64_t host_alignment() const { return info_.host_alignment; } // of memory that import_memory() takes; 0: none
+  const uint8_t *uuid() const { return info_.uuid; }               // 16 bytes, the same as in CUDA
+  uint64_t alignment() const { return info_.alignment; }           // of tensors in a buffer
 
 private:
   lapilli_device_info info_{};
@@ -722,18 +724,43 @@ public:
   }
   // One with any contents.
   static Result<Tensor> try_empty_vulkan(const Stream &stream, Span<const int64_t> shape, DType dtype = DType::float32) {
-    return detail::guarded([&]() -> Result<Tensor> {
-      if (!stream)
-        return detail::empty("Stream");
-      Tensor tensor;
-      if (auto checked = tensor.set(shape, dtype); !checked)
-        return checked.error();
-      auto buffer = std::make_shared<detail::BufferHandle>();
-      buffer->stream = stream.stream_;
-      if (const auto status = lapilli_buffer_create(stream.handle(), tensor.bytes_, &buffer->handle); status != LAPILLI_OK)
+    return on_device(stream, shape, dtype, [&](const Tensor &tensor, lapilli_buffer **to) {
+      return lapilli_buffer_create(stream.handle(), tensor.bytes_, to);
+    });
+  }
+  // Over memory of the caller (an address of the host, a file descriptor, an AHardwareBuffer, a VkBuffer; see lapilli_buffer_import),
+  // which must stay as long as the tensor and its copies are used. Nothing is copied.
+  static Result<Tensor> try_import_memory(const Stream &stream, const lapilli_shared_memory &memory, uint64_t bytes,
+                                          Span<const int64_t> shape, DType dtype = DType::float32) {
+    auto made = on_device(stream, shape, dtype, [&](const Tensor &, lapilli_buffer **to) {
+      return lapilli_buffer_import(stream.handle(), &memory, bytes, to);
+    });
+    if (made && bytes < made->bytes_)
+      return detail::guarded([&]() -> Result<Tensor> {
+        return detail::invalid("A tensor " + made->text() + " takes " + std::to_string(made->bytes_) +
+                               " bytes, and the memory has " + std::to_string(bytes) + ".");
+      });
+    return made;
+  }
+  // In memory that others can be told of, by LAPILLI_MEMORY_OPAQUE_FD or LAPILLI_MEMORY_DMA_BUF.
+  static Result<Tensor> try_empty_shared(const Stream &stream, lapilli_memory_kind kind, Span<const int64_t> shape,
+                                         DType dtype = DType::float32) {
+    return on_device(stream, shape, dtype, [&](const Tensor &tensor, lapilli_buffer **to) {
+      return lapilli_buffer_create_shared(stream.handle(), kind, tensor.bytes_, to);
+    });
+  }
+  // Names the memory of a tensor on a device to others; see lapilli_buffer_export. The caller closes a file descriptor.
+  Result<lapilli_shared_memory> try_export_memory(lapilli_memory_kind kind) const {
+    return detail::guarded([&]() -> Result<lapilli_shared_memory> {
+      if (!valid_)
+        return detail::empty("Tensor");
+      if (!is_vulkan())
+        return detail::invalid("The tensor is on the host. Call vulkan(), or empty_shared() for one that others can read.");
+      lapilli_shared_memory memory{};
+      if (const auto status = lapilli_buffer_export(buffer_->handle, kind, &memory); status != LAPILLI_OK)
         return detail::failed(status);
-      tensor.buffer_ = std::move(buffer);
-      return tensor;
+      memory.offset += offset_;
+      return memory;
     });
   }
   // The tensor on the host: a copy, unless it is there already. Waits for what was queued before.
@@ -806,6 +833,15 @@ public:
   template <class T> Span<T> span() const { return try_span<T>().value(); }
   template <class T> std::vector<T> values() const { return try_values<T>().value(); }
   template <class T> T item() const { return try_item<T>().value(); }
+  static Tensor import_memory(const Stream &stream, const lapilli_shared_memory &memory, uint64_t bytes, Span<const int64_t> shape,
+                              DType dtype = DType::float32) {
+    return try_import_memory(stream, memory, bytes, shape, dtype).value();
+  }
+  static Tensor empty_shared(const Stream &stream, lapilli_memory_kind kind, Span<const int64_t> shape,
+                             DType dtype = DType::float32) {
+    return try_empty_shared(stream, kind, shape, dtype).value();
+  }
+  lapilli_shared_memory export_memory(lapilli_memory_kind kind) const { return try_export_memory(kind).value(); }
   Tensor vulkan() const { return try_vulkan().value(); }
   Tensor vulkan(const Stream &stream) const { return try_vulkan(stream).value(); }
   Tensor cpu() const { return try_cpu().value(); }
@@ -842,6 +878,23 @@ private:
     bytes_ = empty ? 0 : bytes;
     valid_ = true;
     return {};
+  }
+
+  // A tensor whose buffer `make` makes.
+  template <class F> static Result<Tensor> on_device(const Stream &stream, Span<const int64_t> shape, DType dtype, F &&make) {
+    return detail::guarded([&]() -> Result<Tensor> {
+      if (!stream)
+        return detail::empty("Stream");
+      Tensor tensor;
+      if (auto checked = tensor.set(shape, dtype); !checked)
+        return checked.error();
+      auto buffer = std::make_shared<detail::BufferHandle>();
+      buffer->stream = stream.stream_;
+      if (const lapilli_status status = make(tensor, &buffer->handle); status != LAPILLI_OK)
+        return detail::failed(status);
+      tensor.buffer_ = std::move(buffer);
+      return tensor;
+    });
   }
 
   Result<void> read(const Tensor &from) const { // this one is on the host

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <limits>
 #include <thread>
+#include <unistd.h>
 
 namespace {
 
@@ -408,6 +409,89 @@ TEST(two_threads_and_more) {
   for (std::thread& thread : threads)
     thread.join();
   CHECK(wrong == 0);
+}
+
+// Memory of the caller is read and written where it is.
+TEST(memory_of_the_host_is_used_as_it_lies) {
+  const Program sample = load(sample_program());
+  const Stream stream = sample.stream();
+  const uint64_t alignment = on_null ? 64 : stream.device().host_alignment();
+  const std::vector<int64_t> shape{2, 7}, large{1 << 20};
+  lapilli_shared_memory memory{};
+  memory.kind = LAPILLI_MEMORY_HOST;
+  CHECK(!Tensor::try_import_memory(stream, memory, 4096, shape)); // no address
+  if (alignment == 0)
+    return; // the driver imports none
+  using Memory = std::unique_ptr<std::byte, void (*)(void*)>;
+  const Memory in(static_cast<std::byte*>(std::aligned_alloc(alignment, 2 * alignment)), std::free);
+  const Memory out(static_cast<std::byte*>(std::aligned_alloc(alignment, alignment)), std::free);
+  const Floats x = counted(14);
+  std::memcpy(in.get(), x.data(), 56);
+  std::memset(out.get(), 0, alignment);
+  memory.handle = reinterpret_cast<intptr_t>(in.get());
+  CHECK(fails(Tensor::try_import_memory(stream, memory, alignment, large), invalid, "the memory has"));
+  CHECK(fails(Tensor::try_import_memory(Stream(), memory, alignment, shape), invalid, "empty"));
+  if (!on_null)
+    CHECK(fails(Tensor::try_import_memory(stream, memory, alignment - 1, shape), invalid, "multiples of"));
+  const uint64_t before = stream.memory().allocated;
+  {
+    const Tensor from = Tensor::import_memory(stream, memory, 2 * alignment, shape);
+    memory.handle = reinterpret_cast<intptr_t>(out.get());
+    const Tensor to = Tensor::import_memory(stream, memory, alignment, shape);
+    sample.run_into(0, std::vector{from}, std::vector{to});
+    stream.synchronize();
+    CHECK(std::memcmp(out.get(), expected(x).data(), 56) == 0); // no copy was asked for
+    std::memset(in.get(), 0, 56);                               // the host writes, and the device sees it
+    sample.run_into(0, std::vector{from}, std::vector{to});
+    stream.synchronize();
+    CHECK(std::memcmp(out.get(), expected(Floats(14)).data(), 56) == 0);
+    sample.run_into(0, std::vector{from}, std::vector{to}); // in flight when they are destroyed
+  }
+  CHECK(stream.memory().allocated == before);
+  memory.kind = 77;
+  CHECK(fails(Tensor::try_import_memory(stream, memory, alignment, shape), invalid, "77"));
+}
+
+TEST(memory_that_others_are_told_of) {
+  const Program sample = load(sample_program());
+  const Stream stream = sample.stream(), other = Stream::open(options());
+  const std::vector<int64_t> shape{2, 7};
+  const Floats x = counted(14);
+  const Tensor in = tensor(x, {2, 7});
+  CHECK(fails(in.try_export_memory(LAPILLI_MEMORY_OPAQUE_FD), invalid, "on the host"));
+  CHECK(fails(in.vulkan(stream).try_export_memory(LAPILLI_MEMORY_OPAQUE_FD), Status::unsupported));
+  CHECK(!Tensor::try_empty_shared(stream, LAPILLI_MEMORY_HOST, shape));
+  for (const auto kind : {LAPILLI_MEMORY_OPAQUE_FD, LAPILLI_MEMORY_DMA_BUF}) {
+    const auto made = Tensor::try_empty_shared(stream, kind, shape);
+    if (!made) {
+      CHECK(fails(made, Status::unsupported));
+      continue;
+    }
+    std::printf("     shares memory of kind %d\n", static_cast<int>(kind));
+    sample.run_into(0, std::vector{in}, std::vector{*made});
+    stream.synchronize();
+    const lapilli_shared_memory memory = made->export_memory(kind);
+    CHECK(memory.handle >= 0 && memory.memory_bytes >= 56 && memory.offset == 0);
+    const auto there = Tensor::try_import_memory(other, memory, made->nbytes(), shape);
+    CHECK(there && there->values<float>() == expected(x)); // as another process or CUDA sees it
+    ::close(static_cast<int>(memory.handle));
+    CHECK(fails(Tensor::try_import_memory(other, memory, made->nbytes(), shape), invalid, "not open"));
+    const auto wrong = kind == LAPILLI_MEMORY_DMA_BUF ? LAPILLI_MEMORY_OPAQUE_FD : LAPILLI_MEMORY_DMA_BUF;
+    CHECK(fails(made->try_export_memory(wrong), Status::unsupported));
+  }
+  if (on_null)
+    return;
+  // A VkBuffer of the same device, seen by another stream.
+  const Tensor there = in.vulkan(stream);
+  const lapilli_shared_memory memory = there.export_memory(LAPILLI_MEMORY_VULKAN_BUFFER);
+  CHECK(memory.handle != 0 && memory.memory_bytes >= memory.offset + 56);
+  stream.synchronize();
+  lapilli_shared_memory named{LAPILLI_MEMORY_VULKAN_BUFFER, memory.handle, 0, 64};
+  CHECK(fails(Tensor::try_import_memory(other, named, 56, shape), invalid, "beginning"));
+  named.offset = 0;
+  const std::vector<int64_t> all{static_cast<int64_t>(memory.offset / 4 + 14)};
+  const Floats seen = Tensor::import_memory(other, named, memory.offset + 56, all).values<float>();
+  CHECK(Floats(seen.end() - 14, seen.end()) == x);
 }
 
 TEST(timeouts) {

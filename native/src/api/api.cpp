@@ -102,6 +102,8 @@ void fill_device(const hal::Capabilities& device, uint32_t index, lapilli_device
   info.memory = device.device_memory;
   info.allocation = device.max_allocation;
   info.alignment = binding_alignment(device);
+  info.host_alignment = device.host_alignment;
+  std::ranges::copy(device.uuid, info.uuid);
 }
 static_assert(static_cast<int>(hal::DeviceType::cpu) == LAPILLI_DEVICE_CPU &&
               static_cast<int>(hal::DeviceType::discrete) == LAPILLI_DEVICE_DISCRETE);

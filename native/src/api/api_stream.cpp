@@ -75,6 +75,15 @@ lapilli_tensor as_tensor(const lapilli_device_tensor& from, const char* what, si
   return tensor;
 }
 
+static_assert(static_cast<int>(hal::Handle::native_buffer) == LAPILLI_MEMORY_VULKAN_BUFFER &&
+              static_cast<int>(hal::Handle::opaque_fd) == LAPILLI_MEMORY_OPAQUE_FD);
+
+hal::Handle handle_kind(uint32_t kind) {
+  if (kind > LAPILLI_MEMORY_VULKAN_BUFFER)
+    fail(LAPILLI_INVALID_ARGUMENT, "There is no kind of memory ", kind, "; lapilli_memory_kind lists them.");
+  return static_cast<hal::Handle>(kind);
+}
+
 // Destroys what was created for outputs, unless all went well.
 class NewBuffers {
 public:
@@ -181,6 +190,32 @@ intptr_t lapilli_buffer_acquire(lapilli_stream* stream, uint64_t bytes) {
 }
 
 void lapilli_buffer_release(intptr_t buffer) { lapilli_buffer_destroy(reinterpret_cast<lapilli_buffer*>(buffer)); }
+
+lapilli_status lapilli_buffer_create_shared(lapilli_stream* stream, uint32_t kind, uint64_t bytes,
+                                            lapilli_buffer** buffer) {
+  return guarded_stream([&] {
+    need(buffer, "buffer");
+    *buffer = checked(stream).create_shared(bytes, handle_kind(kind));
+  });
+}
+
+lapilli_status lapilli_buffer_export(lapilli_buffer* buffer, uint32_t kind, lapilli_shared_memory* memory) {
+  return guarded_stream([&] {
+    need(memory, "memory");
+    const hal::SharedMemory shared = checked(buffer).stream->share(*buffer, handle_kind(kind));
+    *memory = {kind, shared.handle, shared.memory_bytes, shared.offset};
+  });
+}
+
+lapilli_status lapilli_buffer_import(lapilli_stream* stream, const lapilli_shared_memory* memory, uint64_t bytes,
+                                     lapilli_buffer** buffer) {
+  return guarded_stream([&] {
+    need(memory, "memory");
+    need(buffer, "buffer");
+    *buffer = checked(stream).import({handle_kind(memory->kind), memory->handle, memory->memory_bytes, memory->offset},
+                                     bytes);
+  });
+}
 
 lapilli_status lapilli_buffer_write(lapilli_buffer* buffer, uint64_t offset, const void* data, uint64_t bytes) {
   return guarded_stream([&] {

@@ -98,6 +98,14 @@ std::unique_ptr<hal::Buffer> Device::create_buffer(uint64_t bytes, hal::MemoryUs
   return Buffer::create(*this, bytes, use, most);
 }
 
+std::unique_ptr<hal::Buffer> Device::create_shared(uint64_t bytes, hal::Handle kind) {
+  return Buffer::create_shared(*this, bytes, kind);
+}
+
+std::unique_ptr<hal::Buffer> Device::import(const hal::SharedMemory& memory, uint64_t bytes) {
+  return Buffer::import(*this, memory, bytes);
+}
+
 std::unique_ptr<hal::Pipelines> Device::compile(std::span<const Kernel> kernels, const std::vector<bool>& used,
                                                 const std::filesystem::path& cache_folder) {
   return std::make_unique<Pipelines>(*this, kernels, used, cache_folder);

@@ -24,6 +24,8 @@ public:
   VkDevice handle = VK_NULL_HANDLE;
 
   std::unique_ptr<hal::Buffer> create_buffer(uint64_t bytes, hal::MemoryUse use, uint64_t& most) override;
+  std::unique_ptr<hal::Buffer> create_shared(uint64_t bytes, hal::Handle kind) override;
+  std::unique_ptr<hal::Buffer> import(const hal::SharedMemory& memory, uint64_t bytes) override;
   std::unique_ptr<hal::Pipelines> compile(std::span<const Kernel> kernels, const std::vector<bool>& used,
                                           const std::filesystem::path& cache_folder) override;
   std::unique_ptr<hal::Commands> create_commands(hal::Order order) override;

@@ -53,6 +53,11 @@ Extensions query_extensions(const InstanceFunctions& vk, VkPhysicalDevice device
       vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR != nullptr && has(VK_KHR_COOPERATIVE_MATRIX_EXTENSION_NAME, 0);
   result.push_descriptor = has(VK_KHR_PUSH_DESCRIPTOR_EXTENSION_NAME, 0);
   result.robustness2 = has(VK_KHR_ROBUSTNESS_2_EXTENSION_NAME, 0) || has(VK_EXT_ROBUSTNESS_2_EXTENSION_NAME, 0);
+  result.external_host = has(VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME, 0);
+  result.external_fd = has(VK_KHR_EXTERNAL_MEMORY_FD_EXTENSION_NAME, 0);
+  result.external_dma_buf = result.external_fd && has(VK_EXT_EXTERNAL_MEMORY_DMA_BUF_EXTENSION_NAME, 0);
+  result.external_hardware_buffer = has(VK_EXT_QUEUE_FAMILY_FOREIGN_EXTENSION_NAME, 0) &&
+                                    has(VK_ANDROID_EXTERNAL_MEMORY_ANDROID_HARDWARE_BUFFER_EXTENSION_NAME, 0);
   has("VK_KHR_portability_subset", 0); // must be enabled where it is offered
   result.units_nv = offers(VK_NV_SHADER_SM_BUILTINS_EXTENSION_NAME);
   result.units_amd = offers(VK_AMD_SHADER_CORE_PROPERTIES_EXTENSION_NAME);
@@ -215,6 +220,9 @@ void query_properties(const InstanceFunctions& vk, PhysicalDevice& result) {
   VkPhysicalDeviceShaderSMBuiltinsPropertiesNV units_nv{};
   VkPhysicalDeviceShaderCorePropertiesAMD units_amd{};
   VkPhysicalDeviceShaderCoreBuiltinsPropertiesARM units_arm{};
+  VkPhysicalDeviceExternalMemoryHostPropertiesEXT host_memory{};
+  if (result.extensions.external_host)
+    link(tail, host_memory, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_MEMORY_HOST_PROPERTIES_EXT);
   if (result.extensions.units_nv)
     link(tail, units_nv, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_SM_BUILTINS_PROPERTIES_NV);
   if (result.extensions.units_amd)
@@ -228,6 +236,8 @@ void query_properties(const InstanceFunctions& vk, PhysicalDevice& result) {
   to.compute_units = std::max({units_nv.shaderSMCount, units_of_amd, units_arm.shaderCoreCount});
 
   set_limits(properties.properties.limits, to);
+  to.host_alignment = host_memory.minImportedHostPointerAlignment;
+  std::memcpy(to.uuid.data(), id.deviceUUID, to.uuid.size());
   to.driver_version = properties.properties.driverVersion;
   to.driver = result.extensions.driver_properties && driver.driverName[0] != '\0'
                   ? cat(driver.driverName, driver.driverInfo[0] != '\0' ? " " : "", driver.driverInfo)
