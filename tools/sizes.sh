@@ -34,7 +34,8 @@ library() { # NAME LINK... -- COMPILER...: the bytes of the full and the minimal
         "$@" "${flags[@]}" "${parts[@]}" -c "$file" -o "$object"
       fi
     done
-    "$@" -shared -s -Wl,--gc-sections -Wl,--version-script=native/src/exports.map "${link[@]}" "$folder"/*.o -o "$folder/liblapilli.so"
+    "$@" -shared -s -Wl,--gc-sections -Wl,--version-script=native/src/exports.map "${link[@]}" "$folder"/*.o -o "$folder/liblapilli.so" \
+      2>"$folder/log" || { tail -5 "$folder/log" >&2; exit 1; } # zig builds its library, with many warnings
   done
   printf '| %s | %s | %s |\n' "$name" "$(stat -c %s build/sizes/"$name"/full/liblapilli.so)" \
     "$(stat -c %s build/sizes/"$name"/minimal/liblapilli.so)"

@@ -103,6 +103,26 @@ typedef struct lapilli_limits {
   uint64_t run_nanoseconds;   /* longest wait of lapilli_run_sync, lapilli_wait and lapilli_release: no limit */
 } lapilli_limits;
 
+/* A Vulkan device that the application has, for programs and streams on it: they create no instance, device or queue. The handles are
+ * those of vulkan.h. All of it stays until the programs, runs, streams and buffers on it are gone; then nothing is destroyed. The
+ * device has robustBufferAccess. Programs use what was turned on when it was created, and nothing else. Work that the application
+ * submits to the queue after lapilli_flush or lapilli_submit comes after the player's; it needs a barrier. */
+typedef struct lapilli_vulkan {
+  void *get_instance_proc_addr;  /* PFN_vkGetInstanceProcAddr */
+  void *instance;                /* VkInstance */
+  void *physical_device;         /* VkPhysicalDevice */
+  void *device;                  /* VkDevice */
+  void *queue;                   /* VkQueue that computes */
+  uint32_t queue_family;         /* of the queue */
+  uint32_t api_version;          /* VkApplicationInfo::apiVersion of the instance */
+  const char *const *extensions; /* VkDeviceCreateInfo::ppEnabledExtensionNames */
+  uint32_t n_extensions;         /* their number */
+  const void *features;          /* VkPhysicalDeviceFeatures2 with its chain, as vkCreateDevice was given it */
+  void (*lock)(void *user);      /* called before the queue is used, and unlock after it; null: the application does not use it */
+  void (*unlock)(void *user);    /* on other threads meanwhile */
+  void *user;
+} lapilli_vulkan;
+
 typedef struct lapilli_load_options {
   const char *device;           /* index or part of a name; NULL: the environment variable LAPILLI_DEVICE, or the best device */
   const char *plan;             /* name of the plan to use; NULL: the first that the device satisfies */
@@ -112,6 +132,7 @@ typedef struct lapilli_load_options {
   int32_t validation;           /* 1: enable VK_LAYER_KHRONOS_validation with synchronization validation */
   int32_t allow_host;           /* 1: accept programs with host operators, which the caller computes between its methods */
   const lapilli_limits *limits; /* NULL: the defaults */
+  const lapilli_vulkan *vulkan; /* a device of the application, instead of `device`; only needed during the call */
 } lapilli_load_options;
 
 typedef struct lapilli_memory_info {
@@ -173,17 +194,17 @@ void lapilli_free(void *p);
 /* A device without JSON. Texts are UTF-8, shortened where they are longer. */
 typedef struct lapilli_device_info {
   char name[256];
-  char driver[512];     /* name and version */
-  char api_version[32]; /* "1.3.290" */
-  uint32_t index;       /* among the devices, as lapilli_load_options takes it; UINT32_MAX: taken from the application */
-  uint32_t type;        /* lapilli_device_type */
-  uint32_t vendor_id;   /* of PCI */
-  uint32_t device_id;   /* of PCI */
-  uint64_t memory;      /* bytes */
-  uint64_t allocation;  /* bytes of the largest buffer */
-  uint64_t alignment;   /* of tensors in a buffer, in bytes */
+  char driver[512];        /* name and version */
+  char api_version[32];    /* "1.3.290" */
+  uint32_t index;          /* among the devices, as lapilli_load_options takes it; UINT32_MAX: taken from the application */
+  uint32_t type;           /* lapilli_device_type */
+  uint32_t vendor_id;      /* of PCI */
+  uint32_t device_id;      /* of PCI */
+  uint64_t memory;         /* bytes */
+  uint64_t allocation;     /* bytes of the largest buffer */
+  uint64_t alignment;      /* of tensors in a buffer, in bytes */
   uint64_t host_alignment; /* of memory of the host that a stream imports; 0: it cannot */
-  uint8_t uuid[16]; /* the same as in CUDA and OpenCL */
+  uint8_t uuid[16];        /* the same as in CUDA and OpenCL */
 } lapilli_device_info;
 
 /* The number of devices, 0 where Vulkan is installed and has none. Without Vulkan: LAPILLI_NO_DRIVER. */

@@ -462,6 +462,7 @@ struct Options {
   bool skip_checksum = false;
   uint64_t staging_size = 0; // bytes of the upload buffer; 0: 16 MiB
   const lapilli_limits *limits = nullptr;
+  const lapilli_vulkan *vulkan = nullptr; // a device that the application has, instead of `device`
 
   lapilli_load_options as_c() const {
     lapilli_load_options c{};
@@ -472,6 +473,7 @@ struct Options {
     c.skip_checksum = skip_checksum ? 1 : 0;
     c.staging_size = staging_size;
     c.limits = limits;
+    c.vulkan = vulkan;
     return c;
   }
 };

@@ -6,7 +6,6 @@
 #include "samples.h"
 
 #include <atomic>
-#include <bit>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -177,15 +176,16 @@ TEST(checks_of_integers_reach_who_reads) {
   if (on_null)
     return;
   const Program program = load(checked_program());
-  const Tensor good = tensor({0, 1, 2, 3}, {4}), bad = tensor({std::bit_cast<float>(1), 1, 2, 3}, {4});
+  const Tensor good = tensor({0, 1, 2, 3}, {4}),
+               bad = tensor({1, 1, 2, 3}, {4}); // in the place of the number of a check
   CHECK(program.forward({good}).values<float>() == Floats({0, 1, 2, 3}));
-  CHECK(fails(program.try_forward({bad}), Status::out_of_range, "sum"));
+  CHECK(fails(program.try_forward({bad}), Status::out_of_range, "an operator"));
   const Stream stream = program.stream();
   CHECK(program.forward({good.vulkan(stream)}).values<float>() == Floats({0, 1, 2, 3}));
   const auto y = program.forward({bad.vulkan(stream)});
-  CHECK(fails(y.try_cpu(), Status::out_of_range, "sum"));
+  CHECK(fails(y.try_cpu(), Status::out_of_range, "32 bits"));
   program.forward({bad.vulkan(stream)});
-  CHECK(fails(stream.try_synchronize(), Status::out_of_range, "sum"));
+  CHECK(fails(stream.try_synchronize(), Status::out_of_range, "32 bits"));
   CHECK(stream.try_synchronize().has_value()); // told once
   for (int i = 0; i < 600; ++i)                // more than may wait
     program.forward({good.vulkan(stream)});

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     "--set", "sizes", metavar="NAME=SIZE", multiple=True, help="Value of a dynamic size. Default: its minimum."
 )
 @click.option("--all", "everything", is_flag=True, help="Show all dispatches and constants.")
-@click.option("--size", "bytes_only", is_flag=True, help="Show where the bytes of the file are, and what each plan takes.")
+@click.option(
+    "--size", "bytes_only", is_flag=True, help="Show where the bytes of the file are, and what each plan takes."
+)
 @json_option
 def inspect(
     program: Path, html: Path | None, sizes: tuple[str, ...], everything: bool, bytes_only: bool, as_json: bool

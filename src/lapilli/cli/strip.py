@@ -12,9 +12,14 @@ from lapilli.errors import InvalidInputError
 
 @click.command()
 @click.argument("program", type=PROGRAM)
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The smaller file.")
 @click.option(
-    "--plans", metavar="NAME", multiple=True, help="A plan to keep; once for each. Default: all. See `lapilli inspect --size`."
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The smaller file."
+)
+@click.option(
+    "--plans",
+    metavar="NAME",
+    multiple=True,
+    help="A plan to keep; once for each. Default: all. See `lapilli inspect --size`.",
 )
 @click.option(
     "--keep-metadata",

@@ -20,8 +20,8 @@ class PlanSize:
 
 @dataclass(frozen=True)
 class FileSizes:
-    """Bytes of a program file: the parts add up to `total`. metadata and tables are the structure. rest: header, signature, what lies
-    between parts, and what nothing refers to."""
+    """Bytes of a program file: the parts add up to `total`. metadata and tables are the structure. rest: header, signature, what
+    lies between parts, and what nothing refers to."""
 
     total: int
     constants: int
@@ -53,7 +53,9 @@ class FileSizes:
                     name,
                     _covered(kernels[i] for i in in_kernels),
                     _covered(constants[i] for i in in_constants),
-                    sizes[1] - _covered(kernels[i] for i in set().union(*(k for k, _ in others))) if others else sizes[1],
+                    sizes[1] - _covered(kernels[i] for i in set().union(*(k for k, _ in others)))
+                    if others
+                    else sizes[1],
                     _covered(constants[i] for i in in_constants | set().union(kept, *(c for _, c in others)))
                     - _covered(constants[i] for i in set().union(kept, *(c for _, c in others))),
                 )

@@ -10,13 +10,18 @@ namespace lapilli::vulkan {
 
 struct Queue {
   VkQueue handle = VK_NULL_HANDLE;
-  std::mutex mutex; // queues are externally synchronised
+  std::mutex mutex;              // queues are externally synchronised
+  void (*lock)(void*) = nullptr; // of the application, where it uses the queue, too
+  void (*unlock)(void*) = nullptr;
+  void* user = nullptr;
 };
 
 class Device final : public hal::Device {
 public:
   // Opens the device, or returns the one that is open already and has not been lost.
   static std::shared_ptr<Device> open(Instance& instance, uint32_t index);
+  // One that the application made; `given` is needed during the call alone.
+  static std::shared_ptr<Device> take(std::shared_ptr<Instance> instance, const lapilli_vulkan& given);
   ~Device() override;
 
   const PhysicalDevice& physical;
@@ -48,8 +53,10 @@ public:
 
 private:
   Device(Instance& instance, uint32_t index);
+  Device(std::shared_ptr<Instance> instance, const lapilli_vulkan& given);
   [[noreturn]] void lose(VkResult result, const char* call) const;
 
+  const std::shared_ptr<Instance> taken_; // of a device of the application
   std::vector<std::unique_ptr<Queue>> queues_;
   std::mutex caches_mutex_;
   std::map<std::filesystem::path, std::unique_ptr<PipelineCache>> caches_;

@@ -10,6 +10,7 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 
@@ -226,9 +227,48 @@ Instance::Instance(bool with_validation) : validation(with_validation) {
   }
 }
 
+Instance::Instance(const lapilli_vulkan& given) : taken_(true) {
+  get_proc = reinterpret_cast<PFN_vkGetInstanceProcAddr>(given.get_instance_proc_addr);
+  handle = static_cast<VkInstance>(given.instance);
+  vk.load([&](const char* name) { return get_proc(handle, name); });
+  const TurnedOn on{given.api_version,
+                    given.queue_family,
+                    {given.extensions, given.n_extensions},
+                    static_cast<const VkPhysicalDeviceFeatures2*>(given.features)};
+  devices.push_back(query_taken(vk, static_cast<VkPhysicalDevice>(given.physical_device), on));
+}
+
+std::shared_ptr<hal::Device> take_device(const lapilli_vulkan& given) {
+  refuse_in_child();
+  for (const void* handle :
+       {given.get_instance_proc_addr, given.instance, given.physical_device, given.device, given.queue})
+    if (handle == nullptr)
+      fail(LAPILLI_INVALID_ARGUMENT,
+           "A handle of the application's Vulkan device is null: get_instance_proc_addr, instance, "
+           "physical_device, device and queue must be given.");
+  if (given.n_extensions > 0 && given.extensions == nullptr)
+    fail(LAPILLI_INVALID_ARGUMENT, "The names of the ", given.n_extensions,
+         " extensions of the application's device are null.");
+  if ((given.lock == nullptr) != (given.unlock == nullptr))
+    fail(LAPILLI_INVALID_ARGUMENT, "lock and unlock of the application's queue must both be given, or neither.");
+  static std::mutex mutex;
+  static auto& taken = *new std::map<void*, std::weak_ptr<Device>>;
+  const std::lock_guard lock(mutex);
+  std::weak_ptr<Device>& known = taken[given.device];
+  if (auto device = known.lock(); device && !device->lost())
+    return device;
+  DriverInUse in_use;
+  auto device = Device::take(std::make_shared<Instance>(given), given);
+  known = device;
+  in_use.for_ever();
+  return device;
+}
+
 Instance::~Instance() { release(); }
 
 void Instance::release() {
+  if (taken_)
+    return;
   if (messenger_ != VK_NULL_HANDLE)
     vk.DestroyDebugUtilsMessengerEXT(handle, messenger_, nullptr);
   vk.DestroyInstance(handle, nullptr);

@@ -5,6 +5,7 @@
 #include "vulkan_api.h"
 
 #include <optional>
+#include <span>
 
 namespace lapilli::vulkan {
 
@@ -42,6 +43,17 @@ struct PhysicalDevice {
   Extensions extensions{};
   uint32_t queue_family = 0;
 };
+
+// What an application turned on, of a device that it made.
+struct TurnedOn {
+  uint32_t api_version;
+  uint32_t queue_family;
+  std::span<const char* const> extensions;
+  const VkPhysicalDeviceFeatures2* features; // null: none
+};
+
+// The same for a device that was made already: of what it can do, what was turned on. Throws INVALID_ARGUMENT where that is too little.
+PhysicalDevice query_taken(const InstanceFunctions& vk, VkPhysicalDevice device, const TurnedOn& on);
 
 // Nothing for a device that cannot run Lapilli at all: Vulkan 1.0, or no compute queue.
 std::optional<PhysicalDevice> query_device(const InstanceFunctions& vk, VkPhysicalDevice device);
