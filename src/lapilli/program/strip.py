@@ -117,11 +117,11 @@ def _keep_constants(program: Any) -> None:
 
 def _move(program: Any, section: memoryview) -> list[memoryview]:
     """Gives what is left of the data section new places, and returns it. What overlaps, stays together."""
-    parts = [(c.offset, c.size, c, "offset") for c in program.constants or ()]
-    parts += [(k.codeOffset, k.codeSize, k, "codeOffset") for k in program.kernels or ()]
+    parts: list[tuple[int, int, Any]] = [(c.offset, c.size, c) for c in program.constants or ()]
+    parts += [(k.codeOffset, k.codeSize, k) for k in program.kernels or ()]
     chunks: list[memoryview] = []
     begin = end = target = 0
-    for offset, size, table, field in sorted(parts, key=lambda part: part[:2]):
+    for offset, size, table in sorted(parts, key=lambda part: part[:2]):
         if offset >= end or not chunks:
             target = aligned(target + (end - begin if chunks else 0))
             begin, end = offset, offset + size
@@ -129,5 +129,8 @@ def _move(program: Any, section: memoryview) -> list[memoryview]:
         elif offset + size > end:
             end = offset + size
             chunks[-1] = section[begin:end]
-        setattr(table, field, target + offset - begin)
+        if isinstance(table, fb.ConstantT):
+            table.offset = target + offset - begin
+        else:
+            table.codeOffset = target + offset - begin
     return chunks
