@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs comparison performance random fuzz fuzz-native failures test-all opdb eager onnx zoo blockers clean
+.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs comparison performance random fuzz fuzz-native failures test-all opdb eager onnx zoo blockers clean
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -17,7 +17,7 @@ demo: setup-demo ## Compile EfficientNet-Lite0, save it, run it on two photos
 
 test: setup-test ## Lint, types, native tests, Python tests on two software devices
 	$(MAKE) --no-print-directory -j2 lint types native
-	$(MAKE) --no-print-directory python poor random
+	$(MAKE) --no-print-directory packages python poor random
 
 setup-demo:
 	@tools/setup.sh demo
@@ -46,6 +46,16 @@ lint: ## ruff, clang-format, and which stage or layer may import which
 
 types: ## mypy: strict for the package, nearly so for tests, tools and benchmarks
 	$(PY) -m mypy
+
+archive: setup-test ## The player's source archive: build/package/lapilli-VERSION.tar.gz, for CMake and a C++ compiler alone
+	PATH=$(abspath $(VENV))/bin:$$PATH cmake -S native -B build/package -G Ninja -DCMAKE_BUILD_TYPE=Release >/dev/null
+	PATH=$(abspath $(VENV))/bin:$$PATH cmake --build build/package --target lapilli_archive
+
+packages: setup-test ## Consumers of the player's packages (CMake, pkg-config, FetchContent, Debian) are built and run
+	tools/test_packages.sh
+
+sizes: archive ## Bytes of the player, full and minimal (arm64 where ziglang is installed): docs/cpp.md
+	tools/sizes.sh
 
 tidy: setup-tidy ## clang-tidy: what looks like a fault in the player (two minutes; not in make lint, which is quick)
 	tools/tidy.sh

@@ -27,5 +27,6 @@ cmake --build build/package --target test_faults
 faults build/package "$every"
 build build/asan -DLAPILLI_ASAN=ON test_faults
 faults build/asan $((3 * every))
-build build/tsan -DLAPILLI_TSAN=ON test_threads
+build build/tsan -DLAPILLI_TSAN=ON test_threads test_cpp
 build/tsan/tests/test_threads 20
+build/tsan/tests/test_cpp

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The player alone, with CMake and a C++ compiler: warnings are errors; its tests; and those of the file reader, which gets
-# thousands of damaged files, of programs without a driver, of streams, which hand memory out, and of what happens when calls
-# fail, once more under AddressSanitizer. tools/test_failures.sh has more of the latter.
+# thousands of damaged files, of programs without a driver, of streams, which hand memory out, of what happens when calls
+# fail, and of C++, once more under AddressSanitizer. tools/test_failures.sh has more of the latter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,7 +10,7 @@ driver=$(find {/usr,/usr/local}/share/vulkan/icd.d /etc/vulkan/icd.d -name 'lvp_
 export VK_DRIVER_FILES=$driver VK_ICD_FILENAMES=$driver
 
 build=build/package # where tools/setup.sh has built the player already
-cmake -S native -B $build -G Ninja -DLAPILLI_TESTS=ON -DCMAKE_BUILD_TYPE=Release >/dev/null
+cmake -S native -B $build -G Ninja -DLAPILLI_TESTS=ON -DLAPILLI_TOOLS=ON -DCMAKE_BUILD_TYPE=Release >/dev/null
 cmake --build $build
 rm -f $build/tests/validation-*.log
 ctest --test-dir $build -j 2 --output-on-failure
@@ -22,5 +22,5 @@ if [ -n "$reports" ]; then
 fi
 
 cmake -S native -B build/asan -G Ninja -DLAPILLI_TESTS=ON -DLAPILLI_ASAN=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 >/dev/null
-cmake --build build/asan --target test_units test_reader test_null test_null_stream test_stream test_faults make_corpus fuzz_reader fuzz_planner fuzz_spirv
-ctest --test-dir build/asan -j 2 --output-on-failure -R 'units|reader|null|stream|faults|corpus|planner|spirv'
+cmake --build build/asan --target test_units test_reader test_null test_null_stream test_stream test_faults test_cpp test_cpp_null make_corpus fuzz_reader fuzz_planner fuzz_spirv
+ctest --test-dir build/asan -j 2 --output-on-failure -R 'units|reader|null|stream|faults|corpus|planner|spirv|cpp$'

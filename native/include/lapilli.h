@@ -103,6 +103,26 @@ typedef struct lapilli_limits {
   uint64_t run_nanoseconds;   /* longest wait of lapilli_run_sync, lapilli_wait and lapilli_release: no limit */
 } lapilli_limits;
 
+/* A Vulkan device that the application has, for programs and streams on it: they create no instance, device or queue. The handles are
+ * those of vulkan.h. All of it stays until the programs, runs, streams and buffers on it are gone; then nothing is destroyed. The
+ * device has robustBufferAccess. Programs use what was turned on when it was created, and nothing else. Work that the application
+ * submits to the queue after lapilli_flush or lapilli_submit comes after the player's; it needs a barrier. */
+typedef struct lapilli_vulkan {
+  void *get_instance_proc_addr;  /* PFN_vkGetInstanceProcAddr */
+  void *instance;                /* VkInstance */
+  void *physical_device;         /* VkPhysicalDevice */
+  void *device;                  /* VkDevice */
+  void *queue;                   /* VkQueue that computes */
+  uint32_t queue_family;         /* of the queue */
+  uint32_t api_version;          /* VkApplicationInfo::apiVersion of the instance */
+  const char *const *extensions; /* VkDeviceCreateInfo::ppEnabledExtensionNames */
+  uint32_t n_extensions;         /* their number */
+  const void *features;          /* VkPhysicalDeviceFeatures2 with its chain, as vkCreateDevice was given it */
+  void (*lock)(void *user);      /* called before the queue is used, and unlock after it; null: the application does not use it */
+  void (*unlock)(void *user);    /* on other threads meanwhile */
+  void *user;
+} lapilli_vulkan;
+
 typedef struct lapilli_load_options {
   const char *device;           /* index or part of a name; NULL: the environment variable LAPILLI_DEVICE, or the best device */
   const char *plan;             /* name of the plan to use; NULL: the first that the device satisfies */
@@ -112,6 +132,7 @@ typedef struct lapilli_load_options {
   int32_t validation;           /* 1: enable VK_LAYER_KHRONOS_validation with synchronization validation */
   int32_t allow_host;           /* 1: accept programs with host operators, which the caller computes between its methods */
   const lapilli_limits *limits; /* NULL: the defaults */
+  const lapilli_vulkan *vulkan; /* a device of the application, instead of `device`; only needed during the call */
 } lapilli_load_options;
 
 typedef struct lapilli_memory_info {
@@ -135,8 +156,18 @@ typedef struct lapilli_method_info {
   const char *name; /* valid as long as the program */
   uint32_t inputs;
   uint32_t outputs;
-  uint32_t commands; /* dispatches per run in the chosen plan */
+  uint32_t commands;     /* dispatches per run in the chosen plan */
+  uint32_t symbols;      /* see lapilli_symbol */
+  uint32_t checks;       /* of int64 results: with some, lapilli_enqueue wants one more output */
+  int64_t integer_limit; /* int64 inputs lie within -limit..limit; 0: they fit into 32 bits, and no more is asked */
 } lapilli_method_info;
+
+/* A dynamic size of a method: what an axis of an input shows, or, with `given`, what the caller says with every run. */
+typedef struct lapilli_symbol_info {
+  const char *name; /* valid as long as the program */
+  int64_t min, max; /* max -1: no bound */
+  int32_t given;
+} lapilli_symbol_info;
 
 /* The type and shape of an input or output. A dynamic size has shape -1 and, if known, bounds (-1: unknown or none). */
 typedef struct lapilli_spec {
@@ -160,6 +191,26 @@ uint64_t lapilli_checksum(const void *data, uint64_t size, uint64_t seed);
 lapilli_status lapilli_devices(char **json);
 void lapilli_free(void *p);
 
+/* A device without JSON. Texts are UTF-8, shortened where they are longer. */
+typedef struct lapilli_device_info {
+  char name[256];
+  char driver[512];        /* name and version */
+  char api_version[32];    /* "1.3.290" */
+  uint32_t index;          /* among the devices, as lapilli_load_options takes it; UINT32_MAX: taken from the application */
+  uint32_t type;           /* lapilli_device_type */
+  uint32_t vendor_id;      /* of PCI */
+  uint32_t device_id;      /* of PCI */
+  uint64_t memory;         /* bytes */
+  uint64_t allocation;     /* bytes of the largest buffer */
+  uint64_t alignment;      /* of tensors in a buffer, in bytes */
+  uint64_t host_alignment; /* of memory of the host that a stream imports; 0: it cannot */
+  uint8_t uuid[16];        /* the same as in CUDA and OpenCL */
+} lapilli_device_info;
+
+/* The number of devices, 0 where Vulkan is installed and has none. Without Vulkan: LAPILLI_NO_DRIVER. */
+lapilli_status lapilli_device_count(uint32_t *count);
+lapilli_status lapilli_device(uint32_t index, lapilli_device_info *info);
+
 /* Loads a program from a file or from memory. Neither is needed after the call returns. If the file changes during the call, the
  * call fails, or the constants are from any state of the file. */
 lapilli_status lapilli_load(const char *path, const lapilli_load_options *options, lapilli_program **program);
@@ -178,6 +229,7 @@ lapilli_status lapilli_program_describe(lapilli_program *program, char **json);
  * reasons: [sentences]}]}], states: [names], host_operators: [names], input_path, output_path, pipeline_cache: {file,
  * found, compiled}}. `missing` lists the better plans, and what the device lacks for them. */
 lapilli_status lapilli_program_info(lapilli_program *program, char **json);
+lapilli_status lapilli_program_device(lapilli_program *program, lapilli_device_info *info);
 lapilli_status lapilli_program_memory(lapilli_program *program, lapilli_memory_info *info);
 lapilli_status lapilli_program_load_times(lapilli_program *program, lapilli_load_times *times);
 
@@ -186,6 +238,7 @@ uint32_t lapilli_method_count(lapilli_program *program);
 lapilli_status lapilli_method(lapilli_program *program, uint32_t method, lapilli_method_info *info);
 lapilli_status lapilli_input_spec(lapilli_program *program, uint32_t method, uint32_t index, lapilli_spec *spec);
 lapilli_status lapilli_output_spec(lapilli_program *program, uint32_t method, uint32_t index, lapilli_spec *spec);
+lapilli_status lapilli_symbol(lapilli_program *program, uint32_t method, uint32_t index, lapilli_symbol_info *info);
 /* Computes the values of all symbols of a method from its inputs. `symbols` must already contain those that are "given"; the others
  * are written. Checks the number of inputs, dtypes, ranks and bounds, as a run does; the data is not read. */
 lapilli_status lapilli_symbols(lapilli_program *program, uint32_t method, const lapilli_tensor *inputs, uint32_t n_inputs,
@@ -268,6 +321,9 @@ typedef struct lapilli_stream_memory_info { /* in bytes, except the last one */
 lapilli_status lapilli_stream_create(const lapilli_load_options *options, lapilli_stream **stream);
 /* Buffers may outlive their stream; its memory is freed when all of them are destroyed. */
 void lapilli_stream_destroy(lapilli_stream *stream);
+/* A stream on the device of a program. */
+lapilli_status lapilli_program_stream(lapilli_program *program, lapilli_stream **stream);
+lapilli_status lapilli_stream_device(lapilli_stream *stream, lapilli_device_info *info);
 /* JSON {device: {as in lapilli_devices}, alignment, max_allocation, memory} in bytes. */
 lapilli_status lapilli_stream_info(lapilli_stream *stream, char **json);
 
@@ -280,6 +336,33 @@ void lapilli_buffer_destroy(lapilli_buffer *buffer);
  * call lapilli_buffer_create for the status. */
 intptr_t lapilli_buffer_acquire(lapilli_stream *stream, uint64_t bytes);
 void lapilli_buffer_release(intptr_t buffer);
+/* Memory that is shared without a copy. lapilli_synchronize returns when others may read what the stream has written, and write
+ * what it has read. */
+typedef enum lapilli_memory_kind {
+  LAPILLI_MEMORY_HOST = 0,            /* an address; see host_alignment */
+  LAPILLI_MEMORY_OPAQUE_FD = 1,       /* a file descriptor, for CUDA, OpenCL, and Vulkan of other processes, on the same device */
+  LAPILLI_MEMORY_DMA_BUF = 2,         /* a file descriptor, for other devices, cameras, displays */
+  LAPILLI_MEMORY_HARDWARE_BUFFER = 3, /* AHardwareBuffer* of format BLOB (Android) */
+  LAPILLI_MEMORY_VULKAN_BUFFER = 4    /* VkBuffer of the same VkDevice, usable as storage and by copies */
+} lapilli_memory_kind;
+
+typedef struct lapilli_shared_memory {
+  uint32_t kind;         /* lapilli_memory_kind */
+  intptr_t handle;       /* the address, file descriptor, AHardwareBuffer* or VkBuffer */
+  uint64_t memory_bytes; /* of the whole memory object, as cudaImportExternalMemory wants it; an import of another kind: 0 */
+  uint64_t offset;       /* of the buffer in it; 0 for an import */
+} lapilli_shared_memory;
+
+/* Makes a buffer of memory that others can be told of: OPAQUE_FD or DMA_BUF. LAPILLI_UNSUPPORTED: the device cannot. */
+lapilli_status lapilli_buffer_create_shared(lapilli_stream *stream, uint32_t kind, uint64_t bytes, lapilli_buffer **buffer);
+/* Tells of a buffer's memory. The caller closes a file descriptor. VULKAN_BUFFER is there for every buffer; the VkBuffer stays the
+ * stream's, and memory_bytes and offset say where in it the buffer is. */
+lapilli_status lapilli_buffer_export(lapilli_buffer *buffer, uint32_t kind, lapilli_shared_memory *memory);
+/* Makes a buffer of memory of somebody else, who keeps it until lapilli_buffer_destroy, which waits for the stream's work. A file
+ * descriptor stays the caller's. A tensor that the device cannot use as it lies (some sizes, at the very end of the memory) is
+ * copied. */
+lapilli_status lapilli_buffer_import(lapilli_stream *stream, const lapilli_shared_memory *memory, uint64_t bytes,
+                                     lapilli_buffer **buffer);
 /* The data is copied before the call returns; the write executes in the stream's order. */
 lapilli_status lapilli_buffer_write(lapilli_buffer *buffer, uint64_t offset, const void *data, uint64_t bytes);
 /* Waits for all work queued before; calls of other threads are blocked meanwhile. */
@@ -300,6 +383,23 @@ lapilli_status lapilli_buffer_fill(lapilli_buffer *buffer, uint64_t offset, uint
 lapilli_status lapilli_enqueue(lapilli_stream *stream, lapilli_program *program, uint32_t method, const int64_t *symbols,
                                uint32_t n_symbols, const lapilli_slice *inputs, uint32_t n_inputs, const lapilli_slice *outputs,
                                uint32_t n_outputs);
+/* A dense row-major tensor in a buffer, with its shape. */
+typedef struct lapilli_device_tensor {
+  lapilli_buffer *buffer;
+  uint64_t offset; /* as in lapilli_slice */
+  int64_t shape[16];
+  uint32_t rank;
+  uint32_t dtype; /* lapilli_dtype */
+} lapilli_device_tensor;
+
+/* As lapilli_enqueue, for tensors with shapes: they are checked as those of a run on the host, and give the symbols their values;
+ * sizes: those of the symbols that are "given". Shape and dtype of the outputs are written. An output without a buffer gets one,
+ * which the caller destroys; an output with a buffer has room for the tensor from its offset on. */
+lapilli_status lapilli_enqueue_tensors(lapilli_stream *stream, lapilli_program *program, uint32_t method, const int64_t *sizes,
+                                       uint32_t n_sizes, const lapilli_device_tensor *inputs, uint32_t n_inputs,
+                                       lapilli_device_tensor *outputs, uint32_t n_outputs);
+/* LAPILLI_OUT_OF_RANGE with a sentence for the value that the output of a method's checks has, unless that is 0. */
+lapilli_status lapilli_check_result(lapilli_program *program, uint32_t method, int32_t value);
 /* Low-overhead variant of lapilli_enqueue, for FFI callers. words: method, n_symbols, n_inputs and n_outputs, the symbols, and the
  * buffer's address and the offset of each input and output, all as int64_t (with any alignment). */
 lapilli_status lapilli_enqueue_packed(lapilli_stream *stream, lapilli_program *program, const char *words);

@@ -231,6 +231,8 @@ TEST(json_is_always_valid) {
 TEST(text_for_people) {
   CHECK(human_size(512) == "512 bytes");
   CHECK(human_size(uint64_t{3} << 20) == "3.0 MiB");
+  CHECK(human_size(1024) == "1.0 KiB" && human_size((1 << 20) - 1) == "1024.0 KiB" && human_size(1280) == "1.2 KiB");
+  CHECK(human_size(1792) == "1.8 KiB" && human_size(UINT64_MAX) == "16777216.0 TiB");
   CHECK(listed(std::vector<std::string>{"a", "b", "c"}) == "a, b and c");
   CHECK(listed(std::vector<std::string>{}).empty());
   CHECK(contains_ignoring_case("NVIDIA H100", "h100") && !contains_ignoring_case("llvmpipe", "nvidia"));

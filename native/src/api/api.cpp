@@ -60,6 +60,11 @@ lapilli_status status_of_exception() noexcept {
   }
 }
 
+void fail_left_out(const char* part) {
+  fail(LAPILLI_UNSUPPORTED, "This build of the player was made without this function. Build it with -DLAPILLI_", part,
+       "=ON.");
+}
+
 void need(const void* pointer, const char* name) {
   if (pointer == nullptr)
     fail(LAPILLI_INVALID_ARGUMENT, "The argument `", name, "` is null.");
@@ -72,6 +77,36 @@ void give(const std::string& text, char** out) {
   std::memcpy(copy, text.c_str(), text.size() + 1);
   *out = copy;
 }
+
+namespace {
+
+template <size_t size> void put(std::string_view text, char (&to)[size]) {
+  size_t length = std::min(text.size(), size - 1);
+  while (length < text.size() && length > 0 && (static_cast<unsigned char>(text[length]) & 0xc0) == 0x80)
+    --length; // no half character
+  std::copy_n(text.data(), length, to);
+  to[length] = '\0';
+}
+
+} // namespace
+
+void fill_device(const hal::Capabilities& device, uint32_t index, lapilli_device_info& info) {
+  info = {};
+  put(device.name, info.name);
+  put(device.driver, info.driver);
+  put(device.api_version, info.api_version);
+  info.index = index;
+  info.type = static_cast<uint32_t>(device.type);
+  info.vendor_id = device.vendor_id;
+  info.device_id = device.device_id;
+  info.memory = device.device_memory;
+  info.allocation = device.max_allocation;
+  info.alignment = binding_alignment(device);
+  info.host_alignment = device.host_alignment;
+  std::ranges::copy(device.uuid, info.uuid);
+}
+static_assert(static_cast<int>(hal::DeviceType::cpu) == LAPILLI_DEVICE_CPU &&
+              static_cast<int>(hal::DeviceType::discrete) == LAPILLI_DEVICE_DISCRETE);
 
 Program& checked(lapilli_program* program) {
   need(program, "program");
@@ -141,12 +176,8 @@ template <class Specs> const TensorSpec& at(const Specs& specs, uint32_t index, 
   return specs[index];
 }
 
-// Throws OUT_OF_RANGE where a finished run computed what does not fit.
-void look_at_checks(const Run& run, const Method& method) {
-  if (method.checks.empty())
-    return;
-  int32_t failed = 0; // the number of a check, from 1
-  std::memcpy(&failed, run.outputs().back().mapped, sizeof failed);
+// Throws OUT_OF_RANGE for the number of a check that failed, from 1.
+void look_at_check(int32_t failed, const Method& method) {
   if (failed != 0)
     fail(LAPILLI_OUT_OF_RANGE, "The int64 results of ",
          failed > 0 && static_cast<size_t>(failed) <= method.checks.size()
@@ -155,6 +186,15 @@ void look_at_checks(const Run& run, const Method& method) {
          " do not fit into the 32 bits in which kernels compute integers (-2147483648..2147483647). Give smaller "
          "values, or "
          "leave this operator to PyTorch.");
+}
+
+// The same for a finished run.
+void look_at_checks(const Run& run, const Method& method) {
+  if (method.checks.empty())
+    return;
+  int32_t failed = 0;
+  std::memcpy(&failed, run.outputs().back().mapped, sizeof failed);
+  look_at_check(failed, method);
 }
 
 void fill_output(const Run& run, const Method& method, uint32_t index, lapilli_tensor& tensor) {
@@ -220,7 +260,7 @@ uint64_t lapilli_checksum(const void* data, uint64_t size, uint64_t seed) {
 void lapilli_free(void* p) { std::free(p); }
 
 lapilli_status lapilli_devices(char** json) {
-  return guarded([&] {
+  return guarded_json([&] {
     need(json, "json");
     const hal::Driver* driver = find_driver();
     Json text;
@@ -229,6 +269,25 @@ lapilli_status lapilli_devices(char** json) {
         hal::describe(driver->capabilities(i), i, text);
     });
     give(text.text(), json);
+  });
+}
+
+lapilli_status lapilli_device_count(uint32_t* count) {
+  return guarded([&] {
+    need(count, "count");
+    const hal::Driver* driver = find_driver();
+    *count = driver != nullptr ? driver->count() : 0;
+  });
+}
+
+lapilli_status lapilli_device(uint32_t index, lapilli_device_info* info) {
+  return guarded([&] {
+    need(info, "info");
+    const hal::Driver* driver = find_driver();
+    const uint32_t count = driver != nullptr ? driver->count() : 0;
+    if (index >= count)
+      fail(LAPILLI_NO_DEVICE, "There is no device ", index, ": this machine has ", count, ".");
+    fill_device(driver->capabilities(index), index, *info);
   });
 }
 
@@ -259,28 +318,36 @@ void lapilli_destroy(lapilli_program* program) {
 
 lapilli_status lapilli_describe(const void* data, uint64_t size, int32_t skip_checksum, const lapilli_limits* limits,
                                 char** json) {
-  return guarded([&] { describe_source(Source(given_bytes(data, size)), skip_checksum == 0, limits, json); });
+  return guarded_json([&] { describe_source(Source(given_bytes(data, size)), skip_checksum == 0, limits, json); });
 }
 
 lapilli_status lapilli_describe_file(const char* path, int32_t skip_checksum, const lapilli_limits* limits,
                                      char** json) {
-  return guarded([&] {
+  return guarded_json([&] {
     need(path, "path");
     describe_source(Source(path), skip_checksum == 0, limits, json);
   });
 }
 
 lapilli_status lapilli_program_describe(lapilli_program* program, char** json) {
-  return guarded([&] {
+  return guarded_json([&] {
     need(json, "json");
     give(checked(program).describe(), json);
   });
 }
 
 lapilli_status lapilli_program_info(lapilli_program* program, char** json) {
-  return guarded([&] {
+  return guarded_json([&] {
     need(json, "json");
     give(checked(program).info(), json);
+  });
+}
+
+lapilli_status lapilli_program_device(lapilli_program* program, lapilli_device_info* info) {
+  return guarded([&] {
+    need(info, "info");
+    const hal::Device& device = checked(program).device();
+    fill_device(device.capabilities, device.index, *info);
   });
 }
 
@@ -306,10 +373,29 @@ lapilli_status lapilli_method(lapilli_program* program, uint32_t method, lapilli
   return guarded([&] {
     need(info, "info");
     const Method& found = checked(program).method(method);
-    *info = {found.name.c_str(), static_cast<uint32_t>(found.inputs.size()),
+    *info = {found.name.c_str(),
+             static_cast<uint32_t>(found.inputs.size()),
              static_cast<uint32_t>(found.given_outputs().size()),
-             static_cast<uint32_t>(program->program->plan(method).run.size())};
+             static_cast<uint32_t>(program->program->plan(method).run.size()),
+             static_cast<uint32_t>(found.symbols.size()),
+             static_cast<uint32_t>(found.checks.size()),
+             found.integer_limit};
   });
+}
+
+lapilli_status lapilli_symbol(lapilli_program* program, uint32_t method, uint32_t index, lapilli_symbol_info* info) {
+  return guarded([&] {
+    need(info, "info");
+    const Method& found = checked(program).method(method);
+    if (index >= found.symbols.size())
+      fail(LAPILLI_INVALID_ARGUMENT, "There is no symbol ", index, ": the method has ", found.symbols.size(), ".");
+    const Symbol& symbol = found.symbols[index];
+    *info = {symbol.name.c_str(), symbol.min, symbol.max, symbol.given ? 1 : 0};
+  });
+}
+
+lapilli_status lapilli_check_result(lapilli_program* program, uint32_t method, int32_t value) {
+  return guarded([&] { look_at_check(value, checked(program).method(method)); });
 }
 
 lapilli_status lapilli_input_spec(lapilli_program* program, uint32_t method, uint32_t index, lapilli_spec* spec) {
@@ -377,7 +463,7 @@ lapilli_status lapilli_state_write(lapilli_program* program, uint32_t index, con
 
 lapilli_status lapilli_plan_memory(const void* data, uint64_t size, int32_t skip_checksum, uint32_t method,
                                    uint32_t plan, const int64_t* symbols, uint32_t n_symbols, char** json) {
-  return guarded([&] {
+  return guarded_json([&] {
     plan_source(Source(given_bytes(data, size)), skip_checksum == 0, method, plan, items(symbols, n_symbols, "symbols"),
                 json);
   });
@@ -385,7 +471,7 @@ lapilli_status lapilli_plan_memory(const void* data, uint64_t size, int32_t skip
 
 lapilli_status lapilli_plan_memory_file(const char* path, int32_t skip_checksum, uint32_t method, uint32_t plan,
                                         const int64_t* symbols, uint32_t n_symbols, char** json) {
-  return guarded([&] {
+  return guarded_json([&] {
     need(path, "path");
     plan_source(Source(path), skip_checksum == 0, method, plan, items(symbols, n_symbols, "symbols"), json);
   });
@@ -448,7 +534,7 @@ void lapilli_release(lapilli_run* run) {
 lapilli_status lapilli_profile(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs,
                                uint32_t n_inputs, uint32_t repeat, uint64_t* nanoseconds, uint32_t n, uint32_t* count,
                                uint64_t* total) {
-  return guarded([&] {
+  return guarded_profiler([&] {
     need(count, "count");
     need(total, "total");
     const size_t commands = checked(program).plan(method).run.size();
@@ -462,7 +548,7 @@ lapilli_status lapilli_profile(lapilli_program* program, uint32_t method, const 
 
 lapilli_status lapilli_read_buffer(lapilli_program* program, uint32_t method, const lapilli_tensor* inputs,
                                    uint32_t n_inputs, uint32_t command, uint32_t buffer, void* data, uint64_t size) {
-  return guarded([&] {
+  return guarded_profiler([&] {
     checked(program).read_buffer(method, {items(inputs, n_inputs, "inputs")}, command, buffer,
                                  items(static_cast<std::byte*>(data), size, "data"));
   });

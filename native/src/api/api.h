@@ -22,6 +22,21 @@ template <class F> lapilli_status guarded(F&& f) noexcept {
   }
 }
 
+// What a build may leave out: the functions stay, and say so.
+inline constexpr bool has_profiler = LAPILLI_HAS_PROFILER != 0, has_json = LAPILLI_HAS_JSON != 0;
+[[noreturn]] void fail_left_out(const char* part);
+
+// As guarded, for functions of a part of the player that may have been left out.
+template <bool present, class F> lapilli_status guarded_part(const char* part, F&& f) noexcept {
+  if constexpr (present)
+    return guarded(f);
+  else
+    return guarded([&] { fail_left_out(part); });
+}
+template <class F> lapilli_status guarded_json(F&& f) noexcept { return guarded_part<has_json>("JSON", f); }
+template <class F> lapilli_status guarded_profiler(F&& f) noexcept { return guarded_part<has_profiler>("PROFILER", f); }
+template <class F> lapilli_status guarded_stream(F&& f) noexcept { return guarded_part<has_streams>("STREAMS", f); }
+
 // Throws where an argument is null.
 void need(const void* pointer, const char* name);
 Program& checked(lapilli_program* program);
@@ -31,6 +46,9 @@ template <class T> std::span<T> items(T* pointer, uint64_t count, const char* na
     need(pointer, name);
   return {pointer, static_cast<size_t>(count)};
 }
+
+// A device for callers without JSON.
+void fill_device(const hal::Capabilities& device, uint32_t index, lapilli_device_info& info);
 
 // A copy of a text for the caller.
 void give(const std::string& text, char** out);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 
 namespace lapilli {
 
@@ -10,15 +9,14 @@ std::string human_size(uint64_t bytes) {
   static constexpr std::array units{"KiB", "MiB", "GiB", "TiB"};
   if (bytes < 1024)
     return cat(bytes, " bytes");
-  double value = static_cast<double>(bytes) / 1024.0;
   size_t unit = 0;
-  while (value >= 1024.0 && unit + 1 < units.size()) {
-    value /= 1024.0;
+  while (bytes >> 10 * (unit + 1) >= 1024 && unit + 1 < units.size())
     ++unit;
-  }
-  std::array<char, 32> text{};
-  const auto result = std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed, 1);
-  return cat(std::string_view(text.data(), result.ptr), " ", units[unit]);
+  // To the nearest tenth, in integers: what formats floats brings 100 KB of tables along.
+  const uint64_t size = uint64_t{1} << 10 * (unit + 1), whole = bytes / size, part = bytes % size * 10;
+  const uint64_t tenths = part / size, rest = part % size;
+  const uint64_t rounded = 10 * whole + tenths + (rest > size / 2 || (rest == size / 2 && tenths % 2 == 1) ? 1 : 0);
+  return cat(rounded / 10, ".", rounded % 10, " ", units[unit]);
 }
 
 bool contains_ignoring_case(std::string_view text, std::string_view part) {

@@ -27,6 +27,14 @@ Region Allocator::Block::region() const { return chunk->buffer.region(offset, si
 
 bool Allocator::Block::is_readable() const { return chunk->buffer.is_readable(); }
 
+bool Allocator::Block::is_adopted() const { return chunk->pool == nullptr; }
+
+hal::SharedMemory Allocator::Block::share(hal::Handle kind) const {
+  hal::SharedMemory shared = chunk->buffer.share(kind);
+  shared.offset += offset;
+  return shared;
+}
+
 Allocator::Allocator(hal::Device& device, uint64_t alignment) : device_(device), alignment_(alignment) {
   small_.chunk = 8 * mebi;
   small_.smallest_rest = alignment;
@@ -114,9 +122,27 @@ Allocator::Block* Allocator::add_chunk(Pool& pool, uint64_t size) {
   return block;
 }
 
+Allocator::Block* Allocator::adopt(std::unique_ptr<hal::Buffer> buffer) {
+  auto chunk = std::make_unique<Chunk>();
+  chunks_.reserve(chunks_.size() + 1);
+  Block* block = chunk->first = node();
+  chunk->pool = nullptr;
+  chunk->buffer = GpuBuffer(std::move(buffer), counter_);
+  *block = {chunk.get(), 0, chunk->buffer.size()};
+  sizes.allocated += block->size;
+  sizes.peak_allocated = std::max(sizes.peak_allocated, sizes.allocated);
+  chunks_.push_back(std::move(chunk));
+  return block;
+}
+
 void Allocator::release(Block* block) noexcept {
-  Pool& pool = *block->chunk->pool;
   sizes.allocated -= block->size;
+  if (block->is_adopted()) {
+    std::erase_if(chunks_, [&](const std::unique_ptr<Chunk>& chunk) { return chunk.get() == block->chunk; });
+    give_back(block);
+    return;
+  }
+  Pool& pool = *block->chunk->pool;
   if (block->after != nullptr && block->after->free) {
     remove(pool, block->after);
     absorb_next(block);

@@ -22,6 +22,8 @@ public:
 
     Region region() const;
     bool is_readable() const; // see hal::Buffer
+    bool is_adopted() const;
+    hal::SharedMemory share(hal::Handle kind) const;
   };
 
   // `alignment`: of the blocks, a power of two.
@@ -32,7 +34,9 @@ public:
 
   // Null when the driver gives no more memory, or the limit is reached.
   Block* allocate(uint64_t bytes);
-  void release(Block* block) noexcept;
+  // A block of a buffer that is shared with others: it is of no pool, and goes when it is released.
+  Block* adopt(std::unique_ptr<hal::Buffer> buffer);
+  void release(Block* block) noexcept; // an adopted one: once the device has finished with it
 
   // Gives chunks of which no piece is in use back to the driver. The device must have finished with them.
   void release_unused() noexcept;
@@ -76,7 +80,7 @@ private:
 
 struct Allocator::Chunk {
   GpuBuffer buffer;
-  Pool* pool;
+  Pool* pool; // null: adopted
   Block* first;
 };
 

@@ -125,20 +125,25 @@ void read_symbols(const Method& method, const Given& given, SymbolValues& symbol
   check_symbols(method, symbols.used());
 }
 
+void check_tensor(const Method& method, size_t index, const lapilli_tensor& given, std::span<const int64_t> shape,
+                  uint64_t bytes, std::span<const int64_t> symbols) {
+  if (!std::equal(shape.begin(), shape.end(), given.shape)) {
+    std::vector<std::string> sizes;
+    for (size_t s = 0; s < symbols.size(); ++s)
+      sizes.push_back(cat(method.symbols[s].name, " = ", symbols[s]));
+    fail(LAPILLI_INVALID_ARGUMENT, described(method, index), "; it was given with shape ", given_shape(given),
+         sizes.empty() ? std::string() : cat(" (and the inputs say ", listed(sizes), ")"), ".");
+  }
+  if (given.size != bytes)
+    fail(LAPILLI_INVALID_ARGUMENT, described(method, index), ", which is ", bytes, " bytes; ", given.size,
+         " bytes were given. The data must be dense and row-major.");
+}
+
 void check_tensors(const Method& method, std::span<const lapilli_tensor> inputs, std::span<const Run::Tensor> expected,
                    std::span<const int64_t> symbols) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     const lapilli_tensor& given = inputs[i];
-    if (!std::equal(expected[i].shape.begin(), expected[i].shape.end(), given.shape)) {
-      std::vector<std::string> sizes;
-      for (size_t s = 0; s < symbols.size(); ++s)
-        sizes.push_back(cat(method.symbols[s].name, " = ", symbols[s]));
-      fail(LAPILLI_INVALID_ARGUMENT, described(method, i), "; it was given with shape ", given_shape(given),
-           sizes.empty() ? std::string() : cat(" (and the inputs say ", listed(sizes), ")"), ".");
-    }
-    if (given.size != expected[i].bytes)
-      fail(LAPILLI_INVALID_ARGUMENT, described(method, i), ", which is ", expected[i].bytes, " bytes; ", given.size,
-           " bytes were given. The data must be dense and row-major.");
+    check_tensor(method, i, given, expected[i].shape, expected[i].bytes, symbols);
     if (method.inputs[i].dtype == DType::int64)
       check_integers({static_cast<const std::byte*>(given.data), static_cast<size_t>(given.size)}, method.integer_limit,
                      [&] { return described(method, i); });

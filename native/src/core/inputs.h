@@ -23,6 +23,10 @@ struct Given {
 // Throws INVALID_ARGUMENT with the name of the input, what was given and what is accepted.
 void read_symbols(const Method& method, const Given& given, SymbolValues& symbols);
 
+// Checks every dimension and the number of bytes of input `index` against what a run for these symbols takes.
+void check_tensor(const Method& method, size_t index, const lapilli_tensor& given, std::span<const int64_t> shape,
+                  uint64_t bytes, std::span<const int64_t> symbols);
+
 // Checks every dimension and the number of bytes against the tensors of a run that is prepared for these symbols, and
 // that integers fit into 32 bits.
 void check_tensors(const Method& method, std::span<const lapilli_tensor> inputs, std::span<const Run::Tensor> expected,

@@ -49,6 +49,11 @@ GpuBuffer::GpuBuffer(hal::Device& device, uint64_t wanted, MemoryUse use, Memory
   counter_ = &counter;
 }
 
+GpuBuffer::GpuBuffer(std::unique_ptr<hal::Buffer> buffer, MemoryCounter& counter)
+    : buffer_(std::move(buffer)), counter_(&counter) {
+  static_cast<void>(counter.add(buffer_->size()));
+}
+
 GpuBuffer::~GpuBuffer() {
   if (buffer_)
     counter_->subtract(buffer_->size());

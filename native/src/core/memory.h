@@ -35,6 +35,8 @@ public:
   GpuBuffer() = default;
   // `what` goes into the message when there is not enough memory.
   GpuBuffer(hal::Device& device, uint64_t size, MemoryUse use, MemoryCounter& counter, const char* what);
+  // Memory that is not the program's own, whatever the limit.
+  GpuBuffer(std::unique_ptr<hal::Buffer> buffer, MemoryCounter& counter);
   ~GpuBuffer();
   GpuBuffer(GpuBuffer&& other) noexcept { *this = std::move(other); }
   GpuBuffer& operator=(GpuBuffer&& other) noexcept {
@@ -48,6 +50,7 @@ public:
   std::byte* mapped() const { return buffer_->mapped(); } // null when the host cannot see it
   bool is_readable() const { return buffer_->is_readable(); }
   void invalidate() const { buffer_->invalidate(); } // see hal::Buffer
+  hal::SharedMemory share(hal::Handle kind) const { return buffer_->share(kind); }
 
 private:
   std::unique_ptr<hal::Buffer> buffer_;

@@ -208,6 +208,8 @@ Run& Program::acquire_with(uint32_t index, const Given& given) {
 
 // Lets what streams have recorded of this program begin.
 void Program::flush_streams(const Stream* but) {
+  if (!has_streams)
+    return;
   std::vector<std::shared_ptr<Stream>> streams;
   {
     const std::lock_guard lock(launching_);
@@ -333,6 +335,25 @@ void Program::read_symbols(uint32_t index, std::span<const lapilli_tensor> input
   SymbolValues values;
   lapilli::read_symbols(wanted, {inputs, sizes}, values);
   std::ranges::copy(values.used(), symbols.begin());
+}
+
+SymbolValues Program::check_shapes(uint32_t index, const Given& given) const {
+  const Method& wanted = method(index);
+  SymbolValues symbols;
+  lapilli::read_symbols(wanted, given, symbols);
+  const Values values(wanted.exprs, symbols.used());
+  for (size_t i = 0; i < given.inputs.size(); ++i) {
+    const TensorSpec& spec = wanted.inputs[i];
+    std::array<int64_t, max_rank> sizes{};
+    for (size_t axis = 0; axis < spec.shape.size(); ++axis)
+      sizes[axis] = values[spec.shape[axis]];
+    const std::span<const int64_t> shape = std::span(sizes).first(spec.shape.size());
+    uint64_t bytes = 0;
+    check_file(tensor_bytes(shape, spec.dtype, bytes), "The program is damaged: input \"", spec.name,
+               "\" is too large for these sizes.");
+    check_tensor(wanted, i, given.inputs[i], shape, bytes, symbols.used());
+  }
+  return symbols;
 }
 
 void Program::output_tensors(uint32_t index, const Given& given, std::span<lapilli_tensor> outputs) {

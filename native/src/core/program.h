@@ -12,6 +12,8 @@ namespace lapilli {
 
 class Stream;
 
+inline constexpr bool has_streams = LAPILLI_HAS_STREAMS != 0; // a build may do without
+
 using OpenDevice = std::function<std::shared_ptr<hal::Device>()>;
 
 class Program : public std::enable_shared_from_this<Program> {
@@ -25,6 +27,7 @@ public:
   const Plan& plan(uint32_t method) const;
   const Method& method(uint32_t index) const;
   const hal::Device& device() const { return *device_; }
+  const std::shared_ptr<hal::Device>& shared_device() const { return device_; }
   const States& states() const { return *states_; }
   const Limits& limits() const { return limits_; }
   const hal::Pipelines& pipelines() const { return *pipelines_; }
@@ -41,6 +44,8 @@ public:
 
   // The symbols that inputs show, over those that are given.
   void read_symbols(uint32_t method, std::span<const lapilli_tensor> inputs, std::span<int64_t> symbols) const;
+  // The symbols of inputs of which all is checked but the data.
+  SymbolValues check_shapes(uint32_t method, const Given& given) const;
   // The shapes and bytes of the outputs for these inputs, without running.
   void output_tensors(uint32_t method, const Given& given, std::span<lapilli_tensor> outputs);
   void output_tensors(uint32_t method, std::span<const int64_t> symbols, std::span<lapilli_tensor> outputs);

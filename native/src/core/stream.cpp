@@ -102,8 +102,45 @@ lapilli_buffer* Stream::create_buffer(uint64_t bytes) {
   });
 }
 
+lapilli_buffer* Stream::create_shared(uint64_t bytes, hal::Handle kind) {
+  return locked([&] {
+    std::unique_ptr<lapilli_buffer> buffer(new lapilli_buffer{shared_from_this(), nullptr, bytes});
+    // Room as create_buffer gives it.
+    const uint64_t room = device_->capabilities.is_cpu() ? alignment_ : 0;
+    if (bytes > device_->capabilities.max_allocation)
+      fail(LAPILLI_OUT_OF_MEMORY, device_->capabilities.name, " allows ",
+           human_size(device_->capabilities.max_allocation), " at once, and ", human_size(bytes), " were asked for.");
+    auto memory = device_->create_shared(align_up(std::max<uint64_t>(bytes + room, 1), alignment_), kind);
+    if (!memory)
+      fail(LAPILLI_OUT_OF_MEMORY, device_->capabilities.name, " has not enough memory for ", human_size(bytes),
+           " that others share. Delete tensors that are not needed, or choose another device with LAPILLI_DEVICE.");
+    buffer->block = allocator_.adopt(std::move(memory));
+    return buffer.release();
+  });
+}
+
+lapilli_buffer* Stream::import(const hal::SharedMemory& memory, uint64_t bytes) {
+  return locked([&] {
+    if (bytes == 0 || memory.handle == 0)
+      fail(LAPILLI_INVALID_ARGUMENT, "There is no memory to import: ", bytes, " bytes, with the handle ", memory.handle,
+           ".");
+    std::unique_ptr<lapilli_buffer> buffer(new lapilli_buffer{shared_from_this(), nullptr, bytes});
+    buffer->block = allocator_.adopt(device_->import(memory, bytes));
+    return buffer.release();
+  });
+}
+
+hal::SharedMemory Stream::share(const lapilli_buffer& buffer, hal::Handle kind) {
+  return locked([&] { return buffer.block->share(kind); });
+}
+
 void Stream::destroy(lapilli_buffer* buffer) noexcept {
   const std::lock_guard lock(mutex_);
+  if (buffer->block->is_adopted())
+    try { // its owner may take it back at once
+      batches_.finish();
+    } catch (...) { // the device is lost, and does nothing more
+    }
   allocator_.release(buffer->block);
 }
 
@@ -259,10 +296,10 @@ void Stream::place(const Launch& launch, const Method& method, size_t inputs, st
     return i < inputs ? cat("Input ", i, " (", method.inputs[i].name, ")")
                       : cat("Output ", i - inputs, " (", method.outputs[i - inputs].name, ")");
   };
-  const auto temporary = [&](uint64_t bytes, const Region& target) {
+  const auto temporary = [&](uint64_t bytes, const Region& target, const Region& source) {
     temporaries_.reserve(temporaries_.size() + 1);
     Allocator::Block* block = allocate(bytes);
-    temporaries_.push_back({block, target});
+    temporaries_.push_back({block, target, source});
     const Region whole = block->region();
     slots_.push_back({whole.buffer, whole.offset, bytes});
   };
@@ -279,7 +316,8 @@ void Stream::place(const Launch& launch, const Method& method, size_t inputs, st
     if (offset % alignment_ != 0)
       fail(LAPILLI_INVALID_ARGUMENT, name(i), " begins at byte ", offset, " of its buffer, and ",
            device_->capabilities.name, " wants multiples of ", alignment_, ". Copy it to the beginning of a buffer.");
-    if (offset > buffer->bytes || slot.tensor > buffer->bytes - offset || slot.bound > buffer->block->size - offset)
+    if (offset > buffer->bytes || slot.tensor > buffer->bytes - offset ||
+        (slot.bound > buffer->block->size - offset && !buffer->block->is_adopted()))
       fail(LAPILLI_INVALID_ARGUMENT, name(i), " takes ", slot.tensor, " bytes, and the buffer has ",
            buffer->bytes - std::min(offset, buffer->bytes), " from byte ", offset, ".");
     const Region whole = buffer->block->region();
@@ -290,21 +328,31 @@ void Stream::place(const Launch& launch, const Method& method, size_t inputs, st
       return overlap(region, other) && (region.offset != other.offset || slot.tensor != launch.slots[input].tensor ||
                                         slot.first_written < launch.slots[input].last_read);
     };
-    bool apart = i >= inputs && slot.bound != slot.tensor && slot.tensor != buffer->bytes - offset;
+    // Memory of others has no room behind it.
+    const bool cramped = region.size > buffer->block->size - offset;
+    bool apart = cramped || (i >= inputs && slot.bound != slot.tensor && slot.tensor != buffer->bytes - offset);
     for (size_t input = 0; i >= inputs && input < inputs && !apart; ++input)
       apart = spoils(input);
-    if (apart)
-      temporary(slot.bound, {region.buffer, region.offset, slot.tensor});
+    const Region exact{region.buffer, region.offset, slot.tensor};
+    if (apart && i < inputs)
+      temporary(region.size, {}, exact);
+    else if (apart)
+      temporary(region.size, exact, {});
     else
       slots_.push_back(region);
   }
   for (const Launch::Slot& slot : std::span(launch.slots).subspan(slices.size()))
-    temporary(slot.bound, {});
+    temporary(slot.bound, {}, {});
 }
 
 // First all that can fail, then the commands: half a run would be submitted with what comes next.
 void Stream::record(Batch& batch, const Launch& launch, const Program& program, size_t inputs, size_t outputs) {
   recorder_.prepare(batch.commands(), {launch, program.pipelines(), slots_}, 0, launch.commands.size());
+  for (const Temporary& temporary : temporaries_)
+    if (temporary.source.size > 0) {
+      const Region block = temporary.block->region();
+      batch.copy(temporary.source, {block.buffer, block.offset, temporary.source.size});
+    }
   // What the plan says of barriers holds where inputs and outputs are apart.
   bool alias = false;
   for (size_t i = inputs; i < inputs + outputs; ++i)

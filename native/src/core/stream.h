@@ -23,6 +23,10 @@ public:
   ~Stream();
 
   lapilli_buffer* create_buffer(uint64_t bytes);
+  // Memory that others can be told of, and memory of others.
+  lapilli_buffer* create_shared(uint64_t bytes, hal::Handle kind);
+  lapilli_buffer* import(const hal::SharedMemory& memory, uint64_t bytes);
+  hal::SharedMemory share(const lapilli_buffer& buffer, hal::Handle kind);
   void destroy(lapilli_buffer* buffer) noexcept;
 
   void write(const lapilli_buffer& buffer, uint64_t offset, Bytes data);
@@ -42,6 +46,7 @@ public:
   lapilli_stream_memory_info memory();
   bool lost() const { return lost_ || batches_.lost() || device_->lost(); } // what is in its buffers
   std::string info() const;
+  const hal::Device& device() const { return *device_; }
 
 private:
   explicit Stream(std::shared_ptr<hal::Device> device);
@@ -72,6 +77,7 @@ private:
   struct Temporary {
     Allocator::Block* block;
     Region target; // where an output is copied afterwards; of size 0 for a block of the arena
+    Region source; // where an input is copied from before
   };
   std::vector<Region> slots_;
   std::vector<Temporary> temporaries_;

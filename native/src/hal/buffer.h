@@ -13,6 +13,17 @@ enum class MemoryUse {
   readback, // host memory that the device writes and the host reads: cached
 };
 
+// How memory is named to somebody else, or by him.
+enum class Handle { host_pointer, opaque_fd, dma_buf, hardware_buffer, native_buffer };
+
+// Memory that is shared.
+struct SharedMemory {
+  Handle kind;
+  intptr_t handle;       // the address, file descriptor or object
+  uint64_t memory_bytes; // of all of it
+  uint64_t offset;       // of the buffer in it
+};
+
 // Memory that kernels and copies use, mapped when the host can see it.
 class Buffer {
 public:
@@ -26,6 +37,8 @@ public:
   bool is_readable() const { return mapped_ != nullptr && coherent_ && cached_; }
   // Makes what the device wrote visible to the host; needed before reading mapped().
   virtual void invalidate() const = 0;
+  // Names the memory to others. A file descriptor is the caller's to close. Throws UNSUPPORTED where the buffer has no such name.
+  virtual SharedMemory share(Handle kind) const = 0;
 
 protected:
   explicit Buffer(uint64_t size) : size_(size) {}

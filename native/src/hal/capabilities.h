@@ -28,14 +28,16 @@ struct Capabilities {
   DeviceType type = DeviceType::other;
   uint32_t vendor_id = 0;
   uint32_t device_id = 0;
-  std::string api;             // "Vulkan"
-  std::string api_version;     // "1.3.290"
-  uint32_t driver_version = 0; // as the driver encodes it
-  std::string driver;          // name and version for people
+  std::array<uint8_t, 16> uuid{}; // the same in other interfaces to the device
+  std::string api;                // "Vulkan"
+  std::string api_version;        // "1.3.290"
+  uint32_t driver_version = 0;    // as the driver encodes it
+  std::string driver;             // name and version for people
   DeviceLimits limits;
   uint64_t device_memory = 0;  // bytes of the largest heap of its own
   uint64_t all_memory = 0;     // bytes of all heaps
   uint64_t max_allocation = 0; // bytes of one buffer
+  uint64_t host_alignment = 0; // of memory of the host that it can use as it lies; 0: none
   bool large_bar = false;      // the host sees its own memory, and more of it than a small window
   uint32_t subgroup_size = 0, min_subgroup_size = 0, max_subgroup_size = 0;
   uint32_t subgroup_operations = 0; // SubgroupOperation bits

@@ -25,6 +25,10 @@ public:
 
   // Null where there is not so much memory; `most`: of what it allows at all for this use where that is less, else 0.
   virtual std::unique_ptr<Buffer> create_buffer(uint64_t bytes, MemoryUse use, uint64_t& most) = 0;
+  // Memory that others can be told of; null as above. Throws UNSUPPORTED where the device has no such kind.
+  virtual std::unique_ptr<Buffer> create_shared(uint64_t bytes, Handle kind) = 0;
+  // Memory of somebody else, who keeps it until the buffer is gone. Throws UNSUPPORTED or INVALID_ARGUMENT.
+  virtual std::unique_ptr<Buffer> import(const SharedMemory& memory, uint64_t bytes) = 0;
   // `used[i]`: kernel i is needed. The kernels must stay until the pipelines are finished. `cache_folder` may be empty: no
   // cache on disk.
   virtual std::unique_ptr<Pipelines> compile(std::span<const Kernel> kernels, const std::vector<bool>& used,

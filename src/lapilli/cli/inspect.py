@@ -35,9 +35,16 @@ if TYPE_CHECKING:
     "--set", "sizes", metavar="NAME=SIZE", multiple=True, help="Value of a dynamic size. Default: its minimum."
 )
 @click.option("--all", "everything", is_flag=True, help="Show all dispatches and constants.")
+@click.option(
+    "--size", "bytes_only", is_flag=True, help="Show where the bytes of the file are, and what each plan takes."
+)
 @json_option
-def inspect(program: Path, html: Path | None, sizes: tuple[str, ...], everything: bool, as_json: bool) -> None:
+def inspect(
+    program: Path, html: Path | None, sizes: tuple[str, ...], everything: bool, bytes_only: bool, as_json: bool
+) -> None:
     """Show the plans, kernels, memory plan and constants of PROGRAM. Needs no device."""
+    if bytes_only:
+        return _print_sizes(program, as_json)
     from lapilli.cli.describe import shown_metadata
     from lapilli.cli.page import page
     from lapilli.runtime.description import Description
@@ -104,6 +111,34 @@ def _print(
     out.print(found)
     if not everything and len(constants) > 10:
         out.print(f"… {len(constants) - 10} more: --all")
+
+
+def _print_sizes(program: Path, as_json: bool) -> None:
+    from lapilli import player
+    from lapilli.format.container import read_header
+    from lapilli.runtime.file_sizes import FileSizes
+    from lapilli.runtime.files import named, read_file
+
+    data = read_file(program)
+    with named(program):
+        node = player.describe(data)
+        sizes = FileSizes.of(node, len(data), read_header(data).structure_size)
+    if as_json:
+        return print_json(asdict(sizes))
+    parts = [
+        ("constants", sizes.constants),
+        ("kernels", sizes.kernels),
+        ("tables", sizes.tables),
+        ("metadata", sizes.metadata),
+        ("rest", sizes.rest),
+    ]
+    rows([("file", size(sizes.total)), *((name, size(count)) for name, count in parts)])
+    found = table("plan", "kernels", "constants", "kernels of it alone", "constants of it alone")
+    for plan in sizes.plans:
+        found.add_row(
+            plan.name, size(plan.kernels), size(plan.constants), size(plan.only_kernels), size(plan.only_constants)
+        )
+    console().print(found)
 
 
 def _cost(cost: Any) -> tuple[str, str, str]:

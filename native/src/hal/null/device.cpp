@@ -136,10 +136,23 @@ private:
 } // namespace
 
 Buffer::Buffer(uint64_t bytes, bool is_mapped, uint64_t& counted)
-    : hal::Buffer(bytes), data_(new std::byte[bytes]), counted_(counted) {
-  mapped_ = is_mapped ? data_.get() : nullptr;
+    : hal::Buffer(bytes), own_(new std::byte[bytes]), data_(own_.get()), counted_(counted) {
+  mapped_ = is_mapped ? data_ : nullptr;
   cached_ = is_mapped;
   counted_ += bytes;
+}
+
+Buffer::Buffer(std::byte* memory, uint64_t bytes, uint64_t& counted)
+    : hal::Buffer(bytes), data_(memory), counted_(counted) {
+  mapped_ = memory;
+  cached_ = true;
+  counted_ += bytes;
+}
+
+hal::SharedMemory Buffer::share(hal::Handle kind) const {
+  if (kind != hal::Handle::host_pointer)
+    fail(LAPILLI_UNSUPPORTED, "A device of the host's memory shares nothing else.");
+  return {kind, reinterpret_cast<intptr_t>(data_), size_, 0};
 }
 
 Buffer::~Buffer() { counted_ -= size_; }
@@ -186,6 +199,16 @@ std::unique_ptr<hal::Buffer> Device::create_buffer(uint64_t bytes, hal::MemoryUs
     return nullptr;
   most_taken = std::max(most_taken, taken + bytes);
   return std::make_unique<Buffer>(bytes, use != hal::MemoryUse::device || !capabilities.is_discrete(), taken);
+}
+
+std::unique_ptr<hal::Buffer> Device::create_shared(uint64_t, hal::Handle) {
+  fail(LAPILLI_UNSUPPORTED, "A device of the host's memory shares nothing else.");
+}
+
+std::unique_ptr<hal::Buffer> Device::import(const hal::SharedMemory& memory, uint64_t bytes) {
+  if (memory.kind != hal::Handle::host_pointer)
+    fail(LAPILLI_UNSUPPORTED, "A device of the host's memory shares nothing else.");
+  return std::make_unique<Buffer>(reinterpret_cast<std::byte*>(memory.handle), bytes, taken);
 }
 
 void Device::execute(const std::vector<Command>& commands) const {

@@ -25,12 +25,15 @@ struct Command {
 class Buffer final : public hal::Buffer {
 public:
   Buffer(uint64_t bytes, bool is_mapped, uint64_t& counted);
+  explicit Buffer(std::byte* memory, uint64_t bytes, uint64_t& counted); // of somebody else
   ~Buffer() override;
   void invalidate() const override {}
-  std::byte* data() const { return data_.get(); } // whether or not it is mapped
+  hal::SharedMemory share(hal::Handle kind) const override;
+  std::byte* data() const { return data_; } // whether or not it is mapped
 
 private:
-  const std::unique_ptr<std::byte[]> data_;
+  const std::unique_ptr<std::byte[]> own_;
+  std::byte* const data_;
   uint64_t& counted_;
 };
 
@@ -49,6 +52,8 @@ public:
   explicit Device(hal::Capabilities what);
 
   std::unique_ptr<hal::Buffer> create_buffer(uint64_t bytes, hal::MemoryUse use, uint64_t& most) override;
+  std::unique_ptr<hal::Buffer> create_shared(uint64_t bytes, hal::Handle kind) override;
+  std::unique_ptr<hal::Buffer> import(const hal::SharedMemory& memory, uint64_t bytes) override;
   std::unique_ptr<hal::Pipelines> compile(std::span<const Kernel> kernels, const std::vector<bool>& used,
                                           const std::filesystem::path& cache_folder) override;
   std::unique_ptr<hal::Commands> create_commands(hal::Order order) override;

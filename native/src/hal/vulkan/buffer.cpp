@@ -49,13 +49,14 @@ uint32_t memory_type(const PhysicalDevice& device, uint32_t allowed, hal::Memory
 std::unique_ptr<Buffer> Buffer::create(const Device& device, uint64_t bytes, hal::MemoryUse use, uint64_t& most) {
   std::unique_ptr<Buffer> buffer(new Buffer(device, bytes));
   most = 0;
-  return buffer->allocate(use, most) ? std::move(buffer) : nullptr;
+  return buffer->allocate(use, most, {}) ? std::move(buffer) : nullptr;
 }
 
-bool Buffer::allocate(hal::MemoryUse use, uint64_t& most) {
+bool Buffer::allocate(hal::MemoryUse use, uint64_t& most, const Sharing& sharing) {
   const DeviceFunctions& vk = device_.vk;
   VkBufferCreateInfo info{};
   info.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO;
+  info.pNext = sharing.buffer;
   info.size = size_;
   info.usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_UNIFORM_TEXEL_BUFFER_BIT |
                VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT;
@@ -64,7 +65,11 @@ bool Buffer::allocate(hal::MemoryUse use, uint64_t& most) {
   VkMemoryRequirements needed{};
   vk.GetBufferMemoryRequirements(device_.handle, handle_, &needed);
   const VkPhysicalDeviceMemoryProperties& memory = device_.physical.memory;
-  const uint32_t type = memory_type(device_.physical, needed.memoryTypeBits, use);
+  const uint32_t type = memory_type(device_.physical, needed.memoryTypeBits & sharing.types, use);
+  memory_bytes_ = sharing.bytes != 0 ? sharing.bytes : needed.size;
+  if (memory_bytes_ < needed.size)
+    fail(LAPILLI_INVALID_ARGUMENT, "A buffer of ", size_, " bytes needs ", needed.size, " bytes of memory on ",
+         device_.capabilities.name, ", and the memory has ", memory_bytes_, ".");
   const VkMemoryType& properties = memory.memoryTypes[type];
   if (const uint64_t heap = memory.memoryHeaps[properties.heapIndex].size; needed.size > heap) {
     most = heap;
@@ -72,12 +77,17 @@ bool Buffer::allocate(hal::MemoryUse use, uint64_t& most) {
   }
   VkMemoryAllocateInfo allocate{};
   allocate.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO;
-  allocate.allocationSize = needed.size;
+  allocate.pNext = sharing.memory;
+  allocate.allocationSize = memory_bytes_;
   allocate.memoryTypeIndex = type;
   const VkResult result = vk.AllocateMemory(device_.handle, &allocate, nullptr, &memory_);
   if (result == VK_ERROR_OUT_OF_DEVICE_MEMORY || result == VK_ERROR_OUT_OF_HOST_MEMORY ||
       result == VK_ERROR_TOO_MANY_OBJECTS)
     return false;
+  if (result == VK_ERROR_INVALID_EXTERNAL_HANDLE)
+    fail(LAPILLI_INVALID_ARGUMENT, device_.capabilities.name,
+         " cannot use this memory (vkAllocateMemory). It must be of "
+         "the same device and driver, and a handle that was not closed.");
   check(result, "vkAllocateMemory");
   check(vk.BindBufferMemory(device_.handle, handle_, memory_, 0), "vkBindBufferMemory");
   coherent_ = (properties.propertyFlags & coherent) != 0;
@@ -91,6 +101,8 @@ bool Buffer::allocate(hal::MemoryUse use, uint64_t& most) {
 }
 
 Buffer::~Buffer() {
+  if (memory_ == VK_NULL_HANDLE && shared_ == hal::Handle::native_buffer && memory_bytes_ != 0)
+    return; // somebody else's
   device_.vk.DestroyBuffer(device_.handle, handle_, nullptr);
   device_.vk.FreeMemory(device_.handle, memory_, nullptr);
 }

@@ -4,6 +4,7 @@
 #include "base/platform.h"
 #include "hal/vulkan/buffer.h"
 #include "hal/vulkan/commands.h"
+#include "hal/vulkan/instance.h"
 #include "hal/vulkan/pipelines.h"
 #include "hal/vulkan/timestamps.h"
 
@@ -77,9 +78,27 @@ Device::Device(Instance& instance, uint32_t device_index)
   spin_nanoseconds_ = capabilities.is_cpu() ? 0 : capabilities.is_discrete() ? 2'000'000 : 200'000;
 }
 
+Device::Device(std::shared_ptr<Instance> instance, const lapilli_vulkan& given)
+    : hal::Device(instance->devices.front().capabilities, UINT32_MAX), physical(instance->devices.front()),
+      handle(static_cast<VkDevice>(given.device)), taken_(std::move(instance)) {
+  vk.load([&](const char* name) { return taken_->vk.GetDeviceProcAddr(handle, name); });
+  queues_.push_back(std::make_unique<Queue>());
+  Queue& queue = *queues_.front();
+  queue.handle = static_cast<VkQueue>(given.queue);
+  queue.lock = given.lock;
+  queue.unlock = given.unlock;
+  queue.user = given.user;
+  spin_nanoseconds_ = capabilities.is_cpu() ? 0 : capabilities.is_discrete() ? 2'000'000 : 200'000;
+}
+
+std::shared_ptr<Device> Device::take(std::shared_ptr<Instance> instance, const lapilli_vulkan& given) {
+  return std::shared_ptr<Device>(new Device(std::move(instance), given));
+}
+
 Device::~Device() {
   caches_.clear();
-  vk.DestroyDevice(handle, nullptr);
+  if (!taken_)
+    vk.DestroyDevice(handle, nullptr);
 }
 
 PipelineCache& Device::pipeline_cache(const std::filesystem::path& folder) {
@@ -96,6 +115,14 @@ Queue& Device::queue(hal::Order order) {
 
 std::unique_ptr<hal::Buffer> Device::create_buffer(uint64_t bytes, hal::MemoryUse use, uint64_t& most) {
   return Buffer::create(*this, bytes, use, most);
+}
+
+std::unique_ptr<hal::Buffer> Device::create_shared(uint64_t bytes, hal::Handle kind) {
+  return Buffer::create_shared(*this, bytes, kind);
+}
+
+std::unique_ptr<hal::Buffer> Device::import(const hal::SharedMemory& memory, uint64_t bytes) {
+  return Buffer::import(*this, memory, bytes);
 }
 
 std::unique_ptr<hal::Pipelines> Device::compile(std::span<const Kernel> kernels, const std::vector<bool>& used,
@@ -133,7 +160,12 @@ void Device::submit(Queue& queue, VkCommandBuffer commands, VkFence fence) {
   info.commandBufferCount = 1;
   info.pCommandBuffers = &commands;
   const std::lock_guard lock(queue.mutex);
-  check(vk.QueueSubmit(queue.handle, 1, &info, fence), "vkQueueSubmit");
+  if (queue.lock != nullptr)
+    queue.lock(queue.user);
+  const VkResult result = vk.QueueSubmit(queue.handle, 1, &info, fence);
+  if (queue.unlock != nullptr)
+    queue.unlock(queue.user);
+  check(result, "vkQueueSubmit");
 }
 
 bool Device::wait(VkFence fence, uint64_t timeout) const {

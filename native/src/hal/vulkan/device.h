@@ -10,13 +10,18 @@ namespace lapilli::vulkan {
 
 struct Queue {
   VkQueue handle = VK_NULL_HANDLE;
-  std::mutex mutex; // queues are externally synchronised
+  std::mutex mutex;              // queues are externally synchronised
+  void (*lock)(void*) = nullptr; // of the application, where it uses the queue, too
+  void (*unlock)(void*) = nullptr;
+  void* user = nullptr;
 };
 
 class Device final : public hal::Device {
 public:
   // Opens the device, or returns the one that is open already and has not been lost.
   static std::shared_ptr<Device> open(Instance& instance, uint32_t index);
+  // One that the application made; `given` is needed during the call alone.
+  static std::shared_ptr<Device> take(std::shared_ptr<Instance> instance, const lapilli_vulkan& given);
   ~Device() override;
 
   const PhysicalDevice& physical;
@@ -24,6 +29,8 @@ public:
   VkDevice handle = VK_NULL_HANDLE;
 
   std::unique_ptr<hal::Buffer> create_buffer(uint64_t bytes, hal::MemoryUse use, uint64_t& most) override;
+  std::unique_ptr<hal::Buffer> create_shared(uint64_t bytes, hal::Handle kind) override;
+  std::unique_ptr<hal::Buffer> import(const hal::SharedMemory& memory, uint64_t bytes) override;
   std::unique_ptr<hal::Pipelines> compile(std::span<const Kernel> kernels, const std::vector<bool>& used,
                                           const std::filesystem::path& cache_folder) override;
   std::unique_ptr<hal::Commands> create_commands(hal::Order order) override;
@@ -46,8 +53,10 @@ public:
 
 private:
   Device(Instance& instance, uint32_t index);
+  Device(std::shared_ptr<Instance> instance, const lapilli_vulkan& given);
   [[noreturn]] void lose(VkResult result, const char* call) const;
 
+  const std::shared_ptr<Instance> taken_; // of a device of the application
   std::vector<std::unique_ptr<Queue>> queues_;
   std::mutex caches_mutex_;
   std::map<std::filesystem::path, std::unique_ptr<PipelineCache>> caches_;

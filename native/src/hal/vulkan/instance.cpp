@@ -10,8 +10,13 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
+
+#if defined(LAPILLI_LINKED_VULKAN)
+extern "C" PFN_vkVoidFunction VKAPI_PTR vkGetInstanceProcAddr(VkInstance instance, const char* name);
+#endif
 
 namespace lapilli::vulkan {
 
@@ -20,6 +25,9 @@ namespace {
 constexpr const char* validation_layer = "VK_LAYER_KHRONOS_validation";
 
 PFN_vkGetInstanceProcAddr open_loader() {
+#if defined(LAPILLI_LINKED_VULKAN)
+  return vkGetInstanceProcAddr;
+#else
 #if defined(_WIN32)
   constexpr std::array names{"vulkan-1.dll"};
 #elif defined(__APPLE__)
@@ -34,6 +42,7 @@ PFN_vkGetInstanceProcAddr open_loader() {
   fail(LAPILLI_NO_DRIVER, "No Vulkan loader was found on this machine (", names[0],
        "). Install it together with a driver for your GPU; on Debian: apt install libvulkan1 mesa-vulkan-drivers "
        "(which also has a software driver).");
+#endif
 }
 
 // Prints what the validation layer reports, and appends it to $LAPILLI_VALIDATION_LOG for tests.
@@ -218,9 +227,48 @@ Instance::Instance(bool with_validation) : validation(with_validation) {
   }
 }
 
+Instance::Instance(const lapilli_vulkan& given) : taken_(true) {
+  get_proc = reinterpret_cast<PFN_vkGetInstanceProcAddr>(given.get_instance_proc_addr);
+  handle = static_cast<VkInstance>(given.instance);
+  vk.load([&](const char* name) { return get_proc(handle, name); });
+  const TurnedOn on{given.api_version,
+                    given.queue_family,
+                    {given.extensions, given.n_extensions},
+                    static_cast<const VkPhysicalDeviceFeatures2*>(given.features)};
+  devices.push_back(query_taken(vk, static_cast<VkPhysicalDevice>(given.physical_device), on));
+}
+
+std::shared_ptr<hal::Device> take_device(const lapilli_vulkan& given) {
+  refuse_in_child();
+  for (const void* handle :
+       {given.get_instance_proc_addr, given.instance, given.physical_device, given.device, given.queue})
+    if (handle == nullptr)
+      fail(LAPILLI_INVALID_ARGUMENT,
+           "A handle of the application's Vulkan device is null: get_instance_proc_addr, instance, "
+           "physical_device, device and queue must be given.");
+  if (given.n_extensions > 0 && given.extensions == nullptr)
+    fail(LAPILLI_INVALID_ARGUMENT, "The names of the ", given.n_extensions,
+         " extensions of the application's device are null.");
+  if ((given.lock == nullptr) != (given.unlock == nullptr))
+    fail(LAPILLI_INVALID_ARGUMENT, "lock and unlock of the application's queue must both be given, or neither.");
+  static std::mutex mutex;
+  static auto& taken = *new std::map<void*, std::weak_ptr<Device>>;
+  const std::lock_guard lock(mutex);
+  std::weak_ptr<Device>& known = taken[given.device];
+  if (auto device = known.lock(); device && !device->lost())
+    return device;
+  DriverInUse in_use;
+  auto device = Device::take(std::make_shared<Instance>(given), given);
+  known = device;
+  in_use.for_ever();
+  return device;
+}
+
 Instance::~Instance() { release(); }
 
 void Instance::release() {
+  if (taken_)
+    return;
   if (messenger_ != VK_NULL_HANDLE)
     vk.DestroyDebugUtilsMessengerEXT(handle, messenger_, nullptr);
   vk.DestroyInstance(handle, nullptr);

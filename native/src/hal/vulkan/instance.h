@@ -10,6 +10,7 @@ namespace lapilli::vulkan {
 class Instance final : public hal::Driver {
 public:
   explicit Instance(bool validation);
+  explicit Instance(const lapilli_vulkan& given); // of the application, with the one device that it gives
   ~Instance() override;
 
   uint32_t count() const override { return static_cast<uint32_t>(devices.size()); }
@@ -27,6 +28,7 @@ private:
   void release();
   void enumerate();
 
+  const bool taken_ = false;
   VkDebugUtilsMessengerEXT messenger_ = VK_NULL_HANDLE;
 };
 

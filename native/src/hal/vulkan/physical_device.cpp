@@ -1,5 +1,6 @@
 #include "hal/vulkan/physical_device.h"
 
+#include "base/error.h"
 #include "base/platform.h"
 #include "base/text.h"
 #include "hal/vulkan/check.h"
@@ -17,7 +18,8 @@ constexpr uint32_t vulkan_1_1 = VK_MAKE_API_VERSION(0, 1, 1, 0);
 constexpr uint32_t vulkan_1_2 = VK_MAKE_API_VERSION(0, 1, 2, 0);
 constexpr uint32_t vulkan_1_3 = VK_MAKE_API_VERSION(0, 1, 3, 0);
 
-Extensions query_extensions(const InstanceFunctions& vk, VkPhysicalDevice device, uint32_t version) {
+Extensions query_extensions(const InstanceFunctions& vk, VkPhysicalDevice device, uint32_t version,
+                            const TurnedOn* on) {
   // An extension that must be enabled may be among them, so a list that cannot be had is no empty one.
   constexpr const char* call = "vkEnumerateDeviceExtensionProperties";
   uint32_t count = 0;
@@ -27,6 +29,9 @@ Extensions query_extensions(const InstanceFunctions& vk, VkPhysicalDevice device
   offered.resize(std::min<size_t>(count, offered.size()));
   Extensions result{};
   const auto offers = [&](const char* name) {
+    const auto is_it = [&](const char* other) { return std::strcmp(name, other) == 0; };
+    if (on != nullptr && std::ranges::none_of(on->extensions, is_it))
+      return false;
     return std::ranges::any_of(offered, [&](const auto& item) { return std::strcmp(item.extensionName, name) == 0; });
   };
   const auto has = [&](const char* name, uint32_t core_since) {
@@ -53,6 +58,11 @@ Extensions query_extensions(const InstanceFunctions& vk, VkPhysicalDevice device
       vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR != nullptr && has(VK_KHR_COOPERATIVE_MATRIX_EXTENSION_NAME, 0);
   result.push_descriptor = has(VK_KHR_PUSH_DESCRIPTOR_EXTENSION_NAME, 0);
   result.robustness2 = has(VK_KHR_ROBUSTNESS_2_EXTENSION_NAME, 0) || has(VK_EXT_ROBUSTNESS_2_EXTENSION_NAME, 0);
+  result.external_host = has(VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME, 0);
+  result.external_fd = has(VK_KHR_EXTERNAL_MEMORY_FD_EXTENSION_NAME, 0);
+  result.external_dma_buf = result.external_fd && has(VK_EXT_EXTERNAL_MEMORY_DMA_BUF_EXTENSION_NAME, 0);
+  result.external_hardware_buffer = has(VK_EXT_QUEUE_FAMILY_FOREIGN_EXTENSION_NAME, 0) &&
+                                    has(VK_ANDROID_EXTERNAL_MEMORY_ANDROID_HARDWARE_BUFFER_EXTENSION_NAME, 0);
   has("VK_KHR_portability_subset", 0); // must be enabled where it is offered
   result.units_nv = offers(VK_NV_SHADER_SM_BUILTINS_EXTENSION_NAME);
   result.units_amd = offers(VK_AMD_SHADER_CORE_PROPERTIES_EXTENSION_NAME);
@@ -91,13 +101,14 @@ void link_features(const Extensions& extensions, FeatureChain& chain) {
     link(tail, chain.robustness2, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ROBUSTNESS_2_FEATURES_KHR);
 }
 
-bool query_queue(const InstanceFunctions& vk, PhysicalDevice& result) {
+bool query_queue(const InstanceFunctions& vk, PhysicalDevice& result, const TurnedOn* on) {
   uint32_t count = 0;
   vk.GetPhysicalDeviceQueueFamilyProperties(result.handle, &count, nullptr);
   std::vector<VkQueueFamilyProperties> families(count);
   vk.GetPhysicalDeviceQueueFamilyProperties(result.handle, &count, families.data());
   for (uint32_t i = 0; i < count; ++i)
-    if ((families[i].queueFlags & VK_QUEUE_COMPUTE_BIT) != 0 && families[i].queueCount > 0) {
+    if ((on == nullptr || i == on->queue_family) && (families[i].queueFlags & VK_QUEUE_COMPUTE_BIT) != 0 &&
+        families[i].queueCount > 0) {
       result.queue_family = i;
       result.capabilities.queue_count = families[i].queueCount;
       result.capabilities.timestamp_bits = families[i].timestampValidBits;
@@ -215,6 +226,9 @@ void query_properties(const InstanceFunctions& vk, PhysicalDevice& result) {
   VkPhysicalDeviceShaderSMBuiltinsPropertiesNV units_nv{};
   VkPhysicalDeviceShaderCorePropertiesAMD units_amd{};
   VkPhysicalDeviceShaderCoreBuiltinsPropertiesARM units_arm{};
+  VkPhysicalDeviceExternalMemoryHostPropertiesEXT host_memory{};
+  if (result.extensions.external_host)
+    link(tail, host_memory, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_MEMORY_HOST_PROPERTIES_EXT);
   if (result.extensions.units_nv)
     link(tail, units_nv, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_SM_BUILTINS_PROPERTIES_NV);
   if (result.extensions.units_amd)
@@ -228,6 +242,8 @@ void query_properties(const InstanceFunctions& vk, PhysicalDevice& result) {
   to.compute_units = std::max({units_nv.shaderSMCount, units_of_amd, units_arm.shaderCoreCount});
 
   set_limits(properties.properties.limits, to);
+  to.host_alignment = host_memory.minImportedHostPointerAlignment;
+  std::memcpy(to.uuid.data(), id.deviceUUID, to.uuid.size());
   to.driver_version = properties.properties.driverVersion;
   to.driver = result.extensions.driver_properties && driver.driverName[0] != '\0'
                   ? cat(driver.driverName, driver.driverInfo[0] != '\0' ? " " : "", driver.driverInfo)
@@ -250,10 +266,96 @@ void query_properties(const InstanceFunctions& vk, PhysicalDevice& result) {
   }
 }
 
-void query_features(const InstanceFunctions& vk, PhysicalDevice& result) {
+// Leaves of a chain what another one turned on, whichever structures that says it by.
+void restrict_to(FeatureChain& chain, const VkPhysicalDeviceFeatures2* on) {
+  VkPhysicalDeviceFeatures2 core{};
+  VkPhysicalDevice16BitStorageFeatures storage16{};
+  VkPhysicalDevice8BitStorageFeatures storage8{};
+  VkPhysicalDeviceShaderFloat16Int8Features float16_int8{};
+  VkPhysicalDeviceVulkanMemoryModelFeatures memory_model{};
+  VkPhysicalDeviceSubgroupSizeControlFeatures subgroup_size{};
+  VkPhysicalDeviceShaderIntegerDotProductFeatures dot_product{};
+  VkPhysicalDeviceCooperativeMatrixFeaturesKHR cooperative_matrix{};
+  for (const auto* item = reinterpret_cast<const VkBaseInStructure*>(on); item != nullptr; item = item->pNext)
+    switch (item->sType) {
+    case VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2:
+      core.features = reinterpret_cast<const VkPhysicalDeviceFeatures2*>(item)->features;
+      break;
+    case VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_16BIT_STORAGE_FEATURES:
+      storage16 = *reinterpret_cast<const VkPhysicalDevice16BitStorageFeatures*>(item);
+      break;
+    case VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_8BIT_STORAGE_FEATURES:
+      storage8 = *reinterpret_cast<const VkPhysicalDevice8BitStorageFeatures*>(item);
+      break;
+    case VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_FLOAT16_INT8_FEATURES:
+      float16_int8 = *reinterpret_cast<const VkPhysicalDeviceShaderFloat16Int8Features*>(item);
+      break;
+    case VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_MEMORY_MODEL_FEATURES:
+      memory_model = *reinterpret_cast<const VkPhysicalDeviceVulkanMemoryModelFeatures*>(item);
+      break;
+    case VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_FEATURES:
+      subgroup_size = *reinterpret_cast<const VkPhysicalDeviceSubgroupSizeControlFeatures*>(item);
+      break;
+    case VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_FEATURES:
+      dot_product = *reinterpret_cast<const VkPhysicalDeviceShaderIntegerDotProductFeatures*>(item);
+      break;
+    case VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR:
+      cooperative_matrix = *reinterpret_cast<const VkPhysicalDeviceCooperativeMatrixFeaturesKHR*>(item);
+      break;
+    case VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES: {
+      const auto& all = *reinterpret_cast<const VkPhysicalDeviceVulkan11Features*>(item);
+      storage16.storageBuffer16BitAccess = all.storageBuffer16BitAccess;
+      storage16.uniformAndStorageBuffer16BitAccess = all.uniformAndStorageBuffer16BitAccess;
+      break;
+    }
+    case VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES: {
+      const auto& all = *reinterpret_cast<const VkPhysicalDeviceVulkan12Features*>(item);
+      storage8.storageBuffer8BitAccess = all.storageBuffer8BitAccess;
+      storage8.uniformAndStorageBuffer8BitAccess = all.uniformAndStorageBuffer8BitAccess;
+      float16_int8.shaderFloat16 = all.shaderFloat16;
+      float16_int8.shaderInt8 = all.shaderInt8;
+      memory_model.vulkanMemoryModel = all.vulkanMemoryModel;
+      break;
+    }
+    case VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_FEATURES: {
+      const auto& all = *reinterpret_cast<const VkPhysicalDeviceVulkan13Features*>(item);
+      subgroup_size.subgroupSizeControl = all.subgroupSizeControl;
+      subgroup_size.computeFullSubgroups = all.computeFullSubgroups;
+      dot_product.shaderIntegerDotProduct = all.shaderIntegerDotProduct;
+      break;
+    }
+    default:
+      break;
+    }
+  const auto both = [](VkBool32& there, VkBool32 wanted) { there = there != 0 && wanted != 0 ? 1 : 0; };
+  both(chain.core.features.robustBufferAccess, core.features.robustBufferAccess);
+  both(chain.core.features.shaderInt16, core.features.shaderInt16);
+  both(chain.core.features.shaderInt64, core.features.shaderInt64);
+  both(chain.core.features.shaderFloat64, core.features.shaderFloat64);
+  both(chain.storage16.storageBuffer16BitAccess, storage16.storageBuffer16BitAccess);
+  both(chain.storage16.uniformAndStorageBuffer16BitAccess, storage16.uniformAndStorageBuffer16BitAccess);
+  both(chain.storage8.storageBuffer8BitAccess, storage8.storageBuffer8BitAccess);
+  both(chain.storage8.uniformAndStorageBuffer8BitAccess, storage8.uniformAndStorageBuffer8BitAccess);
+  both(chain.float16_int8.shaderFloat16, float16_int8.shaderFloat16);
+  both(chain.float16_int8.shaderInt8, float16_int8.shaderInt8);
+  both(chain.memory_model.vulkanMemoryModel, memory_model.vulkanMemoryModel);
+  both(chain.subgroup_size.subgroupSizeControl, subgroup_size.subgroupSizeControl);
+  both(chain.subgroup_size.computeFullSubgroups, subgroup_size.computeFullSubgroups);
+  both(chain.dot_product.shaderIntegerDotProduct, dot_product.shaderIntegerDotProduct);
+  both(chain.cooperative_matrix.cooperativeMatrix, cooperative_matrix.cooperativeMatrix);
+}
+
+void query_features(const InstanceFunctions& vk, PhysicalDevice& result, const TurnedOn* on) {
   FeatureChain chain;
   link_features(result.extensions, chain);
   vk.GetPhysicalDeviceFeatures2(result.handle, &chain.core);
+  if (on != nullptr) {
+    restrict_to(chain, on->features);
+    if (chain.core.features.robustBufferAccess == 0)
+      fail(LAPILLI_INVALID_ARGUMENT,
+           "The device was made without robustBufferAccess, which keeps kernels within their "
+           "buffers. Turn it on in the features of vkCreateDevice, and give these to the player.");
+  }
   const auto add = [&](Feature feature, VkBool32 present) {
     if (present != 0)
       result.capabilities.features |= static_cast<uint64_t>(feature);
@@ -328,11 +430,11 @@ hal::DeviceType type_of(VkPhysicalDeviceType type) {
 // The newest SPIR-V that a version of Vulkan takes: 1.x.
 uint32_t spirv_minor(uint32_t version) { return version >= vulkan_1_3 ? 6 : version >= vulkan_1_2 ? 5 : 3; }
 
-} // namespace
-
-std::optional<PhysicalDevice> query_device(const InstanceFunctions& vk, VkPhysicalDevice device) {
+std::optional<PhysicalDevice> query(const InstanceFunctions& vk, VkPhysicalDevice device, const TurnedOn* on) {
   VkPhysicalDeviceProperties properties{};
   vk.GetPhysicalDeviceProperties(device, &properties);
+  if (on != nullptr)
+    properties.apiVersion = std::min(properties.apiVersion, on->api_version);
   if (properties.apiVersion < vulkan_1_1)
     return std::nullopt;
   PhysicalDevice result;
@@ -347,15 +449,32 @@ std::optional<PhysicalDevice> query_device(const InstanceFunctions& vk, VkPhysic
   capabilities.api_version =
       cat(VK_API_VERSION_MAJOR(version), ".", VK_API_VERSION_MINOR(version), ".", VK_API_VERSION_PATCH(version));
   capabilities.spirv_minor = spirv_minor(version);
-  result.extensions = query_extensions(vk, device, version);
-  query_features(vk, result);
+  result.extensions = query_extensions(vk, device, version, on);
+  query_features(vk, result, on);
   query_properties(vk, result);
   if (result.extensions.float_controls)
     capabilities.float_controls = query_float_controls(vk, device);
   query_memory(vk, result);
-  if (!query_queue(vk, result))
+  if (!query_queue(vk, result, on))
     return std::nullopt;
   return result;
+}
+
+} // namespace
+
+std::optional<PhysicalDevice> query_device(const InstanceFunctions& vk, VkPhysicalDevice device) {
+  return query(vk, device, nullptr);
+}
+
+PhysicalDevice query_taken(const InstanceFunctions& vk, VkPhysicalDevice device, const TurnedOn& on) {
+  if (auto found = query(vk, device, &on)) {
+    found->capabilities.queue_count = 1;
+    return *std::move(found);
+  }
+  fail(LAPILLI_INVALID_ARGUMENT,
+       "The application's device cannot run Lapilli: its instance and device must be of Vulkan 1.1 "
+       "or newer, and queue family ",
+       on.queue_family, " must compute.");
 }
 
 void wanted_features(const InstanceFunctions& vk, const PhysicalDevice& device, FeatureChain& chain) {

@@ -5,13 +5,15 @@
 #include "vulkan_api.h"
 
 #include <optional>
+#include <span>
 
 namespace lapilli::vulkan {
 
 // Extensions that the player uses where a device has them, or has them in its Vulkan version.
 struct Extensions {
   bool storage_8bit, float16_int8, memory_model, subgroup_types, subgroup_size_control, dot_product, maintenance4;
-  bool cooperative_matrix, creation_feedback, driver_properties, push_descriptor, robustness2, float_controls;
+  bool cooperative_matrix, external_host, external_fd, external_dma_buf, external_hardware_buffer, creation_feedback,
+      driver_properties, push_descriptor, robustness2, float_controls;
   bool units_nv, units_amd, units_arm; // that say how many compute units there are
   std::vector<const char*> names;      // to enable on a device: those that are not in its version
 };
@@ -41,6 +43,17 @@ struct PhysicalDevice {
   Extensions extensions{};
   uint32_t queue_family = 0;
 };
+
+// What an application turned on, of a device that it made.
+struct TurnedOn {
+  uint32_t api_version;
+  uint32_t queue_family;
+  std::span<const char* const> extensions;
+  const VkPhysicalDeviceFeatures2* features; // null: none
+};
+
+// The same for a device that was made already: of what it can do, what was turned on. Throws INVALID_ARGUMENT where that is too little.
+PhysicalDevice query_taken(const InstanceFunctions& vk, VkPhysicalDevice device, const TurnedOn& on);
 
 // Nothing for a device that cannot run Lapilli at all: Vulkan 1.0, or no compute queue.
 std::optional<PhysicalDevice> query_device(const InstanceFunctions& vk, VkPhysicalDevice device);
