@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from lapilli.capture import capture
 from lapilli.capture.sources import Source
-from lapilli.compiler import assemble, stores_halves
+from lapilli.compiler import assemble, short_floats
 from lapilli.errors import CompileError
 from lapilli.ir.draw import Sampling
 from lapilli.ir.dtype import DType
@@ -98,7 +98,7 @@ def verify(
 
 def _taken(module: Any, precision: str, device: str | int | None) -> str:
     """The name of the plan that a device would run."""
-    data, _ = assemble(module, precision, plans_for(stores_halves(precision, module)))
+    data, _ = assemble(module, precision, plans_for(short_floats(precision, module)))
     native = NativeProgram.load(data, device=device)
     try:
         return str(native.info()["methods"][0]["plan"]).removesuffix(PARTS)
