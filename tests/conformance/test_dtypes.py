@@ -62,8 +62,8 @@ def kernels(program: lapilli.Program) -> list[str]:
 def test_models_in_16_bits(name: str, target: str, precision: Any, dtype: torch.dtype, gpu_plans: None) -> None:
     """Inputs, weights and outputs are 16 bits wide; what is computed is no worse than torch's own result, in three draws together.
 
-    Where both round as often, as attention on CPUs does, chance decides: of twelve draws ours had 0.85 to 1.4 times torch's error, and
-    0.96 to 1.07 times in the mean. So three draws may have a quarter more.
+    Where both round as often, as attention on CPUs does, chance decides: of twelve draws ours had 0.85 to 1.4 times torch's error,
+    and 0.96 to 1.07 times in the mean. So three draws may have a quarter more.
     """
     make, x = MODELS[name]
     inputs = (x.to(dtype) if x.is_floating_point() else x,)
