@@ -287,6 +287,7 @@ void Module::define_type(const Instruction& i, uint32_t result) {
   uint32_t depth = 0;
   const auto part = [&](uint32_t member) -> const Type& {
     const Type& found = type(member);
+    check(!found.is_bfloat || i.op == op_type_matrix_khr, "has bfloat16 outside of matrices");
     depth = std::max(depth, found.depth + 1);
     check(depth < deepest_type, "has types that are nested too deeply");
     return found;

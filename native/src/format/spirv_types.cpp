@@ -44,8 +44,6 @@ private:
   bool is(const Type& of, uint32_t kind) const { return of.op != op_type_matrix_khr && scalar(of).op == kind; }
   bool is_int(const Type& of) const { return is(of, op_type_int); }
   bool is_float(const Type& of) const { return is(of, op_type_float) && !scalar(of).is_bfloat; }
-  // Of any encoding: what may be moved, and seen as other bits.
-  bool is_number(const Type& of) const { return is_int(of) || is(of, op_type_float); }
   bool is_bool(const Type& of) const { return is(of, op_type_bool); }
   // Integers of one width, whatever their sign, and as many.
   bool alike(const Type& a, const Type& b) const {
@@ -127,7 +125,7 @@ private:
     case Rule::convert:
       return convert();
     case Rule::bitcast:
-      return need(is_number(result()) && is_number(operand(2)) &&
+      return need((is_int(result()) || is_float(result())) && (is_int(operand(2)) || is_float(operand(2))) &&
                   scalar(result()).width * count(result()) == scalar(operand(2)).width * count(operand(2)));
     case Rule::select:
       return need(is_bool(operand(2)) && type_id(3) == given_[0] && type_id(4) == given_[0] &&
@@ -271,6 +269,7 @@ private:
       need(from.op == to.op && from.members == to.members);
     else
       need(count(from) == count(to));
+    need(!scalar(from).is_bfloat && !scalar(to).is_bfloat);
     const uint32_t a = scalar(from).op, b = scalar(to).op;
     switch (i_->op) {
     case 109:
