@@ -51,7 +51,7 @@ def test_programs(families: dict[str, Family], name: str) -> None:
     assert wrong(cases, family.inputs, family, torch.float32) == []
 
 
-@pytest.mark.parametrize("name", ["pointwise", "binary", "reduce 8", "pooling", "convolution"])
+@pytest.mark.parametrize("name", ["pointwise", "binary", "reduce 8", "pooling", "convolution", "weights"])
 def test_programs_in_bfloat16(families: dict[str, Family], name: str) -> None:
     """Of odd sizes, where inputs are lists: two elements lie in a word."""
     family = families[name]

@@ -18,8 +18,8 @@ OPS = {
     "Function": 54, "FunctionParameter": 55, "FunctionEnd": 56, "FunctionCall": 57, "Variable": 59, "Load": 61, "Store": 62,
     "AccessChain": 65, "Decorate": 71, "MemberDecorate": 72, "DecorationGroup": 73, "GroupDecorate": 74,
     "VectorExtractDynamic": 77, "CompositeConstruct": 80, "ConvertUToPtr": 120, "Bitcast": 124, "UConvert": 113, "FConvert": 115,
-    "IAdd": 128,     "FAdd": 129, "INotEqual": 171, "Phi": 245, "LoopMerge": 246, "SelectionMerge": 247, "Label": 248, "Branch": 249,
-    "BranchConditional": 250, "Return": 253,
+    "IAdd": 128, "FAdd": 129, "INotEqual": 171, "Phi": 245, "LoopMerge": 246, "SelectionMerge": 247, "Label": 248,
+    "Branch": 249, "BranchConditional": 250, "Return": 253,
 }  # fmt: skip
 
 
