@@ -97,6 +97,32 @@ def test_contractions_have_their_kernels(target: str, dtype: torch.dtype, gpu_pl
         )
 
 
+@pytest.mark.parametrize("target", ["cpu-fp16", "gpu-fp16", pytest.param("any-fp32", marks=pytest.mark.poor_device)])
+@pytest.mark.parametrize("count", [1 << 16, (1 << 16) - 4, (1 << 16) - 1])
+def test_every_number_in_bfloat16(target: str, count: int, gpu_plans: None) -> None:
+    """All 65,536 patterns of bits, read one by one, in fours and in eights, are kept as they are; and rounded to nearest even."""
+    x = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.bfloat16)[:count]
+    wide = (x.float().view(torch.int32) + torch.arange(count).remainder(65536).to(torch.int32)).view(torch.float32)
+    model = Function(lambda x, wide: (torch.where(x == 0, x, x), x.abs(), wide.to(torch.bfloat16)))
+    with lapilli.compile(model, (x, wide), target=target) as program:
+        for got, want in zip(program(x, wide), model(x, wide), strict=True):
+            assert torch.equal(got.isnan(), want.isnan())
+            assert torch.equal(got.view(torch.int16)[~want.isnan()], want.view(torch.int16)[~want.isnan()])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("target", ["cpu-fp16", "gpu-fp16", "gpu-fp32"])
+def test_bfloat16_takes_the_memory_of_halves(name: str, target: str, gpu_plans: None) -> None:
+    make, x = MODELS[name]
+    taken = []
+    for dtype in (torch.float16, torch.bfloat16):
+        given = (x.to(dtype) if x.is_floating_point() else x,)
+        with lapilli.compile(make().to(dtype).eval(), given, target=target) as program:
+            program(*given)
+            taken.append(program.memory())
+    assert taken[0] == taken[1]
+
+
 def test_bfloat16_operands_of_a_product(gpu_plans: None) -> None:
     """Inputs that are multiplied are copied, transposed and broadcast ones too."""
     a, b = torch.randn(3, 8, 16).bfloat16(), torch.randn(12, 16).bfloat16()

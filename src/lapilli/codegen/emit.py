@@ -27,6 +27,7 @@ from lapilli.ir.integer import (
     as_int,
     is_nonnegative,
     of,
+    product,
     weight,
 )
 from lapilli.ir.node import Node
@@ -123,6 +124,8 @@ class KernelBuilder:
         kind = stored_as(node.dtype, self.half)
         if self.texel and kind in ("float", "half"):
             return f"{self.bind(node, 'float4', texel=True)}[{index}]"
+        if self.texel and kind == BFLOAT and product(node.shape) % 8 == 0:  # a texel of 16 bytes has eight
+            return f"bfloat16_of_texel({self.bind(node, 'float4', texel=True)}[({index}) / 2], {index})"
         text = f"{self.bind(node, vector_of(kind))}[{index}]"
         return f"from_bfloat16_words({text})" if kind == BFLOAT else f"float4({text})" if kind == "half" else text
 
