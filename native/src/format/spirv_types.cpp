@@ -136,8 +136,8 @@ private:
       return need(result().op == op_type_vector && is_float(result()) && type_id(2) == given_[0] &&
                   type_id(3) == result().element);
     case Rule::dot:
-      return need(result().op == op_type_float && is_float(result()) && operand(2).op == op_type_vector && type_id(2) == type_id(3) &&
-                  operand(2).element == given_[0]);
+      return need(result().op == op_type_float && is_float(result()) && operand(2).op == op_type_vector &&
+                  type_id(2) == type_id(3) && operand(2).element == given_[0]);
     case Rule::integer_dot:
       return integer_dot();
     case Rule::extended_pair: {
