@@ -81,8 +81,8 @@ def test_attention_in_bfloat16(emulated: None, rows: int, keys: int, size: int, 
     q, k, v = (torch.randn(1, 3, n, size).bfloat16() for n in (rows, keys, keys))
     q[0, 1, 0, 3] = torch.nan
 
-    def attention(*x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.scaled_dot_product_attention(*x, is_causal=causal)
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     exact, theirs = attention(q.double(), k.double(), v.double()), attention(q, k, v).double()
     with lapilli.compile(Function(attention), (q, k, v), target="gpu-bf16-matrix") as program:
