@@ -1,8 +1,9 @@
 """NaN, infinity, signed zeros, denormals and numbers at the ends of the range through every kind of operator, against torch's CPU.
 
-    python tools/special_values.py [--modes compiled,half,gradients,eager] [--families pointwise,binary,...] [--only TEXT]
+    python tools/special_values.py [--modes compiled,half,bfloat16,...] [--families pointwise,binary,...] [--only TEXT]
                                    [--force TARGET] [--strict-denormals] [--verbose]
 
+Modes: compiled; half and bfloat16 (compiled, inputs of that type); gradients; eager; eager-bfloat16; torch-compile-bfloat16.
 The device is that of LAPILLI_DEVICE and VK_DRIVER_FILES. Many operators go into one program. A result is right where it is NaN,
 infinite or zero with torch's sign, or lies within a bound around float64's; where torch in float32 and in float64 disagree
 (an overflow on the way), either is right. Denormals may be flushed to zero, as inputs or wherever they come up: a result is right
@@ -42,9 +43,13 @@ from special_pointwise import binary, in_place, pointwise
 from special_reductions import losses, reductions
 from special_windows import convolutions, named, pooling
 
-SMALLEST = {torch.float32: 2.0**-126, torch.float16: 2.0**-14}
-LARGEST = {torch.float32: 3.4028234663852886e38, torch.float16: 65504.0}
-RELATIVE = {torch.float32: 1e-5, torch.float16: 2.0**-10}
+SMALLEST = {torch.float32: 2.0**-126, torch.float16: 2.0**-14, torch.bfloat16: 2.0**-126}
+LARGEST = {torch.float32: 3.4028234663852886e38, torch.float16: 65504.0, torch.bfloat16: 3.3895313892515355e38}
+RELATIVE = {torch.float32: 1e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+BEYOND = {torch.float32: 2.0**-25, torch.float16: 2.0**-12, torch.bfloat16: 2.0**-9}
+"""What is larger than the largest number by this is rounded to infinity."""
+DTYPES = {"half": torch.float16, "bfloat16": torch.bfloat16}
+"""The types of modes; others compute in float32."""
 _PROGRAM = 24  # cases in one program
 
 
@@ -147,9 +152,7 @@ def judge(
     dtype = ours.dtype if ours.dtype in LARGEST else torch.float32
     x, p, e = (t.double() for t in (ours, plain, exact))
     top, tiny = LARGEST[dtype], SMALLEST[dtype]
-    rounded = torch.where(
-        e.abs() > top * (1 + 2.0**-12 if dtype is torch.float16 else 1 + 2.0**-25), e * float("inf"), e
-    )
+    rounded = torch.where(e.abs() > top * (1 + BEYOND[dtype]), e * float("inf"), e)
     right = torch.zeros(x.shape, dtype=torch.bool)
     slack = 8 * (p - rounded).abs().nan_to_num(0, 0, 0) if dtype is torch.float32 else torch.zeros_like(x)
     for want in (p, rounded):
@@ -281,6 +284,39 @@ def eager(
             yield c, first_line(error)
 
 
+def torch_compiled(
+    cases: Sequence[special_cases.Case], inputs: dict[str, torch.Tensor]
+) -> Iterator[tuple[special_cases.Case, list[torch.Tensor] | str]]:
+    """Results by torch.compile, all cases in one function; if that fails, each in its own."""
+    names = list(inputs)
+
+    def run(*tensors: torch.Tensor) -> tuple[list[torch.Tensor], ...]:
+        given = Given(**dict(zip(names, tensors, strict=True)))
+        return tuple(flat(c.function(given)) for c in cases)
+
+    try:
+        torch._dynamo.reset()
+        with torch.no_grad():
+            results = torch.compile(run, backend="vulkan", dynamic=False, fullgraph=True)(*inputs.values())
+    except Exception as error:
+        if len(cases) == 1:
+            yield cases[0], first_line(error)
+            return
+        for c in cases:
+            yield from torch_compiled([c], inputs)
+        return
+    yield from ((c, [torch.as_tensor(t) for t in r]) for c, r in zip(cases, results, strict=True))
+
+
+def odd(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """With one element less where all inputs are lists of an even number: two elements of 16 bits lie in a word, and four are read
+    at once.
+    """
+    if any(t.dim() != 1 or t.numel() % 2 for t in inputs.values()):
+        return inputs
+    return {name: t[:-1] for name, t in inputs.items()}
+
+
 def has_gradient(case: special_cases.Case, inputs: dict[str, torch.Tensor]) -> bool:
     """Whether torch has one."""
     leaf = {k: t.clone().requires_grad_() if t.is_floating_point() else t for k, t in inputs.items()}
@@ -360,19 +396,22 @@ def sweep(options: argparse.Namespace) -> list[Failure]:
         cases = [c for c in family.cases if options.only in c.name]
         for mode in options.modes.split(","):
             start = time.perf_counter()
-            dtype = torch.float16 if mode == "half" else torch.float32
-            inputs = family.inputs
-            tried = [c for c in cases if mode != "half" or c.half]
+            dtype = DTYPES.get(mode.rsplit("-", 1)[-1], torch.float32)
+            inputs = family.inputs if dtype is not torch.bfloat16 else odd(family.inputs)
+            tried = [c for c in cases if dtype is torch.float32 or (c.half and sizes(c, inputs))]
             if mode == "gradients":
                 tried = [c for c in cases if family.differentiable and c.differentiable and has_gradient(c, inputs)]
             chunks = [tried[k : k + _PROGRAM] for k in range(0, len(tried), _PROGRAM)]
             before = len(failures)
             for chunk in chunks:
                 ways: list[tuple[str, Any]] = []
-                if mode in ("compiled", "half"):
+                if mode in ("compiled", "half", "bfloat16"):
                     ways = [(mode, compiled(chunk, inputs, family.constants, dtype, options.force))]
-                elif mode == "eager":
-                    ways = [("eager", eager(chunk + [c for i in chunk for c in in_place(i)], inputs))]
+                elif mode.startswith("eager"):
+                    in_places = [c for i in chunk for c in in_place(i)] if mode == "eager" else []
+                    ways = [(mode, eager(chunk + in_places, convert(inputs, dtype)))]
+                elif mode.startswith("torch-compile"):
+                    ways = [(mode, torch_compiled(chunk, convert(inputs, dtype)))]
                 elif mode == "gradients":
                     ways = [("gradient", gradients(chunk, inputs, "compiled"))]
                     if options.eager_gradients:

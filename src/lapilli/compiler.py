@@ -26,6 +26,7 @@ from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.channels_last import keep_channels_last
 from lapilli.graph.module import Module
 from lapilli.graph.shared_states import share_states
+from lapilli.ir.dtype import DType
 from lapilli.ir.integer import product
 from lapilli.ir.node import MOST_ELEMENTS, Graph, Input
 from lapilli.legalize.partition import Parts, partition
@@ -76,7 +77,7 @@ def compile_to_bytes(
         arrays: dict[Any, Any] = {}
         for module in modules.values():
             module.arrays = arrays  # a weight of two methods is one
-        targets = _targets(precision, target, stores_halves(precision, *modules.values()))
+        targets = _targets(precision, target, short_floats(precision, *modules.values()))
         compiler = _Compiler(Storage(precision, precision), targets, fallback)
         for name, module in modules.items():
             channels_last = keep_channels_last(module)
@@ -377,37 +378,43 @@ def _specs(module: Module, dims: Mapping[str, str]) -> tuple[tuple[TensorSpec, .
     return tuple(map(spec, inputs)), tuple(map(spec, module.outputs))
 
 
+_SHORT = [d for d in DType if d.is_short_float]
+
+
 def _check_target(precision: str, target: str | None) -> None:
     """Before anything takes time. Which plans there are depends on the model too."""
     if precision not in ("fp32", "fp16"):
         raise CompileError(f'precision is {precision!r}: choose "fp32" or "fp16"')
-    if target is not None and target not in KNOWN and target not in _plans(precision, True):
-        raise _wrong_target(precision, target, False)
+    if target is not None and target not in KNOWN and target not in _plans(precision, _SHORT):
+        raise _wrong_target(precision, target, ())
 
 
-def stores_halves(precision: str, *modules: Module) -> bool:
-    """Whether programs of these modules store numbers in half precision: their own, or any."""
-    return precision == "fp16" or any(m.has_halves() for m in modules)
+def short_floats(precision: str, *modules: Module) -> set[DType]:
+    """The 16-bit floats that programs of these modules store: their own, and what is rounded to half precision."""
+    rounded = {DType.float16} if precision == "fp16" else set()
+    return rounded | {from_torch(dtype) for m in modules for dtype in m.short_floats()}
 
 
-def _plans(precision: str, half: bool) -> dict[str, Target]:
-    """The plans that a caller may name. A model that is in half precision itself may have those of other models too."""
-    plans = plans_for(half or precision == "fp16") + (plans_for(False) if precision == "fp32" else [])
+def _plans(precision: str, stored: Collection[DType]) -> dict[str, Target]:
+    """The plans that a caller may name. A model that is in half precision itself may have those of other models too. stored:
+    16-bit floats that it stores.
+    """
+    plans = plans_for(stored) + (plans_for(()) if precision == "fp32" else [])
     return {t.name: t for t in plans}
 
 
-def _targets(precision: str, target: str | None, half: bool) -> list[Target]:
+def _targets(precision: str, target: str | None, stored: Collection[DType]) -> list[Target]:
     if target is None:
-        return plans_for(half)
+        return plans_for(stored)
     if target in KNOWN:
-        return [of_device(KNOWN[target], half=half, matrix=True)]
-    if target not in _plans(precision, half):
-        raise _wrong_target(precision, target, half)
+        return [of_device(KNOWN[target], half=bool(stored), matrix=True)]
+    if target not in _plans(precision, stored):
+        raise _wrong_target(precision, target, stored)
     return [TARGETS[target]]
 
 
-def _wrong_target(precision: str, target: str, half: bool) -> CompileError:
-    names = ", ".join(_plans(precision, half))
+def _wrong_target(precision: str, target: str, stored: Collection[DType]) -> CompileError:
+    names = ", ".join(_plans(precision, stored))
     return CompileError(
         f"target is {target!r}: with precision {precision!r} choose None (all), one of the plans {names}, or one of the "
         f"devices {', '.join(KNOWN)}"

@@ -13,13 +13,14 @@ from torch.utils._pytree import tree_leaves
 
 from lapilli.capture import capture
 from lapilli.capture.sources import Source
-from lapilli.compiler import assemble, stores_halves
+from lapilli.compiler import assemble, short_floats
 from lapilli.errors import CompileError
 from lapilli.ir.draw import Sampling
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import loads
 from lapilli.ir.integer import Atom
 from lapilli.ir.interpret import evaluate, updated
+from lapilli.ir.narrow import as_numbers
 from lapilli.ir.node import Constant, Graph, Map, Node, Reduce, State, Update, operands, reading
 from lapilli.ir.recurrence import Recurrence
 from lapilli.legalize.passes import prepare
@@ -82,7 +83,7 @@ def verify(
     exported = capture(model, example_inputs, dynamic_shapes)
     module = prepare(exported)
     given = tree_leaves(inputs if inputs is not None else exported.example_inputs)
-    arrays = [a.detach().cpu().numpy() if isinstance(a, torch.Tensor) else np.asarray(a) for a in given]
+    arrays = [_array(a) for a in given]
     if target is None:
         target = _taken(module, precision, device)
     elif target not in TARGETS:
@@ -98,12 +99,20 @@ def verify(
 
 def _taken(module: Any, precision: str, device: str | int | None) -> str:
     """The name of the plan that a device would run."""
-    data, _ = assemble(module, precision, plans_for(stores_halves(precision, module)))
+    data, _ = assemble(module, precision, plans_for(short_floats(precision, module)))
     native = NativeProgram.load(data, device=device)
     try:
         return str(native.info()["methods"][0]["plan"]).removesuffix(PARTS)
     finally:
         native.close()
+
+
+def _array(given: Any) -> Array:
+    """A tensor as an array; bfloat16 as its bits."""
+    if not isinstance(given, torch.Tensor):
+        return np.asarray(given)
+    tensor = given.detach().cpu()
+    return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
 class _Run:
@@ -114,8 +123,10 @@ class _Run:
         plans = Description.of(data, verify=False).methods[0].plans
         self.plan = next(p for p in plans if p.name == schedule.target.name)
         self.sizes = _sizes(schedule.graph, inputs)
-        self.values: dict[int, Array] = {n.id: np.asarray(inputs[n.index]) for n in schedule.graph.inputs}
-        self.values |= {n.id: np.asarray(n.value) for n in schedule.graph.nodes() if isinstance(n, State)}
+        self.values: dict[int, Array] = {
+            n.id: as_numbers(np.asarray(inputs[n.index]), n.dtype) for n in schedule.graph.inputs
+        }
+        self.values |= {n.id: np.asarray(n.numbers) for n in schedule.graph.nodes() if isinstance(n, State)}
 
     def checks(self) -> list[Check]:
         found: list[Check] = []
@@ -142,9 +153,10 @@ class _Run:
         dtype = np.dtype("int16" if node.dtype is DType.bfloat16 else node.dtype.name)
         count = int(np.prod(shape))
         if not count or not self.plan.run:
-            return np.zeros(shape, dtype)
+            return as_numbers(np.zeros(shape, dtype), node.dtype)
         raw = self.native.read_buffer(self.inputs, command, buffer, -(-count * dtype.itemsize // 4) * 4)
-        return _ordered(raw.view(np.uint8)[: count * dtype.itemsize].view(dtype), shape, layout)
+        values = as_numbers(raw.view(np.uint8)[: count * dtype.itemsize].view(dtype), node.dtype)
+        return _ordered(values, shape, layout)
 
     def _meaning(self, task: Task, values: dict[int, Array]) -> Array | None:
         """The result that a kernel should have stored; None for the inner steps of an algorithm."""

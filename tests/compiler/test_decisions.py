@@ -111,18 +111,21 @@ def planned(name: str, target: Target) -> Schedule:
 
 def decisions(target: Target) -> Iterator[str]:
     for name in CASES:
-        s = planned(name, target)
-        kernels = write_all(s)
-        for task in s.order.run:
-            w = kernels[task.out.id]
-            call = re.search(r"(\w+)<([^;]*)>\(P", w.source)
-            numbers = " ".join(re.findall(r"\b\d+\b", call[2])) if call is not None else ""
-            kernel = f"{call[1]}<{numbers}>" if call is not None else w.name
-            groups = "x".join(map(str, w.groups))
-            order = "".join(map(str, s.layouts[task.out.id].order))
-            units = f", subgroups of {w.needs.subgroup_size}" if w.needs.subgroup_size else ""
-            shared = f", {w.shared} B shared" if w.shared else ""
-            yield f"    {name}: {kernel}, {groups} groups of {'x'.join(map(str, w.local))}{shared}{units}, layout {order}"
+        yield from decided(name, planned(name, target))
+
+
+def decided(name: str, s: Schedule) -> Iterator[str]:
+    kernels = write_all(s)
+    for task in s.order.run:
+        w = kernels[task.out.id]
+        call = re.search(r"(\w+)<([^;]*)>\(P", w.source)
+        numbers = " ".join(re.findall(r"\b\d+\b", call[2])) if call is not None else ""
+        kernel = f"{call[1]}<{numbers}>" if call is not None else w.name
+        groups = "x".join(map(str, w.groups))
+        order = "".join(map(str, s.layouts[task.out.id].order))
+        units = f", subgroups of {w.needs.subgroup_size}" if w.needs.subgroup_size else ""
+        shared = f", {w.shared} B shared" if w.shared else ""
+        yield f"    {name}: {kernel}, {groups} groups of {'x'.join(map(str, w.local))}{shared}{units}, layout {order}"
 
 
 def all_decisions() -> str:
@@ -145,6 +148,21 @@ def test_decisions_are_those_that_were_accepted() -> None:
     accepted = ACCEPTED.read_text()
     changed = [f"{a}\n  now:{b}" for a, b in zip(accepted.splitlines(), found.splitlines(), strict=False) if a != b]
     assert found == accepted, "\n".join(changed[:20])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bfloat16_gets_the_kernels_of_halves(name: str) -> None:
+    """On every device whose units multiply both, or neither."""
+
+    def found(dtype: torch.dtype, target: Target) -> list[str]:
+        model, inputs = CASES[name]
+        module = prepare(capture(model.to(dtype).eval(), tuple(x.to(dtype) for x in inputs)))
+        return list(decided(name, schedule_of(lower(module, "fp32", target.half), target)))
+
+    targets = {of_device(device, half=True, matrix=True) for device in KNOWN.values()}
+    for target in targets:
+        if target.half and target.bfloat16_matrix == target.cooperative_matrix:
+            assert found(torch.bfloat16, target) == found(torch.float16, target)
 
 
 def test_every_kernel_fits_its_device() -> None:
@@ -180,6 +198,9 @@ def test_matrix_units_need_all_that_their_kernels_need(
     h100 = KNOWN["h100"]
     device = replace(h100, features={**h100.features, **features}, limits={**h100.limits, **limits})
     assert of_device(device, half=True, matrix=True).cooperative_matrix is units
+    assert of_device(device, half=True, matrix=True).bfloat16_matrix is units
+    without = replace(device, features={**device.features, "bfloat16_matrix": False})
+    assert not of_device(without, half=True, matrix=True).bfloat16_matrix
 
 
 def test_a_driver_that_does_not_say_its_compute_units() -> None:

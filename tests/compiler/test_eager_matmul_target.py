@@ -14,7 +14,7 @@ from lapilli.codegen.gpu_tiles import Tiles
 from lapilli.eager import compile_call, matmul_target
 from lapilli.eager.call_signature import CallSignature, Range, TensorOperand, operand, range_of
 from lapilli.eager.operator_schema import schema_of
-from lapilli.target import CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, Target
+from lapilli.target import CPU_HALF, GPU, GPU_BFLOAT, GPU_HALF, GPU_MATRIX, Target
 
 aten = torch.ops.aten
 half = torch.float16
@@ -63,7 +63,8 @@ PLANS: dict[str, tuple[CallSignature, Target]] = {
     "a convolution made light by its stride": (convolution(dense(1, 64, 56, 56), dense(64, 64, 3, 3), 4), GPU_HALF),
     "a transposed convolution": (convolution(dense(1, 64, 56, 56), dense(64, 64, 3, 3), transposed=True), GPU_HALF),
     "float32": (product(aten.mm.default, *[dense(N, N, dtype=torch.float32)] * 2), GPU_HALF),
-    "bfloat16": (product(aten.mm.default, *[dense(N, N, dtype=torch.bfloat16)] * 2), GPU_HALF),
+    "bfloat16, of which the units know nothing": (
+        product(aten.mm.default, *[dense(N, N, dtype=torch.bfloat16)] * 2), GPU_HALF),
     "mixed types": (product(aten.mm.default, dense(N, N), dense(N, N, dtype=torch.float32)), GPU_HALF),
     "not a product": (product(aten.add.Tensor, dense(N, N), dense(N, N), 1), GPU_HALF),
 }  # fmt: skip
@@ -75,6 +76,13 @@ def test_plan_of_a_call(matrix_units: None, name: str) -> None:
     target, chosen = matmul_target.choose(signature, 0)
     assert target == expected
     assert chosen.ranges == (target == GPU_MATRIX) and chosen.leaves == signature.leaves
+
+
+def test_bfloat16_on_units_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul_target, "target_of", lambda device, matrix=False: GPU_BFLOAT if matrix else GPU_HALF)
+    for dtype in (half, torch.bfloat16):
+        target, chosen = matmul_target.choose(product(aten.mm.default, *[dense(N, N, dtype=dtype)] * 2), 0)
+        assert target == GPU_BFLOAT and chosen.ranges
 
 
 @pytest.mark.parametrize("target", [CPU_HALF, GPU])

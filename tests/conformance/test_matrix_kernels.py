@@ -11,6 +11,7 @@ import as_gpu
 import numpy as np
 import pytest
 import torch
+from agreement import Function
 from torch import nn
 
 import lapilli
@@ -55,6 +56,45 @@ def test_matrix_kernels_agree(emulated: None, name: str) -> None:
     assert np.isfinite(result.numpy()).all()
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_matrix_kernels_in_bfloat16(emulated: None, name: str) -> None:
+    """Of a model that is in bfloat16 itself: the weights keep their 16 bits, and inputs and results have as many."""
+    torch.manual_seed(0)
+    model, shape = MODELS[name]
+    model, x = copy.deepcopy(model).bfloat16(), torch.randn(shape).bfloat16()
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(x.double())
+        theirs = model(x).double()
+    with lapilli.compile(model, (x,), target="gpu-bf16-matrix") as program:
+        result = program(x).double()
+        kernels = [command.kernel for command in program.description.methods[0].plans[0].run]
+    assert any(kernel.endswith("_matrix") for kernel in kernels), kernels
+    error = ((result - exact).norm() / exact.norm()).item()
+    assert error <= max(((theirs - exact).norm() / exact.norm()).item(), 2**-8), error
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("rows", "keys", "size"), [(40, 40, 32), (37, 37, 64), (33, 50, 20), (1, 100, 64)])
+def test_attention_in_bfloat16(emulated: None, rows: int, keys: int, size: int, causal: bool) -> None:
+    """Weights are rounded to bfloat16, as torch rounds them; NaN in a row of queries stays there."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 3, n, size).bfloat16() for n in (rows, keys, keys))
+    q[0, 1, 0, 3] = torch.nan
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    exact, theirs = attention(q.double(), k.double(), v.double()), attention(q, k, v).double()
+    with lapilli.compile(Function(attention), (q, k, v), target="gpu-bf16-matrix") as program:
+        result = program(q, k, v).double()
+        names = [command.kernel for command in program.description.methods[0].plans[0].run]
+    assert any(name.startswith("attention") for name in names)
+    assert torch.equal(result.isnan(), exact.isnan())
+    result, exact, theirs = (x.nan_to_num(0) for x in (result, exact, theirs))
+    error = ((result - exact).norm() / exact.norm()).item()
+    assert error <= max(((theirs - exact).norm() / exact.norm()).item(), 2**-8), error
+
+
 class Product(nn.Module):
     """A product of matrices that lie by rows or by columns."""
 
@@ -81,6 +121,11 @@ def test_operands_that_lie_transposed(
         result = program(*given)
     exact = x.double() @ y.double()
     assert ((result - exact).norm() / exact.norm()).item() <= 2**-11
+    short = tuple(t.bfloat16() for t in given)
+    with lapilli.compile(Product(left, right), short, target="gpu-bf16-matrix") as program:
+        result = program(*short)
+    exact = Product(left, right)(*(t.double() for t in short))
+    assert ((result - exact).norm() / exact.norm()).item() <= 2**-8
 
 
 @pytest.mark.parametrize(("m", "whole"), [(16, True), (9, False)])

@@ -48,14 +48,27 @@ def test_programs(families: dict[str, Family], name: str) -> None:
     family = families[name]
     cases = part(family)
     assert len(cases) >= 4
-    wrong = [
-        (
-            case.name,
-            ours if isinstance(ours, str) else special_values.compare(case, family.inputs, ours, torch.float32, False),
-        )
-        for case, ours in special_values.compiled(cases, family.inputs, family.constants, torch.float32, None)
+    assert wrong(cases, family.inputs, family, torch.float32) == []
+
+
+@pytest.mark.parametrize("name", ["pointwise", "binary", "reduce 8", "pooling", "convolution", "weights"])
+def test_programs_in_bfloat16(families: dict[str, Family], name: str) -> None:
+    """Of odd sizes, where inputs are lists: two elements lie in a word."""
+    family = families[name]
+    inputs = special_values.odd(family.inputs)
+    cases = [case for case in part(family) if case.half and special_values.sizes(case, inputs)]
+    assert len(cases) >= 4
+    assert wrong(cases, inputs, family, torch.bfloat16) == []
+
+
+def wrong(
+    cases: list[Case], inputs: dict[str, torch.Tensor], family: Family, dtype: torch.dtype
+) -> list[tuple[str, str]]:
+    found = [
+        (case.name, ours if isinstance(ours, str) else special_values.compare(case, inputs, ours, dtype, False))
+        for case, ours in special_values.compiled(cases, inputs, family.constants, dtype, None)
     ]
-    assert [w for w in wrong if w[1] is not None] == []
+    return [(name, what) for name, what in found if what is not None]
 
 
 def test_gradients_of_pooling(families: dict[str, Family]) -> None:

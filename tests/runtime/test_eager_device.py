@@ -217,7 +217,7 @@ def test_properties() -> None:
         torch.vulkan.get_device_name(9)
     with pytest.raises(ValueError, match="Expected a vulkan device, but got cpu"):
         torch.vulkan.set_device("cpu")
-    assert torch.vulkan.get_amp_supported_dtype() == [torch.float16]
+    assert torch.vulkan.get_amp_supported_dtype() == [torch.float16, torch.bfloat16]
     if not torch.cuda.is_available():
         assert torch.accelerator.current_accelerator() == torch.device("vulkan")
         assert torch.accelerator.device_count() == torch.vulkan.device_count()

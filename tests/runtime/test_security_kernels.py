@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -120,6 +121,11 @@ def test_our_own_kernels_are_taken(name: str) -> None:
         precision = "fp16" if "fp16" in target else "fp32"
         file = compile_to_bytes(model.eval(), inputs, precision=precision, target=target)
         assert player.describe(file)["kernels"]
+    for target in ("gpu-bf16-matrix", "gpu-fp16"):
+        given = tuple(x.bfloat16() if x.is_floating_point() else x for x in inputs)
+        assert player.describe(compile_to_bytes(copy.deepcopy(model).eval().bfloat16(), given, target=target))[
+            "kernels"
+        ]
 
 
 def test_a_driver_never_sees_what_was_refused(tmp_path: Path) -> None:

@@ -35,6 +35,13 @@ def test_plans(target: str, gpu_plans: None) -> None:
     assert max(c.error for c in checks) <= 1e-6
 
 
+@pytest.mark.parametrize("target", ["any-fp32", "cpu-fp16", "gpu-fp16"])
+def test_bfloat16(target: str, gpu_plans: None) -> None:
+    """Inputs, weights and results are bits; a kernel's result is rounded once, where the device stores 16 bits: 2^-8."""
+    checks = lapilli.verify(network().bfloat16(), (torch.randn(1, 3, 8, 8).bfloat16(),), target=target)
+    assert max(c.error for c in checks) <= (1e-6 if target == "any-fp32" else 2**-8)
+
+
 def test_dynamic_sizes() -> None:
     batch = torch.export.Dim("batch", min=1, max=8)
     checks = lapilli.verify(

@@ -21,14 +21,14 @@ def on_any_device(put: Callable[[Any, str, Any], None] = setattr) -> None:
     (LAPILLI_CACHE_DIR)."""
     from lapilli.codegen import flash_attention, gpu_matvec, gpu_tiles, slang, tiles
     from lapilli.program import writer
-    from lapilli.target import KNOWN, MATRIX_UNITS, SUBGROUP_SUMS, device
+    from lapilli.target import KNOWN, SUBGROUP_SUMS, UNITS, device
 
     accept_gpu_plans(put)
     put(slang, "DEFINES", ("LAPILLI_EMULATE_COOPMAT",))
     put(tiles, "OPERANDS_STAY", 1)
     for module in (gpu_tiles, flash_attention):
-        put(module, "MATRIX_UNITS", replace(MATRIX_UNITS, subgroup_size=0))
+        put(module, "UNITS", {dtype: replace(needs, subgroup_size=0) for dtype, needs in UNITS.items()})
     put(gpu_matvec, "SUBGROUP_SUMS", replace(SUBGROUP_SUMS, subgroup_size=0))
     put(device, "units_of", lambda name: KNOWN["h100"].limits["compute_units"])
-    put(writer, "_FEATURE", {**writer._FEATURE, "cooperative_matrix": 0, "memory_model": 0})
+    put(writer, "_FEATURE", {**writer._FEATURE, "cooperative_matrix": 0, "bfloat16_matrix": 0, "memory_model": 0})
     put(device, "kernels_for", lambda type, limits: "gpu")

@@ -17,9 +17,9 @@ OPS = {
     "TypeRuntimeArray": 29, "TypeStruct": 30, "TypePointer": 32, "TypeFunction": 33, "Constant": 43, "ConstantComposite": 44,
     "Function": 54, "FunctionParameter": 55, "FunctionEnd": 56, "FunctionCall": 57, "Variable": 59, "Load": 61, "Store": 62,
     "AccessChain": 65, "Decorate": 71, "MemberDecorate": 72, "DecorationGroup": 73, "GroupDecorate": 74,
-    "VectorExtractDynamic": 77, "CompositeConstruct": 80, "ConvertUToPtr": 120, "Bitcast": 124, "UConvert": 113, "IAdd": 128,
-    "FAdd": 129, "INotEqual": 171, "Phi": 245, "LoopMerge": 246, "SelectionMerge": 247, "Label": 248, "Branch": 249,
-    "BranchConditional": 250, "Return": 253,
+    "VectorExtractDynamic": 77, "CompositeConstruct": 80, "ConvertUToPtr": 120, "Bitcast": 124, "UConvert": 113, "FConvert": 115,
+    "IAdd": 128, "FAdd": 129, "INotEqual": 171, "Phi": 245, "LoopMerge": 246, "SelectionMerge": 247, "Label": 248,
+    "Branch": 249, "BranchConditional": 250, "Return": 253,
 }  # fmt: skip
 
 
@@ -226,6 +226,16 @@ REFUSED: dict[str, tuple[Callable[[], Kernel], str]] = {
     "an endless first block": (_changed(body=("Branch %entry", "Label %next")), "first block"),
     "a phi of other blocks": (_changed(body=tuple(x.replace("%c0 %entry", "%c0 %test") for x in LOOP)), "phis"),
     "a function that does not end": (_changed(skip=("FunctionEnd",)), "does not end"),
+    "bfloat16 in buffers": (_changed(types=["TypeFloat %bf 16 0", "TypeRuntimeArray %bfs %bf"]), "bfloat16 outside of matrices"),
+    "bfloat16 in vectors": (_changed(types=["TypeFloat %bf 16 0", "TypeVector %bf2 %bf 2"]), "bfloat16 outside of matrices"),
+    "arithmetic in bfloat16": (
+        _changed(types=["TypeFloat %bf 16 0", "Constant %bf %one 16256"],
+                 body=("FAdd %bf %w %one %one", "Store %py %c1")), "do not fit"),
+    "a conversion of bfloat16": (
+        _changed(types=["TypeFloat %bf 16 0", "Constant %bf %one 16256"],
+                 body=("FConvert %f %w %one", "Store %py %c1")), "do not fit"),
+    "floats of an unknown encoding": (_changed(types=["TypeFloat %e4 16 4214"]), "unknown encoding"),
+    "bfloat16 of 32 bits": (_changed(types=["TypeFloat %bf 32 0"]), "unknown encoding"),
     "an unknown instruction": (_changed(body=("9999 1",)), "instruction 9999"),
     "raw instructions": (_changed(body=("4433 1",)), "instruction 4433"),
 }  # fmt: skip

@@ -26,6 +26,8 @@ constexpr Needed needed[] = {
     {39, bit(Feature::int8), "8-bit integers"},
     {4433, bit(Feature::storage_16bit), "16-bit values in buffers"},
     {4448, bit(Feature::storage_8bit), "8-bit values in buffers"},
+    {5116, bit(Feature::bfloat16_matrix), "values in bfloat16"},
+    {5118, bit(Feature::bfloat16_matrix), "cooperative matrices of bfloat16 16x16x16"},
     {5345, bit(Feature::memory_model), "a memory model with scopes"},
     {6018, bit(Feature::integer_dot_product), "integer dot products"},
     {6019, bit(Feature::integer_dot_product), "integer dot products"},

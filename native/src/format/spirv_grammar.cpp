@@ -24,7 +24,7 @@ constexpr Form forms[] = {
     {op_type_void, "R"},
     {op_type_bool, "R"},
     {op_type_int, "Rnn"},
-    {op_type_float, "Rn"},
+    {op_type_float, "Rn?n"},
     {op_type_vector, "Rtn"},
     {op_type_image, "Rtnnnnnn"},
     {op_type_array, "Rtc"},

@@ -42,6 +42,8 @@ constexpr uint32_t known_capabilities[] = {
     4434, // UniformAndStorageBuffer16BitAccess
     4448, // StorageBuffer8BitAccess
     4449, // UniformAndStorageBuffer8BitAccess
+    5116, // BFloat16TypeKHR
+    5118, // BFloat16CooperativeMatrixKHR
     5345, // VulkanMemoryModel
     5346, // VulkanMemoryModelDeviceScope
     6016, // DotProductInputAll, its kinds and DotProduct
@@ -285,6 +287,7 @@ void Module::define_type(const Instruction& i, uint32_t result) {
   uint32_t depth = 0;
   const auto part = [&](uint32_t member) -> const Type& {
     const Type& found = type(member);
+    check(!found.is_bfloat || i.op == op_type_matrix_khr, "has bfloat16 outside of matrices");
     depth = std::max(depth, found.depth + 1);
     check(depth < deepest_type, "has types that are nested too deeply");
     return found;
@@ -306,6 +309,9 @@ void Module::define_type(const Instruction& i, uint32_t result) {
     check(made.width == 32 || made.width == 64 || made.width == 16 || (made.width == 8 && i.op == op_type_int),
           "has numbers of ", made.width, " bits");
     check(i.op == op_type_float || given[1] < 2, "has an integer type that is neither signed nor unsigned");
+    made.is_bfloat = i.op == op_type_float && given.size() > 1;
+    check(!made.is_bfloat || (made.width == 16 && given[1] == 0 && given.size() == 2),
+          "has floats of an unknown encoding");
     made.is_signed = i.op == op_type_int && given[1] == 1;
     made.bytes = made.width / 8;
     break;

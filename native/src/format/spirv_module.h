@@ -138,6 +138,7 @@ struct Type {
   uint32_t op = 0;
   uint32_t width = 0; // bits of a number
   bool is_signed = false;
+  bool is_bfloat = false;        // bfloat16, the element of matrices and of nothing else
   uint32_t element = 0;          // of vectors, arrays, pointers, matrices; result of functions
   uint64_t count = 0;            // of vectors and arrays
   uint32_t storage = 0;          // of pointers

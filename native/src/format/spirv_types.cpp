@@ -43,7 +43,7 @@ private:
   static uint64_t count(const Type& of) { return of.op == op_type_vector ? of.count : 1; }
   bool is(const Type& of, uint32_t kind) const { return of.op != op_type_matrix_khr && scalar(of).op == kind; }
   bool is_int(const Type& of) const { return is(of, op_type_int); }
-  bool is_float(const Type& of) const { return is(of, op_type_float); }
+  bool is_float(const Type& of) const { return is(of, op_type_float) && !scalar(of).is_bfloat; }
   bool is_bool(const Type& of) const { return is(of, op_type_bool); }
   // Integers of one width, whatever their sign, and as many.
   bool alike(const Type& a, const Type& b) const {
@@ -136,8 +136,8 @@ private:
       return need(result().op == op_type_vector && is_float(result()) && type_id(2) == given_[0] &&
                   type_id(3) == result().element);
     case Rule::dot:
-      return need(result().op == op_type_float && operand(2).op == op_type_vector && type_id(2) == type_id(3) &&
-                  operand(2).element == given_[0]);
+      return need(result().op == op_type_float && is_float(result()) && operand(2).op == op_type_vector &&
+                  type_id(2) == type_id(3) && operand(2).element == given_[0]);
     case Rule::integer_dot:
       return integer_dot();
     case Rule::extended_pair: {
@@ -256,7 +256,7 @@ private:
     case Rule::matrix_multiply: {
       const Type &a = operand(2), &b = operand(3), &c = operand(4);
       need(a.op == op_type_matrix_khr && b.op == op_type_matrix_khr && type_id(4) == given_[0] &&
-           c.op == op_type_matrix_khr);
+           c.op == op_type_matrix_khr && scalar(a).is_bfloat == scalar(b).is_bfloat && !scalar(c).is_bfloat);
       return need(a.members[1] == c.members[1] && a.members[2] == b.members[1] && b.members[2] == c.members[2] &&
                   a.members[3] == 0 && b.members[3] == 1 && c.members[3] == 2);
     }
@@ -269,6 +269,7 @@ private:
       need(from.op == to.op && from.members == to.members);
     else
       need(count(from) == count(to));
+    need(!scalar(from).is_bfloat && !scalar(to).is_bfloat);
     const uint32_t a = scalar(from).op, b = scalar(to).op;
     switch (i_->op) {
     case 109:

@@ -19,7 +19,7 @@ from lapilli.backend.options import Options
 from lapilli.backend.placement import device_of, targets
 from lapilli.backend.size_sources import Sources
 from lapilli.backend.weights import Snapshot, are_tracked
-from lapilli.compiler import Storage, compile_module, stores_halves
+from lapilli.compiler import Storage, compile_module, short_floats
 from lapilli.eager import storage
 from lapilli.eager.call_signature import CannotRun
 from lapilli.eager.device_state import is_ours
@@ -274,9 +274,9 @@ def _program(prepared: Prepared, options: Options, index: int, open_parts: int, 
     names of the sizes that a call can determine.
     """
     kept = Storage(options.precision, options.precision)
-    half = stores_halves(options.precision, prepared.module)
-    best = [replace(t, open_parts=open_parts) for t in targets(half, index)]
-    for chosen in (best, plans_for(half)):
+    stored = short_floats(options.precision, prepared.module)
+    best = [replace(t, open_parts=open_parts) for t in targets(bool(stored), index)]
+    for chosen in (best, plans_for(stored)):
         data = compile_module(prepared.module, kept, chosen, options.fallback, given=given)
         try:
             return load(data, index)

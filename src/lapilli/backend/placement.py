@@ -40,7 +40,7 @@ def _find(wanted: str | int | None) -> int:
 
 
 def targets(half: bool, index: int) -> list[Target]:
-    """The target that fits the device best. half: the program has values of half precision."""
+    """The target that fits the device best. half: the program has values of 16-bit floats."""
     return [of_device(devices()[index], half=half, matrix=True)]
 
 

@@ -322,7 +322,7 @@ def _winograd_pays(v: ConvolutionView) -> bool:
 
 def _has_infinity(weight: Node) -> bool:
     """Whether weights contain infinity: Winograd's transform would then give NaN where the direct product does not."""
-    return isinstance(weight, Constant) and not bool(np.isfinite(weight.value).all())
+    return isinstance(weight, Constant) and not bool(np.isfinite(weight.numbers).all())
 
 
 def _winograd_sizes(v: ConvolutionView) -> tuple[Int, Int, Int]:

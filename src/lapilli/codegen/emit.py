@@ -27,6 +27,7 @@ from lapilli.ir.integer import (
     as_int,
     is_nonnegative,
     of,
+    product,
     weight,
 )
 from lapilli.ir.node import Node
@@ -65,9 +66,24 @@ class BufferBinding:
     coherent: bool = False  # work groups see what others wrote
 
 
-def converted(kind: str, text: str) -> str:
-    """The text of a number as it is stored: see `stored_as`."""
-    return f"int2({text}, {text} >> 31)" if kind == "int2" else f"{kind}({text})"
+BFLOAT = "uint16_t"
+"""How bfloat16 is stored where 16-bit types may be used: as its bits."""
+WHOLE = ("float", "half", "int", BFLOAT)
+"""What is stored as one number of a buffer each."""
+
+
+def vector_of(kind: str) -> str:
+    """The Slang type of four neighbours that are stored as `kind`."""
+    return "uint2" if kind == BFLOAT else f"{kind}4"
+
+
+def converted(kind: str, text: str, lanes: int = 1) -> str:
+    """The text of a number, or of four, as it is stored: see `stored_as` and `vector_of`."""
+    if kind == "int2":
+        return f"int2({text}, {text} >> 31)"
+    if kind == BFLOAT:
+        return f"{BFLOAT}(bfloat16_bits({text}))" if lanes == 1 else f"bfloat16_words({text})"
+    return f"{kind if lanes == 1 else vector_of(kind)}({text})"
 
 
 def declaration(number: int, name: str, b: BufferBinding) -> str:
@@ -103,12 +119,15 @@ class KernelBuilder:
         self.bindings.append(BufferBinding(node, type, written, texel, start=start, coherent=coherent))
         return f"b{len(self.bindings) - 1}"
 
-    def bind_vector(self, node: Node) -> str:
-        """Binds a buffer to be read four elements at a time: `b[i]` is a float4 or int4."""
+    def read_vector(self, node: Node, index: str) -> str:
+        """The text of four neighbours, as float4 or int4. index: the text of their place, in fours."""
         kind = stored_as(node.dtype, self.half)
         if self.texel and kind in ("float", "half"):
-            return self.bind(node, "float4", texel=True)
-        return self.bind(node, f"{kind}4")
+            return f"{self.bind(node, 'float4', texel=True)}[{index}]"
+        if self.texel and kind == BFLOAT and product(node.shape) % 8 == 0:  # a texel of 16 bytes has eight
+            return f"bfloat16_of_texel({self.bind(node, 'float4', texel=True)}[({index}) / 2], {index})"
+        text = f"{self.bind(node, vector_of(kind))}[{index}]"
+        return f"from_bfloat16_words({text})" if kind == BFLOAT else f"float4({text})" if kind == "half" else text
 
     def param(self, value: IntLike, name: str = "") -> str:
         """A size as text: a literal if it is constant, else a member of the parameter block."""
@@ -157,6 +176,8 @@ def stored_as(dtype: DType, half: bool) -> str:
         return "float"
     if dtype is DType.float16 and half:
         return "half"
+    if dtype is DType.bfloat16 and half:
+        return BFLOAT
     if dtype is DType.int64:
         return "int2"
     return "int" if dtype is DType.int32 else "uint"
@@ -566,13 +587,12 @@ class Emitter:
         if all(s == 0 for s in steps):
             return self._splat(self.load_at(e.node, first), e.dtype, lanes)
         if steps == [1, 2, 3] and first % LANES == 0 and self._wide(e.node):
-            text = f"{self.kernel.bind_vector(e.node)}[{self.integer(first // LANES)}]"
-            return f"float4({text})" if e.node.dtype is DType.float16 else text
+            return self.kernel.read_vector(e.node, self.integer(first // LANES))
         texts = [self.load_at(e.node, substitute(offset, {lane: n})) for n in range(LANES)]
         return f"{self._type(e.dtype, lanes)}({', '.join(texts)})"
 
     def _wide(self, node: Node) -> bool:
-        return node.dtype in (DType.float32, DType.int32) or (node.dtype is DType.float16 and self.kernel.half)
+        return stored_as(node.dtype, self.kernel.half) in WHOLE
 
     def load_at(self, node: Node, offset: Int) -> str:
         """The element at an offset, converted to its compute type."""
@@ -583,6 +603,8 @@ class Emitter:
             return f"{buffer}[{self.integer(offset)}]"
         if kind == "half":
             return f"float({buffer}[{self.integer(offset)}])"
+        if kind == BFLOAT:
+            return f"asfloat(uint({buffer}[{self.integer(offset)}]) << 16)"
         if dtype is DType.int64:
             return f"{buffer}[{self.integer(offset)}].x"
         per_word = 4 // dtype.size

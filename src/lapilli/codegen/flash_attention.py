@@ -14,7 +14,17 @@ from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import gathered
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
 from lapilli.codegen.tiles import AttentionTile, attention_tile
-from lapilli.codegen.wrapper import SIGNATURE, Wrapper, all_multiples, are_halves, batched, source, source8, with_sizes
+from lapilli.codegen.wrapper import (
+    SHORT,
+    SIGNATURE,
+    Wrapper,
+    all_multiples,
+    batched,
+    on_units,
+    source,
+    source8,
+    with_sizes,
+)
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Op, loads, rewrite
 from lapilli.ir.integer import Int, IntLike, Var, as_int, ceildiv, maximum, of, product
@@ -23,7 +33,7 @@ from lapilli.schedule.contraction import Operand, merged, operand
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.realize import chase
 from lapilli.schedule.task import Task
-from lapilli.target import MATRIX_UNITS, QUADS, VOTES
+from lapilli.target import QUADS, UNITS, VOTES
 
 _KEYS = 32  # of a tile
 _INVOCATIONS = 128
@@ -67,8 +77,8 @@ def choose(task: Task, ctx: Context) -> bool:
 
 def _suits_matrix_units(note: Attention, ctx: Context) -> bool:
     """Whether the units compute more than padding: not for a few queries."""
-    halves = are_halves(note.q, note.k, note.v)
-    return ctx.target.cooperative_matrix and halves and (note.rows[0].extent.value or MATRIX) >= MATRIX
+    dtype = on_units(ctx.target, note.q, note.k, note.v)
+    return dtype is not None and (note.rows[0].extent.value or MATRIX) >= MATRIX
 
 
 _A = TypeVar("_A", bound="_Attention")
@@ -302,11 +312,11 @@ class _MatrixFlash(_Attention):
             source8(w, name.upper(), t.operand.node)
             outer, head, row, _ = t.operand.strides
             w.params(f"t.{name}", offset=t.operand.offset // 8, batch=outer // 8, head=head // 8, row=row // 8)
-        tile = self.tile(task, ctx)
+        tile, dtype = self.tile(task, ctx), self.q.operand.node.dtype
         assert tile is not None
         call = (
-            f"attention_matrix<Q, K, V, F, E, {_padded(self.size)}, {_padded(self.width)}, {self.width}, {tile.subgroups}, "
-            f"{tile.bands}, {tile.keys}, {int(self.causal)}>(P.t, gid, li);"
+            f"attention_matrix<{SHORT[dtype]}, Q, K, V, F, E, {_padded(self.size)}, {_padded(self.width)}, {self.width}, "
+            f"{tile.subgroups}, {tile.bands}, {tile.keys}, {int(self.causal)}>(P.t, gid, li);"
         )
         note = attention_of(task)
         groups = (ceildiv(note.rows[0].extent, tile.queries), as_int(1), product([a.extent for a in note.batch]))
@@ -314,7 +324,7 @@ class _MatrixFlash(_Attention):
             call, groups, (tile.invocations, 1, 1), "attention_matrix", "MatrixAttentionParams", ["gpu_attention"]
         )
         written.shared = tile.shared(_padded(self.size), _padded(self.width))
-        written.needs = MATRIX_UNITS | QUADS | VOTES
+        written.needs = UNITS[dtype] | QUADS | VOTES
         written.flops = self._flops(task)
         return written
 

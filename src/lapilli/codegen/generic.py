@@ -14,6 +14,7 @@ from lapilli.codegen.emit import (
     lane_steps,
     literal,
     stored_as,
+    vector_of,
 )
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource, finish, linear_groups
 from lapilli.errors import CompileError
@@ -22,7 +23,7 @@ from lapilli.ir.expr import Const, Expr, Load, Select, cost, ints_of, loads, rea
 from lapilli.ir.integer import Atom, Indirect, Int, Symbol, Var, as_int, ceildiv, minimum, of, product
 from lapilli.ir.node import Convolution, Matmul, Reduce
 from lapilli.runtime.description import GENERIC
-from lapilli.schedule.layout import Layout, estimate, in_memory
+from lapilli.schedule.layout import Layout, estimate, in_memory, is_word
 from lapilli.schedule.task import Task
 from lapilli.target import MAX_BINDINGS, Target
 
@@ -173,8 +174,8 @@ class _Writer:
                 raise NotVectorizable("the result is not stored in sequence")
             if kind == "int2":
                 raise NotVectorizable("64-bit integers are stored one by one")
-            buffer = self.kernel.bind(out, f"{kind}4", written=True)
-            e.line(f"{buffer}[{e.integer(first // LANES)}] = {kind}4({text});")
+            buffer = self.kernel.bind(out, vector_of(kind), written=True)
+            e.line(f"{buffer}[{e.integer(first // LANES)}] = {converted(kind, text, LANES)};")
             return
         buffer = self.kernel.bind(out, kind, written=True)
         e.line(f"{buffer}[{e.integer(offset)}] = {converted(kind, text)};")
@@ -513,6 +514,4 @@ def update(e: Emitter, op: str, acc: str, x: str, wide: bool) -> None:
 
 
 def _per_word(dtype: DType, half: bool) -> int:
-    if dtype in (DType.float32, DType.int32, DType.int64) or (dtype is DType.float16 and half):
-        return 1
-    return 4 // dtype.size
+    return 1 if is_word(dtype, half) else 4 // dtype.size

@@ -8,6 +8,7 @@ from lapilli.codegen.gpu_tiles import Rows, Tiles, likely_rows
 from lapilli.codegen.kernel import MAX_GROUPS, KernelSource
 from lapilli.codegen.packing import (
     as_words,
+    can_be_stored_as,
     channels_last,
     filter_index,
     flat,
@@ -17,13 +18,12 @@ from lapilli.codegen.packing import (
     strided_product,
 )
 from lapilli.codegen.template import Context, KernelTemplate
-from lapilli.codegen.wrapper import Wrapper, all_multiples, are_halves, batched, source, with_sizes
+from lapilli.codegen.wrapper import SHORT, Wrapper, all_multiples, batched, on_units, source, with_sizes
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, loads
+from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
-from lapilli.ir.node import Constant, Input, Node
+from lapilli.ir.node import Constant, Node
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand
-from lapilli.schedule.copies import Packed
 from lapilli.schedule.encoding import encoding_of
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
@@ -115,7 +115,7 @@ def _first_layer_rows(v: ConvolutionView) -> Rows | None:
         "padW": v.padding[1], "batch": v.x.strides[0], "channel": v.x.strides[1], "line": v.x.strides[2], "column": v.x.strides[3],
         "offset": v.x.offset,
     }  # fmt: skip
-    policy = f"ConvFirstA<X, {c}, {v.kernel[0]}, {v.kernel[1]}>"
+    policy = f"ConvFirstA<{SHORT.get(v.weight.dtype)}, X, {c}, {v.kernel[0]}, {v.kernel[1]}>"
     return Rows(policy, "ConvFirstParams", words, v.x.node, 1, ("gpu_conv_coopmat",))
 
 
@@ -134,17 +134,18 @@ def product(v: MatmulView, ctx: Context) -> Tiles | None:
 
 
 def matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
-    """A matrix product on matrix units. They read vectors of eight halves, along K or across it; other operands are packed, the
+    """A matrix product on matrix units. They read vectors of eight elements, along K or across it; other operands are packed, the
     left one only if the product is large enough.
     """
-    if not are_halves(v.rhs.node) or not _can_be_halves(v.lhs.node):
+    dtype = on_units(ctx.target, v.rhs.node)
+    if dtype is None or not can_be_stored_as(dtype, v.lhs.node):
         return None
     rhs = v.rhs
-    rows = _matmul_rows(v.lhs, v.m, v.k, True) if are_halves(v.lhs.node) else None
+    rows = _matmul_rows(v.lhs, v.m, v.k, True) if v.lhs.node.dtype is dtype else None
     if rows is None:
         if estimate(v.batch * v.n * v.k) * likely_rows(v.m) < WORTH_PACKING:
             return None
-        rows = _packed_rows(v, ctx)
+        rows = _packed_rows(v, dtype, ctx)
     # A chunk of the left operand has zeros where the last eight k are not full, if it does not lie across K as well.
     if rhs.strides[2] == 1 and all_multiples(8, v.n, rhs.offset, *rhs.strides[:2]):
         return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[1], rhs.offset)
@@ -157,17 +158,8 @@ def matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
     return _with_packed_columns(v, rows, True, ctx)
 
 
-def _can_be_halves(node: Node) -> bool:
-    """Whether a value is stored in half precision, or would be if the model had computed it: an input beside weights that are, and
-    copies of it.
-    """
-    if isinstance(node, Packed):
-        return all(_can_be_halves(ld.node) for ld in loads(node.body))
-    return are_halves(node) or (isinstance(node, Input) and node.dtype is DType.float32)
-
-
-def _packed_rows(v: MatmulView, ctx: Context) -> Rows:
-    """The left operand copied to rows of halves, padded with zeros to a multiple of eight."""
+def _packed_rows(v: MatmulView, dtype: DType, ctx: Context) -> Rows:
+    """The left operand copied to rows of 16-bit floats, padded with zeros to a multiple of eight."""
     lhs, element = v.lhs, flat(v.lhs.node, ctx)
     batch, row, step = lhs.strides
     k = ceildiv(v.k, 8) * 8
@@ -176,7 +168,7 @@ def _packed_rows(v: MatmulView, ctx: Context) -> Rows:
         return [v.k - 1 - at], element(lhs.offset + b * batch + m * row + at * step)
 
     shared = batch == 0
-    node = ctx.packed("rows", lhs.node, [as_int(1) if shared else v.batch, v.m, k], body, DType.float16)
+    node = ctx.packed("rows", lhs.node, [as_int(1) if shared else v.batch, v.m, k], body, dtype)
     found = _matmul_rows(Operand(node, as_int(0), (as_int(0) if shared else v.m * k, k, as_int(1))), v.m, k, True)
     assert found is not None
     return found
@@ -198,7 +190,7 @@ def _with_packed_columns(v: MatmulView, rows: Rows, matrix: bool, ctx: Context) 
 
 def first_layer(v: ConvolutionView, ctx: Context) -> Tiles | None:
     """A convolution of an image with few channels, on matrix units."""
-    rows = _first_layer_rows(v) if are_halves(v.weight) else None
+    rows = _first_layer_rows(v) if on_units(ctx.target, v.weight) is not None else None
     return None if rows is None else _tiles_of_convolution(v, rows, True, "channels first", ctx)
 
 
@@ -208,11 +200,12 @@ def convolution(v: ConvolutionView, ctx: Context) -> Tiles | None:
         return None  # most columns of a tile would be empty: an invocation for each element is faster
     order = "channels last"
     real = v.channels // v.groups
-    matrix = ctx.target.cooperative_matrix and ctx.target.half and are_halves(v.weight) and _can_be_halves(v.x.node)
+    dtype = on_units(ctx.target, v.weight)
+    matrix = dtype is not None and can_be_stored_as(dtype, v.x.node)
     padded = v.groups == 1 and real % 4 != 0 and estimate(real) > 4  # with channels of zeros
     unit = 8 if matrix and (padded or real % 8 == 0) else 4
     matrix = matrix and unit == 8
-    x = channels_last(v, ctx, unit, halves=matrix) if padded or real % 4 == 0 else v.x
+    x = channels_last(v, ctx, unit, dtype=dtype if matrix else None) if padded or real % 4 == 0 else v.x
     if padded:
         v = replace(v, channels=ceildiv(v.channels, unit) * unit)
     per_group = v.channels // v.groups

@@ -1,4 +1,4 @@
-"""Products with few rows on GPUs, which are bound by reading the matrix: one row of halves by whole subgroups
+"""Products with few rows on GPUs, which are bound by reading the matrix: one row of 16-bit floats by whole subgroups
 (kernels/gpu_matvec.slang), a few rows of any float type on any GPU (kernels/gpu_few_rows.slang).
 """
 
@@ -13,10 +13,11 @@ from lapilli.codegen.pairs import Pairs
 from lapilli.codegen.scaled_rows import ScaledRows, scaled_rows
 from lapilli.codegen.template import Context, KernelTemplate
 from lapilli.codegen.wrapper import (
+    SHORT,
     Wrapper,
     all_multiples,
-    are_halves,
     batched,
+    short_type,
     source,
     source8,
     vector_load,
@@ -84,11 +85,11 @@ class RowProduct(KernelTemplate):
 
 @dataclass(frozen=True)
 class Matvec(RowProduct):
-    """One row, and a matrix of halves; w keeps torch's layout [N, K]."""
+    """One row, and a matrix of 16-bit floats; w keeps torch's layout [N, K]."""
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         w = Wrapper(task, ctx, "gpu_matvec", sizes_as_params=sizes_as_params)
-        count = self._epilogue(w)
+        count, short = self._epilogue(w), SHORT[self.w.node.dtype]
         if self.scaled is not None:
             self.scaled.source(w, product_of(task), batched(task), 2)
         else:
@@ -96,8 +97,8 @@ class Matvec(RowProduct):
             w.structs.append(
                 "struct X : IRows8\n{\n"
                 "    static void load(uint b, uint m, uint k, out float4 lo, out float4 hi, inout float sum)\n    {\n"
-                f"        uint4 q = {b}[P.offsetX8 + k];\n"
-                "        lo = float4(halves(q.x), halves(q.y));\n        hi = float4(halves(q.z), halves(q.w));\n    }\n"
+                f"        uint4 q = {b}[P.offsetX8 + k];\n        lo = float4({short}.unpack(q.x), {short}.unpack(q.y));\n"
+                f"        hi = float4({short}.unpack(q.z), {short}.unpack(q.w));\n    }}\n"
                 "    static float factor(uint b, uint m, float sum) { return 1.0f; }\n};\n"
             )
             w.fields.append(("offsetX8", self.x.offset // 8))
@@ -113,9 +114,9 @@ class Matvec(RowProduct):
         groups = (ceildiv(count, size // MATRIX_SUBGROUP), as_int(1), as_int(1))
         loads = max(1, min(_LOADS, -(-estimate(self.k) // (8 * MATRIX_SUBGROUP))))
         if self.pairs is None:
-            call = f"matvec<X, W, E, {size}, {loads}>(P.t, gid, li);"
+            call = f"matvec<{short}, X, W, E, {size}, {loads}>(P.t, gid, li);"
         else:
-            call = f"matvec_pairs<X, W, V, L, E, {size}, {min(loads, _PAIR_LOADS)}>(P.t, gid, li);"
+            call = f"matvec_pairs<{short}, X, W, V, L, E, {size}, {min(loads, _PAIR_LOADS)}>(P.t, gid, li);"
         offset = "" if self.scaled is not None else "uint offsetX8; "
         written = w.finish(
             call, groups, (size, 1, 1), "matvec", f"{offset}MatvecParams t;", ["row_operands"], plain=True
@@ -139,7 +140,7 @@ def _scaled(task: Task, ctx: Context, vectors: int) -> ScaledRows | None:
 
 def matvec(v: MatmulView, task: Task, ctx: Context) -> Matvec | None:
     x, w = v.lhs, v.rhs
-    if not are_halves(x.node, w.node) or v.m != 1 or v.batch != 1 or x.strides[2] != 1:
+    if short_type(x.node, w.node) is None or v.m != 1 or v.batch != 1 or x.strides[2] != 1:
         return None
     if w.strides[1] != 1 or not all_multiples(8, v.k, w.strides[2], x.offset, w.offset):
         return None

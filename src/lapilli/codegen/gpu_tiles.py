@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from lapilli.codegen import tiles
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.template import Context, KernelTemplate
-from lapilli.codegen.wrapper import BatchMapping, Wrapper, batched, source, source8, with_sizes
+from lapilli.codegen.wrapper import SHORT, BatchMapping, Wrapper, batched, source, source8, with_sizes
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
 from lapilli.ir.node import Node
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
-from lapilli.target import MATRIX_UNITS
+from lapilli.target import UNITS
 
 _OPEN_ROWS = 256
 
@@ -93,15 +93,15 @@ class Tiles(KernelTemplate):
         swizzle = t.swizzle
         groups = (tm * tn, as_int(1), self.batch) if swizzle else (tn, tm, self.batch)
         call = (
-            f"coopmat_tile<{self.rows.policy}, W, E, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, {t.sk}, {t.ep}, "
-            f"{int(swizzle)}, {int(self.rows.transposed)}, {int(self.transposed_w)}>(P.a, P.t, gid, li);"
+            f"coopmat_tile<{SHORT[self.w.dtype]}, {self.rows.policy}, W, E, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, {t.sk}, "
+            f"{t.ep}, {int(swizzle)}, {int(self.rows.transposed)}, {int(self.transposed_w)}>(P.a, P.t, gid, li);"
         )
         written = w.finish(
             call, groups, (t.invocations, 1, 1), "matmul_matrix" if self.rows.struct == "MatmulParams" else "convolution_matrix",
             f"TileParams t; {self.rows.struct} a;", self.rows.modules, plain=True,
         )  # fmt: skip
         written.shared = t.shared(*turned)
-        written.needs = MATRIX_UNITS
+        written.needs = UNITS[self.w.dtype]
         return written
 
     def _simt(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:

@@ -11,7 +11,7 @@ import math
 from lapilli.codegen.gpu_tiles import Rows, Tiles
 from lapilli.codegen.packing import filter_index, flat
 from lapilli.codegen.template import Context
-from lapilli.codegen.wrapper import BatchMapping, all_multiples, are_halves
+from lapilli.codegen.wrapper import BatchMapping, all_multiples, on_units
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, IntLike, Var, as_int, of, total
@@ -27,7 +27,7 @@ _MORE = 3
 
 
 def turned(v: ConvolutionView, task: Task, ctx: Context) -> Tiles | None:
-    """A convolution whose kernel has more places than an image has results; on matrix units where both operands are halves."""
+    """A convolution whose kernel has more places than an image has results; on matrix units where they multiply both operands."""
     assert task.reduction is not None
     axes = task.reduction.axes
     taps, places, outs = math.prod(v.kernel), v.out_h * v.out_w, v.out_channels // v.groups
@@ -41,12 +41,14 @@ def turned(v: ConvolutionView, task: Task, ctx: Context) -> Tiles | None:
         or outs % 4 != 0
     ):
         return None
-    halves = are_halves(v.weight) and (are_halves(v.x.node) or v.x.node.dtype is DType.float32)
-    matrix = ctx.target.cooperative_matrix and ctx.target.half and halves
+    dtype = on_units(ctx.target, v.weight)
+    if v.x.node.dtype is not dtype and (dtype is not DType.float16 or v.x.node.dtype is not DType.float32):
+        dtype = None
+    matrix = dtype is not None
     if matrix and not (v.n % 8 == 0 and outs % 8 == 0):
         return None  # an ordinary convolution may have matrix units
     unit = 8 if matrix else 4
-    x = _images_last(v, unit, matrix, ctx)
+    x = _images_last(v, unit, dtype, ctx)
     channels = v.channels // v.groups
     words: dict[str, IntLike] = {
         "H": v.h, "W": v.w, "images": v.n // unit, "OW": v.out_w, "KH": v.kernel[0], "KW": v.kernel[1], "strideH": v.stride[0],
@@ -56,7 +58,7 @@ def turned(v: ConvolutionView, task: Task, ctx: Context) -> Tiles | None:
     }  # fmt: skip
     policy, modules = ("TurnedA8<X>", ("gpu_conv_coopmat", "gpu_conv")) if matrix else ("TurnedA<X>", ("gpu_conv",))
     rows = Rows(policy, "TurnedParams", words, x.node, unit, modules, transposed=True)
-    w = _columns(v, unit, matrix, ctx)
+    w = _columns(v, unit, dtype, ctx)
     image, column, *spatial = axes
     batch, k = as_int(v.groups), channels * taps
     return Tiles(
@@ -65,10 +67,10 @@ def turned(v: ConvolutionView, task: Task, ctx: Context) -> Tiles | None:
     )  # fmt: skip
 
 
-def _images_last(v: ConvolutionView, unit: int, halves: bool, ctx: Context) -> Operand:
+def _images_last(v: ConvolutionView, unit: int, dtype: DType | None, ctx: Context) -> Operand:
     """x itself if its images are adjacent, as they are if the input of the layer lies channels last; else a copy."""
     x = v.x
-    fits = are_halves(x.node) if halves else ctx.is_whole(x.node)
+    fits = x.node.dtype is dtype if dtype is not None else ctx.is_whole(x.node)
     if fits and x.strides[0] == 1 and all_multiples(unit, x.offset, *x.strides[1:]):
         return x
     element = flat(x.node, ctx)
@@ -77,11 +79,11 @@ def _images_last(v: ConvolutionView, unit: int, halves: bool, ctx: Context) -> O
         at = (image, channel, row, column)
         return [], element(total([x.offset, *(i * s for i, s in zip(at, x.strides, strict=True))]))
 
-    node = ctx.packed("images_last", x.node, [v.channels, v.h, v.w, v.n], body, DType.float16 if halves else None)
+    node = ctx.packed("images_last", x.node, [v.channels, v.h, v.w, v.n], body, dtype)
     return Operand(node, as_int(0), (as_int(1), v.h * v.w * v.n, v.w * v.n, v.n))
 
 
-def _columns(v: ConvolutionView, unit: int, halves: bool, ctx: Context) -> Operand:
+def _columns(v: ConvolutionView, unit: int, dtype: DType | None, ctx: Context) -> Operand:
     """The weights as [group, channel and place, filter], as they lie or packed; strides of groups and of rows."""
     channels, outs, (kh, kw) = v.channels // v.groups, v.out_channels // v.groups, v.kernel
     g, c, y, x, o = (
@@ -89,7 +91,7 @@ def _columns(v: ConvolutionView, unit: int, halves: bool, ctx: Context) -> Opera
     )
     index = filter_index(v, of(g) * outs + of(o), of(c), of(y), of(x))
     found = operand(v.weight, tuple(index), (g, c, y, x, o), ctx.views, ctx.layouts)
-    if found is not None and (are_halves(found.node) if halves else ctx.is_whole(found.node)):
+    if found is not None and (found.node.dtype is dtype if dtype is not None else ctx.is_whole(found.node)):
         group, *inner, column = found.strides
         line = merged(inner, [a.extent for a in (c, y, x)])
         if line is not None and column == 1 and all_multiples(unit, found.offset, line, group):
@@ -100,5 +102,5 @@ def _columns(v: ConvolutionView, unit: int, halves: bool, ctx: Context) -> Opera
         return [], ctx.read(v.weight, place)
 
     k = channels * (kh * kw)
-    node = ctx.packed("columns", v.weight, [as_int(v.groups), k, outs], body, DType.float16 if halves else None)
+    node = ctx.packed("columns", v.weight, [as_int(v.groups), k, outs], body, dtype)
     return Operand(node, as_int(0), (k * outs, outs))

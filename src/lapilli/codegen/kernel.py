@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lapilli.codegen.emit import BufferBinding, KernelBuilder
+from lapilli.codegen.emit import BFLOAT, BufferBinding, KernelBuilder
 from lapilli.ir.integer import Int, as_int, ceildiv, minimum
 from lapilli.schedule.task import Task
-from lapilli.target import HALF, NOTHING, TEXELS, Requirements
+from lapilli.target import BFLOATS, HALF, NOTHING, TEXELS, Requirements
 
 MAX_GROUPS = 65535  # per dimension, on every device
 MAX_PARAMS = 32
@@ -31,13 +31,14 @@ class KernelSource:
     needs: Requirements = NOTHING
 
     def requirements(self, half: bool) -> Requirements:
-        """All that it requires of a device. half: halves are stored as such."""
+        """All that it requires of a device. half: 16-bit floats are stored as such."""
         x, y, z = self.local
         own = Requirements(
             invocations=x * y * z, workgroup=self.local, shared_memory=self.shared, bindings=len(self.bindings),
             texel_elements=TEXELS if any(b.texel for b in self.bindings) else 0,
         )  # fmt: skip
-        return self.needs | own | (HALF if half and "half" in self.source else NOTHING)
+        halves = HALF if half and "half" in self.source else NOTHING
+        return self.needs | own | halves | (BFLOATS if half and BFLOAT in self.source else NOTHING)
 
 
 def linear_groups(count: Int, size: int) -> tuple[tuple[Int, Int, Int], str]:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from lapilli.codegen.template import Context
 from lapilli.ir.axes import split
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, load, rewrite
+from lapilli.ir.expr import Expr, load, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, ceildiv, of, product, total
-from lapilli.ir.node import Convolution, Matmul, Node, Reduce
+from lapilli.ir.node import Convolution, Input, Matmul, Node, Reduce
 from lapilli.schedule.contraction import (
     ConvolutionView,
     MatmulView,
@@ -138,18 +138,30 @@ def as_words(x: Operand, sizes: Sequence[Int], ctx: Context) -> Operand:
     return Operand(node, as_int(0), tuple(strides))
 
 
-def channels_last(v: ConvolutionView, ctx: Context, unit: int = 4, copy: bool = False, halves: bool = False) -> Operand:
-    """x itself if its channels are consecutive floats aligned to `unit`, else a copy padded to whole vectors of channels. halves:
-    it must be in half precision.
+def can_be_stored_as(dtype: DType, node: Node) -> bool:
+    """Whether a value is stored as 16-bit floats of this type, or would be if the model had computed it: an input in float32 beside
+    weights that were rounded to halves, and copies of it.
+    """
+    if isinstance(node, Packed):
+        return all(can_be_stored_as(dtype, ld.node) for ld in loads(node.body))
+    rounded = dtype is DType.float16 and isinstance(node, Input) and node.dtype is DType.float32
+    return node.dtype is dtype or rounded
+
+
+def channels_last(
+    v: ConvolutionView, ctx: Context, unit: int = 4, copy: bool = False, dtype: DType | None = None
+) -> Operand:
+    """x itself if its channels are consecutive floats aligned to `unit`, else a copy padded to whole vectors of channels. dtype:
+    the type that it must have.
     """
     x = v.x
-    copy = copy or not ctx.is_whole(x.node) or (halves and x.node.dtype is not DType.float16)
+    copy = copy or not ctx.is_whole(x.node) or (dtype is not None and x.node.dtype is not dtype)
     aligned = all(s % unit == 0 for s in (v.channels, x.offset, x.strides[0], x.strides[2], x.strides[3]))
     if not copy and x.strides[1] == 1 and aligned:
         return x
     c = ceildiv(v.channels, unit) * unit
     strides = (v.h * v.w * c, as_int(1), v.w * c, c)
-    key = (x.node.id, x.offset, x.strides, v.n, v.h, v.w, v.channels, c, halves)
+    key = (x.node.id, x.offset, x.strides, v.n, v.h, v.w, v.channels, c, dtype)
     if key in ctx.copies:
         return Operand(ctx.copies[key], as_int(0), strides)
     element = flat(x.node, ctx)
@@ -158,9 +170,7 @@ def channels_last(v: ConvolutionView, ctx: Context, unit: int = 4, copy: bool = 
         at = x.offset + n * x.strides[0] + channel * x.strides[1] + h * x.strides[2] + w * x.strides[3]
         return [v.channels - 1 - channel], element(at)
 
-    node = ctx.copies[key] = ctx.packed(
-        "channels_last", x.node, [v.n, v.h, v.w, c], body, DType.float16 if halves else None
-    )
+    node = ctx.copies[key] = ctx.packed("channels_last", x.node, [v.n, v.h, v.w, c], body, dtype)
     return Operand(node, as_int(0), strides)
 
 

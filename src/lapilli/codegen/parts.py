@@ -17,7 +17,7 @@ from lapilli.ir.integer import Int, as_int, minimum
 from lapilli.ir.node import Node, nbytes
 from lapilli.target import MAX_BINDINGS, Target
 
-_BYTES = {"float": 4, "int": 4, "uint": 4, "half": 2}
+_BYTES = {"float": 4, "int": 4, "uint": 4, "half": 2, "uint16_t": 2}
 
 
 def largest(written: KernelSource, memory: Callable[[Node], Node]) -> int:

@@ -234,7 +234,6 @@ class _Writer:
         self, e: Emitter, weight: Node, start: str, room: int, terms: int, gates: int, units: int
     ) -> list[list[str]]:
         """Products of packed weights and states in shared memory for unit j, by sequence and gate. room: size of a state."""
-        buffer = self.kernel.bind_vector(weight)
         vectors = -(-terms // LANES)
         names = [[e.fresh() for _ in range(gates)] for _ in range(self.rows)]
         for name in (n for of_row in names for n in of_row):
@@ -243,7 +242,9 @@ class _Writer:
         def add(inner: Emitter, at: str) -> None:
             weights = [inner.fresh() for _ in range(gates)]
             for g, w in enumerate(weights):
-                inner.line(f"float4 {w} = float4({buffer}[(({at}) * {gates} + {g}) * {units} + j]);")
+                inner.line(
+                    f"float4 {w} = {self.kernel.read_vector(weight, f'(({at}) * {gates} + {g}) * {units} + j')};"
+                )
             for r, of_row in enumerate(names):
                 state = inner.fresh()
                 first = f"{start} + {r * room} + ({at}) * {LANES}"

@@ -10,7 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lapilli.codegen import generic
-from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable, lane_steps, stored_as
+from lapilli.codegen.emit import (
+    LANES,
+    Emitter,
+    KernelBuilder,
+    NotVectorizable,
+    converted,
+    lane_steps,
+    stored_as,
+    vector_of,
+)
 from lapilli.codegen.kernel import KernelSource, finish, linear_groups
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import cost, loads, rewrite
@@ -313,12 +322,11 @@ class _Writer:
             first = offset.substitute({lane: 0})
             if lane_steps(offset, lane) != [1, 2, 3] or first % LANES != 0 or kind == "int2":
                 raise NotVectorizable("the result is not stored in sequence")
-            buffer = self.kernel.bind(out, f"{kind}4", written=True)
-            e.line(f"{condition}{buffer}[{e.integer(first // LANES)}] = {kind}4({text});")
+            buffer = self.kernel.bind(out, vector_of(kind), written=True)
+            e.line(f"{condition}{buffer}[{e.integer(first // LANES)}] = {converted(kind, text, LANES)};")
             return
         if self.lanes > 1:
             assert self.lane is not None
             offset = offset.substitute({next(iter(self.lane.atoms())): 0})
         buffer = self.kernel.bind(out, kind, written=True)
-        value = f"int2({text}, {text} >> 31)" if kind == "int2" else f"{kind}({text})"
-        e.line(f"{condition}{buffer}[{e.integer(offset)}] = {value};")
+        e.line(f"{condition}{buffer}[{e.integer(offset)}] = {converted(kind, text)};")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lapilli.codegen.emit import ALIGNMENT, stored_as
+from lapilli.codegen.emit import ALIGNMENT, WHOLE, stored_as
 from lapilli.codegen.kernel import KernelSource
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
@@ -108,10 +108,10 @@ class Context:
         return rewrite(e, {}, through)
 
     def is_whole(self, node: Node) -> bool:
-        """Whether each element of a value is one float, half or int of a buffer. Elements of sub-word types that the device
+        """Whether each element of a value is one number of a buffer. Elements of sub-word types that the device
         lacks, and of int64, are not.
         """
-        return stored_as(node.dtype, self.target.half) in ("float", "half", "int")
+        return stored_as(node.dtype, self.target.half) in WHOLE
 
     def packed(
         self, name: str, like: Node, shape: Sequence[IntLike], body: PackedBody, dtype: DType | None = None

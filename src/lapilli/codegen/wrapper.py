@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lapilli.codegen.emit import (
     LANES,
+    WHOLE,
     Emitter,
     KernelBuilder,
     NotVectorizable,
@@ -14,6 +15,7 @@ from lapilli.codegen.emit import (
     declarations,
     lane_steps,
     stored_as,
+    vector_of,
 )
 from lapilli.codegen.kernel import MAX_GROUPS, MAX_PARAMS, KernelSource
 from lapilli.codegen.template import Context
@@ -23,6 +25,7 @@ from lapilli.ir.expr import Expr, Load, rewrite, substitute
 from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, minimum, of, product
 from lapilli.ir.node import Convolution, Matmul, Node
 from lapilli.schedule.task import Task
+from lapilli.target import Target
 
 SIGNATURE = "uint b, uint m, uint n"
 """The batch, row and column of an element, as kernels count them."""
@@ -141,15 +144,15 @@ class Wrapper:
             return
         lane = next(iter(e.lane.atoms()))
         first = substitute(offset, {lane: 0})
-        if lane_steps(offset, lane) == [1, 2, 3] and first % LANES == 0 and kind in ("float", "half", "int"):
-            buffer = self.kernel.bind(task.out, f"{kind}4", written=True)
-            e.line(f"{guard}{buffer}[{e.integer(first // LANES)}] = {kind}4({text});")
+        if lane_steps(offset, lane) == [1, 2, 3] and first % LANES == 0 and kind in WHOLE:
+            buffer = self.kernel.bind(task.out, vector_of(kind), written=True)
+            e.line(f"{guard}{buffer}[{e.integer(first // LANES)}] = {converted(kind, text, LANES)};")
             return
-        if kind not in ("float", "half", "int"):
+        if kind not in WHOLE:
             raise NotVectorizable
         buffer = self.kernel.bind(task.out, kind, written=True)
         for k in range(LANES):
-            e.line(f"{guard}{buffer}[{e.integer(substitute(offset, {lane: k}))}] = {kind}({text}[{k}]);")
+            e.line(f"{guard}{buffer}[{e.integer(substitute(offset, {lane: k}))}] = {converted(kind, f'{text}[{k}]')};")
 
     def _guard(self, e: Emitter, axes: Mapping[Atom, Int]) -> str:
         """Of a statement that stores at a computed place, which may be out of range."""
@@ -201,7 +204,7 @@ class Wrapper:
 
 
 def source8(w: Wrapper, name: str, node: Node) -> None:
-    """struct `name`, which reads eight halves at a time."""
+    """struct `name`, which reads eight elements of 16 bits at a time."""
     b = w.kernel.bind(node, "uint4")
     w.structs.append(f"struct {name} : ISource8\n{{\n    static uint4 load8(uint i) {{ return {b}[i]; }}\n}};\n")
 
@@ -224,8 +227,7 @@ def scalar_load(w: Wrapper, node: Node, index: str) -> str:
 
 def vector_load(w: Wrapper, node: Node) -> str:
     """Four elements of a buffer as floats, or integers' bits, at index `i`."""
-    text = f"{w.kernel.bind_vector(node)}[i]"
-    return f"float4({text})" if node.dtype.is_float else float_bits(node, text)
+    return float_bits(node, w.kernel.read_vector(node, "i"))
 
 
 def float_bits(node: Node, text: str) -> str:
@@ -237,5 +239,18 @@ def all_multiples(n: int, *values: IntLike) -> bool:
     return all(as_int(v) % n == 0 for v in values)
 
 
-def are_halves(*nodes: Node) -> bool:
-    return all(n.dtype is DType.float16 for n in nodes)
+def short_type(*nodes: Node) -> DType | None:
+    """The type of values that are all stored as the same 16-bit floats; None for others."""
+    kinds = {n.dtype for n in nodes}
+    dtype = kinds.pop()
+    return dtype if not kinds and dtype.is_short_float else None
+
+
+def on_units(target: Target, *nodes: Node) -> DType | None:
+    """The type of values that are all of one that the target's matrix units multiply."""
+    dtype = short_type(*nodes)
+    return dtype if target.multiplies(dtype) else None
+
+
+SHORT = {DType.float16: "Halves", DType.bfloat16: "BFloats"}
+"""How kernels that are generic over them (IShort) call 16-bit floats."""

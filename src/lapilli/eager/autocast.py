@@ -1,4 +1,4 @@
-"""``torch.autocast("vulkan")``: the operators that compute in float16, and those that compute in float32.
+"""``torch.autocast("vulkan")``: the operators that compute in float16 or bfloat16, and those that compute in float32.
 
 The lists are those of CUDA (https://docs.pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior), so that a model
 behaves as it does there.
@@ -82,7 +82,7 @@ def _in_float(op: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def _to_float(op: Any, args: Any, kwargs: Any) -> Any:
-    """Sums of float16 are float32, unless the caller asks for another type."""
+    """Sums of 16-bit floats are float32, unless the caller asks for another type."""
     place = [argument.name for argument in op._schema.arguments].index("dtype")
     given = args[place] if place < len(args) else kwargs.get("dtype")
     if given is None and _eligible(args[0]):

@@ -1,6 +1,6 @@
-"""Half-precision products that are worth matrix units: which calls they are, and the sizes that their programs see.
+"""Products that are worth matrix units: which calls they are, and the sizes that their programs see.
 
-Their kernels read eight halves at once, and have tiles according to the amount of work. Sizes are therefore not entirely
+Their kernels read eight elements at once, and have tiles according to the amount of work. Sizes are therefore not entirely
 dynamic: a symbol is an eighth of a size that is a multiple of eight, and is bounded, with two ranges per power of two. A
 growing sequence passes through few of these.
 """
@@ -15,6 +15,7 @@ import torch
 
 from lapilli.eager.call_signature import CallSignature, TensorOperand
 from lapilli.eager.programs import target_of
+from lapilli.lower.registry import FROM_TORCH
 from lapilli.target import Target
 
 aten = torch.ops.aten
@@ -34,13 +35,13 @@ _CONVOLUTIONS: dict[Any, tuple[int, int]] = {aten.convolution.default: (0, 1)}
 def choose(signature: CallSignature, device: int) -> tuple[Target, CallSignature]:
     """The target for which a call is compiled, and its signature there."""
     full = target_of(device, matrix=True)
-    if full.cooperative_matrix and is_heavy(signature):
+    if is_heavy(signature, full):
         return full, replace(signature, ranges=True)
     return target_of(device), signature
 
 
-def is_heavy(signature: CallSignature) -> bool:
-    """Whether a call is a half-precision product with enough work."""
+def is_heavy(signature: CallSignature, target: Target) -> bool:
+    """Whether a call is a product with enough work, of operands that the target's matrix units multiply."""
     op = signature.schema.computed
     places = _PRODUCTS.get(op) or _CONVOLUTIONS.get(op)
     if places is None:
@@ -49,7 +50,8 @@ def is_heavy(signature: CallSignature) -> bool:
     if (
         not isinstance(left, TensorOperand)
         or not isinstance(right, TensorOperand)
-        or {left.dtype, right.dtype} != {torch.float16}
+        or left.dtype is not right.dtype
+        or not target.multiplies(FROM_TORCH.get(left.dtype))
     ):
         return False
     if op in _CONVOLUTIONS:

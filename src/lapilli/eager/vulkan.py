@@ -296,9 +296,9 @@ def fallbacks() -> dict[str, int]:
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
     """The dtypes that ``torch.autocast("vulkan", dtype=...)`` accepts."""
-    return [torch.float16]
+    return [torch.float16, torch.bfloat16]
 
 
 def is_bf16_supported() -> bool:
-    """Whether bfloat16 is computed on the device."""
-    return False
+    """Whether tensors may be bfloat16: on every device, which keeps them in 16 bits and computes in float32."""
+    return True

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from lapilli.backend.aot_graph import Prepared, prepare
-from lapilli.compiler import Storage, compile_module, stores_halves
+from lapilli.compiler import Storage, compile_module, short_floats
 from lapilli.legalize.levels import Levels, cut
 from lapilli.lower.graph import is_size
 from lapilli.lower.torch_sizes import Symbols, solve, tree
@@ -42,8 +42,8 @@ def build(
     outside = list(made.outside)
     known = {k: constants[a] for k, a in enumerate(outside) if a in constants}
     prepared = prepare(fx.GraphModule(owner, made.graph), known, views=False)
-    half = stores_halves(storage.activations, prepared.module)
-    data = compile_module(prepared.module, storage, plans_for(half), "error")
+    stored = short_floats(storage.activations, prepared.module)
+    data = compile_module(prepared.module, storage, plans_for(stored), "error")
     return _segment(data, prepared, outside, list(made.results), [a for a in outside if a not in constants])
 
 

@@ -48,10 +48,11 @@ class Module:
     targets: dict[fx.Node, str] = field(default_factory=dict)
     owner: torch.nn.Module | None = None  # holds the graphs of control flow as attributes
 
-    def has_halves(self) -> bool:
-        """Whether values of the model are half-precision numbers (float16), whatever is made of the others."""
+    def short_floats(self) -> set[torch.dtype]:
+        """The types of 16-bit floats of which the model has values."""
         values = (n.meta.get("val") for n in self.graph.nodes)
-        return any(isinstance(v, torch.Tensor) and v.dtype is torch.float16 for v in values)
+        found = {v.dtype for v in values if isinstance(v, torch.Tensor)}
+        return found & {torch.float16, torch.bfloat16}
 
     @classmethod
     def of_branch(cls, branch: fx.GraphModule, ranges: Mapping[Any, Any]) -> Module:

@@ -29,6 +29,11 @@ class DType(Enum):
         return self in (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 
     @property
+    def is_short_float(self) -> bool:  # type: ignore[valid-type]
+        """Whether it is a float of 16 bits."""
+        return self in (DType.float16, DType.bfloat16)
+
+    @property
     def compute(self) -> DType:
         """The type in which kernels compute: float32 for floats, int32 for integers, bool."""
         if self.is_float:

@@ -15,6 +15,7 @@ from lapilli.ir.draw import Sampling
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select
 from lapilli.ir.integer import Atom, Indirect, Int, Var
+from lapilli.ir.narrow import narrowed
 from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State, Update
 from lapilli.ir.recurrence import Recurrence
 from lapilli.ir.scalar import OPS
@@ -49,7 +50,7 @@ def run(
         if isinstance(node, Input):
             values[node.id] = np.asarray(inputs[node.index])
         elif isinstance(node, State):
-            values[node.id] = states.get(node.name, np.asarray(node.value))
+            values[node.id] = states.get(node.name, np.asarray(node.numbers))
         else:
             values[node.id] = evaluate(node, values, sizes)
     states.update({state.name: values[new.id] for state, new in graph.stores})
@@ -59,14 +60,14 @@ def run(
 def evaluate(node: Node, values: Mapping[int, Array], sizes: Mapping[Atom, int]) -> Array:
     """The elements of a value, given those that it reads."""
     if isinstance(node, Constant):
-        return np.asarray(node.value)
+        return np.asarray(node.numbers)
     assert isinstance(node, Map | Reduce)
     if isinstance(node, Reduce) and isinstance(node.contraction, Recurrence):
         return _states(node.contraction, values, sizes)
     if isinstance(node, Reduce) and isinstance(node.contraction, Sampling):
         return _drawn(node.contraction, values, sizes)
     if isinstance(node, Map) and node.update is not None:
-        return updated(node.update, values, sizes).astype(_NUMPY[node.dtype])
+        return _stored(updated(node.update, values, sizes), node.dtype)
     axes: tuple[Var, ...] = node.axes + (node.raxes if isinstance(node, Reduce) else ())
     shape, env = _space(axes, sizes)
     with np.errstate(all="ignore"):
@@ -85,7 +86,12 @@ def evaluate(node: Node, values: Mapping[int, Array], sizes: Mapping[Atom, int])
                     result.astype(np.float64) if result.dtype == np.float32 and node.op in ("sum", "prod") else result
                 )
                 result = _REDUCTIONS[node.op](exact, axis=rdims)
-        return np.asarray(result).astype(_NUMPY[node.dtype])
+        return _stored(np.asarray(result), node.dtype)
+
+
+def _stored(values: Array, dtype: DType) -> Array:
+    """Values as a type keeps them; those of bfloat16 are rounded float32."""
+    return narrowed(values, dtype) if dtype is DType.bfloat16 else values.astype(_NUMPY[dtype])
 
 
 def updated(update: Update, values: Mapping[int, Array], sizes: Mapping[Atom, int]) -> Array:

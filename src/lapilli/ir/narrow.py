@@ -30,6 +30,13 @@ def narrowed(values: Any, dtype: DType) -> NDArray[Any]:
         return np.where(np.isnan(floats), np.float32(np.nan), rounded.view(np.float32))
 
 
+def as_numbers(values: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    """An array of a type as numbers: bfloat16, given as its bits in integers of 16 bits, as float32; others unchanged."""
+    if dtype is not DType.bfloat16:
+        return values
+    return (np.asarray(values).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
 def wrapped(value: int, dtype: DType) -> int:
     """An integer of any size wrapped to an integer type; unchanged for other types."""
     if dtype not in LIMITS:

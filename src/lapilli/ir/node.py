@@ -20,6 +20,7 @@ import numpy.typing as npt
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, const, index, loads
 from lapilli.ir.integer import Int, Var, ceildiv, product
+from lapilli.ir.narrow import as_numbers
 
 if TYPE_CHECKING:
     from lapilli.ir.draw import Sampling
@@ -75,19 +76,30 @@ class Input(Node):
 
 @dataclass(eq=False, repr=False)
 class Constant(Node):
-    """A weight or another constant (dense, row-major)."""
+    """A weight or another constant (dense, row-major). value: of bfloat16, its bits."""
 
     value: npt.NDArray[np.generic] = field(default_factory=lambda: np.zeros(()))
+
+    @property
+    def numbers(self) -> npt.NDArray[np.generic]:
+        """The values as numbers: those of bfloat16 as float32."""
+        return as_numbers(self.value, self.dtype)
 
 
 @dataclass(eq=False, repr=False)
 class State(Node):
-    """A tensor that the program keeps from run to run (dense, row-major), identified by its name. value: its initial value.
+    """A tensor that the program keeps from run to run (dense, row-major), identified by its name. value: its initial value; of
+    bfloat16, its bits.
 
     As a value in the graph it is the state at the beginning of the run.
     """
 
     value: npt.NDArray[np.generic] = field(default_factory=lambda: np.zeros(()))
+
+    @property
+    def numbers(self) -> npt.NDArray[np.generic]:
+        """The initial values as numbers: those of bfloat16 as float32."""
+        return as_numbers(self.value, self.dtype)
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ class Ranges:
         return found
 
     def _node(self, n: Node) -> Range:
-        if isinstance(n, Constant) and n.value.size and n.dtype is not DType.bfloat16:
-            return float(np.nanmin(n.value)), float(np.nanmax(n.value))
+        if isinstance(n, Constant) and n.value.size:
+            return float(np.nanmin(n.numbers)), float(np.nanmax(n.numbers))
         if not isinstance(n, Map | Reduce) or self._depth == self.deepest:
             return STORED.get(n.dtype, ANY)
         self._depth += 1

@@ -73,7 +73,7 @@ def _probabilities(
         return where(empty, const(0.0), shifted(at) / load(total, at[:-1]))
 
     named = replace(call, name=f"{call.name}_weights")
-    weights = named.map(weight, shape=scores.shape, dtype=DType.float16 if q.dtype is DType.float16 else DType.float32)
+    weights = named.map(weight, shape=scores.shape, dtype=q.dtype if q.dtype.is_short_float else DType.float32)
     result = product(call, weights, _expanded(call, v, batch, grouped), batch=len(batch))
     note = result.contraction
     if isinstance(note, Matmul):

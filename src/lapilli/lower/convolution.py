@@ -96,7 +96,7 @@ def _transposed(
     """
     rest = [as_int(d) * (k - 1) - p for k, p, d in zip(w.shape[2:], padding, dilation, strict=True)]
     gathered = math.prod(stride) > _SPREAD or not all(r.value is not None and r.value >= 0 for r in rest)
-    if gathered or (isinstance(w, Constant) and not np.isfinite(w.value).all()):
+    if gathered or (isinstance(w, Constant) and not np.isfinite(w.numbers).all()):
         return _gathered(call, x, w, stride, padding, dilation, groups)
     strange = None
     inserted = math.prod(stride) > 1 or any(r.const for r in rest)

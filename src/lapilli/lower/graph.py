@@ -114,9 +114,8 @@ def _widen(graph: Graph, half_storage: bool) -> None:
     rounded less.
     """
     results = {n.id for n in graph.results}
-    packed = (DType.bfloat16,) if half_storage else (DType.bfloat16, DType.float16)
     for n in graph.nodes():
-        if isinstance(n, Map | Reduce) and n.dtype in packed and n.id not in results:
+        if isinstance(n, Map | Reduce) and n.dtype.is_short_float and n.id not in results and not half_storage:
             n.dtype = DType.float32
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, cost, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
 from lapilli.ir.node import Node, Reduce
-from lapilli.schedule.layout import estimate
+from lapilli.schedule.layout import estimate, is_word
 from lapilli.schedule.realize import READS, as_var, invert
 from lapilli.schedule.task import Task
 from lapilli.target import MAX_BINDINGS, Target
@@ -96,8 +95,12 @@ def _is_reduction(t: Task) -> bool:
 
 
 def _can_end(t: Task, target: Target) -> bool:
-    words = t.out.dtype in (DType.float32, DType.int32, DType.int64) or (t.out.dtype is DType.float16 and target.half)
-    return words and not t.partial and (t.reduction is None or _is_reduction(t)) and 0 not in t.out.shape
+    return (
+        is_word(t.out.dtype, target.half)
+        and not t.partial
+        and (t.reduction is None or _is_reduction(t))
+        and 0 not in t.out.shape
+    )
 
 
 @dataclass(frozen=True)

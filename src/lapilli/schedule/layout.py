@@ -38,7 +38,7 @@ class Layout:
 
 def is_word(dtype: DType, half: bool) -> bool:
     """Whether an element can be stored without its neighbours; half: those of 16 bits can."""
-    return dtype.size >= 4 or (half and dtype is DType.float16)
+    return dtype.size >= 4 or (half and dtype.is_short_float)
 
 
 def in_memory(index: Sequence[Int], layout: Layout) -> list[Var]:

@@ -4,7 +4,18 @@ No other folder has a number of a device."""
 
 from lapilli.target.device import has_half, has_matrix_units, kernels_for, of_device, on_device
 from lapilli.target.known import KNOWN
-from lapilli.target.portable import ANY, CPU, CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, TARGETS, plans_for, portable
+from lapilli.target.portable import (
+    ANY,
+    CPU,
+    CPU_HALF,
+    GPU,
+    GPU_BFLOAT,
+    GPU_HALF,
+    GPU_MATRIX,
+    TARGETS,
+    plans_for,
+    portable,
+)
 from lapilli.target.record import (
     MATRIX_SUBGROUP,
     MAX_BINDINGS,
@@ -17,11 +28,14 @@ from lapilli.target.record import (
     for_values,
 )
 from lapilli.target.requirements import (
+    BFLOAT16_UNITS,
+    BFLOATS,
     HALF,
     MATRIX_UNITS,
     NOTHING,
     QUADS,
     SUBGROUP_SUMS,
+    UNITS,
     VOTES,
     Requirements,
     joined,
@@ -29,9 +43,12 @@ from lapilli.target.requirements import (
 
 __all__ = [
     "ANY",
+    "BFLOAT16_UNITS",
+    "BFLOATS",
     "CPU",
     "CPU_HALF",
     "GPU",
+    "GPU_BFLOAT",
     "GPU_HALF",
     "GPU_MATRIX",
     "HALF",
@@ -46,6 +63,7 @@ __all__ = [
     "SUBGROUP_SUMS",
     "TARGETS",
     "TEXELS",
+    "UNITS",
     "VOTES",
     "WORTH_PACKING",
     "Requirements",

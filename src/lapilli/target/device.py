@@ -10,7 +10,7 @@ from lapilli.runtime.devices import Device
 from lapilli.target.known import units_of
 from lapilli.target.portable import ANY, CPU, CPU_HALF, GPU, GPU_HALF, GPU_MATRIX
 from lapilli.target.record import TEXELS, Target
-from lapilli.target.requirements import HALF, MATRIX_UNITS, Requirements
+from lapilli.target.requirements import BFLOAT16_UNITS, BFLOATS, HALF, MATRIX_UNITS, Requirements
 
 _TYPICAL_UNITS = {"discrete": 64, "integrated": 8}
 """Compute units of GPUs that do not say how many they have."""
@@ -32,6 +32,7 @@ def of_device(device: Device, *, half: bool, matrix: bool) -> Target:
             compute_units=limits.get("compute_units") or units_of(device.name) or _TYPICAL_UNITS.get(device.type, 16),
             shared_memory=limits["shared_memory"],
             invocations=limits["max_workgroup_invocations"],
+            bfloat16_matrix=target.cooperative_matrix and _has_units(BFLOAT16_UNITS, device),
         )
     elif kind == "cpu":
         target = CPU_HALF if half else CPU
@@ -41,13 +42,17 @@ def of_device(device: Device, *, half: bool, matrix: bool) -> Target:
 
 
 def has_half(device: Device) -> bool:
-    """Whether kernels can compute with halves and keep them in buffers."""
-    return HALF.are_met_by(device)
+    """Whether kernels can compute with halves, and keep them and bfloat16 in buffers."""
+    return (HALF | BFLOATS).are_met_by(device)
 
 
 def has_matrix_units(device: Device) -> bool:
     """Whether the kernels for matrix units run."""
-    return (MATRIX_UNITS | Requirements(shared_memory=_MATRIX_SHARED)).are_met_by(device)
+    return _has_units(MATRIX_UNITS, device)
+
+
+def _has_units(needed: Requirements, device: Device) -> bool:
+    return (needed | Requirements(shared_memory=_MATRIX_SHARED)).are_met_by(device)
 
 
 def kernels_for(type: str, limits: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ _NVIDIA, _AMD, _INTEL, _QUALCOMM, _ARM, _APPLE, _MESA, _GOOGLE = (
 
 def _device(
     name: str, type: str, vendor: int, units: int, subgroup: tuple[int, int], *, shared: int = 32768, invocations: int = 1024,
-    storage: int = _ALL, texels: int = 1 << 27, half: bool = True, matrix: bool = False, dot: bool = True,
+    storage: int = _ALL, texels: int = 1 << 27, half: bool = True, matrix: bool = False, bfloat: bool = False, dot: bool = True,
     size_control: bool = True,
 ) -> Device:  # fmt: skip
     limits = {
@@ -24,16 +24,18 @@ def _device(
         "texel_elements": texels, "min_subgroup_size": subgroup[0], "max_subgroup_size": subgroup[1], "compute_units": units,
     }  # fmt: skip
     features = {
-        "float16": half, "storage_16bit": half, "cooperative_matrix": matrix, "memory_model": matrix,
-        "integer_dot_product": dot, "subgroup_size_control": size_control,
+        "float16": half, "storage_16bit": half, "int16": half, "cooperative_matrix": matrix, "bfloat16_matrix": bfloat,
+        "memory_model": matrix, "integer_dot_product": dot, "subgroup_size_control": size_control,
     }  # fmt: skip
     return Device(0, name, type, "", "1.3.0", 0, vendor, 0, limits, features)
 
 
 KNOWN: dict[str, Device] = {
-    "h100": _device("NVIDIA H100", "discrete", _NVIDIA, 132, (32, 32), shared=49152, matrix=True),
-    "a100": _device("NVIDIA A100", "discrete", _NVIDIA, 108, (32, 32), shared=49152, matrix=True),
-    "rtx-4090": _device("NVIDIA GeForce RTX 4090", "discrete", _NVIDIA, 128, (32, 32), shared=49152, matrix=True),
+    "h100": _device("NVIDIA H100", "discrete", _NVIDIA, 132, (32, 32), shared=49152, matrix=True, bfloat=True),
+    "a100": _device("NVIDIA A100", "discrete", _NVIDIA, 108, (32, 32), shared=49152, matrix=True, bfloat=True),
+    "rtx-4090": _device(
+        "NVIDIA GeForce RTX 4090", "discrete", _NVIDIA, 128, (32, 32), shared=49152, matrix=True, bfloat=True
+    ),
     "rdna2": _device("AMD Radeon RX 6800 XT", "discrete", _AMD, 72, (32, 64), shared=65536),
     "rdna3": _device("AMD Radeon RX 7900 XTX", "discrete", _AMD, 96, (32, 64), shared=65536, matrix=True),
     "arc": _device("Intel(R) Arc(TM) A770", "discrete", _INTEL, 32, (8, 32), shared=65536),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+
+from lapilli.ir.dtype import DType
 from lapilli.target.record import Target
 
 _UNITS = 132
@@ -10,13 +14,14 @@ would do as well; too large ones leave units idle, which costs more."""
 
 GPU_MATRIX = Target("gpu-fp16-matrix", "gpu", half=True, cooperative_matrix=True,
                     compute_units=_UNITS, shared_memory=49152, invocations=256)  # fmt: skip
+GPU_BFLOAT = replace(GPU_MATRIX, name="gpu-bf16-matrix", bfloat16_matrix=True)
 GPU_HALF = Target("gpu-fp16", "gpu", half=True, compute_units=_UNITS, shared_memory=32768, invocations=256)
 GPU = Target("gpu-fp32", "gpu", compute_units=_UNITS, shared_memory=32768, invocations=256)
 CPU_HALF = Target("cpu-fp16", "any", half=True, texel=True)
 CPU = Target("cpu-fp32", "any", texel=True)
 ANY = Target("any-fp32", "any")
 
-TARGETS = {t.name: t for t in (GPU_MATRIX, GPU_HALF, GPU, CPU_HALF, CPU, ANY)}
+TARGETS = {t.name: t for t in (GPU_BFLOAT, GPU_MATRIX, GPU_HALF, GPU, CPU_HALF, CPU, ANY)}
 
 
 def portable(name: str) -> Target:
@@ -24,6 +29,10 @@ def portable(name: str) -> Target:
     return TARGETS[name]
 
 
-def plans_for(half: bool) -> list[Target]:
-    """The targets of a portable program, best first. half: it has values of half precision; it runs without 16-bit storage too."""
-    return [GPU_MATRIX, GPU_HALF, CPU_HALF, GPU, ANY] if half else [GPU, CPU, ANY]
+def plans_for(stored: Collection[DType]) -> list[Target]:
+    """The targets of a portable program, best first. stored: 16-bit floats of which it has values; it runs without 16-bit storage
+    too."""
+    if not stored:
+        return [GPU, CPU, ANY]
+    units = {DType.bfloat16: GPU_BFLOAT, DType.float16: GPU_MATRIX}
+    return [*(t for dtype, t in units.items() if dtype in stored), GPU_HALF, CPU_HALF, GPU, ANY]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from lapilli.ir.dtype import DType
 from lapilli.ir.node import MOST_ELEMENTS, Node, nbytes
 
 MAX_BINDINGS = 32
@@ -26,20 +27,28 @@ class Target:
 
     name: of the plan. kind: "gpu" (subgroup operations and shared memory) or "any" (no barriers, no subgroup operations: drivers
     of type CPU run these best, and every device can). half: 16-bit storage is there. texel: vectors are read through uniform texel
-    buffers, which software drivers do best. cooperative_matrix: fp16 matrix units, 16 x 16 x 16. compute_units: what tiles are
-    chosen for. shared_memory: bytes of a work group. invocations: of a work group, at most. storage: bytes of a storage buffer
-    that a kernel binds at once (0: all), a multiple of 256. open_parts: parts in which values are bound whose size has no bound."""
+    buffers, which software drivers do best. cooperative_matrix: fp16 matrix units, 16 x 16 x 16; bfloat16_matrix: they multiply
+    bfloat16, too. compute_units: what tiles are chosen for. shared_memory: bytes of a work group. invocations: of a work group, at
+    most. storage: bytes of a storage buffer that a kernel binds at once (0: all), a multiple of 256. open_parts: parts in which
+    values are bound whose size has no bound."""
 
     name: str
     kind: str
     half: bool = False
     texel: bool = False
     cooperative_matrix: bool = False
+    bfloat16_matrix: bool = False
     compute_units: int = 1
     shared_memory: int = 1 << 14
     invocations: int = 128
     storage: int = 0
     open_parts: int = 1
+
+    def multiplies(self, dtype: DType | None) -> bool:
+        """Whether matrix units multiply values that are stored as this type."""
+        if dtype is DType.bfloat16:
+            return self.half and self.bfloat16_matrix
+        return self.half and self.cooperative_matrix and dtype is DType.float16
 
     def parts(self, node: Node) -> int:
         """In how many parts a kernel binds the memory of a value, unless it reads it through texel buffers. Nothing is bound in

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+from lapilli.ir.dtype import DType
 from lapilli.runtime.devices import Device
 from lapilli.target.record import MATRIX_SUBGROUP
 
@@ -69,10 +70,16 @@ def joined(requirements: Iterable[Requirements]) -> Requirements:
 NOTHING = Requirements()
 HALF = Requirements(frozenset({"storage_16bit", "float16"}))
 """Of kernels that compute with halves and keep them in buffers."""
+BFLOATS = Requirements(frozenset({"storage_16bit", "int16"}))
+"""Of kernels that keep bfloat16 in buffers."""
 MATRIX_UNITS = Requirements(
     frozenset({"cooperative_matrix", "memory_model"}), frozenset({"basic"}), subgroup_size=MATRIX_SUBGROUP
 )
 """Of kernels on matrix units, beside the memory of their tiles."""
+BFLOAT16_UNITS = MATRIX_UNITS | Requirements(frozenset({"bfloat16_matrix"}))
+"""Of those that multiply bfloat16."""
+UNITS = {DType.float16: MATRIX_UNITS, DType.bfloat16: BFLOAT16_UNITS}
+"""By the type of the operands."""
 QUADS = Requirements(subgroup_operations=frozenset({"basic", "quad"}))
 """Of kernels in which four neighbours exchange values."""
 VOTES = Requirements(subgroup_operations=frozenset({"basic", "vote"}))

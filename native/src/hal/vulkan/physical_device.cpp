@@ -56,6 +56,7 @@ Extensions query_extensions(const InstanceFunctions& vk, VkPhysicalDevice device
   result.creation_feedback = has(VK_EXT_PIPELINE_CREATION_FEEDBACK_EXTENSION_NAME, vulkan_1_3);
   result.cooperative_matrix =
       vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR != nullptr && has(VK_KHR_COOPERATIVE_MATRIX_EXTENSION_NAME, 0);
+  result.bfloat16 = result.cooperative_matrix && has(VK_KHR_SHADER_BFLOAT16_EXTENSION_NAME, 0);
   result.push_descriptor = has(VK_KHR_PUSH_DESCRIPTOR_EXTENSION_NAME, 0);
   result.robustness2 = has(VK_KHR_ROBUSTNESS_2_EXTENSION_NAME, 0) || has(VK_EXT_ROBUSTNESS_2_EXTENSION_NAME, 0);
   result.external_host = has(VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME, 0);
@@ -97,6 +98,8 @@ void link_features(const Extensions& extensions, FeatureChain& chain) {
     link(tail, chain.maintenance4, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_4_FEATURES);
   if (extensions.cooperative_matrix)
     link(tail, chain.cooperative_matrix, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR);
+  if (extensions.bfloat16)
+    link(tail, chain.bfloat16, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_BFLOAT16_FEATURES_KHR);
   if (extensions.robustness2)
     link(tail, chain.robustness2, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ROBUSTNESS_2_FEATURES_KHR);
 }
@@ -140,27 +143,31 @@ const char* component_name(VkComponentTypeKHR type) {
   }
 }
 
-// The shapes at subgroup scope; true when the one that the feature bit promises is among them.
-bool query_cooperative_matrices(const InstanceFunctions& vk, PhysicalDevice& result) {
+// The shapes at subgroup scope. Returns the features whose shape is among them: 16x16x16, accumulating in fp32.
+uint64_t query_cooperative_matrices(const InstanceFunctions& vk, PhysicalDevice& result) {
   uint32_t count = 0;
   if (vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR(result.handle, &count, nullptr) != VK_SUCCESS)
-    return false;
+    return 0;
   VkCooperativeMatrixPropertiesKHR empty{};
   empty.sType = VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR;
   std::vector<VkCooperativeMatrixPropertiesKHR> shapes(count, empty);
   vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR(result.handle, &count, shapes.data());
   shapes.resize(count);
-  bool found = false;
+  uint64_t found = 0;
   for (const auto& shape : shapes) {
     if (shape.scope != VK_SCOPE_SUBGROUP_KHR || shape.saturatingAccumulation != 0)
       continue;
     result.capabilities.cooperative_matrices.push_back(cat(component_name(shape.AType), " ", shape.MSize, "x",
                                                            shape.NSize, "x", shape.KSize, " -> ",
                                                            component_name(shape.ResultType)));
-    found =
-        found || (shape.AType == VK_COMPONENT_TYPE_FLOAT16_KHR && shape.BType == VK_COMPONENT_TYPE_FLOAT16_KHR &&
-                  shape.CType == VK_COMPONENT_TYPE_FLOAT32_KHR && shape.ResultType == VK_COMPONENT_TYPE_FLOAT32_KHR &&
-                  shape.MSize == 16 && shape.NSize == 16 && shape.KSize == 16);
+    if (shape.AType != shape.BType || shape.CType != VK_COMPONENT_TYPE_FLOAT32_KHR ||
+        shape.ResultType != VK_COMPONENT_TYPE_FLOAT32_KHR || shape.MSize != 16 || shape.NSize != 16 ||
+        shape.KSize != 16)
+      continue;
+    if (shape.AType == VK_COMPONENT_TYPE_FLOAT16_KHR)
+      found |= static_cast<uint64_t>(Feature::cooperative_matrix);
+    if (shape.AType == VK_COMPONENT_TYPE_BFLOAT16_KHR)
+      found |= static_cast<uint64_t>(Feature::bfloat16_matrix);
   }
   return found;
 }
@@ -371,8 +378,12 @@ void query_features(const InstanceFunctions& vk, PhysicalDevice& result, const T
   add(Feature::subgroup_size_control, chain.subgroup_size.subgroupSizeControl);
   add(Feature::integer_dot_product, chain.dot_product.shaderIntegerDotProduct);
   add(Feature::memory_model, chain.memory_model.vulkanMemoryModel);
-  if (chain.cooperative_matrix.cooperativeMatrix != 0)
-    add(Feature::cooperative_matrix, query_cooperative_matrices(vk, result) ? 1 : 0);
+  if (chain.cooperative_matrix.cooperativeMatrix != 0) {
+    const uint64_t shapes = query_cooperative_matrices(vk, result);
+    const VkBool32 bfloat16 = chain.bfloat16.shaderBFloat16Type & chain.bfloat16.shaderBFloat16CooperativeMatrix;
+    add(Feature::cooperative_matrix, (shapes & static_cast<uint64_t>(Feature::cooperative_matrix)) != 0 ? 1 : 0);
+    add(Feature::bfloat16_matrix, (shapes & static_cast<uint64_t>(Feature::bfloat16_matrix)) != 0 ? bfloat16 : 0);
+  }
   result.capabilities.uniform_storage_16bit = chain.storage16.uniformAndStorageBuffer16BitAccess != 0;
   result.capabilities.uniform_storage_8bit = chain.storage8.uniformAndStorageBuffer8BitAccess != 0;
   result.full_subgroups = chain.subgroup_size.computeFullSubgroups != 0;
@@ -495,6 +506,7 @@ void wanted_features(const InstanceFunctions& vk, const PhysicalDevice& device, 
   chain.storage8.storagePushConstant8 = 0;
   chain.memory_model.vulkanMemoryModelAvailabilityVisibilityChains = 0;
   chain.cooperative_matrix.cooperativeMatrixRobustBufferAccess = 0;
+  chain.bfloat16.shaderBFloat16DotProduct = 0;
 }
 
 } // namespace lapilli::vulkan
