@@ -16,6 +16,7 @@ from lapilli.graph.inline import inline_regions
 from lapilli.graph.merge import merge_linear
 from lapilli.graph.module import Module
 from lapilli.graph.packed import unpack
+from lapilli.graph.quantized import pack_codes, recognize, take_apart
 from lapilli.graph.split_large_weights import split_large_weights
 from lapilli.legalize.decompose import decompose, decompose_calls, tables
 from lapilli.lower import is_supported
@@ -42,7 +43,12 @@ def functional(program: ExportedProgram) -> Module:
     torch's own decomposition traces the whole model again, which takes seconds; it is skipped if single calls can be
     replaced.
     """
-    return _as_it_stands(program) or Module.from_exported(decompose(program))
+    module = _as_it_stands(program)
+    if module is None:
+        module = Module.from_exported(decompose(program))
+        take_apart(module)
+        recognize(module)
+    return module
 
 
 def optimize(module: Module) -> None:
@@ -52,6 +58,7 @@ def optimize(module: Module) -> None:
     fold_batch_norm(module)
     fold_padding(module)
     fold_constants(module, is_supported=is_supported)
+    pack_codes(module)
     merge_linear(module)
     split_large_weights(module)
 
@@ -59,6 +66,8 @@ def optimize(module: Module) -> None:
 def _as_it_stands(program: ExportedProgram) -> Module | None:
     module = Module.from_exported(program, copy=True)
     inline_regions(module)
+    take_apart(module)
+    recognize(module)
     if not functionalize(module, program.graph_signature.inputs_to_buffers.values()):
         return None
     clean_up(module)

@@ -23,6 +23,7 @@ from lapilli.lower import (  # noqa: F401
     pooling,
     prims,
     product,
+    quantized,
     random,
     recurrent,
     reduction,
