@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lapilli.codegen.coded import columns_of_codes, in_memory, matrix_source
 from lapilli.codegen.kernel import KernelSource, linear_groups
 from lapilli.codegen.packing import (
     as_words,
@@ -24,6 +25,7 @@ from lapilli.ir.expr import Expr
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, maximum, minimum, total
 from lapilli.ir.node import Constant, Input, Node, State
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand
+from lapilli.schedule.encoding import encoding_of
 from lapilli.schedule.layout import Layout, estimate
 from lapilli.schedule.task import Task, Template
 from lapilli.target import QUADS, STORAGE, Target
@@ -40,7 +42,9 @@ def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
     assert task.reduction is not None
     view = strided_product(task.reduction, ctx)
     kind = task.reduction.dtype.compute
-    return None if view is None or any(x.node.dtype.compute is not kind for x in (view.lhs, view.rhs)) else view
+    if view is None or any(x.node.dtype.compute is not kind for x in (view.lhs, view.rhs)):
+        return None
+    return replace(view, rhs=replace(view.rhs, encoding=encoding_of(task.reduction, ctx.views, ctx.tasks)))
 
 
 def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
@@ -97,7 +101,7 @@ class CpuMatmul(KernelTemplate):
 
     @property
     def operands(self) -> list[Node]:
-        return [self.x.node, self.w]
+        return [self.x.node, *in_memory(self.w)]
 
     def write(self, task: Task, ctx: Context) -> KernelSource:
         return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
@@ -109,7 +113,7 @@ class CpuMatmul(KernelTemplate):
         vec = w.epilogue(self.batch * self.m, self.n, batched(task, flat_rows=True))
         whole = int(not self.w.dtype.is_float)
         source(w, "X", self.x.node, vector=True)
-        source(w, "W", self.w, vector=True)
+        matrix_source(w, "W", self.w)
         w.params(
             M=self.m, N=self.n, K4=k4, B=self.batch, xOff4=self.x.offset // 4, xRow4=self.x.strides[1] // 4,
             xBatch4=self.x.strides[0] // 4, wBatch4=0 if self.shared_w else ceildiv(self.n, 4) * k4 * 4,
@@ -156,6 +160,9 @@ def _matmul(task: Task, v: MatmulView, ctx: Context) -> CpuMatmul | None:
         if estimate(v.n) < _COLUMNS:
             return None
         x = _rows(v, ctx)
+    coded = columns_of_codes(v, task, ctx)
+    if coded is not None:
+        return CpuMatmul(v.batch, v.m, v.n, v.k, x, coded.node, True)
     return CpuMatmul(v.batch, v.m, v.n, v.k, x, pack_matrix(v.rhs, v, ctx), v.rhs.strides[0] == 0 or v.batch == 1)
 
 

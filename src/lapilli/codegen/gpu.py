@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from lapilli.codegen.coded import lines_of_codes
 from lapilli.codegen.gpu_tiles import Rows, Tiles, likely_rows
 from lapilli.codegen.kernel import MAX_GROUPS, KernelSource
 from lapilli.codegen.packing import (
@@ -122,18 +123,24 @@ def _first_layer_rows(v: ConvolutionView) -> Rows | None:
 # -- matrix products and convolutions
 
 
-def product(v: MatmulView, ctx: Context) -> Tiles | None:
+def product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
     """A matrix product without matrix units."""
     rows = _matmul_rows(v.lhs, v.m, v.k, False)
     if rows is None:
         return None
+    if (coded := lines_of_codes(v, task, ctx)) is not None:
+        return _tiles_of_codes(v, rows, coded, False)
     rhs = v.rhs
     if ctx.is_whole(rhs.node) and rhs.strides[2] == 1 and all_multiples(4, v.n, rhs.offset, *rhs.strides[:2]):
         return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, False, rhs.strides[0], rhs.strides[1], rhs.offset)
     return _with_packed_columns(v, rows, False, ctx)
 
 
-def matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
+def _tiles_of_codes(v: MatmulView, rows: Rows, coded: Operand, matrix: bool) -> Tiles:
+    return Tiles(rows, coded.node, v.batch, v.m, v.n, v.k, matrix, as_int(0), v.k, transposed_w=True)
+
+
+def matrix_product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
     """A matrix product on matrix units. They read vectors of eight halves, along K or across it; other operands are packed, the
     left one only if the product is large enough.
     """
@@ -145,6 +152,8 @@ def matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
         if estimate(v.batch * v.n * v.k) * likely_rows(v.m) < WORTH_PACKING:
             return None
         rows = _packed_rows(v, ctx)
+    if (coded := lines_of_codes(v, task, ctx)) is not None:
+        return _tiles_of_codes(v, rows, coded, True)
     # A chunk of the left operand has zeros where the last eight k are not full, if it does not lie across K as well.
     if rhs.strides[2] == 1 and all_multiples(8, v.n, rhs.offset, *rhs.strides[:2]):
         return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[1], rhs.offset)
