@@ -218,7 +218,7 @@ class CpuConvolution(KernelTemplate):
         vec = w.epilogue(v.rows, v.out_channels, batched(task, flat_rows=True))
         source(w, "X", self.x.node, vector=True)
         source(w, "W", self.w, vector=True)
-        per_group = v.channels // v.groups
+        per_group, whole = v.channels // v.groups, int(not v.weight.dtype.is_float)
         out4 = ceildiv(v.out_channels, 4)
         tw = _strip(v)
         strips = v.n * v.out_h * ceildiv(v.out_w, tw) * (v.out_channels // 4)
@@ -233,7 +233,7 @@ class CpuConvolution(KernelTemplate):
         if self.depthwise:
             groups, group = linear_groups(strips, _SIZE)
             share = int(v.dilation[1] == 1)
-            call = f"convDepthwise<X, W, E, {tw}, {v.kernel[1]}, {v.stride[1]}, {share}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
+            call = f"convDepthwise<X, W, E, {tw}, {v.kernel[1]}, {v.stride[1]}, {share}, {whole}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
             written = w.finish(call, groups, (_SIZE, 1, 1), "depthwise", "ConvParams")
             written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
             return written
@@ -241,7 +241,7 @@ class CpuConvolution(KernelTemplate):
         q = (per_group.value or 4) if (per_group.value or 4) < 4 else 4
         blocks = ceildiv(v.rows, 4 * tm) * ceildiv(out4, tn // 4)
         groups, group = linear_groups(blocks * 4, _SIZE)
-        call = f"convDirect<X, W, E, {tm}, {tn}, {q}, {int(vec)}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
+        call = f"convDirect<X, W, E, {tm}, {tn}, {q}, {int(vec)}, {whole}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
         written = w.finish(call, groups, (_SIZE, 1, 1), "convolution", "ConvParams")
         written.needs = QUADS
         written.flops = v.rows * v.out_channels * per_group * (2 * v.kernel[0] * v.kernel[1])
@@ -261,7 +261,7 @@ def _direct_tile(v: ConvolutionView) -> tuple[int, int]:
 
 
 def _convolution(task: Task, v: ConvolutionView, ctx: Context) -> Template | None:
-    if not v.x.node.dtype.is_float or not v.weight.dtype.is_float:
+    if v.x.node.dtype.compute is not v.weight.dtype.compute:
         return None
     if v.weight.id not in ctx.layouts and v.weight.id not in ctx.views:
         return None
@@ -318,6 +318,7 @@ def _winograd_pays(v: ConvolutionView) -> bool:
     plain = v.kernel == (3, 3) and v.stride == (1, 1) and v.dilation == (1, 1) and v.groups == 1
     return (
         plain
+        and v.weight.dtype.is_float
         and (isinstance(v.weight, Constant) or estimate(v.rows) >= _WORTH_TRANSFORMING)
         and is_aligned(v.channels)
         and is_aligned(v.out_channels)

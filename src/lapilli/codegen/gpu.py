@@ -51,7 +51,7 @@ def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
     """The operands of a convolution; None if these kernels cannot read them."""
     assert task.reduction is not None
     conv = strided_convolution(task.reduction, ctx)
-    if conv is None or not conv.x.node.dtype.is_float or not conv.weight.dtype.is_float:
+    if conv is None or conv.x.node.dtype.compute is not conv.weight.dtype.compute:
         return None
     return conv if ctx.is_whole(conv.x.node) else replace(conv, x=channels_last(conv, ctx))
 
@@ -316,7 +316,7 @@ def direct(v: ConvolutionView, ctx: Context) -> _Direct | None:
     """A convolution of an image with few channels, with all weights of some outputs in shared memory."""
     kh, kw = v.kernel
     few = _first_layer_rows(v) is not None and kh * kw * (v.channels.value or 4) <= 192
-    if not few or v.out_channels % 4 != 0:
+    if not few or v.out_channels % 4 != 0 or not v.weight.dtype.is_float:
         return None
 
     def body(k: Int, n: Int) -> tuple[list[Int], Expr]:
@@ -350,7 +350,7 @@ class _Depthwise(KernelTemplate):
         )  # fmt: skip
         size = 128  # one pixel and four channels an invocation: more of either lost
         groups = (ceildiv(v.out_w * (v.channels // 4), size), v.out_h, v.n)
-        call = f"depthwise4<X, W, E, {v.kernel[0]}, {v.kernel[1]}, {v.stride[1]}, 1, {size}>(P.t, gid, li);"
+        call = f"depthwise4<X, W, E, {v.kernel[0]}, {v.kernel[1]}, {v.stride[1]}, 1, {size}, {int(not v.weight.dtype.is_float)}>(P.t, gid, li);"
         written = w.finish(call, groups, (size, 1, 1), "depthwise", "DepthwiseParams")
         written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
         return written

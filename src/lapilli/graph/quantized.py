@@ -98,11 +98,11 @@ def recognize(module: Module) -> None:
         if made is None:
             continue
         with module.graph.inserting_before(node):
-            new = made(_Writer(module, node), *node.args, **node.kwargs)
+            new = made(_Writer(module, node), *node.args, **node.kwargs)  # None: it has replaced what reads the node
         if new is not None:
             new.meta["val"] = node.meta["val"]
             module.replace(node, new)
-            module.graph.erase_node(node)
+        module.graph.erase_node(node)
     module.clean()
 
 
@@ -215,7 +215,43 @@ def _of_groups(
     return w.call(QUANTIZE, x, w.inverse(scale), w.zero(zero), block, int(low), int(high), dtype)
 
 
+def _chosen(symmetric: bool) -> Callable[..., fx.Node | None]:
+    """Parameters for all values of a tensor, in float32 (torch says float64, and computes in float32)."""
+
+    def write(w: _Writer, x: fx.Node, low: int, high: int, eps: float, dtype: torch.dtype) -> None:
+        of_all = x.meta["val"].new_empty((), dtype=torch.float32)
+
+        def call(target: Any, *args: Any) -> fx.Node:
+            node = w.module.graph.call_function(target, args)
+            node.meta["val"] = of_all
+            return node
+
+        least = call(aten.clamp.default, call(aten.amin.default, x), None, 0.0)
+        most = call(aten.clamp.default, call(aten.amax.default, x), 0.0)
+        if symmetric:
+            most = call(aten.maximum.default, call(aten.neg.default, least), most)
+            scale = call(aten.div.Tensor, most, float(high - low) / 2)
+        else:
+            scale = call(aten.div.Tensor, call(aten.sub.Tensor, most, least), float(high - low))
+        scale = call(aten.clamp.default, scale, eps)
+        if symmetric:
+            zero = w.module.graph.call_function(aten.full.default, ([1], 128 if dtype is torch.uint8 else 0))
+            zero.kwargs = {"dtype": torch.int32}
+        else:
+            steps = call(aten.round.default, call(aten.div.Tensor, least, scale))
+            zero = call(aten.clamp.default, call(aten.sub.Tensor, float(low), steps), float(low), float(high))
+            zero = w.module.graph.call_function(aten._to_copy.default, (zero,), {"dtype": torch.int32})
+        for user in list(w.node.users):
+            w.module.replace(user, (scale, zero)[user.args[1]])  # type: ignore[index]
+            w.module.graph.erase_node(user)
+        zero.meta["val"] = of_all.new_empty((1,) if symmetric else (), dtype=torch.int32)
+
+    return write
+
+
 _RECOGNIZED: dict[str, Callable[..., fx.Node | None]] = {
+    "quantized_decomposed.choose_qparams.tensor": _chosen(False),
+    "quantized_decomposed.choose_qparams_symmetric.tensor": _chosen(True),
     "torchao.dequantize_affine.default": _dequantize_affine, "torchao.quantize_affine.default": _quantize_affine,
     **{f"quantized_decomposed.{kind}_per_tensor.{form}": _of_tensor for kind in ("quantize", "dequantize")
        for form in ("default", "tensor", "tensor2")},
