@@ -21,9 +21,9 @@ from lapilli.codegen.packing import (
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
 from lapilli.codegen.wrapper import Wrapper, batched, source, with_sizes
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr
+from lapilli.ir.expr import Expr, Op
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, maximum, minimum, total
-from lapilli.ir.node import Constant, Input, Node, State
+from lapilli.ir.node import Constant, Input, Map, Node, State
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand
 from lapilli.schedule.encoding import encoding_of
 from lapilli.schedule.layout import Layout, estimate
@@ -319,6 +319,7 @@ def _winograd_pays(v: ConvolutionView) -> bool:
     return (
         plain
         and v.weight.dtype.is_float
+        and not _is_of_integers(v.weight)
         and (isinstance(v.weight, Constant) or estimate(v.rows) >= _WORTH_TRANSFORMING)
         and is_aligned(v.channels)
         and is_aligned(v.out_channels)
@@ -326,6 +327,12 @@ def _winograd_pays(v: ConvolutionView) -> bool:
         and estimate(v.out_channels) >= 32
         and all((size.bounds[1] or 0) * DType.float32.size <= STORAGE for size in _winograd_sizes(v))
     )
+
+
+def _is_of_integers(weight: Node) -> bool:
+    """Whether weights are integers as floats: sums of their products are exact, and those of Winograd's algorithm would not be."""
+    body = weight.body if isinstance(weight, Map) else None
+    return isinstance(body, Op) and body.op == "cast" and body.args[0].dtype is DType.int32
 
 
 def _has_infinity(weight: Node) -> bool:

@@ -1,25 +1,58 @@
 """Linear layers and convolutions of two quantized operands are computed in integers.
 
-sum (q - z) s * c t = s t * sum (q - z) c, where x = (q - z) s is the input and w = c t the weight: 32-bit sums of products of codes
-are exact, and the scales, with what else follows, are the epilogue. What cannot be taken so keeps its dequantized operands: scales
-that differ along the sum, as those of groups, and sums that might not fit into 32 bits.
+sum (q - z) s * c t = s t * sum (q - z) c, where x = (q - z) s is the input and w = c t the weight. The scales, with what else
+follows, are the epilogue of the sum. Where no sum of magnitudes can exceed 2^24, float32 holds it exactly in any order, and
+kernels compute in float32, which no device does slowly; the weights are known, so that this is nearly every layer. Others are
+summed in 32-bit integers. What cannot be taken so keeps its dequantized operands: scales that differ along the sum, as those of
+groups, and sums that might not fit into 32 bits.
+
+Values between layers are kept as q - z, so that no kernel meets a zero point (`center`).
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import fx
 
 from lapilli.graph.module import Module
-from lapilli.graph.quantized import DEQUANTIZE
+from lapilli.graph.quantized import DEQUANTIZE, QUANTIZE
 
 aten = torch.ops.aten
 
 _CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 _LARGEST = 2**31 - 1
+_EXACT = 2**24
+"""Integers up to which float32 has all."""
+
+
+def center(module: Module) -> None:
+    """Quantized values that are only dequantized become q - z, as floats: clamp(round(x / s) + z, low, high) - z =
+    clamp(round(x / s), low - z, high - z).
+    """
+    for node in module.graph.nodes:
+        if node.target is not QUANTIZE or node in module.outputs or not node.users:
+            continue
+        x, inverse, zero, block, low, high, _ = node.args
+        shift = _number(module, zero)
+        if shift is None or any(b != -1 for b in block):
+            continue
+        if any(u.target is not DEQUANTIZE or u.args[0] is not node or _number(module, u.args[2]) != shift for u in node.users):
+            continue
+        node.args = (x, inverse, None, block, low - shift, high - shift, torch.float32)
+        node.meta["val"] = node.meta["val"].new_empty(node.meta["val"].shape, dtype=torch.float32)
+        for user in list(node.users):
+            user.args = (*user.args[:2], None, *user.args[3:])
+    module.clean()
+
+
+def _number(module: Module, zero: Any) -> int | None:
+    """A zero point that is known and the same for all elements; 0 for none."""
+    if zero is None:
+        return 0
+    value = module.constants.get(zero)
+    return int(value) if value is not None and value.numel() == 1 else None
 
 
 def compute_in_integers(module: Module) -> int:
@@ -39,7 +72,7 @@ def _is_plain_convolution(node: fx.Node) -> bool:
 
 def _replace(module: Module, node: fx.Node) -> bool:
     x, w = node.args[:2]
-    if not _of_bytes(x) or not _of_bytes(w) or node.meta["val"].dtype is not torch.float32:
+    if not _of_codes(x) or not _of_codes(w) or node.meta["val"].dtype is not torch.float32:
         return False
     assert isinstance(x, fx.Node) and isinstance(w, fx.Node)
     codes, scale, zero, block, _ = x.args
@@ -50,26 +83,31 @@ def _replace(module: Module, node: fx.Node) -> bool:
     rows = linear and all(b == 1 for b in block[:-1]) and block[-1] == -1  # type: ignore[index,union-attr]
     if not (whole or rows) or any(b != -1 for b in of_weight[1:]) or of_weight[0] not in (-1, 1):  # type: ignore[index]
         return False
-    if weights not in module.constants or len(size) < 2 or 255 * 128 * math.prod(size[1:]) > _LARGEST:
+    if weights not in module.constants or len(size) < 2 or (shift is not None and shift not in module.constants):
         return False
-    if shift is not None and shift not in module.constants:
+    values = module.constants[weights].to(torch.int64)
+    if shift is not None:
+        values = values - module.constants[shift].to(torch.int64).reshape([-1] + [1] * (len(size) - 1))
+    largest = _largest(module, codes, zero) * int(values.abs().flatten(1).sum(1).max() if values.numel() else 0)
+    if largest > _LARGEST:
         return False
+    kind = torch.float32 if largest <= _EXACT else torch.int32
     writer = _Writer(module, node)
     with module.graph.inserting_before(node):
-        left = writer.call(aten._to_copy.default, codes, dtype=torch.int32)
+        left = writer.converted(codes, kind)
         if zero is not None:
-            left = writer.call(aten.sub.Tensor, left, writer.parameter(zero, x, rows, torch.int32), like=left)
-        right = writer.call(aten._to_copy.default, weights, dtype=torch.int32)
+            left = writer.call(aten.sub.Tensor, left, writer.parameter(zero, x, rows, kind), like=left)
+        right = weights
         if shift is not None:
-            right = writer.weights(module.constants[weights], module.constants[shift], f"{node.name}_weight")
+            narrow = torch.int8 if values.min() >= -128 and values.max() <= 127 else torch.int16
+            right = module.add_constant(values.to(narrow), f"{node.name}_weight")
+        right = writer.converted(right, kind)
         rest: list[Any] = list(node.args[2:])
         bias = rest[0] if rest else None
-        total = writer.call(node.target, left, right, *([None, *rest[1:]] if rest else []), like=node, dtype=torch.int32)
-        value = writer.call(aten._to_copy.default, total, dtype=torch.float32)
+        total = writer.call(node.target, left, right, *([None, *rest[1:]] if rest else []), like=node, dtype=kind)
+        value = writer.converted(total, torch.float32)
         trailing = 0 if linear else len(size) - 2
-        value = writer.call(
-            aten.mul.Tensor, value, writer.parameter(scale, x, rows, torch.float32), like=value
-        )
+        value = writer.call(aten.mul.Tensor, value, writer.parameter(scale, x, rows, torch.float32), like=value)
         value = writer.call(aten.mul.Tensor, value, writer.of_channels(factor, trailing), like=value)
         if bias is not None:
             value = writer.call(aten.add.Tensor, value, writer.of_channels(bias, trailing), like=value)
@@ -78,11 +116,25 @@ def _replace(module: Module, node: fx.Node) -> bool:
     return True
 
 
-def _of_bytes(node: Any) -> bool:
-    if not isinstance(node, fx.Node) or node.target is not DEQUANTIZE:
+def _largest(module: Module, codes: Any, zero: Any) -> int:
+    """The largest magnitude of a code less its zero point."""
+    dtype = codes.meta["val"].dtype
+    if codes.target is QUANTIZE:
+        low, high = codes.args[4:6]
+    else:
+        low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    shift = _number(module, zero)
+    return max(abs(low - shift), abs(high - shift)) if shift is not None else high - low
+
+
+def _of_codes(node: Any) -> bool:
+    """Whether a value is dequantized from integers of at most nine bits."""
+    if not isinstance(node, fx.Node) or node.target is not DEQUANTIZE or node.meta["val"].dtype is not torch.float32:
         return False
     codes: Any = node.args[0]
-    return codes.meta["val"].dtype in (torch.int8, torch.uint8) and node.meta["val"].dtype is torch.float32
+    if codes.target is QUANTIZE:
+        return bool(codes.args[5] - codes.args[4] < 256)
+    return codes.meta["val"].dtype in (torch.int8, torch.uint8)
 
 
 class _Writer:
@@ -91,14 +143,18 @@ class _Writer:
     def __init__(self, module: Module, node: fx.Node) -> None:
         self.module, self.node = module, node
 
-    def call(
-        self, target: Any, *args: Any, like: fx.Node | None = None, dtype: torch.dtype | None = None
-    ) -> fx.Node:
-        copies = target is aten._to_copy.default
-        node = self.module.graph.call_function(target, args, {"dtype": dtype} if copies else {})
-        shape: fx.Node = args[0] if like is None else like
-        value = shape.meta["val"]
+    def call(self, target: Any, *args: Any, like: fx.Node, dtype: torch.dtype | None = None) -> fx.Node:
+        node = self.module.graph.call_function(target, args)
+        value = like.meta["val"]
         node.meta["val"] = value.new_empty(value.shape, dtype=dtype or value.dtype)
+        return node
+
+    def converted(self, x: Any, dtype: torch.dtype) -> fx.Node:
+        value = x.meta["val"]
+        if value.dtype is dtype:
+            return x  # type: ignore[no-any-return]
+        node = self.module.graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
+        node.meta["val"] = value.new_empty(value.shape, dtype=dtype)
         return node
 
     def reshaped(self, node: fx.Node, shape: list[Any]) -> fx.Node:
@@ -112,8 +168,7 @@ class _Writer:
     def parameter(self, parameter: fx.Node, x: fx.Node, rows: bool, dtype: torch.dtype) -> fx.Node:
         """A parameter of x for a whole tensor, or for each of its rows, to be broadcast."""
         value = parameter.meta["val"]
-        if value.dtype is not dtype:
-            parameter = self.call(aten._to_copy.default, parameter, dtype=dtype)
+        parameter = self.converted(parameter, dtype)
         if not rows:
             return self.reshaped(parameter, []) if value.dim() else parameter
         outer = x.meta["val"].shape[:-1]
@@ -128,8 +183,3 @@ class _Writer:
         value = parameter.meta["val"]
         count = value.numel()
         return self.reshaped(parameter, [count] + [1] * trailing)
-
-    def weights(self, codes: torch.Tensor, shift: torch.Tensor, name: str) -> fx.Node:
-        """Codes less their zero points."""
-        shift = shift.reshape([-1] + [1] * (codes.dim() - 1))
-        return self.module.add_constant(codes.to(torch.int32) - shift.to(torch.int32), name)

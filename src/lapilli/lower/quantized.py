@@ -44,13 +44,13 @@ def dequantize(call: Call, codes: Node, scale: Node, zero: Node | None, block: S
 def quantize(
     call: Call, x: Node, inverse: Node, zero: Node | None, block: Sequence[int], low: int, high: int, _: Any
 ) -> Map:
-    """x / scale rounded half to even, plus the zero point, between low and high: [*] -> integers [*]."""
+    """x / scale rounded half to even, plus the zero point, between low and high: [*] -> integers [*], of any type."""
 
     def body(*at: Int) -> Expr:
         value = unary("round", load(x, at) * _parameter(inverse, at, block))
         if zero is not None:
             value = value + cast_to(_parameter(zero, at, block), DType.float32)
-        return cast_to(binary("min", binary("max", value, float(low)), float(high)), DType.int32)
+        return binary("min", binary("max", value, float(low)), float(high))
 
     return call.map(body)
 
