@@ -47,6 +47,63 @@ def center(module: Module) -> None:
     module.clean()
 
 
+_MOVES = (
+    aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default, aten.relu.default, aten.flatten.using_ints,
+    aten.view.default, aten.reshape.default, aten.permute.default, aten.transpose.int, aten.squeeze.dim, aten.squeeze.dims,
+    aten.unsqueeze.default, aten.slice.Tensor, aten.expand.default, aten.clone.default, aten.pixel_shuffle.default,
+)  # fmt: skip
+"""Operators whose results are values of their operand, or 0."""
+
+
+def move(module: Module) -> int:
+    """Operators that only move values, between numbers and codes of one scale, move the codes: quantize(f(dequantize(u))) = f(u).
+    Returns their number.
+    """
+    moved = 0
+    for node in list(module.graph.nodes):
+        if node.target is not QUANTIZE or not _is_centered(node):
+            continue
+        between, inverse, low, high = node.args[0], node.args[1], node.args[4], node.args[5]
+        read = between.args[0] if between.target in _MOVES or _is_zero_padding(between) else None
+        if not isinstance(read, fx.Node) or read.target is not DEQUANTIZE or read.args[2] is not None:
+            continue
+        codes: Any = read.args[0]
+        scale, inverses = module.constants.get(read.args[1]), module.constants.get(inverse)  # type: ignore[arg-type]
+        limits = _limits(codes)
+        if scale is None or inverses is None or limits is None or scale.numel() != 1 or inverses.numel() != 1:
+            continue
+        same = float(inverses) == float((1.0 / scale.double()).float()) or float(inverses) == float(1.0 / scale)
+        if not same or limits[0] < low or limits[1] > high:
+            continue
+        with module.graph.inserting_before(node):
+            new = module.graph.call_function(between.target, (codes, *between.args[1:]), dict(between.kwargs))
+        new.meta["val"] = between.meta["val"]
+        new.meta["limits"] = (min(limits[0], 0), max(limits[1], 0))
+        module.replace(node, new)
+        moved += 1
+    module.clean()
+    return moved
+
+
+def _is_centered(node: fx.Node) -> bool:
+    return node.target is QUANTIZE and node.args[2] is None and node.args[6] is torch.float32
+
+
+def _is_zero_padding(node: fx.Node) -> bool:
+    args: Any = node.args
+    if node.target is aten.constant_pad_nd.default:
+        return len(args) < 3 or args[2] == 0
+    return node.target is aten.pad.default and (len(args) < 3 or args[2] == "constant") and (len(args) < 4 or not args[3])
+
+
+def _limits(codes: fx.Node) -> tuple[int, int] | None:
+    """The range of codes less their zero points."""
+    if _is_centered(codes):
+        return codes.args[4], codes.args[5]  # type: ignore[return-value]
+    found: tuple[int, int] | None = codes.meta.get("limits")
+    return found
+
+
 def _number(module: Module, zero: Any) -> int | None:
     """A zero point that is known and the same for all elements; 0 for none."""
     if zero is None:
@@ -118,11 +175,9 @@ def _replace(module: Module, node: fx.Node) -> bool:
 
 def _largest(module: Module, codes: Any, zero: Any) -> int:
     """The largest magnitude of a code less its zero point."""
-    dtype = codes.meta["val"].dtype
-    if codes.target is QUANTIZE:
-        low, high = codes.args[4:6]
-    else:
-        low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    known = codes.args[4:6] if codes.target is QUANTIZE else _limits(codes)
+    limits = torch.iinfo(torch.int8 if known is not None else codes.meta["val"].dtype)
+    low, high = known or (limits.min, limits.max)
     shift = _number(module, zero)
     return max(abs(low - shift), abs(high - shift)) if shift is not None else high - low
 
@@ -132,8 +187,8 @@ def _of_codes(node: Any) -> bool:
     if not isinstance(node, fx.Node) or node.target is not DEQUANTIZE or node.meta["val"].dtype is not torch.float32:
         return False
     codes: Any = node.args[0]
-    if codes.target is QUANTIZE:
-        return bool(codes.args[5] - codes.args[4] < 256)
+    if codes.target is QUANTIZE or "limits" in codes.meta:
+        return True
     return codes.meta["val"].dtype in (torch.int8, torch.uint8)
 
 

@@ -13,7 +13,7 @@ from lapilli.graph.complex import split_complex
 from lapilli.graph.fold import fold_batch_norm, fold_constants, fold_padding
 from lapilli.graph.functionalize import functionalize
 from lapilli.graph.inline import inline_regions
-from lapilli.graph.integers import center, compute_in_integers
+from lapilli.graph.integers import center, compute_in_integers, move
 from lapilli.graph.merge import merge_linear
 from lapilli.graph.module import Module
 from lapilli.graph.packed import unpack
@@ -60,7 +60,9 @@ def optimize(module: Module) -> None:
     fold_padding(module)
     fold_constants(module, is_supported=is_supported)
     center(module)
-    compute_in_integers(module)
+    move(module)
+    if compute_in_integers(module):
+        fold_padding(module)
     pack_codes(module)
     merge_linear(module)
     split_large_weights(module)
