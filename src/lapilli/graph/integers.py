@@ -213,9 +213,9 @@ class _Writer:
         return node
 
     def reshaped(self, node: fx.Node, shape: list[Any]) -> fx.Node:
-        known = self.module.constants.get(node)
-        if known is not None:
-            return self.module.add_constant(known.reshape(shape), f"{node.name}_reshaped")
+        """A view, also of a constant: those of several dimensions are rounded where weights are."""
+        if list(node.meta["val"].shape) == shape:
+            return node
         made = self.module.graph.call_function(aten.reshape.default, (node, shape))
         made.meta["val"] = node.meta["val"].new_empty(shape)
         return made
