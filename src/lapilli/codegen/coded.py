@@ -7,15 +7,15 @@ For drivers of type CPU a line is four columns, in which the four of each k foll
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable
 from lapilli.codegen.template import Context
 from lapilli.codegen.wrapper import Wrapper, source, source8
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, Load, binary, const, load, loads, reads, rewrite
+from lapilli.ir.expr import Expr, Load, Op, binary, cast_to, const, load, loads, reads, rewrite, walk
 from lapilli.ir.integer import Atom, Int, Quotient, Var, as_int, ceildiv, minimum, of
 from lapilli.ir.node import Matmul, Node
 from lapilli.schedule.contraction import MatmulView, Operand
@@ -23,6 +23,8 @@ from lapilli.schedule.encoding import Blocks
 from lapilli.schedule.task import Task
 
 _WORD = 32
+_OFFSET_BITS = 0x4B000000
+"""2^23 as a float."""
 _TEXEL = 4
 """Words that a CPU kernel reads at once."""
 
@@ -215,6 +217,14 @@ def matrix_source(w: Wrapper, name: str, node: Node) -> None:
     w.structs.append(f"struct {name} : ILine4\n{{\n{_line4(w.kernel, node)}}};\n")
 
 
+def scaled_source(w: Wrapper, name: str, node: Node) -> None:
+    """struct `name`, which reads four numbers of a line and what they are multiplied by."""
+    if not isinstance(node, Coded):
+        source(w, name, node, vector=True)
+        return
+    w.structs.append(f"struct {name} : IScaled4\n{{\n{_scaled4(w.kernel, node)}}};\n")
+
+
 def matrix_source8(w: Wrapper, name: str, node: Node) -> None:
     """struct `name`, which reads eight halves of a line."""
     if not isinstance(node, Coded):
@@ -250,6 +260,35 @@ def _line4(kernel: KernelBuilder, m: Coded) -> str:
             names = {line: "int(line)", step: "int(step)", part: "int(part)"}
             text = _decoded(kernel, m, word, names, of(step) * (m.parts * LANES) + of(part) * LANES, line)
     return f"    static float4 line4(uint i, uint line, uint step, uint part)\n    {{\n{text}    }}\n"
+
+
+def _scaled4(kernel: KernelBuilder, m: Coded) -> str:
+    step, part = Var("step", as_int(max(m.per_line, 1))), Var("part", as_int(m.parts))
+    line = Var("line", m.column.extent)
+    names: dict[Atom, str] = {line: "int(line)", step: "int(step)", part: "int(part)"}
+    first = of(step) * (m.parts * LANES) + of(part) * LANES
+    at = [{m.inner: first + k, m.column: of(line)} for k in range(LANES)]
+    numbers, scale = _factored(m.value, m.code, at)
+    shift = f" >> (part * {LANES * m.bits})" if m.parts > 1 else ""
+    with _literal_sizes(kernel):
+        word = f"{_lines_word(kernel, m, f'line * {m.per_line} + step')}{shift}"
+        text = _decoded(kernel, replace(m, value=numbers), word, names, first, line)
+        e = Emitter(kernel, names, None, indent="        ")
+        e.line(f"return {e.value(rewrite(scale, at[0]))};")
+    return (
+        f"    static float4 numbers4(uint i, uint line, uint step, uint part)\n    {{\n{text}    }}\n"
+        f"    static float scale(uint line, uint step, uint part)\n    {{\n{e.text()}    }}\n"
+    )
+
+
+def _factored(value: Expr, code: Expr, at: Sequence[Mapping[Atom, Int]]) -> tuple[Expr, Expr]:
+    """An element as a product with what it shares with its neighbours, whose indices are given; 1 if there is nothing."""
+    if isinstance(value, Op) and value.op == "mul":
+        for number, scale in (value.args, value.args[::-1]):
+            shared = [rewrite(scale, place) for place in at]
+            if code not in walk(scale) and all(s is shared[0] for s in shared):
+                return number, scale
+    return value, const(1.0)
 
 
 def _line8(kernel: KernelBuilder, m: Coded) -> str:
@@ -301,8 +340,13 @@ def _decoded(kernel: KernelBuilder, m: Coded, word: str, names: dict[Atom, str],
     e = Emitter(kernel, names, of(lane), indent="        ")
     low = f" + {m.low}" if m.low > 0 else f" - {-m.low}" if m.low else ""
     shifts = ", ".join(str(i * m.bits) for i in range(LANES))
-    e.line(f"int4 code = int4((uint4({word}) >> uint4({shifts})) & {(1 << m.bits) - 1}){low};")
-    e.name(rewrite(m.code, at), "code")
+    code = rewrite(m.code, at)
+    e.line(f"uint4 bits = (uint4({word}) >> uint4({shifts})) & {(1 << m.bits) - 1};")
+    e.line(f"int4 code = int4(bits){low};")
+    e.name(code, "code")
+    # As numbers without a conversion, which is slow on GPUs: the bits are the last ones of 2^23 and more.
+    e.line(f"float4 number = asfloat(bits | {_OFFSET_BITS:#x}u) - {2**23 - m.low}.0f;")
+    e.name(cast_to(code, DType.float32), "number")
     e.line(f"return {e.value(rewrite(m.value, at))};")
     return e.text()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, field
 
-from lapilli.codegen.coded import in_memory, lines_of_codes, matrix_source, parts_of
+from lapilli.codegen.coded import Coded, in_memory, lines_of_codes, parts_of, scaled_source
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import flat
 from lapilli.codegen.pairs import Pairs
@@ -37,6 +37,8 @@ _LOADS = 4
 """Loads of an invocation that are under way at once, ..."""
 _PAIR_LOADS = 2
 """... and of each of two lines."""
+_CODED_COLUMNS, _CODED_LOADS = 2, 4
+"""Of codes, which are few bytes: columns of a row that a team computes, and words of each that are under way at once."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,9 @@ class FewRows(RowProduct):
     """out[b, m, n]; rows of x and lines of w are contiguous along K, a multiple of four."""
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
-        columns = 2 if self.m > 1 or self.pairs is not None else 1
+        coded = isinstance(self.w.node, Coded)
+        columns = 2 if self.m > 1 or self.pairs is not None else _CODED_COLUMNS if coded else 1
+        steps = _CODED_LOADS if coded and self.m <= 2 else 1
         w = Wrapper(task, ctx, "gpu_few_rows", sizes_as_params=sizes_as_params)
         count = self._epilogue(w)
         if self.scaled is not None:
@@ -165,9 +169,9 @@ class FewRows(RowProduct):
             batch_x, row, _ = self.x.strides
             w.fields += [("offsetX4", self.x.offset // 4), ("batchX4", batch_x // 4), ("ldx4", row // 4)]
         second = self.pairs.w if self.pairs is not None else self.w
-        matrix_source(w, "W", self.w.node)
+        scaled_source(w, "W", self.w.node)
         if self.pairs is not None:
-            matrix_source(w, "V", second.node)
+            scaled_source(w, "V", second.node)
         w.params(
             N=count, K4=self.k // 4, ldw4=self.w.strides[2] // 4, batchW4=self.w.strides[0] // 4, offsetW4=self.w.offset // 4,
             ldv4=second.strides[2] // 4, batchV4=second.strides[0] // 4, offsetV4=second.offset // 4,
@@ -175,10 +179,10 @@ class FewRows(RowProduct):
         norm, parts = int(self.scaled is not None), parts_of(self.w.node)
         if self.pairs is None:
             groups = (ceildiv(count, INVOCATIONS // TEAM * columns), as_int(1), self.batch)
-            call = f"few_rows<X, W, E, {self.m}, {columns}, {TEAM}, {INVOCATIONS}, {norm}, {parts}>(P.t, gid, li);"
+            call = f"few_rows<X, W, E, {self.m}, {columns}, {TEAM}, {INVOCATIONS}, {norm}, {parts}, {steps}>(P.t, gid, li);"
         else:
             groups = (ceildiv(count, INVOCATIONS // TEAM), as_int(1), self.batch)
-            call = f"few_rows_pairs<X, W, V, L, E, {self.m}, {TEAM}, {INVOCATIONS}, {norm}, {parts}>(P.t, gid, li);"
+            call = f"few_rows_pairs<X, W, V, L, E, {self.m}, {TEAM}, {INVOCATIONS}, {norm}, {parts}, {steps}>(P.t, gid, li);"
         rows = "" if self.scaled is not None else "uint offsetX4; uint batchX4; uint ldx4; "
         written = w.finish(
             call, groups, (INVOCATIONS, 1, 1), "few_rows", f"{rows}FewRowsParams t;", ["row_operands"], plain=True

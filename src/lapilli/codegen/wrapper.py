@@ -214,8 +214,10 @@ def source(w: Wrapper, name: str, node: Node, vector: bool) -> None:
     four = vector_load(w, node) if vector else "float4(0.0f)"
     one = "0.0f" if vector else scalar_load(w, node, "int(i)")
     w.structs.append(
-        f"struct {name} : ISource, ILine4\n{{\n    static float4 load4(uint i) {{ return {four}; }}\n"
+        f"struct {name} : ISource, ILine4, IScaled4\n{{\n    static float4 load4(uint i) {{ return {four}; }}\n"
         f"    static float4 line4(uint i, uint line, uint step, uint part) {{ return load4(i); }}\n"
+        f"    static float4 numbers4(uint i, uint line, uint step, uint part) {{ return load4(i); }}\n"
+        f"    static float scale(uint line, uint step, uint part) {{ return 1.0f; }}\n"
         f"    static float load(uint i) {{ return {one}; }}\n}};\n"
     )
 
