@@ -36,7 +36,13 @@ except ImportError as error:
 
 aten = torch.ops.aten
 
-_CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.conv1d.padding, aten.conv2d.padding)
+_CONVOLUTIONS = (
+    aten.conv1d.default,
+    aten.conv2d.default,
+    aten.conv3d.default,
+    aten.conv1d.padding,
+    aten.conv2d.padding,
+)
 _LINEAR = (aten.linear.default,)
 _ACTIVATIONS = (
     aten.relu.default, aten.relu_.default, aten.hardtanh.default, aten.hardtanh_.default, aten.relu6.default, aten.clamp.default,
@@ -180,7 +186,10 @@ def _modules(node: fx.Node) -> Iterator[tuple[str, str]]:
     """Names and classes of the modules that a node comes from, outermost first."""
     for path, kind in node.meta.get("nn_module_stack", {}).values():
         name = str(path).removeprefix("L['self'].").removeprefix("L__self___")
-        yield name.replace("slice(None, None, None)", ""), kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+        yield (
+            name.replace("slice(None, None, None)", ""),
+            kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}",
+        )
 
 
 def _is_marked(node: fx.Node) -> bool:

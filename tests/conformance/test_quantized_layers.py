@@ -1,15 +1,15 @@
-"""Layers of two quantized operands: sums of codes are exact, so results differ from torch's reference only where what is rounded lies
-at a tie."""
+"""Layers of two quantized operands: sums of codes are exact, so results differ from torch's reference only where what is rounded
+lies at a tie."""
 
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, Literal
 
 import as_gpu
 import pytest
 import torch
-import torch.ao.quantization.fx._decomposed  # noqa: F401  (torch's operators for quantized graphs)
+import torch.ao.quantization.fx._decomposed
 import torch.nn.functional as F
 
 import lapilli
@@ -25,8 +25,13 @@ def anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
 
 
 class Layer(torch.nn.Module):
-    """A convolution, or a linear layer (dims 0), of codes of the type `kind`, as PT2E writes it. geometry: stride, padding, dilation
-    and groups."""
+    """A convolution, or a linear layer (dims 0), of codes of the type `kind`, as PT2E writes it. geometry: stride, padding,
+    dilation and groups."""
+
+    q: torch.Tensor
+    s: torch.Tensor
+    z: torch.Tensor
+    b: torch.Tensor | None
 
     def __init__(
         self, shape: tuple[int, ...], dims: int, kind: torch.dtype, zeros: tuple[int, int], per_channel: bool, bias: bool,
@@ -38,7 +43,9 @@ class Layer(torch.nn.Module):
         self.zeros, self.per_channel = zeros, per_channel
         self.register_buffer("q", torch.randint(-127, 128, shape, dtype=torch.int8))
         self.register_buffer("s", (torch.rand(out if per_channel else 1) + 0.5) / 100)
-        self.register_buffer("z", torch.randint(-9, 9, self.s.shape) if shifted else torch.zeros_like(self.s, dtype=torch.int64))
+        self.register_buffer(
+            "z", torch.randint(-9, 9, self.s.shape) if shifted else torch.zeros_like(self.s, dtype=torch.int64)
+        )
         self.register_buffer("b", torch.randn(out) if bias else None)
         size = float(torch.tensor(shape[1:]).prod())
         self.scale_in, self.scale_out = 0.023, 0.02 * size**0.5
@@ -73,7 +80,10 @@ class Layer(torch.nn.Module):
     def check(self, x: torch.Tensor, got: torch.Tensor) -> None:
         """In float64, where sums of codes are exact."""
         low, high = self.limits
-        a = decomposed.quantize_per_tensor(x, self.scale_in, self.zeros[0], low, high, self.kind).double() - self.zeros[0]
+        a = (
+            decomposed.quantize_per_tensor(x, self.scale_in, self.zeros[0], low, high, self.kind).double()
+            - self.zeros[0]
+        )
         column = (-1, *[1] * (self.q.dim() - 1))
         w = self.q.double() - self.z.double().reshape(column)
         scale = self.scale_in * self.s.double().reshape((-1, *[1] * self.dims))
@@ -95,13 +105,19 @@ def run(model: Layer, x: torch.Tensor, plan: str) -> lapilli.Program:
     return program
 
 
-CASES = {
-    "linear": (Layer, ((24, 40), 0, torch.int8, (3, -5), True, True), (5, 40)),
-    "a long sum, in 32-bit integers": (Layer, ((16, 4096), 0, torch.int8, (0, 0), True, True), (3, 4096)),
-    "a convolution with a long sum": (Layer, ((8, 512, 3, 3), 2, torch.uint8, (128, 100), True, True, (1, 1, 1, 1), "relu"), (1, 512, 5, 4)),
-    "depthwise": (Layer, ((16, 1, 3, 3), 2, torch.uint8, (0, 0), True, True, (2, 1, 1, 16), "relu6"), (2, 16, 9, 7)),
-    "padding counts as zero, not as the zero point": (Layer, ((8, 4, 3, 3), 2, torch.int8, (50, -128), True, False, (1, 2, 1, 1), "relu"), (1, 4, 6, 6)),
-    "weights with zero points": (Layer, ((12, 8, 3), 1, torch.int8, (-7, 4), True, True, (1, 1, 2, 1), "none", False, True), (2, 8, 11)),
+CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "linear": (((24, 40), 0, torch.int8, (3, -5), True, True), (5, 40)),
+    "a long sum, in 32-bit integers": (((16, 4096), 0, torch.int8, (0, 0), True, True), (3, 4096)),
+    "a convolution with a long sum": (
+        ((8, 512, 3, 3), 2, torch.uint8, (128, 100), True, True, (1, 1, 1, 1), "relu"), (1, 512, 5, 4),
+    ),
+    "depthwise": (((16, 1, 3, 3), 2, torch.uint8, (0, 0), True, True, (2, 1, 1, 16), "relu6"), (2, 16, 9, 7)),
+    "padding counts as zero, not as the zero point": (
+        ((8, 4, 3, 3), 2, torch.int8, (50, -128), True, False, (1, 2, 1, 1), "relu"), (1, 4, 6, 6),
+    ),
+    "weights with zero points": (
+        ((12, 8, 3), 1, torch.int8, (-7, 4), True, True, (1, 1, 2, 1), "none", False, True), (2, 8, 11),
+    ),
 }  # fmt: skip
 
 
@@ -109,8 +125,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_layers(name: str, plan: str) -> None:
     torch.manual_seed(0)
-    kind, arguments, shape = CASES[name]
-    model: Layer = kind(*arguments)
+    arguments, shape = CASES[name]
+    model = Layer(*arguments)
     run(model, torch.randn(shape), plan).close()
 
 
@@ -133,7 +149,11 @@ def any_layer(seed: int) -> tuple[Layer, torch.Tensor, str]:
         r.random() < 0.5, r.random() < 0.25,
     )  # fmt: skip
     sizes = [r.choice((9, 10, 12, 17)) for _ in range(dims)]
-    x = torch.randn(*r.choice(((1,), (3,), (2, 3), ())), channels) if not dims else torch.randn(r.choice((1, 2)), channels, *sizes)
+    x = (
+        torch.randn(*r.choice(((1,), (3,), (2, 3), ())), channels)
+        if not dims
+        else torch.randn(r.choice((1, 2)), channels, *sizes)
+    )
     return model, x, r.choice(PLANS)
 
 
@@ -145,6 +165,11 @@ def test_any_layer(seed: int) -> None:
 
 class Chain(torch.nn.Module):
     """Two convolutions with padding, pooling and a view between them, all on one grid."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    s: torch.Tensor
+    t: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +184,9 @@ class Chain(torch.nn.Module):
             return decomposed.dequantize_per_tensor(q, scale, zero, -128, 127, torch.int8)
 
         def weight(q: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-            return decomposed.dequantize_per_channel(q, s, torch.zeros(len(s), dtype=torch.int64), 0, -127, 127, torch.int8)
+            return decomposed.dequantize_per_channel(
+                q, s, torch.zeros(len(s), dtype=torch.int64), 0, -127, 127, torch.int8
+            )
 
         y = rounded(F.relu(F.conv2d(rounded(x, 0.03, 5), weight(self.a, self.s), padding=1)), 0.05, -128)
         y = rounded(F.pad(y, (1, 1, 1, 1)), 0.05, -128)
@@ -171,7 +198,7 @@ class Chain(torch.nn.Module):
 def test_codes_stay_codes_between_layers(plan: str) -> None:
     torch.manual_seed(0)
     model, x = Chain(), torch.randn(2, 8, 12, 10)
-    precision = "fp16" if plan == "gpu-fp16" else "fp32"
+    precision: Literal["fp16", "fp32"] = "fp16" if plan == "gpu-fp16" else "fp32"
     with lapilli.compile(model, (x,), target=plan, precision=precision, fallback="error") as program:
         got, wanted = program(x), model(x)
         kernels = [k.name for k in program.description.kernels]

@@ -1,5 +1,5 @@
-"""Matrices that kernels decode as they read them: packed codes, and beside them what blocks of elements share. A template has such a
-matrix as its right operand, a `Coded`, which has no memory; its kernel asks for elements by line and step (`ILine4`, `ILine8`).
+"""Matrices that kernels decode as they read them: packed codes, and beside them what blocks of elements share. A template has such
+a matrix as its right operand, a `Coded`, which has no memory; its kernel asks for elements by line and step (`ILine4`, `ILine8`).
 
 For GPUs a line is a column of the product along K, as torch's weights lie: codes of a constant are read from the file's own bytes.
 For drivers of type CPU a line is four columns, in which the four of each k follow each other.
@@ -115,9 +115,7 @@ def _columns(v: MatmulView, blocks: Blocks, contraction: Matmul, ctx: Context) -
     return made
 
 
-def _made(
-    v: MatmulView, blocks: Blocks, contraction: Matmul, words: Node, per_line: Int, flip: int, low: int
-) -> Coded:
+def _made(v: MatmulView, blocks: Blocks, contraction: Matmul, words: Node, per_line: Int, flip: int, low: int) -> Coded:
     node = v.rhs.node
     count = per_line.value
     assert count is not None
@@ -129,7 +127,11 @@ def _made(
 
 
 def _packed(
-    blocks: Blocks, contraction: Matmul, ctx: Context, shape: list[Int], place: Callable[[Int, Int, int], tuple[Int, Int]]
+    blocks: Blocks,
+    contraction: Matmul,
+    ctx: Context,
+    shape: list[Int],
+    place: Callable[[Int, Int, int], tuple[Int, Int]],
 ) -> Node:
     """Codes packed into words, lowest bits first; beyond the matrix, those at its edge. place: column and k of a code."""
     key = ("codes", blocks.code, tuple(shape), contraction.column.id, contraction.inner.id)
@@ -141,7 +143,7 @@ def _packed(
         packed: Expr = const(0, DType.int32)
         for i in range(_WORD // blocks.bits):
             column, inner = place(line, word, i)
-            at = {contraction.column: _below(column, n), contraction.inner: _below(inner, k)}
+            at: dict[Atom, Int] = {contraction.column: _below(column, n), contraction.inner: _below(inner, k)}
             part = binary("shl", binary("sub", rewrite(blocks.code, at), blocks.low), blocks.bits * i)
             packed = part if i == 0 else binary("bitor", packed, part)
         return [], packed
@@ -152,8 +154,8 @@ def _packed(
 
 def _below(i: Int, n: Int) -> Int:
     """An index, or the last one, if it may be beyond."""
-    high = i.bounds[1]
-    return i if high is not None and (n - 1 - high).bounds[0] is not None and (n - 1 - high).bounds[0] >= 0 else minimum(i, n - 1)  # type: ignore[operator]
+    high, count = i.bounds[1], n.value
+    return i if high is not None and count is not None and high < count else minimum(i, n - 1)
 
 
 def _with_columns(m: Coded, contraction: Matmul, ctx: Context) -> Expr:
@@ -243,6 +245,11 @@ def _literal_sizes(kernel: KernelBuilder) -> Iterator[None]:
         kernel.sizes_as_params = kept
 
 
+def _named(*variables: Var) -> dict[Atom, str]:
+    """The texts of variables: arguments of their names."""
+    return {v: f"int({v.name})" for v in variables}
+
+
 def _line4(kernel: KernelBuilder, m: Coded) -> str:
     step, part = Var("step", as_int(max(m.per_line, 1))), Var("part", as_int(LANES if m.by_columns else m.parts))
     with _literal_sizes(kernel):
@@ -251,23 +258,23 @@ def _line4(kernel: KernelBuilder, m: Coded) -> str:
             step = Var("step", ceildiv(m.inner.extent, LANES))
             word = _word_of_columns(kernel, m)
             inner: Int = _below(of(step) * LANES + of(part), m.inner.extent)
-            names = {line: "int(line)", step: "int(step)", part: "int(part)"}
-            text = _decoded(kernel, m, word, names, inner, line)
+            text = _decoded(kernel, m, word, _named(line, step, part), inner, line)
         else:
             line = Var("line", m.column.extent)
             shift = f" >> (part * {LANES * m.bits})" if m.parts > 1 else ""
             word = f"{_lines_word(kernel, m, f'line * {m.per_line} + step')}{shift}"
-            names = {line: "int(line)", step: "int(step)", part: "int(part)"}
-            text = _decoded(kernel, m, word, names, of(step) * (m.parts * LANES) + of(part) * LANES, line)
+            text = _decoded(
+                kernel, m, word, _named(line, step, part), of(step) * (m.parts * LANES) + of(part) * LANES, line
+            )
     return f"    static float4 line4(uint i, uint line, uint step, uint part)\n    {{\n{text}    }}\n"
 
 
 def _scaled4(kernel: KernelBuilder, m: Coded) -> str:
     step, part = Var("step", as_int(max(m.per_line, 1))), Var("part", as_int(m.parts))
     line = Var("line", m.column.extent)
-    names: dict[Atom, str] = {line: "int(line)", step: "int(step)", part: "int(part)"}
+    names = _named(line, step, part)
     first = of(step) * (m.parts * LANES) + of(part) * LANES
-    at = [{m.inner: first + k, m.column: of(line)} for k in range(LANES)]
+    at: list[dict[Atom, Int]] = [{m.inner: first + k, m.column: of(line)} for k in range(LANES)]
     numbers, scale = _factored(m.value, m.code, at)
     shift = f" >> (part * {LANES * m.bits})" if m.parts > 1 else ""
     with _literal_sizes(kernel):
@@ -325,7 +332,11 @@ def _word_of_columns(kernel: KernelBuilder, m: Coded) -> str:
     at = f"line * {texels} + step / {per_texel // LANES}" if m.parts > 1 else f"line * {texels} + step"
     which = f"(step % {m.parts} * {LANES // m.parts} + part / {m.parts})" if m.parts > 1 else "part"
     shift = f" >> (part % {m.parts} * {LANES * m.bits})" if m.parts > 1 else ""
-    words = f"asuint({kernel.bind(m.words, 'float4', texel=True)}[{at}])" if kernel.texel else f"uint4({kernel.bind(m.words, 'int4')}[{at}])"
+    words = (
+        f"asuint({kernel.bind(m.words, 'float4', texel=True)}[{at}])"
+        if kernel.texel
+        else f"uint4({kernel.bind(m.words, 'int4')}[{at}])"
+    )
     return f"one_of({words}, {which}){shift}"
 
 
@@ -354,4 +365,3 @@ def _decoded(kernel: KernelBuilder, m: Coded, word: str, names: dict[Atom, str],
 def parts_of(node: Node) -> int:
     """Fours of a step of a matrix, as `ILine4` counts."""
     return node.parts if isinstance(node, Coded) else 1
-

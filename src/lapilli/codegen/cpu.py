@@ -233,7 +233,8 @@ class CpuConvolution(KernelTemplate):
         if self.depthwise:
             groups, group = linear_groups(strips, _SIZE)
             share = int(v.dilation[1] == 1)
-            call = f"convDepthwise<X, W, E, {tw}, {v.kernel[1]}, {v.stride[1]}, {share}, {whole}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
+            lane = f"uint({group}) * {_SIZE} + li"
+            call = f"convDepthwise<X, W, E, {tw}, {v.kernel[1]}, {v.stride[1]}, {share}, {whole}>(P.t, {lane}, gid.x);"
             written = w.finish(call, groups, (_SIZE, 1, 1), "depthwise", "ConvParams")
             written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
             return written

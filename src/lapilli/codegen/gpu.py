@@ -350,7 +350,8 @@ class _Depthwise(KernelTemplate):
         )  # fmt: skip
         size = 128  # one pixel and four channels an invocation: more of either lost
         groups = (ceildiv(v.out_w * (v.channels // 4), size), v.out_h, v.n)
-        call = f"depthwise4<X, W, E, {v.kernel[0]}, {v.kernel[1]}, {v.stride[1]}, 1, {size}, {int(not v.weight.dtype.is_float)}>(P.t, gid, li);"
+        whole = int(not v.weight.dtype.is_float)
+        call = f"depthwise4<X, W, E, {v.kernel[0]}, {v.kernel[1]}, {v.stride[1]}, 1, {size}, {whole}>(P.t, gid, li);"
         written = w.finish(call, groups, (size, 1, 1), "depthwise", "DepthwiseParams")
         written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
         return written

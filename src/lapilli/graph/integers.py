@@ -38,7 +38,10 @@ def center(module: Module) -> None:
         shift = _number(module, zero)
         if shift is None or any(b != -1 for b in block):
             continue
-        if any(u.target is not DEQUANTIZE or u.args[0] is not node or _number(module, u.args[2]) != shift for u in node.users):
+        if any(
+            u.target is not DEQUANTIZE or u.args[0] is not node or _number(module, u.args[2]) != shift
+            for u in node.users
+        ):
             continue
         node.args = (x, inverse, None, block, low - shift, high - shift, torch.float32)
         node.meta["val"] = node.meta["val"].new_empty(node.meta["val"].shape, dtype=torch.float32)
@@ -93,7 +96,9 @@ def _is_zero_padding(node: fx.Node) -> bool:
     args: Any = node.args
     if node.target is aten.constant_pad_nd.default:
         return len(args) < 3 or args[2] == 0
-    return node.target is aten.pad.default and (len(args) < 3 or args[2] == "constant") and (len(args) < 4 or not args[3])
+    return (
+        node.target is aten.pad.default and (len(args) < 3 or args[2] == "constant") and (len(args) < 4 or not args[3])
+    )
 
 
 def _limits(codes: fx.Node) -> tuple[int, int] | None:
@@ -128,17 +133,17 @@ def _is_plain_convolution(node: fx.Node) -> bool:
 
 
 def _replace(module: Module, node: fx.Node) -> bool:
-    x, w = node.args[:2]
+    x: Any = node.args[0]
+    w: Any = node.args[1]
     if not _of_codes(x) or not _of_codes(w) or node.meta["val"].dtype is not torch.float32:
         return False
-    assert isinstance(x, fx.Node) and isinstance(w, fx.Node)
     codes, scale, zero, block, _ = x.args
     weights, factor, shift, of_weight, _ = w.args
-    size = weights.meta["val"].shape  # type: ignore[union-attr]
+    size = weights.meta["val"].shape
     linear = node.target is aten.linear.default
-    whole = all(b == -1 for b in block)  # type: ignore[union-attr]
-    rows = linear and all(b == 1 for b in block[:-1]) and block[-1] == -1  # type: ignore[index,union-attr]
-    if not (whole or rows) or any(b != -1 for b in of_weight[1:]) or of_weight[0] not in (-1, 1):  # type: ignore[index]
+    whole = all(b == -1 for b in block)
+    rows = linear and all(b == 1 for b in block[:-1]) and block[-1] == -1
+    if not (whole or rows) or any(b != -1 for b in of_weight[1:]) or of_weight[0] not in (-1, 1):
         return False
     if weights not in module.constants or len(size) < 2 or (shift is not None and shift not in module.constants):
         return False

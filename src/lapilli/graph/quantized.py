@@ -170,7 +170,8 @@ def _dequantize_affine(
 
 
 def _quantize_affine(
-    w: _Writer, x: fx.Node, block: Sequence[Any], scale: Any, zero: Any, output_dtype: torch.dtype, low: Any = None, high: Any = None
+    w: _Writer, x: fx.Node, block: Sequence[Any], scale: Any, zero: Any, output_dtype: torch.dtype, low: Any = None,
+    high: Any = None,
 ) -> fx.Node:  # fmt: skip
     low, high = _bounds(w.node.meta["val"].dtype, low, high)
     dtype = w.node.meta["val"].dtype
@@ -277,7 +278,7 @@ def pack_codes(module: Module) -> int:
         low, high = (int(v) for v in value.aminmax())
         if high - low >= _FEW_VALUES:
             continue
-        low = -8 if -8 <= low and high <= 7 else 0 if low >= 0 and high <= 15 else low
+        low = -8 if low >= -8 and high <= 7 else 0 if low >= 0 and high <= 15 else low
         codes = (value.to(torch.int16) - low).to(torch.uint8)
         codes = torch.nn.functional.pad(codes, (0, value.shape[-1] % 2))
         both = module.add_constant(codes[..., ::2] | codes[..., 1::2] << 4, f"{node.name}_packed")

@@ -43,7 +43,9 @@ class Blocks:
         if not isinstance(node, Constant) or node.rank != 2 or node.dtype not in (DType.int8, DType.uint8):
             return None, 0, 0
         at = of(contraction.column), of(contraction.inner)
-        if layouts.get(node.id) != Layout.of(node.shape, range(2)) or any(a.extent == 1 for a in (contraction.column, contraction.inner)):
+        if layouts.get(node.id) != Layout.of(node.shape, range(2)) or any(
+            a.extent == 1 for a in (contraction.column, contraction.inner)
+        ):
             return None, 0, 0
         if self.bits == 8 and self.code is load(node, at):
             return (node, 0x80808080, -128) if node.dtype is DType.int8 else (node, 0, 0)
