@@ -10,7 +10,7 @@ from lapilli.ir.expr import Expr, load, loads, rewrite, walk
 from lapilli.ir.integer import Int, Var, as_int, of
 from lapilli.ir.node import Constant, Map, Matmul, Node, Reduce
 from lapilli.ir.ranges import Ranges
-from lapilli.lower.quantized import code_of
+from lapilli.lower.codes import code_of
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.realize import chase
 from lapilli.schedule.task import Task
