@@ -278,12 +278,13 @@ def _scaled4(kernel: KernelBuilder, m: Coded) -> str:
     numbers, scale = _factored(m.value, m.code, at)
     shift = f" >> (part * {LANES * m.bits})" if m.parts > 1 else ""
     with _literal_sizes(kernel):
-        word = f"{_lines_word(kernel, m, f'line * {m.per_line} + step')}{shift}"
-        text = _decoded(kernel, replace(m, value=numbers), word, names, first, line)
+        word = _lines_word(kernel, m, f"line * {m.per_line} + step")
+        text = _decoded(kernel, replace(m, value=numbers), f"word{shift}", names, first, line)
         e = Emitter(kernel, names, None, indent="        ")
         e.line(f"return {e.value(rewrite(scale, at[0]))};")
     return (
-        f"    static float4 numbers4(uint i, uint line, uint step, uint part)\n    {{\n{text}    }}\n"
+        f"    static uint word(uint line, uint step) {{ return {word}; }}\n"
+        f"    static float4 numbers4(uint word, uint i, uint line, uint step, uint part)\n    {{\n{text}    }}\n"
         f"    static float scale(uint line, uint step, uint part)\n    {{\n{e.text()}    }}\n"
     )
 

@@ -216,7 +216,8 @@ def source(w: Wrapper, name: str, node: Node, vector: bool) -> None:
     w.structs.append(
         f"struct {name} : ISource, ILine4, IScaled4\n{{\n    static float4 load4(uint i) {{ return {four}; }}\n"
         f"    static float4 line4(uint i, uint line, uint step, uint part) {{ return load4(i); }}\n"
-        f"    static float4 numbers4(uint i, uint line, uint step, uint part) {{ return load4(i); }}\n"
+        f"    static uint word(uint line, uint step) {{ return 0; }}\n"
+        f"    static float4 numbers4(uint word, uint i, uint line, uint step, uint part) {{ return load4(i); }}\n"
         f"    static float scale(uint line, uint step, uint part) {{ return 1.0f; }}\n"
         f"    static float load(uint i) {{ return {one}; }}\n}};\n"
     )
