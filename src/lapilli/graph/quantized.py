@@ -80,7 +80,9 @@ UNPACK: Any = torch.ops.lapilli.unpack.default
 
 
 def take_apart(module: Module) -> None:
-    """Replaces parameters that are tensor subclasses by the tensors inside, which the graph asks for by name."""
+    """Replaces parameters that are tensor subclasses by the tensors inside, which the graph asks for by name. (Nothing else may be
+    removed: operators that write to their operands have no readers.)
+    """
     for node in list(module.graph.nodes):
         if str(node.target) != "export.access_subclass_inner_tensor.default":
             continue
@@ -88,7 +90,9 @@ def take_apart(module: Module) -> None:
         inner = getattr(module.constants[outer], name).detach()
         module.replace(node, _constant(module, inner, f"{outer.name}_{name}"))
         module.graph.erase_node(node)
-    module.clean()
+        if not outer.users:
+            del module.constants[outer]
+            module.graph.erase_node(outer)
 
 
 def recognize(module: Module) -> None:
@@ -103,7 +107,6 @@ def recognize(module: Module) -> None:
             new.meta["val"] = node.meta["val"]
             module.replace(node, new)
         module.graph.erase_node(node)
-    module.clean()
 
 
 class _Writer:
