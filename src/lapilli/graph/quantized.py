@@ -265,6 +265,28 @@ _RECOGNIZED: dict[str, Callable[..., fx.Node | None]] = {
 }  # fmt: skip
 
 
+def narrow_zero_points(module: Module) -> None:
+    """Constant zero points take as few bytes as they need; those that are all 0 vanish."""
+    for node in list(module.graph.nodes):
+        zero: Any = node.args[2] if node.target in (DEQUANTIZE, QUANTIZE) else None
+        value = module.constants.get(zero)
+        if value is None or value.is_floating_point() or not value.numel():
+            continue
+        low, high = value.aminmax()
+        narrow = next(
+            t
+            for t in (torch.int8, torch.int16, torch.int32)
+            if low >= torch.iinfo(t).min and high <= torch.iinfo(t).max
+        )
+        new = (
+            zero
+            if narrow.itemsize >= value.dtype.itemsize
+            else module.add_constant(value.to(narrow), f"{zero.name}_narrow")
+        )
+        node.args = (*node.args[:2], new if value.any() else None, *node.args[3:])
+    module.clean()
+
+
 _FEW_VALUES = 16
 
 

@@ -17,7 +17,7 @@ from lapilli.graph.integers import center, compute_in_integers, move
 from lapilli.graph.merge import merge_linear
 from lapilli.graph.module import Module
 from lapilli.graph.packed import unpack
-from lapilli.graph.quantized import pack_codes, recognize, take_apart
+from lapilli.graph.quantized import narrow_zero_points, pack_codes, recognize, take_apart
 from lapilli.graph.split_large_weights import split_large_weights
 from lapilli.legalize.decompose import decompose, decompose_calls, tables
 from lapilli.lower import is_supported
@@ -59,6 +59,7 @@ def optimize(module: Module) -> None:
     fold_batch_norm(module)
     fold_padding(module)
     fold_constants(module, is_supported=is_supported)
+    narrow_zero_points(module)
     center(module)
     move(module)
     if compute_in_integers(module):
