@@ -17,6 +17,7 @@ torch_version=2.13.0
 torchvision_version=0.28.0
 transformers=transformers==5.23.0
 diffusers=diffusers==0.42.1
+torchao=torchao==0.18.0
 clang_tidy=clang-tidy==23.1.4
 
 say() { printf '\033[1m» %s\033[0m\n' "$*" >&2; }
@@ -146,6 +147,12 @@ test_tools() {
   pip_install --no-deps onnx_ir==1.1.0 onnxscript==0.7.2 # for torch.onnx.export; what else they ask for is there
 }
 
+# Without dependencies: it asks for none that its quantizers need.
+quantizers() {
+  say "torchao"
+  pip_install --no-deps "$torchao"
+}
+
 # silero-vad's TorchScript file, and the recording (16-bit, 8 kHz) that webrtcvad's source package is tested with.
 speech() {
   say "silero-vad, a recording of speech"
@@ -191,6 +198,7 @@ if [ "$goal" = test ]; then
   validation_layers
   swiftshader
   step test_tools "$(requirements project optional-dependencies test)"
+  step quantizers "$torchao"
   step speech 6.2.3
   step bare_environment "$(sources pyproject.toml native src)"
 fi

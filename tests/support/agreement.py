@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from lapilli.compiler import assemble
 from lapilli.graph.module import Module
+from lapilli.graph.quantized import DEQUANTIZE, QUANTIZE, UNPACK
 from lapilli.ir import interpret
 from lapilli.lower import lower, lowerings
 from lapilli.runtime.host import OWN
@@ -208,7 +209,7 @@ class _Recorder(TorchDispatchMode):
 
 def samples(overload: torch._ops.OpOverload, dtype: torch.dtype, limit: int) -> list[Case]:
     """Up to `limit` calls of an overload in torch's own samples, spread over them."""
-    chosen = _calls(overload, dtype)[: 12 * limit]
+    chosen = _calls(overload, dtype)[: 12 * limit] if overload not in ONLY_OURS else []
     step = max(1, len(chosen) // limit)
     return chosen[::step][:limit]
 
@@ -335,6 +336,8 @@ ONLY_FLOAT = {
                  "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
     for kind in ("default", "vec")
 }  # fmt: skip
+ONLY_OURS = {torch.ops.aten._int_mm.default, DEQUANTIZE, QUANTIZE, UNPACK}
+"""Operators of codes, of which calls with any other numbers mean nothing."""
 NOT_HALF = {torch.ops.aten.nextafter.default}
 
 

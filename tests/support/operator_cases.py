@@ -11,6 +11,7 @@ from agreement import Case
 from indexing_cases import factorisations, gathers, scatters, searches
 
 from lapilli import sampling
+from lapilli.graph.quantized import DEQUANTIZE, QUANTIZE, UNPACK
 
 aten = torch.ops.aten
 _generator = torch.Generator().manual_seed(7)
@@ -321,6 +322,32 @@ def _recurrent() -> Cases:
     return found
 
 
+def _codes() -> Cases:
+    """Quantized tensors: one scale, channels, rows, groups that do not divide a row; parameters of any rank."""
+    q, zero = ints(6, 10, dtype=torch.int8, low=-128, high=128), ints(6, 3, dtype=torch.int8)
+    scale, x = f(6, 3).abs() + 0.1, f(6, 10) * 20
+    d, c, u = DEQUANTIZE, QUANTIZE, UNPACK
+    packed = ints(3, 4, 5, dtype=torch.uint8, low=0, high=256)
+    images, of_channels = ints(2, 4, 3, 3, dtype=torch.uint8, low=0, high=256), f(4).abs() + 0.1
+    return {
+        d: [
+            Case(d, (q, scale, zero, [1, 4], torch.float32)), Case(d, (q, scale[:, 0], None, [1, -1], torch.float32)),
+            Case(d, (q, scale[:, :1], zero[:, :1], [1, -1], torch.float32)), Case(d, (q, f(), None, [-1, -1], torch.float32)),
+            Case(d, (q, f(1), ints(1, dtype=torch.int32), [-1, -1], torch.float32)),
+            Case(d, (images, of_channels, ints(4), [-1, 1, -1, -1], torch.float32)),
+        ],
+        c: [
+            Case(c, (x, scale, zero, [1, 4], -128, 127, torch.int8)), Case(c, (x, f(1), None, [-1, -1], -8, 7, torch.int8)),
+            Case(c, (x, scale[:, 0], ints(6, dtype=torch.int32), [1, -1], 0, 255, torch.uint8)),
+            Case(c, (x, f(), None, [-1, -1], -100, 155, torch.float32)),
+        ],
+        u: [Case(u, (packed, -8, 10)), Case(u, (packed, 0, 9)), Case(u, (packed[0], -3, 9))],
+        aten._int_mm.default: [
+            Case(aten._int_mm.default, (ints(17, 16, dtype=torch.int8), ints(16, 8, dtype=torch.int8, low=-128, high=128)))
+        ],
+    }  # fmt: skip
+
+
 def _definite_draws() -> Cases:
     """Greedy, and from one element alone: test_sampling.py has the others."""
     draw = sampling.OPERATOR
@@ -349,6 +376,7 @@ for _group in (
     _rows(),
     _recurrent(),
     _definite_draws(),
+    _codes(),
 ):
     for _overload, _cases in _group.items():
         CASES.setdefault(_overload, []).extend(_cases)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lapilli.codegen.coded import columns_of_codes, in_memory, matrix_source
 from lapilli.codegen.kernel import KernelSource, linear_groups
 from lapilli.codegen.packing import (
     as_words,
@@ -20,10 +21,11 @@ from lapilli.codegen.packing import (
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
 from lapilli.codegen.wrapper import Wrapper, batched, source, with_sizes
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr
+from lapilli.ir.expr import Expr, Op
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, maximum, minimum, total
-from lapilli.ir.node import Constant, Input, Node, State
+from lapilli.ir.node import Constant, Input, Map, Node, State
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand
+from lapilli.schedule.encoding import encoding_of
 from lapilli.schedule.layout import Layout, estimate
 from lapilli.schedule.task import Task, Template
 from lapilli.target import QUADS, STORAGE, Target
@@ -40,7 +42,9 @@ def matmul_operands(task: Task, ctx: Context) -> MatmulView | None:
     assert task.reduction is not None
     view = strided_product(task.reduction, ctx)
     kind = task.reduction.dtype.compute
-    return None if view is None or any(x.node.dtype.compute is not kind for x in (view.lhs, view.rhs)) else view
+    if view is None or any(x.node.dtype.compute is not kind for x in (view.lhs, view.rhs)):
+        return None
+    return replace(view, rhs=replace(view.rhs, encoding=encoding_of(task.reduction, ctx.views, ctx.tasks)))
 
 
 def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
@@ -97,7 +101,7 @@ class CpuMatmul(KernelTemplate):
 
     @property
     def operands(self) -> list[Node]:
-        return [self.x.node, self.w]
+        return [self.x.node, *in_memory(self.w)]
 
     def write(self, task: Task, ctx: Context) -> KernelSource:
         return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
@@ -109,7 +113,7 @@ class CpuMatmul(KernelTemplate):
         vec = w.epilogue(self.batch * self.m, self.n, batched(task, flat_rows=True))
         whole = int(not self.w.dtype.is_float)
         source(w, "X", self.x.node, vector=True)
-        source(w, "W", self.w, vector=True)
+        matrix_source(w, "W", self.w)
         w.params(
             M=self.m, N=self.n, K4=k4, B=self.batch, xOff4=self.x.offset // 4, xRow4=self.x.strides[1] // 4,
             xBatch4=self.x.strides[0] // 4, wBatch4=0 if self.shared_w else ceildiv(self.n, 4) * k4 * 4,
@@ -156,6 +160,9 @@ def _matmul(task: Task, v: MatmulView, ctx: Context) -> CpuMatmul | None:
         if estimate(v.n) < _COLUMNS:
             return None
         x = _rows(v, ctx)
+    coded = columns_of_codes(v, task, ctx)
+    if coded is not None:
+        return CpuMatmul(v.batch, v.m, v.n, v.k, x, coded.node, True)
     return CpuMatmul(v.batch, v.m, v.n, v.k, x, pack_matrix(v.rhs, v, ctx), v.rhs.strides[0] == 0 or v.batch == 1)
 
 
@@ -211,7 +218,7 @@ class CpuConvolution(KernelTemplate):
         vec = w.epilogue(v.rows, v.out_channels, batched(task, flat_rows=True))
         source(w, "X", self.x.node, vector=True)
         source(w, "W", self.w, vector=True)
-        per_group = v.channels // v.groups
+        per_group, whole = v.channels // v.groups, int(not v.weight.dtype.is_float)
         out4 = ceildiv(v.out_channels, 4)
         tw = _strip(v)
         strips = v.n * v.out_h * ceildiv(v.out_w, tw) * (v.out_channels // 4)
@@ -226,7 +233,8 @@ class CpuConvolution(KernelTemplate):
         if self.depthwise:
             groups, group = linear_groups(strips, _SIZE)
             share = int(v.dilation[1] == 1)
-            call = f"convDepthwise<X, W, E, {tw}, {v.kernel[1]}, {v.stride[1]}, {share}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
+            lane = f"uint({group}) * {_SIZE} + li"
+            call = f"convDepthwise<X, W, E, {tw}, {v.kernel[1]}, {v.stride[1]}, {share}, {whole}>(P.t, {lane}, gid.x);"
             written = w.finish(call, groups, (_SIZE, 1, 1), "depthwise", "ConvParams")
             written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
             return written
@@ -234,7 +242,7 @@ class CpuConvolution(KernelTemplate):
         q = (per_group.value or 4) if (per_group.value or 4) < 4 else 4
         blocks = ceildiv(v.rows, 4 * tm) * ceildiv(out4, tn // 4)
         groups, group = linear_groups(blocks * 4, _SIZE)
-        call = f"convDirect<X, W, E, {tm}, {tn}, {q}, {int(vec)}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
+        call = f"convDirect<X, W, E, {tm}, {tn}, {q}, {int(vec)}, {whole}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
         written = w.finish(call, groups, (_SIZE, 1, 1), "convolution", "ConvParams")
         written.needs = QUADS
         written.flops = v.rows * v.out_channels * per_group * (2 * v.kernel[0] * v.kernel[1])
@@ -254,7 +262,7 @@ def _direct_tile(v: ConvolutionView) -> tuple[int, int]:
 
 
 def _convolution(task: Task, v: ConvolutionView, ctx: Context) -> Template | None:
-    if not v.x.node.dtype.is_float or not v.weight.dtype.is_float:
+    if v.x.node.dtype.compute is not v.weight.dtype.compute:
         return None
     if v.weight.id not in ctx.layouts and v.weight.id not in ctx.views:
         return None
@@ -311,6 +319,8 @@ def _winograd_pays(v: ConvolutionView) -> bool:
     plain = v.kernel == (3, 3) and v.stride == (1, 1) and v.dilation == (1, 1) and v.groups == 1
     return (
         plain
+        and v.weight.dtype.is_float
+        and not _is_of_integers(v.weight)
         and (isinstance(v.weight, Constant) or estimate(v.rows) >= _WORTH_TRANSFORMING)
         and is_aligned(v.channels)
         and is_aligned(v.out_channels)
@@ -318,6 +328,12 @@ def _winograd_pays(v: ConvolutionView) -> bool:
         and estimate(v.out_channels) >= 32
         and all((size.bounds[1] or 0) * DType.float32.size <= STORAGE for size in _winograd_sizes(v))
     )
+
+
+def _is_of_integers(weight: Node) -> bool:
+    """Whether weights are integers as floats: sums of their products are exact, and those of Winograd's algorithm would not be."""
+    body = weight.body if isinstance(weight, Map) else None
+    return isinstance(body, Op) and body.op == "cast" and body.args[0].dtype is DType.int32
 
 
 def _has_infinity(weight: Node) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lapilli.codegen import cpu, gpu, gpu_blocks, gpu_matvec, gpu_turned
+from lapilli.codegen import cpu, gpu, gpu_matvec, gpu_turned
 from lapilli.codegen.template import Context
 from lapilli.ir.node import Convolution, Matmul
 from lapilli.schedule.task import Task, Template
@@ -44,11 +44,11 @@ def _any(target: Target) -> bool:
 
 FAMILIES: Mapping[type, Sequence[Family]] = {
     Matmul: (
-        Family("a few rows of blocks", _gpu, gpu_blocks.few_rows_of_blocks),
+        Family("a few rows of codes", _gpu, gpu_matvec.few_rows_of_codes),
         Family("one row by subgroups", _matrix, gpu_matvec.matvec),
-        Family("tiles on matrix units", _matrix, lambda v, task, ctx: gpu.matrix_product(v, ctx)),
+        Family("tiles on matrix units", _matrix, gpu.matrix_product),
         Family("a few rows", _gpu, gpu_matvec.few_rows),
-        Family("tiles", _gpu, lambda v, task, ctx: gpu.product(v, ctx)),
+        Family("tiles", _gpu, gpu.product),
         Family("register tiles", _any, cpu.product),
     ),
     Convolution: (

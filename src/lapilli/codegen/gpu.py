@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from lapilli.codegen.coded import lines_of_codes
 from lapilli.codegen.gpu_tiles import Rows, Tiles, likely_rows
 from lapilli.codegen.kernel import MAX_GROUPS, KernelSource
 from lapilli.codegen.packing import (
@@ -50,7 +51,7 @@ def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
     """The operands of a convolution; None if these kernels cannot read them."""
     assert task.reduction is not None
     conv = strided_convolution(task.reduction, ctx)
-    if conv is None or not conv.x.node.dtype.is_float or not conv.weight.dtype.is_float:
+    if conv is None or conv.x.node.dtype.compute is not conv.weight.dtype.compute:
         return None
     return conv if ctx.is_whole(conv.x.node) else replace(conv, x=channels_last(conv, ctx))
 
@@ -122,18 +123,24 @@ def _first_layer_rows(v: ConvolutionView) -> Rows | None:
 # -- matrix products and convolutions
 
 
-def product(v: MatmulView, ctx: Context) -> Tiles | None:
+def product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
     """A matrix product without matrix units."""
     rows = _matmul_rows(v.lhs, v.m, v.k, False)
     if rows is None:
         return None
+    if (coded := lines_of_codes(v, task, ctx)) is not None:
+        return _tiles_of_codes(v, rows, coded, False)
     rhs = v.rhs
     if ctx.is_whole(rhs.node) and rhs.strides[2] == 1 and all_multiples(4, v.n, rhs.offset, *rhs.strides[:2]):
         return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, False, rhs.strides[0], rhs.strides[1], rhs.offset)
     return _with_packed_columns(v, rows, False, ctx)
 
 
-def matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
+def _tiles_of_codes(v: MatmulView, rows: Rows, coded: Operand, matrix: bool) -> Tiles:
+    return Tiles(rows, coded.node, v.batch, v.m, v.n, v.k, matrix, as_int(0), v.k, transposed_w=True)
+
+
+def matrix_product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
     """A matrix product on matrix units. They read vectors of eight elements, along K or across it; other operands are packed, the
     left one only if the product is large enough.
     """
@@ -146,6 +153,8 @@ def matrix_product(v: MatmulView, ctx: Context) -> Tiles | None:
         if estimate(v.batch * v.n * v.k) * likely_rows(v.m) < WORTH_PACKING:
             return None
         rows = _packed_rows(v, dtype, ctx)
+    if (coded := lines_of_codes(v, task, ctx)) is not None:
+        return _tiles_of_codes(v, rows, coded, True)
     # A chunk of the left operand has zeros where the last eight k are not full, if it does not lie across K as well.
     if rhs.strides[2] == 1 and all_multiples(8, v.n, rhs.offset, *rhs.strides[:2]):
         return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[1], rhs.offset)
@@ -300,7 +309,7 @@ def direct(v: ConvolutionView, ctx: Context) -> _Direct | None:
     """A convolution of an image with few channels, with all weights of some outputs in shared memory."""
     kh, kw = v.kernel
     few = _first_layer_rows(v) is not None and kh * kw * (v.channels.value or 4) <= 192
-    if not few or v.out_channels % 4 != 0:
+    if not few or v.out_channels % 4 != 0 or not v.weight.dtype.is_float:
         return None
 
     def body(k: Int, n: Int) -> tuple[list[Int], Expr]:
@@ -334,7 +343,8 @@ class _Depthwise(KernelTemplate):
         )  # fmt: skip
         size = 128  # one pixel and four channels an invocation: more of either lost
         groups = (ceildiv(v.out_w * (v.channels // 4), size), v.out_h, v.n)
-        call = f"depthwise4<X, W, E, {v.kernel[0]}, {v.kernel[1]}, {v.stride[1]}, 1, {size}>(P.t, gid, li);"
+        whole = int(not v.weight.dtype.is_float)
+        call = f"depthwise4<X, W, E, {v.kernel[0]}, {v.kernel[1]}, {v.stride[1]}, 1, {size}, {whole}>(P.t, gid, li);"
         written = w.finish(call, groups, (size, 1, 1), "depthwise", "DepthwiseParams")
         written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
         return written

@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, field
 
+from lapilli.codegen.coded import Coded, in_memory, lines_of_codes, parts_of, scaled_source
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import flat
 from lapilli.codegen.pairs import Pairs
@@ -18,7 +19,6 @@ from lapilli.codegen.wrapper import (
     all_multiples,
     batched,
     short_type,
-    source,
     source8,
     vector_load,
     with_sizes,
@@ -38,6 +38,8 @@ _LOADS = 4
 """Loads of an invocation that are under way at once, ..."""
 _PAIR_LOADS = 2
 """... and of each of two lines."""
+_CODED_COLUMNS, _CODED_LOADS = 2, 4
+"""Of codes, which are few bytes: columns of a row that a team computes, and words of each that are under way at once."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class RowProduct(KernelTemplate):
     @property
     def operands(self) -> list[Node]:
         left = [self.x.node] if self.scaled is None else self.scaled.reads
-        return [*left, self.w.node, *([self.pairs.w.node] if self.pairs is not None else [])]
+        return [*left, *in_memory(self.w.node, *([self.pairs.w.node] if self.pairs is not None else []))]
 
     @property
     def second(self) -> Reduce | None:
@@ -142,7 +144,7 @@ def matvec(v: MatmulView, task: Task, ctx: Context) -> Matvec | None:
     x, w = v.lhs, v.rhs
     if short_type(x.node, w.node) is None or v.m != 1 or v.batch != 1 or x.strides[2] != 1:
         return None
-    if w.strides[1] != 1 or not all_multiples(8, v.k, w.strides[2], x.offset, w.offset):
+    if w.strides[1] != 1 or not all_multiples(8, v.k, w.strides[2], x.offset, w.offset) or _is_coded(v, task, ctx):
         return None
     return Matvec(x, w, v.batch, 1, v.n, v.k, _scaled(task, ctx, 2))
 
@@ -152,7 +154,9 @@ class FewRows(RowProduct):
     """out[b, m, n]; rows of x and lines of w are contiguous along K, a multiple of four."""
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
-        columns = 2 if self.m > 1 or self.pairs is not None else 1
+        coded = isinstance(self.w.node, Coded)
+        columns = 2 if self.m > 1 or self.pairs is not None else _CODED_COLUMNS if coded else 1
+        steps = _CODED_LOADS if coded and self.m <= 2 else 1
         w = Wrapper(task, ctx, "gpu_few_rows", sizes_as_params=sizes_as_params)
         count = self._epilogue(w)
         if self.scaled is not None:
@@ -166,20 +170,20 @@ class FewRows(RowProduct):
             batch_x, row, _ = self.x.strides
             w.fields += [("offsetX4", self.x.offset // 4), ("batchX4", batch_x // 4), ("ldx4", row // 4)]
         second = self.pairs.w if self.pairs is not None else self.w
-        source(w, "W", self.w.node, vector=True)
+        scaled_source(w, "W", self.w.node)
         if self.pairs is not None:
-            source(w, "V", second.node, vector=True)
+            scaled_source(w, "V", second.node)
         w.params(
             N=count, K4=self.k // 4, ldw4=self.w.strides[2] // 4, batchW4=self.w.strides[0] // 4, offsetW4=self.w.offset // 4,
             ldv4=second.strides[2] // 4, batchV4=second.strides[0] // 4, offsetV4=second.offset // 4,
         )  # fmt: skip
-        norm = int(self.scaled is not None)
+        norm, parts = int(self.scaled is not None), parts_of(self.w.node)
         if self.pairs is None:
             groups = (ceildiv(count, INVOCATIONS // TEAM * columns), as_int(1), self.batch)
-            call = f"few_rows<X, W, E, {self.m}, {columns}, {TEAM}, {INVOCATIONS}, {norm}>(P.t, gid, li);"
+            call = f"few_rows<X, W, E, {self.m}, {columns}, {TEAM}, {INVOCATIONS}, {norm}, {parts}, {steps}>(P.t, gid, li);"
         else:
             groups = (ceildiv(count, INVOCATIONS // TEAM), as_int(1), self.batch)
-            call = f"few_rows_pairs<X, W, V, L, E, {self.m}, {TEAM}, {INVOCATIONS}, {norm}>(P.t, gid, li);"
+            call = f"few_rows_pairs<X, W, V, L, E, {self.m}, {TEAM}, {INVOCATIONS}, {norm}, {parts}, {steps}>(P.t, gid, li);"
         rows = "" if self.scaled is not None else "uint offsetX4; uint batchX4; uint ldx4; "
         written = w.finish(
             call, groups, (INVOCATIONS, 1, 1), "few_rows", f"{rows}FewRowsParams t;", ["row_operands"], plain=True
@@ -189,18 +193,36 @@ class FewRows(RowProduct):
         return written
 
 
+def few_rows_of_codes(v: MatmulView, task: Task, ctx: Context) -> FewRows | None:
+    """The matrix is decoded in registers."""
+    w = lines_of_codes(v, task, ctx) if _has_few_rows(v) else None
+    if w is None or v.k % (4 * parts_of(w.node)) != 0:
+        return None
+    return FewRows(v.lhs, w, v.batch, v.m.value or 0, v.n, v.k, _scaled(task, ctx, 1))
+
+
+def _is_coded(v: MatmulView, task: Task, ctx: Context) -> bool:
+    return lines_of_codes(v, task, ctx) is not None
+
+
+def _has_few_rows(v: MatmulView) -> bool:
+    """Whether the left operand has few rows, read by fours."""
+    m, x = v.m.value, v.lhs
+    if m is None or not 0 < m <= MOST_ROWS or not x.node.dtype.is_float or not v.rhs.node.dtype.is_float:
+        return False
+    return x.strides[2] == 1 and all_multiples(4, v.k, x.offset, *x.strides[:2])
+
+
 def few_rows(v: MatmulView, task: Task, ctx: Context) -> FewRows | None:
     """The matrix must be contiguous along K, or constant, and is then packed so once."""
-    m, x, w = v.m.value, v.lhs, v.rhs
-    if m is None or not 0 < m <= MOST_ROWS or not x.node.dtype.is_float or not w.node.dtype.is_float:
-        return None
-    if x.strides[2] != 1 or not all_multiples(4, v.k, x.offset, *x.strides[:2]):
+    x, w = v.lhs, v.rhs
+    if not _has_few_rows(v) or _is_coded(v, task, ctx):
         return None
     if not ctx.is_whole(w.node) or w.strides[1] != 1 or not all_multiples(4, w.offset, w.strides[0], w.strides[2]):
         if not isinstance(w.node, Constant):
             return None
         w = _packed_lines(v, ctx)
-    return FewRows(x, w, v.batch, m, v.n, v.k, _scaled(task, ctx, 1))
+    return FewRows(x, w, v.batch, v.m.value or 0, v.n, v.k, _scaled(task, ctx, 1))
 
 
 def _packed_lines(v: MatmulView, ctx: Context) -> Operand:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lapilli.codegen import tiles
+from lapilli.codegen.coded import in_memory, matrix_source, matrix_source8, parts_of
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.template import Context, KernelTemplate
 from lapilli.codegen.wrapper import SHORT, BatchMapping, Wrapper, batched, source, source8, with_sizes
@@ -57,7 +58,7 @@ class Tiles(KernelTemplate):
 
     @property
     def operands(self) -> list[Node]:
-        return [self.rows.node, self.w]
+        return [self.rows.node, *in_memory(self.w)]
 
     def write(self, task: Task, ctx: Context) -> KernelSource:
         make = self._matrix if self.matrix else self._simt
@@ -82,7 +83,7 @@ class Tiles(KernelTemplate):
             source8(w, "X", self.rows.node)
         else:
             source(w, "X", self.rows.node, vector=False)
-        source8(w, "W", self.w)
+        matrix_source8(w, "W", self.w)
         tm, tn = ceildiv(self.m, t.bm), ceildiv(self.n, t.bn)
         k8 = ceildiv(self.k, 8)
         w.params(
@@ -109,7 +110,8 @@ class Tiles(KernelTemplate):
         w = Wrapper(task, ctx, "gpu_matmul", sizes_as_params=sizes_as_params)
         w.epilogue(self.m, self.n, self.mapping or batched(task, self.flat_rows, self.groups))
         source(w, "X", self.rows.node, vector=self.rows.width == 4)
-        source(w, "W", self.w, vector=True)
+        matrix_source(w, "W", self.w)
+        right = f"LinesB<W, {parts_of(self.w)}>" if self.transposed_w else "VectorB<W>"
         w.params(
             M=self.m, N=self.n, K=self.k, ldb=self.row_w // 4, batchB=self.batch_w // 4, offsetB=self.offset_w // 4
         )
@@ -118,8 +120,8 @@ class Tiles(KernelTemplate):
         size = (bm // tm) * (bn // tn)
         whole = int(not self.w.dtype.is_float)
         call = (
-            f"simt_tile<{self.rows.policy}, VectorB<W>, E, {bm}, {bn}, {bk}, {tm}, {tn}, {whole}, "
-            f"{int(self.rows.transposed)}>(P.a, P.t, gid, li);"
+            f"simt_tile<{self.rows.policy}, {right}, E, {bm}, {bn}, {bk}, {tm}, {tn}, {whole}, "
+            f"{int(self.rows.transposed)}, {int(self.transposed_w)}>(P.a, P.t, gid, li);"
         )
         written = w.finish(
             call, groups, (size, 1, 1), "matmul" if self.rows.struct == "MatmulParams4" else "convolution",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from lapilli.codegen.template import Context
 from lapilli.ir.axes import split
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, load, loads, rewrite
+from lapilli.ir.expr import Expr, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, ceildiv, of, product, total
 from lapilli.ir.node import Convolution, Input, Matmul, Node, Reduce
 from lapilli.schedule.contraction import (
@@ -118,7 +118,7 @@ def flat(node: Node, ctx: Context) -> Callable[[Int], Expr]:
             rest = rest // node.shape[d]
         if isinstance(node, Packed):
             return rewrite(node.body, dict(zip(node.axes, index, strict=True)))
-        return load(node, tuple(index))
+        return ctx.read(node, index)
 
     return at
 

@@ -122,6 +122,9 @@ def _choose(task: Task, ctx: Context, kernels: Kernels) -> None:
     is_open = any(isinstance(a, Symbol) for i in sizes for a in i.atoms())
     if task.template is not None and is_open and len(kernels.of(task).params) > MAX_PARAMS:
         task.template = None
+    if task.template is None:
+        assert task.reduction_body is not None
+        task.reduction_body = ctx.seen(task.reduction_body)
 
 
 def write_all(s: Schedule) -> dict[int, KernelSource]:

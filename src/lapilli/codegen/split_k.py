@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lapilli.codegen import gpu
+from lapilli.codegen.coded import Coded
 from lapilli.codegen.gpu_tiles import Tiles
 from lapilli.codegen.template import Context, simple_task
 from lapilli.codegen.tiles import sum_parts
@@ -25,6 +26,8 @@ def in_parts(task: Task, ctx: Context) -> list[Task] | None:
     if reduction is None or not isinstance(tiles, Tiles) or type(reduction.contraction) is not Matmul:
         return None
     sizes = [i.value for i in (tiles.m, tiles.n, tiles.k)]
+    if isinstance(tiles.w, Coded):  # whose lines are read as a whole
+        return None
     if tiles.matrix or tiles.batch != 1 or None in sizes or reduction.dtype.compute is not DType.float32:
         return None
     m, n, k = (int(s or 0) for s in sizes)
@@ -32,7 +35,7 @@ def in_parts(task: Task, ctx: Context) -> list[Task] | None:
     view = gpu.matmul_operands(task, ctx) if count > 1 else None
     if view is None:
         return None
-    divided = gpu.product(_divided(view, count), ctx)
+    divided = gpu.product(_divided(view, count), task, ctx)
     if divided is None:
         return None
     parts = Node((as_int(count), view.m, view.n), DType.float32, f"{reduction.name}_parts", reduction.origin)

@@ -95,11 +95,13 @@ class Context:
         return self.seen(load(node, tuple(index)))
 
     def seen(self, e: Expr) -> Expr:
-        """Rewrites an expression to read only values with memory."""
+        """Rewrites an expression to read only values with memory, and codes instead of what is decoded from them."""
 
         def through(ld: Expr) -> Expr | None:
             assert isinstance(ld, Load)
-            node = ld.node
+            node, task = ld.node, self.tasks.get(ld.node.id)
+            if task is not None and task.decodes:
+                return cast_to(rewrite(task.value, dict(zip(task.axes, ld.index, strict=True))), ld.dtype)
             if node.id not in self.views and (node.id in self.layouts or not isinstance(node, Map)):
                 return None
             assert isinstance(node, Map)

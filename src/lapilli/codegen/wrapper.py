@@ -206,7 +206,10 @@ class Wrapper:
 def source8(w: Wrapper, name: str, node: Node) -> None:
     """struct `name`, which reads eight elements of 16 bits at a time."""
     b = w.kernel.bind(node, "uint4")
-    w.structs.append(f"struct {name} : ISource8\n{{\n    static uint4 load8(uint i) {{ return {b}[i]; }}\n}};\n")
+    w.structs.append(
+        f"struct {name} : ISource8, ILine8\n{{\n    static uint4 load8(uint i) {{ return {b}[i]; }}\n"
+        f"    static uint4 line8(uint i, uint line, uint step) {{ return {b}[i]; }}\n}};\n"
+    )
 
 
 def source(w: Wrapper, name: str, node: Node, vector: bool) -> None:
@@ -214,7 +217,11 @@ def source(w: Wrapper, name: str, node: Node, vector: bool) -> None:
     four = vector_load(w, node) if vector else "float4(0.0f)"
     one = "0.0f" if vector else scalar_load(w, node, "int(i)")
     w.structs.append(
-        f"struct {name} : ISource\n{{\n    static float4 load4(uint i) {{ return {four}; }}\n"
+        f"struct {name} : ISource, ILine4, IScaled4\n{{\n    static float4 load4(uint i) {{ return {four}; }}\n"
+        f"    static float4 line4(uint i, uint line, uint step, uint part) {{ return load4(i); }}\n"
+        f"    static uint word(uint line, uint step) {{ return 0; }}\n"
+        f"    static float4 numbers4(uint word, uint i, uint line, uint step, uint part) {{ return load4(i); }}\n"
+        f"    static float scale(uint line, uint step, uint part) {{ return 1.0f; }}\n"
         f"    static float load(uint i) {{ return {one}; }}\n}};\n"
     )
 

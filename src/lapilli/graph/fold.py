@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from lapilli.graph.module import Module
+from lapilli.graph.quantized import DEQUANTIZE, UNPACK
 
 aten = torch.ops.aten
 
@@ -118,7 +119,7 @@ def fold_constants(
     numbers alone, such as the window of a spectrum.
 
     Results over `limit` bytes that are larger than their operands are left to the device. So are conversions of many small
-    integers to wider types, which keeps quantized weights small. Returns the number of folded calls.
+    integers to wider types, and all that is dequantized, which keeps quantized weights small. Returns the number of folded calls.
     """
     folded = 0
     values: dict[fx.Node, Any] = dict(module.constants)
@@ -131,7 +132,7 @@ def fold_constants(
             continue
         if any(n not in values for n in node.all_input_nodes):
             continue
-        if _widens_codes(node, values):
+        if node.target in (DEQUANTIZE, UNPACK) or _widens_codes(node, values):
             continue
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
         if not node.all_input_nodes and "device" in kwargs:

@@ -13,9 +13,11 @@ from lapilli.graph.complex import split_complex
 from lapilli.graph.fold import fold_batch_norm, fold_constants, fold_padding
 from lapilli.graph.functionalize import functionalize
 from lapilli.graph.inline import inline_regions
+from lapilli.graph.integers import center, compute_in_integers, move
 from lapilli.graph.merge import merge_linear
 from lapilli.graph.module import Module
 from lapilli.graph.packed import unpack
+from lapilli.graph.quantized import narrow_zero_points, pack_codes, recognize, take_apart
 from lapilli.graph.split_large_weights import split_large_weights
 from lapilli.legalize.decompose import decompose, decompose_calls, tables
 from lapilli.lower import is_supported
@@ -42,7 +44,12 @@ def functional(program: ExportedProgram) -> Module:
     torch's own decomposition traces the whole model again, which takes seconds; it is skipped if single calls can be
     replaced.
     """
-    return _as_it_stands(program) or Module.from_exported(decompose(program))
+    module = _as_it_stands(program)
+    if module is None:
+        module = Module.from_exported(decompose(program))
+        take_apart(module)
+        recognize(module)
+    return module
 
 
 def optimize(module: Module) -> None:
@@ -52,6 +59,12 @@ def optimize(module: Module) -> None:
     fold_batch_norm(module)
     fold_padding(module)
     fold_constants(module, is_supported=is_supported)
+    narrow_zero_points(module)
+    center(module)
+    move(module)
+    if compute_in_integers(module):
+        fold_padding(module)
+    pack_codes(module)
     merge_linear(module)
     split_large_weights(module)
 
@@ -59,6 +72,8 @@ def optimize(module: Module) -> None:
 def _as_it_stands(program: ExportedProgram) -> Module | None:
     module = Module.from_exported(program, copy=True)
     inline_regions(module)
+    take_apart(module)
+    recognize(module)
     if not functionalize(module, program.graph_signature.inputs_to_buffers.values()):
         return None
     clean_up(module)

@@ -6,6 +6,7 @@ from lapilli.lower import (  # noqa: F401
     backward,
     bits,
     cells,
+    codes,
     composed,
     convolution,
     creation,

@@ -77,6 +77,12 @@ def mm(call: Call, a: Node, b: Node) -> Node:
     return product(call, a, b)
 
 
+@lowering(aten._int_mm.default)
+def int_mm(call: Call, a: Node, b: Node) -> Node:
+    """int8 [m, k] @ int8 [k, n] -> int32 [m, n]."""
+    return product(call, a, b)
+
+
 @lowering(aten.bmm.default)
 def bmm(call: Call, a: Node, b: Node) -> Node:
     """[B, m, k] @ [B, k, n] -> [B, m, n]."""

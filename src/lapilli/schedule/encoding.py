@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, loads, rewrite, walk
+from lapilli.ir.expr import Expr, load, loads, rewrite, walk
 from lapilli.ir.integer import Int, Var, as_int, of
-from lapilli.ir.node import Map, Matmul, Reduce
+from lapilli.ir.node import Constant, Map, Matmul, Node, Reduce
 from lapilli.ir.ranges import Ranges
+from lapilli.lower.codes import code_of
+from lapilli.schedule.layout import Layout
 from lapilli.schedule.realize import chase
 from lapilli.schedule.task import Task
 
@@ -31,6 +33,25 @@ class Blocks:
     value: Expr
     low: int
     bits: int
+
+    def lying(self, contraction: Matmul, layouts: Mapping[int, Layout]) -> tuple[Node | None, int, int]:
+        """The constant [column, inner] whose bytes are the codes, packed from the lowest bits on; which bits of a word are
+        inverted; and what the lowest code then is. None if there is no such constant.
+        """
+        found = loads(self.code)
+        node = found[0].node if len(found) == 1 else None
+        if not isinstance(node, Constant) or node.rank != 2 or node.dtype not in (DType.int8, DType.uint8):
+            return None, 0, 0
+        at = of(contraction.column), of(contraction.inner)
+        if layouts.get(node.id) != Layout.of(node.shape, range(2)) or any(
+            a.extent == 1 for a in (contraction.column, contraction.inner)
+        ):
+            return None, 0, 0
+        if self.bits == 8 and self.code is load(node, at):
+            return (node, 0x80808080, -128) if node.dtype is DType.int8 else (node, 0, 0)
+        if self.bits == 4 and self.code is code_of(node, at, self.low):
+            return node, 0, self.low
+        return None, 0, 0
 
 
 Encoding = Dense | Blocks

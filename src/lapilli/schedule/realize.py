@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from lapilli.ir.axes import reshape_index
 from lapilli.ir.draw import Sampling
+from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, Select, cast_to, cost, loads, rewrite, substitute, walk
 from lapilli.ir.integer import Atom, Extremum, Indirect, Int, Quotient, Remainder, Var, as_int, of, product
-from lapilli.ir.node import Attention, Convolution, Graph, Map, Matmul, Node, Reduce, Update
+from lapilli.ir.node import Attention, Constant, Convolution, Graph, Map, Matmul, Node, Reduce, Update, nbytes
 from lapilli.ir.recurrence import Recurrence
 from lapilli.schedule.layout import estimate
 
@@ -30,6 +31,7 @@ class Realized:
     reasons: dict[int, str] = field(default_factory=dict)
     origins: dict[int, list[str]] = field(default_factory=dict)  # operators that a body computes
     views: dict[int, Map] = field(default_factory=dict)  # views that vanished
+    decoded: dict[int, Map] = field(default_factory=dict)  # computed from codes by all readers but contractions
 
     def loads(self, n: Node) -> list[Load]:
         """The loads of a value's body, each element once."""
@@ -91,10 +93,17 @@ def realize(graph: Graph) -> Realized:
     inlined: dict[int, Map] = {}
     reads = {n.id: {ld.node.id for ld in result.loads(n)} for n in kept}  # with what has vanished into them so far
     for n in kept:
-        swallowed = dict.fromkeys(ld.node.id for ld in result.loads(n) if ld.node.id in inlined)
+        here = inlined if _is_contraction(n) else inlined | result.decoded
+        swallowed = dict.fromkeys(ld.node.id for ld in result.loads(n) if ld.node.id in here)
         result.origins[n.id] = [o for i in swallowed for o in result.origins[i]] + [n.origin]
-        result.rewrite(n, lambda ld: inline(inlined[ld.node.id], ld) if ld.node.id in inlined else None)
-        reason = "operand of attention" if n.id in attended else _reason(n, result, outputs, forced, reads)
+        result.rewrite(n, lambda ld, here=here: inline(here[ld.node.id], ld) if ld.node.id in here else None)  # type: ignore[misc]
+        if isinstance(n, Map) and n.id not in outputs and _expands_constants(n, result):
+            result.decoded[n.id] = n
+            if not any(map(_is_contraction, users[n.id])):
+                continue
+            reason: str | None = "weights of a contraction"
+        else:
+            reason = "operand of attention" if n.id in attended else _reason(n, result, outputs, forced, reads)
         if reason is None:
             assert isinstance(n, Map)
             inlined[n.id] = n
@@ -158,6 +167,21 @@ def _reason(
     if grows and len(at) == 1 and parts <= _FEW_PARTS and _is_part(next(iter(at)), over):
         return None
     return None if not grows or work <= 2 else "would be computed repeatedly by a broadcast"
+
+
+def _is_contraction(n: Node) -> bool:
+    return isinstance(n, Reduce) and n.contraction is not None
+
+
+def _expands_constants(n: Map, found: Realized) -> bool:
+    """Whether a value is computed from constants alone, codes of bytes, and larger than they are. It has no memory: whatever reads
+    it computes it, and kernels of contractions decode it.
+    """
+    read = {ld.node.id: ld.node for ld in loads(found.bodies[n.id])}.values()
+    if not any(r.dtype in (DType.int8, DType.uint8) for r in read) or not all(isinstance(r, Constant) for r in read):
+        return False
+    size = nbytes(n).value
+    return size is not None and size > sum(nbytes(r).value or 0 for r in read)
 
 
 def _attended(n: Node) -> list[Node]:

@@ -60,6 +60,7 @@ class Task:
     partial: bool = False  # other elements of `out` are left as they are
     within: tuple[tuple[Int, Int], ...] = ()  # (i, n): only what has 0 <= i < n is stored
     every_run: bool = False  # also if it reads constants only: kernels change what it stores
+    decodes: bool = False  # codes of constants: kernels that can read those instead
 
     @property
     def label(self) -> str:
@@ -129,6 +130,7 @@ def make_tasks(realized: Realized, target: Target) -> list[Task]:
                     None,
                     realized.origins[n.id],
                     realized.reasons[n.id],
+                    decodes=n.id in realized.decoded,
                 )
             )
     return tasks

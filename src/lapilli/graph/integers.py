@@ -1,0 +1,245 @@
+"""Linear layers and convolutions of two quantized operands are computed in integers.
+
+sum (q - z) s * c t = s t * sum (q - z) c, where x = (q - z) s is the input and w = c t the weight. The scales, with what else
+follows, are the epilogue of the sum. Where no sum of magnitudes can exceed 2^24, float32 holds it exactly in any order, and
+kernels compute in float32, which no device does slowly; the weights are known, so that this is nearly every layer. Others are
+summed in 32-bit integers. What cannot be taken so keeps its dequantized operands: scales that differ along the sum, as those of
+groups, and sums that might not fit into 32 bits.
+
+Values between layers are kept as q - z, so that no kernel meets a zero point (`center`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from lapilli.graph.module import Module
+from lapilli.graph.quantized import DEQUANTIZE, QUANTIZE
+
+aten = torch.ops.aten
+
+_CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+_LARGEST = 2**31 - 1
+_EXACT = 2**24
+"""Integers up to which float32 has all."""
+
+
+def center(module: Module) -> None:
+    """Quantized values that are only dequantized become q - z, as floats: clamp(round(x / s) + z, low, high) - z =
+    clamp(round(x / s), low - z, high - z).
+    """
+    for node in module.graph.nodes:
+        if node.target is not QUANTIZE or node in module.outputs or not node.users:
+            continue
+        x, inverse, zero, block, low, high, _ = node.args
+        shift = _number(module, zero)
+        if shift is None or any(b != -1 for b in block):
+            continue
+        if any(
+            u.target is not DEQUANTIZE or u.args[0] is not node or _number(module, u.args[2]) != shift
+            for u in node.users
+        ):
+            continue
+        node.args = (x, inverse, None, block, low - shift, high - shift, torch.float32)
+        node.meta["val"] = node.meta["val"].new_empty(node.meta["val"].shape, dtype=torch.float32)
+        for user in list(node.users):
+            user.args = (*user.args[:2], None, *user.args[3:])
+    module.clean()
+
+
+_MOVES = (
+    aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default, aten.relu.default, aten.flatten.using_ints,
+    aten.view.default, aten.reshape.default, aten.permute.default, aten.transpose.int, aten.squeeze.dim, aten.squeeze.dims,
+    aten.unsqueeze.default, aten.slice.Tensor, aten.expand.default, aten.clone.default, aten.pixel_shuffle.default,
+)  # fmt: skip
+"""Operators whose results are values of their operand, or 0."""
+
+
+def move(module: Module) -> int:
+    """Operators that only move values, between numbers and codes of one scale, move the codes: quantize(f(dequantize(u))) = f(u).
+    Returns their number.
+    """
+    moved = 0
+    for node in list(module.graph.nodes):
+        if node.target is not QUANTIZE or not _is_centered(node):
+            continue
+        between, inverse, low, high = node.args[0], node.args[1], node.args[4], node.args[5]
+        read = between.args[0] if between.target in _MOVES or _is_zero_padding(between) else None
+        if not isinstance(read, fx.Node) or read.target is not DEQUANTIZE or read.args[2] is not None:
+            continue
+        codes: Any = read.args[0]
+        scale, inverses = module.constants.get(read.args[1]), module.constants.get(inverse)  # type: ignore[arg-type]
+        limits = _limits(codes)
+        if scale is None or inverses is None or limits is None or scale.numel() != 1 or inverses.numel() != 1:
+            continue
+        same = float(inverses) == float((1.0 / scale.double()).float()) or float(inverses) == float(1.0 / scale)
+        if not same or limits[0] < low or limits[1] > high:
+            continue
+        with module.graph.inserting_before(node):
+            new = module.graph.call_function(between.target, (codes, *between.args[1:]), dict(between.kwargs))
+        new.meta["val"] = between.meta["val"]
+        new.meta["limits"] = (min(limits[0], 0), max(limits[1], 0))
+        module.replace(node, new)
+        moved += 1
+    module.clean()
+    return moved
+
+
+def _is_centered(node: fx.Node) -> bool:
+    return node.target is QUANTIZE and node.args[2] is None and node.args[6] is torch.float32
+
+
+def _is_zero_padding(node: fx.Node) -> bool:
+    args: Any = node.args
+    if node.target is aten.constant_pad_nd.default:
+        return len(args) < 3 or args[2] == 0
+    return (
+        node.target is aten.pad.default and (len(args) < 3 or args[2] == "constant") and (len(args) < 4 or not args[3])
+    )
+
+
+def _limits(codes: fx.Node) -> tuple[int, int] | None:
+    """The range of codes less their zero points."""
+    if _is_centered(codes):
+        return codes.args[4], codes.args[5]  # type: ignore[return-value]
+    found: tuple[int, int] | None = codes.meta.get("limits")
+    return found
+
+
+def _number(module: Module, zero: Any) -> int | None:
+    """A zero point that is known and the same for all elements; 0 for none."""
+    if zero is None:
+        return 0
+    value = module.constants.get(zero)
+    return int(value) if value is not None and value.numel() == 1 else None
+
+
+def compute_in_integers(module: Module) -> int:
+    """Replaces layers whose operands are both dequantized from codes of 8 bits. Returns their number."""
+    found = 0
+    for node in list(module.graph.nodes):
+        if node.target is aten.linear.default or node.target in _CONVOLUTIONS or _is_plain_convolution(node):
+            found += _replace(module, node)
+    module.clean()
+    return found
+
+
+def _is_plain_convolution(node: fx.Node) -> bool:
+    """Whether this is the general operator, not transposed."""
+    return node.target is aten.convolution.default and not node.args[6]
+
+
+def _replace(module: Module, node: fx.Node) -> bool:
+    x: Any = node.args[0]
+    w: Any = node.args[1]
+    if not _of_codes(x) or not _of_codes(w) or node.meta["val"].dtype is not torch.float32:
+        return False
+    codes, scale, zero, block, _ = x.args
+    weights, factor, shift, of_weight, _ = w.args
+    size = weights.meta["val"].shape
+    linear = node.target is aten.linear.default
+    whole = all(b == -1 for b in block)
+    rows = linear and all(b == 1 for b in block[:-1]) and block[-1] == -1
+    if not (whole or rows) or any(b != -1 for b in of_weight[1:]) or of_weight[0] not in (-1, 1):
+        return False
+    if weights not in module.constants or len(size) < 2 or (shift is not None and shift not in module.constants):
+        return False
+    values = module.constants[weights].to(torch.int64)
+    if shift is not None:
+        values = values - module.constants[shift].to(torch.int64).reshape([-1] + [1] * (len(size) - 1))
+    largest = _largest(module, codes, zero) * int(values.abs().flatten(1).sum(1).max() if values.numel() else 0)
+    if largest > _LARGEST:
+        return False
+    kind = torch.float32 if largest <= _EXACT else torch.int32
+    writer = _Writer(module, node)
+    with module.graph.inserting_before(node):
+        left = writer.converted(codes, kind)
+        if zero is not None:
+            left = writer.call(aten.sub.Tensor, left, writer.parameter(zero, x, rows, kind), like=left)
+        right = weights
+        if shift is not None:
+            narrow = torch.int8 if values.min() >= -128 and values.max() <= 127 else torch.int16
+            right = module.add_constant(values.to(narrow), f"{node.name}_weight")
+        right = writer.converted(right, kind)
+        rest: list[Any] = list(node.args[2:])
+        bias = rest[0] if rest else None
+        total = writer.call(node.target, left, right, *([None, *rest[1:]] if rest else []), like=node, dtype=kind)
+        value = writer.converted(total, torch.float32)
+        trailing = 0 if linear else len(size) - 2
+        value = writer.call(aten.mul.Tensor, value, writer.parameter(scale, x, rows, torch.float32), like=value)
+        value = writer.call(aten.mul.Tensor, value, writer.of_channels(factor, trailing), like=value)
+        if bias is not None:
+            value = writer.call(aten.add.Tensor, value, writer.of_channels(bias, trailing), like=value)
+    module.replace(node, value)
+    module.graph.erase_node(node)
+    return True
+
+
+def _largest(module: Module, codes: Any, zero: Any) -> int:
+    """The largest magnitude of a code less its zero point."""
+    known = codes.args[4:6] if codes.target is QUANTIZE else _limits(codes)
+    limits = torch.iinfo(torch.int8 if known is not None else codes.meta["val"].dtype)
+    low, high = known or (limits.min, limits.max)
+    shift = _number(module, zero)
+    return max(abs(low - shift), abs(high - shift)) if shift is not None else high - low
+
+
+def _of_codes(node: Any) -> bool:
+    """Whether a value is dequantized from integers of at most nine bits."""
+    if not isinstance(node, fx.Node) or node.target is not DEQUANTIZE or node.meta["val"].dtype is not torch.float32:
+        return False
+    codes: Any = node.args[0]
+    if codes.target is QUANTIZE or "limits" in codes.meta:
+        return True
+    return codes.meta["val"].dtype in (torch.int8, torch.uint8)
+
+
+class _Writer:
+    """Writes the calls that replace a layer."""
+
+    def __init__(self, module: Module, node: fx.Node) -> None:
+        self.module, self.node = module, node
+
+    def call(self, target: Any, *args: Any, like: fx.Node, dtype: torch.dtype | None = None) -> fx.Node:
+        node = self.module.graph.call_function(target, args)
+        value = like.meta["val"]
+        node.meta["val"] = value.new_empty(value.shape, dtype=dtype or value.dtype)
+        return node
+
+    def converted(self, x: Any, dtype: torch.dtype) -> fx.Node:
+        value = x.meta["val"]
+        if value.dtype is dtype:
+            return x  # type: ignore[no-any-return]
+        node = self.module.graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
+        node.meta["val"] = value.new_empty(value.shape, dtype=dtype)
+        return node
+
+    def reshaped(self, node: fx.Node, shape: list[Any]) -> fx.Node:
+        """A view, also of a constant: those of several dimensions are rounded where weights are."""
+        if list(node.meta["val"].shape) == shape:
+            return node
+        made = self.module.graph.call_function(aten.reshape.default, (node, shape))
+        made.meta["val"] = node.meta["val"].new_empty(shape)
+        return made
+
+    def parameter(self, parameter: fx.Node, x: fx.Node, rows: bool, dtype: torch.dtype) -> fx.Node:
+        """A parameter of x for a whole tensor, or for each of its rows, to be broadcast."""
+        value = parameter.meta["val"]
+        parameter = self.converted(parameter, dtype)
+        if not rows:
+            return self.reshaped(parameter, []) if value.dim() else parameter
+        outer = x.meta["val"].shape[:-1]
+        if value.dim() == len(outer):
+            made = self.module.graph.call_function(aten.unsqueeze.default, (parameter, -1))
+            made.meta["val"] = parameter.meta["val"].new_empty((*value.shape, 1))
+            return made
+        return parameter
+
+    def of_channels(self, parameter: fx.Node, trailing: int) -> fx.Node:
+        """A parameter of the results' channels, to be broadcast over what follows them."""
+        value = parameter.meta["val"]
+        count = value.numel()
+        return self.reshaped(parameter, [count] + [1] * trailing)

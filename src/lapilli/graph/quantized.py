@@ -1,0 +1,318 @@
+"""Quantized tensors in the graph: one pair of operators for all formats, and what other packages' operators become.
+
+`lapilli::dequantize` computes numbers from codes, small integers, and parameters that blocks of elements share:
+(code - zero point) * scale. `lapilli::quantize` is its inverse, rounded half to even and clamped. A block has `block[d]` elements
+along dimension d, or all (-1). So a scale for a tensor, a channel, a token or a group are the same operator, and kernels see no
+format, only an expression of the code (`schedule/encoding.py`). `lapilli::unpack` reads codes of four bits, two in a byte, the
+lower one first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from lapilli.graph.module import Module
+
+aten = torch.ops.aten
+
+_library: Any = torch.library.Library("lapilli", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def _define(schema: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> None:
+    name = schema[: schema.index("(")]
+    _library.define(schema)
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    # As torch.library.register_fake does, without searching all modules for the function's location.
+    entry: Any = torch._library.simple_registry.singleton.find(f"lapilli::{name}")
+    entry.fake_impl.register(shapes, __name__, _library)
+
+
+def _spread(parameter: Tensor, x: Tensor, block: Sequence[int]) -> Tensor:
+    """A parameter for every element of x."""
+    kept = [d for d, b in enumerate(block) if b != -1]
+    grid = [-(-x.shape[d] // block[d]) if d in kept else 1 for d in range(x.dim())]
+    parameter = parameter.reshape(grid)
+    for d in kept:
+        parameter = parameter.repeat_interleave(block[d], d).narrow(d, 0, x.shape[d])
+    return parameter
+
+
+def _dequantize(codes: Tensor, scale: Tensor, zero: Tensor | None, block: Sequence[int], dtype: torch.dtype) -> Tensor:
+    value = codes.to(dtype)
+    if zero is not None:
+        value = value - _spread(zero, codes, block).to(dtype)
+    return (value * _spread(scale, codes, block)).to(dtype)
+
+
+def _quantize(
+    x: Tensor, inverse: Tensor, zero: Tensor | None, block: Sequence[int], low: int, high: int, dtype: torch.dtype
+) -> Tensor:
+    value = torch.round(x * _spread(inverse, x, block))
+    if zero is not None:
+        value = value + _spread(zero, x, block)
+    return value.clamp(low, high).to(dtype)
+
+
+def _unpack(packed: Tensor, low: int, size: int) -> Tensor:
+    both = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)[..., :size]
+    return (both.to(torch.int16) + low).to(torch.int8)
+
+
+_define(
+    "dequantize(Tensor codes, Tensor scale, Tensor? zero_point, int[] block, ScalarType dtype) -> Tensor",
+    _dequantize, lambda codes, scale, zero, block, dtype: torch.empty_like(codes, dtype=dtype),
+)  # fmt: skip
+_define(
+    "quantize(Tensor x, Tensor inverse, Tensor? zero_point, int[] block, int low, int high, ScalarType dtype) -> Tensor",
+    _quantize, lambda x, inverse, zero, block, low, high, dtype: torch.empty_like(x, dtype=dtype),
+)  # fmt: skip
+_define(
+    "unpack(Tensor packed, int low, int size) -> Tensor",
+    _unpack, lambda packed, low, size: packed.new_empty((*packed.shape[:-1], size), dtype=torch.int8),
+)  # fmt: skip
+DEQUANTIZE: Any = torch.ops.lapilli.dequantize.default
+QUANTIZE: Any = torch.ops.lapilli.quantize.default
+UNPACK: Any = torch.ops.lapilli.unpack.default
+
+
+def take_apart(module: Module) -> None:
+    """Replaces parameters that are tensor subclasses by the tensors inside, which the graph asks for by name. (Nothing else may be
+    removed: operators that write to their operands have no readers.)
+    """
+    for node in list(module.graph.nodes):
+        if str(node.target) != "export.access_subclass_inner_tensor.default":
+            continue
+        outer, name = node.args
+        inner = getattr(module.constants[outer], name).detach()
+        module.replace(node, _constant(module, inner, f"{outer.name}_{name}"))
+        module.graph.erase_node(node)
+        if not outer.users:
+            del module.constants[outer]
+            module.graph.erase_node(outer)
+
+
+def recognize(module: Module) -> None:
+    """Replaces the quantization operators of torch and torchao by ours."""
+    for node in list(module.graph.nodes):
+        made = _RECOGNIZED.get(str(node.target)) if node.op == "call_function" else None
+        if made is None:
+            continue
+        with module.graph.inserting_before(node):
+            new = made(_Writer(module, node), *node.args, **node.kwargs)  # None: it has replaced what reads the node
+        if new is not None:
+            new.meta["val"] = node.meta["val"]
+            module.replace(node, new)
+        module.graph.erase_node(node)
+
+
+class _Writer:
+    """What the calls that replace a call have in common. size: of the tensor that it is given."""
+
+    def __init__(self, module: Module, node: fx.Node) -> None:
+        self.module, self.node = module, node
+        given: Any = node.args[0]
+        self.size = tuple(given.meta["val"].shape)
+
+    def call(self, target: Any, *args: Any) -> fx.Node:
+        node = self.module.graph.call_function(target, args)
+        node.meta["val"] = self.node.meta["val"]
+        return node
+
+    def number(self, value: float, dtype: torch.dtype, name: str) -> fx.Node:
+        return _constant(self.module, torch.tensor(value, dtype=dtype), f"{self.node.name}_{name}")
+
+    def scale(self, scale: Any) -> fx.Node:
+        return scale if isinstance(scale, fx.Node) else self.number(scale, torch.float32, "scale")
+
+    def inverse(self, scale: Any) -> fx.Node:
+        """1 / scale, rounded as torch does."""
+        if not isinstance(scale, fx.Node):
+            return self.number(1.0 / scale, torch.float32, "inverse")
+        node = self.module.graph.call_function(aten.reciprocal.default, (scale,))
+        node.meta["val"] = scale.meta["val"]
+        return node
+
+    def zero(self, zero: Any) -> fx.Node | None:
+        """A zero point that counts."""
+        if isinstance(zero, fx.Node):
+            known = self.module.constants.get(zero)
+            if known is not None and not known.any():
+                return None
+            return zero if known is None or known.numel() else None
+        return self.number(zero, torch.int32, "zero_point") if zero else None
+
+    def blocks(self, sizes: Sequence[Any]) -> list[int]:
+        """Sizes of blocks; a whole dimension is -1."""
+        return [-1 if _same(b, size) else int(b) for b, size in zip(sizes, self.size, strict=True)]
+
+
+def _constant(module: Module, value: Tensor, name: str) -> fx.Node:
+    return module.add_constant(value, name)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two sizes are known to be equal; comparing open ones would fix them."""
+    known = [s.node.expr if isinstance(s, torch.SymInt) else s for s in (a, b)]
+    return bool(known[0] == known[1])
+
+
+def _bounds(dtype: torch.dtype, low: Any, high: Any) -> tuple[int, int]:
+    limits = torch.iinfo(dtype)
+    return int(limits.min if low is None else low), int(limits.max if high is None else high)
+
+
+def _dequantize_affine(
+    w: _Writer, x: fx.Node, block: Sequence[Any], scale: Any, zero: Any, dtype: Any, low: Any = None, high: Any = None,
+    output_dtype: torch.dtype = torch.float32,
+) -> fx.Node:  # fmt: skip
+    return w.call(DEQUANTIZE, x, w.scale(scale), w.zero(zero), w.blocks(block), output_dtype)
+
+
+def _quantize_affine(
+    w: _Writer, x: fx.Node, block: Sequence[Any], scale: Any, zero: Any, output_dtype: torch.dtype, low: Any = None,
+    high: Any = None,
+) -> fx.Node:  # fmt: skip
+    low, high = _bounds(w.node.meta["val"].dtype, low, high)
+    dtype = w.node.meta["val"].dtype
+    return w.call(QUANTIZE, x, w.inverse(scale), w.zero(zero), w.blocks(block), low, high, dtype)
+
+
+def _of_tensor(
+    w: _Writer, x: fx.Node, scale: Any, zero: Any, low: Any, high: Any, dtype: torch.dtype, *, out_dtype: Any = None
+) -> fx.Node:
+    block = [-1] * len(w.size)
+    if w.node.meta["val"].dtype.is_floating_point:
+        return w.call(DEQUANTIZE, x, w.scale(scale), w.zero(zero), block, out_dtype or torch.float32)
+    return w.call(QUANTIZE, x, w.inverse(scale), w.zero(zero), block, int(low), int(high), dtype)
+
+
+def _of_channels(
+    w: _Writer, x: fx.Node, scale: Any, zero: Any, axis: int, low: Any, high: Any, dtype: torch.dtype, *, out_dtype: Any = None
+) -> fx.Node:  # fmt: skip
+    block = [1 if d == axis % len(w.size) else -1 for d in range(len(w.size))]
+    if w.node.meta["val"].dtype.is_floating_point:
+        return w.call(DEQUANTIZE, x, w.scale(scale), w.zero(zero), block, out_dtype or torch.float32)
+    return w.call(QUANTIZE, x, w.inverse(scale), w.zero(zero), block, int(low), int(high), dtype)
+
+
+def _of_tokens(
+    w: _Writer, x: fx.Node, scale: Any, zero: Any, low: Any, high: Any, dtype: torch.dtype, out_dtype: Any = None
+) -> fx.Node:
+    block = [1] * (len(w.size) - 1) + [-1]
+    if w.node.meta["val"].dtype.is_floating_point:
+        return w.call(DEQUANTIZE, x, w.scale(scale), w.zero(zero), block, out_dtype or torch.float32)
+    return w.call(QUANTIZE, x, w.inverse(scale), w.zero(zero), block, int(low), int(high), dtype)
+
+
+def _of_groups(
+    w: _Writer, x: fx.Node, scale: Any, zero: Any, low: Any, high: Any, dtype: torch.dtype, group: int = 128,
+    out_dtype: Any = torch.float32,
+) -> fx.Node:  # fmt: skip
+    columns = w.size[-1]
+    block = w.blocks([1, columns if group > columns else group])
+    if w.node.meta["val"].dtype.is_floating_point:
+        return w.call(DEQUANTIZE, x, w.scale(scale), w.zero(zero), block, out_dtype or torch.float32)
+    return w.call(QUANTIZE, x, w.inverse(scale), w.zero(zero), block, int(low), int(high), dtype)
+
+
+def _chosen(symmetric: bool) -> Callable[..., fx.Node | None]:
+    """Parameters for all values of a tensor, in float32 (torch says float64, and computes in float32)."""
+
+    def write(w: _Writer, x: fx.Node, low: int, high: int, eps: float, dtype: torch.dtype) -> None:
+        of_all = x.meta["val"].new_empty((), dtype=torch.float32)
+
+        def call(target: Any, *args: Any) -> fx.Node:
+            node = w.module.graph.call_function(target, args)
+            node.meta["val"] = of_all
+            return node
+
+        least = call(aten.clamp.default, call(aten.amin.default, x), None, 0.0)
+        most = call(aten.clamp.default, call(aten.amax.default, x), 0.0)
+        if symmetric:
+            most = call(aten.maximum.default, call(aten.neg.default, least), most)
+            scale = call(aten.div.Tensor, most, float(high - low) / 2)
+        else:
+            scale = call(aten.div.Tensor, call(aten.sub.Tensor, most, least), float(high - low))
+        scale = call(aten.clamp.default, scale, eps)
+        if symmetric:
+            zero = w.module.graph.call_function(aten.full.default, ([1], 128 if dtype is torch.uint8 else 0))
+            zero.kwargs = {"dtype": torch.int32}
+        else:
+            steps = call(aten.round.default, call(aten.div.Tensor, least, scale))
+            zero = call(aten.clamp.default, call(aten.sub.Tensor, float(low), steps), float(low), float(high))
+            zero = w.module.graph.call_function(aten._to_copy.default, (zero,), {"dtype": torch.int32})
+        for user in list(w.node.users):
+            w.module.replace(user, (scale, zero)[user.args[1]])  # type: ignore[index]
+            w.module.graph.erase_node(user)
+        zero.meta["val"] = of_all.new_empty((1,) if symmetric else (), dtype=torch.int32)
+
+    return write
+
+
+_RECOGNIZED: dict[str, Callable[..., fx.Node | None]] = {
+    "quantized_decomposed.choose_qparams.tensor": _chosen(False),
+    "quantized_decomposed.choose_qparams_symmetric.tensor": _chosen(True),
+    "torchao.dequantize_affine.default": _dequantize_affine, "torchao.quantize_affine.default": _quantize_affine,
+    **{f"quantized_decomposed.{kind}_per_tensor.{form}": _of_tensor for kind in ("quantize", "dequantize")
+       for form in ("default", "tensor", "tensor2")},
+    **{f"quantized_decomposed.{kind}_per_channel.default": _of_channels for kind in ("quantize", "dequantize")},
+    **{f"quantized_decomposed.{kind}_per_token.default": _of_tokens for kind in ("quantize", "dequantize")},
+    **{f"quantized_decomposed.{kind}_per_channel_group.default": _of_groups for kind in ("quantize", "dequantize")},
+}  # fmt: skip
+
+
+def narrow_zero_points(module: Module) -> None:
+    """Constant zero points take as few bytes as they need; those that are all 0 vanish."""
+    for node in list(module.graph.nodes):
+        zero: Any = node.args[2] if node.target in (DEQUANTIZE, QUANTIZE) else None
+        value = module.constants.get(zero)
+        if value is None or value.is_floating_point() or not value.numel():
+            continue
+        low, high = value.aminmax()
+        narrow = next(
+            t
+            for t in (torch.int8, torch.int16, torch.int32)
+            if low >= torch.iinfo(t).min and high <= torch.iinfo(t).max
+        )
+        new = (
+            zero
+            if narrow.itemsize >= value.dtype.itemsize
+            else module.add_constant(value.to(narrow), f"{zero.name}_narrow")
+        )
+        node.args = (*node.args[:2], new if value.any() else None, *node.args[3:])
+    module.clean()
+
+
+_FEW_VALUES = 16
+
+
+def pack_codes(module: Module) -> int:
+    """Packs constants of at most sixteen neighbouring integers that are only dequantized, two in a byte. Returns their number."""
+    packed = 0
+    for node, value in list(module.constants.items()):
+        if value.dtype not in (torch.int8, torch.uint8) or value.dim() == 0 or not value.numel():
+            continue
+        if node in module.outputs or not node.users:
+            continue
+        if any(user.target is not DEQUANTIZE or user.args[0] is not node for user in node.users):
+            continue
+        low, high = (int(v) for v in value.aminmax())
+        if high - low >= _FEW_VALUES:
+            continue
+        low = -8 if low >= -8 and high <= 7 else 0 if low >= 0 and high <= 15 else low
+        codes = (value.to(torch.int16) - low).to(torch.uint8)
+        codes = torch.nn.functional.pad(codes, (0, value.shape[-1] % 2))
+        both = module.add_constant(codes[..., ::2] | codes[..., 1::2] << 4, f"{node.name}_packed")
+        first = next(n for n in module.graph.nodes if n.op != "placeholder")
+        with module.graph.inserting_before(first):
+            new = module.graph.call_function(UNPACK, (both, low, value.shape[-1]))
+        new.meta["val"] = torch.empty_like(value, dtype=torch.int8, device="meta")
+        for user in list(node.users):
+            user.args = (new, *user.args[1:])
+        packed += 1
+    module.clean()
+    return packed

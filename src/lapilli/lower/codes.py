@@ -1,0 +1,68 @@
+"""Quantized tensors: numbers as expressions of codes, and codes of numbers. See `graph/quantized.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lapilli.graph.quantized import DEQUANTIZE, QUANTIZE, UNPACK
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, binary, cast_to, index, load, unary
+from lapilli.ir.integer import Int, as_int
+from lapilli.ir.node import Map, Node
+from lapilli.lower.registry import Call, lowering
+
+
+def _parameter(p: Node, at: Sequence[Int], block: Sequence[int]) -> Expr:
+    """The parameter of an element. Its own shape may lack dimensions of one block, or have further ones of size 1."""
+    kept = [i if b == 1 else i // b for i, b in zip(at, block, strict=True) if b != -1]
+    if p.rank == len(at):
+        rest = iter(kept)
+        place = [as_int(0) if b == -1 else next(rest) for b in block]
+    elif p.rank == len(kept):
+        place = kept
+    else:
+        real = iter([i for i in kept if i != 0])
+        place = [as_int(0) if size == 1 else next(real) for size in p.shape]
+    return load(p, [as_int(0) if size == 1 else i for i, size in zip(place, p.shape, strict=True)])
+
+
+@lowering(DEQUANTIZE)
+def dequantize(call: Call, codes: Node, scale: Node, zero: Node | None, block: Sequence[int], _: Any) -> Map:
+    """(code - zero point) * scale: codes [*] of any integer type -> [*]."""
+
+    def body(*at: Int) -> Expr:
+        value = cast_to(load(codes, at), DType.float32)
+        if zero is not None:
+            value = value - cast_to(_parameter(zero, at, block), DType.float32)
+        return value * _parameter(scale, at, block)
+
+    return call.map(body)
+
+
+@lowering(QUANTIZE)
+def quantize(
+    call: Call, x: Node, inverse: Node, zero: Node | None, block: Sequence[int], low: int, high: int, _: Any
+) -> Map:
+    """x / scale rounded half to even, plus the zero point, between low and high: [*] -> integers [*], of any type."""
+
+    def body(*at: Int) -> Expr:
+        value = unary("round", load(x, at) * _parameter(inverse, at, block))
+        if zero is not None:
+            value = value + cast_to(_parameter(zero, at, block), DType.float32)
+        return binary("min", binary("max", value, float(low)), float(high))
+
+    return call.map(body)
+
+
+def code_of(packed: Node, at: Sequence[Int], low: int) -> Expr:
+    """The code of four bits at an index, two in a byte."""
+    *rows, column = at
+    shift = index(column % 2 * 4)
+    return binary("add", binary("bitand", binary("shr", load(packed, [*rows, column // 2]), shift), 15), low)
+
+
+@lowering(UNPACK)
+def unpack(call: Call, packed: Node, low: int, _: int) -> Map:
+    """uint8 [*, ceil(n / 2)] -> codes [*, n]."""
+    return call.map(lambda *at: code_of(packed, at, low))

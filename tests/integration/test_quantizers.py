@@ -1,0 +1,183 @@
+"""Models that torchao quantizes: `quantize_`, and PT2E with Lapilli's quantizer and torchao's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torchao.quantization import (
+    Int8DynamicActivationInt8WeightConfig,
+    Int8DynamicActivationIntxWeightConfig,
+    Int8WeightOnlyConfig,
+    IntxWeightOnlyConfig,
+    quantize_,
+)
+from torchao.quantization.granularity import PerAxis, PerGroup
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e, prepare_qat_pt2e
+from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
+    X86InductorQuantizer,
+    get_default_x86_inductor_quantization_config,
+)
+
+import lapilli
+from lapilli.errors import CompileError
+from lapilli.quantization import VulkanQuantizer, get_symmetric_quantization_config
+
+INT4: Any = getattr(torch, "int4")  # noqa: B009  (no stub has it)
+
+
+class Feed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(256, 512), torch.nn.Linear(512, 128)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.second(F.gelu(self.first(x)))
+        return out
+
+
+# name: (configuration, bytes of a weight, bound relative to the largest result)
+CONFIGURATIONS: dict[str, tuple[Any, float, float]] = {
+    "int4 weights, groups": (IntxWeightOnlyConfig(weight_dtype=INT4, granularity=PerGroup(32)), 0.5 + 4 / 32, 1e-5),
+    "int4 weights, rows": (IntxWeightOnlyConfig(weight_dtype=INT4, granularity=PerAxis(0)), 0.5, 1e-5),
+    "int8 weights, rows": (IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=PerAxis(0)), 1, 1e-5),
+    "int8 weights": (Int8WeightOnlyConfig(), 1, 1e-5),
+    # A number at a tie is rounded to the other step where the scale, a quotient, differs in its last bit: one step of one of
+    # 256 values of a row, out of 255 steps.
+    "int8 activations, int4 weights": (
+        Int8DynamicActivationIntxWeightConfig(weight_dtype=INT4, weight_granularity=PerGroup(32)), 0.5 + 4 / 32, 2e-3,
+    ),
+    "int8 activations, int8 weights": (Int8DynamicActivationInt8WeightConfig(), 1, 2e-3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_quantize_(name: str) -> None:
+    config, per_weight, bound = CONFIGURATIONS[name]
+    torch.manual_seed(0)
+    model = Feed().eval()
+    quantize_(model, config)
+    for rows in (1, 3, 17):
+        x = torch.randn(rows, 256)
+        with lapilli.compile(model, (x,), fallback="error") as program:
+            wanted = model(x)
+            assert (program(x) - wanted).abs().max() <= bound * wanted.abs().max()
+            weights, columns = 256 * 512 + 512 * 128, 512 + 128
+            assert stored(program) <= 1.05 * (per_weight * weights + 12 * columns)  # biases, and scales of rows
+
+
+def stored(program: lapilli.Program) -> int:
+    """Bytes of the constants in the file; the rest are kernels."""
+    return sum(c.size for c in program.description.constants)
+
+
+def test_embedding() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(500, 64), torch.nn.Linear(64, 8)).eval()
+    config = IntxWeightOnlyConfig(weight_dtype=INT4, granularity=PerGroup(32))
+    quantize_(model, config, filter_fn=lambda m, _: isinstance(m, torch.nn.Embedding))
+    ids = torch.randint(0, 500, (2, 5))
+    with lapilli.compile(model, (ids,), fallback="error") as program:
+        torch.testing.assert_close(program(ids), model(ids), rtol=1e-5, atol=1e-5)
+        assert stored(program) <= 1.05 * (500 * 64 * (0.5 + 4 / 32) + 4 * 8 * 65)
+
+
+class Network(torch.nn.Module):
+    """What networks of convolutions have: norms, depthwise layers, residual sums, concatenations, pooling, a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = torch.nn.Conv2d(3, 16, 3, 2, 1), torch.nn.BatchNorm2d(16)
+        self.depthwise, self.point = torch.nn.Conv2d(16, 16, 3, 1, 1, groups=16), torch.nn.Conv2d(16, 16, 1)
+        self.wide, self.last = torch.nn.Conv2d(32, 24, 3, 1, 1), torch.nn.Linear(24, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.norm(self.stem(x)))
+        y = x + self.point(F.relu6(self.depthwise(x)))
+        z = F.relu(self.wide(F.max_pool2d(torch.cat([x, y], 1), 2)))
+        out: torch.Tensor = self.last(F.adaptive_avg_pool2d(z, 1).flatten(1))
+        return out
+
+
+def quantized(model: torch.nn.Module, x: torch.Tensor, quantizer: Any, qat: bool = False) -> torch.nn.Module:
+    torch.manual_seed(0)
+    exported = torch.export.export(model, (x,)).module()
+    prepared = (prepare_qat_pt2e if qat else prepare_pt2e)(exported, quantizer)
+    for _ in range(3):
+        prepared(torch.randn_like(x))
+    found: torch.nn.Module = convert_pt2e(prepared)
+    return found
+
+
+QUANTIZERS: dict[str, Callable[[], Any]] = {
+    "per channel": lambda: VulkanQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True)),
+    "per tensor": lambda: VulkanQuantizer().set_global(get_symmetric_quantization_config()),
+    "dynamic": lambda: VulkanQuantizer().set_global(get_symmetric_quantization_config(is_dynamic=True)),
+    "torchao's, for x86": lambda: X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config()),
+    "torchao's, dynamic": lambda: X86InductorQuantizer().set_global(
+        get_default_x86_inductor_quantization_config(is_dynamic=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_quantizers(name: str) -> None:
+    torch.manual_seed(1)
+    model, x = Network().eval(), torch.randn(2, 3, 24, 20)
+    reference = quantized(model, x, QUANTIZERS[name]())
+    with lapilli.compile(torch.export.export(reference, (x,)), fallback="error") as program:
+        got, wanted = program(x), reference(x)
+    # Ties that are rounded to the other step on the way move a result by about a step of 255.
+    assert (got - wanted).abs().max() <= 2 / 255 * (wanted.max() - wanted.min())
+
+
+def test_layers_stay_in_integers() -> None:
+    """Every convolution and the linear layer read codes, and the file has them."""
+    torch.manual_seed(1)
+    model, x = Network().eval(), torch.randn(2, 3, 24, 20)
+    reference = quantized(model, x, QUANTIZERS["per channel"]())
+    with lapilli.compile(torch.export.export(reference, (x,)), fallback="error") as program:
+        weights = [c for c in program.description.constants if len(c.shape) > 1 and c.dtype not in ("int8", "uint8")]
+        assert not [c.name for c in weights if "folded" in c.name or c.shape[0] > 1]
+
+
+def test_training_and_back() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(2, 3, 24, 20)
+    config = get_symmetric_quantization_config(is_per_channel=True, is_qat=True)
+    reference = quantized(Network().eval(), x, VulkanQuantizer().set_global(config), qat=True)
+    with lapilli.compile(torch.export.export(reference, (x,)), fallback="error") as program:
+        got, wanted = program(x), reference(x)
+    assert (got - wanted).abs().max() <= 2 / 255 * (wanted.max() - wanted.min())
+
+
+def kinds(model: torch.nn.Module) -> list[str]:
+    """The operators whose weights are quantized."""
+    assert isinstance(model, torch.fx.GraphModule)
+    found = []
+    for node in model.graph.nodes:
+        weight = node.args[1] if str(node.target) in ("aten.conv2d.default", "aten.linear.default") else None
+        if isinstance(weight, torch.fx.Node) and "dequantize" in str(weight.target):
+            found.append(str(node.target).split(".")[1])
+    return found
+
+
+def test_what_is_quantized() -> None:
+    config = get_symmetric_quantization_config(is_per_channel=True)
+    model, x = Network().eval(), torch.randn(1, 3, 24, 20)
+    by_name = VulkanQuantizer().set_module_name("wide", config)
+    assert kinds(quantized(model, x, by_name)) == ["conv2d"]
+    by_type = VulkanQuantizer().set_module_type(torch.nn.Linear, config)
+    assert kinds(quantized(model, x, by_type)) == ["linear"]
+    without = VulkanQuantizer().set_global(config).set_module_name("last", None)
+    assert kinds(quantized(model, x, without)) == ["conv2d"] * 4
+    chosen = VulkanQuantizer().set_global(config).set_filter_function(lambda n: "linear" in str(n.target))
+    assert kinds(quantized(model, x, chosen)) == ["linear"]
+
+
+def test_other_bits_are_refused() -> None:
+    with pytest.raises(CompileError, match="weights may have 4 or 8 bits"):
+        get_symmetric_quantization_config(weight_bits=2)
