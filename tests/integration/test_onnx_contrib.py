@@ -94,11 +94,8 @@ def test_as_onnxruntime(name: str, tmp_path: Path) -> None:
     results = [f"y{k}" for k in range(outputs)]
     node = helper.make_node(op, names, results, domain="com.microsoft", **attributes)
     graph = helper.make_graph([node], "g", infos, [onnx.ValueInfoProto(name=n) for n in results])
-    kinds = [
-        np.uint8 if op.startswith("Q") else np.float32,
-        np.int32 if op == "EmbedLayerNormalization" else np.float32,
-        np.float32,
-    ]
+    first = np.uint8 if op.startswith(("QLinear", "QGemm")) else np.float32
+    kinds = [first, np.int32 if op == "EmbedLayerNormalization" else np.float32, np.float32]
     for value, kind in zip(graph.output, kinds, strict=False):
         value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
