@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export import ExportedProgram
+from torch.utils._pytree import tree_leaves
 
 from lapilli.capture import capture, dim_names
 from lapilli.capture.examples import Arguments
@@ -43,7 +44,7 @@ from lapilli.schedule.layout import Layout, estimate
 from lapilli.schedule.order import order
 from lapilli.schedule.plan import Schedule, realize_graph
 from lapilli.schedule.task import Task
-from lapilli.target import KNOWN, TARGETS, Target, bound_in_parts, of_device, plans_for
+from lapilli.target import KNOWN, TARGETS, Target, bound_in_parts, of_device, plans_for, plans_here
 from lapilli.version import __version__
 
 Progress = Callable[[str, int, int], None]
@@ -62,29 +63,47 @@ def compile_to_bytes(
     progress: Progress | None = None,
 ) -> bytes:
     """The bytes of the program file; no device is needed. Arguments as for `lapilli.compile`."""
-    _check_target(precision, target)
     metadata = _checked(metadata)
+    with uncollected(), nullcontext() if progress else working():
+        return collected(
+            model, example_inputs, example_kwargs=example_kwargs, precision=precision, dynamic_shapes=dynamic_shapes, target=target,
+            fallback=fallback,
+        ).finish(metadata, progress)  # fmt: skip
+
+
+def collected(
+    model: Source | Mapping[str, Any],
+    example_inputs: Any = None,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    precision: str = "fp32",
+    dynamic_shapes: Any = None,
+    target: str | None = None,
+    fallback: str = "cpu",
+) -> Compiler:
+    """All methods of a model, lowered but without kernels. Arguments as for `lapilli.compile`."""
+    _check_target(precision, target)
     if fallback not in ("cpu", "error"):
         raise CompileError(f'fallback is {fallback!r}: choose "cpu" or "error"')
     if example_kwargs is not None:
         example_inputs = Arguments(tuple(example_inputs or ()), dict(example_kwargs))
-    with _uncollected(), nullcontext() if progress else working():
-        sources = _methods(model, example_inputs, dynamic_shapes)
-        captured = {name: capture(*source) for name, source in sources.items()}
-        modules = {name: functional(exported) for name, exported in captured.items()}
-        share_states(modules)
-        arrays: dict[Any, Any] = {}
-        for module in modules.values():
-            module.arrays = arrays  # a weight of two methods is one
-        targets = _targets(precision, target, stores_halves(precision, *modules.values()))
-        compiler = _Compiler(Storage(precision, precision), targets, fallback)
-        for name, module in modules.items():
-            channels_last = keep_channels_last(module)
-            optimize(module)
-            exported = captured[name]
-            nesting = _structure(exported, module, *channels_last)
-            compiler.add(name, nesting, module, dim_names(exported, *sources[name]))
-        return compiler.finish(metadata, progress)
+    sources = _methods(model, example_inputs, dynamic_shapes)
+    captured = {name: capture(*source) for name, source in sources.items()}
+    modules = {name: functional(exported) for name, exported in captured.items()}
+    share_states(modules)
+    arrays: dict[Any, Any] = {}
+    for module in modules.values():
+        module.arrays = arrays  # a weight of two methods is one
+    targets = _targets(precision, target, stores_halves(precision, *modules.values()))
+    compiler = Compiler(Storage(precision, precision), targets, fallback)
+    for name, module in modules.items():
+        channels_last = keep_channels_last(module)
+        optimize(module)
+        exported = captured[name]
+        nesting = _structure(exported, module, *channels_last)
+        compiler.add(name, nesting, module, dim_names(exported, *sources[name]))
+        compiler.examples[name] = tree_leaves(exported.example_inputs)
+    return compiler
 
 
 @dataclass(frozen=True)
@@ -108,8 +127,8 @@ def compile_module(
     Its inputs have the names of placeholders: tensors, and sizes, unless a single method of the player computes everything;
     that is given symbols. given: symbols whose values are given with every run, along with the key of random numbers.
     """
-    compiler = _Compiler(storage, targets, fallback, given)
-    with _uncollected():
+    compiler = Compiler(storage, targets, fallback, given)
+    with uncollected():
         method = compiler.lowered("forward", module, {})
         if method is not None:
             compiler.add_whole(
@@ -124,7 +143,7 @@ def compile_module(
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Disables the garbage collector, which takes a third of compile time, because it scans all of torch's objects again
     and again while expressions are created. Also raises the recursion limit, for the deep expressions of long operator
     chains.
@@ -156,7 +175,7 @@ def _methods(model: Any, example_inputs: Any, dynamic_shapes: Any) -> dict[str, 
     return {name: source if isinstance(source, tuple) else (source,) for name, source in model.items()}
 
 
-class _Compiler:
+class Compiler:
     """Collects methods: what the player runs for each, and their metadata."""
 
     def __init__(
@@ -167,6 +186,7 @@ class _Compiler:
         self.interfaces: list[Interface] = []
         self.methods: list[PlayerMethod] = []
         self.split: list[Parts] = []  # methods with several segments
+        self.examples: dict[str, list[Any]] = {}  # what methods are called with, flat, by their names
 
     def add(self, name: str, nesting: structure.Structure, module: Module, dims: Mapping[str, str]) -> None:
         """Adds a method. dims: names for size symbols."""
@@ -332,6 +352,15 @@ def assemble_tasks(graph: Graph, tasks: Sequence[Task], target: Target) -> bytes
     return writer.bytes(f"lapilli {__version__}", {})
 
 
+def assemble_schedule(schedule: Schedule, dims: Mapping[str, str]) -> bytes:
+    """The program file of a schedule, without metadata. dims: names for size symbols."""
+    planned = _kernels(schedule)
+    codes = build(w.source for p in planned for w in p.kernels.values())
+    writer = Writer()
+    writer.method("forward", schedule.graph, [p.plan for p in planned], codes, dims)
+    return writer.bytes(f"lapilli {__version__}", {})
+
+
 def _assemble(graphs: Mapping[bool, Graph], targets: Sequence[Target]) -> tuple[bytes, list[Schedule]]:
     writer = Writer()
     (schedules,) = _write(writer, [PlayerMethod("forward", graphs)], targets)
@@ -398,7 +427,7 @@ def _plans(precision: str, half: bool) -> dict[str, Target]:
 
 def _targets(precision: str, target: str | None, half: bool) -> list[Target]:
     if target is None:
-        return plans_for(half)
+        return plans_here(half)
     if target in KNOWN:
         return [of_device(KNOWN[target], half=half, matrix=True)]
     if target not in _plans(precision, half):

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
+from lapilli.codegen import choices
 from lapilli.codegen.emit import Emitter
 from lapilli.codegen.gpu_tiles import likely_rows
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import gathered
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
-from lapilli.codegen.tiles import AttentionTile, attention_tile
+from lapilli.codegen.tiles import AttentionTile, attention_tiles
 from lapilli.codegen.wrapper import SIGNATURE, Wrapper, all_multiples, are_halves, batched, source, source8, with_sizes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Op, loads, rewrite
@@ -52,17 +53,22 @@ def choose(task: Task, ctx: Context) -> bool:
         or not isinstance(scores.reduction.contraction, Matmul)
     ):
         return False
-    few = _few_queries(scores, contraction, ctx)
+    question = choices.of_attention(task, scores, contraction, ctx)
+    template = choices.choose(task, question, _candidates(task, scores, contraction, ctx), ctx)
+    if template is None:
+        return False
+    task.template, task.members = template, (scores, weights)
+    return True
+
+
+def _candidates(task: Task, scores: Task, note: Attention, ctx: Context) -> Iterator[choices.Candidate]:
+    few = _few_queries(scores, note, ctx)
     if few is not None:
-        task.template, task.members = few, (scores, weights)
-        return True
-    for kind in (_MatrixFlash, _Flash) if _suits_matrix_units(contraction, ctx) else (_Flash,):
-        template = _template(kind, scores, contraction, ctx)
-        if template is not None and template.fits(task, ctx):
-            task.template = template
-            task.members = (scores, weights)
-            return True
-    return False
+        yield choices.Candidate("attention of a few queries", few)
+    for kind in (_MatrixFlash, _Flash) if _suits_matrix_units(note, ctx) else (_Flash,):
+        template = _template(kind, scores, note, ctx)
+        if template is not None:
+            yield from choices.named(kind.family, template.variants(task, ctx))
 
 
 def _suits_matrix_units(note: Attention, ctx: Context) -> bool:
@@ -174,6 +180,7 @@ class _Attention(KernelTemplate):
     """
 
     unit: ClassVar[int] = 1
+    family: ClassVar[str]
 
     scores: Task
     causal: bool
@@ -187,10 +194,6 @@ class _Attention(KernelTemplate):
     def operands(self) -> list[Node]:
         read = [ld.node for ld in loads(self.scores.value) if ld.node is not self.scores.reduction]
         return [self.q.operand.node, self.k.operand.node, self.v.operand.node, *read]
-
-    @abstractmethod
-    def fits(self, task: Task, ctx: Context) -> bool:
-        """Whether some tile of the kernel fits the work groups of the target."""
 
     def write(self, task: Task, ctx: Context) -> KernelSource:
         return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
@@ -238,19 +241,29 @@ def attention_of(task: Task) -> Attention:
 
 @dataclass(frozen=True)
 class _Flash(_Attention):
-    """On any GPU (kernels/gpu_attention.slang)."""
+    """On any GPU (kernels/gpu_attention.slang). queries: of a work group."""
 
-    def fits(self, task: Task, ctx: Context) -> bool:
-        return self.tile(task, ctx) is not None
+    family: ClassVar[str] = "attention"
 
-    def tile(self, task: Task, ctx: Context) -> int | None:
-        """Queries of a work group; None if they do not fit its shared memory."""
+    queries: int = 0
+
+    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
+        yield from (replace(self, queries=queries) for queries in self.menu(task, ctx))
+
+    @property
+    def variant(self) -> str:
+        return f"{self.queries} queries"
+
+    def menu(self, task: Task, ctx: Context) -> list[int]:
+        """Queries of a work group: those that fit its shared memory, the one first that is taken without measuring."""
         groups = product([a.extent for a in task.axes[:-2]])
         count = estimate(attention_of(task).rows[0].extent)
         target = ctx.target
         many = estimate(groups) * -(-count // 32) >= target.compute_units
-        menu = (4,) if count <= 4 else (32, 16) if many else (16,)
-        return next((q for q in menu if self.shared(q) <= min(_SHARED, target.shared_memory)), None)
+        usual = (4,) if count <= 4 else (32, 16) if many else (16,)
+        fitting = [q for q in usual if self.shared(q) <= min(_SHARED, target.shared_memory)]
+        others = [q for q in (32, 16, 4) if q not in fitting and self.shared(q) <= target.shared_memory]
+        return [*fitting, *others] if fitting else []
 
     def shared(self, queries: int) -> int:
         d4, v4 = -(-self.size // 4), -(-self.width // 4)
@@ -261,8 +274,7 @@ class _Flash(_Attention):
         for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
             source(w, name.upper(), t.operand.node, vector=t.wide)
             _place(w, name, t, 4 if t.wide else 1)
-        queries = self.tile(task, ctx)
-        assert queries is not None
+        queries = self.queries
         wide = ", ".join(str(int(t.wide)) for t in (self.q, self.k, self.v))
         call = (
             f"attention<Q, K, V, F, E, {self.size}, {self.width}, {wide}, {queries}, {_KEYS}, {_INVOCATIONS}, "
@@ -286,15 +298,20 @@ class _MatrixFlash(_Attention):
     """On matrix units (kernels/gpu_attention_matrix.slang)."""
 
     unit: ClassVar[int] = 8
+    family: ClassVar[str] = "attention on matrix units"
 
-    def fits(self, task: Task, ctx: Context) -> bool:
-        return self.tile(task, ctx) is not None
+    tile: AttentionTile | None = None  # None: not chosen yet
 
-    def tile(self, task: Task, ctx: Context) -> AttentionTile | None:
+    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
         note = attention_of(task)
         batch = estimate(product([a.extent for a in note.batch]))
         rows = likely_rows(note.rows[0].extent)
-        return attention_tile(batch, rows, _padded(self.size), _padded(self.width), ctx.target)
+        menu = attention_tiles(batch, rows, _padded(self.size), _padded(self.width), ctx.target)
+        yield from (replace(self, tile=tile) for tile in menu)
+
+    @property
+    def variant(self) -> str:
+        return str(self.tile)
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         w = self._wrapper("gpu_attention_matrix", task, ctx, sizes_as_params)
@@ -302,7 +319,7 @@ class _MatrixFlash(_Attention):
             source8(w, name.upper(), t.operand.node)
             outer, head, row, _ = t.operand.strides
             w.params(f"t.{name}", offset=t.operand.offset // 8, batch=outer // 8, head=head // 8, row=row // 8)
-        tile = self.tile(task, ctx)
+        tile = self.tile
         assert tile is not None
         call = (
             f"attention_matrix<Q, K, V, F, E, {_padded(self.size)}, {_padded(self.width)}, {self.width}, {tile.subgroups}, "
@@ -376,9 +393,6 @@ class _FewQueries(_Attention):
         parts = rows * self.most_parts if self.most_parts > 1 else 0
         joining = 16 * -(-2 * parts // 4) + 16 * -(-parts // 4)
         return 16 * rows * (-(-self.size // 4) + _INVOCATIONS) + 16 * -(-numbers // 4) + joining
-
-    def fits(self, task: Task, ctx: Context) -> bool:
-        return True  # `_few_queries` has seen to it
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         note, whole = self.note, self.parts == 1

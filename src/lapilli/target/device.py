@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lapilli.runtime.devices import Device
+from lapilli.errors import LapilliError
+from lapilli.runtime.devices import Device, device_named
 from lapilli.target.known import units_of
-from lapilli.target.portable import ANY, CPU, CPU_HALF, GPU, GPU_HALF, GPU_MATRIX
+from lapilli.target.portable import ANY, CPU, CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, plans_for
 from lapilli.target.record import TEXELS, Target
+from lapilli.target.records import Records
 from lapilli.target.requirements import HALF, MATRIX_UNITS, Requirements
+from lapilli.target.tuned import records_of
 
 _TYPICAL_UNITS = {"discrete": 64, "integrated": 8}
 """Compute units of GPUs that do not say how many they have."""
@@ -37,7 +40,23 @@ def of_device(device: Device, *, half: bool, matrix: bool) -> Target:
         target = CPU_HALF if half else CPU
     else:
         target = ANY
-    return on_device(target, limits)
+    return replace(on_device(target, limits), records=records_of(device))
+
+
+def plans_here(half: bool) -> list[Target]:
+    """The targets of a portable program, best first, the one that this machine's device takes with what was measured of it: `load`
+    takes that device. half: as for `plans_for`."""
+    try:
+        device = device_named()
+    except LapilliError:  # whoever compiles needs no device
+        return plans_for(half)
+    return with_records(plans_for(half), device, records_of(device), half)
+
+
+def with_records(targets: Sequence[Target], device: Device, records: Records, half: bool) -> list[Target]:
+    """The targets, the one that the device takes with these records."""
+    taken = of_device(device, half=half, matrix=True).name
+    return [replace(t, records=records) if t.name == taken else t for t in targets]
 
 
 def has_half(device: Device) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lapilli.ir.node import MOST_ELEMENTS, Node, nbytes
+from lapilli.target.records import Records
 
 MAX_BINDINGS = 32
 """Of a kernel (docs/format.md)."""
@@ -18,6 +19,7 @@ WORTH_PACKING = 1 << 24
 """Multiplications of a product from which matrix units pay for a copy of its left operand in packed rows; measured on an H100."""
 MATRIX_SUBGROUP = 32
 """Invocations of the subgroups that the kernels for matrix units are written for."""
+NONE = Records()
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Target:
     of type CPU run these best, and every device can). half: 16-bit storage is there. texel: vectors are read through uniform texel
     buffers, which software drivers do best. cooperative_matrix: fp16 matrix units, 16 x 16 x 16. compute_units: what tiles are
     chosen for. shared_memory: bytes of a work group. invocations: of a work group, at most. storage: bytes of a storage buffer
-    that a kernel binds at once (0: all), a multiple of 256. open_parts: parts in which values are bound whose size has no bound."""
+    that a kernel binds at once (0: all), a multiple of 256. open_parts: parts in which values are bound whose size has no bound.
+    records: what was measured; where there is none, cost models decide."""
 
     name: str
     kind: str
@@ -40,6 +43,7 @@ class Target:
     invocations: int = 128
     storage: int = 0
     open_parts: int = 1
+    records: Records = NONE
 
     def parts(self, node: Node) -> int:
         """In how many parts a kernel binds the memory of a value, unless it reads it through texel buffers. Nothing is bound in

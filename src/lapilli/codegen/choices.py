@@ -1,0 +1,135 @@
+"""Where the kernel of a contraction is chosen among its candidates: by what was measured on the device or, where nothing was, by cost
+models. Families enumerate candidates (`families.py`, `KernelTemplate.variants`), the one first that their cost model prefers.
+
+What a choice may depend on is a question (`target/records.py`): sizes, types, how operands lie, what follows. Never names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from lapilli.codegen.gpu_tiles import likely_rows
+from lapilli.codegen.template import Asked, Context, KernelTemplate
+from lapilli.codegen.wrapper import all_multiples
+from lapilli.ir.expr import loads
+from lapilli.ir.integer import Int, product
+from lapilli.ir.node import Attention, Constant, Input, Node, State
+from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand
+from lapilli.schedule.encoding import Blocks
+from lapilli.schedule.layout import estimate
+from lapilli.schedule.task import Task
+from lapilli.target import PARTS
+from lapilli.target.records import Question, Size
+
+_MOST_CANDIDATES = 16
+"""Of a question: more are hardly better, and each is a program to compile and to time."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kernel that could compute a task. name: of its family, and how it differs from others of it; as in records."""
+
+    name: str
+    template: KernelTemplate
+
+
+def named(family: str, templates: Iterable[KernelTemplate]) -> Iterator[Candidate]:
+    for template in templates:
+        variant = template.variant
+        yield Candidate(f"{family}: {variant}" if variant else family, template)
+
+
+def choose(task: Task, question: Question, candidates: Iterator[Candidate], ctx: Context) -> KernelTemplate | None:
+    """The template of a task; None if there is no candidate. What a record names that is no candidate (here, or in this version of
+    the compiler) does not count."""
+    records = ctx.target.records
+    if not records and ctx.asked is None:
+        first = next(candidates, None)
+        return first.template if first is not None else None
+    found = {c.name: c for _, c in zip(range(_MOST_CANDIDATES), candidates, strict=False)}
+    if not found:
+        return None
+    taken = found.get(records.best(question) or "", next(iter(found.values())))
+    if ctx.asked is not None:
+        assert task.reduction is not None
+        ctx.asked.append(Asked(question, task.out.id, task.reduction.id, tuple(found), taken.name))
+    return taken.template
+
+
+# -- what a choice depends on
+
+
+def of_product(v: MatmulView, task: Task, ctx: Context) -> Question:
+    sizes = {"batch": _size(v.batch), "m": _rows(v.m), "n": _size(v.n), "k": _size(v.k)}
+    lhs, rhs = _operand(v.lhs, "bmk"), _operand(v.rhs, "bkn")
+    return Question(_plan(ctx), "product", f"{lhs} * {rhs} -> {_result(task)}", sizes)
+
+
+def of_convolution(v: ConvolutionView, task: Task, ctx: Context) -> Question:
+    sizes = {
+        "n": _size(v.n), "c": _size(v.channels), "h": _size(v.h), "w": _size(v.w), "o": _size(v.out_channels), "oh": _size(v.out_h),
+        "ow": _size(v.out_w),
+    }  # fmt: skip
+    groups = "depthwise" if v.is_depthwise else f"{v.groups} groups" if v.groups > 1 else ""
+    kernel = " ".join(
+        f"{name}{'x'.join(map(str, of))}"
+        for name, of in (("", v.kernel), ("/", v.stride), ("dilated ", v.dilation))
+        if not name or of != (1, 1)
+    )
+    weight = f"{v.weight.dtype.name} {_origin(v.weight)}"
+    form = ", ".join(filter(None, [f"{_operand(v.x, 'nchw')} * {weight}", kernel, groups]))
+    return Question(_plan(ctx), "convolution", f"{form} -> {_result(task)}", sizes)
+
+
+def of_attention(task: Task, scores: Task, note: Attention, ctx: Context) -> Question:
+    sizes = {
+        "heads": _size(product([a.extent for a in note.batch])), "m": _rows(note.rows[0].extent), "n": _size(note.inner.extent),
+        "k": _size(note.q.shape[-1]), "width": _size(note.v.shape[-1]),
+    }  # fmt: skip
+    shared = math.prod(estimate(a.extent) for a in note.batch) // max(math.prod(map(estimate, note.k.shape[:-2])), 1)
+    words = [*(x.dtype.name for x in (note.q, note.k, note.v)), *(["causal"] if note.causal else [])]
+    words += [f"{shared} heads a key"] if shared > 1 else []
+    return Question(_plan(ctx), "attention", f"{', '.join(words)}, scores {_result(scores)} -> {_result(task)}", sizes)
+
+
+def _plan(ctx: Context) -> str:
+    return ctx.target.name.removesuffix(PARTS)
+
+
+def _size(i: Int) -> Size:
+    if i.value is not None:
+        return Size(i.value, i.value, i.value)
+    return Size(*_bounds(i), estimate(i))
+
+
+def _rows(m: Int) -> Size:
+    return _size(m) if m.value is not None else Size(*_bounds(m), likely_rows(m))
+
+
+def _bounds(i: Int) -> tuple[int, int | None]:
+    least, most = i.bounds
+    return max(least or 0, 0), most
+
+
+def _operand(x: Operand, axes: str) -> str:
+    """Type, origin, along which axes it lies (the nearest first), and which vectors can be read."""
+    apart = [x.offset, *(s for s in x.strides if s != 1)]
+    along = next((a for a, s in zip(axes, x.strides, strict=True) if s == 1), "-")
+    wide = next((unit for unit in (8, 4) if all_multiples(unit, *apart)), 1)
+    encoding = f"blocks of {x.encoding.bits} bits" if isinstance(x.encoding, Blocks) else ""
+    return " ".join(filter(None, [x.node.dtype.name, _origin(x.node), f"{along}{wide}", encoding]))
+
+
+def _origin(node: Node) -> str:
+    return "constant" if isinstance(node, Constant) else "given" if isinstance(node, Input | State) else "computed"
+
+
+def _result(task: Task) -> str:
+    """Type and layout of what a task stores, and what it reads beside its operands: rows of numbers, or as much as it stores."""
+    others = {ld.node.id: ld.node for ld in loads(task.value) if ld.node is not task.reduction}
+    size = estimate(product(task.out.shape))
+    large = sum(2 * estimate(product(n.shape)) > size for n in others.values())
+    reads = [f"{n} {what}" for n, what in ((len(others) - large, "small"), (large, "large")) if n]
+    return " + ".join([task.out.dtype.name, *reads])
