@@ -63,7 +63,7 @@ def compile_to_bytes(
     progress: Progress | None = None,
 ) -> bytes:
     """The bytes of the program file; no device is needed. Arguments as for `lapilli.compile`."""
-    metadata = _checked(metadata)
+    metadata = checked_metadata(metadata)
     with uncollected(), nullcontext() if progress else working():
         return collected(
             model, example_inputs, example_kwargs=example_kwargs, precision=precision, dynamic_shapes=dynamic_shapes, target=target,
@@ -443,7 +443,8 @@ def _wrong_target(precision: str, target: str, half: bool) -> CompileError:
     )
 
 
-def _checked(metadata: Mapping[str, str] | None) -> dict[str, str]:
+def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """A caller's metadata. Raises CompileError if it is none."""
     result = dict(metadata or {})
     for key, value in result.items():
         if not isinstance(key, str) or not isinstance(value, str):

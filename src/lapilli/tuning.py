@@ -21,13 +21,14 @@ import torch
 
 from lapilli.codegen.select import schedule_of
 from lapilli.codegen.template import Asked
-from lapilli.compiler import Compiler, PlayerMethod, assemble_schedule, collected, uncollected
+from lapilli.compiler import Compiler, PlayerMethod, assemble_schedule, checked_metadata, collected, uncollected
 from lapilli.errors import CompileError, DeviceLostError, LapilliError
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import Atom, Symbol
-from lapilli.ir.node import Graph, Input, reading
+from lapilli.ir.node import Graph, Input, Map, Reduce, reading
 from lapilli.player import NativeProgram
 from lapilli.runtime.devices import Device, device_named
+from lapilli.schedule.copies import Packed
 from lapilli.schedule.plan import Schedule, realize_graph
 from lapilli.schedule.task import Task
 from lapilli.target import Target, of_device, plans_for, with_records
@@ -133,6 +134,7 @@ def tune(
         CompileError: the model cannot be compiled.
         NoDriverError, NoDeviceError: there is no such device.
     """
+    given = checked_metadata(metadata)
     deadline = None if seconds is None else time.monotonic() + seconds
     taken = device_named(device)
     with uncollected():
@@ -148,7 +150,7 @@ def tune(
                 session.run()
                 sessions.append(session)
         compiler.targets = with_records(compiler.targets, taken, records_of(taken), half)
-        data = compiler.finish(dict(metadata or {}), progress)
+        data = compiler.finish(given, progress)
     choices = sorted((c for s in sessions for c in s.choices()), key=lambda c: -c.us)
     return data, Tuned(
         taken, target.name if target is not None else "", sum(s.before for s in sessions), sum(s.after for s in sessions),
@@ -225,7 +227,7 @@ class _Session:
                 found = Record.of(a.question, a.names[0], 1.0, {})
             entry = self.entries.setdefault(key, _Entry(a.question, a.names, found))
             entry.count += 1
-            self.keys[a.value] = self.keys[a.reduction] = key
+            self.keys |= dict.fromkeys(a.computed, key)
         with self._loaded(schedule) as base:
             self.base = base
             self._read: dict[int, Array] = {}
@@ -239,10 +241,12 @@ class _Session:
         """The times of what cost models decide."""
         times, self.before = self._times(self.base)
         self.after = self.before
-        for key, spent in self._shared_out(self.base, times, set()).items():
-            entry = self.entries[key]
-            if not entry.record.times:
-                entry.record = replace(entry.record, us=max(spent / 1e3, 1e-3))
+        of_graph = {t.out.id for t in self.base.schedule.order.run if isinstance(t.out, Map | Reduce)}
+        of_graph -= {t.out.id for t in self.base.schedule.order.run if isinstance(t.out, Packed)}
+        spent = self._shared_out(self.base, times, of_graph)
+        self.entries = {key: e for key, e in self.entries.items() if spent.get(key)}  # others' work a kernel took over
+        for key, entry in self.entries.items():
+            entry.record = replace(entry.record, us=spent[key] / 1e3)
 
     def _try_all(self) -> None:
         total = sum(len(e.left()) for e in self.entries.values())
@@ -265,9 +269,9 @@ class _Session:
                 with self._loaded(self._schedule(tried)) as made:
                     wrong = self._first_wrong(made, tried)
                     if wrong is None:
-                        for key, ratio in self._ratios(made, 1)[0].items():
-                            if key in tried:
-                                self._note(key, tried[key], ratio)
+                        ratios = self._ratios(made, 1)[0]
+                        for key, name in tried.items():
+                            self._note(key, name, ratios.get(key, 1.0))
                         return
                 key, error = wrong
                 self._reject(key, tried.pop(key), f"differs from the reference by {error:.2g} of its norm")
@@ -384,10 +388,10 @@ class _Session:
         return spent
 
     def _own(self, t: Task) -> set[Key]:
-        """The questions whose contractions a task computes."""
+        """The questions whose contractions, or rows, a task computes."""
         second = t.template.second if t.template is not None else None
         ids = [t.out.id, *(r.id for r in (t.reduction, second) if r is not None)]
-        return {self.keys[i] for i in ids if i in self.keys}
+        return {self.keys[i] for i in ids if i in self.keys and self.keys[i] in self.entries}
 
     # -- results
     def _first_wrong(self, made: _Made, tried: Mapping[Key, str]) -> tuple[Key, float] | None:

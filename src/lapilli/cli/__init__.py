@@ -16,6 +16,7 @@ from lapilli.cli.ops import ops
 from lapilli.cli.profile import profile
 from lapilli.cli.run import run
 from lapilli.cli.sign import keygen, sign, verify
+from lapilli.cli.tune import tune
 from lapilli.version import __version__
 
 
@@ -25,5 +26,5 @@ def main() -> None:
     """Lapilli: PyTorch models on any device that speaks Vulkan."""
 
 
-for command in (devices, compile_, run, bench, profile, inspect, ops, verify, sign, keygen, cache):
+for command in (devices, compile_, tune, run, bench, profile, inspect, ops, verify, sign, keygen, cache):
     main.add_command(command)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from lapilli.codegen.gpu_tiles import likely_rows
 from lapilli.codegen.template import Asked, Context, KernelTemplate
@@ -18,6 +19,7 @@ from lapilli.ir.integer import Int, product
 from lapilli.ir.node import Attention, Constant, Input, Node, State
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand
 from lapilli.schedule.encoding import Blocks
+from lapilli.schedule.fuse_reductions import RowFusion
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
 from lapilli.target import PARTS
@@ -27,35 +29,40 @@ _MOST_CANDIDATES = 16
 """Of a question: more are hardly better, and each is a program to compile and to time."""
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
-class Candidate:
-    """A kernel that could compute a task. name: of its family, and how it differs from others of it; as in records."""
+class Candidate(Generic[T]):
+    """A kernel that could compute a task. name: of its family, and how it differs from others of it; as in records. made: the
+    template, or what else makes the difference.
+    """
 
     name: str
-    template: KernelTemplate
+    made: T
 
 
-def named(family: str, templates: Iterable[KernelTemplate]) -> Iterator[Candidate]:
+def named(family: str, templates: Iterable[KernelTemplate]) -> Iterator[Candidate[KernelTemplate]]:
     for template in templates:
         variant = template.variant
         yield Candidate(f"{family}: {variant}" if variant else family, template)
 
 
-def choose(task: Task, question: Question, candidates: Iterator[Candidate], ctx: Context) -> KernelTemplate | None:
-    """The template of a task; None if there is no candidate. What a record names that is no candidate (here, or in this version of
+def choose(task: Task, question: Question, candidates: Iterator[Candidate[T]], ctx: Context) -> T | None:
+    """What is taken for a task; None if there is no candidate. What a record names that is no candidate (here, or in this version of
     the compiler) does not count."""
     records = ctx.target.records
     if not records and ctx.asked is None:
         first = next(candidates, None)
-        return first.template if first is not None else None
+        return first.made if first is not None else None
     found = {c.name: c for _, c in zip(range(_MOST_CANDIDATES), candidates, strict=False)}
     if not found:
         return None
     taken = found.get(records.best(question) or "", next(iter(found.values())))
     if ctx.asked is not None:
-        assert task.reduction is not None
-        ctx.asked.append(Asked(question, task.out.id, task.reduction.id, tuple(found), taken.name))
-    return taken.template
+        computed = (task.out, *([task.reduction] if task.reduction is not None else []))
+        ctx.asked.append(Asked(question, tuple(node.id for node in computed), tuple(found)))
+    return taken.made
 
 
 # -- what a choice depends on
@@ -94,6 +101,15 @@ def of_attention(task: Task, scores: Task, note: Attention, ctx: Context) -> Que
     return Question(_plan(ctx), "attention", f"{', '.join(words)}, scores {_result(scores)} -> {_result(task)}", sizes)
 
 
+def of_rows(task: Task, row: RowFusion, ctx: Context) -> Question:
+    sizes = {"rows": _size(row.count), "length": _size(row.length)}
+    read = {ld.node.id: ld.node for s in row.steps for ld in loads(s.body)}
+    types = sorted({n.dtype.name for n in read.values() if n.id in ctx.layouts})
+    order = "".join(map(str, ctx.layouts[task.out.id].order))
+    form = f"{', '.join(s.reduction.op for s in row.steps)} of {' and '.join(types)}{' to one' if row.whole else ''}"
+    return Question(_plan(ctx), "rows", f"{form} -> {_result(task)}, layout {order}", sizes)
+
+
 def _plan(ctx: Context) -> str:
     return ctx.target.name.removesuffix(PARTS)
 
@@ -109,8 +125,9 @@ def _rows(m: Int) -> Size:
 
 
 def _bounds(i: Int) -> tuple[int, int | None]:
+    """Lower bounds that no kernel needs (some need four rows) count as 1: torch.export and the eager device have different ones."""
     least, most = i.bounds
-    return max(least or 0, 0), most
+    return (least if least is not None and least >= 4 else 1), most
 
 
 def _operand(x: Operand, axes: str) -> str:

@@ -94,7 +94,7 @@ def template(task: Task, ctx: Context) -> KernelTemplate | None:
     return choices.choose(task, _QUESTIONS[kind](operands, task, ctx), _candidates(kind, operands, task, ctx), ctx)
 
 
-def _candidates(kind: type, operands: Any, task: Task, ctx: Context) -> Iterator[choices.Candidate]:
+def _candidates(kind: type, operands: Any, task: Task, ctx: Context) -> Iterator[choices.Candidate[KernelTemplate]]:
     for family in FAMILIES[kind]:
         found = family.match(operands, task, ctx) if family.serves(ctx.target) else None
         if found is not None:

@@ -30,6 +30,7 @@ _KEYS = 32  # of a tile
 _INVOCATIONS = 128
 _LOADS = 8  # of an invocation, for a few queries, at once
 _FEW_ROWS = 8  # queries, of heads that are done together
+_OTHER_UNITS = (0.5, 2, 0.25)  # parts of what the device has, which only measuring can choose
 _PARTS = 64  # into which keys are shared out at most
 _GROUPS = 4  # work groups for each compute unit that are enough
 MATRIX = 16  # rows of a fragment
@@ -61,10 +62,13 @@ def choose(task: Task, ctx: Context) -> bool:
     return True
 
 
-def _candidates(task: Task, scores: Task, note: Attention, ctx: Context) -> Iterator[choices.Candidate]:
-    few = _few_queries(scores, note, ctx)
-    if few is not None:
-        yield choices.Candidate("attention of a few queries", few)
+def _candidates(task: Task, scores: Task, note: Attention, ctx: Context) -> Iterator[choices.Candidate[KernelTemplate]]:
+    seen: set[int] = set()
+    for factor in (1, *_OTHER_UNITS):
+        few = _few_queries(scores, note, ctx, max(1, int(ctx.target.compute_units * factor)))
+        if few is not None and few.most_parts not in seen:
+            seen.add(few.most_parts)
+            yield choices.Candidate(f"{_FewQueries.family}: {few.most_parts} parts", few)
     for kind in (_MatrixFlash, _Flash) if _suits_matrix_units(note, ctx) else (_Flash,):
         template = _template(kind, scores, note, ctx)
         if template is not None:
@@ -93,12 +97,12 @@ def _template(kind: type[_A], scores: Task, note: Attention, ctx: Context, *more
     return kind(scores, note.causal, q, k, v, size, width, *more)
 
 
-def _few_queries(scores: Task, note: Attention, ctx: Context) -> _FewQueries | _Join | None:
-    """The template for a few queries; None for many, or what it does not fit."""
+def _few_queries(scores: Task, note: Attention, ctx: Context, units: int) -> _FewQueries | _Join | None:
+    """The template for a few queries; None for many, or what it does not fit. units: for which keys are shared out."""
     queries = note.rows[0].extent.value
     if not queries or queries > _FEW_ROWS or (queries > 1 and note.causal):
         return None
-    made = _template(_FewQueries, scores, note, ctx, note, ctx.target.compute_units)
+    made = _template(_FewQueries, scores, note, ctx, note, units)
     if made is None or max(-(-d // 4) for d in (made.size, made.width)) > _INVOCATIONS:
         return None
     if made.shared > min(_SHARED, ctx.target.shared_memory) or ctx.target.invocations < _INVOCATIONS:
@@ -340,8 +344,10 @@ class _MatrixFlash(_Attention):
 class _FewQueries(_Attention):
     """For a few queries, on any GPU (kernels/gpu_attention_few.slang): the result, or with many keys parts of it."""
 
+    family: ClassVar[str] = "attention of a few queries"
+
     note: Attention
-    units: int  # of the device
+    units: int  # for which keys are shared out
     joined: Node | None = None  # parts that its work groups put together themselves, ...
     counters: Node | None = None  # ... and where they count them
     counter: int = 0  # the first of its own, in bytes
@@ -468,6 +474,10 @@ class _Join(KernelTemplate):
     made: _FewQueries
     parts: Node
     step: Task
+
+    @property
+    def most_parts(self) -> int:
+        return self.made.most_parts
 
     @property
     def steps(self) -> tuple[Task, ...]:

@@ -51,6 +51,8 @@ def select(made: Draft, kept: Kept | None = None, asked: list[Asked] | None = No
     kernels = Kernels(ctx, lambda t: _written(t, ctx))
     selected: list[Task] = []
     for task in made.tasks:
+        if task.row is not None:
+            rows.choose(task, ctx)
         if target.kind == "gpu" and task.reduction is not None and flash_attention.choose(task, ctx):
             pass
         elif task.reduction is not None and isinstance(task.reduction.contraction, Recurrence):

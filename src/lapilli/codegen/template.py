@@ -75,15 +75,13 @@ def _address(n: Constant) -> int:
 
 @dataclass(frozen=True)
 class Asked:
-    """A choice that was made while a schedule was made. value: what the task computes, by id. reduction: of the task, by id.
-    names: of all candidates. chosen: the one that was taken.
+    """A choice that was made while a schedule was made. computed: the task's result and its reduction, by id. names: of all
+    candidates, the one first that the cost model prefers.
     """
 
     question: Question
-    value: int
-    reduction: int
+    computed: tuple[int, ...]
     names: tuple[str, ...]
-    chosen: str
 
 
 @dataclass(frozen=True)

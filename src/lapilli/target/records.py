@@ -73,7 +73,7 @@ class Question:
     @property
     def title(self) -> str:
         """For people."""
-        return f"{self.op} {'x'.join(str(s.text) for s in self.sizes.values())}"
+        return f"{self.op} {'x'.join(str(s.text) for s in self.sizes.values() if s.text != 1) or 1}"
 
 
 Key = tuple[str, str, str, tuple[tuple[str, int | str], ...]]
