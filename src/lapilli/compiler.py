@@ -274,7 +274,7 @@ def _write(
     layout: str = "auto",
 ) -> list[list[Schedule]]:
     """Writes methods. Returns the schedules of each, one per plan."""
-    done: dict[int, list[_Planned]] = {}
+    done: dict[int, list[Planned]] = {}
     kept = {t.name: Kept() for t in targets}
     # The smallest inputs first: kernels for few rows read weights unpacked, and kernels for many rows can do so, too.
     for k, method in sorted(enumerate(methods), key=lambda item: _size(item[1])):
@@ -282,7 +282,7 @@ def _write(
         schedules = [schedule_of(realized[t.half], t, layout, kept[t.name]) for t in targets]
         for s in schedules:
             kept[s.target.name].add(r for t in s.order.run for r in t.reads())
-        done[k] = [planned for s in schedules for planned in _kernels(s)]
+        done[k] = [planned for s in schedules for planned in kernels_of(s)]
     made = [done[k] for k in range(len(methods))]
     codes = build(
         (w.source for plans in made for planned in plans for w in planned.kernels.values()),
@@ -299,7 +299,7 @@ def _size(method: PlayerMethod) -> int:
 
 
 @dataclass(frozen=True)
-class _Planned:
+class Planned:
     """A schedule with its kernels. largest: the size in bytes of the largest value that a second plan binds in parts."""
 
     schedule: Schedule
@@ -312,7 +312,7 @@ class _Planned:
         return PlanSource(s.target, s.order, self.kernels, s.graph.outputs, s.stored, s.windows, self.largest)
 
 
-def _kernels(s: Schedule) -> list[_Planned]:
+def kernels_of(s: Schedule) -> list[Planned]:
     """The kernels of a schedule. If values may be larger than every device can bind at once, a second plan binds them in
     parts, for devices that cannot bind them whole: selecting a part takes time.
     """
@@ -325,9 +325,9 @@ def _kernels(s: Schedule) -> list[_Planned]:
     kernels, parts = write_all(s), bound_in_parts(s.target)
     most = max((largest(w, s.memory) for w in kernels.values()), default=0)
     if s.target.storage or most <= parts.storage:
-        return [_Planned(s, kernels)]
+        return [Planned(s, kernels)]
     split = replace(s, target=parts)
-    return [_Planned(s, kernels, most), _Planned(split, write_all(split))]
+    return [Planned(s, kernels, most), Planned(split, write_all(split))]
 
 
 def assemble(module: Module, precision: str, targets: Sequence[Target]) -> tuple[bytes, list[Schedule]]:
@@ -352,12 +352,11 @@ def assemble_tasks(graph: Graph, tasks: Sequence[Task], target: Target) -> bytes
     return writer.bytes(f"lapilli {__version__}", {})
 
 
-def assemble_schedule(schedule: Schedule, dims: Mapping[str, str]) -> bytes:
-    """The program file of a schedule, without metadata. dims: names for size symbols."""
-    planned = _kernels(schedule)
+def assemble_planned(planned: Sequence[Planned], dims: Mapping[str, str]) -> bytes:
+    """The program file of a schedule with its kernels, without metadata. dims: names for size symbols."""
     codes = build(w.source for p in planned for w in p.kernels.values())
     writer = Writer()
-    writer.method("forward", schedule.graph, [p.plan for p in planned], codes, dims)
+    writer.method("forward", planned[0].schedule.graph, [p.plan for p in planned], codes, dims)
     return writer.bytes(f"lapilli {__version__}", {})
 
 

@@ -19,9 +19,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lapilli.codegen.build import build
 from lapilli.codegen.select import schedule_of
 from lapilli.codegen.template import Asked
-from lapilli.compiler import Compiler, PlayerMethod, assemble_schedule, checked_metadata, collected, uncollected
+from lapilli.compiler import (
+    Compiler,
+    Planned,
+    PlayerMethod,
+    assemble_planned,
+    checked_metadata,
+    collected,
+    kernels_of,
+    uncollected,
+)
 from lapilli.errors import CompileError, DeviceLostError, LapilliError
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import Atom, Symbol
@@ -39,9 +49,9 @@ from lapilli.verification import Run, difference
 Array = npt.NDArray[Any]
 Progress = Callable[[str, int, int], None]
 
-_REPEAT = 3  # runs of a round, of which the median counts; of rounds the least does, because other work only adds
-_ROUNDS, _MOST_ROUNDS, _ENOUGH = 3, 16, 0.5
-"""Rounds at least and at most, and the seconds after which there are enough."""
+_ROUNDS, _MOST_ROUNDS, _ENOUGH = 8, 40, 0.5
+"""Rounds at least and at most, and the seconds after which there are enough. Of all rounds the least time counts, of each kernel for
+itself, because other work only adds to it."""
 _CONFIRMING = 3
 """Times as many rounds for what won: of many candidates, one wins by chance."""
 _USUAL = 64
@@ -49,6 +59,8 @@ _USUAL = 64
 _ROUNDING = {False: 2e-5, True: 4e-3}
 """Differences of results that are rounding, in the norm, by whether values are stored as halves: two candidates add up the same
 terms in another order (float32: 4e-6 for 4096 terms, 1e-6 by Winograd's algorithm), or round a half the other way (2^-11)."""
+_TOGETHER = 4
+"""Programs whose kernels are compiled together, so that many processors have work."""
 _GROWS, _MOST = 8, 0.05
 """By which factor differences that came before may grow from one contraction to the next, and what is never rounding."""
 
@@ -228,7 +240,7 @@ class _Session:
             entry = self.entries.setdefault(key, _Entry(a.question, a.names, found))
             entry.count += 1
             self.keys |= dict.fromkeys(a.computed, key)
-        with self._loaded(schedule) as base:
+        with self._loaded(kernels_of(schedule)) as base:
             self.base = base
             self._read: dict[int, Array] = {}
             self.outputs = base.native.run(self.arrays)
@@ -256,24 +268,32 @@ class _Session:
                 self.finished = False
                 return
             self.progress("measuring", done, total)
-            tried = {key: e.left()[0] for key, e in self.entries.items() if e.left()}
-            self._try(tried)
-            done += len(tried)
-            save(self.device, [e.record for e in self.entries.values()])
-        self.progress("measuring", total, total)
+            left = {key: e.left() for key, e in self.entries.items()}
+            batch = [{key: names[k] for key, names in left.items() if k < len(names)} for k in range(_TOGETHER)]
+            planned = [self._planned(tried) for tried in batch if tried]
+            with suppress(CompileError):  # which one it is, is found out below
+                build(w.source for plans in planned for p in plans for w in p.kernels.values())
+            for tried, plans in zip(batch, planned, strict=False):
+                if self.deadline is not None and time.monotonic() > self.deadline:
+                    break
+                self._try(tried, plans)
+                done += len(tried)
+                self.progress("measuring", done, total)
+                save(self.device, [e.record for e in self.entries.values()])
 
-    def _try(self, tried: dict[Key, str]) -> None:
-        """Times candidates of different questions in one program. Those whose results are wrong are taken out one by one."""
+    def _try(self, tried: dict[Key, str], plans: Sequence[Planned] | None = None) -> None:
+        """Times candidates of different questions in one program. Those whose results are wrong are taken out one by one. plans: the
+        program, if its kernels are written already."""
         try:
             while tried:
-                with self._loaded(self._schedule(tried)) as made:
+                with self._loaded(plans or self._planned(tried)) as made:
                     wrong = self._first_wrong(made, tried)
                     if wrong is None:
                         ratios = self._ratios(made, 1)[0]
                         for key, name in tried.items():
                             self._note(key, name, ratios.get(key, 1.0))
                         return
-                key, error = wrong
+                plans, (key, error) = None, wrong
                 self._reject(key, tried.pop(key), f"differs from the reference by {error:.2g} of its norm")
         except DeviceLostError:
             raise
@@ -294,7 +314,7 @@ class _Session:
             if all(confirmed.get(key) == name for key, name in won.items()):
                 break
             self.progress("confirming", 0, 1)
-            with self._loaded(self._schedule(won)) as made:
+            with self._loaded(self._planned(won)) as made:
                 wrong = self._first_wrong(made, won)
                 if wrong is not None:
                     self._reject(wrong[0], won[wrong[0]], f"differs from the reference by {wrong[1]:.2g} of its norm")
@@ -303,8 +323,6 @@ class _Session:
             for key in won:
                 self._note(key, won[key], ratios.get(key, 1.0))
             confirmed |= won
-        else:
-            self.finished = self.finished and not won
         if not any(e.record.best != e.record.default for e in self.entries.values()):
             self.after = self.before
         save(self.device, [e.record for e in self.entries.values()])
@@ -320,21 +338,20 @@ class _Session:
         self.rejected.append(Rejected(entry.question.title, name, why))
 
     # -- programs
-    def _schedule(self, chosen: Mapping[Key, str]) -> Schedule:
+    def _planned(self, chosen: Mapping[Key, str]) -> list[Planned]:
         """With candidates in place of the cost model's choices."""
         forced = Records(
             replace(self.entries[key].record, times={name: 0.5}, wrong=()) for key, name in chosen.items()
         )
-        return schedule_of(self.graph, replace(self.target, records=forced), self.layout)
+        return kernels_of(schedule_of(self.graph, replace(self.target, records=forced), self.layout))
 
     @contextmanager
-    def _loaded(self, schedule: Schedule) -> Iterator[_Made]:
-        data = assemble_schedule(schedule, self.method.dims)
+    def _loaded(self, plans: Sequence[Planned]) -> Iterator[_Made]:
+        data = assemble_planned(plans, self.method.dims)
         native = NativeProgram.load(data, device=self.device.index, verify=False)
         try:
             taken = native.info()["methods"][0]["plan"]  # of large values there is one in parts as well
-            if taken != schedule.target.name:
-                raise CompileError(f"the device takes the plan {taken}, not {schedule.target.name}")
+            schedule = next(p.schedule for p in plans if p.schedule.target.name == taken)
             yield _Made(schedule, native, Run(data, native, schedule, self.arrays))
         finally:
             native.close()
@@ -342,7 +359,7 @@ class _Session:
     # -- times
     def _times(self, made: _Made) -> tuple[list[int], float]:
         """Nanoseconds of each command alone, and seconds of a run."""
-        found = made.native.profile(self.arrays, _REPEAT)
+        found = made.native.profile(self.arrays, 1)
         return found.commands, found.total * 1e-9
 
     def _ratios(self, made: _Made, thorough: int) -> tuple[dict[Key, float], float, float]:

@@ -13,9 +13,10 @@ from lapilli.errors import InvalidInputError
 from lapilli.runtime.compiler_packages import require_compiler
 
 if TYPE_CHECKING:
-    from lapilli.tuning import Tuned
+    from lapilli.tuning import Choice, Tuned
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
+_WIDE = 72  # columns of a terminal from which on tables can be read
 _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -96,18 +97,21 @@ def _tune(
 def _print(found: Tuned, output: Path) -> None:
     out = console()
     changed = [c for c in found.choices if c.best != c.default]
-    if changed:
-        shown = table("contraction", "without tuning", "fastest", title=f"{found.device.name}, plan {found.plan}")
+    if changed and out.width >= _WIDE:
+        shown = table("task", "without tuning", "fastest", title=f"{found.device.name}, plan {found.plan}", title_justify="left")
         for name in ("time", "of it"):
             shown.add_column(name, justify="right", overflow="fold")
         for c in changed:
-            times = f" ({c.count} times)" if c.count > 1 else ""
-            shown.add_row(c.title + times, c.default, c.best, duration(c.us * 1e-6), f"{c.ratio:.0%}")
+            shown.add_row(_title(c), c.default, c.best, duration(c.us * 1e-6), f"{c.ratio:.0%}")
         out.print(shown)
+    elif changed:
+        out.print(f"{found.device.name}, plan {found.plan}")
+        for c in changed:
+            out.print(f"{_title(c)}, {duration(c.us * 1e-6)}:\n  {c.default}\n  -> {c.best}, {c.ratio:.0%} of it")
     tried = sum(c.tried - 1 for c in found.choices)
     out.print(
-        f"{len(found.choices)} different contractions, {tried} candidates beside those taken without tuning: "
-        f"{len(changed)} contractions have a faster one."
+        f"{len(found.choices)} different tasks, and {tried} candidates for them beside those that are taken without tuning: "
+        f"{len(changed)} have a faster one."
     )
     for r in found.rejected:
         out.print(f"Not used for {r.title}: {r.candidate}: {r.why}")
@@ -116,6 +120,10 @@ def _print(found: Tuned, output: Path) -> None:
     if not found.finished:
         out.print("There was no time for all candidates: run the same command again to go on.")
     out.print(f"{output}: written")
+
+
+def _title(c: Choice) -> str:
+    return c.title + (f", {c.count} times" if c.count > 1 else "")
 
 
 def _export(path: Path, device: str | None, as_json: bool) -> dict[str, Any]:

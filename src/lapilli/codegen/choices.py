@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
 from lapilli.codegen.gpu_tiles import likely_rows
@@ -25,8 +26,8 @@ from lapilli.schedule.task import Task
 from lapilli.target import PARTS
 from lapilli.target.records import Question, Size
 
-_MOST_CANDIDATES = 16
-"""Of a question: more are hardly better, and each is a program to compile and to time."""
+_MOST_VARIANTS = 8
+"""Of a family: those that its cost model expects least of are hardly better, and each is a program to compile and to time."""
 
 
 T = TypeVar("T")
@@ -43,25 +44,43 @@ class Candidate(Generic[T]):
 
 
 def named(family: str, templates: Iterable[KernelTemplate]) -> Iterator[Candidate[KernelTemplate]]:
-    for template in templates:
+    for template in islice(templates, _MOST_VARIANTS):
         variant = template.variant
         yield Candidate(f"{family}: {variant}" if variant else family, template)
+
+
+def in_turn(families: Iterable[Iterator[Candidate[T]]]) -> Iterator[Candidate[T]]:
+    """The candidates of several families: the best of the first family, then the best of each of the others, and so on, so that a
+    session that ends early has seen all families."""
+    left = []
+    for family in families:
+        first = next(family, None)
+        if first is not None:
+            yield first
+            left.append(family)
+    while left:
+        for family in [*left]:
+            found = next(family, None)
+            if found is None:
+                left.remove(family)
+            else:
+                yield found
 
 
 def choose(task: Task, question: Question, candidates: Iterator[Candidate[T]], ctx: Context) -> T | None:
     """What is taken for a task; None if there is no candidate. What a record names that is no candidate (here, or in this version of
     the compiler) does not count."""
-    records = ctx.target.records
-    if not records and ctx.asked is None:
-        first = next(candidates, None)
-        return first.made if first is not None else None
-    found = {c.name: c for _, c in zip(range(_MOST_CANDIDATES), candidates, strict=False)}
-    if not found:
-        return None
-    taken = found.get(records.best(question) or "", next(iter(found.values())))
     if ctx.asked is not None:
+        found = [*candidates]
         computed = (task.out, *([task.reduction] if task.reduction is not None else []))
-        ctx.asked.append(Asked(question, tuple(node.id for node in computed), tuple(found)))
+        if found:
+            ctx.asked.append(Asked(question, tuple(node.id for node in computed), tuple(c.name for c in found)))
+        candidates = iter(found)
+    wanted = ctx.target.records.best(question)
+    first = next(candidates, None)
+    if first is None:
+        return None
+    taken = next((c for c in chain([first], candidates) if c.name == wanted), first) if wanted is not None else first
     return taken.made
 
 

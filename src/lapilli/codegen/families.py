@@ -95,7 +95,9 @@ def template(task: Task, ctx: Context) -> KernelTemplate | None:
 
 
 def _candidates(kind: type, operands: Any, task: Task, ctx: Context) -> Iterator[choices.Candidate[KernelTemplate]]:
-    for family in FAMILIES[kind]:
+    def of(family: Family) -> Iterator[choices.Candidate[KernelTemplate]]:
         found = family.match(operands, task, ctx) if family.serves(ctx.target) else None
         if found is not None:
             yield from choices.named(family.name, found.variants(task, ctx))
+
+    return choices.in_turn(map(of, FAMILIES[kind]))

@@ -58,21 +58,29 @@ def choose(task: Task, ctx: Context) -> bool:
     template = choices.choose(task, question, _candidates(task, scores, contraction, ctx), ctx)
     if template is None:
         return False
+    if isinstance(template, _FewQueries) and template.joined is not None:
+        counter = ctx.counters.take(template.group_count or 0)
+        template = replace(template, counters=ctx.counters.node, counter=counter)
     task.template, task.members = template, (scores, weights)
     return True
 
 
 def _candidates(task: Task, scores: Task, note: Attention, ctx: Context) -> Iterator[choices.Candidate[KernelTemplate]]:
-    seen: set[int] = set()
-    for factor in (1, *_OTHER_UNITS):
-        few = _few_queries(scores, note, ctx, max(1, int(ctx.target.compute_units * factor)))
-        if few is not None and few.most_parts not in seen:
-            seen.add(few.most_parts)
-            yield choices.Candidate(f"{_FewQueries.family}: {few.most_parts} parts", few)
-    for kind in (_MatrixFlash, _Flash) if _suits_matrix_units(note, ctx) else (_Flash,):
+    def few() -> Iterator[choices.Candidate[KernelTemplate]]:
+        seen: set[int] = set()
+        for factor in (1, *_OTHER_UNITS):
+            found = _few_queries(scores, note, ctx, max(1, int(ctx.target.compute_units * factor)))
+            if found is not None and found.most_parts not in seen:
+                seen.add(found.most_parts)
+                yield choices.Candidate(f"{_FewQueries.family}: {found.most_parts} parts", found)
+
+    def many(kind: type[_MatrixFlash | _Flash]) -> Iterator[choices.Candidate[KernelTemplate]]:
         template = _template(kind, scores, note, ctx)
         if template is not None:
             yield from choices.named(kind.family, template.variants(task, ctx))
+
+    kinds = (_MatrixFlash, _Flash) if _suits_matrix_units(note, ctx) else (_Flash,)
+    return choices.in_turn([few(), *map(many, kinds)])
 
 
 def _suits_matrix_units(note: Attention, ctx: Context) -> bool:
@@ -113,9 +121,8 @@ def _few_queries(scores: Task, note: Attention, ctx: Context, units: int) -> _Fe
     rows = batch * queries * made.most_parts
     parts = Node((rows, as_int(made.columns + 4)), DType.float32, f"{note.scores.name}_parts", note.scores.origin)
     ctx.dense(parts)
-    groups = (batch // made.group).value
-    if groups is not None:
-        return replace(made, joined=parts, counter=ctx.counters.take(groups), counters=ctx.counters.node)
+    if made.group_count is not None:
+        return replace(made, joined=parts)
     step = simple_task(parts, [*scores.origins[:1]], "attention, shared out")
     step.template = made
     return _Join(made, parts, step)
@@ -374,6 +381,11 @@ class _FewQueries(_Attention):
         """Heads that share keys and are done together."""
         share = self.k.share if self.k.share == self.v.share else 1
         return max(g for g in range(1, share + 1) if share % g == 0 and g * self.queries <= _FEW_ROWS)
+
+    @property
+    def group_count(self) -> int | None:
+        """Of work groups beside each other; None: it is open."""
+        return (product([a.extent for a in self.note.batch]) // self.group).value
 
     @property
     def most_parts(self) -> int:
