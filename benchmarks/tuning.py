@@ -2,9 +2,9 @@
 
     python benchmarks/tuning.py [--models NAME ...] [--precision fp16] [--seconds S] [--device D] [--json FILE]
 
-Times are of a run on the device, by its clock, and the sum of its kernels', each timed alone: the least of as many runs in turn, first
-one program, then the other, so that other work slows both. Both results are compared with torch's in float32 on the CPU, relative to their norm. `--seconds` bounds the
-measuring of each model; what the cache, or the package, knows already is not measured again.
+Times are of a run on the device, by its clock, and the sum of its kernels', each timed alone: the least of as many runs in turn,
+first one program, then the other, so that other work slows both. Both results are compared with torch's in float32 on the CPU,
+relative to their norm. `--seconds` bounds the measuring of each model; what the user's cache knows is not measured again.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def plain(model: torch.nn.Module, x: torch.Tensor, precision: str, half: bool) -
 
 
 def least(a: Program, b: Program, x: torch.Tensor) -> list[tuple[float, float]]:
-    """Of both programs the seconds of a run on the device, and the sum of those of its kernels, each the least of many runs in turn:
-    where other work never pauses for a whole run, it does for a kernel."""
+    """Of both programs the seconds of a run on the device, and the sum of those of its kernels, each the least of many runs in
+    turn: where other work never pauses for a whole run, it does for a kernel."""
     best: list[tuple[float, list[float]]] = [(float("inf"), [])] * 2
     start, rounds = time.monotonic(), 0
     while rounds < _ROUNDS or time.monotonic() - start < _ENOUGH:
@@ -98,8 +98,10 @@ def measure(name: str, precision: str, device: str | None, seconds: float | None
         errors = [apart(program(x), want) for program in (before, after)]
         (old, old_kernels), (new, new_kernels) = least(before, after, x)
     return {
-        "model": name, "device": found.device.name, "driver": found.device.driver, "plan": found.plan, "before_ms": old * 1e3,
-        "after_ms": new * 1e3, "kernels_before_ms": old_kernels * 1e3, "kernels_after_ms": new_kernels * 1e3, "error_before": errors[0], "error_after": errors[1],
+        "model": name, "device": found.device.name, "driver": found.device.driver, "plan": found.plan,
+        "before_ms": old * 1e3, "after_ms": new * 1e3,
+        "kernels_before_ms": old_kernels * 1e3, "kernels_after_ms": new_kernels * 1e3,
+        "error_before": errors[0], "error_after": errors[1],
         "contractions": len(found.choices), "changed": sum(c.best != c.default for c in found.choices),
         "candidates": sum(c.tried - 1 for c in found.choices), "of": sum(c.of - 1 for c in found.choices),
         "rejected": [[r.title, r.candidate, r.why] for r in found.rejected], "seconds": spent,
@@ -120,13 +122,26 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
         if options.json is not None:
             options.json.write_text(json.dumps(rows, indent=1))
-    head = ["", "run, ms", "tuned, ms", "of it", "kernels, ms", "tuned, ms", "of it", "changed", "error", "tuned, error"]
+    head = [
+        "",
+        "run, ms",
+        "tuned, ms",
+        "of it",
+        "kernels, ms",
+        "tuned, ms",
+        "of it",
+        "changed",
+        "error",
+        "tuned, error",
+    ]
+
+    def pair(r: dict[str, Any], of: str) -> list[str]:
+        old, new = r[f"{of}before_ms"], r[f"{of}after_ms"]
+        return [f"{old:.4g}", f"{new:.4g}", f"{new / old:.0%}"]
+
     table = [
-        [
-            r["model"], f"{r['before_ms']:.4g}", f"{r['after_ms']:.4g}", f"{r['after_ms'] / r['before_ms']:.0%}",
-            f"{r['kernels_before_ms']:.4g}", f"{r['kernels_after_ms']:.4g}", f"{r['kernels_after_ms'] / r['kernels_before_ms']:.0%}",
-            f"{r['changed']} of {r['contractions']}", f"{r['error_before']:.1e}", f"{r['error_after']:.1e}",
-        ]
+        [r["model"], *pair(r, ""), *pair(r, "kernels_"), f"{r['changed']} of {r['contractions']}",
+         f"{r['error_before']:.1e}", f"{r['error_after']:.1e}"]
         for r in rows
     ]  # fmt: skip
     report("tuning", f"{rows[0]['device']}, {rows[0]['driver']}, plan {rows[0]['plan']}", head, table, rows)

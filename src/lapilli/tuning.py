@@ -340,9 +340,7 @@ class _Session:
     # -- programs
     def _planned(self, chosen: Mapping[Key, str]) -> list[Planned]:
         """With candidates in place of the cost model's choices."""
-        forced = Records(
-            replace(self.entries[key].record, times={name: 0.5}, wrong=()) for key, name in chosen.items()
-        )
+        forced = Records(replace(self.entries[key].record, times={name: 0.5}, wrong=()) for key, name in chosen.items())
         return kernels_of(schedule_of(self.graph, replace(self.target, records=forced), self.layout))
 
     @contextmanager

@@ -1,5 +1,5 @@
-"""Which candidates each task has on a device, and that a record decides among them. `candidates.txt` holds what there were when it was
-last accepted: LAPILLI_ACCEPT=1 pytest tests/compiler/test_candidates.py, and check its diff. No device is needed."""
+"""Which candidates each task has on a device, and that a record decides among them. `candidates.txt` holds what there were when
+it was last accepted: LAPILLI_ACCEPT=1 pytest tests/compiler/test_candidates.py, and check its diff. No device is needed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Every candidate that a record may name computes what the others do: of products, convolutions, attention and rows of odd sizes and
-layouts, in each family's plan. GPU plans run on a software device, matrix units emulated."""
+"""Every candidate that a record may name computes what the others do: of products, convolutions, attention and rows of odd sizes
+and layouts, in each family's plan. GPU plans run on a software device, matrix units emulated."""
 
 from __future__ import annotations
 

@@ -41,7 +41,9 @@ def programs(
     model: torch.nn.Module, args: tuple[Any, ...], target: str, precision: str = "fp32", **named: Any
 ) -> Iterator[tuple[str, Program]]:
     """The programs of a model, each with another candidate of every task, and their names."""
-    given = TARGETS[target]
+    given = replace(
+        TARGETS[target], shared_memory=min(TARGETS[target].shared_memory, 1 << 15)
+    )  # what software devices have
     with uncollected():
         first = collected(model, args, precision=precision, target=target, **named)
         (method,) = first.methods
@@ -53,7 +55,7 @@ def programs(
         with uncollected():
             compiler = collected(model, args, precision=precision, target=target, **named)
             records = Records(naming(a.question, name) for a, name in zip(found, names, strict=True))
-            compiler.targets = [replace(t, records=records) for t in compiler.targets]
+            compiler.targets = [replace(given, records=records)]
             data = compiler.finish({}, None)
         with Program(data) as program:
             yield ", ".join(names), program

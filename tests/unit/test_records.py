@@ -58,7 +58,18 @@ def test_wrong_candidates_never_win() -> None:
 
 
 def test_sizes_of_a_class_are_one() -> None:
-    assert [size_class(n) for n in (0, 1, 7, 16, 17, 64, 65, 197, 208, 1000)] == [0, 1, 7, 16, 18, 64, 72, 208, 208, 1024]
+    assert [size_class(n) for n in (0, 1, 7, 16, 17, 64, 65, 197, 208, 1000)] == [
+        0,
+        1,
+        7,
+        16,
+        18,
+        64,
+        72,
+        208,
+        208,
+        1024,
+    ]
     known = Records([record({"a": 0.5}, question(m=197, n=768))])
     assert known.best(question(m=200, n=768)) == "a"
     assert known.best(question(m=224, n=768)) is None
@@ -75,7 +86,9 @@ def test_classes_are_in_order_and_fine() -> None:
 
 def test_open_sizes_take_their_own_record_or_one_of_near_sizes() -> None:
     open_rows = replace(question(), sizes={"m": Size(1, None, 256), **fixed(n=384)})
-    near, nearer, far = (record({name: 0.5}, question(m=m, n=384)) for name, m in (("near", 130), ("nearer", 240), ("far", 1024)))
+    near, nearer, far = (
+        record({name: 0.5}, question(m=m, n=384)) for name, m in (("near", 130), ("nearer", 240), ("far", 1024))
+    )
     assert Records([near, nearer, far]).best(open_rows) == "nearer"
     assert Records([far]).best(open_rows) is None
     assert Records([near]).best(replace(open_rows, sizes={"m": Size(300, 512, 400), **fixed(n=384)})) is None

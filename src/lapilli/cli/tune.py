@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lapilli.cli.common import console, device_option, duration, json_option, output_file, print_json, progress_bar, table
+from lapilli.cli.common import (
+    console,
+    device_option,
+    duration,
+    json_option,
+    output_file,
+    print_json,
+    progress_bar,
+    table,
+)
 from lapilli.errors import InvalidInputError
 from lapilli.runtime.compiler_packages import require_compiler
 
@@ -24,14 +33,25 @@ _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.argument("model", required=False, type=_EXISTING)
 @click.option("-o", "--output", type=_FILE, help="Default: MODEL with .lap.")
 @click.option(
-    "--input", "inputs", metavar="INPUT", multiple=True, help="For TorchScript, as for `lapilli compile`. Sizes are measured as given."
+    "--input",
+    "inputs",
+    metavar="INPUT",
+    multiple=True,
+    help="For TorchScript, as for `lapilli compile`. Sizes are measured as given.",
 )
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True)
 @device_option
 @click.option(
-    "--seconds", type=click.FloatRange(min=0), help="For measuring; a later run goes on where this one stops. Default: no limit."
+    "--seconds",
+    type=click.FloatRange(min=0),
+    help="For measuring; a later run goes on where this one stops. Default: no limit.",
 )
-@click.option("--export", "exported", type=_FILE, help="Write what is known of the device to a file, for other machines of its kind.")
+@click.option(
+    "--export",
+    "exported",
+    type=_FILE,
+    help="Write what is known of the device to a file, for other machines of its kind.",
+)
 @click.option("--import", "imported", type=_EXISTING, help="Add what such a file knows to the cache.")
 @json_option
 def tune(
@@ -65,7 +85,13 @@ def tune(
 
 
 def _tune(
-    model: Path, output: Path, inputs: tuple[str, ...], precision: str, device: str | None, seconds: float | None, as_json: bool
+    model: Path,
+    output: Path,
+    inputs: tuple[str, ...],
+    precision: str,
+    device: str | None,
+    seconds: float | None,
+    as_json: bool,
 ) -> dict[str, Any]:
     if output.resolve() == model.resolve():
         raise InvalidInputError(f"The output {output} would replace the model; name another file with -o.")
@@ -81,7 +107,13 @@ def _tune(
 
         examples, shapes = example_inputs(inputs)
         data, found = tune_model(
-            model, examples, precision=precision, dynamic_shapes=shapes, device=device, seconds=seconds, progress=progress
+            model,
+            examples,
+            precision=precision,
+            dynamic_shapes=shapes,
+            device=device,
+            seconds=seconds,
+            progress=progress,
         )
     with output_file(output) as file:
         file.write(data)
@@ -98,7 +130,9 @@ def _print(found: Tuned, output: Path) -> None:
     out = console()
     changed = [c for c in found.choices if c.best != c.default]
     if changed and out.width >= _WIDE:
-        shown = table("task", "without tuning", "fastest", title=f"{found.device.name}, plan {found.plan}", title_justify="left")
+        shown = table(
+            "task", "without tuning", "fastest", title=f"{found.device.name}, plan {found.plan}", title_justify="left"
+        )
         for name in ("time", "of it"):
             shown.add_column(name, justify="right", overflow="fold")
         for c in changed:

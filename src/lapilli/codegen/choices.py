@@ -1,5 +1,5 @@
-"""Where the kernel of a contraction is chosen among its candidates: by what was measured on the device or, where nothing was, by cost
-models. Families enumerate candidates (`families.py`, `KernelTemplate.variants`), the one first that their cost model prefers.
+"""Where the kernel of a contraction is chosen among its candidates: by what was measured on the device or, where nothing was, by
+cost models. Families enumerate candidates (`families.py`, `KernelTemplate.variants`), the one first that their cost model prefers.
 
 What a choice may depend on is a question (`target/records.py`): sizes, types, how operands lie, what follows. Never names.
 """
@@ -68,8 +68,8 @@ def in_turn(families: Iterable[Iterator[Candidate[T]]]) -> Iterator[Candidate[T]
 
 
 def choose(task: Task, question: Question, candidates: Iterator[Candidate[T]], ctx: Context) -> T | None:
-    """What is taken for a task; None if there is no candidate. What a record names that is no candidate (here, or in this version of
-    the compiler) does not count."""
+    """What is taken for a task; None if there is no candidate. What a record names that is no candidate (here, or in this version
+    of the compiler) does not count."""
     if ctx.asked is not None:
         found = [*candidates]
         computed = (task.out, *([task.reduction] if task.reduction is not None else []))

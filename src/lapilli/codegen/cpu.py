@@ -359,7 +359,14 @@ def pointwise(given: ConvolutionView, task: Task, ctx: Context) -> CpuMatmul | N
         return None
     operand = Operand(x.node, x.offset, (as_int(0), x.strides[3], as_int(1)))
     made = CpuMatmul(
-        as_int(1), v.rows, v.out_channels, v.channels, operand, _pack_filter(v, ctx), True, matmul_tile(v.rows, v.out_channels)
+        as_int(1),
+        v.rows,
+        v.out_channels,
+        v.channels,
+        operand,
+        _pack_filter(v, ctx),
+        True,
+        matmul_tile(v.rows, v.out_channels),
     )
     return made if made.is_countable(ctx.target) else None
 
@@ -531,7 +538,14 @@ def _winograd(task: Task, v: ConvolutionView, x: Operand, t: int, ctx: Context) 
         (
             products,
             CpuMatmul(
-                points, tiles, o, c, Operand(inputs, as_int(0), (tiles * c, c, as_int(1))), weight, False, matmul_tile(tiles, o)
+                points,
+                tiles,
+                o,
+                c,
+                Operand(inputs, as_int(0), (tiles * c, c, as_int(1))),
+                weight,
+                False,
+                matmul_tile(tiles, o),
             ),
             "winograd product",
         ),

@@ -75,7 +75,9 @@ class RowProduct(KernelTemplate):
 
     def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
         for size in (INVOCATIONS, *_OTHER_SIZES):
-            if size <= ctx.target.invocations and 4 * size * self.m * 3 <= max(ctx.target.shared_memory, 12 * INVOCATIONS * self.m):
+            if size <= ctx.target.invocations and 4 * size * self.m * 3 <= max(
+                ctx.target.shared_memory, 12 * INVOCATIONS * self.m
+            ):
                 yield replace(self, invocations=size)
 
     @property
@@ -103,8 +105,7 @@ class Matvec(RowProduct):
     def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
         for loads in (_LOADS, *_OTHER_LOADS):
             yield replace(self, loads=loads)
-        for other in islice(super().variants(task, ctx), 1, None):
-            yield other
+        yield from islice(super().variants(task, ctx), 1, None)
 
     @property
     def variant(self) -> str:

@@ -39,8 +39,14 @@ def write(task: Task, layouts: Mapping[int, Layout], target: Target) -> KernelSo
     raise AssertionError("a scalar kernel can always be written")
 
 
-_TEAMS = {"usual team": 1, "twice the team": 2, "half the team": 0.5, "four times the team": 4, "a quarter of the team": 0.25}
-"""Of what the rule gives a row: invocations, or on drivers of type CPU rows of a work group. The first is taken without measuring."""
+_TEAMS = {
+    "usual team": 1,
+    "twice the team": 2,
+    "half the team": 0.5,
+    "four times the team": 4,
+    "a quarter of the team": 0.25,
+}
+"""Of what the rule gives a row: invocations, or on drivers of type CPU rows of a work group. Without measuring, the first."""
 
 
 def choose(task: Task, ctx: Context) -> None:

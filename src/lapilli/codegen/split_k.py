@@ -22,7 +22,12 @@ from lapilli.schedule.task import Task
 def in_parts(task: Task, ctx: Context) -> list[Task] | None:
     """Two tasks for a product whose tile has several parts: its parts, and their sum with what follows it. None for others."""
     reduction, tiles = task.reduction, task.template
-    if reduction is None or not isinstance(tiles, Tiles) or not isinstance(tiles.tile, SimtTile) or tiles.tile.parts == 1:
+    if (
+        reduction is None
+        or not isinstance(tiles, Tiles)
+        or not isinstance(tiles.tile, SimtTile)
+        or tiles.tile.parts == 1
+    ):
         return None
     count = tiles.tile.parts
     view = gpu.matmul_operands(task, ctx)

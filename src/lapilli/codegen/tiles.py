@@ -88,7 +88,9 @@ def matrix_tiles(
         return matrix_time(t, batch, m, n, k, target.compute_units, convolution)
 
     large = [
-        t for t in _LARGE if m >= 1024 and n >= 512 and _tiles(batch, m, n, t.bm, t.bn) >= target.compute_units and fits(t)
+        t
+        for t in _LARGE
+        if m >= 1024 and n >= 512 and _tiles(batch, m, n, t.bm, t.bn) >= target.compute_units and fits(t)
     ]
     best = sorted(filter(fits, _MENU), key=time)
     others = sorted((t for t in (*_LARGE, *_OTHERS) if fits(t) and t not in large), key=time)
@@ -98,7 +100,11 @@ def matrix_tiles(
 def first_layer_tiles(k: int) -> list[MatrixTile]:
     """For an image with few channels, gathered element by element."""
     wide, small = MatrixTile(32, 64, 32, 32, 16, 1, 2), MatrixTile(32, 32, 32, 16, 16, 1, 1)
-    others = [MatrixTile(64, 32, 64, 32, 16, 1, 2), MatrixTile(64, 64, 64, 32, 32, 1, 1), MatrixTile(16, 64, 64, 16, 16, 1, 1)]
+    others = [
+        MatrixTile(64, 32, 64, 32, 16, 1, 2),
+        MatrixTile(64, 64, 64, 32, 32, 1, 1),
+        MatrixTile(16, 64, 64, 16, 16, 1, 1),
+    ]
     return [*((wide, small) if k > 64 else (small, wide)), *others]
 
 
@@ -155,9 +161,7 @@ def _fits(t: SimtTile, target: Target) -> bool:
 
 def simt_tile(batch: int, m: int, n: int, k: int, target: Target) -> SimtTile:
     """The tile with the least estimated time, of an undivided sum."""
-    return min(
-        (t for t in _SIMT if _fits(t, target)), key=lambda t: simt_time(t, batch, m, n, k, target.compute_units)
-    )
+    return min((t for t in _SIMT if _fits(t, target)), key=lambda t: simt_time(t, batch, m, n, k, target.compute_units))
 
 
 def simt_time(t: SimtTile, batch: int, m: int, n: int, k: int, units: int) -> float:
@@ -209,7 +213,9 @@ def simt_tiles(batch: int, m: int, n: int, k: int, target: Target, divisible: bo
         others = sorted(menu, key=lambda t: simt_time(t, batch, m, n, k, target.compute_units))
         return [first, *(t for t in others if t != first)]
     counts = [1, *(p for p in _possible_parts(m, n, k) if p in (2, 3, 4, 6, 8, 12, 16))]
-    others = sorted((replace(t, parts=p) for t in menu for p in counts), key=lambda t: _divided_time(t, m, n, k, target))
+    others = sorted(
+        (replace(t, parts=p) for t in menu for p in counts), key=lambda t: _divided_time(t, m, n, k, target)
+    )
     return [first, *(t for t in others if t != first)]
 
 

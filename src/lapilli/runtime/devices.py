@@ -50,7 +50,8 @@ def devices() -> list[Device]:
 def device_named(wanted: str | int | None = None) -> Device:
     """The device that `load` takes. wanted: index or part of a name; None: the environment variable LAPILLI_DEVICE, else the best.
 
-    Raises NoDriverError or NoDeviceError."""
+    Raises NoDriverError or NoDeviceError.
+    """
     known = devices()
     text = os.environ.get("LAPILLI_DEVICE", "") if wanted is None else str(wanted)
     for device in known:

@@ -2,7 +2,15 @@
 that of one device, `known.py` has devices that need not be there, `requirements.py` says what kernels need of a device.
 No other folder has a number of a device."""
 
-from lapilli.target.device import has_half, has_matrix_units, kernels_for, of_device, on_device, plans_here, with_records
+from lapilli.target.device import (
+    has_half,
+    has_matrix_units,
+    kernels_for,
+    of_device,
+    on_device,
+    plans_here,
+    with_records,
+)
 from lapilli.target.known import KNOWN
 from lapilli.target.portable import ANY, CPU, CPU_HALF, GPU, GPU_HALF, GPU_MATRIX, TARGETS, plans_for, portable
 from lapilli.target.record import (

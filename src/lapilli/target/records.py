@@ -118,7 +118,9 @@ class Record:
         }  # fmt: skip
 
     @staticmethod
-    def of(question: Question, default: str, us: float, times: Mapping[str, float], wrong: Iterable[str] = ()) -> Record:
+    def of(
+        question: Question, default: str, us: float, times: Mapping[str, float], wrong: Iterable[str] = ()
+    ) -> Record:
         sizes = {n: s.text for n, s in question.sizes.items()}
         return Record(question.plan, question.op, question.form, sizes, default, us, dict(times), tuple(wrong))
 
@@ -142,7 +144,11 @@ class Records:
         takes them for: of several the nearest."""
         found = self._exact.get(q.key)
         if found is None and any(s.least != s.most for s in q.sizes.values()):
-            near = [(d, str(r.key), r) for r in self._near.get((q.plan, q.op, q.form), ()) if (d := _distance(q, r)) is not None]
+            near = [
+                (d, str(r.key), r)
+                for r in self._near.get((q.plan, q.op, q.form), ())
+                if (d := _distance(q, r)) is not None
+            ]
             found = min(near, key=lambda item: item[:2])[2] if near else None
         return found.best if found is not None else None
 
@@ -250,7 +256,11 @@ def _record(entry: dict[str, Any]) -> Record:
     us = _number(entry.pop("us", None), "us")
     sizes, times, wrong, best = (entry.pop(name, None) for name in ("sizes", "times", "wrong", "best"))
     _nothing_else(entry)
-    if not isinstance(sizes, dict) or len(sizes) > _MOST_NAMES or not all(_is_size(s) and _is_text(n) for n, s in sizes.items()):
+    if (
+        not isinstance(sizes, dict)
+        or len(sizes) > _MOST_NAMES
+        or not all(_is_size(s) and _is_text(n) for n, s in sizes.items())
+    ):
         raise _Wrong('"sizes" must map names to numbers, or to ranges such as "1..512"')
     if not isinstance(times, dict) or len(times) > _MOST_NAMES or not all(_is_text(name) for name in times):
         raise _Wrong('"times" must map candidates to numbers')

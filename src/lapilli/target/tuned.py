@@ -6,7 +6,7 @@ import hashlib
 import re
 import warnings
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from lapilli.errors import InvalidFileError
@@ -36,15 +36,21 @@ def own(device: Device) -> Records:
 def save(device: Device, records: Iterable[Record]) -> None:
     """Adds to the user's records; of equal questions the new ones stay. Writes the file at once, and whole."""
     joined = own(device).joined(records)
-    CACHE.keep(_name(device.name, device.driver), Measured(device.name, device.driver, tuple(joined)).to_text().encode())
+    CACHE.keep(
+        _name(device.name, device.driver), Measured(device.name, device.driver, tuple(joined)).to_text().encode()
+    )
 
 
 def bring(path: Path) -> Measured:
     """Adds records from a file, which may be another device's, to the user's. Raises InvalidFileError."""
     found = read(path)
     name = _name(found.device, found.driver)
-    kept = [r for m in _read_all(_own_files()) if (m.device, m.driver) == (found.device, found.driver) for r in m.records]
-    CACHE.keep(name, Measured(found.device, found.driver, tuple(Records(kept).joined(found.records))).to_text().encode())
+    kept = [
+        r for m in _read_all(_own_files()) if (m.device, m.driver) == (found.device, found.driver) for r in m.records
+    ]
+    CACHE.keep(
+        name, Measured(found.device, found.driver, tuple(Records(kept).joined(found.records))).to_text().encode()
+    )
     return found
 
 
@@ -99,7 +105,7 @@ def _read_all(paths: Iterable[Path]) -> Iterator[Measured]:
             _warn(str(error))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _warn(message: str) -> None:
     warnings.warn(
         f"Records of measured kernels are not used: {message} Remove the file, or run `lapilli tune` again.",
