@@ -50,8 +50,8 @@ Array = npt.NDArray[Any]
 Progress = Callable[[str, int, int], None]
 
 _ROUNDS, _MOST_ROUNDS, _ENOUGH = 8, 40, 0.5
-"""Rounds at least and at most, and the seconds after which there are enough. Of all rounds the least time counts, of each kernel for
-itself, because other work only adds to it."""
+"""Rounds at least and at most, and the seconds after which there are enough. Of all rounds the least time counts, of each kernel
+for itself, because other work only adds to it."""
 _CONFIRMING = 3
 """Times as many rounds for what won: of many candidates, one wins by chance."""
 _USUAL = 64
@@ -282,8 +282,8 @@ class _Session:
                 save(self.device, [e.record for e in self.entries.values()])
 
     def _try(self, tried: dict[Key, str], plans: Sequence[Planned] | None = None) -> None:
-        """Times candidates of different questions in one program. Those whose results are wrong are taken out one by one. plans: the
-        program, if its kernels are written already."""
+        """Times candidates of different questions in one program. Those whose results are wrong are taken out one by one. plans:
+        the program, if its kernels are written already."""
         try:
             while tried:
                 with self._loaded(plans or self._planned(tried)) as made:
@@ -382,8 +382,8 @@ class _Session:
         return {key: now.get(key, 0) / was[key] for key in was if was[key] > 0}, before_s, after_s
 
     def _shared_out(self, made: _Made, times: Sequence[int], common: set[int]) -> dict[Key, float]:
-        """The time of each question: of its contractions, and of what is only there for them, such as copies of operands and kernels
-        that another candidate takes in. common: tasks that are in both programs, by what they compute."""
+        """The time of each question: of its contractions, and of what is only there for them, such as copies of operands and
+        kernels that another candidate takes in. common: tasks that are in both programs, by what they compute."""
         tasks = made.schedule.order.run
         owners: dict[int, set[Key]] = {t.out.id: self._own(t) for t in tasks}
         apart = [t for t in tasks if not owners[t.out.id] and t.out.id not in common]

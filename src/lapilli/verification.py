@@ -118,6 +118,7 @@ class Run:
         self.values |= {n.id: np.asarray(n.value) for n in schedule.graph.nodes() if isinstance(n, State)}
 
     def checks(self) -> list[Check]:
+        """All kernels, in the order in which they run."""
         found: list[Check] = []
         order = self.schedule.order
         for tasks, dispatches, loading in ((order.load, self.plan.load, True), (order.run, self.plan.run, False)):

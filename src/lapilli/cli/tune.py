@@ -37,7 +37,7 @@ _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
     "inputs",
     metavar="INPUT",
     multiple=True,
-    help="For TorchScript, as for `lapilli compile`. Sizes are measured as given.",
+    help="For TorchScript, as for `lapilli compile`; open sizes are measured as in the example.",
 )
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True)
 @device_option
@@ -50,7 +50,7 @@ _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--export",
     "exported",
     type=_FILE,
-    help="Write what is known of the device to a file, for other machines of its kind.",
+    help="Write what is known of the device to a file, for machines like this.",
 )
 @click.option("--import", "imported", type=_EXISTING, help="Add what such a file knows to the cache.")
 @json_option

@@ -74,13 +74,15 @@ def _candidates(task: Task, scores: Task, note: Attention, ctx: Context) -> Iter
                 seen.add(found.most_parts)
                 yield choices.Candidate(f"{_FewQueries.family}: {found.most_parts} parts", found)
 
-    def many(kind: type[_MatrixFlash | _Flash]) -> Iterator[choices.Candidate[KernelTemplate]]:
+    def many(kind: type[_MatrixFlash] | type[_Flash]) -> Iterator[choices.Candidate[KernelTemplate]]:
         template = _template(kind, scores, note, ctx)
         if template is not None:
             yield from choices.named(kind.family, template.variants(task, ctx))
 
-    kinds = (_MatrixFlash, _Flash) if _suits_matrix_units(note, ctx) else (_Flash,)
-    return choices.in_turn([few(), *map(many, kinds)])
+    kinds: tuple[type[_MatrixFlash] | type[_Flash], ...] = (
+        (_MatrixFlash, _Flash) if _suits_matrix_units(note, ctx) else (_Flash,)
+    )
+    return choices.in_turn([few(), *(many(kind) for kind in kinds)])
 
 
 def _suits_matrix_units(note: Attention, ctx: Context) -> bool:

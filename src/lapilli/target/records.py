@@ -113,8 +113,9 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "plan": self.plan, "op": self.op, "form": self.form, "sizes": dict(self.sizes), "best": self.best, "default": self.default,
-            "us": round(self.us, 2), "times": {n: round(t, 3) for n, t in self.times.items()}, "wrong": list(self.wrong),
+            "plan": self.plan, "op": self.op, "form": self.form, "sizes": dict(self.sizes), "best": self.best,
+            "default": self.default, "us": round(self.us, 2), "times": {n: round(t, 3) for n, t in self.times.items()},
+            "wrong": list(self.wrong),
         }  # fmt: skip
 
     @staticmethod
