@@ -14,6 +14,8 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,9 @@ import torch
 from common import apart, report
 
 from lapilli import tuning
-from lapilli.compiler import collected, uncollected
+from lapilli.compiler import uncollected
 from lapilli.runtime.program import Program
-from lapilli.target import plans_for
+from lapilli.target.records import Records
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 Model = tuple[torch.nn.Module, torch.Tensor]
@@ -32,8 +34,8 @@ _IMAGE = (
     "densenet121", "resnet50", "vit_b_16",
 )  # fmt: skip
 _DEFAULT = (*_IMAGE[:8], "MiniLM-L6, 64 tokens", "SmolLM2-135M, 4 layers, 64 tokens")
-_ROUNDS, _ENOUGH = 10, 3.0
-"""Runs of each program at least, and seconds after which there are enough."""
+_ROUNDS, _MOST_ROUNDS, _ENOUGH = 10, 100, 3.0
+"""Runs of each program at least and at most, and seconds after which there are enough."""
 
 
 def _classifier(name: str) -> Model:
@@ -55,21 +57,21 @@ def _prompt(layers: int, tokens: int) -> Model:
 
 
 MODELS: dict[str, Callable[[], Model]] = {
-    **{name: lambda name=name: _classifier(name) for name in _IMAGE},  # type: ignore[misc]
-    **{f"MiniLM-L6, {n} tokens": lambda n=n: _sentence(n) for n in (64, 128)},  # type: ignore[misc]
-    **{
-        f"SmolLM2-135M, {layers} layers, {n} tokens": lambda layers=layers, n=n: _prompt(layers, n)  # type: ignore[misc]
-        for layers, n in ((4, 64), (10, 512))
-    },
+    **{name: partial(_classifier, name) for name in _IMAGE},
+    **{f"MiniLM-L6, {n} tokens": partial(_sentence, n) for n in (64, 128)},
+    **{f"SmolLM2-135M, {layers} layers, {n} tokens": partial(_prompt, layers, n) for layers, n in ((4, 64), (10, 512))},
 }
 
 
-def plain(model: torch.nn.Module, x: torch.Tensor, precision: str, half: bool) -> bytes:
-    """The program as cost models decide it, whatever is known of the device."""
+def pair(model: torch.nn.Module, x: torch.Tensor, **options: Any) -> tuple[bytes, bytes, tuning.Tuned]:
+    """The programs with cost models' choices and with what won, each with the plan of the device alone, and what was found."""
     with uncollected():
-        compiler = collected(model, (x,), precision=precision)
-        compiler.targets = plans_for(half)
-        return compiler.finish({}, None)
+        compiler, found = tuning.measured(model, (x,), **options)
+        (tuned,) = [t for t in compiler.targets if t.name == found.plan]
+        compiler.targets = [replace(tuned, records=Records())]
+        before = compiler.finish({}, None)
+        compiler.targets = [tuned]
+        return before, compiler.finish({}, None), found
 
 
 def least(a: Program, b: Program, x: torch.Tensor) -> list[tuple[float, float]]:
@@ -77,7 +79,7 @@ def least(a: Program, b: Program, x: torch.Tensor) -> list[tuple[float, float]]:
     turn: where other work never pauses for a whole run, it does for a kernel."""
     best: list[tuple[float, list[float]]] = [(float("inf"), [])] * 2
     start, rounds = time.monotonic(), 0
-    while rounds < _ROUNDS or time.monotonic() - start < _ENOUGH:
+    while rounds < _ROUNDS or (rounds < _MOST_ROUNDS and time.monotonic() - start < _ENOUGH):
         for k, program in enumerate((a, b)):
             found = program.profile([x.numpy()], 1)
             kernels = [kernel.seconds for kernel in found.kernels]
@@ -92,9 +94,9 @@ def measure(name: str, precision: str, device: str | None, seconds: float | None
     with torch.no_grad():
         want = model(x)
     start = time.monotonic()
-    data, found = tuning.tune(model, (x,), precision=precision, device=device, seconds=seconds)
+    plain, tuned, found = pair(model, x, precision=precision, device=device, seconds=seconds)
     spent = time.monotonic() - start
-    with Program(plain(model, x, precision, precision == "fp16"), device) as before, Program(data, device) as after:
+    with Program(plain, device) as before, Program(tuned, device) as after:
         errors = [apart(program(x), want) for program in (before, after)]
         (old, old_kernels), (new, new_kernels) = least(before, after, x)
     return {
@@ -135,12 +137,12 @@ def main() -> None:
         "tuned, error",
     ]
 
-    def pair(r: dict[str, Any], of: str) -> list[str]:
+    def times(r: dict[str, Any], of: str) -> list[str]:
         old, new = r[f"{of}before_ms"], r[f"{of}after_ms"]
         return [f"{old:.4g}", f"{new:.4g}", f"{new / old:.0%}"]
 
     table = [
-        [r["model"], *pair(r, ""), *pair(r, "kernels_"), f"{r['changed']} of {r['contractions']}",
+        [r["model"], *times(r, ""), *times(r, "kernels_"), f"{r['changed']} of {r['contractions']}",
          f"{r['error_before']:.1e}", f"{r['error_after']:.1e}"]
         for r in rows
     ]  # fmt: skip

@@ -147,24 +147,37 @@ def tune(
         NoDriverError, NoDeviceError: there is no such device.
     """
     given = checked_metadata(metadata)
+    with uncollected():
+        compiler, found = measured(
+            model, example_inputs, example_kwargs=example_kwargs, precision=precision, dynamic_shapes=dynamic_shapes,
+            fallback=fallback, device=device, seconds=seconds, progress=progress,
+        )  # fmt: skip
+        return compiler.finish(given, progress), found
+
+
+def measured(
+    model: Any,
+    example_inputs: Any = None,
+    *,
+    device: str | int | None = None,
+    seconds: float | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> tuple[Compiler, Tuned]:
+    """A model before its kernels are compiled, with targets that know what was found. Arguments as for `tune`."""
     deadline = None if seconds is None else time.monotonic() + seconds
     taken = device_named(device)
-    with uncollected():
-        compiler = collected(
-            model, example_inputs, example_kwargs=example_kwargs, precision=precision, dynamic_shapes=dynamic_shapes,
-            fallback=fallback,
-        )  # fmt: skip
-        target, half = _plan(compiler, taken)
-        sessions = []
-        for method in compiler.methods:
-            if target is not None and not method.given:
-                session = _Session(method, target, taken, compiler, deadline, progress or _silent)
-                session.run()
-                sessions.append(session)
-        compiler.targets = with_records(compiler.targets, taken, records_of(taken), half)
-        data = compiler.finish(given, progress)
+    compiler = collected(model, example_inputs, **options)
+    target, half = _plan(compiler, taken)
+    sessions = []
+    for method in compiler.methods:
+        if target is not None and not method.given:
+            session = _Session(method, target, taken, compiler, deadline, progress or _silent)
+            session.run()
+            sessions.append(session)
+    compiler.targets = with_records(compiler.targets, taken, records_of(taken), half)
     choices = sorted((c for s in sessions for c in s.choices()), key=lambda c: -c.us)
-    return data, Tuned(
+    return compiler, Tuned(
         taken, target.name if target is not None else "", sum(s.before for s in sessions), sum(s.after for s in sessions),
         tuple(choices), tuple(r for s in sessions for r in s.rejected), all(s.finished for s in sessions),
     )  # fmt: skip

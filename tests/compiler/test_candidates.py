@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from candidates import asked, naming, with_candidate
-from test_decisions import CASES, prepared
+from decision_cases import CASES, prepared
 
 from lapilli.codegen.select import schedule_of, write_all
 from lapilli.ir.node import Graph
