@@ -80,7 +80,7 @@ def collected(
     dynamic_shapes: Any = None,
     target: str | None = None,
     fallback: str = "cpu",
-) -> Compiler:
+) -> ModelCompiler:
     """All methods of a model, lowered but without kernels. Arguments as for `lapilli.compile`."""
     _check_target(precision, target)
     if fallback not in ("cpu", "error"):
@@ -95,7 +95,7 @@ def collected(
     for module in modules.values():
         module.arrays = arrays  # a weight of two methods is one
     targets = _targets(precision, target, stores_halves(precision, *modules.values()))
-    compiler = Compiler(Storage(precision, precision), targets, fallback)
+    compiler = ModelCompiler(Storage(precision, precision), targets, fallback)
     for name, module in modules.items():
         channels_last = keep_channels_last(module)
         optimize(module)
@@ -127,7 +127,7 @@ def compile_module(
     Its inputs have the names of placeholders: tensors, and sizes, unless a single method of the player computes everything;
     that is given symbols. given: symbols whose values are given with every run, along with the key of random numbers.
     """
-    compiler = Compiler(storage, targets, fallback, given)
+    compiler = ModelCompiler(storage, targets, fallback, given)
     with uncollected():
         method = compiler.lowered("forward", module, {})
         if method is not None:
@@ -175,7 +175,7 @@ def _methods(model: Any, example_inputs: Any, dynamic_shapes: Any) -> dict[str, 
     return {name: source if isinstance(source, tuple) else (source,) for name, source in model.items()}
 
 
-class Compiler:
+class ModelCompiler:
     """Collects methods: what the player runs for each, and their metadata."""
 
     def __init__(

@@ -23,7 +23,7 @@ from lapilli.codegen.build import build
 from lapilli.codegen.select import schedule_of
 from lapilli.codegen.template import Asked
 from lapilli.compiler import (
-    Compiler,
+    ModelCompiler,
     Planned,
     PlayerMethod,
     assemble_planned,
@@ -42,9 +42,9 @@ from lapilli.schedule.copies import Packed
 from lapilli.schedule.plan import Schedule, realize_graph
 from lapilli.schedule.task import Task
 from lapilli.target import Target, of_device, plans_for, with_records
-from lapilli.target.records import Key, Question, Record, Records
+from lapilli.target.records import KernelRecord, Key, Question, Records
 from lapilli.target.tuned import own, records_of, save
-from lapilli.verification import Run, difference
+from lapilli.verification import CheckedRun, difference
 
 Array = npt.NDArray[Any]
 Progress = Callable[[str, int, int], None]
@@ -163,7 +163,7 @@ def measured(
     seconds: float | None = None,
     progress: Progress | None = None,
     **options: Any,
-) -> tuple[Compiler, Tuned]:
+) -> tuple[ModelCompiler, Tuned]:
     """A model before its kernels are compiled, with targets that know what was found. Arguments as for `tune`."""
     deadline = None if seconds is None else time.monotonic() + seconds
     taken = device_named(device)
@@ -187,7 +187,7 @@ def _silent(stage: str, done: int, all: int) -> None:
     pass
 
 
-def _plan(compiler: Compiler, device: Device) -> tuple[Target | None, bool]:
+def _plan(compiler: ModelCompiler, device: Device) -> tuple[Target | None, bool]:
     """The plan that a device takes of a program, as cost models decide it, and whether it is one with halves."""
     for half in (True, False):
         name = of_device(device, half=half, matrix=True).name
@@ -203,7 +203,7 @@ class _Entry:
 
     question: Question
     names: tuple[str, ...]
-    record: Record
+    record: KernelRecord
     count: int = 0
 
     def left(self) -> list[str]:
@@ -216,7 +216,7 @@ class _Made:
 
     schedule: Schedule
     native: NativeProgram
-    run: Run
+    run: CheckedRun
 
 
 class _Session:
@@ -227,7 +227,7 @@ class _Session:
         method: PlayerMethod,
         target: Target,
         device: Device,
-        compiler: Compiler,
+        compiler: ModelCompiler,
         deadline: float | None,
         progress: Progress,
     ) -> None:
@@ -249,7 +249,7 @@ class _Session:
             key = a.question.key
             found = known.get(a.question)
             if found is None or found.default != a.names[0]:  # measured beside another one: by an earlier version
-                found = Record.of(a.question, a.names[0], 1.0, {})
+                found = KernelRecord.of(a.question, a.names[0], 1.0, {})
             entry = self.entries.setdefault(key, _Entry(a.question, a.names, found))
             entry.count += 1
             self.keys |= dict.fromkeys(a.computed, key)
@@ -363,7 +363,7 @@ class _Session:
         try:
             taken = native.info()["methods"][0]["plan"]  # of large values there is one in parts as well
             schedule = next(p.schedule for p in plans if p.schedule.target.name == taken)
-            yield _Made(schedule, native, Run(data, native, schedule, self.arrays))
+            yield _Made(schedule, native, CheckedRun(data, native, schedule, self.arrays))
         finally:
             native.close()
 

@@ -91,7 +91,7 @@ def verify(
     native = NativeProgram.load(data, device=device)
     try:
         taken = native.info()["methods"][0]["plan"]  # of large values there is one in parts as well
-        return Run(data, native, next(s for s in schedules if s.target.name == taken), arrays).checks()
+        return CheckedRun(data, native, next(s for s in schedules if s.target.name == taken), arrays).checks()
     finally:
         native.close()
 
@@ -106,7 +106,7 @@ def _taken(module: Any, precision: str, device: str | int | None) -> str:
         native.close()
 
 
-class Run:
+class CheckedRun:
     """One run on the device. values: the results of its kernels by node id, in the shapes of the nodes."""
 
     def __init__(self, data: bytes, native: NativeProgram, schedule: Schedule, inputs: Sequence[Array]) -> None:

@@ -15,7 +15,7 @@ from lapilli.ir.node import Graph
 from lapilli.runtime.program import Program
 from lapilli.schedule.plan import Schedule, realize_graph
 from lapilli.target import TARGETS, Target
-from lapilli.target.records import Question, Record, Records
+from lapilli.target.records import KernelRecord, Question, Records
 
 
 def asked(graph: Graph, target: Target) -> list[Asked]:
@@ -25,10 +25,10 @@ def asked(graph: Graph, target: Target) -> list[Asked]:
     return found
 
 
-def naming(question: Question, *names: str) -> Record:
+def naming(question: Question, *names: str) -> KernelRecord:
     """A record by which the first of the names wins."""
     times = {name: 0.5 + 0.01 * k for k, name in enumerate(names)}
-    return Record.of(question, "what nobody would take", 10.0, times)
+    return KernelRecord.of(question, "what nobody would take", 10.0, times)
 
 
 def with_candidate(graph: Graph, target: Target, number: int) -> Schedule:

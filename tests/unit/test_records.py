@@ -12,7 +12,7 @@ import pytest
 
 from lapilli.errors import InvalidFileError
 from lapilli.target import KNOWN, Target, of_device, tuned
-from lapilli.target.records import Measured, Question, Record, Records, Size, size_class
+from lapilli.target.records import KernelRecord, Measured, Question, Records, Size, size_class
 
 HERE = replace(KNOWN["lavapipe"], name="llvmpipe (LLVM 99)", driver="llvmpipe Mesa 99.1")
 
@@ -25,8 +25,8 @@ def question(**sizes: int) -> Question:
     return Question("cpu-fp32", "product", "float32 * float32", fixed(**(sizes or {"m": 64, "n": 384})))
 
 
-def record(times: dict[str, float], q: Question | None = None, wrong: tuple[str, ...] = ()) -> Record:
-    return Record.of(q or question(), "usual", 12.5, times, wrong)
+def record(times: dict[str, float], q: Question | None = None, wrong: tuple[str, ...] = ()) -> KernelRecord:
+    return KernelRecord.of(q or question(), "usual", 12.5, times, wrong)
 
 
 @pytest.fixture(autouse=True)

@@ -144,8 +144,8 @@ def _print(found: Tuned, output: Path) -> None:
             out.print(f"{_title(c)}, {duration(c.us * 1e-6)}:\n  {c.default}\n  -> {c.best}, {c.ratio:.0%} of it")
     tried = sum(c.tried - 1 for c in found.choices)
     out.print(
-        f"{len(found.choices)} different tasks, and {tried} candidates for them beside those that are taken without tuning: "
-        f"{len(changed)} have a faster one."
+        f"Different tasks: {len(found.choices)}; candidates beside those that are taken without tuning: {tried}; "
+        f"tasks that have a faster one: {len(changed)}."
     )
     for r in found.rejected:
         out.print(f"Not used for {r.title}: {r.candidate}: {r.why}")
@@ -172,7 +172,7 @@ def _export(path: Path, device: str | None, as_json: bool) -> dict[str, Any]:
     with output_file(path) as file:
         file.write(Measured(taken.name, taken.driver, records).to_text().encode())
     if not as_json:
-        console().print(f"{path}: {len(records)} records of {taken.name}, {taken.driver}")
+        console().print(f"{path}: what is known of {taken.name}, {taken.driver} (records: {len(records)})")
     return {"exported": str(path), "records": len(records)}
 
 
@@ -181,5 +181,7 @@ def _import(path: Path, as_json: bool) -> dict[str, Any]:
 
     found = bring(path)
     if not as_json:
-        console().print(f"{len(found.records)} records of {found.device}, {found.driver} are used from now on.")
+        console().print(
+            f"What is known of {found.device}, {found.driver} is used from now on (records: {len(found.records)})."
+        )
     return {"imported": len(found.records), "device": found.device, "driver": found.driver}

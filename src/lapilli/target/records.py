@@ -84,7 +84,7 @@ def _class_of(size: int | str) -> int | str:
 
 
 @dataclass(frozen=True)
-class Record:
+class KernelRecord:
     """What was measured for a question.
 
     times: of candidates, in that of the cost model's choice at the time, `default`, which took `us` microseconds. wrong: candidates
@@ -121,17 +121,17 @@ class Record:
     @staticmethod
     def of(
         question: Question, default: str, us: float, times: Mapping[str, float], wrong: Iterable[str] = ()
-    ) -> Record:
+    ) -> KernelRecord:
         sizes = {n: s.text for n, s in question.sizes.items()}
-        return Record(question.plan, question.op, question.form, sizes, default, us, dict(times), tuple(wrong))
+        return KernelRecord(question.plan, question.op, question.form, sizes, default, us, dict(times), tuple(wrong))
 
 
 class Records:
     """The records of a device that decisions are made by. Equal if they decide the same."""
 
-    def __init__(self, records: Iterable[Record] = ()) -> None:
-        self._exact: dict[Key, Record] = {r.key: r for r in records}
-        self._near: dict[tuple[str, str, str], list[Record]] = {}
+    def __init__(self, records: Iterable[KernelRecord] = ()) -> None:
+        self._exact: dict[Key, KernelRecord] = {r.key: r for r in records}
+        self._near: dict[tuple[str, str, str], list[KernelRecord]] = {}
         for r in self._exact.values():
             if all(isinstance(s, int) for s in r.sizes.values()):
                 self._near.setdefault((r.plan, r.op, r.form), []).append(r)
@@ -153,11 +153,11 @@ class Records:
             found = min(near, key=lambda item: item[:2])[2] if near else None
         return found.best if found is not None else None
 
-    def get(self, q: Question) -> Record | None:
+    def get(self, q: Question) -> KernelRecord | None:
         """The record of just this question."""
         return self._exact.get(q.key)
 
-    def joined(self, others: Iterable[Record]) -> Records:
+    def joined(self, others: Iterable[KernelRecord]) -> Records:
         """These and others, which count where both have one."""
         return Records([*self, *others])
 
@@ -177,7 +177,7 @@ class Records:
         return f"Records({self.digest})"
 
 
-def _distance(q: Question, r: Record) -> float | None:
+def _distance(q: Question, r: KernelRecord) -> float | None:
     """How far the sizes of a record are from those of a question, in factors of two; None if too far, or outside its ranges."""
     if r.sizes.keys() != q.sizes.keys():
         return None
@@ -204,7 +204,7 @@ class Measured:
 
     device: str
     driver: str
-    records: tuple[Record, ...]
+    records: tuple[KernelRecord, ...]
 
     def to_text(self) -> str:
         head = {_HEAD: VERSION, "device": self.device, "driver": self.driver}
@@ -252,7 +252,7 @@ def _object(line: str) -> dict[str, Any]:
     return found
 
 
-def _record(entry: dict[str, Any]) -> Record:
+def _record(entry: dict[str, Any]) -> KernelRecord:
     plan, op, form, default = (_text(entry, name) for name in ("plan", "op", "form", "default"))
     us = _number(entry.pop("us", None), "us")
     sizes, times, wrong, best = (entry.pop(name, None) for name in ("sizes", "times", "wrong", "best"))
@@ -267,7 +267,9 @@ def _record(entry: dict[str, Any]) -> Record:
         raise _Wrong('"times" must map candidates to numbers')
     if not isinstance(wrong, list) or len(wrong) > _MOST_NAMES or not all(_is_text(name) for name in wrong):
         raise _Wrong('"wrong" must be a list of candidates')
-    made = Record(plan, op, form, sizes, default, us, {n: _number(t, "times") for n, t in times.items()}, tuple(wrong))
+    made = KernelRecord(
+        plan, op, form, sizes, default, us, {n: _number(t, "times") for n, t in times.items()}, tuple(wrong)
+    )
     if best != made.best:
         raise _Wrong(f'"best" is {best!r}, and by its times it is {made.best!r}')
     return made

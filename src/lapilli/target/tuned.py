@@ -12,7 +12,7 @@ from pathlib import Path
 from lapilli.errors import InvalidFileError
 from lapilli.runtime.cache import Cache
 from lapilli.runtime.devices import Device
-from lapilli.target.records import Measured, Record, Records
+from lapilli.target.records import KernelRecord, Measured, Records
 
 CACHE = Cache("tuned", 1 << 26)
 SHIPPED = Path(__file__).with_name("measured")
@@ -33,7 +33,7 @@ def own(device: Device) -> Records:
     return Records(r for found in _read_all(_own_files()) if _is_for(found, device) for r in found.records)
 
 
-def save(device: Device, records: Iterable[Record]) -> None:
+def save(device: Device, records: Iterable[KernelRecord]) -> None:
     """Adds to the user's records; of equal questions the new ones stay. Writes the file at once, and whole."""
     joined = own(device).joined(records)
     CACHE.keep(
