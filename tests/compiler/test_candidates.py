@@ -9,11 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from candidates import asked, naming, with_candidate
 from decision_cases import CASES, prepared
 
+from lapilli.capture import capture
 from lapilli.codegen.select import schedule_of, write_all
 from lapilli.ir.node import Graph
+from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
 from lapilli.target import KNOWN, Target, of_device
 from lapilli.target.records import Records
@@ -86,3 +89,18 @@ def test_questions_have_no_names() -> None:
         first, again = (asked(graph_of(name, True), target) for _ in range(2))
         assert [a.question.key for a in first] == [a.question.key for a in again]
         assert all(a.question.form.isascii() and len(a.question.form) < 300 for a in first)
+
+
+def test_what_ships_names_candidates() -> None:
+    """Records that ship are of this version: the winners of the tasks of a model are among its candidates, and decide."""
+    target = of_device(KNOWN["h100"], half=True, matrix=True)
+    assert target.records
+    layer, image = torch.nn.Linear(576, 1536, bias=False).half().eval(), torch.zeros(512, 576).half()
+    graph = lower(prepare(capture(layer, (image,))), "fp16", True)
+    (a,) = asked(graph, replace(target, records=Records()))
+    best = [
+        r.best
+        for r in target.records
+        if r.op == "product" and dict(r.sizes) == {"batch": 1, "m": 512, "n": 1536, "k": 576}
+    ]
+    assert best and all(name in a.names for name in best)
