@@ -123,6 +123,7 @@ def compile(
     fallback: Literal["cpu", "error"] = "cpu",
     metadata: Mapping[str, str] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    tune: bool = False,
 ) -> Program:
     """Compiles a model to a program, ready to run and to save. Needs the extra: `pip install lapilli[compile]`.
 
@@ -145,6 +146,8 @@ def compile(
             reason. "error" raises UnsupportedOperatorError instead. A program with CPU operators needs torch to run.
         metadata: strings to store in the file, such as `preprocess` and `labels`.
         progress: called with (stage, done, all) while kernels are compiled.
+        tune: measures the candidates for every contraction on the device that `load` would choose, takes the fastest, and keeps
+            what won for later compiles (docs/tuning.md). Takes minutes. Not with a target.
 
     Returns:
         the program, loaded on the device that `load` would choose.
@@ -163,18 +166,22 @@ def compile(
 
     if not torch_compat.supported():
         torch_compat.warn_unsupported("lapilli.compile", "It is tried all the same.")
-    from lapilli.compiler import compile_to_bytes
     from lapilli.runtime.host import OWN
     from lapilli.runtime.program import Program
 
-    return Program(
-        compile_to_bytes(
-            model, example_inputs, example_kwargs=example_kwargs, precision=precision,
-            dynamic_shapes=dynamic_shapes, target=target, fallback=fallback,
-            metadata=metadata, progress=progress,
-        ),
-        permission=OWN,
-    )  # fmt: skip
+    options: dict[str, Any] = {
+        "example_kwargs": example_kwargs, "precision": precision, "dynamic_shapes": dynamic_shapes, "fallback": fallback,
+        "metadata": metadata, "progress": progress,
+    }  # fmt: skip
+    if tune:
+        if target is not None:
+            raise CompileError(f"tune=True measures the device that is there; leave target={target!r} out")
+        from lapilli import tuning
+
+        return Program(tuning.tune(model, example_inputs, **options)[0], permission=OWN)
+    from lapilli.compiler import compile_to_bytes
+
+    return Program(compile_to_bytes(model, example_inputs, target=target, **options), permission=OWN)
 
 
 def verify(

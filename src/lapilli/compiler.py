@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export import ExportedProgram
+from torch.utils._pytree import tree_leaves
 
 from lapilli.capture import capture, dim_names, prepared
 from lapilli.capture.examples import Arguments
@@ -44,7 +45,7 @@ from lapilli.schedule.layout import Layout, estimate
 from lapilli.schedule.order import order
 from lapilli.schedule.plan import Schedule, realize_graph
 from lapilli.schedule.task import Task
-from lapilli.target import KNOWN, TARGETS, Target, bound_in_parts, of_device, plans_for
+from lapilli.target import KNOWN, TARGETS, Target, bound_in_parts, of_device, plans_for, plans_here
 from lapilli.version import __version__
 
 Progress = Callable[[str, int, int], None]
@@ -63,29 +64,47 @@ def compile_to_bytes(
     progress: Progress | None = None,
 ) -> bytes:
     """The bytes of the program file; no device is needed. Arguments as for `lapilli.compile`."""
+    metadata = checked_metadata(metadata)
+    with uncollected(), nullcontext() if progress else working():
+        return collected(
+            model, example_inputs, example_kwargs=example_kwargs, precision=precision, dynamic_shapes=dynamic_shapes, target=target,
+            fallback=fallback,
+        ).finish(metadata, progress)  # fmt: skip
+
+
+def collected(
+    model: Source | Mapping[str, Any],
+    example_inputs: Any = None,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    precision: str = "fp32",
+    dynamic_shapes: Any = None,
+    target: str | None = None,
+    fallback: str = "cpu",
+) -> ModelCompiler:
+    """All methods of a model, lowered but without kernels. Arguments as for `lapilli.compile`."""
     _check_target(precision, target)
-    metadata = _checked(metadata)
     if fallback not in ("cpu", "error"):
         raise CompileError(f'fallback is {fallback!r}: choose "cpu" or "error"')
     if example_kwargs is not None:
         example_inputs = Arguments(tuple(example_inputs or ()), dict(example_kwargs))
-    with _uncollected(), nullcontext() if progress else working():
-        sources = {name: prepared(*source) for name, source in _methods(model, example_inputs, dynamic_shapes).items()}
-        captured = {name: capture(*source) for name, source in sources.items()}
-        modules = {name: functional(exported) for name, exported in captured.items()}
-        share_states(modules)
-        arrays: dict[Any, Any] = {}
-        for module in modules.values():
-            module.arrays = arrays  # a weight of two methods is one
-        targets = _targets(precision, target, short_floats(precision, *modules.values()))
-        compiler = _Compiler(Storage(precision, precision), targets, fallback)
-        for name, module in modules.items():
-            channels_last = keep_channels_last(module)
-            optimize(module)
-            exported = captured[name]
-            nesting = _structure(exported, module, *channels_last)
-            compiler.add(name, nesting, module, dim_names(exported, *sources[name]))
-        return compiler.finish(metadata, progress)
+    sources = {name: prepared(*source) for name, source in _methods(model, example_inputs, dynamic_shapes).items()}
+    captured = {name: capture(*source) for name, source in sources.items()}
+    modules = {name: functional(exported) for name, exported in captured.items()}
+    share_states(modules)
+    arrays: dict[Any, Any] = {}
+    for module in modules.values():
+        module.arrays = arrays  # a weight of two methods is one
+    targets = _targets(precision, target, short_floats(precision, *modules.values()))
+    compiler = ModelCompiler(Storage(precision, precision), targets, fallback)
+    for name, module in modules.items():
+        channels_last = keep_channels_last(module)
+        optimize(module)
+        exported = captured[name]
+        nesting = _structure(exported, module, *channels_last)
+        compiler.add(name, nesting, module, dim_names(exported, *sources[name]))
+        compiler.examples[name] = tree_leaves(exported.example_inputs)
+    return compiler
 
 
 @dataclass(frozen=True)
@@ -109,8 +128,8 @@ def compile_module(
     Its inputs have the names of placeholders: tensors, and sizes, unless a single method of the player computes everything;
     that is given symbols. given: symbols whose values are given with every run, along with the key of random numbers.
     """
-    compiler = _Compiler(storage, targets, fallback, given)
-    with _uncollected():
+    compiler = ModelCompiler(storage, targets, fallback, given)
+    with uncollected():
         method = compiler.lowered("forward", module, {})
         if method is not None:
             compiler.add_whole(
@@ -125,7 +144,7 @@ def compile_module(
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Disables the garbage collector, which takes a third of compile time, because it scans all of torch's objects again
     and again while expressions are created. Also raises the recursion limit, for the deep expressions of long operator
     chains.
@@ -157,7 +176,7 @@ def _methods(model: Any, example_inputs: Any, dynamic_shapes: Any) -> dict[str, 
     return {name: source if isinstance(source, tuple) else (source,) for name, source in model.items()}
 
 
-class _Compiler:
+class ModelCompiler:
     """Collects methods: what the player runs for each, and their metadata."""
 
     def __init__(
@@ -168,6 +187,7 @@ class _Compiler:
         self.interfaces: list[Interface] = []
         self.methods: list[PlayerMethod] = []
         self.split: list[Parts] = []  # methods with several segments
+        self.examples: dict[str, list[Any]] = {}  # what methods are called with, flat, by their names
 
     def add(self, name: str, nesting: structure.Structure, module: Module, dims: Mapping[str, str]) -> None:
         """Adds a method. dims: names for size symbols."""
@@ -255,7 +275,7 @@ def _write(
     layout: str = "auto",
 ) -> list[list[Schedule]]:
     """Writes methods. Returns the schedules of each, one per plan."""
-    done: dict[int, list[_Planned]] = {}
+    done: dict[int, list[Planned]] = {}
     kept = {t.name: Kept() for t in targets}
     # The smallest inputs first: kernels for few rows read weights unpacked, and kernels for many rows can do so, too.
     for k, method in sorted(enumerate(methods), key=lambda item: _size(item[1])):
@@ -263,7 +283,7 @@ def _write(
         schedules = [schedule_of(realized[t.half], t, layout, kept[t.name]) for t in targets]
         for s in schedules:
             kept[s.target.name].add(r for t in s.order.run for r in t.reads())
-        done[k] = [planned for s in schedules for planned in _kernels(s)]
+        done[k] = [planned for s in schedules for planned in kernels_of(s)]
     made = [done[k] for k in range(len(methods))]
     codes = build(
         (w.source for plans in made for planned in plans for w in planned.kernels.values()),
@@ -280,7 +300,7 @@ def _size(method: PlayerMethod) -> int:
 
 
 @dataclass(frozen=True)
-class _Planned:
+class Planned:
     """A schedule with its kernels. largest: the size in bytes of the largest value that a second plan binds in parts."""
 
     schedule: Schedule
@@ -293,7 +313,7 @@ class _Planned:
         return PlanSource(s.target, s.order, self.kernels, s.graph.outputs, s.stored, s.windows, self.largest)
 
 
-def _kernels(s: Schedule) -> list[_Planned]:
+def kernels_of(s: Schedule) -> list[Planned]:
     """The kernels of a schedule. If values may be larger than every device can bind at once, a second plan binds them in
     parts, for devices that cannot bind them whole: selecting a part takes time.
     """
@@ -306,9 +326,9 @@ def _kernels(s: Schedule) -> list[_Planned]:
     kernels, parts = write_all(s), bound_in_parts(s.target)
     most = max((largest(w, s.memory) for w in kernels.values()), default=0)
     if s.target.storage or most <= parts.storage:
-        return [_Planned(s, kernels)]
+        return [Planned(s, kernels)]
     split = replace(s, target=parts)
-    return [_Planned(s, kernels, most), _Planned(split, write_all(split))]
+    return [Planned(s, kernels, most), Planned(split, write_all(split))]
 
 
 def assemble(module: Module, precision: str, targets: Sequence[Target]) -> tuple[bytes, list[Schedule]]:
@@ -330,6 +350,14 @@ def assemble_tasks(graph: Graph, tasks: Sequence[Task], target: Target) -> bytes
     writer = Writer()
     codes = build(w.source for w in kernels.values())
     writer.method("forward", graph, [PlanSource(target, made.order, kernels, graph.outputs)], codes)
+    return writer.bytes(f"lapilli {__version__}", {})
+
+
+def assemble_planned(planned: Sequence[Planned], dims: Mapping[str, str]) -> bytes:
+    """The program file of a schedule with its kernels, without metadata. dims: names for size symbols."""
+    codes = build(w.source for p in planned for w in p.kernels.values())
+    writer = Writer()
+    writer.method("forward", planned[0].schedule.graph, [p.plan for p in planned], codes, dims)
     return writer.bytes(f"lapilli {__version__}", {})
 
 
@@ -405,7 +433,7 @@ def _plans(precision: str, stored: Collection[DType]) -> dict[str, Target]:
 
 def _targets(precision: str, target: str | None, stored: Collection[DType]) -> list[Target]:
     if target is None:
-        return plans_for(stored)
+        return plans_here(stored)
     if target in KNOWN:
         return [of_device(KNOWN[target], half=bool(stored), matrix=True)]
     if target not in _plans(precision, stored):
@@ -421,7 +449,8 @@ def _wrong_target(precision: str, target: str, stored: Collection[DType]) -> Com
     )
 
 
-def _checked(metadata: Mapping[str, str] | None) -> dict[str, str]:
+def checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """A caller's metadata. Raises CompileError if it is none."""
     result = dict(metadata or {})
     for key, value in result.items():
         if not isinstance(key, str) or not isinstance(value, str):

@@ -92,7 +92,7 @@ def verify(
     native = NativeProgram.load(data, device=device)
     try:
         taken = native.info()["methods"][0]["plan"]  # of large values there is one in parts as well
-        return _Run(data, native, next(s for s in schedules if s.target.name == taken), arrays).checks()
+        return CheckedRun(data, native, next(s for s in schedules if s.target.name == taken), arrays).checks()
     finally:
         native.close()
 
@@ -115,37 +115,38 @@ def _array(given: Any) -> Array:
     return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
-class _Run:
+class CheckedRun:
     """One run on the device. values: the results of its kernels by node id, in the shapes of the nodes."""
 
     def __init__(self, data: bytes, native: NativeProgram, schedule: Schedule, inputs: Sequence[Array]) -> None:
         self.native, self.schedule, self.inputs = native, schedule, list(inputs)
         plans = Description.of(data, verify=False).methods[0].plans
         self.plan = next(p for p in plans if p.name == schedule.target.name)
-        self.sizes = _sizes(schedule.graph, inputs)
+        self.sizes = sizes_of(schedule.graph, inputs)
         self.values: dict[int, Array] = {
             n.id: as_numbers(np.asarray(inputs[n.index]), n.dtype) for n in schedule.graph.inputs
         }
         self.values |= {n.id: np.asarray(n.numbers) for n in schedule.graph.nodes() if isinstance(n, State)}
 
     def checks(self) -> list[Check]:
+        """All kernels, in the order in which they run."""
         found: list[Check] = []
         order = self.schedule.order
         for tasks, dispatches, loading in ((order.load, self.plan.load, True), (order.run, self.plan.run, False)):
             for k, (task, dispatch) in enumerate(zip(tasks, dispatches, strict=True)):
                 buffer = dispatch.buffers[dispatch.written.index(True)]
-                got = self._read(task.out, buffer, 0 if loading else k)
+                got = self.read(task.out, buffer, 0 if loading else k)
                 self.values[task.out.id] = got
                 want = self._meaning(task, dict(self.values))
                 if want is not None:
-                    found.append(Check(task.label, dispatch.kernel, _error(got, want)))
+                    found.append(Check(task.label, dispatch.kernel, difference(got, want)))
         return found
 
-    def _read(self, node: Node, buffer: int, command: int) -> Array:
+    def read(self, node: Node, buffer: int, command: int) -> Array:
         """A value from the device's memory."""
         window = self.schedule.windows.get(node.id)
         if window is not None:
-            whole = self.values[window.whole.id] = self._read(window.whole, buffer, command)
+            whole = self.values[window.whole.id] = self.read(window.whole, buffer, command)
             ends = zip(window.first, node.shape, strict=True)
             return whole[tuple(slice(*(int(i.evaluate(self.sizes)) for i in (a, a + n))) for a, n in ends)]
         shape = [int(s.evaluate(self.sizes)) for s in node.shape]
@@ -208,7 +209,7 @@ def _leaves(task: Task) -> list[Node]:
     return [ld.node for e in (task.reduction_body, task.value) if e is not None for ld in loads(e)]
 
 
-def _sizes(graph: Graph, inputs: Sequence[Array]) -> Mapping[Atom, int]:
+def sizes_of(graph: Graph, inputs: Sequence[Array]) -> Mapping[Atom, int]:
     """The values of the dynamic sizes, from the shapes of the inputs."""
     found: dict[Atom, int] = {}
     for symbol in graph.symbols.values():
@@ -225,7 +226,8 @@ def _ordered(flat: Array, shape: Sequence[int], layout: Layout) -> Array:
     return stored.transpose(np.argsort(layout.order).tolist()) if shape else stored.reshape(())
 
 
-def _error(got: Array, want: Array) -> float:
+def difference(got: Array, want: Array) -> float:
+    """The norm of the difference in that of what is wanted; NaN if not the same elements are finite, or those are not equal."""
     a, b = got.astype(np.float64), want.astype(np.float64)
     finite = np.isfinite(b)
     if not np.array_equal(a[~finite], b[~finite], equal_nan=True):

@@ -68,7 +68,7 @@ def test_example_inputs_must_be_a_tuple() -> None:
 def test_files_of_another_kind(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         lapilli.compile(tmp_path / "none.pt2")
-    wrong = tmp_path / "model.onnx"
+    wrong = tmp_path / "model.tflite"
     wrong.write_bytes(b"x")
     with pytest.raises(CompileError, match=r"\.pt2"):
         lapilli.compile(wrong)

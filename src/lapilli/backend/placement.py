@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from lapilli.eager.device_state import is_ours
-from lapilli.errors import NoDeviceError
-from lapilli.runtime.devices import devices
+from lapilli.runtime.devices import device_named, devices
 from lapilli.target import Target, of_device
 from lapilli.torch_compat import replace
 
@@ -25,18 +24,12 @@ def device_of(given: Sequence[Any], wanted: str | int | None) -> int:
     for value in given:
         if isinstance(value, torch.Tensor) and is_ours(value):
             return value.get_device()
-    return _find(os.environ.get("LAPILLI_DEVICE") if wanted is None else wanted)
+    return _find(os.environ.get("LAPILLI_DEVICE", "") if wanted is None else wanted)
 
 
 @lru_cache
-def _find(wanted: str | int | None) -> int:
-    known = devices()
-    text = "" if wanted is None else str(wanted)
-    for device in known:
-        if str(device.index) == text or (not text.isdigit() and text.lower() in device.name.lower()):
-            return device.index
-    names = ", ".join(f"{d.index}: {d.name}" for d in known) or "none"
-    raise NoDeviceError(f"There is no Vulkan device {wanted!r}; there are {names}.")
+def _find(wanted: str | int) -> int:
+    return device_named(wanted).index
 
 
 def targets(half: bool, index: int) -> list[Target]:

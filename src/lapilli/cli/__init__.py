@@ -17,6 +17,7 @@ from lapilli.cli.profile import profile
 from lapilli.cli.run import run
 from lapilli.cli.sign import keygen, sign, verify
 from lapilli.cli.strip import strip
+from lapilli.cli.tune import tune
 from lapilli.version import __version__
 
 
@@ -26,5 +27,5 @@ def main() -> None:
     """Lapilli: PyTorch models on any device that speaks Vulkan."""
 
 
-for command in (devices, compile_, run, bench, profile, inspect, strip, ops, verify, sign, keygen, cache):
+for command in (devices, compile_, tune, run, bench, profile, inspect, strip, ops, verify, sign, keygen, cache):
     main.add_command(command)

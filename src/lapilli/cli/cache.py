@@ -17,6 +17,7 @@ KINDS = {
     "eager": "programs of operators on the device vulkan",
     "mobile": "programs of modules optimized by optimize_for_mobile",
     "pipelines": "pipelines compiled by drivers",
+    "tuned": "which kernels `lapilli tune` found fastest",
 }
 
 
@@ -43,12 +44,12 @@ def info(as_json: bool) -> None:
 @click.argument("parts", nargs=-1)
 @json_option
 def clear(parts: tuple[str, ...], as_json: bool) -> None:
-    """Remove PARTS of the cache (kernels, eager, mobile, pipelines), or all of it."""
+    """Remove PARTS of the cache (kernels, eager, mobile, pipelines, tuned), or all of it but what was tuned."""
     unknown = [p for p in parts if p not in KINDS]
     if unknown:
         raise InvalidInputError(f"There is no part {unknown[0]!r} of the cache; there are {', '.join(KINDS)}.")
     removed = {"files": 0, "bytes": 0}
-    for name in parts or KINDS:
+    for name in parts or [k for k in KINDS if k != "tuned"]:
         for file in _files(name):
             info = file.stat(follow_symlinks=False)
             file.unlink(missing_ok=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -27,7 +29,7 @@ from lapilli.ir.node import Constant, Input, Map, Node, State
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand
 from lapilli.schedule.encoding import encoding_of
 from lapilli.schedule.layout import Layout, estimate
-from lapilli.schedule.task import Task, Template
+from lapilli.schedule.task import Task
 from lapilli.target import QUADS, STORAGE, Target
 
 _SIZE = 64  # invocations in a work group
@@ -53,31 +55,50 @@ def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
     return strided_convolution(task.reduction, ctx)
 
 
-def product(v: MatmulView, task: Task, ctx: Context) -> Template | None:
-    found = _matmul(task, v, ctx)
-    return None if found is None or _too_many(found, ctx.target) else found
+def product(v: MatmulView, task: Task, ctx: Context) -> CpuMatmul | None:
+    found = _matmul(v, task, ctx)
+    return found if found is not None and found.is_countable(ctx.target) else None
 
 
-def convolution(v: ConvolutionView, task: Task, ctx: Context) -> Template | None:
-    """A depthwise kernel, a matrix product, Winograd's algorithm, or a direct kernel."""
-    found = _convolution(task, v, ctx)
-    return None if found is None or _too_many(found, ctx.target) else found
-
-
-def _too_many(template: Template, target: Target) -> bool:
-    """Whether there are too many rows for `divmod` of cpu_common.slang. It is exact for quotients below 2^21 with the division
+def _are_countable(rows: Sequence[Int], target: Target) -> bool:
+    """Whether there are few enough rows for `divmod` of cpu_common.slang. It is exact for quotients below 2^21 with the division
     that Vulkan requires, and below 2^23 with one that is correctly rounded, as on CPUs.
     """
-    if isinstance(template, CpuMatmul):
-        rows = [template.batch, ceildiv(template.m, 4 * matmul_tile(template.m, template.n)[0])]
-    elif isinstance(template, CpuConvolution):
-        v = template.v
-        strips, blocks = v.n * v.out_h * ceildiv(v.out_w, _strip(v)), ceildiv(v.rows, 4 * _direct_tile(v)[0])
-        rows = [strips] if template.depthwise else [v.n * v.out_h, blocks]
-    else:
-        return False  # Winograd's convolutions have less than 128 MiB, by `_winograd_pays`
     most = 1 << (23 if target.texel else 21)
-    return any((n.value or 0) >= most for n in rows)
+    return all((n.value or 0) < most for n in rows)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """rows x columns of an invocation; of a depthwise kernel, neighbouring results of a row. invocations: of a work group. turned:
+    whether neighbouring work groups take neighbouring rows where the cost model would take columns, or the other way round.
+    """
+
+    rows: int
+    columns: int
+    invocations: int = _SIZE
+    turned: bool = False
+
+    def __str__(self) -> str:
+        groups = f", groups of {self.invocations}" if self.invocations != _SIZE else ""
+        return f"{self.rows}x{self.columns}{groups}{', turned' if self.turned else ''}"
+
+
+_OTHERS = ((4, 16), (6, 8), (2, 16), (4, 4), (2, 8), (4, 8), (6, 4), (1, 8), (1, 16))
+"""Rows and columns that only measuring can choose."""
+_SIZES = (32, 128)
+
+
+def _other_tiles(first: Tile, most_rows: int, vectors: Callable[[int], bool]) -> Iterator[Tile]:
+    """First the one that the cost model takes. most_rows: that a tile may have. vectors: whether it may have so many of columns."""
+    yield first
+    if most_rows > 0:
+        yield replace(first, turned=True)
+    for size in _SIZES:
+        yield replace(first, invocations=size)
+    for rows, columns in _OTHERS:
+        if rows <= most_rows and vectors(columns // 4) and (rows, columns) != (first.rows, first.columns):
+            yield Tile(rows, columns)
 
 
 def is_aligned(x: Int) -> bool:
@@ -98,10 +119,24 @@ class CpuMatmul(KernelTemplate):
     x: Operand  # strides (batch, row, k)
     w: Node
     shared_w: bool
+    tile: Tile
 
     @property
     def operands(self) -> list[Node]:
         return [self.x.node, *in_memory(self.w)]
+
+    def is_countable(self, target: Target) -> bool:
+        return _are_countable([self.batch, ceildiv(self.m, 4 * self.tile.rows)], target)
+
+    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
+        rows, vectors = self.m.bounds[0] or 1, -(-(self.n.bounds[0] or 1) // 4)
+        menu = _other_tiles(self.tile, rows if rows >= 4 else 0, lambda count: count <= vectors)
+        made = (replace(self, tile=tile) for tile in menu)
+        yield from (t for t in made if t.is_countable(ctx.target))
+
+    @property
+    def variant(self) -> str:
+        return str(self.tile)
 
     def write(self, task: Task, ctx: Context) -> KernelSource:
         return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
@@ -117,41 +152,41 @@ class CpuMatmul(KernelTemplate):
         w.params(
             M=self.m, N=self.n, K4=k4, B=self.batch, xOff4=self.x.offset // 4, xRow4=self.x.strides[1] // 4,
             xBatch4=self.x.strides[0] // 4, wBatch4=0 if self.shared_w else ceildiv(self.n, 4) * k4 * 4,
-            mFast=int(estimate(self.m) < 128),
+            mFast=int((estimate(self.m) < 128) != self.tile.turned),
         )  # fmt: skip
-        n4 = ceildiv(self.n, 4)
+        n4, size = ceildiv(self.n, 4), self.tile.invocations
         if few and self.m.value is None:  # rows of open size: fewer than a block has, or many
-            tm, tn = 4, matmul_tile(self.m, self.n)[1]
+            tm, tn = 4, self.tile.columns
             blocks = ceildiv(self.m, 4 * tm) * ceildiv(n4, tn // 4)
-            groups, group = linear_groups(self.batch * maximum(blocks * 4, minimum(self.m, tm - 1) * n4), _SIZE)
-            lane = f"uint({group}) * {_SIZE} + li"
+            groups, group = linear_groups(self.batch * maximum(blocks * 4, minimum(self.m, tm - 1) * n4), size)
+            lane = f"uint({group}) * {size} + li"
             call = (
                 f"if (P.t.M < {tm}) matvec<X, W, E, {int(vec)}, {whole}>(P.t, {lane}, gid.x);\n"
                 f"    else matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}>(P.t, {lane}, gid.x);"
             )
-            written = w.finish(call, groups, (_SIZE, 1, 1), "matmul", "MatmulParams")
+            written = w.finish(call, groups, (size, 1, 1), "matmul", "MatmulParams")
             written.needs = QUADS
         elif few:
-            groups, group = linear_groups(self.batch * self.m * n4, _SIZE)
-            call = f"matvec<X, W, E, {int(vec)}, {whole}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
-            written = w.finish(call, groups, (_SIZE, 1, 1), "matvec", "MatmulParams")
+            groups, group = linear_groups(self.batch * self.m * n4, size)
+            call = f"matvec<X, W, E, {int(vec)}, {whole}>(P.t, uint({group}) * {size} + li, gid.x);"
+            written = w.finish(call, groups, (size, 1, 1), "matvec", "MatmulParams")
         else:
-            tm, tn = matmul_tile(self.m, self.n)
+            tm, tn = self.tile.rows, self.tile.columns
             blocks = self.batch * ceildiv(self.m, 4 * tm) * ceildiv(n4, tn // 4)
-            groups, group = linear_groups(blocks * 4, _SIZE)
-            call = f"matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
-            written = w.finish(call, groups, (_SIZE, 1, 1), "matmul", "MatmulParams")
+            groups, group = linear_groups(blocks * 4, size)
+            call = f"matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}>(P.t, uint({group}) * {size} + li, gid.x);"
+            written = w.finish(call, groups, (size, 1, 1), "matmul", "MatmulParams")
             written.needs = QUADS
         written.flops = self.batch * self.m * self.n * self.k * 2
         return written
 
 
-def matmul_tile(m: Int, n: Int) -> tuple[int, int]:
-    """Rows and columns per invocation. 4 x 16 is 14 % faster, but takes the driver twice as long to compile."""
-    return (4 if (m.bounds[0] or 1) >= 16 else 1), (8 if estimate(n) > 4 else 4)
+def matmul_tile(m: Int, n: Int) -> Tile:
+    """What is taken without measuring. 4 x 16 is 14 % faster, but takes the driver twice as long to compile."""
+    return Tile((4 if (m.bounds[0] or 1) >= 16 else 1), (8 if estimate(n) > 4 else 4))
 
 
-def _matmul(task: Task, v: MatmulView, ctx: Context) -> CpuMatmul | None:
+def _matmul(v: MatmulView, task: Task, ctx: Context) -> CpuMatmul | None:
     if v.m == 1 and isinstance(v.rhs.node, Input | State):
         return None  # to pack what changes from run to run costs three times as much as to read it once
     x = as_words(v.lhs, (v.batch, v.m, v.k), ctx)
@@ -160,10 +195,12 @@ def _matmul(task: Task, v: MatmulView, ctx: Context) -> CpuMatmul | None:
         if estimate(v.n) < _COLUMNS:
             return None
         x = _rows(v, ctx)
+    tile = matmul_tile(v.m, v.n)
     coded = columns_of_codes(v, task, ctx)
     if coded is not None:
-        return CpuMatmul(v.batch, v.m, v.n, v.k, x, coded.node, True)
-    return CpuMatmul(v.batch, v.m, v.n, v.k, x, pack_matrix(v.rhs, v, ctx), v.rhs.strides[0] == 0 or v.batch == 1)
+        return CpuMatmul(v.batch, v.m, v.n, v.k, x, coded.node, True, tile)
+    shared = v.rhs.strides[0] == 0 or v.batch == 1
+    return CpuMatmul(v.batch, v.m, v.n, v.k, x, pack_matrix(v.rhs, v, ctx), shared, tile)
 
 
 def _rows(v: MatmulView, ctx: Context) -> Operand:
@@ -204,10 +241,36 @@ class CpuConvolution(KernelTemplate):
     x: Operand
     w: Node
     depthwise: bool
+    tile: Tile
 
     @property
     def operands(self) -> list[Node]:
         return [self.x.node, self.w]
+
+    def is_countable(self, target: Target) -> bool:
+        v, tile = self.v, self.tile
+        if self.depthwise:
+            return _are_countable([v.n * v.out_h * ceildiv(v.out_w, tile.columns)], target)
+        return _are_countable([v.n * v.out_h, ceildiv(v.rows, 4 * tile.rows)], target)
+
+    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
+        v, first = self.v, self.tile
+        if self.depthwise:
+            narrow = (t for t in _STRIPS if t <= (v.out_w.bounds[0] or 1) and t != first.columns)
+            menu: Iterator[Tile] = chain(
+                [first], (Tile(1, t) for t in narrow), (replace(first, invocations=size) for size in _SIZES)
+            )
+        else:
+            per_group, least = v.out_channels // v.groups, -(-(v.out_channels.bounds[0] or 1) // 4)
+            menu = _other_tiles(
+                first, v.rows.bounds[0] or 1, lambda c: c <= least and (v.groups == 1 or per_group % (4 * c) == 0)
+            )
+        made = (replace(self, tile=tile) for tile in menu)
+        yield from (t for t in made if t.is_countable(ctx.target))
+
+    @property
+    def variant(self) -> str:
+        return str(self.tile)
 
     def write(self, task: Task, ctx: Context) -> KernelSource:
         return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
@@ -220,70 +283,117 @@ class CpuConvolution(KernelTemplate):
         source(w, "W", self.w, vector=True)
         per_group, whole = v.channels // v.groups, int(not v.weight.dtype.is_float)
         out4 = ceildiv(v.out_channels, 4)
-        tw = _strip(v)
+        tw, size = self.tile.columns, self.tile.invocations
         strips = v.n * v.out_h * ceildiv(v.out_w, tw) * (v.out_channels // 4)
         w.params(
             M=v.rows, N=v.out_channels, C4=ceildiv(per_group, 4), OH=v.out_h, OW=v.out_w, H=v.h, W=v.w, KH=v.kernel[0],
             KW=v.kernel[1], SH=v.stride[0], SW=v.stride[1], PH=v.padding[0], PW=v.padding[1], DH=v.dilation[0],
             DW=v.dilation[1], xOff=self.x.offset // 4, xN=self.x.strides[0] // 4, xH=self.x.strides[2] // 4,
-            xW=self.x.strides[3] // 4, mFast=int(estimate(v.rows) < 128),
+            xW=self.x.strides[3] // 4, mFast=int((estimate(v.rows) < 128) != self.tile.turned),
             groupN4=out4 if v.groups == 1 else v.out_channels // v.groups // 4,
             lanes=strips if self.depthwise else 0,
         )  # fmt: skip
         if self.depthwise:
-            groups, group = linear_groups(strips, _SIZE)
+            groups, group = linear_groups(strips, size)
             share = int(v.dilation[1] == 1)
-            lane = f"uint({group}) * {_SIZE} + li"
+            lane = f"uint({group}) * {size} + li"
             call = f"convDepthwise<X, W, E, {tw}, {v.kernel[1]}, {v.stride[1]}, {share}, {whole}>(P.t, {lane}, gid.x);"
-            written = w.finish(call, groups, (_SIZE, 1, 1), "depthwise", "ConvParams")
+            written = w.finish(call, groups, (size, 1, 1), "depthwise", "ConvParams")
             written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
             return written
-        tm, tn = _direct_tile(v)
+        tm, tn = self.tile.rows, self.tile.columns
         q = (per_group.value or 4) if (per_group.value or 4) < 4 else 4
         blocks = ceildiv(v.rows, 4 * tm) * ceildiv(out4, tn // 4)
-        groups, group = linear_groups(blocks * 4, _SIZE)
-        call = f"convDirect<X, W, E, {tm}, {tn}, {q}, {int(vec)}, {whole}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
-        written = w.finish(call, groups, (_SIZE, 1, 1), "convolution", "ConvParams")
+        groups, group = linear_groups(blocks * 4, size)
+        call = f"convDirect<X, W, E, {tm}, {tn}, {q}, {int(vec)}, {whole}>(P.t, uint({group}) * {size} + li, gid.x);"
+        written = w.finish(call, groups, (size, 1, 1), "convolution", "ConvParams")
         written.needs = QUADS
         written.flops = v.rows * v.out_channels * per_group * (2 * v.kernel[0] * v.kernel[1])
         return written
 
 
-def _strip(v: ConvolutionView) -> int:
-    """Neighbouring outputs per invocation of the depthwise kernel."""
+_STRIPS = (7, 8, 2, 1)
+"""Neighbouring outputs of an invocation of the depthwise kernel, which only measuring can choose."""
+
+
+def _strip(v: ConvolutionView) -> Tile:
     lo = v.out_w.bounds[0] or 1
-    return 4 if lo >= 4 else 2 if lo >= 2 else 1
+    return Tile(1, 4 if lo >= 4 else 2 if lo >= 2 else 1)
 
 
-def _direct_tile(v: ConvolutionView) -> tuple[int, int]:
+def _direct_tile(v: ConvolutionView) -> Tile:
     tm = 4 if (v.rows.bounds[0] or 1) >= 4 else 1
     per_group = v.out_channels // v.groups
-    return tm, 8 if (per_group % 8 == 0 if v.groups > 1 else estimate(per_group) > 4) else 4
+    return Tile(tm, 8 if (per_group % 8 == 0 if v.groups > 1 else estimate(per_group) > 4) else 4)
 
 
-def _convolution(task: Task, v: ConvolutionView, ctx: Context) -> Template | None:
+def _readable(v: ConvolutionView, ctx: Context) -> ConvolutionView | None:
+    """The convolution, with as many channels as results if it is depthwise; None if these kernels cannot read its operands."""
     if v.x.node.dtype.compute is not v.weight.dtype.compute:
         return None
     if v.weight.id not in ctx.layouts and v.weight.id not in ctx.views:
         return None
-    if v.channels == v.groups and v.out_channels != v.channels:
-        v = _repeated(v, ctx)
-    per_in, per_out = v.channels // v.groups, v.out_channels // v.groups
-    if v.is_depthwise and is_aligned(v.out_channels) and v.out_channels == v.channels and v.kernel[1] <= _WIDEST:
-        x = channels_last(v, ctx)
-        return CpuConvolution(v, x, pack_depthwise(v, ctx), True)
-    if v.groups > 1 and not (is_aligned(per_in) and is_aligned(per_out)):
+    return _repeated(v, ctx) if v.channels == v.groups and v.out_channels != v.channels else v
+
+
+def depthwise(given: ConvolutionView, task: Task, ctx: Context) -> CpuConvolution | None:
+    v = _readable(given, ctx)
+    if v is None or not _is_depthwise(v):
         return None
-    x = channels_last(v, ctx)
-    if v.is_pointwise and is_aligned(v.channels) and is_nested(x, v):
-        m = v.rows
-        if (m.bounds[0] or 0) >= 4:
-            packed = _pack_filter(v, ctx)
-            operand = Operand(x.node, x.offset, (as_int(0), x.strides[3], as_int(1)))
-            return CpuMatmul(as_int(1), m, v.out_channels, v.channels, operand, packed, True)
-    if _winograd_pays(v) and not _has_infinity(v.weight):
-        return _winograd(task, v, x, ctx)
-    return CpuConvolution(v, x, _pack_filter(v, ctx), False)
+    found = CpuConvolution(v, channels_last(v, ctx), pack_depthwise(v, ctx), True, _strip(v))
+    return found if found.is_countable(ctx.target) else None
+
+
+def _is_depthwise(v: ConvolutionView) -> bool:
+    return v.is_depthwise and is_aligned(v.out_channels) and v.out_channels == v.channels and v.kernel[1] <= _WIDEST
+
+
+def _windows(given: ConvolutionView, ctx: Context) -> tuple[ConvolutionView, Operand] | None:
+    """The convolution with its image channels last; None if these kernels cannot read it, or one for depthwise ones does better."""
+    v = _readable(given, ctx)
+    if v is None or _is_depthwise(v):
+        return None
+    if v.groups > 1 and not (is_aligned(v.channels // v.groups) and is_aligned(v.out_channels // v.groups)):
+        return None
+    return v, channels_last(v, ctx)
+
+
+def pointwise(given: ConvolutionView, task: Task, ctx: Context) -> CpuMatmul | None:
+    """A convolution that is a matrix product over all places."""
+    found = _windows(given, ctx)
+    if found is None:
+        return None
+    v, x = found
+    if not (v.is_pointwise and is_aligned(v.channels) and is_nested(x, v) and (v.rows.bounds[0] or 0) >= 4):
+        return None
+    operand = Operand(x.node, x.offset, (as_int(0), x.strides[3], as_int(1)))
+    made = CpuMatmul(
+        as_int(1),
+        v.rows,
+        v.out_channels,
+        v.channels,
+        operand,
+        _pack_filter(v, ctx),
+        True,
+        matmul_tile(v.rows, v.out_channels),
+    )
+    return made if made.is_countable(ctx.target) else None
+
+
+def winograd(given: ConvolutionView, task: Task, ctx: Context) -> _Winograd | None:
+    found = _windows(given, ctx)
+    if found is None or not _winograd_pays(found[0]) or _has_infinity(found[0].weight):
+        return None
+    return _winograd(task, *found, WINOGRAD_TILES[0], ctx)
+
+
+def direct(given: ConvolutionView, task: Task, ctx: Context) -> CpuConvolution | None:
+    found = _windows(given, ctx)
+    if found is None:
+        return None
+    v, x = found
+    made = CpuConvolution(v, x, _pack_filter(v, ctx), False, _direct_tile(v))
+    return made if made.is_countable(ctx.target) else None
 
 
 def _repeated(v: ConvolutionView, ctx: Context) -> ConvolutionView:
@@ -326,7 +436,7 @@ def _winograd_pays(v: ConvolutionView) -> bool:
         and is_aligned(v.out_channels)
         and estimate(v.channels) >= 32
         and estimate(v.out_channels) >= 32
-        and all((size.bounds[1] or 0) * DType.float32.size <= STORAGE for size in _winograd_sizes(v))
+        and all((size.bounds[1] or 0) * DType.float32.size <= STORAGE for size in _winograd_sizes(v, WINOGRAD_TILES[0]))
     )
 
 
@@ -341,16 +451,14 @@ def _has_infinity(weight: Node) -> bool:
     return isinstance(weight, Constant) and not bool(np.isfinite(weight.numbers).all())
 
 
-def _winograd_sizes(v: ConvolutionView) -> tuple[Int, Int, Int]:
-    """Elements of the transformed weights, inputs and products: 4 and 2.25 times the originals."""
-    t = winograd_tile(v)
+def _winograd_sizes(v: ConvolutionView, t: int) -> tuple[Int, Int, Int]:
+    """Elements of the transformed weights, inputs and products: for tiles of 4, 4 and 2.25 times the originals."""
     points, tiles = (t + 2) * (t + 2), v.n * ceildiv(v.out_h, t) * ceildiv(v.out_w, t)
     return v.out_channels * v.channels * points, tiles * v.channels * points, tiles * v.out_channels * points
 
 
-def winograd_tile(v: ConvolutionView) -> int:
-    """Outputs per tile in each direction."""
-    return 4
+WINOGRAD_TILES = (4, 2)
+"""Outputs of a tile in each direction; what is taken without measuring first."""
 
 
 @dataclass(frozen=True)
@@ -362,10 +470,22 @@ class _Winograd(KernelTemplate):
     tile: int
     source: Operand
     before: tuple[Task, ...] = ()
+    image: Operand | None = None  # of the last step: what the first one reads
 
     @property
     def steps(self) -> tuple[Task, ...]:
         return self.before
+
+    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
+        yield self
+        assert self.image is not None
+        for t in WINOGRAD_TILES[1:]:
+            if all((size.bounds[1] or 0) * DType.float32.size <= STORAGE for size in _winograd_sizes(self.v, t)):
+                yield _winograd(task, self.v, self.image, t, ctx)
+
+    @property
+    def variant(self) -> str:
+        return f"{self.tile}x{self.tile}"
 
     @property
     def operands(self) -> list[Node]:
@@ -408,9 +528,8 @@ class _Winograd(KernelTemplate):
         return w.finish(call, groups, (_SIZE, 1, 1), self.step, struct)
 
 
-def _winograd(task: Task, v: ConvolutionView, x: Operand, ctx: Context) -> _Winograd:
-    """The output transform, with tasks for the other transforms and the matrix product."""
-    t = winograd_tile(v)
+def _winograd(task: Task, v: ConvolutionView, x: Operand, t: int, ctx: Context) -> _Winograd:
+    """The output transform, with tasks for the other transforms and the matrix product. t: outputs of a tile in each direction."""
     points = as_int((t + 2) * (t + 2))
     tiles = v.n * ceildiv(v.out_h, t) * ceildiv(v.out_w, t)
     c, o = v.channels, v.out_channels
@@ -435,14 +554,23 @@ def _winograd(task: Task, v: ConvolutionView, x: Operand, ctx: Context) -> _Wino
         (inputs, _Winograd("winogradInput", v, t, x), "winograd input"),
         (
             products,
-            CpuMatmul(points, tiles, o, c, Operand(inputs, as_int(0), (tiles * c, c, as_int(1))), weight, False),
+            CpuMatmul(
+                points,
+                tiles,
+                o,
+                c,
+                Operand(inputs, as_int(0), (tiles * c, c, as_int(1))),
+                weight,
+                False,
+                matmul_tile(tiles, o),
+            ),
             "winograd product",
         ),
     ):
         step = simple_task(out, [f"{origins[0]} ({label})"], label)
         step.template = template
         steps.append(step)
-    return _Winograd("winogradOutput", v, t, Operand(products, as_int(0), ()), tuple(steps))
+    return _Winograd("winogradOutput", v, t, Operand(products, as_int(0), ()), tuple(steps), x)
 
 
 def _row_major(v: ConvolutionView, ctx: Context) -> Node:

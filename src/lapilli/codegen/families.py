@@ -1,5 +1,6 @@
-"""The families of hand-written kernels: the targets and the operations each supports. A task gets the first family that accepts
-it; without one, the generic loop kernel (`generic.py`).
+"""The families of hand-written kernels: the targets and the operations each supports. Those that accept a task are its
+candidates, each with the variants of its template; without records (`choices.py`) it gets the first. A task that none accepts
+gets the generic loop kernel (`generic.py`).
 
 A family is a file with a template, which names the operands that it reads and writes the kernel, and a function that checks
 whether it fits an operation and packs operands as it needs them. To add one, write that file, and list it here before the
@@ -8,26 +9,27 @@ families that it beats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lapilli.codegen import cpu, gpu, gpu_matvec, gpu_turned
-from lapilli.codegen.template import Context
+from lapilli.codegen import choices, cpu, gpu, gpu_matvec, gpu_turned
+from lapilli.codegen.template import Context, KernelTemplate
 from lapilli.ir.node import Convolution, Matmul
-from lapilli.schedule.task import Task, Template
+from lapilli.schedule.task import Task
 from lapilli.target import Target
+from lapilli.target.records import Question
 
 
 @dataclass(frozen=True)
 class Family:
-    """name: as users see it. serves: whether a target has the features its kernels need. match: the template for an operation
-    with resolved operands, or None.
+    """name: as users see it, and in records. serves: whether a target has the features its kernels need. match: the template for
+    an operation with resolved operands, or None.
     """
 
     name: str
     serves: Callable[[Target], bool]
-    match: Callable[[Any, Task, Context], Template | None]
+    match: Callable[[Any, Task, Context], KernelTemplate | None]
 
 
 def _gpu(target: Target) -> bool:
@@ -47,6 +49,7 @@ FAMILIES: Mapping[type, Sequence[Family]] = {
         Family("a few rows of codes", _gpu, gpu_matvec.few_rows_of_codes),
         Family("one row by subgroups", _matrix, gpu_matvec.matvec),
         Family("tiles on matrix units", _matrix, gpu.matrix_product),
+        Family("tiles on matrix units, weights as they lie", _matrix, gpu.lying_product),
         Family("a few rows", _gpu, gpu_matvec.few_rows),
         Family("tiles", _gpu, gpu.product),
         Family("register tiles", _any, cpu.product),
@@ -57,7 +60,10 @@ FAMILIES: Mapping[type, Sequence[Family]] = {
         Family("few channels on matrix units", _matrix, lambda v, task, ctx: gpu.first_layer(v, ctx)),
         Family("few channels", _gpu, lambda v, task, ctx: gpu.direct(v, ctx)),
         Family("tiles of windows", _gpu, lambda v, task, ctx: gpu.convolution(v, ctx)),
-        Family("register tiles of windows", _any, cpu.convolution),
+        Family("depthwise strips", _any, cpu.depthwise),
+        Family("register tiles of pixels", _any, cpu.pointwise),
+        Family("Winograd", _any, cpu.winograd),
+        Family("register tiles of windows", _any, cpu.direct),
     ),
 }
 
@@ -67,8 +73,16 @@ _OPERANDS: Mapping[tuple[type, str], Callable[[Task, Context], Any]] = {
 }  # fmt: skip
 
 
-def template(task: Task, ctx: Context) -> Template | None:
-    """The template of the first family that accepts a contraction; None if there is none."""
+_QUESTIONS: Mapping[type, Callable[[Any, Task, Context], Question]] = {
+    Matmul: choices.of_product,
+    Convolution: choices.of_convolution,
+}
+
+
+def template(task: Task, ctx: Context) -> KernelTemplate | None:
+    """The template of a contraction: the one that was measured to be the fastest, or that of the first family that accepts it; None
+    if there is none.
+    """
     assert task.reduction is not None
     contraction = task.reduction.contraction
     kind = next((k for k in FAMILIES if isinstance(contraction, k)), None)  # attention ends with a product
@@ -77,8 +91,13 @@ def template(task: Task, ctx: Context) -> Template | None:
     operands = _OPERANDS[kind, ctx.target.kind](task, ctx)
     if operands is None:
         return None
-    for family in FAMILIES[kind]:
+    return choices.choose(task, _QUESTIONS[kind](operands, task, ctx), _candidates(kind, operands, task, ctx), ctx)
+
+
+def _candidates(kind: type, operands: Any, task: Task, ctx: Context) -> Iterator[choices.Candidate[KernelTemplate]]:
+    def of(family: Family) -> Iterator[choices.Candidate[KernelTemplate]]:
         found = family.match(operands, task, ctx) if family.serves(ctx.target) else None
         if found is not None:
-            return found
-    return None
+            yield from choices.named(family.name, found.variants(task, ctx))
+
+    return choices.in_turn(map(of, FAMILIES[kind]))

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
+from lapilli.codegen import choices
 from lapilli.codegen.emit import Emitter
 from lapilli.codegen.gpu_tiles import likely_rows
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import gathered
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
-from lapilli.codegen.tiles import AttentionTile, attention_tile
+from lapilli.codegen.tiles import AttentionTile, attention_tiles
 from lapilli.codegen.wrapper import (
     SHORT,
     SIGNATURE,
@@ -39,6 +40,7 @@ _KEYS = 32  # of a tile
 _INVOCATIONS = 128
 _LOADS = 8  # of an invocation, for a few queries, at once
 _FEW_ROWS = 8  # queries, of heads that are done together
+_OTHER_UNITS = (0.5, 2, 0.25)  # parts of what the device has, which only measuring can choose
 _PARTS = 64  # into which keys are shared out at most
 _GROUPS = 4  # work groups for each compute unit that are enough
 MATRIX = 16  # rows of a fragment
@@ -62,17 +64,35 @@ def choose(task: Task, ctx: Context) -> bool:
         or not isinstance(scores.reduction.contraction, Matmul)
     ):
         return False
-    few = _few_queries(scores, contraction, ctx)
-    if few is not None:
-        task.template, task.members = few, (scores, weights)
-        return True
-    for kind in (_MatrixFlash, _Flash) if _suits_matrix_units(contraction, ctx) else (_Flash,):
-        template = _template(kind, scores, contraction, ctx)
-        if template is not None and template.fits(task, ctx):
-            task.template = template
-            task.members = (scores, weights)
-            return True
-    return False
+    question = choices.of_attention(task, scores, contraction, ctx)
+    template = choices.choose(task, question, _candidates(task, scores, contraction, ctx), ctx)
+    if template is None:
+        return False
+    if isinstance(template, _FewQueries) and template.joined is not None:
+        counter = ctx.counters.take(template.group_count or 0)
+        template = replace(template, counters=ctx.counters.node, counter=counter)
+    task.template, task.members = template, (scores, weights)
+    return True
+
+
+def _candidates(task: Task, scores: Task, note: Attention, ctx: Context) -> Iterator[choices.Candidate[KernelTemplate]]:
+    def few() -> Iterator[choices.Candidate[KernelTemplate]]:
+        seen: set[int] = set()
+        for factor in (1, *_OTHER_UNITS):
+            found = _few_queries(scores, note, ctx, max(1, int(ctx.target.compute_units * factor)))
+            if found is not None and found.most_parts not in seen:
+                seen.add(found.most_parts)
+                yield choices.Candidate(f"{_FewQueries.family}: {found.most_parts} parts", found)
+
+    def many(kind: type[_MatrixFlash] | type[_Flash]) -> Iterator[choices.Candidate[KernelTemplate]]:
+        template = _template(kind, scores, note, ctx)
+        if template is not None:
+            yield from choices.named(kind.family, template.variants(task, ctx))
+
+    kinds: tuple[type[_MatrixFlash] | type[_Flash], ...] = (
+        (_MatrixFlash, _Flash) if _suits_matrix_units(note, ctx) else (_Flash,)
+    )
+    return choices.in_turn([few(), *(many(kind) for kind in kinds)])
 
 
 def _suits_matrix_units(note: Attention, ctx: Context) -> bool:
@@ -97,12 +117,12 @@ def _template(kind: type[_A], scores: Task, note: Attention, ctx: Context, *more
     return kind(scores, note.causal, q, k, v, size, width, *more)
 
 
-def _few_queries(scores: Task, note: Attention, ctx: Context) -> _FewQueries | _Join | None:
-    """The template for a few queries; None for many, or what it does not fit."""
+def _few_queries(scores: Task, note: Attention, ctx: Context, units: int) -> _FewQueries | _Join | None:
+    """The template for a few queries; None for many, or what it does not fit. units: for which keys are shared out."""
     queries = note.rows[0].extent.value
     if not queries or queries > _FEW_ROWS or (queries > 1 and note.causal):
         return None
-    made = _template(_FewQueries, scores, note, ctx, note, ctx.target.compute_units)
+    made = _template(_FewQueries, scores, note, ctx, note, units)
     if made is None or max(-(-d // 4) for d in (made.size, made.width)) > _INVOCATIONS:
         return None
     if made.shared > min(_SHARED, ctx.target.shared_memory) or ctx.target.invocations < _INVOCATIONS:
@@ -113,9 +133,8 @@ def _few_queries(scores: Task, note: Attention, ctx: Context) -> _FewQueries | _
     rows = batch * queries * made.most_parts
     parts = Node((rows, as_int(made.columns + 4)), DType.float32, f"{note.scores.name}_parts", note.scores.origin)
     ctx.dense(parts)
-    groups = (batch // made.group).value
-    if groups is not None:
-        return replace(made, joined=parts, counter=ctx.counters.take(groups), counters=ctx.counters.node)
+    if made.group_count is not None:
+        return replace(made, joined=parts)
     step = simple_task(parts, [*scores.origins[:1]], "attention, shared out")
     step.template = made
     return _Join(made, parts, step)
@@ -184,6 +203,7 @@ class _Attention(KernelTemplate):
     """
 
     unit: ClassVar[int] = 1
+    family: ClassVar[str]
 
     scores: Task
     causal: bool
@@ -197,10 +217,6 @@ class _Attention(KernelTemplate):
     def operands(self) -> list[Node]:
         read = [ld.node for ld in loads(self.scores.value) if ld.node is not self.scores.reduction]
         return [self.q.operand.node, self.k.operand.node, self.v.operand.node, *read]
-
-    @abstractmethod
-    def fits(self, task: Task, ctx: Context) -> bool:
-        """Whether some tile of the kernel fits the work groups of the target."""
 
     def write(self, task: Task, ctx: Context) -> KernelSource:
         return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
@@ -248,19 +264,29 @@ def attention_of(task: Task) -> Attention:
 
 @dataclass(frozen=True)
 class _Flash(_Attention):
-    """On any GPU (kernels/gpu_attention.slang)."""
+    """On any GPU (kernels/gpu_attention.slang). queries: of a work group."""
 
-    def fits(self, task: Task, ctx: Context) -> bool:
-        return self.tile(task, ctx) is not None
+    family: ClassVar[str] = "attention"
 
-    def tile(self, task: Task, ctx: Context) -> int | None:
-        """Queries of a work group; None if they do not fit its shared memory."""
+    queries: int = 0
+
+    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
+        yield from (replace(self, queries=queries) for queries in self.menu(task, ctx))
+
+    @property
+    def variant(self) -> str:
+        return f"{self.queries} queries"
+
+    def menu(self, task: Task, ctx: Context) -> list[int]:
+        """Queries of a work group: those that fit its shared memory, the one first that is taken without measuring."""
         groups = product([a.extent for a in task.axes[:-2]])
         count = estimate(attention_of(task).rows[0].extent)
         target = ctx.target
         many = estimate(groups) * -(-count // 32) >= target.compute_units
-        menu = (4,) if count <= 4 else (32, 16) if many else (16,)
-        return next((q for q in menu if self.shared(q) <= min(_SHARED, target.shared_memory)), None)
+        usual = (4,) if count <= 4 else (32, 16) if many else (16,)
+        fitting = [q for q in usual if self.shared(q) <= min(_SHARED, target.shared_memory)]
+        others = [q for q in (32, 16, 4) if q not in fitting and self.shared(q) <= target.shared_memory]
+        return [*fitting, *others] if fitting else []
 
     def shared(self, queries: int) -> int:
         d4, v4 = -(-self.size // 4), -(-self.width // 4)
@@ -271,8 +297,7 @@ class _Flash(_Attention):
         for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
             source(w, name.upper(), t.operand.node, vector=t.wide)
             _place(w, name, t, 4 if t.wide else 1)
-        queries = self.tile(task, ctx)
-        assert queries is not None
+        queries = self.queries
         wide = ", ".join(str(int(t.wide)) for t in (self.q, self.k, self.v))
         call = (
             f"attention<Q, K, V, F, E, {self.size}, {self.width}, {wide}, {queries}, {_KEYS}, {_INVOCATIONS}, "
@@ -296,15 +321,20 @@ class _MatrixFlash(_Attention):
     """On matrix units (kernels/gpu_attention_matrix.slang)."""
 
     unit: ClassVar[int] = 8
+    family: ClassVar[str] = "attention on matrix units"
 
-    def fits(self, task: Task, ctx: Context) -> bool:
-        return self.tile(task, ctx) is not None
+    tile: AttentionTile | None = None  # None: not chosen yet
 
-    def tile(self, task: Task, ctx: Context) -> AttentionTile | None:
+    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
         note = attention_of(task)
         batch = estimate(product([a.extent for a in note.batch]))
         rows = likely_rows(note.rows[0].extent)
-        return attention_tile(batch, rows, _padded(self.size), _padded(self.width), ctx.target)
+        menu = attention_tiles(batch, rows, _padded(self.size), _padded(self.width), ctx.target)
+        yield from (replace(self, tile=tile) for tile in menu)
+
+    @property
+    def variant(self) -> str:
+        return str(self.tile)
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         w = self._wrapper("gpu_attention_matrix", task, ctx, sizes_as_params)
@@ -312,7 +342,7 @@ class _MatrixFlash(_Attention):
             source8(w, name.upper(), t.operand.node)
             outer, head, row, _ = t.operand.strides
             w.params(f"t.{name}", offset=t.operand.offset // 8, batch=outer // 8, head=head // 8, row=row // 8)
-        tile, dtype = self.tile(task, ctx), self.q.operand.node.dtype
+        tile, dtype = self.tile, self.q.operand.node.dtype
         assert tile is not None
         call = (
             f"attention_matrix<{SHORT[dtype]}, Q, K, V, F, E, {_padded(self.size)}, {_padded(self.width)}, {self.width}, "
@@ -333,8 +363,10 @@ class _MatrixFlash(_Attention):
 class _FewQueries(_Attention):
     """For a few queries, on any GPU (kernels/gpu_attention_few.slang): the result, or with many keys parts of it."""
 
+    family: ClassVar[str] = "attention of a few queries"
+
     note: Attention
-    units: int  # of the device
+    units: int  # for which keys are shared out
     joined: Node | None = None  # parts that its work groups put together themselves, ...
     counters: Node | None = None  # ... and where they count them
     counter: int = 0  # the first of its own, in bytes
@@ -363,6 +395,11 @@ class _FewQueries(_Attention):
         return max(g for g in range(1, share + 1) if share % g == 0 and g * self.queries <= _FEW_ROWS)
 
     @property
+    def group_count(self) -> int | None:
+        """Of work groups beside each other; None: it is open."""
+        return (product([a.extent for a in self.note.batch]) // self.group).value
+
+    @property
     def most_parts(self) -> int:
         bound = self.note.inner.extent.bounds[1]
         groups = estimate(product([a.extent for a in self.note.batch])) // self.group
@@ -386,9 +423,6 @@ class _FewQueries(_Attention):
         parts = rows * self.most_parts if self.most_parts > 1 else 0
         joining = 16 * -(-2 * parts // 4) + 16 * -(-parts // 4)
         return 16 * rows * (-(-self.size // 4) + _INVOCATIONS) + 16 * -(-numbers // 4) + joining
-
-    def fits(self, task: Task, ctx: Context) -> bool:
-        return True  # `_few_queries` has seen to it
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         note, whole = self.note, self.parts == 1
@@ -464,6 +498,10 @@ class _Join(KernelTemplate):
     made: _FewQueries
     parts: Node
     step: Task
+
+    @property
+    def most_parts(self) -> int:
+        return self.made.most_parts
 
     @property
     def steps(self) -> tuple[Task, ...]:

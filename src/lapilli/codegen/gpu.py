@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lapilli.codegen.coded import lines_of_codes
@@ -167,6 +168,21 @@ def matrix_product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
     return _with_packed_columns(v, rows, True, ctx)
 
 
+def lying_product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
+    """A matrix product on matrix units whose constant right operand is read as it lies, along K, instead of packed."""
+    rhs = v.rhs
+    if not isinstance(rhs.node, Constant) or rhs.node in ctx.kept or rhs.strides[1] != 1 or rhs.strides[2] == 1:
+        return None  # it is read so anyway, or cannot be
+    if not all_multiples(8, v.k, rhs.offset, rhs.strides[0], rhs.strides[2]):
+        return None
+    found = matrix_product(v, task, ctx)
+    if found is None:
+        return None
+    return replace(
+        found, w=rhs.node, batch_w=rhs.strides[0], row_w=rhs.strides[2], offset_w=rhs.offset, transposed_w=True
+    )
+
+
 def _packed_rows(v: MatmulView, dtype: DType, ctx: Context) -> Rows:
     """The left operand copied to rows of 16-bit floats, padded with zeros to a multiple of eight."""
     lhs, element = v.lhs, flat(v.lhs.node, ctx)
@@ -276,16 +292,24 @@ def _tiles_of_convolution(
 class _Direct(KernelTemplate):
     v: ConvolutionView
     w: Node
+    size: int = 64  # of a work group
 
     @property
     def operands(self) -> list[Node]:
         return [self.v.x.node, self.w]
 
+    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
+        yield from (replace(self, size=size) for size in (64, 32, 128) if size <= ctx.target.invocations)
+
+    @property
+    def variant(self) -> str:
+        return f"groups of {self.size}"
+
     def write(self, task: Task, ctx: Context) -> KernelSource:
         return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
-        v, size = self.v, 64
+        v, size = self.v, self.size
         w = Wrapper(task, ctx, "gpu_conv_direct", sizes_as_params=sizes_as_params)
         w.epilogue(v.out_h * v.out_w, v.out_channels, batched(task))
         source(w, "X", v.x.node, vector=False)
@@ -323,16 +347,24 @@ class _Depthwise(KernelTemplate):
     v: ConvolutionView
     x: Operand
     w: Node
+    size: int = 128  # of a work group; one pixel and four channels an invocation: more of either lost
 
     @property
     def operands(self) -> list[Node]:
         return [self.x.node, self.w]
 
+    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
+        yield from (replace(self, size=size) for size in (128, 64, 256) if size <= ctx.target.invocations)
+
+    @property
+    def variant(self) -> str:
+        return f"groups of {self.size}"
+
     def write(self, task: Task, ctx: Context) -> KernelSource:
         return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
-        v = self.v
+        v, size = self.v, self.size
         w = Wrapper(task, ctx, "gpu_depthwise", sizes_as_params=sizes_as_params)
         w.epilogue(v.out_h * v.out_w, v.out_channels, batched(task))
         source(w, "X", self.x.node, vector=True)
@@ -341,7 +373,6 @@ class _Depthwise(KernelTemplate):
             H=v.h, W=v.w, OW=v.out_w, groups=v.channels // 4, padH=v.padding[0], padW=v.padding[1], strideH=v.stride[0],
             dilationH=v.dilation[0], dilationW=v.dilation[1],
         )  # fmt: skip
-        size = 128  # one pixel and four channels an invocation: more of either lost
         groups = (ceildiv(v.out_w * (v.channels // 4), size), v.out_h, v.n)
         whole = int(not v.weight.dtype.is_float)
         call = f"depthwise4<X, W, E, {v.kernel[0]}, {v.kernel[1]}, {v.stride[1]}, 1, {size}, {whole}>(P.t, gid, li);"

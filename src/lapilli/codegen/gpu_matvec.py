@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from lapilli.codegen.coded import Coded, in_memory, lines_of_codes, parts_of, scaled_source
 from lapilli.codegen.kernel import KernelSource
@@ -35,9 +37,9 @@ MOST_ROWS = 8
 """Rows up to which a matrix is read once for all of them; more are for tiles."""
 TEAM, INVOCATIONS = 32, 128
 _LOADS = 4
-"""Loads of an invocation that are under way at once, ..."""
-_PAIR_LOADS = 2
-"""... and of each of two lines."""
+"""Loads of an invocation that are under way at once; half as many of each of two lines."""
+_OTHER_LOADS, _OTHER_SIZES = (2, 8, 1), (64, 256)
+"""Which only measuring can choose."""
 _CODED_COLUMNS, _CODED_LOADS = 2, 4
 """Of codes, which are few bytes: columns of a row that a team computes, and words of each that are under way at once."""
 
@@ -56,6 +58,7 @@ class RowProduct(KernelTemplate):
     k: Int
     scaled: ScaledRows | None
     pairs: Pairs | None = field(default=None, kw_only=True)
+    invocations: int = field(default=INVOCATIONS, kw_only=True)  # of a work group
 
     @property
     def operands(self) -> list[Node]:
@@ -73,6 +76,17 @@ class RowProduct(KernelTemplate):
     @abstractmethod
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource: ...
 
+    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
+        for size in (INVOCATIONS, *_OTHER_SIZES):
+            if size <= ctx.target.invocations and 4 * size * self.m * 3 <= max(
+                ctx.target.shared_memory, 12 * INVOCATIONS * self.m
+            ):
+                yield replace(self, invocations=size)
+
+    @property
+    def variant(self) -> str:
+        return f"groups of {self.invocations}"
+
     def _epilogue(self, w: Wrapper) -> Int:
         """struct E, and how often it is called for a row."""
         if self.pairs is None:
@@ -87,7 +101,18 @@ class RowProduct(KernelTemplate):
 
 @dataclass(frozen=True)
 class Matvec(RowProduct):
-    """One row, and a matrix of 16-bit floats; w keeps torch's layout [N, K]."""
+    """One row, and a matrix of 16-bit floats; w keeps torch's layout [N, K]. loads: of an invocation that are under way at once."""
+
+    loads: int = field(default=_LOADS, kw_only=True)
+
+    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
+        for loads in (_LOADS, *_OTHER_LOADS):
+            yield replace(self, loads=loads)
+        yield from islice(super().variants(task, ctx), 1, None)
+
+    @property
+    def variant(self) -> str:
+        return f"{super().variant}, {self.loads} loads"
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         w = Wrapper(task, ctx, "gpu_matvec", sizes_as_params=sizes_as_params)
@@ -112,13 +137,14 @@ class Matvec(RowProduct):
             N=count, K8=self.k // 8, ldw8=self.w.strides[2] // 8, offsetW8=self.w.offset // 8, ldv8=second.strides[2] // 8,
             offsetV8=second.offset // 8,
         )  # fmt: skip
-        size = INVOCATIONS
+        size = self.invocations
         groups = (ceildiv(count, size // MATRIX_SUBGROUP), as_int(1), as_int(1))
-        loads = max(1, min(_LOADS, -(-estimate(self.k) // (8 * MATRIX_SUBGROUP))))
+        loads = max(1, min(self.loads, -(-estimate(self.k) // (8 * MATRIX_SUBGROUP))))
         if self.pairs is None:
             call = f"matvec<{short}, X, W, E, {size}, {loads}>(P.t, gid, li);"
         else:
-            call = f"matvec_pairs<{short}, X, W, V, L, E, {size}, {min(loads, _PAIR_LOADS)}>(P.t, gid, li);"
+            loads = min(loads, max(1, self.loads // 2))
+            call = f"matvec_pairs<{short}, X, W, V, L, E, {size}, {loads}>(P.t, gid, li);"
         offset = "" if self.scaled is not None else "uint offsetX8; "
         written = w.finish(
             call, groups, (size, 1, 1), "matvec", f"{offset}MatvecParams t;", ["row_operands"], plain=True
@@ -154,7 +180,7 @@ class FewRows(RowProduct):
     """out[b, m, n]; rows of x and lines of w are contiguous along K, a multiple of four."""
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
-        coded = isinstance(self.w.node, Coded)
+        coded, size = isinstance(self.w.node, Coded), self.invocations
         columns = 2 if self.m > 1 or self.pairs is not None else _CODED_COLUMNS if coded else 1
         steps = _CODED_LOADS if coded and self.m <= 2 else 1
         w = Wrapper(task, ctx, "gpu_few_rows", sizes_as_params=sizes_as_params)
@@ -179,16 +205,16 @@ class FewRows(RowProduct):
         )  # fmt: skip
         norm, parts = int(self.scaled is not None), parts_of(self.w.node)
         if self.pairs is None:
-            groups = (ceildiv(count, INVOCATIONS // TEAM * columns), as_int(1), self.batch)
-            call = f"few_rows<X, W, E, {self.m}, {columns}, {TEAM}, {INVOCATIONS}, {norm}, {parts}, {steps}>(P.t, gid, li);"
+            groups = (ceildiv(count, size // TEAM * columns), as_int(1), self.batch)
+            call = f"few_rows<X, W, E, {self.m}, {columns}, {TEAM}, {size}, {norm}, {parts}, {steps}>(P.t, gid, li);"
         else:
-            groups = (ceildiv(count, INVOCATIONS // TEAM), as_int(1), self.batch)
-            call = f"few_rows_pairs<X, W, V, L, E, {self.m}, {TEAM}, {INVOCATIONS}, {norm}, {parts}, {steps}>(P.t, gid, li);"
+            groups = (ceildiv(count, size // TEAM), as_int(1), self.batch)
+            call = f"few_rows_pairs<X, W, V, L, E, {self.m}, {TEAM}, {size}, {norm}, {parts}, {steps}>(P.t, gid, li);"
         rows = "" if self.scaled is not None else "uint offsetX4; uint batchX4; uint ldx4; "
         written = w.finish(
-            call, groups, (INVOCATIONS, 1, 1), "few_rows", f"{rows}FewRowsParams t;", ["row_operands"], plain=True
+            call, groups, (size, 1, 1), "few_rows", f"{rows}FewRowsParams t;", ["row_operands"], plain=True
         )
-        written.shared = 4 * INVOCATIONS * self.m * (columns + norm)
+        written.shared = 4 * size * self.m * (columns + norm)
         written.flops = self._flops()
         return written
 

@@ -3,15 +3,18 @@ kernels/gpu_conv*.slang)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from lapilli.codegen import tiles
-from lapilli.codegen.coded import in_memory, matrix_source, matrix_source8, parts_of
+from lapilli.codegen.coded import Coded, in_memory, matrix_source, matrix_source8, parts_of
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.template import Context, KernelTemplate
+from lapilli.codegen.tiles import MatrixTile, SimtTile
 from lapilli.codegen.wrapper import SHORT, BatchMapping, Wrapper, batched, source, source8, with_sizes
+from lapilli.ir.dtype import DType
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
-from lapilli.ir.node import Node
+from lapilli.ir.node import Matmul, Node
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
 from lapilli.target import UNITS
@@ -55,10 +58,38 @@ class Tiles(KernelTemplate):
     groups: int = 1  # of a convolution: the batch runs over them
     transposed_w: bool = False  # w is [N, K]
     mapping: BatchMapping | None = None  # of rows in another order than the contraction's
+    tile: MatrixTile | SimtTile | None = None  # None: not chosen yet
 
     @property
     def operands(self) -> list[Node]:
         return [self.rows.node, *in_memory(self.w)]
+
+    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
+        for tile in self._tiles(task, ctx):
+            yield replace(self, tile=tile)
+
+    @property
+    def variant(self) -> str:
+        return str(self.tile)
+
+    def _tiles(self, task: Task, ctx: Context) -> Sequence[MatrixTile | SimtTile]:
+        """All that fit, the one that the cost model prefers first."""
+        batch, m, n, k = estimate(self.batch), likely_rows(self.m), estimate(self.n), estimate(self.k)
+        if not self.matrix:
+            return tiles.simt_tiles(batch, m, n, k, ctx.target, self._is_divisible(task))
+        if self.rows.struct == "ConvFirstParams":
+            return tiles.first_layer_tiles(k)
+        turned = self.rows.transposed, self.transposed_w
+        return tiles.matrix_tiles(
+            batch, m, n, k, ctx.target, self.rows.struct in ("ConvParams", "TurnedParams"), turned
+        )
+
+    def _is_divisible(self, task: Task) -> bool:
+        """Whether the sum can be divided: `split_k.py` does it."""
+        r = task.reduction
+        fixed = self.batch == 1 and None not in (self.m.value, self.n.value, self.k.value)
+        fixed = fixed and not isinstance(self.w, Coded)  # whose lines are read as a whole
+        return fixed and r is not None and type(r.contraction) is Matmul and r.dtype.compute is DType.float32
 
     def write(self, task: Task, ctx: Context) -> KernelSource:
         make = self._matrix if self.matrix else self._simt
@@ -66,17 +97,10 @@ class Tiles(KernelTemplate):
         written.flops = self.batch * self.m * self.n * self.k * 2
         return written
 
-    def _sizes(self) -> tuple[int, int, int, int]:
-        return estimate(self.batch), likely_rows(self.m), estimate(self.n), estimate(self.k)
-
     def _matrix(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         turned = self.rows.transposed, self.transposed_w
-        if self.rows.struct == "ConvFirstParams":
-            t = tiles.first_layer_tile(estimate(self.k))
-        else:
-            t = tiles.matrix_tile(
-                *self._sizes(), ctx.target, self.rows.struct in ("ConvParams", "TurnedParams"), turned
-            )
+        t = self.tile
+        assert isinstance(t, MatrixTile)
         w = Wrapper(task, ctx, "gpu_matmul_coopmat", sizes_as_params=sizes_as_params)
         w.epilogue(self.m, self.n, self.mapping or batched(task, self.flat_rows, self.groups))
         if self.rows.width == 8:
@@ -106,7 +130,8 @@ class Tiles(KernelTemplate):
         return written
 
     def _simt(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
-        bm, bn, bk, tm, tn = tiles.simt_tile(*self._sizes(), ctx.target)
+        assert isinstance(self.tile, SimtTile)
+        bm, bn, bk, tm, tn = self.tile.bm, self.tile.bn, self.tile.bk, self.tile.tm, self.tile.tn
         w = Wrapper(task, ctx, "gpu_matmul", sizes_as_params=sizes_as_params)
         w.epilogue(self.m, self.n, self.mapping or batched(task, self.flat_rows, self.groups))
         source(w, "X", self.rows.node, vector=self.rows.width == 4)

@@ -7,9 +7,9 @@ values stay in registers from one pass to the next. Otherwise one invocation pro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lapilli.codegen import generic
+from lapilli.codegen import choices, generic
 from lapilli.codegen.emit import (
     LANES,
     Emitter,
@@ -21,6 +21,7 @@ from lapilli.codegen.emit import (
     vector_of,
 )
 from lapilli.codegen.kernel import KernelSource, finish, linear_groups
+from lapilli.codegen.template import Context
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import cost, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
@@ -45,6 +46,26 @@ def write(task: Task, layouts: Mapping[int, Layout], target: Target) -> KernelSo
         if lanes == 1 or len(written.bindings) <= MAX_BINDINGS:  # values that are read by fours and one by one have two
             return written
     raise AssertionError("a scalar kernel can always be written")
+
+
+_TEAMS = {
+    "usual team": 1,
+    "twice the team": 2,
+    "half the team": 0.5,
+    "four times the team": 4,
+    "a quarter of the team": 0.25,
+}
+"""Of what the rule gives a row: invocations, or on drivers of type CPU rows of a work group. Without measuring, the first."""
+
+
+def choose(task: Task, ctx: Context) -> None:
+    """Chooses the work groups of a row's kernel."""
+    row = task.row
+    assert row is not None
+    candidates = (choices.Candidate(name, factor) for name, factor in _TEAMS.items())
+    team = choices.choose(task, choices.of_rows(task, row, ctx), candidates, ctx)
+    if team is not None and team != row.team:
+        task.row = replace(row, team=team)
 
 
 @dataclass(frozen=True)
@@ -102,11 +123,12 @@ class _Writer:
         known = self.steps.value
         if self.target.kind == "any":
             turns = known if known is not None and known <= 4 else None
-            return _Shape(1, 32, turns, True)
+            return _Shape(1, max(1, int(32 * self.row.team)), turns, True)
         length = known if known is not None else self.steps.bounds[1] or _TEAM
         team = 1
         while team < (8 if across else _TEAM) and team * 4 <= length:  # two to four elements each
             team *= 2
+        team = max(1, min(int(team * self.row.team), self.target.invocations, _TEAM))
         rows = max(1, min(_GROUP // team, estimate(self.count)))
         turns = -(-known // team) if known is not None and -(-known // team) <= _UNROLLED else None
         return _Shape(team, rows, turns, across)

@@ -9,7 +9,7 @@ from lapilli.codegen.absorb import absorb
 from lapilli.codegen.alike import Kernels
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
 from lapilli.codegen.parts import split_bindings
-from lapilli.codegen.template import Context, Kept, KernelTemplate
+from lapilli.codegen.template import Asked, Context, Kept, KernelTemplate
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.draw import Sampling
 from lapilli.ir.dtype import DType
@@ -26,27 +26,33 @@ from lapilli.target import Target
 
 
 def schedule_of(
-    source: Graph | tuple[Graph, Realized], target: Target, layout: str = "auto", kept: Kept | None = None
+    source: Graph | tuple[Graph, Realized],
+    target: Target,
+    layout: str = "auto",
+    kept: Kept | None = None,
+    asked: list[Asked] | None = None,
 ) -> Schedule:
     """The schedule of a graph for a target, with the kernel of every task. source, layout: as for `draft`; kept: constants that
-    other methods read as they lie.
+    other methods read as they lie. asked: takes the choices among candidates down.
     """
     made = draft(source, target, layout)
     results = made.results()  # as the graph says: kernels read other values
-    return finish(made, without_unread(select(made, kept), results))
+    return finish(made, without_unread(select(made, kept, asked), results))
 
 
-def select(made: Draft, kept: Kept | None = None) -> list[Task]:
-    """Selects the templates of contractions; with the copies and steps that these need. kept: as for `schedule_of`."""
+def select(made: Draft, kept: Kept | None = None, asked: list[Asked] | None = None) -> list[Task]:
+    """Selects the templates of contractions; with the copies and steps that these need. kept, asked: as for `schedule_of`."""
     target = made.target
     lying = Kept(kept)
     for task in made.tasks:  # those of contractions may be packed
         if task.reduction is None or task.reduction.contraction is None:
             lying.add(task.reads())
-    ctx = Context(target, made.layouts, made.views, {t.out.id: t for t in made.tasks}, kept=lying)
+    ctx = Context(target, made.layouts, made.views, {t.out.id: t for t in made.tasks}, kept=lying, asked=asked)
     kernels = Kernels(ctx, lambda t: _written(t, ctx))
     selected: list[Task] = []
     for task in made.tasks:
+        if task.row is not None:
+            rows.choose(task, ctx)
         if target.kind == "gpu" and task.reduction is not None and flash_attention.choose(task, ctx):
             pass
         elif task.reduction is not None and isinstance(task.reduction.contraction, Recurrence):

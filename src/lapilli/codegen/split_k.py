@@ -6,10 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lapilli.codegen import gpu
-from lapilli.codegen.coded import Coded
 from lapilli.codegen.gpu_tiles import Tiles
 from lapilli.codegen.template import Context, simple_task
-from lapilli.codegen.tiles import sum_parts
+from lapilli.codegen.tiles import SimtTile
 from lapilli.codegen.wrapper import BatchMapping
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
@@ -21,29 +20,26 @@ from lapilli.schedule.task import Task
 
 
 def in_parts(task: Task, ctx: Context) -> list[Task] | None:
-    """Two tasks for a product: its parts, and their sum with what follows it. None if the product is not worth dividing."""
+    """Two tasks for a product whose tile has several parts: its parts, and their sum with what follows it. None for others."""
     reduction, tiles = task.reduction, task.template
-    if reduction is None or not isinstance(tiles, Tiles) or type(reduction.contraction) is not Matmul:
+    if (
+        reduction is None
+        or not isinstance(tiles, Tiles)
+        or not isinstance(tiles.tile, SimtTile)
+        or tiles.tile.parts == 1
+    ):
         return None
-    sizes = [i.value for i in (tiles.m, tiles.n, tiles.k)]
-    if isinstance(tiles.w, Coded):  # whose lines are read as a whole
-        return None
-    if tiles.matrix or tiles.batch != 1 or None in sizes or reduction.dtype.compute is not DType.float32:
-        return None
-    m, n, k = (int(s or 0) for s in sizes)
-    count = sum_parts(m, n, k, ctx.target)
-    view = gpu.matmul_operands(task, ctx) if count > 1 else None
-    if view is None:
-        return None
-    divided = gpu.product(_divided(view, count), task, ctx)
-    if divided is None:
+    count = tiles.tile.parts
+    view = gpu.matmul_operands(task, ctx)
+    divided = gpu.product(_divided(view, count), task, ctx) if view is not None else None
+    if view is None or divided is None:  # the whole does with a tile for parts
         return None
     parts = Node((as_int(count), view.m, view.n), DType.float32, f"{reduction.name}_parts", reduction.origin)
     ctx.dense(parts)
     step = simple_task(parts, task.origins[:1], "parts of a long sum")
     assert step.reduction is not None
     part, row, column = step.reduction.axes
-    step.template = replace(divided, mapping=BatchMapping([part], [row], column, 1))
+    step.template = replace(divided, tile=tiles.tile, mapping=BatchMapping([part], [row], column, 1))
     return [step, _sum(task, reduction, parts, count)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from lapilli.schedule.copies import Packed
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.task import Task, Template
 from lapilli.target import Target
+from lapilli.target.records import Question
 
 PackedBody = Callable[..., tuple[list[Int], Expr]]
 """For the indices of a packed operand: guards, and the element where they hold."""
@@ -73,6 +74,17 @@ def _address(n: Constant) -> int:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """A choice that was made while a schedule was made. computed: the task's result and its reduction, by id. names: of all
+    candidates, the one first that the cost model prefers.
+    """
+
+    question: Question
+    computed: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Context:
     """The part of the schedule that templates use."""
 
@@ -85,6 +97,8 @@ class Context:
     """Copies that several templates read, by what they are."""
     counters: Counters = field(default_factory=Counters)
     kept: Kept = field(default_factory=Kept)
+    asked: list[Asked] | None = None
+    """Takes the choices down, with all candidates, if somebody wants to know them."""
 
     def dense(self, node: Node) -> None:
         """Gives a new value a row-major layout."""
@@ -136,6 +150,15 @@ class KernelTemplate(Template):
 
     @abstractmethod
     def write(self, task: Task, ctx: Context) -> KernelSource: ...
+
+    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
+        """The kernel with each tile, split or staging that it may have; the one first that the cost model prefers."""
+        yield self
+
+    @property
+    def variant(self) -> str:
+        """How it differs from its other variants, in a few words that records keep."""
+        return ""
 
 
 def accumulator(shape: Sequence[Int]) -> Reduce:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from lapilli.target import MATRIX_SUBGROUP, Target
 
@@ -21,6 +22,10 @@ class MatrixTile:
     sk: int
     ep: int
     swizzle: bool = False
+
+    def __str__(self) -> str:
+        split = f" of {self.wm}x{self.wn}" + (f" by {self.sk}" if self.sk > 1 else "")
+        return f"{self.bm}x{self.bn}x{self.bk}{split}{', in bands' if self.swizzle else ''}"
 
     @property
     def invocations(self) -> int:
@@ -47,6 +52,14 @@ _MENU = tuple(
     )
 )  # fmt: skip
 _LARGE = (MatrixTile(128, 256, 32, 64, 64, 1, 1, True), MatrixTile(128, 128, 64, 64, 32, 1, 1, True))
+_OTHERS = tuple(
+    MatrixTile(*t)
+    for t in (
+        (128, 128, 32, 64, 64, 1, 1, True), (64, 128, 64, 32, 64, 1, 1), (128, 64, 64, 64, 32, 1, 1), (64, 64, 64, 32, 32, 1, 1),
+        (64, 64, 64, 64, 32, 2, 2), (32, 64, 64, 32, 32, 2, 1), (16, 64, 128, 16, 32, 4, 1), (16, 32, 128, 16, 16, 4, 1),
+    )
+)  # fmt: skip
+"""Tiles that the cost model was not fitted to, which only measuring can choose."""
 
 
 def _tiles(batch: int, m: int, n: int, bm: int, bn: int) -> int:
@@ -60,18 +73,39 @@ def matrix_tile(
     of MobileNetV2 and ResNet50 (docs/notes/h100-kernels.md). turned: which operands are transposed.
     """
 
+    return matrix_tiles(batch, m, n, k, target, convolution, turned)[0]
+
+
+def matrix_tiles(
+    batch: int, m: int, n: int, k: int, target: Target, convolution: bool, turned: tuple[bool, bool] = (False, False)
+) -> list[MatrixTile]:
+    """All tiles that fit, the one that the model prefers first; arguments as for `matrix_tile`."""
+
     def fits(t: MatrixTile) -> bool:
         return t.shared(*turned) <= target.shared_memory and t.invocations <= target.invocations
 
-    for t in _LARGE:
-        if m >= 1024 and n >= 512 and _tiles(batch, m, n, t.bm, t.bn) >= target.compute_units and fits(t):
-            return t
-    return min(filter(fits, _MENU), key=lambda t: matrix_time(t, batch, m, n, k, target.compute_units, convolution))
+    def time(t: MatrixTile) -> float:
+        return matrix_time(t, batch, m, n, k, target.compute_units, convolution)
+
+    large = [
+        t
+        for t in _LARGE
+        if m >= 1024 and n >= 512 and _tiles(batch, m, n, t.bm, t.bn) >= target.compute_units and fits(t)
+    ]
+    best = sorted(filter(fits, _MENU), key=time)
+    others = sorted((t for t in (*_LARGE, *_OTHERS) if fits(t) and t not in large), key=time)
+    return [*large, *best[:1], *(t for pair in zip_longest(best[1:], others) for t in pair if t is not None)]
 
 
-def first_layer_tile(k: int) -> MatrixTile:
+def first_layer_tiles(k: int) -> list[MatrixTile]:
     """For an image with few channels, gathered element by element."""
-    return MatrixTile(32, 64, 32, 32, 16, 1, 2) if k > 64 else MatrixTile(32, 32, 32, 16, 16, 1, 1)
+    wide, small = MatrixTile(32, 64, 32, 32, 16, 1, 2), MatrixTile(32, 32, 32, 16, 16, 1, 1)
+    others = [
+        MatrixTile(64, 32, 64, 32, 16, 1, 2),
+        MatrixTile(64, 64, 64, 32, 32, 1, 1),
+        MatrixTile(16, 64, 64, 16, 16, 1, 1),
+    ]
+    return [*((wide, small) if k > 64 else (small, wide)), *others]
 
 
 def matrix_time(t: MatrixTile, batch: int, m: int, n: int, k: int, units: int, convolution: bool) -> float:
@@ -85,26 +119,54 @@ def matrix_time(t: MatrixTile, batch: int, m: int, n: int, k: int, units: int, c
     return time + (1.04 - 0.017 * chunks if convolution else 0)
 
 
-_SIMT = {(32, 32, 32, 4, 4): 25.3, (64, 64, 16, 4, 4): 32.3, (64, 128, 16, 4, 8): 39.6}
-"""bm, bn, bk, tm, tn: operations in a time, when there are many tiles. What counts is how many tiles each compute unit has."""
+@dataclass(frozen=True)
+class SimtTile:
+    """Without matrix units: work-group tile bm x bn, chunks of bk, tile of an invocation tm x tn. parts: into which the sum is
+    divided, each a product of its own.
+    """
+
+    bm: int
+    bn: int
+    bk: int
+    tm: int
+    tn: int
+    parts: int = 1
+
+    def __str__(self) -> str:
+        parts = f", sum in {self.parts} parts" if self.parts > 1 else ""
+        return f"{self.bm}x{self.bn}x{self.bk} of {self.tm}x{self.tn}{parts}"
+
+    @property
+    def invocations(self) -> int:
+        return self.bm * self.bn // (self.tm * self.tn)
+
+    @property
+    def rate(self) -> float:
+        """Operations in a time, when there are many tiles."""
+        return _RATES[self.bm, self.bn]
+
+
+_RATES = {(32, 32): 25.3, (64, 64): 32.3, (64, 128): 39.6, (128, 64): 33.0}
+"""What counts is how many tiles each compute unit has, and these."""
+_SIMT = (SimtTile(32, 32, 32, 4, 4), SimtTile(64, 64, 16, 4, 4), SimtTile(64, 128, 16, 4, 8))
+_OTHER_SIMT = (SimtTile(128, 64, 16, 8, 4),)
+"""Which only measuring can choose."""
 _MANY_UNITS = 24
 """Compute units of devices whose registers hold the largest tile without doubt; phones have fewer."""
 
 
-def simt_tile(batch: int, m: int, n: int, k: int, target: Target) -> tuple[int, int, int, int, int]:
-    """bm, bn, bk, tm, tn"""
-
-    def fits(t: tuple[int, int, int, int, int]) -> bool:
-        bm, bn, _, tm, tn = t
-        return bm * bn // (tm * tn) <= target.invocations and (tm * tn <= 16 or target.compute_units >= _MANY_UNITS)
-
-    return min(filter(fits, _SIMT), key=lambda t: simt_time(t, batch, m, n, k, target.compute_units))
+def _fits(t: SimtTile, target: Target) -> bool:
+    return t.invocations <= target.invocations and (t.tm * t.tn <= 16 or target.compute_units >= _MANY_UNITS)
 
 
-def simt_time(t: tuple[int, int, int, int, int], batch: int, m: int, n: int, k: int, units: int) -> float:
-    """In the time that a compute unit takes for one operation of the largest tile."""
-    bm, bn, *_ = t
-    return -(-_tiles(batch, m, n, bm, bn) // units) * bm * bn * k * max(_SIMT.values()) / _SIMT[t]
+def simt_tile(batch: int, m: int, n: int, k: int, target: Target) -> SimtTile:
+    """The tile with the least estimated time, of an undivided sum."""
+    return min((t for t in _SIMT if _fits(t, target)), key=lambda t: simt_time(t, batch, m, n, k, target.compute_units))
+
+
+def simt_time(t: SimtTile, batch: int, m: int, n: int, k: int, units: int) -> float:
+    """In the time that a compute unit takes for one operation of the largest tile. Of an undivided sum."""
+    return -(-_tiles(batch, m, n, t.bm, t.bn) // units) * t.bm * t.bn * k * max(_RATES.values()) / t.rate
 
 
 _LEAST_SUM, _LEAST_PART = 1024, 256
@@ -123,17 +185,38 @@ def sum_parts(m: int, n: int, k: int, target: Target) -> int:
     """
     if k < _LEAST_SUM or m * n * k < _LEAST_WORK:
         return 1
-    units = target.compute_units
 
     def time(parts: int) -> float:
-        tile = simt_tile(parts, m, n, k // parts, target)
-        groups = _tiles(parts, m, n, tile[0], tile[1])
-        added = 4 * m * n * (parts + 1) * _BYTE / units if parts > 1 else 0
-        return simt_time(tile, parts, m, n, k // parts, units) * (1 + _ALONE * units / groups) + added
+        return _divided_time(replace(simt_tile(parts, m, n, k // parts, target), parts=parts), m, n, k, target)
 
-    possible = [p for p in range(2, 17) if k % (8 * p) == 0 and k // p >= _LEAST_PART and p * m * n <= (m + n) * k]
-    best = min([1, *possible], key=time)
+    best = min([1, *_possible_parts(m, n, k)], key=time)
     return best if time(best) < 0.75 * time(1) else 1
+
+
+def _divided_time(t: SimtTile, m: int, n: int, k: int, target: Target) -> float:
+    units, parts = target.compute_units, t.parts
+    groups = _tiles(parts, m, n, t.bm, t.bn)
+    added = 4 * m * n * (parts + 1) * _BYTE / units if parts > 1 else 0
+    return simt_time(t, parts, m, n, k // parts, units) * (1 + _ALONE * units / groups) + added
+
+
+def _possible_parts(m: int, n: int, k: int) -> list[int]:
+    return [p for p in range(2, 17) if k % (8 * p) == 0 and k // p >= _LEAST_PART and p * m * n <= (m + n) * k]
+
+
+def simt_tiles(batch: int, m: int, n: int, k: int, target: Target, divisible: bool) -> list[SimtTile]:
+    """All tiles that fit, the one that the model prefers first. divisible: whether the sum may be divided."""
+    parts = sum_parts(m, n, k, target) if divisible else 1
+    first = replace(simt_tile(batch * parts, m, n, k // parts, target), parts=parts)
+    menu = [t for t in (*_SIMT, *_OTHER_SIMT) if _fits(t, target)]
+    if not divisible:
+        others = sorted(menu, key=lambda t: simt_time(t, batch, m, n, k, target.compute_units))
+        return [first, *(t for t in others if t != first)]
+    counts = [1, *(p for p in _possible_parts(m, n, k) if p in (2, 3, 4, 6, 8, 12, 16))]
+    others = sorted(
+        (replace(t, parts=p) for t in menu for p in counts), key=lambda t: _divided_time(t, m, n, k, target)
+    )
+    return [first, *(t for t in others if t != first)]
 
 
 OPERANDS_STAY = 0
@@ -147,6 +230,9 @@ class AttentionTile:
     subgroups: int
     bands: int
     keys: int
+
+    def __str__(self) -> str:
+        return f"{self.queries} queries by {self.subgroups}, {self.keys} keys"
 
     @property
     def queries(self) -> int:
@@ -170,14 +256,23 @@ class AttentionTile:
 _ATTENTION = tuple(AttentionTile(*t) for t in ((8, 1, 32), (4, 1, 64), (4, 1, 32), (2, 1, 64), (2, 1, 32)))
 
 
-def attention_tile(batch: int, rows: int, size: int, width: int, target: Target) -> AttentionTile | None:
-    """The tile of attention on matrix units; None if all are too large. size: of a row of queries, width: of values."""
-    fitting = [
-        t
-        for t in _ATTENTION
-        if t.divides(size, width)
-        and t.shared(size, width) <= target.shared_memory
-        and t.invocations <= target.invocations
-    ]
+_OTHER_ATTENTION = tuple(AttentionTile(*t) for t in ((4, 2, 32), (8, 1, 64)))
+"""Which only measuring can choose."""
+
+
+def attention_tiles(batch: int, rows: int, size: int, width: int, target: Target) -> list[AttentionTile]:
+    """The tiles of attention on matrix units, the one first that is taken without measuring; none if all are too large. size: of a
+    row of queries, width: of values.
+    """
+
+    def fits(t: AttentionTile) -> bool:
+        return (
+            t.divides(size, width)
+            and t.shared(size, width) <= target.shared_memory
+            and t.invocations <= target.invocations
+        )
+
+    fitting = [*filter(fits, _ATTENTION)]
     busy = [t for t in fitting if batch * -(-rows // t.queries) >= target.compute_units]
-    return next(iter(busy or fitting[::-1]), None)
+    first = (busy or fitting[::-1])[:1]
+    return [*first, *(t for t in (*fitting, *filter(fits, _OTHER_ATTENTION)) if first and t not in first)]

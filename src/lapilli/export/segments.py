@@ -20,7 +20,7 @@ from lapilli.runtime import operator as run_operator
 from lapilli.runtime import registration  # noqa: F401  # of the operator that the graphs call
 from lapilli.runtime.description import Description
 from lapilli.runtime.sizes import names
-from lapilli.target import plans_for
+from lapilli.target import plans_here
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def build(
     known = {k: constants[a] for k, a in enumerate(outside) if a in constants}
     prepared = prepare(fx.GraphModule(owner, made.graph), known, views=False)
     stored = short_floats(storage.activations, prepared.module)
-    data = compile_module(prepared.module, storage, plans_for(stored), "error")
+    data = compile_module(prepared.module, storage, plans_here(stored), "error")
     return _segment(data, prepared, outside, list(made.results), [a for a in outside if a not in constants])
 
 

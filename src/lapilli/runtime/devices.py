@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from lapilli import player
-from lapilli.errors import LapilliError
+from lapilli.errors import LapilliError, NoDeviceError
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,20 @@ def devices() -> list[Device]:
         NoDriverError: there is no Vulkan loader or driver.
     """
     return [Device.from_json(node) for node in player.devices()]
+
+
+def device_named(wanted: str | int | None = None) -> Device:
+    """The device that `load` takes. wanted: index or part of a name; None: the environment variable LAPILLI_DEVICE, else the best.
+
+    Raises NoDriverError or NoDeviceError.
+    """
+    known = devices()
+    text = os.environ.get("LAPILLI_DEVICE", "") if wanted is None else str(wanted)
+    for device in known:
+        if str(device.index) == text or (not text.isdigit() and text.lower() in device.name.lower()):
+            return device
+    names = ", ".join(f"{d.index}: {d.name}" for d in known) or "none"
+    raise NoDeviceError(f"There is no Vulkan device {text!r}; there are {names}.")
 
 
 def is_available() -> bool:

@@ -51,13 +51,15 @@ class _Rows:
 @dataclass(frozen=True)
 class RowFusion(_Rows):
     """Steps in order; a load of a step's result means its value in the same row. value, store: what the task stores, for every
-    element of the row, or, if `whole`, once per row (the last step is then the task's own reduction).
+    element of the row, or, if `whole`, once per row (the last step is then the task's own reduction). team: which of the kernel's
+    work groups it gets (`codegen/rows.py`).
     """
 
     steps: tuple[Step, ...]
     value: Expr
     store: tuple[Int, ...]
     whole: bool
+    team: float = 1
 
 
 def fuse_rows(tasks: Sequence[Task], outputs: Sequence[Node], target: Target) -> list[Task]:

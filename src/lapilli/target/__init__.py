@@ -2,7 +2,16 @@
 that of one device, `known.py` has devices that need not be there, `requirements.py` says what kernels need of a device.
 No other folder has a number of a device."""
 
-from lapilli.target.device import has_half, has_matrix_units, kernels_for, of_device, on_device
+from lapilli.target.device import (
+    has_half,
+    has_matrix_units,
+    kernels_for,
+    of_device,
+    on_device,
+    plans_here,
+    taken_by,
+    with_records,
+)
 from lapilli.target.known import KNOWN
 from lapilli.target.portable import (
     ANY,
@@ -77,5 +86,8 @@ __all__ = [
     "of_device",
     "on_device",
     "plans_for",
+    "plans_here",
     "portable",
+    "taken_by",
+    "with_records",
 ]  # fmt: skip

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lapilli.runtime.devices import Device
+from lapilli.errors import LapilliError
+from lapilli.ir.dtype import DType
+from lapilli.runtime.devices import Device, device_named
 from lapilli.target.known import units_of
-from lapilli.target.portable import ANY, CPU, CPU_HALF, GPU, GPU_HALF, GPU_MATRIX
+from lapilli.target.portable import ANY, CPU, CPU_HALF, GPU, GPU_BFLOAT, GPU_HALF, GPU_MATRIX, plans_for
 from lapilli.target.record import TEXELS, Target
+from lapilli.target.records import Records
 from lapilli.target.requirements import BFLOAT16_UNITS, BFLOATS, HALF, MATRIX_UNITS, Requirements
+from lapilli.target.tuned import records_of
 
 _TYPICAL_UNITS = {"discrete": 64, "integrated": 8}
 """Compute units of GPUs that do not say how many they have."""
@@ -38,7 +42,30 @@ def of_device(device: Device, *, half: bool, matrix: bool) -> Target:
         target = CPU_HALF if half else CPU
     else:
         target = ANY
-    return on_device(target, limits)
+    return replace(on_device(target, limits), records=records_of(device))
+
+
+def plans_here(stored: Collection[DType]) -> list[Target]:
+    """The targets of a portable program, best first, the one that this machine's device takes with what was measured of it: `load`
+    takes that device. stored: as for `plans_for`."""
+    try:
+        device = device_named()
+    except LapilliError:  # whoever compiles needs no device
+        return plans_for(stored)
+    return with_records(plans_for(stored), device, records_of(device))
+
+
+def with_records(targets: Sequence[Target], device: Device, records: Records) -> list[Target]:
+    """The targets, the one that the device takes with these records."""
+    taken = taken_by(device, targets)
+    return [replace(t, records=records) if t is taken else t for t in targets]
+
+
+def taken_by(device: Device, targets: Sequence[Target]) -> Target | None:
+    """Of a portable program's targets, best first, the one that a device takes."""
+    own = of_device(device, half=any(t.half for t in targets), matrix=True)
+    names = {own.name, GPU_BFLOAT.name} if own.bfloat16_matrix else {own.name}
+    return next((t for t in targets if t.name in names), None)
 
 
 def has_half(device: Device) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.node import MOST_ELEMENTS, Node, nbytes
+from lapilli.target.records import Records
 
 MAX_BINDINGS = 32
 """Of a kernel (docs/format.md)."""
@@ -19,6 +20,7 @@ WORTH_PACKING = 1 << 24
 """Multiplications of a product from which matrix units pay for a copy of its left operand in packed rows; measured on an H100."""
 MATRIX_SUBGROUP = 32
 """Invocations of the subgroups that the kernels for matrix units are written for."""
+NONE = Records()
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Target:
     buffers, which software drivers do best. cooperative_matrix: fp16 matrix units, 16 x 16 x 16; bfloat16_matrix: they multiply
     bfloat16, too. compute_units: what tiles are chosen for. shared_memory: bytes of a work group. invocations: of a work group, at
     most. storage: bytes of a storage buffer that a kernel binds at once (0: all), a multiple of 256. open_parts: parts in which
-    values are bound whose size has no bound."""
+    values are bound whose size has no bound. records: what was measured; where there is none, cost models decide."""
 
     name: str
     kind: str
@@ -43,6 +45,7 @@ class Target:
     invocations: int = 128
     storage: int = 0
     open_parts: int = 1
+    records: Records = NONE
 
     def multiplies(self, dtype: DType | None) -> bool:
         """Whether matrix units multiply values that are stored as this type."""

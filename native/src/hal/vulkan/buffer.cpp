@@ -101,8 +101,8 @@ bool Buffer::allocate(hal::MemoryUse use, uint64_t& most, const Sharing& sharing
 }
 
 Buffer::~Buffer() {
-  if (memory_ == VK_NULL_HANDLE && shared_ == hal::Handle::native_buffer && memory_bytes_ != 0)
-    return; // somebody else's
+  if (borrowed_)
+    return;
   device_.vk.DestroyBuffer(device_.handle, handle_, nullptr);
   device_.vk.FreeMemory(device_.handle, memory_, nullptr);
 }

@@ -31,8 +31,9 @@ private:
 
   const Device& device_;
   VkBuffer handle_ = VK_NULL_HANDLE;
-  VkDeviceMemory memory_ = VK_NULL_HANDLE; // null: the buffer is somebody else's
+  VkDeviceMemory memory_ = VK_NULL_HANDLE;
   uint64_t memory_bytes_ = 0;
+  bool borrowed_ = false;                           // the buffer is somebody else's
   hal::Handle shared_ = hal::Handle::native_buffer; // what its memory was made for
 };
 

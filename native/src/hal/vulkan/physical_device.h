@@ -12,8 +12,8 @@ namespace lapilli::vulkan {
 // Extensions that the player uses where a device has them, or has them in its Vulkan version.
 struct Extensions {
   bool storage_8bit, float16_int8, memory_model, subgroup_types, subgroup_size_control, dot_product, maintenance4;
-  bool cooperative_matrix, bfloat16, external_host, external_fd, external_dma_buf, external_hardware_buffer, creation_feedback,
-      driver_properties, push_descriptor, robustness2, float_controls;
+  bool cooperative_matrix, bfloat16, external_host, external_fd, external_dma_buf, external_hardware_buffer,
+      creation_feedback, driver_properties, push_descriptor, robustness2, float_controls;
   bool units_nv, units_amd, units_arm; // that say how many compute units there are
   std::vector<const char*> names;      // to enable on a device: those that are not in its version
 };

@@ -116,7 +116,8 @@ std::unique_ptr<Buffer> Buffer::import(const Device& device, const hal::SharedMe
   buffer->shared_ = memory.kind;
   if (memory.kind == hal::Handle::native_buffer) {
     buffer->handle_ = reinterpret_cast<VkBuffer>(memory.handle);
-    buffer->memory_bytes_ = std::max<uint64_t>(bytes, 1);
+    buffer->borrowed_ = true;
+    buffer->memory_bytes_ = bytes;
     return buffer;
   }
   auto of_buffer = made<VkExternalMemoryBufferCreateInfo>(VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO);
