@@ -59,8 +59,8 @@ found=$(PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep -m1 -o '/.*libvulkan\.so\.
 
 say "Debian package"
 (cd "$work/build" && "${alone[@]}" "$(dirname "$(command -v "$cmake")")/cpack" -G DEB >/dev/null)
-dpkg-deb --contents "$work"/build/lapilli_*.deb | awk '{print $6}' | grep -c . >/dev/null
+contents=$(dpkg-deb --contents "$work"/build/lapilli_*.deb)
 for file in lib/liblapilli.a include/lapilli.h include/lapilli.hpp bin/lapilli-run bin/lapilli-bench pkgconfig/lapilli.pc lapilliConfig.cmake; do
-  dpkg-deb --contents "$work"/build/lapilli_*.deb | grep -q "$file$" || { echo "The Debian package has no $file" >&2; exit 1; }
+  [[ $contents == *"$file"* ]] || { echo "The Debian package has no $file" >&2; exit 1; }
 done
 dpkg-deb --field "$work"/build/lapilli_*.deb Package Version Architecture Depends
