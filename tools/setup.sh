@@ -195,6 +195,7 @@ if [ "$goal" = zoo ]; then
   step zoo "$diffusers"
 fi
 if [ "$goal" = test ]; then
+  command -v pkg-config >/dev/null || apt_install pkg-config
   validation_layers
   swiftshader
   step test_tools "$(requirements project optional-dependencies test)"
