@@ -101,3 +101,17 @@ def test_workers_of_a_data_loader() -> None:
         """,
         dict(os.environ),
     )
+
+
+def test_compiling_leaves_the_device_to_children(tmp_path: Path) -> None:
+    """As a script that compiles, and whose workers run what it made."""
+    run(
+        """
+        from lapilli.compiler import compile_to_bytes
+
+        model = torch.nn.Linear(2, 2)
+        data = compile_to_bytes(model, (torch.ones(3, 2),))
+        assert child(lambda: NativeProgram.load(data, cache_dir="").run([X])[0].shape == (3, 2)) == 0
+        """,
+        {**os.environ, "LAPILLI_CACHE_DIR": str(tmp_path)},
+    )

@@ -14,7 +14,7 @@ from lapilli.target.portable import ANY, CPU, CPU_HALF, GPU, GPU_BFLOAT, GPU_HAL
 from lapilli.target.record import TEXELS, Target
 from lapilli.target.records import Records
 from lapilli.target.requirements import BFLOAT16_UNITS, BFLOATS, HALF, MATRIX_UNITS, Requirements
-from lapilli.target.tuned import records_of
+from lapilli.target.tuned import has_own, records_of
 
 _TYPICAL_UNITS = {"discrete": 64, "integrated": 8}
 """Compute units of GPUs that do not say how many they have."""
@@ -47,10 +47,15 @@ def of_device(device: Device, *, half: bool, matrix: bool) -> Target:
 
 def plans_here(stored: Collection[DType]) -> list[Target]:
     """The targets of a portable program, best first, the one that this machine's device takes with what was measured of it: `load`
-    takes that device. stored: as for `plans_for`."""
+    takes that device. stored: as for `plans_for`.
+
+    Who compiles needs no device, and a process that has looked for one cannot give it to children that it forks: so it is looked
+    for only if the user has records. Those that ship decide where the device is in use anyway."""
+    if not has_own():
+        return plans_for(stored)
     try:
         device = device_named()
-    except LapilliError:  # whoever compiles needs no device
+    except LapilliError:
         return plans_for(stored)
     return with_records(plans_for(stored), device, records_of(device))
 

@@ -33,6 +33,11 @@ def own(device: Device) -> Records:
     return Records(r for found in _read_all(_own_files()) if _is_for(found, device) for r in found.records)
 
 
+def has_own() -> bool:
+    """Whether the user has records of any device."""
+    return bool(_own_files())
+
+
 def save(device: Device, records: Iterable[KernelRecord]) -> None:
     """Adds to the user's records; of equal questions the new ones stay. Writes the file at once, and whole."""
     joined = own(device).joined(records)
