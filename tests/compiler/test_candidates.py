@@ -3,6 +3,7 @@ it was last accepted: LAPILLI_ACCEPT=1 pytest tests/compiler/test_candidates.py,
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from agreement import Function
 from candidates import asked, naming, with_candidate
 from decision_cases import CASES, prepared
 
@@ -80,6 +83,23 @@ def test_a_record_of_no_candidate_does_not_count() -> None:
     for names in (["__import__('os')"], ["tiles on matrix units: 1024x1024x1024"], [""]):
         with_record = replace(target, records=Records([naming(a.question, *names)]))
         assert [w.source for w in write_all(schedule_of(graph, with_record)).values()] == plain
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_nothing_to_compute_has_candidates_too(half: bool) -> None:
+    """Sizes of 0, 1 and more, in every place, on all devices that are known."""
+    dtype = torch.float16 if half else torch.float32
+
+    def every(x: torch.Tensor, y: torch.Tensor, image: torch.Tensor, filter: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = F.scaled_dot_product_attention(x[None], x[None], x[None])
+        return x @ y, F.conv2d(image, filter), F.conv2d(image, filter[:, :, :1, :1]), rows, x.softmax(1)
+
+    for m, k, n in itertools.product((0, 1, 40), (0, 16, 256), (0, 3, 64)):
+        given = (torch.zeros(m, k), torch.zeros(k, n), torch.zeros(m, k, 5, 7), torch.zeros(max(n, 1), k, 3, 3))
+        module = prepare(capture(Function(every), tuple(x.to(dtype) for x in given)))
+        for device in KNOWN.values():
+            target = of_device(device, half=half, matrix=True)
+            assert asked(lower(module, "fp32", target.half), target) is not None
 
 
 def test_questions_have_no_names() -> None:

@@ -195,7 +195,7 @@ def sum_parts(m: int, n: int, k: int, target: Target) -> int:
 
 def _divided_time(t: SimtTile, m: int, n: int, k: int, target: Target) -> float:
     units, parts = target.compute_units, t.parts
-    groups = _tiles(parts, m, n, t.bm, t.bn)
+    groups = max(_tiles(parts, m, n, t.bm, t.bn), 1)  # where there is nothing to compute, too
     added = 4 * m * n * (parts + 1) * _BYTE / units if parts > 1 else 0
     return simt_time(t, parts, m, n, k // parts, units) * (1 + _ALONE * units / groups) + added
 
