@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lapilli
+from lapilli.lower.registry import FROM_TORCH
 
 PLANS = [pytest.param("any-fp32", "fp32", marks=pytest.mark.poor_device), ("cpu-fp16", "fp16"), ("gpu-fp16", "fp16")]
 
@@ -214,3 +216,25 @@ def test_int64_states_must_fit_into_32_bits() -> None:
     with pytest.raises(lapilli.InvalidInputError, match='State "count" .* element 1 is 4294967296'):
         program.set_state({"count": torch.tensor([0, 2**32])})
     assert torch.equal(program(x), torch.tensor([12, 16]))
+
+
+class _Constants(nn.Module):
+    """Numbers of the model as they are, turned and in part, beside a result that is computed."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.numbers = torch.arange(7).to(dtype)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.numbers, self.numbers.flip(0), self.numbers[2:], x + 1
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("dtype", list(FROM_TORCH), ids=str)
+def test_constants_are_results(dtype: torch.dtype, precision: Literal["fp32", "fp16"]) -> None:
+    model, x = _Constants(dtype), torch.ones(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # float64 is kept on the host, and says so
+        program = lapilli.compile(model, (x,), precision=precision)
+    for got, want in zip(program(x), model(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)

@@ -345,6 +345,8 @@ def _as_output(values: Mapping[fx.Node, Any], arg: fx.Node) -> Node:
     """The value of an output in torch's dtype, dense, as a Map of its own."""
     node = values[arg]
     dtype = from_torch(arg.meta["val"].dtype)
+    if dtype is DType.float64:
+        raise TypeError(f"{arg.name} is float64, which is not supported on the GPU")
     axes, at = fresh_axes(node.shape)
     body = cast_to(load(node, at), dtype.compute)
     return Map(node.shape, dtype, f"{node.name}_out", "output", axes=axes, body=body)
