@@ -119,15 +119,31 @@ def test_values_of_fewer_heads_than_keys() -> None:
         torch.testing.assert_close(program(q, k, v, position), model(q, k, v, position), rtol=0, atol=3e-6)
 
 
-def test_what_is_not_seen_is_not_read() -> None:
+class _Cached(nn.Module):
+    """A cache: its keys up to the position are seen."""
+
+    def __init__(self, k: Tensor, v: Tensor) -> None:
+        super().__init__()
+        self.k, self.v = nn.Buffer(k), nn.Buffer(v)
+
+    def forward(self, q: Tensor, new: Tensor, position: Tensor) -> Tensor:
+        self.k.index_copy_(2, position.clamp(min=0), new)
+        self.v.index_copy_(2, position.clamp(min=0), new)
+        seen = torch.arange(self.k.shape[-2])[None, :] <= position[:, None]
+        return F.scaled_dot_product_attention(q, self.k, self.v, attn_mask=seen)
+
+
+def test_entries_of_a_cache_that_are_not_seen_are_not_read() -> None:
     """A cache may hold anything behind the last token, tile by tile; rows without keys are zero; NaN is kept where it is seen."""
-    q, k, v = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 400, 8), torch.randn(1, 2, 400, 8)
-    model, position = Attention("bool", False), torch.tensor([100])
-    exact = model(q, k, v, position)
+    q, new = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 1, 8)
+    k, v = torch.randn(1, 2, 400, 8), torch.randn(1, 2, 400, 8)
+    given = (q, new, torch.tensor([100]))
+    exact = _Cached(k.clone(), v.clone())(*given)
     k[:, :, 128:], v[:, :, 128:] = torch.nan, torch.inf
-    with lapilli.compile(model, (q, k, v, position), target="gpu-fp32") as program:
-        torch.testing.assert_close(program(q, k, v, position), exact, rtol=0, atol=3e-6)
-        assert (program(q, k, v, torch.tensor([-1])) == 0).all()
-        k[0, 1, 50] = torch.nan
-        found = program(q, k, v, position)
+    with lapilli.compile(_Cached(k, v), given, target="gpu-fp32") as program:
+        torch.testing.assert_close(program(*given), exact, rtol=0, atol=3e-6)
+        assert (program(q, new, torch.tensor([-1])) == 0).all()
+        new[0, 1] = torch.nan
+        program(q, new, torch.tensor([50]))
+        found = program(q, torch.zeros_like(new), torch.tensor([100]))
         assert found[0, 1].isnan().all() and found[0, 0].isfinite().all()

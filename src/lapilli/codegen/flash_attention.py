@@ -29,7 +29,7 @@ from lapilli.codegen.wrapper import (
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Op, loads, rewrite
 from lapilli.ir.integer import Int, IntLike, Var, as_int, ceildiv, maximum, of, product
-from lapilli.ir.node import Attention, Matmul, Node
+from lapilli.ir.node import Attention, Map, Matmul, Node, State
 from lapilli.schedule.contraction import Operand, merged, operand
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.realize import chase
@@ -468,23 +468,47 @@ class _FewQueries(_Attention):
         return "J"
 
     def _keep(self, w: Wrapper) -> None:
-        """struct M: whether a mask leaves a key, if it takes all the others out whatever their score is."""
+        """struct M: whether a mask leaves a key. Others are not read if they are entries of a cache: it may not be filled yet.
+        What excludes other keys adds -inf to their scores, which NaN and infinities outlast, and so it is with their values.
+        """
         assert self.scores.reduction is not None
-        e, texts = self._of_scores(w, [*_conditions(self.scores.value, self.scores.reduction)], {})
+        cached = all(_in_state(t.operand.node) for t in (self.k, self.v))
+        conditions = _conditions(self.scores.value, self.scores.reduction) if cached else ()
+        e, texts = self._of_scores(w, [*conditions], {})
         w.structs.append(
             "struct M : IKeep\n{\n    static bool keeps(uint b, uint m, uint n)\n    {\n"
             f"{e.text()}        return {' && '.join(texts) or 'true'};\n    }}\n}};\n"
         )
 
 
+def _in_state(x: Node) -> bool:
+    """Whether this is a state, with or without new entries of this run."""
+    while isinstance(x, Map) and x.update is not None:
+        x = x.update.old
+    return isinstance(x, State)
+
+
 def _conditions(score: Expr, reduction: Node) -> Iterator[Expr]:
-    """Without which a score is -inf, whatever the product is."""
-    while isinstance(score, Op) and score.op == "where":
-        condition, then, other = score.args
-        if not (isinstance(other, Const) and other.value == -math.inf) or reads_node(condition, reduction):
-            return
-        yield condition
-        score = then
+    """Without which a finite score becomes -inf."""
+    while (found := _masked(score)) is not None and not reads_node(found[0], reduction):
+        yield found[0]
+        score = found[1]
+
+
+def _masked(score: Expr) -> tuple[Expr, Expr] | None:
+    """condition and rest, if this is where(condition, rest, -inf) or rest + where(condition, 0, -inf)."""
+    if not isinstance(score, Op):
+        return None
+    if score.op == "where":
+        return (score.args[0], score.args[1]) if _is(score.args[2], -math.inf) else None
+    for mask, rest in (score.args, score.args[::-1]) if score.op == "add" else ():
+        if isinstance(mask, Op) and mask.op == "where" and _is(mask.args[1], 0) and _is(mask.args[2], -math.inf):
+            return mask.args[0], rest
+    return None
+
+
+def _is(e: Expr, value: float) -> bool:
+    return isinstance(e, Const) and e.value == value
 
 
 def reads_node(e: Expr, node: Node) -> bool:

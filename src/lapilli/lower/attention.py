@@ -84,7 +84,9 @@ def _probabilities(
 def _scores(
     call: Call, q: Node, k: Node, batch: Sequence[Int], mask: Node | None, causal: bool, scale: float | None
 ) -> Map:
-    """q k^T * scale + mask: [*batch, L, S]. Keys that a bool mask or `causal` excludes have the score -inf."""
+    """q k^T * scale + mask: [*batch, L, S]. A bool mask adds -inf to the scores of keys that it excludes, as torch's does: NaN
+    remains NaN. Keys that `causal` excludes have the score -inf.
+    """
     named = replace(call, name=f"{call.name}_scores")
     raw: Reduce = product(named, _expanded(call, q, batch, False), k, transposed=True, batch=len(batch))
     factor = _default_scale(q.shape[-1]) if scale is None else const(scale)
@@ -93,7 +95,7 @@ def _scores(
         e = load(raw, at) * factor
         if mask is not None:
             given = load(mask, broadcast(mask, at))
-            e = where(given, e, _LOWEST) if given.dtype is DType.bool else e + cast_to(given, DType.float32)
+            e = e + (where(given, const(0.0), _LOWEST) if given.dtype is DType.bool else cast_to(given, DType.float32))
         return where(binary("le", index(at[-1]), index(at[-2])), e, _LOWEST) if causal else e
 
     return named.map(body, shape=raw.shape)
