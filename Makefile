@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs comparison performance random fuzz fuzz-native failures test-all opdb eager onnx zoo blockers clean
+.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs comparison performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -94,6 +94,9 @@ performance: setup-demo ## Measure Lapilli beside torch, table by table, on lava
 
 opdb: setup-test ## Measure every entry of PyTorch's operator tests (hours; goes on where it stopped): docs/operators.md
 	$(MEASURE) tools/opdb.py --jobs 2 $(ARGS)
+
+specials: setup-test ## NaN and infinities in every entry of PyTorch's operator tests (half an hour)
+	$(MEASURE) tools/special_operators.py $(ARGS)
 
 fuzz: setup-test ## Random programs against torch, and damaged files (fuzz-native), for SECONDS (600) each
 	tools/random_programs.sh --new --seconds $(or $(SECONDS),600) --each 3 $(ARGS)

@@ -109,6 +109,12 @@ def compile_for_device(exported: ExportedProgram, found: Measurement, precision:
     except Exception as error:
         raise _stop(error) from error
 
+    return run_of(program)
+
+
+def run_of(program: lapilli.Program) -> Run:
+    """Raises Stop where the program does."""
+
     def run(inputs: Tensors) -> list[Any]:
         try:
             leaves = tree_leaves(program(*inputs))
@@ -238,14 +244,14 @@ def compare(got: Sequence[Any], want: Sequence[Any], exact: Sequence[Any] | None
             if not torch.equal(ours, theirs):
                 raise Stop("wrong", f"{place}{int((ours != theirs).sum())} of {theirs.numel()} elements differ")
             continue
-        a, b = _reals(ours), _reals(theirs)
-        if not _same_specials(a, b):
+        a, b = reals(ours), reals(theirs)
+        if not same_specials(a, b):
             raise Stop("wrong", f"{place}NaN or infinity in other places")
         bound = BOUNDS[b.dtype]
         near = relative_error(a, b)
         error, torch_error = near, 0.0
         if exact is not None:
-            c = _reals(exact[k].to_dense())
+            c = reals(exact[k].to_dense())
             error, torch_error = relative_error(a, c), relative_error(b, c)
             if torch_error > USELESS:
                 error, torch_error = near, 0.0
@@ -274,12 +280,12 @@ def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
     return difference / size if size else difference
 
 
-def _reals(t: torch.Tensor) -> torch.Tensor:
+def reals(t: torch.Tensor) -> torch.Tensor:
     t = t.detach().resolve_conj().resolve_neg()
     return torch.view_as_real(t) if t.is_complex() else t
 
 
-def _same_specials(a: torch.Tensor, b: torch.Tensor) -> bool:
+def same_specials(a: torch.Tensor, b: torch.Tensor) -> bool:
     finite = torch.isfinite(b)
     if not torch.equal(torch.isfinite(a), finite):
         return False
@@ -301,7 +307,7 @@ def statistics(draws: Sequence[torch.Tensor], scale: float) -> torch.Tensor:
     [DRAWS, 3] float64."""
     rows = []
     for draw in draws:
-        x = _reals(draw).double().flatten()
+        x = reals(draw).double().flatten()
         y = x / (scale + x.abs())
         rows.append(torch.stack([(x == 0).double().mean(), y.mean(), (y * y).mean()]))
     return torch.stack(rows)
@@ -321,7 +327,7 @@ def compare_distributions(got: Sequence[Sequence[Any]], want: Sequence[Sequence[
     if random and not any(_varies([d[k] for d in got]) for k in random):
         raise Stop("wrong", "the same random numbers at every run")
     for k in random:
-        typical = float(torch.stack([_reals(d[k]).double().abs().median() for d in want]).median()) or 1.0
+        typical = float(torch.stack([reals(d[k]).double().abs().median() for d in want]).median()) or 1.0
         ours, expected = (statistics([d[k] for d in draws], typical) for draws in (got, want))
         if torch.isnan(ours).any() != torch.isnan(expected).any():
             raise Stop("wrong", f"output {k}: NaN in random numbers")
@@ -375,10 +381,10 @@ def measure_half(model: torch.nn.Module, inputs: Tensors) -> Measurement:
             if not isinstance(theirs, torch.Tensor) or not theirs.is_floating_point():
                 continue
             same_kind(ours, theirs)
-            if not _same_specials(ours, theirs):
+            if not same_specials(ours, theirs):
                 raise Stop("wrong", "NaN or infinity in other places")
             error = relative_error(ours, e)
-            torch_error = relative_error(h, e) if _same_specials(h, theirs) else math.inf
+            torch_error = relative_error(h, e) if same_specials(h, theirs) else math.inf
             ratio = error / torch_error if torch_error else math.inf if error else 0.0
             if ratio > worst:
                 worst, found.error, found.torch_error = ratio, error, torch_error

@@ -1,10 +1,11 @@
-"""A shard of PyTorch's operator tests on the device: what `make opdb` does with all of them."""
+"""Shards of PyTorch's operator tests on the device: what `make opdb` and `make specials` do with all of them."""
 
 from __future__ import annotations
 
 import opdb
 import opinfo
 import pytest
+import special_operators
 from measure import compile_for_device
 
 
@@ -16,3 +17,9 @@ def test_entry(name: str) -> None:
     for measured in (opdb.static, opdb.dynamic):
         found = measured(name, samples[0], compile_for_device)
         assert found.verdict in ("right", "refused", "unexportable"), f"{measured.__name__}: {found.reason}"
+
+
+@pytest.mark.parametrize("name", opinfo.shard(filter(special_operators.defined, opinfo.entries()), 30, 7))
+def test_special_values(name: str) -> None:
+    """NaN and infinities are where torch has them."""
+    assert list(special_operators.differences(name, 1)) == []

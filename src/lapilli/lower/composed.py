@@ -83,7 +83,9 @@ def multi_margin_loss(
     if p == 2:
         apart = apart * apart
     if weight is not None:
-        apart = apart * weight.reshape(-1)[target]
+        apart = torch.where(
+            apart > 0, apart * weight.reshape(-1)[target], 0
+        )  # an infinite weight of nothing is nothing
     losses = torch.where(torch.arange(x.shape[1], device=x.device) != target, apart, 0).sum(1) / x.shape[1]
     loss = _reduced(losses, reduction)
     return loss.reshape(()) if rank < 2 else loss

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, binary, cast_to, const, indirect, load, unary, where
+from lapilli.ir.expr import Expr, binary, cast_to, const, indirect, load, unary
 from lapilli.ir.integer import Int, as_int
 from lapilli.ir.node import Constant, Node
 from lapilli.lower.registry import Call, broadcast, lowering
@@ -25,7 +25,7 @@ def _norm(call: Call, difference: Callable[[Sequence[Int], Int], Expr], p: float
     def term(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
         e = unary("abs", cast_to(difference(at, r[0]), DType.float32))
         if p == 0:
-            return where(binary("eq", e, 0.0), const(0.0), const(1.0))
+            return binary("min", unary("ceil", e), const(1.0))  # NaN remains, as in torch
         if p in (1, float("inf")):
             return e
         return e * e if p == 2 else binary("pow", e, const(float(p)))

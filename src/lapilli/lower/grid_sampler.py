@@ -34,50 +34,59 @@ def grid_sampler(call: Call, x: Node, grid: Node, mode: int, padding: int, align
             extent = index(size, DType.float32)
             g = cast_to(load(grid, [at[0], *at[2:], Int((), n - 1 - d)]), DType.float32)
             place = (g + 1.0) * 0.5 * (extent - 1.0) if align_corners else ((g + 1.0) * extent - 1.0) * 0.5
-            taps.append(_taps(place, size, mode, padding, align_corners))
+            taps.append(_taps(place, size, mode, padding, align_corners, n))
         return add([_term(x, at[:2], corner) for corner in product(*taps)])
 
     return call.map(body)
 
 
 def _term(x: Node, batch: Sequence[Int], corner: Sequence[tuple[Int, Expr, Expr]]) -> Expr:
-    """The weighted value of one corner; 0 if it is outside the image."""
+    """The weighted value of one corner; outside the image it is 0, in two dimensions times a weight, which may be NaN (torch's
+    vectors do so).
+    """
     value = load(x, [*batch, *(place for place, _, _ in corner)])
+    outside = reduce(lambda a, b: binary("or", a, b), [outside for _, _, outside in corner])
+    if len(corner) == 2:
+        value = where(outside, const(0.0), value)
     for _, weight, _ in corner:
         value = value * weight
-    return where(reduce(lambda a, b: binary("or", a, b), [outside for _, _, outside in corner]), const(0.0), value)
+    return value if len(corner) == 2 else where(outside, const(0.0), value)
 
 
-def _taps(place: Expr, size: Int, mode: int, padding: int, align_corners: bool) -> list[tuple[Int, Expr, Expr]]:
+def _taps(
+    place: Expr, size: Int, mode: int, padding: int, align_corners: bool, rank: int
+) -> list[tuple[Int, Expr, Expr]]:
     """(index, weight, whether it is outside) of every element that is read along one dimension. Padding by border or
     reflection moves all of them inside.
     """
     if mode != _CUBIC:
-        place = _inside(place, size, padding, align_corners)
-    if padding == _ZEROS:  # in the range of int32, but still outside
-        place = binary("max", binary("min", place, index(size + 2, DType.float32)), -3.0)
+        place = _inside(place, size, padding, align_corners, rank)
     if mode == _NEAREST:
-        whole = cast_to(unary("round", place), DType.int32)
-        steps, first, weights = 1, whole, [const(1.0)]
+        low, weights = unary("round", place), [const(1.0)]
     elif mode == _LINEAR:
         low = unary("floor", place)
-        steps, first, weights = 2, cast_to(low, DType.int32), [low + 1.0 - place, place - low]
+        weights = [low + 1.0 - place, place - low]
     else:
-        first, weights = cubic_weights(place)
-        steps = 4
+        low = unary("floor", place)
+        weights = cubic_weights(place - low)
+        low = low - 1.0
     found = []
-    for k in range(steps):
-        here = first + k
-        if mode == _CUBIC and padding != _ZEROS:
-            moved = _inside(cast_to(here, DType.float32), size, padding, align_corners)
-            here = cast_to(moved, DType.int32)
-        outside = binary("or", binary("lt", here, 0), binary("gt", here, index(size - 1)))
-        found.append((clamped(here, size), weights[k], outside))
+    for k, weight in enumerate(weights):
+        here = low + float(k)
+        if mode == _CUBIC:
+            here = _inside(here, size, padding, align_corners, rank)
+        # in the range of int32, but still outside; nowhere is outside too
+        near = binary("max", binary("min", here, index(size + 2, DType.float32)), -3.0)
+        whole = cast_to(where(unary("isnan", here), const(-3.0), near), DType.int32)
+        outside = binary("or", binary("lt", whole, 0), binary("gt", whole, index(size - 1)))
+        found.append((clamped(whole, size), weight, outside))
     return found
 
 
-def _inside(place: Expr, size: Int, padding: int, align_corners: bool) -> Expr:
-    """The coordinate moved into the image: clamped to the border, or reflected first. Unchanged for padding by zeros."""
+def _inside(place: Expr, size: Int, padding: int, align_corners: bool, rank: int) -> Expr:
+    """The coordinate moved into the image: clamped to the border, or reflected first; NaN is moved to 0, in three dimensions to the
+    end (as torch's minimum of NaN and a number is what stands first). Unchanged for padding by zeros.
+    """
     if padding == _ZEROS:
         return place
     last = index(size - 1, DType.float32)
@@ -86,7 +95,9 @@ def _inside(place: Expr, size: Int, padding: int, align_corners: bool) -> Expr:
             place = _reflected(place, const(0.0), last)
         else:
             place = _reflected(place, const(-0.5), last + 0.5)
-    return binary("max", binary("min", place, last), 0.0)
+    return where(
+        unary("isnan", place), const(0.0) if rank == 2 else last, binary("max", binary("min", place, last), 0.0)
+    )
 
 
 def _reflected(place: Expr, low: Expr, high: Expr) -> Expr:

@@ -109,22 +109,16 @@ def _bend(t: Expr, a: float) -> Expr:
     return (1.0 - t * (a + 2)) * t + 1.0
 
 
-def _cubic_weights(t: Expr) -> list[Expr]:
+def cubic_weights(t: Expr) -> list[Expr]:
     """The weights of the pixels at distances 1 + t, t, 1 - t and 2 - t."""
     a, u = -0.75, 1.0 - t
     return [t * u * u * a, u * _bend(t, a), t * _bend(u, a), u * t * t * a]
 
 
-def cubic_weights(source: Expr) -> tuple[Expr, list[Expr]]:
-    """The index of the first of four pixels (int32), and their weights."""
-    low = unary("floor", source)
-    return cast_to(low, DType.int32) - 1, _cubic_weights(source - low)
-
-
 def cubic_taps(source: Source, size: Int) -> Taps:
     """The four pixels around a coordinate, with their weights."""
     low, t = source
-    return [(_pixel(low, k - 1, size), w) for k, w in enumerate(_cubic_weights(t))]
+    return [(_pixel(low, k - 1, size), w) for k, w in enumerate(cubic_weights(t))]
 
 
 def _step(call: Call, x: Node, n: int, d: int, align_corners: bool, scales: Sequence[float | None]) -> Expr:
