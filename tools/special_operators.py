@@ -41,6 +41,7 @@ NOT_DEFINED = {
     "cholesky": "as linalg", "cholesky_inverse": "as linalg", "geqrf": "as linalg", "lu": "as linalg", "lu_solve": "as linalg",
     "logdet": "as linalg", "pinverse": "as linalg", "qr": "as linalg", "svd": "as linalg", "triangular_solve": "as linalg",
     "ormqr": "as linalg", "nn.functional.group_norm": "the order of factors decides whether infinities meet",
+    "native_group_norm": "as group_norm", "_batch_norm_with_update": "as group_norm", "long": "no integer is NaN or infinite",
     "_native_batch_norm_legit": "as group_norm", "nn.functional.batch_norm": "as group_norm",
     "new_empty": "nobody has written the result", "empty": "as new_empty", "native_batch_norm": "as group_norm",
     "nn.functional.scaled_dot_product_attention": "the tile decides which keys behind a query are multiplied by 0, and which are "
