@@ -149,7 +149,7 @@ class _Reader:
         if any(not isinstance(a, Symbol) for i in sizes if i.terms for a in i.atoms()):
             raise _Unknown
         order = layout.order if layout is not None else None
-        return type(n), n.dtype, order, tuple([i.key if i.terms else i.const for i in sizes])
+        return type(n), n.dtype, n.least, order, tuple([i.key if i.terms else i.const for i in sizes])
 
     def int(self, i: Int) -> None:
         terms = i.terms

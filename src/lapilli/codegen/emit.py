@@ -70,15 +70,19 @@ BFLOAT = "uint16_t"
 """How bfloat16 is stored where 16-bit types may be used: as its bits."""
 WHOLE = ("float", "half", "int", BFLOAT)
 """What is stored as one number of a buffer each."""
+CODE = "uint8"
+"""How codes are stored: four in a word, which every device can read and write. No buffer has this type."""
 
 
 def vector_of(kind: str) -> str:
     """The Slang type of four neighbours that are stored as `kind`."""
-    return "uint2" if kind == BFLOAT else f"{kind}4"
+    return "uint2" if kind == BFLOAT else "uint" if kind == CODE else f"{kind}4"
 
 
-def converted(kind: str, text: str, lanes: int = 1) -> str:
-    """The text of a number, or of four, as it is stored: see `stored_as` and `vector_of`."""
+def converted(kind: str, text: str, lanes: int = 1, least: str = "0") -> str:
+    """The text of a number, or of four, as it is stored: see `stored_as` and `vector_of`. least: the text of the least code."""
+    if kind == CODE:
+        return f"word_of_codes({text}, {least})" if lanes > 1 else f"uint(int({text}) - ({least}))"
     if kind == "int2":
         return f"int2({text}, {text} >> 31)"
     if kind == BFLOAT:
@@ -122,6 +126,8 @@ class KernelBuilder:
     def read_vector(self, node: Node, index: str) -> str:
         """The text of four neighbours, as float4 or int4. index: the text of their place, in fours."""
         kind = stored_as(node.dtype, self.half)
+        if kind == CODE:
+            return f"codes_of_word({self.bind(node, 'uint')}[{index}], {self.number(node.least)})"
         if self.texel and kind in ("float", "half"):
             return f"{self.bind(node, 'float4', texel=True)}[{index}]"
         if self.texel and kind == BFLOAT and product(node.shape) % 8 == 0:  # a texel of 16 bytes has eight
@@ -180,6 +186,8 @@ def stored_as(dtype: DType, half: bool) -> str:
         return BFLOAT
     if dtype is DType.int64:
         return "int2"
+    if dtype is DType.code:
+        return CODE
     return "int" if dtype is DType.int32 else "uint"
 
 
@@ -592,13 +600,13 @@ class Emitter:
         return f"{self._type(e.dtype, lanes)}({', '.join(texts)})"
 
     def _wide(self, node: Node) -> bool:
-        return stored_as(node.dtype, self.kernel.half) in WHOLE
+        return stored_as(node.dtype, self.kernel.half) in (*WHOLE, CODE)
 
     def load_at(self, node: Node, offset: Int) -> str:
         """The element at an offset, converted to its compute type."""
         dtype = node.dtype
         kind = stored_as(dtype, self.kernel.half)
-        buffer = self.kernel.bind(node, kind)
+        buffer = self.kernel.bind(node, "uint" if kind == CODE else kind)
         if kind in ("float", "int"):
             return f"{buffer}[{self.integer(offset)}]"
         if kind == "half":
@@ -620,6 +628,8 @@ class Emitter:
             return f"(({raw} & 0xffu) != 0u)"
         if dtype is DType.uint8:
             return f"int({raw} & 0xffu)"
+        if dtype is DType.code:
+            return f"float(int({raw} & 0xffu) + ({self.kernel.number(node.least)}))"
         return f"(int({raw} << {32 - bits}u) >> {32 - bits})"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import permutations
 
 from lapilli.codegen.emit import (
+    CODE,
     LANES,
     Emitter,
     KernelBuilder,
@@ -61,14 +62,15 @@ class _Writer:
         self.layout = layouts[task.out.id]
         self.count = product([a.extent for a in task.axes])
         self.per_word = _per_word(task.out.dtype, target.half)
-        if lanes > 1 and (self.per_word > 1 or self.count % LANES != 0):
+        self.codes = task.out.dtype is DType.code
+        if lanes > 1 and ((self.per_word > 1 and not self.codes) or self.count % LANES != 0):
             raise NotVectorizable("the number of elements is not a multiple of 4")
         if self.count == 0 or 0 in task.out.shape:
             self.count = as_int(0)
         self.along = False  # whether the invocations that share a reduction are neighbours
 
     def write(self) -> KernelSource:
-        if self.per_word > 1:
+        if self.per_word > 1 and self.lanes == 1:
             return self._packed()
         work = self.count // self.lanes
         reduction = self.task.reduction
@@ -175,7 +177,9 @@ class _Writer:
             if kind == "int2":
                 raise NotVectorizable("64-bit integers are stored one by one")
             buffer = self.kernel.bind(out, vector_of(kind), written=True)
-            e.line(f"{buffer}[{e.integer(first // LANES)}] = {converted(kind, text, LANES)};")
+            e.line(
+                f"{buffer}[{e.integer(first // LANES)}] = {converted(kind, text, LANES, self.kernel.number(out.least))};"
+            )
             return
         buffer = self.kernel.bind(out, kind, written=True)
         e.line(f"{buffer}[{e.integer(offset)}] = {converted(kind, text)};")
@@ -393,7 +397,7 @@ class _Writer:
         text = inner.value(rewrite(task.value, mapping))
         raw = {
             DType.float16: f"half_bits({text})", DType.bool: f"({text} ? 1u : 0u)",
-            DType.bfloat16: f"bfloat16_bits({text})",
+            DType.bfloat16: f"bfloat16_bits({text})", DType.code: converted(CODE, text, least=self.kernel.number(task.out.least)),
         }.get(task.out.dtype, f"(uint({text}) & {hex((1 << bits) - 1)}u)")  # fmt: skip
         inner.line(f"packed |= {raw} << (uint(k) * {bits}u);")
         e.lines += inner.lines

@@ -54,7 +54,7 @@ def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
     conv = strided_convolution(task.reduction, ctx)
     if conv is None or conv.x.node.dtype.compute is not conv.weight.dtype.compute:
         return None
-    return conv if ctx.is_whole(conv.x.node) else replace(conv, x=channels_last(conv, ctx))
+    return conv if ctx.in_fours(conv.x.node) else replace(conv, x=channels_last(conv, ctx))
 
 
 # -- the left operand of a tile kernel: how rows are read
@@ -149,7 +149,7 @@ def matrix_product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
     if dtype is None or not can_be_stored_as(dtype, v.lhs.node):
         return None
     rhs = v.rhs
-    rows = _matmul_rows(v.lhs, v.m, v.k, True) if v.lhs.node.dtype is dtype else None
+    rows = _matmul_rows(v.lhs, v.m, v.k, True) if v.lhs.node.dtype in (dtype, DType.code) else None
     if rows is None:
         if estimate(v.batch * v.n * v.k) * likely_rows(v.m) < WORTH_PACKING:
             return None

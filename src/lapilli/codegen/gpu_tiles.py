@@ -104,7 +104,7 @@ class Tiles(KernelTemplate):
         w = Wrapper(task, ctx, "gpu_matmul_coopmat", sizes_as_params=sizes_as_params)
         w.epilogue(self.m, self.n, self.mapping or batched(task, self.flat_rows, self.groups))
         if self.rows.width == 8:
-            source8(w, "X", self.rows.node)
+            source8(w, "X", self.rows.node, self.w.dtype)
         else:
             source(w, "X", self.rows.node, vector=False)
         matrix_source8(w, "W", self.w)

@@ -125,7 +125,7 @@ def flat(node: Node, ctx: Context) -> Callable[[Int], Expr]:
 
 def as_words(x: Operand, sizes: Sequence[Int], ctx: Context) -> Operand:
     """x itself, or a dense copy in float32 or int32 if its elements are smaller or larger than a word."""
-    if ctx.is_whole(x.node):
+    if ctx.in_fours(x.node):
         return x
     element = flat(x.node, ctx)
     extents = [as_int(1) if stride == 0 else size for stride, size in zip(x.strides, sizes, strict=True)]
@@ -142,6 +142,8 @@ def can_be_stored_as(dtype: DType, node: Node) -> bool:
     """Whether a value is stored as 16-bit floats of this type, or would be if the model had computed it: an input in float32 beside
     weights that were rounded to halves, and copies of it.
     """
+    if node.dtype is DType.code:
+        return True  # both have all integers of nine bits
     if isinstance(node, Packed):
         return all(can_be_stored_as(dtype, ld.node) for ld in loads(node.body))
     rounded = dtype is DType.float16 and isinstance(node, Input) and node.dtype is DType.float32
@@ -155,7 +157,7 @@ def channels_last(
     the type that it must have.
     """
     x = v.x
-    copy = copy or not ctx.is_whole(x.node) or (dtype is not None and x.node.dtype is not dtype)
+    copy = copy or not ctx.in_fours(x.node) or (dtype is not None and x.node.dtype not in (dtype, DType.code))
     aligned = all(s % unit == 0 for s in (v.channels, x.offset, x.strides[0], x.strides[2], x.strides[3]))
     if not copy and x.strides[1] == 1 and aligned:
         return x

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from lapilli.codegen import families, flash_attention, generic, recurrent_kernels, rows, sampling_kernels, split_k
 from lapilli.codegen.absorb import absorb
 from lapilli.codegen.alike import Kernels
+from lapilli.codegen.emit import NotVectorizable
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
 from lapilli.codegen.parts import split_bindings
 from lapilli.codegen.template import Asked, Context, Kept, KernelTemplate
@@ -81,10 +83,20 @@ def _reads_operands(task: Task, ctx: Context) -> bool:
 
 
 def _contraction(task: Task, ctx: Context, kernels: Kernels) -> list[Task]:
-    """The task with a template. Templates store whole words only; for smaller elements, the task becomes a copy of the result."""
+    """The task with a template. Templates store whole words only, and codes in fours; for other elements, the task becomes a copy
+    of the result.
+    """
     if ctx.is_whole(task.out):
         _choose(task, ctx, kernels)
         return split_k.in_parts(task, ctx) or [task]
+    if task.out.dtype is DType.code:
+        with suppress(NotVectorizable):
+            _choose(task, ctx, kernels)
+            parts = split_k.in_parts(task, ctx)
+            if parts is None and task.template is not None:
+                kernels.of(task)
+            return parts or [task]
+        task = replace(task, template=None)
     wide, copy = _in_words(task, ctx)
     _choose(wide, ctx, kernels)
     if wide.template is None:

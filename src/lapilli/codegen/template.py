@@ -14,6 +14,7 @@ from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, cast_to, const, load, rewrite, select
 from lapilli.ir.integer import Int, IntLike, as_int, of
 from lapilli.ir.node import Constant, Map, Node, Reduce
+from lapilli.ir.ranges import least_code
 from lapilli.schedule.copies import Packed
 from lapilli.schedule.layout import Layout
 from lapilli.schedule.task import Task, Template
@@ -123,11 +124,19 @@ class Context:
 
         return rewrite(e, {}, through)
 
+    def in_fours(self, node: Node) -> bool:
+        """Whether four neighbours from a multiple of four on are read at once."""
+        return self.is_whole(node) or node.dtype is DType.code
+
     def is_whole(self, node: Node) -> bool:
         """Whether each element of a value is one number of a buffer. Elements of sub-word types that the device
         lacks, and of int64, are not.
         """
         return stored_as(node.dtype, self.target.half) in WHOLE
+
+    def _may_be_codes(self, dtype: DType) -> bool:
+        """Whether kernels take codes instead of what is stored so. Filters for matrix units are halves."""
+        return dtype is DType.float32 or (dtype.is_short_float and not self.target.cooperative_matrix)
 
     def packed(
         self, name: str, like: Node, shape: Sequence[IntLike], body: PackedBody, dtype: DType | None = None
@@ -140,7 +149,10 @@ class Context:
         guards, value = body(*at)
         padded = select(guards, value, const(0, value.dtype))
         kept = dtype or (like.dtype if self.is_whole(like) else value.dtype)
-        node = Packed(sizes, kept, f"{like.name}_{name}", f"pack {name}", axes=axes, body=padded)
+        least = least_code(padded) if dtype is None and self._may_be_codes(kept) else None
+        if least is not None:
+            kept = DType.code
+        node = Packed(sizes, kept, f"{like.name}_{name}", f"pack {name}", least=least or 0, axes=axes, body=padded)
         self.dense(node)
         return node
 

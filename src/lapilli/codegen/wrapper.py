@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from lapilli.codegen.emit import (
+    CODE,
     LANES,
     WHOLE,
     Emitter,
@@ -127,6 +128,8 @@ class Wrapper:
         try:
             self.store(e, axes)
         except NotVectorizable:
+            if lanes == 1:
+                raise  # codes are stored in fours alone
             self.kernel.bindings, self.kernel.params = saved
             return None
         return e.text()
@@ -139,14 +142,17 @@ class Wrapper:
         text = e.value(rewrite(rewrite(task.value, axes), {}, on_load))  # what is not computed there is not asked for
         guard = self._guard(e, axes)
         if e.lane is None:
+            if kind == CODE:
+                raise NotVectorizable("codes are stored in fours")
             buffer = self.kernel.bind(task.out, kind, written=True)
             e.line(f"{guard}{buffer}[{e.integer(offset)}] = {converted(kind, text)};")
             return
         lane = next(iter(e.lane.atoms()))
         first = substitute(offset, {lane: 0})
-        if lane_steps(offset, lane) == [1, 2, 3] and first % LANES == 0 and kind in WHOLE:
+        if lane_steps(offset, lane) == [1, 2, 3] and first % LANES == 0 and kind in (*WHOLE, CODE):
             buffer = self.kernel.bind(task.out, vector_of(kind), written=True)
-            e.line(f"{guard}{buffer}[{e.integer(first // LANES)}] = {converted(kind, text, LANES)};")
+            stored = converted(kind, text, LANES, self.kernel.number(task.out.least))
+            e.line(f"{guard}{buffer}[{e.integer(first // LANES)}] = {stored};")
             return
         if kind not in WHOLE:
             raise NotVectorizable
@@ -203,12 +209,18 @@ class Wrapper:
         return KernelSource(self.task, "\n".join(lines), self.kernel.bindings, words, (x, y, z), local, name)
 
 
-def source8(w: Wrapper, name: str, node: Node) -> None:
-    """struct `name`, which reads eight elements of 16 bits at a time."""
-    b = w.kernel.bind(node, "uint4")
+def source8(w: Wrapper, name: str, node: Node, codes_as: DType = DType.float16) -> None:
+    """struct `name`, which reads eight elements of 16 bits at a time. codes_as: the type to which codes are converted."""
+    if node.dtype is DType.code:
+        low, high = (w.kernel.read_vector(node, f"2 * i + {k}") for k in (0, 1))
+        kind = SHORT[codes_as]
+        words = ", ".join(f"{kind}.pack({x})" for x in ("low.xy", "low.zw", "high.xy", "high.zw"))
+        read = f"float4 low = {low}, high = {high}; return uint4({words});"
+    else:
+        read = f"return {w.kernel.bind(node, 'uint4')}[i];"
     w.structs.append(
-        f"struct {name} : ISource8, ILine8\n{{\n    static uint4 load8(uint i) {{ return {b}[i]; }}\n"
-        f"    static uint4 line8(uint i, uint line, uint step) {{ return {b}[i]; }}\n}};\n"
+        f"struct {name} : ISource8, ILine8\n{{\n    static uint4 load8(uint i) {{ {read} }}\n"
+        f"    static uint4 line8(uint i, uint line, uint step) {{ return load8(i); }}\n}};\n"
     )
 
 

@@ -1,12 +1,13 @@
 """Linear layers and convolutions of two quantized operands are computed in integers.
 
 sum (q - z) s * c t = s t * sum (q - z) c, where x = (q - z) s is the input and w = c t the weight. The scales, with what else
-follows, are the epilogue of the sum. Where no sum of magnitudes can exceed 2^24, float32 holds it exactly in any order, and
-kernels compute in float32, which no device does slowly; the weights are known, so that this is nearly every layer. Others are
-summed in 32-bit integers. What cannot be taken so keeps its dequantized operands: scales that differ along the sum, as those of
-groups, and sums that might not fit into 32 bits.
+follows, are the epilogue of the sum. Where no partial sum can exceed 2^24, float32 holds it exactly in any order, and kernels
+compute in float32, which no device does slowly; the weights are known, so that this is nearly every layer. Longer sums are cut
+into a few such parts, added as integers; others are summed in 32-bit integers. What cannot be taken so keeps its dequantized
+operands: scales that differ along the sum, as those of groups, and sums that might not fit into 32 bits.
 
-Values between layers are kept as q - z, so that no kernel meets a zero point (`center`).
+Values between layers are kept as q - z, so that no kernel meets a zero point (`center`). Their limits go with them, so that they
+take a byte each where they are stored (`lower/graph.py`).
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def center(module: Module) -> None:
         ):
             continue
         node.args = (x, inverse, None, block, low - shift, high - shift, torch.float32)
+        node.meta["limits"] = (low - shift, high - shift)
         node.meta["val"] = node.meta["val"].new_empty(node.meta["val"].shape, dtype=torch.float32)
         for user in list(node.users):
             user.args = (*user.args[:2], None, *user.args[3:])
@@ -150,10 +152,12 @@ def _replace(module: Module, node: fx.Node) -> bool:
     values = module.constants[weights].to(torch.int64)
     if shift is not None:
         values = values - module.constants[shift].to(torch.int64).reshape([-1] + [1] * (len(size) - 1))
-    largest = _largest(module, codes, zero) * int(values.abs().flatten(1).sum(1).max() if values.numel() else 0)
+    limits = _centered(module, codes, zero)
+    largest = _largest(values, limits)
     if largest > _LARGEST:
         return False
-    kind = torch.float32 if largest <= _EXACT else torch.int32
+    parts = _parts(node, values, limits)
+    kind = torch.float32 if parts else torch.int32
     writer = _Writer(module, node)
     with module.graph.inserting_before(node):
         left = writer.converted(codes, kind)
@@ -166,7 +170,11 @@ def _replace(module: Module, node: fx.Node) -> bool:
         right = writer.converted(right, kind)
         rest: list[Any] = list(node.args[2:])
         bias = rest[0] if rest else None
-        total = writer.call(node.target, left, right, *([None, *rest[1:]] if rest else []), like=node, dtype=kind)
+        rest[:1] = [None] if rest else []
+        if len(parts) > 1:
+            total = writer.sum_of_parts(node, left, right, rest, parts)
+        else:
+            total = writer.call(node.target, left, right, *rest, like=node, dtype=kind)
         value = writer.converted(total, torch.float32)
         trailing = 0 if linear else len(size) - 2
         value = writer.call(aten.mul.Tensor, value, writer.parameter(scale, x, rows, torch.float32), like=value)
@@ -178,13 +186,47 @@ def _replace(module: Module, node: fx.Node) -> bool:
     return True
 
 
-def _largest(module: Module, codes: Any, zero: Any) -> int:
-    """The largest magnitude of a code less its zero point."""
+_MOST_PARTS = 4
+"""Of a long sum. Further ones would cost more than integers."""
+
+
+def _parts(node: fx.Node, values: torch.Tensor, limits: tuple[int, int]) -> list[tuple[int, int]]:
+    """Channels of parts of the sum that float32 holds exactly: one part, or a few; none if that is not enough."""
+    channels = values.shape[1]
+    for count in range(1, _MOST_PARTS + 1):
+        if count > 1 and (channels < _MOST_PARTS * count or _groups(node) != 1):
+            break
+        step = -(-channels // count // 4) * 4 if count > 1 else channels
+        found = [(a, min(a + step, channels)) for a in range(0, channels, max(step, 1))] or [(0, 0)]
+        if all(_largest(values[:, a:b], limits) <= _EXACT for a, b in found):
+            return found
+    return []
+
+
+def _groups(node: fx.Node) -> int:
+    if node.target is aten.linear.default:
+        return 1
+    place = 8 if node.target is aten.convolution.default else 6
+    groups: Any = node.args[place] if len(node.args) > place else node.kwargs.get("groups", 1)
+    return int(groups)
+
+
+def _centered(module: Module, codes: Any, zero: Any) -> tuple[int, int]:
+    """The range of codes less their zero point."""
     known = codes.args[4:6] if codes.target is QUANTIZE else _limits(codes)
     limits = torch.iinfo(torch.int8 if known is not None else codes.meta["val"].dtype)
     low, high = known or (limits.min, limits.max)
     shift = _number(module, zero)
-    return max(abs(low - shift), abs(high - shift)) if shift is not None else high - low
+    return (low - shift, high - shift) if shift is not None else (low - high, high - low)
+
+
+def _largest(weights: torch.Tensor, limits: tuple[int, int]) -> int:
+    """The largest magnitude of any partial sum of products with numbers of a range, in any order. Padding adds zeros."""
+    if not weights.numel():
+        return 0
+    low, high = min(limits[0], 0), max(limits[1], 0)
+    above, below = weights.clamp(min=0).flatten(1).sum(1), -weights.clamp(max=0).flatten(1).sum(1)
+    return int(torch.maximum(high * above - low * below, high * below - low * above).max())
 
 
 def _of_codes(node: Any) -> bool:
@@ -208,6 +250,25 @@ class _Writer:
         value = like.meta["val"]
         node.meta["val"] = value.new_empty(value.shape, dtype=dtype or value.dtype)
         return node
+
+    def sum_of_parts(
+        self, node: fx.Node, left: fx.Node, right: fx.Node, rest: list[Any], parts: list[tuple[int, int]]
+    ) -> fx.Node:
+        """A long sum as a sum of 32-bit integers, each an exact sum of floats over some of the channels."""
+        along = -1 if node.target is aten.linear.default else 1 - len(right.meta["val"].shape)
+        total: fx.Node | None = None
+        for first, end in parts:
+            x, w = (self.narrowed(v, along, first, end) for v in (left, right))
+            part = self.converted(self.call(node.target, x, w, *rest, like=node, dtype=torch.float32), torch.int32)
+            total = part if total is None else self.call(aten.add.Tensor, total, part, like=part)
+        assert total is not None
+        return total
+
+    def narrowed(self, x: fx.Node, dim: int, first: int, end: int) -> fx.Node:
+        value = x.meta["val"]
+        made = self.module.graph.call_function(aten.slice.Tensor, (x, dim % value.dim(), first, end))
+        made.meta["val"] = value.narrow(dim, first, end - first)
+        return made
 
     def converted(self, x: Any, dtype: torch.dtype) -> fx.Node:
         value = x.meta["val"]

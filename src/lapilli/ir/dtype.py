@@ -6,7 +6,11 @@ from enum import Enum
 
 
 class DType(Enum):
-    """Storage types. Their values are the numbers in the file format (`native/schema/program.fbs`)."""
+    """Storage types. Their values are the numbers in the file format (`native/schema/program.fbs`).
+
+    `code`: small integers as floats, each in a byte, that kernels pass to each other; no file has a tensor of them. `Node.least`
+    is what a byte of 0 stands for.
+    """
 
     bool = 0
     uint8 = 1
@@ -18,6 +22,7 @@ class DType(Enum):
     bfloat16 = 7
     float32 = 8
     float64 = 9
+    code = 16
 
     @property
     def size(self) -> int:
@@ -26,7 +31,7 @@ class DType(Enum):
 
     @property
     def is_float(self) -> bool:  # type: ignore[valid-type]
-        return self in (DType.float16, DType.bfloat16, DType.float32, DType.float64)
+        return self in (DType.float16, DType.bfloat16, DType.float32, DType.float64, DType.code)
 
     @property
     def is_short_float(self) -> bool:  # type: ignore[valid-type]
@@ -52,4 +57,5 @@ _SIZES = {
     DType.bfloat16: 2,
     DType.float32: 4,
     DType.float64: 8,
+    DType.code: 1,
 }

@@ -27,7 +27,7 @@ _COMPUTE = {DType.float32: np.float32, DType.int32: np.int32, DType.bool: np.boo
 _REDUCTIONS: dict[str, Any] = {
     "sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max, "any": np.any, "all": np.all,
 }  # fmt: skip
-_NUMPY = {d: np.dtype("float32" if d is DType.bfloat16 else d.name) for d in DType}
+_NUMPY = {d: np.dtype("float32" if d in (DType.bfloat16, DType.code) else d.name) for d in DType}
 
 
 def run(

@@ -37,13 +37,17 @@ def next_id() -> int:
 
 @dataclass(eq=False)
 class Node:
-    """A tensor value: shape and storage type. `origin` names the operators from which it was lowered."""
+    """A tensor value: shape and storage type. `origin` names the operators from which it was lowered.
+
+    least: of codes, the smallest.
+    """
 
     shape: tuple[Int, ...]
     dtype: DType
     name: str = ""
     origin: str = ""
     id: int = field(default_factory=lambda: next(_ids))
+    least: int = 0
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.dtype.name}{list(self.shape)}"

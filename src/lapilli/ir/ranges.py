@@ -41,6 +41,8 @@ class Ranges:
     def _node(self, n: Node) -> Range:
         if isinstance(n, Constant) and n.value.size:
             return float(np.nanmin(n.numbers)), float(np.nanmax(n.numbers))
+        if n.dtype is DType.code:
+            return n.least, n.least + 255
         if not isinstance(n, Map | Reduce) or self._depth == self.deepest:
             return STORED.get(n.dtype, ANY)
         self._depth += 1
@@ -102,6 +104,31 @@ class Ranges:
     def fits(self, e: Expr) -> bool:
         """Whether all values of an integer expression fit into 32 bits."""
         return fits(self.expr(e))
+
+
+CODES = 256
+"""Neighbouring integers that a byte tells apart."""
+
+
+def least_code(e: Expr) -> int | None:
+    """The least value of a float that is one of at most 256 neighbouring integers, 0 among them; None for others."""
+    if e.dtype is not DType.float32 or not _is_integer(e):
+        return None
+    low, high = Ranges().expr(e)
+    return int(low) if low <= 0 <= high and high - low < CODES else None
+
+
+def _is_integer(e: Expr) -> bool:
+    """Whether a float is an integer by the way in which it is computed."""
+    if isinstance(e, Const):
+        return float(e.value).is_integer()
+    if isinstance(e, Load):
+        return e.node.dtype is DType.code
+    if isinstance(e, Select):
+        return _is_integer(e.then) and _is_integer(e.other)
+    if isinstance(e, Op) and e.op == "cast":
+        return e.args[0].dtype is DType.int32
+    return isinstance(e, Op) and e.op in ("add", "sub", "min", "max") and all(map(_is_integer, e.args))
 
 
 def fits(r: Range) -> bool:

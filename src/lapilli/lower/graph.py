@@ -300,7 +300,27 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], symbols: Symbols, half: 
     made = lowerings[target](call, *value(node.args), **{k: value(v) for k, v in node.kwargs.items()})
     if isinstance(val, list | tuple):
         return [_as_narrow(v, m) for v, m in zip(val, made, strict=False)]
-    return _as_narrow(val, made)
+    return _as_codes(node, _as_narrow(val, made))
+
+
+_FOUR = 4
+"""Codes of a word."""
+
+
+def _as_codes(node: fx.Node, made: Any) -> Any:
+    """A result that is known to have at most 256 integers takes a byte each, if kernels can store four at a time or it is an image.
+
+    Others are floats.
+    """
+    limits = node.meta.get("limits")
+    if limits is None or not isinstance(made, Map | Reduce):
+        return made
+    low, high = limits
+    channels = made.shape[1] if made.rank > 1 else as_int(1)
+    fours = any(size % _FOUR == 0 for size in (channels, *made.shape[-1:]))
+    if low <= 0 <= high and high - low < 256 and (fours or (channels.value or _FOUR) < _FOUR):
+        made.dtype, made.least = DType.code, low
+    return made
 
 
 def _as_narrow(val: Any, made: Any) -> Any:
