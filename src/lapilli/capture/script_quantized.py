@@ -1,5 +1,6 @@
-"""Quantized TorchScript operators, computed in dequantized form: a quantized tensor is a float tensor whose values are on the
-grid of its scale and zero point, and operators with quantized results round to that grid."""
+"""Quantized TorchScript operators, written as PT2E writes them: a quantized tensor is a float tensor dequantized from codes, and
+operators with quantized results quantize and dequantize them. `graph/integers.py` then computes in integers what it can.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.ao.quantization.fx._decomposed  # registers the operators
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lapilli.capture.script_operators import DTYPES
 from lapilli.errors import CompileError
 
+decomposed = torch.ops.quantized_decomposed
+
 _LIMITS = {torch.quint8: (0, 255), torch.qint8: (-128, 127), torch.qint32: (-(2**31), 2**31 - 1)}
-
-_ON_THE_GRID = frozenset(
-    f"aten::{name}"
-    for name in (
-        "adaptive_max_pool2d", "alias", "channel_shuffle", "clone", "contiguous", "detach", "dropout", "expand", "flatten",
-        "max", "max_pool1d", "max_pool2d", "max_pool3d", "min", "narrow", "permute", "pixel_shuffle", "relu", "relu_", "repeat",
-        "reshape", "select", "slice", "squeeze", "transpose", "unsqueeze", "upsample_nearest2d", "view",
-    )
-)  # fmt: skip
-"""Operators whose results are values of their operands, or zero."""
-
+_CODES = {torch.quint8: torch.uint8, torch.qint8: torch.int8}
 
 @dataclass(frozen=True)
 class Quantized:
@@ -47,6 +41,10 @@ def quantized(value: torch.Tensor, scale: Any, zero_point: Any, dtype: torch.dty
     if dtype not in _LIMITS:
         raise CompileError(f"tensors of {dtype} cannot be computed in dequantized form; quint8, qint8 and qint32 can")
     low, high = _LIMITS[dtype]
+    if dtype in _CODES and isinstance(scale, float) and isinstance(zero_point, int):
+        grid = scale, zero_point, low, high, _CODES[dtype]
+        codes = decomposed.quantize_per_tensor(value, *grid)
+        return Quantized(decomposed.dequantize_per_tensor(codes, *grid), scale, zero_point, dtype)
     steps = torch.clamp(torch.round(value / scale) + zero_point, low, high)
     return Quantized((steps - zero_point) * scale, scale, zero_point, dtype)
 
@@ -75,8 +73,6 @@ def call(name: str, values: Sequence[Any], plain: Callable[[list[Any]], Any]) ->
     first = next(v for value in values for v in (value if isinstance(value, list) else [value]) if _is(v))
     if not isinstance(result, torch.Tensor) or not result.is_floating_point():
         return result
-    if name in _ON_THE_GRID:
-        return Quantized(result, first.scale, first.zero_point, first.dtype)
     return first.like(result)
 
 
@@ -96,9 +92,12 @@ def _value(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class _Packed:
-    """Prepacked weights, dequantized, and the geometry of a convolution."""
+    """Prepacked weights, their codes with scales and zero points for all or for channels, and the geometry of a convolution."""
 
-    weight: torch.Tensor
+    codes: torch.Tensor
+    scale: Any
+    zero_point: Any
+    axis: int | None
     bias: torch.Tensor | None
     stride: list[int]
     padding: list[int]
@@ -106,18 +105,34 @@ class _Packed:
     groups: int
     transposed: bool
 
+    def weight(self) -> torch.Tensor:
+        limits = (-128, 127, torch.int8)
+        if self.axis is None:
+            result = decomposed.dequantize_per_tensor(self.codes, self.scale, self.zero_point, *limits)
+        else:
+            result = decomposed.dequantize_per_channel(self.codes, self.scale, self.zero_point, self.axis, *limits)
+        assert isinstance(result, torch.Tensor)
+        return result
+
 
 def _unpacked(packed: Any) -> _Packed:
     with _disable_current_modes():  # real weights, also while torch.export traces
         weight, bias = packed.unpack()
-        weight = weight.dequantize()
         bias = None if bias is None else bias.detach()
+        if weight.dtype is not torch.qint8:
+            raise CompileError(f"weights of {weight.dtype} are not taken; convert the model with weights of torch.qint8")
+        found: tuple[Any, ...]
+        if weight.qscheme() in (torch.per_channel_affine, torch.per_channel_symmetric):
+            scales, zeros = weight.q_per_channel_scales().float(), weight.q_per_channel_zero_points().long()
+            found = weight.int_repr(), scales, zeros, weight.q_per_channel_axis()
+        else:
+            found = weight.int_repr(), weight.q_scale(), weight.q_zero_point(), None
         if not packed._has_method("stride"):
-            return _Packed(weight, bias, [], [], [], 1, False)
+            return _Packed(*found, bias, [], [], [], 1, False)
         stride, padding, dilation = (
             [int(n) for n in getattr(packed, name)()] for name in ("stride", "padding", "dilation")
         )
-        return _Packed(weight, bias, stride, padding, dilation, int(packed.groups()), bool(packed.transpose()))
+        return _Packed(*found, bias, stride, padding, dilation, int(packed.groups()), bool(packed.transpose()))
 
 
 def _convolution(relu: bool) -> Callable[..., Quantized]:
@@ -126,10 +141,10 @@ def _convolution(relu: bool) -> Callable[..., Quantized]:
         p = _unpacked(packed)
         if p.transposed:
             raise CompileError("transposed quantized convolutions are not computed in dequantized form yet")
-        dims = p.weight.dim() - 2
+        dims = p.codes.dim() - 2
         convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[dims - 1]
         geometry = (p.stride[-dims:], p.padding[-dims:], p.dilation[-dims:])  # conv1d is packed as conv2d
-        y = convolve(x.value, p.weight, p.bias, *geometry, p.groups)
+        y = convolve(x.value, p.weight(), p.bias, *geometry, p.groups)
         return quantized(torch.relu(y) if relu else y, scale, zero_point)
 
     return apply
@@ -138,16 +153,23 @@ def _convolution(relu: bool) -> Callable[..., Quantized]:
 def _linear(relu: bool) -> Callable[..., Quantized]:
     def apply(x: Quantized, packed: Any, scale: Any, zero_point: Any) -> Quantized:
         p = _unpacked(packed)
-        y = functional.linear(x.value, p.weight, p.bias)
+        y = functional.linear(x.value, p.weight(), p.bias)
         return quantized(torch.relu(y) if relu else y, scale, zero_point)
 
     return apply
 
 
+_LEAST_SCALE = 6.1e-5
+"""Of what torch quantizes while a model runs."""
+
+
 def _dynamic_linear(relu: bool) -> Callable[..., torch.Tensor]:
     def apply(x: torch.Tensor, packed: Any, reduce_range: bool = False) -> torch.Tensor:
         p = _unpacked(packed)
-        y = functional.linear(x, p.weight, p.bias)
+        scale, zero = decomposed.choose_qparams.tensor(x, 0, 127 if reduce_range else 255, _LEAST_SCALE, torch.uint8)
+        codes = decomposed.quantize_per_tensor.tensor(x, scale, zero, 0, 255, torch.uint8)
+        x = decomposed.dequantize_per_tensor.tensor(codes, scale, zero, 0, 255, torch.uint8)
+        y = functional.linear(x, p.weight(), p.bias)
         return torch.relu(y) if relu else y
 
     return apply
