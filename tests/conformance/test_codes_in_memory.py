@@ -155,3 +155,64 @@ def test_a_long_sum_is_cut_into_exact_parts() -> None:
     # The integer sum is rounded once, to float32.
     wanted = (total.float().relu() / step.out_scale).round().clamp(-128, 127) * step.out_scale
     torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+
+
+class Transposed(torch.nn.Module):
+    weight: torch.Tensor
+    scale: torch.Tensor
+    shift: torch.Tensor
+    bias: torch.Tensor
+
+    def __init__(
+        self, channels: int, out: int, kernel: int, geometry: tuple[int, int, int, int], per_channel: bool
+    ) -> None:
+        super().__init__()
+        self.geometry, self.per_channel = geometry, per_channel
+        of_group = out // geometry[3]
+        self.register_buffer("weight", torch.randint(-20, 21, (channels, of_group, kernel, kernel), dtype=torch.int8))
+        self.register_buffer("scale", 2.0 ** torch.randint(-7, -5, (of_group,)).float())
+        self.register_buffer("shift", torch.zeros(of_group, dtype=torch.int64))
+        self.register_buffer("bias", torch.randint(-500, 500, (out,)) * 2.0**-11)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = rounded(x, 2.0**-5, 3, torch.int8)
+        if self.per_channel:
+            w = decomposed.dequantize_per_channel(self.weight, self.scale, self.shift, 1, -127, 127, torch.int8)
+        else:
+            w = decomposed.dequantize_per_tensor(self.weight, 2.0**-6, 0, -127, 127, torch.int8)
+        stride, padding, more, groups = self.geometry
+        y = F.conv_transpose2d(x, w, self.bias, stride, padding, more, groups)
+        return rounded(y, 2.0**-3, -5, torch.int8)
+
+
+@pytest.mark.parametrize(
+    ("channels", "out", "kernel", "geometry", "per_channel"),
+    [
+        (8, 4, 3, (2, 1, 1, 1), True), (4, 5, 2, (2, 0, 0, 1), True), (8, 8, 3, (1, 1, 0, 4), False),
+        (3, 7, 4, (2, 1, 0, 1), False), (8, 8, 3, (3, 0, 0, 8), False),
+    ],
+)  # fmt: skip
+def test_transposed(
+    channels: int, out: int, kernel: int, geometry: tuple[int, int, int, int], per_channel: bool
+) -> None:
+    torch.manual_seed(0)
+    model, x = Transposed(channels, out, kernel, geometry, per_channel), torch.randn(2, channels, 7, 6)
+    with lapilli.compile(model, (x,), target="cpu-fp32", fallback="error") as program:
+        torch.testing.assert_close(program(x), model(x), rtol=0, atol=0)
+        labels = [run.label for run in program.description.methods[0].plans[0].run]
+    assert sum("mul" in label for label in labels) == 1  # only what follows the sum is scaled
+
+
+class Product(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x, y = rounded(x, 2.0**-5, 3, torch.int8), rounded(y, 2.0**-4, -7, torch.int8)
+        return rounded(torch.bmm(x, y), 2.0**-3, 2, torch.int8)
+
+
+@pytest.mark.parametrize(("batch", "m", "k", "n"), [(2, 5, 16, 8), (3, 7, 5, 3), (1, 4, 2048, 4), (2, 3, 2048, 5)])
+def test_products_of_activations(batch: int, m: int, k: int, n: int) -> None:
+    """Also with sums beyond what floats hold, in 32-bit integers."""
+    torch.manual_seed(0)
+    x, y = torch.randn(batch, m, k), torch.randn(batch, k, n)
+    with lapilli.compile(Product(), (x, y), target="cpu-fp32", fallback="error") as program:
+        torch.testing.assert_close(program(x, y), Product()(x, y), rtol=0, atol=0)

@@ -21,6 +21,7 @@ decomposed = torch.ops.quantized_decomposed
 _LIMITS = {torch.quint8: (0, 255), torch.qint8: (-128, 127), torch.qint32: (-(2**31), 2**31 - 1)}
 _CODES = {torch.quint8: torch.uint8, torch.qint8: torch.int8}
 
+
 @dataclass(frozen=True)
 class Quantized:
     """A quantized tensor. value: float32, dequantized."""
@@ -102,6 +103,7 @@ class _Packed:
     stride: list[int]
     padding: list[int]
     dilation: list[int]
+    output_padding: list[int]
     groups: int
     transposed: bool
 
@@ -120,31 +122,37 @@ def _unpacked(packed: Any) -> _Packed:
         weight, bias = packed.unpack()
         bias = None if bias is None else bias.detach()
         if weight.dtype is not torch.qint8:
-            raise CompileError(f"weights of {weight.dtype} are not taken; convert the model with weights of torch.qint8")
-        found: tuple[Any, ...]
+            raise CompileError(
+                f"weights of {weight.dtype} are not taken; convert the model with weights of torch.qint8"
+            )
+        scale: Any
+        zero_point: Any
         if weight.qscheme() in (torch.per_channel_affine, torch.per_channel_symmetric):
-            scales, zeros = weight.q_per_channel_scales().float(), weight.q_per_channel_zero_points().long()
-            found = weight.int_repr(), scales, zeros, weight.q_per_channel_axis()
+            scale, zero_point = weight.q_per_channel_scales().float(), weight.q_per_channel_zero_points().long()
+            axis = weight.q_per_channel_axis()
         else:
-            found = weight.int_repr(), weight.q_scale(), weight.q_zero_point(), None
+            scale, zero_point, axis = weight.q_scale(), weight.q_zero_point(), None
+        grid = weight.int_repr(), scale, zero_point, axis, bias
         if not packed._has_method("stride"):
-            return _Packed(*found, bias, [], [], [], 1, False)
-        stride, padding, dilation = (
-            [int(n) for n in getattr(packed, name)()] for name in ("stride", "padding", "dilation")
+            return _Packed(*grid, [], [], [], [], 1, False)
+        stride, padding, dilation, more = (
+            [int(n) for n in getattr(packed, name)()] for name in ("stride", "padding", "dilation", "output_padding")
         )
-        return _Packed(*found, bias, stride, padding, dilation, int(packed.groups()), bool(packed.transpose()))
+        return _Packed(*grid, stride, padding, dilation, more, int(packed.groups()), bool(packed.transpose()))
 
 
 def _convolution(relu: bool) -> Callable[..., Quantized]:
     def apply(x: Quantized, packed: Any, *rest: Any) -> Quantized:
         scale, zero_point = rest[-2:]  # an older overload repeats the geometry before them
         p = _unpacked(packed)
-        if p.transposed:
-            raise CompileError("transposed quantized convolutions are not computed in dequantized form yet")
         dims = p.codes.dim() - 2
-        convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[dims - 1]
-        geometry = (p.stride[-dims:], p.padding[-dims:], p.dilation[-dims:])  # conv1d is packed as conv2d
-        y = convolve(x.value, p.weight(), p.bias, *geometry, p.groups)
+        stride, padding, dilation = (g[-dims:] for g in (p.stride, p.padding, p.dilation))  # conv1d is packed as conv2d
+        if p.transposed:
+            more = p.output_padding[-dims:]
+            y = torch.convolution(x.value, p.weight(), p.bias, stride, padding, dilation, True, more, p.groups)
+        else:
+            convolve: Any = (functional.conv1d, functional.conv2d, functional.conv3d)[dims - 1]
+            y = convolve(x.value, p.weight(), p.bias, stride, padding, dilation, p.groups)
         return quantized(torch.relu(y) if relu else y, scale, zero_point)
 
     return apply
@@ -209,6 +217,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "prim::device": lambda x: x.value.device,
     **{f"quantized::conv{d}d": _convolution(False) for d in (1, 2, 3)},
     **{f"quantized::conv{d}d_relu": _convolution(True) for d in (1, 2, 3)},
+    **{f"quantized::conv_transpose{d}d": _convolution(False) for d in (1, 2, 3)},
     "quantized::linear": _linear(False), "quantized::linear_relu": _linear(True),
     "quantized::linear_dynamic": _dynamic_linear(False), "quantized::linear_relu_dynamic": _dynamic_linear(True),
     "quantized::add": _binary(torch.add), "quantized::add_relu": _binary(torch.add, True),

@@ -22,7 +22,7 @@ from lapilli.graph.quantized import DEQUANTIZE, QUANTIZE
 
 aten = torch.ops.aten
 
-_CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+_CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.convolution.default)
 _LARGEST = 2**31 - 1
 _EXACT = 2**24
 """Integers up to which float32 has all."""
@@ -123,15 +123,49 @@ def compute_in_integers(module: Module) -> int:
     """Replaces layers whose operands are both dequantized from codes of 8 bits. Returns their number."""
     found = 0
     for node in list(module.graph.nodes):
-        if node.target is aten.linear.default or node.target in _CONVOLUTIONS or _is_plain_convolution(node):
+        if node.target is aten.linear.default or node.target in _CONVOLUTIONS:
             found += _replace(module, node)
+        elif node.target is aten.bmm.default:
+            found += _replace_product(module, node)
     module.clean()
     return found
 
 
-def _is_plain_convolution(node: fx.Node) -> bool:
-    """Whether this is the general operator, not transposed."""
-    return node.target is aten.convolution.default and not node.args[6]
+def _is_transposed(node: fx.Node) -> bool:
+    return node.target is aten.convolution.default and bool(node.args[6])
+
+
+def _replace_product(module: Module, node: fx.Node) -> bool:
+    """A product of two activations, each quantized as a whole."""
+    if node.meta["val"].dtype is not torch.float32 or not all(map(_of_codes, node.args)):
+        return False
+    terms = node.args[0].meta["val"].shape[2]  # type: ignore[union-attr]
+    given: list[Any] = [x.args for x in node.args]  # type: ignore[union-attr]
+    if not isinstance(terms, int) or any(b != -1 for _, _, _, block, _ in given for b in block):
+        return False
+    largest = terms
+    for codes, _, zero, _, _ in given:
+        low, high = _centered(module, codes, zero)
+        largest *= max(abs(low), abs(high))
+    if largest > _LARGEST:
+        return False
+    kind = torch.float32 if largest <= _EXACT else torch.int32
+    writer = _Writer(module, node)
+    with module.graph.inserting_before(node):
+        sides = []
+        for x in node.args:
+            codes, _, zero, _, _ = x.args  # type: ignore[union-attr]
+            side = writer.converted(codes, kind)
+            if zero is not None:
+                side = writer.call(aten.sub.Tensor, side, writer.parameter(zero, x, False, kind), like=side)  # type: ignore[arg-type]
+            sides.append(side)
+        value = writer.converted(writer.call(aten.bmm.default, *sides, like=node, dtype=kind), torch.float32)
+        for x, (_, scale, _, _, _) in zip(node.args, given, strict=True):
+            factor = writer.parameter(scale, x, False, torch.float32)  # type: ignore[arg-type]
+            value = writer.call(aten.mul.Tensor, value, factor, like=value)
+    module.replace(node, value)
+    module.graph.erase_node(node)
+    return True
 
 
 def _replace(module: Module, node: fx.Node) -> bool:
@@ -145,13 +179,23 @@ def _replace(module: Module, node: fx.Node) -> bool:
     linear = node.target is aten.linear.default
     whole = all(b == -1 for b in block)
     rows = linear and all(b == 1 for b in block[:-1]) and block[-1] == -1
-    if not (whole or rows) or any(b != -1 for b in of_weight[1:]) or of_weight[0] not in (-1, 1):
+    along = 1 if _is_transposed(node) else 0  # the results' channels of a weight
+    shared = [b for d, b in enumerate(of_weight) if d != along]
+    if not (whole or rows) or any(b != -1 for b in shared) or of_weight[along] not in (-1, 1):
+        return False
+    if along and _groups(node) != 1 and (of_weight[along] != -1 or shift is not None):
         return False
     if weights not in module.constants or len(size) < 2 or (shift is not None and shift not in module.constants):
         return False
     values = module.constants[weights].to(torch.int64)
     if shift is not None:
-        values = values - module.constants[shift].to(torch.int64).reshape([-1] + [1] * (len(size) - 1))
+        values = values - module.constants[shift].to(torch.int64).reshape(
+            [-1 if d == along else 1 for d in range(len(size))]
+        )
+    centered = values
+    if along:  # a row for each result
+        groups = _groups(node)
+        values = values.reshape(groups, -1, *size[1:]).transpose(1, 2).flatten(0, 1)
     limits = _centered(module, codes, zero)
     largest = _largest(values, limits)
     if largest > _LARGEST:
@@ -165,8 +209,8 @@ def _replace(module: Module, node: fx.Node) -> bool:
             left = writer.call(aten.sub.Tensor, left, writer.parameter(zero, x, rows, kind), like=left)
         right = weights
         if shift is not None:
-            narrow = torch.int8 if values.min() >= -128 and values.max() <= 127 else torch.int16
-            right = module.add_constant(values.to(narrow), f"{node.name}_weight")
+            narrow = torch.int8 if centered.min() >= -128 and centered.max() <= 127 else torch.int16
+            right = module.add_constant(centered.to(narrow), f"{node.name}_weight")
         right = writer.converted(right, kind)
         rest: list[Any] = list(node.args[2:])
         bias = rest[0] if rest else None
@@ -194,7 +238,7 @@ def _parts(node: fx.Node, values: torch.Tensor, limits: tuple[int, int]) -> list
     """Channels of parts of the sum that float32 holds exactly: one part, or a few; none if that is not enough."""
     channels = values.shape[1]
     for count in range(1, _MOST_PARTS + 1):
-        if count > 1 and (channels < _MOST_PARTS * count or _groups(node) != 1):
+        if count > 1 and (channels < _MOST_PARTS * count or _groups(node) != 1 or _is_transposed(node)):
             break
         step = -(-channels // count // 4) * 4 if count > 1 else channels
         found = [(a, min(a + step, channels)) for a in range(0, channels, max(step, 1))] or [(0, 0)]

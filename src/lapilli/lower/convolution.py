@@ -12,7 +12,8 @@ import torch
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cast_to, const, indirect, is_finite, load, select, unary, where
 from lapilli.ir.integer import Int, as_int
-from lapilli.ir.node import Constant, Convolution, Node, Reduce
+from lapilli.ir.node import Constant, Convolution, Map, Node, Reduce
+from lapilli.ir.ranges import least_code
 from lapilli.lower.registry import LONGEST, Call, lowering
 
 aten = torch.ops.aten
@@ -100,7 +101,7 @@ def _transposed(
         return _gathered(call, x, w, stride, padding, dilation, groups)
     strange = None
     inserted = math.prod(stride) > 1 or any(r.const for r in rest)
-    if inserted and not isinstance(w, Constant):
+    if inserted and not isinstance(w, Constant) and not _is_of_integers(w):
         strange = call.reduce(
             "any",
             lambda _, r: unary("not", is_finite(cast_to(load(w, r), DType.float32))),
@@ -116,6 +117,11 @@ def _transposed(
     needed = [indirect(cast_to(cast_to(load(strange, []), DType.bool), DType.int32), 2) - 1]
     exact = _gathered(call, x, w, stride, padding, dilation, groups, needed)
     return call.map(lambda *at: select(needed, load(exact, at), load(plain, at)))
+
+
+def _is_of_integers(w: Node) -> bool:
+    """Whether weights are integers as floats."""
+    return isinstance(w, Map) and least_code(w.body) is not None
 
 
 def _gathered(
@@ -155,7 +161,10 @@ def _spread(call: Call, x: Node, stride: list[int]) -> Node:
         guards = [-(i % s) for i, s in zip(at[2:], stride, strict=True)]
         return select(guards, load(x, [*at[:2], *places]), const(0, x.dtype.compute))
 
-    return call.map(body, shape, x.dtype)
+    made = call.map(body, shape, x.dtype)
+    if x.dtype is DType.code:
+        made.dtype, made.least = x.dtype, x.least
+    return made
 
 
 def _backwards(call: Call, w: Node, groups: int, finite: bool) -> Node:

@@ -206,6 +206,8 @@ class Call:
 
     def storage(self, dtype: DType) -> DType:
         """The storage type of a value of this dtype between kernels."""
+        if dtype is DType.code:  # whose least value is not known here
+            dtype = DType.float32
         if dtype is DType.float32 and self.half:
             return DType.float16
         if dtype is DType.float64:

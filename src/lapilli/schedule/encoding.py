@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, load, loads, rewrite, walk
-from lapilli.ir.integer import Int, Var, as_int, of
+from lapilli.ir.integer import Int, Var, as_int, ceildiv, of
 from lapilli.ir.node import Constant, Map, Matmul, Node, Reduce
 from lapilli.ir.ranges import Ranges
 from lapilli.lower.codes import code_of
@@ -47,6 +47,8 @@ class Blocks:
             a.extent == 1 for a in (contraction.column, contraction.inner)
         ):
             return None, 0, 0
+        if node.shape[1] != ceildiv(contraction.inner.extent * self.bits, 8):
+            return None, 0, 0  # some of its columns
         if self.bits == 8 and self.code is load(node, at):
             return (node, 0x80808080, -128) if node.dtype is DType.int8 else (node, 0, 0)
         if self.bits == 4 and self.code is code_of(node, at, self.low):
@@ -69,7 +71,7 @@ def encoding_of(reduction: Reduce, views: Mapping[int, Map], tasks: Mapping[int,
     value = (
         _computed(tasks.get(root.id), at) if not any(v in i.atoms() for i in at for v in contraction.batch) else None
     )
-    if value is None:
+    if value is None or value.dtype is not DType.float32:  # integers are multiplied as they are
         return DENSE
     found: list[tuple[int, int, Expr]] = []
     for e in walk(value, through_indirect=False):
