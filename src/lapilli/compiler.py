@@ -25,6 +25,7 @@ from lapilli.codegen.select import schedule_of, write_all
 from lapilli.codegen.template import Kept
 from lapilli.errors import CompileError, UnsupportedOperatorError
 from lapilli.graph.channels_last import keep_channels_last
+from lapilli.graph.integers import arithmetic
 from lapilli.graph.module import Module
 from lapilli.graph.shared_states import share_states
 from lapilli.ir.dtype import DType
@@ -209,7 +210,11 @@ class ModelCompiler:
 
     def add_whole(self, name: str, nesting: structure.Structure, module: Module, method: PlayerMethod) -> None:
         """Adds a method that is a single one of the player."""
-        rows = tuple(OperatorReport(n.name, str(n.target), "gpu") for n in module.graph.nodes if is_computed(n))
+        rows = tuple(
+            OperatorReport(n.name, str(n.target), "gpu", arithmetic=arithmetic(n))
+            for n in module.graph.nodes
+            if is_computed(n)
+        )
         self.interfaces.append(Interface(name, nesting, rows, len(self.methods)))
         self.methods.append(method)
 

@@ -67,6 +67,11 @@ def test_quantize_(name: str) -> None:
             assert (program(x) - wanted).abs().max() <= bound * wanted.abs().max()
             weights, columns = 256 * 512 + 512 * 128, 512 + 128
             assert stored(program) <= 1.05 * (per_weight * weights + 12 * columns)  # biases, and scales of rows
+            report = program.report()
+            in_integers = name == "int8 activations, int8 weights"
+            assert (len(report.in_integers), len(report.dequantized)) == ((2, 0) if in_integers else (0, 2)), str(
+                report
+            )
 
 
 def stored(program: lapilli.Program) -> int:
@@ -142,6 +147,9 @@ def test_layers_stay_in_integers() -> None:
     with lapilli.compile(torch.export.export(reference, (x,)), fallback="error") as program:
         weights = [c for c in program.description.constants if len(c.shape) > 1 and c.dtype not in ("int8", "uint8")]
         assert not [c.name for c in weights if "folded" in c.name or c.shape[0] > 1]
+        assert len(program.report().in_integers) == 5
+        assert not program.report().dequantized
+        assert "quantized: 5 in integers, 0 in floats" in str(program.report())
 
 
 def test_training_and_back() -> None:

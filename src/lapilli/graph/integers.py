@@ -120,35 +120,58 @@ def _number(module: Module, zero: Any) -> int | None:
 
 
 def compute_in_integers(module: Module) -> int:
-    """Replaces layers whose operands are both dequantized from codes of 8 bits. Returns their number."""
+    """Replaces layers whose operands are both dequantized from codes of 8 bits. Returns their number. Others keep the reason, for
+    `arithmetic`.
+    """
     found = 0
     for node in list(module.graph.nodes):
-        if node.target is aten.linear.default or node.target in _CONVOLUTIONS:
-            found += _replace(module, node)
-        elif node.target is aten.bmm.default:
-            found += _replace_product(module, node)
+        if not _reads_dequantized(node):
+            continue
+        refused = _replace_product(module, node) if node.target is aten.bmm.default else _replace(module, node)
+        found += not refused
+        node.meta["arithmetic"] = refused
     module.clean()
     return found
+
+
+INTEGERS = "integers"
+_PRODUCTS = (
+    aten.linear.default, *_CONVOLUTIONS, aten.bmm.default, aten.mm.default, aten.addmm.default, aten.matmul.default,
+    aten.baddbmm.default, aten.scaled_dot_product_attention.default,
+)  # fmt: skip
+
+
+def _reads_dequantized(node: fx.Node) -> bool:
+    return node.target in _PRODUCTS and any(a.target is DEQUANTIZE for a in node.all_input_nodes)
+
+
+def arithmetic(node: fx.Node) -> str:
+    """How a contraction of quantized operands is computed: "integers", or in floats, and why; empty for all other calls."""
+    if node.target is aten._int_mm.default:
+        return INTEGERS
+    if not _reads_dequantized(node):
+        return str(node.meta.get("arithmetic", ""))
+    return f"floats, {node.meta.get('arithmetic') or 'of dequantized operands'}"
 
 
 def _is_transposed(node: fx.Node) -> bool:
     return node.target is aten.convolution.default and bool(node.args[6])
 
 
-def _replace_product(module: Module, node: fx.Node) -> bool:
-    """A product of two activations, each quantized as a whole."""
+def _replace_product(module: Module, node: fx.Node) -> str:
+    """A product of two activations, each quantized as a whole. Returns why it is none, or nothing."""
     if node.meta["val"].dtype is not torch.float32 or not all(map(_of_codes, node.args)):
-        return False
+        return _ONE_QUANTIZED
     terms = node.args[0].meta["val"].shape[2]  # type: ignore[union-attr]
     given: list[Any] = [x.args for x in node.args]  # type: ignore[union-attr]
     if not isinstance(terms, int) or any(b != -1 for _, _, _, block, _ in given for b in block):
-        return False
+        return "since scales differ within an operand, or the sum's length is open"
     largest = terms
     for codes, _, zero, _, _ in given:
         low, high = _centered(module, codes, zero)
         largest *= max(abs(low), abs(high))
     if largest > _LARGEST:
-        return False
+        return _TOO_LONG
     kind = torch.float32 if largest <= _EXACT else torch.int32
     writer = _Writer(module, node)
     with module.graph.inserting_before(node):
@@ -159,20 +182,27 @@ def _replace_product(module: Module, node: fx.Node) -> bool:
             if zero is not None:
                 side = writer.call(aten.sub.Tensor, side, writer.parameter(zero, x, False, kind), like=side)  # type: ignore[arg-type]
             sides.append(side)
-        value = writer.converted(writer.call(aten.bmm.default, *sides, like=node, dtype=kind), torch.float32)
+        value = writer.converted(writer.total(node, *sides, dtype=kind), torch.float32)
         for x, (_, scale, _, _, _) in zip(node.args, given, strict=True):
             factor = writer.parameter(scale, x, False, torch.float32)  # type: ignore[arg-type]
             value = writer.call(aten.mul.Tensor, value, factor, like=value)
     module.replace(node, value)
     module.graph.erase_node(node)
-    return True
+    return ""
 
 
-def _replace(module: Module, node: fx.Node) -> bool:
+_ONE_QUANTIZED = "since one operand is not quantized to 8 bits"
+_TOO_LONG = "since a sum might not fit into 32 bits"
+
+
+def _replace(module: Module, node: fx.Node) -> str:
+    """A layer. Returns why it is none, or nothing."""
+    if node.target is not aten.linear.default and node.target not in _CONVOLUTIONS:
+        return "since this operator has no form in integers"
     x: Any = node.args[0]
     w: Any = node.args[1]
     if not _of_codes(x) or not _of_codes(w) or node.meta["val"].dtype is not torch.float32:
-        return False
+        return _ONE_QUANTIZED
     codes, scale, zero, block, _ = x.args
     weights, factor, shift, of_weight, _ = w.args
     size = weights.meta["val"].shape
@@ -182,11 +212,11 @@ def _replace(module: Module, node: fx.Node) -> bool:
     along = 1 if _is_transposed(node) else 0  # the results' channels of a weight
     shared = [b for d, b in enumerate(of_weight) if d != along]
     if not (whole or rows) or any(b != -1 for b in shared) or of_weight[along] not in (-1, 1):
-        return False
+        return "since scales differ along its sum"
     if along and _groups(node) != 1 and (of_weight[along] != -1 or shift is not None):
-        return False
+        return "since groups share the scales of channels"
     if weights not in module.constants or len(size) < 2 or (shift is not None and shift not in module.constants):
-        return False
+        return "since its weight is computed"
     values = module.constants[weights].to(torch.int64)
     if shift is not None:
         values = values - module.constants[shift].to(torch.int64).reshape(
@@ -199,7 +229,7 @@ def _replace(module: Module, node: fx.Node) -> bool:
     limits = _centered(module, codes, zero)
     largest = _largest(values, limits)
     if largest > _LARGEST:
-        return False
+        return _TOO_LONG
     parts = _parts(node, values, limits)
     kind = torch.float32 if parts else torch.int32
     writer = _Writer(module, node)
@@ -218,7 +248,7 @@ def _replace(module: Module, node: fx.Node) -> bool:
         if len(parts) > 1:
             total = writer.sum_of_parts(node, left, right, rest, parts)
         else:
-            total = writer.call(node.target, left, right, *rest, like=node, dtype=kind)
+            total = writer.total(node, left, right, *rest, dtype=kind)
         value = writer.converted(total, torch.float32)
         trailing = 0 if linear else len(size) - 2
         value = writer.call(aten.mul.Tensor, value, writer.parameter(scale, x, rows, torch.float32), like=value)
@@ -227,7 +257,7 @@ def _replace(module: Module, node: fx.Node) -> bool:
             value = writer.call(aten.add.Tensor, value, writer.of_channels(bias, trailing), like=value)
     module.replace(node, value)
     module.graph.erase_node(node)
-    return True
+    return ""
 
 
 _MOST_PARTS = 4
@@ -295,6 +325,12 @@ class _Writer:
         node.meta["val"] = value.new_empty(value.shape, dtype=dtype or value.dtype)
         return node
 
+    def total(self, node: fx.Node, *args: Any, dtype: torch.dtype) -> fx.Node:
+        """The sum that replaces a layer's, of other operands."""
+        made = self.call(node.target, *args, like=node, dtype=dtype)
+        made.meta["arithmetic"] = INTEGERS
+        return made
+
     def sum_of_parts(
         self, node: fx.Node, left: fx.Node, right: fx.Node, rest: list[Any], parts: list[tuple[int, int]]
     ) -> fx.Node:
@@ -303,7 +339,7 @@ class _Writer:
         total: fx.Node | None = None
         for first, end in parts:
             x, w = (self.narrowed(v, along, first, end) for v in (left, right))
-            part = self.converted(self.call(node.target, x, w, *rest, like=node, dtype=torch.float32), torch.int32)
+            part = self.converted(self.total(node, x, w, *rest, dtype=torch.float32), torch.int32)
             total = part if total is None else self.call(aten.add.Tensor, total, part, like=part)
         assert total is not None
         return total
