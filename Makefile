@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs comparison performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean
+.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs quantization comparison performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -85,6 +85,9 @@ bench: setup-demo ## Time classifiers against torch on this machine
 
 cliffs: setup-test ## Calls that are much slower than their neighbours, on lavapipe; ARGS="--dtype float16 --only attention"
 	$(MEASURE) tools/cliffs.py $(ARGS)
+
+quantization: setup-test ## Every way to quantize a model, on lavapipe: the table of docs/quantization.md; ARGS="--only eager"
+	$(MEASURE) tools/quantization.py $(ARGS)
 
 comparison: setup-demo ## Measure Lapilli beside other ways of running PyTorch on Vulkan: docs/comparison.md
 	PYTHONPATH=benchmarks $(MEASURE) -m comparison $(ARGS)

@@ -40,7 +40,7 @@ def quantized(value: torch.Tensor, scale: Any, zero_point: Any, dtype: torch.dty
     """As `torch.quantize_per_tensor`: rounds half to even, and clamps."""
     scale, zero_point = _constant(scale), _constant(zero_point)
     if dtype not in _LIMITS:
-        raise CompileError(f"tensors of {dtype} cannot be computed in dequantized form; quint8, qint8 and qint32 can")
+        raise CompileError(f"tensors of {dtype} are not supported; quint8, qint8 and qint32 are")
     low, high = _LIMITS[dtype]
     if dtype in _CODES and isinstance(scale, float) and isinstance(zero_point, int):
         grid = scale, zero_point, low, high, _CODES[dtype]
@@ -69,7 +69,9 @@ def call(name: str, values: Sequence[Any], plain: Callable[[list[Any]], Any]) ->
     if name in _OPERATORS:
         return _OPERATORS[name](*values)
     if name.startswith("quantized::"):
-        raise CompileError("this quantized operator is not computed in dequantized form yet; compile the float model")
+        raise CompileError(
+            "this quantized operator is not supported yet; quantize other layers, or compile the float model"
+        )
     result = plain([_value(v) for v in values])
     first = next(v for value in values for v in (value if isinstance(value, list) else [value]) if _is(v))
     if not isinstance(result, torch.Tensor) or not result.is_floating_point():

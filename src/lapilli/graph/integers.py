@@ -242,6 +242,7 @@ def _replace(module: Module, node: fx.Node) -> str:
             narrow = torch.int8 if centered.min() >= -128 and centered.max() <= 127 else torch.int16
             right = module.add_constant(centered.to(narrow), f"{node.name}_weight")
         right = writer.converted(right, kind)
+        right.meta["codes"] = True
         rest: list[Any] = list(node.args[2:])
         bias = rest[0] if rest else None
         rest[:1] = [None] if rest else []
@@ -339,7 +340,10 @@ class _Writer:
         total: fx.Node | None = None
         for first, end in parts:
             x, w = (self.narrowed(v, along, first, end) for v in (left, right))
-            part = self.converted(self.total(node, x, w, *rest, dtype=torch.float32), torch.int32)
+            part = self.total(node, x, w, *rest, dtype=torch.float32)
+            if total is not None:  # a layer counts once
+                del part.meta["arithmetic"]
+            part = self.converted(part, torch.int32)
             total = part if total is None else self.call(aten.add.Tensor, total, part, like=part)
         assert total is not None
         return total

@@ -288,29 +288,39 @@ def narrow_zero_points(module: Module) -> None:
 
 
 _FEW_VALUES = 16
+_MATRIX = 2
+_READ_CODES = (DEQUANTIZE, aten._to_copy.default)
 
 
 def pack_codes(module: Module) -> int:
-    """Packs constants of at most sixteen neighbouring integers that are only dequantized, two in a byte. Returns their number."""
+    """Packs constants of at most sixteen neighbouring integers that are only dequantized or converted, two in a byte. Returns
+    their number.
+    """
     packed = 0
     for node, value in list(module.constants.items()):
+        if not any(user.target is DEQUANTIZE or "codes" in user.meta for user in node.users):
+            continue
         if value.dtype not in (torch.int8, torch.uint8) or value.dim() == 0 or not value.numel():
             continue
         if node in module.outputs or not node.users:
             continue
-        if any(user.target is not DEQUANTIZE or user.args[0] is not node for user in node.users):
+        if any(user.target not in _READ_CODES or user.args[0] is not node for user in node.users):
             continue
         low, high = (int(v) for v in value.aminmax())
         if high - low >= _FEW_VALUES:
             continue
         low = -8 if low >= -8 and high <= 7 else 0 if low >= 0 and high <= 15 else low
-        codes = (value.to(torch.int16) - low).to(torch.uint8)
-        codes = torch.nn.functional.pad(codes, (0, value.shape[-1] % 2))
+        rows = value.flatten(1) if value.dim() > _MATRIX else value  # filters have few or odd columns
+        codes = (rows.to(torch.int16) - low).to(torch.uint8)
+        codes = torch.nn.functional.pad(codes, (0, rows.shape[-1] % 2))
         both = module.add_constant(codes[..., ::2] | codes[..., 1::2] << 4, f"{node.name}_packed")
         first = next(n for n in module.graph.nodes if n.op != "placeholder")
         with module.graph.inserting_before(first):
-            new = module.graph.call_function(UNPACK, (both, low, value.shape[-1]))
-        new.meta["val"] = torch.empty_like(value, dtype=torch.int8, device="meta")
+            new = module.graph.call_function(UNPACK, (both, low, rows.shape[-1]))
+            new.meta["val"] = torch.empty_like(rows, dtype=torch.int8, device="meta")
+            if rows is not value:
+                new = module.graph.call_function(aten.reshape.default, (new, list(value.shape)))
+                new.meta["val"] = torch.empty_like(value, dtype=torch.int8, device="meta")
         for user in list(node.users):
             user.args = (new, *user.args[1:])
         packed += 1
