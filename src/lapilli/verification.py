@@ -33,6 +33,8 @@ from lapilli.target import PARTS, TARGETS, plans_for
 
 Array = npt.NDArray[Any]
 
+_IN_MEMORY = {DType.bfloat16: "int16", DType.code: "uint8"}
+
 
 @dataclass(frozen=True)
 class Check:
@@ -151,12 +153,14 @@ class CheckedRun:
             return whole[tuple(slice(*(int(i.evaluate(self.sizes)) for i in (a, a + n))) for a, n in ends)]
         shape = [int(s.evaluate(self.sizes)) for s in node.shape]
         layout = self.schedule.layouts[node.id]
-        dtype = np.dtype("int16" if node.dtype is DType.bfloat16 else node.dtype.name)
+        dtype = np.dtype(_IN_MEMORY.get(node.dtype, node.dtype.name))
         count = int(np.prod(shape))
         if not count or not self.plan.run:
             return as_numbers(np.zeros(shape, dtype), node.dtype)
         raw = self.native.read_buffer(self.inputs, command, buffer, -(-count * dtype.itemsize // 4) * 4)
         values = as_numbers(raw.view(np.uint8)[: count * dtype.itemsize].view(dtype), node.dtype)
+        if node.dtype is DType.code:
+            values = values.astype(np.float32) + node.least
         return _ordered(values, shape, layout)
 
     def _meaning(self, task: Task, values: dict[int, Array]) -> Array | None:
