@@ -176,6 +176,8 @@ class CheckedRun:
         for read in _leaves(task):
             if isinstance(read, Constant):
                 values[read.id] = evaluate(read, {}, {})
+            elif isinstance(read, Map) and read.id not in values:  # weights that kernels decode have no memory
+                self._seen(read, values)
         if task.partial:
             update = Update(self.schedule.stored[out.id], task.axes, task.store, task.value, task.within)
             return updated(update, values, self.sizes)

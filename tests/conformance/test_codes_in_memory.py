@@ -216,3 +216,11 @@ def test_products_of_activations(batch: int, m: int, k: int, n: int) -> None:
     x, y = torch.randn(batch, m, k), torch.randn(batch, k, n)
     with lapilli.compile(Product(), (x, y), target="cpu-fp32", fallback="error") as program:
         torch.testing.assert_close(program(x, y), Product()(x, y), rtol=0, atol=0)
+
+
+def test_kernels_agree_with_their_meaning() -> None:
+    """Whatever lies in memory as codes is read as the numbers that they stand for."""
+    model, x = any_net(1)
+    checks = lapilli.verify(model, (x,), target="cpu-fp32")
+    assert len(checks) > 3
+    assert max(check.error for check in checks) <= 1e-6
