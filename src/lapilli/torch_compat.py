@@ -195,6 +195,7 @@ PRIVATE: dict[str, str] = {
     "torch._C._select_conv_backend": "see PATCHES",
     "torch._C._to_dlpack": "see PATCHES",
     "torch._VF": "packed sequences, as torch.nn packs and pads them",
+    "torch.ao.quantization.fx._decomposed": "registers the operators of quantized graphs",
     "torch._check": "sizes that depend on data have bounds",
     "torch._decomp": "PyTorch's decompositions of operators",
     "torch._dispatch.python": "decompositions are traced with symbolic sizes",
