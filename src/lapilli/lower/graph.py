@@ -305,6 +305,8 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], symbols: Symbols, half: 
 
 _FOUR = 4
 """Codes of a word."""
+_IMAGES = 4
+"""Dimensions of a batch of images."""
 
 
 def _as_codes(node: fx.Node, made: Any) -> Any:
@@ -317,7 +319,8 @@ def _as_codes(node: fx.Node, made: Any) -> Any:
         return made
     low, high = limits
     channels = made.shape[1] if made.rank > 1 else as_int(1)
-    fours = any(size % _FOUR == 0 for size in (channels, *made.shape[-1:]))
+    innermost = (channels,) if made.rank >= _IMAGES else (channels, *made.shape[-1:])  # those of images are channels
+    fours = any(size % _FOUR == 0 for size in innermost)
     if low <= 0 <= high and high - low < 256 and (fours or (channels.value or _FOUR) < _FOUR):
         made.dtype, made.least = DType.code, low
     return made
