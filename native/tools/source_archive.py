@@ -15,7 +15,7 @@ import tarfile
 from pathlib import Path
 
 NATIVE = Path(__file__).resolve().parents[1]
-FOLDERS = ("apps", "cmake", "examples", "include", "schema", "src")
+FOLDERS = ("apps", "cmake", "examples", "include", "jni", "schema", "src")
 GENERATED = ("program_generated.h", "vulkan_api.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*"(flatbuffers/[^"]+)"', re.MULTILINE)
 
