@@ -166,6 +166,12 @@ speech() {
   rm -rf "$scratch"
 }
 
+# The Java API and its tests.
+java() {
+  command -v javac >/dev/null || apt_install default-jdk-headless
+  [ -f /usr/share/java/junit4.jar ] || apt_install junit4
+}
+
 # What people who only run programs have: the wheel and what it asks for, no torch.
 bare_environment() {
   say "an environment without torch"
@@ -196,6 +202,7 @@ if [ "$goal" = zoo ]; then
 fi
 if [ "$goal" = test ]; then
   command -v pkg-config >/dev/null || apt_install pkg-config
+  java
   validation_layers
   swiftshader
   step test_tools "$(requirements project optional-dependencies test)"
