@@ -107,7 +107,7 @@ public class ModuleTest {
       assertEquals(DType.FLOAT16, results[0].toTensor().dtype());
       assertEquals(DType.BFLOAT16, results[1].toTensor().dtype());
       assertArrayEquals(
-          new float[] {0, -0.75f, 32752, 0, Float.POSITIVE_INFINITY, Float.NaN, 0.04998779f},
+          new float[] {0, -0.75f, 32752, 0, Float.POSITIVE_INFINITY, Float.NaN, 0.049987793f},
           results[0].toTensor().getDataAsFloatArray(),
           0);
       assertArrayEquals(
