@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.utils.mobile_optimizer import optimize_for_mobile
 
 import lapilli
 
@@ -72,12 +73,24 @@ def keep(
             (folder / f"{name}.{kind}{i}").write_bytes(words.numpy().tobytes())
 
 
+def mobile(folder: Path, net: nn.Module, x: torch.Tensor) -> None:
+    """The files of the Vulkan tutorial and of the iOS tutorial, and one without a program."""
+    optimized = optimize_for_mobile(torch.jit.script(net), backend="vulkan")
+    torch.jit.save(optimized, folder / "told.pt")  # only its first layer tells what it takes
+    optimized(x)
+    torch.jit.save(optimized, folder / "net-vulkan.pt", _extra_files={"labels.txt": "one\ntwo"})
+    metal = optimize_for_mobile(torch.jit.trace(net, x), backend="metal")
+    metal._save_for_lite_interpreter(str(folder / "net_metal.pt"))
+    torch.jit.save(torch.jit.script(net), folder / "plain.pt")
+
+
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     net = Net().eval()
     x = torch.rand(1, 3, 32, 32)
     keep(folder, "net", lapilli.compile(net, (x,)), (x,), (net(x),))
+    mobile(folder, net, x)
     x = torch.rand(5, 7)
     model = nn.Sequential(nn.Linear(7, 7), nn.Tanh()).eval()
     keep(

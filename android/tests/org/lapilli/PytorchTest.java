@@ -38,6 +38,32 @@ public class PytorchTest {
     assertThrows(IllegalStateException.class, () -> mModule.forward(IValue.from(inputTensor)));
   }
 
+  /** mobilenet2-vulkan.pt and mobilenetv2_metal.pt of the tutorials, as Python writes them. */
+  @Test
+  public void filesOfTheTutorials() throws Exception {
+    Tensor input = Tensor.fromBlob(Models.floatsOf("net.in0"), new long[] {1, 3, 32, 32});
+    float[] want = Models.floatsOf("net.out0");
+    java.util.Map<String, String> extra = new java.util.HashMap<>();
+    extra.put("labels.txt", "");
+    extra.put("other.txt", "stays");
+    Module module = Module.load(Models.FOLDER.resolve("net-vulkan.pt").toString(), extra, Device.VULKAN);
+    assertEquals("one\ntwo", extra.get("labels.txt"));
+    assertEquals("stays", extra.get("other.txt"));
+    assertArrayEquals(want, module.forward(IValue.from(input)).toTensor().getDataAsFloatArray(), 1e-6f); // batch norm is folded in
+    module.destroy();
+    Module metal = LiteModuleLoader.load(Models.FOLDER.resolve("net_metal.pt").toString());
+    assertArrayEquals(want, metal.forward(IValue.from(input)).toTensor().getDataAsFloatArray(), 3e-3f); // computed in float16
+    metal.destroy();
+    Module told = Module.load(Models.FOLDER.resolve("told.pt").toString());
+    assertArrayEquals(want, told.forward(IValue.from(input)).toTensor().getDataAsFloatArray(), 1e-6f);
+    told.forward(IValue.from(Tensor.fromBlob(new float[3 * 20 * 50], new long[] {1, 3, 20, 50}))); // any picture
+    told.destroy();
+    LapilliException failed =
+        assertThrows(LapilliException.class, () -> Module.load(Models.FOLDER.resolve("plain.pt").toString()));
+    assertEquals(LapilliException.Status.INVALID_FILE, failed.status());
+    assertEquals(failed.getMessage(), true, failed.getMessage().contains("without a Lapilli program"));
+  }
+
   @Test
   public void assetsAndLists() throws Exception {
     AssetManager assets =
