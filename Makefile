@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help aar android archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs comparison performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean
+.PHONY: help aar android archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-aar setup-zoo check lint types tidy native python poor test format bench cliffs comparison performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -30,6 +30,9 @@ setup-fuzz:
 
 setup-tidy:
 	@tools/setup.sh tidy
+
+setup-aar:
+	@tools/setup.sh aar
 
 setup-zoo:
 	@tools/setup.sh zoo
@@ -56,6 +59,9 @@ packages: setup-test ## Consumers of the player's packages (CMake, pkg-config, F
 
 android: setup-test ## The Java API on this machine's JVM: JUnit, lavapipe, the natives built for this machine
 	tools/test_android.sh
+
+aar: setup-aar ## Android's package and classes in build/android, by zig: no NDK, no SDK
+	tools/aar.sh
 
 sizes: archive ## Bytes of the player, full and minimal (arm64 where ziglang is installed): docs/cpp.md
 	tools/sizes.sh

@@ -3,6 +3,9 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
@@ -16,6 +19,35 @@ HIDDEN void* aligned_alloc(size_t alignment, size_t size) {
   void* p = NULL;
   return posix_memalign(&p, alignment < sizeof(void*) ? sizeof(void*) : alignment, size) != 0 ? NULL : p;
 }
+
+// Names of sysconf have other numbers in Android. Of these the C++ library asks for two.
+HIDDEN long sysconf(int name) {
+  if (name == _SC_PAGESIZE)
+    return (long)getauxval(AT_PAGESZ);
+  if (name == _SC_NPROCESSORS_ONLN) {
+    unsigned long set[16] = {0}; // 1,024 processors
+    const long bytes = syscall(SYS_sched_getaffinity, 0, sizeof set, set);
+    long count = 0;
+    for (long i = 0; i < bytes / (long)sizeof *set; ++i)
+      count += __builtin_popcountl(set[i]);
+    return count > 0 ? count : 1;
+  }
+  return -1;
+}
+
+// These two are the C++ library's, which has thread-local variables of ELF for them.
+int __cxa_thread_atexit_impl(void (*destroy)(void*), void* object, void* library);
+HIDDEN int __cxa_thread_atexit(void (*destroy)(void*), void* object, void* library) {
+  return __cxa_thread_atexit_impl(destroy, object, library);
+}
+
+struct exceptions { // of a thread; as the C++ ABI lays it out
+  void* caught;
+  unsigned int uncaught;
+};
+static __thread struct exceptions exceptions;
+HIDDEN struct exceptions* __cxa_get_globals(void) { return &exceptions; }
+HIDDEN struct exceptions* __cxa_get_globals_fast(void) { return &exceptions; }
 
 // Thread-local variables by keys of pthreads: Android's linker knows those of ELF since API 29 only. Compilers call this with
 // -femulated-tls, and describe a variable so.
