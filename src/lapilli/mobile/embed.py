@@ -16,12 +16,13 @@ from lapilli.errors import LapilliError
 from lapilli.mobile.model import Sizes, model_of
 
 PROGRAM = "lapilli_program"
+_RecursiveScriptModule: Any = torch.jit.RecursiveScriptModule  # type: ignore[attr-defined]
 
 _LIKELY = 224  # of a picture, where only its rank is known: what dynamic sizes are tried with
 _SAME = {"aten::contiguous", "aten::to", "aten::relu", "aten::relu_", "aten::hardtanh", "aten::detach", "aten::clone"}
 
 
-class SavedModule(torch.jit.RecursiveScriptModule):
+class SavedModule(_RecursiveScriptModule):  # type: ignore[misc]
     """An optimized module: the same as torch's, but a program is put into it before it is saved."""
 
     def save(self, f: Any, **kwargs: Any) -> Any:
