@@ -48,8 +48,11 @@ class Net(nn.Module):
 
 @pytest.fixture
 def net() -> tuple[nn.Module, torch.jit.ScriptModule, torch.Tensor]:
+    class Own(Net):
+        """Modules of one class share a TorchScript type in a process, and bundled inputs change it."""
+
     torch.manual_seed(40)
-    model = Net().eval()
+    model = Own().eval()
     return model, torch.jit.script(model), torch.randn(1, 3, 12, 12)
 
 

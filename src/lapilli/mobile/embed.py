@@ -67,7 +67,10 @@ def _bundled(module: Any) -> tuple[Sizes, ...]:
     """Of the first bundled inputs, if they are tensors."""
     if not hasattr(module, "get_all_bundled_inputs"):
         return ()
-    first = (module.get_all_bundled_inputs() or [()])[0]
+    try:
+        first = (module.get_all_bundled_inputs() or [()])[0]
+    except RuntimeError:  # the method is another module's of the same class, which share a type in TorchScript
+        return ()
     if not first or not all(isinstance(value, torch.Tensor) for value in first):
         return ()
     return tuple(Sizes(value.dtype, tuple(value.shape)) for value in first)
