@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs quantization comparison performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean
+.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs quantization comparison performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean aar android setup-aar
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -17,7 +17,7 @@ demo: setup-demo ## Compile EfficientNet-Lite0, save it, run it on two photos
 
 test: setup-test ## Lint, types, native tests, Python tests on two software devices
 	$(MAKE) --no-print-directory -j2 lint types native
-	$(MAKE) --no-print-directory packages python poor random
+	$(MAKE) --no-print-directory packages android python poor random
 
 setup-demo:
 	@tools/setup.sh demo
@@ -30,6 +30,9 @@ setup-fuzz:
 
 setup-tidy:
 	@tools/setup.sh tidy
+
+setup-aar:
+	@tools/setup.sh aar
 
 setup-zoo:
 	@tools/setup.sh zoo
@@ -53,6 +56,12 @@ archive: setup-test ## The player's source archive: build/package/lapilli-VERSIO
 
 packages: setup-test ## Consumers of the player's packages (CMake, pkg-config, FetchContent, Debian) are built and run
 	tools/test_packages.sh
+
+android: setup-test ## The Java API on this machine's JVM: JUnit, lavapipe, the natives built for this machine
+	tools/test_android.sh
+
+aar: setup-aar ## Android's package and classes in build/android, by zig: no NDK, no SDK
+	tools/aar.sh
 
 sizes: archive ## Bytes of the player, full and minimal (arm64 where ziglang is installed): docs/cpp.md
 	tools/sizes.sh

@@ -6,6 +6,7 @@
 #   tools/setup.sh test    the same with MiniLM, test tools, validation layers, SwiftShader and an environment without torch
 #   tools/setup.sh fuzz    the same as demo with clang
 #   tools/setup.sh tidy    the same as demo with clang-tidy
+#   tools/setup.sh aar     the same as demo with a JDK and zig
 #   tools/setup.sh zoo     the same as demo with MiniLM, timm and diffusers
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,6 +19,7 @@ torchvision_version=0.28.0
 transformers=transformers==5.23.0
 diffusers=diffusers==0.42.1
 torchao=torchao==0.18.0
+ziglang=ziglang==0.16.0
 clang_tidy=clang-tidy==23.1.4
 
 say() { printf '\033[1m» %s\033[0m\n' "$*" >&2; }
@@ -136,6 +138,11 @@ zoo() {
   pip_install --no-deps timm==1.0.31 "$diffusers" requests psutil importlib_metadata zipp urllib3 charset_normalizer
 }
 
+zig() {
+  say "zig"
+  pip_install --no-deps "$ziglang"
+}
+
 tidy() {
   say "clang-tidy"
   pip_install "$clang_tidy"
@@ -166,6 +173,12 @@ speech() {
   rm -rf "$scratch"
 }
 
+# The Java API and its tests.
+java() {
+  command -v javac >/dev/null || apt_install default-jdk-headless
+  [ -f /usr/share/java/junit4.jar ] || apt_install junit4
+}
+
 # What people who only run programs have: the wheel and what it asks for, no torch.
 bare_environment() {
   say "an environment without torch"
@@ -191,11 +204,16 @@ fi
 if [ "$goal" = tidy ]; then
   step tidy "$clang_tidy"
 fi
+if [ "$goal" = aar ]; then
+  java
+  step zig "$ziglang"
+fi
 if [ "$goal" = zoo ]; then
   step zoo "$diffusers"
 fi
 if [ "$goal" = test ]; then
   command -v pkg-config >/dev/null || apt_install pkg-config
+  java
   validation_layers
   swiftshader
   step test_tools "$(requirements project optional-dependencies test)"

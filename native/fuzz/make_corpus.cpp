@@ -35,6 +35,10 @@ int main(int argc, char** argv) {
     repair_checksum(file);
     files.push_back(std::move(file));
   }
+  for (const bool wide : {false, true}) {
+    files.push_back(zip_archive({{"m/data/0", sum_program()}, {"m/data.pkl", FileBytes(70)}}, wide));
+    files.push_back(zip_archive({{"m/data.pkl", FileBytes(3)}}, wide));
+  }
   for (size_t n = 0; n < files.size(); ++n)
     write_file((folder / "files" / ("program" + std::to_string(n) + ".lap")).string(), files[n]);
   size_t number = 0;

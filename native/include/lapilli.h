@@ -211,7 +211,8 @@ typedef struct lapilli_device_info {
 lapilli_status lapilli_device_count(uint32_t *count);
 lapilli_status lapilli_device(uint32_t index, lapilli_device_info *info);
 
-/* Loads a program from a file or from memory. Neither is needed after the call returns. If the file changes during the call, the
+/* Loads a program from a file or from memory: a .lap file, or a zip archive with one stored entry that is such a file, as the .pt
+ * files of optimize_for_mobile(backend="vulkan") are. Neither is needed after the call returns. If the file changes during the call, the
  * call fails, or the constants are from any state of the file. */
 lapilli_status lapilli_load(const char *path, const lapilli_load_options *options, lapilli_program **program);
 lapilli_status lapilli_load_memory(const void *data, uint64_t size, const lapilli_load_options *options, lapilli_program **program);

@@ -81,6 +81,78 @@ FileBytes ProgramBuilder::finish() {
   return file;
 }
 
+FileBytes zip_archive(const std::vector<ZipEntry>& entries, bool wide) {
+  FileBytes file, directory;
+  const auto put = [](FileBytes& to, uint64_t value, int bytes) {
+    for (int i = 0; i < bytes; ++i)
+      to.push_back(static_cast<std::byte>(value >> 8 * i));
+  };
+  const auto text = [](FileBytes& to, const std::string& name) {
+    for (const char c : name)
+      to.push_back(static_cast<std::byte>(c));
+  };
+  for (const ZipEntry& entry : entries) {
+    const uint64_t offset = file.size(), size = entry.data.size();
+    const uint64_t start = (offset + 30 + entry.name.size() + 4 + 63) / 64 * 64;
+    const uint64_t padding = start - offset - 30 - entry.name.size();
+    put(file, 0x04034b50, 4);
+    put(file, 20, 2);
+    put(file, 0, 2);
+    put(file, entry.method, 2);
+    put(file, 0, 8); // time and checksum
+    put(file, size, 4);
+    put(file, size, 4);
+    put(file, entry.name.size(), 2);
+    put(file, padding, 2);
+    text(file, entry.name);
+    put(file, 0x4246, 2); // "FB", as PyTorch pads
+    put(file, padding - 4, 2);
+    file.resize(start);
+    file.insert(file.end(), entry.data.begin(), entry.data.end());
+    put(directory, 0x02014b50, 4);
+    put(directory, 0, 4);
+    put(directory, 0, 2);
+    put(directory, entry.method, 2);
+    put(directory, 0, 8);
+    put(directory, wide ? UINT32_MAX : size, 4);
+    put(directory, wide ? UINT32_MAX : size, 4);
+    put(directory, entry.name.size(), 2);
+    put(directory, wide ? 28 : 0, 2);
+    put(directory, 0, 2 + 2 + 2 + 4);
+    put(directory, wide ? UINT32_MAX : offset, 4);
+    text(directory, entry.name);
+    if (wide) {
+      put(directory, 1, 2);
+      put(directory, 24, 2);
+      for (const uint64_t value : {size, size, offset})
+        put(directory, value, 8);
+    }
+  }
+  const uint64_t at = file.size(), end = at + directory.size();
+  file.insert(file.end(), directory.begin(), directory.end());
+  if (wide) {
+    put(file, 0x06064b50, 4);
+    put(file, 44, 8);
+    put(file, 0, 2 + 2 + 4 + 4);
+    put(file, entries.size(), 8);
+    put(file, entries.size(), 8);
+    put(file, directory.size(), 8);
+    put(file, at, 8);
+    put(file, 0x07064b50, 4);
+    put(file, 0, 4);
+    put(file, end, 8);
+    put(file, 1, 4);
+  }
+  put(file, 0x06054b50, 4);
+  put(file, 0, 4);
+  put(file, wide ? UINT16_MAX : entries.size(), 2);
+  put(file, wide ? UINT16_MAX : entries.size(), 2);
+  put(file, wide ? UINT32_MAX : directory.size(), 4);
+  put(file, wide ? UINT32_MAX : at, 4);
+  put(file, 0, 2);
+  return file;
+}
+
 bool repair_checksum(FileBytes& file) {
   if (file.size() < header_size)
     return false;

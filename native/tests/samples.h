@@ -113,6 +113,14 @@ FileBytes texel_program(uint32_t count);
 // y[i] = x[0] for i < count; each takes a fraction of a millisecond on one core.
 FileBytes slow_program(uint32_t count);
 
+// A zip archive of stored entries as PyTorch writes them, with the wide fields of zip64 or without; data begins at multiples of 64.
+struct ZipEntry {
+  std::string name;
+  FileBytes data;
+  uint16_t method = 0; // 0: stored
+};
+FileBytes zip_archive(const std::vector<ZipEntry>& entries, bool wide);
+
 // Makes the checksum fit the bytes. False when they are too few for a header.
 bool repair_checksum(FileBytes& file);
 

@@ -288,4 +288,51 @@ TEST(limits_are_kept) {
   CHECK(lapilli_describe(file.data(), file.size(), 0, &old, &json) == LAPILLI_INVALID_ARGUMENT);
 }
 
+TEST(programs_in_zip_archives) {
+  const FileBytes program = sample_program(), other(200, std::byte{7});
+  const std::string want = describe(program).text;
+  for (const bool wide : {false, true}) {
+    const FileBytes whole =
+        zip_archive({{"m/data/0", other}, {"m/data/1", program}, {"m/data.pkl", FileBytes(3)}}, wide);
+    CHECK(describe(whole).status == LAPILLI_OK && describe(whole).text == want);
+    FileBytes commented = whole;
+    commented[commented.size() - 2] = std::byte{9};
+    commented.resize(commented.size() + 9);
+    CHECK(describe(commented).text == want);
+    CHECK(describe(zip_archive({{"m/data/0", other}}, wide)).text.find("without a Lapilli program") !=
+          std::string::npos);
+    CHECK(describe(zip_archive({{"m/data/0", program, 8}}, wide)).status == LAPILLI_INVALID_FILE); // compressed
+    CHECK(describe(zip_archive({{"a", program}, {"b", program}}, wide)).text.find("several") != std::string::npos);
+    CHECK(describe(zip_archive({}, wide)).status == LAPILLI_INVALID_FILE);
+    FileBytes changed = whole; // the program's own checksum
+    changed[changed.size() / 2] ^= std::byte{1};
+    CHECK(describe(changed).status == LAPILLI_INVALID_FILE);
+  }
+}
+
+TEST(damaged_zip_archives) { // every byte of the directory at its edges, and every length
+  const FileBytes program = sample_program();
+  const std::string want = describe(program).text;
+  for (const bool wide : {false, true}) {
+    const FileBytes whole = zip_archive({{"m/data/0", program}, {"m/data.pkl", FileBytes(70)}}, wide);
+    size_t refused = 0, tried = 0;
+    const auto attempt = [&](const FileBytes& file) {
+      const Outcome outcome = describe(file);
+      CHECK(outcome.status == LAPILLI_INVALID_FILE || (outcome.status == LAPILLI_OK && outcome.text == want));
+      refused += outcome.status == LAPILLI_INVALID_FILE;
+      ++tried;
+    };
+    const size_t start = whole.size() - (wide ? 330 : 170); // before the directory
+    for (size_t at = 0; at < whole.size(); at = at == 110 ? start : at + 1)
+      for (const int value : {0, 1, 0x7f, 0x80, 0xff}) {
+        FileBytes file = whole;
+        file[at] = static_cast<std::byte>(value);
+        attempt(file);
+      }
+    for (size_t size = 1; size < whole.size(); size += size < 200 || size > start ? 1 : 997)
+      attempt({whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size)});
+    CHECK(refused > tried / 4 && refused < tried);
+  }
+}
+
 int main(int argc, char** argv) { return run_tests(argc, argv); }

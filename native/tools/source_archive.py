@@ -15,7 +15,7 @@ import tarfile
 from pathlib import Path
 
 NATIVE = Path(__file__).resolve().parents[1]
-FOLDERS = ("apps", "cmake", "examples", "include", "schema", "src")
+FOLDERS = ("apps", "cmake", "examples", "include", "jni", "schema", "src")
 GENERATED = ("program_generated.h", "vulkan_api.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*"(flatbuffers/[^"]+)"', re.MULTILINE)
 
@@ -34,7 +34,7 @@ def flatbuffers_headers(folder: Path) -> dict[str, bytes]:
 
 def contents(generated: Path, flatbuffers: Path) -> dict[str, bytes]:
     """What the archive holds, by the path in it."""
-    files = {"CMakeLists.txt": (NATIVE / "CMakeLists.txt").read_bytes()}
+    files = {name: (NATIVE / name).read_bytes() for name in ("CMakeLists.txt", "CMakePresets.json")}
     for folder in FOLDERS:
         for path in sorted((NATIVE / folder).rglob("*")):
             name = path.relative_to(NATIVE).as_posix()

@@ -48,8 +48,11 @@ class Net(nn.Module):
 
 @pytest.fixture
 def net() -> tuple[nn.Module, torch.jit.ScriptModule, torch.Tensor]:
+    class Own(Net):
+        """Modules of one class share a TorchScript type in a process, and bundled inputs change it."""
+
     torch.manual_seed(40)
-    model = Net().eval()
+    model = Own().eval()
     return model, torch.jit.script(model), torch.randn(1, 3, 12, 12)
 
 
@@ -271,3 +274,48 @@ def test_modules_in_training_mode_are_fused_with_a_warning() -> None:
         fused = torch.quantization.fuse_modules(model, ["0", "1", "2"])
     assert isinstance(fused[0], torch.ao.nn.intrinsic.ConvReLU2d)
     assert model[0].training and isinstance(model[1], nn.BatchNorm2d)
+
+
+def portable(module: Any, path: Path, lite: bool = False) -> lapilli.Program:
+    """The program that the player finds in the module's file, without torch."""
+    if lite:
+        module._save_for_lite_interpreter(str(path))
+    else:
+        torch.jit.save(module, path)
+    return lapilli.load(path)
+
+
+@pytest.mark.parametrize("lite", [False, True])
+def test_saved_modules_carry_a_program(net: Any, tmp_path: Path, lite: bool) -> None:
+    """Its sizes are what the module was run with; before, what its first layer tells: one picture of any size."""
+    model, script, x = net
+    result = optimize(script, backend="vulkan")
+    any_size = portable(result, tmp_path / "told.pt", lite)
+    wide = torch.randn(1, 3, 9, 23)
+    with torch.no_grad():
+        assert relative_error(any_size(wide), model(wide)) <= FLOAT_BOUND
+        result(x)
+        exact = portable(result, tmp_path / "run.pt", lite)
+        assert exact.inputs[0].shape == x.shape
+        assert relative_error(exact(x), model(x)) <= FLOAT_BOUND
+    assert torch.equal(torch.jit.load(tmp_path / "run.pt")(x), result(x)) if not lite else True
+
+
+def test_traced_and_bundled_sizes_are_kept(net: Any, tmp_path: Path) -> None:
+    model, script, x = net
+    traced = portable(optimize(torch.jit.trace(model, x), backend="metal"), tmp_path / "traced.pt")
+    assert traced.inputs[0].shape == x.shape
+    example = torch.zeros(2, 3, 5, 7)
+    bundled_inputs.augment_model_with_bundled_inputs(script, [(example,)])
+    assert portable(optimize(script, backend="vulkan"), tmp_path / "bundled.pt").inputs[0].shape == example.shape
+
+
+def test_a_file_without_a_program_says_so(tmp_path: Path) -> None:
+    class Double(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    with pytest.warns(UserWarning, match=r"no program for C\+\+, Java and Kotlin.*Run it once"):
+        torch.jit.save(optimize(torch.jit.script(Double()), backend="vulkan"), tmp_path / "double.pt")
+    with pytest.raises(lapilli.InvalidFileError, match="without a Lapilli program"):
+        lapilli.load(tmp_path / "double.pt")

@@ -44,20 +44,28 @@ uint64_t compute_checksum(Header header, Bytes structure, const Source& source) 
 
 } // namespace
 
+Source::Source(Bytes memory) : memory_(memory), part_{0, whole()} {
+  part_ = program_in_zip(whole(), [this](uint64_t offset, std::span<std::byte> to) { read(offset, to); });
+}
+
+Source::Source(const char* path) : file_(std::in_place, path), part_{0, whole()} {
+  part_ = program_in_zip(whole(), [this](uint64_t offset, std::span<std::byte> to) { read(offset, to); });
+}
+
 void Source::read(uint64_t offset, std::span<std::byte> to) const {
   if (to.empty())
     return;
   if (file_)
-    file_->read(offset, to);
+    file_->read(part_.offset + offset, to);
   else
-    std::memcpy(to.data(), memory_.data() + offset, to.size());
+    std::memcpy(to.data(), memory_.data() + part_.offset + offset, to.size());
 }
 
 Bytes Source::get(uint64_t offset, uint64_t size, std::vector<std::byte>& buffer) const {
   if (!file_)
-    return memory_.subspan(static_cast<size_t>(offset), static_cast<size_t>(size));
+    return memory_.subspan(static_cast<size_t>(part_.offset + offset), static_cast<size_t>(size));
   buffer.resize(static_cast<size_t>(size));
-  file_->read(offset, buffer);
+  read(offset, buffer);
   return buffer;
 }
 

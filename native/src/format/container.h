@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/platform.h"
 #include "format/file_limits.h"
+#include "format/zip.h"
 
 #include <future>
 #include <vector>
@@ -26,21 +27,25 @@ namespace lapilli {
 inline constexpr size_t header_size = 64;
 inline constexpr uint32_t format_version = 2;
 
-// Where a file comes from: memory of the caller, or a file. Either may change while it is read.
+// Where a program comes from: memory of the caller, or a file; where that is a zip archive (PyTorch's .pt files are), the program in it.
+// Either may change while it is read.
 class Source {
 public:
-  explicit Source(Bytes memory) : memory_(memory) {}
-  explicit Source(const char* path) : file_(std::in_place, path) {}
+  explicit Source(Bytes memory);
+  explicit Source(const char* path);
 
-  uint64_t size() const { return file_ ? file_->size() : memory_.size(); }
+  uint64_t size() const { return part_.size; }
   // Copies [offset, offset + to.size()), which lies within size().
   void read(uint64_t offset, std::span<std::byte> to) const;
   // The same bytes where they lie, or in `buffer`.
   Bytes get(uint64_t offset, uint64_t size, std::vector<std::byte>& buffer) const;
 
 private:
+  uint64_t whole() const { return file_ ? file_->size() : memory_.size(); }
+
   Bytes memory_;
   std::optional<File> file_;
+  FilePart part_;
 };
 
 // The structure is copied into memory of our own before it is verified, and so is code: what was verified is what is used.

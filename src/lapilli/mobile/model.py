@@ -12,6 +12,8 @@ import json
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -33,6 +35,15 @@ Shapes = tuple[tuple[int, ...], ...]
 CACHE = Cache("mobile", 2 << 30)
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """What an input is: its dtype and sizes, and the axes of which others are taken, too."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    dynamic: tuple[int, ...] = ()
+
+
 def model_of(data: torch.Tensor) -> Model:
     """The model in a module's attribute; the same object as long as the attribute lives."""
     model: Model | None = getattr(data, "_lapilli_model", None)
@@ -52,7 +63,9 @@ class Model:
     def __init__(self, data: bytes) -> None:
         files = {"lapilli.json": ""}
         self._module = torch.jit.load(io.BytesIO(data), map_location="cpu", _extra_files=files)  # type: ignore[no-untyped-call]
-        self._precision: Literal["fp32", "fp16"] = json.loads(files["lapilli.json"])["precision"]
+        options = json.loads(files["lapilli.json"])
+        self._precision: Literal["fp32", "fp16"] = options["precision"]
+        self._traced: list[tuple[str, list[int]]] = options.get("traced", [])
         self._digest = hashlib.sha256(data).hexdigest()
         self._methods: dict[str, _Method] = {}
         self._lock = threading.Lock()
@@ -70,6 +83,22 @@ class Model:
                 "(VULKAN_AUTOMATIC_GPU_TRANSFER is in its blocklist): give it tensors on the device, x.to('vulkan')"
             )
         return self._method(name).run(inputs, settings)
+
+    def method(self, name: str) -> Any:
+        """The method itself, as TorchScript has it."""
+        return getattr(self._module, name)
+
+    def traced(self) -> tuple[Sizes, ...]:
+        """What forward was traced with; empty where it was not."""
+        return tuple(Sizes(getattr(torch, dtype), tuple(shape)) for dtype, shape in self._traced)
+
+    def seen(self, name: str) -> tuple[Sizes, ...]:
+        """What a method that takes nothing but tensors was run with in this process; empty where it was not."""
+        return self._method(name).seen()
+
+    def portable(self, name: str, inputs: Sequence[Sizes]) -> bytes:
+        """A program of the method for every kind of device. Raises UnsupportedOperatorError if torch would have to run a part."""
+        return self._method(name).portable(inputs)
 
     def _method(self, name: str) -> _Method:
         with self._lock:
@@ -101,6 +130,30 @@ class _Method:
         program = variant.program(tuple(tuple(t.shape) for t in inputs), lambda s, d: self._compiled(s, d, key))
         draw_key(program)
         return pack(program(*args), self._returned)
+
+    def seen(self) -> tuple[Sizes, ...]:
+        with self._lock:
+            for (_, dtypes, _, _), variant in reversed(self._variants.items()):
+                if all(part.kind == "Tensor" for part in self._given.parts):
+                    known = zip(dtypes, *variant.seen(), strict=True)
+                    return tuple(Sizes(dtype, shape, tuple(sorted(axes))) for dtype, shape, axes in known)
+        return ()
+
+    def portable(self, inputs: Sequence[Sizes]) -> bytes:
+        name = self._file(f"every device {inputs}")
+        path = CACHE.file(name)
+        if path is not None:
+            return Path(path).read_bytes()
+        dynamic = tuple(dict.fromkeys(one.dynamic, Dim.AUTO) or None for one in inputs)
+        data = compile_to_bytes(
+            self._method,
+            tuple(torch.zeros(one.shape, dtype=one.dtype) for one in inputs),
+            precision=self._precision,
+            dynamic_shapes=dynamic if any(dynamic) else None,
+            fallback="error",
+        )
+        CACHE.keep(name, data)
+        return data
 
     def _compiled(self, shapes: Shapes, dynamic: Sequence[set[int]], key: Any) -> Program:
         """A program for these shapes, with these axes dynamic; warns about operators that run on the CPU."""
@@ -147,20 +200,18 @@ class _Variant:
         self._seen: list[Shapes] = []
         self._lock = threading.Lock()
 
+    def seen(self) -> tuple[Shapes, list[set[int]]]:
+        """The last shapes, and the axes on which others differed from them."""
+        last = self._seen[-1]
+        return last, [_varied(shape, [seen[k] for seen in self._seen]) for k, shape in enumerate(last)]
+
     def program(self, shapes: Shapes, compiled: Callable[[Shapes, Sequence[set[int]]], Program]) -> Program:
         """A program that accepts these shapes; it is compiled if there is none."""
         with self._lock:
             for program in self._programs:
                 if _takes(program, shapes):
                     return program
-            dynamic = [
-                {
-                    axis
-                    for axis, size in enumerate(shape)
-                    if size > 1 and any(size != seen[k][axis] for seen in self._seen)
-                }
-                for k, shape in enumerate(shapes)
-            ]
+            dynamic = [_varied(shape, [seen[k] for seen in self._seen]) for k, shape in enumerate(shapes)]
             self._seen.append(shapes)
             if any(dynamic):
                 try:
@@ -173,6 +224,11 @@ class _Variant:
                         return program
             self._programs.append(compiled(shapes, [set() for _ in shapes]))
             return self._programs[-1]
+
+
+def _varied(shape: tuple[int, ...], seen: Sequence[tuple[int, ...]]) -> set[int]:
+    """The axes of more than one element on which a shape differs from others."""
+    return {axis for axis, size in enumerate(shape) if size > 1 and any(size != other[axis] for other in seen)}
 
 
 def _takes(program: Program, shapes: Shapes) -> bool:

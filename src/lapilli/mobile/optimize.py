@@ -15,6 +15,7 @@ from torch.utils import mobile_optimizer
 from lapilli.capture.script_interpreter import inlined, nodes
 from lapilli.errors import CompileError
 from lapilli.mobile.arguments import Code, type_of
+from lapilli.mobile.embed import PROGRAM, SavedModule
 from lapilli.mobile.torchscript_passes import Kind, folded, passes, wrapped
 
 
@@ -34,7 +35,11 @@ def optimize(
         result = folded(module, names, blocked)
         result._c._register_attribute("mobile_optimized", torch._C.BoolType.get(), True)
     elif kind in ("vulkan", "metal"):
-        result = _for_gpu(folded(module, names, blocked | {Kind.FUSE_ADD_RELU}), names, blocked, kind)
+        traced = _traced(module._c._get_method("forward")) if module._c._has_method("forward") else []
+        result = _for_gpu(folded(module, names, blocked | {Kind.FUSE_ADD_RELU}), names, blocked, kind, traced)
+        saved = wrapped(result._c)
+        saved.__class__ = SavedModule  # its save() puts a program into the file
+        return saved  # type: ignore[no-any-return]
     else:
         raise TypeError(f"Unknown backend {backend!r}, must be one of 'CPU', 'Vulkan' or 'Metal'")
     return wrapped(result._c)  # type: ignore[no-any-return]
@@ -65,7 +70,7 @@ def _preserved(module: torch.jit.ScriptModule, names: list[str]) -> list[str]:
 
 
 def _for_gpu(
-    module: torch.jit.ScriptModule, preserved: list[str], blocked: set[Any], kind: str
+    module: torch.jit.ScriptModule, preserved: list[str], blocked: set[Any], kind: str, traced: list[Any]
 ) -> torch.jit.ScriptModule:
     """A module whose methods call the operator. Methods of bundled inputs, and others without tensors, keep their code."""
     methods = [name for name in dict.fromkeys(("forward", *preserved)) if _computes(module, name)]
@@ -73,11 +78,12 @@ def _for_gpu(
         raise CompileError("the module has no method that takes a tensor: there is nothing to run on the GPU")
     for name in methods:
         _check_stateless(module, name)
-    model = _bytes(module, {"precision": "fp16" if kind == "metal" else "fp32"})
+    model = _bytes(module, {"precision": "fp16" if kind == "metal" else "fp32", "traced": traced})
     automatic = kind == "metal" or Kind.VULKAN_AUTOMATIC_GPU_TRANSFER not in blocked
     codes = [_code(module._c._get_method(name), "run" if automatic else "run_on_device") for name in methods]
     bare = passes._hack_do_not_use_clone_module_with_class(module._c, methods, [])
     bare._register_attribute("lapilli_model", torch._C.TensorType.get(), model)
+    bare._register_attribute(PROGRAM, torch._C.TensorType.get(), torch.empty(0, dtype=torch.uint8))
     bare._register_attribute(f"optimized_for_{kind}", torch._C.BoolType.get(), True)
     if automatic:
         bare._register_attribute("requires_backend_transfers", torch._C.BoolType.get(), False)
@@ -95,6 +101,14 @@ def _computes(module: torch.jit.ScriptModule, name: str) -> bool:
     return any("Tensor" in str(a.type) for a in arguments) and not name.startswith(("_generate_bundled", "_bundled_"))
 
 
+def _traced(method: Any) -> list[Any]:
+    """Dtype and sizes of each input of a method that was traced in this process; empty where that is not known."""
+    types = [value.type() for value in list(method.graph.inputs())[1:]]
+    if not all(t.kind() == "TensorType" and t.sizes() is not None and t.dtype() is not None for t in types):
+        return []
+    return [(str(t.dtype()).removeprefix("torch."), t.sizes()) for t in types]
+
+
 def _check_stateless(module: torch.jit.ScriptModule, name: str) -> None:
     for node in nodes(inlined(module._c._get_method(name).graph)):
         if node.kind() == "prim::SetAttr":
@@ -104,7 +118,7 @@ def _check_stateless(module: torch.jit.ScriptModule, name: str) -> None:
             )
 
 
-def _bytes(module: torch.jit.ScriptModule, options: dict[str, str]) -> torch.Tensor:
+def _bytes(module: torch.jit.ScriptModule, options: dict[str, Any]) -> torch.Tensor:
     """The module as written by torch.jit.save, in a tensor of uint8."""
     buffer = io.BytesIO()
     torch.jit.save(module, buffer, _extra_files={"lapilli.json": json.dumps(options)})

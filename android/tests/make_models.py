@@ -1,0 +1,112 @@
+"""Programs for the tests of the Java API, with inputs and what Python's player computes from them.
+
+    python make_models.py FOLDER
+
+For NAME.lap the files NAME.in0, NAME.out0, ... hold the elements of tensors, as they are in memory.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.utils.mobile_optimizer import optimize_for_mobile
+
+import lapilli
+
+
+class Net(nn.Module):
+    """An image classifier: (1, 3, 32, 32) -> (1, 10)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+class Pair(nn.Module):
+    """Two results of a float, an integer and a truth value."""
+
+    def forward(self, x: torch.Tensor, n: torch.Tensor, on: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.where(on, x * 2, x), n * n + 1
+
+
+class Count(nn.Module):
+    """Adds up what it is given, from run to run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total.add_(x)
+        return self.total * 1.0
+
+
+class Half(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 0.5, x.to(torch.bfloat16) + 1
+
+
+def keep(
+    folder: Path, name: str, program: lapilli.Program, inputs: Sequence[torch.Tensor], want: Sequence[torch.Tensor]
+) -> None:
+    program.save(folder / f"{name}.lap")
+    results = program(*inputs)
+    results = [results] if isinstance(results, torch.Tensor) else list(results)
+    for got, wanted in zip(results, want, strict=True):
+        torch.testing.assert_close(got, wanted, equal_nan=True)
+    for kind, tensors in (("in", inputs), ("out", results)):
+        for i, tensor in enumerate(tensors):
+            words = (
+                tensor.contiguous().flatten().view(torch.uint8) if tensor.numel() else torch.zeros(0, dtype=torch.uint8)
+            )
+            (folder / f"{name}.{kind}{i}").write_bytes(words.numpy().tobytes())
+
+
+def mobile(folder: Path, net: nn.Module, x: torch.Tensor) -> None:
+    """The files of the Vulkan tutorial and of the iOS tutorial, and one without a program."""
+    optimized = optimize_for_mobile(torch.jit.script(net), backend="vulkan")
+    torch.jit.save(optimized, folder / "told.pt")  # only its first layer tells what it takes
+    optimized(x)
+    torch.jit.save(optimized, folder / "net-vulkan.pt", _extra_files={"labels.txt": "one\ntwo"})
+    metal = optimize_for_mobile(torch.jit.trace(net, x), backend="metal")
+    metal._save_for_lite_interpreter(str(folder / "net_metal.pt"))
+    torch.jit.save(torch.jit.script(net), folder / "plain.pt")
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    net = Net().eval()
+    x = torch.rand(1, 3, 32, 32)
+    keep(folder, "net", lapilli.compile(net, (x,)), (x,), (net(x),))
+    mobile(folder, net, x)
+    x = torch.rand(5, 7)
+    model = nn.Sequential(nn.Linear(7, 7), nn.Tanh()).eval()
+    keep(
+        folder, "rows", lapilli.compile(model, (x,), dynamic_shapes=({0: Dim("n", min=0, max=64)},)), (x,), (model(x),)
+    )
+    x, n, on = torch.rand(3, 1), torch.tensor([1, -7, 46340]), torch.tensor([[True, False]])
+    pair = Pair()
+    keep(folder, "pair", lapilli.compile(pair, (x, n, on)), (x, n, on), pair(x, n, on))
+    x = torch.tensor([1.0, float("nan"), float("inf")])
+    keep(folder, "count", lapilli.compile(Count(), (x,)), (x,), (x,))
+    x = torch.tensor([0.0, -1.5, 65504.0, 6e-8, float("inf"), float("nan"), 0.1], dtype=torch.float16)
+    half = Half()
+    with torch.no_grad():
+        keep(folder, "half", lapilli.compile(half, (x,)), (x,), half(x))
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main(Path(sys.argv[1]))

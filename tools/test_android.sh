@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# The Java API on this machine's JVM and lavapipe: the natives built for this machine, programs made by Python, JUnit.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=$(realpath -ms "${VENV:-.venv}")
+PATH=$venv/bin:$PATH
+driver=$(find {/usr,/usr/local}/share/vulkan/icd.d /etc/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/null | head -1 || true)
+export VK_DRIVER_FILES=$driver VK_ICD_FILENAMES=$driver
+export XDG_CACHE_HOME=$PWD/.cache/test OMP_NUM_THREADS=1
+build=build/package # as tools/test_native.sh
+out=build/android/host
+
+cmake -S native -B $build -G Ninja -DLAPILLI_JNI=ON -DCMAKE_BUILD_TYPE=Release >/dev/null
+cmake --build $build --target lapilli_jni >/dev/null
+tools/java_classes.sh $out
+junit=/usr/share/java/junit4.jar:/usr/share/java/hamcrest-core.jar
+classes=$out/lapilli:$out/pytorch:$out/stubs:$junit
+mkdir -p $out/tests
+javac --release 17 -Xlint:all -Werror -cp "$classes" -d $out/tests $(find android/tests -name '*.java')
+"$venv/bin/python" android/tests/make_models.py $out/models
+tests=$(find android/tests -name '*Test.java' -printf '%P\n' | sed 's/\.java$//; s,/,.,g' | sort)
+# shellcheck disable=SC2086 # names are words
+exec java -Xcheck:jni -ea -Xmx512m -Dorg.lapilli.library="$PWD/$build/jni/liblapilli.so" -Dmodels=$out/models -cp "$classes:$out/tests" \
+  org.junit.runner.JUnitCore $tests
