@@ -49,6 +49,17 @@ def devices() -> list[Device]:
     return [Device.from_json(node) for node in player.devices()]
 
 
+def every_device() -> list[Device]:
+    """The devices of this machine that work is spread over: each once, and those of software only where there is no other.
+
+    Raises:
+        NoDriverError: there is no Vulkan loader or driver.
+    """
+    known = {device.uuid: device for device in reversed(devices())}  # two drivers may offer one device: the first
+    found = sorted(known.values(), key=lambda device: device.index)
+    return [device for device in found if device.type != "cpu"] or found
+
+
 def device_named(wanted: str | int | None = None) -> Device:
     """The device that `load` takes. wanted: index, part of a name, or UUID; None: LAPILLI_DEVICE, else the best.
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lapilli.errors import InvalidInputError, LapilliError, NoDeviceError, ReadError
 from lapilli.runtime import method as methods
 from lapilli.runtime.description import Description, TensorSpec
-from lapilli.runtime.devices import Device, device_named, devices
+from lapilli.runtime.devices import Device, device_named, devices, every_device
 from lapilli.runtime.dispatcher import SLOTS, Dispatcher, Job
 from lapilli.runtime.futures import Future
 from lapilli.runtime.host import LISTED, Permission
@@ -147,7 +147,7 @@ class Pool:
             limits: bounds on the resources of the file and its runs on each device.
         """
         every = wanted == "all"
-        found = _every_device() if every else _named(wanted)
+        found = every_device() if every else _named(wanted)
         load = partial(_loaded, source, permission, limits)
         with ThreadPoolExecutor(len(found)) as executor:
             results = list(executor.map(load, found))
@@ -275,13 +275,6 @@ class Pool:
     def __repr__(self) -> str:
         lost = f"; {len(self.lost)} lost" if self.lost else ""
         return f"Pool({', '.join(device.name for device in self.devices) or 'no device'}{lost})"
-
-
-def _every_device() -> list[Device]:
-    """The devices of this machine, each once; those of software only where there is no other."""
-    known = {device.uuid: device for device in reversed(devices())}  # two drivers may offer one device: the first
-    found = sorted(known.values(), key=lambda device: device.index)
-    return [device for device in found if device.type != "cpu"] or found
 
 
 def _named(wanted: str | Sequence[str | int]) -> list[Device]:

@@ -73,7 +73,7 @@ class Program:
 
     def __init__(
         self,
-        source: Path | bytes,
+        source: Path | bytes | memoryview,
         device: str | int | None = None,
         *,
         permission: Permission = LISTED,
@@ -192,7 +192,7 @@ class Program:
             OSError: the file cannot be written.
         """
         origin = self._loaded.file
-        if isinstance(origin.source, bytes):
+        if isinstance(origin.source, bytes | memoryview):
             with replace(path) as file:
                 file.write(origin.source)
             return
