@@ -125,4 +125,4 @@ blockers: ## What stops most of what `make opdb` and `make zoo` have measured so
 	$(PY) tools/blockers.py
 
 clean: ## Remove builds, caches and the environment
-	rm -rf .venv .venv-bare .cache build demo .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-bare .venv-player .cache build demo .mypy_cache .pytest_cache .ruff_cache

@@ -114,7 +114,7 @@ build=(--no-build-isolation --config-settings build-dir=build/package)
 package() {
   command -v g++ >/dev/null || apt_install g++
   say "lapilli with its native player"
-  pip_install "${build[@]}" -e '.[compile]'
+  pip_install "${build[@]}" -e '.[cli,image,compile]'
 }
 
 # Their metadata asks for other builds of torch: those two are taken without dependencies.
@@ -166,13 +166,15 @@ speech() {
   rm -rf "$scratch"
 }
 
-# What people who only run programs have: the wheel and what it asks for, no torch.
+# What people who only run programs have: the wheel with the command line, no torch; and the player alone with what the wheel asks for.
 bare_environment() {
-  say "an environment without torch"
-  rm -rf build/wheel "$venv-bare"
+  say "environments without torch"
+  rm -rf build/wheel "$venv-bare" "$venv-player"
   "$python" -m pip wheel -q "${build[@]}" --no-deps -w build/wheel .
   "$python" -m venv "$venv-bare"
-  "$venv-bare/bin/python" -m pip install -q build/wheel/*.whl
+  "$venv-bare/bin/python" -m pip install -q "$(echo build/wheel/*.whl)[cli,image]"
+  "$python" -m venv --without-pip "$venv-player"
+  "$venv-bare/bin/python" -m pip --python "$venv-player/bin/python" install -q build/wheel/*.whl
 }
 
 sources() { find "$@" -type f -not -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum | sha256sum; }

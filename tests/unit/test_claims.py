@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(claims, "every_device", lambda: devices)
     context = SimpleNamespace(get_node_id=lambda: "node")
     monkeypatch.setattr("ray.get_runtime_context", lambda: context)
+    monkeypatch.setattr(claims, "WAIT", 0.1)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return context
 
@@ -29,7 +31,7 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 def test_each_device_once() -> None:
     taken = [claims.claim() for _ in range(3)]
     assert sorted(c.device.index for c in taken) == [0, 1, 2]
-    with pytest.raises(NoDeviceError, match=r'All devices of this node are taken.*"vulkan": 3'):
+    with pytest.raises(NoDeviceError, match="All devices of this node are taken.*vulkan.: 3"):
         claims.claim()
     taken[1].release()
     taken[1].release()
@@ -69,6 +71,15 @@ def test_a_process_that_is_killed_gives_its_device_back() -> None:
     os.waitpid(child, 0)
     assert claims.claim().device.index == 0
     assert [c.device.index for c in held] == [1, 2]
+
+
+def test_a_process_that_ends_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "WAIT", 20.0)
+    held = [claims.claim() for _ in range(3)]
+    timer = threading.Timer(0.3, held[2].release)
+    timer.start()
+    assert claims.claim().device.index == 2
+    timer.join()
 
 
 def test_a_lost_device_is_left_out() -> None:

@@ -10,6 +10,7 @@ import fcntl
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from lapilli.errors import NoDeviceError, ReadError
 from lapilli.runtime.devices import Device, every_device
 
 RESOURCE = "vulkan"
+WAIT = 20.0
+"""Seconds: Ray gives an actor's resources to the next one while its process still ends."""
 
 
 class Claim:
@@ -36,26 +39,33 @@ class Claim:
 def claim(share: int = 1, without: Iterable[str] = ()) -> Claim:
     """Takes a device of this node. share: how many processes may have it. without: UUIDs of devices not to take.
 
-    Raises NoDeviceError if all are taken.
+    Raises NoDeviceError if all are taken, and stay so for WAIT seconds.
     """
-    folder, node = _folder(), ray.get_runtime_context().get_node_id()
     known = every_device()
-    refused = set(without)
+    wanted = [device for device in known if device.uuid not in set(without)]
+    end = time.monotonic() + WAIT
+    while (found := _free(wanted, share)) is None:
+        if time.monotonic() > end:
+            names = ", ".join(f"{d.index}: {d.name}" for d in known)
+            raise NoDeviceError(
+                f"All devices of this node are taken ({names}; {share} processes each). Start the node with as many as it has: "
+                f"ray start --resources='{{\"{RESOURCE}\": {len(known)}}}'."
+            )
+        time.sleep(0.05)
+    return found
+
+
+def _free(wanted: list[Device], share: int) -> Claim | None:
+    folder, node = _folder(), ray.get_runtime_context().get_node_id()
     for slot in range(share):  # all devices have one process before one has two
-        for device in known:
-            if device.uuid in refused:
-                continue
+        for device in wanted:
             handle = os.open(folder / f"{node}-{device.uuid}-{slot}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return Claim(device, handle)
             except BlockingIOError:
                 os.close(handle)
-    names = ", ".join(f"{d.index}: {d.name}" for d in known)
-    raise NoDeviceError(
-        f"All devices of this node are taken ({names}; {share} processes each). Start the node with as many as it has: "
-        f"ray start --resources='{{\"{RESOURCE}\": {len(known)}}}'."
-    )
+    return None
 
 
 def _folder() -> Path:
