@@ -19,6 +19,7 @@ from lapilli.cli.devices import devices  # noqa: E402
 from lapilli.cli.inspect import inspect  # noqa: E402
 from lapilli.cli.ops import ops  # noqa: E402
 from lapilli.cli.profile import profile  # noqa: E402
+from lapilli.cli.report import report  # noqa: E402
 from lapilli.cli.run import run  # noqa: E402
 from lapilli.cli.sign import keygen, sign, verify  # noqa: E402
 from lapilli.cli.strip import strip  # noqa: E402
@@ -32,5 +33,5 @@ def main() -> None:
     """Lapilli: PyTorch models on any device that speaks Vulkan."""
 
 
-for command in (devices, compile_, tune, run, bench, profile, inspect, strip, ops, verify, sign, keygen, cache):
+for command in (devices, compile_, tune, run, bench, profile, inspect, strip, ops, verify, sign, keygen, cache, report):
     main.add_command(command)
