@@ -7,6 +7,7 @@
 #   tools/setup.sh fuzz    the same as demo with clang
 #   tools/setup.sh tidy    the same as demo with clang-tidy
 #   tools/setup.sh zoo     the same as demo with MiniLM, timm and diffusers
+#   tools/setup.sh docs    what builds the site, and nothing else
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,6 +20,7 @@ transformers=transformers==5.23.0
 diffusers=diffusers==0.42.1
 torchao=torchao==0.18.0
 clang_tidy=clang-tidy==23.1.4
+site="mkdocs-material==9.8.2 mkdocstrings[python]==1.0.8"
 
 say() { printf '\033[1m» %s\033[0m\n' "$*" >&2; }
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
@@ -141,6 +143,12 @@ tidy() {
   pip_install "$clang_tidy"
 }
 
+site() {
+  say "mkdocs"
+  # shellcheck disable=SC2086 # two of them
+  pip_install $site
+}
+
 test_tools() {
   say "test tools"
   pip_install -r <(requirements project optional-dependencies test)
@@ -179,6 +187,11 @@ bare_environment() {
 
 sources() { find "$@" -type f -not -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum | sha256sum; }
 
+if [ "$goal" = docs ]; then
+  environment
+  step site "$site"
+  exit
+fi
 vulkan
 environment
 export PATH=$venv/bin:$PATH

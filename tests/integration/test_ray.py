@@ -50,6 +50,7 @@ def cluster() -> Iterator[Any]:
     ray.init(address=started.address, logging_level="error", log_to_driver=False)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
+    context.wait_for_min_actors_s = 120  # both have a part, however long one takes to start
     context.execution_options.verbose_progress = False
     yield started
     ray.shutdown()
@@ -147,6 +148,26 @@ def test_a_device_is_lost(cluster: Any, program: Path, values: NDArray[np.float3
     rows = predict(values, Losing, program, str(flag), 310)
     assert flag.exists()
     whole(rows, values)
+
+
+@ALL
+@FAULTS
+def test_a_lost_device_fails_the_health_check(cluster: Any, program: Path, values: NDArray[np.float32]) -> None:
+    """And is opened anew by the next batch."""
+    from ray_actors import Checked
+
+    from lapilli.ray import ship
+
+    shipped = ship(program)
+    actor = ray.remote(num_cpus=0, resources={"vulkan": 1}, max_restarts=0)(Checked).remote(shipped)
+    ray.get(actor.check.remote())
+    ray.get(actor.lose.remote())
+    with pytest.raises(ray.exceptions.RayTaskError, match="DeviceLostError"):
+        ray.get(actor.check.remote())
+    results, _ = ray.get(actor.run.remote([values[:40]]))
+    np.testing.assert_array_equal(results[0], values[:40] * WEIGHTS * WEIGHTS)
+    ray.get(actor.check.remote())
+    ray.kill(actor)
 
 
 @ALL

@@ -43,6 +43,14 @@ def _first_time(flag: str) -> bool:
     return True
 
 
+class Checked(Predictor):
+    """Loses its device when it is told to."""
+
+    def lose(self) -> None:
+        """Its next run fails, and all after it."""
+        several_devices.lose(self._program, np.ones((1, 3), np.float32))
+
+
 class Dying(Telling):
     """Its process is killed in the batch with row `at`, after the device has computed it, once."""
 
