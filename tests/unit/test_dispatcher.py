@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import heapq
+import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,6 +59,52 @@ def test_a_worker_without_jobs_is_measured_again() -> None:
     idle = worker("idle", 0.5)
     assert choose([worker("fast", 0.1, 2), idle], 1, 1.0) is None
     assert choose([worker("fast", 0.1, 2), idle], 1, 20.0) is idle
+
+
+def simulated(speeds: list[float], jobs: int, window: int) -> float:
+    """Seconds for jobs in order through devices that take so long for one each, of which `window` are taken ahead."""
+    workers = [worker(str(k), 0) for k in range(len(speeds))]
+    free = dict.fromkeys(range(len(speeds)), 0.0)
+    events: list[tuple[float, int, int, int, float]] = []  # end, order, worker, job, when it was given
+    line: deque[int] = deque()
+    done: set[int] = set()
+    now, taken, yielded, order = 0.0, 0, 0, 0
+    while yielded < jobs:
+        while taken < jobs and taken - yielded < window:
+            line.append(taken)
+            taken += 1
+        while line and (found := choose(workers, len(line), now)) is not None:
+            k = int(found.name)
+            found.running += 1
+            free[k] = max(now, free[k]) + speeds[k]
+            heapq.heappush(events, (free[k], order, k, line.popleft(), now))
+            order += 1
+        now, _, k, job, start = heapq.heappop(events)  # there is one: no job waits for nothing
+        workers[k].running -= 1
+        workers[k].measured(now - start, now)
+        done.add(job)
+        while yielded in done:
+            yielded += 1
+    return now
+
+
+def test_no_pool_is_slower_than_its_best_device() -> None:
+    """Sweep: up to 8 devices, up to 1000 times as slow as each other. What measuring each of them takes comes on top."""
+    rng = random.Random(0)
+    for _ in range(400):
+        n = rng.choice([1, 2, 3, 4, 8])
+        speeds = [10 ** rng.uniform(0, rng.choice([0.1, 1, 3])) for _ in range(n)]
+        jobs, window = rng.choice([100, 1000]), rng.choice([2 * n, 4 * n, 16 * n])
+        measuring = n * (SLOTS + 1) * max(speeds)
+        assert simulated(speeds, jobs, window) <= 1.02 * min(speeds) * jobs + measuring, (speeds, jobs, window)
+
+
+@pytest.mark.parametrize(("speeds", "window", "least"), [
+    ([1.0] * 2, 8, 1.99), ([1.0] * 4, 16, 3.95), ([1.0] * 8, 32, 7.9),  # equal ones
+    ([1, 2], 8, 1.49), ([1, 3], 8, 1.32), ([1, 5], 64, 1.19), ([1, 10], 64, 1.09),  # the sum of their rates
+])  # fmt: skip
+def test_devices_add_up(speeds: list[float], window: int, least: float) -> None:
+    assert 2000 / simulated(speeds, 2000, window) > least
 
 
 def sleeper(seconds: float) -> Target:
