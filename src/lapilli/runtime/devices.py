@@ -69,7 +69,7 @@ def device_named(wanted: str | int | None = None) -> Device:
     text = os.environ.get("LAPILLI_DEVICE", "") if wanted is None else str(wanted)
     for device in known:
         named = not text.isdigit() and text.lower() in device.name.lower()
-        if named or text in (str(device.index), device.uuid):
+        if named or text.lower() in (str(device.index), device.uuid):
             return device
     names = ", ".join(f"{d.index}: {d.name}" for d in known) or "none"
     raise NoDeviceError(f"There is no Vulkan device {text!r}; there are {names}.")
