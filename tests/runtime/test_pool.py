@@ -56,6 +56,12 @@ for device in known:
     with lapilli.load(path, device.uuid) as program, lapilli.load(path, [device.index]) as pool:
         assert program.device.uuid == device.uuid == pool.devices[0].uuid
 
+    for text in (device.uuid, device.uuid.upper()):
+        os.environ["LAPILLI_DEVICE"] = text
+        with lapilli.load(path) as program:
+            assert program.device.uuid == device.uuid
+del os.environ["LAPILLI_DEVICE"]
+
 with lapilli.load(path, device="all") as pool:
     given = items(300)
     results = list(pool.map(given))  # in order
