@@ -36,8 +36,8 @@ def test_numpy_in_numpy_out(scaled: Path, weights: Weights, n: int) -> None:
 
 def test_a_program_in_memory_that_others_share(scaled: Path, weights: Weights, tmp_path: Path) -> None:
     """A view that cannot be written, as Ray's object store gives it: loaded, described and saved without a copy of it."""
-    data = np.memmap(scaled, np.uint8, "r")
-    with Program(memoryview(data)) as program:
+    data = np.memmap(scaled, np.uint8, "r").data
+    with Program(data) as program:
         x = np.ones((2, 3), np.float32)
         np.testing.assert_array_equal(program(x), x * weights * weights)
         np.testing.assert_array_equal(program.description.constant(0), weights)
