@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs quantization comparison performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean aar android setup-aar
+.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs quantization comparison performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean aar android setup-aar setup-docs docs
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -33,6 +33,9 @@ setup-tidy:
 
 setup-aar:
 	@tools/setup.sh aar
+
+setup-docs:
+	@tools/setup.sh docs
 
 setup-zoo:
 	@tools/setup.sh zoo
@@ -118,7 +121,7 @@ fuzz-native: setup-fuzz ## Damaged files by libFuzzer, SECONDS (120) for each of
 	tools/fuzz_native.sh $(or $(SECONDS),120)
 
 test-all: export LAPILLI_TEST_ALL=1
-test-all: test tidy fuzz-native failures ## make test with all cases, clang-tidy, two minutes of each fuzz target, and every failure that can be had
+test-all: test docs tidy fuzz-native failures ## make test with all cases, clang-tidy, two minutes of each fuzz target, and every failure that can be had
 
 failures: setup-test ## Every call to Vulkan and every third allocation fails in turn; threads under ThreadSanitizer
 	tools/test_failures.sh
@@ -136,5 +139,8 @@ zoo: setup-zoo ## Measure 280 models (hours; goes on where it stopped): docs/mod
 blockers: ## What stops most of what `make opdb` and `make zoo` have measured so far
 	$(PY) tools/blockers.py
 
+docs: setup-docs ## The site: build/site/index.html. Links that lead nowhere and pages left out are errors
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
+
 clean: ## Remove builds, caches and the environment
-	rm -rf .venv .venv-bare .cache build demo .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-bare .venv-player .cache build demo .mypy_cache .pytest_cache .ruff_cache

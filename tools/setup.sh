@@ -8,6 +8,7 @@
 #   tools/setup.sh tidy    the same as demo with clang-tidy
 #   tools/setup.sh aar     the same as demo with a JDK and zig
 #   tools/setup.sh zoo     the same as demo with MiniLM, timm and diffusers
+#   tools/setup.sh docs    what builds the site, and nothing else
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,6 +22,7 @@ diffusers=diffusers==0.42.1
 torchao=torchao==0.18.0
 ziglang=ziglang==0.16.0
 clang_tidy=clang-tidy==23.1.4
+site="mkdocs-material==9.8.2 mkdocstrings[python]==1.0.8"
 
 say() { printf '\033[1m» %s\033[0m\n' "$*" >&2; }
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
@@ -116,7 +118,7 @@ build=(--no-build-isolation --config-settings build-dir=build/package)
 package() {
   command -v g++ >/dev/null || apt_install g++
   say "lapilli with its native player"
-  pip_install "${build[@]}" -e '.[compile]'
+  pip_install "${build[@]}" -e '.[cli,image,compile]'
 }
 
 # Their metadata asks for other builds of torch: those two are taken without dependencies.
@@ -146,6 +148,12 @@ zig() {
 tidy() {
   say "clang-tidy"
   pip_install "$clang_tidy"
+}
+
+site() {
+  say "mkdocs"
+  # shellcheck disable=SC2086 # two of them
+  pip_install $site
 }
 
 test_tools() {
@@ -179,17 +187,24 @@ java() {
   [ -f /usr/share/java/junit4.jar ] || apt_install junit4
 }
 
-# What people who only run programs have: the wheel and what it asks for, no torch.
+# What people who only run programs have: the wheel with the command line, no torch; and the player alone with what the wheel asks for.
 bare_environment() {
-  say "an environment without torch"
-  rm -rf build/wheel "$venv-bare"
+  say "environments without torch"
+  rm -rf build/wheel "$venv-bare" "$venv-player"
   "$python" -m pip wheel -q "${build[@]}" --no-deps -w build/wheel .
   "$python" -m venv "$venv-bare"
-  "$venv-bare/bin/python" -m pip install -q build/wheel/*.whl
+  "$venv-bare/bin/python" -m pip install -q "$(echo build/wheel/*.whl)[cli,image]"
+  "$python" -m venv --without-pip "$venv-player"
+  "$venv-bare/bin/python" -m pip --python "$venv-player/bin/python" install -q build/wheel/*.whl
 }
 
 sources() { find "$@" -type f -not -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum | sha256sum; }
 
+if [ "$goal" = docs ]; then
+  environment
+  step site "$site"
+  exit
+fi
 vulkan
 environment
 export PATH=$venv/bin:$PATH

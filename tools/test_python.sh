@@ -21,6 +21,7 @@ export OMP_NUM_THREADS=1 # two processes share the cores, and threads of torch w
 export LAPILLI_VALIDATION=1 LAPILLI_VALIDATION_LOG=$PWD/build/validation-$kind.log
 bare=$venv-bare/bin/python
 [ ! -x "$bare" ] || export LAPILLI_TEST_BARE_PYTHON=$bare
+[ ! -x "$venv-player/bin/python" ] || export LAPILLI_TEST_PLAYER_PYTHON=$venv-player/bin/python
 mkdir -p build "$XDG_CACHE_HOME"
 : >"$LAPILLI_VALIDATION_LOG"
 exec "$venv/bin/python" -m pytest -n 2 --dist worksteal --durations=20 "$@"

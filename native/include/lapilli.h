@@ -124,7 +124,7 @@ typedef struct lapilli_vulkan {
 } lapilli_vulkan;
 
 typedef struct lapilli_load_options {
-  const char *device;           /* index or part of a name; NULL: the environment variable LAPILLI_DEVICE, or the best device */
+  const char *device;           /* index, part of a name, or UUID; NULL: the environment variable LAPILLI_DEVICE, or the best one */
   const char *plan;             /* name of the plan to use; NULL: the first that the device satisfies */
   const char *cache_dir;        /* pipeline cache; NULL: the user's cache folder; "": no cache on disk */
   uint64_t staging_size;        /* bytes of the upload buffer; 0: 16 MiB */
@@ -186,8 +186,8 @@ const char *lapilli_last_error(void); /* of this thread; never NULL */
 uint64_t lapilli_checksum(const void *data, uint64_t size, uint64_t seed);
 
 /* Devices, best first: discrete, integrated, virtual, other, CPU. A JSON array of objects: index, name, type, vendor_id,
- * driver, driver_version, api_version, memory (bytes), limits {...}, features {...}. The caller frees the string, like all
- * JSON, with lapilli_free. */
+ * device_id, uuid, driver, driver_version, api_version, memory (bytes), limits {...}, features {...}. The caller frees the
+ * string, like all JSON, with lapilli_free. */
 lapilli_status lapilli_devices(char **json);
 void lapilli_free(void *p);
 

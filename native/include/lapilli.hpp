@@ -454,7 +454,7 @@ inline const char *version() { return lapilli_version(); }
 
 // How to load a program or open a stream; see lapilli_load_options.
 struct Options {
-  std::string device;      // index or part of a name; empty: $LAPILLI_DEVICE, or the best device
+  std::string device;      // index, part of a name, or UUID; empty: $LAPILLI_DEVICE, or the best one
   std::string plan;        // empty: the first that the device satisfies
   std::string cache_dir;   // empty: the user's cache folder
   bool disk_cache = true;  // false: no cache on disk

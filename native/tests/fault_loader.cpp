@@ -251,8 +251,17 @@ void VKAPI_PTR destroy_device(VkDevice device, const VkAllocationCallbacks* allo
 
 PFN_vkVoidFunction wrapped(const char* name, PFN_vkVoidFunction function);
 
+PFN_vkGetInstanceProcAddr of_loader = nullptr;
+VkInstance instance_of_devices = VK_NULL_HANDLE;
+
+// What is wrapped is the loader's function, which finds the driver of a device; one of a device is for that driver alone.
 PFN_vkVoidFunction VKAPI_PTR get_device_proc(VkDevice device, const char* name) {
-  return wrapped(name, real<vkGetDeviceProcAddr_>(device, name));
+  const PFN_vkVoidFunction of_driver = real<vkGetDeviceProcAddr_>(device, name);
+  const PFN_vkVoidFunction of_all = of_loader(instance_of_devices, name);
+  if (of_driver == nullptr || of_all == nullptr)
+    return of_driver;
+  const PFN_vkVoidFunction function = wrapped(name, of_all);
+  return function == of_all ? of_driver : function;
 }
 
 template <class Name> bool replaced(const char* name, PFN_vkVoidFunction& function, typename Name::Type by = nullptr) {
@@ -334,6 +343,9 @@ extern "C" __attribute__((visibility("default"))) PFN_vkVoidFunction vkGetInstan
                         : reinterpret_cast<PFN_vkGetInstanceProcAddr>(dlsym(library, "vkGetInstanceProcAddr"));
   if (get == nullptr)
     return nullptr;
+  of_loader = get;
+  if (instance != VK_NULL_HANDLE)
+    instance_of_devices = instance;
   if (std::strcmp(name, "vkGetInstanceProcAddr") == 0)
     return reinterpret_cast<PFN_vkVoidFunction>(&vkGetInstanceProcAddr);
   const PFN_vkVoidFunction function = wrapped(name, get(instance, name));

@@ -40,10 +40,11 @@ if TYPE_CHECKING:
     from lapilli.runtime.devices import is_available as is_available
     from lapilli.runtime.futures import Future as Future
     from lapilli.runtime.limits import Limits as Limits
+    from lapilli.runtime.load import load as load
     from lapilli.runtime.method import Method as Method
+    from lapilli.runtime.pool import Pool as Pool
     from lapilli.runtime.preprocess import Preprocess as Preprocess
     from lapilli.runtime.program import Program as Program
-    from lapilli.runtime.program import load as load
     from lapilli.runtime.report import Report as Report
     from lapilli.verification import Check
 
@@ -52,12 +53,13 @@ _HOMES = {
     "Device": "devices",
     "Future": "futures",
     "Method": "method",
+    "Pool": "pool",
     "Preprocess": "preprocess",
     "Program": "program",
     "Report": "report",
     "devices": "devices",
     "is_available": "devices",
-    "load": "program",
+    "load": "load",
     "Limits": "limits",
 }
 
@@ -76,6 +78,7 @@ __all__ = [
     "NoDriverError",
     "OutOfMemoryError",
     "PlayerError",
+    "Pool",
     "Preprocess",
     "Program",
     "ReadError",

@@ -58,6 +58,10 @@ class PlayerError(LapilliError):
     """The native player is missing, or failed unexpectedly."""
 
 
+class MissingExtraError(LapilliError, ImportError):
+    """A package is not installed that an extra of Lapilli brings; the message has the pip command."""
+
+
 class ReadError(LapilliError, OSError):
     """A file cannot be opened or read."""
 

@@ -392,7 +392,7 @@ class NativeProgram:
 
         Args:
             source: a path, or the bytes of a file.
-            device: index or part of a name; None: the environment variable ``LAPILLI_DEVICE``, else the best one.
+            device: index, part of a name, or UUID; None: the environment variable ``LAPILLI_DEVICE``, else the best one.
             plan: name of the plan to run; None: the first that the device satisfies.
             cache_dir: folder of the pipeline cache; None: the user's cache folder; ``""``: none on disk.
             staging_size: bytes of the upload buffer; 0: 16 MiB.

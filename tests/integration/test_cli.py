@@ -77,6 +77,33 @@ def test_run_arrays(cli: Cli, scaled: Path, tmp_path: Path) -> None:
     assert "float32 5×3" in cli("run", scaled, "random", "--input_dims", "5,3").stdout
 
 
+def test_report(cli: Cli, tmp_path: Path) -> None:
+    """It says what there is, and no name, weight or path of the user's."""
+    secret = "secret_name"
+    weights = np.array([0.12345, 2, 3], np.float32)
+    path = tmp_path / f"{secret}.lap"
+    path.write_bytes(tiny.scales(weights, rows="private_rows", metadata={"labels": "hidden", secret: secret}))
+    text = cli("report", path).stdout
+    for word in (
+        "## versions",
+        "numpy",
+        "## devices",
+        "driver",
+        "## caches",
+        "pipelines",
+        "## program",
+        "float32[size0, 3]",
+    ):
+        assert word in text
+    found = json.loads(cli("report", path, "--json").stdout)
+    assert found["versions"]["lapilli"] == lapilli.__version__ and found["devices"][0]["limits"]
+    assert found["program"]["methods"][0]["plans"][0]["kernels"] == {"scale": 2}
+    for said in (text, json.dumps(found)):
+        for private in (secret, "private_rows", "hidden", "0.12345", str(tmp_path), str(Path.home()), os.sep + "usr"):
+            assert private not in said
+    assert "## program" not in cli("report").stdout
+
+
 def test_bench(cli: Cli, scaled: Path) -> None:
     text = cli("bench", scaled, "--input_dims", "4,3", "--input_type", "float", "--warmup", "1", "--iter", "5").stdout
     for word in ("median", "p95", "min", "load", "Microseconds per iter: ", "Iters per second: ", "peak RSS", "arena"):

@@ -34,6 +34,17 @@ def test_numpy_in_numpy_out(scaled: Path, weights: Weights, n: int) -> None:
         np.testing.assert_array_equal(y, x * weights * weights)
 
 
+def test_a_program_in_memory_that_others_share(scaled: Path, weights: Weights, tmp_path: Path) -> None:
+    """A view that cannot be written, as Ray's object store gives it: loaded, described and saved without a copy of it."""
+    data = np.memmap(scaled, np.uint8, "r").data
+    with Program(data) as program:
+        x = np.ones((2, 3), np.float32)
+        np.testing.assert_array_equal(program(x), x * weights * weights)
+        np.testing.assert_array_equal(program.description.constant(0), weights)
+        program.save(tmp_path / "saved.lap")
+    assert (tmp_path / "saved.lap").read_bytes() == scaled.read_bytes()
+
+
 def test_dynamic_sizes_change_from_run_to_run(scaled: Path, weights: Weights) -> None:
     with lapilli.load(scaled) as program:
         for n in (3, 16, 1, 3, 2, 16):

@@ -155,7 +155,7 @@ def test_the_validator_looks_at_kernels(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(lapilli.UnsupportedOperatorError, match=r"lapilli\[validate\]"):
         lapilli.load(path, verify="full")
     with pytest.raises(lapilli.InvalidInputError, match='"structure" or "full"'):
-        lapilli.load(path, verify="most")  # type: ignore[arg-type]
+        lapilli.load(path, verify="most")
 
 
 def _no_distribution(name: str) -> None:

@@ -5,6 +5,18 @@
 
 namespace lapilli::hal {
 
+std::string uuid_text(const Capabilities& device) {
+  constexpr std::string_view digits = "0123456789abcdef";
+  std::string text;
+  for (size_t i = 0; i < device.uuid.size(); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10)
+      text += '-';
+    text += digits[device.uuid[i] >> 4];
+    text += digits[device.uuid[i] & 15];
+  }
+  return text;
+}
+
 void describe(const Capabilities& device, uint32_t index, Json& json) {
   constexpr std::array types{"other", "integrated", "discrete", "virtual", "cpu"};
   const auto type = static_cast<size_t>(device.type);
@@ -14,6 +26,7 @@ void describe(const Capabilities& device, uint32_t index, Json& json) {
     json.field("type", types[type]);
     json.field("vendor_id", device.vendor_id);
     json.field("device_id", device.device_id);
+    json.field("uuid", uuid_text(device));
     json.field("driver", device.driver);
     json.field("driver_version", device.driver_version);
     json.field("api_version", device.api_version);

@@ -58,6 +58,9 @@ struct Capabilities {
 
 void describe(const Capabilities& device, uint32_t index, Json& json);
 
+// "8-4-4-4-12" hexadecimal digits, as other tools write it.
+std::string uuid_text(const Capabilities& device);
+
 } // namespace hal
 
 } // namespace lapilli

@@ -18,7 +18,8 @@ uint32_t Driver::select(const char* wanted) const {
       return index;
   } else {
     for (uint32_t i = 0; i < count(); ++i)
-      if (contains_ignoring_case(capabilities(i).name, text))
+      if (contains_ignoring_case(capabilities(i).name, text) ||
+          (text.size() == 36 && contains_ignoring_case(uuid_text(capabilities(i)), text)))
         return i;
   }
   std::vector<std::string> names;
@@ -26,7 +27,7 @@ uint32_t Driver::select(const char* wanted) const {
     names.push_back(cat(i, " (", capabilities(i).name, ")"));
   fail(LAPILLI_NO_DEVICE, "There is no ", capabilities(0).api, " device \"", text, "\"",
        wanted == nullptr ? " (from LAPILLI_DEVICE)" : "", "; this machine has ", listed(names),
-       ". Give an index or a part of a name.");
+       ". Give an index, a part of a name, or a UUID.");
 }
 
 } // namespace lapilli::hal

@@ -17,7 +17,7 @@ public:
   // Opens the device, or returns the one that is open already and has not been lost.
   virtual std::shared_ptr<Device> open(uint32_t index) = 0;
 
-  // By index or part of a name; null: the environment variable LAPILLI_DEVICE; empty: the best one. Throws NO_DEVICE.
+  // By index, part of a name, or UUID; null: the environment variable LAPILLI_DEVICE; empty: the best one. Throws NO_DEVICE.
   uint32_t select(const char* wanted) const;
 
 protected:

@@ -20,7 +20,7 @@ class Options:
     Attributes:
         precision: "fp32", or "fp16" for 16-bit storage with 32-bit accumulation.
         fallback: "cpu" runs operators that have no GPU kernel in torch on the CPU; "error" refuses them.
-        device: index or part of a name of the device that runs models whose tensors are on the CPU; None: the environment
+        device: index, part of a name, or UUID of the device that runs models whose tensors are on the CPU; None: the environment
             variable LAPILLI_DEVICE, else the best one.
     """
 

@@ -1,24 +1,30 @@
-"""The command `lapilli`, one file per subcommand. Needs NumPy, cffi, click, rich and Pillow; torch only to compile.
+"""The command `lapilli`, one file per subcommand. Needs the extra `cli`; torch only to compile, Pillow only
+for photos.
 
 Commands import their dependencies when they run, so help and wrong options need neither NumPy, the player, rich nor torch."""
 
 from __future__ import annotations
 
-import click
+from lapilli.runtime.extras import require
 
-from lapilli.cli.bench import bench
-from lapilli.cli.cache import cache
-from lapilli.cli.common import Group
-from lapilli.cli.compile import compile_
-from lapilli.cli.devices import devices
-from lapilli.cli.inspect import inspect
-from lapilli.cli.ops import ops
-from lapilli.cli.profile import profile
-from lapilli.cli.run import run
-from lapilli.cli.sign import keygen, sign, verify
-from lapilli.cli.strip import strip
-from lapilli.cli.tune import tune
-from lapilli.version import __version__
+require("cli", "The command line", "click", "rich")
+
+import click  # noqa: E402
+
+from lapilli.cli.bench import bench  # noqa: E402
+from lapilli.cli.cache import cache  # noqa: E402
+from lapilli.cli.common import Group  # noqa: E402
+from lapilli.cli.compile import compile_  # noqa: E402
+from lapilli.cli.devices import devices  # noqa: E402
+from lapilli.cli.inspect import inspect  # noqa: E402
+from lapilli.cli.ops import ops  # noqa: E402
+from lapilli.cli.profile import profile  # noqa: E402
+from lapilli.cli.report import report  # noqa: E402
+from lapilli.cli.run import run  # noqa: E402
+from lapilli.cli.sign import keygen, sign, verify  # noqa: E402
+from lapilli.cli.strip import strip  # noqa: E402
+from lapilli.cli.tune import tune  # noqa: E402
+from lapilli.version import __version__  # noqa: E402
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,5 +33,5 @@ def main() -> None:
     """Lapilli: PyTorch models on any device that speaks Vulkan."""
 
 
-for command in (devices, compile_, tune, run, bench, profile, inspect, strip, ops, verify, sign, keygen, cache):
+for command in (devices, compile_, tune, run, bench, profile, inspect, strip, ops, verify, sign, keygen, cache, report):
     main.add_command(command)

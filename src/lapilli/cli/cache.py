@@ -30,7 +30,7 @@ def cache() -> None:
 @json_option
 def info(as_json: bool) -> None:
     """Show the location and the contents of the cache."""
-    found = [_usage(name) for name in KINDS]
+    found = [usage(name) for name in KINDS]
     if as_json:
         return print_json({"folder": str(base()), "parts": found})
     shown = table("part", "files", "size", "contents")
@@ -93,6 +93,6 @@ def _files(name: str) -> list[Path]:
     return [Path(e.path) for e in os.scandir(folder) if e.is_file(follow_symlinks=False)]
 
 
-def _usage(name: str) -> dict[str, Any]:
+def usage(name: str) -> dict[str, Any]:
     files = _files(name)
     return {"name": name, "files": len(files), "bytes": sum(f.stat(follow_symlinks=False).st_size for f in files)}

@@ -99,7 +99,9 @@ def print_json(value: object) -> None:
 def device_option(command: F) -> F:
     """`--device`."""
     return click.option(
-        "--device", metavar="INDEX|NAME", help="Index or part of a name; see `lapilli devices`. Default: the best."
+        "--device",
+        metavar="INDEX|NAME|UUID",
+        help="Index, part of a name, or UUID; see `lapilli devices`. Default: the best.",
     )(command)
 
 

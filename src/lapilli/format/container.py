@@ -29,9 +29,12 @@ def aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-def data(source: str | os.PathLike[str] | bytes, offset: int, size: int) -> bytes:
+def data(source: str | os.PathLike[str] | bytes | memoryview, offset: int, size: int) -> bytes:
     """Bytes of the data section of a program file, which is given by its path or its content."""
-    with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
+    if isinstance(source, bytes | memoryview):
+        begin: int = _HEADER.unpack_from(source)[5] + offset
+        return bytes(source[begin : begin + size])
+    with open(source, "rb") as file:
         start = _HEADER.unpack(file.read(HEADER_SIZE))[5]
         file.seek(start + offset)
         return file.read(size)

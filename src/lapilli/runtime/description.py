@@ -222,7 +222,7 @@ class MemoryPlan:
 class Description:
     """A program file."""
 
-    source: str | PathLike[str] | bytes
+    source: str | PathLike[str] | bytes | memoryview
     producer: str
     methods: tuple[MethodSpec, ...]
     constants: tuple[ConstantSpec, ...]
@@ -233,7 +233,10 @@ class Description:
 
     @staticmethod
     def of(
-        source: str | PathLike[str] | bytes, *, verify: bool = True, limits: player.NativeLimits | None = None
+        source: str | PathLike[str] | bytes | memoryview,
+        *,
+        verify: bool = True,
+        limits: player.NativeLimits | None = None,
     ) -> Description:
         """Describes a file (by path) or its bytes. verify: whether to check the checksum, too. limits: bounds on the file's
         resources.
@@ -244,7 +247,7 @@ class Description:
             return Description.from_json(source, player.describe(source, verify=verify, limits=limits))
 
     @staticmethod
-    def from_json(source: str | PathLike[str] | bytes, node: Mapping[str, Any]) -> Description:
+    def from_json(source: str | PathLike[str] | bytes | memoryview, node: Mapping[str, Any]) -> Description:
         """node: what the player says of the file."""
         kernels = tuple(
             KernelSpec(

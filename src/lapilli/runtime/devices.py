@@ -13,7 +13,7 @@ from lapilli.errors import LapilliError, NoDeviceError
 
 @dataclass(frozen=True)
 class Device:
-    """A Vulkan device. `load` takes its `index`, which is its position in `devices()`, or a part of its name."""
+    """A Vulkan device. `load` takes its `index` (its position in `devices()`), a part of its name, or its `uuid`."""
 
     index: int
     name: str
@@ -31,6 +31,8 @@ class Device:
     """Vulkan limits by name: bytes, invocations, counts."""
     features: Mapping[str, bool]
     """Features that programs may require: float16, storage_16bit, cooperative_matrix, …"""
+    uuid: str = ""
+    """The same in every process, and in CUDA and OpenCL: `8-4-4-4-12` hexadecimal digits."""
 
     @staticmethod
     def from_json(node: Mapping[str, Any]) -> Device:
@@ -47,15 +49,27 @@ def devices() -> list[Device]:
     return [Device.from_json(node) for node in player.devices()]
 
 
+def every_device() -> list[Device]:
+    """The devices of this machine that work is spread over: each once, and those of software only where there is no other.
+
+    Raises:
+        NoDriverError: there is no Vulkan loader or driver.
+    """
+    known = {device.uuid: device for device in reversed(devices())}  # two drivers may offer one device: the first
+    found = sorted(known.values(), key=lambda device: device.index)
+    return [device for device in found if device.type != "cpu"] or found
+
+
 def device_named(wanted: str | int | None = None) -> Device:
-    """The device that `load` takes. wanted: index or part of a name; None: the environment variable LAPILLI_DEVICE, else the best.
+    """The device that `load` takes. wanted: index, part of a name, or UUID; None: LAPILLI_DEVICE, else the best.
 
     Raises NoDriverError or NoDeviceError.
     """
     known = devices()
     text = os.environ.get("LAPILLI_DEVICE", "") if wanted is None else str(wanted)
     for device in known:
-        if str(device.index) == text or (not text.isdigit() and text.lower() in device.name.lower()):
+        named = not text.isdigit() and text.lower() in device.name.lower()
+        if named or text.lower() in (str(device.index), device.uuid):
             return device
     names = ", ".join(f"{d.index}: {d.name}" for d in known) or "none"
     raise NoDeviceError(f"There is no Vulkan device {text!r}; there are {names}.")

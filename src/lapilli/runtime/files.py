@@ -19,7 +19,7 @@ def named(source: object) -> Iterator[None]:
     try:
         yield
     except InvalidFileError as error:
-        if isinstance(source, bytes):
+        if isinstance(source, bytes | memoryview):
             raise
         raise type(error)(f"{source}: {error}") from None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from lapilli.errors import RunTimeoutError
 from lapilli.player import NativeRun
+from lapilli.runtime.dispatcher import Job
 
 
 class ScriptRun:
@@ -47,7 +48,11 @@ class Future:
     """A run in flight; like `concurrent.futures.Future`, but it cannot be cancelled."""
 
     def __init__(
-        self, run: NativeRun | ScriptRun, finished: Callable[[list[Any]], None], wrap: Callable[[list[Any]], Any]
+        self,
+        run: NativeRun | ScriptRun | Job[Any],
+        finished: Callable[[list[Any]], None],
+        wrap: Callable[[list[Any]], Any],
+        keep: object = None,
     ) -> None:
         """Wraps a run; `Program.submit` returns futures.
 
@@ -55,7 +60,9 @@ class Future:
             run: the run in flight.
             finished: called once with the outputs.
             wrap: converts the outputs to the result of a call.
+            keep: what must live as long as the run may take.
         """
+        self._keep = keep
         self._run, self._finished, self._wrap = run, finished, wrap
         self._lock = threading.Lock()
         self._outputs: list[Any] | None = None

@@ -37,7 +37,7 @@ class Loaded:
     """
 
     def __init__(
-        self, source: Path | bytes, device: str | int | None, permission: Permission, limits: Limits | None
+        self, source: Path | bytes | memoryview, device: str | int | None, permission: Permission, limits: Limits | None
     ) -> None:
         file = _File(source, _stamp(source))
         native_limits = None if limits is None else limits.native
@@ -85,7 +85,7 @@ class Loaded:
 class _File:
     """The source of a program, and a way to tell whether it has changed."""
 
-    source: Path | bytes
+    source: Path | bytes | memoryview
     stamp: tuple[int, ...]
 
     def check(self, advice: str) -> None:
@@ -107,9 +107,9 @@ class _Constants:
         return value
 
 
-def _stamp(source: Path | bytes) -> tuple[int, ...]:
+def _stamp(source: Path | bytes | memoryview) -> tuple[int, ...]:
     """A value that differs if the file is no longer the one that was loaded."""
-    if isinstance(source, bytes):
+    if isinstance(source, bytes | memoryview):
         return ()
     try:
         stat = source.stat()

@@ -76,7 +76,7 @@ class Method:
             if run is not None:
                 return convention.structure.unflatten_outputs(run(self, given, None))
         leaves, values, torch = convention.leaves(args, kwargs)
-        outputs = self._run(values)
+        outputs = self.run_values(values)
         convention.update(leaves, outputs, torch)
         return convention.wrap(outputs, torch)
 
@@ -88,7 +88,7 @@ class Method:
             run = self.loaded.native.submit(values, self.single)
         else:
             copies = [v.copy() if isinstance(v, np.ndarray) else v for v in values]
-            run = ScriptRun(lambda: self._run(copies))
+            run = ScriptRun(lambda: self.run_values(copies))
         future = Future(  # which keeps the program alive, as long as the run may take
             run,
             lambda outputs: self.convention.update(leaves, outputs, torch),
@@ -104,7 +104,7 @@ class Method:
     def run_flat(self, inputs: Sequence[NDArray[Any]], bits: bool = False) -> list[NDArray[Any]]:
         """As `Program.run_flat`."""
         values, _ = self.convention.values(inputs, bits)
-        return self.convention.results(self._run(values), torch=False, bits=bits)
+        return self.convention.results(self.run_values(values), torch=False, bits=bits)
 
     def run_tensors(self, inputs: Sequence[Any], sizes: Mapping[str, int] | None = None) -> list[Any]:
         """Runs on a flat list of torch tensors and numbers.
@@ -120,7 +120,7 @@ class Method:
         if run is not None:
             return run(self, inputs, sizes)
         values, _ = self.convention.values(inputs)
-        return self.convention.results(self._run(values, sizes), torch=True)
+        return self.convention.results(self.run_values(values, sizes), torch=True)
 
     def takes(self, device: str, index: int | None) -> bool:
         """Whether it runs on tensors of a torch device, given by type and index, without copying them to the host."""
@@ -130,7 +130,8 @@ class Method:
         """Where each operator of the method runs, and why if not on the GPU."""
         return self._interface.report()
 
-    def _run(self, values: list[Any], sizes: Mapping[str, int] | None = None) -> list[Any]:
+    def run_values(self, values: list[Any], sizes: Mapping[str, int] | None = None) -> list[Any]:
+        """Runs on the values that `convention` makes of a call, and waits for the player's outputs."""
         native = self.loaded.native
         script = self._interface.script
         if script is None:

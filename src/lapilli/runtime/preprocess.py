@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lapilli.errors import InvalidFileError, InvalidInputError
+from lapilli.runtime.extras import require
 from lapilli.runtime.limits import load_json
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class Preprocess:
 
     def __call__(self, image: Image) -> NDArray[np.float32]:
         """The input for one photo: float32, (1, channels, height, width)."""
+        require("image", "Preprocessing photos", "PIL")
         from PIL import Image as images
 
         photo = _of_8_bits(image).convert("L" if len(self.mean) == 1 else "RGB")
@@ -144,6 +146,7 @@ def open_photo(path: Path) -> Image:
     Raises:
         InvalidInputError: the file is no image, or has more pixels than Pillow's limit.
     """
+    require("image", "Reading photos", "PIL")
     from PIL import Image, ImageOps
 
     try:

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lapilli.errors import InvalidInputError, UnsupportedOperatorError
-from lapilli.format import signature
-from lapilli.format.signature import Key
+from lapilli.errors import InvalidInputError
 from lapilli.player import LoadTimes, MemoryInfo
-from lapilli.runtime import tensors, validator
+from lapilli.runtime import tensors
 from lapilli.runtime.binding import Binding
 from lapilli.runtime.description import INTERNAL, Description, TensorSpec
 from lapilli.runtime.devices import Device
-from lapilli.runtime.files import named, read_file, replace
+from lapilli.runtime.files import replace
 from lapilli.runtime.futures import Future
 from lapilli.runtime.host import LISTED, Permission
 from lapilli.runtime.interpreter import as_array
 from lapilli.runtime.limits import Limits
 from lapilli.runtime.loaded import Loaded
 from lapilli.runtime.method import Method
+from lapilli.runtime.ordered import OnError, ordered
 from lapilli.runtime.report import Report
 
 
@@ -74,7 +73,7 @@ class Program:
 
     def __init__(
         self,
-        source: Path | bytes,
+        source: Path | bytes | memoryview,
         device: str | int | None = None,
         *,
         permission: Permission = LISTED,
@@ -130,6 +129,23 @@ class Program:
         """
         return self._default.submit(*args, **kwargs)
 
+    def map(self, items: Iterable[Any], in_flight: int = 2, on_error: OnError = "raise") -> Iterator[Any]:
+        """Runs the model on many items, of which a few are in flight, with the results in the items' order.
+
+        `items` may be endless: only those in flight are held. An exception of its own comes after the results of what came
+        before it.
+
+        Args:
+            items: the model's argument, or a tuple of its arguments, for each run.
+            in_flight: how many items are taken before the first of their results is.
+            on_error: what takes the place of the result of an item that fails: "raise" the exception, which ends the
+                iteration, or "return" it, and go on.
+
+        Raises:
+            InvalidInputError: an option is not one of the choices.
+        """
+        return ordered(self.submit, items, in_flight, on_error)
+
     def bind(self, *args: Any, outputs: Any = None, **kwargs: Any) -> Binding:
         """Binds input and output tensors for many runs that allocate nothing.
 
@@ -176,7 +192,7 @@ class Program:
             OSError: the file cannot be written.
         """
         origin = self._loaded.file
-        if isinstance(origin.source, bytes):
+        if isinstance(origin.source, bytes | memoryview):
             with replace(path) as file:
                 file.write(origin.source)
             return
@@ -243,6 +259,11 @@ class Program:
         return self._loaded.device
 
     @property
+    def stamp(self) -> tuple[int, ...]:
+        """What tells the file from another one at its path; empty for a program from memory."""
+        return self._loaded.file.stamp
+
+    @property
     def plan(self) -> str:
         """Name of the plan that was chosen for the device."""
         return self._loaded.plan.name
@@ -302,59 +323,3 @@ class Program:
             return ", ".join(map(str, specs))
 
         return f"Program({show(self.inputs)} -> {show(self.outputs)}; plan {self.plan} on {self.device.name})"
-
-
-def load(
-    path: str | os.PathLike[str],
-    device: str | int | None = None,
-    *,
-    allow_host: bool | Collection[str] = True,
-    limits: Limits | None = None,
-    public_key: Key | None = None,
-    verify: Literal["structure", "full"] = "structure",
-) -> Program:
-    """Loads a program from a file, ready to run.
-
-    Args:
-        path: the file.
-        device: index or part of a name (see `devices`); None: the environment variable LAPILLI_DEVICE, else the best one.
-        allow_host: whether the file may call operators of torch on the CPU, where there is no GPU kernel. True: those of a
-            fixed list, which compute new tensors from tensors and numbers. False: none; a file that calls any is refused.
-            Names of operators ("mylib.f.default") or of namespaces ("mylib"): these in addition to the list.
-        limits: bounds on the resources of the file and its runs.
-        public_key: the key that the file must be signed with (`lapilli sign`): the path of a PEM file, its content, or 32
-            bytes. The file is then read into memory once, so that the verified bytes are the ones loaded. Needs the extra
-            `sign`.
-        verify: "full": SPIRV-Tools' validator also checks every kernel, in about 10 ms each. Needs the extra `validate`. The
-            player's own check of structure and kernels ("structure") always runs.
-
-    Raises:
-        ReadError: the file cannot be read.
-        InvalidFileError: it is damaged, no program, of another version, beyond the limits, or calls an operator that it may
-            not.
-        SignatureError: it is not signed with the key.
-        UnsupportedOperatorError: it calls operators on the CPU (with allow_host=False).
-        NoDriverError: there is no Vulkan driver.
-        NoDeviceError: there is no such device, or it satisfies no plan of the program.
-        OutOfMemoryError: the device or the host has too little memory.
-        InvalidInputError: verify is not one of the choices.
-    """
-    source: Path | bytes = Path(path)
-    if verify not in ("structure", "full"):
-        raise InvalidInputError(f'verify is {verify!r}; it can be "structure" or "full".')
-    if public_key is not None or verify == "full":
-        source = read_file(path)
-        with named(path):
-            if public_key is not None:
-                signature.verify(source, public_key)
-            if verify == "full":
-                validator.validate(source, None if limits is None else limits.native)
-    try:
-        return Program(source, device, permission=Permission.of(allow_host), limits=limits)
-    except UnsupportedOperatorError as error:
-        if allow_host is not False:
-            raise
-        raise UnsupportedOperatorError(
-            f"{path}: the program calls operators of torch on the CPU, which allow_host=False refuses (`lapilli verify` names "
-            'them). Load it without that, or compile it with fallback="error".'
-        ) from error

@@ -1,0 +1,259 @@
+"""`lapilli.ray` on a cluster of two nodes on this machine: one with lavapipe, one with SwiftShader.
+
+`make test` runs the first test, which starts the cluster; `make test-all` all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import several_devices
+import tiny
+from numpy.typing import NDArray
+
+ray = pytest.importorskip("ray")
+if len(several_devices.drivers()) < 2:
+    pytest.skip("tools/setup.sh test fetches SwiftShader", allow_module_level=True)
+
+ALL = pytest.mark.skipif(not os.environ.get("LAPILLI_TEST_ALL"), reason="make test-all runs it")
+FAULTS = pytest.mark.skipif(not several_devices.LOADER.exists(), reason="make native builds the loader")
+WEIGHTS = np.array([1, 2, 3], np.float32)
+ROWS = 1000
+
+
+def _variables(driver: str) -> dict[str, str]:
+    given = several_devices.environment(faults=several_devices.LOADER.exists())
+    names: tuple[str, ...] = ("PYTHONPATH", "LD_LIBRARY_PATH")
+    kept = {name: given[name] for name in names if name in given}
+    return {**kept, "VK_DRIVER_FILES": driver, "VK_ICD_FILENAMES": driver, "LAPILLI_VALIDATION": ""}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    import ray.data
+    from ray.cluster_utils import Cluster
+
+    first, second = (_variables(driver) for driver in several_devices.drivers())
+    started = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 2, "resources": {"vulkan": 1}, "env_vars": first, "include_dashboard": False},
+    )
+    started.add_node(num_cpus=1, resources={"vulkan": 1}, env_vars=second)
+    ray.init(address=started.address, logging_level="error", log_to_driver=False)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.wait_for_min_actors_s = 120  # both have a part, however long one takes to start
+    context.execution_options.verbose_progress = False
+    yield started
+    ray.shutdown()
+    started.shutdown()
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ray") / "scaled.lap"
+    path.write_bytes(tiny.scales(WEIGHTS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def values() -> NDArray[np.float32]:
+    return np.random.default_rng(0).random((ROWS, 3), dtype=np.float32)
+
+
+def dataset(values: NDArray[np.float32], blocks: int = 10) -> Any:
+    return ray.data.from_items([{"id": k, "x": x} for k, x in enumerate(values)], override_num_blocks=blocks)
+
+
+def whole(rows: list[dict[str, Any]], values: NDArray[np.float32]) -> None:
+    """Each row once, and right."""
+    assert sorted(row["id"] for row in rows) == list(range(len(values)))
+    for row in rows:
+        np.testing.assert_array_equal(row["y"], values[row["id"]] * WEIGHTS * WEIGHTS)
+        assert "x" not in row
+
+
+def predict(values: NDArray[np.float32], actor: type, program: Path, *arguments: Any, **options: Any) -> list[Any]:
+    from lapilli.ray import ship
+
+    return list(
+        dataset(values).map_batches(
+            actor,
+            batch_size=options.pop("batch_size", 25),
+            fn_constructor_args=(ship(program), *arguments),
+            fn_constructor_kwargs=options,
+            compute=ray.data.ActorPoolStrategy(size=2),
+            num_cpus=0,
+            resources={"vulkan": 1},
+        ).take_all()
+    )  # fmt: skip
+
+
+def test_a_data_set_on_two_nodes(cluster: Any, program: Path, values: NDArray[np.float32]) -> None:
+    """25 rows a batch, of which a run takes 16. Both devices work, and no file is copied by a process."""
+    from ray_actors import Telling
+
+    rows = predict(values, Telling, program)
+    whole(rows, values)
+    assert len({row["device"] for row in rows}) == len({row["process"] for row in rows}) == 2
+    assert all(row["shared"] for row in rows)
+
+
+@ALL
+def test_poisoned_rows_are_reported(cluster: Any, program: Path, values: NDArray[np.float32]) -> None:
+    from lapilli import InvalidInputError
+    from lapilli.ray import predict as predict_
+
+    items: list[dict[str, Any]] = [{"id": k, "x": x} for k, x in enumerate(values)]
+    items[17]["x"] = np.ones(4, np.float32)
+    items[500]["x"] = np.ones(2, np.float32)
+    poisoned = ray.data.from_items(items, override_num_blocks=10)
+    for form in ("numpy", "pyarrow"):
+        rows = predict_(poisoned, program, batch_size=50, batch_format=form, on_error="return").take_all()
+        bad = {row["id"]: row for row in rows if row["error"]}
+        assert sorted(bad) == [17, 500] and all("InvalidInputError" in row["error"] for row in bad.values())
+        assert all(np.isnan(row["y"]).all() for row in bad.values())
+        whole(
+            [row for row in rows if not row["error"]] + [{**b, "y": values[k] * WEIGHTS**2} for k, b in bad.items()],
+            values,
+        )
+    with pytest.raises(Exception, match=InvalidInputError.__name__):
+        predict_(poisoned, program, batch_size=50).take_all()
+
+
+@ALL
+def test_an_actor_is_killed(cluster: Any, program: Path, values: NDArray[np.float32], tmp_path: Path) -> None:
+    from ray_actors import Dying
+
+    flag = tmp_path / "killed"
+    rows = predict(values, Dying, program, str(flag), 310)
+    assert flag.exists()
+    whole(rows, values)
+
+
+@ALL
+@FAULTS
+def test_a_device_is_lost(cluster: Any, program: Path, values: NDArray[np.float32], tmp_path: Path) -> None:
+    from ray_actors import Losing
+
+    flag = tmp_path / "lost"
+    rows = predict(values, Losing, program, str(flag), 310)
+    assert flag.exists()
+    whole(rows, values)
+
+
+@ALL
+@FAULTS
+def test_a_lost_device_fails_the_health_check(cluster: Any, program: Path, values: NDArray[np.float32]) -> None:
+    """And is opened anew by the next batch."""
+    from ray_actors import Checked
+
+    from lapilli.ray import ship
+
+    shipped = ship(program)
+    actor = ray.remote(num_cpus=0, resources={"vulkan": 1}, max_restarts=0)(Checked).remote(shipped)
+    ray.get(actor.check.remote())
+    ray.get(actor.lose.remote())
+    with pytest.raises(ray.exceptions.RayTaskError, match="DeviceLostError"):
+        ray.get(actor.check.remote())
+    results, _ = ray.get(actor.run.remote([values[:40]]))
+    np.testing.assert_array_equal(results[0], values[:40] * WEIGHTS * WEIGHTS)
+    ray.get(actor.check.remote())
+    ray.kill(actor)
+
+
+@ALL
+def test_a_device_has_one_process(cluster: Any, program: Path) -> None:
+    """Whatever resources are said: the third of two devices is refused with what to do, and a process that ends gives its own."""
+    from lapilli.ray import Predictor, ship
+
+    shipped = ship(program)
+    actor = ray.remote(num_cpus=0, resources={"vulkan": 0.5}, max_restarts=0)(Predictor)
+    both = [actor.remote(shipped) for _ in range(4)]
+    known = []
+    for one in both:
+        try:
+            ray.get(one.check.remote())
+            known.append(one)
+        except ray.exceptions.RayError as error:
+            assert "All devices of this node are taken" in str(error)
+    assert len(known) == 2
+    for one in both:
+        ray.kill(one)
+    del both, known, one
+    shared = [actor.remote(shipped, share=2) for _ in range(4)]
+    ray.get([one.check.remote() for one in shared])
+    for one in shared:
+        ray.kill(one)
+
+
+def _ask(port: int, body: bytes) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", body, timeout=60) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+@ALL
+def test_serve(cluster: Any, program: Path, values: NDArray[np.float32]) -> None:
+    from ray import serve
+
+    from lapilli.ray import deployment
+
+    port = 18000 + os.getpid() % 1000
+    serve.start(http_options={"port": port, "location": "HeadOnly"})
+    handle = serve.run(deployment(program, max_batch_size=16, batch_wait=0.02, num_replicas=2))
+    try:
+        futures = [handle.remote({"x": x}) for x in values[:200]]
+        for x, future in zip(values, futures, strict=False):
+            np.testing.assert_array_equal(future.result()["y"], x * WEIGHTS * WEIGHTS)
+        mixed = [handle.remote({"x": x}) for x in (values[0], np.ones(4, np.float32), values[1])]
+        for x, future in ((values[0], mixed[0]), (values[1], mixed[2])):
+            np.testing.assert_array_equal(future.result()["y"], x * WEIGHTS * WEIGHTS)
+        with pytest.raises(Exception, match="must be float32 of shape|InvalidInputError"):
+            mixed[1].result()
+        assert _ask(port, json.dumps({"x": [1, 2, 3]}).encode()) == (200, {"y": [1, 8, 27]})
+        for body, said in (
+            (b"{", "no JSON"),
+            (b"[]", "no JSON object"),
+            (b"{}", "takes"),
+            (b'{"x": ["a"]}', "no array"),
+        ):
+            status, answer = _ask(port, body)
+            assert status == 400 and said in answer["error"], answer
+    finally:
+        serve.shutdown()
+
+
+@ALL
+def test_a_node_goes(cluster: Any, program: Path, values: NDArray[np.float32], tmp_path: Path) -> None:
+    """Last, as the second node does not come back."""
+    import threading
+
+    from ray_actors import Telling
+
+    node = next(iter(cluster.worker_nodes))
+
+    def remove() -> None:
+        time.sleep(6)
+        cluster.remove_node(node, allow_graceful=False)
+
+    class Slow(Telling):
+        def __call__(self, batch: Any) -> Any:
+            time.sleep(0.3)
+            return super().__call__(batch)
+
+    thread = threading.Thread(target=remove)
+    thread.start()
+    rows = predict(values, Slow, program)
+    thread.join()
+    whole(rows, values)

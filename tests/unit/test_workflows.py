@@ -1,0 +1,55 @@
+"""What .github says fits the repository: files parse, commands exist, actions have a version, forms ask for `lapilli report`."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+yaml = pytest.importorskip("yaml")
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FORMS = [f for f in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")) if f.stem != "config"]
+
+
+def steps(file: Path) -> list[dict[str, Any]]:
+    return [step for job in yaml.safe_load(file.read_text())["jobs"].values() for step in job["steps"]]
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
+def test_workflows(file: Path) -> None:
+    given = yaml.safe_load(file.read_text())
+    assert given["name"] == file.stem and True in given  # YAML reads `on` as true
+    assert given["permissions"] == {"contents": "read"}  # what else a job may do, it says itself
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for job in given["jobs"].values():
+        assert set(job.get("needs", [])) <= set(given["jobs"])
+    for step in steps(file):
+        assert ("uses" in step) != ("run" in step)
+        if "uses" in step:
+            assert re.fullmatch(r"[\w./-]+@(v\d[\d.]*|release/v\d+)", step["uses"]), step
+        for command in re.findall(r"\bmake ([\w -]+)", step.get("run", "")):
+            assert command.startswith("python3") or set(command.split()) <= targets, command
+
+
+@pytest.mark.parametrize("file", FORMS, ids=lambda file: file.stem)
+def test_issue_forms(file: Path) -> None:
+    form = yaml.safe_load(file.read_text())
+    assert form["name"] and form["description"] and form["labels"]
+    fields = [entry for entry in form["body"] if entry["type"] != "markdown"]
+    assert len({entry["id"] for entry in fields}) == len(fields)
+    assert all(entry["attributes"]["label"] for entry in fields)
+    if file.stem in ("wrong_result", "slow", "crash"):
+        (report,) = [entry for entry in fields if entry["id"] == "report"]
+        assert "lapilli report" in report["attributes"]["label"] and report["validations"]["required"]
+
+
+def test_wheels_are_for_what_is_promised() -> None:
+    given = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
+    assert given["manylinux-x86_64-image"] == given["manylinux-aarch64-image"] == "manylinux_2_28"
+    command = given["test-command"].split("{project}/")[1]
+    assert (ROOT / command).exists()
