@@ -298,8 +298,8 @@ def test_wrong_files_and_prompts_are_refused_with_a_reason(lm: LLM, tmp_path: Pa
 @pytest.mark.parametrize("quantize, most", [("int8", 0.32), ("int4", 0.19)])
 def test_folders_can_be_quantized_on_the_way(quantize: Any, most: float, tmp_path: Path) -> None:
     """The size is that of codes and scales, and the tokens those of the numbers that they mean."""
-    from lapilli.llm.build import _quantized
     from lapilli.llm.folder_source import read_folder
+    from lapilli.llm.from_source import _quantized
 
     model = made("qwen2")
     model.config.hidden_size = 64

@@ -1,4 +1,4 @@
-"""Blocks of GGUF in the quantized form mean the numbers that the gguf package computes, bit for bit."""
+"""BlockedMatrix of GGUF in the quantized form mean the numbers that the gguf package computes, bit for bit."""
 
 from __future__ import annotations
 

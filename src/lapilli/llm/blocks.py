@@ -1,4 +1,4 @@
-"""Blocks of GGUF as codes, scales and offsets: the quantized form of `graph/quantized.py`, taken apart bit for bit.
+"""BlockedMatrix of GGUF as codes, scales and offsets: the quantized form of `graph/quantized.py`, taken apart bit for bit.
 
 A weight [rows, columns] is code * scale + offset, where `block` neighbours of a row share a scale and an offset. Codes of K-quants
 lie in blocks of 256, whose scales are codes themselves: their scale is the second of a pair. Nothing is rounded; bits move.
@@ -28,7 +28,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockedMatrix:
     """codes: int8 [rows, columns], or uint8 with several codes of `bits` bits in a byte, the lowest one first. upper: the same for
     `above` further bits. low: what is added to the codes. kept: whether they take no more memory than in the file.
     """
@@ -56,7 +56,7 @@ class Blocks:
         offset = (self.offset.values, self.offset.codes) if self.offset else ()
         return [self.codes, self.upper, self.scale.values, self.scale.codes, *offset]
 
-    def take(self, rows: Array | slice) -> Blocks:
+    def take(self, rows: Array | slice) -> BlockedMatrix:
         """Some rows, in an order."""
 
         def of(p: Parameter | None) -> Parameter | None:
@@ -255,7 +255,7 @@ NAMES = tuple(_FORMATS)
 """The block formats that are taken."""
 
 
-def of_gguf(raw: Array, kind: str) -> Blocks:
+def of_gguf(raw: Array, kind: str) -> BlockedMatrix:
     """A weight of GGUF. raw: uint8 [rows, bytes of a row]; kind: one of `NAMES`."""
     elements, size, take = _FORMATS[kind]
     made = take(raw.reshape(raw.shape[0], -1, size))
@@ -268,10 +268,10 @@ def of_gguf(raw: Array, kind: str) -> Blocks:
     made["codes"] = _rows(made["codes"])
     made["upper"] = _rows(made["upper"]) if "upper" in made else None
     made["scale"], made["offset"] = parameter(made["scale"]), parameter(made.get("offset"))
-    return Blocks(columns=raw.shape[1] // size * elements, **made)
+    return BlockedMatrix(columns=raw.shape[1] // size * elements, **made)
 
 
-def of_numbers(x: Array, bits: int, group: int = 32) -> Blocks:
+def of_numbers(x: Array, bits: int, group: int = 32) -> BlockedMatrix:
     """float32 [rows, columns], rounded to codes of 8 or 4 bits with a float16 scale for `group` neighbours, of which columns are a
     multiple.
     """
@@ -281,5 +281,5 @@ def of_numbers(x: Array, bits: int, group: int = 32) -> Blocks:
     divisor = np.where(scale == 0, 1, scale).astype(np.float32)
     codes = np.clip(np.rint(grouped / divisor[..., None]), -most - 1, most).astype(np.int8).reshape(x.shape)
     if bits == 4:
-        return Blocks(x.shape[1], group, pack(codes + 8, 4), Parameter(scale), bits=4, low=-8)
-    return Blocks(x.shape[1], group, codes, Parameter(scale))
+        return BlockedMatrix(x.shape[1], group, pack(codes + 8, 4), Parameter(scale), bits=4, low=-8)
+    return BlockedMatrix(x.shape[1], group, codes, Parameter(scale))

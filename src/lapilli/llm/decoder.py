@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lapilli.graph.quantized import DEQUANTIZE, UNPACK
-from lapilli.llm.blocks import Blocks, Parameter
+from lapilli.llm.blocks import BlockedMatrix, Parameter
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,19 @@ class Shape:
 
 
 class Weight(nn.Module):
-    """A matrix [rows, columns]: codes with scales and offsets, or (`Dense`) numbers."""
+    """A matrix [rows, columns]: codes with scales and offsets, or (`DenseWeight`) numbers."""
 
     @staticmethod
-    def of(value: Blocks | Tensor) -> Weight:
+    def of(value: BlockedMatrix | Tensor) -> Weight:
         """The weight of a source."""
-        return Packed(value) if isinstance(value, Blocks) else Dense(value)
+        return PackedWeight(value) if isinstance(value, BlockedMatrix) else DenseWeight(value)
 
     def forward(self) -> Tensor:
         """The matrix, float32; in a program, what it is computed from."""
         raise NotImplementedError
 
 
-class Dense(Weight):
+class DenseWeight(Weight):
     """Numbers as they are."""
 
     def __init__(self, value: Tensor) -> None:
@@ -68,10 +68,10 @@ class Dense(Weight):
         return self.value
 
 
-class Packed(Weight):
+class PackedWeight(Weight):
     """Codes, which a program decodes where it reads them."""
 
-    def __init__(self, value: Blocks) -> None:
+    def __init__(self, value: BlockedMatrix) -> None:
         super().__init__()
         self.columns, self.block, self.bits, self.above, self.low = (
             value.columns, value.block, value.bits, value.above, value.low
@@ -182,8 +182,8 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Tokens [1, n] at positions start, start + 1, ... to logits [1, words] of the token after them.
 
-    tensors: by GGUF's names (`blk.0.attn_q.weight`); matrices are `Blocks` or tensors, all others tensors. context: the length of
-    the cache.
+    tensors: by GGUF's names (`blk.0.attn_q.weight`); matrices are `BlockedMatrix` or tensors, all others tensors. context: the
+    length of the cache.
     """
 
     def __init__(self, shape: Shape, tensors: Mapping[str, Any], context: int) -> None:

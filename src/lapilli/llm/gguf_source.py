@@ -12,7 +12,7 @@ import torch
 
 from lapilli.errors import CompileError, InvalidFileError
 from lapilli.llm import blocks
-from lapilli.llm.blocks import Blocks
+from lapilli.llm.blocks import BlockedMatrix
 from lapilli.llm.decoder import Shape
 from lapilli.llm.gguf_tokenizer import text_of
 from lapilli.llm.packages import need
@@ -50,7 +50,7 @@ def read_gguf(path: Path) -> Source:
         raise InvalidFileError(f"{path} lacks {error}, which a model of architecture {kind} has.") from error
 
 
-def _tensor(given: Any, notes: list[str]) -> Blocks | torch.Tensor:
+def _tensor(given: Any, notes: list[str]) -> BlockedMatrix | torch.Tensor:
     kind = given.tensor_type.name
     if kind in ("F32", "F16", "F64"):
         return torch.from_numpy(_writeable(given.data))
@@ -109,7 +109,7 @@ def _shape(kind: str, fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> 
         factors = tuple(tensors["rope_freqs.weight"].tolist())
     embedding = tensors["token_embd.weight"]
     return Shape(
-        words=embedding.rows if isinstance(embedding, Blocks) else int(embedding.shape[0]), width=width,
+        words=embedding.rows if isinstance(embedding, BlockedMatrix) else int(embedding.shape[0]), width=width,
         layers=int(of("block_count")),
         heads=heads, groups=int(of("attention.head_count_kv", heads)), size=size, inner=int(of("feed_forward_length")),
         eps=float(of("attention.layer_norm_rms_epsilon")), base=float(of("rope.freq_base", 10000.0)), context=context,
@@ -146,4 +146,4 @@ def arranged(kind: str, shape: Shape, tensors: dict[str, Any]) -> dict[str, Any]
 
 def take(value: Any, rows: Any) -> Any:
     """Some rows of a weight."""
-    return value.take(rows) if isinstance(value, Blocks) else value[rows]
+    return value.take(rows) if isinstance(value, BlockedMatrix) else value[rows]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lapilli.llm.about import LONGEST
-from lapilli.llm.options import Options
+from lapilli.llm.answer_options import AnswerOptions
 from lapilli.runtime.futures import Future
 from lapilli.runtime.program import Program
 
@@ -33,7 +33,7 @@ class Session:
 class Turn:
     """Tokens after others, one at a time. tokens: the prompt and what is written so far."""
 
-    def __init__(self, session: Session, prompt: Sequence[int], options: Options, seed: int, count: int) -> None:
+    def __init__(self, session: Session, prompt: Sequence[int], options: AnswerOptions, seed: int, count: int) -> None:
         """count: how many tokens there are to be at most, where the cache ends for one."""
         self._session, self._options, self._seed = session, options, seed
         self.tokens, self._first = list(prompt), len(prompt)

@@ -63,9 +63,10 @@ class Text:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
 
-    def piece(self, token: int) -> str:
-        """What a token is called."""
-        return self._tokenizer.id_to_token(token) or ""
+    def piece_text(self, token: int) -> str:
+        """The text of a token alone, special ones as they are called."""
+        found: str = self._tokenizer.decode([token], skip_special_tokens=False)
+        return found
 
     @cached_property
     def _template(self) -> Any:

@@ -29,7 +29,7 @@ class Choices(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Options:
+class AnswerOptions:
     """The arguments of `LLM.generate`. Raises InvalidInputError where one is outside of what is accepted."""
 
     max_tokens: int | None = None
@@ -63,7 +63,7 @@ class Options:
         )
 
     @classmethod
-    def of(cls, choices: Choices) -> Options:
+    def of(cls, choices: Choices) -> AnswerOptions:
         """As a caller gives them: stop words may be one."""
         given: dict[str, Any] = dict(choices)
         stop = given.pop("stop", None)

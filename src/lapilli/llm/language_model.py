@@ -12,7 +12,7 @@ from typing import Literal, Unpack, overload
 
 from lapilli.errors import CompileError, InvalidFileError, InvalidInputError
 from lapilli.llm.about import About
-from lapilli.llm.options import Choices, Options
+from lapilli.llm.answer_options import AnswerOptions, Choices
 from lapilli.llm.session import Session, Turn
 from lapilli.llm.stopping import Reader
 from lapilli.llm.text import Messages, Text
@@ -28,7 +28,7 @@ class Token:
 
     Attributes:
         id: its number.
-        text: what it is called in the vocabulary.
+        text: its text alone; a part of a character is U+FFFD.
         logprob: the logarithm of its probability by the model, whatever temperature and limits it was drawn with.
         likely: the most likely tokens, as (number, log-probability), the first ones first; empty unless asked for.
     """
@@ -56,14 +56,14 @@ class Answer:
     prompt_tokens: int = 0
 
 
-class Stream(Iterator[str]):
+class AnswerStream(Iterator[str]):
     """An answer while it is written: iterating gives its text, piece by piece.
 
     Attributes:
         answer: what there is so far. `answer.reason` is valid at the end.
     """
 
-    def __init__(self, model: LLM, prompt: Sequence[int], options: Options, count: int) -> None:
+    def __init__(self, model: LLM, prompt: Sequence[int], options: AnswerOptions, count: int) -> None:
         """`LLM.generate` makes it."""
         self.answer = Answer(prompt_tokens=len(prompt))
         self._model, self._options, self._count = model, options, count
@@ -73,7 +73,7 @@ class Stream(Iterator[str]):
         self._reader = Reader(model.text, options.stop)
         self._ended = self._cancelled = False
 
-    def __iter__(self) -> Stream:
+    def __iter__(self) -> AnswerStream:
         return self
 
     def __next__(self) -> str:
@@ -97,7 +97,7 @@ class Stream(Iterator[str]):
             return "" if self._cancelled else self._rest()
         number, logprob, likely = self._turn.next()
         text = self._model.text
-        answer.tokens.append(Token(number, text.piece(number), logprob, tuple(likely)))
+        answer.tokens.append(Token(number, text.piece_text(number), logprob, tuple(likely)))
         if number in text.ends:
             self._ended, answer.reason = True, "stop"
             return self._reader.rest()
@@ -172,7 +172,7 @@ class LLM:
             program = load(path, device, allow_host=False)
         else:
             require_compiler()
-            from lapilli.llm.build import build, read
+            from lapilli.llm.from_source import build, read
 
             data = build(read(path), context, precision, quantize, None, progress, say)
             program = Program(data, device, permission=OWN)
@@ -216,10 +216,10 @@ class LLM:
     @overload
     def generate(
         self, prompt: str | Messages | Sequence[int], *, stream: Literal[True], **choices: Unpack[Choices]
-    ) -> Stream: ...
+    ) -> AnswerStream: ...
     def generate(
         self, prompt: str | Messages | Sequence[int], *, stream: bool = False, **choices: Unpack[Choices]
-    ) -> Answer | Stream:
+    ) -> Answer | AnswerStream:
         """Writes what follows a prompt.
 
         Several answers may be written at once, by several threads or by streams in turn: they share the device, and an answer
@@ -227,7 +227,7 @@ class LLM:
 
         Args:
             prompt: a text to go on with; messages of a chat; or tokens.
-            stream: returns at once, a `Stream` of pieces of text.
+            stream: returns at once, a `AnswerStream` of pieces of text.
             max_tokens: how many tokens are written at most; None: until the cache is full.
             temperature: of the draws; 0: always the likeliest token.
             top_k: tokens are drawn from this many of the likeliest; 0: from all.
@@ -242,7 +242,7 @@ class LLM:
         Raises:
             InvalidInputError: an option is outside of what is accepted, or the prompt leaves no room in the cache.
         """
-        options = Options.of(choices)
+        options = AnswerOptions.of(choices)
         tokens = self.tokens(prompt)
         if not tokens:
             # There is nothing to go on with: a text begins as the model's own do.
@@ -255,7 +255,7 @@ class LLM:
             )
         # The last token needs no place: nothing is read after it.
         count = room + 1 if options.max_tokens is None else min(options.max_tokens, room + 1)
-        made = Stream(self, tokens, options, count)
+        made = AnswerStream(self, tokens, options, count)
         if stream:
             return made
         for _ in made:

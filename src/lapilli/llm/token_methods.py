@@ -12,7 +12,7 @@ from lapilli.llm.decoder import Decoder
 from lapilli.sampling import next_token
 
 
-class Writer(nn.Module):
+class TokenMethods(nn.Module):
     """The last token and its position are states, so that a step needs nothing from the host.
 
     Methods that choose take floats [] (temperature, top_p, floor, penalty) and an int64 [] (top_k), and return the token [1] and
@@ -62,7 +62,7 @@ ALTERNATIVES = 20
 
 def methods(model: Decoder, context: int) -> dict[str, Any]:
     """The methods, as `lapilli.compile` takes them."""
-    writer = Writer(model).requires_grad_(False).eval()
+    writer = TokenMethods(model).requires_grad_(False).eval()
     one, start = torch.zeros(1, 8, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     drawn = torch.tensor(1.0), torch.tensor(0), torch.tensor(1.0), torch.tensor(-torch.inf), torch.tensor(1.0)
     sizes = ({1: torch.export.Dim("tokens", min=2, max=min(context, LONGEST))}, None, (None,) * len(drawn))

@@ -11,12 +11,12 @@ import torch
 from lapilli.compiler import compile_to_bytes
 from lapilli.errors import CompileError
 from lapilli.llm.about import USUAL_CONTEXT, About
-from lapilli.llm.blocks import Blocks, of_numbers
+from lapilli.llm.blocks import BlockedMatrix, of_numbers
 from lapilli.llm.decoder import Decoder
 from lapilli.llm.folder_source import read_folder
 from lapilli.llm.gguf_source import read_gguf
 from lapilli.llm.source import Source
-from lapilli.llm.writer import methods
+from lapilli.llm.token_methods import methods
 
 Precision = Literal["fp32", "fp16"]
 Quantize = Literal["int8", "int4"]
@@ -77,8 +77,8 @@ def build(
     )  # fmt: skip
 
 
-def _quantized(value: Any, quantize: str | None) -> Blocks | torch.Tensor:
-    if quantize is None or isinstance(value, Blocks) or value.dim() != 2 or value.shape[1] % _GROUP:
-        found: Blocks | torch.Tensor = value
+def _quantized(value: Any, quantize: str | None) -> BlockedMatrix | torch.Tensor:
+    if quantize is None or isinstance(value, BlockedMatrix) or value.dim() != 2 or value.shape[1] % _GROUP:
+        found: BlockedMatrix | torch.Tensor = value
         return found
     return of_numbers(value.float().numpy(), 8 if quantize == "int8" else 4, _GROUP)
