@@ -158,7 +158,7 @@ class Block(nn.Module):
         self.values = nn.Buffer(torch.zeros(1, shape.groups, context, shape.size), persistent=False)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, places: Tensor) -> Tensor:
-        """x: [1, tokens, width]; places: [tokens], where in the cache the tokens go."""
+        """x: [1, tokens, width]; mask: [tokens, context]; places: [tokens], where in the cache the tokens go."""
         assert self.before_attention is not None and self.before_network is not None
         y = self.before_attention(x)
         q, k = self._heads(self.q(y), self.shape.heads), self._heads(self.k(y), self.shape.groups)
@@ -167,7 +167,12 @@ class Block(nn.Module):
         q, k = (rotate(z.transpose(1, 2), rotation) for z in (q, k))
         v = self._heads(self.v(y), self.shape.groups).transpose(1, 2)
         k, v = self.keys.index_copy_(2, places, k), self.values.index_copy_(2, places, v)
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        if x.shape[1] == 1:
+            # Heads that share keys are rows of one product: keys and values are read where they are, once.
+            rows = q.view(1, self.shape.groups, -1, self.shape.size)
+            attended = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).view_as(q)
+        else:
+            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
         y = self.before_network(x)
         gate = self.gate(y)
