@@ -220,6 +220,32 @@ def test_answers_take_turns(lm: LLM) -> None:
     assert found == alone
 
 
+def test_answers_depend_on_their_prompt_and_options_alone(lm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was written before, in whatever order streams are read, and however prompts are cut: at random."""
+    rng = np.random.default_rng(5)
+    base = [int(t) for t in rng.integers(0, 290, 60)]
+    made, alone = list[tuple[list[int], dict[str, Any]]](), list[str]()
+    for _ in range(8):
+        start, n = int(rng.integers(2)), int(rng.integers(1, 50))
+        options = dict(
+            max_tokens=int(rng.integers(1, 20)), temperature=float(rng.choice([0.0, 2.0])), seed=int(rng.integers(9)),
+            repetition_penalty=float(rng.choice([1.0, 1.5])), top_p=float(rng.choice([1.0, 0.9])),
+        )  # fmt: skip
+        made.append((base[start : start + n], options))
+        lm._session.cached, lm._session.turn = [], None  # reads it whole
+        alone.append(lm.generate(*made[-1][:1], **options).text)
+    for longest in (3, 8, 512):
+        monkeypatch.setattr("lapilli.llm.session.LONGEST", longest)
+        streams = [lm.generate(prompt, **options, stream=True) for prompt, options in made]
+        left = list(range(len(streams)))
+        while left:
+            k = int(rng.choice(left))
+            for _ in range(int(rng.integers(1, 4))):
+                if next(streams[k], None) is None and k in left:
+                    left.remove(k)
+        assert [s.answer.text for s in streams] == alone
+
+
 def test_an_answer_can_be_cancelled(lm: LLM) -> None:
     whole = lm.generate(PROMPT, max_tokens=30)
     stream = lm.generate(PROMPT, max_tokens=30, stream=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from lapilli.errors import InvalidInputError
 from lapilli.llm.answer_options import Choices
@@ -24,7 +24,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompletionRequest:
     """prompt: as `LLM.generate` takes it. choices: its keywords. stream: pieces as they come. usage: and how many, at the end."""
 
     prompt: Any
@@ -34,7 +34,7 @@ class Asked:
     chat: bool
 
 
-def asked(body: Any, chat: bool) -> Asked:
+def completion_request(body: Any, chat: bool) -> CompletionRequest:
     """A request's JSON.
 
     Raises:
@@ -64,7 +64,8 @@ def asked(body: Any, chat: bool) -> Asked:
     if not isinstance(stop, str | list):
         raise InvalidInputError(f"'stop' is {stop!r}; it is a text or a list of texts.")
     prompt = _messages(given) if chat else _prompt(given)
-    return Asked(prompt, Choices(**choices), given.get("stream", False), _field(options, "include_usage"), chat)  # type: ignore[typeddict-item]
+    usage = _field(options, "include_usage")
+    return CompletionRequest(prompt, cast(Choices, choices), given.get("stream", False), usage, chat)
 
 
 def _field(options: Any, name: str) -> Any:

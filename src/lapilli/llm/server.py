@@ -28,7 +28,7 @@ from starlette.types import Receive, Scope, Send
 from lapilli.errors import InvalidInputError, LapilliError
 from lapilli.llm.language_model import LLM, AnswerStream, Token
 from lapilli.llm.metrics import Metrics
-from lapilli.llm.requests import Asked, asked
+from lapilli.llm.requests import CompletionRequest, completion_request
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 """The hosts that requests name by default: a web page whose name leads to this machine is none of them."""
@@ -244,7 +244,7 @@ async def _body(request: Request, most: int) -> Any:
 
 
 async def _answer(request: Request, desk: Desk, chat: bool) -> Response:
-    wanted = asked(await _body(request, desk.limits.body), chat)
+    wanted = completion_request(await _body(request, desk.limits.body), chat)
     desk.enter()
     left = False
     try:
@@ -291,13 +291,13 @@ async def _gone(request: Request, stream: AnswerStream) -> None:
 
 async def _events(desk: Desk, stream: AnswerStream, reply: Reply) -> AsyncGenerator[str, None]:
     try:
-        if reply.asked.chat:
+        if reply.request.chat:
             yield _event(reply.chunk({"role": "assistant", "content": ""}, ()))
         async with aclosing(desk.pieces(stream)) as pieces:
             async for piece in pieces:
                 yield _event(reply.chunk({"content": piece.text}, piece.tokens))
         yield _event(reply.chunk({}, (), reply.reason()))
-        if reply.asked.usage:
+        if reply.request.usage:
             yield _event(reply.frame(True) | {"choices": [], "usage": reply.usage()})
         yield "data: [DONE]\n\n"
     except LapilliError as error:
@@ -311,14 +311,14 @@ def _event(value: Any) -> str:
 class Reply:
     """An answer in OpenAI's form."""
 
-    def __init__(self, model: LLM, wanted: Asked, stream: AnswerStream) -> None:
-        self.model, self.asked, self._stream = model, wanted, stream
+    def __init__(self, model: LLM, wanted: CompletionRequest, stream: AnswerStream) -> None:
+        self.model, self.request, self._stream = model, wanted, stream
         self._id, self._created = uuid.uuid4().hex, int(time.time())
         self._offset = 0
 
     def frame(self, part: bool) -> dict[str, Any]:
-        kind = ("chat.completion" + (".chunk" if part else "")) if self.asked.chat else "text_completion"
-        name = f"{'chatcmpl' if self.asked.chat else 'cmpl'}-{self._id}"
+        kind = ("chat.completion" + (".chunk" if part else "")) if self.request.chat else "text_completion"
+        name = f"{'chatcmpl' if self.request.chat else 'cmpl'}-{self._id}"
         return {"id": name, "object": kind, "created": self._created, "model": self.model.name}
 
     def reason(self) -> str:
@@ -332,7 +332,7 @@ class Reply:
     def whole(self) -> dict[str, Any]:
         answer = self._stream.answer
         choice: dict[str, Any] = {"index": 0, "finish_reason": self.reason(), "logprobs": self._logprobs(answer.tokens)}
-        if self.asked.chat:
+        if self.request.chat:
             choice["message"] = {"role": "assistant", "content": answer.text}
         else:
             choice["text"] = answer.text
@@ -344,17 +344,17 @@ class Reply:
             "finish_reason": reason,
             "logprobs": self._logprobs(tokens) if tokens else None,
         }
-        if self.asked.chat:
+        if self.request.chat:
             choice["delta"] = delta
         else:
             choice["text"] = delta.get("content", "")
         return self.frame(True) | {"choices": [choice]}
 
     def _logprobs(self, tokens: Any) -> dict[str, Any] | None:
-        if "logprobs" not in self.asked.choices:
+        if "logprobs" not in self.request.choices:
             return None
         text = self.model.text.piece_text
-        if self.asked.chat:
+        if self.request.chat:
             return {"content": [
                 self._entry(t.id, t.logprob) | {"top_logprobs": [self._entry(n, p) for n, p in t.likely]} for t in tokens
             ]}  # fmt: skip

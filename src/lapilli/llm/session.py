@@ -14,8 +14,8 @@ from lapilli.llm.answer_options import AnswerOptions
 from lapilli.runtime.futures import Future
 from lapilli.runtime.program import Program
 
-AHEAD = 2
-"""Steps that the device has to do while the host reads a token."""
+_AHEAD, _AHEAD_ON_HOST = 2, 1
+"""Steps that the device has to do while the host reads a token. A software device does in vain what is queued at an answer's end."""
 _RANDOM = "lapilli.random"
 
 
@@ -27,6 +27,7 @@ class Session:
         self.lock = threading.RLock()
         self.cached: list[int] = []
         self.turn: Turn | None = None
+        self.ahead = _AHEAD_ON_HOST if program.device.type == "cpu" else _AHEAD
         self.read = 0  # tokens of prompts that were computed; those found in the cache are not
 
 
@@ -48,11 +49,15 @@ class Turn:
         with session.lock:
             if session.turn is not self:
                 self._begin()
-            while len(self._runs) <= AHEAD and self._submitted < self._last:
+            while len(self._runs) <= session.ahead and self._submitted < self._last:
                 self._submit("step")
-            token, logprob = self._runs[0][0].result()
-            likely = self._runs.popleft()[1]
-            listed = [] if likely is None else list(zip(*(x.tolist() for x in likely.result()), strict=True))
+            run, likely = self._runs.popleft()
+            try:
+                token, logprob = run.result()
+                listed = [] if likely is None else list(zip(*(x.tolist() for x in likely.result()), strict=True))
+            except BaseException:
+                session.turn, session.cached = None, []  # who knows what the device holds
+                raise
             self.tokens.append(int(token[0]))
             self._note()
         return self.tokens[-1], float(logprob[0]), listed[: self._options.logprobs]
