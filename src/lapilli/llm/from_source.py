@@ -57,7 +57,7 @@ def build(
         raise CompileError(f"context is {context}: {source.name} was made for texts of 4 to {most} tokens")
     if quantize not in (None, "int8", "int4"):
         raise CompileError(f'quantize is {quantize!r}: choose "int8", "int4" or None')
-    tensors = {name: _quantized(value, quantize) for name, value in source.tensors.items()}
+    tensors = {name: quantized(value, quantize) for name, value in source.tensors.items()}
     numbers = [v for v in tensors.values() if isinstance(v, torch.Tensor) and v.dim() > 1]
     kinds = {v.dtype for v in numbers}
     weights: Precision = "fp16" if kinds == {torch.float16} else precision
@@ -77,7 +77,8 @@ def build(
     )  # fmt: skip
 
 
-def _quantized(value: Any, quantize: str | None) -> BlockedMatrix | torch.Tensor:
+def quantized(value: Any, quantize: str | None) -> BlockedMatrix | torch.Tensor:
+    """A tensor of a source, as `build` takes it: matrices of numbers as codes, if that is asked for."""
     if quantize is None or isinstance(value, BlockedMatrix) or value.dim() != 2 or value.shape[1] % _GROUP:
         found: BlockedMatrix | torch.Tensor = value
         return found

@@ -15,7 +15,7 @@ from lapilli.runtime.futures import Future
 from lapilli.runtime.program import Program
 
 _AHEAD, _AHEAD_ON_HOST = 2, 1
-"""Steps that the device has to do while the host reads a token. A software device does in vain what is queued at an answer's end."""
+"""Steps that the device has to do while the host reads a token. What is queued at the end of an answer is done in vain."""
 _RANDOM = "lapilli.random"
 
 
