@@ -62,11 +62,13 @@ def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> N
         assert len(found) == 128 and len(set(found)) > 8
 
 
-@pytest.mark.parametrize("kind, blocks", [("llama", "F32"), ("phi3", "F32"), ("gemma", "F32"), ("qwen3", "F16")])
+@pytest.mark.parametrize(
+    "kind, blocks", [("llama", "F32"), ("phi3", "F32"), ("gemma", "F32"), ("qwen3", "F16"), ("qwen2", "BF16")]
+)
 def test_gguf_files_hold_the_same_models(kind: str, blocks: str, tmp_path: Path) -> None:
     model = made(kind)
-    if blocks == "F16":
-        model = model.half().float()
+    if blocks != "F32":
+        model = (model.half() if blocks == "F16" else model.bfloat16()).float()
     file = save_gguf(model, tmp_path / "model.gguf", blocks)
     with of_one_plan(file, 64, blocks == "F16") as lm:
         tokens = lm.tokens(PROMPT)
@@ -74,7 +76,7 @@ def test_gguf_files_hold_the_same_models(kind: str, blocks: str, tmp_path: Path)
         assert ours(lm, tokens, 24) == theirs(model, tokens, 24)
         matrices = sum(p.numel() for p in model.parameters() if p.dim() > 1)
         stored = sum(c.size for c in lm.program.description.constants)
-        assert stored < 1.1 * matrices * (4 if blocks == "F32" else 2)
+        assert stored < 1.1 * matrices * (2 if blocks == "F16" else 4)
 
 
 @pytest.fixture(scope="module")
@@ -315,7 +317,7 @@ def test_wrong_files_and_prompts_are_refused_with_a_reason(lm: LLM, tmp_path: Pa
     with pytest.raises(FileNotFoundError):
         LLM(tmp_path / "nothing.gguf")
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(range(200)))
-    with pytest.raises(lapilli.InvalidFileError, match="no GGUF file"):
+    with pytest.raises(lapilli.InvalidFileError, match="cannot be read"):
         LLM(tmp_path / "bad.gguf")
     writer = gguf.GGUFWriter(tmp_path / "other.gguf", "mamba")
     writer.write_header_to_file()
@@ -348,3 +350,22 @@ def test_folders_can_be_quantized_on_the_way(quantize: Any, most: float, tmp_pat
             wanted = torch.log_softmax(decoder(torch.tensor([[1, 2, 3]]), torch.tensor([0]))[0], -1)
         for number, logprob in answer.tokens[0].likely:
             assert abs(logprob - float(wanted[number])) < 1e-4
+
+
+def test_damaged_files_are_errors_with_a_reason(files: tuple[Path, LLM], tmp_path: Path) -> None:
+    """Of changed bytes of the metadata and of cut files, none leads to another exception."""
+    whole = files[0].with_suffix(".gguf").read_bytes()
+    rng, read_well = np.random.default_rng(6), 0
+    for k in range(150):
+        data = bytearray(whole)
+        for at in rng.integers(0, 14000, int(rng.integers(1, 4))):
+            data[at] = int(rng.integers(256))
+        (tmp_path / f"{k}.gguf").write_bytes(data[: int(rng.integers(10, len(data)))] if k % 10 == 0 else data)
+        try:
+            source = read_gguf(tmp_path / f"{k}.gguf")
+        except lapilli.LapilliError as error:
+            assert str(error)
+            continue
+        read_well += 1
+        assert source.shape.layers == 2
+    assert 0 < read_well < 150

@@ -12,7 +12,7 @@ from lapilli.errors import CompileError, InvalidFileError
 from lapilli.llm.decoder import Shape
 from lapilli.llm.gguf_source import arranged
 from lapilli.llm.packages import need
-from lapilli.llm.source import ARCHITECTURES, Source
+from lapilli.llm.source import ARCHITECTURES, Source, reading
 from lapilli.llm.text import Text
 
 _NAMES = {
@@ -33,20 +33,19 @@ def read_folder(path: Path) -> Source:
         LapilliError: a package of the extra `llm` is missing.
         OSError: a file is missing or cannot be read.
     """
-    config = _json(path / "config.json")
-    kind = config.get("model_type")
-    if kind not in ARCHITECTURES:
-        raise CompileError(f"The model type of {path} is {kind!r}; taken are {', '.join(ARCHITECTURES)}.")
-    try:
+    with reading(path):
+        config = _json(path / "config.json")
+        kind = config.get("model_type")
+        if kind not in ARCHITECTURES:
+            raise CompileError(f"The model type of {path} is {kind!r}; taken are {', '.join(ARCHITECTURES)}.")
         shape = _shape(kind, config)
         tensors = _tensors(path, kind)
         if config.get("tie_word_embeddings", kind == "gemma"):
             tensors.pop("output.weight", None)
-        tensors = arranged("", shape, tensors)
-        tensors["token_embd.weight"], tensors["output_norm.weight"]
-    except KeyError as error:
-        raise InvalidFileError(f"{path} lacks {error}, which a model of type {kind} has.") from error
-    return Source(str(config.get("_name_or_path") or path.resolve().name), shape, tensors, _text(path, config))
+        name = str(config.get("_name_or_path") or path.resolve().name)
+        source = Source(name, shape, arranged("", shape, tensors), _text(path, config))
+    source.check()
+    return source
 
 
 def _json(path: Path) -> Any:
@@ -124,7 +123,11 @@ def _shape(kind: str, config: Mapping[str, Any]) -> Shape:
         activation = "gelu"  # of tanh, whatever the file says
     if activation not in ("silu", "gelu"):
         raise CompileError(f"The activation is {activation!r}; taken are 'silu', and Gemma's.")
-    window = config.get("sliding_window") if config.get("use_sliding_window", kind == "phi3") else None
+    if kind != "phi3" and config.get("use_sliding_window"):
+        raise CompileError(
+            "Sliding windows of some layers are not taken: set use_sliding_window to false for texts up to the window."
+        )
+    window = config.get("sliding_window") if kind == "phi3" else None
     return Shape(
         words=config["vocab_size"], width=width, layers=config["num_hidden_layers"], heads=heads,
         groups=config.get("num_key_value_heads") or heads, size=size, inner=config["intermediate_size"],

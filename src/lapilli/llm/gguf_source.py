@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from lapilli.errors import CompileError, InvalidFileError
+from lapilli.errors import CompileError
 from lapilli.llm import blocks
 from lapilli.llm.blocks import BlockedMatrix
 from lapilli.llm.decoder import Shape
 from lapilli.llm.gguf_tokenizer import text_of
 from lapilli.llm.packages import need
-from lapilli.llm.source import ARCHITECTURES, Source
+from lapilli.llm.source import ARCHITECTURES, Source, reading
 
 
 def read_gguf(path: Path) -> Source:
@@ -29,25 +29,19 @@ def read_gguf(path: Path) -> Source:
         OSError: it cannot be read.
     """
     package = need("gguf", "A GGUF file")
-    try:
+    with reading(path):
         reader = package.GGUFReader(os.fspath(path))
         fields = {name: field.contents() for name, field in reader.fields.items()}
-    except OSError:
-        raise
-    except Exception as error:  # whatever damaged bytes lead to
-        raise InvalidFileError(f"{path} is no GGUF file that can be read: {str(error)[:200]}.") from error
-    kind = fields.get("general.architecture")
-    if kind not in ARCHITECTURES:
-        raise CompileError(f"The architecture of {path} is {kind!r}; taken are {', '.join(ARCHITECTURES)}.")
-    try:
+        kind = fields.get("general.architecture")
+        if kind not in ARCHITECTURES:
+            raise CompileError(f"The architecture of {path} is {kind!r}; taken are {', '.join(ARCHITECTURES)}.")
         notes: list[str] = []
         tensors = {t.name: _tensor(t, notes) for t in reader.tensors}
         shape = _shape(kind, fields, tensors)
-        tensors = arranged(kind, shape, tensors)
         name = str(fields.get("general.name") or path.stem)
-        return Source(name, shape, tensors, text_of(fields), notes)
-    except KeyError as error:
-        raise InvalidFileError(f"{path} lacks {error}, which a model of architecture {kind} has.") from error
+        source = Source(name, shape, arranged(kind, shape, tensors), text_of(fields), notes)
+    source.check()
+    return source
 
 
 def _tensor(given: Any, notes: list[str]) -> BlockedMatrix | torch.Tensor:

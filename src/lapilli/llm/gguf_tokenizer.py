@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lapilli.errors import CompileError
+from lapilli.errors import CompileError, InvalidFileError
 from lapilli.llm.packages import need
 from lapilli.llm.text import Text
 
@@ -34,22 +34,31 @@ def text_of(fields: Mapping[str, Any]) -> Text:
 
     Raises:
         CompileError: the tokenizer is of another kind.
+        InvalidFileError: a token is there twice.
     """
     package = need("tokenizers", "A GGUF file")
+    gemma, phi3 = (fields.get("general.architecture") == name for name in ("gemma", "phi3"))
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    if gemma:  # spaces are written as such there
+        tokens = [_SPACE * len(t) if t and not t.strip(" ") else t for t in tokens]
+    if len(set(tokens)) < len(tokens):
+        raise InvalidFileError("The tokenizer of the GGUF file has a token twice.")
     kinds: Sequence[int] = fields.get("tokenizer.ggml.token_type") or [1] * len(tokens)
     kind = fields.get("tokenizer.ggml.model")
     if kind == "gpt2":
         made = _bytes_in_pairs(package, fields, tokens)
     elif kind == "llama":
-        made = _sentence_pieces(package, fields, tokens, kinds)
+        # Gemma's pairs merge in the order of the vocabulary, whatever its scores are.
+        scores = range(0, -len(tokens), -1) if gemma else fields["tokenizer.ggml.scores"]
+        made = _sentence_pieces(package, fields, tokens, kinds, scores)
     else:
         raise CompileError(f"The tokenizer of the GGUF file is of kind {kind!r}; taken are 'gpt2' and 'llama'.")
-    for number, (token, of) in enumerate(zip(tokens, kinds, strict=True)):
+    for token, of in zip(tokens, kinds, strict=True):
         if of in (_CONTROL, _USER_DEFINED):
-            added = package.AddedToken(token, special=of == _CONTROL, normalized=False)
+            # Phi-3's templates have line ends after these, which its tokenizer drops.
+            drops = phi3 and of == _CONTROL and token not in ("<unk>", "<s>", "<|endoftext|>")
+            added = package.AddedToken(token, special=of == _CONTROL, normalized=False, rstrip=drops)
             (made.add_special_tokens if of == _CONTROL else made.add_tokens)([added])
-            assert made.token_to_id(token) == number
     first, last = (fields.get(f"tokenizer.ggml.{n}_token_id") for n in ("bos", "eos"))
     if fields.get("tokenizer.ggml.add_bos_token", kind == "llama") and first is not None:
         named = f"{tokens[first]}:0"
@@ -90,9 +99,10 @@ def _bytes_in_pairs(package: Any, fields: Mapping[str, Any], tokens: Sequence[st
     return made
 
 
-def _sentence_pieces(package: Any, fields: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]) -> Any:
+def _sentence_pieces(
+    package: Any, fields: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]
+) -> Any:
     """SentencePiece's byte-pair encoding: pairs merge in the order of their results' scores."""
-    scores = fields["tokenizer.ggml.scores"]
     vocabulary = {t: k for k, t in enumerate(tokens)}
     pairs = []
     for token, number in vocabulary.items():
