@@ -331,6 +331,13 @@ def test_wrong_files_and_prompts_are_refused_with_a_reason(lm: LLM, tmp_path: Pa
     lapilli.compile(torch.nn.ReLU(), (torch.ones(2),)).save(tmp_path / "relu.lap")
     with pytest.raises(lapilli.InvalidFileError, match="no language model"):
         LLM(tmp_path / "relu.lap")
+    for metadata, reason in (
+        ({"llm.model": "{}"}, "damaged"),
+        ({"llm.model": '{"name": "x", "context": 8, "words": 99999999999}'}, "lacks the methods"),
+    ):
+        lapilli.compile(torch.nn.ReLU(), (torch.ones(2),), metadata=metadata).save(tmp_path / "relu.lap")
+        with pytest.raises(lapilli.InvalidFileError, match=reason):
+            LLM(tmp_path / "relu.lap")
 
 
 @pytest.mark.parametrize("quantize, most", [("int8", 0.32), ("int4", 0.19)])

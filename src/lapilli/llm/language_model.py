@@ -184,8 +184,13 @@ class LLM:
 
     def _of(self, program: Program) -> None:
         about = About.of_metadata(program.metadata)
-        if not {"prompt", "step", "likely"} <= program.methods.keys():
-            raise InvalidFileError("The file lacks the methods of a language model.")
+        states = {s.name: (s.dtype, s.shape) for s in program.description.states}
+        wanted = {
+            "owner.seen": ("int32", (about.words,)),
+            **{f"owner.{n}": ("int64", (1,)) for n in ("token", "place")},
+        }
+        if not {"prompt", "step", "likely"} <= program.methods.keys() or not wanted.items() <= states.items():
+            raise InvalidFileError("The file lacks the methods or the states of a language model.")
         self.name, self.context, self.program = about.name, about.context, program
         self.text = Text.of_metadata(program.metadata)
         self._session = Session(program, about.context, about.words)

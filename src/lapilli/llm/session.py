@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lapilli.errors import InvalidFileError
 from lapilli.llm.about import LONGEST
 from lapilli.llm.answer_options import AnswerOptions
 from lapilli.runtime.futures import Future
@@ -58,6 +59,8 @@ class Turn:
             except BaseException:
                 session.turn, session.cached = None, []  # who knows what the device holds
                 raise
+            if not 0 <= token[0] < session.words:
+                raise InvalidFileError(f"The model wrote token {token[0]}, and there are {session.words}.")
             self.tokens.append(int(token[0]))
             self._note()
         return self.tokens[-1], float(logprob[0]), listed[: self._options.logprobs]
