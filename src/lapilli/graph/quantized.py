@@ -3,8 +3,8 @@
 `lapilli::dequantize` computes numbers from codes, small integers, and parameters that blocks of elements share:
 (code - zero point) * scale. `lapilli::quantize` is its inverse, rounded half to even and clamped. A block has `block[d]` elements
 along dimension d, or all (-1). So a scale for a tensor, a channel, a token or a group are the same operator, and kernels see no
-format, only an expression of the code (`schedule/encoding.py`). `lapilli::unpack` reads codes of four bits, two in a byte, the
-lower one first.
+format, only an expression of the code (`schedule/encoding.py`). `lapilli::unpack` reads codes of four bits (or 1 or 2), several in
+a byte, the lowest one first; codes of other widths have their upper bits in a tensor of their own.
 """
 
 from __future__ import annotations
@@ -57,9 +57,16 @@ def _quantize(
     return value.clamp(low, high).to(dtype)
 
 
-def _unpack(packed: Tensor, low: int, size: int) -> Tensor:
-    both = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)[..., :size]
-    return (both.to(torch.int16) + low).to(torch.int8)
+def _taken(packed: Tensor, size: int, bits: int) -> Tensor:
+    parts = [packed >> at & (1 << bits) - 1 for at in range(0, 8, bits)]
+    return torch.stack(parts, -1).flatten(-2)[..., :size].to(torch.int16)
+
+
+def _unpack(packed: Tensor, low: int, size: int, bits: int = 4, upper: Tensor | None = None, above: int = 0) -> Tensor:
+    codes = _taken(packed, size, bits)
+    if upper is not None:
+        codes = codes + (_taken(upper, size, above) << bits)
+    return (codes + low).to(torch.int8)
 
 
 _define(
@@ -71,8 +78,8 @@ _define(
     _quantize, lambda x, inverse, zero, block, low, high, dtype: torch.empty_like(x, dtype=dtype),
 )  # fmt: skip
 _define(
-    "unpack(Tensor packed, int low, int size) -> Tensor",
-    _unpack, lambda packed, low, size: packed.new_empty((*packed.shape[:-1], size), dtype=torch.int8),
+    "unpack(Tensor packed, int low, int size, int bits=4, Tensor? upper=None, int above=0) -> Tensor",
+    _unpack, lambda packed, low, size, *_: packed.new_empty((*packed.shape[:-1], size), dtype=torch.int8),
 )  # fmt: skip
 DEQUANTIZE: Any = torch.ops.lapilli.dequantize.default
 QUANTIZE: Any = torch.ops.lapilli.quantize.default

@@ -55,14 +55,27 @@ def quantize(
     return call.map(body)
 
 
+def _bits_of(packed: Node, at: Sequence[Int], bits: int) -> Expr:
+    """The number of some bits at an index, several in a byte."""
+    *rows, column = at
+    count = 8 // bits
+    shift = index(column % count * bits)
+    return binary("bitand", binary("shr", load(packed, [*rows, column // count]), shift), (1 << bits) - 1)
+
+
 def code_of(packed: Node, at: Sequence[Int], low: int) -> Expr:
     """The code of four bits at an index, two in a byte."""
-    *rows, column = at
-    shift = index(column % 2 * 4)
-    return binary("add", binary("bitand", binary("shr", load(packed, [*rows, column // 2]), shift), 15), low)
+    return binary("add", _bits_of(packed, at, 4), low)
 
 
 @lowering(UNPACK)
-def unpack(call: Call, packed: Node, low: int, _: int) -> Map:
-    """uint8 [*, ceil(n / 2)] -> codes [*, n]."""
-    return call.map(lambda *at: code_of(packed, at, low))
+def unpack(call: Call, packed: Node, low: int, _: int, bits: int = 4, upper: Node | None = None, above: int = 0) -> Map:
+    """uint8 [*, ceil(n * bits / 8)] and perhaps [*, ceil(n * above / 8)] -> codes [*, n]."""
+
+    def body(*at: Int) -> Expr:
+        code = _bits_of(packed, at, bits)
+        if upper is not None:
+            code = binary("bitor", code, binary("shl", _bits_of(upper, at, above), bits))
+        return binary("add", code, low)
+
+    return call.map(body)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, load, loads, rewrite, walk
+from lapilli.ir.expr import Expr, Load, ints_of, load, loads, reads, rewrite, walk
 from lapilli.ir.integer import Int, Var, as_int, ceildiv, of
 from lapilli.ir.node import Constant, Map, Matmul, Node, Reduce
 from lapilli.ir.ranges import Ranges
@@ -80,14 +80,27 @@ def encoding_of(reduction: Reduce, views: Mapping[int, Map], tasks: Mapping[int,
             bits = next((b for b in _BITS if high - low < 1 << b), None)
             if bits is not None:
                 found.append((bits, int(low), e))
-    if not found:
-        return DENSE
-    fewest = min(bits for bits, _, _ in found)
-    bits, low, code = [f for f in found if f[0] == fewest][
-        -1
-    ]  # the largest: arguments precede the expressions that contain them
-    shared = set(loads(value)) - set(loads(code))
-    return DENSE if any(_runs(ld, contraction.inner) for ld in shared) else Blocks(code, value, low, bits)
+    for fewest in _BITS:  # a code of more bits may consist of parts that have few
+        # The largest: arguments precede the expressions that contain them.
+        last = next(((low, e) for bits, low, e in reversed(found) if bits == fewest), None)
+        if last is None:
+            continue
+        low, code = last
+        shared = set(loads(value)) - set(loads(code))
+        if not any(_runs(ld, contraction.inner) for ld in shared) and not _is_part(code, value, contraction.inner):
+            return Blocks(code, value, low, fewest)
+    return DENSE
+
+
+def _is_part(code: Expr, value: Expr, inner: Var) -> bool:
+    """Whether what lies around a code takes other bits apart, those of a wider code: it depends on the place in a block."""
+
+    def visit(e: Expr) -> bool:
+        if e is code or isinstance(e, Load):
+            return False
+        return any(reads(i, inner) for i in ints_of(e)) or any(map(visit, e.args))
+
+    return visit(value)
 
 
 def _computed(task: Task | None, at: tuple[Int, ...]) -> Expr | None:

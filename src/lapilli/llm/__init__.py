@@ -1,0 +1,6 @@
+"""Language models: GGUF files and Hugging Face folders, compiled to one program that writes text."""
+
+from lapilli.llm.answer_options import Choices
+from lapilli.llm.language_model import LLM, Answer, AnswerStream, Token
+
+__all__ = ["LLM", "Answer", "AnswerStream", "Choices", "Token"]

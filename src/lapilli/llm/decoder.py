@@ -1,0 +1,223 @@
+"""The decoder of a language model, in plain PyTorch: Llama and its relatives, which differ in numbers, biases and norms.
+
+Keys and values are buffers of the model's context length, which calls change: states of a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lapilli.graph.quantized import DEQUANTIZE, UNPACK
+from lapilli.llm.blocks import BlockedMatrix, Parameter
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Numbers of a decoder.
+
+    size: of a head. rotated: how many elements of a head positions rotate. factors: divisors of the frequencies, [rotated / 2].
+    attention_factor: of the rotation. window: how many tokens attention sees, None: all. context: the longest text that it was
+    made for.
+    """
+
+    words: int
+    width: int
+    layers: int
+    heads: int
+    groups: int
+    size: int
+    inner: int
+    eps: float
+    base: float
+    context: int
+    rotated: int
+    activation: str = "silu"
+    embedding_scale: float = 1.0
+    factors: tuple[float, ...] | None = None
+    attention_factor: float = 1.0
+    window: int | None = None
+
+
+class Weight(nn.Module):
+    """A matrix [rows, columns]: codes with scales and offsets, or (`DenseWeight`) numbers."""
+
+    @staticmethod
+    def of(value: BlockedMatrix | Tensor) -> Weight:
+        """The weight of a source."""
+        return PackedWeight(value) if isinstance(value, BlockedMatrix) else DenseWeight(value)
+
+    def forward(self) -> Tensor:
+        """The matrix, float32; in a program, what it is computed from."""
+        raise NotImplementedError
+
+
+class DenseWeight(Weight):
+    """Numbers as they are."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.value = nn.Buffer(value)
+
+    def forward(self) -> Tensor:
+        return self.value
+
+
+class PackedWeight(Weight):
+    """Codes, which a program decodes where it reads them."""
+
+    def __init__(self, value: BlockedMatrix) -> None:
+        super().__init__()
+        self.columns, self.block, self.bits, self.above, self.low = (
+            value.columns, value.block, value.bits, value.above, value.low
+        )  # fmt: skip
+        self.codes = nn.Buffer(torch.from_numpy(value.codes))
+        self.upper = None if value.upper is None else nn.Buffer(torch.from_numpy(value.upper))
+        self.scale, self.offset = _Parameter(value.scale), None if value.offset is None else _Parameter(value.offset)
+
+    def forward(self) -> Tensor:
+        codes = self.codes
+        if self.bits < 8:
+            codes = UNPACK(codes, self.low, self.columns, self.bits, self.upper, self.above)
+        value: Tensor = DEQUANTIZE(codes, self.scale(), None, [1, self.block], torch.float32)
+        if self.offset is not None:
+            value = (value.view(len(value), -1, self.block) + self.offset()[..., None]).flatten(1)
+        return value
+
+
+class _Parameter(nn.Module):
+    def __init__(self, given: Parameter) -> None:
+        super().__init__()
+        self.values = nn.Buffer(torch.from_numpy(given.values))
+        self.codes, self.bits = None if given.codes is None else nn.Buffer(torch.from_numpy(given.codes)), given.bits
+
+    def forward(self) -> Tensor:
+        if self.codes is None:
+            return self.values
+        count = self.codes.shape[1] * 8 // self.bits
+        codes = self.codes if self.bits == 8 else UNPACK(self.codes, 0, count)
+        found: Tensor = DEQUANTIZE(codes, self.values, None, [1, count // self.values.shape[1]], torch.float32)
+        return found
+
+
+class Linear(nn.Module):
+    """x [*, columns] -> [*, rows]."""
+
+    def __init__(self, weight: Weight, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, None if bias is None else nn.Buffer(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight(), self.bias)
+
+
+class Norm(nn.Module):
+    """Root mean square, [*, n] -> [*, n]."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Buffer(weight), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary position embedding; x: [1, heads, tokens, size], cosines and sines: [tokens, rotated / 2]."""
+    cos, sin = rotation
+    turned = 2 * cos.shape[-1]
+    (a, b), rest = x[..., :turned].chunk(2, -1), x[..., turned:]
+    parts = [a * cos - b * sin, b * cos + a * sin]
+    return torch.cat(parts + [rest] * (turned < x.shape[-1]), -1)
+
+
+class Block(nn.Module):
+    """Attention with grouped queries and a cache, and a gated feed-forward network."""
+
+    def __init__(self, shape: Shape, context: int, tensors: Mapping[str, Any], prefix: str) -> None:
+        super().__init__()
+        self.shape = shape
+
+        def linear(name: str) -> Linear:
+            return Linear(Weight.of(tensors[f"{prefix}{name}.weight"]), tensors.get(f"{prefix}{name}.bias"))
+
+        def norm(name: str) -> Norm | None:
+            weight = tensors.get(f"{prefix}{name}.weight")
+            return None if weight is None else Norm(weight, shape.eps)
+
+        self.before_attention, self.before_network = norm("attn_norm"), norm("ffn_norm")
+        self.q_norm, self.k_norm = norm("attn_q_norm"), norm("attn_k_norm")
+        self.q, self.k, self.v, self.out = map(linear, ("attn_q", "attn_k", "attn_v", "attn_output"))
+        self.gate, self.up, self.down = map(linear, ("ffn_gate", "ffn_up", "ffn_down"))
+        self.keys = nn.Buffer(torch.zeros(1, shape.groups, context, shape.size), persistent=False)
+        self.values = nn.Buffer(torch.zeros(1, shape.groups, context, shape.size), persistent=False)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, places: Tensor) -> Tensor:
+        """x: [1, tokens, width]; mask: [tokens, context]; places: [tokens], where in the cache the tokens go."""
+        assert self.before_attention is not None and self.before_network is not None
+        y = self.before_attention(x)
+        q, k = self._heads(self.q(y), self.shape.heads), self._heads(self.k(y), self.shape.groups)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = (rotate(z.transpose(1, 2), rotation) for z in (q, k))
+        v = self._heads(self.v(y), self.shape.groups).transpose(1, 2)
+        k, v = self.keys.index_copy_(2, places, k), self.values.index_copy_(2, places, v)
+        if x.shape[1] == 1:
+            # Heads that share keys are rows of one product: keys and values are read where they are, once.
+            rows = q.view(1, self.shape.groups, -1, self.shape.size)
+            attended = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).view_as(q)
+        else:
+            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        y = self.before_network(x)
+        gate = self.gate(y)
+        gate = F.silu(gate) if self.shape.activation == "silu" else F.gelu(gate, approximate="tanh")
+        moved: Tensor = x + self.down(gate * self.up(y))
+        return moved
+
+    def _heads(self, x: Tensor, count: int) -> Tensor:
+        return x.view(1, -1, count, self.shape.size)
+
+
+class Decoder(nn.Module):
+    """Tokens [1, n] at positions start, start + 1, ... to logits [1, words] of the token after them.
+
+    tensors: by GGUF's names (`blk.0.attn_q.weight`); matrices are `BlockedMatrix` or tensors, all others tensors. context: the
+    length of the cache.
+    """
+
+    def __init__(self, shape: Shape, tensors: Mapping[str, Any], context: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = Weight.of(tensors["token_embd.weight"])
+        head = tensors.get("output.weight")
+        self.head = Linear(self.embedding if head is None else Weight.of(head))
+        self.blocks = nn.ModuleList(Block(shape, context, tensors, f"blk.{k}.") for k in range(shape.layers))
+        self.norm = Norm(tensors["output_norm.weight"], shape.eps)
+        powers = torch.arange(0, shape.rotated, 2).float() / shape.rotated
+        frequencies = 1.0 / (shape.base**powers)
+        if shape.factors is not None:
+            frequencies = frequencies / torch.tensor(shape.factors)
+        self.frequencies = nn.Buffer(frequencies)
+        self.positions = nn.Buffer(torch.arange(context))
+
+    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
+        """tokens: [1, n] int64; start: [1] int64."""
+        places = start + torch.arange(tokens.shape[1])
+        mask = self.positions <= places[:, None]
+        if self.shape.window is not None:
+            mask = mask & (self.positions > places[:, None] - self.shape.window)
+        angles = places[:, None].float() * self.frequencies
+        rotation = angles.cos() * self.shape.attention_factor, angles.sin() * self.shape.attention_factor
+        x = F.embedding(tokens, self.embedding())
+        if self.shape.embedding_scale != 1.0:
+            x = x * self.shape.embedding_scale
+        for block in self.blocks:
+            x = block(x, rotation, mask, places)
+        logits: Tensor = self.head(self.norm(x[:, -1]))
+        return logits

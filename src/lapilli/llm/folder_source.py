@@ -1,0 +1,172 @@
+"""Folders as Hugging Face's models are saved: config.json, *.safetensors, tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lapilli.errors import CompileError, InvalidFileError
+from lapilli.llm.decoder import Shape
+from lapilli.llm.gguf_source import arranged
+from lapilli.llm.packages import need
+from lapilli.llm.source import ARCHITECTURES, Source, reading
+from lapilli.llm.text import Text
+
+_NAMES = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "self_attn.qkv_proj": "attn_qkv", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+_WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def read_folder(path: Path) -> Source:
+    """The model in a folder.
+
+    Raises:
+        InvalidFileError: a file is damaged, or there is no weight that the configuration asks for.
+        CompileError: its architecture is not one of those that are taken.
+        LapilliError: a package of the extra `llm` is missing.
+        OSError: a file is missing or cannot be read.
+    """
+    with reading(path):
+        config = _json(path / "config.json")
+        kind = config.get("model_type")
+        if kind not in ARCHITECTURES:
+            raise CompileError(f"The model type of {path} is {kind!r}; taken are {', '.join(ARCHITECTURES)}.")
+        shape = _shape(kind, config)
+        tensors = _tensors(path, kind)
+        if config.get("tie_word_embeddings", kind == "gemma"):
+            tensors.pop("output.weight", None)
+        name = str(config.get("_name_or_path") or path.resolve().name)
+        source = Source(name, shape, arranged("", shape, tensors), _text(path, config))
+    source.check()
+    return source
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidFileError(f"{path} is no JSON: {error}.") from error
+
+
+def _tensors(path: Path, kind: str) -> dict[str, Any]:
+    safetensors = need("safetensors", "A Hugging Face folder")
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{path} has no *.safetensors; weights in other formats are not read.")
+    found: dict[str, Any] = {}
+    for file in files:
+        try:
+            with safetensors.safe_open(file, framework="pt") as opened:  # mapped into memory
+                for name in opened.keys():  # noqa: SIM118 - no mapping
+                    own = _name(name)
+                    if own is not None:
+                        value = opened.get_tensor(name)
+                        # Gemma's norms multiply by 1 + weight.
+                        found[own] = value.float() + 1 if kind == "gemma" and own.endswith("norm.weight") else value
+        except safetensors.SafetensorError as error:
+            raise InvalidFileError(f"{file} is damaged: {error}.") from error
+    return found
+
+
+def _name(name: str) -> str | None:
+    """GGUF's name of a weight; None: it is no weight."""
+    stem, _, part = name.rpartition(".")
+    if stem in _WHOLE:
+        return f"{_WHOLE[stem]}.{part}"
+    pieces = stem.split(".", 3)
+    if pieces[:2] == ["model", "layers"] and len(pieces) == 4:
+        if pieces[3] in _NAMES:
+            return f"blk.{pieces[2]}.{_NAMES[pieces[3]]}.{part}"
+        if pieces[3].endswith("rotary_emb"):
+            return None
+    raise CompileError(
+        f"There is a weight {name}, which models of the architectures {', '.join(ARCHITECTURES)} do not have."
+    )
+
+
+def _shape(kind: str, config: Mapping[str, Any]) -> Shape:
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    size = config.get("head_dim") or width // heads
+    context = int(config["max_position_embeddings"])
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    base = float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0)
+    rotated = int(size * float(config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0))
+    factors, attention = None, 1.0
+    scaling = rope.get("rope_type") or rope.get("type") or "default"
+    if scaling == "linear":
+        factors = (float(rope["factor"]),) * (rotated // 2)
+    elif scaling == "llama3":
+        factors = _llama3(rope, base, rotated)
+    elif scaling == "longrope":  # the factors for short texts
+        factors = tuple(map(float, rope["short_factor"]))
+        original = int(
+            rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings") or context
+        )
+        longer = context / original
+        attention = rope.get("attention_factor") or (
+            math.sqrt(1 + math.log(longer) / math.log(original)) if longer > 1 else 1.0
+        )
+        context = original
+    elif scaling != "default":
+        raise CompileError(
+            f"Positions are scaled as {scaling!r}; taken are 'linear', 'llama3' and 'longrope' (for short texts)."
+        )
+    activation = str(config.get("hidden_activation") or config.get("hidden_act") or "silu")
+    if kind == "gemma":
+        activation = "gelu"  # of tanh, whatever the file says
+    if activation not in ("silu", "gelu"):
+        raise CompileError(f"The activation is {activation!r}; taken are 'silu', and Gemma's.")
+    if kind != "phi3" and config.get("use_sliding_window"):
+        raise CompileError(
+            "Sliding windows of some layers are not taken: set use_sliding_window to false for texts up to the window."
+        )
+    window = config.get("sliding_window") if kind == "phi3" else None
+    return Shape(
+        words=config["vocab_size"], width=width, layers=config["num_hidden_layers"], heads=heads,
+        groups=config.get("num_key_value_heads") or heads, size=size, inner=config["intermediate_size"],
+        eps=float(config["rms_norm_eps"]), base=base, context=context, rotated=rotated, activation=activation,
+        embedding_scale=width**0.5 if kind == "gemma" else 1.0, factors=factors, attention_factor=float(attention), window=window,
+    )  # fmt: skip
+
+
+def _llama3(rope: Mapping[str, Any], base: float, rotated: int) -> tuple[float, ...]:
+    """Divisors of frequencies: long waves are stretched, short ones are not, and those between in between."""
+    low, high, factor = (float(rope[k]) for k in ("low_freq_factor", "high_freq_factor", "factor"))
+    original = float(rope["original_max_position_embeddings"])
+
+    def of(k: int) -> float:
+        turns: float = original / (2 * math.pi * base ** (2 * k / rotated))
+        part = min(max((turns - low) / (high - low), 0.0), 1.0)
+        return 1 / ((1 - part) / factor + part)
+
+    return tuple(map(of, range(rotated // 2)))
+
+
+def _text(path: Path, config: Mapping[str, Any]) -> Text:
+    settings = _json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
+    generation = _json(path / "generation_config.json") if (path / "generation_config.json").exists() else {}
+    tokenizer = (path / "tokenizer.json").read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        template = next((t["template"] for t in template if t.get("name") == "default"), None)
+    if (path / "chat_template.jinja").exists():
+        template = (path / "chat_template.jinja").read_text(encoding="utf-8")
+    special = {k: _content(settings[k]) for k in ("bos_token", "eos_token") if settings.get(k)}
+    ends: set[int] = set()
+    for given in (config.get("eos_token_id"), generation.get("eos_token_id")):
+        ends |= {given} if isinstance(given, int) else set(given or ())
+    made = need("tokenizers", "A Hugging Face folder").Tokenizer.from_str(tokenizer)
+    named = made.token_to_id(special["eos_token"]) if "eos_token" in special else None
+    ends |= set() if named is None else {named}
+    return Text(tokenizer, tuple(sorted(ends)), template, special)
+
+
+def _content(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)

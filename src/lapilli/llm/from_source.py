@@ -1,0 +1,85 @@
+"""From a source to the bytes of a program: tokenizer and template go along in its metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from lapilli.compiler import compile_to_bytes
+from lapilli.errors import CompileError
+from lapilli.llm.about import USUAL_CONTEXT, About
+from lapilli.llm.blocks import BlockedMatrix, of_numbers
+from lapilli.llm.decoder import Decoder
+from lapilli.llm.folder_source import read_folder
+from lapilli.llm.gguf_source import read_gguf
+from lapilli.llm.source import Source
+from lapilli.llm.token_methods import methods
+
+Precision = Literal["fp32", "fp16"]
+Quantize = Literal["int8", "int4"]
+_GROUP = 32
+
+
+def read(path: Path) -> Source:
+    """The model in a GGUF file or a Hugging Face folder; errors as those readers raise them."""
+    return read_folder(path) if path.is_dir() else read_gguf(path)
+
+
+def build(
+    source: Source,
+    context: int | None = None,
+    precision: Precision = "fp32",
+    quantize: Quantize | None = None,
+    target: str | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    say: Callable[[str], None] = print,
+) -> bytes:
+    """The program of a language model.
+
+    Args:
+        source: what it is made of.
+        context: how many tokens the cache holds; None: as many as the model was made for, at most `USUAL_CONTEXT`.
+        precision: as for `lapilli.compile`. In "fp32" weights of float16 stay float16.
+        quantize: numbers become codes of so many bits, with a scale for 32 of a row.
+        target: as for `lapilli.compile`.
+        progress: as for `lapilli.compile`.
+        say: is told what is converted.
+
+    Raises:
+        CompileError: an argument is not one of the choices.
+    """
+    most = source.shape.context
+    context = min(most, USUAL_CONTEXT) if context is None else context
+    if not 4 <= context <= most:
+        raise CompileError(f"context is {context}: {source.name} was made for texts of 4 to {most} tokens")
+    if quantize not in (None, "int8", "int4"):
+        raise CompileError(f'quantize is {quantize!r}: choose "int8", "int4" or None')
+    tensors = {name: quantized(value, quantize) for name, value in source.tensors.items()}
+    numbers = [v for v in tensors.values() if isinstance(v, torch.Tensor) and v.dim() > 1]
+    kinds = {v.dtype for v in numbers}
+    weights: Precision = "fp16" if kinds == {torch.float16} else precision
+    notes = list(source.notes)
+    if precision == "fp32" and kinds - {torch.float32} and weights == "fp32":
+        names = ", ".join(sorted(str(k).removeprefix("torch.") for k in kinds - {torch.float32}))
+        notes.append(f'Weights of type {names} are kept as float32; precision="fp16" or quantize= makes them smaller.')
+    for note in notes:
+        say(note)
+    tensors = {k: v.float() if isinstance(v, torch.Tensor) else v for k, v in tensors.items()}
+    model = Decoder(source.shape, tensors, context)
+    about = About(source.name, context, source.shape.words)
+    metadata = {**about.metadata(), **source.text.metadata()}
+    return compile_to_bytes(
+        methods(model, context), precision=precision, weights=weights, target=target, fallback="error", metadata=metadata,
+        progress=progress,
+    )  # fmt: skip
+
+
+def quantized(value: Any, quantize: str | None) -> BlockedMatrix | torch.Tensor:
+    """A tensor of a source, as `build` takes it: matrices of numbers as codes, if that is asked for."""
+    if quantize is None or isinstance(value, BlockedMatrix) or value.dim() != 2 or value.shape[1] % _GROUP:
+        found: BlockedMatrix | torch.Tensor = value
+        return found
+    return of_numbers(value.float().numpy(), 8 if quantize == "int8" else 4, _GROUP)

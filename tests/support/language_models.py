@@ -1,0 +1,153 @@
+"""Tiny language models with random weights, as transformers saves them and as GGUF files, and a tokenizer of bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import torchvision_without_ops
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+torchvision_without_ops.allow()
+import transformers  # noqa: E402
+
+WORDS = 300
+END, BEGIN = 299, 298
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}[assistant]"
+_COMMON: dict[str, Any] = dict(
+    vocab_size=WORDS, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96,
+    max_position_embeddings=160, pad_token_id=None, bos_token_id=BEGIN, eos_token_id=END,
+)  # fmt: skip
+_LONG = dict(
+    rope_type="longrope",
+    partial_rotary_factor=0.5,
+    short_factor=[1.0, 1.5, 2.0],
+    long_factor=[2.0, 4.0, 8.0],
+    rope_theta=10000.0,
+)
+_LLAMA3 = dict(
+    rope_type="llama3",
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=40,
+    rope_theta=500.0,
+)
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-scaled": ("Llama", dict(rope_parameters=_LLAMA3, tie_word_embeddings=True, attention_bias=True)),
+    "qwen2": ("Qwen2", dict(num_key_value_heads=1)),
+    "qwen3": ("Qwen3", dict(head_dim=20)),
+    "gemma": ("Gemma", dict(head_dim=16, num_key_value_heads=1)),
+    "phi3": ("Phi3", dict(sliding_window=24)),
+    "phi3-long": (
+        "Phi3", dict(rope_parameters=_LONG, partial_rotary_factor=0.5, original_max_position_embeddings=150),
+    ),
+}  # fmt: skip
+
+
+def made(kind: str) -> Any:
+    """A model of transformers in float32, whose logits are far apart."""
+    name, given = KINDS[kind]
+    torch.manual_seed(sum(kind.encode()))
+    config = getattr(transformers, f"{name}Config")(**(_COMMON | given))
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval().requires_grad_(False)
+    for parameter_name, p in model.named_parameters():
+        p.copy_(torch.randn_like(p) * (0.3 if p.dim() == 1 else 2 / p.shape[1] ** 0.5))
+        if p.dim() == 1 and "norm" in parameter_name and name != "Gemma":
+            p += 1
+    return model
+
+
+def tokenizer() -> Tokenizer:
+    """A token for each byte, some for pairs, and the special ones at the end."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [("t", "h"), ("Ġ", "a"), ("th", "e"), ("i", "n")]
+    tokens = letters + ["".join(p) for p in pairs]
+    tokens += [f"<unused{k}>" for k in range(WORDS - 2 - len(tokens))] + ["<begin>", "<end>"]
+    found = Tokenizer(models.BPE({t: k for k, t in enumerate(tokens)}, pairs))
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = decoders.ByteLevel()
+    found.add_special_tokens([AddedToken(t, special=True) for t in tokens[-2:]])
+    return found
+
+
+def save_folder(model: Any, path: Path) -> Path:
+    """As save_pretrained writes it, with tokenizer and chat template."""
+    model.generation_config.eos_token_id = END
+    model.save_pretrained(path)
+    tokenizer().save(str(path / "tokenizer.json"))
+    settings = {"bos_token": "<begin>", "eos_token": {"content": "<end>"}, "chat_template": TEMPLATE}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return path
+
+
+_NAMES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate",
+          "up_proj": "ffn_up", "down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+          "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "qkv_proj": "attn_qkv", "gate_up_proj": "ffn_up"}  # fmt: skip
+
+
+def save_gguf(model: Any, path: Path, kind: str = "F32") -> Path:
+    """As llama.cpp's converter writes it: Llama's queries and keys with the halves of a head interleaved, Gemma's norms plus 1.
+    kind: of matrices.
+    """
+    config = model.config
+    writer = gguf.GGUFWriter(path, config.model_type)
+    writer.add_name("random")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(size)
+    writer.add_rope_dimension_count(size)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    described = json.loads(tokenizer().to_str())
+    by_number = sorted(described["model"]["vocab"], key=described["model"]["vocab"].get)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(by_number)
+    writer.add_token_types([3 if t in ("<begin>", "<end>") else 1 for t in by_number])
+    writer.add_token_merges([" ".join(m) for m in described["model"]["merges"]])
+    writer.add_bos_token_id(BEGIN)
+    writer.add_eos_token_id(END)
+    writer.add_chat_template(TEMPLATE)
+    state = model.state_dict()
+    if config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    for name, value in state.items():
+        array: NDArray[Any] = value.numpy()
+        if config.model_type == "gemma" and name.endswith("norm.weight"):
+            array = array + 1
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        if config.model_type == "llama" and heads:
+            array = array.reshape(heads, 2, size // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+        if kind == "F32" or array.ndim == 1:
+            writer.add_tensor(_gguf_name(name), np.ascontiguousarray(array, np.float32))
+        else:
+            of = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(_gguf_name(name), gguf.quantize(np.ascontiguousarray(array), of), raw_dtype=of)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _gguf_name(name: str) -> str:
+    parts = name.split(".")
+    if parts[:2] == ["model", "layers"]:
+        return f"blk.{parts[2]}.{_NAMES[parts[-2]]}.{parts[-1]}"
+    return {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}.get(
+        name, "output.weight"
+    )
