@@ -122,8 +122,6 @@ def measure(name: str, options: argparse.Namespace) -> None:
             given = r.integers(0, shape.words, (1, length))
             seconds = median(lambda: prompt.submit(given, np.array([0]), *GREEDY).result(), 3, 9, 3)  # noqa: B023
             print(f"  prompt of {length}: {seconds * 1e3:.2f} ms, {length / seconds:.0f} tokens/s", flush=True)
-        if options.kernels:
-            print(program.methods["step"].profile([*GREEDY], repeat=10))
 
 
 def main() -> None:
@@ -134,7 +132,6 @@ def main() -> None:
     parser.add_argument("--precision", default="fp16")
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--check", action="store_true", help="compare with torch, which takes long for large models")
-    parser.add_argument("--kernels", action="store_true")
     options = parser.parse_args()
     with torch.no_grad():
         for name in options.models:

@@ -85,7 +85,7 @@ FileBytes zip_archive(const std::vector<ZipEntry>& entries, bool wide) {
   FileBytes file, directory;
   const auto put = [](FileBytes& to, uint64_t value, int bytes) {
     for (int i = 0; i < bytes; ++i)
-      to.push_back(static_cast<std::byte>(value >> 8 * i));
+      to.push_back(static_cast<std::byte>(i < 8 ? value >> 8 * i : 0));
   };
   const auto text = [](FileBytes& to, const std::string& name) {
     for (const char c : name)

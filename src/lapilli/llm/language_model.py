@@ -19,7 +19,8 @@ from lapilli.llm.text import Messages, Text
 from lapilli.player import MemoryInfo
 from lapilli.runtime.compiler_packages import require_compiler
 from lapilli.runtime.host import OWN
-from lapilli.runtime.program import Program, load
+from lapilli.runtime.load import load
+from lapilli.runtime.program import Program
 
 
 @dataclass(frozen=True)
