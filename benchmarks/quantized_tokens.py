@@ -1,8 +1,8 @@
 """Language models with packed weights: the time of a token early and late in the cache, and of a prompt. Weights are random, of the
 shapes of SmolLM2-135M (Q4_1: codes of 4 bits, a float16 scale and an offset for 32), of Llama-3.2-1B and of an 8B model (codes of 4
-bits, a float16 scale for 64). The first greedy tokens and the logits are compared with torch in float64 of the same numbers.
+bits, a float16 scale for 64). With --check, the first greedy tokens and the logits are compared with torch's, in float32 of the same numbers.
 
-    python benchmarks/quantized_tokens.py [--models 135m 1b 8b] [--layers N] [--target PLAN] [--precision fp16] [--context N]
+    python benchmarks/quantized_tokens.py [--models 135m 1b 8b] [--layers N] [--target PLAN] [--precision fp16] [--context N] [--check]
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def measure(name: str, options: argparse.Namespace) -> None:
     tensors = weights(shape, block, offsets, layers)
     size = sum(t.nbytes for t in tensors.values())
     start = time.perf_counter()
-    model = Decoder(shape, tensors, options.context).eval()
+    cached = torch.float16 if options.precision == "fp16" else torch.float32
+    model = Decoder(shape, tensors, options.context, cached).eval()
     data = compile_to_bytes(
         methods(model, options.context), precision=options.precision, weights=options.precision, target=options.target,
         fallback="error",

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import as_gpu
 import gguf
 import language_models
 import numpy as np
@@ -77,6 +78,43 @@ def test_gguf_files_hold_the_same_models(kind: str, blocks: str, tmp_path: Path)
         matrices = sum(p.numel() for p in model.parameters() if p.dim() > 1)
         stored = sum(c.size for c in lm.program.description.constants)
         assert stored < 1.1 * matrices * (2 if blocks == "F16" else 4)
+
+
+@pytest.mark.parametrize("target", ["cpu-fp16", "gpu-fp16", "gpu-fp16-matrix"])
+def test_half_precision_keeps_halves_in_the_cache(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention of prompts is then computed by matrix units, where there are some."""
+    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path / "cache"))
+    as_gpu.on_any_device(monkeypatch.setattr)
+    path = save_folder(made("llama"), tmp_path / "llama")
+    file = path.parent / "half.lap"
+    file.write_bytes(build(read(path), 64, precision="fp16", target=target))
+    source = read(path)
+    model = Decoder(source.shape, source.tensors, 64)
+    with LLM(file) as lm, torch.no_grad():
+        states = {s.name: s.dtype for s in lm.program.description.states}
+        assert {str(d) for n, d in states.items() if n.endswith(("keys", "values"))} == {"float16"}, states
+        if target == "gpu-fp16-matrix":
+            plan = next(p for p in lm.program.description.methods[0].plans if p.name == target)
+            assert any(d.kernel == "attention_matrix" for d in plan.run)
+        tokens, place = lm.tokens(PROMPT), 0
+        for new in (tokens, tokens[:1], tokens[:5]):
+            tokens_so_far = torch.tensor([new])
+            wanted = model(tokens_so_far, torch.tensor([place]))
+            _read(lm, new, place)
+            found = torch.from_numpy(lm.program.state()["owner.logits"])
+            # roundings of halves, 2 ** -11, in two layers of some ten values each
+            assert float((found - wanted).norm() / wanted.norm()) < 1e-2
+            place += len(new)
+
+
+def _read(lm: LLM, tokens: list[int], place: int) -> None:
+    """By the program's own methods."""
+    drawn = [np.float32(0), np.int64(0), np.float32(1), np.float32(-np.inf), np.float32(1)]
+    if len(tokens) == 1:
+        lm.program.set_state({"owner.token": np.array(tokens), "owner.place": np.array([place])})
+        lm.program.methods["step"].submit(*drawn).result()
+    else:
+        lm.program.methods["prompt"].submit(np.array([tokens]), np.array([place]), *drawn).result()
 
 
 @pytest.fixture(scope="module")

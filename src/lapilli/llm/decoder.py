@@ -139,7 +139,9 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 class Block(nn.Module):
     """Attention with grouped queries and a cache, and a gated feed-forward network."""
 
-    def __init__(self, shape: Shape, context: int, tensors: Mapping[str, Any], prefix: str) -> None:
+    def __init__(
+        self, shape: Shape, context: int, tensors: Mapping[str, Any], prefix: str, cached: torch.dtype
+    ) -> None:
         super().__init__()
         self.shape = shape
 
@@ -154,8 +156,8 @@ class Block(nn.Module):
         self.q_norm, self.k_norm = norm("attn_q_norm"), norm("attn_k_norm")
         self.q, self.k, self.v, self.out = map(linear, ("attn_q", "attn_k", "attn_v", "attn_output"))
         self.gate, self.up, self.down = map(linear, ("ffn_gate", "ffn_up", "ffn_down"))
-        self.keys = nn.Buffer(torch.zeros(1, shape.groups, context, shape.size), persistent=False)
-        self.values = nn.Buffer(torch.zeros(1, shape.groups, context, shape.size), persistent=False)
+        cache = torch.zeros(2, 1, shape.groups, context, shape.size, dtype=cached)
+        self.keys, self.values = (nn.Buffer(c.clone(), persistent=False) for c in cache)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, places: Tensor) -> Tensor:
         """x: [1, tokens, width]; mask: [tokens, context]; places: [tokens], where in the cache the tokens go."""
@@ -166,6 +168,7 @@ class Block(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = (rotate(z.transpose(1, 2), rotation) for z in (q, k))
         v = self._heads(self.v(y), self.shape.groups).transpose(1, 2)
+        q, k, v = (z.to(self.keys.dtype) for z in (q, k, v))
         k, v = self.keys.index_copy_(2, places, k), self.values.index_copy_(2, places, v)
         if x.shape[1] == 1:
             # Heads that share keys are rows of one product: keys and values are read where they are, once.
@@ -173,7 +176,7 @@ class Block(nn.Module):
             attended = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).view_as(q)
         else:
             attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        x = x + self.out(attended.transpose(1, 2).flatten(2).to(x.dtype))
         y = self.before_network(x)
         gate = self.gate(y)
         gate = F.silu(gate) if self.shape.activation == "silu" else F.gelu(gate, approximate="tanh")
@@ -188,16 +191,18 @@ class Decoder(nn.Module):
     """Tokens [1, n] at positions start, start + 1, ... to logits [1, words] of the token after them.
 
     tensors: by GGUF's names (`blk.0.attn_q.weight`); matrices are `BlockedMatrix` or tensors, all others tensors. context: the
-    length of the cache.
+    length of the cache. cached: the dtype of keys and values in it, in which attention is computed.
     """
 
-    def __init__(self, shape: Shape, tensors: Mapping[str, Any], context: int) -> None:
+    def __init__(
+        self, shape: Shape, tensors: Mapping[str, Any], context: int, cached: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
         self.shape = shape
         self.embedding = Weight.of(tensors["token_embd.weight"])
         head = tensors.get("output.weight")
         self.head = Linear(self.embedding if head is None else Weight.of(head))
-        self.blocks = nn.ModuleList(Block(shape, context, tensors, f"blk.{k}.") for k in range(shape.layers))
+        self.blocks = nn.ModuleList(Block(shape, context, tensors, f"blk.{k}.", cached) for k in range(shape.layers))
         self.norm = Norm(tensors["output_norm.weight"], shape.eps)
         powers = torch.arange(0, shape.rotated, 2).float() / shape.rotated
         frequencies = 1.0 / (shape.base**powers)

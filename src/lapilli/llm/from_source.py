@@ -68,7 +68,7 @@ def build(
     for note in notes:
         say(note)
     tensors = {k: v.float() if isinstance(v, torch.Tensor) else v for k, v in tensors.items()}
-    model = Decoder(source.shape, tensors, context)
+    model = Decoder(source.shape, tensors, context, torch.float16 if precision == "fp16" else torch.float32)
     about = About(source.name, context, source.shape.words)
     metadata = {**about.metadata(), **source.text.metadata()}
     return compile_to_bytes(
