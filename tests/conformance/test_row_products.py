@@ -95,6 +95,7 @@ def agrees(program: lapilli.Program, model: nn.Module, args: tuple[Tensor, ...],
     model.float()
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", TURNS)
 @pytest.mark.parametrize(
@@ -121,6 +122,7 @@ class Gate(nn.Module):
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(
     ("rows", "inner", "width", "bias"), [(1, 48, 64, False), (1, 8, 24, True), (5, 20, 36, True), (8, 68, 300, False)]
@@ -169,6 +171,7 @@ class Normed(nn.Module):
         return self.product(self.norm(x))
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("name", NORMS)
@@ -294,6 +297,7 @@ class Mixed(nn.Module):
         return turn(q, angles), keys * 1, values + 1, (y.sum() + g.sum() if self.reads_twice else g)
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("seed", range(16))
 def test_layers_by_chance(seed: int) -> None:
     """Whatever is one kernel, results are those of the steps apart."""

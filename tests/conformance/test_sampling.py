@@ -95,6 +95,7 @@ CHOICES = [  # temperature, top_k, top_p
 ]  # fmt: skip
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [1, 2, 7, 256, 4097, 9001])
@@ -123,6 +124,7 @@ def test_devices_draw_what_the_interpreter_draws(size: int, dtype: torch.dtype, 
             assert kept.gather(1, rows[:, None])[finite].all() or not choice[0] > 0
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_draws(seed: int) -> None:
     """Any size, number of rows, type, plan, and parameters that differ from row to row."""

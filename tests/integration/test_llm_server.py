@@ -262,11 +262,11 @@ def test_commands_write_and_talk(file: Path, tmp_path: Path) -> None:
 def test_a_missing_extra_names_the_command(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
     from importlib.util import find_spec
 
-    import lapilli.llm.packages
+    import lapilli.runtime.extras
 
-    monkeypatch.setattr(lapilli.llm.packages, "find_spec", lambda name: None if name == "uvicorn" else find_spec(name))
+    monkeypatch.setattr(lapilli.runtime.extras, "find_spec", lambda name: None if name == "uvicorn" else find_spec(name))
     found = CliRunner().invoke(lapilli.cli.main, ["serve", str(file)])
     assert found.exit_code == 1 and "pip install 'lapilli[serve]'" in found.output
-    monkeypatch.setattr(lapilli.llm.packages, "find_spec", lambda name: None)
+    monkeypatch.setattr(lapilli.runtime.extras, "find_spec", lambda name: None)
     with LLM(file) as lm, pytest.raises(lapilli.LapilliError, match=r"pip install 'lapilli\[llm\]'"):
         lm.generate("x")
