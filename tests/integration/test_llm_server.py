@@ -264,7 +264,9 @@ def test_a_missing_extra_names_the_command(monkeypatch: pytest.MonkeyPatch, file
 
     import lapilli.runtime.extras
 
-    monkeypatch.setattr(lapilli.runtime.extras, "find_spec", lambda name: None if name == "uvicorn" else find_spec(name))
+    monkeypatch.setattr(
+        lapilli.runtime.extras, "find_spec", lambda name: None if name == "uvicorn" else find_spec(name)
+    )
     found = CliRunner().invoke(lapilli.cli.main, ["serve", str(file)])
     assert found.exit_code == 1 and "pip install 'lapilli[serve]'" in found.output
     monkeypatch.setattr(lapilli.runtime.extras, "find_spec", lambda name: None)
