@@ -1,7 +1,8 @@
-"""Language models with packed weights: the time of a token early and late in the cache, and of a prompt. Weights are random, of the
-shapes of SmolLM2-135M (Q4_1: codes of 4 bits, a float16 scale and an offset for 32), of Llama-3.2-1B and of an 8B model (codes of 4
-bits, a float16 scale for 64). With --check, the first greedy tokens and the logits are compared with torch's, in float32 of the same
-numbers.
+"""Language models with packed weights: the time of a token early and late in the cache, and of a prompt.
+
+Weights are random, of the shapes of SmolLM2-135M (Q4_1: codes of 4 bits, a float16 scale and an offset for 32), of Llama-3.2-1B and
+of an 8B model (codes of 4 bits, a float16 scale for 64). With --check, the first greedy tokens and the logits are compared with
+torch's, in float32 of the same numbers.
 
     python benchmarks/quantized_tokens.py [--models 135m 1b 8b] [--layers N] [--target PLAN] [--precision fp16] [--check]
 """
