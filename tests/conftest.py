@@ -77,3 +77,10 @@ def scaled(weights: NDArray[np.float32], tmp_path: Path) -> Path:
 def gpu_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans for GPUs are made for every device, so that their kernels run here too."""
     as_gpu.accept_gpu_plans(monkeypatch.setattr)
+
+
+@pytest.fixture
+def on_any_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every device takes plans for GPUs, kept in a cache of the test's own; matrix units are emulated."""
+    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
+    as_gpu.on_any_device(monkeypatch.setattr)

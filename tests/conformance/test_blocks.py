@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-import as_gpu
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,14 +12,10 @@ from agreement import Function
 
 import lapilli
 
+pytestmark = pytest.mark.usefixtures("on_any_device")
+
 Weights = dict[str, torch.Tensor]
 N, K, GROUP = 96, 384, 32
-
-
-@pytest.fixture(autouse=True)
-def anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    as_gpu.on_any_device(monkeypatch.setattr)
-    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
 
 
 class Quantized(Function):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from typing import Literal
 
-import as_gpu
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed
@@ -16,14 +15,10 @@ import torch.nn.functional as F
 
 import lapilli
 
+pytestmark = pytest.mark.usefixtures("on_any_device")
+
 decomposed = torch.ops.quantized_decomposed
 PLANS = ("cpu-fp32", "any-fp32", "gpu-fp32", "gpu-fp16")
-
-
-@pytest.fixture(autouse=True)
-def anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    as_gpu.on_any_device(monkeypatch.setattr)
-    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
 
 
 class Step(torch.nn.Module):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import as_gpu
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lapilli
+
+pytestmark = pytest.mark.usefixtures("on_any_device")
 
 
 class Attention(nn.Module):
@@ -24,12 +25,6 @@ class Attention(nn.Module):
         seen = torch.arange(k.shape[-2])[None, :] <= position[:, None]
         mask = {"none": None, "bool": seen, "float": torch.where(seen, 0.0, -torch.inf).to(q.dtype)}[self.mask]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=self.grouped)
-
-
-@pytest.fixture(autouse=True)
-def _on_any_device(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
-    as_gpu.on_any_device(monkeypatch.setattr)
 
 
 def test_many_heads_need_no_parts() -> None:

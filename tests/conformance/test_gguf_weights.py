@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import as_gpu
 import numpy as np
 import pytest
 import torch
@@ -25,11 +24,9 @@ CASES = [
 
 
 @pytest.fixture(autouse=True)
-def anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    as_gpu.on_any_device(monkeypatch.setattr)
+def small(monkeypatch: pytest.MonkeyPatch, on_any_device: None) -> None:
     small = replace(TARGETS["gpu-fp16-matrix"], shared_memory=32768)  # as software drivers have
     monkeypatch.setitem(TARGETS, "gpu-fp16-matrix", small)
-    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
 
 
 def of_random_bits(name: str) -> BlockedMatrix:

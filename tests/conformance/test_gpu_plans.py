@@ -9,7 +9,6 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import as_gpu
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,11 +16,7 @@ from agreement import Function
 
 import lapilli
 
-
-@pytest.fixture(autouse=True)
-def anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    as_gpu.on_any_device(monkeypatch.setattr)
-    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("on_any_device")
 
 
 class WithWeights(torch.nn.Module):

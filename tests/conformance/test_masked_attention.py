@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import as_gpu
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lapilli
+
+pytestmark = pytest.mark.usefixtures("on_any_device")
 
 SHAPES = [  # batch, heads, queries, keys, width
     (5, 2, 1, 1, 2), (2, 1, 1, 5, 4), (2, 1, 5, 1, 4), (1, 2, 33, 17, 8), (1, 1, 1, 200, 64), (1, 1, 64, 64, 64), (1, 2, 3, 9, 20),
@@ -28,12 +29,6 @@ def _masks(queries: int, keys: int) -> dict[str, Tensor]:
     some[0] = False
     float_mask = torch.where(some, 0.0, -torch.inf)
     return {"all": torch.ones_like(some), "none": torch.zeros_like(some), "some": some, "float": float_mask}
-
-
-@pytest.fixture(autouse=True)
-def _on_any_device(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
-    as_gpu.on_any_device(monkeypatch.setattr)
 
 
 @pytest.mark.parametrize("target", ["any-fp32", "cpu-fp32", "gpu-fp32", "gpu-fp16-matrix"])

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import as_gpu
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed
@@ -24,11 +23,9 @@ PLANS = ("cpu-fp32", "gpu-fp32", "gpu-fp16-matrix")
 
 
 @pytest.fixture(autouse=True)
-def anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    as_gpu.on_any_device(monkeypatch.setattr)
+def small(monkeypatch: pytest.MonkeyPatch, on_any_device: None) -> None:
     small = replace(TARGETS["gpu-fp16-matrix"], shared_memory=32768)  # as software drivers have
     monkeypatch.setitem(TARGETS, "gpu-fp16-matrix", small)
-    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
 
 
 @dataclass(frozen=True)

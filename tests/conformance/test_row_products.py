@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import as_gpu
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,13 +15,9 @@ import lapilli
 import lapilli.sampling
 from lapilli.codegen import packing
 
+pytestmark = pytest.mark.usefixtures("on_any_device")
+
 PLANS = ["gpu-fp32", "gpu-fp16", "gpu-fp16-matrix"]
-
-
-@pytest.fixture(autouse=True)
-def _on_any_device(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
-    as_gpu.on_any_device(monkeypatch.setattr)
 
 
 def kernels(program: lapilli.Program) -> list[str]:

@@ -163,9 +163,9 @@ for x, y in zip(given, pool.map(given)): right(x, y)
 results = pool.map(given)
 seen = [next(results) for _ in range(20)]
 name = pool.programs[1].device.name
-several_devices.lose(pool.programs[1], given[0])
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
+    several_devices.lose(pool.programs[1], given[0])  # from here on: items are in flight
     seen += list(results)
     futures = [pool.submit(x) for x in given]
     for x, future in zip(given, futures): right(x, future.result())

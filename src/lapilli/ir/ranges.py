@@ -110,12 +110,17 @@ CODES = 256
 """Neighbouring integers that a byte tells apart."""
 
 
+def are_codes(low: float, high: float) -> bool:
+    """Whether a byte holds every integer from low to high, 0 among them."""
+    return low <= 0 <= high and high - low < CODES
+
+
 def least_code(e: Expr) -> int | None:
     """The least value of a float that is one of at most 256 neighbouring integers, 0 among them; None for others."""
     if e.dtype is not DType.float32 or not _is_integer(e):
         return None
     low, high = Ranges().expr(e)
-    return int(low) if low <= 0 <= high and high - low < CODES else None
+    return int(low) if are_codes(low, high) else None
 
 
 def _is_integer(e: Expr) -> bool:

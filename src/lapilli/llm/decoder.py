@@ -156,8 +156,8 @@ class Block(nn.Module):
         self.q_norm, self.k_norm = norm("attn_q_norm"), norm("attn_k_norm")
         self.q, self.k, self.v, self.out = map(linear, ("attn_q", "attn_k", "attn_v", "attn_output"))
         self.gate, self.up, self.down = map(linear, ("ffn_gate", "ffn_up", "ffn_down"))
-        cache = torch.zeros(2, 1, shape.groups, context, shape.size, dtype=cached)
-        self.keys, self.values = (nn.Buffer(c.clone(), persistent=False) for c in cache)
+        size = 1, shape.groups, context, shape.size
+        self.keys, self.values = (nn.Buffer(torch.zeros(size, dtype=cached), persistent=False) for _ in range(2))
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, places: Tensor) -> Tensor:
         """x: [1, tokens, width]; mask: [tokens, context]; places: [tokens], where in the cache the tokens go."""

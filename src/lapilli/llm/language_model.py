@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Unpack, overload
 
 from lapilli.errors import CompileError, InvalidFileError, InvalidInputError
@@ -17,6 +16,7 @@ from lapilli.llm.session import Session, Turn
 from lapilli.llm.stopping import Reader
 from lapilli.llm.text import Messages, Text
 from lapilli.player import MemoryInfo
+from lapilli.runtime.closing import Closing
 from lapilli.runtime.compiler_packages import require_compiler
 from lapilli.runtime.host import OWN
 from lapilli.runtime.load import load
@@ -114,7 +114,7 @@ class AnswerStream(Iterator[str]):
         return piece
 
 
-class LLM:
+class LLM(Closing):
     """A language model, ready to write. It holds device memory until it is closed or leaves its `with` block.
 
     lm = lapilli.LLM("model.gguf")
@@ -291,14 +291,6 @@ class LLM:
     def close(self) -> None:
         """Frees the device memory."""
         self.program.close()
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"LLM({self.name!r}, context {self.context}, on {self.program.device.name})"

@@ -18,6 +18,7 @@ from lapilli.ir.expr import Load, cast_to, load, narrow, unary
 from lapilli.ir.integer import as_int
 from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State, next_id
+from lapilli.ir.ranges import are_codes
 from lapilli.lower.int64_ranges import Checks
 from lapilli.lower.norms import is_inside_norm
 from lapilli.lower.pointwise import CONVERSIONS
@@ -321,7 +322,7 @@ def _as_codes(node: fx.Node, made: Any) -> Any:
     channels = made.shape[1] if made.rank > 1 else as_int(1)
     innermost = (channels,) if made.rank >= _IMAGES else (channels, *made.shape[-1:])  # those of images are channels
     fours = any(size % _FOUR == 0 for size in innermost)
-    if low <= 0 <= high and high - low < 256 and (fours or (channels.value or _FOUR) < _FOUR):
+    if are_codes(low, high) and (fours or (channels.value or _FOUR) < _FOUR):
         made.dtype, made.least = DType.code, low
     return made
 

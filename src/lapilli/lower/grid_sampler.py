@@ -75,9 +75,10 @@ def _taps(
         here = low + float(k)
         if mode == _CUBIC:
             here = _inside(here, size, padding, align_corners, rank)
-        # in the range of int32, but still outside; nowhere is outside too
-        near = binary("max", binary("min", here, index(size + 2, DType.float32)), -3.0)
-        whole = cast_to(where(unary("isnan", here), const(-3.0), near), DType.int32)
+        if padding == _ZEROS:  # in the range of int32, but still outside; nowhere is outside too
+            near = binary("max", binary("min", here, index(size + 2, DType.float32)), -3.0)
+            here = where(unary("isnan", here), const(-3.0), near)
+        whole = cast_to(here, DType.int32)
         outside = binary("or", binary("lt", whole, 0), binary("gt", whole, index(size - 1)))
         found.append((clamped(whole, size), weight, outside))
     return found

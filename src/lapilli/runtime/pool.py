@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from lapilli.errors import InvalidInputError, LapilliError, NoDeviceError, ReadError
 from lapilli.runtime import method as methods
+from lapilli.runtime.closing import Closing
 from lapilli.runtime.description import Description, TensorSpec
 from lapilli.runtime.devices import Device, device_named, devices, every_device
 from lapilli.runtime.dispatcher import SLOTS, Dispatcher, Job
@@ -121,7 +121,7 @@ class PoolMethod:
         )
 
 
-class Pool:
+class Pool(Closing):
     """A compiled model on several devices, with the interface of a `Program`.
 
     Created by `lapilli.load` with several devices. A run goes to the device that is likely to finish it first; one that is too
@@ -263,14 +263,6 @@ class Pool:
         """Frees the device memory. Waits for all runs that were submitted; their futures keep their results."""
         self._shared.dispatcher.close()
         _close(self.programs)
-
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         lost = f"; {len(self.lost)} lost" if self.lost else ""

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from lapilli.errors import InvalidInputError
 from lapilli.player import LoadTimes, MemoryInfo
 from lapilli.runtime import tensors
 from lapilli.runtime.binding import Binding
+from lapilli.runtime.closing import Closing
 from lapilli.runtime.description import INTERNAL, Description, TensorSpec
 from lapilli.runtime.devices import Device
 from lapilli.runtime.files import replace
@@ -64,7 +64,7 @@ class Profile:
     seconds: float
 
 
-class Program:
+class Program(Closing):
     """A compiled model on one device.
 
     Created by `lapilli.compile` and `lapilli.load`. Several threads may call it at once. It holds device memory until it is
@@ -309,14 +309,6 @@ class Program:
     def close(self) -> None:
         """Frees the device memory. Waits for runs in flight; their futures keep their results."""
         self._loaded.close()
-
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         def show(specs: Sequence[TensorSpec]) -> str:

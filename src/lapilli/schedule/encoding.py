@@ -95,9 +95,12 @@ def encoding_of(reduction: Reduce, views: Mapping[int, Map], tasks: Mapping[int,
 def _is_part(code: Expr, value: Expr, inner: Var) -> bool:
     """Whether what lies around a code takes other bits apart, those of a wider code: it depends on the place in a block."""
 
+    seen = {code.id}  # expressions share parts: each is looked at once
+
     def visit(e: Expr) -> bool:
-        if e is code or isinstance(e, Load):
+        if e.id in seen or isinstance(e, Load):
             return False
+        seen.add(e.id)
         return any(reads(i, inner) for i in ints_of(e)) or any(map(visit, e.args))
 
     return visit(value)
