@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -43,3 +45,30 @@ def test_four_results_have_no_known_weights(width: int, scale: float, device: st
         else:
             found = lapilli.compile(lambda x: F.interpolate(x, scale_factor=scale, mode="linear"), (x,))(x)
         torch.testing.assert_close(found.isnan(), wanted.isnan())
+
+
+class Sizes(torch.nn.Module):
+    """One image in several sizes."""
+
+    def __init__(self, sizes: list[tuple[int, ...]], mode: str, align_corners: bool) -> None:
+        super().__init__()
+        self.sizes, self.mode, self.align_corners = sizes, mode, align_corners
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [F.interpolate(x, size=s, mode=self.mode, align_corners=self.align_corners) for s in self.sizes]
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("mode, rank", [("linear", 1), ("bilinear", 2), ("trilinear", 3), ("bicubic", 2)])
+@pytest.mark.parametrize("source", [6, 1])
+def test_infinities(mode: str, rank: int, source: int, align_corners: bool) -> None:
+    """An infinite pixel times a weight of 0 is NaN, also where a size stays as it is: torch's two taps are one pixel there."""
+    model = Sizes(list(product((source, 9, 1, 3) if rank < 3 else (source, 7), repeat=rank)), mode, align_corners)
+    x = torch.ones(1, 2, *[source] * rank)
+    with lapilli.compile(model, (x,)) as program:
+        for place in {0, source // 3, source - 1}:
+            x = torch.ones(1, 2, *[source] * rank)
+            x[(0, 0) + (place,) * rank], x[(0, 1) + (place,) * rank] = float("inf"), float("nan")
+            for size, ours, single, double in zip(model.sizes, program(x), model(x), model(x.double()), strict=True):
+                if torch.equal(single.isfinite(), double.isfinite()) and torch.equal(single.isnan(), double.isnan()):
+                    torch.testing.assert_close(ours, single, equal_nan=True, msg=lambda m, s=size: f"{s}: {m}")

@@ -530,6 +530,11 @@ class Emitter:
                     return self._function(VectorFunction("by_known"), e, (args[1 - k], args[k]), lanes)
         return f"({args[0]} * {args[1]})"
 
+    def _difference(self, e: Op, args: Sequence[str], lanes: int) -> str:
+        if e.dtype is DType.float32 and not any(isinstance(x, Const) for x in e.args):
+            return f"difference({args[0]}, {args[1]})"
+        return f"({args[0]} - {args[1]})"
+
     def _is_known(self, e: Expr) -> bool:
         """Whether a compiler of the kernel may know a value in a lane: it is made of constants, and of places that are constant
         in one."""
@@ -639,7 +644,7 @@ class Emitter:
 
 _WRITERS: dict[str, Callable[[Emitter, Op, Sequence[str], int], str]] = {
     "cast": Emitter._cast, "min": Emitter._extremum, "max": Emitter._extremum, "reciprocal": Emitter._reciprocal,
-    "sign": Emitter._sign, "mul": Emitter._product, "div": Emitter._quotient, "isnan": Emitter._is_nan,
+    "sign": Emitter._sign, "sub": Emitter._difference, "mul": Emitter._product, "div": Emitter._quotient, "isnan": Emitter._is_nan,
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), Emitter._compared),
 }  # fmt: skip
 """Operations whose text depends on types, lanes or known operands; that of all others is in their row (`ir/scalar.py`)."""

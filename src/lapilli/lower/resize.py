@@ -209,8 +209,8 @@ def _interpolated(taps: Callable[[Source, Int], Taps], below_zero: bool, call: C
         size = x.shape[-n + d]
         if (
             not below_zero and size == call.shape[-n + d]
-        ):  # torch does not read neighbours in this case, which matters if they are NaN
-            return [(i, const(1.0))]
+        ):  # both of torch's taps are the pixel itself: an infinity becomes NaN
+            return [(i, const(1.0)), (i, const(0.0))]
         found = taps(source(d, i), size)
         if below_zero or (size - call.shape[-n + d]).value is not None:
             return found

@@ -5,6 +5,9 @@ These outputs are adjacent, and no others are read, so that infinities and NaN d
 forward operator itself, evaluated on images with ones at some pixels and zeros elsewhere. Each image serves many inputs,
 those of one colour: they are so far apart that no output near one of them has another in its window.
 
+At a border, several taps of a window are the same pixel, and torch adds each one's product to its gradient. For an infinite
+gradient that is NaN if their weights differ in sign or one is 0, whatever their sum: they are torn.
+
 For a dimension of dynamic size, the window is estimated generously, and the weights are those of an image for each input.
 """
 
@@ -120,8 +123,6 @@ def _gathered(
     reach = _reach(kind, source, target, any(options), scale)
     colour = torch.arange(source, device=grad.device) % reach.colours
     ones = colour == torch.arange(reach.colours, device=grad.device).unsqueeze(1)
-    weights = _asked(kind, ones, 1.0, target, options, scale, grad.dtype)
-    held = _asked(kind, ones, math.nan, target, options, scale, grad.dtype).isnan()
     steps = torch.arange(reach.tail, device=grad.device)
     outputs = reach.first(source, grad.device).unsqueeze(1) + steps
     inside = outputs < target
@@ -129,9 +130,33 @@ def _gathered(
         inside &= (steps < reach.outputs) | (torch.arange(source, device=grad.device).unsqueeze(1) == source - 1)
     outputs = outputs.clamp(max=target - 1)
     place = colour.unsqueeze(1) * target + outputs
-    weight = weights.reshape(-1)[place]
-    taken = grad[..., outputs]
-    return torch.where(held.reshape(-1)[place] & inside, taken * weight, 0.0).sum(-1)
+
+    def asked(one: float) -> Tensor:
+        return _asked(kind, ones, one, target, options, scale, grad.dtype).reshape(-1)[place]
+
+    return _summed(kind, grad[..., outputs], asked, inside)
+
+
+def _summed(kind: _Kind, grad: Tensor, asked: Callable[[float], Tensor], inside: Tensor) -> Tensor:
+    """The sum of the gradients [*, source, outputs] times their weights, where the window has the input.
+
+    asked(x): for each, the result of an image with x at the input and 0 elsewhere. inside: which of them exist."""
+    weights = asked(1.0)
+    products = grad * weights
+    if not kind.antialias and kind.length > 1:
+        products = torch.where(_torn(kind, weights, asked) & grad.isinf(), math.nan, products)
+    return torch.where(asked(math.nan).isnan() & inside, products, 0.0).sum(-1)
+
+
+def _torn(kind: _Kind, weights: Tensor, asked: Callable[[float], Tensor]) -> Tensor:
+    if kind.length == 2:
+        return asked(math.inf).isnan()
+    # The operator has four taps along the other dimension too, whose weights 0 would make each answer NaN. But of four weights
+    # the outer ones are at most 0, the inner ones at least 0, and an inner one is larger than the outer one beside it: at a
+    # border, whatever is positive is the sum of several.
+    inputs = torch.arange(weights.shape[0], device=weights.device).unsqueeze(1)
+    border = (inputs == 0) | (inputs == weights.shape[0] - 1)
+    return border & (weights > 0)
 
 
 def _gathered_open(kind: _Kind, grad: Tensor, source: Any, target: Any, options: Sequence[Any], scale: Any) -> Tensor:
@@ -156,10 +181,11 @@ def _gathered_open(kind: _Kind, grad: Tensor, source: Any, target: Any, options:
     inside = (outputs >= 0) & (outputs < target)
     outputs = torch.where(inside, outputs, 0)
     units = torch.eye(source, dtype=torch.bool, device=grad.device)
-    weights = _asked(kind, units, 1.0, target, options, scale, grad.dtype)
-    held = _asked(kind, units, math.nan, target, options, scale, grad.dtype).isnan()
-    line = inputs.unsqueeze(1)
-    return torch.where(held[line, outputs] & inside, grad[..., outputs] * weights[line, outputs], 0.0).sum(-1)
+
+    def asked(one: float) -> Tensor:
+        return _asked(kind, units, one, target, options, scale, grad.dtype)[inputs.unsqueeze(1), outputs]
+
+    return _summed(kind, grad[..., outputs], asked, inside)
 
 
 def _backward(kind: _Kind) -> Any:
@@ -171,6 +197,8 @@ def _backward(kind: _Kind) -> Any:
         result = grad.to(torch.float32) if grad.dtype in (torch.float16, torch.bfloat16) else grad
         for d, copied in enumerate(kind.copied(sizes, output_size)):
             if copied:
+                if kind.length == 2:  # torch adds the pixel's products by 1 and by 0
+                    result = result + result * 0
                 continue
             known = isinstance(sizes[d], int) and isinstance(output_size[d], int)
             along = _gathered if known else _gathered_open
