@@ -21,7 +21,8 @@ from lapilli.runtime.notice import count_kernels
 
 Progress = Callable[[int, int], None]
 CACHE = Cache("kernels", 1 << 30)
-_PARALLEL = 6  # kernels from which a second process pays its start
+_PARALLEL = 12
+"""Kernels for which a process pays its start: 0.4 s, while a kernel takes 40 ms on average."""
 
 
 @lru_cache(maxsize=1)
