@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from pathlib import Path
 
 import as_gpu
@@ -13,12 +15,17 @@ import tiny
 from budget import Budget
 from numpy.typing import NDArray
 
+from lapilli.codegen import build
+
 BUDGET = pytest.StashKey[Budget]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[BUDGET] = Budget()
     config.pluginmanager.register(config.stash[BUDGET], "budget")
+    build._PARALLEL = (
+        sys.maxsize
+    )  # processes of tests have the processors already, and each of the compiler takes long to start
 
 
 def _reports(config: pytest.Config) -> str:
@@ -50,6 +57,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays to the end: collections need not look through torch's objects each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def _too_much_for_the_poor(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from lapilli.capture import capture, dim_names, prepared
 from lapilli.capture.examples import Arguments
 from lapilli.capture.sources import Source
-from lapilli.codegen.build import build
+from lapilli.codegen.build import Builder, build
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.parts import largest
 from lapilli.codegen.select import schedule_of, write_all
@@ -287,18 +287,21 @@ def _write(
     """Writes methods. Returns the schedules of each, one per plan."""
     done: dict[int, list[Planned]] = {}
     kept = {t.name: Kept() for t in targets}
-    # The smallest inputs first: kernels for few rows read weights unpacked, and kernels for many rows can do so, too.
-    for k, method in sorted(enumerate(methods), key=lambda item: _size(item[1])):
-        realized = {half: realize_graph(graph, half) for half, graph in method.graphs.items()}
-        schedules = [schedule_of(realized[t.half], t, layout, kept[t.name]) for t in targets]
-        for s in schedules:
-            kept[s.target.name].add(r for t in s.order.run for r in t.reads())
-        done[k] = [planned for s in schedules for planned in kernels_of(s)]
+    with Builder() as builder:  # kernels are compiled while the next plan is scheduled
+        # The smallest inputs first: kernels for few rows read weights unpacked, and kernels for many rows can do so, too.
+        for k, method in sorted(enumerate(methods), key=lambda item: _size(item[1])):
+            realized = {half: realize_graph(graph, half) for half, graph in method.graphs.items()}
+            done[k] = []
+            for t in targets:
+                schedule = schedule_of(realized[t.half], t, layout, kept[t.name])
+                planned = kernels_of(schedule)
+                builder.add(w.source for p in planned for w in p.kernels.values())
+                kept[t.name].add(r for task in schedule.order.run for r in task.reads())
+                done[k] += planned
+        codes = builder.finish(
+            None if progress is None else lambda made, total: progress("kernels", made, total),
+        )
     made = [done[k] for k in range(len(methods))]
-    codes = build(
-        (w.source for plans in made for planned in plans for w in planned.kernels.values()),
-        None if progress is None else lambda done, total: progress("kernels", done, total),
-    )
     for method, plans in zip(methods, made, strict=True):
         writer.method(method.name, plans[0].schedule.graph, [p.plan for p in plans], codes, method.dims)
     return [[p.schedule for p in plans] for plans in made]

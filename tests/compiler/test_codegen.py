@@ -222,6 +222,46 @@ def test_an_error_in_another_process_arrives(cache: Path, monkeypatch: pytest.Mo
         building.build([KERNEL.format("1.75f"), KERNEL.format("nonsense"), KERNEL.format("2.75f")])
 
 
+def test_kernels_are_compiled_while_others_are_written(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_PARALLEL", 1)
+    monkeypatch.setattr(building, "_processors", lambda: 2)
+    sources = [KERNEL.format(f"{n}.125f") for n in range(5)]
+    seen: list[tuple[int, int]] = []
+    with building.Builder() as builder:
+        builder.add(sources[:1])
+        assert not builder._workers, "one kernel pays no process"
+        builder.add(sources[:3])
+        assert len(builder._workers) == 2
+        made = builder._made.get(timeout=60)  # before all are known
+        builder._made.put(made)
+        builder.add(sources[2:])
+        found = builder.finish(lambda done, total: seen.append((done, total)))
+    assert list(found) == sources, "in the order in which they were given"
+    assert found == {s: slang.compile(s) for s in sources}
+    assert seen == [(n, 5) for n in range(6)]
+    assert all(w.process.poll() is not None and not w.thread.is_alive() for w in builder._workers)
+
+
+def test_no_process_outlives_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_PARALLEL", 1)
+    monkeypatch.setattr(building, "_processors", lambda: 2)
+    with pytest.raises(ZeroDivisionError), building.Builder() as builder:
+        builder.add(KERNEL.format(f"{n}.375f") for n in range(20))
+        raise ZeroDivisionError
+    assert all(w.process.poll() is not None and not w.thread.is_alive() for w in builder._workers)
+
+
+def test_a_process_that_dies_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_PARALLEL", 1)
+    monkeypatch.setattr(building, "_processors", lambda: 2)
+    with building.Builder() as builder:
+        builder.add(KERNEL.format(f"{n}.625f") for n in range(20))
+        for worker in builder._workers:
+            worker.process.kill()
+        with pytest.raises(CompileError, match="ended early"):
+            builder.finish()
+
+
 def extended(code: bytes) -> set[int]:
     """The instructions of GLSL.std.450 that a module uses, by their numbers."""
     words = struct.unpack(f"<{len(code) // 4}I", code)

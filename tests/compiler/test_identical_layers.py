@@ -4,7 +4,9 @@ their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -15,9 +17,12 @@ from torch.nn import functional as F
 
 from lapilli.capture import capture
 from lapilli.codegen import alike
+from lapilli.codegen.build import Builder
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.select import schedule_of, write_all
 from lapilli.compiler import compile_to_bytes
+from lapilli.ir.expr import Expr
+from lapilli.ir.integer import Int
 from lapilli.ir.node import Node
 from lapilli.legalize import decompose
 from lapilli.legalize.passes import prepare
@@ -80,10 +85,17 @@ def work(layers: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
         return call
 
-    def sources(given: Iterator[str], progress: Any = None) -> dict[str, bytes]:
-        found = dict.fromkeys(given, b"\0" * 4)
-        count["sources"] += len(found)
-        return found
+    class Sources(Builder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.found: dict[str, bytes] = {}
+
+        def add(self, sources: Iterable[str]) -> None:
+            self.found |= dict.fromkeys(sources, b"\0" * 4)
+
+        def finish(self, progress: Any = None) -> dict[str, bytes]:
+            count["sources"] += len(self.found)
+            return self.found
 
     with monkeypatch.context() as patch:
         of = alike.Kernels.of
@@ -97,7 +109,7 @@ def work(layers: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         patch.setattr(alike.Kernels, "of", written)
         patch.setattr(decompose, "_traced", counted("decomposed", decompose._traced))
         patch.setattr("lapilli.legalize.passes.decompose", counted("traced again", decompose.decompose))
-        patch.setattr("lapilli.compiler.build", sources)
+        patch.setattr("lapilli.compiler.Builder", Sources)
         compile_to_bytes(methods(layers))
     return count
 
@@ -107,6 +119,29 @@ def test_work_does_not_grow_with_identical_layers(monkeypatch: pytest.MonkeyPatc
     assert four == sixteen, "the same layers, four times as many"
     assert four["traced again"] == 0
     assert four["written"] > 50, "what is counted is what is called"
+    assert four["sources"] > 50, "what is counted is what is called"
+
+
+def test_nothing_of_ours_waits_for_the_garbage_collector() -> None:
+    """It is off while a model is compiled, so what refers to itself would add up: half of all objects, once."""
+    gc.collect()
+    gc.disable()
+    try:
+        compile_to_bytes(methods(2))
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = Counter(
+            type(x).__qualname__ for x in gc.garbage if type(x).__module__.startswith("lapilli.") and _is_value(x)
+        )
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not left
+
+
+def _is_value(x: object) -> bool:
+    return isinstance(x, Int | Expr | Node | Task)
 
 
 TARGETS = (ANY, CPU, GPU, GPU_HALF, GPU_MATRIX)

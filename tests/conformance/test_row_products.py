@@ -90,7 +90,7 @@ def agrees(program: lapilli.Program, model: nn.Module, args: tuple[Tensor, ...],
     model.float()
 
 
-@pytest.mark.part(3)
+@pytest.mark.part(5)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", TURNS)
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ class Gate(nn.Module):
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
 
-@pytest.mark.part(3)
+@pytest.mark.part(5)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(
     ("rows", "inner", "width", "bias"), [(1, 48, 64, False), (1, 8, 24, True), (5, 20, 36, True), (8, 68, 300, False)]
@@ -166,7 +166,7 @@ class Normed(nn.Module):
         return self.product(self.norm(x))
 
 
-@pytest.mark.part(3)
+@pytest.mark.part(5)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("name", NORMS)

@@ -95,7 +95,7 @@ CHOICES = [  # temperature, top_k, top_p
 ]  # fmt: skip
 
 
-@pytest.mark.part(3)
+@pytest.mark.part(5)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [1, 2, 7, 256, 4097, 9001])

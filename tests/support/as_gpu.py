@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 
@@ -18,12 +20,19 @@ def on_any_device(put: Callable[[Any, str, Any], None] = setattr) -> None:
     """From now on every device takes plans for GPUs, and eager and torch.compile make them for it; matrix units are emulated.
 
     put: what sets an attribute, such as `monkeypatch.setattr`. Programs made so are for this process: give it a cache of its own
-    (LAPILLI_CACHE_DIR)."""
-    from lapilli.codegen import flash_attention, gpu_matvec, gpu_tiles, slang, tiles
+    (LAPILLI_CACHE_DIR). Kernels are kept in the user's all the same: what they are called depends on all that they are made of."""
+    from lapilli.codegen import build, flash_attention, gpu_matvec, gpu_tiles, slang, tiles
     from lapilli.program import writer
+    from lapilli.runtime.cache import Cache
     from lapilli.target import KNOWN, SUBGROUP_SUMS, UNITS, device
 
+    class Kernels(Cache):
+        @property
+        def folder(self) -> Path:
+            return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lapilli" / self.name
+
     accept_gpu_plans(put)
+    put(build, "CACHE", Kernels(build.CACHE.name, build.CACHE.most))
     put(slang, "DEFINES", ("LAPILLI_EMULATE_COOPMAT",))
     put(tiles, "OPERANDS_STAY", 1)
     for module in (gpu_tiles, flash_attention):

@@ -88,23 +88,26 @@ class _Reader:
         return found < count
 
     def any(self, x: Any) -> None:
-        if isinstance(x, Expr):
-            self.expr(x)
-        elif isinstance(x, Int):
-            self.int(x)
-        elif isinstance(x, Node):
-            self.node(x)
-        elif isinstance(x, tuple | list):
-            self.parts += (type(x), len(x))
+        kind = type(x)
+        if kind in _PLAIN:
+            self.parts += (kind, x)
+        elif kind is tuple or kind is list:
+            self.parts += (kind, len(x))
             for y in x:
                 self.any(y)
+        elif kind is Int:
+            self.int(x)
+        elif isinstance(x, Expr):
+            self.expr(x)
+        elif isinstance(x, Node):
+            self.node(x)
         elif isinstance(x, Atom):
             self.atom(x)
-        elif x is None or isinstance(x, bool | int | str | Enum | type):
-            self.parts += (type(x), x)
-        elif isinstance(x, float):
+        elif isinstance(x, Enum | type):
+            self.parts += (kind, x)
+        elif kind is float:
             self.parts.append(repr(x))  # -0.0 is not 0.0
-        elif isinstance(x, dict):
+        elif kind is dict:
             self.parts += (dict, len(x))
             for key, y in x.items():
                 self.any(key)
@@ -199,6 +202,9 @@ class _Reader:
             self.int(i)
         for x in e.args:
             self.expr(x)
+
+
+_PLAIN = {type(None), bool, int, str}
 
 
 @cache

@@ -111,18 +111,16 @@ class Context:
 
     def seen(self, e: Expr) -> Expr:
         """Rewrites an expression to read only values with memory, and codes instead of what is decoded from them."""
+        return rewrite(e, {}, self._through)
 
-        def through(ld: Expr) -> Expr | None:
-            assert isinstance(ld, Load)
-            node, task = ld.node, self.tasks.get(ld.node.id)
-            if task is not None and task.decodes:
-                return cast_to(rewrite(task.value, dict(zip(task.axes, ld.index, strict=True))), ld.dtype)
-            if node.id not in self.views and (node.id in self.layouts or not isinstance(node, Map)):
-                return None
-            assert isinstance(node, Map)
-            return cast_to(rewrite(node.body, dict(zip(node.axes, ld.index, strict=True)), through), ld.dtype)
-
-        return rewrite(e, {}, through)
+    def _through(self, ld: Load) -> Expr | None:
+        node, task = ld.node, self.tasks.get(ld.node.id)
+        if task is not None and task.decodes:
+            return cast_to(rewrite(task.value, dict(zip(task.axes, ld.index, strict=True))), ld.dtype)
+        if node.id not in self.views and (node.id in self.layouts or not isinstance(node, Map)):
+            return None
+        assert isinstance(node, Map)
+        return cast_to(rewrite(node.body, dict(zip(node.axes, ld.index, strict=True)), self._through), ld.dtype)
 
     def in_fours(self, node: Node) -> bool:
         """Whether four neighbours from a multiple of four on are read at once."""

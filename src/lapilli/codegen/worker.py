@@ -1,4 +1,4 @@
-"""A compiler process: reads pickled macros and a list of sources, and writes pickled SPIR-V (or a message) one by one."""
+"""A compiler process: reads pickled macros, then sources until its input ends, and writes SPIR-V (or a message) for each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from lapilli.errors import CompileError
 
 
 def main() -> None:
-    slang.DEFINES, sources = pickle.load(sys.stdin.buffer)
-    for source in sources:
+    slang.DEFINES = pickle.load(sys.stdin.buffer)
+    while True:
+        try:
+            source = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
         try:
             result: bytes | str = slang.compile(source)
         except CompileError as error:

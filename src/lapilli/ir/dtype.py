@@ -24,6 +24,9 @@ class DType(Enum):
     float64 = 9
     code = 16
 
+    __hash__ = object.__hash__
+    """Members are one object each. (Enum's hash is Python, and types are a part of every expression's key.)"""
+
     @property
     def size(self) -> int:
         """Bytes per element in memory."""
@@ -31,7 +34,7 @@ class DType(Enum):
 
     @property
     def is_float(self) -> bool:  # type: ignore[valid-type]
-        return self in (DType.float16, DType.bfloat16, DType.float32, DType.float64, DType.code)
+        return self in _FLOATS
 
     @property
     def is_short_float(self) -> bool:  # type: ignore[valid-type]
@@ -46,6 +49,7 @@ class DType(Enum):
         return DType.bool if self is DType.bool else DType.int32
 
 
+_FLOATS = {DType.float16, DType.bfloat16, DType.float32, DType.float64, DType.code}
 _SIZES = {
     DType.bool: 1,
     DType.uint8: 1,

@@ -10,7 +10,7 @@ import itertools
 import math
 import struct
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -326,41 +326,45 @@ def ints_of(e: Expr) -> tuple[Int, ...]:
     return e.guards if isinstance(e, Select) else ()
 
 
-def walk(root: Expr, through_indirect: bool = True) -> Iterator[Expr]:
+def walk(root: Expr, through_indirect: bool = True) -> list[Expr]:
     """Every expression in the tree of root, each once, arguments first."""
-    seen: set[int] = set()
-
-    def visit(e: Expr) -> Iterator[Expr]:
-        if e.id in seen:
-            return
-        seen.add(e.id)
-        for a in e.args:
-            yield from visit(a)
-        if through_indirect:
-            for i in ints_of(e):
-                for atom in i.atoms():
-                    if isinstance(atom, Indirect):
-                        yield from visit(atom.expr)
-        yield e
-
-    yield from visit(root)
+    found: list[Expr] = []
+    _collect(root, through_indirect, set(), found)
+    return found
 
 
-def loads(root: Expr) -> list[Load]:
+def _collect(e: Expr, through_indirect: bool, seen: set[int], found: list[Expr]) -> None:
+    seen.add(e.id)
+    for a in e.args:
+        if a.id not in seen:
+            _collect(a, through_indirect, seen, found)
+    if through_indirect:
+        for i in ints_of(e):
+            for atom in i.computed:
+                if atom.expr.id not in seen:
+                    _collect(atom.expr, through_indirect, seen, found)
+    found.append(e)
+
+
+def loads(root: Expr) -> Sequence[Load]:
     """All loads in the tree of root, each once."""
     if isinstance(root, Load):  # not cached, which would be a reference cycle
-        return [e for e in walk(root) if isinstance(e, Load)]
-    if not hasattr(root, "_loads"):
-        root._loads = tuple(e for e in walk(root) if isinstance(e, Load))
-    return list(root._loads)
+        for i in root.index:
+            if i.computed:
+                return [e for e in walk(root) if isinstance(e, Load)]
+        return (root,)
+    try:
+        return root._loads
+    except AttributeError:
+        root._loads = tuple([e for e in walk(root) if isinstance(e, Load)])
+        return root._loads
 
 
 def substitute(
     i: Int, mapping: Mapping[Atom, IntLike] | None = None, on_load: Callable[[Load], Expr | None] | None = None
 ) -> Int:
     """An integer expression with variables replaced, and loads as in `rewrite`, also within computed indices."""
-    mapping = mapping or {}
-    return i.substitute(mapping, lambda a: indirect(rewrite(a.expr, mapping, on_load), a.extent.substitute(mapping)))
+    return _Rewriting(mapping or {}, on_load).int(i)
 
 
 def reads(i: Int, atom: Atom) -> bool:
@@ -377,40 +381,53 @@ def rewrite(
     """Substitutes axis variables, and replaces loads: `on_load` is given the load with its new index, and returns None to
     keep it.
     """
-    mapping = mapping or {}
-    memo: dict[int, Expr] = {}
+    return _Rewriting(mapping or {}, on_load).expr(root)
 
-    def ints(i: Int) -> Int:
-        return i.substitute(mapping, lambda atom: indirect(visit(atom.expr), atom.extent.substitute(mapping)))
 
-    def visit(e: Expr) -> Expr:
-        done = memo.get(e.id)
-        if done is not None:
-            return done
+class _Rewriting:
+    """See `rewrite`. No closures, which would refer to each other: such cycles live until the garbage collector runs, and it does
+    not during compilation.
+    """
+
+    __slots__ = ("done", "mapping", "on_load")
+
+    def __init__(self, mapping: Mapping[Atom, IntLike], on_load: Callable[[Load], Expr | None] | None) -> None:
+        self.mapping = mapping
+        self.on_load = on_load
+        self.done: dict[int, Expr] = {}
+
+    def int(self, i: Int) -> Int:
+        return i.substitute(self.mapping, self.computed)
+
+    def computed(self, atom: Indirect) -> Int:
+        return indirect(self.expr(atom.expr), atom.extent.substitute(self.mapping))
+
+    def expr(self, e: Expr) -> Expr:
+        known = self.done.get(e.id)
+        if known is not None:
+            return known
         result: Expr
-        if isinstance(e, Const):
-            result = e
-        elif isinstance(e, Load):
-            result = load(e.node, [ints(i) for i in e.index])
-            replaced = on_load(cast(Load, result)) if on_load else None
-            result = result if replaced is None else replaced
-        elif isinstance(e, Index):
-            result = index(ints(e.value))
-        elif isinstance(e, Select):
-            result = select([ints(g) for g in e.guards], visit(e.then), visit(e.other))
-        else:
-            assert isinstance(e, Op)
-            args = [visit(a) for a in e.args]
+        if isinstance(e, Op):
+            args = [self.expr(a) for a in e._args]
             if e.op == "cast":
                 result = cast_to(args[0], e.dtype)
-            elif OPS[e.op].arity == 2:
+            elif len(args) == 2:
                 result = binary(e.op, *args)
             else:
                 result = _op(e.op, e.dtype, *args)
-        memo[e.id] = result
+        elif isinstance(e, Load):
+            result = load(e.node, [self.int(i) for i in e.index])
+            replaced = self.on_load(cast(Load, result)) if self.on_load else None
+            result = result if replaced is None else replaced
+        elif isinstance(e, Const):
+            result = e
+        elif isinstance(e, Index):
+            result = index(self.int(e.value))
+        else:
+            assert isinstance(e, Select)
+            result = select([self.int(g) for g in e.guards], self.expr(e.then), self.expr(e.other))
+        self.done[e.id] = result
         return result
-
-    return visit(root)
 
 
 def cost(root: Expr) -> int:

@@ -16,8 +16,8 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Union
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union, overload
 
 if TYPE_CHECKING:
     from lapilli.ir.expr import Expr
@@ -28,6 +28,28 @@ Bounds = tuple[int | None, int | None]
 """Inclusive lower and upper bounds; None means unbounded."""
 
 _ids = itertools.count()
+T = TypeVar("T")
+
+
+class cached(Generic[T]):
+    """A property that is computed once, as `functools.cached_property`, which takes a lock before Python 3.12."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self.compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> cached[T]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object, owner: type) -> Any:
+        if instance is None:
+            return self
+        value = instance.__dict__[self.name] = self.compute(instance)
+        return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +58,11 @@ class Atom:
     canonical.
     """
 
-    @cached_property
+    @cached
     def key(self) -> str:
         raise NotImplementedError
 
-    @cached_property
+    @cached
     def bounds(self) -> Bounds:
         raise NotImplementedError
 
@@ -62,12 +84,12 @@ class Symbol(Atom):
     min: int = 0
     max: int | None = None
 
-    @cached_property
+    @cached
     def key(self) -> str:
         # Includes the bounds: programs use the same names for their sizes, and cached divisions depend on the bounds.
         return f"{self.name}[{self.min}..{self.max}]"
 
-    @cached_property
+    @cached
     def bounds(self) -> Bounds:
         return self.min, self.max
 
@@ -81,13 +103,17 @@ class Var(Atom):
 
     name: str
     extent: Int
-    id: int = field(default_factory=lambda: next(_ids))
+    id: int = field(default_factory=_ids.__next__, init=False)
 
-    @cached_property
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+    """There is one object for each variable. (Python's own are much faster than those of `Atom`.)"""
+
+    @cached
     def key(self) -> str:
         return f"{self.name}.{self.id:012}"  # in the order in which they were made, whatever was made before
 
-    @cached_property
+    @cached
     def bounds(self) -> Bounds:
         hi = self.extent.bounds[1]
         return 0, None if hi is None else max(hi - 1, 0)
@@ -103,11 +129,11 @@ class Quotient(Atom):
     x: Int
     y: Int
 
-    @cached_property
+    @cached
     def key(self) -> str:
         return f"({self.x.key})//({self.y.key})"
 
-    @cached_property
+    @cached
     def bounds(self) -> Bounds:
         (lo, hi), (ylo, yhi) = self.x.bounds, self.y.bounds
         if ylo is None or ylo <= 0:
@@ -127,11 +153,11 @@ class Remainder(Atom):
     x: Int
     y: Int
 
-    @cached_property
+    @cached
     def key(self) -> str:
         return f"({self.x.key})%({self.y.key})"
 
-    @cached_property
+    @cached
     def bounds(self) -> Bounds:
         hi = self.y.bounds[1]
         xlo, xhi = self.x.bounds
@@ -152,11 +178,11 @@ class Extremum(Atom):
     x: Int
     y: Int
 
-    @cached_property
+    @cached
     def key(self) -> str:
         return f"{self.op}({self.x.key},{self.y.key})"
 
-    @cached_property
+    @cached
     def bounds(self) -> Bounds:
         (al, ah), (bl, bh) = self.x.bounds, self.y.bounds
         if self.op == "min":
@@ -177,11 +203,11 @@ class Indirect(Atom):
     expr: Expr
     extent: Int
 
-    @cached_property
+    @cached
     def key(self) -> str:
         return f"indirect[{self.expr.key}]"
 
-    @cached_property
+    @cached
     def bounds(self) -> Bounds:
         hi = self.extent.bounds[1]
         return 0, None if hi is None else max(hi - 1, 0)
@@ -202,7 +228,7 @@ class Int:
     def __init__(self, terms: tuple[tuple[Monomial, int], ...], const: int) -> None:
         self.__dict__.update(terms=terms, const=const)  # created by the hundred thousand: no time for checks
 
-    @cached_property
+    @cached
     def key(self) -> str:
         parts = [f"{c}*" + "*".join([a.key for a in m]) for m, c in self.terms]
         return "+".join([*parts, str(self.const)])
@@ -286,7 +312,7 @@ class Int:
         """The number, if the expression is constant."""
         return None if self.terms else self.const
 
-    @cached_property
+    @cached
     def bounds(self) -> Bounds:
         lo: int | None = self.const
         hi: int | None = self.const
@@ -298,17 +324,25 @@ class Int:
             hi = None if hi is None or b is None else hi + c * b
         return lo, hi
 
-    @cached_property
+    @cached
     def weight(self) -> int:
         """The number of variables, symbols and constants in the expression as written, with repetitions."""
         return (self.const != 0) + sum(weight(a) for m, _ in self.terms for a in m)
 
-    def atoms(self) -> set[Atom]:
+    def atoms(self) -> frozenset[Atom]:
         """All variables and symbols that the expression reads (Indirect atoms as themselves)."""
-        return set(self._atoms)
+        return self._atoms
 
-    @cached_property
+    @cached
+    def computed(self) -> tuple[Indirect, ...]:
+        """The computed indices among them, in order of their keys."""
+        found = [a for a in self._atoms if isinstance(a, Indirect)] if self.terms else ()
+        return tuple(sorted(found, key=lambda a: a.key))
+
+    @cached
     def _atoms(self) -> frozenset[Atom]:
+        if not self.terms:
+            return _NONE
         found: set[Atom] = set()
         for m, _ in self.terms:
             for a in m:
@@ -320,8 +354,9 @@ class Int:
 
     def substitute(self, mapping: Mapping[Atom, IntLike], indirect: Callable[[Indirect], Int] | None = None) -> Int:
         """Replaces variables or symbols; `indirect` rewrites computed indices."""
-        computed = indirect is not None and any(isinstance(a, Indirect) for a in self._atoms)
-        if not computed and mapping.keys().isdisjoint(self._atoms):
+        if not self.terms:
+            return self
+        if not (indirect is not None and self.computed) and (not mapping or mapping.keys().isdisjoint(self._atoms)):
             return self
         terms: dict[Monomial, int] = {}
         const = self.const
@@ -355,6 +390,9 @@ class Int:
                 product = product * _evaluate_atom(a, values)
             total = total + product
         return total
+
+
+_NONE: frozenset[Atom] = frozenset()
 
 
 def unbounded_multiple(i: Int) -> tuple[Int, int] | None:

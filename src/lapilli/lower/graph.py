@@ -270,21 +270,6 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], symbols: Symbols, half: 
     if node.target is operator.getitem:
         return values[node.args[0]][node.args[1]]  # type: ignore[index]
 
-    def value(a: Any) -> Any:
-        if isinstance(a, fx.Node):
-            return _rounded(a, _as_bools(a, value(values[a])), kinds)
-        if isinstance(a, list | tuple):
-            return [value(x) for x in a]
-        if isinstance(a, torch.SymBool):
-            raise TypeError("an argument is a condition on sizes")
-        return (
-            symbols.size(a)
-            if isinstance(a, torch.SymInt)
-            else symbols.number(a)
-            if isinstance(a, torch.SymFloat)
-            else a
-        )
-
     results = [v for v in (val if isinstance(val, list | tuple) else [val]) if isinstance(v, torch.Tensor)]
     kinds = {r.dtype for r in results}
     call = Call(
@@ -298,10 +283,24 @@ def _call(node: fx.Node, values: Mapping[fx.Node, Any], symbols: Symbols, half: 
         tuple(a.meta.get("val") if isinstance(a, fx.Node) else a for a in node.args),
     )
     target: Any = node.target
-    made = lowerings[target](call, *value(node.args), **{k: value(v) for k, v in node.kwargs.items()})
+    args = _argument(node.args, values, symbols, kinds)
+    made = lowerings[target](call, *args, **{k: _argument(v, values, symbols, kinds) for k, v in node.kwargs.items()})
     if isinstance(val, list | tuple):
         return [_as_narrow(v, m) for v, m in zip(val, made, strict=False)]
     return _as_codes(node, _as_narrow(val, made))
+
+
+def _argument(a: Any, values: Mapping[fx.Node, Any], symbols: Symbols, kinds: set[torch.dtype]) -> Any:
+    """What a lowering is given for an argument. kinds: the dtypes of the call's results."""
+    if isinstance(a, fx.Node):
+        return _rounded(a, _as_bools(a, _argument(values[a], values, symbols, kinds)), kinds)
+    if isinstance(a, list | tuple):
+        return [_argument(x, values, symbols, kinds) for x in a]
+    if isinstance(a, torch.SymBool):
+        raise TypeError("an argument is a condition on sizes")
+    if isinstance(a, torch.SymInt):
+        return symbols.size(a)
+    return symbols.number(a) if isinstance(a, torch.SymFloat) else a
 
 
 _FOUR = 4

@@ -368,7 +368,8 @@ class _PlanWriter:
     def _requirements(self) -> Any:
         """The record of what all kernels need, as a table of the file."""
         target = self.plan.target
-        needs = joined(w.requirements(target.half) for w in self.plan.kernels.values())
+        kernels = {(w.source, len(w.bindings)): w for w in self.plan.kernels.values()}  # many tasks have the same one
+        needs = joined(w.requirements(target.half) for w in kernels.values())
         r = fb.RequirementsT()
         r.device = fb.DeviceKind.gpu if target.kind == "gpu" else fb.DeviceKind.any
         r.features = sum(_FEATURE[name] for name in needs.features)

@@ -116,7 +116,7 @@ def _loads(task: Task) -> list[Load]:
     return found
 
 
-def _seen_order(ld: Load, axes: Sequence[set[Atom]], layouts: dict[int, Layout]) -> tuple[int, ...] | None:
+def _seen_order(ld: Load, axes: Sequence[frozenset[Atom]], layouts: dict[int, Layout]) -> tuple[int, ...] | None:
     """The order of our axes in which a load walks through memory; None if it depends on few of them."""
     layout = layouts.get(ld.node.id)
     if layout is None or isinstance(ld.node, Constant):

@@ -33,7 +33,7 @@ class Realized:
     views: dict[int, Map] = field(default_factory=dict)  # views that vanished
     decoded: dict[int, Map] = field(default_factory=dict)  # computed from codes by all readers but contractions
 
-    def loads(self, n: Node) -> list[Load]:
+    def loads(self, n: Node) -> Sequence[Load]:
         """The loads of a value's body, each element once."""
         return loads(self.bodies[n.id]) if n.id not in self.updates else self.updates[n.id].loads()
 

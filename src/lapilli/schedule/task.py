@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lapilli.ir.expr import Expr, Load, ints_of, load, loads, rewrite, walk
-from lapilli.ir.integer import Atom, Indirect, Int, Symbol, Var, as_int, of
+from lapilli.ir.integer import Atom, Int, Symbol, Var, as_int, of
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.ir.recurrence import Recurrence
 from lapilli.schedule.realize import Realized, invert
@@ -76,12 +76,13 @@ class Task:
         found: dict[int, Node] = {n.id: n for n in self.template.operands} if self.template is not None else {}
         computed = [self.reduction, self.template.second if self.template is not None else None]
         for e in (self.reduction_body if self.template is None else None, self.value):
-            for ld in loads(e) if e is not None else []:
+            for ld in loads(e) if e is not None else ():
                 if ld.node not in computed:
                     found.setdefault(ld.node.id, ld.node)
-        for atom in {a for i in self.store for a in i.atoms()}:
-            for ld in loads(atom.expr) if isinstance(atom, Indirect) else []:
-                found.setdefault(ld.node.id, ld.node)
+        for i in self.store:
+            for atom in i.computed:
+                for ld in loads(atom.expr):
+                    found.setdefault(ld.node.id, ld.node)
         return list(found.values())
 
     def is_dynamic(self) -> bool:
