@@ -154,6 +154,11 @@ def arithmetic(node: fx.Node) -> str:
     return f"floats, {node.meta.get('arithmetic') or 'of dequantized operands'}"
 
 
+def is_exact(node: fx.Node) -> bool:
+    """Whether a call's result is a sum of codes, of which nothing may be rounded, in whatever precision."""
+    return bool(node.meta.get("exact"))
+
+
 def _is_transposed(node: fx.Node) -> bool:
     return node.target is aten.convolution.default and bool(node.args[6])
 
@@ -330,6 +335,7 @@ class _Writer:
         """The sum that replaces a layer's, of other operands."""
         made = self.call(node.target, *args, like=node, dtype=dtype)
         made.meta["arithmetic"] = INTEGERS
+        made.meta["exact"] = True
         return made
 
     def sum_of_parts(
