@@ -90,6 +90,50 @@ def move(module: Module) -> int:
     return moved
 
 
+_NO_LIMIT = float("inf")
+
+
+def absorb_limits(module: Module) -> None:
+    """Activations that only limit numbers are limits of the codes that are made of these: rounding keeps their order. For codes of
+    one scale.
+    """
+    for node in list(module.graph.nodes):
+        if node.target is not QUANTIZE:
+            continue
+        limited = node.args[0]
+        inverse, shift = module.constants.get(node.args[1]), _number(module, node.args[2])
+        while inverse is not None and inverse.numel() == 1 and shift is not None and (found := _clamp_of(limited)):
+            low, high = node.args[4], node.args[5]
+            ends = [float((torch.tensor(end) * inverse.float()).round()) + shift for end in found]
+            ends = [min(max(end, low), high) for end in ends]
+            if ends[0] > ends[1]:
+                break
+            limited = limited.args[0]
+            node.args = (limited, *node.args[1:4], int(ends[0]), int(ends[1]), node.args[6])
+            if "limits" in node.meta:
+                node.meta["limits"] = (min(int(ends[0]), 0), max(int(ends[1]), 0))
+    module.clean()
+
+
+def _clamp_of(node: Any) -> tuple[float, float] | None:
+    """Between which numbers an operator keeps its operand; None if it does something else."""
+    args: Any = node.args
+    if node.meta["val"].dtype is not torch.float32 or node.kwargs:
+        return None
+    if node.target is aten.relu.default:
+        return 0.0, _NO_LIMIT
+    if node.target is aten.relu6.default:
+        return 0.0, 6.0
+    if node.target is aten.hardtanh.default:
+        low, high = (*args[1:], *(-1.0, 1.0)[len(args) - 1 :])
+    elif node.target is aten.clamp.default:
+        low, high = (-_NO_LIMIT if args[1] is None else args[1]), (args[2] if len(args) > 2 else None)
+        high = _NO_LIMIT if high is None else high
+    else:
+        return None
+    return (float(low), float(high)) if isinstance(low, int | float) and isinstance(high, int | float) else None
+
+
 def _is_centered(node: fx.Node) -> bool:
     return node.target is QUANTIZE and node.args[2] is None and node.args[6] is torch.float32
 

@@ -141,7 +141,11 @@ def _is_integer(e: Expr) -> bool:
         return _is_integer(e.then) and _is_integer(e.other)
     if isinstance(e, Op) and e.op == "cast":
         return e.args[0].dtype is DType.int32
-    return isinstance(e, Op) and e.op in ("add", "sub", "min", "max") and all(map(_is_integer, e.args))
+    return (
+        isinstance(e, Op)
+        and e.op in ("add", "sub", "min", "max", "at_least", "at_most")
+        and all(map(_is_integer, e.args))
+    )
 
 
 def fits(r: Range) -> bool:
