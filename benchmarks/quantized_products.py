@@ -34,7 +34,7 @@ def codes_of(size: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """A matrix of codes, distributed as those of trained weights are, and a scale for each of its rows."""
     r = np.random.default_rng(1)
     codes = np.clip(np.round(r.normal(0, 24, (size, size))), -127, 127).astype(np.int8)
-    return codes, (r.random(size, np.float32) + 0.5) / 1000
+    return codes, ((r.random(size, np.float32) + 0.5) / 1000).astype(np.float32)
 
 
 def rows_of(size: int) -> NDArray[np.float32]:

@@ -38,7 +38,8 @@ def inline_regions(module: Module) -> None:
 
 def _compute_in(module: Module, node: fx.Node) -> None:
     """As torch computes it: in the type of which operands and result can be, and then converted."""
-    target, dtype, *operands = node.args
+    given: Any = node.args
+    target, dtype, *operands = given
     seen = fx.node.map_arg(operands, lambda n: n.meta["val"])
     kind, _ = elementwise_dtypes(
         *(x for x in seen if isinstance(x, torch.Tensor | int | float)), torch.empty(1, dtype=dtype, device="meta"),

@@ -106,7 +106,7 @@ def absorb_limits(module: Module) -> None:
             low, high = node.args[4], node.args[5]
             ends = [float((torch.tensor(end) * inverse.float()).round()) + shift for end in found]
             ends = [min(max(end, low), high) for end in ends]
-            if ends[0] > ends[1]:
+            if not ends[0] <= ends[1]:  # as one that is NaN is
                 break
             limited = limited.args[0]
             node.args = (limited, *node.args[1:4], int(ends[0]), int(ends[1]), node.args[6])
@@ -117,21 +117,23 @@ def absorb_limits(module: Module) -> None:
 
 def _clamp_of(node: Any) -> tuple[float, float] | None:
     """Between which numbers an operator keeps its operand; None if it does something else."""
-    args: Any = node.args
     if node.meta["val"].dtype is not torch.float32 or node.kwargs:
         return None
-    if node.target is aten.relu.default:
-        return 0.0, _NO_LIMIT
-    if node.target is aten.relu6.default:
-        return 0.0, 6.0
+    given = [*node.args[1:], None, None][:2]
+    if not all(end is None or isinstance(end, int | float) for end in given):
+        return None
     if node.target is aten.hardtanh.default:
-        low, high = (*args[1:], *(-1.0, 1.0)[len(args) - 1 :])
+        usual = -1.0, 1.0
+    elif node.target is aten.relu6.default:
+        usual = 0.0, 6.0
+    elif node.target is aten.relu.default:
+        usual = 0.0, _NO_LIMIT
     elif node.target is aten.clamp.default:
-        low, high = (-_NO_LIMIT if args[1] is None else args[1]), (args[2] if len(args) > 2 else None)
-        high = _NO_LIMIT if high is None else high
+        usual = -_NO_LIMIT, _NO_LIMIT
     else:
         return None
-    return (float(low), float(high)) if isinstance(low, int | float) and isinstance(high, int | float) else None
+    low, high = (end if own is None else float(own) for own, end in zip(given, usual, strict=True))
+    return low, high
 
 
 def _is_centered(node: fx.Node) -> bool:
