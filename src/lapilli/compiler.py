@@ -46,7 +46,7 @@ from lapilli.schedule.layout import Layout, estimate
 from lapilli.schedule.order import order
 from lapilli.schedule.plan import Schedule, realize_graph
 from lapilli.schedule.task import Task
-from lapilli.target import KNOWN, TARGETS, Target, bound_in_parts, of_device, plans_for, plans_here
+from lapilli.target import DOT, KNOWN, TARGETS, Target, bound_in_parts, of_device, plans_for, plans_here
 from lapilli.version import __version__
 
 Progress = Callable[[str, int, int], None]
@@ -285,6 +285,7 @@ def _write(
     layout: str = "auto",
 ) -> list[list[Schedule]]:
     """Writes methods. Returns the schedules of each, one per plan."""
+    targets = [t for t in targets if _has_use_for(t, methods, targets)]
     done: dict[int, list[Planned]] = {}
     kept = {t.name: Kept() for t in targets}
     with Builder() as builder:  # kernels are compiled while the next plan is scheduled
@@ -310,6 +311,12 @@ def _write(
 def _size(method: PlayerMethod) -> int:
     """How much a method is given."""
     return sum(estimate(product(x.shape)) for x in method.inputs)
+
+
+def _has_use_for(target: Target, methods: Sequence[PlayerMethod], targets: Sequence[Target]) -> bool:
+    """Whether a plan can differ from the next one: dot products need codes."""
+    is_another = target.name.endswith(DOT) and len(targets) > 1
+    return not is_another or any(n.dtype is DType.code for m in methods for n in m.graphs[target.half].nodes())
 
 
 @dataclass(frozen=True)

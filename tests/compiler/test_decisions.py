@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from decision_cases import CASES, prepared
+from decision_cases import CASES, QUANTIZED, prepared
 
 import lapilli
 from lapilli.capture import capture
@@ -37,7 +37,7 @@ def planned(name: str, target: Target) -> Schedule:
 
 
 def decisions(target: Target) -> Iterator[str]:
-    for name in CASES:
+    for name in (*CASES, *QUANTIZED):
         yield from decided(name, planned(name, target))
 
 
@@ -96,7 +96,7 @@ def test_every_kernel_fits_its_device() -> None:
     for name, device in KNOWN.items():
         for half in (False, True):
             target = of_device(device, half=half, matrix=True)
-            for case in CASES:
+            for case in (*CASES, *QUANTIZED):
                 for w in write_all(planned(case, target)).values():
                     assert w.requirements(half).are_met_by(device), (name, w.name)
 

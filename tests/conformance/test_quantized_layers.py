@@ -16,7 +16,7 @@ import lapilli
 pytestmark = pytest.mark.usefixtures("on_any_device")
 
 decomposed = torch.ops.quantized_decomposed
-PLANS = ("cpu-fp32", "gpu-fp32", "gpu-fp16")
+PLANS = ("cpu-fp32", "gpu-fp32", "gpu-fp16", "gpu-fp32-dot", "gpu-fp16-dot")
 
 
 class Layer(torch.nn.Module):
@@ -94,7 +94,7 @@ class Layer(torch.nn.Module):
 
 def run(model: Layer, x: torch.Tensor, plan: str) -> lapilli.Program:
     program = lapilli.compile(
-        model, (x,), target=plan, precision="fp16" if plan == "gpu-fp16" else "fp32", fallback="error"
+        model, (x,), target=plan, precision="fp16" if "fp16" in plan else "fp32", fallback="error"
     )
     model.check(x, program(x))
     return program
@@ -116,7 +116,7 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("plan", PLANS[:2])
+@pytest.mark.parametrize("plan", ("cpu-fp32", "gpu-fp32", "gpu-fp32-dot"))
 @pytest.mark.parametrize("name", CASES)
 def test_layers(name: str, plan: str) -> None:
     torch.manual_seed(0)
@@ -165,6 +165,7 @@ class Chain(torch.nn.Module):
     b: torch.Tensor
     s: torch.Tensor
     t: torch.Tensor
+    zeros: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,6 +173,7 @@ class Chain(torch.nn.Module):
         self.register_buffer("b", torch.randint(-127, 128, (8, 16, 3, 3), dtype=torch.int8))
         self.register_buffer("s", torch.rand(16) / 1000 + 0.001)
         self.register_buffer("t", torch.rand(8) / 1000 + 0.001)
+        self.register_buffer("zeros", torch.zeros(16, dtype=torch.int64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         def rounded(v: torch.Tensor, scale: float, zero: int) -> torch.Tensor:
@@ -179,9 +181,7 @@ class Chain(torch.nn.Module):
             return decomposed.dequantize_per_tensor(q, scale, zero, -128, 127, torch.int8)
 
         def weight(q: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-            return decomposed.dequantize_per_channel(
-                q, s, torch.zeros(len(s), dtype=torch.int64), 0, -127, 127, torch.int8
-            )
+            return decomposed.dequantize_per_channel(q, s, self.zeros[: len(s)], 0, -127, 127, torch.int8)
 
         y = rounded(F.relu(F.conv2d(rounded(x, 0.03, 5), weight(self.a, self.s), padding=1)), 0.05, -128)
         y = rounded(F.pad(y, (1, 1, 1, 1)), 0.05, -128)
@@ -193,7 +193,7 @@ class Chain(torch.nn.Module):
 def test_codes_stay_codes_between_layers(plan: str) -> None:
     torch.manual_seed(0)
     model, x = Chain(), torch.randn(2, 8, 12, 10)
-    precision: Literal["fp16", "fp32"] = "fp16" if plan == "gpu-fp16" else "fp32"
+    precision: Literal["fp16", "fp32"] = "fp16" if "fp16" in plan else "fp32"
     with lapilli.compile(model, (x,), target=plan, precision=precision, fallback="error") as program:
         got, wanted = program(x), model(x)
         kernels = [k.name for k in program.description.kernels]

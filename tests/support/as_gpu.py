@@ -39,5 +39,9 @@ def on_any_device(put: Callable[[Any, str, Any], None] = setattr) -> None:
         put(module, "UNITS", {dtype: replace(needs, subgroup_size=0) for dtype, needs in UNITS.items()})
     put(gpu_matvec, "SUBGROUP_SUMS", replace(SUBGROUP_SUMS, subgroup_size=0))
     put(device, "units_of", lambda name: KNOWN["h100"].limits["compute_units"])
-    put(writer, "_FEATURE", {**writer._FEATURE, "cooperative_matrix": 0, "bfloat16_matrix": 0, "memory_model": 0})
+    put(
+        writer,
+        "_FEATURE",
+        {**writer._FEATURE, "cooperative_matrix": 0, "bfloat16_matrix": 0, "memory_model": 0, "packed_dot_product": 0},
+    )
     put(device, "kernels_for", lambda type, limits: "gpu")

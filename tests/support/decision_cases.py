@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
+import torch.ao.quantization.fx._decomposed
 import torch.nn.functional as F
 from agreement import Function
 
 from lapilli.capture import capture
 from lapilli.graph.module import Module
 from lapilli.legalize.passes import prepare
+
+decomposed = torch.ops.quantized_decomposed
 
 
 def weight(*shape: int) -> torch.Tensor:
@@ -82,8 +86,41 @@ CASES: dict[str, tuple[torch.nn.Module, tuple[torch.Tensor, ...]]] = {
 }  # fmt: skip
 
 
+def codes(x: torch.Tensor) -> torch.Tensor:
+    """Numbers of 8 bits, as PT2E's graphs have them."""
+    q = decomposed.quantize_per_tensor(x, 0.1, 3, -128, 127, torch.int8)
+    result: torch.Tensor = decomposed.dequantize_per_tensor(q, 0.1, 3, -128, 127, torch.int8)
+    return result
+
+
+def quantized(layer: Callable[..., torch.Tensor], *shape: int) -> Function:
+    """A layer of two quantized operands whose result is quantized."""
+    weights = torch.ones(shape, dtype=torch.int8), torch.full(shape[:1], 0.02), torch.zeros(shape[0], dtype=torch.int64)
+
+    def f(x: torch.Tensor, q: torch.Tensor, s: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return codes(layer(codes(x), decomposed.dequantize_per_channel(q, s, z, 0, -127, 127, torch.int8)))
+
+    return Function(f, *weights)
+
+
+QUANTIZED: dict[str, tuple[torch.nn.Module, tuple[torch.Tensor, ...]]] = {
+    "int8 linear, one row": (quantized(F.linear, 1024, 1024), (torch.zeros(1, 1024),)),
+    "int8 linear, 128 rows": (quantized(F.linear, 1024, 512), (torch.zeros(128, 512),)),
+    "int8 product of 2048": (quantized(F.linear, 2048, 2048), (torch.zeros(2048, 2048),)),
+    "int8 first convolution": (quantized(lambda x, w: F.conv2d(x, w, stride=2, padding=1), 32, 3, 3, 3), (image(3, 64),)),
+    "int8 convolution": (quantized(lambda x, w: F.conv2d(x, w, padding=1).relu(), 64, 64, 3, 3), (image(64, 28),)),
+    "int8 pointwise convolution": (quantized(F.conv2d, 96, 64, 1, 1), (image(64, 28),)),
+    "int8 depthwise convolution": (
+        quantized(lambda x, w: F.conv2d(x, w, padding=1, groups=64), 64, 1, 3, 3), (image(64, 28),)
+    ),
+}  # fmt: skip
+
+
 @cache
 def prepared(name: str, half: bool) -> Module:
+    if name in QUANTIZED:
+        model, inputs = QUANTIZED[name]
+        return prepare(capture(model.eval(), inputs))
     model, inputs = CASES[name]
     dtype = torch.float16 if half else torch.float32
     return prepare(capture(model.to(dtype).eval(), tuple(x.to(dtype) for x in inputs)))

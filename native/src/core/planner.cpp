@@ -18,13 +18,13 @@ struct Placed {
 
 using Block = std::vector<Placed>; // by offset
 
-// What a buffer takes. Where a texel view of it (whole elements of 8 or 16 bytes) would have a size with zeros in bits
+// What a buffer takes. Where a texel view of it (whole elements of 4, 8 or 16 bytes) would have a size with zeros in bits
 // 8 to 15, there is one step more, so that the view can be made longer: lavapipe's compiler takes those bits for a
 // property of the view, and compiles a kernel again for each kind.
 uint64_t room(uint64_t size, uint64_t alignment) {
   const uint64_t taken = align_up(std::max<uint64_t>(size, 1), alignment);
   const auto zeros = [](uint64_t view) { return (view >> 8 & 0xff) == 0; };
-  return zeros(align_up(size, 8)) || zeros(align_up(size, 16)) ? taken + alignment : taken;
+  return zeros(align_up(size, 4)) || zeros(align_up(size, 8)) || zeros(align_up(size, 16)) ? taken + alignment : taken;
 }
 
 constexpr uint64_t none = std::numeric_limits<uint64_t>::max();

@@ -35,6 +35,7 @@ constexpr Needed needed[] = {
 };
 
 constexpr Needed size_control{0, bit(Feature::subgroup_size_control), "control of the subgroup size"};
+constexpr Needed packed_dot{0, bit(Feature::packed_dot_product), "dot products of 8-bit integers in hardware"};
 
 // SPIR-V capabilities of subgroup operations: GroupNonUniform (61) is basic, and the rest follow in the order of ours.
 constexpr uint32_t first_subgroup_capability = 61, last_subgroup_capability = 68;
@@ -121,6 +122,7 @@ private:
     for (const Needed& item : needed)
       take(item);
     take(size_control);
+    take(packed_dot);
     for (const std::string& name : feature_names(lacking & ~named))
       feature(name); // a newer compiler knows more than this player
   }

@@ -28,6 +28,8 @@ uint32_t texel_size(BindingType type) {
     return 16;
   case BindingType::texel_float16:
     return 8;
+  case BindingType::texel_uint8:
+    return 4;
   case BindingType::storage:
     break;
   }

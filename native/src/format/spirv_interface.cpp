@@ -116,9 +116,12 @@ private:
     m_.check(texel == (storage == storage_uniform_constant), "sees binding ", binding,
              " as another type of buffer than the program says");
     const Type& of = m_.type(pointer.element);
-    if (texel)
+    if (texel) {
       m_.check(of.op == op_type_image, "has binding ", binding, " that is no texel buffer");
-    else {
+      const bool words = m_.type(of.element).op == op_type_int;
+      m_.check(words == (kernel_.types[binding] == BindingType::texel_uint8), "reads binding ", binding,
+               " as numbers of another kind than its texels have");
+    } else {
       m_.check(of.op == op_type_struct && is_block(pointer.element, storage == storage_uniform), "has binding ",
                binding, " that is no block");
       layout(pointer.element, 0, true);

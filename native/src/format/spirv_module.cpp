@@ -327,8 +327,9 @@ void Module::define_type(const Instruction& i, uint32_t result) {
   case op_type_image: {
     const Type& element = part(given[0]);
     // Only what a uniform texel buffer is: Dim Buffer, no depth, not arrayed, one sample, sampled.
-    check(element.op == op_type_float && element.width == 32 && given[1] == 5 && given[2] != 1 && given[3] == 0 &&
-              given[4] == 0 && given[5] == 1,
+    const bool integers = element.op == op_type_int && !element.is_signed;
+    check((element.op == op_type_float || integers) && element.width == 32 && given[1] == 5 && given[2] != 1 &&
+              given[3] == 0 && given[4] == 0 && given[5] == 1,
           "has an image that is no uniform texel buffer");
     made.element = given[0];
     break;

@@ -35,7 +35,6 @@ from lapilli.ir.scalar import OPS, VectorFunction
 from lapilli.schedule.layout import Layout
 
 LANES = 4
-_CODES_OF_TEXEL = 16
 ALIGNMENT = 256
 """Bytes; every device binds a buffer from a multiple of them on."""
 _HEAVY = 24
@@ -73,6 +72,8 @@ WHOLE = ("float", "half", "int", BFLOAT)
 """What is stored as one number of a buffer each."""
 CODE = "uint8"
 """How codes are stored: four in a word, which every device can read and write. No buffer has this type."""
+CODES = "uint4"
+"""What a texel of four codes is for kernels."""
 
 
 def vector_of(kind: str) -> str:
@@ -127,9 +128,8 @@ class KernelBuilder:
     def read_vector(self, node: Node, index: str) -> str:
         """The text of four neighbours, as float4 or int4. index: the text of their place, in fours."""
         kind = stored_as(node.dtype, self.half)
-        if kind == CODE and self.texel and product(node.shape) % _CODES_OF_TEXEL == 0:
-            texels = self.bind(node, "float4", texel=True)
-            return f"codes_of_texel({texels}[({index}) / 4], {index}, {self.number(node.least)})"
+        if kind == CODE and self.texel:
+            return f"codes_of_texel({self.bind(node, CODES, texel=True)}[{index}], {self.number(node.least)})"
         if kind == CODE:
             return f"codes_of_word({self.bind(node, 'uint')}[{index}], {self.number(node.least)})"
         if self.texel and kind in ("float", "half"):

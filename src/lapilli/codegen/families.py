@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lapilli.codegen import choices, cpu, gpu, gpu_matvec, gpu_turned
+from lapilli.codegen import choices, cpu, gpu, gpu_dot, gpu_matvec, gpu_turned
 from lapilli.codegen.template import Context, KernelTemplate
 from lapilli.ir.node import Convolution, Matmul
 from lapilli.schedule.task import Task
@@ -40,6 +40,11 @@ def _matrix(target: Target) -> bool:
     return target.cooperative_matrix
 
 
+def _dot(target: Target) -> bool:
+    """Matrix units are faster than dot products."""
+    return target.dot and not target.cooperative_matrix
+
+
 def _any(target: Target) -> bool:
     return target.kind == "any"
 
@@ -50,6 +55,7 @@ FAMILIES: Mapping[type, Sequence[Family]] = {
         Family("one row by subgroups", _matrix, gpu_matvec.matvec),
         Family("tiles on matrix units", _matrix, gpu.matrix_product),
         Family("tiles on matrix units, weights as they lie", _matrix, gpu.lying_product),
+        Family("dot products", _dot, gpu_dot.product),
         Family("a few rows", _gpu, gpu_matvec.few_rows),
         Family("tiles", _gpu, gpu.product),
         Family("register tiles", _any, cpu.product),
@@ -58,6 +64,7 @@ FAMILIES: Mapping[type, Sequence[Family]] = {
         Family("tiles of turned windows", _gpu, gpu_turned.turned),
         Family("depthwise", _gpu, lambda v, task, ctx: gpu.depthwise(v, ctx)),
         Family("few channels on matrix units", _matrix, lambda v, task, ctx: gpu.first_layer(v, ctx)),
+        Family("dot products of windows", _dot, lambda v, task, ctx: gpu_dot.convolution(v, ctx)),
         Family("few channels", _gpu, lambda v, task, ctx: gpu.direct(v, ctx)),
         Family("tiles of windows", _gpu, lambda v, task, ctx: gpu.convolution(v, ctx)),
         Family("depthwise strips", _any, cpu.depthwise),

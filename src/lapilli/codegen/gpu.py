@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from lapilli.codegen.coded import lines_of_codes
@@ -60,7 +60,7 @@ def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
 # -- the left operand of a tile kernel: how rows are read
 
 
-def _matmul_rows(x: Operand, m: Int, k: Int, matrix: bool) -> Rows | None:
+def matmul_rows(x: Operand, m: Int, k: Int, matrix: bool) -> Rows | None:
     batch, row, step = x.strides
     if matrix:
         # Eight rows are read at once: beyond the last there may be no memory. (Of a single column, any step is a multiple.)
@@ -73,7 +73,9 @@ def _matmul_rows(x: Operand, m: Int, k: Int, matrix: bool) -> Rows | None:
     wide = step == 1 and all_multiples(4, k, batch, row, x.offset)
     unit = 4 if wide else 1
     words = {"K": k, "lda": row // unit, "columnA": step, "batchA": batch // unit, "offset": x.offset // unit}
-    return Rows("VectorA<X>" if wide else "ScalarA<X>", "MatmulParams4", words, x.node, 4 if wide else 1, ())
+    if wide:
+        return Rows("VectorA<X>", "MatmulParams4", words, x.node, 4, (), places="MatmulRows")
+    return Rows("ScalarA<X>", "MatmulParams4", words, x.node, 1, ())
 
 
 def _conv_rows(v: ConvolutionView, x: Operand, matrix: bool, batch: Int, flat_rows: bool) -> Rows | None:
@@ -102,9 +104,9 @@ def _conv_rows(v: ConvolutionView, x: Operand, matrix: bool, batch: Int, flat_ro
         "line": x.strides[2] // unit, "channel": x.strides[1] // unit if unit == 1 else 1,
         "offset": x.offset // unit, "image": image // unit, "positions": positions,
     }  # fmt: skip
-    return Rows(
-        "ConvVectorA<X>" if wide else "ConvScalarA<X>", "ConvParams4", words, x.node, 4 if wide else 1, ("gpu_conv",)
-    )
+    if wide:
+        return Rows("ConvVectorA<X>", "ConvParams4", words, x.node, 4, ("gpu_conv",), places="WindowRows")
+    return Rows("ConvScalarA<X>", "ConvParams4", words, x.node, 1, ("gpu_conv",))
 
 
 def _first_layer_rows(v: ConvolutionView) -> Rows | None:
@@ -126,7 +128,7 @@ def _first_layer_rows(v: ConvolutionView) -> Rows | None:
 
 def product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
     """A matrix product without matrix units."""
-    rows = _matmul_rows(v.lhs, v.m, v.k, False)
+    rows = matmul_rows(v.lhs, v.m, v.k, False)
     if rows is None:
         return None
     if (coded := lines_of_codes(v, task, ctx)) is not None:
@@ -149,7 +151,7 @@ def matrix_product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
     if dtype is None or not can_be_stored_as(dtype, v.lhs.node):
         return None
     rhs = v.rhs
-    rows = _matmul_rows(v.lhs, v.m, v.k, True) if v.lhs.node.dtype in (dtype, DType.code) else None
+    rows = matmul_rows(v.lhs, v.m, v.k, True) if v.lhs.node.dtype in (dtype, DType.code) else None
     if rows is None:
         if estimate(v.batch * v.n * v.k) * likely_rows(v.m) < WORTH_PACKING:
             return None
@@ -194,7 +196,7 @@ def _packed_rows(v: MatmulView, dtype: DType, ctx: Context) -> Rows:
 
     shared = batch == 0
     node = ctx.packed("rows", lhs.node, [as_int(1) if shared else v.batch, v.m, k], body, dtype)
-    found = _matmul_rows(Operand(node, as_int(0), (as_int(0) if shared else v.m * k, k, as_int(1))), v.m, k, True)
+    found = matmul_rows(Operand(node, as_int(0), (as_int(0) if shared else v.m * k, k, as_int(1))), v.m, k, True)
     assert found is not None
     return found
 
@@ -219,13 +221,13 @@ def first_layer(v: ConvolutionView, ctx: Context) -> Tiles | None:
     return None if rows is None else _tiles_of_convolution(v, rows, True, "channels first", ctx)
 
 
-def convolution(v: ConvolutionView, ctx: Context) -> Tiles | None:
-    """An implicit matrix product whose rows are windows; on matrix units where they can read it."""
+def convolution(v: ConvolutionView, ctx: Context, units: bool = True) -> Tiles | None:
+    """An implicit matrix product whose rows are windows; on matrix units where they can read it, if units."""
     if v.groups > 1 and estimate(v.out_channels // v.groups) < _FEW_CHANNELS:
         return None  # most columns of a tile would be empty: an invocation for each element is faster
     order = "channels last"
     real = v.channels // v.groups
-    dtype = on_units(ctx.target, v.weight)
+    dtype = on_units(ctx.target, v.weight) if units else None
     matrix = dtype is not None and can_be_stored_as(dtype, v.x.node)
     padded = v.groups == 1 and real % 4 != 0 and estimate(real) > 4  # with channels of zeros
     unit = 8 if matrix and (padded or real % 8 == 0) else 4
@@ -237,7 +239,7 @@ def convolution(v: ConvolutionView, ctx: Context) -> Tiles | None:
     batch = per_group * x.strides[1] if v.groups > 1 else x.strides[0]
     if v.is_pointwise and is_nested(x, v):
         operand = Operand(x.node, x.offset, (as_int(0), x.strides[3], x.strides[1]))
-        rows = _matmul_rows(operand, v.rows, v.channels, matrix)
+        rows = matmul_rows(operand, v.rows, v.channels, matrix)
         if rows is not None:
             return _tiles_of_convolution(v, rows, matrix, order, ctx, flat_rows=True, real=real)
     # The batch runs over groups; or the images are too small for the rows of a tile.
@@ -264,12 +266,28 @@ def _tiles_of_convolution(
     channels of a group that the weights have, if others are padding.
     """
     c, o = v.channels // v.groups, v.out_channels // v.groups
-    kh, kw = v.kernel
     unit = 8 if matrix else 4
-    k = c * (kh * kw)
+    k = c * (v.kernel[0] * v.kernel[1])
     k_padded, o_padded = (ceildiv(k, 8) * 8 if matrix else k), ceildiv(o, unit) * unit
 
-    def body(g: Int, at: Int, n: Int) -> tuple[list[Int], Expr]:
+    packed = ctx.packed("filter", v.weight, [as_int(v.groups), k_padded, o_padded], window_weights(v, order, real, ctx))
+    batch = as_int(v.groups) if v.groups > 1 else as_int(1) if flat_rows else v.n
+    m = v.rows if flat_rows else v.out_h * v.out_w
+    batch_w = k_padded * o_padded if v.groups > 1 else as_int(0)
+    return Tiles(rows, packed, batch, m, o, k, matrix, batch_w, o_padded, flat_rows=flat_rows, groups=v.groups)
+
+
+def window_weights(
+    v: ConvolutionView, order: str, real: Int | None, ctx: Context
+) -> Callable[[Int, Int, Int], tuple[list[Int], Expr]]:
+    """For a group, a place in a window and an output channel of the group: guards, and the weight. order: of places, "channels
+    last" or "channels first". real: channels of a group that the weights have, if others are padding.
+    """
+    c, o = v.channels // v.groups, v.out_channels // v.groups
+    kh, kw = v.kernel
+    k = c * (kh * kw)
+
+    def weight(g: Int, at: Int, n: Int) -> tuple[list[Int], Expr]:
         if order == "channels last":
             index = (at % c, at // (c * kw), at // c % kw)
         else:
@@ -278,11 +296,7 @@ def _tiles_of_convolution(
         guards = [k - 1 - at, o - 1 - n] if real is None or real == c else [k - 1 - at, o - 1 - n, real - 1 - channel]
         return guards, ctx.read(v.weight, filter_index(v, g * o + n, channel, y, x))
 
-    packed = ctx.packed("filter", v.weight, [as_int(v.groups), k_padded, o_padded], body)
-    batch = as_int(v.groups) if v.groups > 1 else as_int(1) if flat_rows else v.n
-    m = v.rows if flat_rows else v.out_h * v.out_w
-    batch_w = k_padded * o_padded if v.groups > 1 else as_int(0)
-    return Tiles(rows, packed, batch, m, o, k, matrix, batch_w, o_padded, flat_rows=flat_rows, groups=v.groups)
+    return weight
 
 
 # -- the other kernels

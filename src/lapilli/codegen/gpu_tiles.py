@@ -29,7 +29,9 @@ def likely_rows(m: Int) -> int:
 
 @dataclass(frozen=True)
 class Rows:
-    """policy: Slang type (X names its source); struct and words: its parameter struct; width: elements per load."""
+    """policy: Slang type (X names its source); struct and words: its parameter struct; width: elements per load. places: Slang type
+    that says where its fours lie, if they do.
+    """
 
     policy: str
     struct: str
@@ -38,6 +40,7 @@ class Rows:
     width: int
     modules: tuple[str, ...]
     transposed: bool = False  # it is [K, M], and the rows are those of this matrix
+    places: str = ""
 
 
 @dataclass(frozen=True)

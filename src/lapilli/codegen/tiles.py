@@ -219,6 +219,48 @@ def simt_tiles(batch: int, m: int, n: int, k: int, target: Target, divisible: bo
     return [first, *(t for t in others if t != first)]
 
 
+@dataclass(frozen=True)
+class DotTile:
+    """Of dot products of words: work-group tile bm x bn, chunks of bk words, tile of an invocation tm x tn."""
+
+    bm: int
+    bn: int
+    bk: int
+    tm: int
+    tn: int
+
+    def __str__(self) -> str:
+        return f"{self.bm}x{self.bn}x{4 * self.bk} of {self.tm}x{self.tn}"
+
+    @property
+    def invocations(self) -> int:
+        return self.bm * self.bn // (self.tm * self.tn)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory."""
+        return 16 * self.bk * (self.bm // 4 + 1 + self.bn // 4 + 1)
+
+
+_DOT = tuple(DotTile(*t) for t in ((32, 32, 16, 4, 4), (64, 64, 16, 4, 4), (64, 128, 16, 4, 8), (128, 128, 16, 8, 8)))
+_OTHER_DOT = (DotTile(64, 64, 8, 4, 4), DotTile(128, 128, 8, 8, 8))
+"""Which only measuring can choose."""
+
+
+def dot_tiles(batch: int, m: int, n: int, target: Target) -> list[DotTile]:
+    """All tiles that fit, the one first that is taken without measuring: the largest of which every compute unit has one, if the
+    rows and columns fill it.
+    """
+
+    def fits(t: DotTile) -> bool:
+        few = t.tm * t.tn <= 16 or target.compute_units >= _MANY_UNITS
+        return t.invocations <= target.invocations and t.shared <= target.shared_memory and few
+
+    fitting = [*filter(fits, _DOT)]
+    first = next((t for t in fitting[::-1] if _tiles(batch, m, n, t.bm, t.bn) >= target.compute_units), fitting[0])
+    return [first, *(t for t in (*fitting, *filter(fits, _OTHER_DOT)) if t != first)]
+
+
 OPERANDS_STAY = 0
 """1 where matrix units are emulated: an operand's fragments are in memory then while they are used."""
 

@@ -90,6 +90,52 @@ def move(module: Module) -> int:
     return moved
 
 
+_NO_LIMIT = float("inf")
+
+
+def absorb_limits(module: Module) -> None:
+    """Activations that only limit numbers are limits of the codes that are made of these: rounding keeps their order. For codes of
+    one scale.
+    """
+    for node in list(module.graph.nodes):
+        if node.target is not QUANTIZE:
+            continue
+        limited = node.args[0]
+        inverse, shift = module.constants.get(node.args[1]), _number(module, node.args[2])
+        while inverse is not None and inverse.numel() == 1 and shift is not None and (found := _clamp_of(limited)):
+            low, high = node.args[4], node.args[5]
+            ends = [float((torch.tensor(end) * inverse.float()).round()) + shift for end in found]
+            ends = [min(max(end, low), high) for end in ends]
+            if not ends[0] <= ends[1]:  # as one that is NaN is
+                break
+            limited = limited.args[0]
+            node.args = (limited, *node.args[1:4], int(ends[0]), int(ends[1]), node.args[6])
+            if "limits" in node.meta:
+                node.meta["limits"] = (min(int(ends[0]), 0), max(int(ends[1]), 0))
+    module.clean()
+
+
+def _clamp_of(node: Any) -> tuple[float, float] | None:
+    """Between which numbers an operator keeps its operand; None if it does something else."""
+    if node.meta["val"].dtype is not torch.float32 or node.kwargs:
+        return None
+    given = [*node.args[1:], None, None][:2]
+    if not all(end is None or isinstance(end, int | float) for end in given):
+        return None
+    if node.target is aten.hardtanh.default:
+        usual = -1.0, 1.0
+    elif node.target is aten.relu6.default:
+        usual = 0.0, 6.0
+    elif node.target is aten.relu.default:
+        usual = 0.0, _NO_LIMIT
+    elif node.target is aten.clamp.default:
+        usual = -_NO_LIMIT, _NO_LIMIT
+    else:
+        return None
+    low, high = (end if own is None else float(own) for own, end in zip(given, usual, strict=True))
+    return low, high
+
+
 def _is_centered(node: fx.Node) -> bool:
     return node.target is QUANTIZE and node.args[2] is None and node.args[6] is torch.float32
 
@@ -152,6 +198,11 @@ def arithmetic(node: fx.Node) -> str:
     if not _reads_dequantized(node):
         return str(node.meta.get("arithmetic", ""))
     return f"floats, {node.meta.get('arithmetic') or 'of dequantized operands'}"
+
+
+def is_exact(node: fx.Node) -> bool:
+    """Whether a call's result is a sum of codes, of which nothing may be rounded, in whatever precision."""
+    return bool(node.meta.get("exact"))
 
 
 def _is_transposed(node: fx.Node) -> bool:
@@ -330,6 +381,7 @@ class _Writer:
         """The sum that replaces a layer's, of other operands."""
         made = self.call(node.target, *args, like=node, dtype=dtype)
         made.meta["arithmetic"] = INTEGERS
+        made.meta["exact"] = True
         return made
 
     def sum_of_parts(

@@ -123,6 +123,14 @@ def least_code(e: Expr) -> int | None:
     return int(low) if are_codes(low, high) else None
 
 
+def is_signed_byte(e: Expr) -> bool:
+    """Whether a number is an integer of 8 bits with a sign by the way in which it is computed."""
+    if e.dtype is not DType.int32 and (e.dtype is not DType.float32 or not _is_integer(e)):
+        return False
+    low, high = Ranges().expr(e)
+    return low >= -128 and high <= 127
+
+
 def _is_integer(e: Expr) -> bool:
     """Whether a float is an integer by the way in which it is computed."""
     if isinstance(e, Const):
@@ -133,7 +141,11 @@ def _is_integer(e: Expr) -> bool:
         return _is_integer(e.then) and _is_integer(e.other)
     if isinstance(e, Op) and e.op == "cast":
         return e.args[0].dtype is DType.int32
-    return isinstance(e, Op) and e.op in ("add", "sub", "min", "max") and all(map(_is_integer, e.args))
+    return (
+        isinstance(e, Op)
+        and e.op in ("add", "sub", "min", "max", "at_least", "at_most")
+        and all(map(_is_integer, e.args))
+    )
 
 
 def fits(r: Range) -> bool:

@@ -108,6 +108,8 @@ _ROWS = [
     _function("fmod", np.fmod, 2, on_integers=interval.remainder_of),
     _binary("min", np.minimum, "", **_both(interval.least)),
     _binary("max", np.maximum, "", **_both(interval.greatest)),
+    _function("at_least", lambda x, y: np.where(x > y, x, y), 2, **_both(interval.greatest)),  # of NaN it makes y
+    _function("at_most", lambda x, y: np.where(x < y, x, y), 2, **_both(interval.least)),
     _function("gcd", np.gcd, 2, on_integers=interval.divisor),
     _function("umulhi", _upper_product, 2),
     # rounding

@@ -13,7 +13,7 @@ from lapilli.graph.complex import split_complex
 from lapilli.graph.fold import fold_batch_norm, fold_constants, fold_padding
 from lapilli.graph.functionalize import functionalize
 from lapilli.graph.inline import inline_regions
-from lapilli.graph.integers import center, compute_in_integers, move
+from lapilli.graph.integers import absorb_limits, center, compute_in_integers, move
 from lapilli.graph.merge import merge_linear
 from lapilli.graph.module import Module
 from lapilli.graph.packed import unpack
@@ -62,6 +62,7 @@ def optimize(module: Module) -> None:
     narrow_zero_points(module)
     center(module)
     move(module)
+    absorb_limits(module)
     if compute_in_integers(module):
         fold_padding(module)
     pack_codes(module)

@@ -50,7 +50,7 @@ def quantize(
         value = unary("round", load(x, at) * _parameter(inverse, at, block))
         if zero is not None:
             value = value + cast_to(_parameter(zero, at, block), DType.float32)
-        return binary("min", binary("max", value, float(low)), float(high))
+        return binary("at_most", binary("at_least", value, float(low)), float(high))  # of NaN it makes the least code
 
     return call.map(body)
 

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from lapilli.errors import CompileError, UnsupportedOperatorError
+from lapilli.graph.integers import is_exact
 from lapilli.graph.module import Module
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
@@ -74,7 +75,8 @@ def lower(
             if again in converted:  # autocast inserts a conversion for every use of a value
                 values[node] = converted[again]
                 continue
-            values[node] = _call(node, values, symbols, half and node not in kept and not is_inside_norm(node))
+            rounded = half and node not in kept and not is_inside_norm(node) and not is_exact(node)
+            values[node] = _call(node, values, symbols, rounded)
             if again is not None:
                 converted[again] = values[node]
             if checked and is_computed(node):

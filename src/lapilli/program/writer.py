@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 import lapilli.program.schema as fb
-from lapilli.codegen.emit import BufferBinding
+from lapilli.codegen.emit import CODES, BufferBinding
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.parts import place
 from lapilli.format.container import aligned, to_bytes
@@ -290,6 +290,8 @@ def _spec(n: Node, pool: _Pool) -> Any:
 def _binding_type(b: BufferBinding) -> int:
     if not b.texel:
         return int(fb.BindingType.storage)
+    if b.type == CODES:
+        return int(fb.BindingType.texel_uint8)
     half = b.node.dtype is DType.float16
     return int(fb.BindingType.texel_float16 if half else fb.BindingType.texel_float32)
 

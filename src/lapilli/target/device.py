@@ -11,9 +11,9 @@ from lapilli.ir.dtype import DType
 from lapilli.runtime.devices import Device, device_named
 from lapilli.target.known import units_of
 from lapilli.target.portable import ANY, CPU, CPU_HALF, GPU, GPU_BFLOAT, GPU_HALF, GPU_MATRIX, plans_for
-from lapilli.target.record import TEXELS, Target
+from lapilli.target.record import DOT, TEXELS, Target
 from lapilli.target.records import Records
-from lapilli.target.requirements import BFLOAT16_UNITS, BFLOATS, HALF, MATRIX_UNITS, Requirements
+from lapilli.target.requirements import BFLOAT16_UNITS, BFLOATS, DOT_PRODUCTS, HALF, MATRIX_UNITS, Requirements
 from lapilli.target.tuned import has_own, records_of
 
 _TYPICAL_UNITS = {"discrete": 64, "integrated": 8}
@@ -37,6 +37,7 @@ def of_device(device: Device, *, half: bool, matrix: bool) -> Target:
             shared_memory=limits["shared_memory"],
             invocations=limits["max_workgroup_invocations"],
             bfloat16_matrix=target.cooperative_matrix and _has_units(BFLOAT16_UNITS, device),
+            dot=DOT_PRODUCTS.are_met_by(device),
         )
     elif kind == "cpu":
         target = CPU_HALF if half else CPU
@@ -61,15 +62,18 @@ def plans_here(stored: Collection[DType]) -> list[Target]:
 
 
 def with_records(targets: Sequence[Target], device: Device, records: Records) -> list[Target]:
-    """The targets, the one that the device takes with these records."""
+    """The targets, the one that the device takes with these records; with dot products and without, which a program without codes
+    has.
+    """
     taken = taken_by(device, targets)
-    return [replace(t, records=records) if t is taken else t for t in targets]
+    name = taken.name.removesuffix(DOT) if taken is not None else None
+    return [replace(t, records=records) if t.name.removesuffix(DOT) == name else t for t in targets]
 
 
 def taken_by(device: Device, targets: Sequence[Target]) -> Target | None:
     """Of a portable program's targets, best first, the one that a device takes."""
     own = of_device(device, half=any(t.half for t in targets), matrix=True)
-    names = {own.name, GPU_BFLOAT.name} if own.bfloat16_matrix else {own.name}
+    names = {own.name, *([own.name + DOT] if own.dot else []), *([GPU_BFLOAT.name] if own.bfloat16_matrix else [])}
     return next((t for t in targets if t.name in names), None)
 
 

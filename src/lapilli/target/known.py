@@ -25,7 +25,7 @@ def _device(
     }  # fmt: skip
     features = {
         "float16": half, "storage_16bit": half, "int16": half, "cooperative_matrix": matrix, "bfloat16_matrix": bfloat,
-        "memory_model": matrix, "integer_dot_product": dot, "subgroup_size_control": size_control,
+        "memory_model": matrix, "integer_dot_product": True, "packed_dot_product": dot, "subgroup_size_control": size_control,
     }  # fmt: skip
     return Device(0, name, type, "", "1.3.0", 0, vendor, 0, limits, features)
 
@@ -47,9 +47,18 @@ KNOWN: dict[str, Device] = {
     "adreno-8xx": _device("Adreno (TM) 830", "integrated", _QUALCOMM, 3, (64, 128), storage=1 << 27),
     "mali-g7x": _device("Mali-G78", "integrated", _ARM, 20, (16, 16), invocations=512, texels=1 << 16),
     "apple-m": _device("Apple M1", "integrated", _APPLE, 8, (32, 32), dot=False, size_control=False),
-    "lavapipe": _device("llvmpipe", "cpu", _MESA, 1, (8, 8), storage=1 << 27),
+    "lavapipe": _device("llvmpipe", "cpu", _MESA, 1, (8, 8), storage=1 << 27, dot=False),
     "swiftshader": _device(
-        "SwiftShader Device", "cpu", _GOOGLE, 1, (4, 4), invocations=256, storage=1 << 30, texels=1 << 16, half=False
+        "SwiftShader Device",
+        "cpu",
+        _GOOGLE,
+        1,
+        (4, 4),
+        invocations=256,
+        storage=1 << 30,
+        texels=1 << 16,
+        half=False,
+        dot=False,
     ),
 }
 """By the names that `lapilli.compile(target=…)` takes."""

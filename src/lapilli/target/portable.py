@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from lapilli.ir.dtype import DType
-from lapilli.target.record import Target
+from lapilli.target.record import DOT, Target
 
 _UNITS = 132
 """Compute units that tiles are chosen for where the device is not known: what the tiles were measured with. For fewer, larger tiles
@@ -17,11 +17,12 @@ GPU_MATRIX = Target("gpu-fp16-matrix", "gpu", half=True, cooperative_matrix=True
 GPU_BFLOAT = replace(GPU_MATRIX, name="gpu-bf16-matrix", bfloat16_matrix=True)
 GPU_HALF = Target("gpu-fp16", "gpu", half=True, compute_units=_UNITS, shared_memory=32768, invocations=256)
 GPU = Target("gpu-fp32", "gpu", compute_units=_UNITS, shared_memory=32768, invocations=256)
+GPU_HALF_DOT, GPU_DOT = (replace(t, name=t.name + DOT, dot=True) for t in (GPU_HALF, GPU))
 CPU_HALF = Target("cpu-fp16", "any", half=True, texel=True)
 CPU = Target("cpu-fp32", "any", texel=True)
 ANY = Target("any-fp32", "any")
 
-TARGETS = {t.name: t for t in (GPU_BFLOAT, GPU_MATRIX, GPU_HALF, GPU, CPU_HALF, CPU, ANY)}
+TARGETS = {t.name: t for t in (GPU_BFLOAT, GPU_MATRIX, GPU_HALF_DOT, GPU_HALF, GPU_DOT, GPU, CPU_HALF, CPU, ANY)}
 
 
 def portable(name: str) -> Target:
@@ -31,8 +32,8 @@ def portable(name: str) -> Target:
 
 def plans_for(stored: Collection[DType]) -> list[Target]:
     """The targets of a portable program, best first. stored: 16-bit floats of which it has values; it runs without 16-bit storage
-    too."""
+    too. Those with dot products are for programs with codes (`has_codes`)."""
     if not stored:
-        return [GPU, CPU, ANY]
+        return [GPU_DOT, GPU, CPU, ANY]
     units = {DType.bfloat16: GPU_BFLOAT, DType.float16: GPU_MATRIX}
-    return [*(t for dtype, t in units.items() if dtype in stored), GPU_HALF, CPU_HALF, GPU, ANY]
+    return [*(t for dtype, t in units.items() if dtype in stored), GPU_HALF_DOT, GPU_HALF, CPU_HALF, GPU, ANY]

@@ -12,6 +12,8 @@ MAX_BINDINGS = 32
 """Of a kernel (docs/format.md)."""
 PARTS = "-parts"
 """How the names of plans end that bind large values in parts."""
+DOT = "-dot"
+"""How the names of plans end, before PARTS, that use dot products of words."""
 STORAGE = 1 << 27
 """Bytes of a storage buffer that every device can bind."""
 TEXELS = 1 << 24
@@ -28,11 +30,12 @@ class Target:
     """A class of devices or one of them, and how kernels for it look.
 
     name: of the plan. kind: "gpu" (subgroup operations and shared memory) or "any" (no barriers, no subgroup operations: drivers
-    of type CPU run these best, and every device can). half: 16-bit storage is there. texel: vectors are read through uniform texel
-    buffers, which software drivers do best. cooperative_matrix: fp16 matrix units, 16 x 16 x 16; bfloat16_matrix: they multiply
-    bfloat16, too. compute_units: what tiles are chosen for. shared_memory: bytes of a work group. invocations: of a work group, at
-    most. storage: bytes of a storage buffer that a kernel binds at once (0: all), a multiple of 256. open_parts: parts in which
-    values are bound whose size has no bound. records: what was measured; where there is none, cost models decide."""
+    of type CPU run these best, and every device can). half: 16-bit storage is there. texel: vectors are read through uniform
+    texel buffers, which software drivers do best. cooperative_matrix: fp16 matrix units, 16 x 16 x 16; bfloat16_matrix: they
+    multiply bfloat16, too. dot: kernels may use dot products of words, of four numbers of 8 bits each, which are fast.
+    compute_units: what tiles are chosen for. shared_memory: bytes of a work group. invocations: of a work group, at most.
+    storage: bytes of a storage buffer that a kernel binds at once (0: all), a multiple of 256. open_parts: parts in which values
+    are bound whose size has no bound. records: what was measured; where there is none, cost models decide."""
 
     name: str
     kind: str
@@ -40,6 +43,7 @@ class Target:
     texel: bool = False
     cooperative_matrix: bool = False
     bfloat16_matrix: bool = False
+    dot: bool = False
     compute_units: int = 1
     shared_memory: int = 1 << 14
     invocations: int = 128

@@ -163,11 +163,27 @@ VkDescriptorSet Commands::allocate_set(VkDescriptorSetLayout layout) {
   }
 }
 
+namespace {
+
+// Formats that every device reads through uniform texel buffers.
+VkFormat format_of(BindingType type) {
+  switch (type) {
+  case BindingType::texel_float16:
+    return VK_FORMAT_R16G16B16A16_SFLOAT;
+  case BindingType::texel_uint8:
+    return VK_FORMAT_R8G8B8A8_UINT;
+  default:
+    return VK_FORMAT_R32G32B32A32_SFLOAT;
+  }
+}
+
+} // namespace
+
 VkBufferView Commands::create_view(const hal::Region& region, BindingType type) {
   VkBufferViewCreateInfo info{};
   info.sType = VK_STRUCTURE_TYPE_BUFFER_VIEW_CREATE_INFO;
   info.buffer = handle_of(region);
-  info.format = type == BindingType::texel_float16 ? VK_FORMAT_R16G16B16A16_SFLOAT : VK_FORMAT_R32G32B32A32_SFLOAT;
+  info.format = format_of(type);
   info.offset = region.offset;
   info.range = region.size;
   views_.reserve(views_.size() + 1); // so that no view is lost

@@ -230,6 +230,9 @@ void query_properties(const InstanceFunctions& vk, PhysicalDevice& result) {
     link(tail, size_control, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES);
   if (result.extensions.maintenance4)
     link(tail, maintenance4, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_4_PROPERTIES);
+  VkPhysicalDeviceShaderIntegerDotProductProperties dot_product{};
+  if (result.extensions.dot_product)
+    link(tail, dot_product, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SHADER_INTEGER_DOT_PRODUCT_PROPERTIES);
   VkPhysicalDeviceShaderSMBuiltinsPropertiesNV units_nv{};
   VkPhysicalDeviceShaderCorePropertiesAMD units_amd{};
   VkPhysicalDeviceShaderCoreBuiltinsPropertiesARM units_arm{};
@@ -246,6 +249,8 @@ void query_properties(const InstanceFunctions& vk, PhysicalDevice& result) {
   const uint32_t units_of_amd =
       units_amd.shaderEngineCount * units_amd.shaderArraysPerEngineCount * units_amd.computeUnitsPerShaderArray;
   hal::Capabilities& to = result.capabilities;
+  if (to.has(Feature::integer_dot_product) && dot_product.integerDotProduct4x8BitPackedSignedAccelerated != 0)
+    to.features |= static_cast<uint64_t>(Feature::packed_dot_product);
   to.compute_units = std::max({units_nv.shaderSMCount, units_of_amd, units_arm.shaderCoreCount});
 
   set_limits(properties.properties.limits, to);
