@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lapilli.errors import InvalidInputError
 
@@ -73,12 +74,10 @@ class AnswerOptions:
         if not good:
             raise InvalidInputError(f"{name} is {getattr(self, name)!r}; it can be {accepted}.")
 
-    def drawn(self) -> tuple[Any, ...]:
-        """How a token is chosen, as the program's methods take it."""
+    def drawn(self) -> tuple[int, NDArray[np.float32]]:
+        """How a token is chosen, as the program's methods take it: top_k; temperature, top_p, floor and penalty."""
         floor = self.temperature * math.log(self.min_p) if self.min_p > 0 else -math.inf
-        numbers = (self.temperature, self.top_k, self.top_p, floor, self.repetition_penalty)
-        kinds = (np.float32, np.int64, np.float32, np.float32, np.float32)
-        return tuple(np.array(n, k) for n, k in zip(numbers, kinds, strict=True))
+        return self.top_k, np.array([self.temperature, self.top_p, floor, self.repetition_penalty], np.float32)
 
 
 def _whole(x: Any) -> bool:

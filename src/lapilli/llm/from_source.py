@@ -10,7 +10,7 @@ import torch
 
 from lapilli.compiler import compile_to_bytes
 from lapilli.errors import CompileError
-from lapilli.llm.about import USUAL_CONTEXT, About
+from lapilli.llm.about import MOST_SEQUENCES, USUAL_CONTEXT, About
 from lapilli.llm.blocks import BlockedMatrix, of_numbers
 from lapilli.llm.decoder import Decoder
 from lapilli.llm.folder_source import read_folder
@@ -33,6 +33,7 @@ def build(
     context: int | None = None,
     precision: Precision = "fp32",
     quantize: Quantize | None = None,
+    sequences: int = 1,
     target: str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     say: Callable[[str], None] = print,
@@ -44,6 +45,7 @@ def build(
         context: how many tokens the cache holds; None: as many as the model was made for, at most `USUAL_CONTEXT`.
         precision: as for `lapilli.compile`. In "fp32" weights of float16 stay float16.
         quantize: numbers become codes of so many bits, with a scale for 32 of a row.
+        sequences: how many are written in one step, each with a cache of its own.
         target: as for `lapilli.compile`.
         progress: as for `lapilli.compile`.
         say: is told what is converted.
@@ -55,6 +57,8 @@ def build(
     context = min(most, USUAL_CONTEXT) if context is None else context
     if not 4 <= context <= most:
         raise CompileError(f"context is {context}: {source.name} was made for texts of 4 to {most} tokens")
+    if not 1 <= sequences <= MOST_SEQUENCES:
+        raise CompileError(f"sequences is {sequences}: choose 1 to {MOST_SEQUENCES}")
     if quantize not in (None, "int8", "int4"):
         raise CompileError(f'quantize is {quantize!r}: choose "int8", "int4" or None')
     tensors = {name: quantized(value, quantize) for name, value in source.tensors.items()}
@@ -68,8 +72,9 @@ def build(
     for note in notes:
         say(note)
     tensors = {k: v.float() if isinstance(v, torch.Tensor) else v for k, v in tensors.items()}
-    model = Decoder(source.shape, tensors, context, torch.float16 if precision == "fp16" else torch.float32)
-    about = About(source.name, context, source.shape.words)
+    cached = torch.float16 if precision == "fp16" else torch.float32
+    model = Decoder(source.shape, tensors, context, cached, sequences)
+    about = About(source.name, context, source.shape.words, sequences, source.pooling)
     metadata = {**about.metadata(), **source.text.metadata()}
     return compile_to_bytes(
         methods(model, context), precision=precision, weights=weights, target=target, fallback="error", metadata=metadata,
