@@ -87,15 +87,24 @@ class AnswerStream(Iterator[str]):
     def __next__(self) -> str:
         """The next piece of text, never empty."""
         while not self._ended:
-            try:
-                piece = self._step()
-            finally:
-                if self._ended:
-                    self._session.leave(self._turn)
-            self.answer.text += piece
+            piece = self._advance()
             if piece:
                 return piece
         raise StopIteration
+
+    def _begin(self) -> None:
+        """Takes a slot before the first token is read, so that answers that are written together begin together."""
+        self._session.enter(self._turn)
+
+    def _advance(self) -> str:
+        """One token more: the text that is certain then."""
+        try:
+            piece = self._step()
+        finally:
+            if self._ended:
+                self._session.leave(self._turn)
+        self.answer.text += piece
+        return piece
 
     def cancel(self) -> None:
         """Ends the answer; may be called from another thread. What was kept back as a possible stop word is not given."""
@@ -309,8 +318,10 @@ class LLM(Closing):
             while waiting or active:
                 while waiting and seats.acquire(blocking=not active):
                     active.append(waiting.popleft())
+                    active[-1]._begin()
                 for stream in active[:]:
-                    if next(stream, None) is None:
+                    stream._advance()
+                    if stream._ended:
                         active.remove(stream)
                         seats.release()
         finally:

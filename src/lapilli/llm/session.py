@@ -133,14 +133,19 @@ class Session:
         """The next token of a turn. There must be one: less than `last` so far, and none that ends it."""
         with self.lock:
             while not turn.unread:
-                if turn.slot is None:
-                    self._enter(turn)
+                self.enter(turn)
                 self._fill()
                 self._take()
             if turn.slot is not None:
                 self._clock += 1
                 turn.slot.used = self._clock
             return turn.unread.popleft()
+
+    def enter(self, turn: Turn) -> None:
+        """Gives a turn a slot, if it has none."""
+        with self.lock:
+            if turn.slot is None:
+                self._enter(turn)
 
     def leave(self, turn: Turn) -> None:
         """Gives a turn's slot back; what its cache holds can be used by the next one."""
