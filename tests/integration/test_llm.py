@@ -349,8 +349,36 @@ def test_what_joins_and_leaves_changes_no_answer(lm: LLM) -> None:
     assert cancelled and len(begun) - cancelled > 10
 
 
+def test_answers_with_a_grammar_are_written_beside_others(lm: LLM) -> None:
+    """What a grammar allows is of its answer alone, also where slots move and are taken again."""
+    rules = 'root ::= [a-f]{5,40} "."'
+    given: list[tuple[str, dict[str, Any]]] = [
+        ("x", dict(grammar=rules, seed=k, temperature=3.0))
+        if k % 2
+        else (PROMPT[: 3 + k], dict(seed=k, temperature=1.5))
+        for k in range(6)
+    ]
+    alone = [lm.generate(p, **o, max_tokens=12 + 5 * k).text for k, (p, o) in enumerate(given)]
+    for first in range(2):
+        streams = [lm.generate(p, **o, max_tokens=12 + 5 * k, stream=True) for k, (p, o) in enumerate(given)]
+        for part in (streams[first : first + 3], streams[:first] + streams[first + 3 :]):
+            for _ in itertools.zip_longest(*part):
+                pass
+        assert [s.answer.text for s in streams] == alone
+    assert all(set(t) <= set("abcdef.") for t in alone[1::2])
+    assert any(s.answer.reason == "stop" and len(s.answer.text) > 5 for s in streams[1::2])
+    for bad in (
+        dict(grammar="root ::="),
+        dict(json_schema={"type": 5}),
+        dict(json_schema=5),
+        dict(grammar="x", json_schema={}),
+    ):
+        with pytest.raises(lapilli.InvalidInputError):
+            lm.generate("x", **bad)
+
+
 def test_several_prompts_are_written_in_one_step(lm: LLM) -> None:
-    prompts = [PROMPT, "Another one begins", PROMPT[:9], [1, 2, 3], "x"]
+    prompts: list[Any] = [PROMPT, "Another one begins", PROMPT[:9], [1, 2, 3], "x"]
     alone = [lm.generate(p, max_tokens=12).tokens for p in prompts]
     lm._session.steps.clear()
     found = lm.generate(prompts, max_tokens=12)
@@ -363,7 +391,7 @@ def test_several_prompts_are_written_in_one_step(lm: LLM) -> None:
     with pytest.raises(lapilli.InvalidInputError, match="97 tokens"):
         lm.generate(["a", [1] * 97])
     with pytest.raises(lapilli.InvalidInputError, match="no stream"):
-        lm.generate(["a", "b"], stream=True)
+        lm.generate(["a", "b"], stream=True)  # type: ignore[call-overload]
 
 
 def test_answers_move_to_the_front_when_others_end(lm: LLM) -> None:
@@ -405,11 +433,13 @@ def test_memory_is_in_proportion_to_sequences(tmp_path: Path) -> None:
         assert sequences * cache <= size < sequences * (cache + rest) + 30 * 256  # each state begins at such a place
 
 
-def test_embeddings_are_those_of_the_last_token(files: tuple[Path, LLM], lm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embeddings_are_those_of_the_last_token(
+    files: tuple[Path, LLM], lm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also of parts of texts; or the mean of all tokens."""
     source = read_gguf(files[0].with_suffix(".gguf"))
     model = Decoder(source.shape, source.tensors, 96)
-    texts = ["x", PROMPT, list(range(96)), [7, 8, 9]]
+    texts: list[Any] = ["x", PROMPT, list(range(96)), [7, 8, 9]]
     for pooling in ("last", "mean"):
         monkeypatch.setattr(lm._session, "about", dataclasses.replace(lm._session.about, pooling=pooling))
         for longest in (3, 4, 512):
@@ -420,7 +450,7 @@ def test_embeddings_are_those_of_the_last_token(files: tuple[Path, LLM], lm: LLM
                     hidden = model.hidden(torch.tensor([lm.tokens(text)]), torch.tensor([0]))[0]
                 whole = hidden[-1] if pooling == "last" else hidden.mean(0)
                 assert float((row - whole / whole.norm()).norm()) < 1e-5
-    for bad in ([], [""], [[1] * 97]):
+    for bad in (list[Any](), [""], [[1] * 97]):
         with pytest.raises(lapilli.InvalidInputError):
             lm.embed(bad)
 

@@ -34,8 +34,8 @@ def step_name(rows: int) -> str:
 
 @dataclass(frozen=True)
 class About:
-    """context: the length of a sequence's cache. words: the size of the vocabulary. sequences: how many are written at once. pooling:
-    how embeddings are made of those of tokens.
+    """context: the length of a sequence's cache. words: the size of the vocabulary. sequences: how many are written at once.
+    pooling: how embeddings are made of those of tokens.
     """
 
     name: str
@@ -55,9 +55,8 @@ class About:
             raise InvalidFileError("The file is a program, but no language model: LLM.save writes those.")
         try:
             given = json.loads(metadata[KEY])
-            made = cls(
-                str(given["name"])[:200], *(int(given[k]) for k in ("context", "words", "sequences")), given["pooling"]
-            )
+            context, words, sequences = (int(given[k]) for k in ("context", "words", "sequences"))
+            made = cls(str(given["name"])[:200], context, words, sequences, given["pooling"])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InvalidFileError(f"The metadata of the language model is damaged: {str(error)[:200]!r}.") from error
         if made.context < 2 or made.words < 1 or not 1 <= made.sequences <= MOST_SEQUENCES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -27,6 +27,8 @@ class Choices(TypedDict, total=False):
     stop: str | Sequence[str] | None
     seed: int | None
     logprobs: int | None
+    json_schema: Mapping[str, Any] | None
+    grammar: str | None
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class AnswerOptions:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     logprobs: int | None = None
+    json_schema: Mapping[str, Any] | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         whole = self.max_tokens is None or (_whole(self.max_tokens) and self.max_tokens >= 0)
@@ -62,6 +66,11 @@ class AnswerOptions:
             self.logprobs is None or (_whole(self.logprobs) and 0 <= self.logprobs <= most),
             f"0 to {most}, or None",
         )
+
+        self._check("json_schema", isinstance(self.json_schema, Mapping | None), "a schema as a dictionary, or None")
+        self._check("grammar", isinstance(self.grammar, str | None), "rules in GBNF or Lark's form, or None")
+        if self.json_schema is not None and self.grammar is not None:
+            raise InvalidInputError("json_schema and grammar are given; an answer follows one of them.")
 
     @classmethod
     def of(cls, choices: Choices) -> AnswerOptions:

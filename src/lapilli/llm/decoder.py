@@ -188,8 +188,8 @@ class Block(nn.Module):
         return moved
 
     def _rows(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """Attention of q [1, heads, n, size], whose token b is of sequence b. Heads that share keys are rows of one product: keys and
-        values are read where they are, once.
+        """Attention of q [1, heads, n, size], whose token b is of sequence b. Heads that share keys are rows of one product: keys
+        and values are read where they are, once.
         """
         groups, count = self.shape.groups, q.shape[2]
         rows = q.view(groups, -1, count, self.shape.size).permute(2, 0, 1, 3)
@@ -282,5 +282,6 @@ class Decoder(nn.Module):
         before any is written.
         """
         for block in self.blocks:
+            assert isinstance(block, Block)
             for cache in (block.keys, block.values):
                 cache.index_copy_(2, target, cache.index_select(2, source))

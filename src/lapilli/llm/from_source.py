@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,11 @@ def read(path: Path) -> Source:
     return read_folder(path) if path.is_dir() else read_gguf(path)
 
 
+def compile_source(path: str | os.PathLike[str], **options: Any) -> bytes:
+    """The program of the model in a GGUF file or a Hugging Face folder; options: as for `build`."""
+    return build(read(Path(path)), **options)
+
+
 def build(
     source: Source,
     context: int | None = None,
@@ -37,6 +43,7 @@ def build(
     target: str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     say: Callable[[str], None] = print,
+    metadata: Mapping[str, str] | None = None,
 ) -> bytes:
     """The program of a language model.
 
@@ -49,6 +56,7 @@ def build(
         target: as for `lapilli.compile`.
         progress: as for `lapilli.compile`.
         say: is told what is converted.
+        metadata: further strings to store.
 
     Raises:
         CompileError: an argument is not one of the choices.
@@ -75,7 +83,7 @@ def build(
     cached = torch.float16 if precision == "fp16" else torch.float32
     model = Decoder(source.shape, tensors, context, cached, sequences)
     about = About(source.name, context, source.shape.words, sequences, source.pooling)
-    metadata = {**about.metadata(), **source.text.metadata()}
+    metadata = {**(metadata or {}), **about.metadata(), **source.text.metadata()}
     return compile_to_bytes(
         methods(model, context), precision=precision, weights=weights, target=target, fallback="error", metadata=metadata,
         progress=progress,

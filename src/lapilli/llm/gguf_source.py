@@ -18,7 +18,6 @@ from lapilli.llm.gguf_tokenizer import text_of
 from lapilli.llm.packages import need
 from lapilli.llm.source import ARCHITECTURES, Source, reading
 
-
 _MEAN = 1
 """llama.cpp's number of the mean over tokens."""
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from lapilli.errors import CompileError, InvalidFileError, InvalidInputError
 from lapilli.llm.about import About, step_name, step_sizes
 from lapilli.llm.answer_options import AnswerOptions, Choices
+from lapilli.llm.grammar import Grammar, Grammars
 from lapilli.llm.session import Session, Turn
 from lapilli.llm.stopping import Reader
 from lapilli.llm.text import Messages, Text
@@ -76,7 +77,8 @@ class AnswerStream(Iterator[str]):
         seed = secrets.randbits(31) if options.seed is None else options.seed
         seed = (seed + 2**31) % 2**32 - 2**31
         self._session = model._session
-        self._turn = Turn(prompt, options, seed, count, model.text.ends)
+        grammar = model._grammar(options)
+        self._turn = Turn(prompt, options, seed, count, model.text.ends, None if grammar is None else grammar.allowed)
         weakref.finalize(self, self._turn.abandon)
         self._reader = Reader(model.text, options.stop)
         self._ended = self._cancelled = False
@@ -117,7 +119,11 @@ class AnswerStream(Iterator[str]):
             self._ended = True
             answer.reason = "cancelled" if self._cancelled else "length"
             return "" if self._cancelled else self._rest()
-        number, logprob, likely = self._session.next(self._turn)
+        written = self._session.next(self._turn)
+        if written is None:
+            self._ended, answer.reason = True, "cancelled"
+            return ""
+        number, logprob, likely = written
         text = self._model.text
         answer.tokens.append(Token(number, text.piece_text(number), logprob, tuple(likely)))
         if number in text.ends:
@@ -205,9 +211,17 @@ class LLM(Closing):
             program = load(path, device, allow_host=False)
         else:
             require_compiler()
-            from lapilli.llm.from_source import build, read
+            from lapilli.llm.from_source import compile_source
 
-            data = build(read(path), context, precision, quantize, sequences, None, progress, say)
+            data = compile_source(
+                path,
+                context=context,
+                precision=precision,
+                quantize=quantize,
+                sequences=sequences,
+                progress=progress,
+                say=say,
+            )
             program = Program(data, device, permission=OWN)
         try:
             self._of(program)
@@ -233,6 +247,7 @@ class LLM(Closing):
         self.sequences = about.sequences
         self.text = Text.of_metadata(program.metadata)
         self._session = Session(program, about)
+        self._grammars: Grammars | None = None  # made when the first one is asked for
 
     def tokens(self, prompt: Prompt) -> list[int]:
         """The tokens of a prompt: a text, messages of a chat, or tokens.
@@ -254,12 +269,13 @@ class LLM(Closing):
         return found
 
     @overload
-    def generate(self, prompt: Prompt, *, stream: Literal[False] = False, **choices: Unpack[Choices]) -> Answer: ...
+    def generate(  # type: ignore[overload-overlap] # only of empty lists, which are prompts
+        self, prompt: Prompt, *, stream: Literal[False] = False, **choices: Unpack[Choices]
+    ) -> Answer: ...
     @overload
     def generate(
-        self, prompt: Sequence[str] | Sequence[Messages] | Sequence[Sequence[int]], *, stream: Literal[False] = False,
-        **choices: Unpack[Choices],
-    ) -> list[Answer]: ...  # fmt: skip
+        self, prompt: list[Prompt], *, stream: Literal[False] = False, **choices: Unpack[Choices]
+    ) -> list[Answer]: ...
     @overload
     def generate(self, prompt: Prompt, *, stream: Literal[True], **choices: Unpack[Choices]) -> AnswerStream: ...
     def generate(
@@ -284,16 +300,22 @@ class LLM(Closing):
             stop: texts at which the answer ends; they are not part of it.
             seed: of the draws; None: another one each time.
             logprobs: how many likely tokens are listed for each token, at most 20.
+            json_schema: the answer is JSON of this schema, if it comes to its end; {"type": "object"}: any object. Needs
+                `pip install lapilli[grammar]`, as does the next one.
+            grammar: the answer is a text of these rules, in llama.cpp's GBNF or in Lark's form.
 
         Raises:
             InvalidInputError: an option is outside of what is accepted, or a prompt leaves no room in the cache.
+            MissingExtraError: a grammar is given, and its package is not installed.
         """
         options = AnswerOptions.of(choices)
         if not _several(prompt):
             made = self._stream(prompt, options)
             return made if stream else self._written([made])[0]
         if stream:
-            raise InvalidInputError("Several prompts have no stream: give one prompt, and read several streams in turn.")
+            raise InvalidInputError(
+                "Several prompts have no stream: give one prompt, and read several streams in turn."
+            )
         return self._written([self._stream(p, options) for p in prompt])
 
     def _stream(self, prompt: Any, options: AnswerOptions) -> AnswerStream:
@@ -310,6 +332,15 @@ class LLM(Closing):
         # The last token needs no place: nothing is read after it.
         count = room + 1 if options.max_tokens is None else min(options.max_tokens, room + 1)
         return AnswerStream(self, tokens, options, count)
+
+    def _grammar(self, options: AnswerOptions) -> Grammar | None:
+        if options.json_schema is None and options.grammar is None:
+            return None
+        if self._grammars is None:
+            self._grammars = Grammars(self.text, self._session.about.words)
+        if options.json_schema is not None:
+            return self._grammars.of_schema(options.json_schema)
+        return self._grammars.of_rules(options.grammar or "")
 
     def _written(self, streams: Sequence[AnswerStream]) -> list[Answer]:
         """All of their answers: as many at a time as have seats, which threads share out."""
@@ -330,9 +361,9 @@ class LLM(Closing):
                 seats.release()
         return [stream.answer for stream in streams]
 
-    def embed(self, texts: str | Sequence[str] | Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """Embeddings of texts, or of lists of tokens: what the model's head would read of the last token, or the mean over all tokens
-        if the model's file asks for it, divided by its length.
+    def embed(self, texts: str | Sequence[str | Sequence[int]]) -> NDArray[np.float32]:
+        """Embeddings of texts, or of lists of tokens: what the model's head would read of the last token, or the mean over all
+        tokens if the model's file asks for it, divided by its length.
 
         Args:
             texts: one, or several.

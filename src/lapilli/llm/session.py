@@ -1,8 +1,8 @@
 """The program of a language model, and which tokens its cache holds: several sequences are written in one step.
 
-A sequence has a slot, a part of the cache, while its answer is written. Steps are of the first 1, 2, 4, ... slots, so answers move to the
-front when others end. Prompts are read a part at a time between steps. When all slots are taken, an answer takes that
-of the one that was not read for the longest time, which reads its tokens again when its turn comes.
+A sequence has a slot, a part of the cache, while its answer is written. Steps are of the first 1, 2, 4, ... slots, so answers move
+to the front when others end. Prompts are read a part at a time between steps. When all slots are taken, an answer takes that of the
+one that was not read for the longest time, which reads its tokens again when its turn comes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lapilli.errors import InvalidFileError
+from lapilli.errors import InvalidFileError, InvalidInputError
 from lapilli.llm.about import IDLE, KNOWN, LONGEST, About, step_name, step_sizes
 from lapilli.llm.answer_options import AnswerOptions
 from lapilli.runtime.futures import Future
@@ -34,8 +34,8 @@ Written = tuple[int, float, list[tuple[int, float]]]
 
 
 class Slot:
-    """A part of the cache. line: the program's states of its sequence. cached: the tokens in it, while it has no turn. used: when it
-    was read last. bound: whether some tokens are not allowed in its line.
+    """A part of the cache. line: the program's states of its sequence. cached: the tokens in it, while it has no turn. used: when
+    it was read last. bound: whether some tokens are not allowed in its line.
     """
 
     def __init__(self, line: int) -> None:
@@ -56,7 +56,9 @@ class Slot:
 
 
 class Turn:
-    """Tokens after others. tokens: the prompt and what is written so far. read: how many of them, known or not, are in the cache."""
+    """Tokens after others. tokens: the prompt and what is written so far. read: how many tokens of it, known or not, are in the
+    cache.
+    """
 
     def __init__(
         self,
@@ -67,8 +69,8 @@ class Turn:
         ends: Container[int] = (),
         allowed: Callable[[Sequence[int]], NDArray[np.int32]] | None = None,
     ) -> None:
-        """count: how many tokens there are to be at most, where the cache ends for one. ends: tokens after which there is none. allowed:
-        bits of the tokens that may follow those that are written.
+        """count: how many tokens there are to be at most, where the cache ends for one. ends: tokens after which there is none.
+        allowed: bits of the tokens that may follow those that are written.
         """
         self.options, self.seed, self.ends, self.allowed = options, seed, ends, allowed
         self.tokens, self.first = list(prompt), len(prompt)
@@ -79,6 +81,7 @@ class Turn:
         self.slot: Slot | None = None
         self.ticket: object = None  # of its stay in a slot
         self.over = False  # nobody reads it any more
+        self.error: InvalidInputError | None = None  # why it cannot go on
 
     def abandon(self) -> None:
         """Says, from any thread and without waiting, that nobody reads it any more."""
@@ -92,7 +95,7 @@ class Turn:
     @property
     def wants_step(self) -> bool:
         """Whether a step can write its next token."""
-        if self.in_prompt or self.read + 1 >= self.last or self.ended:
+        if self.in_prompt or self.read + 1 >= self.last or self.ended or self.error is not None:
             return False
         if self.allowed is not None and len(self.tokens) != self.read + 1:
             return False  # what is allowed depends on the token before
@@ -129,13 +132,20 @@ class Session:
         self._runs: deque[_Run] = deque()
         self._clock = 0
 
-    def next(self, turn: Turn) -> Written:
-        """The next token of a turn. There must be one: less than `last` so far, and none that ends it."""
+    def next(self, turn: Turn) -> Written | None:
+        """The next token of a turn; None if it is abandoned meanwhile. There must be one: less than `last` so far, and none that
+        ends it. Raises InvalidInputError if none is allowed.
+        """
         with self.lock:
             while not turn.unread:
+                if turn.over:
+                    return None
+                if turn.error is not None:
+                    raise turn.error
                 self.enter(turn)
                 self._fill()
-                self._take()
+                if turn.error is None:
+                    self._take()
             if turn.slot is not None:
                 self._clock += 1
                 turn.slot.used = self._clock
@@ -170,7 +180,7 @@ class Session:
             slot.cached = []
             place = np.array([self.slots.index(slot)])
             given = list(tokens) * 2 if len(tokens) == 1 else list(tokens)  # the method takes two or more
-            cuts = list(range(0, len(given), LONGEST)) + [len(given)]
+            cuts = [*range(0, len(given), LONGEST), len(given)]
             if cuts[-1] - cuts[-2] == 1:
                 cuts[-2] -= 1
             runs = [self._submit("embed", np.array([given[a:b]]), place, np.array([a])) for a, b in pairwise(cuts)]
@@ -259,10 +269,11 @@ class Session:
         """Gives the device something to do: parts of prompts and steps in turn."""
         while len(self._runs) <= self.ahead:
             turns = [slot.turn for slot in self.slots if slot.turn is not None and not slot.turn.over]
-            reading = [turn for turn in turns if turn.in_prompt]
+            reading = [turn for turn in turns if turn.in_prompt and turn.error is None]
             if reading:
                 self._part(max(reading, key=lambda t: t.read > 0))
-            rows = [k for k, s in enumerate(self.slots) if s.turn is not None and not s.turn.over and s.turn.wants_step]
+            wants = [turn for turn in turns if turn.wants_step and self._allow(turn)]
+            rows = [k for k, slot in enumerate(self.slots) if slot.turn in wants]
             if rows:
                 self._step(self._to_front(rows))
             elif not reading:
@@ -273,10 +284,10 @@ class Session:
         slot = turn.slot
         assert slot is not None
         part = turn.tokens[turn.read : turn.read + LONGEST]
-        self.read += len(part)
         last = turn.read + len(part) == len(turn.tokens)
-        if last:
-            self._allow(turn, slot)
+        if last and not self._allow(turn):
+            return
+        self.read += len(part)
         numbers, limits = self._row(turn, slot, turn.read, len(turn.tokens))
         place = np.array([self.slots.index(slot)])
         run = self._submit("prompt", np.array([part]), place, numbers[None], limits[None])
@@ -292,7 +303,6 @@ class Session:
         for k, slot in enumerate(self.slots[:size]):
             turn = slot.turn
             if k in rows and turn is not None:
-                self._allow(turn, slot)
                 numbers[k], limits[k] = self._row(turn, slot, turn.read, turn.read + 1)
                 turns.append((k, turn, slot))
             else:
@@ -308,10 +318,19 @@ class Session:
         top_k, limits = turn.drawn
         return np.array([token, place, slot.line, top_k, count - turn.first, turn.seed], np.int32), limits
 
-    def _allow(self, turn: Turn, slot: Slot) -> None:
-        if turn.allowed is not None:
-            self._submit("allow", np.array([slot.line]), turn.allowed(turn.tokens[turn.first :]))
-            slot.bound = True
+    def _allow(self, turn: Turn) -> bool:
+        """Tells the device which tokens a turn may write next; whether there are some."""
+        slot = turn.slot
+        if turn.allowed is None or slot is None:
+            return True
+        try:
+            bits = turn.allowed(turn.tokens[turn.first :])
+        except InvalidInputError as error:
+            turn.error = error
+            return False
+        self._submit("allow", np.array([slot.line]), bits)
+        slot.bound = True
+        return True
 
     def _likely(self, turn: Turn, slot: Slot) -> Future | None:
         if not turn.options.logprobs:

@@ -121,4 +121,3 @@ def methods(model: Decoder, context: int) -> dict[str, Any]:
         at = torch.arange(8)
         found["move"] = (writer.move, (at, at), (places, places))
     return found
-

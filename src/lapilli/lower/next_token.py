@@ -31,6 +31,7 @@ def next_token(
     linear: Int = as_int(0)
     for place, extent in zip([*at, i], logits.shape, strict=True):
         linear = linear * extent + place
+
     def word() -> Expr:
         if key is None:
             return words_at(call, linear)[0]

@@ -36,8 +36,8 @@ def of_state(new: Map, state: State) -> Update | None:
 
 
 def _apart(update: Update, state: State, new: Map) -> Update | None:
-    """An update whose new elements are computed before any is stored, as for entries that move within a cache. None if that takes no
-    less memory than a new value of the state.
+    """An update whose new elements are computed before any is stored, as for entries that move within a cache. None if that takes
+    as much memory as a new value of the state.
     """
     placed = _maps_of(state, [ld.node for i in update.place for ld in loads(index(i))])
     if any(ld.node.id in placed for i in update.place for ld in loads(index(i))):
