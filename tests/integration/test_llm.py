@@ -368,7 +368,7 @@ def test_answers_with_a_grammar_are_written_beside_others(lm: LLM) -> None:
     assert all(set(t) <= set("abcdef.") for t in alone[1::2])
     assert any(s.answer.reason == "stop" and len(s.answer.text) > 5 for s in streams[1::2])
     for bad in (
-        dict(grammar="root ::="),
+        dict(grammar="root ::= ("),
         dict(json_schema={"type": 5}),
         dict(json_schema=5),
         dict(grammar="x", json_schema={}),
@@ -391,7 +391,7 @@ def test_several_prompts_are_written_in_one_step(lm: LLM) -> None:
     with pytest.raises(lapilli.InvalidInputError, match="97 tokens"):
         lm.generate(["a", [1] * 97])
     with pytest.raises(lapilli.InvalidInputError, match="no stream"):
-        lm.generate(["a", "b"], stream=True)  # type: ignore[call-overload]
+        lm.generate(["a", "b"], stream=True)
 
 
 def test_answers_move_to_the_front_when_others_end(lm: LLM) -> None:

@@ -52,6 +52,7 @@ FAMILIES: Mapping[type, Sequence[Family]] = {
         Family("tiles on matrix units, weights as they lie", _matrix, gpu.lying_product),
         Family("a few rows", _gpu, gpu_matvec.few_rows),
         Family("tiles", _gpu, gpu.product),
+        Family("a few rows against a state", _any, cpu.lying),
         Family("register tiles", _any, cpu.product),
     ),
     Convolution: (

@@ -288,6 +288,13 @@ class Graph:
         return order
 
 
+def in_state(x: Node) -> bool:
+    """Whether this is a state, with or without new entries of this run."""
+    while isinstance(x, Map) and x.update is not None:
+        x = x.update.old
+    return isinstance(x, State)
+
+
 def operands(node: Node, update: Update | None = None) -> list[Node]:
     """The values that a value reads, each once. update: how it is computed, if not by its body."""
     if not isinstance(node, Map | Reduce):

@@ -269,9 +269,7 @@ class LLM(Closing):
         return found
 
     @overload
-    def generate(  # type: ignore[overload-overlap] # only of empty lists, which are prompts
-        self, prompt: Prompt, *, stream: Literal[False] = False, **choices: Unpack[Choices]
-    ) -> Answer: ...
+    def generate(self, prompt: Prompt, *, stream: Literal[False] = False, **choices: Unpack[Choices]) -> Answer: ...
     @overload
     def generate(
         self, prompt: list[Prompt], *, stream: Literal[False] = False, **choices: Unpack[Choices]
