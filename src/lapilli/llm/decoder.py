@@ -156,15 +156,15 @@ class Block(nn.Module):
         self.q_norm, self.k_norm = norm("attn_q_norm"), norm("attn_k_norm")
         self.q, self.k, self.v, self.out = map(linear, ("attn_q", "attn_k", "attn_v", "attn_output"))
         self.gate, self.up, self.down = map(linear, ("ffn_gate", "ffn_up", "ffn_down"))
-        size = 1, shape.groups, sequences * context, shape.size
+        size = sequences, shape.groups, context, shape.size
         self.keys, self.values = (nn.Buffer(torch.zeros(size, dtype=cached), persistent=False) for _ in range(2))
-        self.sequences, self.context = sequences, context
+        self.sequences = sequences
 
     def forward(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, places: Tensor, sequence: Tensor | None
+        self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, positions: Tensor, sequence: Tensor | None
     ) -> Tensor:
-        """x: [1, tokens, width]; places: [tokens], where in the cache the tokens go. sequence: [1], of which the tokens are, and
-        the mask is [tokens, context]; None: token b is of sequence b, and the mask is [tokens, 1, 1, context].
+        """x: [1, tokens, width]; positions: [tokens]. sequence: [1], of which the tokens are, and the mask is [tokens, context]; None:
+        token b is of sequence b, and the mask is [tokens, 1, 1, context].
         """
         assert self.before_attention is not None and self.before_network is not None
         y = self.before_attention(x)
@@ -174,11 +174,14 @@ class Block(nn.Module):
         q, k = (rotate(z.transpose(1, 2), rotation) for z in (q, k))
         v = self._heads(self.v(y), self.shape.groups).transpose(1, 2)
         q, k, v = (z.to(self.keys.dtype) for z in (q, k, v))
-        k, v = self.keys.index_copy_(2, places, k), self.values.index_copy_(2, places, v)
+        count = positions.shape[0]
+        rows = torch.arange(count) if sequence is None else sequence.expand(count)
+        self.keys[rows, :, positions] = k[0].transpose(0, 1)
+        self.values[rows, :, positions] = v[0].transpose(0, 1)
         if sequence is None:
-            attended = self._rows(q, k, v, mask)
+            attended = self._rows(q, mask)
         else:
-            k, v = self._of(k, sequence), self._of(v, sequence)
+            k, v = self._of(self.keys, sequence), self._of(self.values, sequence)
             attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2).to(x.dtype))
         y = self.before_network(x)
@@ -187,21 +190,18 @@ class Block(nn.Module):
         moved: Tensor = x + self.down(gate * self.up(y))
         return moved
 
-    def _rows(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    def _rows(self, q: Tensor, mask: Tensor) -> Tensor:
         """Attention of q [1, heads, n, size], whose token b is of sequence b. Heads that share keys are rows of one product: keys
         and values are read where they are, once.
         """
         groups, count = self.shape.groups, q.shape[2]
         rows = q.view(groups, -1, count, self.shape.size).permute(2, 0, 1, 3)
-        k, v = (z.view(groups, -1, self.context, self.shape.size)[:, :count].transpose(0, 1) for z in (k, v))
-        attended = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask)
+        attended = F.scaled_dot_product_attention(rows, self.keys[:count], self.values[:count], attn_mask=mask)
         return attended.flatten(1, 2).transpose(0, 1)[None]
 
     def _of(self, cache: Tensor, sequence: Tensor) -> Tensor:
         """What the cache has of a sequence: [1, groups, context, size]."""
-        if self.sequences == 1:
-            return cache
-        return cache.view(1, self.shape.groups, self.sequences, self.context, -1).index_select(2, sequence).squeeze(2)
+        return cache if self.sequences == 1 else cache.index_select(0, sequence)
 
     def _heads(self, x: Tensor, count: int) -> Tensor:
         return x.view(1, -1, count, self.shape.size)
@@ -249,12 +249,11 @@ class Decoder(nn.Module):
         """What the head reads, of each token: [1, n, width]. Arguments as for a call."""
         positions = start + torch.arange(tokens.shape[1])
         first = torch.zeros_like(start) if sequence is None else sequence
-        return self._through(tokens, positions, self._mask(positions), first * self.context + positions, first)
+        return self._through(tokens, positions, self._mask(positions), first)
 
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Logits [n, words] of the tokens after tokens [n], the next ones of the first n sequences, at positions [n]."""
-        places = torch.arange(tokens.shape[0]) * self.context + positions
-        x = self._through(tokens[None], positions, self._mask(positions)[:, None, None], places, None)
+        x = self._through(tokens[None], positions, self._mask(positions)[:, None, None], None)
         logits: Tensor = self.head(x[0])
         return logits
 
@@ -264,16 +263,14 @@ class Decoder(nn.Module):
             mask = mask & (self.positions > positions[:, None] - self.shape.window)
         return mask
 
-    def _through(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor, places: Tensor, sequence: Tensor | None
-    ) -> Tensor:
+    def _through(self, tokens: Tensor, positions: Tensor, mask: Tensor, sequence: Tensor | None) -> Tensor:
         angles = positions[:, None].float() * self.frequencies
         rotation = angles.cos() * self.shape.attention_factor, angles.sin() * self.shape.attention_factor
         x = F.embedding(tokens, self.embedding())
         if self.shape.embedding_scale != 1.0:
             x = x * self.shape.embedding_scale
         for block in self.blocks:
-            x = block(x, rotation, mask, places, sequence)
+            x = block(x, rotation, mask, positions, sequence)
         normed: Tensor = self.norm(x)
         return normed
 
@@ -281,7 +278,8 @@ class Decoder(nn.Module):
         """Copies keys and values of places source [n] to places target [n]; place p of sequence s is s * context + p. All are read
         before any is written.
         """
+        read, written = ((z // self.context, z % self.context) for z in (source, target))
         for block in self.blocks:
             assert isinstance(block, Block)
             for cache in (block.keys, block.values):
-                cache.index_copy_(2, target, cache.index_select(2, source))
+                cache[written[0], :, written[1]] = cache[read[0], :, read[1]]
