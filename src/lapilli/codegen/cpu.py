@@ -161,14 +161,15 @@ class CpuMatmul(KernelTemplate):
             groups, group = linear_groups(self.batch * maximum(blocks * 4, minimum(self.m, tm - 1) * n4), size)
             lane = f"uint({group}) * {size} + li"
             call = (
-                f"if (P.t.M < {tm}) matvec<X, W, E, {int(vec)}, {whole}>(P.t, {lane}, gid.x);\n"
+                f"if (P.t.M < {tm}) matvec<X, W, E, 1, {int(vec)}, {whole}>(P.t, {lane}, gid.x);\n"
                 f"    else matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}>(P.t, {lane}, gid.x);"
             )
             written = w.finish(call, groups, (size, 1, 1), "matmul", "MatmulParams")
             written.needs = QUADS
         elif few:
-            groups, group = linear_groups(self.batch * self.m * n4, size)
-            call = f"matvec<X, W, E, {int(vec)}, {whole}>(P.t, uint({group}) * {size} + li, gid.x);"
+            rows = self.m.value or 1
+            groups, group = linear_groups(self.batch * n4, size)
+            call = f"matvec<X, W, E, {rows}, {int(vec)}, {whole}>(P.t, uint({group}) * {size} + li, gid.x);"
             written = w.finish(call, groups, (size, 1, 1), "matvec", "MatmulParams")
         else:
             tm, tn = self.tile.rows, self.tile.columns
