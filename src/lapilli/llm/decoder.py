@@ -163,8 +163,8 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, positions: Tensor, sequence: Tensor | None
     ) -> Tensor:
-        """x: [1, tokens, width]; positions: [tokens]. sequence: [1], of which the tokens are, and the mask is [tokens, context]; None:
-        token b is of sequence b, and the mask is [tokens, 1, 1, context].
+        """x: [1, tokens, width]; positions: [tokens]. sequence: [1], of which the tokens are, and the mask is [tokens, context];
+        None: token b is of sequence b, and the mask is [tokens, 1, 1, context].
         """
         assert self.before_attention is not None and self.before_network is not None
         y = self.before_attention(x)
@@ -191,8 +191,8 @@ class Block(nn.Module):
         return moved
 
     def _rows(self, q: Tensor, mask: Tensor) -> Tensor:
-        """Attention of q [1, heads, n, size], whose token b is of sequence b. Heads that share keys are rows of one product: keys
-        and values are read where they are, once.
+        """Attention of q [1, heads, n, size], whose token b is of sequence b. Heads that share keys are rows of one product:
+        keys and values are read where they are, once.
         """
         groups, count = self.shape.groups, q.shape[2]
         rows = q.view(groups, -1, count, self.shape.size).permute(2, 0, 1, 3)
