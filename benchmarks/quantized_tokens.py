@@ -133,7 +133,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
                 print(f"  token {tokens[-1]}, torch's {wanted[k]}, relative error of logits {error:.1e}", flush=True)
                 if tokens[-1] != wanted[k]:
                     break
-        alone = {}
+        alone: dict[int, float] = {}
         for count in step_sizes(options.sequences):
             for place in options.places or (100, options.context - 300):
                 mean, middle = timed(program.methods[step_name(count)], count, place)

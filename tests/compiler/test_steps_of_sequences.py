@@ -4,10 +4,11 @@ something else where one sequence more is written.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from quantized_tokens import weights
-from test_decisions import without_records
 
 from lapilli.capture import capture
 from lapilli.codegen.select import schedule_of, write_all
@@ -16,6 +17,7 @@ from lapilli.llm.decoder import Decoder, Shape
 from lapilli.lower import lower
 from lapilli.schedule.plan import Schedule
 from lapilli.target import KNOWN, TARGETS, Target, of_device
+from lapilli.target.records import Records
 
 CONTEXT, SEQUENCES = 512, 32
 SHAPE = Shape(512, 256, 1, 8, 2, 64, 512, 1e-5, 1e5, CONTEXT, 64)
@@ -55,7 +57,7 @@ def cache_sized(s: Schedule, rows: int) -> int:
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("device", KNOWN)
 def test_products_read_a_matrix_once_for_all_rows(device: str, half: bool) -> None:
-    target = without_records(of_device(KNOWN[device], half=half, matrix=True))
+    target = replace(of_device(KNOWN[device], half=half, matrix=True), records=Records())
     counts = {}
     for rows in (1, 2, 4, 8, 16, 32):
         s, names = scheduled(target, rows)
@@ -76,5 +78,5 @@ def test_products_read_a_matrix_once_for_all_rows(device: str, half: bool) -> No
 
 def test_plans_for_any_cpu_read_caches_where_they_lie() -> None:
     for rows in (1, 2, 8, 32):
-        s, names = scheduled(without_records(TARGETS["cpu-fp32"]), rows)
+        s, names = scheduled(replace(TARGETS["cpu-fp32"], records=Records()), rows)
         assert names.count("lying") == 2 and cache_sized(s, rows) == 0, (rows, names)
