@@ -1,10 +1,14 @@
-"""Language models with packed weights: the time of a token early and late in the cache, and of a prompt.
+"""Language models with packed weights: the time of a token early and late in the cache, of steps of several sequences, of a prompt.
 
 Weights are random, of the shapes of SmolLM2-135M (Q4_1: codes of 4 bits, a float16 scale and an offset for 32), of Llama-3.2-1B and
 of an 8B model (codes of 4 bits, a float16 scale for 64). With --check, the first greedy tokens and the logits are compared with
 torch's, in float32 of the same numbers.
 
     python benchmarks/quantized_tokens.py [--models 135m 1b 8b] [--layers N] [--target PLAN] [--precision fp16] [--check]
+        [--sequences 32] [--context 4096]
+
+With --sequences 32, steps of 1, 2, 4, 8, 16 and 32 sequences are timed; each has a cache of its own. For a long context:
+--context 32768 --places 128 32000.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import torch
 from common import median
 
 from lapilli.compiler import compile_to_bytes
+from lapilli.llm.about import KNOWN, step_name, step_sizes
 from lapilli.llm.blocks import BlockedMatrix, Parameter
 from lapilli.llm.decoder import Decoder, Shape
 from lapilli.llm.token_methods import methods
@@ -29,7 +34,14 @@ SHAPES: dict[str, tuple[Shape, int, bool]] = {  # shape; numbers of a scale; wit
     "1b": (Shape(128256, 2048, 16, 32, 8, 64, 8192, 1e-5, 5e5, 65536, 64), 64, False),
     "8b": (Shape(128256, 4096, 32, 32, 8, 128, 14336, 1e-5, 5e5, 65536, 128), 64, False),
 }
-GREEDY = [np.float32(0), np.int64(0), np.float32(1), np.float32(-np.inf), np.float32(1)]
+LIMITS = np.array([[0, 1, -np.inf, 1]], np.float32)  # the likeliest token
+
+
+def rows(count: int, place: int, token: int = KNOWN) -> tuple[Any, Any]:
+    """Arguments of a step: every sequence goes on at this place."""
+    numbers = np.zeros((count, 6), np.int32)
+    numbers[:, 0], numbers[:, 1], numbers[:, 2] = token, place, np.arange(count)
+    return numbers, LIMITS.repeat(count, 0)
 
 
 def weights(shape: Shape, block: int, offsets: bool, layers: int) -> dict[str, Any]:
@@ -67,6 +79,21 @@ def greedy(model: Decoder, prompt: list[int], count: int) -> tuple[list[int], li
     return tokens, logits
 
 
+def timed(step: Any, count: int, place: int) -> tuple[float, float]:
+    """Mean and median seconds of a step of so many sequences, of which two are queued while the host reads one."""
+    runs: deque[Any] = deque()
+    times, at = [], place
+    for _ in range(250):
+        while len(runs) <= 2:
+            runs.append(step.submit(*rows(count, at, KNOWN if at > place else 5)))
+            at += 1
+        runs.popleft().result()
+        times.append(time.perf_counter())
+    while runs:
+        runs.popleft().result()
+    return (times[-1] - times[50]) / (len(times) - 51), float(np.median(np.diff(times[50:])))
+
+
 def measure(name: str, options: argparse.Namespace) -> None:
     shape, block, offsets = SHAPES[name]
     layers = min(options.layers or shape.layers, shape.layers)
@@ -75,9 +102,10 @@ def measure(name: str, options: argparse.Namespace) -> None:
     size = sum(t.nbytes for t in tensors.values())
     start = time.perf_counter()
     cached = torch.float16 if options.precision == "fp16" else torch.float32
-    model = Decoder(shape, tensors, options.context, cached).eval()
+    model = Decoder(shape, tensors, options.context, cached, options.sequences).eval()
+    taken = {k: v for k, v in methods(model, options.context).items() if k == "prompt" or k.startswith("step")}
     data = compile_to_bytes(
-        methods(model, options.context), precision=options.precision, weights=options.precision, target=options.target,
+        taken, precision=options.precision, weights=options.precision, target=options.target,
         fallback="error",
     )  # fmt: skip
     made = time.perf_counter() - start
@@ -89,41 +117,36 @@ def measure(name: str, options: argparse.Namespace) -> None:
             f"{made:.0f} s, plan {program.plan}",
             flush=True,
         )
-        prompt, step = program.methods["prompt"], program.methods["step"]
+        prompt, step, first_one = program.methods["prompt"], program.methods["step"], np.array([0])
         r = np.random.default_rng(1)
         if options.check:
             first = r.integers(0, shape.words, 7).tolist()
             wanted, exact = greedy(model, first, 4)
             tokens = []
             for k in range(4):
-                run = prompt.submit(np.array([first]), np.array([0]), *GREEDY) if k == 0 else step.submit(*GREEDY)
+                run = (
+                    prompt.submit(np.array([first]), first_one, *rows(1, 0)) if k == 0 else step.submit(*rows(1, 6 + k))
+                )
                 tokens.append(int(run.result()[0][0]))
                 logits = torch.from_numpy(program.state()["owner.logits"][0]).double()
                 error = float((logits - exact[k]).norm() / exact[k].norm())
                 print(f"  token {tokens[-1]}, torch's {wanted[k]}, relative error of logits {error:.1e}", flush=True)
                 if tokens[-1] != wanted[k]:
                     break
-        for place in (100, options.context - 300):
-            program.set_state({"owner.place": np.array([place]), "owner.token": np.array([5])})
-            runs: deque[Any] = deque()
-            times = []
-            for _ in range(250):
-                while len(runs) <= 2:
-                    runs.append(step.submit(*GREEDY))
-                runs.popleft().result()
-                times.append(time.perf_counter())
-            while runs:
-                runs.popleft().result()
-            each = np.median(np.diff(times[50:]))
-            mean = (times[-1] - times[50]) / (len(times) - 51)
-            rate = size / mean / 1e9
-            print(
-                f"  a token at {place}: median {each * 1e3:.3f} ms, mean {mean * 1e3:.3f} ms; weights at {rate:.0f} GB/s",
-                flush=True,
-            )
+        alone: dict[int, float] = {}
+        for count in step_sizes(options.sequences):
+            for place in options.places or (100, options.context - 300):
+                mean, middle = timed(program.methods[step_name(count)], count, place)
+                alone.setdefault(place, mean)
+                print(
+                    f"  a step of {count} at {place}: median {middle * 1e3:.3f} ms, mean {mean * 1e3:.3f} ms, "
+                    f"{count / mean:.0f} tokens/s, {count * alone[place] / mean:.1f} times one; weights at "
+                    f"{size / mean / 1e9:.0f} GB/s",
+                    flush=True,
+                )
         for length in (128, 512):
             given = r.integers(0, shape.words, (1, length))
-            seconds = median(lambda: prompt.submit(given, np.array([0]), *GREEDY).result(), 3, 9, 3)  # noqa: B023
+            seconds = median(lambda: prompt.submit(given, first_one, *rows(1, 0)).result(), 3, 9, 3)  # noqa: B023
             print(f"  prompt of {length}: {seconds * 1e3:.2f} ms, {length / seconds:.0f} tokens/s", flush=True)
 
 
@@ -134,6 +157,8 @@ def main() -> None:
     parser.add_argument("--target")
     parser.add_argument("--precision", default="fp16")
     parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--sequences", type=int, default=1)
+    parser.add_argument("--places", type=int, nargs="+", help="Of the cache, where steps are timed")
     parser.add_argument("--check", action="store_true", help="compare with torch, which takes long for large models")
     options = parser.parse_args()
     with torch.no_grad():

@@ -139,7 +139,8 @@ def compile(
     Args:
         model: a module (compiled as it is in eval mode), a function or a bound method, an ExportedProgram or its `module()`,
             a TorchScript module, method or function, or the path of a file of `torch.export.save` (`.pt2`), of
-            `torch.jit.save` (`.pt`) or of ONNX (`.onnx`); or several methods by name, each of them an ExportedProgram or a
+            `torch.jit.save` (`.pt`) or of ONNX (`.onnx`), or of a language model: a GGUF file or a Hugging Face folder, with the
+            methods that `lapilli.LLM` runs; or several methods by name, each of them an ExportedProgram or a
             tuple (module, example_inputs[, dynamic_shapes]): then `program.methods["decode"](...)` calls one. Equal weights
             are stored once.
         example_inputs: arguments of a module, as a tuple or a dict of keywords; an ExportedProgram has its own, and an ONNX
@@ -182,6 +183,16 @@ def compile(
         "example_kwargs": example_kwargs, "precision": precision, "dynamic_shapes": dynamic_shapes, "fallback": fallback,
         "metadata": metadata, "progress": progress,
     }  # fmt: skip
+    from lapilli.llm.source_path import is_source
+
+    if is_source(model):
+        from lapilli.llm.from_source import compile_source
+
+        given = {"example_inputs": example_inputs, "dynamic_shapes": dynamic_shapes, "tune": tune or None}
+        if any(value is not None for value in (*given.values(), example_kwargs)):
+            raise CompileError(f"a language model is compiled without {', '.join(given)} and example_kwargs")
+        data = compile_source(model, precision=precision, target=target, metadata=metadata, progress=progress)
+        return Program(data, permission=OWN)
     if tune:
         if target is not None:
             raise CompileError(f"tune=True measures the device that is there; leave target={target!r} out")

@@ -19,7 +19,7 @@ from lapilli.errors import InvalidInputError
 
 _library: Any = torch.library.Library("lapilli", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(
-    "next_token(Tensor logits, Tensor? temperature, Tensor? top_k, Tensor? top_p) -> Tensor",
+    "next_token(Tensor logits, Tensor? temperature, Tensor? top_k, Tensor? top_p, Tensor? key=None) -> Tensor",
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 
@@ -32,6 +32,7 @@ def next_token(
     temperature: float | Tensor = 1.0,
     top_k: int | Tensor = 0,
     top_p: float | Tensor = 1.0,
+    key: Tensor | None = None,
 ) -> Tensor:
     """Draws one element of each row of logits, in the order of Hugging Face's processors: temperature, top-k, top-p, then one
     draw with the probabilities that are left.
@@ -46,13 +47,15 @@ def next_token(
             size of the vocabulary and more: no limit. Integers.
         top_p: of these, a token can be drawn if those that are more probable have less than top_p of the probability together;
             equal logits are equally probable. The most probable one can always be drawn. 1 (or more, or NaN): no limit.
+        key: int32 [*, 2], from which alone the draw of a row follows, whatever the other rows are; None: draws follow the random
+            state of torch or of the program.
 
     Returns:
         int64 [*]. A row with NaN, or whose largest logit is infinite, has no probabilities: it gives what argmax gives.
 
     Raises:
-        InvalidInputError: logits are no floating-point tensor or have no dimension, top_k is of floats, or a parameter does not
-            broadcast to [*].
+        InvalidInputError: logits are no floating-point tensor or have no dimension, top_k is of floats, a parameter does not
+            broadcast to [*], or key is not int32 [*, 2].
     """
     if not logits.is_floating_point() or not logits.dim():
         raise InvalidInputError(
@@ -67,13 +70,17 @@ def next_token(
                 f"{name} has shape {list(given.shape)}; it must broadcast to the {rank} leading dimensions of the logits, "
                 f"{list(logits.shape[:-1])}."
             )
+    if key is not None and (key.dtype is not torch.int32 or key.shape != (*logits.shape[:-1], 2)):
+        raise InvalidInputError(
+            f"key is {key.dtype} of shape {list(key.shape)}; it must be int32 of shape {[*logits.shape[:-1], 2]}."
+        )
     given_k = None if _is_off(top_k, lambda k: k <= 0) else _tensor(top_k, torch.int64)
     given_p = None if _is_off(top_p, lambda p: not p < 1) else _tensor(top_p, torch.float32)
     greedy = _is_off(temperature, lambda t: not t >= SMALLEST)
     found: Tensor = (
         OPERATOR(logits, None, None, None)
         if greedy
-        else OPERATOR(logits, _tensor(temperature, torch.float32), given_k, given_p)
+        else OPERATOR(logits, _tensor(temperature, torch.float32), given_k, given_p, key)
     )
     return found
 
@@ -122,7 +129,9 @@ def _of_rows(given: Tensor, x: Tensor) -> Tensor:
     )
 
 
-def _next_token(logits: Tensor, temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
+def _next_token(
+    logits: Tensor, temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None, key: Tensor | None = None
+) -> Tensor:
     best = logits.argmax(-1)
     if temperature is None or not logits.numel():
         return best
@@ -133,11 +142,22 @@ def _next_token(logits: Tensor, temperature: Tensor | None, top_k: Tensor | None
     scores = torch.where(draws, _scores(logits.float(), top, heat), 0.0)
     shown = torch.where(draws, logits.float(), 0.0)
     weights = torch.where(kept(shown, heat[..., 0], top_k, top_p), scores.exp(), 0.0)
-    drawn = torch.multinomial(weights.reshape(-1, weights.shape[-1]), 1).reshape(best.shape)
+    rows = weights.reshape(-1, weights.shape[-1])
+    if key is None:
+        drawn = torch.multinomial(rows, 1).reshape(best.shape)
+    else:
+        drawn = torch.stack([_of_key(*of) for of in zip(rows, key.reshape(-1, 2), strict=True)]).reshape(best.shape)
     return torch.where(draws[..., 0], drawn, best)
 
 
-def _shape(logits: Tensor, temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
+def _of_key(weights: Tensor, key: Tensor) -> Tensor:
+    first, second = (int(k) % 2**32 for k in key)
+    return torch.multinomial(weights, 1, generator=torch.Generator(weights.device).manual_seed(first << 32 | second))[0]
+
+
+def _shape(
+    logits: Tensor, temperature: Tensor | None, top_k: Tensor | None, top_p: Tensor | None, key: Tensor | None = None
+) -> Tensor:
     return logits.new_empty(logits.shape[:-1], dtype=torch.int64)
 
 

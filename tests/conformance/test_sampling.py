@@ -44,6 +44,30 @@ def key(seed: int) -> dict[str, Any]:
     return {STATE: np.array([0, seed], "int32")}
 
 
+class DrawByKey(nn.Module):
+    def forward(self, logits: Tensor, temperature: Tensor, key: Tensor) -> Tensor:
+        return next_token(logits, temperature, key=key)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_draws_by_key_follow_from_it_alone(plan: str) -> None:
+    """Not from the number of rows, the place among them, or earlier runs; other keys draw others."""
+    logits = torch.randn(1, 700, generator=torch.Generator().manual_seed(3)).repeat(6, 1)
+    keys = torch.tensor([[0, 1], [1, 1], [0, 2], [0, 1], [-5, 7], [2**31 - 1, -(2**31)]], dtype=torch.int32)
+    args = logits, torch.full((6,), 2.0), keys
+    with lapilli.compile(DrawByKey(), args, target=plan) as program:
+        found = program(*args)
+        assert torch.equal(found, program(*args)) and len(set(found.tolist())) > 3 and found[0] == found[3]
+    for rows in ([1], [4, 0, 2]):
+        some = tuple(a[rows] for a in args)
+        with lapilli.compile(DrawByKey(), some, target=plan) as program:
+            assert torch.equal(program(*some), found[rows])
+    alone = DrawByKey()(*args)
+    assert torch.equal(alone, DrawByKey()(*args)) and alone[0] == alone[3]
+    with pytest.raises(InvalidInputError, match="key is torch.int64"):
+        next_token(logits, key=keys.long())
+
+
 # -- what is kept
 
 

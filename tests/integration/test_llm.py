@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import language_models
 import numpy as np
 import pytest
 import torch
-from language_models import END, KINDS, TEMPLATE, made, save_folder, save_gguf
+from language_models import END, KINDS, TEMPLATE, WORDS, made, save_folder, save_gguf
 
 import lapilli
 from lapilli.llm import LLM
@@ -25,6 +26,7 @@ from lapilli.llm.decoder import Decoder
 from lapilli.llm.from_source import build, quantized, read
 from lapilli.llm.gguf_source import read_gguf
 
+SEQUENCES = 3
 PROMPT = "The theory of an answer in a sentence"
 
 
@@ -43,10 +45,11 @@ def ours(lm: LLM, tokens: list[int], count: int) -> list[int]:
     return [t.id for t in lm.generate(tokens, max_tokens=count).tokens]
 
 
-def of_one_plan(path: Path, context: int, half: bool = False, quantize: Any = None) -> LLM:
+def of_one_plan(path: Path, context: int, half: bool = False, quantize: Any = None, sequences: int = 1) -> LLM:
     """As `LLM(path, context=context)`, without the plans of other devices, which take as long to compile."""
     file = path.parent / "one.lap"
-    file.write_bytes(build(read(path), context, quantize=quantize, target="cpu-fp16" if half else "cpu-fp32"))
+    target = "cpu-fp16" if half else "cpu-fp32"
+    file.write_bytes(build(read(path), context, quantize=quantize, sequences=sequences, target=target))
     return LLM(file)
 
 
@@ -109,12 +112,12 @@ def test_half_precision_keeps_halves_in_the_cache(target: str, tmp_path: Path, m
 
 def _read(lm: LLM, tokens: list[int], place: int) -> None:
     """By the program's own methods."""
-    drawn = [np.float32(0), np.int64(0), np.float32(1), np.float32(-np.inf), np.float32(1)]
+    numbers = np.array([[tokens[0], place, 0, 0, 0, 0]], np.int32)
+    limits = np.array([[0, 1, -np.inf, 1]], np.float32)
     if len(tokens) == 1:
-        lm.program.set_state({"owner.token": np.array(tokens), "owner.place": np.array([place])})
-        lm.program.methods["step"].submit(*drawn).result()
+        lm.program.methods["step"].submit(numbers, limits).result()
     else:
-        lm.program.methods["prompt"].submit(np.array([tokens]), np.array([place]), *drawn).result()
+        lm.program.methods["prompt"].submit(np.array([tokens]), np.array([0]), numbers, limits).result()
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +132,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LLM]:
     for p in model.parameters():
         p.copy_(torch.randn_like(p) * (1 if p.dim() == 1 else 2 / p.shape[1] ** 0.5))
     file = save_gguf(model, folder / "model.gguf", "Q8_0")
-    lm = LLM(file, context=96)
+    lm = of_one_plan(file, 96, sequences=SEQUENCES)
     lm.save(folder / "model.lap")
     return folder / "model.lap", lm
 
@@ -282,7 +285,7 @@ def test_answers_depend_on_their_prompt_and_options_alone(lm: LLM, monkeypatch: 
             repetition_penalty=float(rng.choice([1.0, 1.5])), top_p=float(rng.choice([1.0, 0.9])),
         )  # fmt: skip
         made.append((base[start : start + n], options))
-        lm._session.cached, lm._session.turn = [], None  # reads it whole
+        lm._session.forget()  # reads it whole
         alone.append(lm.generate(*made[-1][:1], **options).text)
     for longest in (3, 8, 512):
         monkeypatch.setattr("lapilli.llm.session.LONGEST", longest)
@@ -294,6 +297,162 @@ def test_answers_depend_on_their_prompt_and_options_alone(lm: LLM, monkeypatch: 
                 if next(streams[k], None) is None and k in left:
                     left.remove(k)
         assert [s.answer.text for s in streams] == alone
+
+
+def test_what_joins_and_leaves_changes_no_answer(lm: LLM) -> None:
+    """At random: streams begin, are read for a while, are cancelled or forgotten, more of them than there are slots; embeddings are
+    made between. Each writes what it writes alone, drawn tokens, penalties and log-probabilities too.
+    """
+    rng = np.random.default_rng(11)
+    base = [int(t) for t in rng.integers(0, 290, 90)]
+
+    def chosen() -> tuple[list[int], dict[str, Any]]:
+        start, n = 30 * int(rng.integers(2)), int(rng.integers(1, 60))
+        options: dict[str, Any] = dict(
+            max_tokens=int(rng.integers(1, 30)), temperature=float(rng.choice([0.0, 1.5])), seed=int(rng.integers(99)),
+            repetition_penalty=float(rng.choice([1.0, 1.4])), logprobs=int(rng.integers(3)) or None,
+        )  # fmt: skip
+        return base[start : start + n], options
+
+    def recent() -> Any:
+        return begun[int(rng.integers(max(0, len(begun) - 5), len(begun)))][1]
+
+    vector = lm.embed([base[:40]])
+    begun: list[Any] = []
+    for _ in range(160):
+        act = rng.random()
+        if act < 0.2 or not begun:
+            given = chosen()
+            begun.append((given, lm.generate(given[0], **given[1], stream=True)))
+        elif act < 0.26:
+            recent().cancel()
+        elif act < 0.29:
+            begun.pop()  # nobody reads it any more
+        elif act < 0.31:
+            np.testing.assert_allclose(lm.embed([base[:40]]), vector, rtol=0, atol=1e-5)
+        else:
+            stream = recent()
+            for _ in range(int(rng.integers(1, 6))):
+                next(stream, None)
+    cancelled = 0
+    for (prompt, options), stream in begun:
+        list(stream)
+        lm._session.forget()
+        alone, found = lm.generate(prompt, **options).tokens, stream.answer.tokens
+        if stream.answer.reason == "cancelled":
+            cancelled += 1
+            alone = alone[: len(found)]
+        assert [t.id for t in found] == [t.id for t in alone]
+        for a, b in zip(found, alone, strict=True):
+            # sums of some fifty terms in other orders
+            assert abs(a.logprob - b.logprob) < 1e-4 and [n for n, _ in a.likely] == [n for n, _ in b.likely]
+    assert cancelled and len(begun) - cancelled > 10
+
+
+def test_answers_with_a_grammar_are_written_beside_others(lm: LLM) -> None:
+    """What a grammar allows is of its answer alone, also where slots move and are taken again."""
+    rules = 'root ::= [a-f]{5,40} "."'
+    given: list[tuple[str, dict[str, Any]]] = [
+        ("x", dict(grammar=rules, seed=k, temperature=3.0))
+        if k % 2
+        else (PROMPT[: 3 + k], dict(seed=k, temperature=1.5))
+        for k in range(6)
+    ]
+    alone = [lm.generate(p, **o, max_tokens=12 + 5 * k).text for k, (p, o) in enumerate(given)]
+    for first in range(2):
+        streams = [lm.generate(p, **o, max_tokens=12 + 5 * k, stream=True) for k, (p, o) in enumerate(given)]
+        for part in (streams[first : first + 3], streams[:first] + streams[first + 3 :]):
+            for _ in itertools.zip_longest(*part):
+                pass
+        assert [s.answer.text for s in streams] == alone
+    assert all(set(t) <= set("abcdef.") for t in alone[1::2])
+    assert any(s.answer.reason == "stop" and len(s.answer.text) > 5 for s in streams[1::2])
+    for bad in (
+        dict(grammar="root ::= ("),
+        dict(json_schema={"type": 5}),
+        dict(json_schema=5),
+        dict(grammar="x", json_schema={}),
+    ):
+        with pytest.raises(lapilli.InvalidInputError):
+            lm.generate("x", **bad)
+
+
+def test_several_prompts_are_written_in_one_step(lm: LLM) -> None:
+    prompts: list[Any] = [PROMPT, "Another one begins", PROMPT[:9], [1, 2, 3], "x"]
+    alone = [lm.generate(p, max_tokens=12).tokens for p in prompts]
+    lm._session.steps.clear()
+    found = lm.generate(prompts, max_tokens=12)
+    assert [[t.id for t in a.tokens] for a in found] == [[t.id for t in a] for a in alone]
+    steps = lm._session.steps
+    assert len(steps) < sum(len(a) for a in alone) * 0.7 and set(steps) <= {1, 2, 3} and 3 in steps
+    assert [a.text for a in lm.generate([[{"role": "user", "content": "a"}]] * 2, max_tokens=3)] == [
+        lm.generate([{"role": "user", "content": "a"}], max_tokens=3).text
+    ] * 2
+    with pytest.raises(lapilli.InvalidInputError, match="97 tokens"):
+        lm.generate(["a", [1] * 97])
+    with pytest.raises(lapilli.InvalidInputError, match="no stream"):
+        lm.generate(["a", "b"], stream=True)
+
+
+def test_answers_move_to_the_front_when_others_end(lm: LLM) -> None:
+    """So that a step is no larger than for the answers that are left, and what ended can still be gone on with."""
+    given = [dict(prompt=[k, 7, 8, 9], max_tokens=n, temperature=2.0, seed=k) for k, n in ((1, 4), (2, 8), (3, 30))]
+    alone = [lm.generate(**g).tokens for g in given]
+    assert len(alone[2]) > 20
+    streams = [lm.generate(**g, stream=True) for g in given]
+    lm._session.steps.clear()
+    for _ in itertools.zip_longest(*streams):
+        pass
+    assert [s.answer.tokens for s in streams] == alone
+    assert lm._session.steps[-8:] == [1] * 8
+    read = lm._session.read
+    ended = [1, 7, 8, 9] + [t.id for t in alone[0]]
+    lm.generate([*ended, 5], max_tokens=1)
+    assert lm._session.read - read <= 2
+
+
+def test_a_common_beginning_is_copied_to_another_slot(lm: LLM) -> None:
+    """While the answer that read it goes on."""
+    prompt = list(range(40, 90))
+    first = lm.generate(prompt, temperature=2.0, seed=4, stream=True)
+    next(first)
+    read = lm._session.read
+    other = lm.generate([*prompt, 5], max_tokens=3).tokens
+    assert lm._session.read - read <= 1  # the last token is read by a step
+    lm._session.forget()
+    assert [t.id for t in lm.generate([*prompt, 5], max_tokens=3).tokens] == [t.id for t in other]
+
+
+def test_memory_is_in_proportion_to_sequences(tmp_path: Path) -> None:
+    folder, sizes = save_folder(made("llama"), tmp_path / "llama"), []
+    for sequences in (1, 4):
+        with of_one_plan(folder, 160, sequences=sequences) as lm:
+            sizes.append(lm.memory().states)
+    cache, rest = 2 * 2 * 2 * 160 * 12 * 4, WORDS * (4 + 4) + 8 + 40
+    for sequences, size in zip((1, 4), sizes, strict=True):
+        assert sequences * cache <= size < sequences * (cache + rest) + 30 * 256  # each state begins at such a place
+
+
+def test_embeddings_are_those_of_the_last_token(
+    files: tuple[Path, LLM], lm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of parts of texts; or the mean of all tokens."""
+    source = read_gguf(files[0].with_suffix(".gguf"))
+    model = Decoder(source.shape, source.tensors, 96)
+    texts: list[Any] = ["x", PROMPT, list(range(96)), [7, 8, 9]]
+    for pooling in ("last", "mean"):
+        monkeypatch.setattr(lm._session, "about", dataclasses.replace(lm._session.about, pooling=pooling))
+        for longest in (3, 4, 512):
+            monkeypatch.setattr("lapilli.llm.session.LONGEST", longest)
+            found = torch.from_numpy(lm.embed(texts))
+            for text, row in zip(texts, found, strict=True):
+                with torch.no_grad():
+                    hidden = model.hidden(torch.tensor([lm.tokens(text)]), torch.tensor([0]))[0]
+                whole = hidden[-1] if pooling == "last" else hidden.mean(0)
+                assert float((row - whole / whole.norm()).norm()) < 1e-5
+    for bad in (list[Any](), [""], [[1] * 97]):
+        with pytest.raises(lapilli.InvalidInputError):
+            lm.embed(bad)
 
 
 def test_an_answer_can_be_cancelled(lm: LLM) -> None:
@@ -369,9 +528,13 @@ def test_wrong_files_and_prompts_are_refused_with_a_reason(lm: LLM, tmp_path: Pa
     lapilli.compile(torch.nn.ReLU(), (torch.ones(2),)).save(tmp_path / "relu.lap")
     with pytest.raises(lapilli.InvalidFileError, match="no language model"):
         LLM(tmp_path / "relu.lap")
+    given = {"name": "x", "context": 8, "words": 9, "sequences": 1, "pooling": "last"}
     for metadata, reason in (
         ({"llm.model": "{}"}, "damaged"),
-        ({"llm.model": '{"name": "x", "context": 8, "words": 99999999999}'}, "lacks the methods"),
+        ({"llm.model": '{"name": "x", "context": 8, "words": 99999999999}'}, "damaged: \"'sequences'"),
+        ({"llm.model": json.dumps(given | {"words": 99999999999})}, "lacks the methods"),
+        ({"llm.model": json.dumps(given | {"sequences": 10**9})}, "1000000000 sequences"),
+        ({"llm.model": json.dumps(given | {"pooling": "most"})}, "pooling 'most'"),
     ):
         lapilli.compile(torch.nn.ReLU(), (torch.ones(2),), metadata=metadata).save(tmp_path / "relu.lap")
         with pytest.raises(lapilli.InvalidFileError, match=reason):

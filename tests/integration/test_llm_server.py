@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from language_models import made, save_gguf
@@ -17,6 +19,7 @@ from starlette.testclient import TestClient
 
 import lapilli.cli
 from lapilli.llm import LLM
+from lapilli.llm.from_source import compile_source
 from lapilli.llm.server import ServerLimits, application
 
 CHAT = [{"role": "user", "content": "the question"}]
@@ -25,8 +28,8 @@ CHAT = [{"role": "user", "content": "the question"}]
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("server")
-    with LLM(save_gguf(made("llama"), folder / "model.gguf"), context=128) as lm:
-        lm.save(folder / "model.lap")
+    model = save_gguf(made("llama"), folder / "model.gguf")
+    (folder / "model.lap").write_bytes(compile_source(model, context=128, sequences=2, target="cpu-fp32"))
     return folder / "model.lap"
 
 
@@ -88,6 +91,76 @@ def test_streams_bring_the_same_text_in_pieces(client: TestClient, lm: LLM) -> N
     body = {"prompt": "the", "max_tokens": 7, "temperature": 0, "stream": True}
     found = events(client.post("/v1/completions", json=body))
     assert "".join(e["choices"][0]["text"] for e in found) == lm.generate("the", max_tokens=7).text
+
+
+def test_requests_at_once_are_written_in_one_step(client: TestClient, lm: LLM) -> None:
+    """Each is as alone; a third one waits for a place."""
+    bodies = [{"prompt": p, "max_tokens": 40, "temperature": 0} for p in ("the", "one more", "a third")]
+    want = [lm.generate(str(b["prompt"]), max_tokens=40).text for b in bodies]
+    found = [""] * 3
+
+    def ask(k: int) -> None:
+        found[k] = client.post("/v1/completions", json=bodies[k]).json()["choices"][0]["text"]
+
+    lm._session.steps.clear()
+    with lm._session.lock:  # until all have come
+        threads = [threading.Thread(target=ask, args=(k,)) for k in range(3)]
+        for t in threads:
+            t.start()
+        time.sleep(0.3)
+    for t in threads:
+        t.join()
+    assert found == want
+    assert lm._session.steps.count(2) > 30 and len(lm._session.steps) < 100
+
+
+def test_embeddings(client: TestClient, lm: LLM) -> None:
+    texts: Any = ["the question", "x", lm.tokens("a third")]
+    want = lm.embed(texts)
+    found = client.post("/v1/embeddings", json={"input": texts, "model": "any"}).json()
+    assert found["object"] == "list" and [d["index"] for d in found["data"]] == [0, 1, 2]
+    np.testing.assert_allclose([d["embedding"] for d in found["data"]], want, rtol=0, atol=1e-6)
+    assert found["usage"]["prompt_tokens"] == sum(len(lm.tokens(t)) for t in texts)
+    for one in (texts[0], texts[2]):
+        body = {"input": one, "encoding_format": "base64"}
+        data = base64.b64decode(client.post("/v1/embeddings", json=body).json()["data"][0]["embedding"])
+        np.testing.assert_allclose(np.frombuffer(data, "<f4"), lm.embed([one])[0], rtol=0, atol=1e-6)
+    wrong: tuple[Any, ...] = (
+        {}, {"input": []}, {"input": ""}, {"input": [1, "a"]}, {"input": 5}, {"input": [[]]}, {"input": "a" * 2000}, [],
+        {"input": "x", "encoding_format": "hex"}, {"input": "x", "dimensions": 4}, {"input": [True]}, {"input": [[10**9]]},
+        {"input": ["x"] * 2049},
+    )  # fmt: skip
+    for bad in wrong:
+        response = client.post("/v1/embeddings", json=bad)
+        assert response.status_code in (400, 413) and response.json()["error"]["message"]
+
+
+def test_answers_follow_a_schema(file: Path) -> None:
+    schema = {
+        "type": "object", "properties": {"size": {"type": "integer"}, "kind": {"enum": ["big", "small"]}},
+        "required": ["size", "kind"], "additionalProperties": False,
+    }  # fmt: skip
+    with LLM(file) as lm, TestClient(application(lm), base_url="http://localhost") as client:
+        body: dict[str, Any] = {"messages": CHAT, "temperature": 2.0, "max_tokens": 100}
+        for seed in range(4):
+            form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+            given = client.post("/v1/chat/completions", json=body | {"response_format": form, "seed": seed}).json()
+            choice = given["choices"][0]
+            if choice["finish_reason"] == "stop":
+                assert set(json.loads(choice["message"]["content"])) == {"size", "kind"}
+        form = {"type": "json_object"}
+        given = client.post("/v1/chat/completions", json=body | {"response_format": form, "temperature": 0}).json()
+        assert given["choices"][0]["message"]["content"].startswith("{")
+        rules = 'root ::= "yes" | "no"'
+        given = client.post("/v1/completions", json={"prompt": "x", "grammar": rules, "seed": 3}).json()
+        assert given["choices"][0]["text"] in ("yes", "no") and given["choices"][0]["finish_reason"] == "stop"
+        for bad in (
+            {"response_format": {"type": "xml"}}, {"response_format": {"type": "json_schema"}}, {"response_format": "json"},
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nix"}}}},
+            {"grammar": "root ::= ("}, {"grammar": 5}, {"grammar": rules, "response_format": form},
+        ):  # fmt: skip
+            response = client.post("/v1/chat/completions", json=body | bad)
+            assert response.status_code == 400 and response.json()["error"]["message"], bad
 
 
 def test_log_probabilities(client: TestClient, lm: LLM) -> None:
@@ -257,6 +330,22 @@ def test_commands_write_and_talk(file: Path, tmp_path: Path) -> None:
         assert "MODEL" in run(lapilli.cli.main, [command, "--help"]).output
     found = run(lapilli.cli.main, ["generate", str(file), "x", "--temperature", "-1"])
     assert found.exit_code == 1 and "temperature is -1.0" in found.output
+
+
+def test_compile_makes_the_file_that_save_writes(file: Path, tmp_path: Path) -> None:
+    model, run = file.with_suffix(".gguf"), CliRunner().invoke
+    options = ["--target", "cpu-fp32", "--context", "128", "--sequences", "2"]
+    found = run(lapilli.cli.main, ["compile", str(model), "-o", str(tmp_path / "model.lap"), *options])
+    assert found.exit_code == 0, found.output
+    assert (tmp_path / "model.lap").read_bytes() == file.read_bytes()
+    for wrong in (["--input", "1,2"], ["--sequences", "0"]):
+        assert run(lapilli.cli.main, ["compile", str(model), *wrong]).exit_code == 1
+    assert "for language models" in run(lapilli.cli.main, ["compile", str(file), "--context", "9", "-o", "x"]).output
+    assert "without config.json" in run(lapilli.cli.main, ["compile", str(tmp_path)]).output
+    program = lapilli.compile(model, target="cpu-fp32", metadata={"made": "here"})
+    assert {"prompt", "step"} <= program.methods.keys() and program.metadata["made"] == "here"
+    with pytest.raises(lapilli.CompileError, match="without example_inputs"):
+        lapilli.compile(model, (1,))
 
 
 def test_a_missing_extra_names_the_command(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""`lapilli compile`: from an exported, TorchScript or ONNX model to a program."""
+"""`lapilli compile`: from an exported, TorchScript, ONNX or language model to a program."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 
 import click
 
-from lapilli.cli.common import console, duration, output_file, print_json, progress_bar, size
+from lapilli.cli.common import console, duration, output_file, print_json, progress_bar, progress_console, size
+from lapilli.cli.language_models import source_options
 from lapilli.errors import InvalidInputError
 from lapilli.runtime.compiler_packages import require_compiler
 
 
 @click.command("compile")
-@click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("model", type=click.Path(exists=True, path_type=Path))
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: MODEL with .lap.")
 @click.option(
     "--input",
@@ -40,6 +41,7 @@ from lapilli.runtime.compiler_packages import require_compiler
     show_default=True,
     help="What to do with operators that cannot run on the GPU.",
 )
+@source_options
 @click.option("--metadata", "pairs", metavar="KEY=VALUE", multiple=True, help="Stored in the file; VALUE may be @FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compile_(
@@ -49,17 +51,31 @@ def compile_(
     precision: str,
     target: str | None,
     fallback: str,
+    context: int | None,
+    quantize: str | None,
+    sequences: int | None,
     pairs: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Compile MODEL (.pt2 of torch.export, TorchScript of torch.jit.save, or ONNX) to a program.
+    """Compile MODEL (.pt2 of torch.export, TorchScript of torch.jit.save, ONNX, GGUF, or a Hugging Face folder) to a program.
 
-    Needs `pip install lapilli[compile]`, and `lapilli[onnx]` for ONNX."""
+    Needs `pip install lapilli[compile]`, and `lapilli[onnx]` for ONNX, `lapilli[llm]` for a language model, to which --context,
+    --quantize and --sequences apply."""
     output = output or model.with_suffix(".lap")
     if output.resolve() == model.resolve():
         raise InvalidInputError(f"The output {output} would replace the model; name another file with -o.")
     metadata = dict(_pair(pair) for pair in pairs)
     require_compiler()
+    from lapilli.llm.source_path import is_source
+
+    of_model = {"context": context, "quantize": quantize, "sequences": sequences}
+    language = is_source(model)
+    if model.is_dir() and not language:
+        raise InvalidInputError(f"{model} is a folder without config.json; give a file, or a Hugging Face folder.")
+    if language and inputs:
+        raise InvalidInputError("--input does not apply to a language model, which takes any text.")
+    if not language and any(value is not None for value in of_model.values()):
+        raise InvalidInputError(f"--context, --quantize and --sequences are for language models; {model} is none.")
     from lapilli.capture.examples import example_inputs
     from lapilli.compiler import compile_to_bytes
     from lapilli.runtime.description import Description
@@ -73,11 +89,19 @@ def compile_(
         def progress(stage: str, done: int, total: int) -> None:
             bar.update(task, description=stage, completed=done, total=total)
 
-        examples, shapes = example_inputs(inputs)
-        data = compile_to_bytes(
-            model, examples, precision=precision, dynamic_shapes=shapes, target=target, fallback=fallback, metadata=metadata,
-            progress=progress,
-        )  # fmt: skip
+        if language:
+            from lapilli.llm.from_source import compile_source
+
+            data = compile_source(
+                model, **{k: v for k, v in of_model.items() if v is not None}, precision=precision, target=target,
+                metadata=metadata, progress=progress, say=progress_console().print,
+            )  # fmt: skip
+        else:
+            examples, shapes = example_inputs(inputs)
+            data = compile_to_bytes(
+                model, examples, precision=precision, dynamic_shapes=shapes, target=target, fallback=fallback,
+                metadata=metadata, progress=progress,
+            )  # fmt: skip
     with output_file(output) as file:
         file.write(data)
     seconds = time.perf_counter() - start

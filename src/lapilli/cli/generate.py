@@ -28,6 +28,7 @@ def generate(
     context: int | None,
     precision: Any,
     quantize: Any,
+    sequences: int | None,
     output: Path | None,
     **choices: Unpack[Choices],
 ) -> None:
@@ -37,7 +38,7 @@ def generate(
     """
     if prompt == "-":
         prompt = sys.stdin.read()
-    with opened(model, device, context, precision, quantize) as lm:
+    with opened(model, device, context, precision, quantize, sequences) as lm:
         if output is not None:
             lm.save(output)
         show(lm.generate(prompt, stream=True, **choices))

@@ -19,16 +19,25 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def source_options(command: F) -> F:
+    """How a language model is compiled, besides the precision."""
+    for option in (
+        click.option("--context", type=int, metavar="N", help="Room for so many tokens; default: the model's own, at most 4096."),
+        click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Weights that are numbers become codes."),
+        click.option("--sequences", type=int, metavar="N", help="Answers that are written in one step, each with a cache."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 def model_options(command: F) -> F:
     """MODEL, and how it is compiled."""
     for option in (
         click.argument("model", type=click.Path(exists=True, path_type=Path)),
-        click.option("--context", type=int, metavar="N", help="Room for so many tokens; default: the model's own, at most 4096."),
         click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True),
-        click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Weights that are numbers become codes."),
-    ):  # fmt: skip
+    ):
         command = option(command)
-    return device_option(command)
+    return device_option(source_options(command))
 
 
 def answer_options(command: F) -> F:
@@ -54,8 +63,10 @@ def opened(
     context: int | None,
     precision: Literal["fp32", "fp16"],
     quantize: Literal["int8", "int4"] | None,
+    sequences: int | None,
+    usual: int = 1,
 ) -> Iterator[LLM]:
-    """The model named on a command line."""
+    """The model named on a command line. usual: how many sequences it is compiled for, if that is not said."""
     from lapilli.llm import LLM
 
     out = progress_console()
@@ -68,9 +79,12 @@ def opened(
         def say(sentence: str) -> None:
             out.print(sentence, highlight=False, markup=False)
 
+        if sequences is None:
+            sequences = 1 if model.suffix == ".lap" else usual
         loaded = LLM(
-            model, device=device, context=context, precision=precision, quantize=quantize, progress=progress, say=say
-        )
+            model, device=device, context=context, precision=precision, quantize=quantize, sequences=sequences, progress=progress,
+            say=say,
+        )  # fmt: skip
     with loaded:
         yield loaded
 

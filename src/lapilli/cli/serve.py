@@ -10,6 +10,8 @@ import click
 from lapilli.cli.common import progress_console
 from lapilli.cli.language_models import model_options, opened
 
+_SEQUENCES = 4
+
 
 @click.command()
 @model_options
@@ -30,13 +32,14 @@ from lapilli.cli.language_models import model_options, opened
 )
 @click.option("--max-seconds", type=click.FloatRange(min=0.1), default=600.0, show_default=True, help="Of an answer.")
 def serve(
-    model: Path, device: str | None, context: int | None, precision: Any, quantize: Any, host: str, port: int, api_key: str | None,
-    allow_name: tuple[str, ...], max_body: int, max_queue: int, max_seconds: float,
+    model: Path, device: str | None, context: int | None, precision: Any, quantize: Any,
+    sequences: int | None, host: str, port: int, api_key: str | None, allow_name: tuple[str, ...], max_body: int,
+    max_queue: int, max_seconds: float,
 ) -> None:  # fmt: skip
-    """Serves /v1/chat/completions, /v1/completions, /v1/models, /metrics and /health.
+    """Serves /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /metrics and /health.
 
-    MODEL is a GGUF file, a Hugging Face folder, or a .lap file that was saved from one. Nothing listens beyond this machine unless
-    --host says so; then give an API key.
+    MODEL is a GGUF file, a Hugging Face folder, or a .lap file that was saved from one. The first two are compiled for 4 sequences,
+    unless --sequences says otherwise. Nothing listens beyond this machine unless --host says so; then give an API key.
     """
     from lapilli.llm.packages import need
 
@@ -46,7 +49,7 @@ def serve(
 
     local = host in ("127.0.0.1", "localhost", "::1")
     hosts = (*LOCAL, *allow_name) if local or allow_name else ("*",)
-    with opened(model, device, context, precision, quantize) as lm:
+    with opened(model, device, context, precision, quantize, sequences, _SEQUENCES) as lm:
         out = progress_console()
         out.print(f"{lm.name} at http://{host}:{port}/v1", highlight=False, markup=False)
         if not local and not api_key:

@@ -25,7 +25,7 @@ from lapilli.codegen.wrapper import Wrapper, batched, source, with_sizes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Op
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv, maximum, minimum, total
-from lapilli.ir.node import Constant, Input, Map, Node, State
+from lapilli.ir.node import Constant, Input, Map, Node, State, in_state
 from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand
 from lapilli.schedule.encoding import encoding_of
 from lapilli.schedule.layout import Layout, estimate
@@ -161,14 +161,15 @@ class CpuMatmul(KernelTemplate):
             groups, group = linear_groups(self.batch * maximum(blocks * 4, minimum(self.m, tm - 1) * n4), size)
             lane = f"uint({group}) * {size} + li"
             call = (
-                f"if (P.t.M < {tm}) matvec<X, W, E, {int(vec)}, {whole}>(P.t, {lane}, gid.x);\n"
+                f"if (P.t.M < {tm}) matvec<X, W, E, 1, {int(vec)}, {whole}>(P.t, {lane}, gid.x);\n"
                 f"    else matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}>(P.t, {lane}, gid.x);"
             )
             written = w.finish(call, groups, (size, 1, 1), "matmul", "MatmulParams")
             written.needs = QUADS
         elif few:
-            groups, group = linear_groups(self.batch * self.m * n4, size)
-            call = f"matvec<X, W, E, {int(vec)}, {whole}>(P.t, uint({group}) * {size} + li, gid.x);"
+            rows = self.m.value or 1
+            groups, group = linear_groups(self.batch * n4, size)
+            call = f"matvec<X, W, E, {rows}, {int(vec)}, {whole}>(P.t, uint({group}) * {size} + li, gid.x);"
             written = w.finish(call, groups, (size, 1, 1), "matvec", "MatmulParams")
         else:
             tm, tn = self.tile.rows, self.tile.columns
@@ -201,6 +202,64 @@ def _matmul(v: MatmulView, task: Task, ctx: Context) -> CpuMatmul | None:
         return CpuMatmul(v.batch, v.m, v.n, v.k, x, coded.node, True, tile)
     shared = v.rhs.strides[0] == 0 or v.batch == 1
     return CpuMatmul(v.batch, v.m, v.n, v.k, x, pack_matrix(v.rhs, v, ctx), shared, tile)
+
+
+_FEW = 8
+"""Rows up to which a matrix in a state is read where it lies; for more it is packed in every run."""
+
+
+@dataclass(frozen=True)
+class CpuLying(KernelTemplate):
+    """A few rows x against w, which is not packed. turned: whether consecutive elements of w are of a column, else of a row."""
+
+    batch: Int
+    m: int
+    n: Int
+    k: Int
+    x: Operand  # strides (batch, row, k)
+    w: Operand  # strides (batch, k, column)
+    turned: bool
+
+    @property
+    def operands(self) -> list[Node]:
+        return [self.x.node, self.w.node]
+
+    def write(self, task: Task, ctx: Context) -> KernelSource:
+        return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
+
+    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
+        w = Wrapper(task, ctx, "cpu_matmul", sizes_as_params)
+        vec = w.epilogue(self.batch * self.m, self.n, batched(task, flat_rows=True))
+        source(w, "X", self.x.node, vector=True)
+        source(w, "W", self.w.node, vector=True)
+        line = self.w.strides[2 if self.turned else 1]
+        w.params(
+            N=self.n, K4=self.k // 4, B=self.batch, xOff4=self.x.offset // 4, xRow4=self.x.strides[1] // 4,
+            xBatch4=self.x.strides[0] // 4, wOff4=self.w.offset // 4, wLine4=line // 4, wBatch4=self.w.strides[0] // 4,
+        )  # fmt: skip
+        groups, group = linear_groups(self.batch * ceildiv(self.n, 4), _SIZE)
+        call = f"lying<X, W, E, {self.m}, {int(self.turned)}, {int(vec)}>(P.t, uint({group}) * {_SIZE} + li, gid.x);"
+        written = w.finish(call, groups, (_SIZE, 1, 1), "lying", "LyingParams")
+        written.flops = self.batch * self.m * self.n * self.k * 2
+        return written
+
+
+def lying(v: MatmulView, task: Task, ctx: Context) -> CpuLying | None:
+    """A few rows against a part of a state: to pack it in every run takes longer than to read it."""
+    m, w = v.m.value, v.rhs
+    if m is None or not 0 < m <= _FEW or not in_state(w.node) or not ctx.is_whole(w.node) or not w.node.dtype.is_float:
+        return None
+    turned = w.strides[1] == 1
+    if not turned and w.strides[2] != 1:
+        return None
+    line = w.strides[2 if turned else 1]
+    if not all(is_aligned(i) for i in (v.k, w.offset, w.strides[0], line)):
+        return None
+    x = as_words(v.lhs, (v.batch, v.m, v.k), ctx)
+    if x.strides[2] != 1 or not all(is_aligned(i) for i in (x.offset, *x.strides[:2])):
+        x = _rows(replace(v, lhs=x), ctx)
+    made = CpuLying(v.batch, m, v.n, v.k, x, w, turned)
+    return made if _are_countable([v.batch], ctx.target) else None
 
 
 def _rows(v: MatmulView, ctx: Context) -> Operand:

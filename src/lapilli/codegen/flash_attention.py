@@ -29,7 +29,7 @@ from lapilli.codegen.wrapper import (
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Op, loads, rewrite
 from lapilli.ir.integer import Int, IntLike, Var, as_int, ceildiv, maximum, of, product
-from lapilli.ir.node import Attention, Map, Matmul, Node, State
+from lapilli.ir.node import Attention, Matmul, Node, in_state
 from lapilli.schedule.contraction import Operand, merged, operand
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.realize import chase
@@ -472,20 +472,13 @@ class _FewQueries(_Attention):
         What excludes other keys adds -inf to their scores, which NaN and infinities outlast, and so it is with their values.
         """
         assert self.scores.reduction is not None
-        cached = all(_in_state(t.operand.node) for t in (self.k, self.v))
+        cached = all(in_state(t.operand.node) for t in (self.k, self.v))
         conditions = _conditions(self.scores.value, self.scores.reduction) if cached else ()
         e, texts = self._of_scores(w, [*conditions], {})
         w.structs.append(
             "struct M : IKeep\n{\n    static bool keeps(uint b, uint m, uint n)\n    {\n"
             f"{e.text()}        return {' && '.join(texts) or 'true'};\n    }}\n}};\n"
         )
-
-
-def _in_state(x: Node) -> bool:
-    """Whether this is a state, with or without new entries of this run."""
-    while isinstance(x, Map) and x.update is not None:
-        x = x.update.old
-    return isinstance(x, State)
 
 
 def _conditions(score: Expr, reduction: Node) -> Iterator[Expr]:

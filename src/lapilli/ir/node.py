@@ -112,7 +112,8 @@ class Update:
     axes.
 
     within: (i, n) for computed indices; elements are stored only if 0 <= i < n. If several values have the same index, the
-    last one wins; as in torch, a device may keep any of them.
+    last one wins; as in torch, a device may keep any of them. apart: value loads a Map that reads `old` at other places than this
+    replaces: it is computed before.
     """
 
     old: Node
@@ -120,6 +121,7 @@ class Update:
     place: tuple[Int, ...]
     value: Expr
     within: tuple[tuple[Int, Int], ...] = ()
+    apart: bool = False
 
     def loads(self) -> list[Load]:
         """The loads of which new elements and their indices are computed."""
@@ -284,6 +286,13 @@ class Graph:
                     stack.pop()
                     order.append(node)
         return order
+
+
+def in_state(x: Node) -> bool:
+    """Whether this is a state, with or without new entries of this run."""
+    while isinstance(x, Map) and x.update is not None:
+        x = x.update.old
+    return isinstance(x, State)
 
 
 def operands(node: Node, update: Update | None = None) -> list[Node]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from lapilli.errors import InvalidFileError
 
@@ -15,15 +16,33 @@ USUAL_CONTEXT = 4096
 
 LONGEST = 512
 """The most tokens of a prompt that are read at once."""
+Pooling = Literal["last", "mean"]
+MOST_SEQUENCES = 256
+KNOWN, IDLE = -1, -2
+"""Instead of the token of a row: that of the step before; none, for the row is not used."""
+
+
+def step_sizes(sequences: int) -> list[int]:
+    """The numbers of rows for which there is a step: powers of two, and all sequences."""
+    return [*(1 << k for k in range((sequences - 1).bit_length())), sequences]
+
+
+def step_name(rows: int) -> str:
+    """The method that does a step of so many rows."""
+    return "step" if rows == 1 else f"step{rows}"
 
 
 @dataclass(frozen=True)
 class About:
-    """context: the length of the cache. words: the size of the vocabulary."""
+    """context: the length of a sequence's cache. words: the size of the vocabulary. sequences: how many are written at once.
+    pooling: how embeddings are made of those of tokens.
+    """
 
     name: str
     context: int
     words: int
+    sequences: int = 1
+    pooling: Pooling = "last"
 
     def metadata(self) -> dict[str, str]:
         """As strings of a program."""
@@ -36,9 +55,14 @@ class About:
             raise InvalidFileError("The file is a program, but no language model: LLM.save writes those.")
         try:
             given = json.loads(metadata[KEY])
-            made = cls(str(given["name"])[:200], int(given["context"]), int(given["words"]))
+            context, words, sequences = (int(given[k]) for k in ("context", "words", "sequences"))
+            made = cls(str(given["name"])[:200], context, words, sequences, given["pooling"])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InvalidFileError(f"The metadata of the language model is damaged: {str(error)[:200]!r}.") from error
-        if made.context < 2 or made.words < 1:
-            raise InvalidFileError(f"The language model is damaged: a context of {made.context}, {made.words} words.")
+        if made.context < 2 or made.words < 1 or not 1 <= made.sequences <= MOST_SEQUENCES:
+            raise InvalidFileError(
+                f"The language model is damaged: a context of {made.context}, {made.words} words, {made.sequences} sequences."
+            )
+        if made.pooling not in ("last", "mean"):
+            raise InvalidFileError(f"The language model is damaged: pooling {str(made.pooling)[:20]!r}.")
         return made

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lapilli.errors import InvalidInputError
 
@@ -26,6 +27,8 @@ class Choices(TypedDict, total=False):
     stop: str | Sequence[str] | None
     seed: int | None
     logprobs: int | None
+    json_schema: Mapping[str, Any] | None
+    grammar: str | None
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class AnswerOptions:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     logprobs: int | None = None
+    json_schema: Mapping[str, Any] | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         whole = self.max_tokens is None or (_whole(self.max_tokens) and self.max_tokens >= 0)
@@ -62,6 +67,11 @@ class AnswerOptions:
             f"0 to {most}, or None",
         )
 
+        self._check("json_schema", isinstance(self.json_schema, Mapping | None), "a schema as a dictionary, or None")
+        self._check("grammar", isinstance(self.grammar, str | None), "rules in GBNF or Lark's form, or None")
+        if self.json_schema is not None and self.grammar is not None:
+            raise InvalidInputError("json_schema and grammar are given; an answer follows one of them.")
+
     @classmethod
     def of(cls, choices: Choices) -> AnswerOptions:
         """As a caller gives them: stop words may be one."""
@@ -73,12 +83,10 @@ class AnswerOptions:
         if not good:
             raise InvalidInputError(f"{name} is {getattr(self, name)!r}; it can be {accepted}.")
 
-    def drawn(self) -> tuple[Any, ...]:
-        """How a token is chosen, as the program's methods take it."""
+    def drawn(self) -> tuple[int, NDArray[np.float32]]:
+        """How a token is chosen, as the program's methods take it: top_k; temperature, top_p, floor and penalty."""
         floor = self.temperature * math.log(self.min_p) if self.min_p > 0 else -math.inf
-        numbers = (self.temperature, self.top_k, self.top_p, floor, self.repetition_penalty)
-        kinds = (np.float32, np.int64, np.float32, np.float32, np.float32)
-        return tuple(np.array(n, k) for n, k in zip(numbers, kinds, strict=True))
+        return self.top_k, np.array([self.temperature, self.top_p, floor, self.repetition_penalty], np.float32)
 
 
 def _whole(x: Any) -> bool:

@@ -140,7 +140,7 @@ class Block(nn.Module):
     """Attention with grouped queries and a cache, and a gated feed-forward network."""
 
     def __init__(
-        self, shape: Shape, context: int, tensors: Mapping[str, Any], prefix: str, cached: torch.dtype
+        self, shape: Shape, context: int, tensors: Mapping[str, Any], prefix: str, cached: torch.dtype, sequences: int
     ) -> None:
         super().__init__()
         self.shape = shape
@@ -156,11 +156,16 @@ class Block(nn.Module):
         self.q_norm, self.k_norm = norm("attn_q_norm"), norm("attn_k_norm")
         self.q, self.k, self.v, self.out = map(linear, ("attn_q", "attn_k", "attn_v", "attn_output"))
         self.gate, self.up, self.down = map(linear, ("ffn_gate", "ffn_up", "ffn_down"))
-        size = 1, shape.groups, context, shape.size
+        size = sequences, shape.groups, context, shape.size
         self.keys, self.values = (nn.Buffer(torch.zeros(size, dtype=cached), persistent=False) for _ in range(2))
+        self.sequences = sequences
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, places: Tensor) -> Tensor:
-        """x: [1, tokens, width]; mask: [tokens, context]; places: [tokens], where in the cache the tokens go."""
+    def forward(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, positions: Tensor, sequence: Tensor | None
+    ) -> Tensor:
+        """x: [1, tokens, width]; positions: [tokens]. sequence: [1], of which the tokens are, and the mask is [tokens, context];
+        None: token b is of sequence b, and the mask is [tokens, 1, 1, context].
+        """
         assert self.before_attention is not None and self.before_network is not None
         y = self.before_attention(x)
         q, k = self._heads(self.q(y), self.shape.heads), self._heads(self.k(y), self.shape.groups)
@@ -169,12 +174,14 @@ class Block(nn.Module):
         q, k = (rotate(z.transpose(1, 2), rotation) for z in (q, k))
         v = self._heads(self.v(y), self.shape.groups).transpose(1, 2)
         q, k, v = (z.to(self.keys.dtype) for z in (q, k, v))
-        k, v = self.keys.index_copy_(2, places, k), self.values.index_copy_(2, places, v)
-        if x.shape[1] == 1:
-            # Heads that share keys are rows of one product: keys and values are read where they are, once.
-            rows = q.view(1, self.shape.groups, -1, self.shape.size)
-            attended = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).view_as(q)
+        count = positions.shape[0]
+        rows = torch.arange(count) if sequence is None else sequence.expand(count)
+        self.keys[rows, :, positions] = k[0].transpose(0, 1)
+        self.values[rows, :, positions] = v[0].transpose(0, 1)
+        if sequence is None:
+            attended = self._rows(q, mask)
         else:
+            k, v = self._of(self.keys, sequence), self._of(self.values, sequence)
             attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2).to(x.dtype))
         y = self.before_network(x)
@@ -183,26 +190,46 @@ class Block(nn.Module):
         moved: Tensor = x + self.down(gate * self.up(y))
         return moved
 
+    def _rows(self, q: Tensor, mask: Tensor) -> Tensor:
+        """Attention of q [1, heads, n, size], whose token b is of sequence b. Heads that share keys are rows of one product:
+        keys and values are read where they are, once.
+        """
+        groups, count = self.shape.groups, q.shape[2]
+        rows = q.view(groups, -1, count, self.shape.size).permute(2, 0, 1, 3)
+        attended = F.scaled_dot_product_attention(rows, self.keys[:count], self.values[:count], attn_mask=mask)
+        return attended.flatten(1, 2).transpose(0, 1)[None]
+
+    def _of(self, cache: Tensor, sequence: Tensor) -> Tensor:
+        """What the cache has of a sequence: [1, groups, context, size]."""
+        return cache if self.sequences == 1 else cache.index_select(0, sequence)
+
     def _heads(self, x: Tensor, count: int) -> Tensor:
         return x.view(1, -1, count, self.shape.size)
 
 
 class Decoder(nn.Module):
-    """Tokens [1, n] at positions start, start + 1, ... to logits [1, words] of the token after them.
+    """From tokens to logits, with a cache of keys and values for each of some sequences.
 
     tensors: by GGUF's names (`blk.0.attn_q.weight`); matrices are `BlockedMatrix` or tensors, all others tensors. context: the
-    length of the cache. cached: the dtype of keys and values in it, in which attention is computed.
+    length of a sequence's cache. cached: the dtype of keys and values in it, in which attention is computed.
     """
 
     def __init__(
-        self, shape: Shape, tensors: Mapping[str, Any], context: int, cached: torch.dtype = torch.float32
+        self,
+        shape: Shape,
+        tensors: Mapping[str, Any],
+        context: int,
+        cached: torch.dtype = torch.float32,
+        sequences: int = 1,
     ) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.context, self.sequences = shape, context, sequences
         self.embedding = Weight.of(tensors["token_embd.weight"])
         head = tensors.get("output.weight")
         self.head = Linear(self.embedding if head is None else Weight.of(head))
-        self.blocks = nn.ModuleList(Block(shape, context, tensors, f"blk.{k}.", cached) for k in range(shape.layers))
+        self.blocks = nn.ModuleList(
+            Block(shape, context, tensors, f"blk.{k}.", cached, sequences) for k in range(shape.layers)
+        )
         self.norm = Norm(tensors["output_norm.weight"], shape.eps)
         powers = torch.arange(0, shape.rotated, 2).float() / shape.rotated
         frequencies = 1.0 / (shape.base**powers)
@@ -211,18 +238,48 @@ class Decoder(nn.Module):
         self.frequencies = nn.Buffer(frequencies)
         self.positions = nn.Buffer(torch.arange(context))
 
-    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
-        """tokens: [1, n] int64; start: [1] int64."""
-        places = start + torch.arange(tokens.shape[1])
-        mask = self.positions <= places[:, None]
+    def forward(self, tokens: Tensor, start: Tensor, sequence: Tensor | None = None) -> Tensor:
+        """Logits [1, words] of the token after tokens [1, n], which a sequence [1] has at positions start [1], start + 1, ...;
+        None: the first one. All are int64.
+        """
+        logits: Tensor = self.head(self.hidden(tokens, start, sequence)[:, -1])
+        return logits
+
+    def hidden(self, tokens: Tensor, start: Tensor, sequence: Tensor | None = None) -> Tensor:
+        """What the head reads, of each token: [1, n, width]. Arguments as for a call."""
+        positions = start + torch.arange(tokens.shape[1])
+        first = torch.zeros_like(start) if sequence is None else sequence
+        return self._through(tokens, positions, self._mask(positions), first)
+
+    def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Logits [n, words] of the tokens after tokens [n], the next ones of the first n sequences, at positions [n]."""
+        x = self._through(tokens[None], positions, self._mask(positions)[:, None, None], None)
+        logits: Tensor = self.head(x[0])
+        return logits
+
+    def _mask(self, positions: Tensor) -> Tensor:
+        mask = self.positions <= positions[:, None]
         if self.shape.window is not None:
-            mask = mask & (self.positions > places[:, None] - self.shape.window)
-        angles = places[:, None].float() * self.frequencies
+            mask = mask & (self.positions > positions[:, None] - self.shape.window)
+        return mask
+
+    def _through(self, tokens: Tensor, positions: Tensor, mask: Tensor, sequence: Tensor | None) -> Tensor:
+        angles = positions[:, None].float() * self.frequencies
         rotation = angles.cos() * self.shape.attention_factor, angles.sin() * self.shape.attention_factor
         x = F.embedding(tokens, self.embedding())
         if self.shape.embedding_scale != 1.0:
             x = x * self.shape.embedding_scale
         for block in self.blocks:
-            x = block(x, rotation, mask, places)
-        logits: Tensor = self.head(self.norm(x[:, -1]))
-        return logits
+            x = block(x, rotation, mask, positions, sequence)
+        normed: Tensor = self.norm(x)
+        return normed
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copies keys and values of places source [n] to places target [n]; place p of sequence s is s * context + p. All are read
+        before any is written.
+        """
+        read, written = ((z // self.context, z % self.context) for z in (source, target))
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            for cache in (block.keys, block.values):
+                cache[written[0], :, written[1]] = cache[read[0], :, read[1]]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ import torch
 
 from lapilli.compiler import compile_to_bytes
 from lapilli.errors import CompileError
-from lapilli.llm.about import USUAL_CONTEXT, About
+from lapilli.llm.about import MOST_SEQUENCES, USUAL_CONTEXT, About
 from lapilli.llm.blocks import BlockedMatrix, of_numbers
 from lapilli.llm.decoder import Decoder
 from lapilli.llm.folder_source import read_folder
@@ -28,14 +29,21 @@ def read(path: Path) -> Source:
     return read_folder(path) if path.is_dir() else read_gguf(path)
 
 
+def compile_source(path: str | os.PathLike[str], **options: Any) -> bytes:
+    """The program of the model in a GGUF file or a Hugging Face folder; options: as for `build`."""
+    return build(read(Path(path)), **options)
+
+
 def build(
     source: Source,
     context: int | None = None,
     precision: Precision = "fp32",
     quantize: Quantize | None = None,
+    sequences: int = 1,
     target: str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     say: Callable[[str], None] = print,
+    metadata: Mapping[str, str] | None = None,
 ) -> bytes:
     """The program of a language model.
 
@@ -44,9 +52,11 @@ def build(
         context: how many tokens the cache holds; None: as many as the model was made for, at most `USUAL_CONTEXT`.
         precision: as for `lapilli.compile`. In "fp32" weights of float16 stay float16.
         quantize: numbers become codes of so many bits, with a scale for 32 of a row.
+        sequences: how many are written in one step, each with a cache of its own.
         target: as for `lapilli.compile`.
         progress: as for `lapilli.compile`.
         say: is told what is converted.
+        metadata: further strings to store.
 
     Raises:
         CompileError: an argument is not one of the choices.
@@ -55,6 +65,8 @@ def build(
     context = min(most, USUAL_CONTEXT) if context is None else context
     if not 4 <= context <= most:
         raise CompileError(f"context is {context}: {source.name} was made for texts of 4 to {most} tokens")
+    if not 1 <= sequences <= MOST_SEQUENCES:
+        raise CompileError(f"sequences is {sequences}: choose 1 to {MOST_SEQUENCES}")
     if quantize not in (None, "int8", "int4"):
         raise CompileError(f'quantize is {quantize!r}: choose "int8", "int4" or None')
     tensors = {name: quantized(value, quantize) for name, value in source.tensors.items()}
@@ -68,9 +80,10 @@ def build(
     for note in notes:
         say(note)
     tensors = {k: v.float() if isinstance(v, torch.Tensor) else v for k, v in tensors.items()}
-    model = Decoder(source.shape, tensors, context, torch.float16 if precision == "fp16" else torch.float32)
-    about = About(source.name, context, source.shape.words)
-    metadata = {**about.metadata(), **source.text.metadata()}
+    cached = torch.float16 if precision == "fp16" else torch.float32
+    model = Decoder(source.shape, tensors, context, cached, sequences)
+    about = About(source.name, context, source.shape.words, sequences, source.pooling)
+    metadata = {**(metadata or {}), **about.metadata(), **source.text.metadata()}
     return compile_to_bytes(
         methods(model, context), precision=precision, weights=weights, target=target, fallback="error", metadata=metadata,
         progress=progress,

@@ -18,6 +18,9 @@ from lapilli.llm.gguf_tokenizer import text_of
 from lapilli.llm.packages import need
 from lapilli.llm.source import ARCHITECTURES, Source, reading
 
+_MEAN = 1
+"""llama.cpp's number of the mean over tokens."""
+
 
 def read_gguf(path: Path) -> Source:
     """The model in a GGUF file.
@@ -40,6 +43,8 @@ def read_gguf(path: Path) -> Source:
         shape = _shape(kind, fields, tensors)
         name = str(fields.get("general.name") or path.stem)
         source = Source(name, shape, arranged(kind, shape, tensors), text_of(fields), notes)
+        if fields.get(f"{kind}.pooling_type") == _MEAN:
+            source.pooling = "mean"
     source.check()
     return source
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import secrets
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lapilli.errors import CompileError, InvalidFileError, InvalidInputError
-from lapilli.llm.about import About
+from lapilli.llm.about import About, step_name, step_sizes
 from lapilli.llm.answer_options import AnswerOptions, Choices
+from lapilli.llm.grammar import Grammar, Grammars
 from lapilli.llm.session import Session, Turn
 from lapilli.llm.stopping import Reader
 from lapilli.llm.text import Messages, Text
@@ -70,7 +76,10 @@ class AnswerStream(Iterator[str]):
         self._model, self._options, self._count = model, options, count
         seed = secrets.randbits(31) if options.seed is None else options.seed
         seed = (seed + 2**31) % 2**32 - 2**31
-        self._turn = Turn(model._session, prompt, options, seed, count)
+        self._session = model._session
+        grammar = model._grammar(options)
+        self._turn = Turn(prompt, options, seed, count, model.text.ends, None if grammar is None else grammar.allowed)
+        weakref.finalize(self, self._turn.abandon)
         self._reader = Reader(model.text, options.stop)
         self._ended = self._cancelled = False
 
@@ -80,15 +89,29 @@ class AnswerStream(Iterator[str]):
     def __next__(self) -> str:
         """The next piece of text, never empty."""
         while not self._ended:
-            piece = self._step()
-            self.answer.text += piece
+            piece = self._advance()
             if piece:
                 return piece
         raise StopIteration
 
+    def _begin(self) -> None:
+        """Takes a slot before the first token is read, so that answers that are written together begin together."""
+        self._session.enter(self._turn)
+
+    def _advance(self) -> str:
+        """One token more: the text that is certain then."""
+        try:
+            piece = self._step()
+        finally:
+            if self._ended:
+                self._session.leave(self._turn)
+        self.answer.text += piece
+        return piece
+
     def cancel(self) -> None:
         """Ends the answer; may be called from another thread. What was kept back as a possible stop word is not given."""
         self._cancelled = True
+        self._turn.abandon()
 
     def _step(self) -> str:
         answer = self.answer
@@ -96,7 +119,11 @@ class AnswerStream(Iterator[str]):
             self._ended = True
             answer.reason = "cancelled" if self._cancelled else "length"
             return "" if self._cancelled else self._rest()
-        number, logprob, likely = self._turn.next()
+        written = self._session.next(self._turn)
+        if written is None:
+            self._ended, answer.reason = True, "cancelled"
+            return ""
+        number, logprob, likely = written
         text = self._model.text
         answer.tokens.append(Token(number, text.piece_text(number), logprob, tuple(likely)))
         if number in text.ends:
@@ -114,6 +141,14 @@ class AnswerStream(Iterator[str]):
         return piece
 
 
+Prompt = str | Messages | Sequence[int]
+
+
+def _several(prompt: Any) -> bool:
+    """Whether this is a list of prompts: its elements are neither tokens nor messages."""
+    return not isinstance(prompt, str) and any(not isinstance(p, int | Mapping) for p in prompt)
+
+
 class LLM(Closing):
     """A language model, ready to write. It holds device memory until it is closed or leaves its `with` block.
 
@@ -126,6 +161,7 @@ class LLM(Closing):
     Attributes:
         name: what the model is called.
         context: how many tokens prompt and answer have together at most.
+        sequences: how many answers are written in one step.
         text: tokenizer and chat template.
         program: the program that runs.
     """
@@ -138,6 +174,7 @@ class LLM(Closing):
         context: int | None = None,
         precision: Literal["fp32", "fp16"] = "fp32",
         quantize: Literal["int8", "int4"] | None = None,
+        sequences: int = 1,
         progress: Callable[[str, int, int], None] | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
@@ -147,10 +184,11 @@ class LLM(Closing):
             source: a file that `save` wrote; a GGUF file; or a folder with config.json, *.safetensors and tokenizer.json. The
                 latter two are compiled, which needs `pip install lapilli[compile,llm]`.
             device: as for `lapilli.load`.
-            context: how many tokens there is room for; None: as many as the model was made for, at most 4096. Memory for keys and
-                values is taken for all of them.
+            context: how many tokens of a sequence there is room for; None: as many as the model was made for, at most 4096. Memory
+                for keys and values is taken for all of them.
             precision: as for `lapilli.compile`; packed weights, and those of float16, stay as they are in both.
             quantize: weights that are no codes yet become codes of 8 or 4 bits, with a scale for 32.
+            sequences: how many answers are written in one step; each has a cache of its own. More take turns.
             progress: as for `lapilli.compile`.
             say: is told what is converted, in a sentence.
 
@@ -166,16 +204,24 @@ class LLM(Closing):
         if not path.exists():
             raise FileNotFoundError(f"{path}: no such file or folder")
         if path.suffix == ".lap":
-            if quantize is not None or context is not None or precision != "fp32":
+            if quantize is not None or context is not None or precision != "fp32" or sequences != 1:
                 raise CompileError(
-                    "context, precision and quantize are chosen when a model is compiled; this file has been"
+                    "context, precision, quantize and sequences are chosen when a model is compiled; this file has been"
                 )
             program = load(path, device, allow_host=False)
         else:
             require_compiler()
-            from lapilli.llm.from_source import build, read
+            from lapilli.llm.from_source import compile_source
 
-            data = build(read(path), context, precision, quantize, None, progress, say)
+            data = compile_source(
+                path,
+                context=context,
+                precision=precision,
+                quantize=quantize,
+                sequences=sequences,
+                progress=progress,
+                say=say,
+            )
             program = Program(data, device, permission=OWN)
         try:
             self._of(program)
@@ -186,17 +232,24 @@ class LLM(Closing):
     def _of(self, program: Program) -> None:
         about = About.of_metadata(program.metadata)
         states = {s.name: (s.dtype, s.shape) for s in program.description.states}
+        lines, words = about.sequences, about.words
         wanted = {
-            "owner.seen": ("int32", (about.words,)),
-            **{f"owner.{n}": ("int64", (1,)) for n in ("token", "place")},
+            "owner.token": ("int64", (lines,)),
+            "owner.seen": ("int32", (lines * words + 1,)),
+            "owner.allowed": ("int32", (lines, -(-words // 32))),
+            "owner.logits": ("float32", (lines, words)),
         }
-        if not {"prompt", "step", "likely"} <= program.methods.keys() or not wanted.items() <= states.items():
+        methods = {"prompt", "likely", "remember", "allow", "embed", *(step_name(n) for n in step_sizes(lines))}
+        methods |= {"move"} if lines > 1 else set()
+        if not methods <= program.methods.keys() or not wanted.items() <= states.items():
             raise InvalidFileError("The file lacks the methods or the states of a language model.")
         self.name, self.context, self.program = about.name, about.context, program
+        self.sequences = about.sequences
         self.text = Text.of_metadata(program.metadata)
-        self._session = Session(program, about.context, about.words)
+        self._session = Session(program, about)
+        self._grammars: Grammars | None = None  # made when the first one is asked for
 
-    def tokens(self, prompt: str | Messages | Sequence[int]) -> list[int]:
+    def tokens(self, prompt: Prompt) -> list[int]:
         """The tokens of a prompt: a text, messages of a chat, or tokens.
 
         Raises:
@@ -207,32 +260,33 @@ class LLM(Closing):
         elif prompt and all(isinstance(p, Mapping) for p in prompt):
             found = self.text.encode(self.text.chat(prompt), special=False)  # type: ignore[arg-type]
         else:
-            found = [p for p in prompt if isinstance(p, int) and 0 <= p < self._session.words]
+            found = [p for p in prompt if isinstance(p, int) and 0 <= p < self._session.about.words]
             if len(found) != len(prompt):
                 raise InvalidInputError(
                     'A prompt is a text, a list of {"role": "user", "content": text}, or a list of tokens '
-                    f"(numbers from 0 to {self._session.words - 1})."
+                    f"(numbers from 0 to {self._session.about.words - 1})."
                 )
         return found
 
     @overload
-    def generate(
-        self, prompt: str | Messages | Sequence[int], *, stream: Literal[False] = False, **choices: Unpack[Choices]
-    ) -> Answer: ...
+    def generate(self, prompt: Prompt, *, stream: Literal[False] = False, **choices: Unpack[Choices]) -> Answer: ...
     @overload
     def generate(
-        self, prompt: str | Messages | Sequence[int], *, stream: Literal[True], **choices: Unpack[Choices]
-    ) -> AnswerStream: ...
+        self, prompt: list[Prompt], *, stream: Literal[False] = False, **choices: Unpack[Choices]
+    ) -> list[Answer]: ...
+    @overload
+    def generate(self, prompt: Prompt, *, stream: Literal[True], **choices: Unpack[Choices]) -> AnswerStream: ...
     def generate(
-        self, prompt: str | Messages | Sequence[int], *, stream: bool = False, **choices: Unpack[Choices]
-    ) -> Answer | AnswerStream:
-        """Writes what follows a prompt.
+        self, prompt: Any, *, stream: bool = False, **choices: Unpack[Choices]
+    ) -> Answer | list[Answer] | AnswerStream:
+        """Writes what follows a prompt, or each of several prompts.
 
-        Several answers may be written at once, by several threads or by streams in turn: they share the device, and an answer
-        whose turn it is reads again what another one has overwritten of its tokens. What two prompts begin with alike is read once.
+        As many answers as the model has `sequences` are written in one step: those of a list, those of several threads, and streams
+        that are read in turn. Of more streams, one whose turn it is reads again what another one has overwritten of its tokens.
+        What two prompts begin with alike is read once. An answer depends on its prompt and its options alone.
 
         Args:
-            prompt: a text to go on with; messages of a chat; or tokens.
+            prompt: a text to go on with; messages of a chat; or tokens. Or a list of those.
             stream: returns at once, a `AnswerStream` of pieces of text.
             max_tokens: how many tokens are written at most; None: until the cache is full.
             temperature: of the draws; 0: always the likeliest token.
@@ -244,11 +298,25 @@ class LLM(Closing):
             stop: texts at which the answer ends; they are not part of it.
             seed: of the draws; None: another one each time.
             logprobs: how many likely tokens are listed for each token, at most 20.
+            json_schema: the answer is JSON of this schema, if it comes to its end; {"type": "object"}: any object. Needs
+                `pip install lapilli[grammar]`, as does the next one.
+            grammar: the answer is a text of these rules, in llama.cpp's GBNF or in Lark's form.
 
         Raises:
-            InvalidInputError: an option is outside of what is accepted, or the prompt leaves no room in the cache.
+            InvalidInputError: an option is outside of what is accepted, or a prompt leaves no room in the cache.
+            MissingExtraError: a grammar is given, and its package is not installed.
         """
         options = AnswerOptions.of(choices)
+        if not _several(prompt):
+            made = self._stream(prompt, options)
+            return made if stream else self._written([made])[0]
+        if stream:
+            raise InvalidInputError(
+                "Several prompts have no stream: give one prompt, and read several streams in turn."
+            )
+        return self._written([self._stream(p, options) for p in prompt])
+
+    def _stream(self, prompt: Any, options: AnswerOptions) -> AnswerStream:
         tokens = self.tokens(prompt)
         if not tokens:
             # There is nothing to go on with: a text begins as the model's own do.
@@ -261,12 +329,59 @@ class LLM(Closing):
             )
         # The last token needs no place: nothing is read after it.
         count = room + 1 if options.max_tokens is None else min(options.max_tokens, room + 1)
-        made = AnswerStream(self, tokens, options, count)
-        if stream:
-            return made
-        for _ in made:
-            pass
-        return made.answer
+        return AnswerStream(self, tokens, options, count)
+
+    def _grammar(self, options: AnswerOptions) -> Grammar | None:
+        if options.json_schema is None and options.grammar is None:
+            return None
+        if self._grammars is None:
+            self._grammars = Grammars(self.text, self._session.about.words)
+        if options.json_schema is not None:
+            return self._grammars.of_schema(options.json_schema)
+        return self._grammars.of_rules(options.grammar or "")
+
+    def _written(self, streams: Sequence[AnswerStream]) -> list[Answer]:
+        """All of their answers: as many at a time as have seats, which threads share out."""
+        seats, waiting, active = self._session.seats, deque(streams), list[AnswerStream]()
+        try:
+            while waiting or active:
+                while waiting and seats.acquire(blocking=not active):
+                    active.append(waiting.popleft())
+                    active[-1]._begin()
+                for stream in active[:]:
+                    stream._advance()
+                    if stream._ended:
+                        active.remove(stream)
+                        seats.release()
+        finally:
+            for stream in active:
+                stream.cancel()
+                seats.release()
+        return [stream.answer for stream in streams]
+
+    def embed(self, texts: str | Sequence[str | Sequence[int]]) -> NDArray[np.float32]:
+        """Embeddings of texts, or of lists of tokens: what the model's head would read of the last token, or the mean over all
+        tokens if the model's file asks for it, divided by its length.
+
+        Args:
+            texts: one, or several.
+
+        Returns:
+            [texts, width], of one text, too.
+
+        Raises:
+            InvalidInputError: there is no text, one has no tokens, or one has more than the cache holds.
+        """
+        given = [texts] if isinstance(texts, str) else list(texts)
+        tokens = [self.tokens(t) for t in given]
+        for k, found in enumerate(tokens):
+            if not 0 < len(found) <= self.context:
+                raise InvalidInputError(
+                    f"Text {k} has {len(found)} tokens; an embedding is made of 1 to {self.context}."
+                )
+        if not tokens:
+            raise InvalidInputError("There is no text to embed.")
+        return np.stack([self._session.embedding(t) for t in tokens])
 
     def _beginning(self) -> int:
         for name in ("bos_token", "eos_token"):

@@ -8,19 +8,23 @@ from typing import Any, cast
 
 from lapilli.errors import InvalidInputError
 from lapilli.llm.answer_options import Choices
+from lapilli.llm.grammar import ANY_OBJECT
 
 _TAKEN = {
     "model", "stream", "stream_options", "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop",
-    "seed", "logprobs",
+    "seed", "logprobs", "response_format", "grammar",
 }  # fmt: skip
 _IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 """They ask for nothing that an answer shows."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,), "best_of": (1,), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},), "tools": ([],),
-    "tool_choice": ("none", "auto"), "functions": ([],), "response_format": ({"type": "text"},), "echo": (False,), "suffix": ("",),
+    "tool_choice": ("none", "auto"), "functions": ([],), "echo": (False,), "suffix": ("",),
     "modalities": (["text"],), "parallel_tool_calls": (True, False),
 }  # fmt: skip
 """What is not taken but where it asks for nothing."""
+
+MOST_TEXTS = 2048
+"""Texts of a request for embeddings, as OpenAI has it."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,13 @@ def completion_request(body: Any, chat: bool) -> CompletionRequest:
     for name, value in (("stream", given.get("stream", False)), ("include_usage", _field(options, "include_usage"))):
         if not isinstance(value, bool):
             raise InvalidInputError(f"{name!r} is {value!r}; it is true or false.")
-    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop")
+    names = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "stop", "grammar")
     choices: dict[str, Any] = {"temperature": 1.0} | {k: given[k] for k in names if k in given}
     if "max_completion_tokens" in given:
         choices["max_tokens"] = given["max_completion_tokens"]
+    schema = _schema(given.get("response_format", {"type": "text"}))
+    if schema is not None:
+        choices["json_schema"] = schema
     listed = _listed(given, chat)
     if listed is not None:
         choices["logprobs"] = listed
@@ -66,6 +73,56 @@ def completion_request(body: Any, chat: bool) -> CompletionRequest:
     prompt = _messages(given) if chat else _prompt(given)
     usage = _field(options, "include_usage")
     return CompletionRequest(prompt, cast(Choices, choices), given.get("stream", False), usage, chat)
+
+
+def _schema(form: Any) -> Mapping[str, Any] | None:
+    """Of the answer; None: it is any text."""
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind == "json_schema" and isinstance(form.get("json_schema"), dict):
+        schema = form["json_schema"].get("schema")
+        if isinstance(schema, dict):
+            return schema
+    if kind == "json_object":
+        return ANY_OBJECT
+    if kind == "text":
+        return None
+    raise InvalidInputError(
+        '"response_format" is {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": ...}}.'
+    )
+
+
+@dataclass(frozen=True)
+class EmbeddingRequest:
+    """texts: as `LLM.embed` takes them. base64: whether vectors are bytes of little-endian float32."""
+
+    texts: list[Any]
+    base64: bool
+
+
+def embedding_request(body: Any) -> EmbeddingRequest:
+    """A request's JSON; raises as `completion_request`."""
+    if not isinstance(body, dict):
+        raise InvalidInputError("The body is not a JSON object.")
+    given = {k: v for k, v in body.items() if v is not None}
+    for name in given:
+        if name not in {"input", "model", "encoding_format"} | _IGNORED:
+            raise InvalidInputError(f"{name[:100]!r} is not offered here; leave it out.")
+    texts, form = given.get("input"), given.get("encoding_format", "float")
+    if form not in ("float", "base64"):
+        raise InvalidInputError(f"'encoding_format' is {str(form)[:100]!r}; it is 'float' or 'base64'.")
+    if isinstance(texts, str) or (isinstance(texts, list) and texts and all(map(_is_token, texts))):
+        texts = [texts]
+    listed: list[Any] = texts if isinstance(texts, list) else []
+    good = all(isinstance(t, str) or (isinstance(t, list) and all(map(_is_token, t))) for t in listed)
+    if not good or not 0 < len(listed) <= MOST_TEXTS:
+        raise InvalidInputError(
+            f"'input' is missing, or not a text, a list of tokens, or a list of 1 to {MOST_TEXTS} of those."
+        )
+    return EmbeddingRequest(listed, form == "base64")
+
+
+def _is_token(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
 
 
 def _field(options: Any, name: str) -> Any:
@@ -108,7 +165,7 @@ def _prompt(given: Mapping[str, Any]) -> Any:
     prompt = given.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
-    good = isinstance(prompt, str) or (isinstance(prompt, list) and all(isinstance(p, int) for p in prompt))
+    good = isinstance(prompt, str) or (isinstance(prompt, list) and all(map(_is_token, prompt)))
     if not good:
         raise InvalidInputError("'prompt' is missing, or not one text or one list of tokens.")
     return prompt

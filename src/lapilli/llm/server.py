@@ -1,11 +1,13 @@
 """A server with OpenAI's interface: an ASGI application for one language model. Needs `pip install lapilli[serve]`.
 
-One answer is written at a time; further requests wait in a queue of limited length. A client that goes away ends its answer.
+As many answers are written at a time as the model has sequences; further requests wait in a queue of limited length. A client that
+goes away ends its answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import hmac
 import json
 import time
@@ -16,6 +18,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -28,7 +32,7 @@ from starlette.types import Receive, Scope, Send
 from lapilli.errors import InvalidInputError, LapilliError
 from lapilli.llm.language_model import LLM, AnswerStream, Token
 from lapilli.llm.metrics import Metrics
-from lapilli.llm.requests import CompletionRequest, completion_request
+from lapilli.llm.requests import CompletionRequest, completion_request, embedding_request
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 """The hosts that requests name by default: a web page whose name leads to this machine is none of them."""
@@ -68,11 +72,11 @@ class Piece:
 
 
 class Desk:
-    """Writes answers one after the other, in a thread of its own."""
+    """Writes answers, as many at a time as the model has sequences, each in a thread."""
 
     def __init__(self, model: LLM, limits: ServerLimits, metrics: Metrics) -> None:
         self.model, self.limits, self.metrics = model, limits, metrics
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="lapilli-answers")
+        self._writer = ThreadPoolExecutor(model.sequences, thread_name_prefix="lapilli-answers")
         self._waiting = 0
 
     def close(self) -> None:
@@ -129,6 +133,20 @@ class Desk:
             end.cancel()
             stream.cancel()
 
+    async def embeddings(self, request: Request, texts: list[Any]) -> tuple[list[NDArray[np.float32]], int]:
+        """Of each text, and how many tokens there are; between texts a client that goes away, or the time, ends it."""
+        loop, arrived, found, count = asyncio.get_running_loop(), time.monotonic(), [], 0
+        for text in texts:
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            if time.monotonic() - arrived > self.limits.seconds:
+                raise Refusal(503, f"This takes longer than {self.limits.seconds:g} seconds: send fewer texts.")
+            tokens = await run_in_threadpool(self.model.tokens, text)
+            found += list(await loop.run_in_executor(self._writer, self.model.embed, [tokens]))
+            count += len(tokens)
+        self.metrics.add("prompt_tokens_total", count)
+        return found, count
+
 
 def application(
     model: LLM,
@@ -175,6 +193,9 @@ def application(
     async def completions(request: Request) -> Response:
         return await _answer(request, desk, False)
 
+    async def embeddings(request: Request) -> Response:
+        return await _embeddings(request, desk)
+
     async def models(_: Request) -> Response:
         entry = {
             "id": model.name,
@@ -207,6 +228,7 @@ def application(
         routes=[
             Route("/v1/chat/completions", guarded(chat), methods=["POST"]),
             Route("/v1/completions", guarded(completions), methods=["POST"]),
+            Route("/v1/embeddings", guarded(embeddings), methods=["POST"]),
             Route("/v1/models", guarded(models), methods=["GET"]),
             Route("/metrics", guarded(numbers), methods=["GET"]),
             Route("/health", guarded(health, key=False), methods=["GET"]),
@@ -264,6 +286,22 @@ async def _answer(request: Request, desk: Desk, chat: bool) -> Response:
     finally:
         if not left:
             desk.leave()
+
+
+async def _embeddings(request: Request, desk: Desk) -> Response:
+    wanted = embedding_request(await _body(request, desk.limits.body))
+    desk.enter()
+    try:
+        vectors, count = await desk.embeddings(request, wanted.texts)
+    finally:
+        desk.leave()
+
+    def shown(vector: NDArray[np.float32]) -> Any:
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode() if wanted.base64 else vector.tolist()
+
+    data = [{"object": "embedding", "index": k, "embedding": shown(v)} for k, v in enumerate(vectors)]
+    usage = {"prompt_tokens": count, "total_tokens": count}
+    return JSONResponse({"object": "list", "data": data, "model": desk.model.name, "usage": usage})
 
 
 class Events(StreamingResponse):

@@ -1,117 +1,364 @@
-"""The program of a language model, and which tokens its cache holds. Several answers take turns in it."""
+"""The program of a language model, and which tokens its cache holds: several sequences are written in one step.
+
+A sequence has a slot, a part of the cache, while its answer is written. Steps are of the first 1, 2, 4, ... slots, so answers move
+to the front when others end. Prompts are read a part at a time between steps. When all slots are taken, an answer takes that of the
+one that was not read for the longest time, which reads its tokens again when its turn comes.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lapilli.errors import InvalidFileError
-from lapilli.llm.about import LONGEST
+from lapilli.errors import InvalidFileError, InvalidInputError
+from lapilli.llm.about import IDLE, KNOWN, LONGEST, About, step_name, step_sizes
 from lapilli.llm.answer_options import AnswerOptions
 from lapilli.runtime.futures import Future
 from lapilli.runtime.program import Program
 
 _AHEAD, _AHEAD_ON_HOST = 2, 1
 """Steps that the device has to do while the host reads a token. What is queued at the end of an answer is done in vain."""
-_RANDOM = "lapilli.random"
+_LEAD = 8
+"""Tokens that nobody has read yet, above which an answer waits for its reader."""
+_WORTH_COPYING = 16
+"""Tokens that two prompts begin with alike, from which on they are copied from slot to slot."""
+
+Written = tuple[int, float, list[tuple[int, float]]]
+"""A token, its log-probability, and the most likely tokens with theirs."""
 
 
-class Session:
-    """cached: the tokens in places 0, 1, ... of the cache. turn: the answer that the device's states belong to."""
+class Slot:
+    """A part of the cache. line: the program's states of its sequence. cached: the tokens in it, while it has no turn. used: when
+    it was read last. bound: whether some tokens are not allowed in its line.
+    """
 
-    def __init__(self, program: Program, context: int, words: int) -> None:
-        self.program, self.context, self.words = program, context, words
-        self.lock = threading.RLock()
-        self.cached: list[int] = []
+    def __init__(self, line: int) -> None:
+        self.line, self.cached = line, list[int]()
         self.turn: Turn | None = None
-        self.ahead = _AHEAD_ON_HOST if program.device.type == "cpu" else _AHEAD
-        self.read = 0  # tokens of prompts that were computed; those found in the cache are not
+        self.used = 0
+        self.bound = False
+
+    @property
+    def known(self) -> list[int]:
+        """The tokens in it that the host knows."""
+        return self.cached if self.turn is None else self.turn.tokens[: self.turn.read]
+
+    @property
+    def filled(self) -> int:
+        """The places in it that are used."""
+        return len(self.cached) if self.turn is None else self.turn.read
 
 
 class Turn:
-    """Tokens after others, one at a time. tokens: the prompt and what is written so far."""
+    """Tokens after others. tokens: the prompt and what is written so far. read: how many tokens of it, known or not, are in the
+    cache.
+    """
 
-    def __init__(self, session: Session, prompt: Sequence[int], options: AnswerOptions, seed: int, count: int) -> None:
-        """count: how many tokens there are to be at most, where the cache ends for one."""
-        self._session, self._options, self._seed = session, options, seed
-        self.tokens, self._first = list(prompt), len(prompt)
-        self._last = self._first + count  # the number of tokens at the end
-        self._drawn = options.drawn()
-        self._runs: deque[tuple[Future, Future | None]] = deque()
-        self._submitted = 0  # tokens that were asked for, from the first on
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        options: AnswerOptions,
+        seed: int,
+        count: int,
+        ends: Container[int] = (),
+        allowed: Callable[[Sequence[int]], NDArray[np.int32]] | None = None,
+    ) -> None:
+        """count: how many tokens there are to be at most, where the cache ends for one. ends: tokens after which there is none.
+        allowed: bits of the tokens that may follow those that are written.
+        """
+        self.options, self.seed, self.ends, self.allowed = options, seed, ends, allowed
+        self.tokens, self.first = list(prompt), len(prompt)
+        self.last = self.first + count  # the number of tokens at the end
+        self.drawn = options.drawn()
+        self.unread: deque[Written] = deque()
+        self.read = 0
+        self.slot: Slot | None = None
+        self.ticket: object = None  # of its stay in a slot
+        self.over = False  # nobody reads it any more
+        self.error: InvalidInputError | None = None  # why it cannot go on
 
-    def next(self) -> tuple[int, float, list[tuple[int, float]]]:
-        """The next token, its log-probability, and the most likely tokens with theirs (options.logprobs)."""
-        session = self._session
-        with session.lock:
-            if session.turn is not self:
-                self._begin()
-            while len(self._runs) <= session.ahead and self._submitted < self._last:
-                self._submit("step")
-            run, likely = self._runs.popleft()
-            try:
-                token, logprob = run.result()
-                listed = [] if likely is None else list(zip(*(x.tolist() for x in likely.result()), strict=True))
-            except BaseException:
-                session.turn, session.cached = None, []  # who knows what the device holds
-                raise
-            if not 0 <= token[0] < session.words:
-                raise InvalidFileError(f"The model wrote token {token[0]}, and there are {session.words}.")
-            self.tokens.append(int(token[0]))
-            self._note()
-        return self.tokens[-1], float(logprob[0]), listed[: self._options.logprobs]
+    def abandon(self) -> None:
+        """Says, from any thread and without waiting, that nobody reads it any more."""
+        self.over = True
 
-    def _note(self) -> None:
-        """What the cache holds: what was read, of which the host knows what is written."""
-        self._session.cached = self.tokens[: self._submitted - 1] if self._submitted else []
+    @property
+    def in_prompt(self) -> bool:
+        """Whether more than one of its tokens are not in the cache yet."""
+        return len(self.tokens) - self.read > 1
 
-    def _submit(self, method: str, *args: Any) -> None:
-        methods = self._session.program.methods
-        run = methods[method].submit(*args, *self._drawn)
-        listed = None
-        if self._options.logprobs:
-            (spec,) = methods["likely"].inputs
-            listed = methods["likely"].submit(np.zeros(spec.least_shape(), np.float32))
-        self._runs.append((run, listed))
-        self._submitted += 1
+    @property
+    def wants_step(self) -> bool:
+        """Whether a step can write its next token."""
+        if self.in_prompt or self.read + 1 >= self.last or self.ended or self.error is not None:
+            return False
+        if self.allowed is not None and len(self.tokens) != self.read + 1:
+            return False  # what is allowed depends on the token before
+        return self.read + 1 - len(self.tokens) + len(self.unread) <= _LEAD
 
-    def _begin(self) -> None:
-        """Reads what the cache lacks of the tokens so far."""
-        session, program = self._session, self._session.program
-        if session.turn is not None:
-            session.turn._runs.clear()  # it reads again when its turn comes
-        session.turn = None  # whatever fails in the following
-        known = 0
-        for a, b in zip(session.cached, self.tokens[:-1], strict=False):  # the last one is read for its logits
-            if a != b:
-                break
-            known += 1
-        session.cached = session.cached[:known]
-        if self._options.repetition_penalty != 1:
-            seen = np.zeros(session.words, np.int32)
-            seen[self.tokens] = 1
-            program.set_state({"owner.seen": seen})
-        self._runs.clear()
-        rest = self.tokens[known:]
-        session.read += len(rest)
-        while len(rest) > 1:
-            part = rest[:LONGEST]
-            if len(rest) == len(part):
-                break
-            whole = program.methods["prompt"]
-            whole.submit(np.array([part]), np.array([known]), *self._drawn)
-            session.cached += part
-            known, rest = known + len(part), rest[len(part) :]
-        written = len(self.tokens) - self._first
-        program.set_state({_RANDOM: np.array([written, self._seed], np.int32)})
-        self._submitted = len(self.tokens)
-        if len(rest) == 1:
-            program.set_state({"owner.token": np.array(rest), "owner.place": np.array([known])})
-            self._submit("step")
+    @property
+    def ended(self) -> bool:
+        """Whether its last token ends it."""
+        return len(self.tokens) > self.first and self.tokens[-1] in self.ends
+
+
+class _Run:
+    """What is in flight: the answers whose tokens it gives, with their tickets."""
+
+    def __init__(self, future: Future, rows: Sequence[tuple[int, Turn, Future | None]]) -> None:
+        self.future = future
+        self.rows = [(row, turn, turn.ticket, likely) for row, turn, likely in rows]
+
+
+class Session:
+    """Writes the tokens of turns. slots: in the order of their places in the cache. seats: as many as there are slots, for those
+    who want to keep one. read: how many tokens of prompts were computed; those found in the cache were not.
+    """
+
+    def __init__(self, program: Program, about: About) -> None:
+        self.program, self.about = program, about
+        self.lock = threading.RLock()
+        self.slots = [Slot(k) for k in range(about.sequences)]
+        self.seats = threading.Semaphore(about.sequences)
+        self.ahead = _AHEAD_ON_HOST if program.device.type == "cpu" else _AHEAD
+        self.read = 0
+        self.steps: list[int] = []  # rows of the last ones; for tests
+        self._sizes = step_sizes(about.sequences)
+        self._runs: deque[_Run] = deque()
+        self._clock = 0
+
+    def next(self, turn: Turn) -> Written | None:
+        """The next token of a turn; None if it is abandoned meanwhile. There must be one: less than `last` so far, and none that
+        ends it. Raises InvalidInputError if none is allowed.
+        """
+        with self.lock:
+            while not turn.unread:
+                if turn.over:
+                    return None
+                if turn.error is not None:
+                    raise turn.error
+                self.enter(turn)
+                self._fill()
+                if turn.error is None:
+                    self._take()
+            if turn.slot is not None:
+                self._clock += 1
+                turn.slot.used = self._clock
+            return turn.unread.popleft()
+
+    def enter(self, turn: Turn) -> None:
+        """Gives a turn a slot, if it has none."""
+        with self.lock:
+            if turn.slot is None:
+                self._enter(turn)
+
+    def leave(self, turn: Turn) -> None:
+        """Gives a turn's slot back; what its cache holds can be used by the next one."""
+        with self.lock:
+            turn.over = True
+            self._leave(turn)
+
+    def forget(self) -> None:
+        """Whatever the cache holds."""
+        with self.lock:
+            for slot in self.slots:
+                if slot.turn is not None:
+                    self._leave(slot.turn)
+                slot.cached = []
+            self._runs.clear()
+
+    def embedding(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Of a text, [width]: of its last token, or the mean of all, of length 1."""
+        with self.lock:
+            self._free()
+            slot = self._least_useful()
+            slot.cached = []
+            place = np.array([self.slots.index(slot)])
+            given = list(tokens) * 2 if len(tokens) == 1 else list(tokens)  # the method takes two or more
+            cuts = [*range(0, len(given), LONGEST), len(given)]
+            if cuts[-1] - cuts[-2] == 1:
+                cuts[-2] -= 1
+            runs = [self._submit("embed", np.array([given[a:b]]), place, np.array([a])) for a, b in pairwise(cuts)]
+            rows = np.concatenate([run.result() for run in runs])[: len(tokens)]
+        whole: NDArray[np.float32] = rows[-1] if self.about.pooling == "last" else rows.mean(0, dtype=np.float32)
+        return whole / max(float(np.linalg.norm(whole)), 1e-12)
+
+    # -- slots
+
+    def _leave(self, turn: Turn) -> None:
+        slot = turn.slot
+        if slot is not None:
+            slot.cached = turn.tokens[: turn.read][: self.about.context - 1]  # idle rows write after it
+            slot.turn = turn.slot = turn.ticket = None
+            turn.read = 0
+
+    def _enter(self, turn: Turn) -> None:
+        """Finds a slot for a turn, and what of its tokens the cache has."""
+        self._free()
+        wanted = turn.tokens[:-1]  # the last one is read for its logits
+        best = max(self.slots, key=lambda s: (_common(s.known, wanted), s.turn is None))
+        known = _common(best.known, wanted)
+        if best.turn is None and 2 * known >= len(best.cached):
+            slot = best
         else:
-            self._submit("prompt", np.array([rest]), np.array([known]))
-        session.turn = self
+            slot = self._least_useful()
+            if slot is not best and known >= _WORTH_COPYING:
+                self._move([(best, slot, known)])
+            else:
+                known = _common(slot.cached, wanted)
+        slot.cached, slot.turn = [], turn
+        turn.slot, turn.ticket, turn.read = slot, object(), known
+        if turn.options.repetition_penalty != 1:
+            seen = np.zeros(self.about.words, np.int32)
+            seen[turn.tokens] = 1
+            self._submit("remember", np.array([slot.line]), seen)
+        if slot.bound and turn.allowed is None:
+            self._submit("allow", np.array([slot.line]), np.full(-(-self.about.words // 32), -1, np.int32))
+            slot.bound = False
+
+    def _free(self) -> None:
+        """Sees to it that some slot has no turn."""
+        for slot in self.slots:
+            if slot.turn is not None and slot.turn.over:
+                self._leave(slot.turn)
+        if all(slot.turn is not None for slot in self.slots):
+            found = min(self.slots, key=lambda s: s.used).turn
+            assert found is not None
+            self._leave(found)
+
+    def _least_useful(self) -> Slot:
+        return min((s for s in self.slots if s.turn is None), key=lambda s: (len(s.cached) > 0, s.used))
+
+    def _move(self, moves: Sequence[tuple[Slot, Slot, int]]) -> None:
+        """Copies the first places of slots to others, all at once."""
+        of = [np.arange(count) for *_, count in moves]
+        context, place = self.about.context, self.slots.index
+        source = np.concatenate([place(a) * context + n for (a, _, _), n in zip(moves, of, strict=True)])
+        target = np.concatenate([place(b) * context + n for (_, b, _), n in zip(moves, of, strict=True)])
+        if len(source) == 1:  # a method takes two or more
+            source, target = source.repeat(2), target.repeat(2)
+        if len(source):
+            self._submit("move", source, target)
+
+    def _to_front(self, rows: Sequence[int]) -> list[int]:
+        """Exchanges slots until no larger step than necessary is needed. rows: those of the next step."""
+        found = sorted(rows)
+        while self._size(found[-1] + 1) > self._size(len(found)):
+            low = next(k for k in range(len(self.slots)) if k not in found)
+            high = found.pop()
+            a, b = self.slots[low], self.slots[high]
+            self._move([(a, b, a.filled), (b, a, b.filled)])
+            self.slots[low], self.slots[high] = b, a
+            found = sorted([*found, low])
+        return found
+
+    def _size(self, rows: int) -> int:
+        return next(n for n in self._sizes if n >= rows)
+
+    # -- runs
+
+    def _submit(self, method: str, *args: Any) -> Future:
+        return self.program.methods[method].submit(*args)
+
+    def _fill(self) -> None:
+        """Gives the device something to do: parts of prompts and steps in turn."""
+        while len(self._runs) <= self.ahead:
+            turns = [slot.turn for slot in self.slots if slot.turn is not None and not slot.turn.over]
+            reading = [turn for turn in turns if turn.in_prompt and turn.error is None]
+            if reading:
+                self._part(max(reading, key=lambda t: t.read > 0))
+            wants = [turn for turn in turns if turn.wants_step and self._allow(turn)]
+            rows = [k for k, slot in enumerate(self.slots) if slot.turn in wants]
+            if rows:
+                self._step(self._to_front(rows))
+            elif not reading:
+                break
+
+    def _part(self, turn: Turn) -> None:
+        """Reads a part of a prompt; the last one gives a token."""
+        slot = turn.slot
+        assert slot is not None
+        part = turn.tokens[turn.read : turn.read + LONGEST]
+        last = turn.read + len(part) == len(turn.tokens)
+        if last and not self._allow(turn):
+            return
+        self.read += len(part)
+        numbers, limits = self._row(turn, slot, turn.read, len(turn.tokens))
+        place = np.array([self.slots.index(slot)])
+        run = self._submit("prompt", np.array([part]), place, numbers[None], limits[None])
+        turn.read += len(part)
+        self._runs.append(_Run(run, [(0, turn, self._likely(turn, slot))] if last else []))
+
+    def _step(self, rows: Sequence[int]) -> None:
+        """A token for each of these slots."""
+        size = self._size(rows[-1] + 1)
+        self.steps = [*self.steps[-99:], size]
+        numbers, limits = np.zeros((size, 6), np.int32), np.ones((size, 4), np.float32)
+        turns = []
+        for k, slot in enumerate(self.slots[:size]):
+            turn = slot.turn
+            if k in rows and turn is not None:
+                numbers[k], limits[k] = self._row(turn, slot, turn.read, turn.read + 1)
+                turns.append((k, turn, slot))
+            else:
+                numbers[k, :3] = IDLE, min(slot.filled, self.about.context - 1), slot.line
+        run = self._submit(step_name(size), numbers, limits)
+        for _, turn, _ in turns:
+            turn.read += 1
+        self._runs.append(_Run(run, [(k, turn, self._likely(turn, slot)) for k, turn, slot in turns]))
+
+    def _row(self, turn: Turn, slot: Slot, place: int, count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The row of a turn for a run that begins at a place and writes the token number `count`."""
+        token = turn.tokens[place] if place < len(turn.tokens) else KNOWN
+        top_k, limits = turn.drawn
+        return np.array([token, place, slot.line, top_k, count - turn.first, turn.seed], np.int32), limits
+
+    def _allow(self, turn: Turn) -> bool:
+        """Tells the device which tokens a turn may write next; whether there are some."""
+        slot = turn.slot
+        if turn.allowed is None or slot is None:
+            return True
+        try:
+            bits = turn.allowed(turn.tokens[turn.first :])
+        except InvalidInputError as error:
+            turn.error = error
+            return False
+        self._submit("allow", np.array([slot.line]), bits)
+        slot.bound = True
+        return True
+
+    def _likely(self, turn: Turn, slot: Slot) -> Future | None:
+        if not turn.options.logprobs:
+            return None
+        most, _ = self.program.methods["likely"].inputs
+        return self._submit("likely", np.zeros(most.least_shape(), np.float32), np.array([slot.line]))
+
+    def _take(self) -> None:
+        """Waits for the oldest run, and gives its tokens to its turns."""
+        run = self._runs.popleft()
+        try:
+            tokens, logprobs = run.future.result()
+            listed = [None if likely is None else likely.result() for *_, likely in run.rows]
+        except BaseException:
+            self.forget()  # who knows what the device holds
+            raise
+        for (row, turn, ticket, _), likely in zip(run.rows, listed, strict=True):
+            if turn.ticket is not ticket or turn.ended:
+                continue  # it left; or this was done in vain
+            token = int(tokens[row])
+            if not 0 <= token < self.about.words:
+                self.forget()
+                raise InvalidFileError(f"The model wrote token {token}, and there are {self.about.words}.")
+            turn.tokens.append(token)
+            found = [] if likely is None else list(zip(*(x.tolist() for x in likely), strict=True))
+            turn.unread.append((token, float(logprobs[row]), found[: turn.options.logprobs]))
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

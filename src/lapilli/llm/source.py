@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lapilli.errors import InvalidFileError, LapilliError
+from lapilli.llm.about import Pooling
 from lapilli.llm.blocks import BlockedMatrix
 from lapilli.llm.decoder import Shape
 from lapilli.llm.text import Text
@@ -18,13 +19,14 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "phi3")
 
 @dataclass
 class Source:
-    """tensors: by GGUF's names, as `Decoder` takes them. notes: sentences about what was converted."""
+    """tensors: by GGUF's names, as `Decoder` takes them. notes: sentences about what was converted. pooling: as `About` has it."""
 
     name: str
     shape: Shape
     tensors: Mapping[str, Any]
     text: Text
     notes: list[str] = field(default_factory=list)
+    pooling: Pooling = "last"
 
     def check(self) -> None:
         """Raises InvalidFileError if a tensor is missing or has another shape than the model's numbers say."""

@@ -7,68 +7,117 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapilli.llm.about import LONGEST
+from lapilli.llm.about import IDLE, LONGEST, step_name, step_sizes
 from lapilli.llm.decoder import Decoder
 from lapilli.sampling import next_token
-
-
-class TokenMethods(nn.Module):
-    """The last token and its position are states, so that a step needs nothing from the host.
-
-    Methods that choose take floats [] (temperature, top_p, floor, penalty) and an int64 [] (top_k), and return the token [1] and
-    its log-probability [1] by the model's own logits. floor: only logits that are at most this much (a number <= 0) below the
-    largest can be drawn (min-p). penalty: positive logits of tokens seen so far are divided by it, negative ones multiplied.
-    """
-
-    def __init__(self, model: Decoder) -> None:
-        super().__init__()
-        self.model = model
-        self.token, self.place = (nn.Buffer(torch.zeros(1, dtype=torch.int64)) for _ in range(2))
-        self.seen = nn.Buffer(torch.zeros(model.shape.words, dtype=torch.int32))
-        self.logits = nn.Buffer(torch.zeros(1, model.shape.words))
-
-    def prompt(self, tokens: Tensor, start: Tensor, *drawn: Tensor) -> tuple[Tensor, Tensor]:
-        """tokens: [1, n], which follow those in places 0 to start - 1; start: [1]."""
-        self.place.copy_(start)
-        return self._next(tokens, *drawn)
-
-    def step(self, *drawn: Tensor) -> tuple[Tensor, Tensor]:
-        """Goes on after the last token."""
-        self.seen.index_copy_(0, self.token, torch.ones(1, dtype=torch.int32))
-        return self._next(self.token[None], *drawn)
-
-    def likely(self, most: Tensor) -> tuple[Tensor, Tensor]:
-        """The most likely last tokens [n] in order, and their log-probabilities [n]; most: [n], whatever it holds."""
-        found = torch.topk(torch.log_softmax(self.logits[0] + 0 * most[:1], -1), most.shape[0])
-        return found.indices, found.values
-
-    def _next(
-        self, tokens: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, floor: Tensor, penalty: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        logits = self.model(tokens, self.place).float()
-        self.logits.copy_(logits)
-        repeated = torch.where(logits > 0, logits / penalty, logits * penalty)
-        wanted = torch.where(self.seen > 0, repeated, logits)
-        wanted = torch.where(wanted >= wanted.amax(-1, keepdim=True) + floor, wanted, -torch.inf)
-        token = next_token(wanted, temperature, top_k, top_p)
-        self.place.add_(tokens.shape[1])
-        self.token.copy_(token)
-        return token, logits.gather(-1, token[None])[0] - logits.logsumexp(-1)
-
 
 ALTERNATIVES = 20
 """How many likely tokens a program lists."""
 
 
+class TokenMethods(nn.Module):
+    """Last tokens are states, so that a step needs nothing from the host.
+
+    A sequence has a line of the states: the last token, its logits, which tokens were seen, and which are allowed (a bit for each,
+    32 in a word). Methods that choose take a row of integers and one of numbers for each sequence:
+
+        int32: the token, or KNOWN: that of the line, or IDLE: the row is computed in vain; position; line; top_k; and two numbers
+            from which its draw follows
+        float32: temperature; top_p; floor; penalty
+
+    and return tokens [n] and their log-probabilities [n] by the model's own logits. floor: only logits that are at most this much
+    (a number <= 0) below the largest can be drawn (min-p). penalty: positive logits of tokens seen so far are divided by it,
+    negative ones multiplied.
+    """
+
+    def __init__(self, model: Decoder) -> None:
+        super().__init__()
+        self.model = model
+        words, lines = model.shape.words, model.sequences
+        self.token = nn.Buffer(torch.zeros(lines, dtype=torch.int64))
+        self.seen = nn.Buffer(torch.zeros(lines * words + 1, dtype=torch.int32))  # the last one: of idle rows
+        self.allowed = nn.Buffer(torch.full((lines, -(-words // 32)), -1, dtype=torch.int32))
+        self.logits = nn.Buffer(torch.zeros(lines, words))
+
+    def prompt(self, tokens: Tensor, sequence: Tensor, numbers: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
+        """tokens: int64 [1, n], of a sequence int64 [1], from the position in its row on, whose token is not read."""
+        row = numbers.long()
+        return self._next(self.model(tokens, row[:, 1], sequence), row, numbers, limits)
+
+    def step(self, numbers: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
+        """Row b is the next token of sequence b."""
+        row = numbers.long()
+        given, position, line, words = row[:, 0], row[:, 1], row[:, 2], self.model.shape.words
+        known = self.token.index_select(0, line)
+        tokens = torch.where(given >= 0, given, known)
+        at = torch.where(given == IDLE, self.seen.shape[0] - 1, line * words + tokens)
+        self.seen.index_copy_(0, at, torch.ones(len(row), dtype=torch.int32))
+        return self._next(self.model.step(tokens, position), row, numbers, limits)
+
+    def embed(self, tokens: Tensor, sequence: Tensor, start: Tensor) -> Tensor:
+        """What the head would read of each token, [n, width]; arguments as for `prompt`, start: int64 [1]."""
+        return self.model.hidden(tokens, start, sequence)[0].float()
+
+    def likely(self, most: Tensor, line: Tensor) -> tuple[Tensor, Tensor]:
+        """The most likely last tokens [n] of a line int64 [1], in order, and their log-probabilities [n]; most: [n], whatever it
+        holds.
+        """
+        logits = self.logits.index_select(0, line)[0]
+        found = torch.topk(torch.log_softmax(logits + 0 * most[:1], -1), most.shape[0])
+        return found.indices, found.values
+
+    def remember(self, line: Tensor, seen: Tensor) -> None:
+        """Sets which tokens were seen: 0 or 1, int32 [words]."""
+        places = line * self.model.shape.words + torch.arange(self.model.shape.words)
+        self.seen.index_copy_(0, places, seen)
+
+    def allow(self, line: Tensor, allowed: Tensor) -> None:
+        """Sets which tokens can be chosen: bits, int32 [words / 32, rounded up]."""
+        self.allowed.index_copy_(0, line, allowed[None])
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """As `Decoder.move`."""
+        self.model.move(source, target)
+
+    def _next(self, logits: Tensor, row: Tensor, numbers: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
+        logits = logits.float()
+        given, line, words = row[:, 0], row[:, 2], self.model.shape.words
+        temperature, top_p, floor, penalty = limits.unbind(1)
+        self.logits.index_copy_(0, line, logits)
+        seen = self.seen[:-1].view(-1, words).index_select(0, line)
+        repeated = torch.where(logits > 0, logits / penalty[:, None], logits * penalty[:, None])
+        wanted = torch.where(seen > 0, repeated, logits)
+        bits = self.allowed.index_select(0, line)[:, :, None] >> torch.arange(32, dtype=torch.int32)
+        wanted = torch.where((bits & 1).flatten(1)[:, :words] != 0, wanted, -torch.inf)
+        wanted = torch.where(wanted >= wanted.amax(-1, keepdim=True) + floor[:, None], wanted, -torch.inf)
+        token = next_token(wanted, temperature, row[:, 3], top_p, numbers[:, 4:])
+        kept = torch.where(given == IDLE, self.token.index_select(0, line), token)
+        self.token.index_copy_(0, line, kept)
+        return token, logits.gather(-1, token[:, None])[:, 0] - logits.logsumexp(-1)
+
+
 def methods(model: Decoder, context: int) -> dict[str, Any]:
     """The methods, as `lapilli.compile` takes them."""
     writer = TokenMethods(model).requires_grad_(False).eval()
-    one, start = torch.zeros(1, 8, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    drawn = torch.tensor(1.0), torch.tensor(0), torch.tensor(1.0), torch.tensor(-torch.inf), torch.tensor(1.0)
-    sizes = ({1: torch.export.Dim("tokens", min=2, max=min(context, LONGEST))}, None, (None,) * len(drawn))
-    count = min(ALTERNATIVES, model.shape.words)
-    return {
-        "prompt": (writer.prompt, (one, start, *drawn), sizes),
-        "step": (writer.step, drawn),
-        "likely": (writer.likely, (torch.zeros(count),)),
+    tokens, first = torch.zeros(1, 8, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    count = {1: torch.export.Dim("tokens", min=2, max=min(context, LONGEST))}
+
+    def rows(n: int) -> tuple[Tensor, Tensor]:
+        numbers, limits = torch.zeros(n, 6, dtype=torch.int32), torch.ones(n, 4)
+        numbers[:, 2] = torch.arange(n)
+        return numbers, limits
+
+    words = model.shape.words
+    found: dict[str, Any] = {"prompt": (writer.prompt, (tokens, first, *rows(1)), (count, None, None, None))}
+    found |= {step_name(n): (writer.step, rows(n)) for n in step_sizes(model.sequences)}
+    found |= {
+        "likely": (writer.likely, (torch.zeros(min(ALTERNATIVES, words)), first)),
+        "embed": (writer.embed, (tokens, first, first), (count, None, None)),
+        "remember": (writer.remember, (first, torch.zeros(words, dtype=torch.int32))),
+        "allow": (writer.allow, (first, torch.zeros(-(-words // 32), dtype=torch.int32))),
     }
+    if model.sequences > 1:
+        places = {0: torch.export.Dim("places", min=2, max=2 * context)}
+        at = torch.arange(8)
+        found["move"] = (writer.move, (at, at), (places, places))
+    return found

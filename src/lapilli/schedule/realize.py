@@ -65,10 +65,9 @@ def realize(graph: Graph) -> Realized:
     forced = _operand_copies(nodes)
     attended = {x.id for n in nodes for x in _attended(n)}
     outputs = {o.id for o in graph.results}
+    apart = {ld.node.id for u in graph.updates.values() if u.apart for ld in loads(u.value)}
     views = {
-        n.id: n
-        for n in nodes
-        if isinstance(n, Map) and n.view_of is not None and n.id not in outputs and n.id not in forced
+        n.id: n for n in nodes if isinstance(n, Map) and n.view_of is not None and n.id not in outputs | forced | apart
     }
     result = Realized([], {}, {}, dict(graph.updates), views=views)
 
@@ -103,7 +102,14 @@ def realize(graph: Graph) -> Realized:
                 continue
             reason: str | None = "weights of a contraction"
         else:
-            reason = "operand of attention" if n.id in attended else _reason(n, result, outputs, forced, reads)
+            known = (
+                "operand of attention"
+                if n.id in attended
+                else "read before its state changes"
+                if n.id in apart
+                else None
+            )
+            reason = known or _reason(n, result, outputs, forced, reads)
         if reason is None:
             assert isinstance(n, Map)
             inlined[n.id] = n

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from lapilli.ir.axes import fresh_axes
-from lapilli.ir.expr import Expr, Load, cast_to, index, loads, rewrite, substitute
-from lapilli.ir.integer import Atom, Int, as_int, of
+from lapilli.ir.expr import Expr, Load, cast_to, index, load, loads, rewrite, substitute
+from lapilli.ir.integer import Atom, Int, as_int, of, product
 from lapilli.ir.node import Map, Node, State, Update, operands
+from lapilli.schedule.layout import estimate
 from lapilli.schedule.realize import chase
 
 _LONGEST = 64
@@ -31,7 +32,23 @@ def of_state(new: Map, state: State) -> Update | None:
     while (inner := _inner(update, state)) is not None:  # slices of slices are nested
         update = inner
     update = replace(update, old=state)
-    return update if _needs_own(update, state) else None
+    return update if _needs_own(update, state) else _apart(update, state, new)
+
+
+def _apart(update: Update, state: State, new: Map) -> Update | None:
+    """An update whose new elements are computed before any is stored, as for entries that move within a cache. None if that takes
+    as much memory as a new value of the state.
+    """
+    placed = _maps_of(state, [ld.node for i in update.place for ld in loads(index(i))])
+    if any(ld.node.id in placed for i in update.place for ld in loads(index(i))):
+        return None
+    shape = tuple(a.extent for a in update.axes)
+    if estimate(product(shape)) >= estimate(product(state.shape)):
+        return None
+    axes, at = fresh_axes(shape)
+    body = rewrite(update.value, dict(zip(update.axes, at, strict=True)))
+    moved = Map(shape, new.dtype, f"{new.name}_moved", new.origin, axes=axes, body=body)
+    return replace(update, value=load(moved, [of(a) for a in update.axes]), apart=True)
 
 
 def _noted(node: Node, at: tuple[Int, ...]) -> Update | None:
