@@ -295,7 +295,9 @@ VkResult VKAPI_PTR enumerate_extensions(VkPhysicalDevice device, const char* lay
   return given < found ? VK_INCOMPLETE : VK_SUCCESS;
 }
 
-// A driver that computes wrong: in every kernel that has the instruction, the other one stands in its place.
+// A driver that computes wrong: in every kernel that has the instruction, the other one stands in its place. With the word
+// wrong_with_barriers=1 only in those whose invocations wait for each other, as a fault of work groups' memory would.
+constexpr uint32_t control_barrier = 224;
 constexpr std::pair<const char*, std::pair<uint32_t, uint32_t>> wrong_instructions[] = {
     {"add", {129, 131}},      // FAdd becomes FSub
     {"multiply", {133, 129}}, // FMul becomes FAdd
@@ -305,12 +307,20 @@ constexpr std::pair<const char*, std::pair<uint32_t, uint32_t>> wrong_instructio
 VkResult VKAPI_PTR create_shader(VkDevice device, const VkShaderModuleCreateInfo* info,
                                  const VkAllocationCallbacks* allocator, VkShaderModule* shader) {
   std::vector<uint32_t> code(info->pCode, info->pCode + info->codeSize / 4);
-  if (const std::string* wrong = limits().text("wrong"))
+  const auto each = [&](auto visit) {
+    for (size_t at = 5; at < code.size() && code[at] >> 16 != 0; at += code[at] >> 16)
+      visit(code[at]);
+  };
+  bool waits = false;
+  each([&](uint32_t word) { waits |= (word & 0xffff) == control_barrier; });
+  if (const std::string* wrong = limits().text("wrong");
+      wrong != nullptr && (waits || !limits().number("wrong_with_barriers")))
     for (const auto& [name, change] : wrong_instructions)
       if (*wrong == name)
-        for (size_t at = 5; at < code.size() && code[at] >> 16 != 0; at += code[at] >> 16)
-          if ((code[at] & 0xffff) == change.first)
-            code[at] = (code[at] & 0xffff0000) | change.second;
+        each([&, &to = change](uint32_t& word) {
+          if ((word & 0xffff) == to.first)
+            word = (word & 0xffff0000) | to.second;
+        });
   VkShaderModuleCreateInfo changed = *info;
   changed.pCode = code.data();
   const DeviceFunctions& vk = below(device).device;

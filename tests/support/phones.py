@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LAYER = Path(__file__).parents[2] / "build" / "package" / "tests" / "limits"
-EXPLICIT_LAYERS = [p for p in ("/usr/share/vulkan/explicit_layer.d", "/usr/local/share/vulkan/explicit_layer.d") if Path(p).is_dir()]
+EXPLICIT_LAYERS = [
+    p for p in ("/usr/share/vulkan/explicit_layer.d", "/usr/local/share/vulkan/explicit_layer.d") if Path(p).is_dir()
+]
 
 _NO_16BIT = "-storage_16bit -float16 -int16 -VK_KHR_16bit_storage"
 _NO_8BIT = "-storage_8bit -int8 -VK_KHR_8bit_storage"

@@ -174,7 +174,9 @@ class CpuMatmul(KernelTemplate):
             tm, tn = self.tile.rows, self.tile.columns
             blocks = self.batch * ceildiv(self.m, 4 * tm) * ceildiv(n4, tn // 4)
             groups, group = linear_groups(blocks * 4, size)
-            call = f"matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}, {quads}>(P.t, uint({group}) * {size} + li, gid.x);"
+            call = (
+                f"matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}, {quads}>(P.t, uint({group}) * {size} + li, gid.x);"
+            )
             written = w.finish(call, groups, (size, 1, 1), "matmul", "MatmulParams")
             written.needs = QUADS if quads else NOTHING
         written.flops = self.batch * self.m * self.n * self.k * 2
