@@ -54,7 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _too_much_for_the_poor(items: list[pytest.Item]) -> list[pytest.Item]:
-    """SwiftShader has neither large texel buffers nor 16-bit types: plans that need them are not tested on it. Phones: phones.py."""
+    """SwiftShader has neither large texel buffers nor 16-bit types: plans that need them are not tested on it; and phones take
+    those that phones.py says."""
     phone = os.environ.get("LAPILLI_TEST_PHONE")
     taken = phones.PHONES[phone].plans if phone else {"gpu-fp32", "any-fp32"}
     rich = {"cpu-fp32", "cpu-fp16", "gpu-fp32", "gpu-fp16", "gpu-fp16-matrix"} - taken

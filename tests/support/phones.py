@@ -63,10 +63,11 @@ PHONES = {
     # PowerVR: 16 KiB of shared memory, no 16-bit types, no arithmetic across a subgroup.
     "powervr": Phone(
         f"type=1 name=Like_PowerVR invocations=512 shared_memory=16384 storage_range=0x8000000 push_constants=128 "
-        f"storage_buffers=16 texel_elements=65536 alignment=32 sets=4 subgroup_operations=1 {_NO_16BIT} {_NO_8BIT} {_NO_64BIT} {_OLD}",
+        f"storage_buffers=16 texel_elements=65536 alignment=32 sets=4 subgroup_operations=1 "
+        f"{_NO_16BIT} {_NO_8BIT} {_NO_64BIT} {_OLD}",
         subgroup=8,
     ),
-    # Less than any driver may have: what is left where a limit is lower than the standard's.
+    # Shared memory that is smaller than the standard's least, and few texels.
     "tiny": Phone(
         f"type=1 name=Tiny invocations=128 shared_memory=4096 storage_range=0x1000000 push_constants=128 storage_buffers=8 "
         f"texel_elements=4096 alignment=256 subgroup_operations=1 {_NO_16BIT} {_NO_8BIT} {_NO_64BIT} {_OLD} -VK_KHR_push_descriptor"

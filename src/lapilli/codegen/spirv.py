@@ -1,5 +1,5 @@
-"""Post-processes SPIR-V: removes debug instructions and unused capabilities, keeps subtractions exact, and makes it SPIR-V 1.3, which
-every device takes: Slang writes 1.5 whatever its profile, and Vulkan 1.1 refuses that."""
+"""Post-processes SPIR-V: removes debug instructions and unused capabilities, keeps subtractions exact, and makes it SPIR-V
+1.3, which every device takes: Slang writes 1.5 whatever its profile, and Vulkan 1.1 refuses that."""
 
 from __future__ import annotations
 
@@ -61,8 +61,9 @@ def _instructions(words: list[int]) -> Iterator[list[int]]:
 
 
 def _as_1_3(words: list[int]) -> list[int]:
-    """The module as SPIR-V 1.3. Of what came later Slang uses two things: an entry point lists all variables (before, only inputs and
-    outputs), and OpCopyLogical, for which each member is copied. Cooperative matrices stay: only devices of Vulkan 1.3 have them."""
+    """The module as SPIR-V 1.3. Of what came later Slang uses two things: an entry point lists all variables (before, only
+    inputs and outputs), and OpCopyLogical, for which each member is copied. Modules with cooperative matrices stay as they are:
+    only devices of Vulkan 1.3 have those."""
     types: dict[int, list[int]] = {}  # of arrays and structures: their instructions
     type_of: dict[int, int] = {}  # of values of those types
     classes: dict[int, int] = {}  # storage classes of variables

@@ -1,8 +1,9 @@
 """The first-run check: whether a device computes by the plan that it takes what it computes by the plainest one.
 
-Drivers of phones miscompile kernels now and then, without a word. The plans of a program compute the same by different kernels: tiles in
-shared memory and subgroups, or plain loops. So the last plan that a device takes is the reference; no other device and no torch is needed.
-What is wrong in both alike is not found. A verdict holds for a file, a device and its driver, and is kept on disk."""
+Drivers of phones miscompile kernels now and then, without a word. The plans of a program compute the same by different
+kernels: tiles in shared memory and subgroups, or plain loops. So the last plan that a device takes is the reference; no other
+device and no torch is needed. What is wrong in both alike is not found. A verdict holds for a file, a device and its driver,
+and is kept on disk."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ def plan_for(
 ) -> str | None:
     """The plan to load: None for the one that the device takes, or the name of one that computes the same as the plainest.
 
-    Warns (RuntimeWarning) if it is not the first. Raises NoDeviceError if the device computes something else in each run, and whatever
-    loading raises."""
+    Warns (RuntimeWarning) if it is not the first. Raises NoDeviceError if the device computes something else in each run, and
+    whatever loading raises."""
     with _load(source, device, None, limits, host) as first:
         info = first.info()
         key = _key(source, info["device"])

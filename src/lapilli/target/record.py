@@ -31,9 +31,9 @@ class Target:
     of type CPU run these best, and every device can). half: 16-bit storage is there. texel: vectors are read through uniform texel
     buffers, which software drivers do best, and subgroups have quads. cooperative_matrix: fp16 matrix units, 16 x 16 x 16;
     bfloat16_matrix: they multiply bfloat16, too. compute_units: what tiles are chosen for. shared_memory: bytes of a work group.
-    invocations: of a work group, at most. storage: bytes of a storage buffer that a kernel binds at once (0: all), a multiple of 256.
-    open_parts: parts in which values are bound whose size has no bound. records: what was measured; where there is none, cost models
-    decide."""
+    invocations: of a work group, at most. storage: bytes of a storage buffer that a kernel binds at once (0: all), a multiple
+    of 256. open_parts: parts in which values are bound whose size has no bound. records: what was measured; where there is
+    none, cost models decide."""
 
     name: str
     kind: str
