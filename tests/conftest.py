@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import as_gpu
@@ -13,6 +14,8 @@ import pytest
 import tiny
 from budget import Budget
 from numpy.typing import NDArray
+
+from lapilli.errors import NoDeviceError
 
 BUDGET = pytest.StashKey[Budget]()
 
@@ -51,6 +54,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test whose program a phone refuses, as it may, is counted as an expected failure."""
+    report = yield
+    phone = phones.PHONES.get(os.environ.get("LAPILLI_TEST_PHONE", ""))
+    error = call.excinfo.value if call.excinfo is not None else None
+    if phone is not None and phone.refused and isinstance(error, NoDeviceError) and phone.refused in str(error):
+        report.outcome, report.wasxfail = "skipped", str(error)
+    return report
 
 
 def _too_much_for_the_poor(items: list[pytest.Item]) -> list[pytest.Item]:

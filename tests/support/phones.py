@@ -36,6 +36,8 @@ class Phone:
     """Invocations of a subgroup: 4, 8 or 16."""
     plans: frozenset[str] = frozenset({"any-fp32"})
     """The plans that it takes."""
+    refused: str = ""
+    """Words of the sentence by which it refuses programs that it has every right to: docs/phones.md."""
 
 
 PHONES = {
@@ -44,7 +46,8 @@ PHONES = {
         f"type=1 name=Minimum invocations=128 depth=64 shared_memory=16384 storage_range=0x8000000 push_constants=128 "
         f"storage_buffers=4 texel_buffers=16 texel_elements=65536 alignment=256 allocation=0x40000000 sets=4 "
         f"subgroup_operations=1 {_NO_16BIT} {_NO_8BIT} {_NO_64BIT} {_OLD} -VK_KHR_push_descriptor "
-        f"-VK_KHR_shader_float_controls -VK_KHR_shader_float16_int8"
+        f"-VK_KHR_shader_float_controls -VK_KHR_shader_float16_int8",
+        refused="storage buffers in a kernel, and the device allows 4",
     ),
     # Adreno 6xx with drivers of Android 10: many invocations, 128 MiB at once, no bytes in buffers.
     "adreno": Phone(
