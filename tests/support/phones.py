@@ -73,7 +73,9 @@ PHONES = {
     # Shared memory that is smaller than the standard's least, and few texels.
     "tiny": Phone(
         f"type=1 name=Tiny invocations=128 shared_memory=4096 storage_range=0x1000000 push_constants=128 storage_buffers=8 "
-        f"texel_elements=4096 alignment=256 subgroup_operations=1 {_NO_16BIT} {_NO_8BIT} {_NO_64BIT} {_OLD} -VK_KHR_push_descriptor"
+        f"texel_elements=4096 alignment=256 subgroup_operations=1 {_NO_16BIT} {_NO_8BIT} {_NO_64BIT} {_OLD} "
+        f"-VK_KHR_push_descriptor",
+        refused="storage buffers in a kernel, and the device allows 8",
     ),
 }
 
