@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs quantization comparison performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean aar android setup-aar setup-docs docs
+.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs quantization comparison performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean aar android arm64 phones setup-aar setup-arm64 setup-docs docs
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -33,6 +33,9 @@ setup-tidy:
 
 setup-aar:
 	@tools/setup.sh aar
+
+setup-arm64:
+	@tools/setup.sh arm64
 
 setup-docs:
 	@tools/setup.sh docs
@@ -63,6 +66,9 @@ packages: setup-test ## Consumers of the player's packages (CMake, pkg-config, F
 android: setup-test ## The Java API on this machine's JVM: JUnit, lavapipe, the natives built for this machine
 	tools/test_android.sh
 
+arm64: setup-arm64 ## The player and its tests for arm64 under qemu, and models against torch (five minutes)
+	tools/test_arm64.sh
+
 aar: setup-aar ## Android's package and classes in build/android, by zig: no NDK, no SDK
 	tools/aar.sh
 
@@ -81,6 +87,9 @@ python: ## pytest: tests/unit and tests/compiler with no driver, all others on l
 
 poor: ## The tests marked poor_device on SwiftShader
 	tools/test_python.sh poor
+
+phones: setup-test ## Much of the same on devices as poor as phones, by a layer over lavapipe; ARGS are further arguments of pytest
+	tools/test_phones.sh $(ARGS)
 
 random: ## Random programs against torch: the same ones, some by kernels for GPUs, and new ones for half a minute
 	tools/random_programs.sh --seeds 0:$(if $(LAPILLI_TEST_ALL),18,8) --each 2

@@ -7,6 +7,7 @@
 #   tools/setup.sh fuzz    the same as demo with clang
 #   tools/setup.sh tidy    the same as demo with clang-tidy
 #   tools/setup.sh aar     the same as demo with a JDK and zig
+#   tools/setup.sh arm64   the same as demo with a compiler and an emulator for arm64
 #   tools/setup.sh zoo     the same as demo with MiniLM, timm and diffusers
 #   tools/setup.sh docs    what builds the site, and nothing else
 set -euo pipefail
@@ -230,6 +231,10 @@ fi
 if [ "$goal" = aar ]; then
   java
   step zig "$ziglang"
+fi
+if [ "$goal" = arm64 ]; then
+  command -v aarch64-linux-gnu-g++ >/dev/null || apt_install g++-aarch64-linux-gnu
+  command -v qemu-aarch64-static >/dev/null || apt_install qemu-user-static
 fi
 if [ "$goal" = zoo ]; then
   step zoo "$diffusers"

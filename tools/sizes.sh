@@ -11,7 +11,7 @@ flags=(-std=c++20 -Os -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -ffu
   -DLAPILLI_VERSION=0.1.0 -w -Inative/include -Inative/src -isystem "$generated" -isystem "$flatbuffers")
 full=(-DLAPILLI_HAS_PROFILER=1 -DLAPILLI_HAS_JSON=1 -DLAPILLI_HAS_STREAMS=1)
 minimal=(-DLAPILLI_HAS_PROFILER=0 -DLAPILLI_HAS_JSON=0 -DLAPILLI_HAS_STREAMS=0)
-mapfile -t sources < <(find native/src -name '*.cpp' -not -path '*/null/*' | sort)
+mapfile -t sources < <(find native/src -name '*.cpp' -not -path '*/null/*' | sort; echo native/cmake/quiet_terminate.cpp)
 
 library() { # NAME LINK... -- COMPILER...: the bytes of the full and the minimal library
   local name=$1 link=() folder

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The Python tests under the Vulkan validation layers: `rich` on lavapipe, `poor` (those marked poor_device) on SwiftShader, `none`
-# with no driver at all.
+# with no driver at all. `phone NAME`: those marked poor_device on lavapipe, as poor as that phone of tests/support/phones.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,6 +21,13 @@ export XDG_CACHE_HOME=$PWD/.cache/test # not the user's kernels and pipelines
 [ -n "${LAPILLI_TEST_ALL:-}" ] || export GALLIVM_PERF=nopt
 export OMP_NUM_THREADS=1 # two processes share the cores, and threads of torch wait by turning round
 export LAPILLI_VALIDATION=1 LAPILLI_VALIDATION_LOG=$PWD/build/validation-$kind.log
+if [ "$kind" = phone ]; then
+  kind=phone-$1
+  eval "$("$venv/bin/python" tests/support/phones.py "$1")"
+  export LAPILLI_VALIDATION_LOG=$PWD/build/validation-$kind.log
+  shift
+  set -- -m poor_device "$@"
+fi
 bare=$venv-bare/bin/python
 [ ! -x "$bare" ] || export LAPILLI_TEST_BARE_PYTHON=$bare
 [ ! -x "$venv-player/bin/python" ] || export LAPILLI_TEST_PLAYER_PYTHON=$venv-player/bin/python

@@ -11,6 +11,7 @@
 #include "format/checksum.h"
 #include "format/expr.h"
 #include "format/float_controls.h"
+#include "hal/known_faults.h"
 
 #include <array>
 #include <atomic>
@@ -33,6 +34,64 @@ namespace {
 constexpr int64_t lowest = std::numeric_limits<int64_t>::min();
 constexpr int64_t highest = std::numeric_limits<int64_t>::max();
 } // namespace
+
+// Which faults a device has, as golden decisions.
+TEST(known_faults_are_those_of_their_devices) {
+  struct Case {
+    uint32_t vendor;
+    const char *name, *driver;
+    hal::Architecture machine;
+    std::vector<std::string_view> faults;
+  };
+  using enum hal::Architecture;
+  const std::vector<Case> cases{
+      {0x10005,
+       "llvmpipe (LLVM 15.0.6, 128 bits)",
+       "llvmpipe Mesa 22.3.6 (LLVM 15.0.6)",
+       arm64,
+       {"llvmpipe-arm64-halves"}},
+      {0x10005, "llvmpipe (LLVM 15.0.6, 256 bits)", "llvmpipe Mesa 22.3.6 (LLVM 15.0.6)", any, {}},
+      {0x10005, "llvmpipe (LLVM 19.1.0, 128 bits)", "llvmpipe Mesa 25.0.7 (LLVM 19.1.0)", arm64, {}},
+      {0x5143,
+       "Adreno (TM) 640",
+       "Qualcomm Technologies Inc. Adreno Vulkan Driver",
+       arm64,
+       {"adreno-matrices", "adreno-barriers"}},
+      {0x5143, "Adreno (TM) 840", "", arm64, {"adreno-matrices", "adreno-barriers"}},
+      {0x1002, "AMD Radeon RX 6800 XT (RADV NAVI21)", "radv Mesa 25.0.7", any, {"rdna2-matrices"}},
+      {0x1002, "AMD Radeon RX 7900 XTX (RADV NAVI31)", "radv Mesa 25.0.7", any, {}},
+      {0x13b5, "Mali-G78", "Mali v1.r38p1", arm64, {}},
+      {0x10de, "NVIDIA H100 80GB HBM3", "NVIDIA 570.86", any, {}},
+      {0, "", "", any, {}},
+  };
+  for (const Case& c : cases) {
+    hal::Capabilities device;
+    device.vendor_id = c.vendor;
+    device.name = c.name;
+    device.driver = c.driver;
+    std::vector<std::string_view> names;
+    for (const hal::KnownFault* fault : hal::faults_of(device, c.machine))
+      names.push_back(fault->name);
+    CHECK(names == c.faults);
+  }
+  for (const hal::KnownFault& fault : hal::known_faults())
+    CHECK(!fault.name.empty() && !fault.source.empty() && !fault.symptom.empty() &&
+          (fault.withheld != 0 || fault.no_half_conversions || fault.full_barriers));
+}
+
+TEST(what_a_known_fault_concerns_is_withheld) {
+  hal::Capabilities device;
+  device.vendor_id = 0x5143;
+  device.name = "Adreno (TM) 750";
+  device.features = static_cast<uint64_t>(Feature::cooperative_matrix) | static_cast<uint64_t>(Feature::float16);
+  hal::withhold_known_faults(device);
+  CHECK(!device.has(Feature::cooperative_matrix) && device.has(Feature::float16) && device.full_barriers);
+  CHECK(device.known_faults == std::vector<std::string>({"adreno-matrices", "adreno-barriers"}));
+  hal::Capabilities other;
+  other.features = device.features;
+  hal::withhold_known_faults(other);
+  CHECK(other.features == device.features && other.known_faults.empty() && !other.full_barriers);
+}
 
 TEST(shared_work_is_done_once) {
   for (const size_t count : {size_t{0}, size_t{1}, size_t{7}, size_t{1000}}) {

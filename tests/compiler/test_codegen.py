@@ -156,6 +156,53 @@ def test_code_is_stripped_of_names() -> None:
     assert b"DispatchThreadID" not in code
 
 
+COPIES = """
+struct Inner { float4 a; int n[3]; }
+struct Outer { Inner inner; float b; }
+[[vk::push_constant]] ConstantBuffer<Outer> push;
+[[vk::binding(0, 0)]] RWStructuredBuffer<float> b;
+groupshared float shared[64];
+[shader("compute")] [numthreads(64, 1, 1)]
+void main(uint3 id : SV_DispatchThreadID)
+{
+    Outer all = push;
+    all.inner.n[id.x % 3] += 1;
+    shared[id.x % 64] = all.b + all.inner.a[id.x % 4];
+    GroupMemoryBarrierWithGroupSync();
+    b[id.x] = shared[63 - id.x % 64] + all.inner.n[id.x % 3];
+}
+"""
+
+
+def instructions(code: bytes) -> list[list[int]]:
+    words, found, at = struct.unpack(f"<{len(code) // 4}I", code), [], 5
+    while at < len(words):
+        length = words[at] >> 16
+        found.append([words[at] & 0xFFFF, *words[at + 1 : at + length]])
+        at += length
+    return found
+
+
+def test_kernels_are_spirv_1_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Vulkan 1.1, that is. Slang's own are 1.5, with variables at the entry point and copies that 1.3 does not know."""
+    with monkeypatch.context() as patch:
+        patch.setattr(slang, "strip", lambda code: code)
+        before = slang.compile(COPIES)
+    code = slang.compile(COPIES)
+    assert (before[4:8], code[4:8]) == (b"\0\5\1\0", b"\0\3\1\0")
+    copy, entry, variable = 400, 15, 59
+    assert any(i[0] == copy for i in instructions(before))
+    after = instructions(code)
+    assert not any(i[0] == copy for i in after)
+    classes = {i[2]: i[3] for i in after if i[0] == variable}
+    listed = next(i for i in after if i[0] == entry)[5:]  # "main" has two words
+    assert set(listed) == {v for v, where in classes.items() if where in (1, 3)}
+    assert {4, 9, 12} <= set(classes.values())  # shared memory, push constants, a buffer
+    results = [i[2] for i in after if i[0] in (61, 80, 81)]
+    assert len(results) == len(set(results))
+    assert max(results) < struct.unpack("<5I", code[:20])[3]
+
+
 BRANCHES = (247, 250, 251)  # OpSelectionMerge, OpBranchConditional, OpSwitch
 
 

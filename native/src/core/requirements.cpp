@@ -78,6 +78,8 @@ public:
     at_most("texel buffers in a kernel", kernel.types.size() - static_cast<size_t>(storage), limits.texel_buffers);
     at_most("bytes of push constants", kernel.push_size, limits.push_constants);
     subgroup_size(kernel.subgroup_size);
+    if (kernel.converts_halves && device_.no_half_conversions)
+      add("its kernels convert 16-bit floats, which ends the process with this driver; update it");
     const uint32_t spirv_minor = kernel.spirv_version >> 8 & 0xff;
     if (spirv_minor > device_.spirv_minor)
       add(cat("its kernels are SPIR-V 1.", spirv_minor, ", and the device takes 1.", device_.spirv_minor, " at most"));

@@ -14,6 +14,8 @@ namespace {
 constexpr uint64_t most_private = uint64_t{128} << 10; // bytes of an invocation's variables
 constexpr uint64_t most_inlined = uint64_t{1} << 19;   // instructions
 constexpr uint32_t deepest_call = 64;
+// PackHalf2x16 and UnpackHalf2x16 of the extended instructions (GLSL.std.450).
+constexpr uint32_t pack_half = 58, unpack_half = 62;
 
 class Interface {
 public:
@@ -201,6 +203,9 @@ private:
     kernel_.spirv_version = m_.words[1];
     kernel_.capabilities = m_.capabilities;
     std::ranges::sort(kernel_.capabilities);
+    kernel_.converts_halves = std::ranges::any_of(m_.instructions, [&](const Instruction& i) {
+      return i.op == op_ext_inst && (m_.operands(i)[3] == pack_half || m_.operands(i)[3] == unpack_half);
+    });
   }
 
   const Module& m_;

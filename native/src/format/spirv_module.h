@@ -15,6 +15,7 @@ enum Op : uint32_t {
   op_extension = 10,
   op_import = 11,
   op_extended = 12,
+  op_ext_inst = 12,
   op_memory_model = 14,
   op_entry_point = 15,
   op_execution_mode = 16,

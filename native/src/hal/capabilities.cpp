@@ -64,6 +64,7 @@ void describe(const Capabilities& device, uint32_t index, Json& json) {
           json.field(feature_names(flag).front(), (device.features & flag) != 0);
     });
     json.list("cooperative_matrices", device.cooperative_matrices);
+    json.list("known_faults", device.known_faults);
     json.key("float_controls");
     json.object([&] {
       json.field("nan_and_infinity", device.float_controls.special_32);

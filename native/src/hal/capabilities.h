@@ -46,6 +46,9 @@ struct Capabilities {
   uint64_t features = 0;            // Feature bits
   bool uniform_storage_16bit = false, uniform_storage_8bit = false;
   std::vector<std::string> cooperative_matrices; // "float16 16x16x16 -> float32"
+  std::vector<std::string> known_faults; // names in hal/known_faults.cpp: what they concern is left out of the features
+  bool no_half_conversions = false;      // see there
+  bool full_barriers = false;            // see there
   FloatControls float_controls;
   uint32_t queue_count = 0;
   uint32_t timestamp_bits = 0; // 0: it has none

@@ -30,7 +30,7 @@ from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand
 from lapilli.schedule.encoding import encoding_of
 from lapilli.schedule.layout import Layout, estimate
 from lapilli.schedule.task import Task
-from lapilli.target import QUADS, STORAGE, Target
+from lapilli.target import NOTHING, QUADS, STORAGE, Target
 
 _SIZE = 64  # invocations in a work group
 _WIDEST = 15  # kernel of depthwise convolutions, whose loops over a row are unrolled
@@ -142,7 +142,7 @@ class CpuMatmul(KernelTemplate):
         return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
-        k4 = ceildiv(self.k, 4)
+        k4, quads = ceildiv(self.k, 4), int(ctx.target.texel)
         few = (self.m.bounds[0] or 1) < 4
         w = Wrapper(task, ctx, "cpu_matmul", sizes_as_params)
         vec = w.epilogue(self.batch * self.m, self.n, batched(task, flat_rows=True))
@@ -162,10 +162,10 @@ class CpuMatmul(KernelTemplate):
             lane = f"uint({group}) * {size} + li"
             call = (
                 f"if (P.t.M < {tm}) matvec<X, W, E, 1, {int(vec)}, {whole}>(P.t, {lane}, gid.x);\n"
-                f"    else matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}>(P.t, {lane}, gid.x);"
+                f"    else matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}, {quads}>(P.t, {lane}, gid.x);"
             )
             written = w.finish(call, groups, (size, 1, 1), "matmul", "MatmulParams")
-            written.needs = QUADS
+            written.needs = QUADS if quads else NOTHING
         elif few:
             rows = self.m.value or 1
             groups, group = linear_groups(self.batch * n4, size)
@@ -175,9 +175,11 @@ class CpuMatmul(KernelTemplate):
             tm, tn = self.tile.rows, self.tile.columns
             blocks = self.batch * ceildiv(self.m, 4 * tm) * ceildiv(n4, tn // 4)
             groups, group = linear_groups(blocks * 4, size)
-            call = f"matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}>(P.t, uint({group}) * {size} + li, gid.x);"
+            call = (
+                f"matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}, {quads}>(P.t, uint({group}) * {size} + li, gid.x);"
+            )
             written = w.finish(call, groups, (size, 1, 1), "matmul", "MatmulParams")
-            written.needs = QUADS
+            written.needs = QUADS if quads else NOTHING
         written.flops = self.batch * self.m * self.n * self.k * 2
         return written
 
@@ -360,13 +362,13 @@ class CpuConvolution(KernelTemplate):
             written = w.finish(call, groups, (size, 1, 1), "depthwise", "ConvParams")
             written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
             return written
-        tm, tn = self.tile.rows, self.tile.columns
+        tm, tn, quads = self.tile.rows, self.tile.columns, int(ctx.target.texel)
         q = (per_group.value or 4) if (per_group.value or 4) < 4 else 4
         blocks = ceildiv(v.rows, 4 * tm) * ceildiv(out4, tn // 4)
         groups, group = linear_groups(blocks * 4, size)
-        call = f"convDirect<X, W, E, {tm}, {tn}, {q}, {int(vec)}, {whole}>(P.t, uint({group}) * {size} + li, gid.x);"
+        call = f"convDirect<X, W, E, {tm}, {tn}, {q}, {int(vec)}, {whole}, {quads}>(P.t, uint({group}) * {size} + li, gid.x);"
         written = w.finish(call, groups, (size, 1, 1), "convolution", "ConvParams")
-        written.needs = QUADS
+        written.needs = QUADS if quads else NOTHING
         written.flops = v.rows * v.out_channels * per_group * (2 * v.kernel[0] * v.kernel[1])
         return written
 

@@ -78,7 +78,11 @@ class _Writer:
         split = 1 if reduction is None or rare else self._split(reduction, work)
         # Neighbouring invocations take neighbouring elements: of a row that is folded, or of the results.
         self.along = reduction is not None and split > 1 and self._folds_rows(reduction)
-        size = (256 if self.target.kind == "any" else 128) if split == 1 else max(1, 256 // split)
+        size = (
+            (min(256, self.target.invocations) if self.target.kind == "any" else 128)
+            if split == 1
+            else max(1, 256 // split)
+        )
         most = self.target.compute_units * _RESIDENT * size
         groups, group = linear_groups(minimum(work, most) if rare else work, size)
         v = Var("t", work)

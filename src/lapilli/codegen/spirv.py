@@ -1,8 +1,10 @@
-"""Post-processes SPIR-V: removes debug instructions and unused capabilities, and keeps subtractions exact."""
+"""Post-processes SPIR-V: removes debug instructions and unused capabilities, keeps subtractions exact, and makes it SPIR-V
+1.3, which every device takes: Slang writes 1.5 whatever its profile, and Vulkan 1.1 refuses that."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 _DEBUG = {2, 3, 4, 5, 6, 8, 317, 330}  # OpSource*, OpName, OpMemberName, OpLine, OpNoLine, OpModuleProcessed
 _STRING = 7
@@ -11,6 +13,13 @@ _UNIFORM_AND_STORAGE_16BIT = 4434
 _STORAGE_16BIT = 4433
 _FLOAT_DIFFERENCE = 131  # OpFSub
 _DECORATE, _NO_CONTRACTION = 71, 42
+_ENTRY_POINT, _VARIABLE, _COPY_LOGICAL = 15, 59, 400
+_CONSTANT, _TYPE_ARRAY, _TYPE_STRUCT = 43, 28, 30
+_ANNOTATIONS = {71, 72}  # OpDecorate, OpMemberDecorate
+_CONSTRUCT, _EXTRACT = 80, 81
+_COOPERATIVE_MATRIX = 6022
+_INPUT_OR_OUTPUT = {1, 3}
+_VERSION_1_3 = 0x00010300
 _BEFORE_DECORATIONS = {_CAPABILITY, 10, 11, 14, 15, 16, 331}  # extensions, memory model, entry points and their modes
 
 
@@ -39,4 +48,70 @@ def strip(code: bytes) -> bytes:
             exact += [3 << 16 | _DECORATE, instruction[2], _NO_CONTRACTION]
         at += length
     kept[decorations:decorations] = exact
+    kept = _as_1_3(kept)
     return struct.pack(f"<{len(kept)}I", *kept)
+
+
+def _instructions(words: list[int]) -> Iterator[list[int]]:
+    at = 5
+    while at < len(words):
+        length = words[at] >> 16
+        yield words[at : at + length]
+        at += length
+
+
+def _as_1_3(words: list[int]) -> list[int]:
+    """The module as SPIR-V 1.3. Of what came later Slang uses two things: an entry point lists all variables (before, only
+    inputs and outputs), and OpCopyLogical, for which each member is copied. Modules with cooperative matrices stay as they are:
+    only devices of Vulkan 1.3 have those."""
+    types: dict[int, list[int]] = {}  # of arrays and structures: their instructions
+    type_of: dict[int, int] = {}  # of values of those types
+    classes: dict[int, int] = {}  # storage classes of variables
+    lengths: dict[int, int] = {}
+    for i in _instructions(words):
+        op = i[0] & 0xFFFF
+        if op == _CAPABILITY and i[1] == _COOPERATIVE_MATRIX:
+            return words
+        if op == _VARIABLE:
+            classes[i[2]] = i[3]
+        elif op in (_TYPE_ARRAY, _TYPE_STRUCT):
+            types[i[1]] = i
+        elif op == _CONSTANT:
+            lengths[i[2]] = i[3]
+        if len(i) > 2 and i[1] in types and op not in _ANNOTATIONS:
+            type_of[i[2]] = i[1]
+
+    def members(type: int) -> list[int]:
+        i = types[type]
+        return i[2:] if i[0] & 0xFFFF == _TYPE_STRUCT else [i[2]] * lengths[i[3]]
+
+    result = [words[0], _VERSION_1_3, *words[2:5]]
+
+    def copy(target: int, source: int, value: int) -> int:
+        """The identifier of a value of the type `source` as the type `target`, which has the same members."""
+        if target == source:
+            return value
+        parts = []
+        for n, (to, of) in enumerate(zip(members(target), members(source), strict=True)):
+            part, result[3] = result[3], result[3] + 1
+            result.extend((5 << 16 | _EXTRACT, of, part, value, n))
+            parts.append(copy(to, of, part))
+        made, result[3] = result[3], result[3] + 1
+        result.extend(((3 + len(parts)) << 16 | _CONSTRUCT, target, made, *parts))
+        return made
+
+    for i in _instructions(words):
+        op = i[0] & 0xFFFF
+        if op == _ENTRY_POINT:
+            name = next(n for n in range(3, len(i)) if not i[n] >> 24) + 1  # the word after the name
+            i = [*i[:name], *(v for v in i[name:] if classes[v] in _INPUT_OR_OUTPUT)]
+            i[0] = len(i) << 16 | op
+        elif op == _COPY_LOGICAL:
+            copied = copy(i[1], type_of[i[3]], i[3])
+            # The last instruction is the construction of the whole: it gets the identifier of the copy.
+            at = len(result) - 3 - len(members(i[1]))
+            assert result[at + 2] == copied
+            result[at + 2] = i[2]
+            continue
+        result += i
+    return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -33,6 +33,8 @@ class Device:
     """Features that programs may require: float16, storage_16bit, cooperative_matrix, …"""
     uuid: str = ""
     """The same in every process, and in CUDA and OpenCL: `8-4-4-4-12` hexadecimal digits."""
+    known_faults: Sequence[str] = ()
+    """Names of faults of its driver that are known (docs/phones.md): features that they concern are said to be missing."""
 
     @staticmethod
     def from_json(node: Mapping[str, Any]) -> Device:

@@ -26,7 +26,7 @@ def load(  # type: ignore[overload-overlap]
     allow_host: bool | Collection[str] = True,
     limits: Limits | None = None,
     public_key: Key | None = None,
-    verify: Literal["structure", "full"] = "structure",
+    verify: Literal["structure", "full", "first-run"] = "structure",
 ) -> Pool: ...
 
 
@@ -38,7 +38,7 @@ def load(
     allow_host: bool | Collection[str] = True,
     limits: Limits | None = None,
     public_key: Key | None = None,
-    verify: Literal["structure", "full"] = "structure",
+    verify: Literal["structure", "full", "first-run"] = "structure",
 ) -> Program: ...
 
 
@@ -49,7 +49,7 @@ def load(
     allow_host: bool | Collection[str] = True,
     limits: Limits | None = None,
     public_key: Key | None = None,
-    verify: Literal["structure", "full"] = "structure",
+    verify: Literal["structure", "full", "first-run"] = "structure",
 ) -> Program | Pool:
     """Loads a program from a file, ready to run.
 
@@ -66,7 +66,9 @@ def load(
             bytes. The file is then read into memory once, so that the verified bytes are the ones loaded. Needs the extra
             `sign`.
         verify: "full": SPIRV-Tools' validator also checks every kernel, in about 10 ms each. Needs the extra `validate`. The
-            player's own check of structure and kernels ("structure") always runs.
+            player's own check of structure and kernels ("structure") always runs. "first-run": unless it is known from before,
+            random inputs are run by the plan that the device takes, and by the plainest one; where results differ, the latter is
+            taken, with a warning (docs/phones.md). For one device.
 
     Raises:
         ReadError: the file cannot be read.
@@ -75,13 +77,18 @@ def load(
         SignatureError: it is not signed with the key.
         UnsupportedOperatorError: it calls operators on the CPU (with allow_host=False).
         NoDriverError: there is no Vulkan driver.
-        NoDeviceError: there is no such device, or it satisfies no plan of the program.
+        NoDeviceError: there is no such device, or it satisfies no plan of the program, or computes something else in each run (with
+            verify="first-run").
         OutOfMemoryError: the device or the host has too little memory.
         InvalidInputError: verify or device is not one of the choices, or a program for a pool has states.
     """
     source: Path | bytes = Path(path)
-    if verify not in ("structure", "full"):
-        raise InvalidInputError(f'verify is {verify!r}; it can be "structure" or "full".')
+    if verify not in ("structure", "full", "first-run"):
+        raise InvalidInputError(f'verify is {verify!r}; it can be "structure", "full" or "first-run".')
+    if verify == "first-run" and (device == "all" or isinstance(device, list | tuple)):
+        raise InvalidInputError(
+            'verify="first-run" is for one device: load the program once for each, then all of them.'
+        )
     if public_key is not None or verify == "full":
         source = read_file(path)
         with named(path):
@@ -90,9 +97,10 @@ def load(
             if verify == "full":
                 validator.validate(source, None if limits is None else limits.native)
     try:
+        permission = Permission.of(allow_host)
         if device == "all" or isinstance(device, list | tuple):
-            return Pool(source, device, permission=Permission.of(allow_host), limits=limits)
-        return Program(source, device, permission=Permission.of(allow_host), limits=limits)
+            return Pool(source, device, permission=permission, limits=limits)
+        return Program(source, device, permission=permission, limits=limits, first_run=verify == "first-run")
     except UnsupportedOperatorError as error:
         if allow_host is not False:
             raise

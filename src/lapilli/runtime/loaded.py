@@ -9,6 +9,7 @@ from typing import Any
 
 from lapilli.errors import InvalidInputError, ReadError
 from lapilli.player import NativeProgram
+from lapilli.runtime import first_run as first_run_check
 from lapilli.runtime.check import admit
 from lapilli.runtime.description import Description, Plan
 from lapilli.runtime.devices import Device
@@ -37,14 +38,19 @@ class Loaded:
     """
 
     def __init__(
-        self, source: Path | bytes | memoryview, device: str | int | None, permission: Permission, limits: Limits | None
+        self,
+        source: Path | bytes | memoryview,
+        device: str | int | None,
+        permission: Permission,
+        limits: Limits | None,
+        first_run: bool,
     ) -> None:
         file = _File(source, _stamp(source))
         native_limits = None if limits is None else limits.native
+        host = not permission.none
         with named(source), working():
-            self._native = NativeProgram.load(
-                source, device=device, allow_host=not permission.none, limits=native_limits
-            )
+            plan = first_run_check.plan_for(source, device, native_limits, host) if first_run else None
+            self._native = NativeProgram.load(source, device=device, plan=plan, allow_host=host, limits=native_limits)
         self._close = weakref.finalize(self, self._native.close)
         try:
             self.description = Description.from_json(source, self._native.describe())

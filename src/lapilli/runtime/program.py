@@ -78,6 +78,7 @@ class Program(Closing):
         *,
         permission: Permission = LISTED,
         limits: Limits | None = None,
+        first_run: bool = False,
     ) -> None:
         """Loads a program; use `lapilli.load`.
 
@@ -86,8 +87,9 @@ class Program(Closing):
             device: as for `lapilli.load`.
             permission: which operators of torch the file may call.
             limits: bounds on the resources of the file and its runs.
+            first_run: whether to check what the device computes, unless its verdict is known.
         """
-        self._loaded = Loaded(source, device, permission, limits)
+        self._loaded = Loaded(source, device, permission, limits, first_run)
         self._methods = {i.name: Method(self._loaded, i) for i in self._loaded.interfaces}
         self._default = next(iter(self._methods.values()))
 

@@ -18,8 +18,8 @@ GPU_BFLOAT = replace(GPU_MATRIX, name="gpu-bf16-matrix", bfloat16_matrix=True)
 GPU_HALF = Target("gpu-fp16", "gpu", half=True, compute_units=_UNITS, shared_memory=32768, invocations=256)
 GPU = Target("gpu-fp32", "gpu", compute_units=_UNITS, shared_memory=32768, invocations=256)
 GPU_HALF_DOT, GPU_DOT = (replace(t, name=t.name + DOT, dot=True) for t in (GPU_HALF, GPU))
-CPU_HALF = Target("cpu-fp16", "any", half=True, texel=True)
-CPU = Target("cpu-fp32", "any", texel=True)
+CPU_HALF = Target("cpu-fp16", "any", half=True, texel=True, invocations=256)
+CPU = Target("cpu-fp32", "any", texel=True, invocations=256)
 ANY = Target("any-fp32", "any")
 
 TARGETS = {t.name: t for t in (GPU_BFLOAT, GPU_MATRIX, GPU_HALF_DOT, GPU_HALF, GPU_DOT, GPU, CPU_HALF, CPU, ANY)}

@@ -30,12 +30,13 @@ class Target:
     """A class of devices or one of them, and how kernels for it look.
 
     name: of the plan. kind: "gpu" (subgroup operations and shared memory) or "any" (no barriers, no subgroup operations: drivers
-    of type CPU run these best, and every device can). half: 16-bit storage is there. texel: vectors are read through uniform
-    texel buffers, which software drivers do best. cooperative_matrix: fp16 matrix units, 16 x 16 x 16; bfloat16_matrix: they
-    multiply bfloat16, too. dot: kernels may use dot products of words, of four numbers of 8 bits each, which are fast.
-    compute_units: what tiles are chosen for. shared_memory: bytes of a work group. invocations: of a work group, at most.
-    storage: bytes of a storage buffer that a kernel binds at once (0: all), a multiple of 256. open_parts: parts in which values
-    are bound whose size has no bound. records: what was measured; where there is none, cost models decide."""
+    of type CPU run these best, and every device can). half: 16-bit storage is there. texel: vectors are read through uniform texel
+    buffers, which software drivers do best, and subgroups have quads. cooperative_matrix: fp16 matrix units, 16 x 16 x 16;
+    bfloat16_matrix: they multiply bfloat16, too. dot: kernels may use dot products of words, of four numbers of 8 bits each,
+    which are fast. compute_units: what tiles are chosen for. shared_memory: bytes of a work group. invocations: of a work
+    group, at most. storage: bytes of a storage buffer that a kernel binds at once (0: all), a multiple of 256. open_parts:
+    parts in which values are bound whose size has no bound. records: what was measured; where there is none, cost models
+    decide."""
 
     name: str
     kind: str

@@ -117,6 +117,10 @@ void Commands::barrier(hal::Stage from, hal::Stage to) {
   info.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER;
   info.srcAccessMask = before.access;
   info.dstAccessMask = after.access;
+  if (device_.capabilities.full_barriers) {
+    info.srcAccessMask |= VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT;
+    info.dstAccessMask |= VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT;
+  }
   device_.vk.CmdPipelineBarrier(commands_, before.stages, after.stages, 0, 1, &info, 0, nullptr, 0, nullptr);
 }
 

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "base/platform.h"
 #include "base/text.h"
+#include "hal/known_faults.h"
 #include "hal/vulkan/check.h"
 
 #include <algorithm>
@@ -473,6 +474,7 @@ std::optional<PhysicalDevice> query(const InstanceFunctions& vk, VkPhysicalDevic
   query_memory(vk, result);
   if (!query_queue(vk, result, on))
     return std::nullopt;
+  hal::withhold_known_faults(capabilities);
   return result;
 }
 

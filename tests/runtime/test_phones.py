@@ -1,0 +1,121 @@
+"""Devices as poor as phones, and a driver that computes wrong: by a layer over lavapipe (tests/support/phones.py)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import phones
+import pytest
+
+pytestmark = [
+    pytest.mark.skipif(not (phones.LAYER / "liblimits_layer.so").exists(), reason="make native builds the layer"),
+    pytest.mark.skipif("lvp" not in os.environ.get("VK_DRIVER_FILES", ""), reason="the phones are made of lavapipe"),
+]
+
+MODEL = """
+import warnings, numpy as np, torch
+from torch import nn
+import lapilli
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 13, 3, 2), nn.BatchNorm2d(13), nn.Linear(13, 37)
+        self.attention = nn.MultiheadAttention(36, 3, batch_first=True)
+
+    def forward(self, x, y):
+        x = self.head(self.norm(self.conv(x)).relu().mean((2, 3))).softmax(-1)
+        return x, self.attention(y, y, y, need_weights=False)[0], y.argmax(-1)
+
+torch.manual_seed(0)
+model, inputs = Net().eval(), (torch.randn(2, 3, 33, 31), torch.randn(2, 17, 36))
+wanted = model(*inputs)
+
+def error(program):
+    found = program(*inputs)
+    assert torch.equal(found[2], wanted[2])
+    return max(float((a - b).norm() / b.norm()) for a, b in zip(found[:2], wanted[:2]))
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the tests here: kernels are compiled once, and verdicts are theirs."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def run(phone: str, code: str, tmp_path: Path, cache: Path, more: str = "") -> str:
+    log = tmp_path / "validation.log"
+    support = str(Path(phones.__file__).parent)
+    environment = {
+        **os.environ, **phones.environment(phone, more), "LAPILLI_CACHE_DIR": str(cache),
+        "LAPILLI_VALIDATION_LOG": str(log), "PYTHONPATH": support,
+    }  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", MODEL + code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert not log.exists(), log.read_text()[:3000]
+    return done.stdout
+
+
+def test_validation_sees_the_limits_of_the_layer(tmp_path: Path) -> None:
+    """Layers go by what is below them."""
+    environment = {**os.environ, **phones.environment("minimum"), "VK_LOADER_DEBUG": "layer"}
+    code = "import lapilli; print(lapilli.devices()[0].name)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout == "Minimum\n", done.stderr[-2000:]
+    stack = done.stderr.split("vkCreateInstance layer callstack setup to:")[-1]
+    assert 0 < stack.index("VK_LAYER_KHRONOS_validation") < stack.index("VK_LAYER_LAPILLI_limits"), stack
+
+
+@pytest.mark.parametrize("phone", ["adreno", "powervr", "tiny"])
+def test_a_model_runs_on_each(phone: str, tmp_path: Path, cache: Path) -> None:
+    assert run(phone, "print(error(lapilli.compile(model, inputs)) < 1e-5)", tmp_path, cache) == "True\n"
+
+
+def test_what_the_least_device_cannot_bind_is_said(tmp_path: Path, cache: Path) -> None:
+    code = """
+class Sum(nn.Module):
+    forward = staticmethod(lambda a, b, c: a + b * c)
+class Long(nn.Module):
+    forward = staticmethod(lambda a, b, c, d: a + b * c - d)
+x = tuple(torch.randn(5) for _ in range(4))
+assert torch.allclose(lapilli.compile(Sum(), x[:3])(*x[:3]), x[0] + x[1] * x[2])
+try:
+    lapilli.compile(Long(), x)
+except lapilli.errors.NoDeviceError as e:
+    print(e)
+"""
+    assert "needs 5 storage buffers in a kernel, and the device allows 4" in run("minimum", code, tmp_path, cache)
+
+
+FIRST_RUN = """
+lapilli.compile(model, inputs).save("{file}")
+for _ in range(2):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        p = lapilli.load("{file}", verify="first-run")
+    print(p.plan, error(p) < 1e-5, len(seen), *(str(w.message) for w in seen))
+print(error(lapilli.load("{file}")) < 1e-5)
+"""
+
+
+def test_a_right_driver_keeps_its_plan(tmp_path: Path, cache: Path) -> None:
+    verdicts = cache / "verdicts"
+    before = set(verdicts.iterdir()) if verdicts.exists() else set()
+    printed = run("mali", FIRST_RUN.format(file=tmp_path / "m.lap"), tmp_path, cache).splitlines()
+    assert printed == ["gpu-fp32 True 0", "gpu-fp32 True 0", "True"]
+    assert len(set(verdicts.iterdir()) - before) == 1
+
+
+def test_a_driver_that_miscompiles_work_groups_is_found(tmp_path: Path, cache: Path) -> None:
+    """Without the check its results are wrong; with it the plan without shared memory is taken, now and from the cache."""
+    wrong = "wrong=add wrong_with_barriers=1 driver_info=wrong"
+    printed = run("mali", FIRST_RUN.format(file=tmp_path / "m.lap"), tmp_path, cache, wrong).splitlines()
+    assert printed[2] == "False"
+    for line in printed[:2]:
+        assert line.startswith("any-fp32 True 1 Like Mali (llvmpipe wrong)")
+        assert "wrong, with a relative error of" in line
+        assert "the slower plan any-fp32 is used instead" in line

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# The player and its tests for arm64, run on this machine under qemu: cross-compiled by Debian's g++, with arm64's C library, Vulkan
+# loader and lavapipe from Debian's packages in .cache/arm64/root. Then programs that this machine compiles, against torch.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+PATH=$(realpath -ms "${VENV:-.venv}")/bin:$PATH
+folder=$PWD/.cache/arm64
+root=$folder/root
+driver=/usr/share/vulkan/icd.d/lvp_icd.aarch64.json
+here=$(find {/usr,/usr/local}/share/vulkan/icd.d /etc/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/null | head -1 || true)
+
+# apt with a state of its own: this machine's packages are neither asked nor changed.
+if [ ! -f "$root$driver" ]; then
+  mkdir -p "$folder"/apt/{lists,archives}/partial "$folder/apt/none"
+  : >"$folder/apt/status"
+  suite=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
+  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian $suite main" >"$folder/apt/sources.list"
+  cat >"$folder/apt/apt.conf" <<END
+APT::Architecture "arm64";
+APT::Architectures { "arm64"; };
+APT::Install-Recommends "0";
+Dir::State "$folder/apt";
+Dir::State::status "$folder/apt/status";
+Dir::Cache "$folder/apt";
+Dir::Etc::sourceparts "$folder/apt/none";
+Dir::Etc::sourcelist "$folder/apt/sources.list";
+END
+  export APT_CONFIG=$folder/apt/apt.conf
+  apt-get update -qq
+  apt-get install -qq -y --download-only mesa-vulkan-drivers libvulkan1 libstdc++6 >/dev/null
+  unset APT_CONFIG
+  for package in "$folder"/apt/archives/*.deb; do
+    dpkg -x "$package" "$root"
+  done
+  rm -rf "$folder/apt"
+fi
+
+cmake -S native -B build/arm64 -G Ninja -DCMAKE_TOOLCHAIN_FILE="$PWD/native/cmake/arm64-linux.cmake" -DLAPILLI_ARM64_ROOT="$root" \
+  -DLAPILLI_TESTS=ON -DLAPILLI_TOOLS=ON -DCMAKE_BUILD_TYPE=Release >/dev/null
+cmake --build build/arm64
+VK_DRIVER_FILES=$driver VK_ICD_FILENAMES=$driver ctest --test-dir build/arm64 --output-on-failure
+
+cmake -S native -B build/package -G Ninja -DLAPILLI_TOOLS=ON -DCMAKE_BUILD_TYPE=Release >/dev/null
+cmake --build build/package --target lapilli-run >/dev/null
+VK_DRIVER_FILES=$here VK_ICD_FILENAMES=$here OMP_NUM_THREADS=1 XDG_CACHE_HOME=$PWD/.cache/test python tools/arm64_models.py build/arm64 build/package \
+  qemu-aarch64-static -L "$root" -E VK_DRIVER_FILES=$driver -E VK_ICD_FILENAMES=$driver
