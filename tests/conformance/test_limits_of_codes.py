@@ -47,8 +47,9 @@ def test_codes_are_those_of_torch(name: str) -> None:
         for _ in range(3):
             model = quantized(ACTIVATIONS[name], r.uniform(0.002, 0.1), low + r.choice((0, 255, r.randrange(256))), low)
             with lapilli.compile(model, (x,), fallback="error") as program:
-                for got, wanted in zip(program(x), model(x), strict=True):
-                    assert torch.equal(got, wanted)
+                (codes, numbers), (right, wanted) = program(x), model(x)
+                assert torch.equal(codes, right)
+                torch.testing.assert_close(numbers, wanted)  # a device may multiply and add in one
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
