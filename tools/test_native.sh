@@ -4,6 +4,7 @@
 # fail, and of C++, once more under AddressSanitizer. tools/test_failures.sh has more of the latter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+unset MAKEFLAGS # ninja cannot join the pool of make -j, and says so as an error
 
 PATH=$(realpath -ms "${VENV:-.venv}")/bin:$PATH
 driver=$(find {/usr,/usr/local}/share/vulkan/icd.d /etc/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/null | head -1 || true)
