@@ -45,9 +45,8 @@ def test_a_model_in_half_precision_as_it_comes(target: str | None, gpu_plans: No
     assert got.dtype is torch.float16
     assert relative_error(got.double(), exact) <= relative_error(theirs.double(), exact)
     if target is None:
-        assert [plan.name for plan in program.description.methods[0].plans] == [
-            t.name for t in plans_for([DType.float16])
-        ]
+        plans = [t.name for t in plans_for([DType.float16]) if not t.dot]  # those are for codes
+        assert [plan.name for plan in program.description.methods[0].plans] == plans
 
 
 def test_models_in_half_precision_use_matrix_units() -> None:

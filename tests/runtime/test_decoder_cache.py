@@ -141,7 +141,7 @@ class Counting(nn.Module):
 
 
 class Shifting(nn.Module):
-    """What is stored needs other elements of the cache than those that it replaces."""
+    """What is stored needs other elements of the cache than those that it replaces: it is computed apart before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def test_what_is_stored_may_need_states(make: Callable[[], nn.Module]) -> None:
     model = make()
     x = torch.randn(1, 3)
     planned = schedule_of(lower(prepare(capture(model, (x,)))), ANY)
-    assert any(t.partial for t in planned.tasks) == (make is not Shifting)
+    assert any(t.partial for t in planned.tasks)
     with lapilli.compile(model, (x,)) as program:
         for _ in range(4):
             torch.testing.assert_close(program(x), model(x))

@@ -154,7 +154,7 @@ def test_the_validator_looks_at_kernels(tmp_path: Path, monkeypatch: pytest.Monk
     path.write_bytes(hostile_kernels.program(ACCEPTED["a loop"]()))
     with pytest.raises(lapilli.UnsupportedOperatorError, match=r"lapilli\[validate\]"):
         lapilli.load(path, verify="full")
-    with pytest.raises(lapilli.InvalidInputError, match='"structure" or "full"'):
+    with pytest.raises(lapilli.InvalidInputError, match='"structure", "full" or "first-run"'):
         lapilli.load(path, verify="most")
 
 

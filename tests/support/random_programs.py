@@ -24,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from whole_programs.generate import STRANGE
 from whole_programs.process import Worker
 from whole_programs.program import Program
 from whole_programs.shrink import closed, smallest
@@ -37,6 +38,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", default="0:100", help="FIRST:END, END left out")
     parser.add_argument("--new", action="store_true", help="seeds that nobody has had, from a number that is printed")
+    parser.add_argument(
+        "--strange", action="store_true", help="with --new: short programs of NaN, infinity and small sizes"
+    )
     parser.add_argument("--ways", default=",".join(ALL))
     parser.add_argument("--each", type=int, default=0, help="how many of the ways a program takes, by its seed; 0: all")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no program is begun after this time")
@@ -52,7 +56,7 @@ def main() -> int:
     first, _, end = given.seeds.partition(":")
     seeds = range(int(first), int(end) if end else int(first) + 1)
     if given.new:
-        start = random.SystemRandom().randrange(10**6, 10**9)
+        start = random.SystemRandom().randrange(10**6, 10**9) + STRANGE * given.strange
         seeds = range(start, start + 10**6)
         print(f"seeds from {start} on: --seeds {start}:{start + 100} has them again", flush=True)
     ways = given.ways.split(",")

@@ -32,7 +32,7 @@ def portable(name: str) -> Target:
 
 def plans_for(stored: Collection[DType]) -> list[Target]:
     """The targets of a portable program, best first. stored: 16-bit floats of which it has values; it runs without 16-bit storage
-    too. Those with dot products are for programs with codes (`has_codes`)."""
+    too. Those with dot products are for programs with codes; others leave them out."""
     if not stored:
         return [GPU_DOT, GPU, CPU, ANY]
     units = {DType.bfloat16: GPU_BFLOAT, DType.float16: GPU_MATRIX}
