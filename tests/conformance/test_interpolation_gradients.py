@@ -21,6 +21,7 @@ KINDS: dict[str, tuple[int, tuple[tuple[bool, ...], ...]]] = {
     "upsample_nearest1d": (1, ((),)),
     "_upsample_nearest_exact1d": (1, ((),)),
     "upsample_linear1d": (1, ((False,), (True,))),
+    "upsample_bilinear2d": (2, ((False,), (True,))),
     "upsample_bicubic2d": (2, ((False,), (True,))),
     "_upsample_bilinear2d_aa": (2, ((False,), (True,))),
     "_upsample_bicubic2d_aa": (2, ((False,),)),
@@ -86,7 +87,7 @@ def _kinds(x: Tensor) -> Tensor:
     return torch.where(x.isnan(), 2, x.isinf() * x.sign())
 
 
-OTHERWISE = {"upsample_linear1d": 2, "upsample_bicubic2d": 4, "_upsample_bilinear2d_aa": 2, "_upsample_bicubic2d_aa": 1}
+OTHERWISE = {"upsample_linear1d": 3, "upsample_bicubic2d": 4, "_upsample_bilinear2d_aa": 3, "_upsample_bicubic2d_aa": 1}
 """Images in which what is not finite is of another kind than in torch: places behind the image, which torch moves to its last
 pixel but one with a weight of zero, and weights that are zero but for rounding."""
 

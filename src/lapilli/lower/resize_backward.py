@@ -109,10 +109,12 @@ def _asked(
     """The operator's results along one dimension for images with the value `one` where `ones` [images, source] holds, and 0
     elsewhere: [images, target].
     """
-    # Along the last dimension: torch's antialiased results for images with one column are wrong.
-    before = [1] * (kind.rank - 1)
+    # Along the last dimension: torch's antialiased results for images with one column are wrong. For an infinity in lines, for
+    # other dimensions that stay make it NaN.
+    forward, rank = (aten.upsample_linear1d.default, 1) if math.isinf(one) else (kind.forward, kind.rank)
+    before = [1] * (rank - 1)
     images = torch.where(ones, one, 0.0).to(dtype).reshape(1, ones.shape[0], *before, ones.shape[1])
-    made = kind.forward(images, [*before, target], *options, *[None] * (kind.rank - 1), scale)
+    made = forward(images, [*before, target], *options, *[None] * (rank - 1), scale)
     return made.reshape(ones.shape[0], target)  # type: ignore[no-any-return]
 
 
