@@ -30,7 +30,7 @@ from lapilli.schedule.contraction import ConvolutionView, MatmulView, Operand
 from lapilli.schedule.encoding import encoding_of
 from lapilli.schedule.layout import Layout, estimate
 from lapilli.schedule.task import Task
-from lapilli.target import NOTHING, QUADS, STORAGE, Target
+from lapilli.target import NOTHING, QUADS, STORAGE, Requirements, Target
 
 _SIZE = 64  # invocations in a work group
 _WIDEST = 15  # kernel of depthwise convolutions, whose loops over a row are unrolled
@@ -108,6 +108,11 @@ def is_aligned(x: Int) -> bool:
 # -- matrix products
 
 
+def _quads(target: Target) -> Requirements:
+    """What tiles need: quads exchange what they read where the plan has them."""
+    return QUADS if target.texel else NOTHING
+
+
 @dataclass(frozen=True)
 class CpuMatmul(KernelTemplate):
     """batch, m, n, k; x: rows of k consecutive elements, with offset and strides in elements; w: packed."""
@@ -165,7 +170,7 @@ class CpuMatmul(KernelTemplate):
                 f"    else matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}, {quads}>(P.t, {lane}, gid.x);"
             )
             written = w.finish(call, groups, (size, 1, 1), "matmul", "MatmulParams")
-            written.needs = QUADS if quads else NOTHING
+            written.needs = _quads(ctx.target)
         elif few:
             rows = self.m.value or 1
             groups, group = linear_groups(self.batch * n4, size)
@@ -179,7 +184,7 @@ class CpuMatmul(KernelTemplate):
                 f"matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}, {quads}>(P.t, uint({group}) * {size} + li, gid.x);"
             )
             written = w.finish(call, groups, (size, 1, 1), "matmul", "MatmulParams")
-            written.needs = QUADS if quads else NOTHING
+            written.needs = _quads(ctx.target)
         written.flops = self.batch * self.m * self.n * self.k * 2
         return written
 
@@ -368,7 +373,7 @@ class CpuConvolution(KernelTemplate):
         groups, group = linear_groups(blocks * 4, size)
         call = f"convDirect<X, W, E, {tm}, {tn}, {q}, {int(vec)}, {whole}, {quads}>(P.t, uint({group}) * {size} + li, gid.x);"
         written = w.finish(call, groups, (size, 1, 1), "convolution", "ConvParams")
-        written.needs = QUADS if quads else NOTHING
+        written.needs = _quads(ctx.target)
         written.flops = v.rows * v.out_channels * per_group * (2 * v.kernel[0] * v.kernel[1])
         return written
 

@@ -207,9 +207,8 @@ def _interpolated(taps: Callable[[Source, Int], Taps], below_zero: bool, call: C
 
     def along(d: int, i: Int) -> Taps:
         size = x.shape[-n + d]
-        if (
-            not below_zero and size == call.shape[-n + d]
-        ):  # both of torch's taps are the pixel itself: an infinity becomes NaN
+        if not below_zero and size == call.shape[-n + d]:
+            # Both of torch's taps are the pixel itself: an infinity becomes NaN.
             return [(i, const(1.0)), (i, const(0.0))]
         found = taps(source(d, i), size)
         if below_zero or (size - call.shape[-n + d]).value is not None:

@@ -101,15 +101,12 @@ def realize(graph: Graph) -> Realized:
             if not any(map(_is_contraction, users[n.id])):
                 continue
             reason: str | None = "weights of a contraction"
+        elif n.id in attended:
+            reason = "operand of attention"
+        elif n.id in apart:
+            reason = "read before its state changes"
         else:
-            known = (
-                "operand of attention"
-                if n.id in attended
-                else "read before its state changes"
-                if n.id in apart
-                else None
-            )
-            reason = known or _reason(n, result, outputs, forced, reads)
+            reason = _reason(n, result, outputs, forced, reads)
         if reason is None:
             assert isinstance(n, Map)
             inlined[n.id] = n

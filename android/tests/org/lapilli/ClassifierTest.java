@@ -15,34 +15,11 @@ public class ClassifierTest {
   private static final int SIDE = 224;
   private static final float[] MEAN = {127 / 255f, 127 / 255f, 127 / 255f}, STD = {128 / 255f, 128 / 255f, 128 / 255f};
 
-  /** A picture in memory. */
-  private static final class Photo extends Bitmap {
-    private final IntBuffer pixels;
-
-    Photo(IntBuffer pixels) {
-      this.pixels = pixels;
-    }
-
-    @Override
-    public int getWidth() {
-      return SIDE;
-    }
-
-    @Override
-    public int getHeight() {
-      return SIDE;
-    }
-
-    @Override
-    public void getPixels(int[] out, int offset, int stride, int x, int y, int width, int height) {
-      for (int j = 0; j < height; ++j) for (int i = 0; i < width; ++i) out[offset + j * stride + i] = pixels.get((y + j) * SIDE + x + i);
-    }
-  }
-
   @Test
   public void aPhotoIsNamed() throws Exception {
     List<String> names = Files.readAllLines(Models.FOLDER.resolve("labels.txt"));
-    Bitmap photo = new Photo(Models.bytes("cat.argb").asIntBuffer());
+    IntBuffer pixels = Models.bytes("cat.argb").asIntBuffer();
+    Bitmap photo = new Picture(SIDE, SIDE, (x, y) -> pixels.get(y * SIDE + x));
     try (Module module = Module.load(Models.path("efficientnet"), Device.VULKAN)) {
       Tensor input = TensorImageUtils.bitmapToFloat32Tensor(photo, MEAN, STD);
       assertArrayEquals(Models.floatsOf("efficientnet.in0"), input.getDataAsFloatArray(), 1e-5f);

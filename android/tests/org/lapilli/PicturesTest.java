@@ -17,55 +17,35 @@ import org.lapilli.torchvision.TensorImageUtils;
 public class PicturesTest {
   private static final float[] MEAN = TensorImageUtils.TORCHVISION_NORM_MEAN_RGB, STD = TensorImageUtils.TORCHVISION_NORM_STD_RGB;
 
-  private static final class Picture extends Bitmap {
-    final int width, height;
+  private static int pixel(int x, int y) {
+    return 0xff000000 | (x * 7 & 255) << 16 | (y * 11 & 255) << 8 | (x * y & 255);
+  }
 
-    Picture(int width, int height) {
-      this.width = width;
-      this.height = height;
-    }
-
-    static int pixel(int x, int y) {
-      return 0xff000000 | (x * 7 & 255) << 16 | (y * 11 & 255) << 8 | (x * y & 255);
-    }
-
-    @Override
-    public int getWidth() {
-      return width;
-    }
-
-    @Override
-    public int getHeight() {
-      return height;
-    }
-
-    @Override
-    public void getPixels(int[] pixels, int offset, int stride, int x, int y, int width, int height) {
-      for (int j = 0; j < height; ++j) for (int i = 0; i < width; ++i) pixels[offset + j * stride + i] = pixel(x + i, y + j);
-    }
+  private static Bitmap picture(int width, int height) {
+    return new Picture(width, height, PicturesTest::pixel);
   }
 
   @Test
   public void bitmaps() {
-    Tensor planes = TensorImageUtils.bitmapToFloat32Tensor(new Picture(5, 3), MEAN, STD);
-    Tensor last = TensorImageUtils.bitmapToFloat32Tensor(new Picture(50, 30), 2, 1, 5, 3, MEAN, STD, MemoryFormat.CHANNELS_LAST);
+    Tensor planes = TensorImageUtils.bitmapToFloat32Tensor(picture(5, 3), MEAN, STD);
+    Tensor last = TensorImageUtils.bitmapToFloat32Tensor(picture(50, 30), 2, 1, 5, 3, MEAN, STD, MemoryFormat.CHANNELS_LAST);
     assertArrayEquals(new long[] {1, 3, 3, 5}, planes.shape());
     assertEquals(MemoryFormat.CHANNELS_LAST, last.memoryFormat());
     for (int y = 0; y < 3; ++y)
       for (int x = 0; x < 5; ++x)
         for (int c = 0; c < 3; ++c) {
           assertEquals(
-              (((Picture.pixel(x, y) >> (16 - 8 * c)) & 255) / 255.0 - MEAN[c]) / STD[c], planes.getDataAsFloatArray()[c * 15 + y * 5 + x], 1e-5);
+              (((pixel(x, y) >> (16 - 8 * c)) & 255) / 255.0 - MEAN[c]) / STD[c], planes.getDataAsFloatArray()[c * 15 + y * 5 + x], 1e-5);
           assertEquals(
-              (((Picture.pixel(x + 2, y + 1) >> (16 - 8 * c)) & 255) / 255.0 - MEAN[c]) / STD[c],
+              (((pixel(x + 2, y + 1) >> (16 - 8 * c)) & 255) / 255.0 - MEAN[c]) / STD[c],
               last.getDataAsFloatArray()[(y * 5 + x) * 3 + c],
               1e-5);
         }
     FloatBuffer small = Tensor.allocateFloatBuffer(44);
     assertThrows(
-        IllegalArgumentException.class, () -> TensorImageUtils.bitmapToFloatBuffer(new Picture(5, 3), 0, 0, 5, 3, MEAN, STD, small, 0));
+        IllegalArgumentException.class, () -> TensorImageUtils.bitmapToFloatBuffer(picture(5, 3), 0, 0, 5, 3, MEAN, STD, small, 0));
     assertThrows(
-        IllegalArgumentException.class, () -> TensorImageUtils.bitmapToFloat32Tensor(new Picture(5, 3), new float[1], STD));
+        IllegalArgumentException.class, () -> TensorImageUtils.bitmapToFloat32Tensor(picture(5, 3), new float[1], STD));
   }
 
   /** A camera's picture with strides; format and planes as Android has them. */
