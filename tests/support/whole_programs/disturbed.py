@@ -57,6 +57,10 @@ _APPROXIMATED = _REAL | {
 """Functions that drivers compute by polynomials, with a few units of error."""
 _FRACTIONS = {"linspace", "logspace"}
 """Operators that round what they make of nothing."""
+_AT_NAN = {"hardtanh": (1, 0.0), "softshrink": (1, 0.0), "hardshrink": (1, 0.0)}
+_AT_NAN |= {"hardswish": (1, math.nan), "elu": (5, math.nan)}
+"""Which argument of an operator's gradient is where it is taken, and what torch's vectors have at NaN. What these leave over has
+what it has at infinity."""
 _TRUTHS = {"logical_and", "logical_or", "logical_xor", "any", "all", "count_nonzero"}
 """Operators that only ask whether a number is 0."""
 _UNORDERED = {"topk", "sort", "kthvalue", "median", "nanmedian"}
@@ -223,12 +227,8 @@ class Disturbed(TorchDispatchMode):
             result = _RESIZED[name](func, *args, **(kwargs or {}))
             self.disturb(result)
             return result
-        if name == "hardtanh_backward":  # at NaN torch's vectors have 0, and what they leave over the gradient
-            result = func(*args, **(kwargs or {}))
-            either = torch.where(torch.rand(result.shape, generator=self.random) < 0.5, args[0], 0.0)
-            result.copy_(torch.where(args[1].isnan(), either, result))
-            self.store(result)
-            return result
+        if name.removesuffix("_backward") in _AT_NAN and name.endswith("_backward"):
+            return self.at_nan(func, args, *_AT_NAN[name.removesuffix("_backward")])
         if name in _TAKEN_APART:  # what is subtracted is rounded first, and equal numbers become unequal to it
             with self:
                 return _TAKEN_APART[name](func, *args, **(kwargs or {}))
@@ -259,6 +259,19 @@ class Disturbed(TorchDispatchMode):
                 self.disturb(t, _terms(name, args, t), size, name in _APPROXIMATED)
                 self.cancel(t, name, args, size)
                 self.sign(t, name)
+        return result
+
+    def at_nan(self, func: Any, args: Any, place: int, vectors: float) -> torch.Tensor:
+        """The gradient of a function in pieces, whose piece for NaN depends in torch on where the element lies."""
+        x = args[place]
+        result = func(*args)
+        rest = func(*args[:place], torch.full_like(x, math.inf), *args[place + 1 :])
+        either = torch.where(torch.rand(result.shape, generator=self.random) < 0.5, rest, vectors)
+        result.copy_(torch.where(x.isnan(), either, result))
+        if func._schema.name.endswith(("hardswish_backward", "elu_backward")):  # the others copy
+            self.disturb(result)
+        else:
+            self.store(result)
         return result
 
     def cancel(self, t: torch.Tensor, name: str, args: Any, size: torch.Tensor | None) -> None:

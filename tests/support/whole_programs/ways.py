@@ -7,7 +7,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -342,11 +342,11 @@ def _trained(eager: bool, backend: str = "vulkan") -> Callable[[Program], Result
     return prepare
 
 
-def _functional(program: Program) -> Results:
+def _functional(program: Program, backend: str = "vulkan") -> Results:
     """Gradients of second order inside of what is compiled, by torch.func."""
     names = [leaf.name for leaf in program.leaves]
     places = [names.index(name) for name in reference.differentiable(program)]
-    device = _device_of(program)
+    device = _device_of(program) if backend == "vulkan" else "cpu"
     whole = defined(program.function(), "program")
 
     example = reference.native(program, program.make(program.sizes[0]))[0]
@@ -367,7 +367,7 @@ def _functional(program: Program) -> Results:
 
         return torch.func.grad(lambda w: total(torch.func.grad(forward)(w), last))(wanted)
 
-    compiled = torch.compile(second, backend="vulkan", dynamic=program.is_open)
+    compiled = torch.compile(second, backend=backend, dynamic=program.is_open)
 
     def run(n: int) -> Sequence[Any]:
         shapes = [t for t in reference.native(program, program.make(n))[0] if t.is_floating_point()]
@@ -400,6 +400,7 @@ TORCHS: dict[str, Callable[[Program], Results]] = {
     "dynamo": _dynamo(False, "aot_eager"),
     "dynamo-dynamic": _dynamo(True, "aot_eager"),
     "grad": _gradients(1, eager=False, backend="aot_eager"),
+    "grad2": partial(_functional, backend="aot_eager"),
     "train": _trained(eager=False, backend="aot_eager"),
 }
 """The same graphs without Lapilli."""
