@@ -13,7 +13,8 @@ import argparse
 import copy
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from common import apart, cuda_graph, median, report
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import lapilli
+from lapilli.compiler import compile_to_bytes
+from lapilli.runtime.program import Program
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from decoder import Decoder
@@ -107,18 +109,38 @@ def exactly(model: nn.Module, args: tuple[Tensor, ...]) -> Tensor:
     return wide(*(a.to(device).float() if a.is_floating_point() else a.to(device) for a in args))
 
 
-def dispatches(program: lapilli.Program) -> str:
+def dispatches(program: Program) -> str:
     plan = next(p for p in program.description.methods[0].plans if p.name == program.plan)
     return f"{len(plan.run)} in {1 + sum(d.barrier for d in plan.run)}"
 
 
-def measure(name: str, model: nn.Module, cases: Mapping[str, tuple[Tensor, ...]], options: Any) -> list[list[str]]:
-    """A line for each case. Caches, if it has any, are filled with random numbers up to the last position."""
-    rows = []
+@dataclass(frozen=True)
+class Measured:
+    """Of one case: seconds by NumPy's user, by the device's clock, of torch with eager kernels and as a CUDA graph (None without
+    CUDA); distances of both results from float32's; kernels: seconds of each by kind."""
+
+    case: str
+    dispatches: str
+    call: float
+    device: float
+    eager: float | None
+    graph: float | None
+    error: float
+    torchs_error: float
+    kernels: dict[str, list[float]]
+
+
+def measure(
+    name: str,
+    model: nn.Module,
+    cases: Mapping[str, tuple[Tensor, ...]],
+    target: str | None,
+    device: str | int | None = None,
+) -> Iterator[Measured]:
+    """Every case. device: as for `lapilli.load`. Caches, if the model has any, are filled with random numbers up to the last position."""
     first = next(iter(cases.values()))
     start = time.perf_counter()
-    target = options.target or None
-    program = lapilli.compile(model, first, precision="fp16", target=target)
+    program = Program(compile_to_bytes(model, first, precision="fp16", target=target), device)
     print(f"{name}: compile {time.perf_counter() - start:.1f} s, plan {program.plan}", flush=True)
     caches = {
         n: torch.randn(b.shape, dtype=b.dtype) / 4 for n, b in model.named_buffers() if n.endswith(("keys", "values"))
@@ -137,19 +159,27 @@ def measure(name: str, model: nn.Module, cases: Mapping[str, tuple[Tensor, ...]]
             theirs = apart(model(*(a.to(next(model.parameters()).device) for a in args)), exactly(model, args))
             call = median(lambda: program.run_flat(given), 20, 200, 5)  # noqa: B023
             profile = program.profile(given, repeat=20)
+            kernels: dict[str, list[float]] = {}
+            for k in profile.kernels:
+                kernels.setdefault(f"{k.kernel} {k.label}"[:70], []).append(k.seconds)
             eager, graph = torch_times(model, args)
-            numbers = [call, profile.seconds, eager, graph]
-            cells = ["" if x is None else f"{x * 1e3:.3f}" for x in numbers]
-            rows.append([name, case, dispatches(program), *cells, f"{found:.1e}", f"{theirs:.1e}"])
-            print(" | ".join(rows[-1]), flush=True)
-            if options.kernels:
-                totals: dict[str, list[float]] = {}
-                for k in profile.kernels:
-                    totals.setdefault(f"{k.kernel} {k.label}"[:70], []).append(k.seconds * 1e6)
-                for label, times in sorted(totals.items(), key=lambda x: -sum(x[1])):
-                    print(f"    {sum(times):8.1f} us  {len(times):3} x {sum(times) / len(times):6.2f}  {label}")
+            yield Measured(case, dispatches(program), call, profile.seconds, eager, graph, found, theirs, kernels)
     model.cpu()
-    return rows
+
+
+def network(name: str, layers: int | None = None) -> tuple[nn.Module, dict[str, tuple[Tensor, ...]]]:
+    """A model of those that are measured, in half precision, and its cases."""
+    if name in SHAPES:
+        shape = SHAPES[name] | ({"layers": layers} if layers else {})
+        model: nn.Module = Decoder(context=CONTEXT, **shape)
+        token = torch.tensor([[17]])
+        cases: dict[str, tuple[Tensor, ...]] = {f"position {p}": (token, torch.tensor([p])) for p in POSITIONS}
+    else:
+        makers: dict[str, Callable[[int], nn.Module]] = {"minilm": Text, "vit": Image}
+        model = makers[name](layers or {"minilm": 6, "vit": 12}[name])
+        given = torch.randint(30000, (1, 128)) if name == "minilm" else torch.randn(1, 3, 224, 224).half()
+        cases = {"batch 1": (given,)}
+    return model.half().eval().requires_grad_(False), cases
 
 
 def main() -> None:
@@ -161,21 +191,15 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     rows: list[list[str]] = []
-    makers: dict[str, Callable[[int], nn.Module]] = {"minilm": Text, "vit": Image}
     with torch.no_grad():
         for name in options.models:
-            if name in SHAPES:
-                shape = SHAPES[name] | ({"layers": options.layers} if options.layers else {})
-                model: nn.Module = Decoder(context=CONTEXT, **shape).half().eval()
-                token = torch.tensor([[17]])
-                cases: dict[str, tuple[Tensor, ...]] = {f"position {p}": (token, torch.tensor([p])) for p in POSITIONS}
-            else:
-                model = makers[name](options.layers or {"minilm": 6, "vit": 12}[name]).half().eval()
-                given = torch.randint(30000, (1, 128)) if name == "minilm" else torch.randn(1, 3, 224, 224).half()
-                cases = {"batch 1": (given,)}
-            model.requires_grad_(False)
-            rows += measure(name, model, cases, options)
-            del model
+            for m in measure(name, *network(name, options.layers), options.target):
+                cells = ["" if x is None else f"{x * 1e3:.3f}" for x in (m.call, m.device, m.eager, m.graph)]
+                rows.append([name, m.case, m.dispatches, *cells, f"{m.error:.1e}", f"{m.torchs_error:.1e}"])
+                print(" | ".join(rows[-1]), flush=True)
+                for label, times in sorted(m.kernels.items(), key=lambda x: -sum(x[1])) if options.kernels else ():
+                    total, each = sum(times) * 1e6, sum(times) / len(times) * 1e6
+                    print(f"    {total:8.1f} us  {len(times):3} x {each:6.2f}  {label}")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
     columns = ["model", "", "dispatches, levels", "call", "device", "torch eager", "CUDA graph", "error", "torch's"]
     report("tokens", device, columns, rows, rows)

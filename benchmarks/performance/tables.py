@@ -97,6 +97,22 @@ LLAMAS: dict[str, dict[str, int]] = {
 
 
 @torch.inference_mode()
+def one_token(options: Options) -> Iterator[Row]:
+    """One token of a language model, early and late in a filled cache."""
+    import tokens
+
+    for name in ("135m",) if options.small else ("135m", "1b"):
+        torch.manual_seed(0)
+        model, cases = tokens.network(name)
+        title = {"135m": "SmolLM2-135M", "1b": "Llama-3.2-1B"}[name]
+        for m in tokens.measure(title, model, cases, None, options.device):
+            row = Row(f"{title}, {m.case}", {"lapilli": m.call, "lapilli, device": m.device}, m.error)
+            row.seconds |= {k: v for k, v in {"torch": m.eager, "CUDA graph": m.graph}.items() if v is not None}
+            row.note = f"dispatches: {m.dispatches} levels; torch's error {m.torchs_error:.1e}"
+            yield row
+
+
+@torch.inference_mode()
 def prefill(options: Options) -> Iterator[Row]:
     """Prompts of an open length, from tokens of the host to logits there."""
     for name, shape in LLAMAS.items():
@@ -202,21 +218,31 @@ def _trainer(case: _Step, device: str, compiled: bool) -> Callable[[], Tensor]:
 
 def compiling(options: Options) -> Iterator[Row]:
     """Compilation and loading, in this process; kernels that earlier tables have left are in the cache."""
-    for layers in (4, 8, 16) if not options.small else (2, 4):
-        shape = LLAMAS["SmolLM2-135M"] | {"layers": layers}
-        model = Prefill(**shape, most=2048).eval().half()
+    small = (("SmolLM2-135M", 2), ("SmolLM2-135M", 4))
+    for name, layers in small if options.small else (("SmolLM2-135M", 8), ("SmolLM2-135M", 30), ("Llama-3.2-1B", 16)):
+        model = Prefill(**(LLAMAS[name] | {"layers": layers}), most=2048).eval().half()
         tokens = torch.zeros(1, 64, dtype=torch.int64)
         length = torch.export.Dim("length", min=2, max=2048)
-        row = Row(f"SmolLM2-135M's shape, {layers} layers")
+        row = Row(f"{name}'s shape, {layers} layers")
         start = time.perf_counter()
         data = compile_to_bytes(model, (tokens,), dynamic_shapes=({1: length},))
         row.seconds["compile"] = time.perf_counter() - start
         start = time.perf_counter()
-        with Program(data, options.device):
+        with Program(data, options.device) as program:
             row.seconds["load"] = time.perf_counter() - start
+            held = program.memory()
+            row.seconds["first run, 64 tokens"] = _seconds(lambda: program(tokens))  # noqa: B023
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        row.note = f"file {len(data) / 1e6:.1f} MB, weights {weights / 1e6:.1f} MB"
+        sizes = (f"{what} {size / 1e6:.1f} MB" for what, size in (("file", len(data)), ("device", held.device_total)))
+        row.note = f"weights {weights / 1e6:.1f} MB, {', '.join(sizes)}"
         yield row
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    """Of one call."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
 
 
 TABLES: dict[str, Table] = {
@@ -233,6 +259,12 @@ TABLES: dict[str, Table] = {
         "`scaled_dot_product_attention` of batch × heads × tokens × width, by the devices' clocks. The rate of causal attention "
         "counts half of the products.",
         attention,
+    ),
+    "tokens": Table(
+        "A token",
+        "One step of a language model in half precision with a cache of 4,096 places. *lapilli*: from NumPy to NumPy; *device*: "
+        "from the first dispatch to the last by its clock; torch's ways end with their result on the host.",
+        one_token,
     ),
     "prefill": Table(
         "Prompts", "A prompt of open length, from tokens on the host to the next token's logits there.", prefill
