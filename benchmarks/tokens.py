@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from common import apart, cuda_graph, median, report
@@ -137,7 +136,7 @@ def measure(
     target: str | None,
     device: str | int | None = None,
 ) -> Iterator[Measured]:
-    """Every case. device: as for `lapilli.load`. Caches, if the model has any, are filled with random numbers up to the last position."""
+    """Every case. device: as for `lapilli.load`. Caches, if there are any, are filled with random numbers."""
     first = next(iter(cases.values()))
     start = time.perf_counter()
     program = Program(compile_to_bytes(model, first, precision="fp16", target=target), device)
