@@ -7,6 +7,8 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
+from agreement import Function
+from torch import Tensor
 
 import lapilli
 
@@ -56,6 +58,41 @@ class Sizes(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         return [F.interpolate(x, size=s, mode=self.mode, align_corners=self.align_corners) for s in self.sizes]
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("name", ["_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_infinities_antialiased(name: str, align_corners: bool, is_open: bool) -> None:
+    """One infinite pixel: a dimension whose size stays is copied, whatever its scale; in another one every tap of a window counts,
+    also with a weight of 0. Where torch's float32 and float64 differ in which they read, ours may be either."""
+    resize = getattr(torch.ops.aten, name).default
+    sizes = [(2, 2), (2, 3), (2, 5), (5, 3), (7, 2), (9, 9), (4, 8)]
+
+    def resized(x: Tensor) -> list[Tensor]:
+        results = [resize(x, list(size), align_corners, None, None) for size in sizes]
+        return [*results, resize(x, [x.shape[2], x.shape[3]], align_corners, 1.3, 0.7)]
+
+    x = torch.ones(1, 1, 5, 4)
+    dynamic = (
+        (({2: torch.export.Dim("h", min=2, max=40), 3: torch.export.Dim("w", min=2, max=40)},),) if is_open else None
+    )
+    given = x if not is_open else torch.ones(1, 1, 6, 7)
+    unlike = 0
+    with lapilli.compile(Function(resized), (given,), dynamic_shapes=dynamic) as program:
+        for place in [(0, 0), (2, 1), (4, 3), (3, 0), (1, 2)]:
+            strange = x.clone()
+            strange[(0, 0, *place)] = float("inf")
+            for k, (ours, single, double) in enumerate(
+                zip(program(strange), resized(strange), resized(strange.double()), strict=True)
+            ):
+                if torch.equal(single.isfinite(), double.isfinite()) and torch.equal(single.isnan(), double.isnan()):
+                    torch.testing.assert_close(
+                        ours, single, equal_nan=True, msg=lambda m, k=k, p=place: f"{k}, {p}: {m}"
+                    )
+                else:
+                    unlike += 1
+    assert unlike < 5
 
 
 @pytest.mark.parametrize("align_corners", [False, True])

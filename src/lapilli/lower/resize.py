@@ -235,11 +235,13 @@ def _antialiased(
     kernel: Callable[[Expr], Expr],
 ) -> Node:
     """[*, *in] -> [*, *out] in n dimensions: each output is the mean of the inputs weighted by a kernel, which is widened
-    by the factor by which the image shrinks. Dimensions are processed one by one, the last one first.
+    by the factor by which the image shrinks. Dimensions are processed one by one, the last one first. As in torch, one whose
+    size stays is copied, whatever its scale.
     """
     _only_floats(call, x)
     for d in reversed(range(n)):
-        x = _antialiased_dimension(call, x, n, d, _step(call, x, n, d, align_corners, scales), radius, kernel)
+        if x.shape[-n + d] != call.shape[-n + d]:
+            x = _antialiased_dimension(call, x, n, d, _step(call, x, n, d, align_corners, scales), radius, kernel)
     return call.map(lambda *at: load(x, at))
 
 
@@ -261,6 +263,8 @@ def _antialiased_dimension(
         bound = as_int(math.ceil(float(step.value)))
     length = minimum(size, (maximum(size if bound is None else bound, 1) + 1) * radius * 2 + 1)
 
+    same = binary("eq", index(size), index(out)) if (size - out).value is None else None  # in a run
+
     def tap(i: Int, k: Int) -> tuple[Expr, Expr, Expr]:
         """Index and weight of tap k of output i, and whether it has that many taps."""
         centre = step * (index(i, DType.float32) + 0.5)
@@ -268,7 +272,11 @@ def _antialiased_dimension(
         end = binary("min", cast_to(centre + support + 0.5, DType.int32), index(size))
         place = first + index(k)
         distance = (cast_to(place, DType.float32) - centre + 0.5) / widening
-        return place, kernel(unary("abs", distance)), binary("lt", place, end)
+        weight = kernel(unary("abs", distance))
+        if same is None:
+            return place, weight, binary("lt", place, end)
+        place = where(same, index(i), place)
+        return place, where(same, const(1.0), weight), binary("lt", place, where(same, index(i + 1 - k), end))
 
     def weight_of(at: tuple[Int, ...], r: tuple[Int, ...]) -> Expr:
         _, weight, inside = tap(at[0], r[0])

@@ -8,6 +8,9 @@ those of one colour: they are so far apart that no output near one of them has a
 At a border, several taps of a window are the same pixel, and torch adds each one's product to its gradient. For an infinite
 gradient that is NaN if their weights differ in sign or one is 0, whatever their sum: they are torn.
 
+Antialiased weights of known sizes are computed from the kernel: torch's forward copies a dimension whose size stays, its gradient
+does not.
+
 For a dimension of dynamic size, the window is estimated generously, and the weights are those of an image for each input.
 """
 
@@ -38,7 +41,7 @@ class _Kind:
 
     Input i is in the window of output o if (o + centre) * step is from i + start to i + start + length, where `step` is the
     number of input pixels per output pixel. If the operator has the option align_corners, this holds for aligned corners.
-    An antialiased window is widened by the factor by which the image shrinks.
+    An antialiased window is widened by the factor by which the image shrinks; kernel: its weights before that, by distance.
     """
 
     forward: Callable[..., Any]
@@ -47,7 +50,12 @@ class _Kind:
     length: float
     start: float = 0.0
     centre: float = 0.0
-    antialias: bool = False
+    kernel: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def antialias(self) -> bool:
+        """Whether windows are widened, and weights those of a kernel of the distance."""
+        return self.kernel is not None
 
     def window(self, step: float, aligned: bool) -> tuple[float, float, float]:
         """start, length and centre."""
@@ -131,12 +139,60 @@ def _gathered(
     if reach.tail > reach.outputs:
         inside &= (steps < reach.outputs) | (torch.arange(source, device=grad.device).unsqueeze(1) == source - 1)
     outputs = outputs.clamp(max=target - 1)
+    if kind.kernel is not None:
+        return _summed_windows(kind.kernel, kind.length, grad, outputs, inside, _step(source, target, options, scale))
     place = colour.unsqueeze(1) * target + outputs
 
     def asked(one: float) -> Tensor:
         return _asked(kind, ones, one, target, options, scale, grad.dtype).reshape(-1)[place]
 
     return _summed(kind, grad[..., outputs], asked, inside)
+
+
+def _step(source: int, target: int, options: Sequence[Any], scale: float | None) -> float:
+    """Inputs per output."""
+    if any(options):
+        return (source - 1) / (target - 1) if target > 1 else 0.0
+    return 1 / scale if scale is not None and scale > 0 else source / target
+
+
+def _summed_windows(
+    kernel: Callable[[Tensor], Tensor], length: float, grad: Tensor, outputs: Tensor, inside: Tensor, step: float
+) -> Tensor:
+    """As `_summed`, by antialiased windows of `length` before they are widened, whose weights sum to 1.
+
+    outputs: [source, n], those that may have each input in their window; inside: which of them exist."""
+    source, target = outputs.shape[0], grad.shape[-1]
+    dtype = grad.dtype
+    widening = max(step, 1.0)
+    support = length / 2 * widening
+    # In the order of torch's forward: at the ends of windows a last digit decides.
+    centre = step * (torch.arange(target, device=grad.device).to(dtype) + 0.5)
+    first = (centre - support + 0.5).to(torch.int64).clamp(min=0)
+    end = (centre + support + 0.5).to(torch.int64).clamp(max=source)
+    taps = first.unsqueeze(1) + torch.arange(min(source, 2 * math.ceil(support) + 1), device=grad.device)
+
+    def weight(inputs: Tensor, centre: Tensor) -> Tensor:
+        return kernel(((inputs.to(dtype) - centre + 0.5) / widening).abs())
+
+    total = torch.where(taps < end.unsqueeze(1), weight(taps, centre.unsqueeze(1)), 0.0).sum(-1)
+    inputs = torch.arange(source, device=grad.device).unsqueeze(1)
+    weights = weight(inputs, centre[outputs]) / total[outputs]
+    reads = (inputs >= first[outputs]) & (inputs < end[outputs]) & inside
+    return torch.where(reads, grad[..., outputs] * weights, 0.0).sum(-1)
+
+
+def _hat(t: Tensor) -> Tensor:
+    """The linear interpolation kernel at a distance t >= 0."""
+    return (1 - t).clamp(min=0)
+
+
+def _cubic(t: Tensor) -> Tensor:
+    """The cubic convolution kernel (Keys 1981) with a = -1/2 at a distance t >= 0, in product form: sums would cancel near its zeros."""
+    a = -0.5
+    near = (1 - t) * ((1 - t * (a + 2)) * t + 1)
+    far = (t - 1) * (t - 2) * (t - 2) * a
+    return torch.where(t <= 1, near, torch.where(t < 2, far, 0.0))
 
 
 def _summed(kind: _Kind, grad: Tensor, asked: Callable[[float], Tensor], inside: Tensor) -> Tensor:
@@ -221,5 +277,5 @@ for _n in (1, 2, 3):
     _register(f"_upsample_nearest_exact{_n}d", _n, False, 1.0, centre=0.5)
     _register(f"upsample_{('', 'bi', 'tri')[_n - 1]}linear{_n}d", _n, True, 2.0, -1.0)
 _register("upsample_bicubic2d", 2, True, 4.0, -2.0)
-_register("_upsample_bilinear2d_aa", 2, True, 2.0, antialias=True)
-_register("_upsample_bicubic2d_aa", 2, True, 4.0, antialias=True)
+_register("_upsample_bilinear2d_aa", 2, True, 2.0, kernel=_hat)
+_register("_upsample_bicubic2d_aa", 2, True, 4.0, kernel=_cubic)
