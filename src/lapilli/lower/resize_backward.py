@@ -188,7 +188,7 @@ def _hat(t: Tensor) -> Tensor:
 
 
 def _cubic(t: Tensor) -> Tensor:
-    """The cubic convolution kernel (Keys 1981) with a = -1/2 at a distance t >= 0, in product form: sums would cancel near its zeros."""
+    """The cubic convolution kernel with a = -1/2 at a distance t >= 0, in product form, as in `resize.cubic`."""
     a = -0.5
     near = (1 - t) * ((1 - t * (a + 2)) * t + 1)
     far = (t - 1) * (t - 2) * (t - 2) * a
