@@ -142,7 +142,7 @@ class Stack(nn.Module):
 def rows(program: ExportedProgram) -> list[Any]:
     """The graph, with nodes numbered in order; sizes are their expressions, because torch may compute one again for each layer."""
     names: dict[Any, str] = {}
-    result = []
+    result: list[Any] = []
     for node in program.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):

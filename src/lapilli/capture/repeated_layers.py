@@ -57,8 +57,8 @@ def _forward(layer: nn.Module, forward: Callable[..., Any], calls: _Calls) -> Ca
 
 
 def _repeated(model: nn.Module) -> list[nn.Module]:
-    """Modules with parts of which there are enough alike. Those that are somewhere twice are left out: torch tells them apart by the
-    way to them.
+    """Modules with parts of which there are enough alike. Those that are somewhere twice are left out: torch tells them
+    apart by the way to them.
     """
     places = Counter(id(m) for _, m in model.named_modules(remove_duplicate=False))
     found: dict[Any, list[nn.Module]] = {}
@@ -106,7 +106,9 @@ def _frozen_module(m: nn.Module, seen: dict[int, int]) -> Any:
         raise _Unlike
     names = tuple(m._parameters), tuple(m._buffers)
     present = tuple(t is None for t in (*m._parameters.values(), *m._buffers.values()))
-    own = {name: value for name, value in own.items() if not name.endswith(("_hooks", "_with_kwargs", "_always_called"))}
+    own = {
+        name: value for name, value in own.items() if not name.endswith(("_hooks", "_with_kwargs", "_always_called"))
+    }
     attributes = tuple((name, _frozen(value, seen)) for name, value in own.items())
     parts = tuple((name, None if part is None else _frozen(part, seen)) for name, part in m._modules.items())
     return type(m), names, present, attributes, parts
@@ -157,8 +159,8 @@ class _Given:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """What a call recorded. nodes: without sizes, which are known by their expressions; before: those of the given tensors; after: by
-    number of a given tensor, the node that it is now; stack: torch's stack of modules; results: a given tensor, a node with an
+    """What a call recorded. nodes: without sizes, which are known by their expressions; before: those of the given tensors; after:
+    by number of a given tensor, the node that it is now; stack: torch's stack of modules; results: a given tensor, a node with an
     example, or a value.
     """
 
@@ -314,7 +316,7 @@ def _replayed(first: _Recorded, given: _Given, before: Sequence[fx.Node], tracer
     """The result of a call, with what it would have recorded."""
     copies: dict[fx.Node, fx.Node] = dict(zip(first.before, before, strict=True))
     stack = dict(tracer.module_stack)
-    old, new = (next(reversed(s.values()), ("", None))[0] for s in (first.stack, stack))
+    old, new = (next(iter([*s.values()][-1:]), ("", None))[0] for s in (first.stack, stack))
     for node in first.nodes:
         copies[node] = copy = tracer.graph.node_copy(node, lambda n: copies.get(n, n))
         inner = list(copy.meta.get("nn_module_stack", {}).items())[len(first.stack) :]

@@ -49,7 +49,7 @@ class Kernels:
                 self._known[form] = made, [place[b.node.id] for b in made.bindings]
             return made
         made, places = self._known[form]
-        bindings = [replace(b, node=reader.values[k]) for b, k in zip(made.bindings, places, strict=True)]
+        bindings = [b.to(reader.values[k]) for b, k in zip(made.bindings, places, strict=True)]
         return replace(made, task=task, bindings=bindings)
 
 
