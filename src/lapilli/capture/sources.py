@@ -24,6 +24,7 @@ from lapilli.capture.examples import Arguments
 from lapilli.capture.functions import FunctionModule
 from lapilli.capture.guards import unproven
 from lapilli.capture.onnx import OnnxModule, is_onnx_file, load_onnx, onnx_examples
+from lapilli.capture.repeated_layers import layers_once
 from lapilli.capture.rewriting import rewriting
 from lapilli.errors import CompileError
 from lapilli.torch_compat import without_stack_traces
@@ -125,7 +126,13 @@ def _tracing(model: torch.nn.Module) -> Iterator[None]:
     elsewhere, but here it must trace it, because branches and loops run under that mode. (Marking each function instead took
     longer than the rest of the export.)"""
     rewrites = {**inference.REWRITES, **recurrent_layers.rewrites()}
-    with torch.no_grad(), dont_skip_tracing(), recurrent_layers.whole_layers(model), rewriting(model, rewrites):
+    with (
+        torch.no_grad(),
+        dont_skip_tracing(),
+        recurrent_layers.whole_layers(model),
+        layers_once(model),
+        rewriting(model, rewrites),
+    ):
         yield
 
 

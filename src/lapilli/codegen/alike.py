@@ -49,7 +49,7 @@ class Kernels:
                 self._known[form] = made, [place[b.node.id] for b in made.bindings]
             return made
         made, places = self._known[form]
-        bindings = [replace(b, node=reader.values[k]) for b, k in zip(made.bindings, places, strict=True)]
+        bindings = [b.to(reader.values[k]) for b, k in zip(made.bindings, places, strict=True)]
         return replace(made, task=task, bindings=bindings)
 
 
@@ -97,13 +97,14 @@ class _Reader:
                 self.any(y)
         elif kind is Int:
             self.int(x)
-        elif isinstance(x, Expr):
-            self.expr(x)
-        elif isinstance(x, Node):
-            self.node(x)
-        elif isinstance(x, Atom):
-            self.atom(x)
-        elif isinstance(x, Enum | type):
+        else:
+            self.other(x, kind)
+
+    def other(self, x: Any, kind: type) -> None:
+        reading = _reading(kind)
+        if reading is not None:
+            reading(self, x)
+        elif issubclass(kind, Enum | type):
             self.parts += (kind, x)
         elif kind is float:
             self.parts.append(repr(x))  # -0.0 is not 0.0
@@ -118,9 +119,9 @@ class _Reader:
     def record(self, x: Any) -> None:
         """An object with named members."""
         kind: type = type(x)
-        if not is_dataclass(kind) and not _is_ours(kind):
+        if not _is_record(kind) and not _is_ours(kind):
             raise _Unknown
-        names = _members(kind) if is_dataclass(kind) else tuple(vars(x))
+        names = _members(kind) if _is_record(kind) else tuple(vars(x))
         self.kept.append(x)
         if not self.is_known("record", id(x)):
             self.parts += (kind, names)
@@ -208,9 +209,24 @@ _PLAIN = {type(None), bool, int, str}
 
 
 @cache
+def _reading(kind: type) -> Callable[[_Reader, Any], None] | None:
+    """How values of a class are read, if it is one of the languages of kernels."""
+    ways: tuple[tuple[type, Callable[[_Reader, Any], None]], ...] = (
+        (Expr, _Reader.expr), (Node, _Reader.node), (Atom, _Reader.atom),
+    )  # fmt: skip
+    return next((way for base, way in ways if issubclass(kind, base)), None)
+
+
+@cache
+def _is_record(kind: type) -> bool:
+    return is_dataclass(kind)
+
+
+@cache
 def _members(kind: Any) -> tuple[str, ...]:
     return tuple(f.name for f in fields(kind) if not (kind is Task and f.name in _IGNORED))
 
 
+@cache
 def _is_ours(kind: type) -> bool:
     return kind.__module__.split(".")[0] == __name__.split(".")[0]

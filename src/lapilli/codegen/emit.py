@@ -65,6 +65,14 @@ class BufferBinding:
     start: int = 0  # bytes of the value before what is bound, a multiple of ALIGNMENT
     coherent: bool = False  # work groups see what others wrote
 
+    def to(self, node: Node) -> BufferBinding:
+        """The same binding of another tensor."""
+        if node is self.node:
+            return self
+        return BufferBinding(
+            node, self.type, self.written, self.texel, self.part, self.parts, self.start, self.coherent
+        )
+
 
 BFLOAT = "uint16_t"
 """How bfloat16 is stored where 16-bit types may be used: as its bits."""

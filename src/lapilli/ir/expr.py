@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import struct
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -416,7 +417,8 @@ class _Rewriting:
             else:
                 result = _op(e.op, e.dtype, *args)
         elif isinstance(e, Load):
-            result = load(e.node, [self.int(i) for i in e.index])
+            at = [self.int(i) for i in e.index]
+            result = e if all(map(operator.is_, at, e.index)) else load(e.node, at)
             replaced = self.on_load(cast(Load, result)) if self.on_load else None
             result = result if replaced is None else replaced
         elif isinstance(e, Const):

@@ -235,7 +235,7 @@ class Int:
 
     # -- arithmetic
     def __add__(self, other: IntLike) -> Int:
-        o = as_int(other)
+        o = other if type(other) is Int else as_int(other)
         if not o.terms and not o.const:
             return self
         if not self.terms and not self.const:
@@ -251,12 +251,14 @@ class Int:
         return self * -1
 
     def __sub__(self, other: IntLike) -> Int:
-        return self + as_int(other) * -1
+        return self + as_int(other)._scaled(-1)
 
     def __rsub__(self, other: IntLike) -> Int:
         return as_int(other) - self
 
     def __mul__(self, other: IntLike) -> Int:
+        if type(other) is int:
+            return self._scaled(other)
         o = as_int(other)
         if not o.terms:
             return self._scaled(o.const)
@@ -300,7 +302,9 @@ class Int:
     def _scaled(self, factor: int) -> Int:
         """This times a number; the form stays canonical."""
         if factor == 1 or factor == 0:
-            return self if factor else as_int(0)
+            return self if factor else _number(0)
+        if not self.terms:
+            return _number(self.const * factor)
         return Int(tuple([(m, c * factor) for m, c in self.terms]), self.const * factor)
 
     def _all(self) -> tuple[tuple[Monomial, int], ...]:
@@ -466,7 +470,7 @@ def _make(terms: dict[Monomial, int], const: int) -> Int:
     if not all(terms.values()):
         terms = {m: c for m, c in terms.items() if c}
     if not terms:
-        return as_int(const)
+        return _number(const)
     if len(terms) == 1:
         return Int(tuple(terms.items()), const)
     terms = _recombine(terms)
@@ -501,7 +505,7 @@ def _recombine(terms: dict[Monomial, int]) -> dict[Monomial, int]:
 
 
 def as_int(x: IntLike) -> Int:
-    return x if isinstance(x, Int) else _number(int(x))
+    return x if type(x) is Int else _number(int(x))  # type: ignore[arg-type] # Int has no subclasses
 
 
 @lru_cache(maxsize=4096)

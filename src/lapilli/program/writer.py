@@ -81,9 +81,10 @@ class _Pool:
 
     def __call__(self, x: Int | int) -> int:
         v = as_int(x)
-        if v.key not in self.memo:
-            self.memo[v.key] = self._sum(v)
-        return self.memo[v.key]
+        found = self.memo.get(v.key)
+        if found is None:
+            found = self.memo[v.key] = self._sum(v)
+        return found
 
     def _sum(self, v: Int) -> int:
         total: int | None = None

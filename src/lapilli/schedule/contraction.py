@@ -92,7 +92,8 @@ def operand(node: Node, index: tuple[Int, ...], axes: Sequence[Var | None], view
         if a is None:
             strides.append(as_int(0))
             continue
-        step = place.substitute({a: 1}) - place.substitute({a: 0})
+        known = place.step(a)
+        step = place.substitute({a: 1}) - place.substitute({a: 0}) if known is None else as_int(known)
         if any(isinstance(v, Var) for v in step.atoms()):
             return None
         strides.append(step)

@@ -61,6 +61,8 @@ def estimate(size: Int) -> int:
     """A size as a number: dynamic dimensions count as 8, or as their bound if that is smaller; as more if 8 would divide by
     zero.
     """
+    if not size.terms:
+        return size.const
     symbols = [a for a in size.atoms() if isinstance(a, Symbol)]
     for usual in (8, 64, 1024, 1 << 20):
         values: dict[Atom, int] = {a: max(a.min, min(usual, a.max or usual)) for a in symbols}

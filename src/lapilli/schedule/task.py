@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lapilli.ir.expr import Expr, Load, ints_of, load, loads, rewrite, walk
@@ -71,8 +71,12 @@ class Task:
     def reads(self) -> list[Node]:
         if self.row is not None:
             inside = {m.out.id for m in self.members}
-            joined = [r for m in (*self.members, replace(self, row=None, members=())) for r in m.reads()]
+            joined = [*(r for m in self.members for r in m.reads()), *self._own_reads()]
             return list({r.id: r for r in joined if r.id not in inside}.values())
+        return self._own_reads()
+
+    def _own_reads(self) -> list[Node]:
+        """Without those of members."""
         found: dict[int, Node] = {n.id: n for n in self.template.operands} if self.template is not None else {}
         computed = [self.reduction, self.template.second if self.template is not None else None]
         for e in (self.reduction_body if self.template is None else None, self.value):
