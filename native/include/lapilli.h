@@ -131,6 +131,7 @@ typedef struct lapilli_load_options {
   int32_t skip_checksum;        /* 1: do not verify the checksum (structure is always verified) */
   int32_t validation;           /* 1: enable VK_LAYER_KHRONOS_validation with synchronization validation */
   int32_t allow_host;           /* 1: accept programs with host operators, which the caller computes between its methods */
+  int32_t first_run;            /* 1: check once for each file and driver that the device computes right; see below */
   const lapilli_limits *limits; /* NULL: the defaults */
   const lapilli_vulkan *vulkan; /* a device of the application, instead of `device`; only needed during the call */
 } lapilli_load_options;
@@ -216,6 +217,11 @@ lapilli_status lapilli_device(uint32_t index, lapilli_device_info *info);
  * call fails, or the constants are from any state of the file. */
 lapilli_status lapilli_load(const char *path, const lapilli_load_options *options, lapilli_program **program);
 lapilli_status lapilli_load_memory(const void *data, uint64_t size, const lapilli_load_options *options, lapilli_program **program);
+/* What the first-run check (lapilli_load_options.first_run) found, as a sentence: the best plan computes something else than the
+ * plainest one, which is therefore used. "": it computes the same, or was not checked. The check runs random inputs where the cache
+ * folder has no verdict on this file and driver: three times by each of the two plans. LAPILLI_NO_DEVICE: what the device computes is
+ * not repeatable, or the plan that was asked for by name computes something else. Valid as long as the program. */
+const char *lapilli_program_warning(lapilli_program *program);
 void lapilli_destroy(lapilli_program *program); /* waits for its runs in flight */
 
 /* Verifies and describes a file (no device needed): JSON with methods, symbols, inputs, outputs, plans (requirements,

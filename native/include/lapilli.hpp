@@ -460,6 +460,7 @@ struct Options {
   bool disk_cache = true;  // false: no cache on disk
   bool validation = false; // the Vulkan validation layers
   bool skip_checksum = false;
+  bool first_run = false;    // check once for each file and driver that the device computes right: Program::warning
   uint64_t staging_size = 0; // bytes of the upload buffer; 0: 16 MiB
   const lapilli_limits *limits = nullptr;
   const lapilli_vulkan *vulkan = nullptr; // a device that the application has, instead of `device`
@@ -471,6 +472,7 @@ struct Options {
     c.cache_dir = !disk_cache ? "" : cache_dir.empty() ? nullptr : cache_dir.c_str();
     c.validation = validation ? 1 : 0;
     c.skip_checksum = skip_checksum ? 1 : 0;
+    c.first_run = first_run ? 1 : 0;
     c.staging_size = staging_size;
     c.limits = limits;
     c.vulkan = vulkan;
@@ -1267,6 +1269,9 @@ public:
   Result<std::string> try_describe() const {
     return json([](lapilli_program *program, char **text) { return lapilli_program_describe(program, text); });
   }
+  // What the first-run check found (Options::first_run), as a sentence; empty: nothing, or there was none.
+  std::string warning() const { return lapilli_program_warning(program_ ? program_->handle : nullptr); }
+
   Result<std::string> try_info() const {
     return json([](lapilli_program *program, char **text) { return lapilli_program_info(program, text); });
   }

@@ -128,13 +128,15 @@ jlongArray java_longs(JNIEnv* env, const std::vector<jlong>& values) {
   return array;
 }
 
-jlong load(JNIEnv* env, jclass, jbyteArray path, jobject memory, jbyteArray device, jbyteArray plan, jbyteArray cache) {
+jlong load(JNIEnv* env, jclass, jbyteArray path, jobject memory, jbyteArray device, jbyteArray plan, jbyteArray cache,
+           jboolean first_run) {
   return guarded(env, [&]() -> jlong {
     const Text name(env, path), on(env, device), wanted(env, plan), folder(env, cache);
     lapilli_load_options options{};
     options.device = on.get();
     options.plan = wanted.get();
     options.cache_dir = folder.get();
+    options.first_run = first_run == JNI_TRUE ? 1 : 0;
     lapilli_program* program = nullptr;
     if (memory != nullptr)
       must(lapilli_load_memory(env->GetDirectBufferAddress(memory),
@@ -144,6 +146,10 @@ jlong load(JNIEnv* env, jclass, jbyteArray path, jobject memory, jbyteArray devi
     ++programs;
     return number(program);
   });
+}
+
+jstring warning(JNIEnv* env, jclass, jlong program) {
+  return guarded(env, [&] { return java_text(env, lapilli_program_warning(handle<lapilli_program>(program))); });
 }
 
 void destroy(JNIEnv*, jclass, jlong program) {
@@ -360,7 +366,8 @@ extern "C" JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* machine, void*) {
   if (exception_class == nullptr || make_exception == nullptr)
     return JNI_ERR;
   const JNINativeMethod table[] = {
-      native("load", "([BLjava/nio/ByteBuffer;[B[B[B)J", load),
+      native("load", "([BLjava/nio/ByteBuffer;[B[B[BZ)J", load),
+      native("warning", "(J)Ljava/lang/String;", warning),
       native("destroy", "(J)V", destroy),
       native("methods", "(J)I", methods),
       native("methodName", "(JI)Ljava/lang/String;", method_name),

@@ -5,6 +5,7 @@
 #include "base/fork.h"
 #include "base/json.h"
 #include "core/describe_memory.h"
+#include "core/first_run.h"
 #include "core/inputs.h"
 #include "format/checksum.h"
 #include "format/describe.h"
@@ -140,7 +141,9 @@ void load(const Source& source, const lapilli_load_options* options, uint64_t st
   const lapilli_load_options defaults{};
   auto handle = std::make_unique<lapilli_program>();
   const lapilli_load_options& given = options != nullptr ? *options : defaults;
-  handle->program = Program::load(source, given, started, [&] { return open_device(given); });
+  const OpenDevice open = [&] { return open_device(given); };
+  handle->program =
+      given.first_run != 0 ? load_checked(source, given, started, open) : Program::load(source, given, started, open);
   *program = handle.release();
 }
 
@@ -363,6 +366,10 @@ lapilli_status lapilli_program_load_times(lapilli_program* program, lapilli_load
     need(times, "times");
     *times = checked(program).load_times();
   });
+}
+
+const char* lapilli_program_warning(lapilli_program* program) {
+  return program != nullptr ? program->program->warning().c_str() : "";
 }
 
 uint32_t lapilli_method_count(lapilli_program* program) {

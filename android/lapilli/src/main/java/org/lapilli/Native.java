@@ -14,7 +14,9 @@ final class Native {
 
   private Native() {}
 
-  static native long load(byte[] path, ByteBuffer memory, byte[] device, byte[] plan, byte[] cacheDir);
+  static native long load(byte[] path, ByteBuffer memory, byte[] device, byte[] plan, byte[] cacheDir, boolean firstRun);
+
+  static native String warning(long program);
 
   static native void destroy(long program);
 
