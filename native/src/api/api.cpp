@@ -372,6 +372,14 @@ const char* lapilli_program_warning(lapilli_program* program) {
   return program != nullptr ? program->program->warning().c_str() : "";
 }
 
+const char* lapilli_metadata(lapilli_program* program, const char* name) {
+  if (program == nullptr || name == nullptr)
+    return nullptr;
+  const auto& entries = program->program->model().metadata;
+  const auto found = std::ranges::find_if(entries, [&](const auto& entry) { return entry.first == name; });
+  return found != entries.end() ? found->second.c_str() : nullptr;
+}
+
 uint32_t lapilli_method_count(lapilli_program* program) {
   return program != nullptr ? static_cast<uint32_t>(program->program->model().methods.size()) : 0;
 }

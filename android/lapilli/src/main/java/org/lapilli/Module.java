@@ -197,6 +197,27 @@ public final class Module implements AutoCloseable {
     return device;
   }
 
+  /** A text that was stored in the file under a name; null where there is none. */
+  public String metadata(String name) {
+    if (name == null) throw new IllegalArgumentException("The name is null.");
+    long program = handle.enter();
+    try {
+      return Native.metadata(program, Native.utf8(name));
+    } finally {
+      handle.exit();
+    }
+  }
+
+  /** Of LlmModule: a writer, which keeps the program. */
+  Handle writer(Object owner) {
+    long program = handle.enter();
+    try {
+      return Handle.of(owner, Native.writer(program), "LlmModule", Native::destroyWriter);
+    } finally {
+      handle.exit();
+    }
+  }
+
   /** What Verify.FIRST_RUN found, as a sentence; empty: nothing, or it was not asked for. */
   public String warning() {
     return warning;

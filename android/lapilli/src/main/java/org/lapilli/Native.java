@@ -54,6 +54,18 @@ final class Native {
 
   static native String version();
 
+  static native String metadata(long program, byte[] name);
+
+  static native long writer(long program);
+
+  static native void destroyWriter(long writer);
+
+  static native long[] aboutWriter(long writer);
+
+  static native void begin(long writer, int[] tokens, float[] limits, int topK, int seed);
+
+  static native int next(long writer);
+
   static native long[] alive();
 
   /** A text for C, or null. */
