@@ -142,8 +142,12 @@ void load(const Source& source, const lapilli_load_options* options, uint64_t st
   auto handle = std::make_unique<lapilli_program>();
   const lapilli_load_options& given = options != nullptr ? *options : defaults;
   const OpenDevice open = [&] { return open_device(given); };
-  handle->program =
-      given.first_run != 0 ? load_checked(source, given, started, open) : Program::load(source, given, started, open);
+  if (given.first_run == 0)
+    handle->program = Program::load(source, given, started, open);
+  else if constexpr (has_first_run)
+    handle->program = load_checked(source, given, started, open);
+  else
+    fail_left_out("FIRST_RUN");
   *program = handle.release();
 }
 

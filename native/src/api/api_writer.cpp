@@ -21,7 +21,7 @@ Writer& checked(lapilli_writer* writer) {
 } // namespace
 
 lapilli_status lapilli_writer_create(lapilli_program* program, lapilli_writer** writer) {
-  return guarded([&] {
+  return guarded_writer([&] {
     need(writer, "writer");
     lapilli::checked(program);
     *writer = new lapilli_writer{Writer(program->program)};
@@ -34,7 +34,7 @@ void lapilli_writer_destroy(lapilli_writer* writer) {
 }
 
 lapilli_status lapilli_writer_describe(lapilli_writer* writer, lapilli_writer_info* info) {
-  return guarded([&] {
+  return guarded_writer([&] {
     need(info, "info");
     const Writer& described = ::checked(writer);
     *info = {described.context(), described.words(), described.read()};
@@ -43,14 +43,14 @@ lapilli_status lapilli_writer_describe(lapilli_writer* writer, lapilli_writer_in
 
 lapilli_status lapilli_writer_begin(lapilli_writer* writer, const int32_t* tokens, uint64_t n_tokens,
                                     const lapilli_sampling* sampling) {
-  return guarded([&] {
+  return guarded_writer([&] {
     const lapilli_sampling likeliest{0, 1, 0, 1, 0, 0};
     ::checked(writer).begin(items(tokens, n_tokens, "tokens"), sampling != nullptr ? *sampling : likeliest);
   });
 }
 
 lapilli_status lapilli_writer_next(lapilli_writer* writer, int32_t* token, float* log_probability) {
-  return guarded([&] {
+  return guarded_writer([&] {
     need(token, "token");
     const Writer::Token found = ::checked(writer).next();
     *token = found.token;
