@@ -617,7 +617,7 @@ def test_the_player_writes_the_same_tokens(sequences: int, tmp_path: Path) -> No
         lm.text = dataclasses.replace(lm.text, ends=())
         prompts = [random.integers(0, 298, n).tolist() for n in (1, 2, 3, 17, context - 1, context)]
         prompts += [prompts[3][:9], prompts[3], [*prompts[3], 7]]
-        wanted = [lm.generate(p, **c).tokens for p, c in itertools.product(prompts, ({}, drawn))]  # type: ignore[arg-type]
+        wanted = [lm.generate(p, **c).tokens for p, c in itertools.product(prompts, ({}, drawn))]
         lm._session.forget()
         writer, cached = Writer(lm), list[int]()
         for (prompt, choices), answer in zip(itertools.product(prompts, ({}, drawn)), wanted, strict=True):

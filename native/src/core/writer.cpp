@@ -150,7 +150,8 @@ Writer::Token Writer::run(uint32_t method, std::span<const lapilli_tensor> input
   const Method& called = program_->method(method);
   // Its checks of int64 concern places, which lie within the context.
   const auto fits = [&](size_t index, DType dtype) { return called.outputs[index].dtype == dtype; };
-  check_file(called.given_outputs().size() == 2 && (fits(0, DType::int64) || fits(0, DType::int32)) && fits(1, DType::float32),
+  check_file(called.given_outputs().size() == 2 && (fits(0, DType::int64) || fits(0, DType::int32)) &&
+                 fits(1, DType::float32),
              "The language model is damaged: its method \"", called.name, "\" gives no token and its log-probability.");
   Run& submitted = program_->submit(method, {inputs});
   if (const uint64_t most = program_->limits().run_nanoseconds; !submitted.wait(most)) {
