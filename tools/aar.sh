@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Android's package, without Android's NDK and SDK: build/android/lapilli.aar, and lapilli-pytorch.jar beside it.
+# Android's package, without Android's NDK and SDK: build/android/lapilli.aar, with lapilli-pytorch.jar and lapilli-ktx.jar beside it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,4 +14,6 @@ for abi in arm64-v8a x86_64; do
   libraries+=("$abi=$out/$abi/liblapilli.so")
 done
 tools/java_classes.sh $out/classes
+tools/kotlin_classes.sh $out/classes/lapilli $out/classes/kotlin $(find android/kotlin/src -name '*.kt')
+jar --create --file $out/lapilli-ktx.jar -C $out/classes/kotlin .
 python tools/write_aar.py $out/classes $out "${libraries[@]}"

@@ -19,7 +19,7 @@ version=$(sed -n 's/^project(lapilli VERSION \([0-9.]*\).*/\1/p' native/CMakeLis
 jdk=$(dirname "$(dirname "$(realpath "$(command -v javac)")")")
 common=(-target "$target" -Os -fPIC -fvisibility=hidden -ffunction-sections -fdata-sections -femulated-tls -DNDEBUG -w)
 flags=("${common[@]}" -std=c++20 -fvisibility-inlines-hidden "-DLAPILLI_VERSION=$version" -DLAPILLI_HAS_PROFILER=1 -DLAPILLI_HAS_JSON=1
-  -DLAPILLI_HAS_STREAMS=1 -Inative/include -Inative/src -isystem "$generated" -isystem "$flatbuffers" -isystem "$jdk/include"
+  -DLAPILLI_HAS_STREAMS=1 -DLAPILLI_HAS_WRITER=1 -DLAPILLI_HAS_FIRST_RUN=1 -Inative/include -Inative/src -isystem "$generated" -isystem "$flatbuffers" -isystem "$jdk/include"
   -isystem "$jdk/include/linux")
 mkdir -p "$out/objects"
 mapfile -t sources < <(find native/src native/jni -name '*.cpp' -not -path '*/null/*' | sort)

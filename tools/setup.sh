@@ -22,6 +22,7 @@ transformers=transformers==5.23.0
 diffusers=diffusers==0.42.1
 torchao=torchao==0.18.0
 ziglang=ziglang==0.16.0
+kotlin=kotlin-compiler@2.4.20
 gguf=gguf==0.19.0
 clang_tidy=clang-tidy==23.1.4
 site="mkdocs-material==9.8.2 mkdocstrings[python]==1.0.8"
@@ -196,6 +197,13 @@ java() {
   [ -f /usr/share/java/junit4.jar ] || apt_install junit4
 }
 
+# The compiler of the Kotlin API, from npm.
+kotlin() {
+  command -v npm >/dev/null || apt_install npm
+  say "Kotlin"
+  npm install --silent --no-audit --no-fund --ignore-scripts --prefix .cache/kotlin "$kotlin" >/dev/null
+}
+
 # What people who only run programs have: the wheel with the command line, no torch; and the player alone with what the wheel asks for.
 bare_environment() {
   say "environments without torch"
@@ -230,6 +238,7 @@ if [ "$goal" = tidy ]; then
 fi
 if [ "$goal" = aar ]; then
   java
+  step kotlin "$kotlin"
   step zig "$ziglang"
 fi
 if [ "$goal" = arm64 ]; then
@@ -242,6 +251,7 @@ fi
 if [ "$goal" = test ]; then
   command -v pkg-config >/dev/null || apt_install pkg-config
   java
+  step kotlin "$kotlin"
   validation_layers
   swiftshader
   step test_tools "$(requirements project optional-dependencies test)"

@@ -9,8 +9,8 @@ generated=build/package/generated
 flatbuffers=$(sed -n 's/^LAPILLI_FLATBUFFERS_INCLUDE:PATH=//p' build/package/CMakeCache.txt)
 flags=(-std=c++20 -Os -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -ffunction-sections -fdata-sections -DNDEBUG
   -DLAPILLI_VERSION=0.1.0 -w -Inative/include -Inative/src -isystem "$generated" -isystem "$flatbuffers")
-full=(-DLAPILLI_HAS_PROFILER=1 -DLAPILLI_HAS_JSON=1 -DLAPILLI_HAS_STREAMS=1)
-minimal=(-DLAPILLI_HAS_PROFILER=0 -DLAPILLI_HAS_JSON=0 -DLAPILLI_HAS_STREAMS=0)
+full=(-DLAPILLI_HAS_PROFILER=1 -DLAPILLI_HAS_JSON=1 -DLAPILLI_HAS_STREAMS=1 -DLAPILLI_HAS_WRITER=1 -DLAPILLI_HAS_FIRST_RUN=1)
+minimal=(-DLAPILLI_HAS_PROFILER=0 -DLAPILLI_HAS_JSON=0 -DLAPILLI_HAS_STREAMS=0 -DLAPILLI_HAS_WRITER=0 -DLAPILLI_HAS_FIRST_RUN=0)
 mapfile -t sources < <(find native/src -name '*.cpp' -not -path '*/null/*' | sort; echo native/cmake/quiet_terminate.cpp)
 
 library() { # NAME LINK... -- COMPILER...: the bytes of the full and the minimal library

@@ -19,7 +19,10 @@ classes=$out/lapilli:$out/pytorch:$out/stubs:$junit
 mkdir -p $out/tests
 javac --release 17 -Xlint:all -Werror -cp "$classes" -d $out/tests $(find android/tests -name '*.java')
 "$venv/bin/python" android/tests/make_models.py $out/models
+stdlib=.cache/kotlin/node_modules/kotlin-compiler/lib/kotlin-stdlib.jar
+tools/kotlin_classes.sh "$classes" $out/kotlin $(find android/kotlin/src -name '*.kt')
+tools/kotlin_classes.sh "$classes:$out/kotlin" $out/tests-kotlin android/kotlin/tests/*.kt
 tests=$(find android/tests -name '*Test.java' -printf '%P\n' | sed 's/\.java$//; s,/,.,g' | sort)
 # shellcheck disable=SC2086 # names are words
-exec java -Xcheck:jni -ea -Xmx512m -Dorg.lapilli.library="$PWD/$build/jni/liblapilli.so" -Dmodels=$out/models -cp "$classes:$out/tests" \
-  org.junit.runner.JUnitCore $tests
+exec java -Xcheck:jni -ea -Xmx512m -Dorg.lapilli.library="$PWD/$build/jni/liblapilli.so" -Dmodels=$out/models -cp "$classes:$out/tests:$out/kotlin:$out/tests-kotlin:$stdlib" \
+  org.junit.runner.JUnitCore $tests org.lapilli.ktx.KotlinTest

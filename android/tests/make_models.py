@@ -7,9 +7,11 @@ For NAME.lap the files NAME.in0, NAME.out0, ... hold the elements of tensors, as
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +20,14 @@ from torch.export import Dim
 from torch.utils.mobile_optimizer import optimize_for_mobile
 
 import lapilli
+from lapilli.llm.from_source import build, read
+from lapilli.llm.gguf_source import read_gguf
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "examples"), str(ROOT / "tools")]
+
+from chat import packaged  # noqa: E402
+from language_models import made, save_folder  # noqa: E402
 
 
 class Net(nn.Module):
@@ -110,6 +120,28 @@ def classifier(folder: Path) -> None:
     keep(folder, "efficientnet", lapilli.compile(model, (x,)), (x,), (model(x),), rtol=1e-4, atol=1e-4)
 
 
+TEXTS = [
+    "", " ", "The theory of an answer in a sentence", "  two  spaces\n\n\tand 12345 numbers, it's 3.14!",
+    "Grüße, 世界 👩‍💻 e\u0301",
+    "<begin>special<end> tokens <|im_start|>user\nHi<|im_end|>", "don't WE'LL\r\n x\u00a0y\u2003z ½ ٣", "a" * 40,
+]  # fmt: skip
+
+
+def language_model(folder: Path) -> None:
+    """A random one, what Python writes with it, and what real tokenizers make of texts."""
+    source = read(save_folder(made("llama"), folder / "llama"))
+    (folder / "llm.lap").write_bytes(build(source, 96, target="cpu-fp32", sequences=2))
+    expected: dict[str, Any] = {"tokenizers": [], "texts": TEXTS, "answers": []}
+    texts = [source.text, read_gguf(packaged()).text]
+    expected["tokenizers"] = [{"json": t.tokenizer, "tokens": [t.encode(x) for x in TEXTS]} for t in texts]
+    with lapilli.LLM(folder / "llm.lap") as lm:
+        for choices in ({}, {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.3}):
+            answer = lm.generate(TEXTS[2], max_tokens=24, seed=7, **choices)
+            expected["answers"].append({"tokens": [t.id for t in answer.tokens], "text": answer.text, **choices})
+        expected["prompt"] = lm.tokens(TEXTS[2])
+    (folder / "llm.json").write_text(json.dumps(expected))
+
+
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
@@ -132,6 +164,7 @@ def main(folder: Path) -> None:
     with torch.no_grad():
         keep(folder, "half", lapilli.compile(half, (x,)), (x,), half(x))
     classifier(folder)
+    language_model(folder)
 
 
 if __name__ == "__main__":

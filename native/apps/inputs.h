@@ -4,6 +4,7 @@
 #include "arguments.h"
 #include "lapilli.hpp"
 
+#include <iostream>
 #include <optional>
 #include <random>
 
@@ -87,7 +88,20 @@ inline lapilli::Options load_options(const Arguments& arguments) {
   lapilli::Options options;
   options.device = arguments.text("device");
   options.plan = arguments.text("plan");
+  if (arguments.has("verify")) {
+    if (arguments.text("verify") != "first-run")
+      throw Usage{"--verify is first-run; \"" + arguments.text("verify") + "\" was given."};
+    options.first_run = true;
+  }
   return options;
+}
+
+// A program by the flags; what its first-run check found goes to the errors.
+inline lapilli::Program load_program(const std::string& path, const Arguments& arguments) {
+  const auto program = lapilli::Program::load(path, load_options(arguments));
+  if (const std::string warning = program.warning(); !warning.empty())
+    std::cerr << "Warning: " << warning << std::endl;
+  return program;
 }
 
 // The method of --method: "forward" or the first one unless it is given.

@@ -17,6 +17,7 @@ const std::vector<Flag> flags{
     {"method", "NAME of the method; without it \"forward\", or the first"},
     {"device", "NAME or index of the device; without it $LAPILLI_DEVICE, or the best"},
     {"plan", "NAME of the plan; without it the first that the device satisfies"},
+    {"verify", "first-run: check once for each file and driver that the device computes right"},
     {"top", "N largest values of the first output, with their places", "0"},
     {"labels", "FILE with a name a line, for --top"},
     {"list", "print the methods with their inputs and outputs, and run nothing"},
@@ -145,7 +146,7 @@ int run(const Arguments& arguments) {
   if (arguments.others.size() != 1)
     throw Usage{"One program is run; " + std::to_string(arguments.others.size()) + " were given. --help says how."};
   const int64_t top = arguments.number("top", 0, 1'000'000);
-  const auto program = lapilli::Program::load(arguments.others.front(), load_options(arguments));
+  const auto program = load_program(arguments.others.front(), arguments);
   if (arguments.is_on("list"))
     return list(program);
   const std::string method = chosen_method(arguments, program);

@@ -131,6 +131,7 @@ typedef struct lapilli_load_options {
   int32_t skip_checksum;        /* 1: do not verify the checksum (structure is always verified) */
   int32_t validation;           /* 1: enable VK_LAYER_KHRONOS_validation with synchronization validation */
   int32_t allow_host;           /* 1: accept programs with host operators, which the caller computes between its methods */
+  int32_t first_run;            /* 1: check once for each file and driver that the device computes right; see below */
   const lapilli_limits *limits; /* NULL: the defaults */
   const lapilli_vulkan *vulkan; /* a device of the application, instead of `device`; only needed during the call */
 } lapilli_load_options;
@@ -216,6 +217,11 @@ lapilli_status lapilli_device(uint32_t index, lapilli_device_info *info);
  * call fails, or the constants are from any state of the file. */
 lapilli_status lapilli_load(const char *path, const lapilli_load_options *options, lapilli_program **program);
 lapilli_status lapilli_load_memory(const void *data, uint64_t size, const lapilli_load_options *options, lapilli_program **program);
+/* What the first-run check (lapilli_load_options.first_run) found, as a sentence: the best plan computes something else than the
+ * plainest one, which is therefore used. "": it computes the same, or was not checked. The check runs random inputs where the cache
+ * folder has no verdict on this file and driver: three times by each of the two plans. LAPILLI_NO_DEVICE: what the device computes is
+ * not repeatable, or the plan that was asked for by name computes something else. Valid as long as the program. */
+const char *lapilli_program_warning(lapilli_program *program);
 void lapilli_destroy(lapilli_program *program); /* waits for its runs in flight */
 
 /* Verifies and describes a file (no device needed): JSON with methods, symbols, inputs, outputs, plans (requirements,
@@ -233,6 +239,9 @@ lapilli_status lapilli_program_info(lapilli_program *program, char **json);
 lapilli_status lapilli_program_device(lapilli_program *program, lapilli_device_info *info);
 lapilli_status lapilli_program_memory(lapilli_program *program, lapilli_memory_info *info);
 lapilli_status lapilli_program_load_times(lapilli_program *program, lapilli_load_times *times);
+
+/* A text that was stored in the file under a name, or NULL where there is none; valid as long as the program. */
+const char *lapilli_metadata(lapilli_program *program, const char *name);
 
 /* The methods of a program, and their inputs and outputs. */
 uint32_t lapilli_method_count(lapilli_program *program);
@@ -419,6 +428,40 @@ lapilli_status lapilli_reset_peak_memory(lapilli_stream *stream);
 lapilli_status lapilli_empty_cache(lapilli_stream *stream);
 /* Limits the memory obtained from the driver, in bytes; 0: no limit. */
 lapilli_status lapilli_set_memory_limit(lapilli_stream *stream, uint64_t bytes);
+
+/* Language models: a program that lapilli.LLM saved writes tokens, one sequence at a time, and chooses them on the device. Text is the
+ * caller's: lapilli_metadata(program, "llm.tokenizer") is the tokenizer, as Hugging Face's tokenizer.json, and "llm.text" says as JSON
+ * which tokens end a text (ends), and the chat template. */
+typedef struct lapilli_writer lapilli_writer;
+
+/* How a token is chosen. */
+typedef struct lapilli_sampling {
+  float temperature;        /* 0: the likeliest */
+  float top_p;              /* of the likeliest tokens that have this probability together; 1: all */
+  float min_p;              /* of those at least this many times as likely as the likeliest; 0: all */
+  float repetition_penalty; /* of tokens in the prompt and the text; 1: none */
+  int32_t top_k;            /* of so many; 0: all */
+  int32_t seed;             /* the same prompt, options and seed give the same draws */
+} lapilli_sampling;
+
+typedef struct lapilli_writer_info {
+  uint32_t context; /* tokens that a prompt may have, and that prompt and text are read of */
+  uint32_t words;   /* tokens are 0 to words - 1 */
+  uint64_t read;    /* how many tokens were computed so far */
+} lapilli_writer_info;
+
+/* The writer uses the program's states: one writer at a time, and no other runs of it. The program stays as long as the writer.
+ * LAPILLI_INVALID_ARGUMENT: it is no language model. */
+lapilli_status lapilli_writer_create(lapilli_program *program, lapilli_writer **writer);
+void lapilli_writer_destroy(lapilli_writer *writer);
+lapilli_status lapilli_writer_describe(lapilli_writer *writer, lapilli_writer_info *info);
+/* What is written next follows these tokens, at least one. What they have in common with the tokens before is not computed again: a
+ * conversation gives all of it every time. sampling: NULL: the likeliest tokens. Nothing runs yet. */
+lapilli_status lapilli_writer_begin(lapilli_writer *writer, const int32_t *tokens, uint64_t n_tokens,
+                                    const lapilli_sampling *sampling);
+/* Waits for the next token; log_probability may be NULL. Whether it ends the text is the caller's to say. LAPILLI_OUT_OF_RANGE: the
+ * context is full. */
+lapilli_status lapilli_writer_next(lapilli_writer *writer, int32_t *token, float *log_probability);
 
 /* END CDEF */
 

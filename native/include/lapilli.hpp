@@ -460,6 +460,7 @@ struct Options {
   bool disk_cache = true;  // false: no cache on disk
   bool validation = false; // the Vulkan validation layers
   bool skip_checksum = false;
+  bool first_run = false;    // check once for each file and driver that the device computes right: Program::warning
   uint64_t staging_size = 0; // bytes of the upload buffer; 0: 16 MiB
   const lapilli_limits *limits = nullptr;
   const lapilli_vulkan *vulkan = nullptr; // a device that the application has, instead of `device`
@@ -471,6 +472,7 @@ struct Options {
     c.cache_dir = !disk_cache ? "" : cache_dir.empty() ? nullptr : cache_dir.c_str();
     c.validation = validation ? 1 : 0;
     c.skip_checksum = skip_checksum ? 1 : 0;
+    c.first_run = first_run ? 1 : 0;
     c.staging_size = staging_size;
     c.limits = limits;
     c.vulkan = vulkan;
@@ -1267,6 +1269,14 @@ public:
   Result<std::string> try_describe() const {
     return json([](lapilli_program *program, char **text) { return lapilli_program_describe(program, text); });
   }
+  // A text that was stored in the file under a name; empty: there is none.
+  std::string metadata(const std::string &name) const {
+    const char *found = program_ ? lapilli_metadata(program_->handle, name.c_str()) : nullptr;
+    return found != nullptr ? found : "";
+  }
+  // What the first-run check found (Options::first_run), as a sentence; empty: nothing, or there was none.
+  std::string warning() const { return lapilli_program_warning(program_ ? program_->handle : nullptr); }
+
   Result<std::string> try_info() const {
     return json([](lapilli_program *program, char **text) { return lapilli_program_info(program, text); });
   }
@@ -1613,6 +1623,75 @@ private:
   }
 
   std::shared_ptr<detail::ProgramHandle> program_;
+};
+
+// -- language models
+
+// Writes tokens with a program that lapilli.LLM saved: one writer at a time, and no other runs of the program. Text is the caller's:
+// Program::metadata("llm.tokenizer") is the tokenizer.
+class Writer {
+public:
+  Writer() = default; // empty
+
+  static Result<Writer> try_open(const Program &program) {
+    return detail::guarded([&]() -> Result<Writer> {
+      auto made = std::make_shared<Handle>();
+      if (const lapilli_status status = lapilli_writer_create(program.handle(), &made->handle); status != LAPILLI_OK)
+        return detail::failed(status);
+      Writer writer;
+      writer.writer_ = std::move(made);
+      return writer;
+    });
+  }
+  explicit operator bool() const { return writer_ != nullptr; }
+
+  static lapilli_sampling likeliest() { return {0, 1, 0, 1, 0, 0}; }
+  // What is written next follows these tokens; what they have in common with those before is not computed again.
+  Result<void> try_begin(Span<const int32_t> tokens, const lapilli_sampling &sampling = likeliest()) const {
+    return call([&](lapilli_writer *w) { return lapilli_writer_begin(w, tokens.data(), tokens.size(), &sampling); });
+  }
+  Result<int32_t> try_next() const {
+    int32_t token = 0;
+    if (auto done = call([&](lapilli_writer *w) { return lapilli_writer_next(w, &token, nullptr); }); !done)
+      return done.error();
+    return token;
+  }
+  Result<lapilli_writer_info> try_info() const {
+    lapilli_writer_info info{};
+    if (auto done = call([&](lapilli_writer *w) { return lapilli_writer_describe(w, &info); }); !done)
+      return done.error();
+    return info;
+  }
+
+#if LAPILLI_EXCEPTIONS
+  explicit Writer(const Program &program) : Writer(try_open(program).value()) {}
+  void begin(Span<const int32_t> tokens, const lapilli_sampling &sampling = likeliest()) const {
+    try_begin(tokens, sampling).value();
+  }
+  int32_t next() const { return try_next().value(); }
+  lapilli_writer_info info() const { return try_info().value(); }
+#endif
+
+private:
+  struct Handle {
+    lapilli_writer *handle = nullptr;
+    Handle() = default;
+    Handle(const Handle &) = delete;
+    Handle &operator=(const Handle &) = delete;
+    ~Handle() { lapilli_writer_destroy(handle); }
+  };
+
+  template <class F> Result<void> call(F &&f) const {
+    return detail::guarded([&]() -> Result<void> {
+      if (!writer_)
+        return detail::empty("Writer");
+      if (const lapilli_status status = f(writer_->handle); status != LAPILLI_OK)
+        return detail::failed(status);
+      return {};
+    });
+  }
+
+  std::shared_ptr<Handle> writer_;
 };
 
 // -- functions with the names that PyTorch has

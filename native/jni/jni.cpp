@@ -26,7 +26,7 @@ struct Binding {
 
 jclass exception_class = nullptr; // org.lapilli.LapilliException
 jmethodID make_exception = nullptr;
-std::atomic<int64_t> programs{0}, bindings{0}; // alive, for tests
+std::atomic<int64_t> programs{0}, bindings{0}, writers{0}; // alive, for tests
 
 // UTF-16 of UTF-8; what is no UTF-8 becomes U+FFFD.
 std::u16string utf16(std::string_view text) {
@@ -128,13 +128,15 @@ jlongArray java_longs(JNIEnv* env, const std::vector<jlong>& values) {
   return array;
 }
 
-jlong load(JNIEnv* env, jclass, jbyteArray path, jobject memory, jbyteArray device, jbyteArray plan, jbyteArray cache) {
+jlong load(JNIEnv* env, jclass, jbyteArray path, jobject memory, jbyteArray device, jbyteArray plan, jbyteArray cache,
+           jboolean first_run) {
   return guarded(env, [&]() -> jlong {
     const Text name(env, path), on(env, device), wanted(env, plan), folder(env, cache);
     lapilli_load_options options{};
     options.device = on.get();
     options.plan = wanted.get();
     options.cache_dir = folder.get();
+    options.first_run = first_run == JNI_TRUE ? 1 : 0;
     lapilli_program* program = nullptr;
     if (memory != nullptr)
       must(lapilli_load_memory(env->GetDirectBufferAddress(memory),
@@ -144,6 +146,10 @@ jlong load(JNIEnv* env, jclass, jbyteArray path, jobject memory, jbyteArray devi
     ++programs;
     return number(program);
   });
+}
+
+jstring warning(JNIEnv* env, jclass, jlong program) {
+  return guarded(env, [&] { return java_text(env, lapilli_program_warning(handle<lapilli_program>(program))); });
 }
 
 void destroy(JNIEnv*, jclass, jlong program) {
@@ -336,9 +342,60 @@ jstring version(JNIEnv* env, jclass) {
   return guarded(env, [&] { return java_text(env, lapilli_version()); });
 }
 
-// {programs, bindings} that are alive
+jstring metadata(JNIEnv* env, jclass, jlong program, jbyteArray name) {
+  return guarded(env, [&]() -> jstring {
+    const Text key(env, name);
+    const char* value = lapilli_metadata(handle<lapilli_program>(program), key.get());
+    return value != nullptr ? java_text(env, value) : nullptr;
+  });
+}
+
+jlong writer(JNIEnv* env, jclass, jlong program) {
+  return guarded(env, [&] {
+    lapilli_writer* made = nullptr;
+    must(lapilli_writer_create(handle<lapilli_program>(program), &made));
+    ++writers;
+    return number(made);
+  });
+}
+
+void destroy_writer(JNIEnv*, jclass, jlong writer) {
+  lapilli_writer_destroy(handle<lapilli_writer>(writer));
+  --writers;
+}
+
+// {context, words, tokens that were computed}
+jlongArray about_writer(JNIEnv* env, jclass, jlong writer) {
+  return guarded(env, [&] {
+    lapilli_writer_info info{};
+    must(lapilli_writer_describe(handle<lapilli_writer>(writer), &info));
+    return java_longs(env, {info.context, info.words, static_cast<jlong>(info.read)});
+  });
+}
+
+// limits: {temperature, top_p, min_p, repetition_penalty}
+void begin(JNIEnv* env, jclass, jlong writer, jintArray tokens, jfloatArray limits, jint top_k, jint seed) {
+  guarded(env, [&] {
+    std::vector<jint> given(static_cast<size_t>(env->GetArrayLength(tokens)));
+    env->GetIntArrayRegion(tokens, 0, static_cast<jsize>(given.size()), given.data());
+    std::array<jfloat, 4> of{};
+    env->GetFloatArrayRegion(limits, 0, static_cast<jsize>(of.size()), of.data());
+    const lapilli_sampling sampling{of[0], of[1], of[2], of[3], top_k, seed};
+    must(lapilli_writer_begin(handle<lapilli_writer>(writer), given.data(), given.size(), &sampling));
+  });
+}
+
+jint next(JNIEnv* env, jclass, jlong writer) {
+  return guarded(env, [&] {
+    int32_t token = 0;
+    must(lapilli_writer_next(handle<lapilli_writer>(writer), &token, nullptr));
+    return static_cast<jint>(token);
+  });
+}
+
+// {programs, bindings, writers} that are alive
 jlongArray alive(JNIEnv* env, jclass) {
-  return guarded(env, [&] { return java_longs(env, {programs.load(), bindings.load()}); });
+  return guarded(env, [&] { return java_longs(env, {programs.load(), bindings.load(), writers.load()}); });
 }
 
 template <class F> JNINativeMethod native(const char* name, const char* signature, F* function) {
@@ -360,7 +417,8 @@ extern "C" JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* machine, void*) {
   if (exception_class == nullptr || make_exception == nullptr)
     return JNI_ERR;
   const JNINativeMethod table[] = {
-      native("load", "([BLjava/nio/ByteBuffer;[B[B[B)J", load),
+      native("load", "([BLjava/nio/ByteBuffer;[B[B[BZ)J", load),
+      native("warning", "(J)Ljava/lang/String;", warning),
       native("destroy", "(J)V", destroy),
       native("methods", "(J)I", methods),
       native("methodName", "(JI)Ljava/lang/String;", method_name),
@@ -379,6 +437,12 @@ extern "C" JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* machine, void*) {
       native("deviceNumbers", "(I)[J", device_numbers),
       native("programDevice", "(J)[Ljava/lang/String;", program_device),
       native("version", "()Ljava/lang/String;", version),
+      native("metadata", "(J[B)Ljava/lang/String;", metadata),
+      native("writer", "(J)J", writer),
+      native("destroyWriter", "(J)V", destroy_writer),
+      native("aboutWriter", "(J)[J", about_writer),
+      native("begin", "(J[I[FII)V", begin),
+      native("next", "(J)I", next),
       native("alive", "()[J", alive),
   };
   return env->RegisterNatives(natives, table, static_cast<jint>(std::size(table))) == JNI_OK ? JNI_VERSION_1_6

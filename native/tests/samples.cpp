@@ -267,7 +267,7 @@ FileBytes sample_program(const SampleOptions& options) {
   m.input("x", {batch, width});
   m.output("y", {batch, width});
 
-  const auto make_plan = [&](const std::string& name) {
+  const auto make_plan = [&](const std::string& name, uint32_t last) {
     auto p = std::make_unique<PlanBuilder>(name);
     if (options.subgroup_operations != 0) {
       p->plan.requirements = std::make_unique<schema::RequirementsT>();
@@ -289,19 +289,23 @@ FileBytes sample_program(const SampleOptions& options) {
                 "x + 3 w")
         .flops = items;
     p->dispatch(false, doubling, {{t1, bytes}, {t2, bytes, true}}, {items, m.number(2)}, groups, one, true, "times 2");
-    p->dispatch(false, add, {{t2, bytes}, {c_buffer, weight_bytes}, {y, bytes, true}}, {items, width}, groups, one,
+    p->dispatch(false, last, {{t2, bytes}, {c_buffer, weight_bytes}, {y, bytes, true}}, {items, width}, groups, one,
                 true, "plus c");
     return p;
   };
   if (options.impossible_first || options.impossible_only) {
-    auto plan = make_plan("impossible");
+    auto plan = make_plan("impossible", add);
     plan->plan.requirements = std::make_unique<schema::RequirementsT>();
     plan->plan.requirements->max_workgroup_invocations = 1u << 30;
     plan->plan.requirements->features = uint64_t{1} << 40;
     m.method.plans.push_back(std::make_unique<schema::PlanT>(plan->plan));
   }
+  if (options.fast_first) {
+    const uint32_t fast = builder.kernel("fast", kernels::add, 3);
+    m.method.plans.push_back(std::make_unique<schema::PlanT>(make_plan("fast", fast)->plan));
+  }
   if (!options.impossible_only)
-    m.method.plans.push_back(std::make_unique<schema::PlanT>(make_plan("portable")->plan));
+    m.method.plans.push_back(std::make_unique<schema::PlanT>(make_plan("portable", add)->plan));
   builder.program.methods.push_back(std::make_unique<schema::MethodT>(m.method));
   auto entry = std::make_unique<schema::MetadataT>();
   entry->key = "labels";

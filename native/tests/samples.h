@@ -71,6 +71,7 @@ struct SampleOptions {
   int64_t scratch = 0;           // bytes of one more arena buffer
   bool impossible_first = false; // a better plan that no device satisfies
   bool impossible_only = false;
+  bool fast_first = false; // a better plan, "fast", that ends with a kernel of its own
   int64_t factor = 1;
   int64_t offset = 0;
   uint8_t format = 0;               // of the last kernel

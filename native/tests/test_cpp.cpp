@@ -540,6 +540,34 @@ TEST(devices_and_descriptions) {
   CHECK(sample.memory().device_total > 0 && sample.load_times().total > 0);
 }
 
+TEST(writers_want_a_language_model) {
+  const auto program = lapilli::Program::load(std::span<const std::byte>(sample_program()));
+  CHECK(program.metadata("labels") == "[\"a\", \"b\"]" && program.metadata("other").empty() &&
+        program.warning().empty());
+  const auto none = lapilli::Writer::try_open(program);
+  CHECK(none.status() == lapilli::Status::invalid_argument &&
+        none.error().message.find("no language model") != std::string::npos);
+  CHECK(!lapilli::Writer::try_open(lapilli::Program()) && !lapilli::Writer().try_next());
+  // Metadata that are no better than those of a damaged file.
+  for (const char* about : {"", "{\"words\": 3}", "{\"context\": 1, \"words\": 3}",
+                            "{\"context\": 9, \"words\": 99999999999}", "{\"context\": 9, \"words\": 3}"}) {
+    ProgramBuilder builder;
+    auto entry = std::make_unique<schema::MetadataT>();
+    entry->key = "llm.model";
+    entry->value = about;
+    builder.program.metadata.push_back(std::move(entry));
+    MethodBuilder m;
+    m.method.name = "forward";
+    m.method.plans.push_back(std::make_unique<schema::PlanT>(PlanBuilder("portable").plan));
+    builder.program.methods.push_back(std::make_unique<schema::MethodT>(m.method));
+    const FileBytes file = builder.finish();
+    const auto damaged = lapilli::Program::try_load(std::span<const std::byte>(file));
+    CHECK(static_cast<bool>(damaged));
+    if (damaged)
+      CHECK(lapilli::Writer::try_open(*damaged).status() == lapilli::Status::invalid_file);
+  }
+}
+
 int main(int argc, char** argv) {
   const auto tried = [] {
     lapilli::Options with;

@@ -387,6 +387,7 @@ class NativeProgram:
         validation: bool = False,
         allow_host: bool = False,
         limits: NativeLimits | None = None,
+        first_run: bool = False,
     ) -> NativeProgram:
         """Load a program.
 
@@ -400,6 +401,7 @@ class NativeProgram:
             validation: turn the Vulkan validation layer on.
             allow_host: load a program with host operators too, which the caller computes between its methods.
             limits: what the file may cost.
+            first_run: check once for each file and driver that the device computes right; see `warning`.
         """
         ffi, library = _player()
         options = ffi.new("lapilli_load_options *")
@@ -412,6 +414,7 @@ class NativeProgram:
         options.skip_checksum = not verify
         options.validation = validation
         options.allow_host = allow_host
+        options.first_run = first_run
         given = _limits(limits)  # stays alive until the call returns
         options.limits = given
         program = ffi.new("lapilli_program **")
@@ -427,6 +430,14 @@ class NativeProgram:
         if handle is None:
             raise errors.InvalidInputError("This program is closed; load it again to run it.")
         return handle
+
+    @property
+    def warning(self) -> str:
+        """What the first-run check found, as a sentence; empty: nothing, or it was not asked for."""
+        ffi, library = _player()
+        return printable(
+            ffi.string(library.lapilli_program_warning(self._program())).decode("utf-8", "replace"), keep=""
+        )
 
     def _method(self, index: int) -> NativeMethod:
         ffi, library = _player()

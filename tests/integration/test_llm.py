@@ -25,6 +25,7 @@ from lapilli.llm import LLM
 from lapilli.llm.decoder import Decoder
 from lapilli.llm.from_source import build, quantized, read
 from lapilli.llm.gguf_source import read_gguf
+from lapilli.player import _player, check
 
 SEQUENCES = 3
 PROMPT = "The theory of an answer in a sentence"
@@ -577,3 +578,73 @@ def test_damaged_files_are_errors_with_a_reason(files: tuple[Path, LLM], tmp_pat
         read_well += 1
         assert source.shape.layers == 2
     assert 0 < read_well < 150
+
+
+class Writer:
+    """The player's own, by the C interface."""
+
+    def __init__(self, lm: LLM) -> None:
+        self.ffi, self.library = _player()
+        self.program = lm.program._loaded.native._program()
+        made = self.ffi.new("lapilli_writer **")
+        check(self.library.lapilli_writer_create(self.program, made))
+        self.handle = self.ffi.gc(made[0], self.library.lapilli_writer_destroy)
+
+    def begin(self, tokens: list[int], **sampling: float) -> None:
+        given = {"temperature": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "top_k": 0, "seed": 0} | sampling
+        options = self.ffi.new("lapilli_sampling *", given)
+        check(self.library.lapilli_writer_begin(self.handle, tokens, len(tokens), options))
+
+    def next(self) -> tuple[int, float]:
+        token, logprob = self.ffi.new("int32_t *"), self.ffi.new("float *")
+        check(self.library.lapilli_writer_next(self.handle, token, logprob))
+        return token[0], logprob[0]
+
+    def read(self) -> int:
+        info = self.ffi.new("lapilli_writer_info *")
+        check(self.library.lapilli_writer_describe(self.handle, info))
+        return int(info.read)
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_the_player_writes_the_same_tokens(sequences: int, tmp_path: Path) -> None:
+    """Greedily and drawn, at every length of a prompt, after any other text; it reads what it has not read, and no more."""
+    context = 40
+    folder = save_folder(made("llama"), tmp_path / "llama")
+    drawn = {"temperature": 0.9, "top_k": 30, "top_p": 0.95, "min_p": 0.02, "repetition_penalty": 1.2, "seed": 5}
+    random = np.random.default_rng(0)
+    with of_one_plan(folder, context, sequences=sequences) as lm:
+        lm.text = dataclasses.replace(lm.text, ends=())
+        prompts = [random.integers(0, 298, n).tolist() for n in (1, 2, 3, 17, context - 1, context)]
+        prompts += [prompts[3][:9], prompts[3], [*prompts[3], 7]]
+        wanted = [lm.generate(p, **c).tokens for p, c in itertools.product(prompts, ({}, drawn))]
+        lm._session.forget()
+        writer, cached = Writer(lm), list[int]()
+        for (prompt, choices), answer in zip(itertools.product(prompts, ({}, drawn)), wanted, strict=True):
+            before = writer.read()
+            writer.begin(prompt, **choices)
+            found = [writer.next() for _ in answer]
+            assert [token for token, _ in found] == [t.id for t in answer]
+            assert len(answer) == context - len(prompt) + 1
+            with pytest.raises(lapilli.errors.IntegerOverflowError, match="context of 40 tokens is full"):
+                writer.next()
+            common = next((n for n, (a, b) in enumerate(zip(cached, prompt, strict=False)) if a != b), len(prompt))
+            assert writer.read() - before == context - min(common, len(prompt) - 1)
+            cached = [*prompt, *(token for token, _ in found)][:context]
+        for wrong, message in (
+            ([], "A prompt of 0 tokens"),
+            ([300], "Token 0 is 300"),
+            ([0] * 41, "it has 1 to 40"),
+            ([-1], "is -1"),
+        ):
+            with pytest.raises(lapilli.InvalidInputError, match=message):
+                writer.begin(wrong)
+        for name, value in (
+            ("temperature", float("nan")),
+            ("top_p", 1.5),
+            ("min_p", -1),
+            ("repetition_penalty", 0),
+            ("top_k", -1),
+        ):
+            with pytest.raises(lapilli.InvalidInputError, match=name):
+                writer.begin([1], **{name: value})

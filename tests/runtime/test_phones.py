@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import phones
 import pytest
 
@@ -48,16 +50,23 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(phone: str, code: str, tmp_path: Path, cache: Path, more: str = "") -> str:
+    done = run_command([sys.executable, "-c", MODEL + code], phone, tmp_path, cache, more)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def run_command(
+    command: list[str], phone: str, tmp_path: Path, cache: Path, more: str
+) -> subprocess.CompletedProcess[str]:
     log = tmp_path / "validation.log"
     support = str(Path(phones.__file__).parent)
     environment = {
         **os.environ, **phones.environment(phone, more), "LAPILLI_CACHE_DIR": str(cache),
         "LAPILLI_VALIDATION_LOG": str(log), "PYTHONPATH": support,
     }  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", MODEL + code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert not log.exists(), log.read_text()[:3000]
-    return done.stdout
+    return done
 
 
 def test_validation_sees_the_limits_of_the_layer(tmp_path: Path) -> None:
@@ -110,12 +119,70 @@ def test_a_right_driver_keeps_its_plan(tmp_path: Path, cache: Path) -> None:
     assert len(set(verdicts.iterdir()) - before) == 1
 
 
+WRONG = "wrong=add wrong_with_barriers=1 driver_info=wrong"
+SAVE = """
+lapilli.compile(model, inputs).save("{folder}/m.lap")
+for i, (given, result) in enumerate(zip(inputs, wanted)):
+    np.save(f"{folder}/in{i}.npy", given.numpy())
+    np.save(f"{folder}/want{i}.npy", result.detach().numpy())
+"""
+JAVA = """
+import org.lapilli.*;
+import org.lapilli.Module; // java.lang has one, too
+
+class Check {
+  public static void main(String[] given) {
+    for (Verify verify : Verify.values())
+      try (Module module = Module.load(given[0], Device.VULKAN, verify)) {
+        Tensor x = Tensor.fromBlob(new float[2 * 3 * 33 * 31], new long[] {2, 3, 33, 31});
+        Tensor y = Tensor.fromBlob(new float[2 * 17 * 36], new long[] {2, 17, 36});
+        float sum = 0; // of probabilities
+        for (float p : module.forward(IValue.from(x), IValue.from(y)).toTuple()[0].toTensor().getDataAsFloatArray()) sum += p;
+        System.out.println(verify + " " + (Math.abs(sum - 2) < 1e-3) + " " + module.warning());
+      }
+  }
+}
+"""
+PLAYER = Path(__file__).parents[2] / "build" / "package"
+CLASSES = Path(__file__).parents[2] / "build" / "android" / "host" / "lapilli"
+
+
 def test_a_driver_that_miscompiles_work_groups_is_found(tmp_path: Path, cache: Path) -> None:
     """Without the check its results are wrong; with it the plan without shared memory is taken, now and from the cache."""
-    wrong = "wrong=add wrong_with_barriers=1 driver_info=wrong"
-    printed = run("mali", FIRST_RUN.format(file=tmp_path / "m.lap"), tmp_path, cache, wrong).splitlines()
+    printed = run("mali", FIRST_RUN.format(file=tmp_path / "m.lap"), tmp_path, cache, WRONG).splitlines()
     assert printed[2] == "False"
     for line in printed[:2]:
         assert line.startswith("any-fp32 True 1 Like Mali (llvmpipe wrong)")
         assert "wrong, with a relative error of" in line
         assert "the slower plan any-fp32 is used instead" in line
+
+
+@pytest.mark.skipif(not (PLAYER / "apps" / "lapilli-run").exists(), reason="make native builds it")
+def test_it_is_found_from_cpp(tmp_path: Path, cache: Path) -> None:
+    """With numbers of torch: wrong without the check, right with it, and right again when the verdict is known."""
+    run("mali", SAVE.replace("{folder}", str(tmp_path)), tmp_path, cache)
+    command = [str(PLAYER / "apps" / "lapilli-run"), str(tmp_path / "m.lap")]
+    command += [f"--input={tmp_path}/in{i}.npy" for i in range(2)] + [
+        f"--output={tmp_path}/out{i}.npy" for i in range(3)
+    ]
+    for verify in ([], ["--verify=first-run"], ["--verify=first-run"]):
+        done = run_command(command + verify, "mali", tmp_path, cache, WRONG)
+        assert done.returncode == 0, done.stderr
+        found, wanted = np.load(tmp_path / "out0.npy"), np.load(tmp_path / "want0.npy")
+        assert (np.linalg.norm(found - wanted) < 1e-5 * np.linalg.norm(wanted)) == bool(verify)
+        assert ("the slower plan any-fp32 is used instead" in done.stderr) == bool(verify)
+    refused = run_command([*command, "--verify=all"], "mali", tmp_path, cache, "")
+    assert refused.returncode == 2 and '--verify is first-run; "all" was given' in refused.stderr
+
+
+@pytest.mark.skipif(not CLASSES.exists() or shutil.which("java") is None, reason="make android builds the classes")
+def test_it_is_found_from_java(tmp_path: Path, cache: Path) -> None:
+    run("mali", SAVE.replace("{folder}", str(tmp_path)), tmp_path, cache)
+    (tmp_path / "Check.java").write_text(JAVA)
+    library = f"-Dorg.lapilli.library={PLAYER / 'jni' / 'liblapilli.so'}"
+    command = ["java", library, "-cp", str(CLASSES), str(tmp_path / "Check.java"), str(tmp_path / "m.lap")]
+    done = run_command(command, "mali", tmp_path, cache, WRONG)
+    assert done.returncode == 0, done.stderr
+    unchecked, checked = done.stdout.splitlines()
+    assert unchecked == "STRUCTURE false "
+    assert checked.startswith("FIRST_RUN true Like Mali (llvmpipe wrong) computes wrong")

@@ -5,6 +5,7 @@
 #include "base/fork.h"
 #include "base/json.h"
 #include "core/describe_memory.h"
+#include "core/first_run.h"
 #include "core/inputs.h"
 #include "format/checksum.h"
 #include "format/describe.h"
@@ -140,7 +141,13 @@ void load(const Source& source, const lapilli_load_options* options, uint64_t st
   const lapilli_load_options defaults{};
   auto handle = std::make_unique<lapilli_program>();
   const lapilli_load_options& given = options != nullptr ? *options : defaults;
-  handle->program = Program::load(source, given, started, [&] { return open_device(given); });
+  const OpenDevice open = [&] { return open_device(given); };
+  if (given.first_run == 0)
+    handle->program = Program::load(source, given, started, open);
+  else if constexpr (has_first_run)
+    handle->program = load_checked(source, given, started, open);
+  else
+    fail_left_out("FIRST_RUN");
   *program = handle.release();
 }
 
@@ -363,6 +370,18 @@ lapilli_status lapilli_program_load_times(lapilli_program* program, lapilli_load
     need(times, "times");
     *times = checked(program).load_times();
   });
+}
+
+const char* lapilli_program_warning(lapilli_program* program) {
+  return program != nullptr ? program->program->warning().c_str() : "";
+}
+
+const char* lapilli_metadata(lapilli_program* program, const char* name) {
+  if (program == nullptr || name == nullptr)
+    return nullptr;
+  const auto& entries = program->program->model().metadata;
+  const auto found = std::ranges::find_if(entries, [&](const auto& entry) { return entry.first == name; });
+  return found != entries.end() ? found->second.c_str() : nullptr;
 }
 
 uint32_t lapilli_method_count(lapilli_program* program) {

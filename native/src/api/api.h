@@ -24,6 +24,7 @@ template <class F> lapilli_status guarded(F&& f) noexcept {
 
 // What a build may leave out: the functions stay, and say so.
 inline constexpr bool has_profiler = LAPILLI_HAS_PROFILER != 0, has_json = LAPILLI_HAS_JSON != 0;
+inline constexpr bool has_writer = LAPILLI_HAS_WRITER != 0, has_first_run = LAPILLI_HAS_FIRST_RUN != 0;
 [[noreturn]] void fail_left_out(const char* part);
 
 // As guarded, for functions of a part of the player that may have been left out.
@@ -36,6 +37,7 @@ template <bool present, class F> lapilli_status guarded_part(const char* part, F
 template <class F> lapilli_status guarded_json(F&& f) noexcept { return guarded_part<has_json>("JSON", f); }
 template <class F> lapilli_status guarded_profiler(F&& f) noexcept { return guarded_part<has_profiler>("PROFILER", f); }
 template <class F> lapilli_status guarded_stream(F&& f) noexcept { return guarded_part<has_streams>("STREAMS", f); }
+template <class F> lapilli_status guarded_writer(F&& f) noexcept { return guarded_part<has_writer>("WRITER", f); }
 
 // Throws where an argument is null.
 void need(const void* pointer, const char* name);

@@ -22,14 +22,14 @@ constexpr uint64_t cpu_staging = uint64_t{2} << 20; // there the copy costs noth
 } // namespace
 
 std::shared_ptr<Program> Program::load(const Source& file, const lapilli_load_options& options, uint64_t started,
-                                       const OpenDevice& open) {
+                                       const OpenDevice& open, const Choose& choose) {
   const Limits limits = Limits::of(options.limits);
   const Container container(file, limits, options.skip_checksum == 0);
-  return container.checked([&] { return load(container, options, started, open); });
+  return container.checked([&] { return load(container, options, started, open, choose); });
 }
 
 std::shared_ptr<Program> Program::load(const Container& container, const lapilli_load_options& options,
-                                       uint64_t started, const OpenDevice& open) {
+                                       uint64_t started, const OpenDevice& open, const Choose& choose) {
   Model model = read_model(container);
   if (!model.host_operators.empty() && options.allow_host == 0)
     fail(LAPILLI_UNSUPPORTED, "This program leaves ", listed(model.host_operators),
@@ -40,6 +40,8 @@ std::shared_ptr<Program> Program::load(const Container& container, const lapilli
   program->times_.open = opened - started;
   program->times_.device = nanoseconds_now() - opened;
   program->choose_plans(options.plan);
+  if (choose && choose(*program) == Choice::plainest)
+    program->plans_ = program->plainest_;
   program->prepare(container, options);
   program->times_.total = nanoseconds_now() - started;
   return program;
@@ -58,18 +60,21 @@ void Program::choose_plans(const char* wanted) {
         wanted != nullptr && std::ranges::any_of(method.plans, [&](const Plan& p) { return p.name == wanted; });
     found_wanted = found_wanted || named;
     std::vector<Rejected>& rejected = rejected_.emplace_back();
-    uint32_t taken = UINT32_MAX;
+    uint32_t taken = UINT32_MAX, plainest = UINT32_MAX;
     const std::vector<bool> dynamic = symbolic(method.exprs);
     const Values values(method.exprs, std::vector<int64_t>(method.symbols.size()));
-    for (uint32_t i = 0; i < method.plans.size() && taken == UINT32_MAX; ++i) {
+    for (uint32_t i = 0; i < method.plans.size(); ++i) {
       const Plan& plan = method.plans[i];
       names.push_back(plan.name);
-      if (named && plan.name != wanted)
-        continue;
+      const bool may_be_taken = taken == UINT32_MAX && (!named || plan.name == wanted);
       std::vector<std::string> reasons = missing(device, plan, model_.kernels, values, dynamic);
-      if (reasons.empty())
+      // What is bound in parts where the plan before it binds it whole is slower, and no plainer.
+      const bool parts = i > 0 && plainest == i - 1 && method.plans[i - 1].requirements.storage_range > 0;
+      if (reasons.empty() && !parts)
+        plainest = i;
+      if (may_be_taken && reasons.empty())
         taken = i;
-      else
+      else if (may_be_taken)
         rejected.push_back({plan.name, std::move(reasons)});
     }
     if (taken == UINT32_MAX) {
@@ -80,9 +85,14 @@ void Program::choose_plans(const char* wanted) {
            " Choose another device with LAPILLI_DEVICE, or compile the model for this one.");
     }
     plans_.push_back(taken);
+    plainest_.push_back(std::max(taken, plainest));
   }
   if (!found_wanted)
     fail(LAPILLI_INVALID_ARGUMENT, "The program has no plan \"", wanted, "\"; it has ", listed(names), ".");
+}
+
+std::filesystem::path Program::cache_folder_of(const lapilli_load_options& options) {
+  return options.cache_dir != nullptr ? options.cache_dir : cache_folder();
 }
 
 void Program::prepare(const Container& file, const lapilli_load_options& options) {
@@ -93,8 +103,7 @@ void Program::prepare(const Container& file, const lapilli_load_options& options
         used[command.kernel] = true;
   const Paths paths = choose_paths(device_->capabilities);
   const uint64_t start = nanoseconds_now();
-  const std::filesystem::path folder = options.cache_dir != nullptr ? options.cache_dir : cache_folder();
-  pipelines_ = device_->compile(model_.kernels, used, folder);
+  pipelines_ = device_->compile(model_.kernels, used, cache_folder_of(options));
   const uint64_t compiling = nanoseconds_now();
   const uint64_t staging = options.staging_size != 0        ? options.staging_size
                            : device_->capabilities.is_cpu() ? cpu_staging

@@ -16,12 +16,27 @@ inline constexpr bool has_streams = LAPILLI_HAS_STREAMS != 0; // a build may do 
 
 using OpenDevice = std::function<std::shared_ptr<hal::Device>()>;
 
+enum class Choice {
+  best,    // the first plan of each method that the device satisfies, or the one that the options name
+  plainest // the last one
+};
+class Program;
+// Asked once the best plans are chosen, before anything is made for them.
+using Choose = std::function<Choice(const Program&)>;
+
 class Program : public std::enable_shared_from_this<Program> {
 public:
   // `file` is needed until this returns. `started`: when the load began; `open`: the device, once the file is read.
   static std::shared_ptr<Program> load(const Source& file, const lapilli_load_options& options, uint64_t started,
-                                       const OpenDevice& open);
+                                       const OpenDevice& open, const Choose& choose = {});
   ~Program();
+
+  // Where compiled kernels and verdicts are kept; empty: nowhere.
+  static std::filesystem::path cache_folder_of(const lapilli_load_options& options);
+  bool has_plainer() const { return plans_ != plainest_; }
+  // What the caller is told of it, for good.
+  void warn(std::string text) { warning_ = std::move(text); }
+  const std::string& warning() const { return warning_; }
 
   const Model& model() const { return model_; }
   const Plan& plan(uint32_t method) const;
@@ -75,7 +90,7 @@ public:
 
 private:
   static std::shared_ptr<Program> load(const Container& file, const lapilli_load_options& options, uint64_t started,
-                                       const OpenDevice& open);
+                                       const OpenDevice& open, const Choose& choose);
   Program(Model model, std::shared_ptr<hal::Device> device, const Limits& limits);
   void choose_plans(const char* wanted);
   void prepare(const Container& file, const lapilli_load_options& options);
@@ -97,6 +112,7 @@ private:
   Model model_;
   std::shared_ptr<hal::Device> device_;
   std::vector<uint32_t> plans_;                 // the plan taken of each method
+  std::vector<uint32_t> plainest_;              // the last one that the device satisfies
   std::vector<std::vector<Rejected>> rejected_; // better plans that the device cannot run
   std::unique_ptr<hal::Pipelines> pipelines_;
   std::unique_ptr<Constants> constants_;
@@ -107,6 +123,7 @@ private:
   uint64_t batch_ = 0;                                                   // the last one that used the program
   std::vector<std::pair<const Stream*, std::weak_ptr<Stream>>> streams_; // that have used the states
   lapilli_load_times times_{};
+  std::string warning_;
 
   std::mutex order_;         // held while something is submitted that uses the states
   mutable std::mutex mutex_; // guards the runs below

@@ -98,6 +98,7 @@ Container::Container(const Source& source, const Limits& most, bool verify_check
   data_offset_ = header.data_offset;
   data_size = header.data_size;
   file_size = size;
+  checksum = header.checksum;
   if (!verify_checksum)
     return;
   const auto fits = [this, header] { return compute_checksum(header, structure, source_) == header.checksum; };

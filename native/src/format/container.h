@@ -76,6 +76,7 @@ public:
   Bytes structure;
   uint64_t data_size = 0;
   uint64_t file_size = 0;
+  uint64_t checksum = 0; // as the header has it
 
 private:
   void check_checksum() const; // waits for it

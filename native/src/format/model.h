@@ -145,6 +145,7 @@ struct Method {
 
 struct Model {
   uint64_t file_size, structure_size, data_size; // in bytes
+  uint64_t checksum = 0;                         // as the header has it
   std::string producer;
   std::vector<Method> methods;
   std::vector<Constant> constants;

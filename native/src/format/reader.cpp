@@ -27,6 +27,7 @@ public:
 
   Model run() {
     model_.file_size = container_.file_size;
+    model_.checksum = container_.checksum;
     model_.structure_size = container_.structure.size();
     model_.data_size = container_.data_size;
     const schema::Program* program = verified_root();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 from lapilli.errors import InvalidInputError, ReadError
 from lapilli.player import NativeProgram
-from lapilli.runtime import first_run as first_run_check
 from lapilli.runtime.check import admit
 from lapilli.runtime.description import Description, Plan
 from lapilli.runtime.devices import Device
@@ -49,8 +49,11 @@ class Loaded:
         native_limits = None if limits is None else limits.native
         host = not permission.none
         with named(source), working():
-            plan = first_run_check.plan_for(source, device, native_limits, host) if first_run else None
-            self._native = NativeProgram.load(source, device=device, plan=plan, allow_host=host, limits=native_limits)
+            self._native = NativeProgram.load(
+                source, device=device, allow_host=host, limits=native_limits, first_run=first_run
+            )
+        if self._native.warning:
+            warnings.warn(self._native.warning, RuntimeWarning, stacklevel=4)
         self._close = weakref.finalize(self, self._native.close)
         try:
             self.description = Description.from_json(source, self._native.describe())

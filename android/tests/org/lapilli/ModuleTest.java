@@ -307,4 +307,27 @@ public class ModuleTest {
     }
     pool.shutdown();
   }
+
+  /** A device that is wrong on purpose needs a driver of its own: tests/runtime/test_phones.py. */
+  @Test
+  public void firstRunCheck() throws Exception {
+    Path folder = Files.createTempDirectory("verdicts");
+    Module.setCacheDir(folder.toString());
+    try {
+      for (int start = 0; start < 2; ++start)
+        try (Module module = Module.load(Models.path("net"), Device.VULKAN, Verify.FIRST_RUN)) {
+          assertEquals("", module.warning());
+          Tensor output = module.forward(IValue.from(picture())).toTensor();
+          assertArrayEquals(Models.floatsOf("net.out0"), output.getDataAsFloatArray(), 0);
+        }
+      assertEquals(1, Files.list(folder.resolve("verdicts")).count());
+      try (Module module = Module.load(Models.bytes("net.lap"), Device.VULKAN, Verify.FIRST_RUN)) {
+        assertEquals("", module.warning()); // the same program, from memory
+      }
+      assertEquals(1, Files.list(folder.resolve("verdicts")).count());
+      assertThrows(IllegalArgumentException.class, () -> Module.load(Models.path("net"), Device.VULKAN, (Verify) null));
+    } finally {
+      Module.setCacheDir(null);
+    }
+  }
 }

@@ -25,11 +25,18 @@ public final class Module implements AutoCloseable {
   private final TensorInfo[][] inputs;
   private final TensorInfo[][] outputs;
   private final String device;
+  private final String warning;
   private final AtomicReference<Binding> last = new AtomicReference<>(); // of forward, when no thread runs it
 
-  private Module(String path, ByteBuffer memory, Device device, String plan) {
+  private Module(String path, ByteBuffer memory, Device device, String plan, Verify verify) {
     long address =
-        Native.load(Native.utf8(path), memory, Native.utf8(device.wanted()), Native.utf8(plan), Native.utf8(cacheDir));
+        Native.load(
+            Native.utf8(path),
+            memory,
+            Native.utf8(device.wanted()),
+            Native.utf8(plan),
+            Native.utf8(cacheDir),
+            verify == Verify.FIRST_RUN);
     handle = Handle.of(this, address, "Module", Native::destroy);
     methods = new String[Native.methods(address)];
     inputs = new TensorInfo[methods.length][];
@@ -41,6 +48,7 @@ public final class Module implements AutoCloseable {
       outputs[m] = specs(address, m, true, (int) counts[1]);
     }
     this.device = Native.programDevice(address)[0];
+    warning = Native.warning(address);
   }
 
   private static TensorInfo[] specs(long program, int method, boolean output, int count) {
@@ -65,21 +73,33 @@ public final class Module implements AutoCloseable {
   }
 
   public static Module load(String path, Device device) {
-    return load(path, device, null);
+    return load(path, device, Verify.STRUCTURE);
   }
 
   /** plan: the name of the plan to use; null: the first that the device can run. */
   public static Module load(String path, Device device, String plan) {
     if (path == null || device == null) throw new IllegalArgumentException("The path or the device is null.");
-    return new Module(path, null, device, plan);
+    return new Module(path, null, device, plan, Verify.STRUCTURE);
+  }
+
+  /** verify: what is checked beside the file's checksum and structure. warning() says what was found. */
+  public static Module load(String path, Device device, Verify verify) {
+    if (path == null || device == null || verify == null)
+      throw new IllegalArgumentException("The path, the device or what to verify is null.");
+    return new Module(path, null, device, null, verify);
   }
 
   /** From a direct buffer, of which the bytes from position to limit are the file; it is not needed afterwards. */
   public static Module load(ByteBuffer file, Device device) {
-    if (file == null || device == null) throw new IllegalArgumentException("The buffer or the device is null.");
+    return load(file, device, Verify.STRUCTURE);
+  }
+
+  public static Module load(ByteBuffer file, Device device, Verify verify) {
+    if (file == null || device == null || verify == null)
+      throw new IllegalArgumentException("The buffer, the device or what to verify is null.");
     if (!file.isDirect())
       throw new IllegalArgumentException("The buffer is not direct. Make it with ByteBuffer.allocateDirect, or map the file.");
-    return new Module(null, file.slice(), device, null);
+    return new Module(null, file.slice(), device, null, verify);
   }
 
   // -- running
@@ -175,6 +195,32 @@ public final class Module implements AutoCloseable {
   /** The name of the Vulkan device. */
   public String device() {
     return device;
+  }
+
+  /** A text that was stored in the file under a name; null where there is none. */
+  public String metadata(String name) {
+    if (name == null) throw new IllegalArgumentException("The name is null.");
+    long program = handle.enter();
+    try {
+      return Native.metadata(program, Native.utf8(name));
+    } finally {
+      handle.exit();
+    }
+  }
+
+  /** Of LlmModule: a writer, which keeps the program. */
+  Handle writer(Object owner) {
+    long program = handle.enter();
+    try {
+      return Handle.of(owner, Native.writer(program), "LlmModule", Native::destroyWriter);
+    } finally {
+      handle.exit();
+    }
+  }
+
+  /** What Verify.FIRST_RUN found, as a sentence; empty: nothing, or it was not asked for. */
+  public String warning() {
+    return warning;
   }
 
   /** Bytes of device memory that the module and its runs have. */

@@ -14,7 +14,9 @@ final class Native {
 
   private Native() {}
 
-  static native long load(byte[] path, ByteBuffer memory, byte[] device, byte[] plan, byte[] cacheDir);
+  static native long load(byte[] path, ByteBuffer memory, byte[] device, byte[] plan, byte[] cacheDir, boolean firstRun);
+
+  static native String warning(long program);
 
   static native void destroy(long program);
 
@@ -51,6 +53,18 @@ final class Native {
   static native String[] programDevice(long program);
 
   static native String version();
+
+  static native String metadata(long program, byte[] name);
+
+  static native long writer(long program);
+
+  static native void destroyWriter(long writer);
+
+  static native long[] aboutWriter(long writer);
+
+  static native void begin(long writer, int[] tokens, float[] limits, int topK, int seed);
+
+  static native int next(long writer);
 
   static native long[] alive();
 
