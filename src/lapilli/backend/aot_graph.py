@@ -170,7 +170,7 @@ class _Results:
         self.sources = Sources(placeholders)
         self.made: dict[fx.Node, int] = {}
         self.readers: Counter[fx.Node] = Counter()  # the number of results that share the memory of a value
-        self.in_place: dict[int, int] = {}  # positions of arguments that are changed in place, by the result's
+        self.in_place: dict[Any, int] = {}  # positions of arguments that are changed in place, by their new values
 
     def _returned(self) -> Any:
         return next(n for n in self.prepared.module.graph.nodes if n.op == "output").args[0]
@@ -188,7 +188,7 @@ class _Results:
             return
         if new.target is aten.index_put.default and any(new.args[3:]):  # it adds
             return
-        self.in_place[k] = self.position[argument]
+        self.in_place[new] = self.position[argument]
         self.prepared.in_place.append(self.position[argument])
         self.prepared.module.states[argument] = ModuleState(argument.name, val, new, given=True)
 
@@ -196,8 +196,8 @@ class _Results:
         returned = self._returned()
         self.readers.update(root_of(n) for n in dict.fromkeys(returned) if isinstance(n, fx.Node))
         for k, value in enumerate(returned):
-            if k in self.in_place:
-                self.prepared.results.append(Result("given", self.in_place[k]))
+            if isinstance(value, fx.Node) and value in self.in_place:
+                self.prepared.results.append(Result("given", self.in_place[value]))
                 continue
             new, argument = self.updates.get(k, (None, None))
             self.prepared.results.append(self._result(value, returned[new] if new is not None else None, argument))
