@@ -64,6 +64,7 @@ def test_shared(shape: tuple[int, ...], mask: str, operator: bool) -> None:
         (Repeated(3, causal=True), (2, 3, 3, 1, 17, 8, 8), ()),  # this query sees the first key alone
         (Repeated(3), (2, 3, 3, 1, 17, 8, 8), (torch.randn(1, 9, 1, 17),)),  # a mask for each head
         (Repeated(1), (2, 3, 1, 1, 17, 8, 8), ()),
+        (Repeated(9), (1, 2, 9, 1, 17, 8, 8), ()),  # many rows
     ],
 )  # fmt: skip
 def test_not_shared(model: nn.Module, shape: tuple[int, ...], mask: tuple[Tensor, ...]) -> None:

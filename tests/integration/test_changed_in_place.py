@@ -13,6 +13,7 @@ import torch._dynamo
 from torch import Tensor
 
 from lapilli import autoload, backend
+from lapilli.eager import vulkan
 
 autoload.register()
 
@@ -79,7 +80,8 @@ def itself(cache: Tensor, at: Tensor, new: Tensor) -> Tensor:
 
 
 CASES: list[tuple[Callable[..., Tensor], int]] = [
-    (entry, 1), (put, 1), (slices, 0), (twice, 0), (read_before, 0), (new_of_old, 0), (added, 0), (counted, 0), (a_view, 1), (itself, 1),
+    (entry, 1), (put, 1), (slices, 0), (twice, 0), (read_before, 0), (new_of_old, 0), (added, 0), (counted, 0), (a_view, 1),
+    (itself, 1),
 ]  # fmt: skip
 
 
@@ -124,8 +126,8 @@ def test_parts_of_memory(first: int) -> None:
     run = torch.compile(entry, backend="vulkan")
     with torch.no_grad():
         for start in (first, 0):  # where a graph is called with another place, too
-            for memory, f, rest in ((whole, entry, (at, new)), (there, run, (at.to("vulkan"), new.to("vulkan")))):
-                f(memory[start : start + 105].view(3, 7, 5), *rest)
+            entry(whole[start : start + 105].view(3, 7, 5), at, new)
+            run(there[start : start + 105].view(3, 7, 5), at.to("vulkan"), new.to("vulkan"))
             torch.testing.assert_close(there.cpu(), whole)
 
 
@@ -135,8 +137,8 @@ def test_other_layouts_are_right() -> None:
     for turned in (lambda x: x.transpose(0, 2).contiguous().transpose(0, 2), lambda x: x.expand(1, *x.shape)[0]):
         a, b = turned(host[0].clone()), turned(own[0].clone())
         with torch.no_grad():
-            entry(a, *host[1:])
-            torch.compile(entry, backend="vulkan")(b, *own[1:])
+            entry(a, host[1], host[2])
+            torch.compile(entry, backend="vulkan")(b, own[1], own[2])
         torch.testing.assert_close(b.cpu(), a)
 
 
@@ -171,7 +173,7 @@ def test_integers_that_prove_too_large() -> None:
     """The graph runs again, in torch, after it has changed the cache."""
     host = given()
     own = [x.to("vulkan") for x in host]
-    run = torch.compile(with_integers, backend="vulkan")
+    run: Any = torch.compile(with_integers, backend="vulkan")
     with torch.no_grad():
         for number in (3, 1 << 20, 5):
             want = with_integers(*host, torch.tensor([number]))
@@ -239,10 +241,10 @@ def test_memory_is_not_taken_twice() -> None:
     at, new = torch.tensor([7], device="vulkan"), torch.ones(1, 1, 512, device="vulkan")
     with torch.no_grad():
         run(cache, at, new)
-        torch.vulkan.synchronize()
-        before = torch.vulkan.memory_allocated()
-        torch.vulkan.reset_peak_memory_stats()
+        vulkan.synchronize()
+        before = vulkan.memory_allocated()
+        vulkan.reset_peak_memory_stats()
         run(cache, at, new)
-        torch.vulkan.synchronize()
-    assert torch.vulkan.max_memory_allocated() - before < cache.nbytes // 2
+        vulkan.synchronize()
+    assert vulkan.max_memory_allocated() - before < cache.nbytes // 2
     assert cache[0, 7].cpu().eq(1).all() and not cache[0, 6].cpu().any()

@@ -77,8 +77,8 @@ class GraphProgram:
         return sources.function(needed) if needed else None
 
     def __call__(self, sizes: Sequence[int], values: list[Any], changed: Sequence[Any] = ()) -> list[Any]:
-        """Runs on row-major tensors on the device, and numbers. changed: tensors there that are changed in place. Returns tensors on the device or, for a script, possibly on
-        the CPU.
+        """Runs on row-major tensors on the device, and numbers. changed: tensors there that are changed in place. Returns tensors
+        on the device or, for a script, possibly on the CPU.
         """
         if self._lost:
             self._open()  # the device was lost, and is available again

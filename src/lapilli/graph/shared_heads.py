@@ -18,6 +18,9 @@ aten = torch.ops.aten
 _ATTENTION = aten.scaled_dot_product_attention.default
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
+_MOST = 8
+"""Kernels for a few rows take up to as many; a larger product of them has others, which are no better than those of one query."""
+
 
 def share_heads(module: Module) -> int:
     """attention(q [b, groups * n, 1, d], repeated k, repeated v) = attention(q as [b, groups, n, d], k, v). Returns how many."""
@@ -26,7 +29,8 @@ def share_heads(module: Module) -> int:
 
 
 def _share(module: Module, node: fx.Node) -> bool:
-    q, k, v, mask, dropout, causal = (*node.args, None, 0.0, False)[:6] if len(node.args) < 6 else node.args
+    q, k, v = node.args[:3]
+    mask, dropout, causal = (node.args[p] if len(node.args) > p else None for p in (3, 4, 5))
     if causal or dropout or not isinstance(q, fx.Node):
         return False
     shape = tuple(q.meta["val"].shape)
@@ -40,7 +44,9 @@ def _share(module: Module, node: fx.Node) -> bool:
     same = isinstance(groups, int) and groups > 0 and _is(values.meta["val"].shape[1], groups)
     if not same or groups >= shape[1] or shape[1] % groups:
         return False
-    if mask is not None:
+    if shape[1] // groups > _MOST:
+        return False
+    if isinstance(mask, fx.Node):
         of = tuple(mask.meta["val"].shape)
         if not all(_is(size, 1) for size in of[-3:-1]):
             return False

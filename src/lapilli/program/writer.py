@@ -46,8 +46,8 @@ them in parts: their bounds may be far larger than the sizes that occur.
 class PlanSource:
     """The source of one plan: kernels, by output of their task.
 
-    outputs: `Graph.written`. stored: results that are stored in a state, by id. windows: results that are part of another value's memory. open_range:
-    size in bytes of the largest value with a bound, if the next plan binds it in parts.
+    outputs: `Graph.written`. stored: results that are stored in a state, by id. windows: results that are part of another value's
+    memory. open_range: size in bytes of the largest value with a bound, if the next plan binds it in parts.
     """
 
     target: Target
