@@ -1,12 +1,12 @@
 """An exporter for `transformers.exporters`: importing this module registers it under the name "vulkan".
 
-    from transformers.exporters import AutoHfExporter
-    from lapilli.export.hugging_face import VulkanConfig
+from transformers.exporters import AutoHfExporter
+from lapilli.export.hugging_face import VulkanConfig
 
-    config = VulkanConfig(precision="fp16")
-    exported = AutoHfExporter.from_config(config).export(model, inputs, config)
-    exported(**inputs)  # the model's outputs, computed by a program
-    exported.save_pretrained("folder")  # model.lap, and what the package keeps beside it
+config = VulkanConfig(precision="fp16")
+exported = AutoHfExporter.from_config(config).export(model, inputs, config)
+exported(**inputs)  # the model's outputs, computed by a program
+exported.save_pretrained("folder")  # model.lap, and what the package keeps beside it
 """
 
 from __future__ import annotations
