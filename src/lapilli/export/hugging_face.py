@@ -33,7 +33,7 @@ except ImportError as error:
 
 
 @dataclass
-class VulkanConfig(DynamoConfig):
+class VulkanConfig(DynamoConfig):  # type: ignore[misc]
     """How a model is exported: what `DynamoConfig` has, and the options of `lapilli.compile`.
 
     precision: "fp32" or "fp16". fallback: "cpu", or "error" to refuse operators without a GPU kernel.
@@ -44,7 +44,7 @@ class VulkanConfig(DynamoConfig):
     fallback: Any = "cpu"
 
 
-class VulkanExporter(DynamoExporter):
+class VulkanExporter(DynamoExporter):  # type: ignore[misc]
     """Makes a `lapilli.Program` of a model. Raises as `torch.export.export` and `lapilli.compile` do."""
 
     export_format: Any = "vulkan"
@@ -67,7 +67,7 @@ class VulkanExporter(DynamoExporter):
         return lapilli.load(path)
 
 
-class VulkanRunner(ModelRunner):
+class VulkanRunner(ModelRunner):  # type: ignore[misc]
     """Runs a program with the model's keyword arguments."""
 
     def __init__(self, program: Program, metadata: ExportMetadata) -> None:
@@ -85,7 +85,8 @@ class VulkanRunner(ModelRunner):
         """device: None or "cpu"; the program chose its own when it was loaded."""
         if device is not None and torch.device(device).type != "cpu":
             raise ValueError(
-                f"device is {device}: a program takes arguments in the host's memory here, so leave it out, or call `program` itself"
+                f"device is {device}: a program takes arguments in the host's memory here, so leave it out, or call "
+                "`exported.program` itself"
             )
         return cls(program, metadata)
 
