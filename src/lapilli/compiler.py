@@ -126,6 +126,10 @@ class Storage:
     layout: str = "auto"
 
 
+class NotWhole(CompileError):
+    """A graph that changes tensors in place has parts that run elsewhere."""
+
+
 def compile_module(
     module: Module, storage: Storage, targets: Sequence[Target], fallback: str, given: Collection[str] | None = None
 ) -> bytes:
@@ -133,14 +137,19 @@ def compile_module(
 
     Its inputs have the names of placeholders: tensors, and sizes, unless a single method of the player computes everything;
     that is given symbols. given: symbols whose values are given with every run, along with the key of random numbers.
+    Given states of the module are outputs after its own.
+
+    Raises NotWhole if there are given states, and parts of the module run on the CPU.
     """
     compiler = ModelCompiler(storage, targets, fallback, given)
     with uncollected():
         method = compiler.lowered("forward", module, {})
+        given_states = sum(state.given for state in module.states.values())
         if method is not None:
-            compiler.add_whole(
-                "forward", structure.Structure.flat(len(method.inputs), len(module.outputs)), module, method
-            )
+            flat = structure.Structure.flat(len(method.inputs), len(module.outputs) + given_states)
+            compiler.add_whole("forward", flat, module, method)
+        elif given_states:
+            raise NotWhole("parts of this graph run on the CPU, so tensors that it changes are not changed in place")
         else:
             known = module.constants.keys() | module.states.keys()
             inputs = [n for n in module.graph.nodes if n.op == "placeholder" and n not in known]
@@ -330,7 +339,7 @@ class Planned:
     @property
     def plan(self) -> PlanSource:
         s = self.schedule
-        return PlanSource(s.target, s.order, self.kernels, s.graph.outputs, s.stored, s.windows, self.largest)
+        return PlanSource(s.target, s.order, self.kernels, s.graph.written, s.stored, s.windows, self.largest)
 
 
 def kernels_of(s: Schedule) -> list[Planned]:

@@ -1,5 +1,5 @@
-"""All uses of PyTorch beyond its public interface: the supported versions, the functions of PyTorch that are replaced and why,
-and the private names that are used.
+"""All uses of PyTorch beyond its public interface: the supported versions, the functions that are replaced and why, and the
+private names that are used. A function of the package transformers is replaced, too.
 
 Nothing is replaced at `import torch`. Only `replace` replaces anything, and only names in `PATCHES`.
 """
@@ -85,8 +85,9 @@ class Patch:
     """A replacement of something in PyTorch."""
 
     def __init__(self, when: str, why: str, others: str) -> None:
-        """when: at the first use of the device ("device"), when torch.compile looks up the backend "vulkan" ("compile"), or
-        when torch.utils.mobile_optimizer is imported ("mobile"). others: the effect on other devices, and on programs without
+        """when: at the first use of the device ("device"), when torch.compile looks up the backend "vulkan" ("compile"), when
+        torch.utils.mobile_optimizer is imported ("mobile"), or once both the device was used and transformers is imported
+        ("transformers"). others: the effect on other devices, and on programs without
         the device."""
         self.when, self.why, self.others = when, why, others
 
@@ -159,6 +160,10 @@ PATCHES: dict[str, Patch] = {
     ),
     "torch.ao.quantization.fuse_modules": Patch(
         "mobile", "the mobile recipe fuses modules in training mode, which PyTorch refuses today", f"{_SAME} in eval mode"
+    ),
+    "transformers.generation.utils.GenerationMixin._prepare_cache_for_generation": Patch(
+        "transformers", "`generate` has a cache of fixed size and compiles the step of a token on devices that are listed there",
+        f"{_SAME}, unless the model is on the device",
     ),
     "torch.quantization.fuse_modules": Patch("mobile", "the same function by its other name", "as torch.ao.quantization's"),
 }  # fmt: skip
@@ -234,11 +239,11 @@ PRIVATE: dict[str, str] = {
 """Private names, or their prefixes, and their uses. Operators (torch.ops) are not included: they have schemas."""
 
 replaced: dict[str, Any] = {}
-"""PyTorch's originals of all that was replaced in this process, by name; None if there was nothing."""
+"""The originals of all that was replaced in this process, by name; None if there was nothing."""
 
 
 def replace(owner: Any, name: str, ours: Any) -> Any:
-    """Replaces an attribute of one of PyTorch's modules or classes; returns the original.
+    """Replaces an attribute of a module or class; returns the original.
 
     Raises KeyError for names that are not in `PATCHES`.
     """

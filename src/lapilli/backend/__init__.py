@@ -101,4 +101,4 @@ def _kind(name: str) -> Kind:
         for k, output in enumerate(metadata.output_info)
         if output.output_type is OutputType.alias_of_input and output.base_idx in changed
     }
-    return Kind(name, weights, metadata.num_forward if name == "forward" else None, updates)
+    return Kind(name, weights, metadata.num_forward if name == "forward" else None, updates, tuple(changed))

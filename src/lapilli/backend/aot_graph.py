@@ -19,7 +19,7 @@ from lapilli.backend.output_views import View, base_of, is_whole, root_of, view_
 from lapilli.backend.scalars import Scalars, take_out
 from lapilli.backend.size_sources import Sources, expression
 from lapilli.errors import CompileError
-from lapilli.graph.module import Module
+from lapilli.graph.module import Module, ModuleState
 from lapilli.legalize.decompose import decompose_calls
 from lapilli.legalize.passes import optimize
 
@@ -77,15 +77,18 @@ class Prepared:
     results: list[Result] = field(default_factory=list)
     numbers: list[Any] = field(default_factory=list)  # for "number" results and final views
     scalars: Scalars | None = None  # computes further arguments
+    in_place: list[int] = field(default_factory=list)  # positions of arguments that the program changes in place
 
 
 def prepare(
-    gm: fx.GraphModule, constants: Mapping[int, torch.Tensor], updates: Updates | None = None, views: bool = True
-) -> Prepared:
+    gm: fx.GraphModule, constants: Mapping[int, torch.Tensor], updates: Updates | None = None, views: bool = True,
+    changed: Sequence[int] = (),
+) -> Prepared:  # fmt: skip
     """Prepares a graph for the compiler, and leaves gm unchanged.
 
     constants: values of arguments that are the same in every call, by position. views: whether to leave final views to the
-    host.
+    host. changed: positions of arguments whose new values are the first results; those of which only some entries change are
+    changed in place (`Prepared.in_place`).
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
@@ -96,13 +99,17 @@ def prepare(
     _forget_devices(graph)
     _skip_doubles(graph)
     prepared.scalars = take_out(graph, placeholders, module.constants)
-    _Results(prepared, placeholders, updates or {}, views).collect()
+    results = _Results(prepared, placeholders, updates or {}, views)
+    for k, position in enumerate(changed):
+        results.change_in_place(k, placeholders[position])
+    results.collect()
     for position, node in enumerate(placeholders):
         if position in constants:
             module.constants[node] = constants[position].detach().cpu()
     _drop_unread(module, placeholders)
     for position, node in enumerate(placeholders):
-        if position not in constants and node in module.graph.nodes and node.meta.get("val") is not None:
+        is_read = position not in constants and node not in module.states and node in module.graph.nodes
+        if is_read and node.meta.get("val") is not None:
             prepared.arguments[node.name] = Argument(position, _as_in_memory(module, node))
     decompose_calls(module)
     optimize(module)
@@ -163,12 +170,35 @@ class _Results:
         self.sources = Sources(placeholders)
         self.made: dict[fx.Node, int] = {}
         self.readers: Counter[fx.Node] = Counter()  # the number of results that share the memory of a value
+        self.in_place: dict[Any, int] = {}  # positions of arguments that are changed in place, by their new values
+
+    def _returned(self) -> Any:
+        return next(n for n in self.prepared.module.graph.nodes if n.op == "output").args[0]
+
+    def change_in_place(self, k: int, argument: fx.Node) -> None:
+        """Makes an argument a state if result k replaces entries of it by values that do not depend on it. Then a second run with
+        the same arguments changes nothing, which may come after a run whose integers proved too large.
+        """
+        new, val = self._returned()[k], argument.meta["val"]
+        if not (isinstance(new, fx.Node) and new.target in _REPLACES and new.args[0] is argument):
+            return
+        if list(argument.users) != [new] or not val.is_floating_point() or val.device.type == "cpu":
+            return
+        if not all(isinstance(n, int) for n in val.shape) or not val.numel() or not val.is_contiguous():
+            return
+        if new.target is aten.index_put.default and any(new.args[3:]):  # it adds
+            return
+        self.in_place[new] = self.position[argument]
+        self.prepared.in_place.append(self.position[argument])
+        self.prepared.module.states[argument] = ModuleState(argument.name, val, new, given=True)
 
     def collect(self) -> None:
-        output = next(n for n in self.prepared.module.graph.nodes if n.op == "output")
-        returned: Any = output.args[0]
+        returned = self._returned()
         self.readers.update(root_of(n) for n in dict.fromkeys(returned) if isinstance(n, fx.Node))
         for k, value in enumerate(returned):
+            if isinstance(value, fx.Node) and value in self.in_place:
+                self.prepared.results.append(Result("given", self.in_place[value]))
+                continue
             new, argument = self.updates.get(k, (None, None))
             self.prepared.results.append(self._result(value, returned[new] if new is not None else None, argument))
 
@@ -232,6 +262,12 @@ class _Results:
         self.prepared.outputs.append(Output(val, order))
 
 
+_REPLACES = (
+    aten.index_copy.default, aten.index_put.default, aten.slice_scatter.default, aten.select_scatter.default,
+)  # fmt: skip
+"""Operators whose result is their first argument but for some entries."""
+
+
 def _memory_order(val: torch.Tensor) -> Order | None:
     """The order of the axes in memory, slowest first, of a dense tensor; None for others, and if data-dependent sizes leave
     it open.
@@ -284,7 +320,7 @@ def inverse(order: Sequence[int]) -> list[int]:
 
 def _drop_unread(module: Module, placeholders: Sequence[fx.Node]) -> None:
     output = next(n for n in module.graph.nodes if n.op == "output")
-    output.args = (tuple(module.outputs),)
+    output.args = ((*module.outputs, *(s.new for s in module.states.values())),)
     for node in reversed(list(module.graph.nodes)):
         if node.op == "call_function" and not node.users and not _is_effect(node):
             module.graph.erase_node(node)

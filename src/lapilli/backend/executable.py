@@ -19,8 +19,8 @@ from lapilli.backend.options import Options
 from lapilli.backend.placement import device_of, targets
 from lapilli.backend.size_sources import Sources
 from lapilli.backend.weights import Snapshot, are_tracked
-from lapilli.compiler import Storage, compile_module, short_floats
-from lapilli.eager import storage
+from lapilli.compiler import NotWhole, Storage, compile_module, short_floats
+from lapilli.eager import device_copy, storage
 from lapilli.eager.call_signature import CannotRun
 from lapilli.eager.device_state import is_ours
 from lapilli.eager.transfer import on_device
@@ -43,13 +43,15 @@ class Kind:
     """The kind of a graph.
 
     name: "inference", "forward" or "backward". weights: positions of the arguments that are parameters and buffers. saved:
-    position of the first result that is saved for the backward graph. updates: see `Updates`.
+    position of the first result that is saved for the backward graph. updates: see `Updates`. changed: positions of the
+    arguments whose new values are the first results.
     """
 
     name: str
     weights: tuple[int, ...] = ()
     saved: int | None = None
     updates: Updates = field(default_factory=dict)
+    changed: tuple[int, ...] = ()
 
 
 class Executable:
@@ -122,10 +124,15 @@ class Executable:
         try:
             with working(), torch.no_grad(), torch.inference_mode(False):
                 sources = Sources([n for n in self._gm.graph.nodes if n.op == "placeholder"])
-                prepared = prepare(self._gm, dict(zip(self._weights, constants, strict=False)), self.kind.updates)
+                known, sizes = dict(zip(self._weights, constants, strict=False)), list(sources.known)
+                changed = self.kind.changed if self.kind.name == "inference" else ()
                 program = None
-                if prepared.outputs:
-                    sizes = list(sources.known)
+                try:
+                    prepared = prepare(self._gm, known, self.kind.updates, changed=changed)
+                    if prepared.outputs or prepared.in_place:
+                        program = _program(prepared, self.options, index, self._open_parts, sizes)
+                except NotWhole:
+                    prepared = prepare(self._gm, known, self.kind.updates)
                     program = _program(prepared, self.options, index, self._open_parts, sizes)
         except CompileError as error:
             if self.options.fallback == "error" or isinstance(error, UnsupportedOperatorError):
@@ -152,6 +159,7 @@ class _Run:
         self._program, self._index, self._kind = program, index, kind
         self._numbers = sources.function(prepared.numbers) if prepared.numbers else None
         self._inputs = [prepared.arguments[name] for name in program.inputs] if program is not None else []
+        self._in_place = prepared.in_place
         self._sizes = program.sizes(sources, prepared.module.ranges) if program is not None else None
         self._copies: dict[int, torch.Tensor] = {}  # copies of weights, by position
         self._is_saved = [kind.saved is not None and k >= kind.saved for k in range(len(prepared.results))]
@@ -193,7 +201,13 @@ class _Run:
                     if argument.order is None:
                         placed[argument.position] = value
                 values.append(value)
-            made = self._program(sizes, values)
+            changed = []
+            for position in self._in_place:
+                target = given[position]
+                if not device_copy.is_aligned(target):
+                    target = placed[position] = target.clone()  # torch copies it back
+                changed.append(target)
+            made = self._program(sizes, values, changed)
         fresh: dict[int, torch.Tensor] = {}  # one tensor for each output, however often it is a result
         results: list[Any] = []
         for r, is_saved in zip(self._results, self._is_saved, strict=True):
@@ -205,7 +219,8 @@ class _Run:
                 continue
             if r.source == "given":
                 kept = is_saved and not any(view.is_absolute for view in r.views)  # copies have strides of their own
-                value = placed.get(r.value, given[r.value]) if kept else given[r.value]
+                copied = kept or r.value in self._in_place
+                value = placed.get(r.value, given[r.value]) if copied else given[r.value]
                 if r.to_host and not is_saved:
                     value = _to_host(value)
             elif is_saved or (r.value in self._kept and not self._to_host[r.value]):

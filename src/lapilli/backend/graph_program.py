@@ -20,7 +20,7 @@ from lapilli.runtime.host import OWN
 from lapilli.runtime.interface import interfaces
 from lapilli.runtime.report import Report
 
-Run = Callable[[Sequence[int], list[Any]], list[Any]]
+Run = Callable[..., list[Any]]
 
 
 _programs: weakref.WeakSet[GraphProgram] = weakref.WeakSet()
@@ -76,13 +76,13 @@ class GraphProgram:
         needed = [known[name] for name in self.symbols]
         return sources.function(needed) if needed else None
 
-    def __call__(self, sizes: Sequence[int], values: list[Any]) -> list[Any]:
-        """Runs on row-major tensors on the device, and numbers. Returns tensors on the device or, for a script, possibly on
-        the CPU.
+    def __call__(self, sizes: Sequence[int], values: list[Any], changed: Sequence[Any] = ()) -> list[Any]:
+        """Runs on row-major tensors on the device, and numbers. changed: tensors there that are changed in place. Returns tensors
+        on the device or, for a script, possibly on the CPU.
         """
         if self._lost:
             self._open()  # the device was lost, and is available again
-        return self._run(sizes, values)
+        return self._run(sizes, values, changed) if changed else self._run(sizes, values)
 
 
 def load(data: bytes, index: int) -> GraphProgram:

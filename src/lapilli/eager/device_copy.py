@@ -68,7 +68,7 @@ def copy(target: torch.Tensor, source: torch.Tensor) -> None:
         source = gather(source)
     seen = describe_operand(tuple(target.shape), target.stride(), target.dtype)
     if seen.strided or seen.expanded:
-        ready = source.dtype == target.dtype and source.is_contiguous() and _is_aligned(source)
+        ready = source.dtype == target.dtype and source.is_contiguous() and is_aligned(source)
         return _scatter(target, source if ready else gather(source, target.dtype))
     if target.dtype == source.dtype and target.stride() == source.stride():
         return _copy_bytes(target, source)
@@ -129,7 +129,8 @@ def aligned(source: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def _is_aligned(tensor: torch.Tensor) -> bool:
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether kernels can bind the memory from where a tensor begins."""
     return tensor.storage_offset() * tensor.itemsize % storage.stream_of(tensor.get_device()).alignment == 0
 
 
@@ -163,7 +164,7 @@ def _copy_bytes(target: torch.Tensor, source: torch.Tensor) -> None:
 
 def _gather_into(target: torch.Tensor, source: torch.Tensor, order: Sequence[int]) -> None:
     """Copies to a target that is dense in this order."""
-    if not _is_aligned(target):
+    if not is_aligned(target):
         return _copy_bytes(target, gather(source, target.dtype, order))
     kinds = _kinds(source.dtype, target.dtype)
     sizes, strides = _merged(

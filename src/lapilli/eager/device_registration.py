@@ -22,7 +22,7 @@ from torch import serialization
 
 from lapilli import torch_compat
 from lapilli.after_import import after_import
-from lapilli.eager import accelerator, device_state, inductor, neighbours, threads, vulkan
+from lapilli.eager import accelerator, device_state, generation, inductor, neighbours, threads, vulkan
 from lapilli.runtime.compiler_packages import require_compiler
 
 _torch: Any = torch  # its registration functions have no types
@@ -268,6 +268,7 @@ def begin() -> None:
         patch()
         _begun = True
         after_import("torch._inductor.codegen.common", inductor.refuse)
+        after_import("transformers.generation.utils", generation.prefer_compiled_steps)
         if _other is None or not torch.get_device_module(_other).is_available():
             threads.start()
 

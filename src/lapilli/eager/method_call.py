@@ -40,16 +40,19 @@ class MethodCall:
         self._shapes = shapes_of(names, shapes) or (lambda *symbols: native.shapes(number, symbols)[: len(shapes)])
         self._fixed = None if names else self._shapes()
 
-    def __call__(self, sizes: Sequence[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Queues a call. sizes: in the order of `sizes`. Raises CannotRun for integers beyond 32 bits, given or
-        computed.
+    def __call__(
+        self, sizes: Sequence[int], inputs: Sequence[torch.Tensor], changed: Sequence[torch.Tensor] = ()
+    ) -> list[torch.Tensor]:
+        """Queues a call, and returns its outputs but for the changed tensors. sizes: in the order of `sizes`. changed: the memory
+        of the last outputs. Raises CannotRun for integers beyond 32 bits, given or computed.
         """
         launch = self._launch
         launch.check(inputs)
         words = launch.bind(sizes)
         shapes = self._shapes(*words) if self._fixed is None else self._fixed
-        made = [storage.empty(s, d, self.index) for s, d in zip(shapes, self._dtypes, strict=True)]
-        launch.queue(words, inputs, made)
+        own = len(self._dtypes) - len(changed)
+        made = [storage.empty(s, d, self.index) for s, d in zip(shapes[:own], self._dtypes[:own], strict=True)]
+        launch.queue(words, inputs, [*made, *changed])
         return made
 
 

@@ -25,6 +25,8 @@ def copy_(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
 
     Work on one device is queued; a copy to the CPU waits.
     """
+    if source is target:  # as AOTAutograd does with what was changed in place
+        return target
     if source.shape != target.shape:
         source = source.expand(target.shape)
     if not target.numel():

@@ -18,12 +18,13 @@ from lapilli.errors import CompileError
 @dataclass
 class ModuleState:
     """A buffer of the model that a run changes: its name in the model, its initial value, and its new value in the graph
-    (None if only other methods change it).
+    (None if only other methods change it). given: a tensor of the caller's, which a run changes in place.
     """
 
     name: str
     value: torch.Tensor
     new: fx.Node | None
+    given: bool = False
 
 
 @dataclass

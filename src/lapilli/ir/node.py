@@ -93,12 +93,13 @@ class Constant(Node):
 @dataclass(eq=False, repr=False)
 class State(Node):
     """A tensor that the program keeps from run to run (dense, row-major), identified by its name. value: its initial value; of
-    bfloat16, its bits.
+    bfloat16, its bits. given: it is no part of the program, but every run is given its memory, like that of an output.
 
     As a value in the graph it is the state at the beginning of the run.
     """
 
     value: npt.NDArray[np.generic] = field(default_factory=lambda: np.zeros(()))
+    given: bool = False
 
     @property
     def numbers(self) -> npt.NDArray[np.generic]:
@@ -259,6 +260,13 @@ class Graph:
     def given(self) -> list[str]:
         """The symbols that no input shows; every run is given their values."""
         return [name for name, size in self.symbols.items() if reading(size, self.inputs) is None]
+
+    @property
+    def written(self) -> list[Node]:
+        """What every run is given memory for: outputs, and before the number of the failed check the given states."""
+        states = [state for state, _ in self.stores if state.given]
+        own = len(self.outputs) - bool(self.checks)
+        return [*self.outputs[:own], *states, *self.outputs[own:]]
 
     @property
     def results(self) -> list[Node]:

@@ -18,6 +18,7 @@ from lapilli.graph.merge import merge_linear
 from lapilli.graph.module import Module
 from lapilli.graph.packed import unpack
 from lapilli.graph.quantized import narrow_zero_points, pack_codes, recognize, take_apart
+from lapilli.graph.shared_heads import share_heads
 from lapilli.graph.split_large_weights import split_large_weights
 from lapilli.legalize.decompose import decompose, decompose_calls, tables
 from lapilli.lower import is_supported
@@ -66,6 +67,8 @@ def optimize(module: Module) -> None:
     if compute_in_integers(module):
         fold_padding(module)
     pack_codes(module)
+    if share_heads(module):
+        module.clean()
     merge_linear(module)
     split_large_weights(module)
 

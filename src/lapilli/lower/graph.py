@@ -248,7 +248,10 @@ def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, in
             raise TypeError(
                 f"{state.name} is float64, which is not supported on the GPU; convert the model with .float()"
             )
-        return State(tuple(as_int(s) for s in val.shape), dtype, state.name, "state", value=module.array(node, False))
+        shape = tuple(as_int(s) for s in val.shape)
+        if state.given:
+            return State(shape, dtype, state.name, "state", given=True)
+        return State(shape, dtype, state.name, "state", value=module.array(node, False))
     if isinstance(val, torch.SymInt):
         return symbols.size(val)
     if not isinstance(val, torch.Tensor):

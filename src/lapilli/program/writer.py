@@ -46,8 +46,8 @@ them in parts: their bounds may be far larger than the sizes that occur.
 class PlanSource:
     """The source of one plan: kernels, by output of their task.
 
-    stored: results that are stored in a state, by id. windows: results that are part of another value's memory. open_range:
-    size in bytes of the largest value with a bound, if the next plan binds it in parts.
+    outputs: `Graph.written`. stored: results that are stored in a state, by id. windows: results that are part of another value's
+    memory. open_range: size in bytes of the largest value with a bound, if the next plan binds it in parts.
     """
 
     target: Target
@@ -243,7 +243,7 @@ class Writer:
         pool(0)  # expression 0 of `flops` and `bytes` means "not counted"
         m.symbols = _symbols(graph, pool, dims or {})
         m.inputs = [_spec(n, pool) for n in graph.inputs]
-        m.outputs = [_spec(n, pool) for n in graph.outputs]
+        m.outputs = [_spec(n, pool) for n in graph.written]
         m.checks, m.integerLimit = graph.checks, graph.limit
         m.plans = [_PlanWriter(self, pool, p, codes).write() for p in plans]
         m.exprs = pool.exprs
@@ -333,10 +333,10 @@ class _PlanWriter:
                 b.index = self.writer.constant(n)
             elif isinstance(n, Input):
                 b.kind, b.index = fb.BufferKind.input, n.index
-            elif isinstance(n, State):
-                b.kind, b.index = fb.BufferKind.state, self.writer.state(n)
             elif n.id in outputs:
                 b.kind, b.index = fb.BufferKind.output, outputs.index(n.id)
+            elif isinstance(n, State):
+                b.kind, b.index = fb.BufferKind.state, self.writer.state(n)
             elif n.id in self.packed:
                 b.kind = fb.BufferKind.packed
             else:
