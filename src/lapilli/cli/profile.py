@@ -22,10 +22,10 @@ from lapilli.cli.common import (
     name_of,
     output_file,
     print_json,
-    progress_console,
     random_inputs,
     shapes,
     trust_options,
+    working,
 )
 from lapilli.cli.flame import bars
 from lapilli.errors import LapilliError
@@ -73,7 +73,7 @@ def profile(
     file (for `lapilli inspect --html FILE --profile`, too)."""
     with load(program, device, key, allow_host) as loaded:
         inputs = random_inputs(loaded.inputs, input_dims, input_type, seed)
-        with progress_console().status("profiling"):
+        with working("profiling"):
             times = loaded.profile(inputs, repeat)
         where = f"{loaded.device.name}, plan {loaded.plan}"
         plan = loaded.plan
@@ -94,7 +94,7 @@ def _measured(plan: str, device: str | None) -> Speed | None:
     try:
         from lapilli import speed
 
-        with progress_console().status("measuring what the device can do"):
+        with working("measuring what the device can do"):
             return speed.measure(plan, device)
     except (ImportError, LapilliError):
         return None
