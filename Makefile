@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs quantization comparison performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean aar android arm64 phones setup-aar setup-arm64 setup-docs setup-browser browser docs
+.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs quantization comparison runtimes performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean aar android arm64 phones setup-aar setup-arm64 setup-docs setup-browser browser docs
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -115,6 +115,9 @@ quantization: setup-test ## Every way to quantize a model, on lavapipe: the tabl
 
 comparison: setup-demo ## Measure Lapilli beside other ways of running PyTorch on Vulkan: docs/comparison.md
 	PYTHONPATH=benchmarks $(MEASURE) -m comparison $(ARGS)
+
+runtimes: setup-test ## Measure Lapilli beside onnxruntime, ncnn, ExecuTorch, tinygrad and MLX, on lavapipe: docs/runtimes.md
+	PYTHONPATH=benchmarks $(MEASURE) -m runtimes $(ARGS)
 
 performance: setup-demo ## Measure Lapilli beside torch, table by table, on lavapipe: docs/performance.md; ARGS="products attention"
 	PYTHONPATH=benchmarks:tools $(MEASURE) -m performance $(ARGS)
