@@ -1,4 +1,4 @@
-"""docs/runtimes.md, from what was measured. What systems have besides is said of their documentation, by hand (FEATURES)."""
+"""docs/runtimes.md, from what was measured. What systems have besides is written by hand (FEATURES), not measured."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def page(installed: dict[str, Any], rounds: dict[str, list[dict[str, Any]]], abo
         "",
         "## What they have",
         "",
-        "By their documentation in November 2026, not measured:",
+        "Written by hand, neither measured nor looked up for this page: check a cell before you rely on it.",
         "",
         f"| | {' | '.join(COLUMNS)} |",
         "|---" * (len(COLUMNS) + 1) + "|",
