@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs quantization comparison performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean aar android arm64 phones setup-aar setup-arm64 setup-docs docs
+.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs quantization comparison runtimes performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean aar android arm64 phones setup-aar setup-arm64 setup-docs setup-browser browser docs
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -42,6 +42,9 @@ setup-docs:
 
 setup-zoo:
 	@tools/setup.sh zoo
+
+setup-browser:
+	@tools/setup.sh browser
 
 check: setup-test lint types ## What needs no device: lint, types, the tests of tests/unit and tests/compiler (about a minute)
 	tools/test_python.sh none tests/unit tests/compiler
@@ -113,6 +116,9 @@ quantization: setup-test ## Every way to quantize a model, on lavapipe: the tabl
 comparison: setup-demo ## Measure Lapilli beside other ways of running PyTorch on Vulkan: docs/comparison.md
 	PYTHONPATH=benchmarks $(MEASURE) -m comparison $(ARGS)
 
+runtimes: setup-test ## Measure Lapilli beside onnxruntime, ncnn, ExecuTorch, tinygrad and MLX, on lavapipe: docs/runtimes.md
+	PYTHONPATH=benchmarks $(MEASURE) -m runtimes $(ARGS)
+
 performance: setup-demo ## Measure Lapilli beside torch, table by table, on lavapipe: docs/performance.md; ARGS="products attention"
 	PYTHONPATH=benchmarks:tools $(MEASURE) -m performance $(ARGS)
 
@@ -130,7 +136,7 @@ fuzz-native: setup-fuzz ## Damaged files by libFuzzer, SECONDS (120) for each of
 	tools/fuzz_native.sh $(or $(SECONDS),120)
 
 test-all: export LAPILLI_TEST_ALL=1
-test-all: test docs tidy fuzz-native failures ## make test with all cases, clang-tidy, two minutes of each fuzz target, and every failure that can be had
+test-all: setup-browser docs test tidy fuzz-native failures ## make test with all cases, clang-tidy, two minutes of each fuzz target, and every failure that can be had
 
 failures: setup-test ## Every call to Vulkan and every third allocation fails in turn; threads under ThreadSanitizer
 	tools/test_failures.sh
@@ -147,6 +153,9 @@ zoo: setup-zoo ## Measure 280 models (hours; goes on where it stopped): docs/mod
 
 blockers: ## What stops most of what `make opdb` and `make zoo` have measured so far
 	$(PY) tools/blockers.py
+
+browser: setup-test setup-browser docs ## The page of `lapilli inspect --html` and the site's pages in a headless Chromium
+	LAPILLI_TEST_ALL=1 tools/test_python.sh rich tests/integration/test_pages.py
 
 docs: setup-docs ## The site: build/site/index.html. Links that lead nowhere and pages left out are errors
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build

@@ -9,6 +9,7 @@
 #   tools/setup.sh aar     the same as demo with a JDK and zig
 #   tools/setup.sh arm64   the same as demo with a compiler and an emulator for arm64
 #   tools/setup.sh zoo     the same as demo with MiniLM, timm and diffusers
+#   tools/setup.sh browser a headless Chromium, and nothing else
 #   tools/setup.sh docs    what builds the site, and nothing else
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -217,6 +218,10 @@ bare_environment() {
 
 sources() { find "$@" -type f -not -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum | sha256sum; }
 
+if [ "$goal" = browser ]; then
+  command -v chromium >/dev/null || apt_install chromium fonts-dejavu-core
+  exit
+fi
 if [ "$goal" = docs ]; then
   environment
   step site "$site"

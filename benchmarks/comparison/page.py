@@ -34,6 +34,7 @@ same code on lavapipe (Mesa's software Vulkan driver), one after another, with n
 
 - **Lapilli, compiled**: `lapilli.compile` to a program file. **torch.compile**: `backend="vulkan"`. **device**: tensors of the
   device `vulkan`.
+- [Other runtimes](runtimes.md) of models (onnxruntime, ncnn, ExecuTorch, tinygrad, MLX) have a page of their own.
 - **torchvulkan**: another device `vulkan` outside PyTorch.
 - **PyTorch's own** Vulkan backend is not part of the wheels that PyTorch publishes; what they do say is below.
 - **ExecuTorch**: its wheel has the half of the Vulkan delegate that works ahead of time (partitioner, serializer), not the runtime,

@@ -116,7 +116,7 @@ def test_bench(cli: Cli, scaled: Path) -> None:
 
 def test_profile(cli: Cli, scaled: Path, tmp_path: Path) -> None:
     text = cli("profile", scaled, "--repeat", "2").stdout
-    assert "aten.scale" in text and "2 dispatches" in text
+    assert "aten.scale" in text and "2 dispatches" in text and text.startswith("▏a run: ")
     assert ("of device" in text) == ("The device copies" in text) == cli.has_torch
     result = json.loads(cli("profile", scaled, "--json", "--trace", "t.json", "--input_dims", "16,3").stdout)
     assert [kernel["flops"] for kernel in result["kernels"]] == [48, 48] and result["seconds"] > 0
@@ -150,9 +150,14 @@ def test_inspect(cli: Cli, scaled: Path, classes: Path, tmp_path: Path) -> None:
     cli("inspect", classes, "--html", "page.html")
     page = Page()
     page.feed((tmp_path / "page.html").read_text())
-    assert "table" in page.tags and "script" not in page.tags and page.links == []
+    assert "table" in page.tags and page.tags.count("script") == 1 and page.links == []
+    assert not [name for name in page.attributes if name.startswith("on")]
     cli("inspect", scaled, "--html", "scaled.html")
     assert "<rect" in (tmp_path / "scaled.html").read_text()
+    assert cli("inspect", scaled, "--profile", scaled, code=2).stderr.count("--html")
+    for wrong in ("{", "[]", '{"traceEvents": [{"ph": "X"}]}', '{"traceEvents": []}'):
+        (tmp_path / "wrong.json").write_text(wrong)
+        assert "wrong.json" in cli("inspect", scaled, "--html", "p.html", "--profile", "wrong.json", code=1).stderr
     (tmp_path / "a[b]c.lap").write_bytes(scaled.read_bytes())
     for command in (("inspect",), ("bench", "--iter", "1")):
         assert "a[b]c.lap" in cli(*command, "a[b]c.lap").stdout  # brackets are no markup, as in shapes

@@ -4,17 +4,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import ray_cluster
 import several_devices
 import tiny
 from numpy.typing import NDArray
@@ -29,32 +27,10 @@ WEIGHTS = np.array([1, 2, 3], np.float32)
 ROWS = 1000
 
 
-def _variables(driver: str) -> dict[str, str]:
-    given = several_devices.environment(faults=several_devices.LOADER.exists())
-    names: tuple[str, ...] = ("PYTHONPATH", "LD_LIBRARY_PATH")
-    kept = {name: given[name] for name in names if name in given}
-    return {**kept, "VK_DRIVER_FILES": driver, "VK_ICD_FILENAMES": driver, "LAPILLI_VALIDATION": ""}
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    import ray.data
-    from ray.cluster_utils import Cluster
-
-    first, second = (_variables(driver) for driver in several_devices.drivers())
-    started = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 2, "resources": {"vulkan": 1}, "env_vars": first, "include_dashboard": False},
-    )
-    started.add_node(num_cpus=1, resources={"vulkan": 1}, env_vars=second)
-    ray.init(address=started.address, logging_level="error", log_to_driver=False)
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.wait_for_min_actors_s = 120  # both have a part, however long one takes to start
-    context.execution_options.verbose_progress = False
-    yield started
-    ray.shutdown()
-    started.shutdown()
+    with ray_cluster.two_nodes(several_devices.drivers()) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -193,45 +169,6 @@ def test_a_device_has_one_process(cluster: Any, program: Path) -> None:
     ray.get([one.check.remote() for one in shared])
     for one in shared:
         ray.kill(one)
-
-
-def _ask(port: int, body: bytes) -> tuple[int, Any]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", body, timeout=60) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
-
-
-@ALL
-def test_serve(cluster: Any, program: Path, values: NDArray[np.float32]) -> None:
-    from ray import serve
-
-    from lapilli.ray import deployment
-
-    port = 18000 + os.getpid() % 1000
-    serve.start(http_options={"port": port, "location": "HeadOnly"})
-    handle = serve.run(deployment(program, max_batch_size=16, batch_wait=0.02, num_replicas=2))
-    try:
-        futures = [handle.remote({"x": x}) for x in values[:200]]
-        for x, future in zip(values, futures, strict=False):
-            np.testing.assert_array_equal(future.result()["y"], x * WEIGHTS * WEIGHTS)
-        mixed = [handle.remote({"x": x}) for x in (values[0], np.ones(4, np.float32), values[1])]
-        for x, future in ((values[0], mixed[0]), (values[1], mixed[2])):
-            np.testing.assert_array_equal(future.result()["y"], x * WEIGHTS * WEIGHTS)
-        with pytest.raises(Exception, match="must be float32 of shape|InvalidInputError"):
-            mixed[1].result()
-        assert _ask(port, json.dumps({"x": [1, 2, 3]}).encode()) == (200, {"y": [1, 8, 27]})
-        for body, said in (
-            (b"{", "no JSON"),
-            (b"[]", "no JSON object"),
-            (b"{}", "takes"),
-            (b'{"x": ["a"]}', "no array"),
-        ):
-            status, answer = _ask(port, body)
-            assert status == 400 and said in answer["error"], answer
-    finally:
-        serve.shutdown()
 
 
 @ALL

@@ -381,6 +381,19 @@ def test_memory_is_given_back(scaled: Path) -> None:
     assert resident() - before < 20e6
 
 
+def test_notebooks_show_a_program(scaled: Path) -> None:
+    """A table of what it takes and gives; names of the file are text."""
+    with lapilli.load(scaled) as program:
+        shown = program._repr_html_()
+        for word in ("float32[N=1..16, 3]", "2 kernels of a run", program.device.name.split()[0], "tiny"):
+            assert word in shown
+    made = tiny.Tiny()
+    x, y = made.input("<img src=x>", "float32", (4,)), made.output("y", "float32", (4,))
+    made.dispatch("copy", (x, y), made.number(4))
+    with Program(made.bytes()) as program:
+        assert "<img" not in program._repr_html_() and "&lt;img" in program._repr_html_()
+
+
 def test_import_needs_no_torch(scaled: Path) -> None:
     """In a process where torch cannot be imported, loading and running work and compiling says what is missing."""
     code = f"""

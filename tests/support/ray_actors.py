@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import several_devices
 
 from lapilli.ray import Predictor
+from lapilli.ray.language_models import Replica
 
 
 class Telling(Predictor):
@@ -72,3 +74,50 @@ class Losing(Dying):
         if self._at in batch["id"] and _first_time(self._flag):
             several_devices.lose(self._program, np.ones((1, 3), np.float32))
         return Telling.__call__(self, batch)
+
+
+class Slow(Predictor):
+    """A batch takes 0.2 s at least."""
+
+    def run(self, arrays: Any) -> Any:
+        time.sleep(0.2)
+        return super().run(arrays)
+
+
+class Served(Predictor):
+    """Something happens after a batch with the row that begins with -1, once. Notes its process in the file `started`."""
+
+    def __init__(self, *arguments: Any, flag: str, happens: str, started: str, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._flag, self._happens = flag, happens
+        note(started)
+
+    def run(self, arrays: Any) -> Any:
+        made = super().run(arrays)
+        if (arrays[0][:, 0] == -1).any() and _first_time(self._flag):
+            if self._happens == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            several_devices.lose(self._program, np.ones((1, 3), np.float32))
+        return made
+
+
+class Writer(Replica):
+    """A language model that loses its device between two health checks, where the file `LAPILLI_TEST_FLAG` names is there."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._wanted = os.environ["LAPILLI_TEST_FLAG"]
+        note(f"{self._wanted}.started")
+
+    async def check_health(self) -> None:
+        if Path(self._wanted).exists():
+            Path(self._wanted).unlink()
+            likely = self.model.program.methods["likely"]
+            several_devices.lose(likely, *(np.zeros(s.least_shape(), s.dtype) for s in likely.inputs))
+        await super().check_health()
+
+
+def note(path: str) -> None:
+    """Adds this process to a file."""
+    with open(path, "a") as file:
+        file.write(f"{os.getpid()}\n")

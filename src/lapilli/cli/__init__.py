@@ -14,7 +14,7 @@ import click  # noqa: E402
 from lapilli.cli.bench import bench  # noqa: E402
 from lapilli.cli.cache import cache  # noqa: E402
 from lapilli.cli.chat import chat  # noqa: E402
-from lapilli.cli.common import Group  # noqa: E402
+from lapilli.cli.common import Group, with_words  # noqa: E402
 from lapilli.cli.compile import compile_  # noqa: E402
 from lapilli.cli.devices import devices  # noqa: E402
 from lapilli.cli.generate import generate  # noqa: E402
@@ -41,4 +41,4 @@ COMMANDS = (
 )  # fmt: skip
 
 for command in COMMANDS:
-    main.add_command(command)
+    main.add_command(with_words(command))

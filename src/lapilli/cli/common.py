@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 PROGRAM = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
+def printable_lines(text: str) -> str:
+    """A traceback, whose lines stay."""
+    return printable(text, keep="\n")
+
+
 class Group(click.Group):
     """Reports errors as a message on stderr and exit code 1 (wrong usage: 2); suggests similar command names."""
 
@@ -36,6 +42,8 @@ class Group(click.Group):
         try:
             return super().invoke(ctx)
         except (LapilliError, OSError) as error:
+            if ctx.meta.get(VERBOSE):
+                click.echo("".join(map(printable_lines, traceback.format_exception(error))), err=True, nl=False)
             raise click.ClickException(printable(str(error))) from error
 
     def resolve_command(
@@ -76,19 +84,83 @@ def rows(named: Sequence[tuple[str, str]]) -> None:
     console().print(grid)
 
 
+QUIET, VERBOSE = "lapilli.quiet", "lapilli.verbose"
+"""In the context's `meta`."""
+
+
+def said(option: str) -> bool:
+    """Whether the command was called with --quiet or --verbose."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(option))
+
+
+def with_words(command: click.Command) -> click.Command:
+    """Gives a command, and those below it, --quiet and --verbose."""
+
+    def note(context: click.Context, option: click.Parameter, value: bool) -> None:
+        if value:
+            context.meta[QUIET if option.name == "quiet" else VERBOSE] = True
+        if context.meta.get(QUIET) and context.meta.get(VERBOSE):
+            raise click.UsageError("--quiet and --verbose exclude each other.", context)
+
+    texts = {
+        "quiet": "No progress and no remarks: results, warnings and errors alone.",
+        "verbose": "Progress as lines with times where stderr is no terminal; errors with their place in the code.",
+    }
+    for name, text in texts.items():
+        command.params.append(
+            click.Option([f"-{name[0]}", f"--{name}"], is_flag=True, expose_value=False, callback=note, help=text)
+        )
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            with_words(inner)
+    return command
+
+
 def progress_console() -> Console:
-    """A console for progress, on stderr, so that results can be piped."""
+    """A console for progress and remarks, on stderr, so that results can be piped. Silent with --quiet."""
     from rich.console import Console
 
-    return Console(stderr=True)
+    return Console(stderr=True, quiet=said(QUIET))
 
 
 def progress_bar() -> Progress:
-    """A progress bar on stderr that disappears when done; nothing if stderr is not a terminal."""
+    """A progress bar on stderr that disappears when done; nothing if stderr is not a terminal, or lines with --verbose."""
+    import time
+
     from rich.progress import Progress
 
     console = progress_console()
-    return Progress(console=console, transient=True, disable=not console.is_terminal)
+    lines = said(VERBOSE) and not console.is_terminal
+
+    class Told(Progress):
+        """Says each new description with the seconds since the beginning."""
+
+        begun, last = time.perf_counter(), ""
+
+        def say(self, description: str | None) -> None:
+            if lines and description and description != self.last:
+                self.last = description
+                text = f"{time.perf_counter() - self.begun:8.2f} s  {printable(description)}"
+                console.print(text, highlight=False, markup=False)
+
+        def add_task(self, description: str, *arguments: Any, **options: Any) -> Any:
+            self.say(description)
+            return super().add_task(description, *arguments, **options)
+
+        def update(self, task_id: Any, *, description: str | None = None, **options: Any) -> None:
+            self.say(description)
+            super().update(task_id, description=description, **options)
+
+    return Told(console=console, transient=True, disable=not console.is_terminal or said(QUIET))
+
+
+@contextmanager
+def working(description: str) -> Iterator[None]:
+    """Says what a command is at, without knowing how far."""
+    with progress_bar() as bar:
+        bar.add_task(description, total=None)
+        yield
 
 
 def print_json(value: object) -> None:

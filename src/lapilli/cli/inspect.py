@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,16 +24,23 @@ from lapilli.cli.common import (
     size,
     table,
 )
+from lapilli.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lapilli.runtime.description import Description, MemoryPlan
+    from lapilli.runtime.description import Description, MemoryPlan, Plan
 
 
 @click.command()
 @click.argument("program", type=PROGRAM)
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a self-contained HTML page.")
+@click.option(
+    "--profile",
+    "trace",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Times for the page: a trace of this program that `lapilli profile` wrote.",
+)
 @click.option(
     "--set", "sizes", metavar="NAME=SIZE", multiple=True, help="Value of a dynamic size. Default: its minimum."
 )
@@ -40,9 +50,15 @@ if TYPE_CHECKING:
 )
 @json_option
 def inspect(
-    program: Path, html: Path | None, sizes: tuple[str, ...], everything: bool, bytes_only: bool, as_json: bool
-) -> None:
-    """Show the plans, kernels, memory plan and constants of PROGRAM. Needs no device."""
+    program: Path, html: Path | None, trace: Path | None, sizes: tuple[str, ...], everything: bool, bytes_only: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Show the plans, kernels, memory plan and constants of PROGRAM. Needs no device.
+
+    The page of --html has the graph of the kernels: zoom, search, and what is known of each.
+    """
+    if trace is not None and html is None:
+        raise click.UsageError("--profile gives times to the page: add --html FILE.")
     if bytes_only:
         return _print_sizes(program, as_json)
     from lapilli.cli.describe import shown_metadata
@@ -55,8 +71,9 @@ def inspect(
     values = parse_sizes(sizes, {symbol.name: max(1, symbol.min) for symbol in method.symbols})
     memory = [description.memory(plan, list(values.values())) for plan in method.plans]
     if html is not None:
+        times = None if trace is None else _times(trace, method.plans)
         with output_file(html) as file:
-            file.write(page(program, description, memory, values).encode())
+            file.write(page(program, description, memory, values, times).encode())
     if as_json:
         node = asdict(description) | {"source": str(program), "bytes": program.stat().st_size, "sizes": values}
         node["metadata"] = shown_metadata(description)
@@ -66,6 +83,26 @@ def inspect(
         _print(console(), program, description, memory, values, everything)
     else:
         console().print(f"Wrote {html}")
+
+
+def _times(trace: Path, plans: Sequence[Plan]) -> dict[str, list[float]]:
+    """Seconds of the dispatches of the plan that a trace is of. Raises InvalidInputError if there is none."""
+    from lapilli.runtime.files import read_file
+
+    try:
+        node = json.loads(read_file(trace))
+        events, name = [e for e in node["traceEvents"] if e["ph"] == "X"], node["otherData"]["plan"]
+        kernels = [str(event["args"]["kernel"]) for event in events]
+        seconds = [float(event["dur"]) * 1e-6 for event in events]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise InvalidInputError(f"{trace} is no trace that `lapilli profile` wrote: {error!r}.") from None
+    found = {plan.name: seconds for plan in plans if plan.name == name and [d.kernel for d in plan.run] == kernels}
+    if not found or not all(0 <= t < math.inf for t in seconds):
+        raise InvalidInputError(
+            f"{trace} has the times of {len(kernels)} dispatches, which are not those of its plan in this program; make it anew: "
+            "lapilli profile PROGRAM."
+        )
+    return found
 
 
 def _print(

@@ -22,11 +22,12 @@ from lapilli.cli.common import (
     name_of,
     output_file,
     print_json,
-    progress_console,
     random_inputs,
     shapes,
     trust_options,
+    working,
 )
+from lapilli.cli.flame import bars
 from lapilli.errors import LapilliError
 
 if TYPE_CHECKING:
@@ -68,16 +69,17 @@ def profile(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Time each kernel of PROGRAM separately with GPU timestamps; writes a table and a trace file."""
+    """Time each kernel of PROGRAM separately with GPU timestamps; writes a picture of where the time goes, a table and a trace
+    file (for `lapilli inspect --html FILE --profile`, too)."""
     with load(program, device, key, allow_host) as loaded:
         inputs = random_inputs(loaded.inputs, input_dims, input_type, seed)
-        with progress_console().status("profiling"):
+        with working("profiling"):
             times = loaded.profile(inputs, repeat)
         where = f"{loaded.device.name}, plan {loaded.plan}"
         plan = loaded.plan
     trace = trace or program.with_suffix(".trace.json")
     with output_file(trace) as file:
-        file.write(json.dumps(_trace(times.kernels, program.name, where)).encode())
+        file.write(json.dumps(_trace(times.kernels, program.name, where, plan)).encode())
     speed = _measured(plan, device) if limits else None
     if as_json:
         known = {} if speed is None else {"limits": asdict(speed)}
@@ -92,7 +94,7 @@ def _measured(plan: str, device: str | None) -> Speed | None:
     try:
         from lapilli import speed
 
-        with progress_console().status("measuring what the device can do"):
+        with working("measuring what the device can do"):
             return speed.measure(plan, device)
     except (ImportError, LapilliError):
         return None
@@ -124,6 +126,8 @@ def _print(times: Profile, title: str, by_time: bool, speed: Speed | None) -> No
             "×".join(map(str, kernel.groups)),
         )
     out = console()
+    for bar in bars(times.kernels, f"a run: {duration(times.seconds)}", out.width):
+        out.print(bar)
     out.print(table)
     out.print(
         f"{len(times.kernels)} dispatches: {duration(total)} in total when timed separately, {duration(times.seconds)} in a run"
@@ -146,7 +150,7 @@ def _rate(amount: int, seconds: float) -> str:
     return f"{amount / seconds * 1e-9:.1f}" if amount and seconds else ""
 
 
-def _trace(kernels: Sequence[KernelTime], name: str, device: str) -> dict[str, object]:
+def _trace(kernels: Sequence[KernelTime], name: str, device: str, plan: str) -> dict[str, object]:
     """Chrome's trace event format: a complete event per kernel, in microseconds, one after the other, because kernels are timed
     separately."""
     events: list[dict[str, object]] = [
@@ -167,4 +171,4 @@ def _trace(kernels: Sequence[KernelTime], name: str, device: str) -> dict[str, o
         }
         events.append(event)
         now += kernel.seconds * 1e6
-    return {"traceEvents": events, "displayTimeUnit": "ns"}
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"plan": plan}}

@@ -53,8 +53,8 @@ def serve(
         out = progress_console()
         out.print(f"{lm.name} at http://{host}:{port}/v1", highlight=False, markup=False)
         if not local and not api_key:
-            out.print(
-                "Anybody who reaches this address can use it: give --api-key.", style="bold yellow", highlight=False
+            click.secho(
+                "Anybody who reaches this address can use it: give --api-key.", err=True, fg="yellow", bold=True
             )
         app = application(lm, api_key=api_key, limits=ServerLimits(max_body, max_queue, max_seconds), hosts=hosts)
         uvicorn.run(app, host=host, port=port, log_level="warning", timeout_keep_alive=5)

@@ -24,7 +24,7 @@ from lapilli.llm.text import Messages, Text
 from lapilli.player import MemoryInfo
 from lapilli.runtime.closing import Closing
 from lapilli.runtime.compiler_packages import require_compiler
-from lapilli.runtime.host import OWN
+from lapilli.runtime.host import OWN, Permission
 from lapilli.runtime.load import load
 from lapilli.runtime.program import Program
 
@@ -168,7 +168,7 @@ class LLM(Closing):
 
     def __init__(
         self,
-        source: str | os.PathLike[str],
+        source: str | os.PathLike[str] | memoryview,
         *,
         device: str | int | None = None,
         context: int | None = None,
@@ -181,8 +181,8 @@ class LLM(Closing):
         """Loads a program, or compiles a model and loads it.
 
         Args:
-            source: a file that `save` wrote; a GGUF file; or a folder with config.json, *.safetensors and tokenizer.json. The
-                latter two are compiled, which needs `pip install lapilli[compile,llm]`.
+            source: a file that `save` wrote, or its content; a GGUF file; or a folder with config.json, *.safetensors and
+                tokenizer.json. The latter two are compiled, which needs `pip install lapilli[compile,llm]`.
             device: as for `lapilli.load`.
             context: how many tokens of a sequence there is room for; None: as many as the model was made for, at most 4096. Memory
                 for keys and values is taken for all of them.
@@ -200,15 +200,18 @@ class LLM(Closing):
             NoDeviceError: there is no such device.
             OSError: a file cannot be read.
         """
-        path = Path(source)
-        if not path.exists():
+        path = None if isinstance(source, memoryview) else Path(source)
+        if path is not None and not path.exists():
             raise FileNotFoundError(f"{path}: no such file or folder")
-        if path.suffix == ".lap":
+        if path is None or path.suffix == ".lap":
             if quantize is not None or context is not None or precision != "fp32" or sequences != 1:
                 raise CompileError(
                     "context, precision, quantize and sequences are chosen when a model is compiled; this file has been"
                 )
-            program = load(path, device, allow_host=False)
+            if isinstance(source, memoryview):
+                program = Program(source, device, permission=Permission.of(False))
+            else:
+                program = load(source, device, allow_host=False)
         else:
             require_compiler()
             from lapilli.llm.from_source import compile_source
@@ -402,6 +405,10 @@ class LLM(Closing):
     def memory(self) -> MemoryInfo:
         """Device memory that the model occupies now, in bytes."""
         return self.program.memory()
+
+    def check(self) -> None:
+        """Raises DeviceLostError if the device does not work any more: runs a method that changes nothing."""
+        self._session.check()
 
     def close(self) -> None:
         """Frees the device memory."""

@@ -188,6 +188,10 @@ class Session:
         whole: NDArray[np.float32] = rows[-1] if self.about.pooling == "last" else rows.mean(0, dtype=np.float32)
         return whole / max(float(np.linalg.norm(whole)), 1e-12)
 
+    def check(self) -> None:
+        """Runs a method that changes no state. Raises DeviceLostError if the device is lost."""
+        self._listed(0).result()
+
     # -- slots
 
     def _leave(self, turn: Turn) -> None:
@@ -335,8 +339,12 @@ class Session:
     def _likely(self, turn: Turn, slot: Slot) -> Future | None:
         if not turn.options.logprobs:
             return None
+        return self._listed(slot.line)
+
+    def _listed(self, line: int) -> Future:
+        """The likeliest tokens of a line."""
         most, _ = self.program.methods["likely"].inputs
-        return self._submit("likely", np.zeros(most.least_shape(), np.float32), np.array([slot.line]))
+        return self._submit("likely", np.zeros(most.least_shape(), np.float32), np.array([line]))
 
     def _take(self) -> None:
         """Waits for the oldest run, and gives its tokens to its turns."""

@@ -87,8 +87,8 @@ def deployment(
                     answers[n] = error or {name: r[place] for name, r in zip(names, results, strict=True)}
             return answers
 
-        def check_health(self) -> None:
-            self.predictor.check()
+        async def check_health(self) -> None:
+            await asyncio.to_thread(self.predictor.check)
 
     actor = {"num_cpus": 0, "resources": {RESOURCE: 1 / share}, **options.pop("ray_actor_options", {})}
     options = {"name": "lapilli", "max_ongoing_requests": 4 * max_batch_size, **options}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lapilli.errors import InvalidInputError
 from lapilli.player import LoadTimes, MemoryInfo
-from lapilli.runtime import tensors
+from lapilli.runtime import html, tensors
 from lapilli.runtime.binding import Binding
 from lapilli.runtime.closing import Closing
 from lapilli.runtime.description import INTERNAL, Description, TensorSpec
@@ -311,6 +311,10 @@ class Program(Closing):
     def close(self) -> None:
         """Frees the device memory. Waits for runs in flight; their futures keep their results."""
         self._loaded.close()
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        return html.summary(self)
 
     def __repr__(self) -> str:
         def show(specs: Sequence[TensorSpec]) -> str:
