@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from lapilli.names import printable
-
-if TYPE_CHECKING:
-    from lapilli.runtime.program import Program
+from lapilli.player import MemoryInfo
+from lapilli.runtime.description import Description
+from lapilli.runtime.devices import Device
 
 _DISPATCHES = 200
 
 
-def summary(program: Program) -> str:
+class Signature(Protocol):
+    """What is shown of a method."""
+
+    @property
+    def inputs(self) -> Sequence[object]: ...
+
+    @property
+    def outputs(self) -> Sequence[object]: ...
+
+
+class Shown(Protocol):
+    """What is shown of a program."""
+
+    @property
+    def methods(self) -> Mapping[str, Signature]: ...
+
+    @property
+    def device(self) -> Device: ...
+
+    @property
+    def plan(self) -> str: ...
+
+    @property
+    def description(self) -> Description: ...
+
+    def memory(self) -> MemoryInfo: ...
+
+
+def summary(program: Shown) -> str:
     """A table of what the program takes and gives and where it runs, and, folded, the kernels of its plan. HTML without scripts or
     styles of its own; names from the file are text.
     """
