@@ -18,6 +18,7 @@ const std::vector<Flag> flags{
     {"method", "NAME of the method; without it \"forward\", or the first"},
     {"device", "NAME or index of the device; without it $LAPILLI_DEVICE, or the best"},
     {"plan", "NAME of the plan; without it the first that the device satisfies"},
+    {"verify", "first-run: check once for each file and driver that the device computes right"},
     {"resident", "keep inputs and outputs on the device: no copies are measured"},
     {"report", "print the least, the median and the 90th percentile, too"},
     {"print_output", "print the first values of the outputs"},
@@ -73,7 +74,7 @@ int bench(const Arguments& arguments) {
         "processor."};
   const int64_t warmup = arguments.number("warmup", 0, 1'000'000'000),
                 iter = arguments.number("iter", 1, 1'000'000'000);
-  const auto program = lapilli::Program::load(arguments.text("model"), load_options(arguments));
+  const auto program = load_program(arguments.text("model"), arguments);
   const std::string method = chosen_method(arguments, program);
   std::vector<Tensor> inputs = make_inputs(arguments, program, method);
   std::vector<Tensor> outputs =
