@@ -730,3 +730,44 @@ def test_a_maximum_equals_one_of_the_numbers_that_it_was_found_among() -> None:
     (wanted,) = torch.autograd.grad(f(x).sum(), x)
     (got,) = torch.autograd.grad(torch.compile(f, backend="vulkan")(x).sum(), x)
     torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_forward_graph_that_runs_in_torch_saves_what_was_traced(dtype: torch.dtype, monkeypatch: Any) -> None:
+    """Statistics of a norm in half precision are traced as float32 for the device, and the backward graph takes them so."""
+    made = executable._program
+    calls: list[int] = []
+
+    def refused(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise CompileError("for this test")
+        return made(*args)
+
+    monkeypatch.setattr(executable, "_program", refused)
+    given = [torch.rand(6, 3, 5).to(dtype), torch.rand(3).to(dtype), torch.rand(3).to(dtype)]
+
+    def f(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x, None, None, w, b, training=True) * 2
+
+    wanted = [t.clone().requires_grad_() for t in given]
+    f(*wanted).square().sum().backward()
+    found = [t.to("vulkan").requires_grad_() for t in given]
+    with pytest.warns(UserWarning, match="runs in torch"):
+        compiled(f)(*found).square().sum().backward()
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got.grad.cpu(), want.grad, rtol=2**-5, atol=0.3)  # sums of 30 numbers of 8 bits
+
+
+def test_results_in_words_of_sizes_that_may_be_negative() -> None:
+    """Four bools are a word. Where a size is a difference, its stride has a maximum with 1."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x[:, 2 * x.shape[0] :] < 0
+
+    run = compiled(f, dynamic=True, options={"fallback": "error"})
+    for shape in ((3, 9, 5), (2, 11, 7), (4, 9, 2)):
+        x = torch.randn(shape)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert torch.equal(run(x), f(x))

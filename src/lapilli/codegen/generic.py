@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import permutations
 
 from lapilli.codegen.emit import (
@@ -148,7 +149,7 @@ class _Writer:
             return first
         for mapping in (first, *self._other_orders(of(t))):
             place = self.layout.offset([substitute(i, mapping) for i in self.task.store])
-            if place - of(t) == 0 or _counts(place, t):
+            if place - of(t) == 0 or _counts(place, t, [a.extent for a in self.task.axes]):
                 return mapping
         raise CompileError(
             f"{self.task.out.name} shares words between elements, and no order of its axes is that of its memory"
@@ -411,25 +412,39 @@ class _Writer:
         return finish(self.kernel, task, e.text(), groups, (128, 1, 1), "map_packed")
 
 
-def _counts(place: Int, t: Var) -> bool:
-    """Whether an index equals t, checked with numbers where algebra does not show it."""
-    sizes = {a for i in (place, t.extent) for a in i.atoms() if isinstance(a, Symbol)}
+def _counts(place: Int, t: Var, extents: Sequence[Int]) -> bool:
+    """Whether an index equals t, checked with numbers where algebra does not show it. extents: of the axes, which sizes may make
+    empty or negative, so that nothing is stored."""
+    sizes = {a for i in (place, t.extent, *extents) for a in i.atoms() if isinstance(a, Symbol)}
     if any(not isinstance(a, Symbol) and a is not t for a in place.atoms() if isinstance(a, Var | Indirect)):
         return False
     tried = 0
-    for spread in range(9):
-        values: dict[Atom, int] = {
-            a: min(a.min + 1 + 3**spread + k, a.min + 99 if a.max is None else a.max)
-            for k, a in enumerate(sorted(sizes, key=str))
-        }
+    for values in _some_sizes(sorted(sizes, key=str)):
         try:
+            if any(e.evaluate(values) < 1 for e in extents):
+                continue
             count = min(int(t.extent.evaluate(values)), 200)
             if any(place.evaluate({**values, t: n}) != n for n in range(count)):
                 return False
         except ZeroDivisionError:  # no such sizes
             continue
-        tried += count
+        tried += 1
+        if tried == _ENOUGH:
+            break
     return tried > 0
+
+
+_ENOUGH = 9
+"""Sizes for which an index is checked."""
+
+
+def _some_sizes(symbols: Sequence[Symbol]) -> Iterator[dict[Atom, int]]:
+    """Sizes within their bounds: all alike and larger from one to the next, then any."""
+    for spread in range(9):
+        yield {a: min(a.min + 1 + 3**spread + k, a.min + 99 if a.max is None else a.max) for k, a in enumerate(symbols)}
+    draw = random.Random(1)
+    for _ in range(400):
+        yield {a: draw.randint(a.min, a.min + 40 if a.max is None else min(a.max, a.min + 40)) for a in symbols}
 
 
 def _needed(reduction: Reduce, body: Expr) -> tuple[list[Int], Expr]:
