@@ -66,8 +66,8 @@ _WITH_STATISTICS = {
     aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_no_training.default,
     aten._native_batch_norm_legit_functional.default,
 }  # fmt: skip
-"""Norms whose statistics of half-precision numbers are float32 on every device but the CPU, for which calls are traced here. Graphs of
-torch.compile are traced for the device: what they save has this type."""
+"""Norms whose statistics of half-precision numbers are float32 on every device but the CPU, for which calls are traced here.
+Graphs of torch.compile are traced for the device: what they save has this type."""
 
 
 @dataclass(frozen=True)
