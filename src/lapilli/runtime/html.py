@@ -14,7 +14,7 @@ from lapilli.runtime.devices import Device
 _DISPATCHES = 200
 
 
-class Signature(Protocol):
+class ShownMethod(Protocol):
     """What is shown of a method."""
 
     @property
@@ -28,7 +28,7 @@ class Shown(Protocol):
     """What is shown of a program."""
 
     @property
-    def methods(self) -> Mapping[str, Signature]: ...
+    def methods(self) -> Mapping[str, ShownMethod]: ...
 
     @property
     def device(self) -> Device: ...
