@@ -639,3 +639,30 @@ def test_storages() -> None:
     clone = copy.deepcopy({"all": ours, "row": ours[1]})
     clone["all"].zero_()
     assert clone["row"].tolist() == [0, 0, 0, 0] and ours[0, 1].item() == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["no_stats", "running", "native", "layer", "group"])
+def test_statistics_of_norms_in_half_precision_are_float32(name: str, dtype: torch.dtype) -> None:
+    """As on torch's other devices, and as graphs of torch.compile are traced: these save them for their gradients."""
+    aten = torch.ops.aten
+
+    def norm(x: torch.Tensor, w: torch.Tensor) -> Any:
+        if name == "no_stats":
+            return aten._native_batch_norm_legit.no_stats(x, w, w, True, 0.1, 1e-5)
+        if name == "running":
+            return aten._native_batch_norm_legit.default(x, w, w, w.clone(), w.clone(), True, 0.1, 1e-5)
+        if name == "native":
+            return aten.native_batch_norm.default(x, w, w, None, None, True, 0.1, 1e-5)
+        if name == "layer":
+            return aten.native_layer_norm.default(x, [4, 5], None, None, 1e-5)
+        return aten.native_group_norm.default(x, w, w, 3, 2, 20, 1, 1e-5)
+
+    x, w = torch.randn(3, 2, 4, 5).to(dtype), torch.rand(2).to(dtype) + 0.5
+    found = norm(x.to("vulkan"), w.to("vulkan"))[1:]
+    for got, want in zip(found, norm(x.float(), w.float())[1:], strict=True):
+        if name != "group":  # torch has these in half precision on every device
+            assert got.dtype is torch.float32
+        torch.testing.assert_close(
+            got.cpu().float(), want, rtol=2**-8, atol=2**-8
+        )  # some are rounded to the type before

@@ -61,13 +61,15 @@ heads, of which an invocation holds a part in registers."""
 
 
 HALVES = (torch.float16, torch.bfloat16)
-_WITH_STATISTICS = {
-    aten.native_layer_norm.default, aten.native_batch_norm.default, aten._native_batch_norm_legit.default,
-    aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_no_training.default,
-    aten._native_batch_norm_legit_functional.default,
-}  # fmt: skip
-"""Norms whose statistics of half-precision numbers are float32 on every device but the CPU, for which calls are traced here.
-Graphs of torch.compile are traced for the device: what they save has this type."""
+_NORMS = (
+    aten.native_layer_norm.default, aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_no_training.default,
+)  # fmt: skip
+"""Norms with lowerings. Their statistics of half-precision numbers are float32 on every device but the CPU, for which calls are
+traced here. Graphs of torch.compile are traced for the device: what they save has this type."""
+_COMPOSED_NORMS = (
+    aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._native_batch_norm_legit_functional.default,
+)  # fmt: skip
+"""Norms that are taken apart, with the same statistics as results 1 and 2."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,8 @@ class _Call:
         if not decompose_calls(module):
             raise CannotRun("torch has no decomposition of it into operators with GPU lowerings")
         clean_up(module)
+        if [n.meta["val"].dtype for n in module.outputs] != [n.meta["val"].dtype for n, _, _ in nodes]:
+            raise CannotRun("it is taken apart into operators whose results have other types")
         missing = sorted({str(n.target) for n in module.graph.nodes if is_computed(n) and n.target not in lowerings})
         if missing:
             raise CannotRun(f"there is no GPU lowering of {', '.join(missing)}")
@@ -267,7 +271,7 @@ class _Call:
         )
         with self.mode:
             value = op(*given, **named)
-            if op in _WITH_STATISTICS:
+            if op in _NORMS:
                 value = (value[0], *(v.to(torch.float32) if v.dtype in HALVES else v for v in value[1:]))
         node = self.graph.call_function(op, args, kwargs)
         node.meta["val"] = value
@@ -279,8 +283,6 @@ class _Call:
         kept = [k for k in range(len(leaves)) if k not in schema.outs]
         if schema.functional is None or (schema.functional in decompositions and not _has_meta(schema.functional)):
             call, values = self._traced(schema, leaves)
-            if schema.op in _WITH_STATISTICS:  # its statistics, and not the running ones that it writes
-                return self._widened(call, values, len(schema.op._schema.returns))
         else:
             arguments = schema.functional._schema.arguments
             names = [a.name for a in arguments]
@@ -297,9 +299,12 @@ class _Call:
             raise CannotRun("its result is not a tensor")
         flat: list[fx.Node] = []
         tree: list[Any] = []
+        composed = schema.op in _COMPOSED_NORMS or schema.functional in _COMPOSED_NORMS
         for k, value in enumerate(values):
             part = self.graph.call_function(operator.getitem, (call, k))
             part.meta["val"] = value
+            if composed and k in (1, 2) and value.dtype in HALVES:
+                part = self._node(aten._to_copy.default, part, dtype=torch.float32)
             if isinstance(value, torch.Tensor):
                 tree.append(len(flat))
                 flat.append(part)
@@ -315,17 +320,6 @@ class _Call:
             else:
                 raise CannotRun("its result is not a tensor")
         return flat, tree
-
-    def _widened(self, call: fx.Node, values: Sequence[Any], returned: int) -> tuple[list[fx.Node], Any]:
-        """Results of a norm that writes to arguments, with statistics in float32."""
-        flat = []
-        for k, value in enumerate(values):
-            part = self.graph.call_function(operator.getitem, (call, k))
-            part.meta["val"] = value
-            if 0 < k < returned and value.dtype in HALVES:
-                part = self._node(aten._to_copy.default, part, dtype=torch.float32)
-            flat.append(part)
-        return flat, list(range(len(flat)))
 
     def _traced(self, schema: Schema, leaves: list[Any]) -> tuple[fx.Node, list[Any]]:
         """An operator that we decompose, or one that writes to its arguments and has no functional schema. The latter
