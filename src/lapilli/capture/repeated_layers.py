@@ -2,13 +2,17 @@
 
 torch.export traces every call of a model: a millisecond each, for every layer again. A layer's trace is a function of its code, its
 plain attributes and the shapes of its tensors; its weights and arguments are only named in it. What Python code can read beside
-these is excluded where it can be seen (hooks, attributes that change, tensors of elsewhere, constants); a layer that reads
-something else, such as a counter of the program's, differs in its second trace.
+these, or change, is excluded where it can be seen: hooks, attributes that change, tensors of elsewhere, constants, and global or
+enclosing variables that are not functions, classes, modules or plain values. A layer that reads something else differs in its
+second trace.
 """
 
 from __future__ import annotations
 
+import dis
 import enum
+import logging
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +29,10 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 _ENOUGH = 3
 """Layers, of which two are traced."""
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, enum.Enum, type)
+_CODE = (
+    types.ModuleType, types.BuiltinFunctionType, type, logging.Logger, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
+    torch.finfo, torch.iinfo, torch.layout, torch.memory_format,
+)  # fmt: skip
 _OF_MODULES = {"_parameters", "_buffers", "_modules", "forward"}
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -67,11 +75,67 @@ def _repeated(model: nn.Module) -> list[nn.Module]:
             continue
         if any(isinstance(x, torch.jit.ScriptModule | fx.GraphModule | nn.RNNBase) for x in m.modules()):
             continue  # packed sequences are known by their tensors of sizes (`recurrent_layers`)
+        if not all(_is_closed(kind) for kind in {type(x) for x in m.modules()}):
+            continue
         try:
             found.setdefault((_frozen(m, {}), tuple(_described(_tensors(m)))), []).append(m)
         except _Unlike:
             continue
     return [m for alike in found.values() if len(alike) >= _ENOUGH for m in alike]
+
+
+def _is_closed(kind: type) -> bool:
+    """Whether the methods of a module's class name nothing that is kept elsewhere and may change from one call to the next."""
+    own = [c for c in kind.__mro__ if not c.__module__.startswith("torch.")]
+    pending = [f for c in own for f in vars(c).values()]
+    seen: set[int] = set()
+    while pending:
+        f = pending.pop()
+        f = f.__func__ if isinstance(f, staticmethod | classmethod) else f.fget if isinstance(f, property) else f
+        if not isinstance(f, types.FunctionType) or id(f) in seen or f.__module__.startswith("torch."):
+            continue
+        seen.add(id(f))
+        kept = [c.cell_contents for c in f.__closure__ or () if _is_set(c)]
+        kept += [f.__globals__[name] for name in _names(f.__code__) if name in f.__globals__]
+        for x in kept:
+            if isinstance(x, types.FunctionType):
+                pending.append(x)
+            elif not isinstance(x, _PLAIN + _CODE) and not _is_plain_tuple(x) and type(x).__module__ != "typing":
+                return False
+        if any(i in _STORES for i in _operations(f.__code__)):
+            return False
+    return True
+
+
+_STORES = ("STORE_GLOBAL", "DELETE_GLOBAL")
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Code and the functions in it."""
+    yield code
+    for x in code.co_consts:
+        if isinstance(x, types.CodeType):
+            yield from _codes(x)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    return {name for c in _codes(code) for name in c.co_names}
+
+
+def _operations(code: types.CodeType) -> Iterator[str]:
+    return (i.opname for c in _codes(code) for i in dis.get_instructions(c))
+
+
+def _is_set(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _is_plain_tuple(x: Any) -> bool:
+    return type(x) in (tuple, frozenset) and all(isinstance(y, _PLAIN + _CODE) or _is_plain_tuple(y) for y in x)
 
 
 def _tensors(m: nn.Module) -> list[Tensor]:
