@@ -65,13 +65,15 @@ def test_names_on_a_terminal_in_a_page_and_in_messages(
         assert not [c for c in text if not c.isprintable() and c not in "\n\t"], text
     json.loads(run("inspect", str(path), "--json"))
     run("inspect", str(path), "--html", "page.html")
-    page = Page()
-    page.feed((tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert not set(page.tags) & {"script", "img", "a", "link", "iframe"} and not set(page.attributes) & {
-        "onerror",
-        "src",
-        "href",
-    }
+    (tmp_path / "plain.lap").write_bytes(hostile.renamed(b"plain"))
+    run("inspect", "plain.lap", "--html", "plain.html")
+    page, plain = (Page(), Page())
+    for made, file in ((page, "page.html"), (plain, "plain.html")):
+        made.feed((tmp_path / file).read_text(encoding="utf-8"))
+    assert not set(page.tags) & {"img", "a", "link", "iframe"}
+    assert not set(page.attributes) & {"onerror", "src", "href"}
+    assert page.scripts == plain.scripts and len(page.scripts) == 1, "nothing of the file is in the page's script"
+    assert page.tags.count("script") == 1
 
 
 def test_the_player_takes_names_of_any_bytes() -> None:

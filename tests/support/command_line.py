@@ -28,13 +28,18 @@ class Cli:
 
 
 class Page(HTMLParser):
-    """The tags of a page, their attributes, and what they refer to."""
+    """The tags of a page, their attributes, what they refer to, and the code of its scripts."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.attributes: list[str] = []
         self.links: list[str] = []
+        self.scripts: list[str] = []
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1] == "script" and self.cdata_elem == "script":
+            self.scripts.append(data)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
