@@ -509,18 +509,23 @@ def test_statistics_of_a_norm_that_runs_on_the_cpu() -> None:
         torch.testing.assert_close(got.grad.cpu(), want.grad, rtol=2**-6, atol=0.05)  # sums of 8 numbers of 8 bits
 
 
-def test_a_backward_graph_that_runs_in_torch_gets_what_it_takes_for_tensors_of_the_cpu(monkeypatch: Any) -> None:
-    """What the forward graph has saved for it lies on the device."""
+def refuse(monkeypatch: Any, number: int) -> None:
+    """The graph of this number, from 1 on, is not compiled."""
     made = executable._program
     calls: list[int] = []
 
     def refused(*args: Any) -> Any:
         calls.append(1)
-        if len(calls) == 2:
+        if len(calls) == number:
             raise CompileError("for this test")
         return made(*args)
 
     monkeypatch.setattr(executable, "_program", refused)
+
+
+def test_a_backward_graph_that_runs_in_torch_gets_what_it_takes_for_tensors_of_the_cpu(monkeypatch: Any) -> None:
+    """What the forward graph has saved for it lies on the device."""
+    refuse(monkeypatch, 2)
     x = torch.rand(5, 3, requires_grad=True)
     with pytest.warns(UserWarning, match="runs in torch"):
         compiled(lambda x: (x.sin() * x.exp()).tanh())(x).sum().backward()
@@ -735,16 +740,7 @@ def test_a_maximum_equals_one_of_the_numbers_that_it_was_found_among() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_forward_graph_that_runs_in_torch_saves_what_was_traced(dtype: torch.dtype, monkeypatch: Any) -> None:
     """Statistics of a norm in half precision are traced as float32 for the device, and the backward graph takes them so."""
-    made = executable._program
-    calls: list[int] = []
-
-    def refused(*args: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 1:
-            raise CompileError("for this test")
-        return made(*args)
-
-    monkeypatch.setattr(executable, "_program", refused)
+    refuse(monkeypatch, 1)
     given = [torch.rand(6, 3, 5).to(dtype), torch.rand(3).to(dtype), torch.rand(3).to(dtype)]
 
     def f(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

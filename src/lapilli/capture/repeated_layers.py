@@ -69,13 +69,14 @@ def _repeated(model: nn.Module) -> list[nn.Module]:
     apart by the way to them.
     """
     places = Counter(id(m) for _, m in model.named_modules(remove_duplicate=False))
+    closed = {kind: _is_closed(kind) for kind in {type(m) for m in model.modules()}}
     found: dict[Any, list[nn.Module]] = {}
     for m in model.modules():
         if m is model or places[id(m)] > 1 or not any(True for _ in m.children()) or "forward" in vars(m):
             continue
         if any(isinstance(x, torch.jit.ScriptModule | fx.GraphModule | nn.RNNBase) for x in m.modules()):
             continue  # packed sequences are known by their tensors of sizes (`recurrent_layers`)
-        if not all(_is_closed(kind) for kind in {type(x) for x in m.modules()}):
+        if not all(closed[type(x)] for x in m.modules()):
             continue
         try:
             found.setdefault((_frozen(m, {}), tuple(_described(_tensors(m)))), []).append(m)

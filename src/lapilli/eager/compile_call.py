@@ -60,7 +60,7 @@ FIXED_SIZES: dict[Any, dict[int, Sequence[int]]] = {
 heads, of which an invocation holds a part in registers."""
 
 
-HALVES = (torch.float16, torch.bfloat16)
+_HALVES = (torch.float16, torch.bfloat16)
 _NORMS = (
     aten.native_layer_norm.default, aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_no_training.default,
 )  # fmt: skip
@@ -272,7 +272,7 @@ class _Call:
         with self.mode:
             value = op(*given, **named)
             if op in _NORMS:
-                value = (value[0], *(v.to(torch.float32) if v.dtype in HALVES else v for v in value[1:]))
+                value = (value[0], *(v.to(torch.float32) if v.dtype in _HALVES else v for v in value[1:]))
         node = self.graph.call_function(op, args, kwargs)
         node.meta["val"] = value
         return node
@@ -303,7 +303,7 @@ class _Call:
         for k, value in enumerate(values):
             part = self.graph.call_function(operator.getitem, (call, k))
             part.meta["val"] = value
-            if composed and k in (1, 2) and value.dtype in HALVES:
+            if composed and k in (1, 2) and value.dtype in _HALVES:
                 part = self._node(aten._to_copy.default, part, dtype=torch.float32)
             if isinstance(value, torch.Tensor):
                 tree.append(len(flat))
