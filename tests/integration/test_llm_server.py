@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from language_models import made, save_gguf
+from language_models import save_program
 from starlette.testclient import TestClient
 
 import lapilli.cli
 from lapilli.llm import LLM
-from lapilli.llm.from_source import compile_source
 from lapilli.llm.server import ServerLimits, application
 
 CHAT = [{"role": "user", "content": "the question"}]
@@ -27,10 +26,7 @@ CHAT = [{"role": "user", "content": "the question"}]
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("server")
-    model = save_gguf(made("llama"), folder / "model.gguf")
-    (folder / "model.lap").write_bytes(compile_source(model, context=128, sequences=2, target="cpu-fp32"))
-    return folder / "model.lap"
+    return save_program(tmp_path_factory.mktemp("server"))
 
 
 @pytest.fixture(scope="module")

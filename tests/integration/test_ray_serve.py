@@ -175,14 +175,9 @@ CHAT = [{"role": "user", "content": "the question"}]
 
 @pytest.fixture(scope="module")
 def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from language_models import made, save_gguf
+    from language_models import save_program
 
-    from lapilli.llm.from_source import compile_source
-
-    folder = tmp_path_factory.mktemp("llm")
-    source = save_gguf(made("llama"), folder / "model.gguf")
-    (folder / "model.lap").write_bytes(compile_source(source, context=128, sequences=2, target="cpu-fp32"))
-    return folder / "model.lap"
+    return save_program(tmp_path_factory.mktemp("llm"))
 
 
 def test_a_language_model_is_served(service: Any, language_model: Path) -> None:

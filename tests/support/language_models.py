@@ -92,6 +92,16 @@ _NAMES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": 
           "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "qkv_proj": "attn_qkv", "gate_up_proj": "ffn_up"}  # fmt: skip
 
 
+def save_program(folder: Path) -> Path:
+    """A Llama as a program of two sequences, for the plainest plan of a CPU."""
+    from lapilli.llm.from_source import compile_source
+
+    source = save_gguf(made("llama"), folder / "model.gguf")
+    path = folder / "model.lap"
+    path.write_bytes(compile_source(source, context=128, sequences=2, target="cpu-fp32"))
+    return path
+
+
 def save_gguf(model: Any, path: Path, kind: str = "F32") -> Path:
     """As llama.cpp's converter writes it: Llama's queries and keys with the halves of a head interleaved, Gemma's norms plus 1.
     kind: of matrices.
