@@ -265,3 +265,10 @@ def test_what_code_names_decides() -> None:
             return x
 
     assert not repeated_layers._is_closed(Closure)
+
+
+def test_code_run_from_text_has_no_module() -> None:
+    spaces: dict[str, Any] = {"nn": nn, "__builtins__": __builtins__}
+    exec("class Texted(nn.Linear):\n    def forward(self, x):\n        return super().forward(x) + 1\n", spaces)
+    assert spaces["Texted"].forward.__module__ is None
+    assert repeated_layers._is_closed(spaces["Texted"])

@@ -87,13 +87,13 @@ def _repeated(model: nn.Module) -> list[nn.Module]:
 
 def _is_closed(kind: type) -> bool:
     """Whether the methods of a module's class name nothing that is kept elsewhere and may change from one call to the next."""
-    own = [c for c in kind.__mro__ if not c.__module__.startswith("torch.")]
+    own = [c for c in kind.__mro__ if not _is_torchs(c)]
     pending = [f for c in own for f in vars(c).values()]
     seen: set[int] = set()
     while pending:
         f = pending.pop()
         f = f.__func__ if isinstance(f, staticmethod | classmethod) else f.fget if isinstance(f, property) else f
-        if not isinstance(f, types.FunctionType) or id(f) in seen or f.__module__.startswith("torch."):
+        if not isinstance(f, types.FunctionType) or id(f) in seen or _is_torchs(f):
             continue
         seen.add(id(f))
         kept = [c.cell_contents for c in f.__closure__ or () if _is_set(c)]
@@ -109,6 +109,10 @@ def _is_closed(kind: type) -> bool:
 
 
 _STORES = ("STORE_GLOBAL", "DELETE_GLOBAL")
+
+
+def _is_torchs(x: type | types.FunctionType) -> bool:
+    return str(x.__module__).startswith("torch.")  # None in code that was run from text
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
