@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import in_parts
+import pytest
 
 
 def case(name: str, of: int | None) -> Any:
@@ -20,3 +21,16 @@ def test_a_part_of_the_cases_and_at_least_one() -> None:
     left = in_parts.left_out(list(items))
     assert len(left) == 6 and all(item in many for item in left)
     assert in_parts.left_out([*reversed(items)]) == left, "the order of collection does not matter"
+
+
+@pytest.mark.parametrize("of", [2, 8, 9, 40, 41])
+def test_many_cases_that_compile_are_halved(of: int) -> None:
+    items = [case(f"tests/conformance/test_x.py::test_x[{k}]", None) for k in range(of)]
+    taken = of - len(in_parts.left_out(items))
+    assert taken == (of if of <= in_parts.MANY else max(in_parts.MANY, (of + 1) // 2))
+
+
+def test_part_of_one_is_all_and_quick_tests_run_whole() -> None:
+    whole = [case(f"tests/conformance/test_x.py::test_x[{k}]", 1) for k in range(40)]
+    quick = [case(f"tests/runtime/test_x.py::test_x[{k}]", None) for k in range(40)]
+    assert in_parts.left_out(whole + quick) == []
