@@ -1,7 +1,8 @@
 """Tests with many like cases, of which a run takes a part: `@pytest.mark.part(3)` is a third of them, and at least one.
 
-Without that mark, more than MANY cases of a function that compiles for a device are halved; `part(1)` takes all. The cases are chosen
-by a hash of their names, so that they are the same in each run. LAPILLI_TEST_ALL=1 takes all of them, and `make test-all` sets it."""
+Without that mark, more than MANY cases of a function that compiles for a device are halved; `part(1)` takes all. The cases are
+chosen by a hash of their names, so that they are the same in each run. LAPILLI_TEST_ALL=1 takes all of them, and `make test-all`
+sets it."""
 
 from __future__ import annotations
 
