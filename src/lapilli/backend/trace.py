@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.export import exported_program
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lapilli.backend.output_views import root_of
@@ -44,7 +45,7 @@ def compile_graph(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        decompositions={o: f for o, f in tables()[0].items() if o not in _FRESH},
+        decompositions={o: _apart(o, f) for o, f in tables()[0].items() if o not in _FRESH},
         partition_fn=_partitioned,
     )
     if _records_gradients(inputs):
@@ -52,6 +53,32 @@ def compile_graph(
             return backend(gm, inputs)
     with sdpa_kernel(SDPBackend.MATH) if _transforms(gm) else _whole_operators():
         return backend(gm, inputs)
+
+
+def _apart(overload: torch._ops.OpOverload, f: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator's decomposition whose results share no memory with its arguments, if the operator's own do not.
+
+    A decomposition may come down to a view, as channel_shuffle's does where there is one channel a group. The caller of a
+    compiled function would then change an argument by changing a result.
+    """
+    if any(returned.alias_info is not None for returned in overload._schema.returns):
+        return f
+
+    @functools.wraps(f)
+    def decomposition(*args: Any, **kwargs: Any) -> Any:
+        given = {_storage(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)} - {None}
+
+        def own(value: Any) -> Any:
+            shared = isinstance(value, torch.Tensor) and _storage(value) in given
+            return value.clone() if shared else value
+
+        return tree_map(own, f(*args, **kwargs))
+
+    return decomposition
+
+
+def _storage(tensor: torch.Tensor) -> int | None:
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else None
 
 
 _COMPARISONS = {o.Tensor for o in (aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge)}
@@ -173,7 +200,7 @@ def _with_sizes(vec: Any, formula: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=1)
 def _interpolation() -> tuple[Any, ...]:
     """Overloads that PyTorch differentiates by a Python formula, but Lapilli by an operator of its own."""
     packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if "upsample_" in name]
@@ -181,6 +208,6 @@ def _interpolation() -> tuple[Any, ...]:
     return tuple(o for o in overloads if DispatchKey.Autograd in o.py_kernels and registry.is_supported(o))
 
 
-@lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=1)
 def _composite_operators() -> tuple[Any, ...]:
     return tuple(o for o in _collect_all_valid_cia_ops_for_aten_namespace() if registry.is_supported(o))
