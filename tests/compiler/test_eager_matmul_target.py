@@ -73,22 +73,80 @@ PLANS: dict[str, tuple[CallSignature, Target]] = {
 @pytest.mark.parametrize("name", PLANS)
 def test_plan_of_a_call(matrix_units: None, name: str) -> None:
     signature, expected = PLANS[name]
-    target, chosen = matmul_target.choose(signature, 0)
-    assert target == expected
-    assert chosen.ranges == (target == GPU_MATRIX) and chosen.leaves == signature.leaves
+    choice = matmul_target.choose(signature, 0)
+    assert choice.target == expected
+    assert choice.signature.ranges == (expected == GPU_MATRIX) and choice.signature.leaves == signature.leaves
 
 
 def test_bfloat16_on_units_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul_target, "target_of", lambda device, matrix=False: GPU_BFLOAT if matrix else GPU_HALF)
     for dtype in (half, torch.bfloat16):
-        target, chosen = matmul_target.choose(product(aten.mm.default, *[dense(N, N, dtype=dtype)] * 2), 0)
-        assert target == GPU_BFLOAT and chosen.ranges
+        choice = matmul_target.choose(product(aten.mm.default, *[dense(N, N, dtype=dtype)] * 2), 0)
+        assert choice.target == GPU_BFLOAT and choice.signature.ranges
 
 
 @pytest.mark.parametrize("target", [CPU_HALF, GPU])
 def test_other_devices_keep_their_programs(monkeypatch: pytest.MonkeyPatch, target: Target) -> None:
     monkeypatch.setattr(matmul_target, "target_of", lambda device, matrix=False: target)
-    assert matmul_target.choose(PLANS["mm"][0], 0) == (target, PLANS["mm"][0])
+    assert matmul_target.choose(PLANS["mm"][0], 0) == matmul_target.Choice(target, PLANS["mm"][0])
+
+
+def gradients(size: int, channels: int = 64, dtype: torch.dtype = half, transposed: bool = False) -> CallSignature:
+    """Of a 3x3 convolution."""
+    image, weight = dense(1, channels, size, size, dtype=dtype), dense(channels, channels, 3, 3, dtype=dtype)
+    twice = (1, 1), (1, 1), (1, 1)
+    return product(
+        aten.convolution_backward.default,
+        image,
+        image,
+        weight,
+        None,
+        *twice,
+        transposed,
+        (0, 0),
+        1,
+        (True, True, False),
+    )
+
+
+@pytest.fixture
+def nothing_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_seen", "_exact"):
+        monkeypatch.setattr(matmul_target, name, set())
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [gradients(56), gradients(56, transposed=True), PLANS["a transposed convolution"][0]],
+    ids=["gradients", "gradients of a transposed one", "transposed"],
+)
+def test_scattering_convolutions_are_compiled_for_sizes_that_come_again(
+    matrix_units: None, nothing_seen: None, signature: CallSignature
+) -> None:
+    first, second, third = (matmul_target.choose(signature, 0) for _ in range(3))
+    assert first.passing and first.target == GPU_HALF and not first.signature.exact
+    assert not second.passing and second.target == GPU_MATRIX and second.signature.exact
+    assert third == second
+
+
+def test_sizes_that_vary_share_programs(
+    matrix_units: None, nothing_seen: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices = [matmul_target.choose(gradients(size), 0) for size in range(50, 60)]
+    assert not any(choice.signature.exact for choice in choices)
+    assert len({choice.signature.text() for choice in choices}) <= 2, "multiples of four, and others"
+    monkeypatch.setattr(matmul_target, "_MOST_EXACT", 2)
+    choices = [matmul_target.choose(gradients(size), 0) for size in range(50, 60)]
+    assert [choice.signature.exact for choice in choices] == [True] * 2 + [False] * 8
+    assert not any(choice.passing for choice in choices), "launches are kept again where no form becomes exact"
+    assert matmul_target.choose(gradients(50), 0).signature.exact
+
+
+def test_gradients_without_much_work_or_units(matrix_units: None, nothing_seen: None) -> None:
+    for _ in range(2):
+        assert matmul_target.choose(gradients(14, 16), 0) == matmul_target.Choice(GPU_HALF, gradients(14, 16))
+        single = matmul_target.choose(gradients(56, dtype=torch.float32), 0)
+    assert single.signature.exact and single.target == GPU_HALF
 
 
 # --- how programs see sizes

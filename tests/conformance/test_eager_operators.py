@@ -4,6 +4,7 @@ fallback, the cache on disk, training."""
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lapilli import autoload
+from lapilli.eager import matmul_target
 from lapilli.eager.call_signature import CallSignature, operand
 from lapilli.eager.dispatch import fallbacks, reset_fallbacks
 from lapilli.eager.operator_schema import schema_of
@@ -118,6 +120,46 @@ def test_zero_and_one_are_numbers_of_their_own() -> None:
 def test_sizes_that_are_compiled_in_belong_to_the_program(weights: tuple[int, ...]) -> None:
     """A convolution is compiled for its filters: other filters of the same rank are another program."""
     agrees(nn.functional.conv2d, torch.rand(1, weights[1], 9, 9), torch.rand(weights))
+
+
+def scattering(seed: int) -> tuple[Callable[..., list[Tensor]], Tensor, Tensor]:
+    """A convolution's gradients (a transposed one's result too), of 1 to 3 dimensions, with odd sizes."""
+    pick = random.Random(seed)
+    n, transposed, groups = pick.choice([1, 2, 2, 3]), pick.random() < 0.5, pick.choice([1, 1, 2, 3])
+    ins, outs = (groups * pick.choice([1, 3, 4]) for _ in range(2))
+    stride, dilation, kernel = (pick.choice(some) for some in ([1, 2, 3], [1, 1, 2], [1, 2, 3, 5]))
+    padding = pick.randrange((kernel - 1) * dilation + 1)
+    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    if transposed:  # as large as PyTorch takes it
+        options["output_padding"] = pick.randrange(max(stride, dilation))
+    convolve = getattr(nn.functional, f"conv_transpose{n}d" if transposed else f"conv{n}d")
+    least = (kernel - 1) * dilation + 1
+    x = torch.randn(pick.choice([1, 2, 5]), ins, *(least + pick.choice([0, 3, 7]) for _ in range(n)))
+    weight = torch.randn(*((ins, outs // groups) if transposed else (outs, ins // groups)), *[kernel] * n)
+
+    def f(x: Tensor, weight: Tensor) -> list[Tensor]:
+        given = [x.requires_grad_(), weight.requires_grad_()]
+        y = convolve(*given, **options)
+        return [y.detach(), *torch.autograd.grad(y, given, (y * 0.1).detach())]
+
+    return f, x, weight
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_convolutions_whose_sizes_come_again(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are compiled for these sizes the second time."""
+    for name, value in {"HEAVY": 0, "_seen": set(), "_exact": set()}.items():
+        monkeypatch.setattr(matmul_target, name, value)
+    f, x, weight = scattering(seed)
+    exact = f(x.double(), weight.double())
+    terms = f(x.double().abs(), weight.double().abs())  # the sums of their terms' magnitudes
+    bound = torch.finfo(torch.float32).eps * (8 + x.numel() ** 0.5)  # a sum may wander by the root of its length
+    for _ in range(3):
+        for ours, theirs, sums in zip(f(x.to("vulkan"), weight.to("vulkan")), exact, terms, strict=True):
+            assert ours.device.type == "vulkan" and ours.stride() == theirs.stride()
+            assert ((ours.cpu().double() - theirs).abs() <= bound * sums).all()
+    assert not fallbacks()
+    assert matmul_target._exact
 
 
 def test_the_same_tensor_twice_and_two_tensors_are_other_calls() -> None:

@@ -313,7 +313,7 @@ class _Calls:
             return _replayed(known[0], given, before, mode.tracer)
         if form in self.seen and known is None:
             return forward(*args, **kwargs)
-        last = next(reversed(mode.tracer.graph.nodes))
+        last = next(iter(reversed(mode.tracer.graph.nodes)))
         symbols = _unbacked(given)
         stack = dict(getattr(mode.tracer, "module_stack", {}))
         result = forward(*args, **kwargs)

@@ -161,6 +161,8 @@ class Operator:
                 launch = OperatorLaunch(self.schema, leaves, places(self.schema, args, kwargs), tensors, numbers, index)
                 constant = constant and launch.constant
                 made = launch.fast(tensors)
+                if launch.passing:
+                    return made
             except CannotRun as error:
                 made = str(error)
             if len(self.launches) >= _MOST:

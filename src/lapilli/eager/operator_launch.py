@@ -59,7 +59,8 @@ class OperatorLaunch:
         index: int,
     ) -> None:
         """leaves: all arguments, in the schema's order. Raises CannotRun."""
-        target, signature = matmul_target.choose(signature_of(schema, leaves, given), index)
+        choice = matmul_target.choose(signature_of(schema, leaves, given), index)
+        target, signature, self.passing = choice.target, choice.signature, choice.passing
         operands = signature.operands()
         for x in operands:
             if math.prod(n for d, n in enumerate(x.shape) if d not in x.expanded) > MOST_ELEMENTS:

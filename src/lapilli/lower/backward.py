@@ -201,7 +201,9 @@ def convolution_backward(
     correlation of x and grad, which is a convolution with batch and channels exchanged. For the bias: a sum.
     """
     n = weight.dim() - 2
-    stride, padding, dilation = _each(stride, n), _each(padding, n), _each(dilation, n)
+    stride, padding, dilation, output_padding = (
+        _each(given, n) for given in (stride, padding, dilation, output_padding)
+    )
     grad_x = grad_w = grad_b = None
     if mask[0]:
         missing = [0] * n
@@ -209,6 +211,10 @@ def convolution_backward(
             sizes = zip(x.shape[2:], grad.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
             missing = [i - ((o - 1) * s - 2 * p + d * (k - 1) + 1) for i, o, k, s, p, d in sizes]
         grad_x = aten.convolution(grad, weight, None, stride, padding, dilation, not transposed, missing, groups)
+        if transposed:  # output_padding of a stride or more, which dilation allows, is further windows
+            for d, (more, step) in enumerate(zip(output_padding, stride, strict=True)):
+                if more >= step:
+                    grad_x = grad_x.narrow(2 + d, 0, x.shape[2 + d])
     if mask[1]:
         wide, narrow = (grad, x) if transposed else (x, grad)
         if isinstance(x.shape[0], int) and x.shape[0] == 0:
