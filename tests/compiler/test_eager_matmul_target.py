@@ -86,9 +86,10 @@ def test_bfloat16_on_units_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("target", [CPU_HALF, GPU])
+@pytest.mark.usefixtures("nothing_seen")
 def test_other_devices_keep_their_programs(monkeypatch: pytest.MonkeyPatch, target: Target) -> None:
     monkeypatch.setattr(matmul_target, "target_of", lambda device, matrix=False: target)
-    assert matmul_target.choose(PLANS["mm"][0], 0) == matmul_target.Choice(target, PLANS["mm"][0])
+    assert matmul_target.choose(PLANS["mm"][0], 0) == matmul_target.Choice(target, PLANS["mm"][0], passing=True)
 
 
 def gradients(size: int, channels: int = 64, dtype: torch.dtype = half, transposed: bool = False) -> CallSignature:
@@ -117,15 +118,16 @@ def nothing_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "signature",
-    [gradients(56), gradients(56, transposed=True), PLANS["a transposed convolution"][0]],
-    ids=["gradients", "gradients of a transposed one", "transposed"],
+    [gradients(56), gradients(56, transposed=True), PLANS["a transposed convolution"][0], PLANS["float32"][0]],
+    ids=["gradients", "gradients of a transposed one", "transposed", "float32"],
 )
-def test_scattering_convolutions_are_compiled_for_sizes_that_come_again(
+def test_what_is_compiled_for_sizes_that_come_again(
     matrix_units: None, nothing_seen: None, signature: CallSignature
 ) -> None:
     first, second, third = (matmul_target.choose(signature, 0) for _ in range(3))
     assert first.passing and first.target == GPU_HALF and not first.signature.exact
-    assert not second.passing and second.target == GPU_MATRIX and second.signature.exact
+    assert not second.passing and second.signature.exact
+    assert second.target == (GPU_HALF if signature is PLANS["float32"][0] else GPU_MATRIX)
     assert third == second
 
 

@@ -145,6 +145,40 @@ def scattering(seed: int) -> tuple[Callable[..., list[Tensor]], Tensor, Tensor]:
     return f, x, weight
 
 
+PRODUCTS: dict[str, Callable[[Any], list[Tensor]]] = {
+    "mm": lambda r: [r(7, 33) @ r(33, 5), r(33, 7).t() @ r(5, 33).t(), r(1, 33) @ r(33, 64), r(3, 0) @ r(0, 2)],
+    "bmm": lambda r: [r(3, 7, 33) @ r(3, 33, 5), r(1, 7, 33) @ r(1, 33, 5), r(3, 1, 16) @ r(3, 16, 1)],
+    "addmm": lambda r: [torch.addmm(r(5), r(7, 33), r(33, 5), beta=k, alpha=2.5 * k) for k in (0, 1, 0.5, 2)],
+    "addmm in place": lambda r: [r(7, 5).addmm_(r(7, 33), r(33, 5), alpha=k) for k in (1, 0.25)],
+    "baddbmm": lambda r: [torch.baddbmm(r(7, 1), r(3, 7, 33), r(3, 33, 5), beta=k) for k in (1, 0.5)],
+    "linear": lambda r: [nn.functional.linear(r(2, 4, 33), r(8, 33), r(8)), nn.functional.linear(r(33), r(8, 33))],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, dtype) for name in PRODUCTS for dtype in (torch.float32, torch.float16, torch.bfloat16)),
+        ("mm", torch.int32),
+    ],
+)
+def test_products_whose_sizes_come_again(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are compiled for these sizes the second time, with numbers that may still vary."""
+    for attribute, value in {"HEAVY": 0, "_seen": set(), "_exact": set()}.items():
+        monkeypatch.setattr(matmul_target, attribute, value)
+
+    def drawn(device: str, dtype: torch.dtype) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        return PRODUCTS[name](lambda *shape: torch.randint(-8, 9, shape, generator=generator).to(device, dtype))
+
+    exact = drawn("cpu", dtype if dtype is torch.int32 else torch.float64)
+    for _ in range(3):
+        for ours, theirs in zip(drawn("vulkan", dtype), exact, strict=True):
+            assert ours.dtype is dtype
+            torch.testing.assert_close(ours.cpu(), theirs.to(dtype))
+    assert matmul_target._exact and not fallbacks()
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_convolutions_whose_sizes_come_again(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are compiled for these sizes the second time."""

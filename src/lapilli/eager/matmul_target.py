@@ -1,11 +1,12 @@
-"""Products that are worth matrix units: which calls they are, and the sizes that their programs see.
+"""Products with much work: which calls they are, and the sizes that their programs see.
 
-Their kernels read eight elements at once, and have tiles according to the amount of work. Sizes are therefore not entirely
-dynamic: a symbol is an eighth of a size that is a multiple of eight, and is bounded, with two ranges per power of two. A
+Kernels of matrix units read eight elements at once, and have tiles according to the amount of work. Sizes are therefore not
+entirely dynamic: a symbol is an eighth of a size that is a multiple of eight, and is bounded, with two ranges per power of two. A
 growing sequence passes through few of these.
 
-Transposed convolutions and gradients of convolutions have fast kernels for fixed sizes only. They are compiled for any sizes the
-first time, and for their own the second: training repeats its sizes, and sizes that vary do not compile without end.
+Without matrix units, and for transposed convolutions and gradients of convolutions, the fast kernels need fixed sizes. These calls
+are compiled for any sizes the first time, and for their own the second: most programs repeat their sizes, and those that vary do
+not compile without end.
 """
 
 from __future__ import annotations
@@ -32,10 +33,7 @@ _PRODUCTS: dict[Any, tuple[int, int]] = {
     aten.mm.default: (0, 1), aten.addmm.default: (1, 2), aten.bmm.default: (0, 1), aten.baddbmm.default: (1, 2),
 }  # fmt: skip
 """The positions of the matrices among the arguments."""
-_CONVOLUTIONS: dict[Any, tuple[int, int]] = {aten.convolution.default: (0, 1)}
-_SCATTERING = {aten.convolution.default, aten.convolution_backward.default}
-"""Operators whose products have a kernel for matrices if their sizes are known, and a slower one if they are not: transposed
-convolutions, and gradients of all convolutions, which are transposed ones and correlations."""
+_CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
 
 _MOST_SEEN, _MOST_EXACT = 10_000, 1_000
 _seen: set[str] = set()
@@ -53,63 +51,59 @@ class Choice:
 
 
 def choose(signature: CallSignature, device: int) -> Choice:
-    """How a call is compiled. One whose kernels depend on its sizes being known is compiled for any sizes first, which serves
-    those that vary, and for its own when they come again."""
-    full = target_of(device, matrix=True)
-    if is_heavy(signature, full):
+    """How a call is compiled."""
+    plain, full = target_of(device), target_of(device, matrix=True)
+    if not is_heavy(signature):
+        return Choice(plain, signature)
+    on_units = all(full.multiplies(FROM_TORCH.get(x.dtype)) for x in signature.operands())
+    if on_units and not _scatters(signature):
         return Choice(full, replace(signature, ranges=True))
-    if not is_heavy_scattering(signature):
-        return Choice(target_of(device), signature)
     exact = replace(signature, exact=True)
     text = exact.text()
     if text in _exact or (text in _seen and len(_exact) < _MOST_EXACT):
         _exact.add(text)
-        return Choice(full if _on_units(signature, full) else target_of(device), exact)
+        return Choice(full if on_units else plain, exact)
     if len(_seen) >= _MOST_SEEN:
         _seen.clear()
     _seen.add(text)
-    return Choice(target_of(device), signature, passing=len(_exact) < _MOST_EXACT)
+    return Choice(plain, signature, passing=len(_exact) < _MOST_EXACT)
 
 
-def _on_units(signature: CallSignature, target: Target) -> bool:
-    types = {x.dtype for x in signature.operands()}
-    return len(types) == 1 and target.multiplies(FROM_TORCH.get(*types))
-
-
-def is_heavy_scattering(signature: CallSignature) -> bool:
-    """Whether a call is a transposed convolution, or gradients of a convolution, with enough work for its sizes to matter."""
+def is_heavy(signature: CallSignature) -> bool:
+    """Whether a call is a product with enough work, of operands of one type."""
     op = signature.schema.computed
-    if op not in _SCATTERING:
-        return False
-    # Each element that the weights are read for (the gradient of the result, or a transposed convolution's argument) meets
-    # those of one of its channels.
-    backward = op is aten.convolution_backward.default
-    read, weight = signature.leaves[0], signature.leaves[2 if backward else 1]
-    transposed: Any = signature.leaves[7 if backward else 6]
-    if not isinstance(read, TensorOperand) or not isinstance(weight, TensorOperand) or not (backward or transposed):
-        return False
-    channel = 1 if backward and transposed else 0
-    return math.prod(read.shape) * math.prod(weight.shape) // max(weight.shape[channel], 1) >= HEAVY
-
-
-def is_heavy(signature: CallSignature, target: Target) -> bool:
-    """Whether a call is a product with enough work, of operands that the target's matrix units multiply."""
-    op = signature.schema.computed
-    places = _PRODUCTS.get(op) or _CONVOLUTIONS.get(op)
-    if places is None:
-        return False
-    left, right = (signature.leaves[k] for k in places)
-    if (
-        not isinstance(left, TensorOperand)
-        or not isinstance(right, TensorOperand)
-        or left.dtype is not right.dtype
-        or not target.multiplies(FROM_TORCH.get(left.dtype))
-    ):
-        return False
     if op in _CONVOLUTIONS:
-        stride: Any = signature.leaves[3]
-        transposed = signature.leaves[6]
-        positions = math.prod(left.shape) // max(left.shape[1], 1)
-        return not transposed and positions * math.prod(right.shape) // math.prod(stride) >= HEAVY
+        return _multiplications(signature) >= HEAVY
+    if op not in _PRODUCTS:
+        return False
+    matrices: list[Any] = [signature.leaves[k] for k in _PRODUCTS[op]]
+    left, right = matrices
+    if not _alike(left, right):
+        return False
     large = math.prod(right.shape[-2:]) >= LARGE
-    return large or math.prod(left.shape) * right.shape[-1] >= HEAVY
+    return large or bool(math.prod(left.shape) * right.shape[-1] >= HEAVY)
+
+
+def _multiplications(signature: CallSignature) -> int:
+    """Of a convolution, or of one of its gradients; 0 for operands of different types."""
+    backward = signature.schema.computed is aten.convolution_backward.default
+    leaves: tuple[Any, ...] = tuple(signature.leaves)
+    read, weight = leaves[0], leaves[2 if backward else 1]
+    if not _alike(read, weight):
+        return 0
+    if not _scatters(signature):
+        positions = math.prod(read.shape) // max(read.shape[1], 1)
+        return int(positions * math.prod(weight.shape) // math.prod(leaves[3]))
+    # Each element of the result's gradient, or of a transposed convolution's argument, meets the weights of its channel.
+    channel = 1 if backward and leaves[7] else 0
+    return int(math.prod(read.shape) * math.prod(weight.shape) // max(weight.shape[channel], 1))
+
+
+def _scatters(signature: CallSignature) -> bool:
+    """Whether it is a transposed convolution, or gradients of any convolution."""
+    op = signature.schema.computed
+    return op is aten.convolution_backward.default or (op is aten.convolution.default and bool(signature.leaves[6]))
+
+
+def _alike(left: Any, right: Any) -> bool:
+    return isinstance(left, TensorOperand) and isinstance(right, TensorOperand) and left.dtype is right.dtype
