@@ -176,7 +176,8 @@ def test_products_whose_sizes_come_again(name: str, dtype: torch.dtype, monkeypa
         for ours, theirs in zip(drawn("vulkan", dtype), exact, strict=True):
             assert ours.dtype is dtype
             torch.testing.assert_close(ours.cpu(), theirs.to(dtype))
-    assert matmul_target._exact and not fallbacks()
+    assert matmul_target._exact or dtype is not torch.float32, "halves may have matrix units"
+    assert not fallbacks()
 
 
 @pytest.mark.parametrize("seed", range(24))
