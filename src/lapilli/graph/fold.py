@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from lapilli.graph.module import Module
-from lapilli.graph.quantized import DEQUANTIZE, UNPACK
+from lapilli.runtime.code_operators import DEQUANTIZE, UNPACK
 
 aten = torch.ops.aten
 

@@ -20,6 +20,7 @@ from lapilli.graph.packed import unpack
 from lapilli.graph.quantized import narrow_zero_points, pack_codes, recognize, take_apart
 from lapilli.graph.shared_heads import share_heads
 from lapilli.graph.split_large_weights import split_large_weights
+from lapilli.graph.turned_codes import turn_codes
 from lapilli.legalize.decompose import decompose, decompose_calls, tables
 from lapilli.lower import is_supported
 from lapilli.runtime.sequences import KINDS
@@ -61,6 +62,7 @@ def optimize(module: Module) -> None:
     fold_padding(module)
     fold_constants(module, is_supported=is_supported)
     narrow_zero_points(module)
+    turn_codes(module)
     center(module)
     move(module)
     absorb_limits(module)
