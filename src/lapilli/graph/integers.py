@@ -25,7 +25,7 @@ from lapilli.runtime.code_operators import DEQUANTIZE, INTEGER_CONVOLUTION, INTE
 aten = torch.ops.aten
 
 _CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.convolution.default)
-_LARGEST = 2**31 - 1
+LARGEST = 2**31 - 1
 _EXACT = 2**24
 """Integers up to which float32 has all."""
 
@@ -54,11 +54,13 @@ def center(module: Module) -> None:
     module.clean()
 
 
-_MOVES = (
-    aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default, aten.relu.default, aten.flatten.using_ints,
-    aten.view.default, aten.reshape.default, aten.permute.default, aten.transpose.int, aten.squeeze.dim, aten.squeeze.dims,
-    aten.unsqueeze.default, aten.slice.Tensor, aten.expand.default, aten.clone.default, aten.pixel_shuffle.default,
+_VIEWS = (
+    aten.flatten.using_ints, aten.view.default, aten.reshape.default, aten.permute.default, aten.transpose.int, aten.squeeze.dim,
+    aten.squeeze.dims, aten.unsqueeze.default, aten.slice.Tensor, aten.expand.default, aten.clone.default,
+    aten.pixel_shuffle.default,
 )  # fmt: skip
+"""Operators whose results are values of their operand."""
+_MOVES = (aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default, aten.relu.default, *_VIEWS)
 """Operators whose results are values of their operand, or 0."""
 
 
@@ -92,14 +94,46 @@ def move(module: Module) -> int:
     return moved
 
 
-def _divides(node: fx.Node) -> bool:
+def view_codes(module: Module) -> int:
+    """Views of dequantized values that a product reads are views of the codes: f(dequantize(u)) = dequantize(f(u)). For codes of
+    one scale. Returns their number.
+    """
+    viewed = 0
+    for node in list(module.graph.nodes):
+        read: Any = node.args[0] if node.target in _VIEWS else None
+        if not isinstance(read, fx.Node) or not is_of_codes(read) or not _is_for_products(node):
+            continue
+        arguments: Any = read.args
+        codes, scale, zero, block, dtype = arguments
+        parameters = [p.meta["val"] for p in (scale, zero) if p is not None]
+        if any(b != -1 for b in block) or any(p.numel() != 1 for p in parameters):
+            continue
+        with module.graph.inserting_before(node):
+            new = module.graph.call_function(node.target, (codes, *node.args[1:]), dict(node.kwargs))
+            value = node.meta["val"]
+            new.meta["val"] = value.new_empty(value.shape, dtype=codes.meta["val"].dtype)
+            if (limits := _limits(codes)) is not None:
+                new.meta["limits"] = limits
+            made = module.graph.call_function(DEQUANTIZE, (new, scale, zero, [-1] * value.dim(), dtype))
+            made.meta["val"] = value
+        module.replace(node, made)
+        viewed += 1
+    module.clean()
+    return viewed
+
+
+def _is_for_products(node: fx.Node) -> bool:
+    return any(u.target in _PRODUCTS or (u.target in _VIEWS and _is_for_products(u)) for u in node.users)
+
+
+def divides(node: fx.Node) -> bool:
     """Whether a quantization divides by its scale, instead of multiplying with the inverse."""
     return bool(node.args[7:] and node.args[7])
 
 
 def _inverses(node: fx.Node, scale: torch.Tensor) -> tuple[float, ...]:
     """What a quantization to codes of a scale may be given for it."""
-    if _divides(node):
+    if divides(node):
         return (float(scale),)
     return float((1.0 / scale.double()).float()), float(1.0 / scale)
 
@@ -119,7 +153,7 @@ def absorb_limits(module: Module) -> None:
         while inverse is not None and inverse.numel() == 1 and shift is not None and (found := _clamp_of(limited)):
             low, high = node.args[4], node.args[5]
             factor = inverse.float()
-            steps = [torch.tensor(end) / factor if _divides(node) else torch.tensor(end) * factor for end in found]
+            steps = [torch.tensor(end) / factor if divides(node) else torch.tensor(end) * factor for end in found]
             ends = [float(step.round()) + shift for step in steps]
             ends = [min(max(end, low), high) for end in ends]
             if not ends[0] <= ends[1]:  # as one that is NaN is
@@ -193,7 +227,8 @@ def compute_in_integers(module: Module) -> int:
             continue
         if not _reads_dequantized(node):
             continue
-        refused = _replace_product(module, node) if node.target is aten.bmm.default else _replace(module, node)
+        of_two = node.target in _OF_TWO and node.args[1].args[0] not in module.constants
+        refused = _replace_product(module, node) if of_two else _replace(module, node)
         found += not refused
         node.meta["arithmetic"] = refused
     module.clean()
@@ -205,6 +240,8 @@ _PRODUCTS = (
     aten.linear.default, *_CONVOLUTIONS, aten.bmm.default, aten.mm.default, aten.addmm.default, aten.matmul.default,
     aten.baddbmm.default, aten.scaled_dot_product_attention.default,
 )  # fmt: skip
+
+_OF_TWO = (aten.bmm.default, aten.mm.default, aten.matmul.default)
 
 
 def _reads_dequantized(node: fx.Node) -> bool:
@@ -231,17 +268,17 @@ def _is_transposed(node: fx.Node) -> bool:
 
 def _replace_product(module: Module, node: fx.Node) -> str:
     """A product of two activations, each quantized as a whole. Returns why it is none, or nothing."""
-    if node.meta["val"].dtype is not torch.float32 or not all(map(_of_codes, node.args)):
+    if node.meta["val"].dtype is not torch.float32 or not all(map(is_of_codes, node.args)):
         return _ONE_QUANTIZED
-    terms = node.args[0].meta["val"].shape[2]  # type: ignore[union-attr]
+    terms = node.args[0].meta["val"].shape[-1]  # type: ignore[union-attr]
     given: list[Any] = [x.args for x in node.args]  # type: ignore[union-attr]
     if not isinstance(terms, int) or any(b != -1 for _, _, _, block, _ in given for b in block):
         return "since scales differ within an operand, or the sum's length is open"
     largest = terms
     for codes, _, zero, _, _ in given:
-        low, high = _centered(module, codes, zero)
+        low, high = range_of(module, codes, zero)
         largest *= max(abs(low), abs(high))
-    if largest > _LARGEST:
+    if largest > LARGEST:
         return _TOO_LONG
     kind = torch.float32 if largest <= _EXACT else torch.int32
     writer = _Writer(module, node)
@@ -272,7 +309,7 @@ def _replace(module: Module, node: fx.Node) -> str:
         return "since this operator has no form in integers"
     x: Any = node.args[0]
     w: Any = node.args[1]
-    if not _of_codes(x) or not _of_codes(w) or node.meta["val"].dtype is not torch.float32:
+    if not is_of_codes(x) or not is_of_codes(w) or node.meta["val"].dtype is not torch.float32:
         return _ONE_QUANTIZED
     codes, scale, zero, block, _ = x.args
     weights, factor, shift, of_weight, _ = w.args
@@ -297,9 +334,9 @@ def _replace(module: Module, node: fx.Node) -> str:
     if along:  # a row for each result
         groups = _groups(node)
         values = values.reshape(groups, -1, *size[1:]).transpose(1, 2).flatten(0, 1)
-    limits = _centered(module, codes, zero)
+    limits = range_of(module, codes, zero)
     largest = _largest(values, limits)
-    if largest > _LARGEST:
+    if largest > LARGEST:
         return _TOO_LONG
     parts = _parts(values, limits, _groups(node) == 1 and not _is_transposed(node))
     kind = torch.float32 if parts else torch.int32
@@ -340,7 +377,7 @@ def _replace_sum(module: Module, node: fx.Node) -> None:
     given: Any = node.args
     x, zero, w, shift, *geometry = given
     size = w.meta["val"].shape
-    limits = _centered(module, x, zero)
+    limits = range_of(module, x, zero)
     known = w in module.constants and (shift is None or shift in module.constants)
     convolution = node.target is INTEGER_CONVOLUTION
     parts: list[tuple[int, int]] = []
@@ -358,7 +395,7 @@ def _replace_sum(module: Module, node: fx.Node) -> None:
     else:
         target = _CONVOLUTIONS[len(size) - 3] if convolution else aten.matmul.default
         terms: Any = size[1:].numel() if convolution else size[-2 if len(size) > 1 else 0]
-        largest = max(map(abs, limits)) * max(map(abs, _centered(module, w, shift)))
+        largest = max(map(abs, limits)) * max(map(abs, range_of(module, w, shift)))
         if isinstance(terms, int) and terms * largest <= _EXACT:
             parts = [(0, terms)]
     kind = torch.float32 if parts else torch.int32
@@ -404,7 +441,7 @@ def _groups(node: fx.Node) -> int:
     return int(groups)
 
 
-def _centered(module: Module, codes: Any, zero: Any) -> tuple[int, int]:
+def range_of(module: Module, codes: Any, zero: Any) -> tuple[int, int]:
     """The range of codes less their zero point."""
     known = codes.args[4:6] if codes.target is QUANTIZE else _limits(codes)
     limits = torch.iinfo(torch.int8 if known is not None else codes.meta["val"].dtype)
@@ -422,7 +459,7 @@ def _largest(weights: torch.Tensor, limits: tuple[int, int]) -> int:
     return int(torch.maximum(high * above - low * below, high * below - low * above).max())
 
 
-def _of_codes(node: Any) -> bool:
+def is_of_codes(node: Any) -> bool:
     """Whether a value is dequantized from integers of at most nine bits."""
     if not isinstance(node, fx.Node) or node.target is not DEQUANTIZE or node.meta["val"].dtype is not torch.float32:
         return False

@@ -49,7 +49,7 @@ def dequantized(x: Tensor, scale: Tensor, zero: Tensor | None, block: Sequence[i
     """The numbers that a quantized tensor stands for. block: as of `quantized`."""
     if x.is_floating_point():
         return x.to(scale.dtype) * _spread(scale, x, block)
-    if x.dtype in (torch.int8, torch.uint8):
+    if x.dtype in (torch.int8, torch.uint8, torch.int32):
         if block is None and scale.numel() == 1 and (zero is None or zero.numel() == 1):
             block = [-1] * x.ndim
         if block is not None:
