@@ -324,7 +324,14 @@ FAMILIES: dict[str, Callable[[Generator], Random]] = {
 }  # fmt: skip
 
 
+PLANS = ("cpu-fp32", "gpu-fp32", "gpu-fp16", "gpu-fp32-dot", "gpu-fp16-dot")
+
+
 def random_pair(family: str, seed: int, folder: Path) -> tuple[Random, Pair]:
-    """A model of a family, run in both."""
+    """A model of a family, run in both, by kernels of one of the plans; floats are not rounded to 16 bits."""
     made = FAMILIES[family](np.random.default_rng([seed, *family.encode()]))
-    return made, Pair(folder, made.nodes, made.inputs, made.constants, made.outputs)
+    has_floats = any(x.dtype == np.float32 for x in made.inputs.values())
+    plans = [p for p in PLANS if "fp16" not in p or (made.integers and not has_floats)]
+    plan = plans[seed % len(plans)]
+    given = made.nodes, made.inputs, made.constants, made.outputs
+    return made, Pair(folder, *given, target=plan, precision=plan.split("-")[1])

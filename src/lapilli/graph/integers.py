@@ -408,7 +408,9 @@ def _replace_sum(module: Module, node: fx.Node) -> None:
         total = writer.whole_sum(left, right, rest, parts)
         for user in list(node.users):
             if user.target is aten._to_copy.default and user.kwargs == {"dtype": torch.float32}:
-                module.replace(user, writer.converted(total, torch.float32))
+                number = writer.converted(total, torch.float32)
+                number.meta["exact"] = True
+                module.replace(user, number)
         made = writer.converted(total, torch.int32)
     module.replace(node, made)
     module.graph.erase_node(node)

@@ -69,7 +69,7 @@ def _replace(module: Module, node: fx.Node, layer: Any) -> bool:
             row = module.add_constant(added.reshape([-1] + [1] * trailing), f"{layer.name}_bias")
             total = _call(module, aten.add.Tensor, (total, row), total, torch.int32)
         total = _call(module, aten._to_copy.default, (total,), total, torch.float32)
-        total.kwargs = {"dtype": torch.float32}
+        total.kwargs, total.meta["exact"] = {"dtype": torch.float32}, True
     inverse = both / known[2].reshape(())  # type: ignore[union-attr]
     axis = 1 if convolution else len(layer.meta["val"].shape) - 1
     each = [1 if d == axis and inverse.numel() > 1 else -1 for d in range(len(layer.meta["val"].shape))]
