@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -174,6 +175,27 @@ def test_weights_of_few_bits_stay_packed(bits: int, block: int, columns: int, ze
     pair.program.save(tmp_path / "model.lap")
     stored = sum(v.nbytes for v in constants.values())
     assert (tmp_path / "model.lap").stat().st_size < stored + rows * columns
+
+
+@pytest.mark.parametrize("block", [32, 20])
+@pytest.mark.parametrize("kind", [ml_dtypes.int4, ml_dtypes.uint4, np.uint8])
+def test_weights_of_blocks_keep_their_bits(kind: Any, block: int, tmp_path: Path) -> None:
+    """A matrix [k, n] whose blocks lie along k; codes of uint8 that are all near 255 stay bytes."""
+    k, n = 640, 900
+    low = 240 if kind is np.uint8 else -8 if kind is ml_dtypes.int4 else 0
+    random = np.random.default_rng(block)
+    w, z = (random.integers(low, low + 16, size).astype(kind) for size in ((k, n), (k // block, n)))
+    scales = (random.random((k // block, n)) / 64).astype(np.float32)
+    nodes = [
+        NODE("DequantizeLinear", ["w", "s", "z"], ["w_d"], axis=0, block_size=block),
+        NODE("MatMul", ["x", "w_d"], ["y"]),
+    ]
+    pair = Pair(tmp_path, nodes, {"x": floats(3, k)}, {"w": w, "s": scales, "z": z}, ["y"])
+    pair.check_close()
+    assert pair.counts() == (0, 1, 0)
+    pair.program.save(tmp_path / "model.lap")
+    codes = k * n + z.size if kind is np.uint8 else (k * n) // 2 + z.size
+    assert (tmp_path / "model.lap").stat().st_size < codes + scales.nbytes + k * n // 4
 
 
 # -- random attributes, sizes, types and zero points
