@@ -9,7 +9,10 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx_quantized import FAMILIES, MICROSOFT, NODE, Pair, floats, int8, random_pair, uint8
+import torch
+from onnx_quantized import FAMILIES, MICROSOFT, NODE, Pair, floats, int8, random_pair, saved, uint8
+
+import lapilli
 
 pytestmark = pytest.mark.usefixtures("on_any_device")
 
@@ -78,6 +81,26 @@ def test_integer_convolutions(attributes: dict[str, Any], tmp_path: Path) -> Non
     pair = Pair(tmp_path, nodes, {"x": uint8(2, 6, 9, 8)}, constants, ["y"])
     pair.check_codes()
     assert pair.counts() == (1, 0, 0)
+
+
+def test_scales_and_zero_points_of_rows(tmp_path: Path) -> None:
+    """The standard has them, onnxruntime not."""
+    a, b = uint8(5, 70), int8(70, 6)
+    za, zy = uint8(5, seed=1), uint8(5, seed=2)
+    sa, sb, sy = (np.random.default_rng(k).random(n, np.float32) + np.float32(0.5) for k, n in enumerate((5, 6, 5)))
+    names, weights = ["sa", "za", "b", "sb", "zb", "sy", "zy"], (sa, za, b, sb, np.zeros(6, np.int8), sy * 40, zy)
+    path = saved(
+        tmp_path,
+        [NODE("QLinearMatMul", ["a", *names], ["y"])],
+        {"a": a},
+        dict(zip(names, weights, strict=True)),
+        {"y": uint8(5, 6)},
+    )
+    program = lapilli.compile(path, (torch.from_numpy(a),), dynamic_shapes=())
+    total = ((a.astype(np.int32) - za[:, None]) @ b.astype(np.int32)).astype(np.float32)
+    wanted = np.rint(total * (sa[:, None] * sb / (sy * 40)[:, None])) + zy[:, None]
+    np.testing.assert_array_equal(program(a), wanted.clip(0, 255).astype(np.uint8))
+    assert len(program.report().in_integers) == 1
 
 
 # -- between QuantizeLinear and DequantizeLinear

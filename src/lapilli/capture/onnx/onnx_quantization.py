@@ -122,11 +122,11 @@ def dynamic_quantize_linear(call: OnnxCall, x: Tensor) -> tuple[Tensor, Tensor, 
 # -- products
 
 
-def _of_rows(zero: Tensor | None) -> Tensor | None:
-    """A zero point, or one of each row, to be broadcast to a matrix."""
-    if zero is None or zero.ndim != 1:
-        return zero
-    return zero.reshape(()) if zero.shape[0] == 1 else zero.unsqueeze(1)
+def _of_rows(parameter: Tensor) -> Tensor:
+    """A parameter, or one of each row, to be broadcast to a matrix."""
+    if parameter.ndim != 1:
+        return parameter
+    return parameter.reshape(()) if parameter.shape[0] == 1 else parameter.unsqueeze(1)
 
 
 def _of_columns(zero: Tensor | None) -> Tensor | None:
@@ -135,7 +135,7 @@ def _of_columns(zero: Tensor | None) -> Tensor | None:
 
 def integer_product(a: Tensor, b: Tensor, za: Tensor | None, zb: Tensor | None) -> Tensor:
     """The product of matrices of 8-bit integers less their zero points, in int32."""
-    result: Tensor = INTEGER_PRODUCT(a, _of_rows(za), b, _of_columns(zb))
+    result: Tensor = INTEGER_PRODUCT(a, None if za is None else _of_rows(za), b, _of_columns(zb))
     return result
 
 
@@ -166,9 +166,11 @@ def _requantized(total: Tensor, scale: Tensor, zero: Tensor | None, kind: int, a
     """A sum of integers on the grid of a result, multiplied once, as onnxruntime does. scale: of the operands together,
     divided by that of the result; one, or one of each element of an axis.
     """
+    if scale.ndim > 1 or (zero is not None and zero.numel() != 1):  # such as of each row: they are broadcast
+        steps = torch.round(total.float() * scale)
+        steps = steps if zero is None else steps + zero.float()
+        return torch.clamp(steps, *limits(kind)).to(torch.int32).to(_stored(kind))
     block = _blocks(scale, total, axis, 0)
-    if zero is not None and zero.numel() != 1:
-        raise CompileError("zero points of a result that differ are not supported; one for all elements is")
     if zero is not None and scale.numel() != 1:
         zero = zero.reshape(()).expand(scale.shape)
     result: Tensor = QUANTIZE(total.float(), scale, zero, block, *limits(kind), _stored(kind))
@@ -179,10 +181,8 @@ def _requantized(total: Tensor, scale: Tensor, zero: Tensor | None, kind: int, a
 def qlinear_matmul(
     call: OnnxCall, a: Tensor, sa: Tensor, za: Tensor, b: Tensor, sb: Tensor, zb: Tensor, sy: Tensor, zy: Tensor
 ) -> Tensor:
-    if any(s.numel() != 1 for s in (sa, sy, zy)) or (sb.numel() != 1 and sb.ndim != 1):
-        raise CompileError("scales that differ are supported for the columns of the second matrix alone")
-    total = integer_product(a, b, za, zb)
-    return _requantized(total, sa.float().reshape(()) * sb.float() / sy.float().reshape(()), zy, call.kind(7))
+    first, last, zero = (_of_rows(p) for p in (sa, sy, zy))
+    return _requantized(integer_product(a, b, za, zb), first.float() * sb.float() / last.float(), zero, call.kind(7))
 
 
 @operator("QGemm", domain=MICROSOFT)
