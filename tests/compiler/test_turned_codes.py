@@ -10,11 +10,11 @@ from agreement import relative_error
 from torch import Tensor, nn
 
 from lapilli.capture import capture
+from lapilli.code_operators import DEQUANTIZE, UNPACK
 from lapilli.graph.module import Module
 from lapilli.ir import interpret
 from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
-from lapilli.runtime.code_operators import DEQUANTIZE, UNPACK
 
 aten = torch.ops.aten
 

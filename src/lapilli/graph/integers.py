@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from lapilli.code_operators import DEQUANTIZE, INTEGER_CONVOLUTION, INTEGER_PRODUCT, QUANTIZE
 from lapilli.graph.module import Module
-from lapilli.runtime.code_operators import DEQUANTIZE, INTEGER_CONVOLUTION, INTEGER_PRODUCT, QUANTIZE
 
 aten = torch.ops.aten
 

@@ -1,4 +1,4 @@
-"""Quantized tensors in the graph: what other packages' operators become, those of `runtime/code_operators.py`, and how constants
+"""Quantized tensors in the graph: what other packages' operators become, those of `code_operators.py`, and how constants
 of codes lie. Kernels see no format, only an expression of the code (`schedule/encoding.py`).
 """
 
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from lapilli.code_operators import DEQUANTIZE, QUANTIZE, UNPACK
 from lapilli.graph.module import Module
-from lapilli.runtime.code_operators import DEQUANTIZE, QUANTIZE, UNPACK
 
 aten = torch.ops.aten
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from lapilli.code_operators import DEQUANTIZE, INTEGER_CONVOLUTION, INTEGER_PRODUCT, QUANTIZE
 from lapilli.graph.integers import LARGEST, divides, is_of_codes, range_of
 from lapilli.graph.module import Module
-from lapilli.runtime.code_operators import DEQUANTIZE, INTEGER_CONVOLUTION, INTEGER_PRODUCT, QUANTIZE
 
 aten = torch.ops.aten
 

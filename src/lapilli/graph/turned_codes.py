@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from lapilli.code_operators import DEQUANTIZE
 from lapilli.graph.module import Module
-from lapilli.runtime.code_operators import DEQUANTIZE
 
 aten = torch.ops.aten
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lapilli.code_operators import DEQUANTIZE, UNPACK
 from lapilli.llm.blocks import BlockedMatrix, Parameter
-from lapilli.runtime.code_operators import DEQUANTIZE, UNPACK
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
-"""Quantized tensors: numbers as expressions of codes, and codes of numbers. See `runtime/code_operators.py`."""
+"""Quantized tensors: numbers as expressions of codes, and codes of numbers. See `code_operators.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from lapilli.code_operators import DEQUANTIZE, QUANTIZE, UNPACK
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, index, load, unary
 from lapilli.ir.integer import Int, as_int
 from lapilli.ir.node import Map, Node
 from lapilli.lower.registry import Call, lowering
-from lapilli.runtime.code_operators import DEQUANTIZE, QUANTIZE, UNPACK
 
 
 def _parameter(p: Node, at: Sequence[Int], block: Sequence[int]) -> Expr:

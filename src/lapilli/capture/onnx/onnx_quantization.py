@@ -14,8 +14,8 @@ from lapilli.capture.onnx.onnx_casts import cast
 from lapilli.capture.onnx.onnx_graph import BITS, DTYPES, FLOAT, UINT8, limits
 from lapilli.capture.onnx.onnx_pooling import CONVOLUTIONS, average_pool, spans
 from lapilli.capture.onnx.onnx_registry import MICROSOFT, OnnxCall, axis_of, operator
+from lapilli.code_operators import DEQUANTIZE, INTEGER_CONVOLUTION, INTEGER_PRODUCT, QUANTIZE, UNPACK
 from lapilli.errors import CompileError
-from lapilli.runtime.code_operators import DEQUANTIZE, INTEGER_CONVOLUTION, INTEGER_PRODUCT, QUANTIZE, UNPACK
 
 Tensor = torch.Tensor
 _MOST_BITS = 8
