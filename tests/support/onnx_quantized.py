@@ -329,13 +329,21 @@ def _blocks_of_weight(r: Generator) -> Random:
     return Random(nodes, {"x": floats(_one(r, 1, 5), k, seed=_one(r, 0, 999))}, c, ["y"], codes=False, integers=0)
 
 
+def _qlinear_mul(r: Generator) -> Random:
+    shape, kind = tuple(_one(r, 1, 9) for _ in range(3)), (np.uint8, np.int8)[_one(r, 0, 1)]
+    c = {"sa": _scales(r), "za": _codes(r, kind), "sb": _scales(r), "zb": _codes(r, kind)}
+    c |= {"sy": _scales(r) * np.float32(0.9), "zy": _codes(r, kind)}
+    inputs = {"a": _codes(r, kind, *shape), "b": _codes(r, kind, *shape[_one(r, 0, 2) :])}
+    nodes = [NODE("QLinearMul", ["a", "sa", "za", "b", "sb", "zb", "sy", "zy"], ["y"], **MICROSOFT)]
+    return Random(nodes, inputs, c, ["y"], integers=0)
+
+
 FAMILIES: dict[str, Callable[[Generator], Random]] = {
     "MatMulInteger": _matmul_integer, "ConvInteger": _conv_integer, "DynamicQuantizeLinear": _dynamic, "QLinearConv": _qlinear_conv,
     "QLinearMatMul": _qlinear_matmul, "QGemm": _qgemm, "QDQ convolution": _qdq_conv, "QDQ product": _qdq_product,
-    "QuantizeLinear": _quantize, "DequantizeLinear": _dequantize, "MatMulNBits": _nbits, "blocks": _blocks_of_weight,
+    "QuantizeLinear": _quantize, "DequantizeLinear": _dequantize, "MatMulNBits": _nbits, "QLinearMul": _qlinear_mul,
+    "blocks": _blocks_of_weight,
 }  # fmt: skip
-
-
 PLANS = ("cpu-fp32", "gpu-fp32", "gpu-fp16", "gpu-fp32-dot", "gpu-fp16-dot")
 
 

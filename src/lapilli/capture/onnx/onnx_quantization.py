@@ -239,18 +239,25 @@ def _result(call: OnnxCall, value: Tensor, scale: Tensor, zero: Tensor | None, l
     return quantized(value, scale, zero, call.kind(like))
 
 
-def _qlinear_binary(function: Any) -> Any:
-    def rule(
-        call: OnnxCall, a: Tensor, sa: Tensor, za: Tensor | None, b: Tensor, sb: Tensor, zb: Tensor | None, sy: Tensor,
-        zy: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        return _result(call, function(dequantized(a, sa, za), dequantized(b, sb, zb)), sy, zy)
-
-    return rule
+@operator("QLinearAdd", domain=MICROSOFT)
+def qlinear_add(
+    call: OnnxCall, a: Tensor, sa: Tensor, za: Tensor | None, b: Tensor, sb: Tensor, zb: Tensor | None, sy: Tensor,
+    zy: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    return _result(call, dequantized(a, sa, za) + dequantized(b, sb, zb), sy, zy)
 
 
-operator("QLinearAdd", domain=MICROSOFT)(_qlinear_binary(torch.add))
-operator("QLinearMul", domain=MICROSOFT)(_qlinear_binary(torch.mul))
+@operator("QLinearMul", domain=MICROSOFT)
+def qlinear_mul(
+    call: OnnxCall, a: Tensor, sa: Tensor, za: Tensor | None, b: Tensor, sb: Tensor, zb: Tensor | None, sy: Tensor,
+    zy: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """A product of integers, multiplied once. onnxruntime adds the zero point before it rounds, which decides ties."""
+    factors = [x.to(torch.int32) - (0 if z is None else z.reshape(()).to(torch.int32)) for x, z in ((a, za), (b, zb))]
+    steps = (factors[0] * factors[1]).float() * (sa * sb / sy).reshape(())
+    steps = torch.round(steps if zy is None else steps + zy.reshape(()).float())
+    kind = call.kind(0)
+    return torch.clamp(steps, *limits(kind)).to(torch.int32).to(_stored(kind))
 
 
 @operator("QLinearSigmoid", domain=MICROSOFT)
