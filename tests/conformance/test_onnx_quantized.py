@@ -8,9 +8,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
-from onnx_quantized import FAMILIES, MICROSOFT, NODE, Pair, floats, int8, random_pair, saved, uint8
+from onnx_quantized import FAMILIES, MICROSOFT, NODE, Pair, floats, int8, model_of, random_pair, saved, uint8
 
 import lapilli
 
@@ -69,6 +70,43 @@ def test_products_of_two_inputs_and_their_zero_points(tmp_path: Path) -> None:
     pair = Pair(tmp_path, nodes, inputs, {}, ["y"])
     pair.check_codes()
     assert pair.counts() == (1, 0, 0)
+
+
+VECTORS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a vector times a matrix": ({"a": uint8(37)}, {"b": int8(37, 5)}),
+    "a matrix times a vector": ({"a": uint8(4, 37)}, {"b": int8(37)}),
+    "a weight on the left": ({"b": int8(37, 5)}, {"a": uint8(4, 37)}),
+    "batches of a weight": ({"a": uint8(3, 4, 37)}, {"b": int8(3, 37, 5)}),
+}
+
+
+@pytest.mark.parametrize("what", VECTORS)
+def test_integer_products_of_other_ranks(what: str, tmp_path: Path) -> None:
+    inputs, constants = VECTORS[what]
+    nodes = [NODE("MatMulInteger", ["a", "b", "za"], ["y"])]
+    pair = Pair(tmp_path, nodes, inputs, constants | {"za": np.uint8(199)}, ["y"])
+    pair.check_codes()
+    assert pair.counts() == (1, 0, 0)
+
+
+def test_open_sizes_stay_open(tmp_path: Path) -> None:
+    """Of a convolution whose padding has two widths, and of a product."""
+    grid = {"s": np.float32(0.02), "z": np.uint8(201), "sy": np.float32(0.4), "zy": np.uint8(90), "zw": np.int8(0)}
+    names = ["x", "s", "z", "w", "s", "zw", "sy", "zy"]
+    convolution = NODE("QLinearConv", names, ["y"], pads=[0, 1, 2, 1])
+    nodes = [convolution, NODE("MatMulInteger", ["x", "v", "z"], ["t"])]
+    outputs = [onnx.helper.make_empty_tensor_value_info(o) for o in ("y", "t")]
+    model = model_of(nodes, {"x": uint8(1, 3, 8, 9)}, grid | {"w": int8(4, 3, 3, 3), "v": int8(9, 5)}, outputs)
+    sizes = model.graph.input[0].type.tensor_type.shape.dim
+    sizes[0].dim_param, sizes[2].dim_param = "n", "h"
+    path = tmp_path / "open.onnx"
+    path.write_bytes(onnx.shape_inference.infer_shapes(model).SerializeToString())
+    session, program = onnxruntime.InferenceSession(path), lapilli.compile(path)
+    for batch, height in ((1, 8), (3, 13)):
+        x = uint8(batch, 3, height, 9, seed=height)
+        for got, wanted in zip(program(x), session.run(None, {"x": x}), strict=True):
+            np.testing.assert_array_equal(got, wanted)
+    assert len(program.report().in_integers) == 2
 
 
 @pytest.mark.parametrize(
@@ -159,6 +197,19 @@ def test_products_of_two_quantized_activations(tmp_path: Path) -> None:
     product = NODE("MatMul", ["a_d", "b_d"], ["c"])
     nodes = [*_steps("a", "s", "z"), *_steps("b", "s", "z"), product, NODE("QuantizeLinear", ["c", "sy", "zy"], ["y"])]
     pair = Pair(tmp_path, nodes, {"a": floats(2, 3, 5, 40), "b": floats(2, 3, 40, 6, seed=1)}, grid, ["y"])
+    pair.check_codes()
+    assert pair.counts() == (1, 0, 0)
+
+
+def test_views_before_a_product_are_views_of_codes(tmp_path: Path) -> None:
+    """Heads of an attention, split off and turned."""
+    grid = {"s": np.float32(0.02), "z": np.uint8(120), "sy": np.float32(0.05), "zy": np.uint8(131)}
+    nodes = [
+        *_steps("x", "s", "z"), NODE("Reshape", ["x_d", "size"], ["r"]), NODE("Transpose", ["r"], ["a"], perm=[0, 2, 1, 3]),
+        NODE("Transpose", ["r"], ["b"], perm=[0, 2, 3, 1]), NODE("MatMul", ["a", "b"], ["c"]),
+        NODE("QuantizeLinear", ["c", "sy", "zy"], ["y"]),
+    ]  # fmt: skip
+    pair = Pair(tmp_path, nodes, {"x": floats(2, 5, 32)}, grid | {"size": np.array([2, 5, 4, 8])}, ["y"])
     pair.check_codes()
     assert pair.counts() == (1, 0, 0)
 
