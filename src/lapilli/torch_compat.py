@@ -86,8 +86,8 @@ class Patch:
 
     def __init__(self, when: str, why: str, others: str) -> None:
         """when: at the first use of the device ("device"), when torch.compile looks up the backend "vulkan" ("compile"), when
-        torch.utils.mobile_optimizer is imported ("mobile"), or once both the device was used and transformers is imported
-        ("transformers"). others: the effect on other devices, and on programs without
+        torch.utils.mobile_optimizer is imported ("mobile"), or once both the device was used and the package is imported
+        ("transformers", "torchao"). others: the effect on other devices, and on programs without
         the device."""
         self.when, self.why, self.others = when, why, others
 
@@ -165,6 +165,14 @@ PATCHES: dict[str, Patch] = {
         "transformers", "`generate` has a cache of fixed size and compiles the step of a token on devices that are listed there",
         f"{_SAME}, unless the model is on the device",
     ),
+    **{
+        f"torchao.quantization.{kind}.{name}": Patch(
+            "torchao", "weights on the device stay packed, and are saved as those on the CPU are", f"{_SAME}, unless on the device"
+        )
+        for kind, names in {"IntxUnpackedToInt8Tensor": ("__init__", "__reduce_ex__", "__setstate__"),
+                            "Int8Tensor": ("__reduce_ex__", "__setstate__")}.items()
+        for name in names
+    },
     "torch.quantization.fuse_modules": Patch("mobile", "the same function by its other name", "as torch.ao.quantization's"),
 }  # fmt: skip
 """The replacements, by full name."""

@@ -32,6 +32,7 @@ from lapilli.eager.call_signature import (
 )
 from lapilli.eager.operator_schema import Schema, wrapped
 from lapilli.errors import LapilliError
+from lapilli.graph.coded_layers import CODED_EMBEDDING, CODED_LINEAR, WEIGHTS
 from lapilli.graph.inline import splice
 from lapilli.graph.module import Module
 from lapilli.ir.expr import loads
@@ -55,9 +56,10 @@ FIXED_SIZES: dict[Any, dict[int, Sequence[int]]] = {
     aten.convolution.default: {1: _ALL}, aten.convolution_overrideable.default: {1: _ALL},
     aten.convolution_backward.default: {2: _ALL}, aten.convolution_backward_overrideable.default: {2: _ALL},
     aten.scaled_dot_product_attention.default: {0: _LAST, 1: _LAST, 2: _LAST},
+    CODED_LINEAR: {0: _LAST, 1: _ALL, 2: _ALL, 3: _ALL, 4: _ALL}, CODED_EMBEDDING: {1: _ALL, 2: _ALL, 3: _ALL},
 }  # fmt: skip
 """Sizes that are compiled in, by argument and dimension: those of convolution weights, whose loops are unrolled, and of attention
-heads, of which an invocation holds a part in registers."""
+heads, of which an invocation holds a part in registers, and quantized weights, which kernels decode."""
 
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -156,6 +158,9 @@ class _Call:
         channels = range(1, 2 if fixed and self.signature.ranges else 1)
         given = [self._tensor(x) if k in schema.tensors else x for k, x in enumerate(self.signature.leaves)]
         leaves = [self._leaf(x, fixed.get(k, channels)) for k, x in enumerate(given)]
+        for part in (leaves[k] for k in WEIGHTS.get(op, ())):
+            if isinstance(part, fx.Node):
+                part.meta["decoded"] = True
         flat, tree = self._results(schema, leaves)
         nodes = [self._in_memory(n, where) for n, where in zip(flat, self._places(schema, flat), strict=True)]
         module = Module(self.graph, {}, [n for n, _, _ in nodes], {}, {}, self.environment.var_to_range)

@@ -22,7 +22,8 @@ aten = torch.ops.aten
 _library: Any = torch.library.Library("lapilli", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
-def _define(schema: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> None:
+def define(schema: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> None:
+    """Adds an operator to `torch.ops.lapilli`. run: computes it; shapes: makes its result on fake tensors."""
     name = schema[: schema.index("(")]
     _library.define(schema)
     _library.impl(name, run, "CompositeExplicitAutograd")
@@ -62,24 +63,35 @@ def _taken(packed: Tensor, size: int, bits: int) -> Tensor:
     return torch.stack(parts, -1).flatten(-2)[..., :size].to(torch.int16)
 
 
+def _type_of_codes(low: int, bits: int) -> torch.dtype:
+    """The type that holds codes of some bits from the lowest one on."""
+    return torch.int8 if low + (1 << bits) - 1 <= torch.iinfo(torch.int8).max else torch.uint8
+
+
 def _unpack(packed: Tensor, low: int, size: int, bits: int = 4, upper: Tensor | None = None, above: int = 0) -> Tensor:
     codes = _taken(packed, size, bits)
     if upper is not None:
         codes = codes + (_taken(upper, size, above) << bits)
-    return (codes + low).to(torch.int8)
+    return (codes + low).to(_type_of_codes(low, bits + above))
 
 
-_define(
+def _unpacked(
+    packed: Tensor, low: int, size: int, bits: int = 4, upper: Tensor | None = None, above: int = 0
+) -> Tensor:
+    return packed.new_empty((*packed.shape[:-1], size), dtype=_type_of_codes(low, bits + above))
+
+
+define(
     "dequantize(Tensor codes, Tensor scale, Tensor? zero_point, int[] block, ScalarType dtype) -> Tensor",
     _dequantize, lambda codes, scale, zero, block, dtype: torch.empty_like(codes, dtype=dtype),
 )  # fmt: skip
-_define(
+define(
     "quantize(Tensor x, Tensor inverse, Tensor? zero_point, int[] block, int low, int high, ScalarType dtype) -> Tensor",
     _quantize, lambda x, inverse, zero, block, low, high, dtype: torch.empty_like(x, dtype=dtype),
 )  # fmt: skip
-_define(
+define(
     "unpack(Tensor packed, int low, int size, int bits=4, Tensor? upper=None, int above=0) -> Tensor",
-    _unpack, lambda packed, low, size, *_: packed.new_empty((*packed.shape[:-1], size), dtype=torch.int8),
+    _unpack, _unpacked,
 )  # fmt: skip
 DEQUANTIZE: Any = torch.ops.lapilli.dequantize.default
 QUANTIZE: Any = torch.ops.lapilli.quantize.default
@@ -316,7 +328,11 @@ def pack_codes(module: Module) -> int:
         low, high = (int(v) for v in value.aminmax())
         if high - low >= _FEW_VALUES:
             continue
-        low = -8 if low >= -8 and high <= 7 else 0 if low >= 0 and high <= 15 else low
+        # All sixteen codes must be numbers of one type of bytes.
+        edge = (
+            torch.iinfo(torch.int8).max + 1 - _FEW_VALUES if high <= torch.iinfo(torch.int8).max else 256 - _FEW_VALUES
+        )
+        low = -8 if low >= -8 and high <= 7 else 0 if low >= 0 and high <= 15 else min(low, edge)
         rows = value.flatten(1) if value.dim() > _MATRIX else value  # filters have few or odd columns
         codes = (rows.to(torch.int16) - low).to(torch.uint8)
         codes = torch.nn.functional.pad(codes, (0, rows.shape[-1] % 2))
@@ -324,10 +340,10 @@ def pack_codes(module: Module) -> int:
         first = next(n for n in module.graph.nodes if n.op != "placeholder")
         with module.graph.inserting_before(first):
             new = module.graph.call_function(UNPACK, (both, low, rows.shape[-1]))
-            new.meta["val"] = torch.empty_like(rows, dtype=torch.int8, device="meta")
+            new.meta["val"] = torch.empty_like(rows, dtype=_type_of_codes(low, 4), device="meta")
             if rows is not value:
                 new = module.graph.call_function(aten.reshape.default, (new, list(value.shape)))
-                new.meta["val"] = torch.empty_like(value, dtype=torch.int8, device="meta")
+                new.meta["val"] = torch.empty_like(value, dtype=_type_of_codes(low, 4), device="meta")
         for user in list(node.users):
             user.args = (new, *user.args[1:])
         packed += 1
