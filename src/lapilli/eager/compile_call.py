@@ -56,6 +56,7 @@ FIXED_SIZES: dict[Any, dict[int, Sequence[int]]] = {
     aten.convolution.default: {1: _ALL}, aten.convolution_overrideable.default: {1: _ALL},
     aten.convolution_backward.default: {2: _ALL}, aten.convolution_backward_overrideable.default: {2: _ALL},
     aten.scaled_dot_product_attention.default: {0: _LAST, 1: _LAST, 2: _LAST},
+    aten._int_mm.default: {0: _LAST, 1: _ALL},
     CODED_LINEAR: {0: _LAST, 1: _ALL, 2: _ALL, 3: _ALL, 4: _ALL}, CODED_EMBEDDING: {1: _ALL, 2: _ALL, 3: _ALL},
 }  # fmt: skip
 """Sizes that are compiled in, by argument and dimension: those of convolution weights, whose loops are unrolled, and of attention
@@ -160,7 +161,10 @@ class _Call:
         leaves = [self._leaf(x, fixed.get(k, channels)) for k, x in enumerate(given)]
         for part in (leaves[k] for k in WEIGHTS.get(op, ())):
             if isinstance(part, fx.Node):
-                part.meta["decoded"] = True
+                given_part = (
+                    part if part.op == "placeholder" else part.all_input_nodes[0]
+                )  # another order of its dimensions
+                given_part.meta["decoded"] = True
         flat, tree = self._results(schema, leaves)
         nodes = [self._in_memory(n, where) for n, where in zip(flat, self._places(schema, flat), strict=True)]
         module = Module(self.graph, {}, [n for n, _, _ in nodes], {}, {}, self.environment.var_to_range)

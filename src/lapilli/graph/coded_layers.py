@@ -53,5 +53,8 @@ define(
 )
 CODED_LINEAR: Any = torch.ops.lapilli.coded_linear.default
 CODED_EMBEDDING: Any = torch.ops.lapilli.coded_embedding.default
-WEIGHTS: dict[Any, tuple[int, ...]] = {CODED_LINEAR: (1, 2, 3), CODED_EMBEDDING: (1, 2, 3)}
-"""The arguments that a weight consists of, by position."""
+LAYERS = (CODED_LINEAR, CODED_EMBEDDING)
+WEIGHTS: dict[Any, tuple[int, ...]] = {
+    CODED_LINEAR: (1, 2, 3), CODED_EMBEDDING: (1, 2, 3), torch.ops.aten._int_mm.default: (1,),
+}  # fmt: skip
+"""The arguments that a weight consists of, by position: of these operators, and of torch's product of bytes."""
