@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchao.quantization import (
     Int8DynamicActivationInt8WeightConfig,
     Int8DynamicActivationIntxWeightConfig,
@@ -219,6 +220,67 @@ def test_refuses_and_warns_in_words() -> None:
     assert x.grad is not None
     expected = numbers(weight_of(model.cpu())).sum(0).expand(2, 32)
     assert torch.allclose(x.grad.cpu().double(), expected, atol=1e-5)
+
+
+def test_calls_by_name_and_by_type() -> None:
+    model, x = quantized("int4, groups", 8, 32), torch.randn(2, 32)
+    with torch.no_grad():
+        expected = model(x)
+        model.to("vulkan")
+        weight, bias, given = weight_of(model), model[0].bias, x.to("vulkan")
+        for got in (
+            F.linear(input=given, weight=weight, bias=bias),
+            F.linear(given, weight, bias=bias),
+            F.linear(given, weight) + bias,
+        ):
+            assert torch.allclose(got.cpu(), expected, atol=1e-5)
+        with torch.autocast("vulkan", dtype=torch.float16):
+            half = model(given)
+        assert half.dtype is torch.float16 and torch.allclose(half.cpu().float(), expected, atol=1e-2)
+        with pytest.raises(RuntimeError, match="input of torch.float16 and a quantized weight of torch.float32"):
+            F.linear(given.half(), weight)
+        with pytest.raises(RuntimeError, match="on the same device"):
+            model(x)
+        model.to(torch.float16)
+        assert torch.allclose(model(given.half()).cpu().float(), expected, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["int4, groups", "8da8w"])
+def test_quantized_on_the_device(name: str) -> None:
+    torch.manual_seed(0)
+    there, here = nn.Sequential(nn.Linear(64, 24)), nn.Sequential(nn.Linear(64, 24))
+    here.load_state_dict(there.state_dict())
+    there.to("vulkan")
+    for model in (there, here):
+        quantize_(model, CONFIGURATIONS[name])
+    check_equal(weight_of(there.cpu()).detach(), weight_of(here).detach())
+
+
+def test_adapters_beside_a_quantized_weight_learn() -> None:
+    """A layer that learns beside one that does not, eager and compiled; gradients of the input are those of a float layer."""
+    base = quantized("int4, groups", 16, 32)
+    w, x = numbers(weight_of(base)).float(), torch.randn(3, 32)
+    base.requires_grad_(False).to("vulkan")
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base, self.more = base, nn.Linear(32, 16, bias=False, device="vulkan")
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = self.base(x) + self.more(x)
+            return made
+
+    model = Adapted()
+    for run in (model, torch.compile(model, backend="vulkan", options={"fallback": "error"})):
+        model.zero_grad()
+        given = x.to("vulkan").requires_grad_()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="linear of a quantized weight decodes it to floats")
+            run(given).sum().backward()
+        assert model.more.weight.grad is not None and given.grad is not None
+        assert torch.allclose(model.more.weight.grad.cpu(), x.sum(0).expand(16, 32), atol=1e-5)
+        assert torch.allclose(given.grad.cpu(), (w + model.more.weight.detach().cpu()).sum(0).expand(3, 32), atol=1e-4)
 
 
 def test_codes_out_of_range_are_refused() -> None:

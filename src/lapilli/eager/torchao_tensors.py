@@ -39,6 +39,13 @@ def integers_of_few_bits(module: Any) -> None:
     _save_from_cpu(kind)
 
     def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if torch.is_autocast_enabled("vulkan"):
+            x, bias = _as_autocast(x), _as_autocast(bias)
+        elif x.dtype is not weight.dtype:
+            raise RuntimeError(
+                f"linear got an input of {x.dtype} and a quantized weight of {weight.dtype}: convert the input, or the model by "
+                f"model.to({x.dtype})."
+            )
         if weight.activation_quantization is not None:
             x = rounded(x)
         return _linear(x, weight, weight.scale, weight.zero_point, bias)
@@ -113,6 +120,8 @@ def _extend(
         if ours is None:
             _warn_of_floats(str(getattr(func, "__name__", func)), "there is no kernel of it that reads integers")
             return theirs(func, types, args, kwargs)  # type: ignore[misc]
+        if "input" in kwargs:  # what torch.nn.functional calls the first argument
+            args, kwargs = (kwargs["input"], *args), {name: value for name, value in kwargs.items() if name != "input"}
         return ours(*args, **kwargs)
 
     implements(function)(chosen)
@@ -164,6 +173,10 @@ def _linear(
         return functional.linear(x, weight_of(codes, scale, zero, block, low, columns, x.dtype), bias)
     made: torch.Tensor = CODED_LINEAR(x, codes, scale, zero, bias, block, low, columns)
     return made
+
+
+def _as_autocast(x: Any) -> Any:
+    return None if x is None else x.to(torch.get_autocast_dtype("vulkan"))
 
 
 def _embedding(ids: torch.Tensor, weight: Any) -> torch.Tensor:
