@@ -1,5 +1,5 @@
 """All uses of PyTorch beyond its public interface: the supported versions, the functions that are replaced and why, and the
-private names that are used. A function of the package transformers is replaced, too.
+private names that are used. A function of the package transformers is replaced, too, and methods of torchao's tensors.
 
 Nothing is replaced at `import torch`. Only `replace` replaces anything, and only names in `PATCHES`.
 """
@@ -195,6 +195,7 @@ PRIVATE: dict[str, str] = {
     "torch._C._accelerator_getAccelerator": "the accelerator that PyTorch was built for, without asking a driver",
     "torch._C._autograd.DeviceType": "the guard's answer must be of this type",
     "torch._C._construct_storage_from_data_pointer": "storages of devices other than vulkan:0",
+    "torch._C._disabled_torch_function_impl": "packed codes are a tensor subclass, of which only kernels know",
     "torch._C._dispatch_find_schema_or_throw": "TorchScript calls are matched to overloads as TorchScript does",
     "torch._C._dispatch_get_all_op_names": "the catalog lists all operators",
     "torch._C._dispatch_has_kernel": "whether an operator can run on the CPU",
@@ -207,6 +208,7 @@ PRIVATE: dict[str, str] = {
     "torch._C._set_multithreading_enabled": "autograd has a thread for vulkan:0 only; other devices use the caller's",
     "torch._C._select_conv_backend": "see PATCHES",
     "torch._C._to_dlpack": "see PATCHES",
+    "torch.Tensor._make_wrapper_subclass": "packed codes are a tensor of more elements than they have bytes",
     "torch._VF": "packed sequences, as torch.nn packs and pads them",
     "torch.ao.quantization.fx._decomposed": "registers the operators of quantized graphs",
     "torch._check": "sizes that depend on data have bounds",

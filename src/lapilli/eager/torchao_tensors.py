@@ -86,7 +86,7 @@ def integers_of_eight_bits(module: Any) -> None:
         codes = quantize(x, chosen, scale=weight.act_quant_scale, zero_point=weight.act_quant_zero_point)
         scale = codes.scale.reshape(-1, 1)
         scale = scale.float() if scale.dtype is torch.half else scale
-        sums = torch._int_mm(codes.qdata.reshape(-1, codes.qdata.shape[-1]), weight.qdata.t())
+        sums = aten._int_mm(codes.qdata.reshape(-1, codes.qdata.shape[-1]), weight.qdata.t())
         y = (sums * scale).to(out)
         if chosen.mapping_type == asymmetric and codes.zero_point is not None:
             rows = weight.qdata.sum(dim=-1).to(scale.dtype)
