@@ -19,6 +19,7 @@ from lapilli.backend.output_views import View, base_of, is_whole, root_of, view_
 from lapilli.backend.scalars import Scalars, take_out
 from lapilli.backend.size_sources import Sources, expression
 from lapilli.errors import CompileError
+from lapilli.graph.coded_layers import mark_given_weights
 from lapilli.graph.module import Module, ModuleState
 from lapilli.graph.quantized import recognize
 from lapilli.legalize.decompose import decompose_calls
@@ -114,6 +115,7 @@ def prepare(
             prepared.arguments[node.name] = Argument(position, _as_in_memory(module, node))
     recognize(module)
     decompose_calls(module)
+    mark_given_weights(module)
     optimize(module)
     return prepared
 

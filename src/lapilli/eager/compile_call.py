@@ -32,7 +32,7 @@ from lapilli.eager.call_signature import (
 )
 from lapilli.eager.operator_schema import Schema, wrapped
 from lapilli.errors import LapilliError
-from lapilli.graph.coded_layers import CODED_EMBEDDING, CODED_LINEAR, WEIGHTS
+from lapilli.graph.coded_layers import CODED_EMBEDDING, CODED_LINEAR, mark_given_weights
 from lapilli.graph.inline import splice
 from lapilli.graph.module import Module
 from lapilli.ir.expr import loads
@@ -159,12 +159,6 @@ class _Call:
         channels = range(1, 2 if fixed and self.signature.ranges else 1)
         given = [self._tensor(x) if k in schema.tensors else x for k, x in enumerate(self.signature.leaves)]
         leaves = [self._leaf(x, fixed.get(k, channels)) for k, x in enumerate(given)]
-        for part in (leaves[k] for k in WEIGHTS.get(op, ())):
-            if isinstance(part, fx.Node):
-                given_part = (
-                    part if part.op == "placeholder" else part.all_input_nodes[0]
-                )  # another order of its dimensions
-                given_part.meta["decoded"] = True
         flat, tree = self._results(schema, leaves)
         nodes = [self._in_memory(n, where) for n, where in zip(flat, self._places(schema, flat), strict=True)]
         module = Module(self.graph, {}, [n for n, _, _ in nodes], {}, {}, self.environment.var_to_range)
@@ -175,6 +169,7 @@ class _Call:
         if not decompose_calls(module):
             raise CannotRun("torch has no decomposition of it into operators with GPU lowerings")
         clean_up(module)
+        mark_given_weights(module)
         if [n.meta["val"].dtype for n in module.outputs] != [n.meta["val"].dtype for n, _, _ in nodes]:
             raise CannotRun("it is taken apart into operators whose results have other types")
         missing = sorted({str(n.target) for n in module.graph.nodes if is_computed(n) and n.target not in lowerings})

@@ -274,8 +274,8 @@ def begin() -> None:
         after_import("transformers.generation.utils", generation.prefer_compiled_steps)
         from lapilli.eager import torchao_tensors  # imports the compiler: not at import time
 
-        for name, extend in torchao_tensors.EXTENSIONS.items():
-            after_import(name, extend)
+        for name in torchao_tensors.EXTENSIONS:
+            after_import(name, torchao_tensors.extend)
         if _other is None or not torch.get_device_module(_other).is_available():
             threads.start()
 

@@ -100,8 +100,24 @@ def integers_of_eight_bits(module: Any) -> None:
     _extend(kind, kind.implements, aten.embedding.default, 0, lambda weight, ids, *_: _embedding(ids, weight))
 
 
-EXTENSIONS: dict[str, Callable[[Any], None]] = {_INTX: integers_of_few_bits, _INT8: integers_of_eight_bits}
-"""What is done with a module of torchao's, by its name."""
+EXTENSIONS: dict[str, tuple[Callable[[Any], None], tuple[str, ...]]] = {
+    _INTX: (integers_of_few_bits, ("IntxUnpackedToInt8Tensor", "_apply_int8_act_asym_per_token_quant_dequant")),
+    _INT8: (integers_of_eight_bits, ("Int8Tensor", "_choose_quant_func_and_quantize_tensor", "MappingType")),
+}
+"""What is done with a module of torchao's, by its name, and what it needs of it."""
+
+
+def extend(module: Any) -> None:
+    """Extends the tensors of a module of torchao's that is being imported. In a version that lacks what this builds on, warns."""
+    extension, needs = EXTENSIONS[module.__name__]
+    missing = [name for name in needs if not hasattr(module, name)]
+    if not missing:
+        return extension(module)
+    warnings.warn(
+        f"this version of torchao lacks {', '.join(missing)} in {module.__name__}: quantized weights on the device 'vulkan' are "
+        "decoded to floats for each call. torchao 0.18 is known to work.",
+        RuntimeWarning, stacklevel=2,
+    )  # fmt: skip
 
 
 def _extend(

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.nn import functional
 
+from lapilli.graph.module import Module
 from lapilli.graph.quantized import DEQUANTIZE, UNPACK, define
+
+aten = torch.ops.aten
 
 
 def weight_of(
@@ -54,7 +57,32 @@ define(
 CODED_LINEAR: Any = torch.ops.lapilli.coded_linear.default
 CODED_EMBEDDING: Any = torch.ops.lapilli.coded_embedding.default
 LAYERS = (CODED_LINEAR, CODED_EMBEDDING)
-WEIGHTS: dict[Any, tuple[int, ...]] = {
-    CODED_LINEAR: (1, 2, 3), CODED_EMBEDDING: (1, 2, 3), torch.ops.aten._int_mm.default: (1,),
-}  # fmt: skip
-"""The arguments that a weight consists of, by position: of these operators, and of torch's product of bytes."""
+
+
+def mark_given_weights(module: Module) -> None:
+    """Marks the inputs of a graph that quantized weights consist of, so that what is computed of them alone has no memory."""
+    for node in module.graph.nodes:
+        if node.target is DEQUANTIZE:
+            codes = node.args[0]
+            found = [codes.args[0] if codes.target is UNPACK else codes, *node.args[1:3]]
+        elif node.target is aten._int_mm.default:
+            found = [node.args[1]]
+        else:
+            continue
+        roots = [_root(part) for part in found if isinstance(part, fx.Node)]
+        if roots[0].meta["val"].dtype in (torch.int8, torch.uint8):
+            for root in roots:
+                if root.op == "placeholder" and root not in module.constants:
+                    root.meta["decoded"] = True
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """What a value is a view of, as far as the views go that a call's operands are given by."""
+    while node.target in _VIEWS:
+        node = node.all_input_nodes[0]
+    return node
+
+
+_VIEWS = (
+    aten.t.default, aten.permute.default, aten.transpose.int, aten.expand.default, aten.unsqueeze.default,
+)  # fmt: skip
