@@ -24,7 +24,8 @@ from torch import Tensor
 _library: Any = torch.library.Library("lapilli", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
-def _define(schema: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> None:
+def define(schema: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> None:
+    """Adds an operator to `torch.ops.lapilli`. run: computes it; shapes: makes its result on fake tensors."""
     name = schema[: schema.index("(")]
     _library.define(schema)
     _library.impl(name, run, "CompositeExplicitAutograd")
@@ -66,11 +67,22 @@ def _taken(packed: Tensor, size: int, bits: int) -> Tensor:
     return torch.stack(parts, -1).flatten(-2)[..., :size].to(torch.int16)
 
 
+def type_of_codes(low: int, bits: int) -> torch.dtype:
+    """The type that holds codes of some bits from the lowest one on."""
+    return torch.int8 if low + (1 << bits) - 1 <= torch.iinfo(torch.int8).max else torch.uint8
+
+
 def _unpack(packed: Tensor, low: int, size: int, bits: int = 4, upper: Tensor | None = None, above: int = 0) -> Tensor:
     codes = _taken(packed, size, bits)
     if upper is not None:
         codes = codes + (_taken(upper, size, above) << bits)
-    return (codes + low).to(torch.int8)
+    return (codes + low).to(type_of_codes(low, bits + above))
+
+
+def _unpacked(
+    packed: Tensor, low: int, size: int, bits: int = 4, upper: Tensor | None = None, above: int = 0
+) -> Tensor:
+    return packed.new_empty((*packed.shape[:-1], size), dtype=type_of_codes(low, bits + above))
 
 
 def _less(x: Tensor, zero: Tensor | None) -> Tensor:
@@ -104,24 +116,24 @@ def _of_convolution(
     return x.new_empty((x.shape[0], w.shape[0], *sizes), dtype=torch.int32)
 
 
-_define(
+define(
     "dequantize(Tensor codes, Tensor scale, Tensor? zero_point, int[] block, ScalarType dtype) -> Tensor",
     _dequantize, lambda codes, scale, zero, block, dtype: torch.empty_like(codes, dtype=dtype),
 )  # fmt: skip
-_define(
+define(
     "quantize(Tensor x, Tensor inverse, Tensor? zero_point, int[] block, int low, int high, ScalarType dtype, "
     "bool divides=False) -> Tensor",
     _quantize, lambda x, inverse, zero, block, low, high, dtype, divides=False: torch.empty_like(x, dtype=dtype),
 )  # fmt: skip
-_define(
+define(
     "unpack(Tensor packed, int low, int size, int bits=4, Tensor? upper=None, int above=0) -> Tensor",
-    _unpack, lambda packed, low, size, *_: packed.new_empty((*packed.shape[:-1], size), dtype=torch.int8),
+    _unpack, _unpacked,
 )  # fmt: skip
-_define(
+define(
     "integer_product(Tensor a, Tensor? a_zero, Tensor b, Tensor? b_zero) -> Tensor",
     _product, lambda a, a_zero, b, b_zero: torch.matmul(a.to(torch.int32), b.to(torch.int32)),
 )  # fmt: skip
-_define(
+define(
     "integer_convolution(Tensor x, Tensor? x_zero, Tensor w, Tensor? w_zero, int[] stride, SymInt[] pads, int[] dilation, "
     "int groups) -> Tensor",
     _convolution, _of_convolution,

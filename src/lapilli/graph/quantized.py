@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from lapilli.code_operators import DEQUANTIZE, QUANTIZE, UNPACK
+from lapilli.code_operators import DEQUANTIZE, QUANTIZE, UNPACK, type_of_codes
 from lapilli.graph.module import Module
 
 aten = torch.ops.aten
@@ -244,9 +244,13 @@ def pack_codes(module: Module) -> int:
         if any(user.target not in _READ_CODES or user.args[0] is not node for user in node.users):
             continue
         low, high = (int(v) for v in value.aminmax())
-        low = -8 if low >= -8 and high <= 7 else 0 if low >= 0 and high <= 15 else low
-        if high - low >= _FEW_VALUES or high > torch.iinfo(torch.int8).max:  # unpacked codes are int8
+        if high - low >= _FEW_VALUES:
             continue
+        # All sixteen codes must be numbers of one type of bytes.
+        edge = (
+            torch.iinfo(torch.int8).max + 1 - _FEW_VALUES if high <= torch.iinfo(torch.int8).max else 256 - _FEW_VALUES
+        )
+        low = -8 if low >= -8 and high <= 7 else 0 if low >= 0 and high <= 15 else min(low, edge)
         rows = value.flatten(1) if value.dim() > _MATRIX else value  # filters have few or odd columns
         codes = (rows.to(torch.int16) - low).to(torch.uint8)
         codes = torch.nn.functional.pad(codes, (0, rows.shape[-1] % 2))
@@ -254,10 +258,10 @@ def pack_codes(module: Module) -> int:
         first = next(n for n in module.graph.nodes if n.op != "placeholder")
         with module.graph.inserting_before(first):
             new = module.graph.call_function(UNPACK, (both, low, rows.shape[-1]))
-            new.meta["val"] = torch.empty_like(rows, dtype=torch.int8, device="meta")
+            new.meta["val"] = torch.empty_like(rows, dtype=type_of_codes(low, 4), device="meta")
             if rows is not value:
                 new = module.graph.call_function(aten.reshape.default, (new, list(value.shape)))
-                new.meta["val"] = torch.empty_like(value, dtype=torch.int8, device="meta")
+                new.meta["val"] = torch.empty_like(value, dtype=type_of_codes(low, 4), device="meta")
         for user in list(node.users):
             user.args = (new, *user.args[1:])
         packed += 1

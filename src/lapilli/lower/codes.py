@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from lapilli.code_operators import DEQUANTIZE, QUANTIZE, UNPACK
+from lapilli.graph.coded_layers import CODED_EMBEDDING, CODED_LINEAR, embedding, linear
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, index, load, unary
 from lapilli.ir.integer import Int, as_int
 from lapilli.ir.node import Map, Node
-from lapilli.lower.registry import Call, lowering
+from lapilli.lower.registry import Call, decomposition, lowering
+
+decomposition(CODED_LINEAR)(linear)
+decomposition(CODED_EMBEDDING)(embedding)
 
 
 def _parameter(p: Node, at: Sequence[Int], block: Sequence[int]) -> Expr:
