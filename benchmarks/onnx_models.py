@@ -90,10 +90,12 @@ def line(name: str) -> str | None:
     got = program(*inputs)
     results = [got] if isinstance(got, torch.Tensor) else list(got)
     worst = max(_distance(g, w) for g, w in zip(results, wanted, strict=True))
-    on_cpu = len(program.report().on_cpu)
+    report = program.report()
+    on_cpu, exact, quantized = len(report.on_cpu), len(report.in_integers), len(report.in_integers + report.dequantized)
     ours, theirs = median(lambda: program(*inputs)), median(lambda: session.run(None, arrays))
-    shown = f"{on_cpu} of {len(program.report().operators)}" if on_cpu else ""
-    return f"| {name} | {worst:.1e} | {shown} | {ours:.1f} | {theirs:.1f} | {seconds:.0f} |"
+    shown = f"{on_cpu} of {len(report.operators)}" if on_cpu else ""
+    integers = f"{exact} of {quantized}" if quantized else ""
+    return f"| {name} | {worst:.1e} | {shown} | {integers} | {ours:.1f} | {theirs:.1f} | {seconds:.0f} |"
 
 
 def _distance(got: Any, wanted: Any) -> float:
@@ -104,13 +106,14 @@ def _distance(got: Any, wanted: Any) -> float:
 
 def main() -> None:
     device = lapilli.devices()[0].name
-    print(f"| model | relative error | operators on the host | ms on {device} | ms of onnxruntime | compiled in s |")
-    print("|---|---|---|---|---|---|")
+    columns = "model", "relative error", "operators on the host", "quantized products in integers", f"ms on {device}"
+    print(f"| {' | '.join(columns)} | ms of onnxruntime | compiled in s |")
+    print("|---|---|---|---|---|---|---|")
     for name in sys.argv[1:] or MODELS:
         try:
-            print(line(name) or f"| {name} | not installed | | | | |", flush=True)
+            print(line(name) or f"| {name} | not installed | | | | | |", flush=True)
         except (lapilli.LapilliError, TypeError) as error:
-            print(f"| {name} | {type(error).__name__}: {str(error)[:200]} | | | | |", flush=True)
+            print(f"| {name} | {type(error).__name__}: {str(error)[:200]} | | | | | |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """All uses of PyTorch beyond its public interface: the supported versions, the functions that are replaced and why, and the
-private names that are used. A function of the package transformers is replaced, too.
+private names that are used. A function of the package transformers is replaced, too, and methods of torchao's tensors.
 
 Nothing is replaced at `import torch`. Only `replace` replaces anything, and only names in `PATCHES`.
 """
@@ -86,8 +86,8 @@ class Patch:
 
     def __init__(self, when: str, why: str, others: str) -> None:
         """when: at the first use of the device ("device"), when torch.compile looks up the backend "vulkan" ("compile"), when
-        torch.utils.mobile_optimizer is imported ("mobile"), or once both the device was used and transformers is imported
-        ("transformers"). others: the effect on other devices, and on programs without
+        torch.utils.mobile_optimizer is imported ("mobile"), or once both the device was used and the package is imported
+        ("transformers", "torchao"). others: the effect on other devices, and on programs without
         the device."""
         self.when, self.why, self.others = when, why, others
 
@@ -165,6 +165,14 @@ PATCHES: dict[str, Patch] = {
         "transformers", "`generate` has a cache of fixed size and compiles the step of a token on devices that are listed there",
         f"{_SAME}, unless the model is on the device",
     ),
+    **{
+        f"torchao.quantization.{kind}.{name}": Patch(
+            "torchao", "weights on the device stay packed, and are saved as those on the CPU are", f"{_SAME}, unless on the device"
+        )
+        for kind, names in {"IntxUnpackedToInt8Tensor": ("__init__", "__reduce_ex__", "__setstate__"),
+                            "Int8Tensor": ("__reduce_ex__", "__setstate__")}.items()
+        for name in names
+    },
     "torch.quantization.fuse_modules": Patch("mobile", "the same function by its other name", "as torch.ao.quantization's"),
 }  # fmt: skip
 """The replacements, by full name."""
@@ -187,6 +195,7 @@ PRIVATE: dict[str, str] = {
     "torch._C._accelerator_getAccelerator": "the accelerator that PyTorch was built for, without asking a driver",
     "torch._C._autograd.DeviceType": "the guard's answer must be of this type",
     "torch._C._construct_storage_from_data_pointer": "storages of devices other than vulkan:0",
+    "torch._C._disabled_torch_function_impl": "packed codes are a tensor subclass, of which only kernels know",
     "torch._C._dispatch_find_schema_or_throw": "TorchScript calls are matched to overloads as TorchScript does",
     "torch._C._dispatch_get_all_op_names": "the catalog lists all operators",
     "torch._C._dispatch_has_kernel": "whether an operator can run on the CPU",
@@ -199,6 +208,7 @@ PRIVATE: dict[str, str] = {
     "torch._C._set_multithreading_enabled": "autograd has a thread for vulkan:0 only; other devices use the caller's",
     "torch._C._select_conv_backend": "see PATCHES",
     "torch._C._to_dlpack": "see PATCHES",
+    "torch.Tensor._make_wrapper_subclass": "packed codes are a tensor of more elements than they have bytes",
     "torch._VF": "packed sequences, as torch.nn packs and pads them",
     "torch.ao.quantization.fx._decomposed": "registers the operators of quantized graphs",
     "torch._check": "sizes that depend on data have bounds",

@@ -236,3 +236,51 @@ def test_convolution_keeps_codes_in_the_file() -> None:
             # Winograd's algorithm, which the plan for drivers of type CPU takes here, loses three bits more.
             assert ((program(x).double() - exact).abs() <= scale * 2.0**-24 * (288 + 64)).all()
             assert size_of(program) <= 1.05 * (model.q.numel() + 256) + 60_000
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "zero", "dtype"),
+    [(240, 255, 250, torch.uint8), (250, 255, 255, torch.uint8), (120, 130, 125, torch.uint8), (118, 127, 120, torch.int8)],
+)  # fmt: skip
+def test_few_codes_at_the_end_of_their_type(low: int, high: int, zero: int, dtype: torch.dtype) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("q", torch.randint(low, high + 1, (24, 64)).to(dtype))
+            self.register_buffer("s", torch.rand(24, 1) + 0.1)
+            self.register_buffer("z", torch.full((24, 1), zero, dtype=torch.int32))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.linear(x, torch.ops.lapilli.dequantize(self.q, self.s, self.z, [1, -1], torch.float32))
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(3, 64)
+    w = (model.q.double() - zero) * model.s.double()
+    for plan in PLANS[:2]:
+        with lapilli.compile(model, (x,), target=plan, fallback="error") as program:
+            bound = (x.double().abs() @ w.mT.abs()) * 2.0**-24 * 80
+            assert ((program(x).double() - x.double() @ w.mT).abs() <= bound).all()
+            assert size_of(program) <= 24 * 32 + 24 * 8 + 60_000
+
+
+class Products(torch.nn.Module):
+    def forward(self, *given: torch.Tensor) -> list[torch.Tensor]:
+        return [torch._int_mm(a, b) for a, b in zip(given[::2], given[1::2], strict=True)]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("left", [torch.int8, torch.uint8])
+def test_products_of_bytes_are_exact(plan: str, left: torch.dtype) -> None:
+    """Sums in one part, in several, and of integers: of any numbers, and of those whose products are largest."""
+    torch.manual_seed(0)
+    given: list[torch.Tensor] = []
+    limits = torch.iinfo(left)
+    for m, k, n in ((1, 1000, 5), (9, 1025, 12), (3, 2600, 4), (2, 4100, 8)):
+        a = torch.randint(limits.min, limits.max + 1, (m, k)).to(left)
+        b = torch.randint(-128, 128, (k, n)).to(torch.int8)
+        a[0], b[:, 0] = max(limits.min, limits.max, key=abs), -128
+        given += [a, b]
+    precision: Literal["fp16", "fp32"] = "fp16" if plan == "gpu-fp16-matrix" else "fp32"
+    with lapilli.compile(Products(), tuple(given), target=plan, precision=precision, fallback="error") as program:
+        for got, a, b in zip(program(*given), given[::2], given[1::2], strict=True):
+            assert torch.equal(got, (a.long() @ b.long()).int())

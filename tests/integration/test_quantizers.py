@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
 )
 
 import lapilli
+from lapilli import autoload
 from lapilli.errors import CompileError
 from lapilli.quantization import VulkanQuantizer, get_symmetric_quantization_config
 
@@ -200,3 +202,13 @@ def test_filters_of_four_bits_are_packed() -> None:
         filters = sum(p.numel() for p in model.parameters() if p.dim() > 1)
         assert sum(c.size for c in program.description.constants if len(c.shape) > 1) <= 0.5 * filters + 64
     assert (got - wanted).abs().max() <= 2 / 255 * (wanted.max() - wanted.min())
+
+
+def test_the_example_of_the_page_for_the_device(capsys: pytest.CaptureFixture[str]) -> None:
+    autoload.register()
+    page = (Path(__file__).parents[2] / "docs" / "quantization.md").read_text(encoding="utf-8")
+    section = page[page.index("## On the device, and compiled by torch") :]
+    code = section[section.index("```python") + len("```python") : section.index("```\n\n")]
+    exec(compile(code, "docs/quantization.md", "exec"), {})
+    apart, memory = capsys.readouterr().out.split()
+    assert float(apart) < 1e-5 and int(memory) > 1024 * 1024 // 2

@@ -28,11 +28,49 @@ time.sleep(0.8)
 """
 
 
+LOADS = """
+import sys, time
+from lapilli.player import NativeProgram
+from lapilli.runtime.loaded import Loaded
+from lapilli.runtime.host import Permission
+from pathlib import Path
+
+def load(*args, **kwargs):  # as slow as a disk is
+    time.sleep(2.8)
+    raise KeyboardInterrupt
+
+NativeProgram.load = load
+try:
+    Loaded(Path(sys.argv[1]), None, Permission.of(True), None, False)
+except KeyboardInterrupt:
+    time.sleep(0.8)
+"""
+
+COMMAND = """
+import sys, time
+import click
+from lapilli.cli.common import with_words
+from lapilli.runtime import notice
+
+@click.command()
+def slow():
+    with notice.working():
+        time.sleep(2.5)
+
+with_words(slow)(sys.argv[1:])
+"""
+
+
+def written(code: str, *arguments: object, **environment: str) -> str:
+    """What a process writes on stderr."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stderr
+
+
 def said(times: int, work: float, pause: float, **environment: str) -> str:
     """What work of some length, with pauses, writes on stderr."""
-    code = WORK.format(times=times, work=work, pause=pause)
-    env = {**os.environ, **environment}
-    return subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True).stderr
+    return written(WORK.format(times=times, work=work, pause=pause), **environment)
 
 
 def test_long_work_is_named() -> None:
@@ -48,6 +86,21 @@ def test_many_short_pieces_count_as_one() -> None:
 def test_short_work_and_quiet_processes_say_nothing() -> None:
     assert said(3, 0.1, 0.7) == ""
     assert said(1, 2.5, 0, LAPILLI_QUIET="1") == ""
+
+
+@pytest.mark.parametrize("size, begins", [(250_000_000, "loading 0.2 GB (2 s)"), (1000, "compiling for the GPU (2 s)")])
+def test_a_large_file_that_loads_is_named(size: int, begins: str, tmp_path: Path) -> None:
+    path = tmp_path / "large.lap"
+    with path.open("wb") as file:
+        file.truncate(size)
+    line = written(LOADS, path)
+    assert line.startswith(f"lapilli: {begins}") and line.count("\n") == 1
+    assert ("kept in" in line) == begins.startswith("compiling")
+
+
+def test_quiet_commands_say_nothing_of_it() -> None:
+    assert "compiling for the GPU" in written(COMMAND)
+    assert written(COMMAND, "--quiet") == ""
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from lapilli.code_operators import DEQUANTIZE, QUANTIZE, UNPACK
 from lapilli.compiler import assemble
 from lapilli.graph.module import Module
-from lapilli.graph.quantized import DEQUANTIZE, QUANTIZE, UNPACK
 from lapilli.ir import interpret
 from lapilli.lower import lower, lowerings
 from lapilli.runtime.host import OWN

@@ -11,7 +11,7 @@ from agreement import Case
 from indexing_cases import factorisations, gathers, scatters, searches
 
 from lapilli import sampling
-from lapilli.graph.quantized import DEQUANTIZE, QUANTIZE, UNPACK
+from lapilli.code_operators import DEQUANTIZE, QUANTIZE, UNPACK
 
 aten = torch.ops.aten
 _generator = torch.Generator().manual_seed(7)

@@ -19,7 +19,9 @@ from lapilli.backend.output_views import View, base_of, is_whole, root_of, view_
 from lapilli.backend.scalars import Scalars, take_out
 from lapilli.backend.size_sources import Sources, expression
 from lapilli.errors import CompileError
+from lapilli.graph.coded_layers import mark_given_weights
 from lapilli.graph.module import Module, ModuleState
+from lapilli.graph.quantized import recognize
 from lapilli.legalize.decompose import decompose_calls
 from lapilli.legalize.passes import optimize
 
@@ -111,7 +113,9 @@ def prepare(
         is_read = position not in constants and node not in module.states and node in module.graph.nodes
         if is_read and node.meta.get("val") is not None:
             prepared.arguments[node.name] = Argument(position, _as_in_memory(module, node))
+    recognize(module)
     decompose_calls(module)
+    mark_given_weights(module)
     optimize(module)
     return prepared
 

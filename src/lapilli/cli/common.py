@@ -14,6 +14,7 @@ import click
 
 from lapilli.errors import InvalidInputError, LapilliError
 from lapilli.names import printable
+from lapilli.runtime import notice
 from lapilli.runtime.description import GENERIC, TensorSpec
 
 if TYPE_CHECKING:
@@ -100,6 +101,8 @@ def with_words(command: click.Command) -> click.Command:
     def note(context: click.Context, option: click.Parameter, value: bool) -> None:
         if value:
             context.meta[QUIET if option.name == "quiet" else VERBOSE] = True
+            if option.name == "quiet":
+                context.find_root().with_resource(notice.silenced())
         if context.meta.get(QUIET) and context.meta.get(VERBOSE):
             raise click.UsageError("--quiet and --verbose exclude each other.", context)
 

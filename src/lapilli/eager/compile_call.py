@@ -32,6 +32,7 @@ from lapilli.eager.call_signature import (
 )
 from lapilli.eager.operator_schema import Schema, wrapped
 from lapilli.errors import LapilliError
+from lapilli.graph.coded_layers import CODED_EMBEDDING, CODED_LINEAR, mark_given_weights
 from lapilli.graph.inline import splice
 from lapilli.graph.module import Module
 from lapilli.ir.expr import loads
@@ -55,9 +56,11 @@ FIXED_SIZES: dict[Any, dict[int, Sequence[int]]] = {
     aten.convolution.default: {1: _ALL}, aten.convolution_overrideable.default: {1: _ALL},
     aten.convolution_backward.default: {2: _ALL}, aten.convolution_backward_overrideable.default: {2: _ALL},
     aten.scaled_dot_product_attention.default: {0: _LAST, 1: _LAST, 2: _LAST},
+    aten._int_mm.default: {0: _LAST, 1: _ALL},
+    CODED_LINEAR: {0: _LAST, 1: _ALL, 2: _ALL, 3: _ALL, 4: _ALL}, CODED_EMBEDDING: {1: _ALL, 2: _ALL, 3: _ALL},
 }  # fmt: skip
 """Sizes that are compiled in, by argument and dimension: those of convolution weights, whose loops are unrolled, and of attention
-heads, of which an invocation holds a part in registers."""
+heads, of which an invocation holds a part in registers, and quantized weights, which kernels decode."""
 
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -166,6 +169,7 @@ class _Call:
         if not decompose_calls(module):
             raise CannotRun("torch has no decomposition of it into operators with GPU lowerings")
         clean_up(module)
+        mark_given_weights(module)
         if [n.meta["val"].dtype for n in module.outputs] != [n.meta["val"].dtype for n, _, _ in nodes]:
             raise CannotRun("it is taken apart into operators whose results have other types")
         missing = sorted({str(n.target) for n in module.graph.nodes if is_computed(n) and n.target not in lowerings})

@@ -205,6 +205,8 @@ def ready() -> None:
         memory_ops.register(library, but=_FIRST if _announced else ())
         every = _torch.library.Library("_", "IMPL")
         dispatch.register(library)
+        layers = _torch.library.Library("lapilli", "IMPL")
+        dispatch.register_layers(layers)
         transformer.register(library)
         every.fallback(dispatch.boxed, "PrivateUse1")
         every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
@@ -213,7 +215,7 @@ def ready() -> None:
             every.fallback(memory_ops.refuse_layout, key)
         autocast.register(library)
         method.runners.update(dict.fromkeys(device_state.NAMES, resident.run))
-        _libraries.extend((library, every))
+        _libraries.extend((library, layers, every))
         _ready = True
         after_import("torch._dynamo.trace_rules", _leave_us_alone)
 
@@ -224,12 +226,13 @@ def _leave_us_alone(trace_rules: Any) -> None:
     """
     for name in ("lapilli", "lapilli.abi", "lapilli.program.schema", "flatbuffers"):
         trace_rules.add(name)
-    traced = find_spec("lapilli.sampling")
-    assert traced is not None and traced.origin is not None
     inlined: set[str] = getattr(
         trace_rules, "BUILTIN_INLINE_WHEN_CALLED", set()
     )  # which PyTorch before 2.13 need not have
-    inlined.add(Path(traced.origin).as_posix())
+    for name in ("lapilli.sampling", "lapilli.eager.torchao_tensors", "lapilli.eager.packed_codes"):
+        traced = find_spec(name)
+        assert traced is not None and traced.origin is not None
+        inlined.add(Path(traced.origin).as_posix())
 
 
 def patch() -> None:
@@ -269,6 +272,10 @@ def begin() -> None:
         _begun = True
         after_import("torch._inductor.codegen.common", inductor.refuse)
         after_import("transformers.generation.utils", generation.prefer_compiled_steps)
+        from lapilli.eager import torchao_tensors  # imports the compiler: not at import time
+
+        for name in torchao_tensors.EXTENSIONS:
+            after_import(name, torchao_tensors.extend)
         if _other is None or not torch.get_device_module(_other).is_available():
             threads.start()
 

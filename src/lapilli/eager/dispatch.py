@@ -22,6 +22,7 @@ from lapilli.eager.host_call import on_cpu
 from lapilli.eager.jit_trace import is_recorded, untraced
 from lapilli.eager.operator_launch import OperatorLaunch, is_runtime, places
 from lapilli.eager.operator_schema import schema_of
+from lapilli.graph.coded_layers import LAYERS
 from lapilli.lower import lowerings
 
 __all__ = ["boxed", "call", "composite", "fallbacks", "register", "reset_fallbacks", "run"]
@@ -255,6 +256,12 @@ def register(library: torch.library.Library) -> None:
     for overload in [*lowerings, *_composite]:
         if overload.namespace == "aten" and overload not in _MADE_OF_OTHERS and not _is_taken(overload):
             library.impl(_name(overload).removeprefix("aten::"), _kernel(overload), "PrivateUse1")  # type: ignore[no-untyped-call]
+
+
+def register_layers(library: torch.library.Library) -> None:
+    """Registers kernels for our own operators of quantized weights, instead of those that compute them in parts. library: ours."""
+    for overload in LAYERS:
+        library.impl(_name(overload).removeprefix("lapilli::"), _kernel(overload), "PrivateUse1")  # type: ignore[no-untyped-call]
 
 
 def _name(overload: Overload) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from lapilli.code_operators import DEQUANTIZE, UNPACK
 from lapilli.graph.module import Module
-from lapilli.graph.quantized import DEQUANTIZE, UNPACK
 
 aten = torch.ops.aten
 

@@ -3,7 +3,8 @@
 sum (q - z) s * c t = s t * sum (q - z) c, where x = (q - z) s is the input and w = c t the weight. The scales, with what else
 follows, are the epilogue of the sum. Where no partial sum can exceed 2^24, float32 holds it exactly in any order, and kernels
 compute in float32, which no device does slowly; the weights are known, so that this is nearly every layer. Longer sums are cut
-into a few such parts, added as integers; others are summed in 32-bit integers. What cannot be taken so keeps its dequantized
+into a few such parts, added as integers; others are summed in 32-bit integers. Sums that a model itself states in integers
+(`lapilli::integer_product`, `integer_convolution`) are computed in the same way. What cannot be taken so keeps its dequantized
 operands: scales that differ along the sum, as those of groups, and sums that might not fit into 32 bits.
 
 Values between layers are kept as q - z, so that no kernel meets a zero point (`center`). Their limits go with them, so that they
@@ -12,18 +13,19 @@ take a byte each where they are stored (`lower/graph.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from lapilli.code_operators import DEQUANTIZE, INTEGER_CONVOLUTION, INTEGER_PRODUCT, QUANTIZE
 from lapilli.graph.module import Module
-from lapilli.graph.quantized import DEQUANTIZE, QUANTIZE
 
 aten = torch.ops.aten
 
 _CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.convolution.default)
-_LARGEST = 2**31 - 1
+LARGEST = 2**31 - 1
 _EXACT = 2**24
 """Integers up to which float32 has all."""
 
@@ -35,7 +37,7 @@ def center(module: Module) -> None:
     for node in module.graph.nodes:
         if node.target is not QUANTIZE or node in module.outputs or not node.users:
             continue
-        x, inverse, zero, block, low, high, _ = node.args
+        x, inverse, zero, block, low, high, _, *divides = node.args
         shift = _number(module, zero)
         if shift is None or any(b != -1 for b in block):
             continue
@@ -44,7 +46,7 @@ def center(module: Module) -> None:
             for u in node.users
         ):
             continue
-        node.args = (x, inverse, None, block, low - shift, high - shift, torch.float32)
+        node.args = (x, inverse, None, block, low - shift, high - shift, torch.float32, *divides)
         node.meta["limits"] = (low - shift, high - shift)
         node.meta["val"] = node.meta["val"].new_empty(node.meta["val"].shape, dtype=torch.float32)
         for user in list(node.users):
@@ -52,11 +54,13 @@ def center(module: Module) -> None:
     module.clean()
 
 
-_MOVES = (
-    aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default, aten.relu.default, aten.flatten.using_ints,
-    aten.view.default, aten.reshape.default, aten.permute.default, aten.transpose.int, aten.squeeze.dim, aten.squeeze.dims,
-    aten.unsqueeze.default, aten.slice.Tensor, aten.expand.default, aten.clone.default, aten.pixel_shuffle.default,
+_VIEWS = (
+    aten.flatten.using_ints, aten.view.default, aten.reshape.default, aten.permute.default, aten.transpose.int, aten.squeeze.dim,
+    aten.squeeze.dims, aten.unsqueeze.default, aten.slice.Tensor, aten.expand.default, aten.clone.default,
+    aten.pixel_shuffle.default,
 )  # fmt: skip
+"""Operators whose results are values of their operand."""
+_MOVES = (aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default, aten.relu.default, *_VIEWS)
 """Operators whose results are values of their operand, or 0."""
 
 
@@ -77,7 +81,7 @@ def move(module: Module) -> int:
         limits = _limits(codes)
         if scale is None or inverses is None or limits is None or scale.numel() != 1 or inverses.numel() != 1:
             continue
-        same = float(inverses) == float((1.0 / scale.double()).float()) or float(inverses) == float(1.0 / scale)
+        same = float(inverses) in _inverses(node, scale)
         if not same or limits[0] < low or limits[1] > high:
             continue
         with module.graph.inserting_before(node):
@@ -88,6 +92,50 @@ def move(module: Module) -> int:
         moved += 1
     module.clean()
     return moved
+
+
+def view_codes(module: Module) -> int:
+    """Views of dequantized values that a product reads are views of the codes: f(dequantize(u)) = dequantize(f(u)). For codes of
+    one scale. Returns their number.
+    """
+    viewed = 0
+    for node in list(module.graph.nodes):
+        read: Any = node.args[0] if node.target in _VIEWS else None
+        if not isinstance(read, fx.Node) or not is_of_codes(read) or not _is_for_products(node):
+            continue
+        arguments: Any = read.args
+        codes, scale, zero, block, dtype = arguments
+        parameters = [p.meta["val"] for p in (scale, zero) if p is not None]
+        if any(b != -1 for b in block) or any(p.numel() != 1 for p in parameters):
+            continue
+        with module.graph.inserting_before(node):
+            new = module.graph.call_function(node.target, (codes, *node.args[1:]), dict(node.kwargs))
+            value = node.meta["val"]
+            new.meta["val"] = value.new_empty(value.shape, dtype=codes.meta["val"].dtype)
+            if (limits := _limits(codes)) is not None:
+                new.meta["limits"] = limits
+            made = module.graph.call_function(DEQUANTIZE, (new, scale, zero, [-1] * value.dim(), dtype))
+            made.meta["val"] = value
+        module.replace(node, made)
+        viewed += 1
+    module.clean()
+    return viewed
+
+
+def _is_for_products(node: fx.Node) -> bool:
+    return any(u.target in _PRODUCTS or (u.target in _VIEWS and _is_for_products(u)) for u in node.users)
+
+
+def divides(node: fx.Node) -> bool:
+    """Whether a quantization divides by its scale, instead of multiplying with the inverse."""
+    return bool(node.args[7:] and node.args[7])
+
+
+def _inverses(node: fx.Node, scale: torch.Tensor) -> tuple[float, ...]:
+    """What a quantization to codes of a scale may be given for it."""
+    if divides(node):
+        return (float(scale),)
+    return float((1.0 / scale.double()).float()), float(1.0 / scale)
 
 
 _NO_LIMIT = float("inf")
@@ -104,12 +152,14 @@ def absorb_limits(module: Module) -> None:
         inverse, shift = module.constants.get(node.args[1]), _number(module, node.args[2])
         while inverse is not None and inverse.numel() == 1 and shift is not None and (found := _clamp_of(limited)):
             low, high = node.args[4], node.args[5]
-            ends = [float((torch.tensor(end) * inverse.float()).round()) + shift for end in found]
+            factor = inverse.float()
+            steps = [torch.tensor(end) / factor if divides(node) else torch.tensor(end) * factor for end in found]
+            ends = [float(step.round()) + shift for step in steps]
             ends = [min(max(end, low), high) for end in ends]
             if not ends[0] <= ends[1]:  # as one that is NaN is
                 break
             limited = limited.args[0]
-            node.args = (limited, *node.args[1:4], int(ends[0]), int(ends[1]), node.args[6])
+            node.args = (limited, *node.args[1:4], int(ends[0]), int(ends[1]), *node.args[6:])
             if "limits" in node.meta:
                 node.meta["limits"] = (min(int(ends[0]), 0), max(int(ends[1]), 0))
     module.clean()
@@ -166,14 +216,19 @@ def _number(module: Module, zero: Any) -> int | None:
 
 
 def compute_in_integers(module: Module) -> int:
-    """Replaces layers whose operands are both dequantized from codes of 8 bits. Returns their number. Others keep the reason, for
-    `arithmetic`.
+    """Replaces layers whose operands are both dequantized from codes of 8 bits, and sums of integers. Returns their number. Others
+    keep the reason, for `arithmetic`.
     """
     found = 0
     for node in list(module.graph.nodes):
+        if node.target in (INTEGER_PRODUCT, INTEGER_CONVOLUTION):
+            _replace_sum(module, node)
+            found += 1
+            continue
         if not _reads_dequantized(node):
             continue
-        refused = _replace_product(module, node) if node.target is aten.bmm.default else _replace(module, node)
+        of_two = node.target in _OF_TWO and node.args[1].args[0] not in module.constants
+        refused = _replace_product(module, node) if of_two else _replace(module, node)
         found += not refused
         node.meta["arithmetic"] = refused
     module.clean()
@@ -185,6 +240,8 @@ _PRODUCTS = (
     aten.linear.default, *_CONVOLUTIONS, aten.bmm.default, aten.mm.default, aten.addmm.default, aten.matmul.default,
     aten.baddbmm.default, aten.scaled_dot_product_attention.default,
 )  # fmt: skip
+
+_OF_TWO = (aten.bmm.default, aten.mm.default, aten.matmul.default)
 
 
 def _reads_dequantized(node: fx.Node) -> bool:
@@ -211,17 +268,17 @@ def _is_transposed(node: fx.Node) -> bool:
 
 def _replace_product(module: Module, node: fx.Node) -> str:
     """A product of two activations, each quantized as a whole. Returns why it is none, or nothing."""
-    if node.meta["val"].dtype is not torch.float32 or not all(map(_of_codes, node.args)):
+    if node.meta["val"].dtype is not torch.float32 or not all(map(is_of_codes, node.args)):
         return _ONE_QUANTIZED
-    terms = node.args[0].meta["val"].shape[2]  # type: ignore[union-attr]
+    terms = node.args[0].meta["val"].shape[-1]  # type: ignore[union-attr]
     given: list[Any] = [x.args for x in node.args]  # type: ignore[union-attr]
     if not isinstance(terms, int) or any(b != -1 for _, _, _, block, _ in given for b in block):
         return "since scales differ within an operand, or the sum's length is open"
     largest = terms
     for codes, _, zero, _, _ in given:
-        low, high = _centered(module, codes, zero)
+        low, high = range_of(module, codes, zero)
         largest *= max(abs(low), abs(high))
-    if largest > _LARGEST:
+    if largest > LARGEST:
         return _TOO_LONG
     kind = torch.float32 if largest <= _EXACT else torch.int32
     writer = _Writer(module, node)
@@ -252,7 +309,7 @@ def _replace(module: Module, node: fx.Node) -> str:
         return "since this operator has no form in integers"
     x: Any = node.args[0]
     w: Any = node.args[1]
-    if not _of_codes(x) or not _of_codes(w) or node.meta["val"].dtype is not torch.float32:
+    if not is_of_codes(x) or not is_of_codes(w) or node.meta["val"].dtype is not torch.float32:
         return _ONE_QUANTIZED
     codes, scale, zero, block, _ = x.args
     weights, factor, shift, of_weight, _ = w.args
@@ -277,11 +334,11 @@ def _replace(module: Module, node: fx.Node) -> str:
     if along:  # a row for each result
         groups = _groups(node)
         values = values.reshape(groups, -1, *size[1:]).transpose(1, 2).flatten(0, 1)
-    limits = _centered(module, codes, zero)
+    limits = range_of(module, codes, zero)
     largest = _largest(values, limits)
-    if largest > _LARGEST:
+    if largest > LARGEST:
         return _TOO_LONG
-    parts = _parts(node, values, limits)
+    parts = _parts(values, limits, _groups(node) == 1 and not _is_transposed(node))
     kind = torch.float32 if parts else torch.int32
     writer = _Writer(module, node)
     with module.graph.inserting_before(node):
@@ -290,18 +347,12 @@ def _replace(module: Module, node: fx.Node) -> str:
             left = writer.call(aten.sub.Tensor, left, writer.parameter(zero, x, rows, kind), like=left)
         right = weights
         if shift is not None:
-            narrow = torch.int8 if centered.min() >= -128 and centered.max() <= 127 else torch.int16
-            right = module.add_constant(centered.to(narrow), f"{node.name}_weight")
-        right = writer.converted(right, kind)
-        right.meta["codes"] = True
+            right = module.add_constant(_narrow(centered), f"{node.name}_weight")
+        right = writer.weight(right, kind)
         rest: list[Any] = list(node.args[2:])
         bias = rest[0] if rest else None
         rest[:1] = [None] if rest else []
-        if len(parts) > 1:
-            total = writer.sum_of_parts(node, left, right, rest, parts)
-        else:
-            total = writer.total(node, left, right, *rest, dtype=kind)
-        value = writer.converted(total, torch.float32)
+        value = writer.converted(writer.whole_sum(left, right, rest, parts), torch.float32)
         trailing = 0 if linear else len(size) - 2
         value = writer.call(aten.mul.Tensor, value, writer.parameter(scale, x, rows, torch.float32), like=value)
         value = writer.call(aten.mul.Tensor, value, writer.of_channels(factor, trailing), like=value)
@@ -312,15 +363,70 @@ def _replace(module: Module, node: fx.Node) -> str:
     return ""
 
 
+def _narrow(codes: torch.Tensor) -> torch.Tensor:
+    """Integers in the narrowest type that has them."""
+    low, high = (int(v) for v in codes.aminmax()) if codes.numel() else (0, 0)
+    fits = (
+        t for t in (torch.int8, torch.uint8, torch.int16) if torch.iinfo(t).min <= low and high <= torch.iinfo(t).max
+    )
+    return codes.to(next(fits, torch.int32))
+
+
+def _replace_sum(module: Module, node: fx.Node) -> None:
+    """A product or a convolution of integers, whose result is int32."""
+    given: Any = node.args
+    x, zero, w, shift, *geometry = given
+    size = w.meta["val"].shape
+    limits = range_of(module, x, zero)
+    known = w in module.constants and (shift is None or shift in module.constants)
+    convolution = node.target is INTEGER_CONVOLUTION
+    parts: list[tuple[int, int]] = []
+    rest: list[Any] = []
+    right = w
+    if known and (convolution or (len(size) == 2 and x.meta["val"].dim() > 1)):
+        centered = module.constants[w].to(torch.int64)
+        if shift is not None:
+            centered = centered - module.constants[shift].to(torch.int64)
+        if not convolution:  # a row for each result
+            centered = centered.t().contiguous()
+        target = _CONVOLUTIONS[len(size) - 3] if convolution else aten.linear.default
+        parts = _parts(centered, limits, not convolution or geometry[3] == 1)
+        right, shift = module.add_constant(_narrow(centered), f"{node.name}_weight"), None
+    else:
+        target = _CONVOLUTIONS[len(size) - 3] if convolution else aten.matmul.default
+        terms: Any = size[1:].numel() if convolution else size[-2 if len(size) > 1 else 0]
+        largest = max(map(abs, limits)) * max(map(abs, range_of(module, w, shift)))
+        if isinstance(terms, int) and terms * largest <= _EXACT:
+            parts = [(0, terms)]
+    kind = torch.float32 if parts else torch.int32
+    writer = _Writer(module, node, target)
+    with module.graph.inserting_before(node):
+        left = writer.centered(x, zero, kind)
+        if convolution:
+            left, rest = writer.convolved(left, *geometry)
+        right = writer.centered(right, shift, kind) if shift is not None else writer.weight(right, kind)
+        total = writer.whole_sum(left, right, rest, parts)
+        for user in list(node.users):
+            if user.target is aten._to_copy.default and user.kwargs == {"dtype": torch.float32}:
+                number = writer.converted(total, torch.float32)
+                number.meta["exact"] = True
+                module.replace(user, number)
+        made = writer.converted(total, torch.int32)
+    module.replace(node, made)
+    module.graph.erase_node(node)
+
+
 _MOST_PARTS = 4
 """Of a long sum. Further ones would cost more than integers."""
 
 
-def _parts(node: fx.Node, values: torch.Tensor, limits: tuple[int, int]) -> list[tuple[int, int]]:
-    """Channels of parts of the sum that float32 holds exactly: one part, or a few; none if that is not enough."""
+def _parts(values: torch.Tensor, limits: tuple[int, int], divisible: bool) -> list[tuple[int, int]]:
+    """Channels of parts of the sum that float32 holds exactly: one part, or, if it can be divided, a few; none if that is not
+    enough.
+    """
     channels = values.shape[1]
     for count in range(1, _MOST_PARTS + 1):
-        if count > 1 and (channels < _MOST_PARTS * count or _groups(node) != 1 or _is_transposed(node)):
+        if count > 1 and (channels < _MOST_PARTS * count or not divisible):
             break
         step = -(-channels // count // 4) * 4 if count > 1 else channels
         found = [(a, min(a + step, channels)) for a in range(0, channels, max(step, 1))] or [(0, 0)]
@@ -337,7 +443,7 @@ def _groups(node: fx.Node) -> int:
     return int(groups)
 
 
-def _centered(module: Module, codes: Any, zero: Any) -> tuple[int, int]:
+def range_of(module: Module, codes: Any, zero: Any) -> tuple[int, int]:
     """The range of codes less their zero point."""
     known = codes.args[4:6] if codes.target is QUANTIZE else _limits(codes)
     limits = torch.iinfo(torch.int8 if known is not None else codes.meta["val"].dtype)
@@ -355,7 +461,7 @@ def _largest(weights: torch.Tensor, limits: tuple[int, int]) -> int:
     return int(torch.maximum(high * above - low * below, high * below - low * above).max())
 
 
-def _of_codes(node: Any) -> bool:
+def is_of_codes(node: Any) -> bool:
     """Whether a value is dequantized from integers of at most nine bits."""
     if not isinstance(node, fx.Node) or node.target is not DEQUANTIZE or node.meta["val"].dtype is not torch.float32:
         return False
@@ -365,11 +471,15 @@ def _of_codes(node: Any) -> bool:
     return codes.meta["val"].dtype in (torch.int8, torch.uint8)
 
 
-class _Writer:
-    """Writes the calls that replace a layer."""
+def _size(size: Any) -> Any:
+    return size.meta["val"] if isinstance(size, fx.Node) else size
 
-    def __init__(self, module: Module, node: fx.Node) -> None:
-        self.module, self.node = module, node
+
+class _Writer:
+    """Writes the calls that replace a layer. target: what computes the sum, if that is not the layer's own operator."""
+
+    def __init__(self, module: Module, node: fx.Node, target: Any = None) -> None:
+        self.module, self.node, self.target = module, node, target or node.target
 
     def call(self, target: Any, *args: Any, like: fx.Node, dtype: torch.dtype | None = None) -> fx.Node:
         node = self.module.graph.call_function(target, args)
@@ -379,16 +489,54 @@ class _Writer:
 
     def total(self, node: fx.Node, *args: Any, dtype: torch.dtype) -> fx.Node:
         """The sum that replaces a layer's, of other operands."""
-        made = self.call(node.target, *args, like=node, dtype=dtype)
+        made = self.call(self.target, *args, like=node, dtype=dtype)
         made.meta["arithmetic"] = INTEGERS
         made.meta["exact"] = True
         return made
+
+    def weight(self, codes: fx.Node, kind: torch.dtype) -> fx.Node:
+        """Constant codes as what a sum reads."""
+        made = self.converted(codes, kind)
+        made.meta["codes"] = True
+        return made
+
+    def centered(self, codes: Any, zero: Any, kind: torch.dtype) -> fx.Node:
+        """Codes less a zero point, which is broadcast to them."""
+        made = self.converted(codes, kind)
+        known = self.module.constants.get(zero)
+        if zero is None or (known is not None and not known.any()):
+            return made
+        return self.call(aten.sub.Tensor, made, self.converted(zero, kind), like=made)
+
+    def convolved(
+        self, x: fx.Node, stride: Any, pads: Sequence[Any], dilation: Any, groups: int
+    ) -> tuple[fx.Node, list[Any]]:
+        """The input of a convolution, padded where the convolution itself cannot, and its further arguments."""
+        rank = len(pads) // 2
+        before, after = list(pads[:rank]), list(pads[rank:])
+        if all(isinstance(p, int) and p == q >= 0 for p, q in zip(before, after, strict=True)):
+            return x, [None, stride, before, dilation, groups]
+        widths = [p for pair in zip(reversed(before), reversed(after), strict=True) for p in pair]
+        padded = self.module.graph.call_function(aten.constant_pad_nd.default, (x, widths))
+        value = x.meta["val"]
+        more = [a + b for a, b in zip(map(_size, before), map(_size, after), strict=True)]
+        sizes = [*value.shape[:2], *(n + m for n, m in zip(value.shape[2:], more, strict=True))]
+        padded.meta["val"] = value.new_empty(sizes)
+        return padded, [None, stride, [0] * rank, dilation, groups]
+
+    def whole_sum(
+        self, left: fx.Node, right: fx.Node, rest: list[Any], parts: list[tuple[int, int]]
+    ) -> fx.Node:  # fmt: skip
+        """The sum of products of two operands; of parts, if there are several."""
+        if len(parts) > 1:
+            return self.sum_of_parts(self.node, left, right, rest, parts)
+        return self.total(self.node, left, right, *rest, dtype=left.meta["val"].dtype)
 
     def sum_of_parts(
         self, node: fx.Node, left: fx.Node, right: fx.Node, rest: list[Any], parts: list[tuple[int, int]]
     ) -> fx.Node:
         """A long sum as a sum of 32-bit integers, each an exact sum of floats over some of the channels."""
-        along = -1 if node.target is aten.linear.default else 1 - len(right.meta["val"].shape)
+        along = -1 if self.target is aten.linear.default else 1 - len(right.meta["val"].shape)
         total: fx.Node | None = None
         for first, end in parts:
             x, w = (self.narrowed(v, along, first, end) for v in (left, right))

@@ -1,10 +1,5 @@
-"""Quantized tensors in the graph: one pair of operators for all formats, and what other packages' operators become.
-
-`lapilli::dequantize` computes numbers from codes, small integers, and parameters that blocks of elements share:
-(code - zero point) * scale. `lapilli::quantize` is its inverse, rounded half to even and clamped. A block has `block[d]` elements
-along dimension d, or all (-1). So a scale for a tensor, a channel, a token or a group are the same operator, and kernels see no
-format, only an expression of the code (`schedule/encoding.py`). `lapilli::unpack` reads codes of four bits (or 1 or 2), several in
-a byte, the lowest one first; codes of other widths have their upper bits in a tensor of their own.
+"""Quantized tensors in the graph: what other packages' operators become, those of `code_operators.py`, and how constants
+of codes lie. Kernels see no format, only an expression of the code (`schedule/encoding.py`).
 """
 
 from __future__ import annotations
@@ -15,75 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from lapilli.code_operators import DEQUANTIZE, QUANTIZE, UNPACK, type_of_codes
 from lapilli.graph.module import Module
 
 aten = torch.ops.aten
-
-_library: Any = torch.library.Library("lapilli", "FRAGMENT")  # type: ignore[no-untyped-call]
-
-
-def _define(schema: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> None:
-    name = schema[: schema.index("(")]
-    _library.define(schema)
-    _library.impl(name, run, "CompositeExplicitAutograd")
-    # As torch.library.register_fake does, without searching all modules for the function's location.
-    entry: Any = torch._library.simple_registry.singleton.find(f"lapilli::{name}")
-    entry.fake_impl.register(shapes, __name__, _library)
-
-
-def _spread(parameter: Tensor, x: Tensor, block: Sequence[int]) -> Tensor:
-    """A parameter for every element of x."""
-    kept = [d for d, b in enumerate(block) if b != -1]
-    grid = [-(-x.shape[d] // block[d]) if d in kept else 1 for d in range(x.dim())]
-    parameter = parameter.reshape(grid)
-    for d in kept:
-        parameter = parameter.repeat_interleave(block[d], d).narrow(d, 0, x.shape[d])
-    return parameter
-
-
-def _dequantize(codes: Tensor, scale: Tensor, zero: Tensor | None, block: Sequence[int], dtype: torch.dtype) -> Tensor:
-    value = codes.to(dtype)
-    if zero is not None:
-        value = value - _spread(zero, codes, block).to(dtype)
-    return (value * _spread(scale, codes, block)).to(dtype)
-
-
-def _quantize(
-    x: Tensor, inverse: Tensor, zero: Tensor | None, block: Sequence[int], low: int, high: int, dtype: torch.dtype
-) -> Tensor:
-    value = torch.round(x * _spread(inverse, x, block))
-    if zero is not None:
-        value = value + _spread(zero, x, block)
-    return value.clamp(low, high).to(dtype)
-
-
-def _taken(packed: Tensor, size: int, bits: int) -> Tensor:
-    parts = [packed >> at & (1 << bits) - 1 for at in range(0, 8, bits)]
-    return torch.stack(parts, -1).flatten(-2)[..., :size].to(torch.int16)
-
-
-def _unpack(packed: Tensor, low: int, size: int, bits: int = 4, upper: Tensor | None = None, above: int = 0) -> Tensor:
-    codes = _taken(packed, size, bits)
-    if upper is not None:
-        codes = codes + (_taken(upper, size, above) << bits)
-    return (codes + low).to(torch.int8)
-
-
-_define(
-    "dequantize(Tensor codes, Tensor scale, Tensor? zero_point, int[] block, ScalarType dtype) -> Tensor",
-    _dequantize, lambda codes, scale, zero, block, dtype: torch.empty_like(codes, dtype=dtype),
-)  # fmt: skip
-_define(
-    "quantize(Tensor x, Tensor inverse, Tensor? zero_point, int[] block, int low, int high, ScalarType dtype) -> Tensor",
-    _quantize, lambda x, inverse, zero, block, low, high, dtype: torch.empty_like(x, dtype=dtype),
-)  # fmt: skip
-_define(
-    "unpack(Tensor packed, int low, int size, int bits=4, Tensor? upper=None, int above=0) -> Tensor",
-    _unpack, lambda packed, low, size, *_: packed.new_empty((*packed.shape[:-1], size), dtype=torch.int8),
-)  # fmt: skip
-DEQUANTIZE: Any = torch.ops.lapilli.dequantize.default
-QUANTIZE: Any = torch.ops.lapilli.quantize.default
-UNPACK: Any = torch.ops.lapilli.unpack.default
 
 
 def take_apart(module: Module) -> None:
@@ -316,7 +246,11 @@ def pack_codes(module: Module) -> int:
         low, high = (int(v) for v in value.aminmax())
         if high - low >= _FEW_VALUES:
             continue
-        low = -8 if low >= -8 and high <= 7 else 0 if low >= 0 and high <= 15 else low
+        # All sixteen codes must be numbers of one type of bytes.
+        edge = (
+            torch.iinfo(torch.int8).max + 1 - _FEW_VALUES if high <= torch.iinfo(torch.int8).max else 256 - _FEW_VALUES
+        )
+        low = -8 if low >= -8 and high <= 7 else 0 if low >= 0 and high <= 15 else min(low, edge)
         rows = value.flatten(1) if value.dim() > _MATRIX else value  # filters have few or odd columns
         codes = (rows.to(torch.int16) - low).to(torch.uint8)
         codes = torch.nn.functional.pad(codes, (0, rows.shape[-1] % 2))
@@ -324,10 +258,10 @@ def pack_codes(module: Module) -> int:
         first = next(n for n in module.graph.nodes if n.op != "placeholder")
         with module.graph.inserting_before(first):
             new = module.graph.call_function(UNPACK, (both, low, rows.shape[-1]))
-            new.meta["val"] = torch.empty_like(rows, dtype=torch.int8, device="meta")
+            new.meta["val"] = torch.empty_like(rows, dtype=type_of_codes(low, 4), device="meta")
             if rows is not value:
                 new = module.graph.call_function(aten.reshape.default, (new, list(value.shape)))
-                new.meta["val"] = torch.empty_like(value, dtype=torch.int8, device="meta")
+                new.meta["val"] = torch.empty_like(value, dtype=type_of_codes(low, 4), device="meta")
         for user in list(node.users):
             user.args = (new, *user.args[1:])
         packed += 1

@@ -73,9 +73,12 @@ def _nbytes(shape: tuple[Int, ...], dtype: DType) -> Int:
 
 @dataclass(eq=False, repr=False)
 class Input(Node):
-    """An input of the program (dense, row-major)."""
+    """An input of the program (dense, row-major). decoded: a part of a quantized weight. What is computed of such parts alone has
+    no memory: its readers decode it.
+    """
 
     index: int = 0
+    decoded: bool = False
 
 
 @dataclass(eq=False, repr=False)

@@ -13,13 +13,15 @@ from lapilli.graph.complex import split_complex
 from lapilli.graph.fold import fold_batch_norm, fold_constants, fold_padding
 from lapilli.graph.functionalize import functionalize
 from lapilli.graph.inline import inline_regions
-from lapilli.graph.integers import absorb_limits, center, compute_in_integers, move
+from lapilli.graph.integers import absorb_limits, center, compute_in_integers, move, view_codes
 from lapilli.graph.merge import merge_linear
 from lapilli.graph.module import Module
 from lapilli.graph.packed import unpack
 from lapilli.graph.quantized import narrow_zero_points, pack_codes, recognize, take_apart
+from lapilli.graph.requantize import requantize
 from lapilli.graph.shared_heads import share_heads
 from lapilli.graph.split_large_weights import split_large_weights
+from lapilli.graph.turned_codes import turn_codes
 from lapilli.legalize.decompose import decompose, decompose_calls, tables
 from lapilli.lower import is_supported
 from lapilli.runtime.sequences import KINDS
@@ -61,9 +63,12 @@ def optimize(module: Module) -> None:
     fold_padding(module)
     fold_constants(module, is_supported=is_supported)
     narrow_zero_points(module)
+    turn_codes(module)
     center(module)
     move(module)
     absorb_limits(module)
+    view_codes(module)
+    requantize(module)
     if compute_in_integers(module):
         fold_padding(module)
     pack_codes(module)

@@ -1,4 +1,4 @@
-"""BlockedMatrix of GGUF as codes, scales and offsets: the quantized form of `graph/quantized.py`, taken apart bit for bit.
+"""BlockedMatrix of GGUF as codes, scales and offsets: the quantized form of `code_operators.py`, taken apart bit for bit.
 
 A weight [rows, columns] is code * scale + offset, where `block` neighbours of a row share a scale and an offset. Codes of K-quants
 lie in blocks of 256, whose scales are codes themselves: their scale is the second of a pair. Nothing is rounded; bits move.

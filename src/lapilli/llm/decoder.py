@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lapilli.graph.quantized import DEQUANTIZE, UNPACK
+from lapilli.code_operators import DEQUANTIZE, UNPACK
 from lapilli.llm.blocks import BlockedMatrix, Parameter
 
 

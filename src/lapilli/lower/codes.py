@@ -1,16 +1,20 @@
-"""Quantized tensors: numbers as expressions of codes, and codes of numbers. See `graph/quantized.py`."""
+"""Quantized tensors: numbers as expressions of codes, and codes of numbers. See `code_operators.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from lapilli.graph.quantized import DEQUANTIZE, QUANTIZE, UNPACK
+from lapilli.code_operators import DEQUANTIZE, QUANTIZE, UNPACK
+from lapilli.graph.coded_layers import CODED_EMBEDDING, CODED_LINEAR, embedding, linear
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, cast_to, index, load, unary
 from lapilli.ir.integer import Int, as_int
 from lapilli.ir.node import Map, Node
-from lapilli.lower.registry import Call, lowering
+from lapilli.lower.registry import Call, decomposition, lowering
+
+decomposition(CODED_LINEAR)(linear)
+decomposition(CODED_EMBEDDING)(embedding)
 
 
 def _parameter(p: Node, at: Sequence[Int], block: Sequence[int]) -> Expr:
@@ -42,12 +46,14 @@ def dequantize(call: Call, codes: Node, scale: Node, zero: Node | None, block: S
 
 @lowering(QUANTIZE)
 def quantize(
-    call: Call, x: Node, inverse: Node, zero: Node | None, block: Sequence[int], low: int, high: int, _: Any
-) -> Map:
+    call: Call, x: Node, inverse: Node, zero: Node | None, block: Sequence[int], low: int, high: int, _: Any,
+    divides: bool = False,
+) -> Map:  # fmt: skip
     """x / scale rounded half to even, plus the zero point, between low and high: [*] -> integers [*], of any type."""
 
     def body(*at: Int) -> Expr:
-        value = unary("round", load(x, at) * _parameter(inverse, at, block))
+        factor, value = _parameter(inverse, at, block), load(x, at)
+        value = unary("round", value / factor if divides else value * factor)
         if zero is not None:
             value = value + cast_to(_parameter(zero, at, block), DType.float32)
         return binary("at_most", binary("at_least", value, float(low)), float(high))  # of NaN it makes the least code

@@ -261,7 +261,8 @@ def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, in
         raise TypeError(
             f"{node.name}: float64 is not supported on the GPU; convert the model with .float(), and give this as float32"
         )
-    made = Input(tuple(symbols.size(s) for s in val.shape), dtype, node.name, "input", index=len(inputs))
+    shape = tuple(symbols.size(s) for s in val.shape)
+    made = Input(shape, dtype, node.name, "input", index=len(inputs), decoded=node.meta.get("decoded", False))
     inputs.append(made)
     return made
 

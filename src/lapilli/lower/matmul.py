@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+
 import torch
 
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, cast_to, load
-from lapilli.ir.integer import Int
+from lapilli.ir.integer import Int, as_int
 from lapilli.ir.node import Map, Matmul, Node, Reduce
 from lapilli.lower.registry import LONGEST, Call, Number, broadcast, element, lowering, scalar
 
@@ -79,8 +82,46 @@ def mm(call: Call, a: Node, b: Node) -> Node:
 
 @lowering(aten._int_mm.default)
 def int_mm(call: Call, a: Node, b: Node) -> Node:
-    """int8 [m, k] @ int8 [k, n] -> int32 [m, n]."""
-    return product(call, a, b)
+    """int8 or uint8 [m, k] @ int8 [k, n] -> int32 [m, n].
+
+    Sums of floats in parts that are exact: their kernels are the faster ones, and decode a weight's bytes as they read them. Longer
+    sums are of 32-bit integers.
+    """
+    k = a.shape[1].value
+    largest = 1
+    for given in call.given:
+        kind = torch.iinfo(given.dtype)
+        largest *= max(kind.max, -kind.min)
+    terms = _EXACT // largest
+    if not k or k > _MOST_PARTS * terms:
+        return product(call, a, b)
+    parts = [_part(call, a, b, first, min(first + terms, k)) for first in range(0, k, terms)]
+
+    def total(*at: Int) -> Expr:
+        sums = [cast_to(load(part, at), DType.int32) for part in parts]
+        return functools.reduce(operator.add, sums)
+
+    return call.map(total)
+
+
+_EXACT = 1 << 24
+"""All integers up to this one are float32, so sums that cannot exceed it are exact in any order."""
+_MOST_PARTS = 4
+"""Further ones would cost more than integers."""
+
+
+def _part(call: Call, a: Node, b: Node, first: int, end: int) -> Reduce:
+    """Terms of a sum of products of bytes, as floats. Nothing of it is rounded, in whatever precision."""
+    count = as_int(end - first)
+    left = call.map(lambda i, k: cast_to(load(a, [i, k + first]), DType.float32), [a.shape[0], count], DType.float32)
+    right = call.map(lambda k, j: cast_to(load(b, [k + first, j]), DType.float32), [count, b.shape[1]], DType.float32)
+    axes, (i, j) = fresh_axes(call.shape)
+    raxes, (k,) = fresh_axes((count,), "k")
+    note = Matmul(left, right, (), axes[:1], axes[1], raxes[0], (i, k), (k, j))
+    body = cast_to(load(left, [i, k]), DType.float32) * cast_to(load(right, [k, j]), DType.float32)
+    return Reduce(
+        call.shape, DType.float32, call.name, call.op, axes=axes, raxes=raxes, op="sum", body=body, contraction=note
+    )
 
 
 @lowering(aten.bmm.default)

@@ -19,7 +19,7 @@ from lapilli.runtime.host import Permission
 from lapilli.runtime.interface import Interface, interfaces
 from lapilli.runtime.interpreter import HostInterpreter
 from lapilli.runtime.limits import Limits
-from lapilli.runtime.notice import working
+from lapilli.runtime.notice import COMPILING, Work, working
 
 
 class Loaded:
@@ -48,7 +48,7 @@ class Loaded:
         file = _File(source, _stamp(source))
         native_limits = None if limits is None else limits.native
         host = not permission.none
-        with named(source), working():
+        with named(source), working(_work(file)):
             self._native = NativeProgram.load(
                 source, device=device, allow_host=host, limits=native_limits, first_run=first_run
             )
@@ -101,6 +101,17 @@ class _File:
         """Raises ReadError if the file was changed; advice: what to do in that case."""
         if _stamp(self.source) != self.stamp:
             raise ReadError(f"{self.source!s} was changed since the program was loaded from it; {advice}.")
+
+
+_LARGE = 1 << 27
+"""Bytes from which on loading is reading; smaller files take long where the driver compiles."""
+
+
+def _work(file: _File) -> Work:
+    size = len(file.source) if isinstance(file.source, bytes | memoryview) else file.stamp[2]
+    if size < _LARGE:
+        return COMPILING
+    return Work(f"loading {size / 1e9:.1f} GB", f"loaded {size / 1e9:.1f} GB")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""A notice on stderr for work that takes longer than two seconds: first uses compile, and should not look like a hang.
+"""A notice on stderr for work that takes longer than two seconds: first uses compile, and large files load. Neither should look
+like a hang.
 
 Work that follows within half a second counts as the same: the first run of a model on the eager device compiles a hundred
 small programs. A terminal shows one line that changes; other outputs get a line at the start and every half minute.
-LAPILLI_QUIET=1 turns it off.
+LAPILLI_QUIET=1 turns it off, and so does `silenced`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from lapilli.runtime.cache import base
 
@@ -23,6 +25,19 @@ _PAUSE = 0.5
 _LOG_INTERVAL = 30.0
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a notice says that goes on, and what was done."""
+
+    present: str
+    past: str
+    kept: bool = False
+    """Whether a later process finds its result in the cache."""
+
+
+COMPILING = Work("compiling for the GPU", "compiled for the GPU", kept=True)
+
+
 class Notice:
     """Watches stretches of work. Thread-safe."""
 
@@ -31,12 +46,25 @@ class Notice:
         self._working = 0
         self._since = self._last = 0.0
         self._kernels = 0
+        self._work = COMPILING
+        self._silent = 0
         self._watcher: threading.Thread | None = None
 
     @contextmanager
-    def working(self) -> Iterator[None]:
-        """A context for work."""
-        self._enter()
+    def silenced(self) -> Iterator[None]:
+        """A context without notices, in all threads."""
+        with self._lock:
+            self._silent += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._silent -= 1
+
+    @contextmanager
+    def working(self, work: Work = COMPILING) -> Iterator[None]:
+        """A context for work. What a stretch began with names it."""
+        self._enter(work)
         try:
             yield
         finally:
@@ -49,14 +77,15 @@ class Notice:
         with self._lock:
             self._kernels += number
 
-    def _enter(self) -> None:
+    def _enter(self, work: Work) -> None:
         with self._lock:
             now = time.monotonic()
             if not self._working and now - self._last > _PAUSE:
-                self._since, self._kernels = now, 0
+                self._since, self._kernels, self._work = now, 0, work
             self._working += 1
             # After a fork, the thread does not exist in the child.
-            if (self._watcher is None or not self._watcher.is_alive()) and not os.environ.get("LAPILLI_QUIET"):
+            silent = self._silent or os.environ.get("LAPILLI_QUIET")
+            if (self._watcher is None or not self._watcher.is_alive()) and not silent:
                 self._watcher = threading.Thread(target=self._watch, name="lapilli-notice", daemon=True)
                 self._watcher.start()
 
@@ -68,26 +97,27 @@ class Notice:
             with self._lock:
                 now = time.monotonic()
                 idle = not self._working and now - self._last > _PAUSE
-                spent, kernels = (self._last if idle else now) - self._since, self._kernels
+                spent, kernels, work = (self._last if idle else now) - self._since, self._kernels, self._work
+                silent = self._silent > 0
                 if idle:
                     self._watcher = None
             if idle:
                 if shown and terminal:
-                    _write(f"\r\033[K{_sentence('compiled', spent, kernels)}\n")
+                    _write(f"\r\033[K{_sentence(work.past, spent, kernels)}\n")
                 return
             due = _PAUSE if terminal else _LOG_INTERVAL
-            if spent > PATIENCE and (not shown or now - said > due):
+            if not silent and spent > PATIENCE and (not shown or now - said > due):
                 said, shown = now, True
-                _write(
-                    f"\r\033[K{_sentence('compiling', spent, kernels)}"
-                    if terminal
-                    else f"{_sentence('compiling', spent, kernels)}; the result is kept in {base()}\n"
+                sentence, kept = (
+                    _sentence(work.present, spent, kernels),
+                    f"; the result is kept in {base()}" * work.kept,
                 )
+                _write(f"\r\033[K{sentence}" if terminal else f"{sentence}{kept}\n")
 
 
-def _sentence(verb: str, seconds: float, kernels: int) -> str:
+def _sentence(what: str, seconds: float, kernels: int) -> str:
     made = f", {kernels} kernel{'s' * (kernels != 1)}" if kernels else ""
-    return f"lapilli: {verb} for the GPU ({seconds:.0f} s{made})"
+    return f"lapilli: {what} ({seconds:.0f} s{made})"
 
 
 def _write(text: str) -> None:
@@ -99,4 +129,4 @@ def _write(text: str) -> None:
 
 
 _notice = Notice()
-working, count_kernels = _notice.working, _notice.count_kernels
+working, silenced, count_kernels = _notice.working, _notice.silenced, _notice.count_kernels

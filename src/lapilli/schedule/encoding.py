@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, ints_of, load, loads, reads, rewrite, walk
 from lapilli.ir.integer import Int, Var, as_int, ceildiv, of
-from lapilli.ir.node import Constant, Map, Matmul, Node, Reduce
+from lapilli.ir.node import Map, Matmul, Node, Reduce
 from lapilli.ir.ranges import Ranges
 from lapilli.lower.codes import code_of
 from lapilli.schedule.layout import Layout
-from lapilli.schedule.realize import chase
+from lapilli.schedule.realize import chase, is_weight
 from lapilli.schedule.task import Task
 
 
@@ -35,12 +35,12 @@ class Blocks:
     bits: int
 
     def lying(self, contraction: Matmul, layouts: Mapping[int, Layout]) -> tuple[Node | None, int, int]:
-        """The constant [column, inner] whose bytes are the codes, packed from the lowest bits on; which bits of a word are
-        inverted; and what the lowest code then is. None if there is no such constant.
+        """The weight [column, inner] whose bytes are the codes, packed from the lowest bits on; which bits of a word are inverted;
+        and what the lowest code then is. None if there is no such constant, and no such weight is given.
         """
         found = loads(self.code)
         node = found[0].node if len(found) == 1 else None
-        if not isinstance(node, Constant) or node.rank != 2 or node.dtype not in (DType.int8, DType.uint8):
+        if node is None or not is_weight(node) or node.rank != 2 or node.dtype not in (DType.int8, DType.uint8):
             return None, 0, 0
         at = of(contraction.column), of(contraction.inner)
         if layouts.get(node.id) != Layout.of(node.shape, range(2)) or any(

@@ -15,7 +15,7 @@ from lapilli.ir.draw import Sampling
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, Select, cast_to, cost, loads, rewrite, substitute, walk
 from lapilli.ir.integer import Atom, Extremum, Indirect, Int, Quotient, Remainder, Var, as_int, of, product
-from lapilli.ir.node import Attention, Constant, Convolution, Graph, Map, Matmul, Node, Reduce, Update, nbytes
+from lapilli.ir.node import Attention, Constant, Convolution, Graph, Input, Map, Matmul, Node, Reduce, Update, nbytes
 from lapilli.ir.recurrence import Recurrence
 from lapilli.schedule.layout import estimate
 
@@ -177,14 +177,19 @@ def _is_contraction(n: Node) -> bool:
 
 
 def _expands_constants(n: Map, found: Realized) -> bool:
-    """Whether a value is computed from constants alone, codes of bytes, and larger than they are. It has no memory: whatever reads
-    it computes it, and kernels of contractions decode it.
+    """Whether a value is computed from constants alone (or parts of weights that are given), codes of bytes, and larger than they
+    are. It has no memory: whatever reads it computes it, and kernels of contractions decode it.
     """
     read = {ld.node.id: ld.node for ld in loads(found.bodies[n.id])}.values()
-    if not any(r.dtype in (DType.int8, DType.uint8) for r in read) or not all(isinstance(r, Constant) for r in read):
+    if not any(r.dtype in (DType.int8, DType.uint8) for r in read) or not all(map(is_weight, read)):
         return False
     size = nbytes(n).value
     return size is not None and size > sum(nbytes(r).value or 0 for r in read)
+
+
+def is_weight(node: Node) -> bool:
+    """Whether it is a constant, or a part of a quantized weight."""
+    return isinstance(node, Constant) or (isinstance(node, Input) and node.decoded)
 
 
 def _attended(n: Node) -> list[Node]:

@@ -66,7 +66,9 @@ def test_only_replace_replaces() -> None:
 
 def test_every_patch_has_its_reason() -> None:
     for name, patch in torch_compat.PATCHES.items():
-        assert patch.when in ("device", "compile", "mobile", "transformers") and patch.why and patch.others, name
+        assert (
+            patch.when in ("device", "compile", "mobile", "transformers", "torchao") and patch.why and patch.others
+        ), name
     with pytest.raises(KeyError):
         torch_compat.replace(torch.nn.Module, "forward", None)
 

@@ -26,11 +26,10 @@ def _gemm(call: OnnxCall, a: Tensor, b: Tensor, c: Tensor | None) -> Tensor:
     alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
     if call.get("transA", 0):
         a = a.transpose(0, 1)
-    if call.get("transB", 0):
-        if alpha == 1 and c is not None and beta == 1 and c.ndim == 1:
-            return torch.nn.functional.linear(a, b, c.expand(b.shape[0]))
-        b = b.transpose(0, 1)
-    result = torch.matmul(a, b)
+    rows = b if call.get("transB", 0) else b.transpose(0, 1)
+    if alpha == 1 and c is not None and beta == 1 and c.ndim == 1:
+        return torch.nn.functional.linear(a, rows, c if c.shape[0] == rows.shape[0] else c.expand(rows.shape[0]))
+    result = torch.matmul(a, b if not call.get("transB", 0) else b.transpose(0, 1))
     result = result if alpha == 1 else _scaled(result, alpha)
     return result if c is None else result + (c if beta == 1 else _scaled(c, beta))
 

@@ -5,30 +5,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from lapilli.capture.onnx.onnx_casts import cast
-from lapilli.capture.onnx.onnx_convolution import convolution
 from lapilli.capture.onnx.onnx_graph import BITS, DTYPES, FLOAT, UINT8, limits
-from lapilli.capture.onnx.onnx_pooling import average_pool
+from lapilli.capture.onnx.onnx_pooling import CONVOLUTIONS, average_pool, spans
 from lapilli.capture.onnx.onnx_registry import MICROSOFT, OnnxCall, axis_of, operator
+from lapilli.code_operators import DEQUANTIZE, INTEGER_CONVOLUTION, INTEGER_PRODUCT, QUANTIZE, UNPACK
 from lapilli.errors import CompileError
 
 Tensor = torch.Tensor
-_MOST_EXACT = (1 << 24) // (255 * 255)
-"""Products of 8-bit numbers whose sum is exact in float32, whatever the order."""
+_MOST_BITS = 8
+"""Of codes that kernels know; wider integers are computed as arithmetic."""
 
 
-def quantized(x: Tensor, scale: Tensor, zero: Tensor | None, kind: int) -> Tensor:
-    """A tensor on the grid of a scale and a zero point, which are broadcast: rounded half to even, and clamped."""
+def quantized(x: Tensor, scale: Tensor, zero: Tensor | None, kind: int, block: Sequence[int] | None = None) -> Tensor:
+    """A tensor on the grid of a scale and a zero point: rounded half to even, and clamped. block: how many elements share them
+    along each axis, -1 for all; None: they are broadcast.
+    """
     if kind not in BITS:
-        return cast((x / scale).float(), FLOAT, kind)
+        return cast((x / _spread(scale, x, block)).float(), FLOAT, kind)
     low, high = limits(kind)
-    steps = torch.round(x / scale)
+    if x.dtype is torch.float32 and BITS[kind][0] <= _MOST_BITS:
+        if block is None and scale.numel() == 1 and (zero is None or zero.numel() == 1):
+            block = [-1] * x.ndim
+        if block is not None:
+            made: Tensor = QUANTIZE(x, scale.to(x.dtype), zero, block, low, high, _stored(kind), True)
+            return made
+    steps = torch.round(x / _spread(scale, x, block))
     if zero is not None:
-        steps = steps + zero.to(steps.dtype)
+        steps = steps + _spread(zero, x, block).to(steps.dtype)
     return torch.clamp(steps, low, high).to(torch.int32).to(_stored(kind))
 
 
@@ -36,25 +45,42 @@ def _stored(kind: int) -> torch.dtype:
     return DTYPES[kind]
 
 
-def dequantized(x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """The numbers that a quantized tensor stands for."""
+def dequantized(x: Tensor, scale: Tensor, zero: Tensor | None, block: Sequence[int] | None = None) -> Tensor:
+    """The numbers that a quantized tensor stands for. block: as of `quantized`."""
     if x.is_floating_point():
-        return x.to(scale.dtype) * scale
+        return x.to(scale.dtype) * _spread(scale, x, block)
+    if x.dtype in (torch.int8, torch.uint8, torch.int32):
+        if block is None and scale.numel() == 1 and (zero is None or zero.numel() == 1):
+            block = [-1] * x.ndim
+        if block is not None:
+            made: Tensor = DEQUANTIZE(x, scale, zero, block, scale.dtype)
+            return made
     steps = x.to(torch.int32)
     if zero is not None:
-        steps = steps - zero.to(torch.int32)
-    return steps.to(scale.dtype) * scale
+        steps = steps - _spread(zero, x, block).to(torch.int32)
+    return steps.to(scale.dtype) * _spread(scale, x, block)
 
 
-def _spread(parameter: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
-    """A scale or zero point with the shape to be broadcast: one, one of each element of an axis, or one of each block."""
-    if parameter.ndim == 0 or (parameter.ndim == 1 and parameter.shape[0] == 1 and not block):
-        return parameter.reshape(())
+def _blocks(parameter: Tensor, x: Tensor, axis: int, block: int) -> list[int]:
+    """How many elements share a parameter, along each axis: all, those of one place on an axis, or those of each block on it."""
+    if parameter.numel() == 1 and (parameter.ndim < x.ndim or not block):
+        return [-1] * x.ndim
+    axis = axis_of(axis, x.ndim) if -x.ndim <= axis < x.ndim else 0
     if block:
-        return parameter.repeat_interleave(block, axis).narrow(axis, 0, x.shape[axis])
-    shape = [1] * x.ndim
-    shape[axis_of(axis, x.ndim)] = -1
-    return parameter.reshape(shape)
+        return [block if d == axis else 1 for d in range(x.ndim)]
+    return [1 if d == axis else -1 for d in range(x.ndim)]
+
+
+def _spread(parameter: Tensor, x: Tensor, block: Sequence[int] | None) -> Tensor:
+    """A parameter with the shape to be broadcast to x."""
+    if block is None:
+        return parameter
+    if any(b > 1 for b in block):
+        axis = next(d for d, b in enumerate(block) if b > 1)
+        return parameter.repeat_interleave(block[axis], axis).narrow(axis, 0, x.shape[axis])
+    if parameter.ndim == x.ndim and x.ndim != 1:
+        return parameter
+    return parameter.reshape([-1 if b == 1 else 1 for b in block])
 
 
 def _quantize(call: OnnxCall, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
@@ -64,15 +90,12 @@ def _quantize(call: OnnxCall, x: Tensor, scale: Tensor, zero: Tensor | None = No
     precision = call.get("precision", 0)
     if precision:
         data, scale = data.to(call.dtype(precision)), scale.to(call.dtype(precision))
-    axis = axis_of(axis, x.ndim) if scale.ndim and x.ndim and -x.ndim <= axis < x.ndim else 0
-    spread = _spread(scale, data, axis, block)
-    return quantized(data, spread.to(data.dtype), None if zero is None else _spread(zero, data, axis, block), kind)
+    return quantized(data, scale.to(data.dtype), zero, kind, _blocks(scale, data, axis, block))
 
 
 def _dequantize(call: OnnxCall, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
     axis, block = call.get("axis", 1), call.get("block_size", 0)
-    axis = axis_of(axis, x.ndim) if scale.ndim and x.ndim and -x.ndim <= axis < x.ndim else 0
-    result = dequantized(x, _spread(scale, x, axis, block), None if zero is None else _spread(zero, x, axis, block))
+    result = dequantized(x, scale, zero, _blocks(scale, x, axis, block))
     kind = call.get("output_dtype", 0)
     return result.to(call.dtype(kind)) if kind else result
 
@@ -99,22 +122,21 @@ def dynamic_quantize_linear(call: OnnxCall, x: Tensor) -> tuple[Tensor, Tensor, 
 # -- products
 
 
-def _less(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
-    """Integers without their zero point, which is one, or one of each element of an axis."""
-    steps = x.to(torch.int32)
-    if zero is None:
-        return steps
-    zero = zero.to(torch.int32)
-    if zero.ndim == 1 and zero.shape[0] != 1:
-        zero = zero.unsqueeze(1) if axis == -2 else zero
-    elif zero.ndim == 1:
-        zero = zero.reshape(())
-    return steps - zero
+def _of_rows(parameter: Tensor) -> Tensor:
+    """A parameter, or one of each row, to be broadcast to a matrix."""
+    if parameter.ndim != 1:
+        return parameter
+    return parameter.reshape(()) if parameter.shape[0] == 1 else parameter.unsqueeze(1)
+
+
+def _of_columns(zero: Tensor | None) -> Tensor | None:
+    return zero.reshape(()) if zero is not None and zero.ndim == 1 and zero.shape[0] == 1 else zero
 
 
 def integer_product(a: Tensor, b: Tensor, za: Tensor | None, zb: Tensor | None) -> Tensor:
     """The product of matrices of 8-bit integers less their zero points, in int32."""
-    return torch.matmul(_less(a, za, -2), _less(b, zb, -1))
+    result: Tensor = INTEGER_PRODUCT(a, None if za is None else _of_rows(za), b, _of_columns(zb))
+    return result
 
 
 @operator("MatMulInteger")
@@ -140,16 +162,27 @@ def dynamic_quantize_matmul(
     return result if bias is None else result + bias
 
 
+def _requantized(total: Tensor, scale: Tensor, zero: Tensor | None, kind: int, axis: int = -1) -> Tensor:
+    """A sum of integers on the grid of a result, multiplied once, as onnxruntime does. scale: of the operands together,
+    divided by that of the result; one, or one of each element of an axis.
+    """
+    if scale.ndim > 1 or (zero is not None and zero.numel() != 1):  # such as of each row: they are broadcast
+        steps = torch.round(total.float() * scale)
+        steps = steps if zero is None else steps + zero.float()
+        return torch.clamp(steps, *limits(kind)).to(torch.int32).to(_stored(kind))
+    block = _blocks(scale, total, axis, 0)
+    if zero is not None and scale.numel() != 1:
+        zero = zero.reshape(()).expand(scale.shape)
+    result: Tensor = QUANTIZE(total.float(), scale, zero, block, *limits(kind), _stored(kind))
+    return result
+
+
 @operator("QLinearMatMul")
 def qlinear_matmul(
     call: OnnxCall, a: Tensor, sa: Tensor, za: Tensor, b: Tensor, sb: Tensor, zb: Tensor, sy: Tensor, zy: Tensor
 ) -> Tensor:
-    first = sa.unsqueeze(-1) if sa.ndim == 1 and sa.shape[0] != 1 else sa
-    zeros = za.unsqueeze(-1) if za.ndim and za.shape[-1] != 1 else za
-    steps_a = a.to(torch.int32) - zeros.to(torch.int32)
-    steps_b = b.to(torch.int32) - zb.to(torch.int32)
-    total = torch.matmul(steps_a, steps_b)
-    return quantized(total.float() * (first.float() * sb.float()), sy.float(), zy, call.kind(7))
+    first, last, zero = (_of_rows(p) for p in (sa, sy, zy))
+    return _requantized(integer_product(a, b, za, zb), first.float() * sb.float() / last.float(), zero, call.kind(7))
 
 
 @operator("QGemm", domain=MICROSOFT)
@@ -157,48 +190,30 @@ def qgemm(
     call: OnnxCall, a: Tensor, sa: Tensor, za: Tensor, b: Tensor, sb: Tensor, zb: Tensor, c: Tensor | None = None,
     sy: Tensor | None = None, zy: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    steps_a, steps_b = _less(a, za, -1), b.to(torch.int32)
-    turned = bool(call.get("transB", 0))
-    zero = zb.to(torch.int32)
-    steps_b = steps_b - (zero.unsqueeze(1) if turned and zero.ndim == 1 and zero.shape[0] != 1 else zero)
-    steps_a = steps_a.transpose(0, 1) if call.get("transA", 0) else steps_a
-    total = torch.matmul(steps_a, steps_b.transpose(0, 1) if turned else steps_b)
-    alpha = call.get("alpha", 1.0)
+    a = a.transpose(0, 1) if call.get("transA", 0) else a
+    b = b.transpose(0, 1) if call.get("transB", 0) else b
+    total = integer_product(a, b, za, zb)
     total = total if c is None else total + c
-    result = total.float() * (alpha * sa * sb)
-    return result if sy is None else quantized(result, sy, zy, call.kind(8))
+    scale = call.get("alpha", 1.0) * sa.reshape(()) * sb
+    return total.float() * scale if sy is None else _requantized(total, scale / sy.reshape(()), zy, call.kind(8))
 
 
 # -- convolutions
 
 
 def _integer_convolution(call: OnnxCall, x: Tensor, w: Tensor, zx: Tensor | None, zw: Tensor | None) -> Tensor:
-    """A convolution of 8-bit integers less their zero points, in int32.
-
-    There is no convolution of integers in torch. Sums of few products are exact in float32, and those are added as integers.
-    """
-    steps = _less(x, zx, 0).float()
-    weight = w.to(torch.int32)
+    """A convolution of 8-bit integers less their zero points, in int32."""
+    rank = w.ndim - 2
+    if rank not in CONVOLUTIONS:
+        raise CompileError(f"convolutions over {rank} axes are not supported; those over 1 to 3 are")
+    strides, dilations = call.get("strides") or [1] * rank, call.get("dilations") or [1] * rank
+    around = spans(call, list(x.shape[2:]), list(w.shape[2:]), strides, dilations)
+    pads = [before for before, _ in around] + [after for _, after in around]
+    zx = zx if zx is None else zx.reshape(())
     if zw is not None:
-        zero = zw.to(torch.int32)
-        weight = weight - (zero.reshape([-1] + [1] * (w.ndim - 1)) if zero.ndim else zero)
-    kernel = weight.float()
-    window = 1
-    for n in w.shape[2:]:
-        window = window * n
-    if window > _MOST_EXACT:
-        return convolution(call, steps.double(), kernel.double()).to(torch.int32)
-    each, channels, group = _MOST_EXACT // window, w.shape[1], call.get("group", 1)
-    if channels <= each:
-        return convolution(call, steps, kernel).to(torch.int32)
-    total: Any = None
-    grouped = steps.reshape([steps.shape[0], group, channels, *steps.shape[2:]])
-    for first in range(0, channels, each):
-        count = min(each, channels - first)
-        part = grouped.narrow(2, first, count).reshape([steps.shape[0], group * count, *steps.shape[2:]])
-        made = convolution(call, part, kernel.narrow(1, first, count)).to(torch.int32)
-        total = made if total is None else total + made
-    return total
+        zw = zw.reshape([-1] + [1] * (rank + 1)) if zw.numel() != 1 else zw.reshape(())
+    result: Tensor = INTEGER_CONVOLUTION(x, zx, w, zw, strides, pads, dilations, call.get("group", 1))
+    return result
 
 
 @operator("ConvInteger")
@@ -212,13 +227,9 @@ def qlinear_conv(
     bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     total = _integer_convolution(call, x, w, zx, zw)
-    across = [-1] + [1] * (x.ndim - 2)
     if bias is not None:
-        total = total + bias.reshape(across)
-    scale = sx * sw
-    if scale.ndim and scale.shape[0] != 1:
-        scale = scale.reshape(across)
-    return quantized(total.float() * scale, sy, zy, call.kind(7))
+        total = total + bias.reshape([-1] + [1] * (x.ndim - 2))
+    return _requantized(total, sx.reshape(()) * sw / sy.reshape(()), zy, call.kind(7), 1)
 
 
 # -- of onnxruntime: in floats, and rounded
@@ -228,18 +239,25 @@ def _result(call: OnnxCall, value: Tensor, scale: Tensor, zero: Tensor | None, l
     return quantized(value, scale, zero, call.kind(like))
 
 
-def _qlinear_binary(function: Any) -> Any:
-    def rule(
-        call: OnnxCall, a: Tensor, sa: Tensor, za: Tensor | None, b: Tensor, sb: Tensor, zb: Tensor | None, sy: Tensor,
-        zy: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        return _result(call, function(dequantized(a, sa, za), dequantized(b, sb, zb)), sy, zy)
-
-    return rule
+@operator("QLinearAdd", domain=MICROSOFT)
+def qlinear_add(
+    call: OnnxCall, a: Tensor, sa: Tensor, za: Tensor | None, b: Tensor, sb: Tensor, zb: Tensor | None, sy: Tensor,
+    zy: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    return _result(call, dequantized(a, sa, za) + dequantized(b, sb, zb), sy, zy)
 
 
-operator("QLinearAdd", domain=MICROSOFT)(_qlinear_binary(torch.add))
-operator("QLinearMul", domain=MICROSOFT)(_qlinear_binary(torch.mul))
+@operator("QLinearMul", domain=MICROSOFT)
+def qlinear_mul(
+    call: OnnxCall, a: Tensor, sa: Tensor, za: Tensor | None, b: Tensor, sb: Tensor, zb: Tensor | None, sy: Tensor,
+    zy: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """A product of integers, multiplied once. onnxruntime adds the zero point before it rounds, which decides ties."""
+    factors = [x.to(torch.int32) - (0 if z is None else z.reshape(()).to(torch.int32)) for x, z in ((a, za), (b, zb))]
+    steps = (factors[0] * factors[1]).float() * (sa * sb / sy).reshape(())
+    steps = torch.round(steps if zy is None else steps + zy.reshape(()).float())
+    kind = call.kind(0)
+    return torch.clamp(steps, *limits(kind)).to(torch.int32).to(_stored(kind))
 
 
 @operator("QLinearSigmoid", domain=MICROSOFT)
@@ -311,23 +329,33 @@ def matmul_nbits(
 ) -> Tensor:  # fmt: skip
     """b: [N, blocks, bytes]; scales, and zero points (packed, or floats): of each block."""
     bits, block, rows, columns = call.get("bits", 4), call.get("block_size"), call.get("N"), call.get("K")
+    if bits not in (2, 4, 8):
+        raise CompileError(f"weights of {bits} bits are not supported; those of 2, 4 and 8 are")
     blocks = (columns + block - 1) // block
-    steps = unpacked(b.reshape(rows, blocks, -1), bits)[:, :, :block]
-    scale = scales.reshape(rows, -1)
-    if zeros is None:
-        zero: Any = float(1 << (bits - 1))
-    elif zeros.is_floating_point():
-        zero = zeros.reshape(rows, blocks, 1)
-    else:
-        zero = unpacked(zeros.reshape(rows, -1), bits)[:, :blocks].to(scale.dtype).unsqueeze(2)
-    if groups is not None:  # the block of each column
-        flat = steps.reshape(rows, -1)[:, :columns].to(scale.dtype)
+    scale, middle = scales.reshape(rows, blocks), 1 << (bits - 1)
+    low = -middle if zeros is None else 0  # the zero point is part of the code
+    codes = _codes(b.reshape(rows, -1), columns, bits, low)
+    zero = zeros
+    if zeros is not None and not zeros.is_floating_point():
+        zero = _codes(zeros.reshape(rows, -1), blocks, bits, 0)
+    elif zeros is not None:
+        zero = zeros.reshape(rows, blocks)
+    if groups is None:
+        weight = DEQUANTIZE(codes, scale.to(a.dtype), zero, [1, block], a.dtype)
+    else:  # the block of each column
         at = groups[:columns].to(torch.int64)
-        each = zero if isinstance(zero, float) else zero.squeeze(2)[:, at]
-        weight = (flat - each) * scale[:, at]
-    else:
-        weight = ((steps.to(scale.dtype) - zero) * scale.reshape(rows, blocks, 1)).reshape(rows, -1)[:, :columns]
-    return torch.nn.functional.linear(a, weight.to(a.dtype), bias)
+        steps = codes.to(scale.dtype) if zero is None else codes.to(scale.dtype) - zero.to(scale.dtype)[:, at]
+        weight = (steps * scale[:, at]).to(a.dtype)
+    return torch.nn.functional.linear(a, weight, bias)
+
+
+def _codes(x: Tensor, size: int, bits: int, low: int) -> Tensor:
+    """The numbers of a row, beginning with `low`, out of bytes; int8, or uint8 of 8 bits from 0."""
+    x = x.narrow(1, 0, (size * bits + 7) // 8)
+    if bits != 8:
+        made: Tensor = UNPACK(x, low, size, bits)
+        return made
+    return torch.bitwise_xor(x, -low).view(torch.int8) if low else x
 
 
 @operator("GatherBlockQuantized", domain=MICROSOFT)

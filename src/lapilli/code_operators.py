@@ -1,0 +1,147 @@
+"""Operators of quantized tensors: one pair for all formats, and sums of products of integers.
+
+`lapilli::dequantize` computes numbers from codes, small integers, and parameters that blocks of elements share:
+(code - zero point) * scale. `lapilli::quantize` is its inverse, rounded half to even and clamped: it multiplies by the scale's
+inverse, or divides by the scale, which is not always the same code. A block has `block[d]` elements along dimension d, or all (-1).
+So a scale for a tensor, a channel, a token or a group are the same operator. `lapilli::unpack` reads codes of four bits (or 1 or
+2), several in a byte, the lowest one first; codes of other widths have their upper bits in a tensor of their own.
+
+`lapilli::integer_product` and `lapilli::integer_convolution` are sums of products of 8-bit integers less their zero points, exact
+and in int32. What they become depends on how large the sums may be (`graph/integers.py`).
+
+Sources of models write them, graph passes replace them, and kernels are made of what remains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_library: Any = torch.library.Library("lapilli", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def define(schema: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> None:
+    """Adds an operator to `torch.ops.lapilli`. run: computes it; shapes: makes its result on fake tensors."""
+    name = schema[: schema.index("(")]
+    _library.define(schema)
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    # As torch.library.register_fake does, without searching all modules for the function's location.
+    entry: Any = torch._library.simple_registry.singleton.find(f"lapilli::{name}")
+    entry.fake_impl.register(shapes, __name__, _library)
+
+
+def _spread(parameter: Tensor, x: Tensor, block: Sequence[int]) -> Tensor:
+    """A parameter for every element of x."""
+    kept = [d for d, b in enumerate(block) if b != -1]
+    grid = [-(-x.shape[d] // block[d]) if d in kept else 1 for d in range(x.dim())]
+    parameter = parameter.reshape(grid)
+    for d in kept:
+        parameter = parameter.repeat_interleave(block[d], d).narrow(d, 0, x.shape[d])
+    return parameter
+
+
+def _dequantize(codes: Tensor, scale: Tensor, zero: Tensor | None, block: Sequence[int], dtype: torch.dtype) -> Tensor:
+    value = codes.to(dtype)
+    if zero is not None:
+        value = value - _spread(zero, codes, block).to(dtype)
+    return (value * _spread(scale, codes, block)).to(dtype)
+
+
+def _quantize(
+    x: Tensor, inverse: Tensor, zero: Tensor | None, block: Sequence[int], low: int, high: int, dtype: torch.dtype,
+    divides: bool = False,
+) -> Tensor:  # fmt: skip
+    factor = _spread(inverse, x, block)
+    value = torch.round(x / factor if divides else x * factor)
+    if zero is not None:
+        value = value + _spread(zero, x, block)
+    return value.clamp(low, high).to(dtype)
+
+
+def _taken(packed: Tensor, size: int, bits: int) -> Tensor:
+    parts = [packed >> at & (1 << bits) - 1 for at in range(0, 8, bits)]
+    return torch.stack(parts, -1).flatten(-2)[..., :size].to(torch.int16)
+
+
+def type_of_codes(low: int, bits: int) -> torch.dtype:
+    """The type that holds codes of some bits from the lowest one on."""
+    return torch.int8 if low + (1 << bits) - 1 <= torch.iinfo(torch.int8).max else torch.uint8
+
+
+def _unpack(packed: Tensor, low: int, size: int, bits: int = 4, upper: Tensor | None = None, above: int = 0) -> Tensor:
+    codes = _taken(packed, size, bits)
+    if upper is not None:
+        codes = codes + (_taken(upper, size, above) << bits)
+    return (codes + low).to(type_of_codes(low, bits + above))
+
+
+def _unpacked(
+    packed: Tensor, low: int, size: int, bits: int = 4, upper: Tensor | None = None, above: int = 0
+) -> Tensor:
+    return packed.new_empty((*packed.shape[:-1], size), dtype=type_of_codes(low, bits + above))
+
+
+def _less(x: Tensor, zero: Tensor | None) -> Tensor:
+    return x.to(torch.int32) if zero is None else x.to(torch.int32) - zero.to(torch.int32)
+
+
+def _product(a: Tensor, a_zero: Tensor | None, b: Tensor, b_zero: Tensor | None) -> Tensor:
+    return torch.matmul(_less(a, a_zero), _less(b, b_zero))
+
+
+def _convolution(
+    x: Tensor, x_zero: Tensor | None, w: Tensor, w_zero: Tensor | None, stride: list[int], pads: list[int],
+    dilation: list[int], groups: int,
+) -> Tensor:  # fmt: skip
+    """In float64, since torch has no convolution of integers on the CPU; sums of 2^37 products are exact."""
+    rank = w.dim() - 2
+    convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[rank - 1]
+    padded = F.pad(_less(x, x_zero).double(), [pads[d + side] for d in range(rank - 1, -1, -1) for side in (0, rank)])
+    result: Tensor = convolve(padded, _less(w, w_zero).double(), None, stride, 0, dilation, groups)
+    return result.to(torch.int64).to(torch.int32)
+
+
+def _of_convolution(
+    x: Tensor, _x: Any, w: Tensor, _w: Any, stride: list[int], pads: list[Any], dilation: list[int], groups: int
+) -> Tensor:
+    rank = w.dim() - 2
+    sizes = [
+        (x.shape[d + 2] + pads[d] + pads[d + rank] - (w.shape[d + 2] - 1) * dilation[d] - 1) // stride[d] + 1
+        for d in range(rank)
+    ]
+    return x.new_empty((x.shape[0], w.shape[0], *sizes), dtype=torch.int32)
+
+
+define(
+    "dequantize(Tensor codes, Tensor scale, Tensor? zero_point, int[] block, ScalarType dtype) -> Tensor",
+    _dequantize, lambda codes, scale, zero, block, dtype: torch.empty_like(codes, dtype=dtype),
+)  # fmt: skip
+define(
+    "quantize(Tensor x, Tensor inverse, Tensor? zero_point, int[] block, int low, int high, ScalarType dtype, "
+    "bool divides=False) -> Tensor",
+    _quantize, lambda x, inverse, zero, block, low, high, dtype, divides=False: torch.empty_like(x, dtype=dtype),
+)  # fmt: skip
+define(
+    "unpack(Tensor packed, int low, int size, int bits=4, Tensor? upper=None, int above=0) -> Tensor",
+    _unpack, _unpacked,
+)  # fmt: skip
+define(
+    "integer_product(Tensor a, Tensor? a_zero, Tensor b, Tensor? b_zero) -> Tensor",
+    _product, lambda a, a_zero, b, b_zero: torch.matmul(a.to(torch.int32), b.to(torch.int32)),
+)  # fmt: skip
+define(
+    "integer_convolution(Tensor x, Tensor? x_zero, Tensor w, Tensor? w_zero, int[] stride, SymInt[] pads, int[] dilation, "
+    "int groups) -> Tensor",
+    _convolution, _of_convolution,
+)  # fmt: skip
+DEQUANTIZE: Any = torch.ops.lapilli.dequantize.default
+QUANTIZE: Any = torch.ops.lapilli.quantize.default
+UNPACK: Any = torch.ops.lapilli.unpack.default
+INTEGER_PRODUCT: Any = torch.ops.lapilli.integer_product.default
+"""a [*, m, k], b [*, k, n] -> [*, m, n], as torch.matmul. Zero points are broadcast to their operands."""
+INTEGER_CONVOLUTION: Any = torch.ops.lapilli.integer_convolution.default
+"""x [N, C, *], w [O, C / groups, *]; pads: elements before all axes, and after them, which are the zero point of x."""
