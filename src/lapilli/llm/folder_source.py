@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def read_folder(path: Path) -> Source:
         OSError: a file is missing or cannot be read.
     """
     with reading(path):
-        config = _json(path / "config.json")
+        config = json_of(path / "config.json")
         kind = config.get("model_type")
         if kind not in ARCHITECTURES:
             raise CompileError(f"The model type of {path} is {kind!r}; taken are {', '.join(ARCHITECTURES)}.")
@@ -43,12 +43,13 @@ def read_folder(path: Path) -> Source:
         if config.get("tie_word_embeddings", kind == "gemma"):
             tensors.pop("output.weight", None)
         name = str(config.get("_name_or_path") or path.resolve().name)
-        source = Source(name, shape, arranged("", shape, tensors), _text(path, config))
+        source = Source(name, shape, arranged("", shape, tensors), text_of(path, config))
     source.check()
     return source
 
 
-def _json(path: Path) -> Any:
+def json_of(path: Path) -> Any:
+    """What a file of JSON holds. Raises InvalidFileError if it is none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -56,23 +57,30 @@ def _json(path: Path) -> Any:
 
 
 def _tensors(path: Path, kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in weights_of(path):
+        own = _name(name)
+        if own is not None:
+            # Gemma's norms multiply by 1 + weight.
+            found[own] = value.float() + 1 if kind == "gemma" and own.endswith("norm.weight") else value
+    return found
+
+
+def weights_of(path: Path) -> Iterator[tuple[str, Any]]:
+    """The tensors in a folder's *.safetensors by name, mapped into memory. Raises InvalidFileError if a file is damaged, OSError if
+    there is none.
+    """
     safetensors = need("safetensors", "A Hugging Face folder")
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise FileNotFoundError(f"{path} has no *.safetensors; weights in other formats are not read.")
-    found: dict[str, Any] = {}
     for file in files:
         try:
-            with safetensors.safe_open(file, framework="pt") as opened:  # mapped into memory
+            with safetensors.safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - no mapping
-                    own = _name(name)
-                    if own is not None:
-                        value = opened.get_tensor(name)
-                        # Gemma's norms multiply by 1 + weight.
-                        found[own] = value.float() + 1 if kind == "gemma" and own.endswith("norm.weight") else value
+                    yield name, opened.get_tensor(name)
         except safetensors.SafetensorError as error:
             raise InvalidFileError(f"{file} is damaged: {error}.") from error
-    return found
 
 
 def _name(name: str) -> str | None:
@@ -149,9 +157,10 @@ def _llama3(rope: Mapping[str, Any], base: float, rotated: int) -> tuple[float, 
     return tuple(map(of, range(rotated // 2)))
 
 
-def _text(path: Path, config: Mapping[str, Any]) -> Text:
-    settings = _json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
-    generation = _json(path / "generation_config.json") if (path / "generation_config.json").exists() else {}
+def text_of(path: Path, config: Mapping[str, Any]) -> Text:
+    """Tokenizer, template and ends of the model in a folder, whose configuration is given."""
+    settings = json_of(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
+    generation = json_of(path / "generation_config.json") if (path / "generation_config.json").exists() else {}
     tokenizer = (path / "tokenizer.json").read_text(encoding="utf-8")
     template = settings.get("chat_template")
     if isinstance(template, list):
