@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import as_gpu
+import numpy as np
 import pytest
 import torch
-from encoder_decoders import END, T5, made_t5, save, text_model
+from encoder_decoders import END, T5, made_t5, made_whisper, save, speech_model, text_model
 from language_models import made, save_folder
 
 import lapilli
@@ -124,6 +126,52 @@ def test_half_precision_and_codes_stay_near(folder: Path) -> None:
             ours.generate(tokens[0].tolist(), max_tokens=1)
             found = torch.from_numpy(ours.program.state()["owner.logits"])[0]
             assert float((found - wanted).norm() / wanted.norm()) < bound, options
+
+
+@pytest.mark.part(2)
+@pytest.mark.parametrize("target", ["gpu-fp32", "gpu-fp16", "gpu-fp16-matrix"])
+@pytest.mark.parametrize("kind", ["t5-1.1", "whisper"])
+def test_plans_of_gpus_compute_the_same(
+    kind: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the logits after the first token and after more, in float32, and with halves between kernels and in the cache."""
+    monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path / "cache"))
+    as_gpu.on_any_device(monkeypatch.setattr)
+    exact = made_whisper(several=False) if kind == "whisper" else made_t5(kind)
+    for name, weight in exact.named_parameters():
+        if name.endswith(".q.weight"):
+            weight.mul_(0.1)  # scores that T5 does not scale: or roundings would choose what is attended to
+    folder, options = (
+        save(exact, tmp_path / kind),
+        {"precision": "fp32" if target == "gpu-fp32" else "fp16", "target": target},
+    )
+    rng = np.random.default_rng(0)
+    if kind == "whisper":
+        heard = rng.standard_normal((1, 20, 200)).astype(np.float32)
+        ours: Any = speech_model(folder, **options)
+        given: list[Any] = [heard]
+        inputs = {"input_features": torch.from_numpy(heard)}
+    else:
+        tokens = rng.integers(1, 290, (1, 21))
+        ours = text_model(folder, 40, 30, **options)
+        given = [tokens, np.array([21])]
+        inputs = {"input_ids": torch.from_numpy(tokens)}
+    written = rng.integers(1, 290, (1, 12))
+    wanted = exact(**inputs, decoder_input_ids=torch.from_numpy(written)).logits[0]
+    rows = np.array([[0, 0, 0, 0, 0, 0]], np.int32), np.array([[0, 1, -np.inf, 1]], np.float32)
+    with ours:
+        methods = ours.program.methods
+        methods["encode"].submit(*given).result()
+        methods["prompt"].submit(written[:, :9], np.array([0]), *rows).result()
+        logits = [ours.program.state()["owner.logits"][0]]
+        for place in range(9, 12):
+            rows[0][0, :2] = written[0, place], place
+            methods["step"].submit(*rows).result()
+            logits.append(ours.program.state()["owner.logits"][0])
+    for found, right in zip(logits, wanted[8:], strict=True):
+        seen = np.isfinite(found)  # those that Whisper never writes are not
+        error = np.linalg.norm(found[seen] - right.numpy()[seen]) / np.linalg.norm(right.numpy()[seen])
+        assert seen.sum() > 200 and error < (1e-5 if target == "gpu-fp32" else 2e-2)
 
 
 def test_what_is_given_is_checked(model: SequenceToSequence) -> None:
