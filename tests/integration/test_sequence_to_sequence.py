@@ -18,6 +18,7 @@ import lapilli
 from lapilli.llm import LLM, SequenceToSequence, Transcriber
 from lapilli.llm.encoder_decoder import buckets
 from lapilli.llm.encoder_decoder_source import read_text_folder
+from lapilli.player import _player, check
 
 TEXTS = ("The theory of an answer in a sentence", "a", "in the theory, " * 6)
 
@@ -126,6 +127,13 @@ def test_half_precision_and_codes_stay_near(folder: Path) -> None:
             ours.generate(tokens[0].tolist(), max_tokens=1)
             found = torch.from_numpy(ours.program.state()["owner.logits"])[0]
             assert float((found - wanted).norm() / wanted.norm()) < bound, options
+
+
+def test_the_native_writer_refuses_models_with_an_encoder(model: SequenceToSequence) -> None:
+    """It has nothing for the encoder to read."""
+    ffi, library = _player()
+    with pytest.raises(lapilli.InvalidInputError, match="has an encoder"):
+        check(library.lapilli_writer_create(model.program._loaded.native._program(), ffi.new("lapilli_writer **")))
 
 
 @pytest.mark.part(2)
