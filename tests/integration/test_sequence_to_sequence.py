@@ -199,6 +199,8 @@ def test_what_is_given_is_checked(model: SequenceToSequence) -> None:
 def test_folders_that_are_none_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(lapilli.CompileError, match=r"model type .* is 'llama'; taken here are t5, mt5"):
         SequenceToSequence(save_folder(made("llama"), tmp_path / "llama"))
+    with pytest.raises(lapilli.CompileError, match=r"has an encoder \(t5\): lapilli\.SequenceToSequence compiles it"):
+        LLM(folder)
     with pytest.raises(lapilli.CompileError, match="places is 3: choose 4 to"):
         text_model(folder, 8, 3)
     broken = save(made_t5("t5"), tmp_path / "broken")

@@ -12,16 +12,13 @@ from lapilli.llm.ctranslate2 import whisper_tensors
 from lapilli.llm.encoder_decoder import Activation, TwoStacks
 from lapilli.llm.folder_source import json_of, text_of, weights_of
 from lapilli.llm.packages import need
-from lapilli.llm.source import reading
+from lapilli.llm.source import SPEECH_KINDS, TEXT_KINDS, reading
 from lapilli.llm.text import Text
 
 _ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "gelu": "gelu_new", "silu": "silu"}
 """By T5's names."""
 _SEVERAL = 51865
 """Words from which on a Whisper model knows several languages, if it does not say so."""
-_TEXT_KINDS, _SPEECH_KINDS = ("t5", "mt5"), ("whisper",)
-ENCODER_DECODERS = (*_TEXT_KINDS, *_SPEECH_KINDS)
-"""The model types that are taken."""
 
 
 @dataclass
@@ -90,7 +87,7 @@ def read_text_folder(path: Path) -> EncoderDecoderSource:
         OSError: a file is missing or cannot be read.
     """
     with reading(path):
-        config = _config(path, _TEXT_KINDS)
+        config = _config(path, TEXT_KINDS)
         tensors = dict(_renamed(path, _t5_name))
         activation = _ACTIVATIONS.get(str(config.get("feed_forward_proj", "relu")).removeprefix("gated-"))
         if activation is None:
@@ -124,7 +121,7 @@ def read_speech_folder(path: Path) -> EncoderDecoderSource:
 
 
 def _of_hugging_face(path: Path) -> EncoderDecoderSource:
-    config = _config(path, _SPEECH_KINDS)
+    config = _config(path, SPEECH_KINDS)
     generation = json_of(path / "generation_config.json") if (path / "generation_config.json").exists() else {}
     if (path / "preprocessor_config.json").exists():
         given = json_of(path / "preprocessor_config.json")
@@ -259,7 +256,7 @@ def _t5_name(name: str) -> str | None:
         kind, _, matrix = stem.partition(".")
         if kind in _T5_PARTS:
             return f"{prefix}{_T5_PARTS[kind]}{'rel_b' if matrix == 'relative_attention_bias' else matrix}.weight"
-    raise _unknown(name, _TEXT_KINDS)
+    raise _unknown(name, TEXT_KINDS)
 
 
 _WHISPER_PARTS = {
@@ -291,7 +288,7 @@ def _whisper_name(name: str) -> str | None:
         pieces = rest.split(".", 2)
         if len(pieces) == 3 and pieces[0] == "layers" and pieces[2] in _WHISPER_PARTS:
             return f"{part[:3]}.blk.{pieces[1]}.{_WHISPER_PARTS[pieces[2]]}.{kind}"
-    raise _unknown(name, _SPEECH_KINDS)
+    raise _unknown(name, SPEECH_KINDS)
 
 
 def _unknown(name: str, kinds: tuple[str, ...]) -> CompileError:

@@ -12,7 +12,7 @@ from lapilli.errors import CompileError, InvalidFileError
 from lapilli.llm.decoder import Shape
 from lapilli.llm.gguf_source import arranged
 from lapilli.llm.packages import need
-from lapilli.llm.source import KINDS, Source, reading
+from lapilli.llm.source import KINDS, SPEECH_KINDS, TEXT_KINDS, Source, reading
 from lapilli.llm.text import Text
 
 _NAMES = {
@@ -43,6 +43,9 @@ def read_folder(path: Path) -> Source:
     with reading(path):
         config = json_of(path / "config.json")
         kind = config.get("model_type")
+        for kinds, reader in ((TEXT_KINDS, "SequenceToSequence"), (SPEECH_KINDS, "Transcriber")):
+            if kind in kinds:
+                raise CompileError(f"The model in {path} has an encoder ({kind}): lapilli.{reader} compiles it.")
         if kind not in KINDS:
             raise CompileError(f"The model type of {path} is {kind!r}; taken are {', '.join(KINDS)}.")
         shape = _shape(kind, config)

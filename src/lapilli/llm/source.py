@@ -18,6 +18,9 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "phi3")
 KINDS = (*ARCHITECTURES, "mistral", "granite", "smollm3", "olmo2", "gemma3_text")
 """The model types that are taken, by Hugging Face's names."""
 
+TEXT_KINDS, SPEECH_KINDS = ("t5", "mt5"), ("whisper",)
+"""Those that `lapilli.SequenceToSequence` and `lapilli.Transcriber` take."""
+
 
 @dataclass
 class Source:
