@@ -44,7 +44,8 @@ class AboutEncoder:
             tokens += [] if made.untimed is None else [made.untimed]
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidFileError(_DAMAGED.format(str(error)[:200])) from error
-        good = all(_whole(t, words) for t in tokens) and _whole(made.bins, 1024) and _whole(made.places, MOST_PLACES)
+        good = all(_whole(t, words) for t in tokens) and _whole(made.bins, 1024)
+        good = good and _whole(made.places, MOST_PLACES) and made.places > 1
         if not good:
             raise InvalidFileError(_DAMAGED.format("numbers out of bounds"))
         return made
