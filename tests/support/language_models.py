@@ -48,6 +48,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-long": (
         "Phi3", dict(rope_parameters=_LONG, partial_rotary_factor=0.5, original_max_position_embeddings=150),
     ),
+    "mistral": ("Mistral", dict(sliding_window=20)),
+    "granite": ("Granite", dict(embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.7, logits_scaling=4.0)),
+    "smollm3": ("SmolLM3", dict(num_hidden_layers=4, no_rope_layers=[1, 0, 1, 1])),
+    "olmo2": ("Olmo2", {}),
+    "gemma3_text": (
+        "Gemma3", dict(head_dim=16, num_hidden_layers=3, sliding_window=16, query_pre_attn_scalar=24, tie_word_embeddings=False,
+                       layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+    ),
 }  # fmt: skip
 
 
@@ -55,11 +63,11 @@ def made(kind: str) -> Any:
     """A model of transformers in float32, whose logits are far apart."""
     name, given = KINDS[kind]
     torch.manual_seed(sum(kind.encode()))
-    config = getattr(transformers, f"{name}Config")(**(_COMMON | given))
+    config = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")(**(_COMMON | given))
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval().requires_grad_(False)
     for parameter_name, p in model.named_parameters():
         p.copy_(torch.randn_like(p) * (0.3 if p.dim() == 1 else 2 / p.shape[1] ** 0.5))
-        if p.dim() == 1 and "norm" in parameter_name and name != "Gemma":
+        if p.dim() == 1 and "norm" in parameter_name and name not in ("Gemma", "Gemma3"):
             p += 1
     return model
 

@@ -52,6 +52,9 @@ Writer::Writer(std::shared_ptr<Program> program) : program_(std::move(program)) 
   const auto about = std::ranges::find_if(metadata, [](const auto& entry) { return entry.first == "llm.model"; });
   if (about == metadata.end())
     fail(LAPILLI_INVALID_ARGUMENT, "This program is no language model: lapilli.LLM.save writes those.");
+  if (std::ranges::any_of(metadata, [](const auto& entry) { return entry.first == "llm.encoder"; }))
+    fail(LAPILLI_INVALID_ARGUMENT,
+         "This language model has an encoder, and the writer has nothing for it to read: run its methods.");
   context_ = number_in(about->second, "context", 2, most_context);
   words_ = number_in(about->second, "words", 1, most_words);
   prompt_ = method("prompt");

@@ -20,12 +20,14 @@ from lapilli.cli.devices import devices  # noqa: E402
 from lapilli.cli.generate import generate  # noqa: E402
 from lapilli.cli.inspect import inspect  # noqa: E402
 from lapilli.cli.ops import ops  # noqa: E402
+from lapilli.cli.perplexity import perplexity  # noqa: E402
 from lapilli.cli.profile import profile  # noqa: E402
 from lapilli.cli.report import report  # noqa: E402
 from lapilli.cli.run import run  # noqa: E402
 from lapilli.cli.serve import serve  # noqa: E402
 from lapilli.cli.sign import keygen, sign, verify  # noqa: E402
 from lapilli.cli.strip import strip  # noqa: E402
+from lapilli.cli.transcribe import transcribe  # noqa: E402
 from lapilli.cli.tune import tune  # noqa: E402
 from lapilli.version import __version__  # noqa: E402
 
@@ -37,7 +39,8 @@ def main() -> None:
 
 
 COMMANDS = (
-    devices, compile_, tune, run, generate, chat, serve, bench, profile, inspect, strip, ops, verify, sign, keygen, cache, report,
+    devices, compile_, tune, run, generate, chat, serve, perplexity, transcribe, bench, profile, inspect, strip, ops, verify, sign,
+    keygen, cache, report,
 )  # fmt: skip
 
 for command in COMMANDS:

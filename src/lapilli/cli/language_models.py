@@ -1,4 +1,6 @@
-"""What `lapilli generate`, `chat` and `serve` have in common: their options, and loading a model with a word on progress."""
+"""What `lapilli generate`, `chat`, `serve`, `perplexity` and `transcribe` have in common: their options, and loading a model with
+a word on progress.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +21,29 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+QUANTIZE = click.option(
+    "--quantize", type=click.Choice(["int8", "int4"]), help="Weights that are numbers become codes."
+)
+
+
 def source_options(command: F) -> F:
     """How a language model is compiled, besides the precision."""
     for option in (
         click.option("--context", type=int, metavar="N", help="Room for so many tokens; default: the model's own, at most 4096."),
-        click.option("--quantize", type=click.Choice(["int8", "int4"]), help="Weights that are numbers become codes."),
+        QUANTIZE,
         click.option("--sequences", type=int, metavar="N", help="Answers that are written in one step, each with a cache."),
     ):  # fmt: skip
         command = option(command)
     return command
 
 
+MODEL = click.argument("model", type=click.Path(exists=True, path_type=Path))
+PRECISION = click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True)
+
+
 def model_options(command: F) -> F:
     """MODEL, and how it is compiled."""
-    for option in (
-        click.argument("model", type=click.Path(exists=True, path_type=Path)),
-        click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True),
-    ):
-        command = option(command)
-    return device_option(source_options(command))
+    return device_option(source_options(PRECISION(MODEL(command))))
 
 
 def answer_options(command: F) -> F:
@@ -69,6 +75,19 @@ def opened(
     """The model named on a command line. usual: how many sequences it is compiled for, if that is not said."""
     from lapilli.llm import LLM
 
+    if sequences is None:
+        sequences = 1 if model.suffix == ".lap" else usual
+    with talking(model) as talk:
+        loaded = LLM(
+            model, device=device, context=context, precision=precision, quantize=quantize, sequences=sequences, **talk
+        )
+    with loaded:
+        yield loaded
+
+
+@contextmanager
+def talking(model: Path) -> Iterator[dict[str, Any]]:
+    """How a model that is loaded inside tells what it does: its arguments `progress` and `say`."""
     out = progress_console()
     with progress_bar() as bar:
         task = bar.add_task(f"Loading {model.name}", total=None)
@@ -79,14 +98,7 @@ def opened(
         def say(sentence: str) -> None:
             out.print(sentence, highlight=False, markup=False)
 
-        if sequences is None:
-            sequences = 1 if model.suffix == ".lap" else usual
-        loaded = LLM(
-            model, device=device, context=context, precision=precision, quantize=quantize, sequences=sequences, progress=progress,
-            say=say,
-        )  # fmt: skip
-    with loaded:
-        yield loaded
+        yield {"progress": progress, "say": say}
 
 
 def show(stream: AnswerStream) -> str:

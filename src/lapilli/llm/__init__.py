@@ -2,5 +2,17 @@
 
 from lapilli.llm.answer_options import Choices
 from lapilli.llm.language_model import LLM, Answer, AnswerStream, Token
+from lapilli.llm.sequence_to_sequence import SequenceToSequence
+from lapilli.llm.transcriber import Passage, Transcriber, Transcription
 
-__all__ = ["LLM", "Answer", "AnswerStream", "Choices", "Token"]
+__all__ = [
+    "LLM",
+    "Answer",
+    "AnswerStream",
+    "Choices",
+    "Passage",
+    "SequenceToSequence",
+    "Token",
+    "Transcriber",
+    "Transcription",
+]

@@ -5,7 +5,7 @@ Keys and values are buffers of the model's context length, which calls change: s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,9 @@ class Shape:
 
     size: of a head. rotated: how many elements of a head positions rotate. factors: divisors of the frequencies, [rotated / 2].
     attention_factor: of the rotation. window: how many tokens attention sees, None: all. context: the longest text that it was
-    made for.
+    made for. score_scale: of attention's scores, None: the usual one. residual_scale: of what a layer adds. near: the layers
+    that the window is for, None: all. near_base: of their positions, None: the usual one, with the usual factors. unrotated: layers
+    without positions.
     """
 
     words: int
@@ -42,6 +44,11 @@ class Shape:
     factors: tuple[float, ...] | None = None
     attention_factor: float = 1.0
     window: int | None = None
+    score_scale: float | None = None
+    residual_scale: float = 1.0
+    near: tuple[int, ...] | None = None
+    near_base: float | None = None
+    unrotated: tuple[int, ...] = ()
 
 
 class Weight(nn.Module):
@@ -153,6 +160,7 @@ class Block(nn.Module):
             return None if weight is None else Norm(weight, shape.eps)
 
         self.before_attention, self.before_network = norm("attn_norm"), norm("ffn_norm")
+        self.after_attention, self.after_network = norm("post_attention_norm"), norm("post_ffw_norm")
         self.q_norm, self.k_norm = norm("attn_q_norm"), norm("attn_k_norm")
         self.q, self.k, self.v, self.out = map(linear, ("attn_q", "attn_k", "attn_v", "attn_output"))
         self.gate, self.up, self.down = map(linear, ("ffn_gate", "ffn_up", "ffn_down"))
@@ -161,17 +169,24 @@ class Block(nn.Module):
         self.sequences = sequences
 
     def forward(
-        self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, positions: Tensor, sequence: Tensor | None
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        mask: Tensor,
+        positions: Tensor,
+        sequence: Tensor | None,
     ) -> Tensor:
         """x: [1, tokens, width]; positions: [tokens]. sequence: [1], of which the tokens are, and the mask is [tokens, context];
         None: token b is of sequence b, and the mask is [tokens, 1, 1, context].
         """
-        assert self.before_attention is not None and self.before_network is not None
-        y = self.before_attention(x)
-        q, k = self._heads(self.q(y), self.shape.heads), self._heads(self.k(y), self.shape.groups)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = (rotate(z.transpose(1, 2), rotation) for z in (q, k))
+        y = x if self.before_attention is None else self.before_attention(x)
+        q, k = (
+            self._normed(self.q(y), self.q_norm, self.shape.heads),
+            self._normed(self.k(y), self.k_norm, self.shape.groups),
+        )
+        q, k = (z.transpose(1, 2) for z in (q, k))
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
         v = self._heads(self.v(y), self.shape.groups).transpose(1, 2)
         q, k, v = (z.to(self.keys.dtype) for z in (q, k, v))
         count = positions.shape[0]
@@ -182,13 +197,28 @@ class Block(nn.Module):
             attended = self._rows(q, mask)
         else:
             k, v = self._of(self.keys, sequence), self._of(self.values, sequence)
-            attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-        x = x + self.out(attended.transpose(1, 2).flatten(2).to(x.dtype))
-        y = self.before_network(x)
+            attended = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, scale=self.shape.score_scale, enable_gqa=True
+            )
+        x = self._added(x, self.out(attended.transpose(1, 2).flatten(2).to(x.dtype)), self.after_attention)
+        y = x if self.before_network is None else self.before_network(x)
         gate = self.gate(y)
         gate = F.silu(gate) if self.shape.activation == "silu" else F.gelu(gate, approximate="tanh")
-        moved: Tensor = x + self.down(gate * self.up(y))
-        return moved
+        return self._added(x, self.down(gate * self.up(y)), self.after_network)
+
+    def _added(self, x: Tensor, y: Tensor, norm: Norm | None) -> Tensor:
+        """What a part of the layer gives, added to what went into it."""
+        if norm is not None:
+            y = norm(y)
+        return x + (y if self.shape.residual_scale == 1 else y * self.shape.residual_scale)
+
+    def _normed(self, x: Tensor, norm: Norm | None, count: int) -> Tensor:
+        """As so many heads, with the norm of each of them, or of all together."""
+        if norm is None:
+            return self._heads(x, count)
+        whole = norm.weight.shape[0] != self.shape.size
+        found: Tensor = self._heads(norm(x), count) if whole else norm(self._heads(x, count))
+        return found
 
     def _rows(self, q: Tensor, mask: Tensor) -> Tensor:
         """Attention of q [1, heads, n, size], whose token b is of sequence b. Heads that share keys are rows of one product:
@@ -196,7 +226,9 @@ class Block(nn.Module):
         """
         groups, count = self.shape.groups, q.shape[2]
         rows = q.view(groups, -1, count, self.shape.size).permute(2, 0, 1, 3)
-        attended = F.scaled_dot_product_attention(rows, self.keys[:count], self.values[:count], attn_mask=mask)
+        attended = F.scaled_dot_product_attention(
+            rows, self.keys[:count], self.values[:count], attn_mask=mask, scale=self.shape.score_scale
+        )
         return attended.flatten(1, 2).transpose(0, 1)[None]
 
     def _of(self, cache: Tensor, sequence: Tensor) -> Tensor:
@@ -236,6 +268,7 @@ class Decoder(nn.Module):
         if shape.factors is not None:
             frequencies = frequencies / torch.tensor(shape.factors)
         self.frequencies = nn.Buffer(frequencies)
+        self.near_frequencies = None if shape.near_base is None else nn.Buffer(1.0 / (shape.near_base**powers))
         self.positions = nn.Buffer(torch.arange(context))
 
     def forward(self, tokens: Tensor, start: Tensor, sequence: Tensor | None = None) -> Tensor:
@@ -249,28 +282,37 @@ class Decoder(nn.Module):
         """What the head reads, of each token: [1, n, width]. Arguments as for a call."""
         positions = start + torch.arange(tokens.shape[1])
         first = torch.zeros_like(start) if sequence is None else sequence
-        return self._through(tokens, positions, self._mask(positions), first)
+        return self._through(tokens, positions, self._masks(positions), first)
 
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Logits [n, words] of the tokens after tokens [n], the next ones of the first n sequences, at positions [n]."""
-        x = self._through(tokens[None], positions, self._mask(positions)[:, None, None], None)
+        x = self._through(tokens[None], positions, [m[:, None, None] for m in self._masks(positions)], None)
         logits: Tensor = self.head(x[0])
         return logits
 
-    def _mask(self, positions: Tensor) -> Tensor:
+    def _masks(self, positions: Tensor) -> list[Tensor]:
+        """Which places of the cache are seen: by layers that see all, and by those that see the window."""
         mask = self.positions <= positions[:, None]
-        if self.shape.window is not None:
-            mask = mask & (self.positions > positions[:, None] - self.shape.window)
-        return mask
+        if self.shape.window is None:
+            return [mask, mask]
+        return [mask, mask & (self.positions > positions[:, None] - self.shape.window)]
 
-    def _through(self, tokens: Tensor, positions: Tensor, mask: Tensor, sequence: Tensor | None) -> Tensor:
-        angles = positions[:, None].float() * self.frequencies
-        rotation = angles.cos() * self.shape.attention_factor, angles.sin() * self.shape.attention_factor
+    def _rotation(self, positions: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+        angles = positions[:, None].float() * frequencies
+        return angles.cos() * factor, angles.sin() * factor
+
+    def _through(self, tokens: Tensor, positions: Tensor, masks: Sequence[Tensor], sequence: Tensor | None) -> Tensor:
+        """masks: as `_masks` gives them."""
+        rotations = [self._rotation(positions, self.frequencies, self.shape.attention_factor)] * 2
+        if self.near_frequencies is not None:
+            rotations[1] = self._rotation(positions, self.near_frequencies, 1.0)
         x = F.embedding(tokens, self.embedding())
         if self.shape.embedding_scale != 1.0:
             x = x * self.shape.embedding_scale
-        for block in self.blocks:
-            x = block(x, rotation, mask, positions, sequence)
+        for k, block in enumerate(self.blocks):
+            near = self.shape.near is None or k in self.shape.near
+            rotation = None if k in self.shape.unrotated else rotations[near]
+            x = block(x, rotation, masks[near], positions, sequence)
         normed: Tensor = self.norm(x)
         return normed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from lapilli.errors import CompileError, InvalidFileError
 from lapilli.llm.decoder import Shape
 from lapilli.llm.gguf_source import arranged
 from lapilli.llm.packages import need
-from lapilli.llm.source import ARCHITECTURES, Source, reading
+from lapilli.llm.source import KINDS, SPEECH_KINDS, TEXT_KINDS, Source, reading
 from lapilli.llm.text import Text
 
 _NAMES = {
@@ -21,6 +21,13 @@ _NAMES = {
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
 }  # fmt: skip
+_AROUND = {
+    "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
+"""Where norms are after a part of a layer, too, or only there."""
+_NORMS_AROUND, _OF_ONE = ("olmo2", "gemma3_text"), ("gemma", "gemma3_text")
+_WINDOWED = ("phi3", "mistral", "gemma3_text")
 _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
@@ -34,21 +41,27 @@ def read_folder(path: Path) -> Source:
         OSError: a file is missing or cannot be read.
     """
     with reading(path):
-        config = _json(path / "config.json")
+        config = json_of(path / "config.json")
         kind = config.get("model_type")
-        if kind not in ARCHITECTURES:
-            raise CompileError(f"The model type of {path} is {kind!r}; taken are {', '.join(ARCHITECTURES)}.")
+        for kinds, reader in ((TEXT_KINDS, "SequenceToSequence"), (SPEECH_KINDS, "Transcriber")):
+            if kind in kinds:
+                raise CompileError(f"The model in {path} has an encoder ({kind}): lapilli.{reader} compiles it.")
+        if kind not in KINDS:
+            raise CompileError(f"The model type of {path} is {kind!r}; taken are {', '.join(KINDS)}.")
         shape = _shape(kind, config)
         tensors = _tensors(path, kind)
-        if config.get("tie_word_embeddings", kind == "gemma"):
+        if config.get("tie_word_embeddings", kind in (*_OF_ONE, "smollm3")):
             tensors.pop("output.weight", None)
+        if config.get("logits_scaling", 1) != 1:
+            tensors["output_norm.weight"] = tensors["output_norm.weight"].float() / config["logits_scaling"]
         name = str(config.get("_name_or_path") or path.resolve().name)
-        source = Source(name, shape, arranged("", shape, tensors), _text(path, config))
+        source = Source(name, shape, arranged("", shape, tensors), text_of(path, config))
     source.check()
     return source
 
 
-def _json(path: Path) -> Any:
+def json_of(path: Path) -> Any:
+    """What a file of JSON holds. Raises InvalidFileError if it is none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -56,39 +69,45 @@ def _json(path: Path) -> Any:
 
 
 def _tensors(path: Path, kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in weights_of(path):
+        own = _name(name, _AROUND if kind in _NORMS_AROUND else {})
+        if own is not None:
+            # Gemma's norms multiply by 1 + weight.
+            found[own] = value.float() + 1 if kind in _OF_ONE and own.endswith("norm.weight") else value
+    return found
+
+
+def weights_of(path: Path) -> Iterator[tuple[str, Any]]:
+    """The tensors in a folder's *.safetensors by name, mapped into memory. Raises InvalidFileError if a file is damaged, OSError if
+    there is none.
+    """
     safetensors = need("safetensors", "A Hugging Face folder")
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise FileNotFoundError(f"{path} has no *.safetensors; weights in other formats are not read.")
-    found: dict[str, Any] = {}
     for file in files:
         try:
-            with safetensors.safe_open(file, framework="pt") as opened:  # mapped into memory
+            with safetensors.safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - no mapping
-                    own = _name(name)
-                    if own is not None:
-                        value = opened.get_tensor(name)
-                        # Gemma's norms multiply by 1 + weight.
-                        found[own] = value.float() + 1 if kind == "gemma" and own.endswith("norm.weight") else value
+                    yield name, opened.get_tensor(name)
         except safetensors.SafetensorError as error:
             raise InvalidFileError(f"{file} is damaged: {error}.") from error
-    return found
 
 
-def _name(name: str) -> str | None:
-    """GGUF's name of a weight; None: it is no weight."""
+def _name(name: str, other: Mapping[str, str]) -> str | None:
+    """GGUF's name of a weight; None: it is no weight. other: than the usual ones."""
     stem, _, part = name.rpartition(".")
     if stem in _WHOLE:
         return f"{_WHOLE[stem]}.{part}"
     pieces = stem.split(".", 3)
     if pieces[:2] == ["model", "layers"] and len(pieces) == 4:
-        if pieces[3] in _NAMES:
-            return f"blk.{pieces[2]}.{_NAMES[pieces[3]]}.{part}"
+        inner = other.get(pieces[3]) or _NAMES.get(pieces[3])
+        if inner is not None:
+            return f"blk.{pieces[2]}.{inner}.{part}"
         if pieces[3].endswith("rotary_emb"):
             return None
-    raise CompileError(
-        f"There is a weight {name}, which models of the architectures {', '.join(ARCHITECTURES)} do not have."
-    )
+    raise CompileError(f"There is a weight {name}, which models of the types {', '.join(KINDS)} do not have.")
 
 
 def _shape(kind: str, config: Mapping[str, Any]) -> Shape:
@@ -96,6 +115,8 @@ def _shape(kind: str, config: Mapping[str, Any]) -> Shape:
     size = config.get("head_dim") or width // heads
     context = int(config["max_position_embeddings"])
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    local = dict(rope.get("sliding_attention") or {})
+    rope = dict(rope.get("full_attention") or rope)
     base = float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0)
     rotated = int(size * float(config.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1.0))
     factors, attention = None, 1.0
@@ -119,20 +140,46 @@ def _shape(kind: str, config: Mapping[str, Any]) -> Shape:
             f"Positions are scaled as {scaling!r}; taken are 'linear', 'llama3' and 'longrope' (for short texts)."
         )
     activation = str(config.get("hidden_activation") or config.get("hidden_act") or "silu")
-    if kind == "gemma":
+    if kind in _OF_ONE:
         activation = "gelu"  # of tanh, whatever the file says
     if activation not in ("silu", "gelu"):
         raise CompileError(f"The activation is {activation!r}; taken are 'silu', and Gemma's.")
-    if kind != "phi3" and config.get("use_sliding_window"):
+    if config.get("attn_logit_softcapping") or config.get("final_logit_softcapping"):
+        raise CompileError("Scores and logits that are capped are not taken.")
+    if config.get("use_bidirectional_attention"):
+        raise CompileError("Attention to what comes later is not taken.")
+    if kind not in _WINDOWED and config.get("use_sliding_window"):
         raise CompileError(
             "Sliding windows of some layers are not taken: set use_sliding_window to false for texts up to the window."
         )
-    window = config.get("sliding_window") if kind == "phi3" else None
+    window, near, near_base = config.get("sliding_window") if kind in _WINDOWED else None, None, None
+    layers = config["num_hidden_layers"]
+    if kind == "gemma3_text":
+        every = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+        types = config.get("layer_types") or ["full" if (k + 1) % every == 0 else "sliding" for k in range(layers)]
+        near = tuple(k for k, name in enumerate(types) if str(name).startswith("sliding"))
+        near_base = float(local.get("rope_theta") or config.get("rope_local_base_freq") or 10000.0)
+        base = float(config.get("rope_theta") or rope.get("rope_theta") or 1e6)
+        if (local.get("rope_type") or "default") != "default":
+            raise CompileError(
+                f"Positions of near layers are scaled as {local['rope_type']!r}; taken are those that are not."
+            )
+    unrotated: tuple[int, ...] = ()
+    if kind == "smollm3":
+        every = config.get("no_rope_layer_interval") or 4
+        given = config.get("no_rope_layers") or [(k + 1) % every for k in range(layers)]
+        unrotated = tuple(k for k, rotates in enumerate(given) if not rotates)
+    score = config.get("attention_multiplier") if kind == "granite" else None
+    if kind == "gemma3_text":
+        score = float(config.get("query_pre_attn_scalar") or 256) ** -0.5
+    scale = config.get("embedding_multiplier", 1.0) if kind == "granite" else 1.0
     return Shape(
-        words=config["vocab_size"], width=width, layers=config["num_hidden_layers"], heads=heads,
+        words=config["vocab_size"], width=width, layers=layers, heads=heads,
         groups=config.get("num_key_value_heads") or heads, size=size, inner=config["intermediate_size"],
         eps=float(config["rms_norm_eps"]), base=base, context=context, rotated=rotated, activation=activation,
-        embedding_scale=width**0.5 if kind == "gemma" else 1.0, factors=factors, attention_factor=float(attention), window=window,
+        embedding_scale=width**0.5 if kind in _OF_ONE else float(scale), score_scale=None if score is None else float(score),
+        residual_scale=float(config.get("residual_multiplier", 1.0)), near=near, near_base=near_base, unrotated=unrotated,
+        factors=factors, attention_factor=float(attention), window=window,
     )  # fmt: skip
 
 
@@ -149,9 +196,10 @@ def _llama3(rope: Mapping[str, Any], base: float, rotated: int) -> tuple[float, 
     return tuple(map(of, range(rotated // 2)))
 
 
-def _text(path: Path, config: Mapping[str, Any]) -> Text:
-    settings = _json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
-    generation = _json(path / "generation_config.json") if (path / "generation_config.json").exists() else {}
+def text_of(path: Path, config: Mapping[str, Any]) -> Text:
+    """Tokenizer, template and ends of the model in a folder, whose configuration is given."""
+    settings = json_of(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
+    generation = json_of(path / "generation_config.json") if (path / "generation_config.json").exists() else {}
     tokenizer = (path / "tokenizer.json").read_text(encoding="utf-8")
     template = settings.get("chat_template")
     if isinstance(template, list):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,19 +67,7 @@ def build(
         raise CompileError(f"context is {context}: {source.name} was made for texts of 4 to {most} tokens")
     if not 1 <= sequences <= MOST_SEQUENCES:
         raise CompileError(f"sequences is {sequences}: choose 1 to {MOST_SEQUENCES}")
-    if quantize not in (None, "int8", "int4"):
-        raise CompileError(f'quantize is {quantize!r}: choose "int8", "int4" or None')
-    tensors = {name: quantized(value, quantize) for name, value in source.tensors.items()}
-    numbers = [v for v in tensors.values() if isinstance(v, torch.Tensor) and v.dim() > 1]
-    kinds = {v.dtype for v in numbers}
-    weights: Precision = "fp16" if kinds == {torch.float16} else precision
-    notes = list(source.notes)
-    if precision == "fp32" and kinds - {torch.float32} and weights == "fp32":
-        names = ", ".join(sorted(str(k).removeprefix("torch.") for k in kinds - {torch.float32}))
-        notes.append(f'Weights of type {names} are kept as float32; precision="fp16" or quantize= makes them smaller.')
-    for note in notes:
-        say(note)
-    tensors = {k: v.float() if isinstance(v, torch.Tensor) else v for k, v in tensors.items()}
+    weights, tensors = kept(source.tensors, precision, quantize, source.notes, say)
     cached = torch.float16 if precision == "fp16" else torch.float32
     model = Decoder(source.shape, tensors, context, cached, sequences)
     about = About(source.name, context, source.shape.words, sequences, source.pooling)
@@ -88,6 +76,32 @@ def build(
         methods(model, context), precision=precision, weights=weights, target=target, fallback="error", metadata=metadata,
         progress=progress,
     )  # fmt: skip
+
+
+def kept(
+    tensors: Mapping[str, Any],
+    precision: Precision,
+    quantize: Quantize | None,
+    notes: Sequence[str],
+    say: Callable[[str], None],
+) -> tuple[Precision, dict[str, Any]]:
+    """How a program keeps numbers that are weights, and a source's tensors as models take them; says what is converted.
+
+    Raises:
+        CompileError: quantize is not one of the choices.
+    """
+    if quantize not in (None, "int8", "int4"):
+        raise CompileError(f'quantize is {quantize!r}: choose "int8", "int4" or None')
+    made = {name: quantized(value, quantize) for name, value in tensors.items()}
+    kinds = {v.dtype for v in made.values() if isinstance(v, torch.Tensor) and v.dim() > 1}
+    weights: Precision = "fp16" if kinds == {torch.float16} else precision
+    said = list(notes)
+    if precision == "fp32" and kinds - {torch.float32} and weights == "fp32":
+        names = ", ".join(sorted(str(k).removeprefix("torch.") for k in kinds - {torch.float32}))
+        said.append(f'Weights of type {names} are kept as float32; precision="fp16" or quantize= makes them smaller.')
+    for note in said:
+        say(note)
+    return weights, {k: v.float() if isinstance(v, torch.Tensor) else v for k, v in made.items()}
 
 
 def quantized(value: Any, quantize: str | None) -> BlockedMatrix | torch.Tensor:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 import weakref
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Unpack, overload
@@ -16,9 +18,10 @@ from numpy.typing import NDArray
 
 from lapilli.errors import CompileError, InvalidFileError, InvalidInputError
 from lapilli.llm.about import About, step_name, step_sizes
+from lapilli.llm.about_encoder import KEY as ENCODER_KEY
 from lapilli.llm.answer_options import AnswerOptions, Choices
 from lapilli.llm.grammar import Grammar, Grammars
-from lapilli.llm.session import Session, Turn
+from lapilli.llm.session import Given, Session, Turn, bits_of
 from lapilli.llm.stopping import Reader
 from lapilli.llm.text import Messages, Text
 from lapilli.player import MemoryInfo
@@ -27,6 +30,16 @@ from lapilli.runtime.compiler_packages import require_compiler
 from lapilli.runtime.host import OWN, Permission
 from lapilli.runtime.load import load
 from lapilli.runtime.program import Program
+
+
+@contextmanager
+def closed_if_refused(program: Program) -> Iterator[None]:
+    """Closes a program if what is inside raises."""
+    try:
+        yield
+    except BaseException:
+        program.close()
+        raise
 
 
 @dataclass(frozen=True)
@@ -70,7 +83,9 @@ class AnswerStream(Iterator[str]):
         answer: what there is so far. `answer.reason` is valid at the end.
     """
 
-    def __init__(self, model: LLM, prompt: Sequence[int], options: AnswerOptions, count: int) -> None:
+    def __init__(
+        self, model: WritingModel, prompt: Sequence[int], options: AnswerOptions, count: int, given: Given = None
+    ) -> None:
         """`LLM.generate` makes it."""
         self.answer = Answer(prompt_tokens=len(prompt))
         self._model, self._options, self._count = model, options, count
@@ -78,7 +93,8 @@ class AnswerStream(Iterator[str]):
         seed = (seed + 2**31) % 2**32 - 2**31
         self._session = model._session
         grammar = model._grammar(options)
-        self._turn = Turn(prompt, options, seed, count, model.text.ends, None if grammar is None else grammar.allowed)
+        allowed = None if grammar is None else grammar.allowed
+        self._turn = Turn(prompt, options, seed, count, model.text.ends, allowed, given)
         weakref.finalize(self, self._turn.abandon)
         self._reader = Reader(model.text, options.stop)
         self._ended = self._cancelled = False
@@ -141,6 +157,116 @@ class AnswerStream(Iterator[str]):
         return piece
 
 
+class WritingModel(Closing):
+    """What models that write have in common, with an encoder or without.
+
+    Attributes:
+        name: what the model is called.
+        context: how many tokens prompt and answer have together at most.
+        sequences: how many answers are written in one step.
+        text: tokenizer and chat template.
+        program: the program that runs.
+    """
+
+    @classmethod
+    @abstractmethod
+    def _compiled(cls, path: Path, **options: Any) -> bytes:
+        """The program of a source."""
+
+    @classmethod
+    def _opened(
+        cls,
+        source: str | os.PathLike[str] | memoryview,
+        device: str | int | None,
+        options: Mapping[str, Any],
+        usual: Mapping[str, Any],
+        talk: Mapping[str, Any],
+    ) -> Program:
+        """Loads a program, or compiles a source with options, whose usual values are all that a compiled file takes, and talk."""
+        path = None if isinstance(source, memoryview) else Path(source)
+        if path is not None and not path.exists():
+            raise FileNotFoundError(f"{path}: no such file or folder")
+        if path is not None and path.suffix != ".lap":
+            require_compiler()
+            return Program(cls._compiled(path, **options, **talk), device, permission=OWN)
+        if dict(options) != dict(usual):
+            *names, last = options
+            raise CompileError(f"{', '.join(names)} and {last} are chosen when a model is compiled; this file has been")
+        if isinstance(source, memoryview):
+            return Program(source, device, permission=Permission.of(False))
+        return load(source, device, allow_host=False)
+
+    def _of_methods(self, program: Program, about: About, more: set[str]) -> None:
+        """Takes a program. more: the methods that it has beyond those of all models that write."""
+        states = {s.name: (s.dtype, s.shape) for s in program.description.states}
+        lines, words = about.sequences, about.words
+        wanted = {
+            "owner.token": ("int64", (lines,)),
+            "owner.seen": ("int32", (lines * words + 1,)),
+            "owner.allowed": ("int32", (lines, -(-words // 32))),
+            "owner.logits": ("float32", (lines, words)),
+        }
+        methods = {"prompt", "likely", "remember", "allow", *(step_name(n) for n in step_sizes(lines))} | more
+        if not methods <= program.methods.keys() or not wanted.items() <= states.items():
+            raise InvalidFileError("The file lacks the methods or the states of a language model.")
+        self.name, self.context, self.program = about.name, about.context, program
+        self.sequences = about.sequences
+        self.text = Text.of_metadata(program.metadata)
+        self._session = Session(program, about)
+        self._grammars: Grammars | None = None  # made when the first one is asked for
+
+    def _grammar(self, options: AnswerOptions) -> Grammar | None:
+        if options.json_schema is None and options.grammar is None:
+            return None
+        if self._grammars is None:
+            self._grammars = Grammars(self.text, self._session.about.words)
+        if options.json_schema is not None:
+            return self._grammars.of_schema(options.json_schema)
+        return self._grammars.of_rules(options.grammar or "")
+
+    def _written(self, streams: Sequence[AnswerStream]) -> list[Answer]:
+        """All of their answers: as many at a time as have seats, which threads share out."""
+        seats, waiting, active = self._session.seats, deque(streams), list[AnswerStream]()
+        try:
+            while waiting or active:
+                while waiting and seats.acquire(blocking=not active):
+                    active.append(waiting.popleft())
+                    active[-1]._begin()
+                for stream in active[:]:
+                    stream._advance()
+                    if stream._ended:
+                        active.remove(stream)
+                        seats.release()
+        finally:
+            for stream in active:
+                stream.cancel()
+                seats.release()
+        return [stream.answer for stream in streams]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the model to one file, atomically: program, weights, tokenizer and chat template.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        self.program.save(path)
+
+    def memory(self) -> MemoryInfo:
+        """Device memory that the model occupies now, in bytes."""
+        return self.program.memory()
+
+    def check(self) -> None:
+        """Raises DeviceLostError if the device does not work any more: runs a method that changes nothing."""
+        self._session.check()
+
+    def close(self) -> None:
+        """Frees the device memory."""
+        self.program.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, context {self.context}, on {self.program.device.name})"
+
+
 Prompt = str | Messages | Sequence[int]
 
 
@@ -149,7 +275,7 @@ def _several(prompt: Any) -> bool:
     return not isinstance(prompt, str) and any(not isinstance(p, int | Mapping) for p in prompt)
 
 
-class LLM(Closing):
+class LLM(WritingModel):
     """A language model, ready to write. It holds device memory until it is closed or leaves its `with` block.
 
     lm = lapilli.LLM("model.gguf")
@@ -200,57 +326,24 @@ class LLM(Closing):
             NoDeviceError: there is no such device.
             OSError: a file cannot be read.
         """
-        path = None if isinstance(source, memoryview) else Path(source)
-        if path is not None and not path.exists():
-            raise FileNotFoundError(f"{path}: no such file or folder")
-        if path is None or path.suffix == ".lap":
-            if quantize is not None or context is not None or precision != "fp32" or sequences != 1:
-                raise CompileError(
-                    "context, precision, quantize and sequences are chosen when a model is compiled; this file has been"
-                )
-            if isinstance(source, memoryview):
-                program = Program(source, device, permission=Permission.of(False))
-            else:
-                program = load(source, device, allow_host=False)
-        else:
-            require_compiler()
-            from lapilli.llm.from_source import compile_source
+        options = {"context": context, "precision": precision, "quantize": quantize, "sequences": sequences}
+        usual = {"context": None, "precision": "fp32", "quantize": None, "sequences": 1}
+        self._of(self._opened(source, device, options, usual, {"progress": progress, "say": say}))
 
-            data = compile_source(
-                path,
-                context=context,
-                precision=precision,
-                quantize=quantize,
-                sequences=sequences,
-                progress=progress,
-                say=say,
-            )
-            program = Program(data, device, permission=OWN)
-        try:
-            self._of(program)
-        except BaseException:
-            program.close()
-            raise
+    @classmethod
+    def _compiled(cls, path: Path, **options: Any) -> bytes:
+        from lapilli.llm.from_source import compile_source
+
+        return compile_source(path, **options)
 
     def _of(self, program: Program) -> None:
-        about = About.of_metadata(program.metadata)
-        states = {s.name: (s.dtype, s.shape) for s in program.description.states}
-        lines, words = about.sequences, about.words
-        wanted = {
-            "owner.token": ("int64", (lines,)),
-            "owner.seen": ("int32", (lines * words + 1,)),
-            "owner.allowed": ("int32", (lines, -(-words // 32))),
-            "owner.logits": ("float32", (lines, words)),
-        }
-        methods = {"prompt", "likely", "remember", "allow", "embed", *(step_name(n) for n in step_sizes(lines))}
-        methods |= {"move"} if lines > 1 else set()
-        if not methods <= program.methods.keys() or not wanted.items() <= states.items():
-            raise InvalidFileError("The file lacks the methods or the states of a language model.")
-        self.name, self.context, self.program = about.name, about.context, program
-        self.sequences = about.sequences
-        self.text = Text.of_metadata(program.metadata)
-        self._session = Session(program, about)
-        self._grammars: Grammars | None = None  # made when the first one is asked for
+        with closed_if_refused(program):
+            about = About.of_metadata(program.metadata)
+            if ENCODER_KEY in program.metadata:
+                raise InvalidFileError(
+                    f"{about.name} has an encoder: lapilli.SequenceToSequence or lapilli.Transcriber loads it."
+                )
+            self._of_methods(program, about, {"embed", "move"} if about.sequences > 1 else {"embed"})
 
     def tokens(self, prompt: Prompt) -> list[int]:
         """The tokens of a prompt: a text, messages of a chat, or tokens.
@@ -334,33 +427,70 @@ class LLM(Closing):
         count = room + 1 if options.max_tokens is None else min(options.max_tokens, room + 1)
         return AnswerStream(self, tokens, options, count)
 
-    def _grammar(self, options: AnswerOptions) -> Grammar | None:
-        if options.json_schema is None and options.grammar is None:
-            return None
-        if self._grammars is None:
-            self._grammars = Grammars(self.text, self._session.about.words)
-        if options.json_schema is not None:
-            return self._grammars.of_schema(options.json_schema)
-        return self._grammars.of_rules(options.grammar or "")
+    def score(self, text: str | Sequence[int], *, window: int | None = None) -> NDArray[np.float64]:
+        """How likely the model finds a text: the logarithm of each token's probability after those before it.
 
-    def _written(self, streams: Sequence[AnswerStream]) -> list[Answer]:
-        """All of their answers: as many at a time as have seats, which threads share out."""
-        seats, waiting, active = self._session.seats, deque(streams), list[AnswerStream]()
+        The text is read in windows; each one's first token has nothing before it, so it is not in the result. As many windows
+        are read in one step as the model has `sequences`.
+
+        Args:
+            text: a text, or tokens.
+            window: how many tokens are read together; None: as many as the cache holds.
+
+        Returns:
+            [tokens - windows].
+
+        Raises:
+            InvalidInputError: the window is longer than the cache, or shorter than 2; or the text has fewer than 2 tokens.
+        """
+        tokens = self.tokens(text)
+        length = self.context if window is None else window
+        if isinstance(length, bool) or not isinstance(length, int) or not 2 <= length <= self.context:
+            raise InvalidInputError(f"window is {window!r}; it can be 2 to {self.context}, which the cache holds.")
+        if len(tokens) < 2:
+            raise InvalidInputError(f"The text has {len(tokens)} tokens; the likelihood of a second one can be told.")
+        cut = [tokens[k : k + length] for k in range(0, len(tokens), length)]
+        waiting, found = deque(part for part in cut if len(part) > 1), list[list[float]]()
+        seats = self._session.seats
+        while waiting:
+            group = list[list[int]]()
+            try:
+                while waiting and seats.acquire(blocking=not group):
+                    group.append(waiting.popleft())
+                found += self._scores(group)
+            finally:
+                for _ in group:
+                    seats.release()
+        return np.concatenate([np.array(part) for part in found])
+
+    def _scores(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Of texts that are read in the same steps: each token is the only one that may follow those before it."""
+        words = self._session.about.words
+
+        def following(text: Sequence[int]) -> Callable[[Sequence[int]], NDArray[np.int32]]:
+            return lambda written: bits_of([text[1 + len(written)]], words)
+
+        turns = [Turn(t[:1], AnswerOptions(), 0, len(t) - 1, (), following(t)) for t in texts]
+        found: list[list[float]] = [[] for _ in texts]
         try:
-            while waiting or active:
-                while waiting and seats.acquire(blocking=not active):
-                    active.append(waiting.popleft())
-                    active[-1]._begin()
-                for stream in active[:]:
-                    stream._advance()
-                    if stream._ended:
-                        active.remove(stream)
-                        seats.release()
+            for turn in turns:
+                self._session.enter(turn)
+            for place in range(max(map(len, texts)) - 1):
+                for turn, text, scores in zip(turns, texts, found, strict=True):
+                    if place + 1 < len(text):
+                        written = self._session.next(turn)
+                        assert written is not None and written[0] == text[place + 1]
+                        scores.append(written[1])
         finally:
-            for stream in active:
-                stream.cancel()
-                seats.release()
-        return [stream.answer for stream in streams]
+            for turn in turns:
+                self._session.leave(turn)
+        return found
+
+    def perplexity(self, text: str | Sequence[int], *, window: int | None = None) -> float:
+        """How surprised the model is by a text: e to the power of minus the mean of what `score` gives; arguments and errors as
+        there.
+        """
+        return float(np.exp(-self.score(text, window=window).mean()))
 
     def embed(self, texts: str | Sequence[str | Sequence[int]]) -> NDArray[np.float32]:
         """Embeddings of texts, or of lists of tokens: what the model's head would read of the last token, or the mean over all
@@ -393,26 +523,3 @@ class LLM(Closing):
             if len(found) == 1:
                 return found[0]
         return 0
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the model to one file, atomically: program, weights, tokenizer and chat template.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        self.program.save(path)
-
-    def memory(self) -> MemoryInfo:
-        """Device memory that the model occupies now, in bytes."""
-        return self.program.memory()
-
-    def check(self) -> None:
-        """Raises DeviceLostError if the device does not work any more: runs a method that changes nothing."""
-        self._session.check()
-
-    def close(self) -> None:
-        """Frees the device memory."""
-        self.program.close()
-
-    def __repr__(self) -> str:
-        return f"LLM({self.name!r}, context {self.context}, on {self.program.device.name})"

@@ -32,10 +32,13 @@ _WORTH_COPYING = 16
 Written = tuple[int, float, list[tuple[int, float]]]
 """A token, its log-probability, and the most likely tokens with theirs."""
 
+Given = Sequence[NDArray[Any]] | None
+"""What an encoder reads, the arguments of the method `encode`: equal to another only if it is the same object."""
+
 
 class Slot:
     """A part of the cache. line: the program's states of its sequence. cached: the tokens in it, while it has no turn. used: when
-    it was read last. bound: whether some tokens are not allowed in its line.
+    it was read last. bound: whether some tokens are not allowed in its line. given: what the encoder read for it.
     """
 
     def __init__(self, line: int) -> None:
@@ -43,6 +46,7 @@ class Slot:
         self.turn: Turn | None = None
         self.used = 0
         self.bound = False
+        self.given: Given = None
 
     @property
     def known(self) -> list[int]:
@@ -68,11 +72,12 @@ class Turn:
         count: int,
         ends: Container[int] = (),
         allowed: Callable[[Sequence[int]], NDArray[np.int32]] | None = None,
+        given: Given = None,
     ) -> None:
         """count: how many tokens there are to be at most, where the cache ends for one. ends: tokens after which there is none.
-        allowed: bits of the tokens that may follow those that are written.
+        allowed: bits of the tokens that may follow those that are written. given: what they answer, of models with an encoder.
         """
-        self.options, self.seed, self.ends, self.allowed = options, seed, ends, allowed
+        self.options, self.seed, self.ends, self.allowed, self.given = options, seed, ends, allowed, given
         self.tokens, self.first = list(prompt), len(prompt)
         self.last = self.first + count  # the number of tokens at the end
         self.drawn = options.drawn()
@@ -169,7 +174,7 @@ class Session:
             for slot in self.slots:
                 if slot.turn is not None:
                     self._leave(slot.turn)
-                slot.cached = []
+                slot.cached, slot.given = [], None
             self._runs.clear()
 
     def embedding(self, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -205,8 +210,12 @@ class Session:
         """Finds a slot for a turn, and what of its tokens the cache has."""
         self._free()
         wanted = turn.tokens[:-1]  # the last one is read for its logits
-        best = max(self.slots, key=lambda s: (_common(s.known, wanted), s.turn is None))
-        known = _common(best.known, wanted)
+
+        def common(slot: Slot) -> int:
+            return _common(slot.known, wanted) if slot.given is turn.given else 0
+
+        best = max(self.slots, key=lambda s: (common(s), s.turn is None))
+        known = common(best)
         if best.turn is None and 2 * known >= len(best.cached):
             slot = best
         else:
@@ -214,7 +223,11 @@ class Session:
             if slot is not best and known >= _WORTH_COPYING:
                 self._move([(best, slot, known)])
             else:
-                known = _common(slot.cached, wanted)
+                known = common(slot)
+        if slot.given is not turn.given:
+            slot.given = turn.given
+            if turn.given is not None:
+                self._submit("encode", *turn.given)
         slot.cached, slot.turn = [], turn
         turn.slot, turn.ticket, turn.read = slot, object(), known
         if turn.options.repetition_penalty != 1:
@@ -365,6 +378,13 @@ class Session:
             turn.tokens.append(token)
             found = [] if likely is None else list(zip(*(x.tolist() for x in likely), strict=True))
             turn.unread.append((token, float(logprobs[row]), found[: turn.options.logprobs]))
+
+
+def bits_of(tokens: Sequence[int], words: int) -> NDArray[np.int32]:
+    """These tokens as those that are allowed, of so many words."""
+    bits = np.zeros(-(-words // 32) * 32, np.uint8)
+    bits[list(tokens)] = 1
+    return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

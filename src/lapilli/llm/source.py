@@ -15,6 +15,11 @@ from lapilli.llm.text import Text
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma", "phi3")
 """The architectures that are taken, by GGUF's names."""
+KINDS = (*ARCHITECTURES, "mistral", "granite", "smollm3", "olmo2", "gemma3_text")
+"""The model types that are taken, by Hugging Face's names."""
+
+TEXT_KINDS, SPEECH_KINDS = ("t5", "mt5"), ("whisper",)
+"""Those that `lapilli.SequenceToSequence` and `lapilli.Transcriber` take."""
 
 
 @dataclass
@@ -44,13 +49,20 @@ class Source:
             "attn_q": (q, s.width), "attn_k": (kv, s.width), "attn_v": (kv, s.width), "attn_output": (s.width, q),
             "ffn_gate": (s.inner, s.width), "ffn_up": (s.inner, s.width), "ffn_down": (s.width, s.inner),
             "attn_norm": (s.width,), "ffn_norm": (s.width,), "attn_q_norm": (s.size,), "attn_k_norm": (s.size,),
+            "post_attention_norm": (s.width,), "post_ffw_norm": (s.width,),
         }  # fmt: skip
-        optional = {"output", "attn_q_norm", "attn_k_norm"}
+        optional = {"output", "attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm"}
+        together = {"attn_q_norm": (q,), "attn_k_norm": (kv,)}  # of all heads
+        instead = {"attn_norm": "post_attention_norm", "ffn_norm": "post_ffw_norm"}
         named = [("", whole), *((f"blk.{k}.", layer) for k in range(s.layers))]
         for prefix, wanted in named:
             for name, size in wanted.items():
                 key = f"{prefix}{name}"
                 found = _size(given.get(f"{key}.weight"))
+                if found is None and name in instead and f"{prefix}{instead[name]}.weight" in given:
+                    continue
+                if found is not None and found == together.get(name):
+                    continue
                 if found != size and not (found is None and name in optional):
                     raise InvalidFileError(
                         f"{self.name}: {key}.weight is of shape {found or 'none'}; the model's is {size}."

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lapilli.llm.about import IDLE, LONGEST, step_name, step_sizes
 from lapilli.llm.decoder import Decoder
+from lapilli.llm.encoder_decoder import EncoderDecoder
 from lapilli.sampling import next_token
 
 ALTERNATIVES = 20
@@ -16,7 +17,7 @@ ALTERNATIVES = 20
 
 
 class TokenMethods(nn.Module):
-    """Last tokens are states, so that a step needs nothing from the host.
+    """What all models that write have. Last tokens are states, so that a step needs nothing from the host.
 
     A sequence has a line of the states: the last token, its logits, which tokens were seen, and which are allowed (a bit for each,
     32 in a word). Methods that choose take a row of integers and one of numbers for each sequence:
@@ -30,7 +31,7 @@ class TokenMethods(nn.Module):
     negative ones multiplied.
     """
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Decoder | EncoderDecoder) -> None:
         super().__init__()
         self.model = model
         words, lines = model.shape.words, model.sequences
@@ -54,10 +55,6 @@ class TokenMethods(nn.Module):
         self.seen.index_copy_(0, at, torch.ones(len(row), dtype=torch.int32))
         return self._next(self.model.step(tokens, position), row, numbers, limits)
 
-    def embed(self, tokens: Tensor, sequence: Tensor, start: Tensor) -> Tensor:
-        """What the head would read of each token, [n, width]; arguments as for `prompt`, start: int64 [1]."""
-        return self.model.hidden(tokens, start, sequence)[0].float()
-
     def likely(self, most: Tensor, line: Tensor) -> tuple[Tensor, Tensor]:
         """The most likely last tokens [n] of a line int64 [1], in order, and their log-probabilities [n]; most: [n], whatever it
         holds.
@@ -74,10 +71,6 @@ class TokenMethods(nn.Module):
     def allow(self, line: Tensor, allowed: Tensor) -> None:
         """Sets which tokens can be chosen: bits, int32 [words / 32, rounded up]."""
         self.allowed.index_copy_(0, line, allowed[None])
-
-    def move(self, source: Tensor, target: Tensor) -> None:
-        """As `Decoder.move`."""
-        self.model.move(source, target)
 
     def _next(self, logits: Tensor, row: Tensor, numbers: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits.float()
@@ -96,28 +89,74 @@ class TokenMethods(nn.Module):
         return token, logits.gather(-1, token[:, None])[:, 0] - logits.logsumexp(-1)
 
 
+class DecoderMethods(TokenMethods):
+    """Those of a decoder, with what only it has."""
+
+    model: Decoder
+
+    def embed(self, tokens: Tensor, sequence: Tensor, start: Tensor) -> Tensor:
+        """What the head would read of each token, [n, width]; arguments as for `prompt`, start: int64 [1]."""
+        return self.model.hidden(tokens, start, sequence)[0].float()
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """As `Decoder.move`."""
+        self.model.move(source, target)
+
+
+class EncoderDecoderMethods(TokenMethods):
+    """Those of an encoder and a decoder, with one for what is given: tokens, or a spectrum."""
+
+    model: EncoderDecoder
+
+    def encode(self, tokens: Tensor, count: Tensor) -> None:
+        """As `EncoderDecoder.encode`."""
+        self.model.encode(tokens, count)
+
+    def encode_spectrum(self, spectrum: Tensor) -> None:
+        """As `EncoderDecoder.encode_spectrum`."""
+        self.model.encode_spectrum(spectrum)
+
+
 def methods(model: Decoder, context: int) -> dict[str, Any]:
     """The methods, as `lapilli.compile` takes them."""
-    writer = TokenMethods(model).requires_grad_(False).eval()
+    writer = DecoderMethods(model).requires_grad_(False).eval()
+    found, first = _writing(writer, context), torch.zeros(1, dtype=torch.int64)
+    found["embed"] = (writer.embed, (torch.zeros(1, 8, dtype=torch.int64), first, first), (_count(context), None, None))
+    if model.sequences > 1:
+        places = {0: torch.export.Dim("places", min=2, max=2 * context)}
+        at = torch.arange(8)
+        found["move"] = (writer.move, (at, at), (places, places))
+    return found
+
+
+def encoder_decoder_methods(model: EncoderDecoder) -> dict[str, Any]:
+    """The same of an encoder and a decoder."""
+    writer = EncoderDecoderMethods(model).requires_grad_(False).eval()
+    found, first = _writing(writer, model.context), torch.zeros(1, dtype=torch.int64)
+    if model.shape.bins:
+        return found | {"encode": (writer.encode_spectrum, (torch.zeros(1, model.shape.bins, 2 * model.places),))}
+    count = {1: torch.export.Dim("given", min=2, max=model.places)}
+    return found | {"encode": (writer.encode, (torch.zeros(1, 8, dtype=torch.int64), first), (count, None))}
+
+
+def _count(context: int) -> dict[int, Any]:
+    return {1: torch.export.Dim("tokens", min=2, max=min(context, LONGEST))}
+
+
+def _writing(writer: TokenMethods, context: int) -> dict[str, Any]:
+    """The methods that all have."""
     tokens, first = torch.zeros(1, 8, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-    count = {1: torch.export.Dim("tokens", min=2, max=min(context, LONGEST))}
+    model, words = writer.model, writer.model.shape.words
 
     def rows(n: int) -> tuple[Tensor, Tensor]:
         numbers, limits = torch.zeros(n, 6, dtype=torch.int32), torch.ones(n, 4)
         numbers[:, 2] = torch.arange(n)
         return numbers, limits
 
-    words = model.shape.words
-    found: dict[str, Any] = {"prompt": (writer.prompt, (tokens, first, *rows(1)), (count, None, None, None))}
+    found: dict[str, Any] = {"prompt": (writer.prompt, (tokens, first, *rows(1)), (_count(context), None, None, None))}
     found |= {step_name(n): (writer.step, rows(n)) for n in step_sizes(model.sequences)}
-    found |= {
+    return found | {
         "likely": (writer.likely, (torch.zeros(min(ALTERNATIVES, words)), first)),
-        "embed": (writer.embed, (tokens, first, first), (count, None, None)),
         "remember": (writer.remember, (first, torch.zeros(words, dtype=torch.int32))),
         "allow": (writer.allow, (first, torch.zeros(-(-words // 32), dtype=torch.int32))),
     }
-    if model.sequences > 1:
-        places = {0: torch.export.Dim("places", min=2, max=2 * context)}
-        at = torch.arange(8)
-        found["move"] = (writer.move, (at, at), (places, places))
-    return found

@@ -1,0 +1,61 @@
+"""`lapilli transcribe`: what is said in a recording."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lapilli.cli.common import device_option, json_option, print_json
+from lapilli.cli.language_models import MODEL, PRECISION, QUANTIZE, talking
+from lapilli.names import printable
+
+
+@click.command()
+@MODEL
+@click.argument("audio", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@device_option
+@PRECISION
+@QUANTIZE
+@click.option("--language", metavar="CODE", help="Such as en; default: the likeliest one.")
+@click.option(
+    "--task", type=click.Choice(["transcribe", "translate"]), default="transcribe", help="translate: to English."
+)
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: the likeliest token each time.")
+@click.option("--times", is_flag=True, help="A line for each part, with its beginning and end.")
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Save the compiled model as this file, too."
+)
+@json_option
+def transcribe(
+    model: Path,
+    audio: Path,
+    device: str | None,
+    precision: Any,
+    quantize: Any,
+    language: str | None,
+    task: str,
+    temperature: float,
+    times: bool,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Writes what is said in AUDIO, a WAV file, a part of at most 30 seconds at a time.
+
+    MODEL is a Whisper model: a folder of Hugging Face's or CTranslate2's, or a .lap file that was saved from one.
+    """
+    from lapilli.llm import Transcriber
+
+    with talking(model) as talk:
+        loaded = Transcriber(model, device=device, precision=precision, quantize=quantize, **talk)
+    with loaded as listener:
+        if output is not None:
+            listener.save(output)
+        parts = listener.passages(audio, language=language, task=task, temperature=temperature)
+        if as_json:
+            print_json([{"start": p.start, "end": p.end, "language": p.language, "text": p.text} for p in parts])
+            return
+        for part in parts:
+            line = printable(part.text, keep="\n\t")
+            click.echo(f"[{part.start:.2f} - {part.end:.2f}] {line}" if times else line)

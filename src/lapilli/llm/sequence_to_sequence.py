@@ -1,0 +1,178 @@
+"""`SequenceToSequence`: a model that reads a text, and writes another one, on a Vulkan device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Unpack, overload
+
+import numpy as np
+
+from lapilli.errors import InvalidFileError, InvalidInputError
+from lapilli.llm.about import About
+from lapilli.llm.about_encoder import AboutEncoder
+from lapilli.llm.answer_options import AnswerOptions, Choices
+from lapilli.llm.language_model import Answer, AnswerStream, WritingModel, closed_if_refused
+from lapilli.runtime.program import Program
+
+_PADDING = 0
+
+
+class EncodingModel(WritingModel):
+    """What models with an encoder have in common.
+
+    Attributes:
+        places: how many tokens, or pairs of a spectrum's frames, the encoder reads at most.
+    """
+
+    _reads: Literal["tokens", "a spectrum"]
+
+    def _of(self, program: Program) -> None:
+        with closed_if_refused(program):
+            about = About.of_metadata(program.metadata)
+            self._encoder = AboutEncoder.of_metadata(program.metadata, about.words)
+            self._of_methods(program, about, {"encode"})
+            if about.sequences != 1:
+                raise InvalidFileError(f"The file has {about.sequences} sequences; models with an encoder have one.")
+            reads = "a spectrum" if self._encoder.bins else "tokens"
+            if reads != self._reads:
+                other = "Transcriber" if self._encoder.bins else "SequenceToSequence"
+                raise InvalidFileError(f"The model {self.name} reads {reads}: lapilli.{other} loads it.")
+            self.places = self._encoder.places
+
+    def _room(self, begin: Sequence[int], options: AnswerOptions) -> int:
+        """How many tokens an answer that begins so has at most. The last one needs no place: nothing is read after it."""
+        room = self.context - len(begin) + 1
+        return room if options.max_tokens is None else min(options.max_tokens, room)
+
+
+class SequenceToSequence(EncodingModel):
+    """A model with an encoder and a decoder, such as T5, ready to write.
+
+    It holds device memory until it is closed or leaves its `with` block.
+
+    model = lapilli.SequenceToSequence("flan-t5-small")
+    print(model.generate("translate English to German: How old are you?").text)
+    model.save("model.lap")  # one file, which loads without the folder, torch or a compiler
+
+    Attributes:
+        name: what the model is called.
+        context: how many tokens an answer has at most, the one that begins it included.
+        places: how many tokens a text that is given has at most.
+        text: tokenizer.
+        program: the program that runs; its method `encode` reads a text.
+    """
+
+    _reads = "tokens"
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | memoryview,
+        *,
+        device: str | int | None = None,
+        context: int | None = None,
+        places: int | None = None,
+        precision: Literal["fp32", "fp16"] = "fp32",
+        quantize: Literal["int8", "int4"] | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        """Loads a program, or compiles a model and loads it.
+
+        Args:
+            source: a file that `save` wrote, or its content; or a folder with config.json, *.safetensors and tokenizer.json, which
+                is compiled: that needs `pip install lapilli[compile,llm]`.
+            device: as for `lapilli.load`.
+            context: how many tokens of an answer there is room for; None: 512.
+            places: how many tokens of a text that is given there is room for; None: 512.
+            precision: as for `lapilli.compile`. T5 models that were trained in bfloat16 leave the range of float16.
+            quantize: as for `LLM`.
+            progress: as for `lapilli.compile`.
+            say: is told what is converted, in a sentence.
+
+        Raises:
+            CompileError: the model's architecture is not taken (t5 and mt5 are), or an argument is not accepted.
+            InvalidFileError: a file is damaged, or holds no such model.
+            LapilliError: a package is missing; the message says what to install.
+            NoDriverError: there is no Vulkan driver.
+            NoDeviceError: there is no such device.
+            OSError: a file cannot be read.
+        """
+        options = {"context": context, "places": places, "precision": precision, "quantize": quantize}
+        usual = {"context": None, "places": None, "precision": "fp32", "quantize": None}
+        self._of(self._opened(source, device, options, usual, {"progress": progress, "say": say}))
+
+    @classmethod
+    def _compiled(cls, path: Path, **options: Any) -> bytes:
+        from lapilli.llm.from_encoder_decoder import compile_text_folder
+
+        return compile_text_folder(path, **options)
+
+    def tokens(self, text: str | Sequence[int]) -> list[int]:
+        """The tokens of a text, with the one that ends it; tokens as they are.
+
+        Raises:
+            InvalidInputError: a number is no token, there is none, or there are more than the encoder has places for.
+        """
+        if isinstance(text, str):
+            found = self.text.encode(text)
+        else:
+            words = self._session.about.words
+            found = [p for p in text if isinstance(p, int) and 0 <= p < words]
+            if len(found) != len(text):
+                raise InvalidInputError(
+                    f"What is given is a text, or a list of tokens (numbers from 0 to {words - 1})."
+                )
+        if not 0 < len(found) <= self.places:
+            raise InvalidInputError(
+                f"The text has {len(found)} tokens; there can be 1 to {self.places}: shorten it, or compile the model with more "
+                "places."
+            )
+        return found
+
+    @overload
+    def generate(
+        self, text: str | Sequence[int], *, stream: Literal[False] = False, **choices: Unpack[Choices]
+    ) -> Answer: ...
+    @overload
+    def generate(
+        self, text: list[str] | list[list[int]], *, stream: Literal[False] = False, **choices: Unpack[Choices]
+    ) -> list[Answer]: ...
+    @overload
+    def generate(
+        self, text: str | Sequence[int], *, stream: Literal[True], **choices: Unpack[Choices]
+    ) -> AnswerStream: ...
+    def generate(
+        self, text: Any, *, stream: bool = False, **choices: Unpack[Choices]
+    ) -> Answer | list[Answer] | AnswerStream:
+        """Writes the answer to a text, or to each of several texts, one after the other.
+
+        Args:
+            text: a text, or tokens; or a list of those.
+            stream: returns at once, an `AnswerStream` of pieces of text.
+            **choices: as for `LLM.generate`; a repetition penalty counts the tokens of the answer.
+
+        Returns:
+            an `Answer`, whose `prompt_tokens` are those of the text; a list of them for a list.
+
+        Raises:
+            InvalidInputError: an option is outside of what is accepted, or a text has no tokens or too many.
+            MissingExtraError: a grammar is given, and its package is not installed.
+        """
+        options = AnswerOptions.of(choices)
+        if isinstance(text, str) or not any(not isinstance(t, int) for t in text):
+            made = self._stream(text, options)
+            return made if stream else self._written([made])[0]
+        if stream:
+            raise InvalidInputError("Several texts have no stream: give one text, and read several streams in turn.")
+        return self._written([self._stream(t, options) for t in text])
+
+    def _stream(self, text: Any, options: AnswerOptions) -> AnswerStream:
+        tokens = self.tokens(text)
+        padded = tokens + [_PADDING] * (len(tokens) == 1)  # the method takes two or more
+        given = np.array([padded]), np.array([len(tokens)])
+        begin = [self._encoder.start]
+        made = AnswerStream(self, begin, options, self._room(begin, options), given)
+        made.answer.prompt_tokens = len(tokens)
+        return made

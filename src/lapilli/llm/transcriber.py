@@ -1,0 +1,204 @@
+"""`Transcriber`: a Whisper model on a Vulkan device, from sound to text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lapilli.errors import InvalidInputError
+from lapilli.llm.answer_options import AnswerOptions, Choices
+from lapilli.llm.language_model import Answer, AnswerStream
+from lapilli.llm.sequence_to_sequence import EncodingModel
+from lapilli.llm.session import Given, Turn, bits_of
+from lapilli.llm.sound import HOP, RATE, checked, log_mel, read_wav, windows
+
+Audio = str | os.PathLike[str] | NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """What was said in a part of a recording, of 30 seconds at most.
+
+    Attributes:
+        start: where the part begins, in seconds.
+        end: where it ends.
+        text: what was said.
+        language: that of the model's answer, such as "en"; None: the model knows one alone.
+        answer: the text with its tokens.
+    """
+
+    start: float
+    end: float
+    text: str
+    language: str | None
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class Transcription:
+    """What was said in a recording.
+
+    Attributes:
+        text: all of it.
+        passages: its parts.
+    """
+
+    text: str
+    passages: tuple[Passage, ...]
+
+    @property
+    def language(self) -> str | None:
+        """That of the first part."""
+        return self.passages[0].language if self.passages else None
+
+
+class Transcriber(EncodingModel):
+    """A Whisper model, ready to listen. It holds device memory until it is closed or leaves its `with` block.
+
+    model = lapilli.Transcriber("whisper-tiny.en")
+    print(model.transcribe("speech.wav").text)
+    model.save("whisper.lap")  # one file, which loads without the folder, torch or a compiler
+
+    Attributes:
+        name: what the model is called.
+        context: how many tokens an answer has at most, those that begin it included.
+        languages: the codes of those that it knows, such as "en"; empty: it knows one alone.
+        tasks: "transcribe" and "translate" (to English); empty: the former alone.
+        seconds: how long the parts are that it reads at once.
+        text: tokenizer.
+        program: the program that runs; its method `encode` reads a spectrum.
+    """
+
+    _reads = "a spectrum"
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | memoryview,
+        *,
+        device: str | int | None = None,
+        precision: Literal["fp32", "fp16"] = "fp32",
+        quantize: Literal["int8", "int4"] | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        """Loads a program, or compiles a model and loads it.
+
+        Args:
+            source: a file that `save` wrote, or its content; or a folder, as Hugging Face has it (config.json, *.safetensors,
+                tokenizer.json) or CTranslate2 (config.json, model.bin, tokenizer.json). Those are compiled, which needs
+                `pip install lapilli[compile,llm]`.
+            device: as for `lapilli.load`.
+            precision: as for `lapilli.compile`; weights of float16 stay as they are in both.
+            quantize: as for `LLM`.
+            progress: as for `lapilli.compile`.
+            say: is told what is converted, in a sentence.
+
+        Raises:
+            CompileError: the model is no Whisper, or an argument is not accepted.
+            InvalidFileError: a file is damaged, or holds no such model.
+            LapilliError: a package is missing; the message says what to install.
+            NoDriverError: there is no Vulkan driver.
+            NoDeviceError: there is no such device.
+            OSError: a file cannot be read.
+        """
+        options, usual = {"precision": precision, "quantize": quantize}, {"precision": "fp32", "quantize": None}
+        self._of(self._opened(source, device, options, usual, {"progress": progress, "say": say}))
+        self.languages, self.tasks = tuple(self._encoder.languages), tuple(self._encoder.tasks)
+        self.seconds = 2 * self.places * HOP / RATE
+
+    @classmethod
+    def _compiled(cls, path: Path, **options: Any) -> bytes:
+        from lapilli.llm.from_encoder_decoder import compile_speech_folder
+
+        return compile_speech_folder(path, **options)
+
+    def transcribe(
+        self,
+        audio: Audio,
+        *,
+        rate: int | None = None,
+        language: str | None = None,
+        task: str = "transcribe",
+        **choices: Unpack[Choices],
+    ) -> Transcription:
+        """Writes what was said in a recording. Long ones are read in parts, which end where it is quietest near their end.
+
+        Args:
+            audio: the path of a WAV file, or floats [n] from -1 to 1.
+            rate: how many numbers a second an array has; files say it themselves.
+            language: a code of `languages`; None: the likeliest one of each part.
+            task: one of `tasks`.
+            **choices: as for `LLM.generate`, for each part.
+
+        Raises:
+            InvalidInputError: an argument is not one of those.
+            InvalidFileError: the file is no WAV file, or of a format that is not taken.
+            OSError: the file cannot be read.
+        """
+        found = tuple(self.passages(audio, rate=rate, language=language, task=task, **choices))
+        return Transcription("".join(p.answer.text for p in found).strip(), found)
+
+    def passages(
+        self,
+        audio: Audio,
+        *,
+        rate: int | None = None,
+        language: str | None = None,
+        task: str = "transcribe",
+        **choices: Unpack[Choices],
+    ) -> Iterator[Passage]:
+        """The same, a part at a time, while it is written. Errors as for `transcribe`, before the first part."""
+        options = AnswerOptions.of(choices)
+        self._check(language, task)
+        if isinstance(audio, str | os.PathLike):
+            if rate is not None:
+                raise InvalidInputError(f"rate is {rate!r}, and the file says its own: give it with arrays alone.")
+            sound = checked(*read_wav(audio))
+        else:
+            sound = checked(audio, rate)
+        return self._passages(sound, language, task, options)
+
+    def _passages(
+        self, sound: NDArray[np.float32], language: str | None, task: str, options: AnswerOptions
+    ) -> Iterator[Passage]:
+        frames = 2 * self.places
+        for start, end in windows(sound, frames * HOP) if len(sound) else []:
+            given = (log_mel(sound[start:end], frames, self._encoder.bins),)
+            spoken = self._language(given) if language is None else language
+            begin = self._begin(spoken, task)
+            answer = self._written([AnswerStream(self, begin, options, self._room(begin, options), given)])[0]
+            yield Passage(start / RATE, end / RATE, answer.text.strip(), spoken, answer)
+
+    def _check(self, language: str | None, task: str) -> None:
+        if language is not None and language not in self._encoder.languages:
+            known = ", ".join(self.languages) or "none: the model knows one language alone"
+            raise InvalidInputError(f"language is {language!r}; it can be None, or one of: {known}.")
+        tasks = self.tasks or ("transcribe",)
+        if task not in tasks:
+            raise InvalidInputError(f"task is {task!r}; {self.name} can do: {', '.join(tasks)}.")
+
+    def _begin(self, language: str | None, task: str) -> list[int]:
+        """The tokens that an answer begins with."""
+        about = self._encoder
+        rest = (about.languages.get(language or ""), about.tasks.get(task), about.untimed)
+        return [about.start, *(t for t in rest if t is not None)]
+
+    def _language(self, given: Given) -> str | None:
+        """The likeliest language of a part: the likeliest of their tokens after the first one."""
+        known = {number: name for name, number in self._encoder.languages.items()}
+        if not known:
+            return None
+        words = bits_of(list(known), self._session.about.words)
+        turn = Turn([self._encoder.start], AnswerOptions(), 0, 1, (), lambda _: words, given)
+        try:
+            written = self._session.next(turn)
+        finally:
+            self._session.leave(turn)
+        assert written is not None  # nobody abandons it
+        return known[written[0]]
