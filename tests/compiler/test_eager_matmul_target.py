@@ -89,7 +89,7 @@ def test_bfloat16_on_units_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("nothing_seen")
 def test_other_devices_keep_their_programs(monkeypatch: pytest.MonkeyPatch, target: Target) -> None:
     monkeypatch.setattr(matmul_target, "target_of", lambda device, matrix=False: target)
-    assert matmul_target.choose(PLANS["mm"][0], 0) == matmul_target.Choice(target, PLANS["mm"][0], passing=True)
+    assert matmul_target.choose(PLANS["mm"][0], 0) == matmul_target.CallTarget(target, PLANS["mm"][0], passing=True)
 
 
 def gradients(size: int, channels: int = 64, dtype: torch.dtype = half, transposed: bool = False) -> CallSignature:
@@ -146,7 +146,7 @@ def test_sizes_that_vary_share_programs(
 
 def test_gradients_without_much_work_or_units(matrix_units: None, nothing_seen: None) -> None:
     for _ in range(2):
-        assert matmul_target.choose(gradients(14, 16), 0) == matmul_target.Choice(GPU_HALF, gradients(14, 16))
+        assert matmul_target.choose(gradients(14, 16), 0) == matmul_target.CallTarget(GPU_HALF, gradients(14, 16))
         single = matmul_target.choose(gradients(56, dtype=torch.float32), 0)
     assert single.signature.exact and single.target == GPU_HALF
 

@@ -41,7 +41,7 @@ _exact: set[str] = set()
 
 
 @dataclass(frozen=True)
-class Choice:
+class CallTarget:
     """target: what a call is compiled for. signature: the call's there. passing: whether the next call of this form is to
     choose anew."""
 
@@ -50,23 +50,23 @@ class Choice:
     passing: bool = False
 
 
-def choose(signature: CallSignature, device: int) -> Choice:
+def choose(signature: CallSignature, device: int) -> CallTarget:
     """How a call is compiled."""
     plain, full = target_of(device), target_of(device, matrix=True)
     if not is_heavy(signature):
-        return Choice(plain, signature)
+        return CallTarget(plain, signature)
     on_units = all(full.multiplies(FROM_TORCH.get(x.dtype)) for x in signature.operands())
     if on_units and not _scatters(signature):
-        return Choice(full, replace(signature, ranges=True))
+        return CallTarget(full, replace(signature, ranges=True))
     exact = replace(signature, exact=True)
     text = exact.text()
     if text in _exact or (text in _seen and len(_exact) < _MOST_EXACT):
         _exact.add(text)
-        return Choice(full if on_units else plain, exact)
+        return CallTarget(full if on_units else plain, exact)
     if len(_seen) >= _MOST_SEEN:
         _seen.clear()
     _seen.add(text)
-    return Choice(plain, signature, passing=len(_exact) < _MOST_EXACT)
+    return CallTarget(plain, signature, passing=len(_exact) < _MOST_EXACT)
 
 
 def is_heavy(signature: CallSignature) -> bool:
