@@ -118,6 +118,7 @@ def test_moves_bit_for_bit(name: str, k: int) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.poor_device
 def test_state_dict(name: str) -> None:
     on_host, on_device = quantized(name, 40, 96), quantized(name, 40, 96).to("vulkan")
     kept = copy.deepcopy(weight_of(on_host).detach())
@@ -148,6 +149,7 @@ CASES = [(40, 96, True), (31, 33, False), (1, 64, True), (130, 32, False)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.part(4)
+@pytest.mark.poor_device
 def test_linear(name: str, n: int, k: int, bias: bool, dtype: torch.dtype) -> None:
     model = quantized(name, n, k, bias, dtype)
     w, b = numbers(weight_of(model)), model[0].bias.double() if bias else torch.zeros(n, dtype=torch.float64)
