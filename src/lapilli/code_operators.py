@@ -14,24 +14,14 @@ Sources of models write them, graph passes replace them, and kernels are made of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_library: Any = torch.library.Library("lapilli", "FRAGMENT")  # type: ignore[no-untyped-call]
-
-
-def define(schema: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> None:
-    """Adds an operator to `torch.ops.lapilli`. run: computes it; shapes: makes its result on fake tensors."""
-    name = schema[: schema.index("(")]
-    _library.define(schema)
-    _library.impl(name, run, "CompositeExplicitAutograd")
-    # As torch.library.register_fake does, without searching all modules for the function's location.
-    entry: Any = torch._library.simple_registry.singleton.find(f"lapilli::{name}")
-    entry.fake_impl.register(shapes, __name__, _library)
+from lapilli.custom_operators import define
 
 
 def _spread(parameter: Tensor, x: Tensor, block: Sequence[int]) -> Tensor:

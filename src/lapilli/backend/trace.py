@@ -45,7 +45,7 @@ def compile_graph(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        decompositions={o: _apart(o, f) for o, f in tables()[0].items() if o not in _FRESH},
+        decompositions=dict(_decompositions()),
         partition_fn=_partitioned,
     )
     if _records_gradients(inputs):
@@ -53,6 +53,11 @@ def compile_graph(
             return backend(gm, inputs)
     with sdpa_kernel(SDPBackend.MATH) if _transforms(gm) else _whole_operators():
         return backend(gm, inputs)
+
+
+@functools.lru_cache(maxsize=1)
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    return {o: _apart(o, f) for o, f in tables()[0].items() if o not in _FRESH}
 
 
 def _apart(overload: torch._ops.OpOverload, f: Callable[..., Any]) -> Callable[..., Any]:

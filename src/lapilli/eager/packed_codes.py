@@ -79,7 +79,10 @@ class PackedCodes(torch.Tensor):
             raise NotImplementedError(
                 f"{func} cannot change codes of four bits in place; use copy_, or convert them on the CPU."
             )
-        _warn(str(func))
+        warn_once(
+            str(func), "does not take packed codes of four bits: they take a byte each for this call. Linear layers and embeddings "
+            "read them packed.", 4,
+        )  # fmt: skip
         return func(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
 
 
@@ -89,14 +92,11 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, list) else value
 
 
-def _warn(operator: str) -> None:
-    if operator not in _warned:
-        _warned.add(operator)
-        warnings.warn(
-            f"{operator} does not take packed codes of four bits: they take a byte each for this call. Linear layers and "
-            "embeddings read them packed.",
-            UserWarning, stacklevel=4,
-        )  # fmt: skip
+def warn_once(what: str, text: str, level: int) -> None:
+    """Warns of an operator the first time. level: how many calls below the one that is shown."""
+    if what not in _warned:
+        _warned.add(what)
+        warnings.warn(f"{what} {text}", UserWarning, stacklevel=level)
 
 
 def pack(codes: torch.Tensor, low: int) -> PackedCodes:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from lapilli.eager.packed_codes import VALUES, PackedCodes, blocks_of, pack, parts
+from lapilli.eager.packed_codes import VALUES, PackedCodes, blocks_of, pack, parts, warn_once
 from lapilli.graph.coded_layers import CODED_EMBEDDING, CODED_LINEAR, weight_of
 from lapilli.torch_compat import replace
 
@@ -210,14 +210,6 @@ def _embedding(ids: torch.Tensor, weight: Any) -> torch.Tensor:
     return made
 
 
-_warned: set[str] = set()
-
-
 def _warn_of_floats(what: str, reason: str) -> None:
-    if what not in _warned:
-        _warned.add(what)
-        warnings.warn(
-            f"{what} of a quantized weight decodes it to floats for each call, since {reason}. The weight itself stays in "
-            "integers.",
-            UserWarning, stacklevel=2,
-        )  # fmt: skip
+    text = f"of a quantized weight decodes it to floats for each call, since {reason}. The weight itself stays in integers."
+    warn_once(what, text, 3)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, fx
 from torch.nn import functional
 
-from lapilli.code_operators import DEQUANTIZE, UNPACK, define
+from lapilli.code_operators import DEQUANTIZE, UNPACK
+from lapilli.custom_operators import define
 from lapilli.graph.module import Module
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ from typing import Any
 from lapilli.errors import CompileError, InvalidFileError
 from lapilli.llm.ctranslate2 import whisper_tensors
 from lapilli.llm.encoder_decoder import Activation, TwoStacks
-from lapilli.llm.folder_source import json_of, text_of, weights_of
+from lapilli.llm.folder_source import json_of, name_of, text_of, weights_of
 from lapilli.llm.packages import need
 from lapilli.llm.source import SPEECH_KINDS, TEXT_KINDS, reading
 from lapilli.llm.text import Text
@@ -103,7 +103,7 @@ def read_text_folder(path: Path) -> EncoderDecoderSource:
             distance=config.get("relative_attention_max_distance", 128),
         )  # fmt: skip
         source = EncoderDecoderSource(
-            _name(path, config), shape, tensors, text_of(path, config), int(config.get("decoder_start_token_id") or 0)
+            name_of(path, config), shape, tensors, text_of(path, config), int(config.get("decoder_start_token_id") or 0)
         )
     source.check()
     return source
@@ -138,7 +138,7 @@ def _of_hugging_face(path: Path) -> EncoderDecoderSource:
     said = {**config, **{k: v for k, v in generation.items() if v is not None}}
     tensors = dict(_renamed(path, _whisper_name))
     return _whisper(
-        _name(path, config), tensors, text_of(path, {**config, "eos_token_id": said.get("eos_token_id")}),
+        name_of(path, config), tensors, text_of(path, {**config, "eos_token_id": said.get("eos_token_id")}),
         heads=config["encoder_attention_heads"], suppressed=said.get("suppress_tokens") or (),
         first=said.get("begin_suppress_tokens") or (), start=said["decoder_start_token_id"],
         several=said.get("is_multilingual"), languages=said.get("lang_to_id"),
@@ -160,7 +160,7 @@ def _of_ctranslate2(path: Path) -> EncoderDecoderSource:
             f"{path / 'tokenizer.json'} lacks <|startoftranscript|> or <|endoftext|>, which Whisper's have."
         )
     return _whisper(
-        _name(path, config), tensors, text, heads=heads, suppressed=config.get("suppress_ids") or (),
+        name_of(path, config), tensors, text, heads=heads, suppressed=config.get("suppress_ids") or (),
         first=config.get("suppress_ids_begin") or (), start=start,
     )  # fmt: skip
 
@@ -215,10 +215,6 @@ def _config(path: Path, kinds: tuple[str, ...]) -> Any:
     if kind not in kinds:
         raise CompileError(f"The model type of {path} is {kind!r}; taken here are {', '.join(kinds)}.")
     return config
-
-
-def _name(path: Path, config: Mapping[str, Any]) -> str:
-    return str(config.get("_name_or_path") or path.resolve().name)
 
 
 def _renamed(path: Path, rename: Callable[[str], str | None]) -> Any:

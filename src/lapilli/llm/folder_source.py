@@ -54,10 +54,14 @@ def read_folder(path: Path) -> Source:
             tensors.pop("output.weight", None)
         if config.get("logits_scaling", 1) != 1:
             tensors["output_norm.weight"] = tensors["output_norm.weight"].float() / config["logits_scaling"]
-        name = str(config.get("_name_or_path") or path.resolve().name)
-        source = Source(name, shape, arranged("", shape, tensors), text_of(path, config))
+        source = Source(name_of(path, config), shape, arranged("", shape, tensors), text_of(path, config))
     source.check()
     return source
+
+
+def name_of(path: Path, config: Mapping[str, Any]) -> str:
+    """What the model in a folder is called."""
+    return str(config.get("_name_or_path") or path.resolve().name)
 
 
 def json_of(path: Path) -> Any:

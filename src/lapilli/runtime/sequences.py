@@ -11,27 +11,19 @@ features] of given lengths; after the end of a sequence, their results are arbit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lapilli.custom_operators import define
+
 aten = torch.ops.aten
 
 KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
-_library: Any = torch.library.Library("lapilli", "FRAGMENT")  # type: ignore[no-untyped-call]
 _SHARED = "Tensor[] params, bool biases, int layers, float dropout, bool train, bool bidirectional"
-
-
-def _define(schema: str, run: Callable[..., Any], shapes: Callable[..., Any]) -> None:
-    name = schema[: schema.index("(")]
-    _library.define(schema)
-    _library.impl(name, run, "CompositeExplicitAutograd")
-    # As torch.library.register_fake does, without searching all modules for the function's location.
-    entry: Any = torch._library.simple_registry.singleton.find(f"lapilli::{name}")
-    entry.fake_impl.register(shapes, __name__, _library)
 
 
 def _results(outer: Sequence[Any], x: Tensor, hx: Any, bidirectional: bool) -> tuple[Tensor, ...]:
@@ -63,9 +55,9 @@ def _layers(kind: str) -> None:
         result, _ = aten._pad_packed_sequence(out, batch_sizes, False, 0.0, x.shape[0])
         return (result[:, back], *(h[:, back] for h in last))
 
-    _define(f"{kind}(Tensor input, {states}, {_SHARED}, bool batch_first) -> {results}", packet.input, whole)
-    _define(f"{kind}_packed(Tensor data, Tensor batch_sizes, {states}, {_SHARED}) -> {results}", packet.data, packed)
-    _define(f"{kind}_padded(Tensor input, Tensor lengths, {states}, {_SHARED}) -> {results}", run_padded, padded)
+    define(f"{kind}(Tensor input, {states}, {_SHARED}, bool batch_first) -> {results}", packet.input, whole)
+    define(f"{kind}_packed(Tensor data, Tensor batch_sizes, {states}, {_SHARED}) -> {results}", packet.data, packed)
+    define(f"{kind}_padded(Tensor input, Tensor lengths, {states}, {_SHARED}) -> {results}", run_padded, padded)
 
 
 for _kind in KINDS:
@@ -90,12 +82,12 @@ def _pad(data: Tensor, batch_sizes: Tensor, batch: int, batch_first: bool, value
     return aten._pad_packed_sequence(data, batch_sizes, batch_first, value, steps)
 
 
-_define(
+define(
     "pack(Tensor input, Tensor lengths, bool batch_first) -> (Tensor, Tensor)",
     aten._pack_padded_sequence,
     _packed_shapes,
 )
-_define(
+define(
     "pad_packed(Tensor data, Tensor batch_sizes, SymInt batch, bool batch_first, float value, SymInt steps) "
     "-> (Tensor, Tensor)",
     _pad, _padded_shapes,
