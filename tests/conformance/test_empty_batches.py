@@ -148,8 +148,8 @@ def test_errors_in_a_traced_backward_arrive(device: str, monkeypatch: pytest.Mon
     def refuses(*args: Any, **kwargs: Any) -> Any:
         raise IndexError("in the formula of a gradient")
 
-    table = trace.tables()[0] | {torch.ops.aten.tanh_backward.default: refuses}  # type: ignore[attr-defined]
-    monkeypatch.setattr(trace, "tables", lambda: (table,))
+    table = trace._decompositions() | {torch.ops.aten.tanh_backward.default: refuses}
+    monkeypatch.setattr(trace, "_decompositions", lambda: table)
     torch._dynamo.reset()
     x = torch.rand(3).to(device).requires_grad_()
     with pytest.raises(Exception, match="in the formula of a gradient"):
