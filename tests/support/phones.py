@@ -47,6 +47,7 @@ PHONES = {
         f"storage_buffers=4 texel_buffers=16 texel_elements=65536 alignment=256 allocation=0x40000000 sets=4 "
         f"subgroup_operations=1 {_NO_16BIT} {_NO_8BIT} {_NO_64BIT} {_OLD} -VK_KHR_push_descriptor "
         f"-VK_KHR_shader_float_controls -VK_KHR_shader_float16_int8",
+        plans=frozenset({"any-fp32", "any-fp32-few"}),
         refused="storage buffers in a kernel, and the device allows 4",
     ),
     # Adreno 6xx with drivers of Android 10: many invocations, 128 MiB at once, no bytes in buffers.

@@ -70,7 +70,9 @@ void Program::choose_plans(const char* wanted) {
       std::vector<std::string> reasons = missing(device, plan, model_.kernels, values, dynamic);
       // What is bound in parts where the plan before it binds it whole is slower, and no plainer.
       const bool parts = i > 0 && plainest == i - 1 && method.plans[i - 1].requirements.storage_range > 0;
-      if (reasons.empty() && !parts)
+      // Nor is what copies values so as to bind fewer buffers than the plan before it.
+      const bool few = i > 0 && plainest == i - 1 && plan.name == method.plans[i - 1].name + "-few";
+      if (reasons.empty() && !parts && !few)
         plainest = i;
       if (may_be_taken && reasons.empty())
         taken = i;
