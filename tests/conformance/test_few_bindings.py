@@ -15,6 +15,8 @@ from torch.export import Dim
 import lapilli
 from lapilli.target import FEW
 
+pytestmark = pytest.mark.poor_device
+
 N, K = 6, 8
 
 
