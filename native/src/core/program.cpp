@@ -93,7 +93,7 @@ void Program::choose_plans(const char* wanted) {
     fail(LAPILLI_INVALID_ARGUMENT, "The program has no plan \"", wanted, "\"; it has ", listed(names), ".");
 }
 
-std::filesystem::path Program::cache_folder_of(const lapilli_load_options& options) {
+std::string Program::cache_folder_of(const lapilli_load_options& options) {
   return options.cache_dir != nullptr ? options.cache_dir : cache_folder();
 }
 
@@ -451,7 +451,7 @@ std::string Program::info() const {
     json.key("pipeline_cache");
     json.object([&] {
       const hal::Pipelines::Cache cache = pipelines_->cache();
-      json.field("file", cache.file.string());
+      json.field("file", cache.file);
       json.field("found", cache.found);
       json.field("compiled", cache.compiled);
     });

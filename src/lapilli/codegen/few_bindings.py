@@ -1,8 +1,8 @@
 """Kernels that read more values than a device binds at once: what is too much is copied into one value, one after the other.
 
-Vulkan promises four storage buffers to a kernel. Copies of constants are made when the program is loaded and cost nothing later. What
-hand-written kernels read themselves stays as it is; the values of what follows them, of rows and of generated loops are copied. They
-are copied as they are computed with, floats or integers of 32 bits, so that values of several types can share one.
+Vulkan promises four storage buffers to a kernel. Copies of constants are made when the program is loaded and cost nothing later.
+What hand-written kernels read themselves stays as it is; the values of what follows them, of rows and of generated loops are
+copied, as they are computed with: floats or integers of 32 bits, so that values of several types can share one.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ OnLoad = Callable[[Load], Expr | None]
 
 
 def within_bindings(tasks: Sequence[Task], ctx: Context, kernels: Kernels) -> list[Task]:
-    """The tasks, each preceded by copies of what its kernel could not bind otherwise. Kernels that need more all the same (a draw's)
-    stay as they are, and the player refuses them. kernels: of these tasks' templates.
+    """The tasks, each preceded by copies of what its kernel could not bind otherwise. Kernels that need more all the same (a
+    draw's) stay as they are, and the player refuses them. kernels: of these tasks' templates.
     """
     if ctx.target.bindings >= MAX_BINDINGS:
         return list(tasks)
@@ -96,7 +96,11 @@ class _Merging:
         """The values to merge, by the type that they are copied as: the fewest bytes, of which constants have none."""
         template = self.task.template
         fixed = {n.id for n in template.fixed} if template is not None else set()
-        free = [n for n in self.task.reads() if n.id not in fixed and product(n.shape) != 0 and self.ctx.target.parts(n) == 1]
+        free = [
+            n
+            for n in self.task.reads()
+            if n.id not in fixed and product(n.shape) != 0 and self.ctx.target.parts(n) == 1
+        ]
         free.sort(key=lambda n: (not isinstance(n, Constant), estimate(product(n.shape))))
         kinds = {t: [n for n in free if _kept_as(n) is t] for t in (DType.float32, DType.int32)}
         excess = _count(self.task, self.ctx) - self.room
@@ -183,4 +187,3 @@ def _reading(task: Task, on_load: OnLoad) -> Task:
         members=tuple(_reading(m, on_load) for m in task.members),
         template=None if task.template is None else task.template.reading(on_load),
     )  # fmt: skip
-

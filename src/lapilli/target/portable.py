@@ -33,8 +33,9 @@ def portable(name: str) -> Target:
 
 def plans_for(stored: Collection[DType]) -> list[Target]:
     """The targets of a portable program, best first. stored: 16-bit floats of which it has values; it runs without 16-bit storage
-    too. Those with dot products are for programs with codes, the last for programs whose kernels bind more than every device lets them;
-    others leave them out."""
+    too. Those with dot products are for programs with codes, the last for programs whose kernels bind more buffers than every
+    device lets them; others leave them out.
+    """
     if not stored:
         return [GPU_DOT, GPU, CPU, ANY, FEW]
     units = {DType.bfloat16: GPU_BFLOAT, DType.float16: GPU_MATRIX}
