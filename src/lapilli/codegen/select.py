@@ -70,9 +70,8 @@ def select(made: Draft, kept: Kept | None = None, asked: list[Asked] | None = No
     if ctx.counters.count:
         ctx.dense(ctx.counters.node)
         selected.insert(0, ctx.counters.task())
-    return within_bindings(
-        absorb(insert_copies(selected), made, ctx), ctx, kernels
-    )  # both must see all that read a value
+    absorbed = absorb(insert_copies(selected), made, ctx)  # which must see all that read a value
+    return within_bindings(absorbed, ctx, kernels)
 
 
 def _reads_operands(task: Task, ctx: Context) -> bool:
