@@ -127,3 +127,9 @@ def test_a_state_that_shares_a_buffer() -> None:
     with torch.no_grad(), compiled(Adder(), tuple(values)) as program:
         for _ in range(3):
             assert relative_error(program(*values), model(*values)) <= FLOAT_BOUND
+
+
+def test_every_kernel_is_verified() -> None:
+    values = tuple(torch.randn(N, K) for _ in range(6))
+    checks = lapilli.verify(Function(product_with_both_types_after), values, target=FEW.name)
+    assert len(checks) == 3 and all(c.error < 1e-6 for c in checks)
