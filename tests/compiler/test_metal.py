@@ -55,6 +55,7 @@ def test_every_kernel_is_written_in_metals_language() -> None:
         (entry,) = re.findall(r"\[\[kernel\]\] void \w+\((.*)\)\n", text)
         assert entry.count("[[buffer(") == len(w.bindings) + bool(w.params) <= BUFFERS, w.name
         assert "#line" not in text
+        assert w.needs.subgroup_size == 0, "nobody may ask MoltenVK for one"
 
 
 def test_moltenvk_translates_every_kernel() -> None:
