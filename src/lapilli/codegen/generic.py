@@ -27,7 +27,7 @@ from lapilli.ir.node import Convolution, Matmul, Reduce
 from lapilli.runtime.description import GENERIC
 from lapilli.schedule.layout import Layout, estimate, in_memory, is_word
 from lapilli.schedule.task import Task
-from lapilli.target import MAX_BINDINGS, Target
+from lapilli.target import Target
 
 _CHUNK = 256  # terms that are summed before they join the total: rounding errors grow with the logarithm, not the count
 
@@ -41,7 +41,7 @@ def write(task: Task, layouts: Mapping[int, Layout], target: Target, sizes_as_pa
             except NotVectorizable:
                 continue
             # Values that are read by fours and one by one have two bindings.
-            if len(written.params) <= MAX_PARAMS and (lanes == 1 or len(written.bindings) <= MAX_BINDINGS):
+            if len(written.params) <= MAX_PARAMS and (lanes == 1 or len(written.bindings) <= target.bindings):
                 return written
     raise AssertionError("a scalar kernel can always be written")
 

@@ -15,7 +15,7 @@ from lapilli.codegen.emit import BufferBinding, declaration, declarations
 from lapilli.codegen.kernel import KernelSource
 from lapilli.ir.integer import Int, as_int, minimum
 from lapilli.ir.node import Node, nbytes
-from lapilli.target import MAX_BINDINGS, Target
+from lapilli.target import Target
 
 _BYTES = {"float": 4, "int": 4, "uint": 4, "half": 2, "uint16_t": 2}
 
@@ -35,7 +35,7 @@ def split_bindings(written: KernelSource, memory: Callable[[Node], Node], target
     counts = [1 if b.texel else target.parts(memory(b.node)) for b in written.bindings]
     if all(n == 1 for n in counts):
         return written
-    while sum(counts) > MAX_BINDINGS and max(counts) > 1:
+    while sum(counts) > target.bindings and max(counts) > 1:
         counts[counts.index(max(counts))] -= 1
     lines: list[str] = []
     bindings: list[BufferBinding] = []

@@ -28,7 +28,7 @@ from lapilli.ir.integer import Atom, Int, Var, as_int, of, product
 from lapilli.schedule.fuse_reductions import RowFusion, Step
 from lapilli.schedule.layout import Layout, estimate, in_memory
 from lapilli.schedule.task import Task
-from lapilli.target import MAX_BINDINGS, Target
+from lapilli.target import Target
 
 _UNROLLED = 16  # elements, or vectors of four, that an invocation keeps
 _GROUP = 128  # invocations of a work group that holds several rows
@@ -43,7 +43,8 @@ def write(task: Task, layouts: Mapping[int, Layout], target: Target) -> KernelSo
             written = _Writer(task, task.row, dict(layouts), target, lanes).write()
         except NotVectorizable:
             continue
-        if lanes == 1 or len(written.bindings) <= MAX_BINDINGS:  # values that are read by fours and one by one have two
+        # Values that are read by fours and one by one have two.
+        if lanes == 1 or len(written.bindings) <= target.bindings:
             return written
     raise AssertionError("a scalar kernel can always be written")
 

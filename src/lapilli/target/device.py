@@ -99,5 +99,9 @@ def kernels_for(type: str, limits: Mapping[str, Any]) -> str:
 
 
 def on_device(target: Target, limits: Mapping[str, Any]) -> Target:
-    """The target for one device, by its limits: values are bound in parts where it must be."""
-    return replace(target, storage=limits["storage_buffer_range"] // 256 * 256)
+    """The target for one device, by its limits: values are bound in parts where it must be, and no more buffers than it allows."""
+    return replace(
+        target,
+        storage=limits["storage_buffer_range"] // 256 * 256,
+        bindings=min(target.bindings, limits["storage_buffers"]),
+    )

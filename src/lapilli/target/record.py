@@ -36,7 +36,7 @@ class Target:
     which are fast. compute_units: what tiles are chosen for. shared_memory: bytes of a work group. invocations: of a work
     group, at most. storage: bytes of a storage buffer that a kernel binds at once (0: all), a multiple of 256. open_parts:
     parts in which values are bound whose size has no bound. records: what was measured; where there is none, cost models
-    decide."""
+    decide. bindings: of a kernel, at most."""
 
     name: str
     kind: str
@@ -50,6 +50,7 @@ class Target:
     invocations: int = 128
     storage: int = 0
     open_parts: int = 1
+    bindings: int = MAX_BINDINGS
     records: Records = NONE
 
     def multiplies(self, dtype: DType | None) -> bool:
