@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Generator
 from pathlib import Path
 
 import as_gpu
@@ -18,7 +17,6 @@ from budget import Budget
 from numpy.typing import NDArray
 
 from lapilli.codegen import build
-from lapilli.errors import NoDeviceError
 
 BUDGET = pytest.StashKey[Budget]()
 
@@ -56,6 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [] if os.environ.get("LAPILLI_TEST_ALL") else in_parts.left_out(items)
     if config.getoption("markexpr") == "poor_device":
         left_out += _too_much_for_the_poor(items)
+        _take_the_plainest(items)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
@@ -67,19 +66,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test whose program a phone refuses, as it may, is counted as an expected failure."""
-    report = yield
-    phone = phones.PHONES.get(os.environ.get("LAPILLI_TEST_PHONE", ""))
-    error = call.excinfo.value if call.excinfo is not None else None
-    if phone is not None and phone.refused and isinstance(error, NoDeviceError) and phone.refused in str(error):
-        report.outcome, report.wasxfail = "skipped", str(error)
-    return report
-
-
 def _too_much_for_the_poor(items: list[pytest.Item]) -> list[pytest.Item]:
     """SwiftShader has neither large texel buffers nor 16-bit types: plans that need them are not tested on it; and phones take
     those that phones.py says."""
@@ -88,6 +74,15 @@ def _too_much_for_the_poor(items: list[pytest.Item]) -> list[pytest.Item]:
     rich = {"cpu-fp32", "cpu-fp16", "gpu-fp32", "gpu-fp16", "gpu-fp16-matrix"} - taken
     given = {item: getattr(item, "callspec", None) for item in items}
     return [item for item, spec in given.items() if spec is not None and spec.params.get("target") in rich]
+
+
+def _take_the_plainest(items: list[pytest.Item]) -> None:
+    """Tests of the plan for any device are run by the plan that a phone takes every program of."""
+    phone = phones.PHONES.get(os.environ.get("LAPILLI_TEST_PHONE", ""))
+    for item in items if phone is not None else ():
+        spec = getattr(item, "callspec", None)
+        if phone is not None and spec is not None and spec.params.get("target") == "any-fp32":
+            spec.params["target"] = phone.plainest
 
 
 @pytest.fixture

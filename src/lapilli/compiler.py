@@ -312,6 +312,8 @@ def _write(
             realized = {half: realize_graph(graph, half) for half, graph in method.graphs.items()}
             done[k] = []
             for t in targets:
+                if _is_there(t, done[k]):
+                    continue
                 schedule = schedule_of(realized[t.half], t, layout, kept[t.name])
                 planned = kernels_of(schedule)
                 builder.add(w.source for p in planned for w in p.kernels.values())
@@ -324,6 +326,15 @@ def _write(
     for method, plans in zip(methods, made, strict=True):
         writer.method(method.name, plans[0].schedule.graph, [p.plan for p in plans], codes, method.dims)
     return [[p.schedule for p in plans] for plans in made]
+
+
+def _is_there(target: Target, planned: Sequence[Planned]) -> bool:
+    """Whether a method needs no plan with few bindings: the kernels of the same plan without that limit bind no more."""
+    for p in planned:
+        own = p.schedule.target
+        if own.bindings > target.bindings and replace(own, name=target.name, bindings=target.bindings) == target:
+            return all(len(w.bindings) <= target.bindings for w in p.kernels.values())
+    return False
 
 
 def _size(method: PlayerMethod) -> int:

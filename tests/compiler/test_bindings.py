@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from plans import plan
 
 from lapilli.codegen.select import write_all
-from lapilli.target import ANY, CPU, GPU, KNOWN, METAL, Target, on_device
+from lapilli.compiler import compile_to_bytes
+from lapilli.runtime.description import Description
+from lapilli.target import ANY, CPU, FEW, GPU, KNOWN, METAL, Target, on_device
 
 Values = list[torch.Tensor]
 
@@ -64,3 +66,37 @@ def test_kernels_bind_what_devices_take(case: int, target: Target) -> None:
         values = [torch.zeros(8, 8) for _ in range(2 * count)]
         made = plan(lambda *v, n=count: CASES[case](list(v[:n]), list(v[n:])), *values, target=target)
         assert max(len(k.bindings) for k in write_all(made).values()) <= target.bindings
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_kernels_bind_what_every_device_takes(case: int) -> None:
+    values = [torch.zeros(8, 8) for _ in range(14)]
+    made = plan(lambda *v: CASES[case](list(v[:7]), list(v[7:])), *values, target=FEW)
+    assert max(len(k.bindings) for k in write_all(made).values()) <= FEW.bindings == 4
+
+
+class ScaledTwice(torch.nn.Module):
+    """Reads two values, and three constants that are its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (torch.nn.Parameter(torch.rand(8)) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x * self.a + y) * self.b + self.c
+
+
+def test_constants_share_a_buffer_when_the_program_is_loaded() -> None:
+    made = plan(ScaledTwice(), torch.zeros(4, 8), torch.zeros(4, 8), target=FEW)
+    assert [t.reason for t in made.order.load] == ["values that share a buffer"]
+    assert len(made.order.run) == 1
+
+
+def test_only_programs_that_need_the_plan_have_it() -> None:
+    x = torch.zeros(4, 8)
+    plans = [p.name for p in Description.of(compile_to_bytes(ScaledTwice(), (x, x))).methods[0].plans]
+    assert plans[-2:] == [ANY.name, FEW.name]
+    methods = {"few": (torch.nn.Linear(8, 8), (x,)), "many": (ScaledTwice(), (x, x))}
+    few, many = Description.of(compile_to_bytes(methods)).methods
+    assert [p.name for p in few.plans] == plans[:-1]
+    assert [p.name for p in many.plans] == plans

@@ -21,14 +21,14 @@ def plans_of(data: bytes) -> list[str]:
 
 
 def test_only_programs_with_codes_have_them() -> None:
-    assert plans_of(compile_to_bytes(*LINEAR)) == ["gpu-fp32-dot", "gpu-fp32", "cpu-fp32", "any-fp32"]
+    assert plans_of(compile_to_bytes(*LINEAR)) == ["gpu-fp32-dot", "gpu-fp32", "cpu-fp32", "any-fp32", "any-fp32-few"]
     assert plans_of(compile_to_bytes(torch.nn.Linear(8, 8), (torch.zeros(3, 8),))) == [
         "gpu-fp32",
         "cpu-fp32",
         "any-fp32",
     ]
     halves = plans_of(compile_to_bytes(*LINEAR, precision="fp16"))
-    assert halves == ["gpu-fp16-matrix", "gpu-fp16-dot", "gpu-fp16", "cpu-fp16", "gpu-fp32", "any-fp32"]
+    assert halves == ["gpu-fp16-matrix", "gpu-fp16-dot", "gpu-fp16", "cpu-fp16", "gpu-fp32", "any-fp32", "any-fp32-few"]
 
 
 def test_the_plan_requires_what_its_kernels_use() -> None:

@@ -11,6 +11,7 @@
 #if defined(_WIN32)
 #define NOMINMAX
 #define WIN32_LEAN_AND_MEAN
+#include <filesystem>
 #include <windows.h>
 #else
 #include <dlfcn.h>
@@ -120,19 +121,27 @@ std::optional<std::string> environment(const char* name) {
   return value;
 }
 
-std::filesystem::path cache_folder() {
+std::string cache_folder() {
   if (const auto folder = environment("LAPILLI_CACHE_DIR"))
     return *folder;
 #if defined(_WIN32)
   if (const auto folder = environment("LOCALAPPDATA"))
-    return std::filesystem::path(*folder) / "lapilli";
+    return path_in(*folder, "lapilli");
 #else
   if (const auto folder = environment("XDG_CACHE_HOME"))
-    return std::filesystem::path(*folder) / "lapilli";
+    return path_in(*folder, "lapilli");
   if (const auto folder = environment("HOME"))
-    return std::filesystem::path(*folder) / ".cache" / "lapilli";
+    return path_in(*folder, ".cache/lapilli");
 #endif
   return {};
+}
+
+std::string path_in(const std::string& folder, std::string_view name) {
+  std::string path = folder;
+  if (!path.ends_with('/'))
+    path += '/';
+  path += name;
+  return path;
 }
 
 uint64_t nanoseconds_now() {

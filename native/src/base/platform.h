@@ -3,10 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace lapilli {
 
@@ -39,7 +39,10 @@ void* find_symbol(void* library, const char* name);
 std::optional<std::string> environment(const char* name);
 
 // $LAPILLI_CACHE_DIR, else the user's cache folder for Lapilli; empty when there is none.
-std::filesystem::path cache_folder();
+std::string cache_folder();
+
+// The path of what a folder has. Paths are strings: `std::filesystem` would be a twentieth of the smallest player.
+std::string path_in(const std::string& folder, std::string_view name);
 
 uint64_t nanoseconds_now(); // monotonic
 

@@ -2,15 +2,19 @@
 
 #include "base/text.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <utility>
 
 #if defined(_WIN32)
+#include <filesystem>
 #include <fstream>
 #include <process.h>
 #else
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -20,14 +24,16 @@ namespace lapilli {
 
 namespace {
 
-namespace fs = std::filesystem;
+constexpr auto old = std::chrono::hours(1); // of what is left half written: a file is written within seconds
 
 #if defined(_WIN32)
+
+namespace fs = std::filesystem;
 
 long process_id() { return _getpid(); }
 
 // Folders of a user are closed to others by the system.
-bool write_new(const fs::path& path, std::span<const Bytes> parts) {
+bool write_new(const std::string& path, std::span<const Bytes> parts) {
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   for (const Bytes part : parts)
     file.write(reinterpret_cast<const char*>(part.data()), static_cast<std::streamsize>(part.size()));
@@ -35,12 +41,42 @@ bool write_new(const fs::path& path, std::span<const Bytes> parts) {
   return static_cast<bool>(file);
 }
 
-void make_folders(const fs::path& path) {
+std::string parent_of(const std::string& path) { return fs::path(path).parent_path().string(); }
+
+void make_folders(const std::string& path) {
   std::error_code error;
   fs::create_directories(path, error);
 }
 
-bool is_ours(const fs::path&) { return true; }
+bool is_there(const std::string& path) {
+  std::error_code error;
+  return fs::exists(fs::symlink_status(path, error));
+}
+
+bool rename(const std::string& from, const std::string& to) {
+  std::error_code error;
+  fs::rename(from, to, error);
+  return !error;
+}
+
+void remove_quietly(const std::string& path) {
+  std::error_code error;
+  fs::remove(path, error);
+}
+
+bool is_ours(const std::string&) { return true; }
+
+bool is_old(const std::string& path) {
+  std::error_code error;
+  const auto written = fs::last_write_time(path, error);
+  return !error && fs::file_time_type::clock::now() - written > old;
+}
+
+template <class Visit> void each_name(const std::string& folder, Visit&& visit) {
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
+    visit(entry->path().filename().string());
+}
 
 #else
 
@@ -83,7 +119,7 @@ private:
   int handle_;
 };
 
-bool write_new(const fs::path& path, std::span<const Bytes> parts) {
+bool write_new(const std::string& path, std::span<const Bytes> parts) {
   // Nothing that is there already is opened, be it a link to somewhere else.
   Handle file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
   if (!file.is_open())
@@ -94,46 +130,65 @@ bool write_new(const fs::path& path, std::span<const Bytes> parts) {
   return file.close() && good;
 }
 
-void make_folders(const fs::path& path) {
-  if (path.empty() || mkdir(path.c_str(), S_IRWXU) == 0 || errno != ENOENT || path == path.parent_path())
+std::string parent_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return path.substr(0, slash == std::string::npos ? 0 : std::max<size_t>(slash, 1));
+}
+
+void make_folders(const std::string& path) {
+  if (path.empty() || mkdir(path.c_str(), S_IRWXU) == 0 || errno != ENOENT || path == parent_of(path))
     return;
-  make_folders(path.parent_path());
+  make_folders(parent_of(path));
   mkdir(path.c_str(), S_IRWXU);
 }
 
-bool is_ours(const fs::path& path) {
+bool is_there(const std::string& path) {
+  struct stat status{};
+  return lstat(path.c_str(), &status) == 0;
+}
+
+bool rename(const std::string& from, const std::string& to) { return std::rename(from.c_str(), to.c_str()) == 0; }
+
+void remove_quietly(const std::string& path) { std::remove(path.c_str()); }
+
+bool is_ours(const std::string& path) {
   struct stat status{};
   return lstat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid();
 }
 
-#endif
-
-void remove_quietly(const fs::path& path) {
-  std::error_code error;
-  fs::remove(path, error);
+bool is_old(const std::string& path) {
+  struct stat status{};
+  const auto now = std::chrono::system_clock::now();
+  return lstat(path.c_str(), &status) == 0 && now - std::chrono::system_clock::from_time_t(status.st_mtime) > old;
 }
 
-// Of processes that ended while they wrote: a file is written within seconds.
-void sweep(const fs::path& path) {
-  constexpr auto old = std::chrono::hours(1);
-  const std::string begin = path.filename().string() + ".";
-  std::error_code error;
-  for (fs::directory_iterator entry(path.parent_path(), error), end; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename().string();
-    if (!name.starts_with(begin) || !name.ends_with(".tmp") || !is_ours(entry->path()))
-      continue;
-    std::error_code unknown;
-    const auto written = fs::last_write_time(entry->path(), unknown);
-    if (!unknown && fs::file_time_type::clock::now() - written > old)
-      remove_quietly(entry->path());
-  }
+template <class Visit> void each_name(const std::string& folder, Visit&& visit) {
+  DIR* entries = opendir(folder.empty() ? "." : folder.c_str());
+  if (entries == nullptr)
+    return;
+  while (const dirent* entry = readdir(entries))
+    visit(entry->d_name);
+  closedir(entries);
+}
+
+#endif
+
+// Of processes that ended while they wrote.
+void sweep(const std::string& path) {
+  const std::string folder = parent_of(path);
+  const std::string begin = path.substr(path.find_last_of("/\\") + 1) + ".";
+  each_name(folder, [&](const std::string& name) {
+    const std::string file = folder.empty() ? name : path_in(folder, name);
+    if (name.starts_with(begin) && name.ends_with(".tmp") && is_ours(file) && is_old(file))
+      remove_quietly(file);
+  });
 }
 
 } // namespace
 
 #if defined(_WIN32)
 
-std::vector<std::byte> read_private_file(const fs::path& path, uint64_t largest) {
+std::vector<std::byte> read_private_file(const std::string& path, uint64_t largest) {
   std::error_code error;
   const uint64_t size = fs::file_size(path, error);
   if (error || size == 0 || size > largest)
@@ -147,7 +202,7 @@ std::vector<std::byte> read_private_file(const fs::path& path, uint64_t largest)
 
 #else
 
-std::vector<std::byte> read_private_file(const fs::path& path, uint64_t largest) {
+std::vector<std::byte> read_private_file(const std::string& path, uint64_t largest) {
   const Handle file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   struct stat status{};
   if (!file.is_open() || !file.status(status) || !S_ISREG(status.st_mode) || status.st_uid != geteuid() ||
@@ -162,22 +217,17 @@ std::vector<std::byte> read_private_file(const fs::path& path, uint64_t largest)
 
 #endif
 
-bool replace_private_file(const fs::path& path, std::span<const Bytes> parts) {
+bool replace_private_file(const std::string& path, std::span<const Bytes> parts) {
   static std::atomic<unsigned> counter{0};
-  make_folders(path.parent_path());
+  make_folders(parent_of(path));
   sweep(path);
   constexpr int tries = 4; // where such a name is taken
   for (int i = 0; i < tries; ++i) {
-    fs::path temporary = path;
-    temporary += cat(".", process_id(), ".", counter++, ".tmp");
-    std::error_code error;
-    if (fs::exists(fs::symlink_status(temporary, error)))
+    const std::string temporary = cat(path, ".", process_id(), ".", counter++, ".tmp");
+    if (is_there(temporary))
       continue;
-    if (write_new(temporary, parts)) {
-      fs::rename(temporary, path, error);
-      if (!error)
-        return true;
-    }
+    if (write_new(temporary, parts) && rename(temporary, path))
+      return true;
     if (is_ours(temporary))
       remove_quietly(temporary);
     return false;

@@ -9,10 +9,10 @@
 namespace lapilli {
 
 // Empty where there is no such file, it is no regular file of this user, others may write it, or it is larger than that.
-std::vector<std::byte> read_private_file(const std::filesystem::path& path, uint64_t largest);
+std::vector<std::byte> read_private_file(const std::string& path, uint64_t largest);
 
 // Replaces a file in one step: readers see the old one or the new one. The file is readable for this user alone, and so are
 // folders that have to be made. What earlier processes left half written is removed. False when it cannot be written.
-bool replace_private_file(const std::filesystem::path& path, std::span<const Bytes> parts);
+bool replace_private_file(const std::string& path, std::span<const Bytes> parts);
 
 } // namespace lapilli

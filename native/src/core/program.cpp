@@ -70,7 +70,9 @@ void Program::choose_plans(const char* wanted) {
       std::vector<std::string> reasons = missing(device, plan, model_.kernels, values, dynamic);
       // What is bound in parts where the plan before it binds it whole is slower, and no plainer.
       const bool parts = i > 0 && plainest == i - 1 && method.plans[i - 1].requirements.storage_range > 0;
-      if (reasons.empty() && !parts)
+      // Nor is what copies values so as to bind fewer buffers than the plan before it.
+      const bool few = i > 0 && plainest == i - 1 && plan.name == method.plans[i - 1].name + "-few";
+      if (reasons.empty() && !parts && !few)
         plainest = i;
       if (may_be_taken && reasons.empty())
         taken = i;
@@ -91,7 +93,7 @@ void Program::choose_plans(const char* wanted) {
     fail(LAPILLI_INVALID_ARGUMENT, "The program has no plan \"", wanted, "\"; it has ", listed(names), ".");
 }
 
-std::filesystem::path Program::cache_folder_of(const lapilli_load_options& options) {
+std::string Program::cache_folder_of(const lapilli_load_options& options) {
   return options.cache_dir != nullptr ? options.cache_dir : cache_folder();
 }
 
@@ -449,7 +451,7 @@ std::string Program::info() const {
     json.key("pipeline_cache");
     json.object([&] {
       const hal::Pipelines::Cache cache = pipelines_->cache();
-      json.field("file", cache.file.string());
+      json.field("file", cache.file);
       json.field("found", cache.found);
       json.field("compiled", cache.compiled);
     });

@@ -32,7 +32,7 @@ public:
   ~Program();
 
   // Where compiled kernels and verdicts are kept; empty: nowhere.
-  static std::filesystem::path cache_folder_of(const lapilli_load_options& options);
+  static std::string cache_folder_of(const lapilli_load_options& options);
   bool has_plainer() const { return plans_ != plainest_; }
   // What the caller is told of it, for good.
   void warn(std::string text) { warning_ = std::move(text); }

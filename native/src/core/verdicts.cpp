@@ -43,12 +43,12 @@ uint64_t checksum(uint64_t key, char finding, std::string_view why) {
 
 } // namespace
 
-VerdictFile::VerdictFile(const std::filesystem::path& folder, const Program& program, bool by_name) {
+VerdictFile::VerdictFile(const std::string& folder, const Program& program, bool by_name) {
   if (folder.empty())
     return;
   const std::string text = identity(program, by_name);
   key_ = xxh64(text.data(), text.size(), 1);
-  path_ = folder / "verdicts" / (hex(xxh64(text.data(), text.size(), 0)) + hex(key_));
+  path_ = path_in(folder, "verdicts/" + hex(xxh64(text.data(), text.size(), 0)) + hex(key_));
 }
 
 std::optional<Verdict> VerdictFile::read() const {

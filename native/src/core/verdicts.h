@@ -25,13 +25,13 @@ struct Verdict {
 class VerdictFile {
 public:
   // `folder`: of the cache; empty: nothing is kept. `by_name`: the plan was asked for, and must not change.
-  VerdictFile(const std::filesystem::path& folder, const Program& program, bool by_name);
+  VerdictFile(const std::string& folder, const Program& program, bool by_name);
 
   std::optional<Verdict> read() const;      // nothing where there is none, or what is there is damaged
   void write(const Verdict& verdict) const; // where that is possible
 
 private:
-  std::filesystem::path path_;
+  std::string path_;
   uint64_t key_ = 0; // begins the file's checksum
 };
 

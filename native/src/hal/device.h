@@ -32,7 +32,7 @@ public:
   // `used[i]`: kernel i is needed. The kernels must stay until the pipelines are finished. `cache_folder` may be empty: no
   // cache on disk.
   virtual std::unique_ptr<Pipelines> compile(std::span<const Kernel> kernels, const std::vector<bool>& used,
-                                             const std::filesystem::path& cache_folder) = 0;
+                                             const std::string& cache_folder) = 0;
   virtual std::unique_ptr<Commands> create_commands(Order order) = 0;
   virtual std::unique_ptr<Timestamps> create_timestamps(uint32_t count) = 0; // where it has any
 

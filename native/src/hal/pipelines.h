@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
+#include <string>
 
 namespace lapilli::hal {
 
@@ -26,7 +26,7 @@ public:
 
   // What became of the cache file, for lapilli_program_info.
   struct Cache {
-    std::filesystem::path file;
+    std::string file;
     bool found = false;
     uint32_t compiled = 0; // pipelines that were not in the cache
   };

@@ -68,6 +68,9 @@ def choose(task: Task, ctx: Context) -> bool:
     template = choices.choose(task, question, _candidates(task, scores, contraction, ctx), ctx)
     if template is None:
         return False
+    counted = isinstance(template, _FewQueries) and template.joined is not None
+    if len({n.id for n in (task.out, *template.operands, *template.scratch)}) + counted > ctx.target.bindings:
+        return False
     if isinstance(template, _FewQueries) and template.joined is not None:
         counter = ctx.counters.take(template.group_count or 0)
         template = replace(template, counters=ctx.counters.node, counter=counter)

@@ -6,15 +6,15 @@ so that each step needs one barrier. Weights are read four terms at a time, in o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lapilli.codegen.emit import LANES, Emitter, KernelBuilder
 from lapilli.codegen.kernel import KernelSource, finish, linear_groups
 from lapilli.codegen.template import Context, KernelTemplate
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, cast_to, load, loads
+from lapilli.ir.expr import Expr, Load, cast_to, load, loads, rewrite
 from lapilli.ir.integer import Int, Var, as_int, of
 from lapilli.ir.node import Node
 from lapilli.ir.recurrence import MOST_UNITS, TEAM, TERMS, Recurrence
@@ -70,8 +70,20 @@ class _Loop(KernelTemplate):
         stand_ins = {n.id for n in (*note.sums, note.old, note.new)}
         exprs = [*self.initial, *(e for e in (self.carried, self.hidden, self.live) if e is not None)]
         read = [ld.node for e in exprs for ld in loads(e) if ld.node.id not in stand_ins]
-        packed = [self.weight, *([self.projection] if self.projection is not None else [])]
-        return list({n.id: n for n in (*packed, *read)}.values())
+        return list({n.id: n for n in (*self.fixed, *read)}.values())
+
+    @property
+    def fixed(self) -> list[Node]:
+        return [self.weight, *([self.projection] if self.projection is not None else [])]
+
+    def reading(self, on_load: Callable[[Load], Expr | None]) -> _Loop:
+        def new(e: Expr | None) -> Expr | None:
+            return None if e is None else rewrite(e, on_load=on_load)
+
+        return replace(
+            self, initial=tuple(rewrite(e, on_load=on_load) for e in self.initial), carried=rewrite(self.carried, on_load=on_load),
+            hidden=new(self.hidden), live=new(self.live),
+        )  # fmt: skip
 
     def write(self, task: Task, ctx: Context) -> KernelSource:
         return _Writer(self, task, ctx).write()

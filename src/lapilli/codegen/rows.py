@@ -43,7 +43,7 @@ def write(task: Task, layouts: Mapping[int, Layout], target: Target) -> KernelSo
             written = _Writer(task, task.row, dict(layouts), target, lanes).write()
         except NotVectorizable:
             continue
-        # Values that are read by fours and one by one have two.
+        # Values that are read by fours and one by one have two bindings.
         if lanes == 1 or len(written.bindings) <= target.bindings:
             return written
     raise AssertionError("a scalar kernel can always be written")

@@ -9,6 +9,7 @@ from lapilli.codegen import families, flash_attention, generic, recurrent_kernel
 from lapilli.codegen.absorb import absorb
 from lapilli.codegen.alike import Kernels
 from lapilli.codegen.emit import NotVectorizable
+from lapilli.codegen.few_bindings import within_bindings
 from lapilli.codegen.kernel import MAX_PARAMS, KernelSource
 from lapilli.codegen.parts import split_bindings
 from lapilli.codegen.template import Asked, Context, Kept, KernelTemplate
@@ -69,7 +70,8 @@ def select(made: Draft, kept: Kept | None = None, asked: list[Asked] | None = No
     if ctx.counters.count:
         ctx.dense(ctx.counters.node)
         selected.insert(0, ctx.counters.task())
-    return absorb(insert_copies(selected), made, ctx)  # which must see all that read a value
+    absorbed = absorb(insert_copies(selected), made, ctx)  # which must see all that read a value
+    return within_bindings(absorbed, ctx, kernels)
 
 
 def _reads_operands(task: Task, ctx: Context) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,15 @@ class Template(ABC):
     @abstractmethod
     def operands(self) -> list[Node]:
         """The values it reads, including the copies it declares (`schedule.copies.Packed`)."""
+
+    @property
+    def fixed(self) -> Sequence[Node]:
+        """The operands that it reads in its own way; it reads the others by the loads of its expressions (`reading`)."""
+        return self.operands
+
+    def reading(self, on_load: Callable[[Load], Expr | None]) -> Template:
+        """The template with the loads of its expressions replaced, as `rewrite` does."""
+        return self
 
     @property
     def steps(self) -> Sequence[Task]:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from lapilli.ir.dtype import DType
-from lapilli.target.record import DOT, Target
+from lapilli.target.record import DOT, FEW_BINDINGS, FEWEST_BINDINGS, Target
 
 _UNITS = 132
 """Compute units that tiles are chosen for where the device is not known: what the tiles were measured with. For fewer, larger tiles
@@ -21,8 +21,9 @@ GPU_HALF_DOT, GPU_DOT = (replace(t, name=t.name + DOT, dot=True) for t in (GPU_H
 CPU_HALF = Target("cpu-fp16", "any", half=True, texel=True, invocations=256)
 CPU = Target("cpu-fp32", "any", texel=True, invocations=256)
 ANY = Target("any-fp32", "any")
+FEW = replace(ANY, name=ANY.name + FEW_BINDINGS, bindings=FEWEST_BINDINGS)
 
-TARGETS = {t.name: t for t in (GPU_BFLOAT, GPU_MATRIX, GPU_HALF_DOT, GPU_HALF, GPU_DOT, GPU, CPU_HALF, CPU, ANY)}
+TARGETS = {t.name: t for t in (GPU_BFLOAT, GPU_MATRIX, GPU_HALF_DOT, GPU_HALF, GPU_DOT, GPU, CPU_HALF, CPU, ANY, FEW)}
 
 
 def portable(name: str) -> Target:
@@ -32,8 +33,10 @@ def portable(name: str) -> Target:
 
 def plans_for(stored: Collection[DType]) -> list[Target]:
     """The targets of a portable program, best first. stored: 16-bit floats of which it has values; it runs without 16-bit storage
-    too. Those with dot products are for programs with codes; others leave them out."""
+    too. Those with dot products are for programs with codes, the last for programs whose kernels bind more buffers than every
+    device lets them; others leave them out.
+    """
     if not stored:
-        return [GPU_DOT, GPU, CPU, ANY]
+        return [GPU_DOT, GPU, CPU, ANY, FEW]
     units = {DType.bfloat16: GPU_BFLOAT, DType.float16: GPU_MATRIX}
-    return [*(t for dtype, t in units.items() if dtype in stored), GPU_HALF_DOT, GPU_HALF, CPU_HALF, GPU, ANY]
+    return [*(t for dtype, t in units.items() if dtype in stored), GPU_HALF_DOT, GPU_HALF, CPU_HALF, GPU, ANY, FEW]

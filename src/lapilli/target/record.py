@@ -12,8 +12,12 @@ MAX_BINDINGS = 32
 """Of a kernel (docs/format.md)."""
 PARTS = "-parts"
 """How the names of plans end that bind large values in parts."""
+FEW_BINDINGS = "-few"
+"""How the names of plans end that bind no more buffers than every device can. The player knows it, too (core/program.cpp)."""
 DOT = "-dot"
 """How the names of plans end, before PARTS, that use dot products of words."""
+FEWEST_BINDINGS = 4
+"""Storage buffers that every device lets a kernel bind."""
 STORAGE = 1 << 27
 """Bytes of a storage buffer that every device can bind."""
 TEXELS = 1 << 24
@@ -35,8 +39,8 @@ class Target:
     bfloat16_matrix: they multiply bfloat16, too. dot: kernels may use dot products of words, of four numbers of 8 bits each,
     which are fast. compute_units: what tiles are chosen for. shared_memory: bytes of a work group. invocations: of a work
     group, at most. storage: bytes of a storage buffer that a kernel binds at once (0: all), a multiple of 256. open_parts:
-    parts in which values are bound whose size has no bound. records: what was measured; where there is none, cost models
-    decide. bindings: of a kernel, at most."""
+    parts in which values are bound whose size has no bound. bindings: of a kernel, at most. records: what was measured; where
+    there is none, cost models decide."""
 
     name: str
     kind: str

@@ -86,8 +86,10 @@ public class TensorTest {
     assertEquals("x", IValue.from("x").toStr());
     assertArrayEquals(new double[] {1, 2}, IValue.listFrom(1.0, 2.0).toDoubleList(), 0);
     assertEquals(2, IValue.tupleFrom(IValue.from(true), IValue.from(1L)).toTuple().length);
-    IllegalStateException failed = assertThrows(IllegalStateException.class, () -> IValue.from(3L).toTensor());
-    assertEquals("The value is long, not tensor.", failed.getMessage());
+    for (Value three : new Value[] {IValue.from(3L), EValue.from(3L)}) {
+      IllegalStateException failed = assertThrows(IllegalStateException.class, three::toTensor);
+      assertEquals("The value is a long, not a tensor.", failed.getMessage());
+    }
     assertThrows(IllegalArgumentException.class, () -> IValue.listFrom(IValue.from(1L), IValue.from(true)));
     assertThrows(IllegalArgumentException.class, () -> IValue.from((Tensor) null));
     assertTrue(IValue.dictLongKeyFrom(new HashMap<>()).isDictLongKey());

@@ -223,7 +223,7 @@ void Device::execute(const std::vector<Command>& commands) const {
 }
 
 std::unique_ptr<hal::Pipelines> Device::compile(std::span<const Kernel> kernels, const std::vector<bool>& used,
-                                                const std::filesystem::path&) {
+                                                const std::string&) {
   return std::make_unique<Pipelines>(kernels.size(), used, uses_sets);
 }
 

@@ -55,7 +55,7 @@ public:
   std::unique_ptr<hal::Buffer> create_shared(uint64_t bytes, hal::Handle kind) override;
   std::unique_ptr<hal::Buffer> import(const hal::SharedMemory& memory, uint64_t bytes) override;
   std::unique_ptr<hal::Pipelines> compile(std::span<const Kernel> kernels, const std::vector<bool>& used,
-                                          const std::filesystem::path& cache_folder) override;
+                                          const std::string& cache_folder) override;
   std::unique_ptr<hal::Commands> create_commands(hal::Order order) override;
   std::unique_ptr<hal::Timestamps> create_timestamps(uint32_t count) override;
   void lose() { lost_ = true; }

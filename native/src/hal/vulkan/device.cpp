@@ -101,7 +101,7 @@ Device::~Device() {
     vk.DestroyDevice(handle, nullptr);
 }
 
-PipelineCache& Device::pipeline_cache(const std::filesystem::path& folder) {
+PipelineCache& Device::pipeline_cache(const std::string& folder) {
   const std::lock_guard lock(caches_mutex_);
   std::unique_ptr<PipelineCache>& cache = caches_[folder];
   if (!cache)
@@ -126,7 +126,7 @@ std::unique_ptr<hal::Buffer> Device::import(const hal::SharedMemory& memory, uin
 }
 
 std::unique_ptr<hal::Pipelines> Device::compile(std::span<const Kernel> kernels, const std::vector<bool>& used,
-                                                const std::filesystem::path& cache_folder) {
+                                                const std::string& cache_folder) {
   return std::make_unique<Pipelines>(*this, kernels, used, cache_folder);
 }
 

@@ -32,7 +32,7 @@ public:
   std::unique_ptr<hal::Buffer> create_shared(uint64_t bytes, hal::Handle kind) override;
   std::unique_ptr<hal::Buffer> import(const hal::SharedMemory& memory, uint64_t bytes) override;
   std::unique_ptr<hal::Pipelines> compile(std::span<const Kernel> kernels, const std::vector<bool>& used,
-                                          const std::filesystem::path& cache_folder) override;
+                                          const std::string& cache_folder) override;
   std::unique_ptr<hal::Commands> create_commands(hal::Order order) override;
   std::unique_ptr<hal::Timestamps> create_timestamps(uint32_t count) override;
 
@@ -46,7 +46,7 @@ public:
   bool wait(VkFence fence, uint64_t timeout) const;
 
   // What all programs share, in a folder: each with one of its own would hold the whole file. `folder` may be empty.
-  PipelineCache& pipeline_cache(const std::filesystem::path& folder);
+  PipelineCache& pipeline_cache(const std::string& folder);
 
   // As vulkan::check, for what only a device says: it is remembered that it is lost.
   void check(VkResult result, const char* call) const;
@@ -59,7 +59,7 @@ private:
   const std::shared_ptr<Instance> taken_; // of a device of the application
   std::vector<std::unique_ptr<Queue>> queues_;
   std::mutex caches_mutex_;
-  std::map<std::filesystem::path, std::unique_ptr<PipelineCache>> caches_;
+  std::map<std::string, std::unique_ptr<PipelineCache>> caches_;
   std::atomic<uint32_t> next_{0};
   uint64_t spin_nanoseconds_;
 };

@@ -50,13 +50,13 @@ std::string hex(const std::array<uint8_t, 16>& bytes) {
   return text;
 }
 
-std::filesystem::path file_in(const std::filesystem::path& folder, const PhysicalDevice& device) {
-  return folder / cat("pipelines-", device.capabilities.vendor_id, "-", device.capabilities.device_id, "-",
-                      hex(device.cache_uuid), "-v", version, ".bin");
+std::string file_in(const std::string& folder, const PhysicalDevice& device) {
+  return path_in(folder, cat("pipelines-", device.capabilities.vendor_id, "-", device.capabilities.device_id, "-",
+                             hex(device.cache_uuid), "-v", version, ".bin"));
 }
 
 // Empty when there is no usable file.
-std::vector<std::byte> read(const std::filesystem::path& file, const PhysicalDevice& device) {
+std::vector<std::byte> read(const std::string& file, const PhysicalDevice& device) {
   const std::vector<std::byte> bytes = read_private_file(file, largest);
   if (bytes.size() <= sizeof(Header))
     return {};
@@ -67,7 +67,7 @@ std::vector<std::byte> read(const std::filesystem::path& file, const PhysicalDev
   return data;
 }
 
-bool write(const std::filesystem::path& file, const PhysicalDevice& device, Bytes data) {
+bool write(const std::string& file, const PhysicalDevice& device, Bytes data) {
   if (data.empty() || data.size() + sizeof(Header) > largest)
     return false;
   const Header header = header_for(device, data);
@@ -78,7 +78,7 @@ bool write(const std::filesystem::path& file, const PhysicalDevice& device, Byte
 } // namespace
 
 PipelineCache::PipelineCache(const DeviceFunctions& functions, VkDevice device, const PhysicalDevice& physical,
-                             const std::filesystem::path& folder)
+                             const std::string& folder)
     : vk(functions), device_(device), physical_(physical) {
   std::vector<std::byte> known;
   if (!folder.empty()) {

@@ -5,8 +5,8 @@
 #include "hal/vulkan/instance.h"
 
 #include <atomic>
-#include <filesystem>
 #include <mutex>
+#include <string>
 
 namespace lapilli::vulkan {
 
@@ -14,13 +14,13 @@ class PipelineCache {
 public:
   // `folder` may be empty: nothing on disk.
   PipelineCache(const DeviceFunctions& functions, VkDevice device, const PhysicalDevice& physical,
-                const std::filesystem::path& folder);
+                const std::string& folder);
   ~PipelineCache();
   PipelineCache(const PipelineCache&) = delete;
   PipelineCache& operator=(const PipelineCache&) = delete;
 
   VkPipelineCache handle() const { return handle_; }
-  const std::filesystem::path& file() const { return file_; }
+  const std::string& file() const { return file_; }
   // Whether the file was there when this was made, or was written since.
   bool found() const { return size_ > 0; }
   // Writes the file when pipelines were added. A large one only when there are many: it is written whole each time. That it
@@ -31,7 +31,7 @@ private:
   const DeviceFunctions& vk; // of the device
   VkDevice device_;
   const PhysicalDevice& physical_;
-  std::filesystem::path file_;
+  std::string file_;
   VkPipelineCache handle_ = VK_NULL_HANDLE;
   std::mutex mutex_;            // of writing
   std::atomic<size_t> size_{0}; // of what the file holds

@@ -10,7 +10,7 @@
 namespace lapilli::vulkan {
 
 Pipelines::Pipelines(Device& device, std::span<const Kernel> kernels, const std::vector<bool>& used,
-                     const std::filesystem::path& cache_folder)
+                     const std::string& cache_folder)
     : device_(device), cache_(device.pipeline_cache(cache_folder)), cache_found_(cache_.found()),
       pipelines_(kernels.size()) {
   try {

@@ -25,7 +25,7 @@ class Pipelines final : public hal::Pipelines {
 public:
   // `used[i]`: kernel i is needed. `cache_folder` may be empty: no cache on disk.
   Pipelines(Device& device, std::span<const Kernel> kernels, const std::vector<bool>& used,
-            const std::filesystem::path& cache_folder);
+            const std::string& cache_folder);
   ~Pipelines() override;
   Pipelines(const Pipelines&) = delete;
   Pipelines& operator=(const Pipelines&) = delete;

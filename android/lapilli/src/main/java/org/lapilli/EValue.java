@@ -1,13 +1,9 @@
 package org.lapilli;
 
-import java.util.Locale;
-
 /** An argument or result of a module, as ExecuTorch names it: a tensor, a number, a text or nothing. */
-public final class EValue {
-  private final Object value; // Tensor, Boolean, Long, Double, String or null
-
+public final class EValue extends Value {
   private EValue(Object value) {
-    this.value = value;
+    super(value);
   }
 
   public static EValue optionalNone() {
@@ -40,53 +36,12 @@ public final class EValue {
     return value == null;
   }
 
-  public boolean isTensor() {
-    return value instanceof Tensor;
-  }
-
-  public boolean isBool() {
-    return value instanceof Boolean;
-  }
-
   public boolean isInt() {
     return value instanceof Long;
   }
 
-  public boolean isDouble() {
-    return value instanceof Double;
-  }
-
-  public boolean isString() {
-    return value instanceof String;
-  }
-
-  public Tensor toTensor() {
-    return as(Tensor.class);
-  }
-
-  public boolean toBool() {
-    return as(Boolean.class);
-  }
-
   public long toInt() {
     return as(Long.class);
-  }
-
-  public double toDouble() {
-    return as(Double.class);
-  }
-
-  public String toStr() {
-    return as(String.class);
-  }
-
-  private <T> T as(Class<T> wanted) {
-    if (!wanted.isInstance(value)) throw new IllegalStateException("The value is " + text() + ", not a " + wanted.getSimpleName().toLowerCase(Locale.ROOT) + ".");
-    return wanted.cast(value);
-  }
-
-  private String text() {
-    return value == null ? "none" : "a " + value.getClass().getSimpleName().toLowerCase(Locale.ROOT);
   }
 
   IValue asIValue() {

@@ -9,7 +9,7 @@ import java.util.Map;
 import java.util.TreeMap;
 
 /** An argument or result of a module: a tensor, a number, a text, or a list, tuple or dict of such values. */
-public final class IValue {
+public final class IValue extends Value {
   private enum Kind {
     NULL,
     TENSOR,
@@ -28,12 +28,11 @@ public final class IValue {
   }
 
   private final Kind kind;
-  private final Object value;
 
   private IValue(Kind kind, Object value) {
+    super(value);
     if (value == null && kind != Kind.NULL) throw new IllegalArgumentException("A value of null was given; use IValue.optionalNull().");
     this.kind = kind;
-    this.value = value;
   }
 
   public static IValue optionalNull() {
@@ -100,24 +99,8 @@ public final class IValue {
     return kind == Kind.NULL;
   }
 
-  public boolean isTensor() {
-    return kind == Kind.TENSOR;
-  }
-
-  public boolean isBool() {
-    return kind == Kind.BOOL;
-  }
-
   public boolean isLong() {
     return kind == Kind.LONG;
-  }
-
-  public boolean isDouble() {
-    return kind == Kind.DOUBLE;
-  }
-
-  public boolean isString() {
-    return kind == Kind.STRING;
   }
 
   public boolean isTuple() {
@@ -152,24 +135,8 @@ public final class IValue {
     return kind == Kind.DICT_LONG_KEY;
   }
 
-  public Tensor toTensor() {
-    return (Tensor) as(Kind.TENSOR);
-  }
-
-  public boolean toBool() {
-    return (Boolean) as(Kind.BOOL);
-  }
-
   public long toLong() {
     return (Long) as(Kind.LONG);
-  }
-
-  public double toDouble() {
-    return (Double) as(Kind.DOUBLE);
-  }
-
-  public String toStr() {
-    return (String) as(Kind.STRING);
   }
 
   public boolean[] toBoolList() {
@@ -207,16 +174,17 @@ public final class IValue {
   }
 
   private Object as(Kind wanted) {
-    if (kind != wanted) throw new IllegalStateException("The value is " + text() + ", not " + text(wanted) + ".");
+    if (kind != wanted) throw isNot(text(wanted));
     return value;
   }
 
-  private String text() {
+  @Override
+  String text() {
     return text(kind);
   }
 
   private static String text(Kind kind) {
-    return kind.name().toLowerCase(Locale.ROOT).replace('_', ' ');
+    return kind == Kind.NULL ? "none" : "a " + kind.name().toLowerCase(Locale.ROOT).replace('_', ' ');
   }
 
   /**
@@ -275,12 +243,12 @@ public final class IValue {
         break;
       default:
         throw new IllegalArgumentException(
-            "A " + text() + " cannot be given to a program, whose texts and lists of numbers are fixed when it is compiled.");
+            "The value is " + text() + ", which cannot be given to a program, whose texts and lists of numbers are fixed when it is compiled.");
     }
   }
 
   @Override
   public String toString() {
-    return value instanceof Object[] ? text() + Arrays.toString((Object[]) value) : value == null ? "null" : value.toString();
+    return value instanceof Object[] ? text().substring(2) + Arrays.toString((Object[]) value) : value == null ? "null" : value.toString();
   }
 }

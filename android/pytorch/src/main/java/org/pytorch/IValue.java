@@ -2,12 +2,14 @@ package org.pytorch;
 
 import java.util.HashMap;
 import java.util.Map;
+import org.lapilli.renamed.RenamedValue;
 
 /** PyTorch Mobile's values: those of org.lapilli by another name. */
-public final class IValue {
+public final class IValue extends RenamedValue {
   final org.lapilli.IValue value;
 
   IValue(org.lapilli.IValue value) {
+    super(value);
     this.value = value;
   }
 
@@ -97,24 +99,8 @@ public final class IValue {
     return value.isNull();
   }
 
-  public boolean isTensor() {
-    return value.isTensor();
-  }
-
-  public boolean isBool() {
-    return value.isBool();
-  }
-
   public boolean isLong() {
     return value.isLong();
-  }
-
-  public boolean isDouble() {
-    return value.isDouble();
-  }
-
-  public boolean isString() {
-    return value.isString();
   }
 
   public boolean isTuple() {
@@ -153,20 +139,8 @@ public final class IValue {
     return new Tensor(value.toTensor());
   }
 
-  public boolean toBool() {
-    return value.toBool();
-  }
-
   public long toLong() {
     return value.toLong();
-  }
-
-  public double toDouble() {
-    return value.toDouble();
-  }
-
-  public String toStr() {
-    return value.toStr();
   }
 
   public boolean[] toBoolList() {
@@ -202,10 +176,5 @@ public final class IValue {
 
   public Map<Long, IValue> toDictLongKey() {
     return outer(value.toDictLongKey());
-  }
-
-  @Override
-  public String toString() {
-    return value.toString();
   }
 }

@@ -5,33 +5,15 @@ import java.nio.DoubleBuffer;
 import java.nio.FloatBuffer;
 import java.nio.IntBuffer;
 import java.nio.LongBuffer;
+import org.lapilli.renamed.RenamedTensor;
 
 /** PyTorch Mobile's tensors: those of org.lapilli by another name. */
-public final class Tensor {
+public final class Tensor extends RenamedTensor {
   final org.lapilli.Tensor tensor;
 
   Tensor(org.lapilli.Tensor tensor) {
+    super(tensor);
     this.tensor = tensor;
-  }
-
-  public static ByteBuffer allocateByteBuffer(int elements) {
-    return org.lapilli.Tensor.allocateByteBuffer(elements);
-  }
-
-  public static IntBuffer allocateIntBuffer(int elements) {
-    return org.lapilli.Tensor.allocateIntBuffer(elements);
-  }
-
-  public static LongBuffer allocateLongBuffer(int elements) {
-    return org.lapilli.Tensor.allocateLongBuffer(elements);
-  }
-
-  public static FloatBuffer allocateFloatBuffer(int elements) {
-    return org.lapilli.Tensor.allocateFloatBuffer(elements);
-  }
-
-  public static DoubleBuffer allocateDoubleBuffer(int elements) {
-    return org.lapilli.Tensor.allocateDoubleBuffer(elements);
   }
 
   public static Tensor fromBlob(ByteBuffer data, long[] shape) {
@@ -155,52 +137,11 @@ public final class Tensor {
     return new Tensor(org.lapilli.Tensor.fromBlobUnsigned(data, shape, format.lapilli()));
   }
 
-  public long[] shape() {
-    return tensor.shape();
-  }
-
-  public long numel() {
-    return tensor.numel();
-  }
-
-  public static long numel(long[] shape) {
-    return org.lapilli.Tensor.numel(shape);
-  }
-
   public DType dtype() {
     return DType.of(tensor.dtype());
   }
 
   public MemoryFormat memoryFormat() {
     return MemoryFormat.of(tensor.memoryFormat());
-  }
-
-  public byte[] getDataAsByteArray() {
-    return tensor.getDataAsByteArray();
-  }
-
-  public int[] getDataAsIntArray() {
-    return tensor.getDataAsIntArray();
-  }
-
-  public long[] getDataAsLongArray() {
-    return tensor.getDataAsLongArray();
-  }
-
-  public float[] getDataAsFloatArray() {
-    return tensor.getDataAsFloatArray();
-  }
-
-  public double[] getDataAsDoubleArray() {
-    return tensor.getDataAsDoubleArray();
-  }
-
-  public byte[] getDataAsUnsignedByteArray() {
-    return tensor.getDataAsUnsignedByteArray();
-  }
-
-  @Override
-  public String toString() {
-    return tensor.toString();
   }
 }

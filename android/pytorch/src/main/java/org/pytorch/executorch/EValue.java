@@ -1,10 +1,13 @@
 package org.pytorch.executorch;
 
+import org.lapilli.renamed.RenamedValue;
+
 /** ExecuTorch's values: those of org.lapilli by another name. */
-public final class EValue {
+public final class EValue extends RenamedValue {
   final org.lapilli.EValue value;
 
   EValue(org.lapilli.EValue value) {
+    super(value);
     this.value = value;
   }
 
@@ -36,48 +39,15 @@ public final class EValue {
     return value.isNone();
   }
 
-  public boolean isTensor() {
-    return value.isTensor();
-  }
-
-  public boolean isBool() {
-    return value.isBool();
-  }
-
   public boolean isInt() {
     return value.isInt();
-  }
-
-  public boolean isDouble() {
-    return value.isDouble();
-  }
-
-  public boolean isString() {
-    return value.isString();
   }
 
   public Tensor toTensor() {
     return new Tensor(value.toTensor());
   }
 
-  public boolean toBool() {
-    return value.toBool();
-  }
-
   public long toInt() {
     return value.toInt();
-  }
-
-  public double toDouble() {
-    return value.toDouble();
-  }
-
-  public String toStr() {
-    return value.toStr();
-  }
-
-  @Override
-  public String toString() {
-    return value.toString();
   }
 }
