@@ -23,7 +23,7 @@ def test_every_environment_variable_is_on_its_page() -> None:
 
 def test_files_that_pages_name_exist() -> None:
     """Paths in backquotes and links to files, in every page but the notes, which tell of other days."""
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")]
     missing = []
     for page in pages:
         text = page.read_text(encoding="utf-8")
