@@ -18,4 +18,7 @@ else()
 endif()
 set(CMAKE_C_COMPILER ${LAPILLI_ZIG} cc -target ${LAPILLI_ZIG_TARGET})
 set(CMAKE_CXX_COMPILER ${LAPILLI_ZIG} c++ -target ${LAPILLI_ZIG_TARGET})
+if(NOT CMAKE_SYSTEM_NAME STREQUAL "Darwin") # zig's own libc++ is built with three times as many bytes for debuggers
+  set(CMAKE_SHARED_LINKER_FLAGS_INIT -s)
+endif()
 set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
