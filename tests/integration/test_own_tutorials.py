@@ -1,4 +1,4 @@
-"""Every page of docs/tutorials, and the README's program, is run from top to bottom; what takes minutes in `make test-all` alone."""
+"""Every page of docs/tutorials, and the README's program, is run from top to bottom; what takes minutes, in `make test-all`."""
 
 from __future__ import annotations
 
