@@ -80,12 +80,18 @@ def scaled_size(e: Any) -> tuple[Fraction, Any] | None:
 _ROUNDINGS = frozenset(("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt"))
 
 
+def _divides_by_one(e: Any) -> bool:
+    return type(e).__name__ == "FloatTrueDiv" and bool(e.args[1].is_number) and float(e.args[1]) == 1
+
+
 def _is_whole(e: Any) -> bool:
     """Whether a number is made of integers alone, though torch has it as a float: a range of floats has such an end."""
     if isinstance(e, sympy.Float):
         return float(e).is_integer()
     if isinstance(e, sympy.Add | sympy.Mul):
         return all(map(_is_whole, e.args))
+    if _divides_by_one(e):
+        return _is_whole(e.args[0])
     return type(e).__name__ == "ToFloat" or bool(e.is_integer)
 
 
@@ -114,9 +120,9 @@ class Symbols:
             factor, size = scaled
             return self._expr(size) * factor.numerator // factor.denominator
         kind = type(e).__name__
-        if kind == "ToFloat" or (kind in _ROUNDINGS and _is_whole(e.args[0])):
+        if kind == "ToFloat" or _divides_by_one(e) or (kind in _ROUNDINGS and _is_whole(e.args[0])):
             return self._expr(e.args[0])
-        if kind == "TruncToInt":
+        if kind in _ROUNDINGS:
             raise UnsupportedOperatorError(
                 f"the size {e} is rounded from a float: scale by a fraction of a power of two, such as 1.5, or give the size"
             )
