@@ -11,7 +11,6 @@ from lapilli.errors import CompileError, InvalidFileError
 from lapilli.llm.ctranslate2 import whisper_tensors
 from lapilli.llm.encoder_decoder import Activation, TwoStacks
 from lapilli.llm.folder_source import json_of, name_of, text_of, weights_of
-from lapilli.llm.packages import need
 from lapilli.llm.source import SPEECH_KINDS, TEXT_KINDS, reading
 from lapilli.llm.text import Text
 
@@ -149,18 +148,14 @@ def _of_hugging_face(path: Path) -> EncoderDecoderSource:
 def _of_ctranslate2(path: Path) -> EncoderDecoderSource:
     config = json_of(path / "config.json")
     heads, tensors = whisper_tensors(path / "model.bin")
-    tokenizer = (path / "tokenizer.json").read_text(encoding="utf-8")
     text = text_of(path, {})
-    named = need("tokenizers", "A Whisper model").Tokenizer.from_str(tokenizer).token_to_id
-    ends = tuple(t for t in (named("<|endoftext|>"),) if t is not None)
-    text = Text(tokenizer, ends, text.template, text.special)
-    start = named("<|startoftranscript|>")
-    if start is None or not ends:
+    end, start = text.number("<|endoftext|>"), text.number("<|startoftranscript|>")
+    if start is None or end is None:
         raise InvalidFileError(
             f"{path / 'tokenizer.json'} lacks <|startoftranscript|> or <|endoftext|>, which Whisper's have."
         )
     return _whisper(
-        name_of(path, config), tensors, text, heads=heads, suppressed=config.get("suppress_ids") or (),
+        name_of(path, config), tensors, text.with_ends((end,)), heads=heads, suppressed=config.get("suppress_ids") or (),
         first=config.get("suppress_ids_begin") or (), start=start,
     )  # fmt: skip
 
@@ -180,15 +175,14 @@ def _whisper(
     untimed: int | None = None,
 ) -> EncoderDecoderSource:
     """What the file does not say of tokens, the tokenizer does: models of one language have neither languages nor tasks."""
-    named = need("tokenizers", "A Whisper model").Tokenizer.from_str(text.tokenizer)
     words, width = tensors["token_embd.weight"].shape
-    untimed = named.token_to_id("<|notimestamps|>") if untimed is None else untimed
+    untimed = text.number("<|notimestamps|>") if untimed is None else untimed
     kept: dict[str, int] = {}
     if several if several is not None else words >= _SEVERAL:
-        tasks = tasks or {task: named.token_to_id(f"<|{task}|>") for task in ("transcribe", "translate")}
+        tasks = tasks or {task: text.number(f"<|{task}|>") for task in ("transcribe", "translate")}
         if languages is None:  # they come between these two
-            end = named.token_to_id("<|translate|>") or start + 1
-            languages = {named.id_to_token(t): t for t in range(start + 1, end)}
+            end = text.number("<|translate|>") or start + 1
+            languages = {text.name(t): t for t in range(start + 1, end)}
         kept = {k.strip("<|>"): v for k, v in languages.items()}
     tasks = {k: v for k, v in (tasks or {}).items() if v is not None} if kept else {}
     begins = 1 + bool(kept) + bool(tasks) + (untimed is not None)
