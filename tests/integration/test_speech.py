@@ -119,6 +119,44 @@ def test_the_language_is_that_of_transformers(model: Transcriber) -> None:
     assert len(found) > 1, found
 
 
+UNTIMED_OF_TIMED, TIMES = 300, 101
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Transcriber]]:
+    """transformers' and ours: a model with times, as Whisper's tokens are: text, the end, others, times. Two sequences."""
+    exact = made_whisper(untimed=UNTIMED_OF_TIMED, vocab_size=UNTIMED_OF_TIMED + 1 + TIMES)
+    exact.generation_config.max_initial_timestamp_index = 20
+    with speech_model(save(exact, tmp_path_factory.mktemp("timed")), sequences=2) as found:
+        yield exact, found
+
+
+def test_times_are_those_of_transformers(timed: tuple[Any, Transcriber]) -> None:
+    """Tokens and segments; and without times, the same model's tokens."""
+    exact, model = timed
+    cuts = 0
+    for sound in sounds():
+        features = torch.from_numpy(log_mel(sound, FRAMES, BINS))
+        for language in ("de", "fr", "ja"):
+            options: Any = {"language": language, "task": "transcribe"}
+            wanted = exact.generate(
+                features, max_new_tokens=60, do_sample=False, return_timestamps=True, return_segments=True, **options
+            )
+            passage = next(model.passages(sound, rate=RATE, max_tokens=60, times=True, **options))
+            found = [t.id for t in passage.answer.tokens]
+            begin = found.index(END) if END in found else len(found)
+            theirs_found = [t for t in wanted["sequences"][0].tolist() if t != END]
+            assert found[:begin][: len(theirs_found)] == theirs_found
+            assert min(found[0], *(t for t in found if t > UNTIMED_OF_TIMED)) == found[0]
+            for ours_, theirs_ in zip(passage.segments, wanted["segments"][0], strict=False):
+                assert ours_.start == pytest.approx(float(theirs_["start"]), abs=1e-6)
+                assert ours_.end == pytest.approx(min(float(theirs_["end"]), len(sound) / RATE), abs=1e-6)
+                cuts += 1
+            plain = [t.id for t in next(model.passages(sound, rate=RATE, max_tokens=20, **options)).answer.tokens]
+            assert plain == theirs(exact, sound, 20, **options)[: len(plain)]
+    assert cuts > 5
+
+
 def test_models_of_one_language(tmp_path: Path) -> None:
     exact = made_whisper(several=False)
     with speech_model(save(exact, tmp_path / "one")) as model:

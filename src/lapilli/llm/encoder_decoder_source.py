@@ -18,6 +18,8 @@ _ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "gelu": "gelu_new", "silu
 """By T5's names."""
 _SEVERAL = 51865
 """Words from which on a Whisper model knows several languages, if it does not say so."""
+_LATEST = 50
+"""The last time that can be the first one of an answer, a second, if the folder does not say it."""
 
 
 @dataclass
@@ -32,6 +34,7 @@ class EncoderDecoderSource:
     languages: Mapping[str, int] = field(default_factory=dict)
     tasks: Mapping[str, int] = field(default_factory=dict)
     untimed: int | None = None
+    latest: int | None = None
 
     def check(self) -> None:
         """Raises InvalidFileError if a tensor is missing or has another shape than the model's numbers say."""
@@ -39,6 +42,7 @@ class EncoderDecoderSource:
         if min(s.words, s.width, s.encoders, s.decoders, s.heads, s.size, s.inner) < 1:
             raise InvalidFileError(f"{self.name}: these numbers are no encoder's and decoder's: {s}.")
         tokens = {self.start, *self.languages.values(), *self.tasks.values(), *s.suppressed, *s.first_suppressed}
+        tokens |= {t for t in (self.untimed, self.latest) if t is not None}
         if not all(isinstance(t, int) and 0 <= t < s.words for t in tokens):
             raise InvalidFileError(f"{self.name} names tokens that are not among its {s.words}.")
         inside = s.heads * s.size
@@ -141,7 +145,7 @@ def _of_hugging_face(path: Path) -> EncoderDecoderSource:
         heads=config["encoder_attention_heads"], suppressed=said.get("suppress_tokens") or (),
         first=said.get("begin_suppress_tokens") or (), start=said["decoder_start_token_id"],
         several=said.get("is_multilingual"), languages=said.get("lang_to_id"),
-        tasks=said.get("task_to_id"), untimed=said.get("no_timestamps_token_id"),
+        tasks=said.get("task_to_id"), untimed=said.get("no_timestamps_token_id"), latest=said.get("max_initial_timestamp_index"),
     )  # fmt: skip
 
 
@@ -156,7 +160,7 @@ def _of_ctranslate2(path: Path) -> EncoderDecoderSource:
         )
     return _whisper(
         name_of(path, config), tensors, text.with_ends((end,)), heads=heads, suppressed=config.get("suppress_ids") or (),
-        first=config.get("suppress_ids_begin") or (), start=start,
+        first=config.get("suppress_ids_begin") or (), start=start, latest=_LATEST,
     )  # fmt: skip
 
 
@@ -173,6 +177,7 @@ def _whisper(
     languages: Any = None,
     tasks: Any = None,
     untimed: int | None = None,
+    latest: int | None = None,
 ) -> EncoderDecoderSource:
     """What the file does not say of tokens, the tokenizer does: models of one language have neither languages nor tasks."""
     words, width = tensors["token_embd.weight"].shape
@@ -192,7 +197,7 @@ def _whisper(
         activation="gelu", context=len(tensors["dec.positions"]), places=len(tensors["enc.positions"]),
         bins=tensors["conv1.weight"].shape[1], suppressed=_tokens(suppressed), first_suppressed=_tokens(first), first=begins - 1,
     )  # fmt: skip
-    return EncoderDecoderSource(name, shape, tensors, text, start, kept, tasks, untimed)
+    return EncoderDecoderSource(name, shape, tensors, text, start, kept, tasks, untimed, latest)
 
 
 def _tokens(given: Any) -> tuple[int, ...]:
