@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import as_gpu
+import hostile
+import hostile_files
 import numpy as np
 import pytest
 import torch
@@ -194,6 +197,26 @@ def test_a_saved_file_is_the_model(model: SequenceToSequence, tmp_path: Path) ->
         LLM(tmp_path / "model.lap")
     with pytest.raises(lapilli.InvalidFileError, match=r"reads tokens: lapilli\.SequenceToSequence loads it"):
         Transcriber(tmp_path / "model.lap")
+
+
+def test_files_with_other_metadata_are_refused_or_write(model: SequenceToSequence, tmp_path: Path) -> None:
+    """Numbers that do not belong to the program: a sentence, and nothing that an answer before has left behind."""
+    model.save(tmp_path / "whole.lap")
+    whole, rng, well = (tmp_path / "whole.lap").read_bytes(), random.Random(5), 0
+    for k in range(16):
+        program, data = hostile_files.parts_of(whole)
+        key = (b"llm.encoder", b"llm.model")[k % 2]
+        entry = next(e for e in program.metadata if e.key == key)
+        entry.value = json.dumps(hostile.damaged(json.loads(entry.value), rng)).encode()
+        try:
+            with SequenceToSequence(memoryview(hostile_files.file_from(program, data))) as other:
+                answer = other.generate("in the", max_tokens=2)
+        except lapilli.LapilliError as error:
+            assert str(error)
+            continue
+        well += 1
+        assert all(0 <= t.id < 300 for t in answer.tokens)
+    assert 0 < well < 16
 
 
 def test_half_precision_and_codes_stay_near(folder: Path) -> None:

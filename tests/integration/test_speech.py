@@ -9,6 +9,7 @@ import subprocess
 import sys
 import wave
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -131,30 +132,67 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Trans
         yield exact, found
 
 
+def segments(model: Any, features: torch.Tensor, count: int, **options: Any) -> Any:
+    """What transformers makes of a part: it may read the rest of a part again, after its last time."""
+    found = model.generate(features, max_new_tokens=count, do_sample=False, return_segments=True, **options)
+    return found["segments"][0]
+
+
 def test_times_are_those_of_transformers(timed: tuple[Any, Transcriber]) -> None:
-    """Tokens and segments; and without times, the same model's tokens."""
+    """Tokens, and segments that two times end; and without times, the same model's tokens. Two parts are written at a time."""
     exact, model = timed
-    cuts = 0
+    exact.generation_config.eos_token_id = END
+    compared = 0
     for sound in sounds():
-        features = torch.from_numpy(log_mel(sound, FRAMES, BINS))
+        features, seconds = torch.from_numpy(log_mel(sound, FRAMES, BINS)), len(sound) / RATE
         for language in ("de", "fr", "ja"):
             options: Any = {"language": language, "task": "transcribe"}
-            wanted = exact.generate(
-                features, max_new_tokens=60, do_sample=False, return_timestamps=True, return_segments=True, **options
-            )
+            wanted = segments(exact, features, 60, return_timestamps=True, **options)
+            tokens = wanted[0]["result"].tolist()
             passage = next(model.passages(sound, rate=RATE, max_tokens=60, times=True, **options))
-            found = [t.id for t in passage.answer.tokens]
-            begin = found.index(END) if END in found else len(found)
-            theirs_found = [t for t in wanted["sequences"][0].tolist() if t != END]
-            assert found[:begin][: len(theirs_found)] == theirs_found
-            assert min(found[0], *(t for t in found if t > UNTIMED_OF_TIMED)) == found[0]
-            for ours_, theirs_ in zip(passage.segments, wanted["segments"][0], strict=False):
-                assert ours_.start == pytest.approx(float(theirs_["start"]), abs=1e-6)
-                assert ours_.end == pytest.approx(min(float(theirs_["end"]), len(sound) / RATE), abs=1e-6)
-                cuts += 1
-            plain = [t.id for t in next(model.passages(sound, rate=RATE, max_tokens=20, **options)).answer.tokens]
-            assert plain == theirs(exact, sound, 20, **options)[: len(plain)]
-    assert cuts > 5
+            assert [t.id for t in passage.answer.tokens] == tokens[3:]  # after the begin, the language and the task
+            same = [
+                s for s in wanted if s["result"].tolist() == tokens
+            ]  # theirs reads on after those, ours is at the end
+            if any(min(pair) > UNTIMED_OF_TIMED for pair in pairwise(tokens)):
+                for found, right in zip(passage.segments, same, strict=False):
+                    assert found.start == pytest.approx(min(float(right["start"]), seconds), abs=1e-6)
+                    assert found.end == pytest.approx(min(float(right["end"]), seconds), abs=1e-6)
+                    assert found.text == model.text.decode([t for t in right["tokens"].tolist() if t < END]).strip()
+                    compared += 1
+            assert passage.segments[-1].end <= seconds and passage.answer.text
+            plain = segments(exact, features, 20, **options)[0]["result"].tolist()[4:]
+            assert ours(model, sound, 20, **options) == plain
+    assert compared > 3
+    long = np.concatenate([*sounds()[:2], sounds()[1][:8000]])
+    found_ = model.transcribe(long, rate=RATE, language="de", max_tokens=30, times=True)
+    assert len(found_.passages) == 3 and max(model._session.steps) == 2
+    for p in found_.passages:
+        part = long[round(p.start * RATE) : round(p.end * RATE)]
+        alone = model.transcribe(part, rate=RATE, language="de", max_tokens=30, times=True).passages[0]
+        assert alone.answer == p.answer and [s.text for s in alone.segments] == [s.text for s in p.segments]
+        for a, b in zip(alone.segments, p.segments, strict=True):
+            assert (b.start - p.start, b.end - p.start) == pytest.approx((a.start, a.end), abs=1e-4)
+    with pytest.raises(lapilli.InvalidInputError, match="has neither stop words nor a grammar"):
+        model.transcribe(long, rate=RATE, times=True, stop="a")
+
+
+def test_beams_are_those_of_transformers(timed: tuple[Any, Transcriber]) -> None:
+    """Scores are of all tokens, of those, too, that are never written; with times and without."""
+    exact, model = timed
+    for sound in sounds()[:2]:
+        features = torch.from_numpy(log_mel(sound, FRAMES, BINS))
+        for end in (END, 238):
+            exact.generation_config.eos_token_id = end
+            text, model.text = model.text, dataclasses.replace(model.text, ends=(end,))
+            for times in (False, True):
+                options: Any = {"language": "fr", "task": "transcribe"}
+                found_ = segments(exact, features, 16, num_beams=2, return_timestamps=times, **options)
+                wanted = found_[0]["result"].tolist()[3 if times else 4 :]
+                passage = next(model.passages(sound, rate=RATE, max_tokens=16, beams=2, times=times, **options))
+                found = [t.id for t in passage.answer.tokens]
+                assert found == (wanted[: wanted.index(end) + 1] if end in wanted else wanted)
+            model.text = text
 
 
 def test_models_of_one_language(tmp_path: Path) -> None:

@@ -39,10 +39,13 @@ class EncoderDecoderSource:
     def check(self) -> None:
         """Raises InvalidFileError if a tensor is missing or has another shape than the model's numbers say."""
         s, given = self.shape, self.tensors
-        if min(s.words, s.width, s.encoders, s.decoders, s.heads, s.size, s.inner) < 1:
+        numbers = [s.words, s.width, s.encoders, s.decoders, s.heads, s.size, s.inner]
+        numbers += [] if s.bins else [s.buckets, s.distance - s.buckets // 2]
+        if not all(isinstance(n, int) and 1 <= n < 2**31 for n in numbers) or not 0 < s.eps < 1:
             raise InvalidFileError(f"{self.name}: these numbers are no encoder's and decoder's: {s}.")
         tokens = {self.start, *self.languages.values(), *self.tasks.values(), *s.suppressed, *s.first_suppressed}
         tokens |= {t for t in (self.untimed, self.latest) if t is not None}
+        tokens |= set(self.text.ends)
         if not all(isinstance(t, int) and 0 <= t < s.words for t in tokens):
             raise InvalidFileError(f"{self.name} names tokens that are not among its {s.words}.")
         inside = s.heads * s.size
@@ -108,7 +111,7 @@ def read_text_folder(path: Path) -> EncoderDecoderSource:
         source = EncoderDecoderSource(
             name_of(path, config), shape, tensors, text_of(path, config), int(config.get("decoder_start_token_id") or 0)
         )
-    source.check()
+        source.check()
     return source
 
 
@@ -119,7 +122,7 @@ def read_speech_folder(path: Path) -> EncoderDecoderSource:
             source = _of_ctranslate2(path)
         else:
             source = _of_hugging_face(path)
-    source.check()
+        source.check()
     return source
 
 

@@ -372,6 +372,8 @@ class Session:
             reading = [turn for turn in turns if turn.in_prompt and turn.error is None]
             if reading:
                 self._part(max(reading, key=lambda t: t.read > 0))
+            if self._runs and _wait_for_others(turns):
+                break
             wants = [turn for turn in turns if turn.wants_step and self._allow(turn)]
             rows = [k for k, slot in enumerate(self.slots) if slot.turn in wants]
             if rows:
@@ -465,6 +467,15 @@ class Session:
             turn.tokens.append(token)
             found = [] if likely is None else list(zip(*(x.tolist() for x in likely), strict=True))
             turn.unread.append((token, float(logprobs[row]), found[: turn.options.logprobs]))
+
+
+def _wait_for_others(turns: Sequence[Turn]) -> bool:
+    """Whether all that want a step ask the host after each token, as others do whose token is in flight: one step for all later,
+    instead of two in turn.
+    """
+    wants = [turn for turn in turns if turn.wants_step]
+    flying = [turn for turn in turns if turn.allowed is not None and turn.read >= len(turn.tokens)]
+    return bool(wants and flying) and all(turn.allowed is not None for turn in wants)
 
 
 def bits_of(tokens: Sequence[int], words: int) -> NDArray[np.int32]:

@@ -245,7 +245,7 @@ class Transcriber(EncodingModel):
         written = [t.id for t in answer.tokens if t.id not in self.text.ends]
         answer.text = self.text.decode([t for t in written if t < times.first])
         return tuple(
-            Segment(start + a, min(start + b, end), self.text.decode(tokens).strip())
+            Segment(min(start + a, end), min(start + b, end), self.text.decode(tokens).strip())
             for a, b, tokens in times.segments(written, end - start)
         )
 
