@@ -34,7 +34,7 @@ from transcribe import packaged
 import lapilli
 from lapilli.cli import main
 from lapilli.llm import Transcriber
-from lapilli.llm.encoder_decoder_source import read_speech_folder
+from lapilli.llm.encoder_decoder_source import read_speech_folder, read_text_folder
 from lapilli.llm.from_encoder_decoder import build_encoder_decoder
 from lapilli.llm.sound import RATE, checked, log_mel
 
@@ -340,7 +340,9 @@ def test_the_pages_programs_run_as_they_stand_there(tmp_path: Path) -> None:
     save(made_t5("t5-1.1"), tmp_path / "flan-t5-small")
     save_wav(np.round(recording() * 2**15).astype("<i2"), 8000, tmp_path / "speech.wav")
     programs = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(programs) == 3
+    assert len(programs) == 4
+    four = build_encoder_decoder(read_text_folder(tmp_path / "flan-t5-small"), sequences=4, target="cpu-fp32")
+    (tmp_path / "four.lap").write_bytes(four)
     printed = []
     for program in programs:
         done = subprocess.run(
@@ -349,10 +351,12 @@ def test_the_pages_programs_run_as_they_stand_there(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
     assert printed[0].splitlines()[0] == "1." and printed[1] == printed[0].splitlines()[0] + "\n"
-    assert len(printed[2]) > 20
+    assert len(printed[2]) > 20 and len(printed[3].splitlines()) >= 4
     options = ["whisper.lap", "speech.wav"]
     command = CliRunner().invoke(main, ["transcribe", *(str(tmp_path / name) for name in options), "--times"])
     assert command.exit_code == 0 and command.stdout == "[0.00 - 0.91] 1.\n", command.output
+    command = CliRunner().invoke(main, ["transcribe", *(str(tmp_path / name) for name in options), "--phrases"])
+    assert command.exit_code == 0 and re.fullmatch(r"\[0\.\d\d - 0\.\d\d\] .*1.*\n", command.stdout), command.output
     command = CliRunner().invoke(main, ["transcribe", *(str(tmp_path / name) for name in options), "--json"])
     assert json.loads(command.stdout) == [{"start": 0.0, "end": 0.905625, "language": None, "text": "1."}]
     command = CliRunner().invoke(main, ["transcribe", *(str(tmp_path / name) for name in options), "--language", "de"])
