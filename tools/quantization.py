@@ -3,10 +3,10 @@
     python tools/quantization.py [--only qnnpack] [--page docs/quantization.md]
 
 Of each configuration: the largest difference from torch's quantized model, in steps of 255 of its range; how many of its products
-and convolutions are sums of integers; bytes of constants in the file beside those of the float model; device memory (constants and
-values between layers) beside the float model's; the time of a run on this device beside the float model's; or the sentence with
-which it is refused. Exit status 1 if a result is more than two steps off. LAPILLI_DEVICE chooses the device; tables of other devices
-are kept."""
+and convolutions are sums of integers; beside those of the float model, bytes of constants in the file, device memory (constants and
+values between layers) and the time of a run; or the sentence with which it is refused. Exit status 1 if a result is more than two
+steps off. LAPILLI_DEVICE chooses the device; tables of other devices are kept.
+"""
 
 from __future__ import annotations
 
