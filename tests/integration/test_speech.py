@@ -37,6 +37,7 @@ from lapilli.llm import Transcriber
 from lapilli.llm.encoder_decoder_source import read_speech_folder, read_text_folder
 from lapilli.llm.from_encoder_decoder import build_encoder_decoder
 from lapilli.llm.sound import RATE, checked, log_mel
+from lapilli.llm.words import ends_of_tokens
 
 FRAMES, BINS = 200, 20
 NAMES = tuple(name.strip("<|>") for name in LANGUAGES)
@@ -155,12 +156,12 @@ def test_times_are_those_of_transformers(timed: tuple[Any, Transcriber]) -> None
                 s for s in wanted if s["result"].tolist() == tokens
             ]  # theirs reads on after those, ours is at the end
             if any(min(pair) > UNTIMED_OF_TIMED for pair in pairwise(tokens)):
-                for found, right in zip(passage.segments, same, strict=False):
+                for found, right in zip(passage.phrases, same, strict=False):
                     assert found.start == pytest.approx(min(float(right["start"]), seconds), abs=1e-6)
                     assert found.end == pytest.approx(min(float(right["end"]), seconds), abs=1e-6)
                     assert found.text == model.text.decode([t for t in right["tokens"].tolist() if t < END]).strip()
                     compared += 1
-            assert passage.segments[-1].end <= seconds and passage.answer.text
+            assert passage.phrases[-1].end <= seconds and passage.answer.text
             plain = segments(exact, features, 20, **options)[0]["result"].tolist()[4:]
             assert ours(model, sound, 20, **options) == plain
     assert compared > 3
@@ -170,11 +171,33 @@ def test_times_are_those_of_transformers(timed: tuple[Any, Transcriber]) -> None
     for p in found_.passages:
         part = long[round(p.start * RATE) : round(p.end * RATE)]
         alone = model.transcribe(part, rate=RATE, language="de", max_tokens=30, times=True).passages[0]
-        assert alone.answer == p.answer and [s.text for s in alone.segments] == [s.text for s in p.segments]
-        for a, b in zip(alone.segments, p.segments, strict=True):
+        assert alone.answer == p.answer and [s.text for s in alone.phrases] == [s.text for s in p.phrases]
+        for a, b in zip(alone.phrases, p.phrases, strict=True):
             assert (b.start - p.start, b.end - p.start) == pytest.approx((a.start, a.end), abs=1e-4)
     with pytest.raises(lapilli.InvalidInputError, match="has neither stop words nor a grammar"):
         model.transcribe(long, rate=RATE, times=True, stop="a")
+
+
+def test_words_are_where_transformers_finds_them(timed: tuple[Any, Transcriber]) -> None:
+    """Ends of tokens, of answers with times and without; and words of them."""
+    exact, model = timed
+    exact.generation_config.eos_token_id = END
+    for sound in sounds()[:2]:
+        features = log_mel(sound, FRAMES, BINS)
+        for times in (False, True):
+            options: Any = {"language": "de", "task": "transcribe"}
+            found = exact.generate(
+                torch.from_numpy(features), max_new_tokens=24, do_sample=False, return_timestamps=times, return_segments=True,
+                return_token_timestamps=True, **options,
+            )["segments"][0][0]["result"]  # fmt: skip
+            begin = 3 if times else 4
+            tokens, ends = found["sequences"].tolist(), found["token_timestamps"].tolist()
+            attention = model._session.alignment((features,), tokens[:-1])[:, begin:]
+            assert np.allclose(ends_of_tokens(attention) * 0.02, ends[begin:-1], atol=1e-6)
+            passage = next(model.passages(sound, rate=RATE, max_tokens=24, times=times, words=True, **options))
+            assert passage.words and all(w.start <= w.end <= passage.end + 0.02 for w in passage.words)
+            joined = "".join(w.text for w in passage.words)
+            assert joined == "".join(passage.answer.text.split()).replace(" ", "")
 
 
 def test_beams_are_those_of_transformers(timed: tuple[Any, Transcriber]) -> None:
@@ -307,6 +330,7 @@ def test_tiny_en_writes_what_transformers_writes(tmp_path: Path) -> None:
     generation = exact.generation_config
     generation.suppress_tokens, generation.begin_suppress_tokens = [*shape.suppressed], [*shape.first_suppressed]
     generation.no_timestamps_token_id, generation.is_multilingual = source.untimed, False
+    generation.alignment_heads, generation.max_initial_timestamp_index = [*map(list, shape.alignment)], source.latest
     generation.decoder_start_token_id, generation.eos_token_id, generation.max_length = (
         source.start,
         source.text.ends[0],
@@ -324,6 +348,14 @@ def test_tiny_en_writes_what_transformers_writes(tmp_path: Path) -> None:
             wanted = exact.generate(features, do_sample=False)[0].tolist()
             assert found == [t for t in wanted if t not in (*model.text.ends, source.start, source.untimed)]
             assert passage.answer.reason == "stop" and passage.text
+            heard = model.transcribe(sound, rate=8000, times=True, words=True).passages[0]
+            timed = exact.generate(features, do_sample=False, return_timestamps=True, return_segments=True)["segments"][
+                0
+            ]
+            written = [t.id for t in heard.answer.tokens if t.id not in model.text.ends]
+            assert written == [t for t in timed[0]["result"].tolist()[1:] if t not in model.text.ends]
+            assert heard.phrases and heard.words and " ".join(w.text for w in heard.words) == heard.text
+            assert all(heard.start <= w.start <= w.end <= heard.end for w in heard.words)
     exact.save_pretrained(tmp_path / "folder")
     (tmp_path / "folder" / "tokenizer.json").write_text(source.text.tokenizer)
     again = read_speech_folder(tmp_path / "folder")

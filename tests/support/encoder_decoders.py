@@ -87,6 +87,7 @@ def made_whisper(several: bool = True, untimed: int = UNTIMED, **given: Any) -> 
     generation.begin_suppress_tokens = [*range(60, 120), END]
     generation.no_timestamps_token_id, generation.is_multilingual = untimed, several
     generation.decoder_start_token_id, generation.max_length = BEGIN, 140
+    generation.alignment_heads = [[0, 2], [1, 0], [1, 3]]
     if several:
         generation.lang_to_id, generation.task_to_id = LANGUAGES, TASKS
     return model

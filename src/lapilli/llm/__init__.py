@@ -4,7 +4,8 @@ from lapilli.llm.answer_options import Choices
 from lapilli.llm.beams import Beams
 from lapilli.llm.language_model import LLM, Answer, AnswerStream, Token
 from lapilli.llm.sequence_to_sequence import SequenceToSequence
-from lapilli.llm.transcriber import Passage, Segment, Transcriber, Transcription
+from lapilli.llm.transcriber import Passage, Phrase, Transcriber, Transcription
+from lapilli.llm.words import Word
 
 __all__ = [
     "LLM",
@@ -13,9 +14,10 @@ __all__ = [
     "Beams",
     "Choices",
     "Passage",
-    "Segment",
+    "Phrase",
     "SequenceToSequence",
     "Token",
     "Transcriber",
     "Transcription",
+    "Word",
 ]

@@ -7,7 +7,7 @@ on the decoder is one of tokens with a cache of its own, as `Decoder` is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,7 +27,8 @@ class TwoStacks:
     size: of a head. encoders, decoders: layers. context: tokens that the decoder has room for, None: any number. places: what the
     encoder gives at most, None: any number. scale: of attention's scores. head_scale: of what the head reads. buckets, distance: of
     relative positions. bins: of a spectrum, 0: tokens are read. suppressed: tokens that are not written after position first
-    and the next ones; first_suppressed: only not after first.
+    and the next ones; first_suppressed: only not after first. alignment: layers and heads of the decoder that attend to the place
+    where a token is.
     """
 
     words: int
@@ -49,6 +50,7 @@ class TwoStacks:
     suppressed: tuple[int, ...] = ()
     first_suppressed: tuple[int, ...] = ()
     first: int = 0
+    alignment: tuple[tuple[int, int], ...] = ()
 
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -192,17 +194,31 @@ class DecoderLayer(nn.Module):
         """x: [1, n, width], at positions [n] of a sequence [1]; None: token b is of sequence b. mask: of the cache. seen: of the
         encoder's places.
         """
+        x = self.own(x, positions, mask, sequence)
+        given = self._of((self.cross_keys, self.cross_values), sequence, positions.shape[0])
+        x = self.cross(x, self.cross.norm(x), *given, seen, sequence is None)
+        moved: Tensor = self.network(x)
+        return moved
+
+    def own(self, x: Tensor, positions: Tensor, mask: Tensor, sequence: Tensor | None) -> Tensor:
+        """The layer's first part: arguments as for a call."""
         count = positions.shape[0]
         y = self.attention.norm(x)
         keys, values = self.attention.keys_and_values(y, self.keys.dtype)
         rows = torch.arange(count) if sequence is None else sequence.expand(count)
         for cache, new in ((self.keys, keys), (self.values, values)):
             cache[rows, :, positions] = new[0].transpose(0, 1)
-        own, given = ((self.keys, self.values), (self.cross_keys, self.cross_values))
-        x = self.attention(x, y, *self._of(own, sequence, count), mask, sequence is None)
-        x = self.cross(x, self.cross.norm(x), *self._of(given, sequence, count), seen, sequence is None)
-        moved: Tensor = self.network(x)
-        return moved
+        caches = self._of((self.keys, self.values), sequence, count)
+        attended: Tensor = self.attention(x, y, *caches, mask, sequence is None)
+        return attended
+
+    def attention_to_given(self, x: Tensor, sequence: Tensor, heads: Sequence[int]) -> Tensor:
+        """How much heads attend to each of the encoder's places: [heads, n, places], of what `own` gives."""
+        q = self.cross.q(self.cross.norm(x)).view(x.shape[1], -1, self.cross.shape.size).transpose(0, 1)
+        keys, _ = self._of((self.cross_keys, self.cross_values), sequence, 1)
+        chosen = torch.tensor(list(heads))
+        scores = q.index_select(0, chosen).float() @ keys[0].index_select(0, chosen).float().transpose(1, 2)
+        return torch.softmax(scores * self.cross.shape.scale, -1)
 
     def _of(self, caches: tuple[Tensor, Tensor], sequence: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
         """What two caches have of a sequence, or of the first ones."""
@@ -338,6 +354,22 @@ class EncoderDecoder(nn.Module):
                 assert isinstance(cache, Tensor)
                 cache[target] = cache[source]
         self.count[target] = self.count[source]
+
+    def align(self, tokens: Tensor, sequence: Tensor) -> Tensor:
+        """How much the heads of `alignment` attend to each of the encoder's places after each of a sequence's first tokens int64
+        [1, n]: [heads, n, places], float32. Keeps their keys and values, as a call does.
+        """
+        positions = torch.arange(tokens.shape[1])
+        x = F.embedding(tokens, self.embedding()) + F.embedding(positions, self.decoder_positions)
+        mask = positions[:, None] >= torch.arange(self.context)
+        found: list[Tensor] = []
+        for k, layer in enumerate(self.decoder[: 1 + max(layer for layer, _ in self.shape.alignment)]):
+            assert isinstance(layer, DecoderLayer)
+            heads = [head for at, head in self.shape.alignment if at == k]
+            if heads:
+                found.append(layer.attention_to_given(layer.own(x, positions, mask, sequence), sequence, heads))
+            x = layer(x, positions, mask, None, sequence)
+        return torch.cat(found)
 
     def _through(self, tokens: Tensor, positions: Tensor, sequence: Tensor | None) -> Tensor:
         x = F.embedding(tokens, self.embedding())

@@ -43,6 +43,8 @@ class EncoderDecoderSource:
         numbers += [] if s.bins else [s.buckets, s.distance - s.buckets // 2]
         if not all(isinstance(n, int) and 1 <= n < 2**31 for n in numbers) or not 0 < s.eps < 1:
             raise InvalidFileError(f"{self.name}: these numbers are no encoder's and decoder's: {s}.")
+        if not all(0 <= layer < s.decoders and 0 <= head < s.heads for layer, head in s.alignment):
+            raise InvalidFileError(f"{self.name} names heads for alignment that it does not have: {s.alignment}.")
         tokens = {self.start, *self.languages.values(), *self.tasks.values(), *s.suppressed, *s.first_suppressed}
         tokens |= {t for t in (self.untimed, self.latest) if t is not None}
         tokens |= set(self.text.ends)
@@ -149,6 +151,7 @@ def _of_hugging_face(path: Path) -> EncoderDecoderSource:
         first=said.get("begin_suppress_tokens") or (), start=said["decoder_start_token_id"],
         several=said.get("is_multilingual"), languages=said.get("lang_to_id"),
         tasks=said.get("task_to_id"), untimed=said.get("no_timestamps_token_id"), latest=said.get("max_initial_timestamp_index"),
+        alignment=said.get("alignment_heads"),
     )  # fmt: skip
 
 
@@ -164,6 +167,7 @@ def _of_ctranslate2(path: Path) -> EncoderDecoderSource:
     return _whisper(
         name_of(path, config), tensors, text.with_ends((end,)), heads=heads, suppressed=config.get("suppress_ids") or (),
         first=config.get("suppress_ids_begin") or (), start=start, latest=_LATEST,
+        alignment=config.get("alignment_heads"),
     )  # fmt: skip
 
 
@@ -181,6 +185,7 @@ def _whisper(
     tasks: Any = None,
     untimed: int | None = None,
     latest: int | None = None,
+    alignment: Any = None,
 ) -> EncoderDecoderSource:
     """What the file does not say of tokens, the tokenizer does: models of one language have neither languages nor tasks."""
     words, width = tensors["token_embd.weight"].shape
@@ -199,6 +204,7 @@ def _whisper(
         size=width // heads, inner=len(tensors["enc.blk.0.ffn_up.weight"]), eps=1e-5, scale=(width // heads) ** -0.5,
         activation="gelu", context=len(tensors["dec.positions"]), places=len(tensors["enc.positions"]),
         bins=tensors["conv1.weight"].shape[1], suppressed=_tokens(suppressed), first_suppressed=_tokens(first), first=begins - 1,
+        alignment=tuple(sorted((int(layer), int(head)) for layer, head in alignment or ())),
     )  # fmt: skip
     return EncoderDecoderSource(name, shape, tensors, text, start, kept, tasks, untimed, latest)
 

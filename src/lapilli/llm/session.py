@@ -253,6 +253,18 @@ class Session:
             limits[k] = AnswerOptions().drawn()[1]
         self._submit(step_name(size), numbers, limits)
 
+    def alignment(self, given: Given, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """What the method `align` gives of tokens, two or more, after what the encoder reads: [heads, tokens, places]."""
+        with self.lock:
+            self._free()
+            same = (s for s in self.slots if s.turn is None and s.given is given)
+            slot = next(same, None) or self._least_useful()
+            slot.cached = []
+            self._give(slot, given)
+            run = self._submit("align", np.array([tokens]), np.array([self.slots.index(slot)]))
+            found: NDArray[np.float32] = run.result()
+            return found
+
     def check(self) -> None:
         """Runs a method that changes no state. Raises DeviceLostError if the device is lost."""
         self._listed(0).result()

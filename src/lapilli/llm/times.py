@@ -51,7 +51,7 @@ class Times:
         times = range(0) if timed[-1] and not closing else range(least, self.words)
         return bits_of([t for t in (*text, *times) if t != self.untimed], self.words)
 
-    def segments(self, written: Sequence[int], seconds: float) -> list[tuple[float, float, list[int]]]:
+    def phrases(self, written: Sequence[int], seconds: float) -> list[tuple[float, float, list[int]]]:
         """Start, end and text tokens of each segment of an answer without its end. A segment ends with two times; what follows the
         last one ends with the answer's last time, or after so many seconds, where the part does.
         """

@@ -144,6 +144,10 @@ class EncoderDecoderMethods(TokenMethods):
         """As `EncoderDecoder.carry`."""
         self.model.carry(source, target)
 
+    def align(self, tokens: Tensor, sequence: Tensor) -> Tensor:
+        """As `EncoderDecoder.align`."""
+        return self.model.align(tokens, sequence)
+
     def time(self, line: Tensor, timed: Tensor) -> None:
         """Sets whether the answer of a line has times: int64 [1], 0 or 1."""
         self.timed.index_copy_(0, line, timed)
@@ -189,12 +193,15 @@ def encoder_decoder_methods(model: EncoderDecoder, untimed: int | None = None) -
         found["carry"] = (writer.carry, (torch.arange(2), torch.arange(2)))
     if untimed is not None:
         found["time"] = (writer.time, (first, first))
+    if model.shape.alignment:
+        given = {1: torch.export.Dim("written", min=2, max=model.context)}
+        found["align"] = (writer.align, (torch.zeros(1, 8, dtype=torch.int64), first), (given, None))
     if model.shape.bins:
         spectrum = torch.zeros(1, model.shape.bins, 2 * model.places)
         return found | {"encode": (writer.encode_spectrum, (spectrum, first))}
     count = {1: torch.export.Dim("given", min=2, max=model.places)}
-    given = (torch.zeros(1, 8, dtype=torch.int64), first, first)
-    return found | {"encode": (writer.encode, given, (count, None, None))}
+    tokens = (torch.zeros(1, 8, dtype=torch.int64), first, first)
+    return found | {"encode": (writer.encode, tokens, (count, None, None))}
 
 
 def _moving(writer: DecoderMethods | EncoderDecoderMethods, context: int) -> Any:

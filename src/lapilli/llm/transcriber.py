@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -18,13 +19,14 @@ from lapilli.llm.language_model import Answer, AnswerStream
 from lapilli.llm.sequence_to_sequence import EncodingModel, beams_of
 from lapilli.llm.session import Given, Turn, bits_of
 from lapilli.llm.sound import HOP, RATE, checked, log_mel, read_wav, windows
-from lapilli.llm.times import Times
+from lapilli.llm.times import STEP, Times
+from lapilli.llm.words import Word, ends_of_tokens, words_of
 
 Audio = str | os.PathLike[str] | NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
-class Segment:
+class Phrase:
     """A phrase, as the model cuts them.
 
     Attributes:
@@ -48,7 +50,8 @@ class Passage:
         text: what was said.
         language: that of the model's answer, such as "en"; None: the model knows one alone.
         answer: the text with its tokens.
-        segments: the phrases in it, with their times; empty unless times are asked for.
+        phrases: those in it, with their times; empty unless times are asked for.
+        words: the words in it, with their times; empty unless they are asked for.
     """
 
     start: float
@@ -56,7 +59,8 @@ class Passage:
     text: str
     language: str | None
     answer: Answer
-    segments: tuple[Segment, ...] = ()
+    phrases: tuple[Phrase, ...] = ()
+    words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Manner:
     options: AnswerOptions
     beams: Beams | None
     times: Times | None
+    words: bool
 
 
 class Transcriber(EncodingModel):
@@ -159,6 +164,7 @@ class Transcriber(EncodingModel):
         language: str | None = None,
         task: str = "transcribe",
         times: bool = False,
+        words: bool = False,
         beams: int | Beams | None = None,
         **choices: Unpack[Choices],
     ) -> Transcription:
@@ -169,7 +175,8 @@ class Transcriber(EncodingModel):
             rate: how many numbers a second an array has; files say it themselves.
             language: a code of `languages`; None: the likeliest one of each part.
             task: one of `tasks`.
-            times: the model writes when each phrase begins and ends: `Passage.segments`.
+            times: the model writes when each phrase begins and ends: `Passage.phrases`.
+            words: the model is asked where it heard each token: `Passage.words`. That is a second reading of the answer.
             beams: each part's answer is searched for, as `SequenceToSequence.generate` does it.
             **choices: as for `LLM.generate`, for each part.
 
@@ -179,7 +186,9 @@ class Transcriber(EncodingModel):
             OSError: the file cannot be read.
         """
         found = tuple(
-            self.passages(audio, rate=rate, language=language, task=task, times=times, beams=beams, **choices)
+            self.passages(
+                audio, rate=rate, language=language, task=task, times=times, words=words, beams=beams, **choices
+            )
         )
         return Transcription("".join(p.answer.text for p in found).strip(), found)
 
@@ -191,6 +200,7 @@ class Transcriber(EncodingModel):
         language: str | None = None,
         task: str = "transcribe",
         times: bool = False,
+        words: bool = False,
         beams: int | Beams | None = None,
         **choices: Unpack[Choices],
     ) -> Iterator[Passage]:
@@ -201,7 +211,12 @@ class Transcriber(EncodingModel):
         """
         options = AnswerOptions.of(choices)
         self._check(language, task)
-        manner = Manner(language, task, options, beams_of(beams), self._times(options) if times else None)
+        if words and "align" not in self.program.methods:
+            raise InvalidInputError(
+                f"{self.name} does not say which heads know when a word was said: leave `words` out."
+            )
+        timed = self._times(options) if times else None
+        manner = Manner(language, task, options, beams_of(beams), timed, words)
         if isinstance(audio, str | os.PathLike):
             if rate is not None:
                 raise InvalidInputError(f"rate is {rate!r}, and the file says its own: give it with arrays alone.")
@@ -219,9 +234,11 @@ class Transcriber(EncodingModel):
             heard = [(log_mel(sound[start:end], frames, self._encoder.bins),) for start, end in group]
             spoken = [self._language(given) if manner.language is None else manner.language for given in heard]
             answers = self._answers(heard, spoken, manner)
-            for (start, end), language, answer in zip(group, spoken, answers, strict=True):
-                segments = self._segments(answer, manner.times, start / RATE, end / RATE) if manner.times else ()
-                yield Passage(start / RATE, end / RATE, answer.text.strip(), language, answer, segments)
+            for (start, end), language, answer, given in zip(group, spoken, answers, heard, strict=True):
+                begin = self._begin(language, manner.task, manner.times is not None)
+                words = self._words(answer, begin, given, language, start, end) if manner.words else ()
+                phrases = self._phrases(answer, manner.times, start / RATE, end / RATE) if manner.times else ()
+                yield Passage(start / RATE, end / RATE, answer.text.strip(), language, answer, phrases, words)
 
     def _answers(self, heard: Sequence[Given], spoken: Sequence[str | None], manner: Manner) -> list[Answer]:
         """To several parts, in the languages spoken in them."""
@@ -240,14 +257,31 @@ class Transcriber(EncodingModel):
             ]
         )
 
-    def _segments(self, answer: Answer, times: Times, start: float, end: float) -> tuple[Segment, ...]:
+    def _phrases(self, answer: Answer, times: Times, start: float, end: float) -> tuple[Phrase, ...]:
         """Of a part from start to end. Takes the times out of the answer's text."""
         written = [t.id for t in answer.tokens if t.id not in self.text.ends]
         answer.text = self.text.decode([t for t in written if t < times.first])
         return tuple(
-            Segment(min(start + a, end), min(start + b, end), self.text.decode(tokens).strip())
-            for a, b, tokens in times.segments(written, end - start)
+            Phrase(min(start + a, end), min(start + b, end), self.text.decode(tokens).strip())
+            for a, b, tokens in times.phrases(written, end - start)
         )
+
+    def _words(
+        self, answer: Answer, begin: list[int], given: Given, language: str | None, start: int, end: int
+    ) -> tuple[Word, ...]:
+        """Of a part that is these samples of the recording."""
+        written = [t.id for t in answer.tokens if t.id not in self.text.ends][: self.context - len(begin)]
+        if not written or len(begin) + len(written) < 2:
+            return ()
+        attention = self._session.alignment(given, [*begin, *written])[
+            :, len(begin) :, : max((end - start) // HOP // 2, 1)
+        ]
+        places = [0, *ends_of_tokens(attention).tolist()]
+        spans = [(start / RATE + a * STEP, start / RATE + b * STEP) for a, b in pairwise(places)]
+        last = self._encoder.untimed if self._encoder.untimed is not None else self._session.about.words
+        of_text = [k for k, t in enumerate(written) if t < last]
+        chosen = [written[k] for k in of_text], [spans[k] for k in of_text]
+        return tuple(words_of(*chosen, self.text.decode, language))
 
     def _times(self, options: AnswerOptions) -> Times:
         untimed, words = self._encoder.untimed, self._session.about.words
