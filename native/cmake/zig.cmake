@@ -19,6 +19,8 @@ else()
 endif()
 set(CMAKE_C_COMPILER ${LAPILLI_ZIG} cc -target ${LAPILLI_ZIG_TARGET})
 set(CMAKE_CXX_COMPILER ${LAPILLI_ZIG} c++ -target ${LAPILLI_ZIG_TARGET})
+set(CMAKE_C_FLAGS_INIT -g0) # zig's default is -g
+set(CMAKE_CXX_FLAGS_INIT -g0)
 if(NOT CMAKE_SYSTEM_NAME STREQUAL "Darwin") # zig's own libc++ is built with three times as many bytes for debuggers
   set(CMAKE_SHARED_LINKER_FLAGS_INIT -s)
 endif()
