@@ -62,6 +62,7 @@ def test_files_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(found["program"].report().in_integers) == 2
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("title", ["A GGUF file", "A Hugging Face folder, quantized on the way in"])
 def test_language_models_write(
     title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -128,21 +128,21 @@ def test_beams_are_those_of_transformers(wide: SequenceToSequence) -> None:
         tokens = wide.tokens(given)
         free = theirs_by_beams(exact, tokens, Beams(3), 299)
         ends = [299, free[3], free[9]]
-        for end in ends:
+        for k, end in enumerate(ends):
             wide.text = dataclasses.replace(text, ends=(end,))
             for beams in (
                 Beams(3),
                 Beams(2, length_penalty=2.0),
                 Beams(3, -0.5, True),
                 Beams(3, 1.5, "never"),
-            ):
+            )[k % 2 :: 2]:
                 answer = wide.generate(given, max_tokens=20, beams=beams)
                 found = [t.id for t in answer.tokens]
                 assert found == theirs_by_beams(exact, tokens, beams, end), (given, end, beams)
                 assert answer.reason == ("stop" if found[-1] == end else "length")
                 lengths.add(len(found))
     wide.text = text
-    assert len(lengths) > 4 and 20 in lengths
+    assert len(lengths) > 2 and 20 in lengths
     assert wide.generate([TEXTS[1], TEXTS[0]], beams=3)[1] == wide.generate(TEXTS[0], beams=3)
     assert wide.generate(TEXTS[0], beams=1) == wide.generate(TEXTS[0])
 
@@ -203,7 +203,7 @@ def test_files_with_other_metadata_are_refused_or_write(model: SequenceToSequenc
     """Numbers that do not belong to the program: a sentence, and nothing that an answer before has left behind."""
     model.save(tmp_path / "whole.lap")
     whole, rng, well = (tmp_path / "whole.lap").read_bytes(), random.Random(5), 0
-    for k in range(16):
+    for k in range(10):
         program, data = hostile_files.parts_of(whole)
         key = (b"llm.encoder", b"llm.model")[k % 2]
         entry = next(e for e in program.metadata if e.key == key)
@@ -216,7 +216,7 @@ def test_files_with_other_metadata_are_refused_or_write(model: SequenceToSequenc
             continue
         well += 1
         assert all(0 <= t.id < 300 for t in answer.tokens)
-    assert 0 < well < 16
+    assert 0 < well < 10
 
 
 def test_half_precision_and_codes_stay_near(folder: Path) -> None:
