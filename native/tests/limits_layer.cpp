@@ -1,7 +1,8 @@
 // A Vulkan layer, for tests: the device below it looks like a poorer one. It says so and no more: that the player keeps to it is what
 // the validation layer sees, which must be above this one. It can also be a wrong driver, by changing kernels.
 //
-// LAPILLI_TEST_LIMITS has words: `name=value` for a number of the device, `-name` for what it lacks. tests/support/phones.py writes them.
+// LAPILLI_TEST_LIMITS has words: `name=value` for a number of the device, `-name` for what it lacks, `+name` for an extension that every
+// application must enable, as the portability subset. tests/support/phones.py writes them.
 
 #include "vulkan_api.h"
 
@@ -51,12 +52,15 @@ public:
       const size_t sign = word.find('=');
       if (word.front() == '-')
         lacks_.push_back(word.substr(1));
+      else if (word.front() == '+')
+        demands_.push_back(word.substr(1));
       else if (sign != std::string::npos)
         values_[word.substr(0, sign)] = word.substr(sign + 1);
     }
   }
 
   bool lacks(std::string_view name) const { return std::ranges::find(lacks_, name) != lacks_.end(); }
+  const std::vector<std::string>& demands() const { return demands_; }
   const std::string* text(const std::string& name) const {
     const auto found = values_.find(name);
     return found == values_.end() ? nullptr : &found->second;
@@ -89,7 +93,7 @@ public:
 
 private:
   std::map<std::string, std::string> values_;
-  std::vector<std::string> lacks_;
+  std::vector<std::string> lacks_, demands_;
 };
 
 const Limits& limits() {
@@ -172,6 +176,17 @@ void change(VkBaseOutStructure& item) {
   }
   case VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES:
     to.lower("allocation", reinterpret_cast<VkPhysicalDeviceMaintenance3Properties&>(item).maxMemoryAllocationSize);
+    break;
+  case VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES:
+    to.set("required_subgroup_stages",
+           reinterpret_cast<VkPhysicalDeviceSubgroupSizeControlProperties&>(item).requiredSubgroupSizeStages);
+    break;
+  case VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_PROPERTIES:
+    to.set("required_subgroup_stages",
+           reinterpret_cast<VkPhysicalDeviceVulkan13Properties&>(item).requiredSubgroupSizeStages);
+    break;
+  case VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ROBUSTNESS_2_FEATURES_KHR:
+    lack("robust_access2", reinterpret_cast<VkPhysicalDeviceRobustness2FeaturesKHR&>(item).robustBufferAccess2);
     break;
   case VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES: {
     auto& it = reinterpret_cast<VkPhysicalDeviceDriverProperties&>(item);
@@ -284,6 +299,12 @@ VkResult VKAPI_PTR enumerate_extensions(VkPhysicalDevice device, const char* lay
   if (result != VK_SUCCESS)
     return result;
   std::erase_if(all, [](const VkExtensionProperties& item) { return limits().lacks(item.extensionName); });
+  for (const std::string& name : limits().demands()) {
+    VkExtensionProperties demanded{};
+    std::strncpy(demanded.extensionName, name.c_str(), sizeof(demanded.extensionName) - 1);
+    demanded.specVersion = 1;
+    all.push_back(demanded);
+  }
   const auto found = static_cast<uint32_t>(all.size());
   if (properties == nullptr) {
     *count = found;
@@ -364,7 +385,17 @@ VkResult VKAPI_PTR create_device(VkPhysicalDevice physical, const VkDeviceCreate
   vk.GetDeviceProcAddr = reinterpret_cast<PFN_vkGetDeviceProcAddr>(link->link->get_other);
   link->link = link->link->next;
   vk.CreateDevice = reinterpret_cast<PFN_vkCreateDevice>(get(below(physical).instance, "vkCreateDevice"));
-  const VkResult result = vk.CreateDevice(physical, info, allocator, device);
+  std::vector<const char*> extensions;
+  const auto is = [](const char* name) { return [name](std::string_view other) { return other == name; }; };
+  for (uint32_t i = 0; i < info->enabledExtensionCount; ++i)
+    if (std::ranges::none_of(limits().demands(), is(info->ppEnabledExtensionNames[i])))
+      extensions.push_back(info->ppEnabledExtensionNames[i]);
+  if (info->enabledExtensionCount - extensions.size() != limits().demands().size())
+    return VK_ERROR_EXTENSION_NOT_PRESENT;
+  VkDeviceCreateInfo changed = *info;
+  changed.enabledExtensionCount = static_cast<uint32_t>(extensions.size());
+  changed.ppEnabledExtensionNames = extensions.data();
+  const VkResult result = vk.CreateDevice(physical, &changed, allocator, device);
   if (result != VK_SUCCESS)
     return result;
   Below& it = below(*device);

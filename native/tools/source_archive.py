@@ -1,4 +1,5 @@
-"""Write the source archive: the player, its tools and examples, and what is generated, for CMake and a C++20 compiler alone.
+"""Write the source archive: the player, its tools and examples, and what is generated, for CMake and a C++20 compiler alone; it
+is a Swift package and a pod, too.
 
     python source_archive.py --version 0.1.0 --generated BUILD/generated --flatbuffers FOLDER --output BUILD
 
@@ -44,6 +45,10 @@ def contents(generated: Path, flatbuffers: Path) -> dict[str, bytes]:
         files[f"generated/{name}"] = (generated / name).read_bytes()
     for name, text in flatbuffers_headers(flatbuffers).items():
         files[f"generated/{name}"] = text
+    apple = NATIVE.parent / "apple"
+    files |= {name: (apple / name).read_bytes() for name in ("Package.swift", "Lapilli.podspec")}
+    for name in ("LapilliModule.mm", "include/LapilliModule.h"):
+        files[f"apple/{name}"] = (apple / name).read_bytes()
     files["LICENSE"] = (NATIVE.parent / "LICENSE").read_bytes()
     return files
 

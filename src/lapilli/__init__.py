@@ -133,7 +133,7 @@ def compile(
     example_inputs: Any = None,
     *,
     example_kwargs: Mapping[str, Any] | None = None,
-    precision: Literal["fp32", "fp16"] = "fp32",
+    precision: Literal["fp32", "fp16"] | None = None,
     dynamic_shapes: Any = None,
     target: str | None = None,
     fallback: Literal["cpu", "error"] = "cpu",
@@ -155,10 +155,12 @@ def compile(
             channels-last memory format are accepted in that format, without a copy.
         example_kwargs: keyword arguments in addition to example_inputs.
         precision: "fp32", or "fp16" for 16-bit storage with 32-bit accumulation. Inputs and outputs keep their dtypes.
+            None: "fp32", with target="metal" "fp16".
         dynamic_shapes: as in `torch.export.export`: which sizes may change from run to run, with their bounds. None: for an ONNX
             file, those that it declares to be open; `()`: none.
         target: None: plans for every kind of device; or the name of the one plan to make; or the name of a device, such as
-            "rtx-4090" or "mali-g7x" (`lapilli.target.KNOWN`), which need not be present: one plan, with kernels and tiles for it.
+            "rtx-4090" or "mali-g7x" (`lapilli.target.KNOWN`), which need not be present: one plan, with kernels and tiles for it;
+            or "metal", for Apple's GPUs by MoltenVK (docs/apple.md).
         fallback: "cpu" runs operators that have no GPU kernel in torch on the CPU; `program.report()` lists them with the
             reason. "error" raises UnsupportedOperatorError instead. A program with CPU operators needs torch to run.
         metadata: strings to store in the file, such as `preprocess` and `labels`.
@@ -185,7 +187,9 @@ def compile(
         torch_compat.warn_unsupported("lapilli.compile", "It is tried all the same.")
     from lapilli.runtime.host import OWN
     from lapilli.runtime.program import Program
+    from lapilli.target import usual_precision
 
+    precision = precision or usual_precision(target)
     options: dict[str, Any] = {
         "example_kwargs": example_kwargs, "precision": precision, "dynamic_shapes": dynamic_shapes, "fallback": fallback,
         "metadata": metadata, "progress": progress,

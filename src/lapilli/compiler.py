@@ -46,10 +46,12 @@ from lapilli.schedule.layout import Layout, estimate
 from lapilli.schedule.order import order
 from lapilli.schedule.plan import Schedule, realize_graph
 from lapilli.schedule.task import Task
-from lapilli.target import DOT, KNOWN, TARGETS, Target, bound_in_parts, of_device, plans_for, plans_here
+from lapilli.target import ANY, DOT, KNOWN, METAL, TARGETS, Target, bound_in_parts, of_device, plans_for, plans_here
 from lapilli.version import __version__
 
 Progress = Callable[[str, int, int], None]
+EachKernel = Callable[[str, str, bytes], None]
+"""Takes the name, the Slang source and the SPIR-V of a kernel."""
 
 
 def compile_to_bytes(
@@ -64,14 +66,16 @@ def compile_to_bytes(
     metadata: Mapping[str, str] | None = None,
     progress: Progress | None = None,
     weights: str | None = None,
+    each_kernel: EachKernel | None = None,
 ) -> bytes:
-    """The bytes of the program file; no device is needed. Arguments as for `lapilli.compile`; weights: as for `collected`."""
+    """The bytes of the program file; no device is needed. Arguments as for `lapilli.compile`; weights: as for `collected`;
+    each_kernel: is called with what kernels are made of, in the order of the file."""
     metadata = checked_metadata(metadata)
     with uncollected(), nullcontext() if progress else working():
         return collected(
             model, example_inputs, example_kwargs=example_kwargs, precision=precision, dynamic_shapes=dynamic_shapes, target=target,
             fallback=fallback, weights=weights,
-        ).finish(metadata, progress)  # fmt: skip
+        ).finish(metadata, progress, each_kernel)  # fmt: skip
 
 
 def collected(
@@ -251,7 +255,9 @@ class ModelCompiler:
         }
         return PlayerMethod(name, graphs, dims)
 
-    def finish(self, metadata: dict[str, str], progress: Progress | None) -> bytes:
+    def finish(
+        self, metadata: dict[str, str], progress: Progress | None, each_kernel: EachKernel | None = None
+    ) -> bytes:
         writer = Writer()
         written = self.methods or [PlayerMethod("nothing", {half: Graph([], [], {}) for half in (False, True)})]
         schedules = _write(writer, written, self.targets, progress, self.storage.layout)
@@ -262,6 +268,9 @@ class ModelCompiler:
                 if script.states[name][0] not in writer.states:
                     script.states[name][1] = _keep(writer, name, tensor)
             writer.host_operators += [o for o in parts.script.operators() if o not in writer.host_operators]
+        if each_kernel is not None:
+            for name, source, code in writer.code():
+                each_kernel(name, source, code)
         metadata[METADATA_KEY] = dumps(self.interfaces)
         metadata["lapilli.schedule"] = _decisions(schedules[0])
         return writer.bytes(f"lapilli {__version__}", metadata)
@@ -474,6 +483,8 @@ def _plans(precision: str, stored: Collection[DType]) -> dict[str, Target]:
 def _targets(precision: str, target: str | None, stored: Collection[DType]) -> list[Target]:
     if target is None:
         return plans_here(stored)
+    if target == METAL:  # the other is for GPUs without halves, and what the first-run check compares with
+        return [of_device(KNOWN[METAL], half=bool(stored), matrix=False), ANY]
     if target in KNOWN:
         return [of_device(KNOWN[target], half=bool(stored), matrix=True)]
     if target not in _plans(precision, stored):

@@ -14,7 +14,7 @@ from plans import plan
 from lapilli.codegen.select import write_all
 from lapilli.compiler import compile_to_bytes
 from lapilli.runtime.description import Description
-from lapilli.target import ANY, CPU, FEW, GPU, MAX_BINDINGS, Target
+from lapilli.target import ANY, CPU, FEW, GPU, KNOWN, METAL, Target, on_device
 
 Values = list[torch.Tensor]
 
@@ -59,13 +59,14 @@ CASES: list[Callable[[Values, Values], torch.Tensor]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("target", [CPU, GPU, ANY], ids=lambda t: t.name)
+@pytest.mark.part(2)
+@pytest.mark.parametrize("target", [CPU, on_device(GPU, KNOWN[METAL].limits), ANY], ids=lambda t: t.name)
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_kernels_bind_what_devices_take(case: int, target: Target) -> None:
     for count in (7, 9, 12, 13, 24, 33, 60):
         values = [torch.zeros(8, 8) for _ in range(2 * count)]
         made = plan(lambda *v, n=count: CASES[case](list(v[:n]), list(v[n:])), *values, target=target)
-        assert max(len(k.bindings) for k in write_all(made).values()) <= MAX_BINDINGS
+        assert max(len(k.bindings) for k in write_all(made).values()) <= target.bindings
 
 
 @pytest.mark.parametrize("case", range(len(CASES)))

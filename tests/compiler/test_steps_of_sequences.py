@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from quantized_tokens import weights
@@ -13,7 +14,8 @@ from quantized_tokens import weights
 from lapilli.capture import capture
 from lapilli.codegen.select import schedule_of, write_all
 from lapilli.legalize.passes import prepare
-from lapilli.llm.decoder import Decoder, Shape
+from lapilli.llm.blocks import BlockedMatrix, Parameter
+from lapilli.llm.decoder import Decoder, Shape, Weight
 from lapilli.lower import lower
 from lapilli.schedule.plan import Schedule
 from lapilli.target import KNOWN, TARGETS, Target, of_device
@@ -74,6 +76,36 @@ def test_products_read_a_matrix_once_for_all_rows(device: str, half: bool) -> No
         if rows > 8:
             assert len(products) == 8
     assert max(counts.values()) <= counts[1] + 12
+
+
+class Wide(torch.nn.Module):
+    """A product of halves with a matrix of codes, as large models have them."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(256, 256)
+        codes = torch.randint(0, 256, (columns, 128), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        self.weight = Weight.of(
+            BlockedMatrix(256, 64, codes.numpy(), Parameter(np.ones((columns, 4), np.float16)), bits=4, low=-8)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(torch.relu(self.first(x)), self.weight())
+
+
+@pytest.mark.parametrize("columns", [2048, 4096])
+@pytest.mark.parametrize("matrix", [False, True], ids=["tiles", "matrix"])
+def test_a_large_matrix_is_decoded_once_for_eight_rows(columns: int, matrix: bool) -> None:
+    """On matrix units, where decoding for each row would take longer than a step of sixteen."""
+    target = replace(of_device(KNOWN["h100"], half=True, matrix=matrix), records=Records())
+    for rows in (2, 6, 7, 8, 16):
+        with torch.no_grad():
+            module = prepare(capture(Wide(columns).eval(), (torch.zeros(rows, 256),)))
+        s = schedule_of(lower(module, "fp16", True), target)
+        kernels = write_all(s)
+        name = [kernels[t.out.id].name for t in s.order.run][-1]
+        few = rows <= (6 if columns == 4096 and matrix else 8)
+        assert name == ("few_rows" if few else "matmul_matrix" if matrix else "matmul"), rows
 
 
 def test_plans_for_any_cpu_read_caches_where_they_lie() -> None:

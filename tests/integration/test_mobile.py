@@ -15,6 +15,7 @@ from torch.jit.mobile import _load_for_lite_interpreter
 from torch.utils import bundled_inputs, mobile_optimizer
 
 import lapilli.mobile
+from lapilli.runtime.description import Description
 
 lapilli.mobile.install()  # what the entry point does in an installed package
 Kind: Any = mobile_optimizer.MobileOptimizerType  # type: ignore[attr-defined]
@@ -305,6 +306,7 @@ def test_traced_and_bundled_sizes_are_kept(net: Any, tmp_path: Path) -> None:
     model, script, x = net
     traced = portable(optimize(torch.jit.trace(model, x), backend="metal"), tmp_path / "traced.pt")
     assert traced.inputs[0].shape == x.shape
+    assert [plan.name for plan in Description.of(tmp_path / "traced.pt").methods[0].plans] == ["gpu-fp16", "any-fp32"]
     example = torch.zeros(2, 3, 5, 7)
     bundled_inputs.augment_model_with_bundled_inputs(script, [(example,)])
     assert portable(optimize(script, backend="vulkan"), tmp_path / "bundled.pt").inputs[0].shape == example.shape

@@ -139,6 +139,26 @@ def test_arithmetic_with_sizes_stays_symbolic(tmp_path: Path) -> None:
         assert distance(rows, expected[0]) < 1e-6 and torch.equal(places, torch.as_tensor(expected[1]))
 
 
+def test_a_range_of_floats_ends_where_data_say(tmp_path: Path) -> None:
+    """As voices have it, whose length is the sum of a mask; also backwards, by a step that does not divide it; also empty ones."""
+    nodes = [
+        helper.make_node("ReduceSum", ["mask"], ["n"], keepdims=0),
+        helper.make_node("Cast", ["n"], ["length"], to=TensorProto.FLOAT),
+        helper.make_node("Range", ["zero", "length", "one"], ["places"]),
+        helper.make_node("Range", ["length", "zero", "step"], ["back"]),
+    ]
+    constants = [("zero", np.float32(0)), ("one", np.float32(1)), ("step", np.float32(-0.75))]
+    path = saved(
+        tmp_path, nodes, [INFO("mask", TensorProto.INT64, [7])],
+        [INFO(name, TensorProto.FLOAT, [None]) for name in ("places", "back")], [(n, np.asarray(v)) for n, v in constants],
+    )  # fmt: skip
+    program = lapilli.compile(path)
+    for ones in (0, 3, 7):
+        mask = (torch.arange(7) < ones).long()
+        for y, expected in zip(program(mask), onnxruntime_of(path, mask), strict=True):
+            assert torch.equal(y, torch.as_tensor(expected))
+
+
 def test_branches_and_loops_on_values(tmp_path: Path) -> None:
     """A condition and a number of turns that only the run knows; constants and outer values in the inner graphs."""
     then = helper.make_graph(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import tiny
+from check_wheel_contents import problems, read_player
 
 PYTHON = os.environ.get("LAPILLI_TEST_PLAYER_PYTHON", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="LAPILLI_TEST_PLAYER_PYTHON is not set; `make test` sets it")
@@ -79,3 +82,49 @@ def test_the_command_says_what_to_install() -> None:
         [str(Path(PYTHON).with_name("lapilli")), "devices"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1 and "pip install 'lapilli[cli]'" in done.stderr and "Traceback" not in done.stderr
+
+
+WHEELS = Path(__file__).parents[2] / "build" / "wheel"
+Change = Callable[[str, bytes], tuple[str, bytes] | None]
+
+
+def changed(folder: Path, change: Change) -> list[str]:
+    """What is said of the wheel whose files were changed, or left out."""
+    (wheel,) = WHEELS.glob("*.whl")
+    path = folder / wheel.name
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            if (kept := change(name, old.read(name))) is not None:
+                new.writestr(*kept)
+    return problems(path)
+
+
+def test_the_wheel_is_what_its_name_says(tmp_path: Path) -> None:
+    (wheel,) = WHEELS.glob("*.whl")
+    assert problems(wheel) == []
+    other = tmp_path / wheel.name.replace("linux_", "musllinux_1_2_")
+    other.write_bytes(wheel.read_bytes())
+    assert any("libc.so.6" in line for line in problems(other)) and any("its WHEEL" in line for line in problems(other))
+    other = tmp_path / wheel.name.replace("py3-none", "cp311-cp311")
+    other.write_bytes(wheel.read_bytes())
+    assert "py3-none" in problems(other)[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda name, data: None if name.endswith("/pool.py") else (name, data), "lapilli/runtime/pool.py is missing"),
+        (lambda name, data: (name, data + b"#" * name.endswith("/pool.py")), "lapilli/runtime/pool.py has another hash"),
+        (lambda name, data: (name.replace("/pool.py", "/pond.py"), data), "lapilli/runtime/pond.py does not belong there"),
+        (lambda name, data: (name, data.replace(b"lapilli_submit_sized", b"lapilli_submit_eased")), "not export lapilli_submit_s"),
+        (lambda name, data: (name, b"\x7fELF" if name.endswith(".so") else data), "liblapilli.so cannot be read"),
+    ],
+    ids=["left out", "changed", "renamed", "a function less", "no library"],
+)  # fmt: skip
+def test_a_wheel_that_is_not_whole(tmp_path: Path, change: Change, found: str) -> None:
+    assert any(found in line for line in changed(tmp_path, change))
+
+
+def test_a_player_of_no_known_system() -> None:
+    with pytest.raises(ValueError, match="neither ELF"):
+        read_player(b"#!/bin/sh\n")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import as_gpu
+import hostile
+import hostile_files
 import numpy as np
 import pytest
 import torch
@@ -15,7 +18,7 @@ from encoder_decoders import END, T5, made_t5, made_whisper, save, speech_model,
 from language_models import made, save_folder
 
 import lapilli
-from lapilli.llm import LLM, SequenceToSequence, Transcriber
+from lapilli.llm import LLM, Beams, SequenceToSequence, Transcriber
 from lapilli.llm.encoder_decoder import buckets
 from lapilli.llm.encoder_decoder_source import read_text_folder
 from lapilli.player import _player, check
@@ -88,6 +91,87 @@ def test_texts_in_turn_do_not_disturb_each_other(model: SequenceToSequence) -> N
     assert [stream.answer.text for stream in streams] == alone
 
 
+@pytest.fixture(scope="module")
+def wide(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The same model, which writes up to three answers in a step."""
+    place = tmp_path_factory.mktemp("wide")
+    for file in folder.iterdir():
+        (place / file.name).write_bytes(file.read_bytes())
+    with text_model(place, 24, 40, sequences=3) as found:
+        yield found
+
+
+def test_several_answers_in_a_step_are_those_of_one(model: SequenceToSequence, wide: SequenceToSequence) -> None:
+    """Answers of other lengths, so that those that are left move to the front, with what the encoder gave for them."""
+    texts = ["the end", *TEXTS[:2], "in the theory", "in an answer", "b" * 40]
+    counts = [3, 20, 9, 17, 12, 20]
+    alone = [[t.id for t in model.generate(text, max_tokens=n).tokens] for text, n in zip(texts, counts, strict=True)]
+    assert len({tuple(tokens[:3]) for tokens in alone}) > 3
+    streams = [wide.generate(text, max_tokens=n, stream=True) for text, n in zip(texts, counts, strict=True)]
+    wide._session.steps.clear()
+    wide._written(streams)
+    assert [[t.id for t in stream.answer.tokens] for stream in streams] == alone
+    assert max(wide._session.steps) == 3 and {1, 2} & set(wide._session.steps)
+    # more streams than sequences, read in turn
+    streams = [wide.generate(text, max_tokens=n, stream=True) for text, n in zip(texts[:4], counts, strict=False)]
+    for _ in range(30):
+        for stream in streams:
+            next(stream, None)
+    assert [[t.id for t in stream.answer.tokens] for stream in streams] == alone[:4]
+
+
+def test_beams_are_those_of_transformers(wide: SequenceToSequence) -> None:
+    """With answers that end early, late and not at all, and in each manner to end the search."""
+    exact, text = made_t5("t5-1.1"), wide.text
+    lengths = set[int]()
+    for given in TEXTS[:2]:
+        tokens = wide.tokens(given)
+        free = theirs_by_beams(exact, tokens, Beams(3), 299)
+        ends = [299, free[3], free[9]]
+        for k, end in enumerate(ends):
+            wide.text = dataclasses.replace(text, ends=(end,))
+            for beams in (
+                Beams(3),
+                Beams(2, length_penalty=2.0),
+                Beams(3, -0.5, True),
+                Beams(3, 1.5, "never"),
+            )[k % 2 :: 2]:
+                answer = wide.generate(given, max_tokens=20, beams=beams)
+                found = [t.id for t in answer.tokens]
+                assert found == theirs_by_beams(exact, tokens, beams, end), (given, end, beams)
+                assert answer.reason == ("stop" if found[-1] == end else "length")
+                lengths.add(len(found))
+    wide.text = text
+    assert len(lengths) > 2 and 20 in lengths
+    assert wide.generate([TEXTS[1], TEXTS[0]], beams=3)[1] == wide.generate(TEXTS[0], beams=3)
+    assert wide.generate(TEXTS[0], beams=1) == wide.generate(TEXTS[0])
+
+
+def theirs_by_beams(model: Any, tokens: list[int], beams: Beams, end: int) -> list[int]:
+    """What transformers finds with beams, 20 tokens at most."""
+    found = model.generate(
+        torch.tensor([tokens]), max_new_tokens=20, do_sample=False, pad_token_id=0, eos_token_id=end, num_beams=beams.count,
+        length_penalty=beams.length_penalty, early_stopping=beams.early_stopping,
+    )[0, 1:].tolist()  # fmt: skip
+    return found[: found.index(end) + 1] if end in found else found
+
+
+def test_beams_are_checked(model: SequenceToSequence, wide: SequenceToSequence) -> None:
+    for given, options, said in (
+        (model, {"beams": 2}, "beams is 2; this model can search with 1 at most: compile it with more `sequences`"),
+        (wide, {"beams": 4}, "this model can search with 3 at most"),
+        (wide, {"beams": 0}, "beams is 0; it can be 1 to 16"),
+        (wide, {"beams": 2, "temperature": 0.5}, "beams have no draws"),
+        (wide, {"beams": 2, "stream": True}, "has no stream"),
+    ):
+        with pytest.raises(lapilli.InvalidInputError, match=said):
+            given.generate("a", **options)
+    with pytest.raises(lapilli.InvalidInputError, match='can be True, False or "never"'):
+        Beams(2, early_stopping="always")  # type: ignore[arg-type]
+    with pytest.raises(lapilli.InvalidInputError, match="length_penalty is nan"):
+        Beams(2, float("nan"))
+
+
 def test_options_are_those_of_language_models(model: SequenceToSequence) -> None:
     greedy = model.generate(TEXTS[0], max_tokens=20, logprobs=2)
     assert greedy.prompt_tokens == len(model.tokens(TEXTS[0]))
@@ -105,12 +189,34 @@ def test_a_saved_file_is_the_model(model: SequenceToSequence, tmp_path: Path) ->
     model.save(tmp_path / "model.lap")
     with SequenceToSequence(tmp_path / "model.lap") as again:
         assert again.generate(TEXTS[0], max_tokens=12) == model.generate(TEXTS[0], max_tokens=12)
-    with pytest.raises(lapilli.CompileError, match="context, places, precision and quantize are chosen when"):
+    with pytest.raises(
+        lapilli.CompileError, match="context, places, precision, quantize and sequences are chosen when"
+    ):
         SequenceToSequence(tmp_path / "model.lap", places=8)
     with pytest.raises(lapilli.InvalidFileError, match=r"has an encoder: lapilli\.SequenceToSequence"):
         LLM(tmp_path / "model.lap")
     with pytest.raises(lapilli.InvalidFileError, match=r"reads tokens: lapilli\.SequenceToSequence loads it"):
         Transcriber(tmp_path / "model.lap")
+
+
+def test_files_with_other_metadata_are_refused_or_write(model: SequenceToSequence, tmp_path: Path) -> None:
+    """Numbers that do not belong to the program: a sentence, and nothing that an answer before has left behind."""
+    model.save(tmp_path / "whole.lap")
+    whole, rng, well = (tmp_path / "whole.lap").read_bytes(), random.Random(5), 0
+    for k in range(10):
+        program, data = hostile_files.parts_of(whole)
+        key = (b"llm.encoder", b"llm.model")[k % 2]
+        entry = next(e for e in program.metadata if e.key == key)
+        entry.value = json.dumps(hostile.damaged(json.loads(entry.value), rng)).encode()
+        try:
+            with SequenceToSequence(memoryview(hostile_files.file_from(program, data))) as other:
+                answer = other.generate("in the", max_tokens=2)
+        except lapilli.LapilliError as error:
+            assert str(error)
+            continue
+        well += 1
+        assert all(0 <= t.id < 300 for t in answer.tokens)
+    assert 0 < well < 10
 
 
 def test_half_precision_and_codes_stay_near(folder: Path) -> None:
@@ -169,7 +275,7 @@ def test_plans_of_gpus_compute_the_same(
     rows = np.array([[0, 0, 0, 0, 0, 0]], np.int32), np.array([[0, 1, -np.inf, 1]], np.float32)
     with ours:
         methods = ours.program.methods
-        methods["encode"].submit(*given).result()
+        methods["encode"].submit(*given, np.array([0])).result()
         methods["prompt"].submit(written[:, :9], np.array([0]), *rows).result()
         logits = [ours.program.state()["owner.logits"][0]]
         for place in range(9, 12):

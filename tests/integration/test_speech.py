@@ -9,6 +9,7 @@ import subprocess
 import sys
 import wave
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ from transcribe import packaged
 import lapilli
 from lapilli.cli import main
 from lapilli.llm import Transcriber
-from lapilli.llm.encoder_decoder_source import read_speech_folder
+from lapilli.llm.encoder_decoder_source import read_speech_folder, read_text_folder
 from lapilli.llm.from_encoder_decoder import build_encoder_decoder
 from lapilli.llm.sound import RATE, checked, log_mel
+from lapilli.llm.words import ends_of_tokens
 
 FRAMES, BINS = 200, 20
 NAMES = tuple(name.strip("<|>") for name in LANGUAGES)
@@ -117,6 +119,103 @@ def test_the_language_is_that_of_transformers(model: Transcriber) -> None:
         found.add(wanted)
     assert model.transcribe(sounds()[0], rate=RATE, max_tokens=4).language in names.values()
     assert len(found) > 1, found
+
+
+UNTIMED_OF_TIMED, TIMES = 300, 101
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Transcriber]]:
+    """transformers' and ours: a model with times, as Whisper's tokens are: text, the end, others, times. Two sequences."""
+    exact = made_whisper(untimed=UNTIMED_OF_TIMED, vocab_size=UNTIMED_OF_TIMED + 1 + TIMES)
+    exact.generation_config.max_initial_timestamp_index = 20
+    with speech_model(save(exact, tmp_path_factory.mktemp("timed")), sequences=2) as found:
+        yield exact, found
+
+
+def segments(model: Any, features: torch.Tensor, count: int, **options: Any) -> Any:
+    """What transformers makes of a part: it may read the rest of a part again, after its last time."""
+    found = model.generate(features, max_new_tokens=count, do_sample=False, return_segments=True, **options)
+    return found["segments"][0]
+
+
+def test_times_are_those_of_transformers(timed: tuple[Any, Transcriber]) -> None:
+    """Tokens, and segments that two times end; and without times, the same model's tokens. Two parts are written at a time."""
+    exact, model = timed
+    exact.generation_config.eos_token_id = END
+    compared = 0
+    for sound in sounds():
+        features, seconds = torch.from_numpy(log_mel(sound, FRAMES, BINS)), len(sound) / RATE
+        for language in ("de", "ja"):
+            options: Any = {"language": language, "task": "transcribe"}
+            wanted = segments(exact, features, 40, return_timestamps=True, **options)
+            tokens = wanted[0]["result"].tolist()
+            passage = next(model.passages(sound, rate=RATE, max_tokens=40, times=True, **options))
+            assert [t.id for t in passage.answer.tokens] == tokens[3:]  # after the begin, the language and the task
+            same = [
+                s for s in wanted if s["result"].tolist() == tokens
+            ]  # theirs reads on after those, ours is at the end
+            if any(min(pair) > UNTIMED_OF_TIMED for pair in pairwise(tokens)):
+                for found, right in zip(passage.phrases, same, strict=False):
+                    assert found.start == pytest.approx(min(float(right["start"]), seconds), abs=1e-6)
+                    assert found.end == pytest.approx(min(float(right["end"]), seconds), abs=1e-6)
+                    assert found.text == model.text.decode([t for t in right["tokens"].tolist() if t < END]).strip()
+                    compared += 1
+            assert passage.phrases[-1].end <= seconds and passage.answer.text
+            plain = segments(exact, features, 20, **options)[0]["result"].tolist()[4:]
+            assert ours(model, sound, 20, **options) == plain
+    assert compared > 2
+    long = np.concatenate([*sounds()[:2], sounds()[1][:8000]])
+    found_ = model.transcribe(long, rate=RATE, language="de", max_tokens=30, times=True)
+    assert len(found_.passages) == 3 and max(model._session.steps) == 2
+    for p in found_.passages:
+        part = long[round(p.start * RATE) : round(p.end * RATE)]
+        alone = model.transcribe(part, rate=RATE, language="de", max_tokens=30, times=True).passages[0]
+        assert alone.answer == p.answer and [s.text for s in alone.phrases] == [s.text for s in p.phrases]
+        for a, b in zip(alone.phrases, p.phrases, strict=True):
+            assert (b.start - p.start, b.end - p.start) == pytest.approx((a.start, a.end), abs=1e-4)
+    with pytest.raises(lapilli.InvalidInputError, match="has neither stop words nor a grammar"):
+        model.transcribe(long, rate=RATE, times=True, stop="a")
+
+
+def test_words_are_where_transformers_finds_them(timed: tuple[Any, Transcriber]) -> None:
+    """Ends of tokens, of answers with times and without; and words of them."""
+    exact, model = timed
+    exact.generation_config.eos_token_id = END
+    for sound in sounds()[:2]:
+        features = log_mel(sound, FRAMES, BINS)
+        for times in (False, True):
+            options: Any = {"language": "de", "task": "transcribe"}
+            found = exact.generate(
+                torch.from_numpy(features), max_new_tokens=24, do_sample=False, return_timestamps=times, return_segments=True,
+                return_token_timestamps=True, **options,
+            )["segments"][0][0]["result"]  # fmt: skip
+            begin = 3 if times else 4
+            tokens, ends = found["sequences"].tolist(), found["token_timestamps"].tolist()
+            attention = model._session.alignment((features,), tokens[:-1])[:, begin:]
+            assert np.allclose(ends_of_tokens(attention) * 0.02, ends[begin:-1], atol=1e-6)
+            passage = next(model.passages(sound, rate=RATE, max_tokens=24, times=times, words=True, **options))
+            assert passage.words and all(w.start <= w.end <= passage.end + 0.02 for w in passage.words)
+            joined = "".join(w.text for w in passage.words)
+            assert joined == "".join(passage.answer.text.split()).replace(" ", "")
+
+
+def test_beams_are_those_of_transformers(timed: tuple[Any, Transcriber]) -> None:
+    """Scores are of all tokens, of those, too, that are never written; with times and without."""
+    exact, model = timed
+    for sound in sounds()[:2]:
+        features = torch.from_numpy(log_mel(sound, FRAMES, BINS))
+        for end in (END, 238):
+            exact.generation_config.eos_token_id = end
+            text, model.text = model.text, dataclasses.replace(model.text, ends=(end,))
+            for times in (False, True):
+                options: Any = {"language": "fr", "task": "transcribe"}
+                found_ = segments(exact, features, 16, num_beams=2, return_timestamps=times, **options)
+                wanted = found_[0]["result"].tolist()[3 if times else 4 :]
+                passage = next(model.passages(sound, rate=RATE, max_tokens=16, beams=2, times=times, **options))
+                found = [t.id for t in passage.answer.tokens]
+                assert found == (wanted[: wanted.index(end) + 1] if end in wanted else wanted)
+            model.text = text
 
 
 def test_models_of_one_language(tmp_path: Path) -> None:
@@ -231,6 +330,7 @@ def test_tiny_en_writes_what_transformers_writes(tmp_path: Path) -> None:
     generation = exact.generation_config
     generation.suppress_tokens, generation.begin_suppress_tokens = [*shape.suppressed], [*shape.first_suppressed]
     generation.no_timestamps_token_id, generation.is_multilingual = source.untimed, False
+    generation.alignment_heads, generation.max_initial_timestamp_index = [*map(list, shape.alignment)], source.latest
     generation.decoder_start_token_id, generation.eos_token_id, generation.max_length = (
         source.start,
         source.text.ends[0],
@@ -248,6 +348,14 @@ def test_tiny_en_writes_what_transformers_writes(tmp_path: Path) -> None:
             wanted = exact.generate(features, do_sample=False)[0].tolist()
             assert found == [t for t in wanted if t not in (*model.text.ends, source.start, source.untimed)]
             assert passage.answer.reason == "stop" and passage.text
+            heard = model.transcribe(sound, rate=8000, times=True, words=True).passages[0]
+            timed = exact.generate(features, do_sample=False, return_timestamps=True, return_segments=True)["segments"][
+                0
+            ]
+            written = [t.id for t in heard.answer.tokens if t.id not in model.text.ends]
+            assert written == [t for t in timed[0]["result"].tolist()[1:] if t not in model.text.ends]
+            assert heard.phrases and heard.words and " ".join(w.text for w in heard.words) == heard.text
+            assert all(heard.start <= w.start <= w.end <= heard.end for w in heard.words)
     exact.save_pretrained(tmp_path / "folder")
     (tmp_path / "folder" / "tokenizer.json").write_text(source.text.tokenizer)
     again = read_speech_folder(tmp_path / "folder")
@@ -264,7 +372,9 @@ def test_the_pages_programs_run_as_they_stand_there(tmp_path: Path) -> None:
     save(made_t5("t5-1.1"), tmp_path / "flan-t5-small")
     save_wav(np.round(recording() * 2**15).astype("<i2"), 8000, tmp_path / "speech.wav")
     programs = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(programs) == 3
+    assert len(programs) == 4
+    four = build_encoder_decoder(read_text_folder(tmp_path / "flan-t5-small"), sequences=4, target="cpu-fp32")
+    (tmp_path / "four.lap").write_bytes(four)
     printed = []
     for program in programs:
         done = subprocess.run(
@@ -273,10 +383,12 @@ def test_the_pages_programs_run_as_they_stand_there(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
     assert printed[0].splitlines()[0] == "1." and printed[1] == printed[0].splitlines()[0] + "\n"
-    assert len(printed[2]) > 20
+    assert len(printed[2]) > 20 and len(printed[3].splitlines()) >= 4
     options = ["whisper.lap", "speech.wav"]
     command = CliRunner().invoke(main, ["transcribe", *(str(tmp_path / name) for name in options), "--times"])
     assert command.exit_code == 0 and command.stdout == "[0.00 - 0.91] 1.\n", command.output
+    command = CliRunner().invoke(main, ["transcribe", *(str(tmp_path / name) for name in options), "--phrases"])
+    assert command.exit_code == 0 and re.fullmatch(r"\[0\.\d\d - 0\.\d\d\] .*1.*\n", command.stdout), command.output
     command = CliRunner().invoke(main, ["transcribe", *(str(tmp_path / name) for name in options), "--json"])
     assert json.loads(command.stdout) == [{"start": 0.0, "end": 0.905625, "language": None, "text": "1."}]
     command = CliRunner().invoke(main, ["transcribe", *(str(tmp_path / name) for name in options), "--language", "de"])

@@ -430,6 +430,24 @@ def test_dynamically_quantized_linear() -> None:
         assert relative_error(program(x), converted(x).detach()) <= FLOAT_BOUND
 
 
+@pytest.mark.parametrize("kind", ["module", *KINDS])
+def test_linear_layers_of_halves(kind: str) -> None:
+    """`quantize_dynamic` to float16: weights are rounded, what is computed is float32."""
+    torch.manual_seed(37)
+    x = torch.randn(5, 16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
+        converted = quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.float16)
+        source = converted if kind == "module" else turned(converted, kind, x)
+    for layer in (model[0], model[2]):
+        layer.weight.data = layer.weight.half().float()
+    with lapilli.compile(source, (x,), target=TARGET) as program:
+        found = program(x)
+    assert relative_error(found, model(x).detach()) <= FLOAT_BOUND
+    assert relative_error(found, converted(x).detach()) <= FLOAT_BOUND
+
+
 def test_fused_modules() -> None:
     """Those of fuse_modules: conv+bn, conv+bn+relu, conv+relu, linear+relu."""
     torch.manual_seed(36)

@@ -126,7 +126,7 @@ def test_nothing_has_more_elements_than_kernels_count() -> None:
 
 
 def test_the_target_of_a_device_binds_what_it_can() -> None:
-    assert on_device(CPU, {"storage_buffer_range": (1 << 32) - 1}).storage == (1 << 32) - 256
+    assert on_device(CPU, {"storage_buffer_range": (1 << 32) - 1, "storage_buffers": 31}).storage == (1 << 32) - 256
     assert for_values(CPU, 1 << 40) == CPU, "whatever the device binds is not known"
 
 

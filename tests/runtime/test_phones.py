@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -108,6 +109,39 @@ except lapilli.errors.NoDeviceError as e:
     printed = run("minimum", code, tmp_path, cache).splitlines()
     assert printed[1] == "any-fp32-few"
     assert "needs 5 storage buffers in a kernel, and the device allows 4" in printed[2]
+
+
+def test_programs_for_metal_keep_to_what_moltenvk_says(tmp_path: Path, cache: Path) -> None:
+    """Under the validation layers, which see the portability subset; halves, so that results are rounded."""
+    code = """
+program = lapilli.compile(model, inputs, target="metal")
+print(program.plan, 1e-5 < error(program) < 2e-3)
+print(lapilli.compile(model, inputs, target="metal", precision="fp32").plan)
+"""
+    assert run("apple", code, tmp_path, cache).split() == ["gpu-fp16", "True", "gpu-fp32"]
+
+
+def test_the_portability_subset_is_enabled(tmp_path: Path, cache: Path) -> None:
+    """The layer makes no device for who leaves out what it demands: here an extension that nobody knows."""
+    code = """
+try:
+    lapilli.compile(model, inputs, target="metal")
+except lapilli.LapilliError as refused:
+    print(refused)
+"""
+    refused = run("apple", code, tmp_path, cache, "+VK_unknown_demand")
+    assert "vkCreateDevice failed with Vulkan result -7" in refused  # VK_ERROR_EXTENSION_NOT_PRESENT
+
+
+def test_a_driver_of_the_portability_subset_is_found(tmp_path: Path) -> None:
+    """The loader hides such drivers from applications that do not ask for them."""
+    manifest = json.loads(Path(os.environ["VK_DRIVER_FILES"]).read_text())
+    manifest["ICD"]["is_portability_driver"] = True
+    (tmp_path / "moltenvk.json").write_text(json.dumps(manifest))
+    driver = str(tmp_path / "moltenvk.json")
+    environment = {**os.environ, "VK_DRIVER_FILES": driver, "VK_ICD_FILENAMES": driver}
+    code = "import lapilli; print(len(lapilli.devices()))"
+    assert subprocess.check_output([sys.executable, "-c", code], env=environment, text=True) == "1\n"
 
 
 FIRST_RUN = """

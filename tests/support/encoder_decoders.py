@@ -69,8 +69,8 @@ def made_t5(kind: str) -> Any:
     return spread(getattr(transformers, f"{model_class}ForConditionalGeneration")(config).eval().requires_grad_(False))
 
 
-def made_whisper(several: bool = True, **given: Any) -> Any:
-    """A Whisper of two seconds, in float32. several: whether it knows several languages."""
+def made_whisper(several: bool = True, untimed: int = UNTIMED, **given: Any) -> Any:
+    """A Whisper of two seconds, in float32. several: whether it knows several languages. untimed: the token before its times."""
     torch.manual_seed(5)
     numbers: dict[str, Any] = dict(
         vocab_size=WORDS, d_model=48, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
@@ -85,8 +85,9 @@ def made_whisper(several: bool = True, **given: Any) -> Any:
     generation = model.generation_config
     generation.suppress_tokens = [*range(40, 60), *range(273, END)]
     generation.begin_suppress_tokens = [*range(60, 120), END]
-    generation.no_timestamps_token_id, generation.is_multilingual = UNTIMED, several
+    generation.no_timestamps_token_id, generation.is_multilingual = untimed, several
     generation.decoder_start_token_id, generation.max_length = BEGIN, 140
+    generation.alignment_heads = [[0, 2], [1, 0], [1, 3]]
     if several:
         generation.lang_to_id, generation.task_to_id = LANGUAGES, TASKS
     return model

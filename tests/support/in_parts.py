@@ -1,8 +1,8 @@
 """Tests with many like cases, of which a run takes a part: `@pytest.mark.part(3)` is a third of them, and at least one.
 
-Without that mark, more than MANY cases of a function that compiles for a device are halved; `part(1)` takes all. The cases are
-chosen by a hash of their names, so that they are the same in each run. LAPILLI_TEST_ALL=1 takes all of them, and `make test-all`
-sets it."""
+Without that mark, of the cases of a function that compiles for a device one in SHARE is taken, and at least MANY; `part(1)` takes
+all. The cases are chosen by a hash of their names, so that they are the same in each run. LAPILLI_TEST_ALL=1 takes all of them,
+and `make test-all` sets it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from zlib import crc32
 
 import pytest
 
-MANY = 8
+MANY = 4
 """Cases that a run takes whole."""
+
+SHARE = 4
+"""Of more, a run takes one in so many."""
 
 COMPILING = ("tests/conformance/", "tests/integration/")
 
@@ -27,6 +30,6 @@ def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
     result = []
     for (_, of), like in cases.items():
         like.sort(key=lambda item: (crc32(item.nodeid.encode()), item.nodeid))
-        taken = -(-len(like) // of) if of else max(MANY, -(-len(like) // 2))
+        taken = -(-len(like) // of) if of else max(MANY, -(-len(like) // SHARE))
         result += like[taken:]
     return result

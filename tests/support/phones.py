@@ -70,6 +70,14 @@ PHONES = {
         f"{_NO_16BIT} {_NO_8BIT} {_NO_64BIT} {_OLD}",
         subgroup=8,
     ),
+    # Apple's GPUs as MoltenVK describes them: the portability subset, 31 buffers, no size of subgroups to ask for.
+    "apple": Phone(
+        "type=1 vendor=0x106b name=Like_Apple driver=MoltenVK invocations=1024 shared_memory=32768 storage_range=0x10000000 "
+        "push_constants=4096 storage_buffers=31 texel_elements=0x4000000 alignment=16 allocation=0x10000000 sets=8 "
+        "required_subgroup_stages=0 -float64 -robust_access2 +VK_KHR_portability_subset",
+        subgroup=16,
+        plans=frozenset({"gpu-fp32", "gpu-fp16", "any-fp32"}),
+    ),
     # Shared memory that is smaller than the standard's least, and few texels.
     "tiny": Phone(
         f"type=1 name=Tiny invocations=128 shared_memory=4096 storage_range=0x1000000 push_constants=128 storage_buffers=8 "

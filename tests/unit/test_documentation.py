@@ -7,6 +7,9 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
+import pictures
+import pytest
+
 ROOT = Path(__file__).parents[2]
 READS = re.compile(r'(?:environ\.get|getenv|environment|environ)\s*[(\[]\s*"(LAPILLI_[A-Z_]+)"')
 """os.environ.get("X"), os.environ["X"], getenv("X"), and the player's environment("X")."""
@@ -23,7 +26,7 @@ def test_every_environment_variable_is_on_its_page() -> None:
 
 def test_files_that_pages_name_exist() -> None:
     """Paths in backquotes and links to files, in every page but the notes, which tell of other days."""
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")]
     missing = []
     for page in pages:
         text = page.read_text(encoding="utf-8")
@@ -87,3 +90,33 @@ def test_layers_on_the_map_are_those_that_lint_checks() -> None:
     section = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("### Layers")[1].split("\n##")[0]
     drawn = [re.split(r" {2,}", line.strip())[0] for line in section.splitlines() if line.startswith("    ")]
     assert drawn == [layer.replace(" | ", ", ") for layer in contract["layers"]]
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_pictures_are_those_that_their_script_draws(name: str) -> None:
+    drawn = pictures.PICTURES[name]()
+    assert drawn == (pictures.FOLDER / name).read_text(encoding="utf-8"), "run tools/pictures.py"
+    assert "prefers-color-scheme: dark" in drawn
+
+
+def test_the_map_is_drawn_with_the_stages_that_there_are() -> None:
+    """Their folders, in the order in which they are called: the rows of the first table."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    stages = re.findall(r"^\| `(\w+)/`", text.split("### Layers")[0], re.M)
+    drawn = re.findall(r'<text class="title"[^>]*>(.*?)</text>', pictures.architecture())
+    assert stages[-1] == "native" and all((ROOT / "src" / "lapilli" / stage).is_dir() for stage in stages[:-1])
+    assert [name for name in drawn if name in stages] == stages[:-1]
+
+
+def test_performance_is_drawn_for_light_and_dark() -> None:
+    for file in (ROOT / "docs" / "performance").glob("*.svg"):
+        assert "prefers-color-scheme: dark" in file.read_text(encoding="utf-8"), file
+
+
+def test_the_readme_is_short() -> None:
+    """Three lines, one picture, two commands, ten lines of code, a table."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"^!\[", text, re.M)) == 1 and text.index("![") < text.index("## Two commands")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+    assert len([line for line in code.splitlines() if line]) <= 10
+    assert len(text.splitlines()) < 110

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("unit", "compiler", "runtime", "conformance", "integration")
+FOLDERS = ("unit", "compiler", "runtime", "conformance", "integration", "apple")
 WITHOUT_DEVICE = ("unit", "compiler")
 NEEDS_DEVICE = {"as_gpu", "lapilli.autoload", "lapilli.backend", "lapilli.export", "lapilli.mobile", "lapilli.stream"}
 """Modules that are of no use without a driver, or load one when they are used."""

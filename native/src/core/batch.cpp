@@ -45,10 +45,9 @@ bool Batch::wait(uint64_t timeout) {
   return true;
 }
 
-bool Batch::conflicts(const Region& region, bool written) const {
-  return std::ranges::any_of(accesses_, [&](const Access& earlier) {
-    return (earlier.written || written) && overlap(earlier.region, region);
-  });
+bool Batch::conflicts(const Region& region, bool writes) const {
+  return std::ranges::any_of(
+      accesses_, [&](const Access& earlier) { return (earlier.written || writes) && overlap(earlier.region, region); });
 }
 
 void Batch::wait_for(std::span<const Region> regions, size_t reads) {

@@ -37,7 +37,7 @@ public:
   std::span<const std::shared_ptr<Program>> programs() const { return programs_; }
 
 private:
-  bool conflicts(const Region& region, bool written) const;
+  bool conflicts(const Region& region, bool writes) const;
 
   struct Access {
     Region region;

@@ -185,6 +185,18 @@ def _dynamic_linear(relu: bool) -> Callable[..., torch.Tensor]:
     return apply
 
 
+def _half_linear(relu: bool) -> Callable[..., torch.Tensor]:
+    """Of weights that were rounded to float16, with sums in float32."""
+
+    def apply(x: torch.Tensor, packed: Any) -> torch.Tensor:
+        with _disable_current_modes():
+            weight, bias = packed.unpack()
+        y = functional.linear(x, weight.detach(), None if bias is None else bias.detach())
+        return torch.relu(y) if relu else y
+
+    return apply
+
+
 def _binary(function: Callable[..., torch.Tensor], relu: bool = False) -> Callable[..., Quantized]:
     def apply(a: Quantized, b: Any, scale: Any = None, zero_point: Any = None) -> Quantized:
         y = function(a.value, _value(b))
@@ -222,6 +234,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     **{f"quantized::conv_transpose{d}d": _convolution(False) for d in (1, 2, 3)},
     "quantized::linear": _linear(False), "quantized::linear_relu": _linear(True),
     "quantized::linear_dynamic": _dynamic_linear(False), "quantized::linear_relu_dynamic": _dynamic_linear(True),
+    "quantized::linear_dynamic_fp16": _half_linear(False), "quantized::linear_relu_dynamic_fp16": _half_linear(True),
     "quantized::add": _binary(torch.add), "quantized::add_relu": _binary(torch.add, True),
     "quantized::mul": _binary(torch.mul), "quantized::mul_relu": _binary(torch.mul, True),
     "quantized::add_scalar": _binary(torch.add), "quantized::mul_scalar": _binary(torch.mul),

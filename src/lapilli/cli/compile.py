@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -13,6 +17,9 @@ from lapilli.cli.common import console, duration, output_file, print_json, progr
 from lapilli.cli.language_models import source_options
 from lapilli.errors import InvalidInputError
 from lapilli.runtime.compiler_packages import require_compiler
+
+APPLE = ("metal", "apple-m")
+"""Targets whose kernels can be written in Metal's language."""
 
 
 @click.command("compile")
@@ -28,11 +35,12 @@ from lapilli.runtime.compiler_packages import require_compiler
     '"1,128:int64"; a dynamic size, "batch=2..16,3,224,224" (example and maximum); or a number, "int=16000", '
     '"float=0.5", "bool=true".',
 )
-@click.option("--precision", type=click.Choice(["fp32", "fp16"]), default="fp32", show_default=True)
+@click.option("--precision", type=click.Choice(["fp32", "fp16"]), help="Default: fp32; with --target metal fp16.")
 @click.option(
     "--target",
     metavar="PLAN|DEVICE",
-    help="The only plan to compile, or the device to compile for, such as rtx-4090. Default: plans for every kind of device.",
+    help="The only plan to compile, or the device to compile for, such as rtx-4090, or metal for all of Apple's. Default: "
+    "plans for every kind of device.",
 )
 @click.option(
     "--fallback",
@@ -41,6 +49,12 @@ from lapilli.runtime.compiler_packages import require_compiler
     show_default=True,
     help="What to do with operators that cannot run on the GPU.",
 )
+@click.option(
+    "--msl",
+    metavar="FOLDER",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="With --target metal: write each kernel in Metal's language, and its SPIR-V beside it, to FOLDER.",
+)
 @source_options
 @click.option("--metadata", "pairs", metavar="KEY=VALUE", multiple=True, help="Stored in the file; VALUE may be @FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -48,9 +62,10 @@ def compile_(
     model: Path,
     output: Path | None,
     inputs: tuple[str, ...],
-    precision: str,
+    precision: Literal["fp32", "fp16"] | None,
     target: str | None,
     fallback: str,
+    msl: Path | None,
     context: int | None,
     quantize: str | None,
     sequences: int | None,
@@ -64,6 +79,8 @@ def compile_(
     output = output or model.with_suffix(".lap")
     if output.resolve() == model.resolve():
         raise InvalidInputError(f"The output {output} would replace the model; name another file with -o.")
+    if msl is not None and target not in APPLE:
+        raise click.UsageError(f"--msl is for kernels of Apple's GPUs: add --target {' or '.join(APPLE)}.")
     metadata = dict(_pair(pair) for pair in pairs)
     require_compiler()
     from lapilli.llm.source_path import is_source
@@ -74,6 +91,8 @@ def compile_(
         raise InvalidInputError(f"{model} is a folder without config.json; give a file, or a Hugging Face folder.")
     if language and inputs:
         raise InvalidInputError("--input does not apply to a language model, which takes any text.")
+    if language and msl is not None:
+        raise InvalidInputError("--msl does not apply to a language model.")
     if not language and any(value is not None for value in of_model.values()):
         raise InvalidInputError(f"--context, --quantize and --sequences are for language models; {model} is none.")
     from lapilli.capture.examples import example_inputs
@@ -81,7 +100,9 @@ def compile_(
     from lapilli.runtime.description import Description
     from lapilli.runtime.host import unlisted
     from lapilli.runtime.interface import interfaces
+    from lapilli.target import usual_precision
 
+    precision = precision or usual_precision(target)
     start = time.perf_counter()
     with progress_bar() as bar:
         task = bar.add_task(f"reading {model.name}", total=None)
@@ -100,7 +121,7 @@ def compile_(
             examples, shapes = example_inputs(inputs)
             data = compile_to_bytes(
                 model, examples, precision=precision, dynamic_shapes=shapes, target=target, fallback=fallback,
-                metadata=metadata, progress=progress,
+                metadata=metadata, progress=progress, each_kernel=None if msl is None else _written_to(msl),
             )  # fmt: skip
     with output_file(output) as file:
         file.write(data)
@@ -122,6 +143,21 @@ def compile_(
                 f"{', '.join(others)}: not in the list of operators that any file may call. Load the program with "
                 f"allow_host={others}, or --allow-host."
             )
+
+
+def _written_to(folder: Path) -> Callable[[str, str, bytes], None]:
+    """Writes each kernel to a folder, numbered as in the program."""
+    from lapilli.codegen.slang import to_metal
+
+    numbers = count()
+
+    def write(name: str, source: str, spirv: bytes) -> None:
+        stem = f"{next(numbers):03}-{re.sub(r'[^A-Za-z0-9_]+', '_', name).strip('_')}"
+        for suffix, content in ((".metal", to_metal(source).encode()), (".spv", spirv)):
+            with output_file(folder / (stem + suffix)) as file:
+                file.write(content)
+
+    return write
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -24,6 +24,8 @@ from lapilli.names import printable
 )
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0: the likeliest token each time.")
 @click.option("--times", is_flag=True, help="A line for each part, with its beginning and end.")
+@click.option("--phrases", is_flag=True, help="The same for each phrase of a part, as the model cuts them.")
+@click.option("--words", is_flag=True, help="The same for each word.")
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Save the compiled model as this file, too."
 )
@@ -38,6 +40,8 @@ def transcribe(
     task: str,
     temperature: float,
     times: bool,
+    phrases: bool,
+    words: bool,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -52,10 +56,17 @@ def transcribe(
     with loaded as listener:
         if output is not None:
             listener.save(output)
-        parts = listener.passages(audio, language=language, task=task, temperature=temperature)
+        parts = listener.passages(
+            audio, language=language, task=task, temperature=temperature, times=phrases, words=words
+        )
+        pieces = (
+            (part, piece) for part in parts for piece in (part.words if words else part.phrases if phrases else (part,))
+        )
         if as_json:
-            print_json([{"start": p.start, "end": p.end, "language": p.language, "text": p.text} for p in parts])
+            print_json(
+                [{"start": p.start, "end": p.end, "language": part.language, "text": p.text} for part, p in pieces]
+            )
             return
-        for part in parts:
-            line = printable(part.text, keep="\n\t")
-            click.echo(f"[{part.start:.2f} - {part.end:.2f}] {line}" if times else line)
+        for _, piece in pieces:
+            line = printable(piece.text, keep="\n\t")
+            click.echo(f"[{piece.start:.2f} - {piece.end:.2f}] {line}" if times or phrases or words else line)

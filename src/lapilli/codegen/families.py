@@ -54,6 +54,7 @@ FAMILIES: Mapping[type, Sequence[Family]] = {
         Family("a few rows of codes", _gpu, gpu_matvec.few_rows_of_codes),
         Family("one row by subgroups", _matrix, gpu_matvec.matvec),
         Family("tiles on matrix units", _matrix, gpu.matrix_product),
+        Family("a few more rows of codes", _gpu, gpu_matvec.many_rows_of_codes),
         Family("tiles on matrix units, weights as they lie", _matrix, gpu.lying_product),
         Family("dot products", _dot, gpu_dot.product),
         Family("a few rows", _gpu, gpu_matvec.few_rows),

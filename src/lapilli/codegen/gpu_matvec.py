@@ -42,6 +42,10 @@ _OTHER_LOADS, _OTHER_SIZES = (2, 8, 1), (64, 256)
 """Which only measuring can choose."""
 _CODED_COLUMNS, _CODED_LOADS = 2, 4
 """Of codes, which are few bytes: columns of a row that a team computes, and words of each that are under way at once."""
+_MOST_ROWS_OF_CODES, _MANY_COLUMNS = 6, 4096
+"""Up to which tiles on matrix units are no better, and from which on there are enough tiles. An H100 took 0.47 + 0.144 * rows ps
+for a code, and 1.39 ps by tiles, for up to 16 rows (an 8B model).
+"""
 
 
 @dataclass(frozen=True)
@@ -221,6 +225,20 @@ class FewRows(RowProduct):
 
 def few_rows_of_codes(v: MatmulView, task: Task, ctx: Context) -> FewRows | None:
     """The matrix is decoded in registers."""
+    return None if _are_many(v, ctx) else _rows_of_codes(v, task, ctx)
+
+
+def many_rows_of_codes(v: MatmulView, task: Task, ctx: Context) -> FewRows | None:
+    """The same where tiles on matrix units are better, if there are some."""
+    return _rows_of_codes(v, task, ctx) if _are_many(v, ctx) else None
+
+
+def _are_many(v: MatmulView, ctx: Context) -> bool:
+    """Whether decoding for each row takes longer than tiles do, which decode once; if there are enough of those."""
+    return ctx.target.cooperative_matrix and estimate(v.m) > _MOST_ROWS_OF_CODES and estimate(v.n) >= _MANY_COLUMNS
+
+
+def _rows_of_codes(v: MatmulView, task: Task, ctx: Context) -> FewRows | None:
     w = lines_of_codes(v, task, ctx) if _has_few_rows(v) else None
     if w is None or v.k % (4 * parts_of(w.node)) != 0:
         return None

@@ -22,7 +22,11 @@ _KERNELS_OF_A_SESSION = 64
 """A session keeps what it has compiled: a megabyte a kernel."""
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 
-_SPIRV = 6
+_SPIRV, _METAL = 6, 24
+_NO_LINES = 1  # directives in text
+_PROFILES = {_SPIRV: b"", _METAL: b"metallib_2_4"}
+"""Without a profile Slang writes SPIR-V 1.5, of which `spirv.py` makes 1.3. By the profile spirv_1_3 it writes 1.3, and other
+code."""
 _OPTION = {"MacroDefine": 0, "EmitSpirvDirectly": 58, "SkipSPIRVValidation": 29}
 _RELEASE = 2  # of everything
 _CREATE_SESSION, _FIND_PROFILE, _BUILD_TAG, _FIND_CAPABILITY = 3, 4, 8, 22  # of the global session
@@ -93,12 +97,12 @@ def library() -> str:
 
 
 class Compiler:
-    """A session for SPIR-V with the modules of `kernels/` in its search path. Cooperative matrices need the profile spirv_1_6.
+    """A session for a language, SPIR-V or Metal's, with the modules of `kernels/` in its search path.
 
     defines: macros for all modules; with LAPILLI_EMULATE_COOPMAT, tests run the matrix kernels on any device.
     """
 
-    def __init__(self, profile: str = "spirv_1_3", defines: tuple[str, ...] = ()) -> None:
+    def __init__(self, language: int = _SPIRV, defines: tuple[str, ...] = ()) -> None:
         lib = c.CDLL(library())
         lib.slang_createGlobalSession.argtypes = [c.c_int64, c.POINTER(c.c_void_p)]
         self._load = lib.slang_loadModuleFromSource
@@ -110,40 +114,44 @@ class Compiler:
         if lib.slang_createGlobalSession(0, c.byref(self._global)):
             raise CompileError(f"the Slang compiler {library()} does not start")
         self._session = c.c_void_p()
-        self._settings = profile, defines
+        self._language, self._defines = language, defines
 
     @property
     def version(self) -> str:
         tag: bytes = _call(self._global, _BUILD_TAG, c.c_char_p)
         return tag.decode()
 
-    def _create(self, name: str, defines: tuple[str, ...]) -> None:
+    def _create(self) -> None:
         options = (_Option * 2)()
         for option, name, value in zip(options, ("EmitSpirvDirectly", "SkipSPIRVValidation"), (1, 1), strict=True):
             option.name, option.value = _OPTION[name], _Value(0, value, 0, None, None)
-        profile = _call(self._global, _FIND_PROFILE, c.c_uint32, (c.c_char_p, name.encode()))
-        target = _Target(c.sizeof(_Target), _SPIRV, profile, 1 << 10, 0, 0, False, options, len(options))
+        profile = _call(self._global, _FIND_PROFILE, c.c_uint32, (c.c_char_p, _PROFILES[self._language]))
+        target = _Target(
+            c.sizeof(_Target), self._language, profile, 1 << 10, 0, _NO_LINES, False, options, len(options)
+        )
         paths = (c.c_char_p * 1)(str(KERNELS).encode())
-        macros = (_Option * max(1, len(defines)))()
-        for macro, define in zip(macros, defines, strict=False):
+        macros = (_Option * max(1, len(self._defines)))()
+        for macro, define in zip(macros, self._defines, strict=False):
             macro.name, macro.value = _OPTION["MacroDefine"], _Value(1, 0, 0, define.encode(), b"1")
         self._keep = (options, target, paths, macros)
         desc = _Session(c.sizeof(_Session), c.pointer(target), 1, 0, 1, paths, 1)
-        desc.options, desc.n_options = macros, len(defines)
+        desc.options, desc.n_options = macros, len(self._defines)
         if _call(self._global, _CREATE_SESSION, c.c_int32, (c.c_void_p, c.addressof(desc)),
                  (c.c_void_p, c.addressof(self._session))):  # fmt: skip
             raise CompileError("the Slang compiler refuses to create a session")
 
     def compile(self, source: str, entry: str = "main") -> bytes:
-        """SPIR-V of an entry point. Raises CompileError with the compiler's messages and the source."""
+        """SPIR-V of an entry point, or text in Metal's language. Raises CompileError with the compiler's messages and the
+        source."""
         with self._lock:
             if self._count % _KERNELS_OF_A_SESSION == 0:
                 _release(self._session)
-                self._create(*self._settings)
+                self._create()
             self._count += 1
             made: list[c.c_void_p] = []
             try:
-                return strip(self._code(source, entry, made))
+                code = self._code(source, entry, made)
+                return strip(code) if self._language == _SPIRV else code
             finally:
                 for component in made:
                     _release(component)
@@ -184,20 +192,20 @@ class Compiler:
             raise CompileError(f"a generated kernel does not compile (please report this):\n{messages}\n{numbered}")
 
 
-def profile_of(source: str) -> str:
-    """The SPIR-V profile that a kernel needs."""
-    return "spirv_1_6" if "coopmat" in source and not DEFINES else "spirv_1_3"
-
-
 DEFINES: tuple[str, ...] = ()
 """Macros of this process's compilers."""
 
 
 @lru_cache(maxsize=4)
-def _compiler(profile: str, defines: tuple[str, ...]) -> Compiler:
-    return Compiler(profile, defines)
+def _compiler(language: int, defines: tuple[str, ...]) -> Compiler:
+    return Compiler(language, defines)
 
 
 def compile(source: str) -> bytes:
     """SPIR-V of a kernel's entry point `main`, by this process's compiler."""
-    return _compiler(profile_of(source), DEFINES).compile(source)
+    return _compiler(_SPIRV, DEFINES).compile(source)
+
+
+def to_metal(source: str) -> str:
+    """The kernel in Metal's shading language. Raises CompileError for what that has not, as the kernels for matrix units."""
+    return _compiler(_METAL, DEFINES).compile(source).decode()

@@ -1,5 +1,5 @@
 """Post-processes SPIR-V: removes debug instructions and unused capabilities, keeps subtractions exact, and makes it SPIR-V
-1.3, which every device takes: Slang writes 1.5 whatever its profile, and Vulkan 1.1 refuses that."""
+1.3, which every device takes: Slang writes 1.5 without a profile, and Vulkan 1.1 refuses that."""
 
 from __future__ import annotations
 

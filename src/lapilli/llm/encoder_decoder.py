@@ -7,7 +7,7 @@ on the decoder is one of tokens with a cache of its own, as `Decoder` is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,7 +27,8 @@ class TwoStacks:
     size: of a head. encoders, decoders: layers. context: tokens that the decoder has room for, None: any number. places: what the
     encoder gives at most, None: any number. scale: of attention's scores. head_scale: of what the head reads. buckets, distance: of
     relative positions. bins: of a spectrum, 0: tokens are read. suppressed: tokens that are not written after position first
-    and the next ones; first_suppressed: only not after first.
+    and the next ones; first_suppressed: only not after first. alignment: layers and heads of the decoder that attend to the place
+    where a token is.
     """
 
     words: int
@@ -49,6 +50,7 @@ class TwoStacks:
     suppressed: tuple[int, ...] = ()
     first_suppressed: tuple[int, ...] = ()
     first: int = 0
+    alignment: tuple[tuple[int, int], ...] = ()
 
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -92,12 +94,20 @@ class Attending(nn.Module):
         """Of y [1, n, width]: both [1, heads, n, size]."""
         return self._heads(self.k(y)).to(dtype), self._heads(self.v(y)).to(dtype)
 
-    def forward(self, x: Tensor, y: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """x: [1, n, width], y: its norm. mask: which keys a query sees, or what is added to scores."""
+    def forward(
+        self, x: Tensor, y: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, apart: bool = False
+    ) -> Tensor:
+        """x: [1, n, width], y: its norm. mask: which keys a query sees, or what is added to scores. apart: each query has keys and
+        values of its own, [n, heads, places, size].
+        """
         q = self._heads(self.q(y)).to(keys.dtype)
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.to(keys.dtype)
+        if apart:
+            q = q.transpose(0, 2)
         found = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=self.shape.scale)
+        if apart:
+            found = found.transpose(0, 2)
         attended: Tensor = x + self.o(found.transpose(1, 2).flatten(2).to(x.dtype))
         return attended
 
@@ -148,10 +158,17 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """With caches: of its own keys and values, and of those that the encoder gives."""
+    """With caches for each of some sequences: of its own keys and values, and of those that the encoder gives."""
 
     def __init__(
-        self, shape: TwoStacks, context: int, places: int, tensors: Mapping[str, Any], prefix: str, cached: torch.dtype
+        self,
+        shape: TwoStacks,
+        context: int,
+        places: int,
+        tensors: Mapping[str, Any],
+        prefix: str,
+        cached: torch.dtype,
+        sequences: int,
     ) -> None:
         super().__init__()
         self.attention = Attending(shape, tensors, f"{prefix}attn_")
@@ -159,28 +176,57 @@ class DecoderLayer(nn.Module):
         self.network = Network(shape, tensors, f"{prefix}ffn_")
 
         def cache(count: int) -> nn.Buffer:
-            return nn.Buffer(torch.zeros(1, shape.heads, count, shape.size, dtype=cached), persistent=False)
+            return nn.Buffer(torch.zeros(sequences, shape.heads, count, shape.size, dtype=cached), persistent=False)
 
         self.keys, self.values = cache(context), cache(context)
         self.cross_keys, self.cross_values = cache(places), cache(places)
 
-    def keep(self, encoded: Tensor) -> None:
-        """Keeps keys and values of what the encoder gives, [1, n, width], from the first place on."""
+    def keep(self, encoded: Tensor, sequence: Tensor) -> None:
+        """Keeps keys and values of what the encoder gives for a sequence, [1, n, width], from the first place on."""
         keys, values = self.cross.keys_and_values(encoded, self.keys.dtype)
         at = torch.arange(encoded.shape[1])
         for cache, new in ((self.cross_keys, keys), (self.cross_values, values)):
-            cache[torch.zeros_like(at), :, at] = new[0].transpose(0, 1)
+            cache[sequence.expand(encoded.shape[1]), :, at] = new[0].transpose(0, 1)
 
-    def forward(self, x: Tensor, positions: Tensor, mask: Tensor, seen: Tensor | None) -> Tensor:
-        """x: [1, n, width], at positions [n]. mask: of the cache. seen: of the encoder's places."""
-        y = self.attention.norm(x)
-        keys, values = self.attention.keys_and_values(y, self.keys.dtype)
-        for cache, new in ((self.keys, keys), (self.values, values)):
-            cache[torch.zeros_like(positions), :, positions] = new[0].transpose(0, 1)
-        x = self.attention(x, y, self.keys, self.values, mask)
-        x = self.cross(x, self.cross.norm(x), self.cross_keys, self.cross_values, seen)
+    def forward(
+        self, x: Tensor, positions: Tensor, mask: Tensor, seen: Tensor | None, sequence: Tensor | None
+    ) -> Tensor:
+        """x: [1, n, width], at positions [n] of a sequence [1]; None: token b is of sequence b. mask: of the cache. seen: of the
+        encoder's places.
+        """
+        x = self.own(x, positions, mask, sequence)
+        given = self._of((self.cross_keys, self.cross_values), sequence, positions.shape[0])
+        x = self.cross(x, self.cross.norm(x), *given, seen, sequence is None)
         moved: Tensor = self.network(x)
         return moved
+
+    def own(self, x: Tensor, positions: Tensor, mask: Tensor, sequence: Tensor | None) -> Tensor:
+        """The layer's first part: arguments as for a call."""
+        count = positions.shape[0]
+        y = self.attention.norm(x)
+        keys, values = self.attention.keys_and_values(y, self.keys.dtype)
+        rows = torch.arange(count) if sequence is None else sequence.expand(count)
+        for cache, new in ((self.keys, keys), (self.values, values)):
+            cache[rows, :, positions] = new[0].transpose(0, 1)
+        caches = self._of((self.keys, self.values), sequence, count)
+        attended: Tensor = self.attention(x, y, *caches, mask, sequence is None)
+        return attended
+
+    def attention_to_given(self, x: Tensor, sequence: Tensor, heads: Sequence[int]) -> Tensor:
+        """How much heads attend to each of the encoder's places: [heads, n, places], of what `own` gives."""
+        q = self.cross.q(self.cross.norm(x)).view(x.shape[1], -1, self.cross.shape.size).transpose(0, 1)
+        keys, _ = self._of((self.cross_keys, self.cross_values), sequence, 1)
+        chosen = torch.tensor(list(heads))
+        scores = q.index_select(0, chosen).float() @ keys[0].index_select(0, chosen).float().transpose(1, 2)
+        return torch.softmax(scores * self.cross.shape.scale, -1)
+
+    def _of(self, caches: tuple[Tensor, Tensor], sequence: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+        """What two caches have of a sequence, or of the first ones."""
+        if sequence is None:
+            found = [cache[:count] for cache in caches]
+        else:
+            found = [cache if cache.shape[0] == 1 else cache.index_select(0, sequence) for cache in caches]
+        return found[0], found[1]
 
 
 def buckets(distances: Tensor, count: int, furthest: int, both: bool) -> Tensor:
@@ -201,11 +247,9 @@ def buckets(distances: Tensor, count: int, furthest: int, both: bool) -> Tensor:
 
 class EncoderDecoder(nn.Module):
     """tensors: by GGUF's names of T5 (`dec.blk.0.cross_attn_q.weight`); a spectrum's convolutions are `conv1` and `conv2`, learned
-    positions `enc.positions` and `dec.positions`. context: the length of the decoder's cache. places: how many tokens or frames the
-    encoder gives at most. cached: as for `Decoder`.
+    positions `enc.positions` and `dec.positions`. context: the length of a sequence's cache. places: how many tokens or frames the
+    encoder gives at most. cached, sequences: as for `Decoder`.
     """
-
-    sequences = 1
 
     def __init__(
         self,
@@ -214,19 +258,21 @@ class EncoderDecoder(nn.Module):
         context: int,
         places: int,
         cached: torch.dtype = torch.float32,
+        sequences: int = 1,
     ) -> None:
         super().__init__()
-        self.shape, self.context, self.places = shape, context, places
+        self.shape, self.context, self.places, self.sequences = shape, context, places, sequences
         self.embedding = Weight.of(tensors["token_embd.weight"])
         head = tensors.get("output.weight")
         self.head = Linear(self.embedding if head is None else Weight.of(head))
         self.encoder = nn.ModuleList(EncoderLayer(shape, tensors, f"enc.blk.{k}.") for k in range(shape.encoders))
         self.decoder = nn.ModuleList(
-            DecoderLayer(shape, context, places, tensors, f"dec.blk.{k}.", cached) for k in range(shape.decoders)
+            DecoderLayer(shape, context, places, tensors, f"dec.blk.{k}.", cached, sequences)
+            for k in range(shape.decoders)
         )
         self.encoder_norm = _norm(tensors, "enc.output_norm", shape.eps)
         self.decoder_norm = _norm(tensors, "dec.output_norm", shape.eps)
-        self.count = nn.Buffer(torch.zeros(1, dtype=torch.int64), persistent=False)
+        self.count = nn.Buffer(torch.zeros(sequences, dtype=torch.int64), persistent=False)
         if shape.bins:
             self.convolutions = nn.ModuleList(
                 FrameConvolution(tensors[f"conv{k}.weight"], tensors[f"conv{k}.bias"], k) for k in (1, 2)
@@ -247,41 +293,85 @@ class EncoderDecoder(nn.Module):
             _marked(shape.words, given) for given in (shape.suppressed, shape.first_suppressed)
         )
 
-    def encode(self, tokens: Tensor, count: Tensor) -> None:
-        """Reads tokens int64 [1, n], of which those after the first count int64 [1] are not seen."""
+    def encode(self, tokens: Tensor, count: Tensor, sequence: Tensor) -> None:
+        """Reads tokens int64 [1, n] for a sequence int64 [1]; those after the first count int64 [1] are not seen."""
         n = tokens.shape[1]
         at = torch.arange(n)
         distances = (at - at[:, None] + self.places - 1).flatten()
         bias = self.encoder_bias.index_select(1, distances).view(1, -1, n, n)
         bias = torch.where(at < count, bias, -torch.inf)
-        self.count.copy_(count)
-        self._encoded(F.embedding(tokens, self.embedding()), bias)
+        self.count.index_copy_(0, sequence, count)
+        self._encoded(F.embedding(tokens, self.embedding()), bias, sequence)
 
-    def encode_spectrum(self, spectrum: Tensor) -> None:
-        """Reads a spectrum [1, bins, 2 * places]."""
+    def encode_spectrum(self, spectrum: Tensor, sequence: Tensor) -> None:
+        """Reads a spectrum [1, bins, 2 * places] for a sequence int64 [1]."""
         x = spectrum
         for convolution in self.convolutions:
             x = F.gelu(convolution(x))
-        self._encoded(x.transpose(1, 2) + self.encoder_positions, None)
+        self._encoded(x.transpose(1, 2) + self.encoder_positions, None, sequence)
 
-    def _encoded(self, x: Tensor, mask: Tensor | None) -> None:
+    def _encoded(self, x: Tensor, mask: Tensor | None, sequence: Tensor) -> None:
         for layer in self.encoder:
             x = layer(x, mask)
         x = self.encoder_norm(x)
         for layer in self.decoder:
             assert isinstance(layer, DecoderLayer)
-            layer.keep(x)
+            layer.keep(x, sequence)
 
     def forward(self, tokens: Tensor, start: Tensor, sequence: Tensor | None = None) -> Tensor:
         """As `Decoder`'s: logits [1, words] of the token after tokens [1, n], at positions start [1] and the next ones."""
         positions = start + torch.arange(tokens.shape[1])
-        return self._logits(self._through(tokens, positions)[:, -1], positions[-1:])
+        first = torch.zeros_like(start) if sequence is None else sequence
+        return self._logits(self._through(tokens, positions, first)[:, -1])
 
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Logits [1, words] of the token after a token [1], at a position [1]."""
-        return self._logits(self._through(tokens[None], positions)[0], positions)
+        """As `Decoder`'s: logits [n, words] of the tokens after tokens [n], of the first n sequences, at positions [n]."""
+        return self._logits(self._through(tokens[None], positions, None)[0])
 
-    def _through(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def writable(self, logits: Tensor, positions: Tensor, timed: Tensor) -> Tensor:
+        """Logits [n, words] of tokens after those at positions [n], without those that are never written there. timed: int64 [n],
+        1 for answers with times, which begin a token earlier.
+        """
+        at, first = positions[:, None], (self.shape.first - timed)[:, None]
+        if self.never is not None:
+            logits = torch.where((at >= first) & self.never, -torch.inf, logits)
+        if self.never_first is not None:
+            logits = torch.where((at == first) & self.never_first, -torch.inf, logits)
+        return logits
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """As `Decoder.move`."""
+        read, written = ((z // self.context, z % self.context) for z in (source, target))
+        for layer in self.decoder:
+            for cache in (layer.keys, layer.values):
+                assert isinstance(cache, Tensor)
+                cache[written[0], :, written[1]] = cache[read[0], :, read[1]]
+
+    def carry(self, source: Tensor, target: Tensor) -> None:
+        """Copies what the encoder gave for sequences source [2] to sequences target [2]. All is read before any is written."""
+        for layer in self.decoder:
+            for cache in (layer.cross_keys, layer.cross_values):
+                assert isinstance(cache, Tensor)
+                cache[target] = cache[source]
+        self.count[target] = self.count[source]
+
+    def align(self, tokens: Tensor, sequence: Tensor) -> Tensor:
+        """How much the heads of `alignment` attend to each of the encoder's places after each of a sequence's first tokens int64
+        [1, n]: [heads, n, places], float32. Keeps their keys and values, as a call does.
+        """
+        positions = torch.arange(tokens.shape[1])
+        x = F.embedding(tokens, self.embedding()) + F.embedding(positions, self.decoder_positions)
+        mask = positions[:, None] >= torch.arange(self.context)
+        found: list[Tensor] = []
+        for k, layer in enumerate(self.decoder[: 1 + max(layer for layer, _ in self.shape.alignment)]):
+            assert isinstance(layer, DecoderLayer)
+            heads = [head for at, head in self.shape.alignment if at == k]
+            if heads:
+                found.append(layer.attention_to_given(layer.own(x, positions, mask, sequence), sequence, heads))
+            x = layer(x, positions, mask, None, sequence)
+        return torch.cat(found)
+
+    def _through(self, tokens: Tensor, positions: Tensor, sequence: Tensor | None) -> Tensor:
         x = F.embedding(tokens, self.embedding())
         back = positions[:, None] - torch.arange(self.context)
         mask, seen = back >= 0, None
@@ -289,21 +379,21 @@ class EncoderDecoder(nn.Module):
             x = x + F.embedding(positions, self.decoder_positions)
         else:
             bias = self.decoder_bias.index_select(1, back.clamp(min=0).flatten()).view(1, -1, *back.shape)
-            mask, seen = torch.where(mask, bias, -torch.inf), (torch.arange(self.places) < self.count)[None]
+            mask = torch.where(mask, bias, -torch.inf)
+            count = self.count[: positions.shape[0]] if sequence is None else self.count.index_select(0, sequence)
+            seen = torch.arange(self.places) < count[:, None]
+        if sequence is None:  # of each query, for all heads
+            mask = mask[:, None, None] if self.shape.bins else mask.transpose(0, 2)
+            seen = None if seen is None else seen[:, None, None]
         for layer in self.decoder:
-            x = layer(x, positions, mask, seen)
+            x = layer(x, positions, mask, seen, sequence)
         normed: Tensor = self.decoder_norm(x)
         return normed
 
-    def _logits(self, x: Tensor, positions: Tensor) -> Tensor:
+    def _logits(self, x: Tensor) -> Tensor:
         if self.shape.head_scale != 1:
             x = x * self.shape.head_scale
         logits: Tensor = self.head(x)
-        at = positions[:, None]
-        if self.never is not None:
-            logits = torch.where((at >= self.shape.first) & self.never, -torch.inf, logits)
-        if self.never_first is not None:
-            logits = torch.where((at == self.shape.first) & self.never_first, -torch.inf, logits)
         return logits
 
 

@@ -11,7 +11,6 @@ from lapilli.errors import CompileError, InvalidFileError
 from lapilli.llm.ctranslate2 import whisper_tensors
 from lapilli.llm.encoder_decoder import Activation, TwoStacks
 from lapilli.llm.folder_source import json_of, name_of, text_of, weights_of
-from lapilli.llm.packages import need
 from lapilli.llm.source import SPEECH_KINDS, TEXT_KINDS, reading
 from lapilli.llm.text import Text
 
@@ -19,6 +18,8 @@ _ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "gelu": "gelu_new", "silu
 """By T5's names."""
 _SEVERAL = 51865
 """Words from which on a Whisper model knows several languages, if it does not say so."""
+_LATEST = 50
+"""The last time that can be the first one of an answer, a second, if the folder does not say it."""
 
 
 @dataclass
@@ -33,13 +34,20 @@ class EncoderDecoderSource:
     languages: Mapping[str, int] = field(default_factory=dict)
     tasks: Mapping[str, int] = field(default_factory=dict)
     untimed: int | None = None
+    latest: int | None = None
 
     def check(self) -> None:
         """Raises InvalidFileError if a tensor is missing or has another shape than the model's numbers say."""
         s, given = self.shape, self.tensors
-        if min(s.words, s.width, s.encoders, s.decoders, s.heads, s.size, s.inner) < 1:
+        numbers = [s.words, s.width, s.encoders, s.decoders, s.heads, s.size, s.inner]
+        numbers += [] if s.bins else [s.buckets, s.distance - s.buckets // 2]
+        if not all(isinstance(n, int) and 1 <= n < 2**31 for n in numbers) or not 0 < s.eps < 1:
             raise InvalidFileError(f"{self.name}: these numbers are no encoder's and decoder's: {s}.")
+        if not all(0 <= layer < s.decoders and 0 <= head < s.heads for layer, head in s.alignment):
+            raise InvalidFileError(f"{self.name} names heads for alignment that it does not have: {s.alignment}.")
         tokens = {self.start, *self.languages.values(), *self.tasks.values(), *s.suppressed, *s.first_suppressed}
+        tokens |= {t for t in (self.untimed, self.latest) if t is not None}
+        tokens |= set(self.text.ends)
         if not all(isinstance(t, int) and 0 <= t < s.words for t in tokens):
             raise InvalidFileError(f"{self.name} names tokens that are not among its {s.words}.")
         inside = s.heads * s.size
@@ -105,7 +113,7 @@ def read_text_folder(path: Path) -> EncoderDecoderSource:
         source = EncoderDecoderSource(
             name_of(path, config), shape, tensors, text_of(path, config), int(config.get("decoder_start_token_id") or 0)
         )
-    source.check()
+        source.check()
     return source
 
 
@@ -116,7 +124,7 @@ def read_speech_folder(path: Path) -> EncoderDecoderSource:
             source = _of_ctranslate2(path)
         else:
             source = _of_hugging_face(path)
-    source.check()
+        source.check()
     return source
 
 
@@ -142,26 +150,24 @@ def _of_hugging_face(path: Path) -> EncoderDecoderSource:
         heads=config["encoder_attention_heads"], suppressed=said.get("suppress_tokens") or (),
         first=said.get("begin_suppress_tokens") or (), start=said["decoder_start_token_id"],
         several=said.get("is_multilingual"), languages=said.get("lang_to_id"),
-        tasks=said.get("task_to_id"), untimed=said.get("no_timestamps_token_id"),
+        tasks=said.get("task_to_id"), untimed=said.get("no_timestamps_token_id"), latest=said.get("max_initial_timestamp_index"),
+        alignment=said.get("alignment_heads"),
     )  # fmt: skip
 
 
 def _of_ctranslate2(path: Path) -> EncoderDecoderSource:
     config = json_of(path / "config.json")
     heads, tensors = whisper_tensors(path / "model.bin")
-    tokenizer = (path / "tokenizer.json").read_text(encoding="utf-8")
     text = text_of(path, {})
-    named = need("tokenizers", "A Whisper model").Tokenizer.from_str(tokenizer).token_to_id
-    ends = tuple(t for t in (named("<|endoftext|>"),) if t is not None)
-    text = Text(tokenizer, ends, text.template, text.special)
-    start = named("<|startoftranscript|>")
-    if start is None or not ends:
+    end, start = text.number("<|endoftext|>"), text.number("<|startoftranscript|>")
+    if start is None or end is None:
         raise InvalidFileError(
             f"{path / 'tokenizer.json'} lacks <|startoftranscript|> or <|endoftext|>, which Whisper's have."
         )
     return _whisper(
-        name_of(path, config), tensors, text, heads=heads, suppressed=config.get("suppress_ids") or (),
-        first=config.get("suppress_ids_begin") or (), start=start,
+        name_of(path, config), tensors, text.with_ends((end,)), heads=heads, suppressed=config.get("suppress_ids") or (),
+        first=config.get("suppress_ids_begin") or (), start=start, latest=_LATEST,
+        alignment=config.get("alignment_heads"),
     )  # fmt: skip
 
 
@@ -178,17 +184,18 @@ def _whisper(
     languages: Any = None,
     tasks: Any = None,
     untimed: int | None = None,
+    latest: int | None = None,
+    alignment: Any = None,
 ) -> EncoderDecoderSource:
     """What the file does not say of tokens, the tokenizer does: models of one language have neither languages nor tasks."""
-    named = need("tokenizers", "A Whisper model").Tokenizer.from_str(text.tokenizer)
     words, width = tensors["token_embd.weight"].shape
-    untimed = named.token_to_id("<|notimestamps|>") if untimed is None else untimed
+    untimed = text.number("<|notimestamps|>") if untimed is None else untimed
     kept: dict[str, int] = {}
     if several if several is not None else words >= _SEVERAL:
-        tasks = tasks or {task: named.token_to_id(f"<|{task}|>") for task in ("transcribe", "translate")}
+        tasks = tasks or {task: text.number(f"<|{task}|>") for task in ("transcribe", "translate")}
         if languages is None:  # they come between these two
-            end = named.token_to_id("<|translate|>") or start + 1
-            languages = {named.id_to_token(t): t for t in range(start + 1, end)}
+            end = text.number("<|translate|>") or start + 1
+            languages = {text.name(t): t for t in range(start + 1, end)}
         kept = {k.strip("<|>"): v for k, v in languages.items()}
     tasks = {k: v for k, v in (tasks or {}).items() if v is not None} if kept else {}
     begins = 1 + bool(kept) + bool(tasks) + (untimed is not None)
@@ -197,8 +204,9 @@ def _whisper(
         size=width // heads, inner=len(tensors["enc.blk.0.ffn_up.weight"]), eps=1e-5, scale=(width // heads) ** -0.5,
         activation="gelu", context=len(tensors["dec.positions"]), places=len(tensors["enc.positions"]),
         bins=tensors["conv1.weight"].shape[1], suppressed=_tokens(suppressed), first_suppressed=_tokens(first), first=begins - 1,
+        alignment=tuple(sorted((int(layer), int(head)) for layer, head in alignment or ())),
     )  # fmt: skip
-    return EncoderDecoderSource(name, shape, tensors, text, start, kept, tasks, untimed)
+    return EncoderDecoderSource(name, shape, tensors, text, start, kept, tasks, untimed, latest)
 
 
 def _tokens(given: Any) -> tuple[int, ...]:

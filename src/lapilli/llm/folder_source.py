@@ -214,10 +214,10 @@ def text_of(path: Path, config: Mapping[str, Any]) -> Text:
     ends: set[int] = set()
     for given in (config.get("eos_token_id"), generation.get("eos_token_id")):
         ends |= {given} if isinstance(given, int) else set(given or ())
-    made = need("tokenizers", "A Hugging Face folder").Tokenizer.from_str(tokenizer)
-    named = made.token_to_id(special["eos_token"]) if "eos_token" in special else None
+    made = Text(tokenizer, (), template, special)
+    named = made.number(special["eos_token"]) if "eos_token" in special else None
     ends |= set() if named is None else {named}
-    return Text(tokenizer, tuple(sorted(ends)), template, special)
+    return made.with_ends(tuple(sorted(ends)))
 
 
 def _content(token: Any) -> str:

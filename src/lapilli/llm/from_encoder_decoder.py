@@ -14,7 +14,7 @@ from lapilli.llm.about import About
 from lapilli.llm.about_encoder import MOST_PLACES, AboutEncoder
 from lapilli.llm.encoder_decoder import EncoderDecoder
 from lapilli.llm.encoder_decoder_source import EncoderDecoderSource, read_speech_folder, read_text_folder
-from lapilli.llm.from_source import Precision, Quantize, kept
+from lapilli.llm.from_source import Precision, Quantize, check_sequences, kept
 from lapilli.llm.token_methods import encoder_decoder_methods
 
 _USUAL = 512
@@ -37,6 +37,7 @@ def build_encoder_decoder(
     places: int | None = None,
     precision: Precision = "fp32",
     quantize: Quantize | None = None,
+    sequences: int = 1,
     target: str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     say: Callable[[str], None] = print,
@@ -49,6 +50,7 @@ def build_encoder_decoder(
         places: how many tokens of what is given there is room for; None: as many as the model was made for, or 512.
         precision: as for `lapilli.compile`. In "fp32" weights of float16 stay float16.
         quantize: numbers become codes of so many bits, with a scale for 32 of a row.
+        sequences: how many answers are written in one step.
         target: as for `lapilli.compile`.
         progress: as for `lapilli.compile`.
         say: is told what is converted.
@@ -64,13 +66,16 @@ def build_encoder_decoder(
     weights, tensors = kept({k: v for k, v in source.tensors.items() if k not in tables}, precision, quantize, (), say)
     tensors |= {name: value.float() for name, value in tables.items()}
     cached = torch.float16 if precision == "fp16" else torch.float32
-    model = EncoderDecoder(shape, tensors, context, places, cached)
-    about = About(source.name, context, shape.words)
-    encoder = AboutEncoder(places, source.start, shape.bins, source.languages, source.tasks, source.untimed)
+    check_sequences(sequences)
+    model = EncoderDecoder(shape, tensors, context, places, cached, sequences)
+    about = About(source.name, context, shape.words, sequences)
+    encoder = AboutEncoder(
+        places, source.start, shape.bins, source.languages, source.tasks, source.untimed, source.latest
+    )
     metadata = {**about.metadata(), **encoder.metadata(), **source.text.metadata()}
     return compile_to_bytes(
-        encoder_decoder_methods(model), precision=precision, weights=weights, target=target, fallback="error", metadata=metadata,
-        progress=progress,
+        encoder_decoder_methods(model, source.untimed), precision=precision, weights=weights, target=target, fallback="error",
+        metadata=metadata, progress=progress,
     )  # fmt: skip
 
 

@@ -65,8 +65,7 @@ def build(
     context = min(most, USUAL_CONTEXT) if context is None else context
     if not 4 <= context <= most:
         raise CompileError(f"context is {context}: {source.name} was made for texts of 4 to {most} tokens")
-    if not 1 <= sequences <= MOST_SEQUENCES:
-        raise CompileError(f"sequences is {sequences}: choose 1 to {MOST_SEQUENCES}")
+    check_sequences(sequences)
     weights, tensors = kept(source.tensors, precision, quantize, source.notes, say)
     cached = torch.float16 if precision == "fp16" else torch.float32
     model = Decoder(source.shape, tensors, context, cached, sequences)
@@ -76,6 +75,12 @@ def build(
         methods(model, context), precision=precision, weights=weights, target=target, fallback="error", metadata=metadata,
         progress=progress,
     )  # fmt: skip
+
+
+def check_sequences(sequences: int) -> None:
+    """Raises CompileError if a program cannot have so many."""
+    if not 1 <= sequences <= MOST_SEQUENCES:
+        raise CompileError(f"sequences is {sequences}: choose 1 to {MOST_SEQUENCES}")
 
 
 def kept(

@@ -21,7 +21,7 @@ from lapilli.llm.about import About, step_name, step_sizes
 from lapilli.llm.about_encoder import KEY as ENCODER_KEY
 from lapilli.llm.answer_options import AnswerOptions, Choices
 from lapilli.llm.grammar import Grammar, Grammars
-from lapilli.llm.session import Given, Session, Turn, bits_of
+from lapilli.llm.session import Allowed, Given, Session, Turn, bits_of
 from lapilli.llm.stopping import Reader
 from lapilli.llm.text import Messages, Text
 from lapilli.player import MemoryInfo
@@ -84,17 +84,24 @@ class AnswerStream(Iterator[str]):
     """
 
     def __init__(
-        self, model: WritingModel, prompt: Sequence[int], options: AnswerOptions, count: int, given: Given = None
+        self,
+        model: WritingModel,
+        prompt: Sequence[int],
+        options: AnswerOptions,
+        count: int,
+        given: Given = None,
+        allowed: Allowed = None,
+        timed: bool = False,
     ) -> None:
-        """`LLM.generate` makes it."""
+        """`LLM.generate` makes it. given, allowed, timed: as for `Turn`; allowed: instead of a grammar."""
         self.answer = Answer(prompt_tokens=len(prompt))
         self._model, self._options, self._count = model, options, count
         seed = secrets.randbits(31) if options.seed is None else options.seed
         seed = (seed + 2**31) % 2**32 - 2**31
         self._session = model._session
         grammar = model._grammar(options)
-        allowed = None if grammar is None else grammar.allowed
-        self._turn = Turn(prompt, options, seed, count, model.text.ends, allowed, given)
+        allowed = allowed if grammar is None else grammar.allowed
+        self._turn = Turn(prompt, options, seed, count, model.text.ends, allowed, given, timed)
         weakref.finalize(self, self._turn.abandon)
         self._reader = Reader(model.text, options.stop)
         self._ended = self._cancelled = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +14,9 @@ from lapilli.errors import InvalidFileError, InvalidInputError
 from lapilli.llm.about import About
 from lapilli.llm.about_encoder import AboutEncoder
 from lapilli.llm.answer_options import AnswerOptions, Choices
-from lapilli.llm.language_model import Answer, AnswerStream, WritingModel, closed_if_refused
+from lapilli.llm.beams import RANKED, Beams, BeamSearch
+from lapilli.llm.language_model import Answer, AnswerStream, Token, WritingModel, closed_if_refused
+from lapilli.llm.session import Allowed, Given
 from lapilli.runtime.program import Program
 
 _PADDING = 0
@@ -32,9 +35,8 @@ class EncodingModel(WritingModel):
         with closed_if_refused(program):
             about = About.of_metadata(program.metadata)
             self._encoder = AboutEncoder.of_metadata(program.metadata, about.words)
-            self._of_methods(program, about, {"encode"})
-            if about.sequences != 1:
-                raise InvalidFileError(f"The file has {about.sequences} sequences; models with an encoder have one.")
+            more = {"encode", "ranked", *(("move", "carry") if about.sequences > 1 else ())}
+            self._of_methods(program, about, more | ({"time"} if self._encoder.untimed is not None else set()))
             reads = "a spectrum" if self._encoder.bins else "tokens"
             if reads != self._reads:
                 other = "Transcriber" if self._encoder.bins else "SequenceToSequence"
@@ -45,6 +47,43 @@ class EncodingModel(WritingModel):
         """How many tokens an answer that begins so has at most. The last one needs no place: nothing is read after it."""
         room = self.context - len(begin) + 1
         return room if options.max_tokens is None else min(options.max_tokens, room)
+
+    def _searched(
+        self,
+        begin: Sequence[int],
+        options: AnswerOptions,
+        beams: Beams,
+        given: Given,
+        allowed: Allowed = None,
+        timed: bool = False,
+    ) -> Answer:
+        """The answer that a search with beams finds, after the tokens that it begins with."""
+        kinds, room = len(self.text.ends), self._room(begin, options)
+        search = BeamSearch(beams, self.text.ends, kinds, room)
+        if beams.count > self.sequences or search.width > RANKED:
+            raise InvalidInputError(
+                f"beams is {beams.count}; this model can search with {min(self.sequences, RANKED // max(2, 1 + kinds))} at most: "
+                "compile it with more `sequences`."
+            )
+        if dataclasses.replace(options, max_tokens=None) != AnswerOptions():
+            raise InvalidInputError(
+                "beams have no draws, stop words, grammars or lists of likely tokens: leave those out."
+            )
+        if room < 1:
+            return Answer()
+        self._session.search(begin, given, search, allowed, timed)
+        best = search.finished[0]
+        pairs = zip(best.tokens, best.logprobs, strict=True)
+        tokens = [Token(t, self.text.piece_text(t), logprob) for t, logprob in pairs]
+        ended = best.tokens[-1] in self.text.ends
+        text = self.text.decode(best.tokens[: -1 if ended else None])
+        return Answer(text, tokens, "stop" if ended else "length", len(begin))
+
+
+def beams_of(beams: int | Beams | None) -> Beams | None:
+    """As a caller gives them; None: one answer is written, token by token. Raises InvalidInputError if they are none."""
+    made = beams if beams is None or isinstance(beams, Beams) else Beams(beams)
+    return None if made is not None and made.count == 1 else made
 
 
 class SequenceToSequence(EncodingModel):
@@ -75,6 +114,7 @@ class SequenceToSequence(EncodingModel):
         places: int | None = None,
         precision: Literal["fp32", "fp16"] = "fp32",
         quantize: Literal["int8", "int4"] | None = None,
+        sequences: int = 1,
         progress: Callable[[str, int, int], None] | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
@@ -88,6 +128,7 @@ class SequenceToSequence(EncodingModel):
             places: how many tokens of a text that is given there is room for; None: 512.
             precision: as for `lapilli.compile`. T5 models that were trained in bfloat16 leave the range of float16.
             quantize: as for `LLM`.
+            sequences: how many answers, or beams of one, are written in one step; each has caches of its own.
             progress: as for `lapilli.compile`.
             say: is told what is converted, in a sentence.
 
@@ -99,8 +140,10 @@ class SequenceToSequence(EncodingModel):
             NoDeviceError: there is no such device.
             OSError: a file cannot be read.
         """
-        options = {"context": context, "places": places, "precision": precision, "quantize": quantize}
-        usual = {"context": None, "places": None, "precision": "fp32", "quantize": None}
+        options = {
+            "context": context, "places": places, "precision": precision, "quantize": quantize, "sequences": sequences,
+        }  # fmt: skip
+        usual = {"context": None, "places": None, "precision": "fp32", "quantize": None, "sequences": 1}
         self._of(self._opened(source, device, options, usual, {"progress": progress, "say": say}))
 
     @classmethod
@@ -133,24 +176,37 @@ class SequenceToSequence(EncodingModel):
 
     @overload
     def generate(
-        self, text: str | Sequence[int], *, stream: Literal[False] = False, **choices: Unpack[Choices]
+        self,
+        text: str | Sequence[int],
+        *,
+        stream: Literal[False] = False,
+        beams: int | Beams | None = None,
+        **choices: Unpack[Choices],
     ) -> Answer: ...
     @overload
     def generate(
-        self, text: list[str] | list[list[int]], *, stream: Literal[False] = False, **choices: Unpack[Choices]
+        self,
+        text: list[str] | list[list[int]],
+        *,
+        stream: Literal[False] = False,
+        beams: int | Beams | None = None,
+        **choices: Unpack[Choices],
     ) -> list[Answer]: ...
     @overload
     def generate(
         self, text: str | Sequence[int], *, stream: Literal[True], **choices: Unpack[Choices]
     ) -> AnswerStream: ...
     def generate(
-        self, text: Any, *, stream: bool = False, **choices: Unpack[Choices]
+        self, text: Any, *, stream: bool = False, beams: int | Beams | None = None, **choices: Unpack[Choices]
     ) -> Answer | list[Answer] | AnswerStream:
-        """Writes the answer to a text, or to each of several texts, one after the other.
+        """Writes the answer to a text, or to each of several texts, as many in one step as the model has `sequences`.
 
         Args:
             text: a text, or tokens; or a list of those.
             stream: returns at once, an `AnswerStream` of pieces of text.
+            beams: the answer is searched for with so many beams, as transformers' `num_beams` does it; at most as many as the model
+                has `sequences`. Such answers are written one after the other, and have no stream and no other options than
+                `max_tokens`.
             **choices: as for `LLM.generate`; a repetition penalty counts the tokens of the answer.
 
         Returns:
@@ -160,19 +216,34 @@ class SequenceToSequence(EncodingModel):
             InvalidInputError: an option is outside of what is accepted, or a text has no tokens or too many.
             MissingExtraError: a grammar is given, and its package is not installed.
         """
-        options = AnswerOptions.of(choices)
-        if isinstance(text, str) or not any(not isinstance(t, int) for t in text):
+        options, searched = AnswerOptions.of(choices), beams_of(beams)
+        one = isinstance(text, str) or not any(not isinstance(t, int) for t in text)
+        if stream and searched is not None:
+            raise InvalidInputError(
+                "An answer that is searched for with beams has no stream: its beginning may change."
+            )
+        if stream and not one:
+            raise InvalidInputError("Several texts have no stream: give one text, and read several streams in turn.")
+        if searched is not None:
+            found = [self._best(tokens, options, searched) for tokens in map(self.tokens, [text] if one else text)]
+            return found[0] if one else found
+        if one:
             made = self._stream(text, options)
             return made if stream else self._written([made])[0]
-        if stream:
-            raise InvalidInputError("Several texts have no stream: give one text, and read several streams in turn.")
         return self._written([self._stream(t, options) for t in text])
 
     def _stream(self, text: Any, options: AnswerOptions) -> AnswerStream:
-        tokens = self.tokens(text)
-        padded = tokens + [_PADDING] * (len(tokens) == 1)  # the method takes two or more
-        given = np.array([padded]), np.array([len(tokens)])
-        begin = [self._encoder.start]
-        made = AnswerStream(self, begin, options, self._room(begin, options), given)
+        tokens, begin = self.tokens(text), [self._encoder.start]
+        made = AnswerStream(self, begin, options, self._room(begin, options), _given(tokens))
         made.answer.prompt_tokens = len(tokens)
         return made
+
+    def _best(self, tokens: list[int], options: AnswerOptions, beams: Beams) -> Answer:
+        found = self._searched([self._encoder.start], options, beams, _given(tokens))
+        found.prompt_tokens = len(tokens)
+        return found
+
+
+def _given(tokens: list[int]) -> Given:
+    padded = tokens + [_PADDING] * (len(tokens) == 1)  # the method takes two or more
+    return np.array([padded]), np.array([len(tokens)])

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from lapilli.errors import InvalidFileError, InvalidInputError
 from lapilli.llm.about import IDLE, KNOWN, LONGEST, About, step_name, step_sizes
 from lapilli.llm.answer_options import AnswerOptions
+from lapilli.llm.beams import BeamSearch
 from lapilli.runtime.futures import Future
 from lapilli.runtime.program import Program
 
@@ -32,20 +33,24 @@ _WORTH_COPYING = 16
 Written = tuple[int, float, list[tuple[int, float]]]
 """A token, its log-probability, and the most likely tokens with theirs."""
 
+Allowed = Callable[[Sequence[int]], NDArray[np.int32]] | None
+"""Bits of the tokens that may follow those that are written; None: all."""
+
 Given = Sequence[NDArray[Any]] | None
 """What an encoder reads, the arguments of the method `encode`: equal to another only if it is the same object."""
 
 
 class Slot:
     """A part of the cache. line: the program's states of its sequence. cached: the tokens in it, while it has no turn. used: when
-    it was read last. bound: whether some tokens are not allowed in its line. given: what the encoder read for it.
+    it was read last. bound: whether some tokens are not allowed in its line. given: what the encoder read for it. timed: whether
+    its line is of an answer with times.
     """
 
     def __init__(self, line: int) -> None:
         self.line, self.cached = line, list[int]()
         self.turn: Turn | None = None
         self.used = 0
-        self.bound = False
+        self.bound = self.timed = False
         self.given: Given = None
 
     @property
@@ -71,13 +76,16 @@ class Turn:
         seed: int,
         count: int,
         ends: Container[int] = (),
-        allowed: Callable[[Sequence[int]], NDArray[np.int32]] | None = None,
+        allowed: Allowed = None,
         given: Given = None,
+        timed: bool = False,
     ) -> None:
         """count: how many tokens there are to be at most, where the cache ends for one. ends: tokens after which there is none.
         allowed: bits of the tokens that may follow those that are written. given: what they answer, of models with an encoder.
+        timed: whether there are times among them.
         """
         self.options, self.seed, self.ends, self.allowed, self.given = options, seed, ends, allowed, given
+        self.timed = timed
         self.tokens, self.first = list(prompt), len(prompt)
         self.last = self.first + count  # the number of tokens at the end
         self.drawn = options.drawn()
@@ -193,6 +201,70 @@ class Session:
         whole: NDArray[np.float32] = rows[-1] if self.about.pooling == "last" else rows.mean(0, dtype=np.float32)
         return whole / max(float(np.linalg.norm(whole)), 1e-12)
 
+    def search(
+        self, begin: Sequence[int], given: Given, search: BeamSearch, allowed: Allowed = None, timed: bool = False
+    ) -> None:
+        """Runs a search to its end; arguments as for `Turn`, begin: its prompt. Answers of others wait meanwhile, and those whose
+        slots it takes read their tokens again.
+        """
+        with self.lock:
+            try:
+                self._search(begin, given, search, allowed, timed)
+            except BaseException:
+                self.forget()  # who knows what the device holds
+                raise
+
+    def _search(self, begin: Sequence[int], given: Given, search: BeamSearch, allowed: Allowed, timed: bool) -> None:
+        slots = self.slots[: search.beams.count]
+        for slot in slots:
+            if slot.turn is not None:
+                self._leave(slot.turn)
+            slot.cached = []
+            self._give(slot, given)
+            self._mark(slot, timed, allowed is not None)
+        for place, token in enumerate(begin[:-1]):
+            self._beams_step([(0, token)], place)
+        held, last, place = [0], [begin[-1]], len(begin) - 1  # slots of the beams, and their last tokens
+        while search.running:
+            self._beams_step(list(zip(held, last, strict=True)), place)
+            runs = []
+            for k, beam in zip(held, search.running, strict=True):
+                if allowed is not None:
+                    self._submit("allow", np.array([slots[k].line]), allowed(beam.tokens))
+                runs.append(self._listed(slots[k].line, "ranked"))
+            search.take([run.result() for run in runs])
+            place += 1
+            parents = [held[beam.parent] for beam in search.running]
+            free = [k for k in range(len(slots)) if k not in parents]
+            held = []
+            for k in parents:
+                if k in held:
+                    self._move([(slots[k], slots[free[0]], place)])
+                    k = free.pop(0)
+                held.append(k)
+            last = [beam.tokens[-1] for beam in search.running]
+
+    def _beams_step(self, rows: Sequence[tuple[int, int]], place: int) -> None:
+        """A step of slots with these tokens, all at one place."""
+        size = self._size(max(k for k, _ in rows) + 1)
+        numbers, limits = self._idle(size)
+        for k, token in rows:
+            numbers[k] = token, place, self.slots[k].line, 0, 0, 0
+            limits[k] = AnswerOptions().drawn()[1]
+        self._submit(step_name(size), numbers, limits)
+
+    def alignment(self, given: Given, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """What the method `align` gives of tokens, two or more, after what the encoder reads: [heads, tokens, places]."""
+        with self.lock:
+            self._free()
+            same = (s for s in self.slots if s.turn is None and s.given is given)
+            slot = next(same, None) or self._least_useful()
+            slot.cached = []
+            self._give(slot, given)
+            run = self._submit("align", np.array([tokens]), np.array([self.slots.index(slot)]))
+            found: NDArray[np.float32] = run.result()
+            return found
+
     def check(self) -> None:
         """Runs a method that changes no state. Raises DeviceLostError if the device is lost."""
         self._listed(0).result()
@@ -224,19 +296,40 @@ class Session:
                 self._move([(best, slot, known)])
             else:
                 known = common(slot)
-        if slot.given is not turn.given:
-            slot.given = turn.given
-            if turn.given is not None:
-                self._submit("encode", *turn.given)
+        self._give(slot, turn.given)
         slot.cached, slot.turn = [], turn
         turn.slot, turn.ticket, turn.read = slot, object(), known
         if turn.options.repetition_penalty != 1:
             seen = np.zeros(self.about.words, np.int32)
             seen[turn.tokens] = 1
             self._submit("remember", np.array([slot.line]), seen)
-        if slot.bound and turn.allowed is None:
+        self._mark(slot, turn.timed, turn.allowed is not None)
+
+    def _mark(self, slot: Slot, timed: bool, bound: bool) -> None:
+        """Tells the device what the answer is that a line is for now. bound: whether it says itself which tokens are allowed."""
+        if slot.bound and not bound:
             self._submit("allow", np.array([slot.line]), np.full(-(-self.about.words // 32), -1, np.int32))
-            slot.bound = False
+        slot.bound = bound
+        if slot.timed != timed:
+            self._submit("time", np.array([slot.line]), np.array([int(timed)]))
+            slot.timed = timed
+
+    def _give(self, slot: Slot, given: Given) -> None:
+        """Sees to it that the encoder has read something for a slot."""
+        if given is None or slot.given is given:
+            return
+        same = next((s for s in self.slots if s.given is given), None)
+        if same is None:
+            self._submit("encode", *given, np.array([self.slots.index(slot)]))
+        else:
+            self._carry([(same, slot)])
+        slot.given = given
+
+    def _carry(self, copies: Sequence[tuple[Slot, Slot]]) -> None:
+        """Copies what the encoder gave for slots to other ones, one or two at once."""
+        pairs = list(copies) * (2 // len(copies))
+        source, target = (np.array([self.slots.index(pair[k]) for pair in pairs]) for k in (0, 1))
+        self._submit("carry", source, target)
 
     def _free(self) -> None:
         """Sees to it that some slot has no turn."""
@@ -270,6 +363,8 @@ class Session:
             high = found.pop()
             a, b = self.slots[low], self.slots[high]
             self._move([(a, b, a.filled), (b, a, b.filled)])
+            if a.given is not None or b.given is not None:
+                self._carry([(a, b), (b, a)])
             self.slots[low], self.slots[high] = b, a
             found = sorted([*found, low])
         return found
@@ -289,6 +384,8 @@ class Session:
             reading = [turn for turn in turns if turn.in_prompt and turn.error is None]
             if reading:
                 self._part(max(reading, key=lambda t: t.read > 0))
+            if self._runs and _wait_for_others(turns):
+                break
             wants = [turn for turn in turns if turn.wants_step and self._allow(turn)]
             rows = [k for k, slot in enumerate(self.slots) if slot.turn in wants]
             if rows:
@@ -315,19 +412,24 @@ class Session:
         """A token for each of these slots."""
         size = self._size(rows[-1] + 1)
         self.steps = [*self.steps[-99:], size]
-        numbers, limits = np.zeros((size, 6), np.int32), np.ones((size, 4), np.float32)
+        numbers, limits = self._idle(size)
         turns = []
         for k, slot in enumerate(self.slots[:size]):
             turn = slot.turn
             if k in rows and turn is not None:
                 numbers[k], limits[k] = self._row(turn, slot, turn.read, turn.read + 1)
                 turns.append((k, turn, slot))
-            else:
-                numbers[k, :3] = IDLE, min(slot.filled, self.about.context - 1), slot.line
         run = self._submit(step_name(size), numbers, limits)
         for _, turn, _ in turns:
             turn.read += 1
         self._runs.append(_Run(run, [(k, turn, self._likely(turn, slot)) for k, turn, slot in turns]))
+
+    def _idle(self, size: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Rows that are computed in vain."""
+        numbers, limits = np.zeros((size, 6), np.int32), np.ones((size, 4), np.float32)
+        for k, slot in enumerate(self.slots[:size]):
+            numbers[k, :3] = IDLE, min(slot.filled, self.about.context - 1), slot.line
+        return numbers, limits
 
     def _row(self, turn: Turn, slot: Slot, place: int, count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """The row of a turn for a run that begins at a place and writes the token number `count`."""
@@ -346,7 +448,6 @@ class Session:
             turn.error = error
             return False
         self._submit("allow", np.array([slot.line]), bits)
-        slot.bound = True
         return True
 
     def _likely(self, turn: Turn, slot: Slot) -> Future | None:
@@ -354,10 +455,10 @@ class Session:
             return None
         return self._listed(slot.line)
 
-    def _listed(self, line: int) -> Future:
+    def _listed(self, line: int, method: str = "likely") -> Future:
         """The likeliest tokens of a line."""
-        most, _ = self.program.methods["likely"].inputs
-        return self._submit("likely", np.zeros(most.least_shape(), np.float32), np.array([line]))
+        most, _ = self.program.methods[method].inputs
+        return self._submit(method, np.zeros(most.least_shape(), np.float32), np.array([line]))
 
     def _take(self) -> None:
         """Waits for the oldest run, and gives its tokens to its turns."""
@@ -378,6 +479,15 @@ class Session:
             turn.tokens.append(token)
             found = [] if likely is None else list(zip(*(x.tolist() for x in likely), strict=True))
             turn.unread.append((token, float(logprobs[row]), found[: turn.options.logprobs]))
+
+
+def _wait_for_others(turns: Sequence[Turn]) -> bool:
+    """Whether all that want a step ask the host after each token, as others do whose token is in flight: one step for all later,
+    instead of two in turn.
+    """
+    wants = [turn for turn in turns if turn.wants_step]
+    flying = [turn for turn in turns if turn.allowed is not None and turn.read >= len(turn.tokens)]
+    return bool(wants and flying) and all(turn.allowed is not None for turn in wants)
 
 
 def bits_of(tokens: Sequence[int], words: int) -> NDArray[np.int32]:

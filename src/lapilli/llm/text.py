@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -52,6 +52,22 @@ class Text:
             return package.Tokenizer.from_str(self.tokenizer)
         except Exception as error:  # the package has no class of its own
             raise InvalidFileError(f"The tokenizer cannot be read: {str(error)[:200]}.") from error
+
+    def with_ends(self, ends: tuple[int, ...]) -> Text:
+        """The same with other ends; its tokenizer is not read again."""
+        made = replace(self, ends=ends)
+        made.__dict__["_tokenizer"] = self._tokenizer  # where cached_property keeps it
+        return made
+
+    def number(self, name: str) -> int | None:
+        """The number of the token of this name; None: there is none."""
+        found: int | None = self._tokenizer.token_to_id(name)
+        return found
+
+    def name(self, number: int) -> str | None:
+        """The name of a token; None: there is none of this number."""
+        found: str | None = self._tokenizer.id_to_token(number)
+        return found
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Tokens of a text. special: with those that the model wants at the beginning."""

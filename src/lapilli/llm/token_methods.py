@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lapilli.llm.about import IDLE, LONGEST, step_name, step_sizes
+from lapilli.llm.beams import RANKED
 from lapilli.llm.decoder import Decoder
 from lapilli.llm.encoder_decoder import EncoderDecoder
 from lapilli.sampling import next_token
@@ -43,7 +44,8 @@ class TokenMethods(nn.Module):
     def prompt(self, tokens: Tensor, sequence: Tensor, numbers: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
         """tokens: int64 [1, n], of a sequence int64 [1], from the position in its row on, whose token is not read."""
         row = numbers.long()
-        return self._next(self.model(tokens, row[:, 1], sequence), row, numbers, limits)
+        logits = self.model(tokens, row[:, 1], sequence).float()
+        return self._next(self._kept(logits, row[:, 1] + (tokens.shape[1] - 1), row[:, 2]), row, numbers, limits)
 
     def step(self, numbers: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
         """Row b is the next token of sequence b."""
@@ -53,7 +55,8 @@ class TokenMethods(nn.Module):
         tokens = torch.where(given >= 0, given, known)
         at = torch.where(given == IDLE, self.seen.shape[0] - 1, line * words + tokens)
         self.seen.index_copy_(0, at, torch.ones(len(row), dtype=torch.int32))
-        return self._next(self.model.step(tokens, position), row, numbers, limits)
+        logits = self.model.step(tokens, position).float()
+        return self._next(self._kept(logits, position, line), row, numbers, limits)
 
     def likely(self, most: Tensor, line: Tensor) -> tuple[Tensor, Tensor]:
         """The most likely last tokens [n] of a line int64 [1], in order, and their log-probabilities [n]; most: [n], whatever it
@@ -72,16 +75,23 @@ class TokenMethods(nn.Module):
         """Sets which tokens can be chosen: bits, int32 [words / 32, rounded up]."""
         self.allowed.index_copy_(0, line, allowed[None])
 
+    def _kept(self, logits: Tensor, position: Tensor, line: Tensor) -> Tensor:
+        """Keeps the logits [n, words] of the tokens after those at positions [n], and returns them."""
+        self.logits.index_copy_(0, line, logits)
+        return logits
+
+    def _allowed(self, scores: Tensor, line: Tensor) -> Tensor:
+        """Scores [n, words] of the tokens that lines [n] may write; -infinity of the others."""
+        bits = self.allowed.index_select(0, line)[:, :, None] >> torch.arange(32, dtype=torch.int32)
+        return torch.where((bits & 1).flatten(1)[:, : self.model.shape.words] != 0, scores, -torch.inf)
+
     def _next(self, logits: Tensor, row: Tensor, numbers: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
-        logits = logits.float()
         given, line, words = row[:, 0], row[:, 2], self.model.shape.words
         temperature, top_p, floor, penalty = limits.unbind(1)
-        self.logits.index_copy_(0, line, logits)
         seen = self.seen[:-1].view(-1, words).index_select(0, line)
         repeated = torch.where(logits > 0, logits / penalty[:, None], logits * penalty[:, None])
         wanted = torch.where(seen > 0, repeated, logits)
-        bits = self.allowed.index_select(0, line)[:, :, None] >> torch.arange(32, dtype=torch.int32)
-        wanted = torch.where((bits & 1).flatten(1)[:, :words] != 0, wanted, -torch.inf)
+        wanted = self._allowed(wanted, line)
         wanted = torch.where(wanted >= wanted.amax(-1, keepdim=True) + floor[:, None], wanted, -torch.inf)
         token = next_token(wanted, temperature, row[:, 3], top_p, numbers[:, 4:])
         kept = torch.where(given == IDLE, self.token.index_select(0, line), token)
@@ -104,17 +114,63 @@ class DecoderMethods(TokenMethods):
 
 
 class EncoderDecoderMethods(TokenMethods):
-    """Those of an encoder and a decoder, with one for what is given: tokens, or a spectrum."""
+    """Those of an encoder and a decoder, with one for what is given: tokens, or a spectrum.
+
+    A line has two states more: whether its answer has times, and the logarithm of the sum of e to the power of each logit, of those
+    tokens, too, that are never written. untimed: the token before those of times, if there are some.
+    """
 
     model: EncoderDecoder
 
-    def encode(self, tokens: Tensor, count: Tensor) -> None:
-        """As `EncoderDecoder.encode`."""
-        self.model.encode(tokens, count)
+    def __init__(self, model: EncoderDecoder, untimed: int | None = None) -> None:
+        super().__init__(model)
+        self.untimed = untimed
+        self.timed = nn.Buffer(torch.zeros(model.sequences, dtype=torch.int64))
+        self.whole = nn.Buffer(torch.zeros(model.sequences))
 
-    def encode_spectrum(self, spectrum: Tensor) -> None:
+    def encode(self, tokens: Tensor, count: Tensor, sequence: Tensor) -> None:
+        """As `EncoderDecoder.encode`."""
+        self.model.encode(tokens, count, sequence)
+
+    def encode_spectrum(self, spectrum: Tensor, sequence: Tensor) -> None:
         """As `EncoderDecoder.encode_spectrum`."""
-        self.model.encode_spectrum(spectrum)
+        self.model.encode_spectrum(spectrum, sequence)
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """As `EncoderDecoder.move`."""
+        self.model.move(source, target)
+
+    def carry(self, source: Tensor, target: Tensor) -> None:
+        """As `EncoderDecoder.carry`."""
+        self.model.carry(source, target)
+
+    def align(self, tokens: Tensor, sequence: Tensor) -> Tensor:
+        """As `EncoderDecoder.align`."""
+        return self.model.align(tokens, sequence)
+
+    def time(self, line: Tensor, timed: Tensor) -> None:
+        """Sets whether the answer of a line has times: int64 [1], 0 or 1."""
+        self.timed.index_copy_(0, line, timed)
+
+    def ranked(self, most: Tensor, line: Tensor) -> tuple[Tensor, Tensor]:
+        """As `likely`, of the tokens that the line may write: the logarithm of a probability among all, whatever may be written."""
+        scores = self.logits.index_select(0, line) - self.whole.index_select(0, line)[:, None]
+        found = torch.topk(self._allowed(scores, line)[0] + 0 * most[:1], most.shape[0])
+        return found.indices, found.values
+
+    def _kept(self, logits: Tensor, position: Tensor, line: Tensor) -> Tensor:
+        self.whole.index_copy_(0, line, logits.logsumexp(-1))
+        return super()._kept(self.model.writable(logits, position, self.timed.index_select(0, line)), position, line)
+
+    def _allowed(self, scores: Tensor, line: Tensor) -> Tensor:
+        """A time is written where all times together are likelier than any other token."""
+        scores = super()._allowed(scores, line)
+        if self.untimed is None:
+            return scores
+        first = self.untimed + 1
+        timed = scores[:, first:].logsumexp(-1) > scores[:, :first].amax(-1)
+        timed = timed & (self.timed.index_select(0, line) != 0)
+        return torch.where(timed[:, None] & (torch.arange(scores.shape[1]) < first), -torch.inf, scores)
 
 
 def methods(model: Decoder, context: int) -> dict[str, Any]:
@@ -123,20 +179,35 @@ def methods(model: Decoder, context: int) -> dict[str, Any]:
     found, first = _writing(writer, context), torch.zeros(1, dtype=torch.int64)
     found["embed"] = (writer.embed, (torch.zeros(1, 8, dtype=torch.int64), first, first), (_count(context), None, None))
     if model.sequences > 1:
-        places = {0: torch.export.Dim("places", min=2, max=2 * context)}
-        at = torch.arange(8)
-        found["move"] = (writer.move, (at, at), (places, places))
+        found["move"] = _moving(writer, context)
     return found
 
 
-def encoder_decoder_methods(model: EncoderDecoder) -> dict[str, Any]:
-    """The same of an encoder and a decoder."""
-    writer = EncoderDecoderMethods(model).requires_grad_(False).eval()
+def encoder_decoder_methods(model: EncoderDecoder, untimed: int | None = None) -> dict[str, Any]:
+    """The same of an encoder and a decoder. untimed: as for `EncoderDecoderMethods`."""
+    writer = EncoderDecoderMethods(model, untimed).requires_grad_(False).eval()
     found, first = _writing(writer, model.context), torch.zeros(1, dtype=torch.int64)
+    found["ranked"] = (writer.ranked, (torch.zeros(min(RANKED, model.shape.words)), first))
+    if model.sequences > 1:
+        found["move"] = _moving(writer, model.context)
+        found["carry"] = (writer.carry, (torch.arange(2), torch.arange(2)))
+    if untimed is not None:
+        found["time"] = (writer.time, (first, first))
+    if model.shape.alignment:
+        given = {1: torch.export.Dim("written", min=2, max=model.context)}
+        found["align"] = (writer.align, (torch.zeros(1, 8, dtype=torch.int64), first), (given, None))
     if model.shape.bins:
-        return found | {"encode": (writer.encode_spectrum, (torch.zeros(1, model.shape.bins, 2 * model.places),))}
+        spectrum = torch.zeros(1, model.shape.bins, 2 * model.places)
+        return found | {"encode": (writer.encode_spectrum, (spectrum, first))}
     count = {1: torch.export.Dim("given", min=2, max=model.places)}
-    return found | {"encode": (writer.encode, (torch.zeros(1, 8, dtype=torch.int64), first), (count, None))}
+    tokens = (torch.zeros(1, 8, dtype=torch.int64), first, first)
+    return found | {"encode": (writer.encode, tokens, (count, None, None))}
+
+
+def _moving(writer: DecoderMethods | EncoderDecoderMethods, context: int) -> Any:
+    """The method `move`."""
+    places, at = {0: torch.export.Dim("places", min=2, max=2 * context)}, torch.arange(8)
+    return writer.move, (at, at), (places, places)
 
 
 def _count(context: int) -> dict[int, Any]:

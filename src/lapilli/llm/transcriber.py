@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -13,12 +14,30 @@ from numpy.typing import NDArray
 
 from lapilli.errors import InvalidInputError
 from lapilli.llm.answer_options import AnswerOptions, Choices
+from lapilli.llm.beams import Beams
 from lapilli.llm.language_model import Answer, AnswerStream
-from lapilli.llm.sequence_to_sequence import EncodingModel
+from lapilli.llm.sequence_to_sequence import EncodingModel, beams_of
 from lapilli.llm.session import Given, Turn, bits_of
 from lapilli.llm.sound import HOP, RATE, checked, log_mel, read_wav, windows
+from lapilli.llm.times import STEP, Times
+from lapilli.llm.words import Word, ends_of_tokens, words_of
 
 Audio = str | os.PathLike[str] | NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A phrase, as the model cuts them.
+
+    Attributes:
+        start: where it begins, in seconds of the recording, to 0.02.
+        end: where it ends.
+        text: what was said.
+    """
+
+    start: float
+    end: float
+    text: str
 
 
 @dataclass(frozen=True)
@@ -31,6 +50,8 @@ class Passage:
         text: what was said.
         language: that of the model's answer, such as "en"; None: the model knows one alone.
         answer: the text with its tokens.
+        phrases: those in it, with their times; empty unless times are asked for.
+        words: the words in it, with their times; empty unless they are asked for.
     """
 
     start: float
@@ -38,6 +59,8 @@ class Passage:
     text: str
     language: str | None
     answer: Answer
+    phrases: tuple[Phrase, ...] = ()
+    words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,6 +79,18 @@ class Transcription:
     def language(self) -> str | None:
         """That of the first part."""
         return self.passages[0].language if self.passages else None
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a recording is written down."""
+
+    language: str | None
+    task: str
+    options: AnswerOptions
+    beams: Beams | None
+    times: Times | None
+    words: bool
 
 
 class Transcriber(EncodingModel):
@@ -84,6 +119,7 @@ class Transcriber(EncodingModel):
         device: str | int | None = None,
         precision: Literal["fp32", "fp16"] = "fp32",
         quantize: Literal["int8", "int4"] | None = None,
+        sequences: int = 1,
         progress: Callable[[str, int, int], None] | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
@@ -96,6 +132,7 @@ class Transcriber(EncodingModel):
             device: as for `lapilli.load`.
             precision: as for `lapilli.compile`; weights of float16 stay as they are in both.
             quantize: as for `LLM`.
+            sequences: how many parts of a recording, or beams of one, are written in one step; each has caches of its own.
             progress: as for `lapilli.compile`.
             say: is told what is converted, in a sentence.
 
@@ -107,7 +144,8 @@ class Transcriber(EncodingModel):
             NoDeviceError: there is no such device.
             OSError: a file cannot be read.
         """
-        options, usual = {"precision": precision, "quantize": quantize}, {"precision": "fp32", "quantize": None}
+        options = {"precision": precision, "quantize": quantize, "sequences": sequences}
+        usual = {"precision": "fp32", "quantize": None, "sequences": 1}
         self._of(self._opened(source, device, options, usual, {"progress": progress, "say": say}))
         self.languages, self.tasks = tuple(self._encoder.languages), tuple(self._encoder.tasks)
         self.seconds = 2 * self.places * HOP / RATE
@@ -125,6 +163,9 @@ class Transcriber(EncodingModel):
         rate: int | None = None,
         language: str | None = None,
         task: str = "transcribe",
+        times: bool = False,
+        words: bool = False,
+        beams: int | Beams | None = None,
         **choices: Unpack[Choices],
     ) -> Transcription:
         """Writes what was said in a recording. Long ones are read in parts, which end where it is quietest near their end.
@@ -134,6 +175,9 @@ class Transcriber(EncodingModel):
             rate: how many numbers a second an array has; files say it themselves.
             language: a code of `languages`; None: the likeliest one of each part.
             task: one of `tasks`.
+            times: the model writes when each phrase begins and ends: `Passage.phrases`.
+            words: the model is asked where it heard each token: `Passage.words`. That is a second reading of the answer.
+            beams: each part's answer is searched for, as `SequenceToSequence.generate` does it.
             **choices: as for `LLM.generate`, for each part.
 
         Raises:
@@ -141,7 +185,11 @@ class Transcriber(EncodingModel):
             InvalidFileError: the file is no WAV file, or of a format that is not taken.
             OSError: the file cannot be read.
         """
-        found = tuple(self.passages(audio, rate=rate, language=language, task=task, **choices))
+        found = tuple(
+            self.passages(
+                audio, rate=rate, language=language, task=task, times=times, words=words, beams=beams, **choices
+            )
+        )
         return Transcription("".join(p.answer.text for p in found).strip(), found)
 
     def passages(
@@ -151,29 +199,97 @@ class Transcriber(EncodingModel):
         rate: int | None = None,
         language: str | None = None,
         task: str = "transcribe",
+        times: bool = False,
+        words: bool = False,
+        beams: int | Beams | None = None,
         **choices: Unpack[Choices],
     ) -> Iterator[Passage]:
-        """The same, a part at a time, while it is written. Errors as for `transcribe`, before the first part."""
+        """The same, while it is written: a part at a time, or as many as the model has `sequences`.
+
+        Raises:
+            as `transcribe`, before the first part.
+        """
         options = AnswerOptions.of(choices)
         self._check(language, task)
+        if words and "align" not in self.program.methods:
+            raise InvalidInputError(
+                f"{self.name} does not say which heads know when a word was said: leave `words` out."
+            )
+        timed = self._times(options) if times else None
+        manner = Manner(language, task, options, beams_of(beams), timed, words)
         if isinstance(audio, str | os.PathLike):
             if rate is not None:
                 raise InvalidInputError(f"rate is {rate!r}, and the file says its own: give it with arrays alone.")
             sound = checked(*read_wav(audio))
         else:
             sound = checked(audio, rate)
-        return self._passages(sound, language, task, options)
+        return self._passages(sound, manner)
 
-    def _passages(
-        self, sound: NDArray[np.float32], language: str | None, task: str, options: AnswerOptions
-    ) -> Iterator[Passage]:
+    def _passages(self, sound: NDArray[np.float32], manner: Manner) -> Iterator[Passage]:
         frames = 2 * self.places
-        for start, end in windows(sound, frames * HOP) if len(sound) else []:
-            given = (log_mel(sound[start:end], frames, self._encoder.bins),)
-            spoken = self._language(given) if language is None else language
-            begin = self._begin(spoken, task)
-            answer = self._written([AnswerStream(self, begin, options, self._room(begin, options), given)])[0]
-            yield Passage(start / RATE, end / RATE, answer.text.strip(), spoken, answer)
+        parts = list(windows(sound, frames * HOP)) if len(sound) else []
+        together = 1 if manner.beams else self.sequences
+        for k in range(0, len(parts), together):
+            group = parts[k : k + together]
+            heard = [(log_mel(sound[start:end], frames, self._encoder.bins),) for start, end in group]
+            spoken = [self._language(given) if manner.language is None else manner.language for given in heard]
+            answers = self._answers(heard, spoken, manner)
+            for (start, end), language, answer, given in zip(group, spoken, answers, heard, strict=True):
+                begin = self._begin(language, manner.task, manner.times is not None)
+                words = self._words(answer, begin, given, language, start, end) if manner.words else ()
+                phrases = self._phrases(answer, manner.times, start / RATE, end / RATE) if manner.times else ()
+                yield Passage(start / RATE, end / RATE, answer.text.strip(), language, answer, phrases, words)
+
+    def _answers(self, heard: Sequence[Given], spoken: Sequence[str | None], manner: Manner) -> list[Answer]:
+        """To several parts, in the languages spoken in them."""
+        options, times = manner.options, manner.times
+        allowed, timed = (None, False) if times is None else (times.allowed, True)
+        begins = [self._begin(language, manner.task, timed) for language in spoken]
+        if manner.beams is not None:
+            return [
+                self._searched(begin, options, manner.beams, given, allowed, timed)
+                for begin, given in zip(begins, heard, strict=True)
+            ]
+        return self._written(
+            [
+                AnswerStream(self, begin, options, self._room(begin, options), given, allowed, timed)
+                for begin, given in zip(begins, heard, strict=True)
+            ]
+        )
+
+    def _phrases(self, answer: Answer, times: Times, start: float, end: float) -> tuple[Phrase, ...]:
+        """Of a part from start to end. Takes the times out of the answer's text."""
+        written = [t.id for t in answer.tokens if t.id not in self.text.ends]
+        answer.text = self.text.decode([t for t in written if t < times.first])
+        return tuple(
+            Phrase(min(start + a, end), min(start + b, end), self.text.decode(tokens).strip())
+            for a, b, tokens in times.phrases(written, end - start)
+        )
+
+    def _words(
+        self, answer: Answer, begin: list[int], given: Given, language: str | None, start: int, end: int
+    ) -> tuple[Word, ...]:
+        """Of a part that is these samples of the recording."""
+        written = [t.id for t in answer.tokens if t.id not in self.text.ends][: self.context - len(begin)]
+        if not written or len(begin) + len(written) < 2:
+            return ()
+        attention = self._session.alignment(given, [*begin, *written])[
+            :, len(begin) :, : max((end - start) // HOP // 2, 1)
+        ]
+        places = [0, *ends_of_tokens(attention).tolist()]
+        spans = [(start / RATE + a * STEP, start / RATE + b * STEP) for a, b in pairwise(places)]
+        last = self._encoder.untimed if self._encoder.untimed is not None else self._session.about.words
+        of_text = [k for k, t in enumerate(written) if t < last]
+        chosen = [written[k] for k in of_text], [spans[k] for k in of_text]
+        return tuple(words_of(*chosen, self.text.decode, language))
+
+    def _times(self, options: AnswerOptions) -> Times:
+        untimed, words = self._encoder.untimed, self._session.about.words
+        if untimed is None or untimed + 1 >= words:
+            raise InvalidInputError(f"{self.name} has no tokens for times: leave `times` out.")
+        if options.stop or options.json_schema is not None or options.grammar is not None:
+            raise InvalidInputError("An answer with times has neither stop words nor a grammar: leave those out.")
+        return Times(untimed, min(self.text.ends, default=0), words, self._encoder.latest)
 
     def _check(self, language: str | None, task: str) -> None:
         if language is not None and language not in self._encoder.languages:
@@ -183,10 +299,10 @@ class Transcriber(EncodingModel):
         if task not in tasks:
             raise InvalidInputError(f"task is {task!r}; {self.name} can do: {', '.join(tasks)}.")
 
-    def _begin(self, language: str | None, task: str) -> list[int]:
+    def _begin(self, language: str | None, task: str, timed: bool) -> list[int]:
         """The tokens that an answer begins with."""
         about = self._encoder
-        rest = (about.languages.get(language or ""), about.tasks.get(task), about.untimed)
+        rest = (about.languages.get(language or ""), about.tasks.get(task), None if timed else about.untimed)
         return [about.start, *(t for t in rest if t is not None)]
 
     def _language(self, given: Given) -> str | None:

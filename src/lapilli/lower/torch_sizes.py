@@ -77,6 +77,24 @@ def scaled_size(e: Any) -> tuple[Fraction, Any] | None:
     return (factor, size.args[0]) if factor.denominator <= 1024 and factor.numerator <= 1 << 20 else None
 
 
+_ROUNDINGS = frozenset(("TruncToInt", "FloorToInt", "CeilToInt", "RoundToInt"))
+
+
+def _divides_by_one(e: Any) -> bool:
+    return type(e).__name__ == "FloatTrueDiv" and bool(e.args[1].is_number) and float(e.args[1]) == 1
+
+
+def _is_whole(e: Any) -> bool:
+    """Whether a number is made of integers alone, though torch has it as a float: a range of floats has such an end."""
+    if isinstance(e, sympy.Float):
+        return float(e).is_integer()
+    if isinstance(e, sympy.Add | sympy.Mul):
+        return all(map(_is_whole, e.args))
+    if _divides_by_one(e):
+        return _is_whole(e.args[0])
+    return type(e).__name__ == "ToFloat" or bool(e.is_integer)
+
+
 class Symbols:
     """torch's size symbols as those of the IR, created on demand with torch's bounds."""
 
@@ -93,7 +111,7 @@ class Symbols:
         return self._expr(value)
 
     def _expr(self, e: Any) -> Int:
-        if isinstance(e, int | sympy.Integer):
+        if isinstance(e, int | sympy.Integer) or (isinstance(e, sympy.Float) and _is_whole(e)):
             return as_int(int(e))
         if isinstance(e, sympy.Symbol):
             return self._symbol(e)
@@ -102,7 +120,9 @@ class Symbols:
             factor, size = scaled
             return self._expr(size) * factor.numerator // factor.denominator
         kind = type(e).__name__
-        if kind == "TruncToInt":
+        if kind == "ToFloat" or _divides_by_one(e) or (kind in _ROUNDINGS and _is_whole(e.args[0])):
+            return self._expr(e.args[0])
+        if kind in _ROUNDINGS:
             raise UnsupportedOperatorError(
                 f"the size {e} is rounded from a float: scale by a fraction of a power of two, such as 1.5, or give the size"
             )

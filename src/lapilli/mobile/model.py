@@ -65,6 +65,7 @@ class Model:
         self._module = torch.jit.load(io.BytesIO(data), map_location="cpu", _extra_files=files)  # type: ignore[no-untyped-call]
         options = json.loads(files["lapilli.json"])
         self._precision: Literal["fp32", "fp16"] = options["precision"]
+        self._target: str | None = options.get("target")
         self._traced: list[tuple[str, list[int]]] = options.get("traced", [])
         self._digest = hashlib.sha256(data).hexdigest()
         self._methods: dict[str, _Method] = {}
@@ -97,8 +98,9 @@ class Model:
         return self._method(name).seen()
 
     def portable(self, name: str, inputs: Sequence[Sizes]) -> bytes:
-        """A program of the method for every kind of device. Raises UnsupportedOperatorError if torch would have to run a part."""
-        return self._method(name).portable(inputs)
+        """A program of the method for every kind of device, or for those of the module's backend. Raises UnsupportedOperatorError
+        if torch would have to run a part."""
+        return self._method(name).portable(inputs, self._target)
 
     def _method(self, name: str) -> _Method:
         with self._lock:
@@ -139,8 +141,8 @@ class _Method:
                     return tuple(Sizes(dtype, shape, tuple(sorted(axes))) for dtype, shape, axes in known)
         return ()
 
-    def portable(self, inputs: Sequence[Sizes]) -> bytes:
-        name = self._file(f"every device {inputs}")
+    def portable(self, inputs: Sequence[Sizes], target: str | None) -> bytes:
+        name = self._file(f"{target or 'every device'} {inputs}")
         path = CACHE.file(name)
         if path is not None:
             return Path(path).read_bytes()
@@ -150,6 +152,7 @@ class _Method:
             tuple(torch.zeros(one.shape, dtype=one.dtype) for one in inputs),
             precision=self._precision,
             dynamic_shapes=dynamic if any(dynamic) else None,
+            target=target,
             fallback="error",
         )
         CACHE.keep(name, data)

@@ -17,6 +17,7 @@ from lapilli.errors import CompileError
 from lapilli.mobile.arguments import Code, type_of
 from lapilli.mobile.embed import PROGRAM, SavedModule
 from lapilli.mobile.torchscript_passes import Kind, folded, passes, wrapped
+from lapilli.target import METAL, usual_precision
 
 
 def optimize(
@@ -78,7 +79,8 @@ def _for_gpu(
         raise CompileError("the module has no method that takes a tensor: there is nothing to run on the GPU")
     for name in methods:
         _check_stateless(module, name)
-    model = _bytes(module, {"precision": "fp16" if kind == "metal" else "fp32", "traced": traced})
+    target = METAL if kind == "metal" else None
+    model = _bytes(module, {"precision": usual_precision(target), "target": target, "traced": traced})
     automatic = kind == "metal" or Kind.VULKAN_AUTOMATIC_GPU_TRANSFER not in blocked
     codes = [_code(module._c._get_method(name), "run" if automatic else "run_on_device") for name in methods]
     bare = passes._hack_do_not_use_clone_module_with_class(module._c, methods, [])

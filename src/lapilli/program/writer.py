@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -227,6 +227,11 @@ class Writer:
             self.kernels[written.source, seen] = len(self.program.kernels)
             self.program.kernels.append(k)
         return self.kernels[written.source, seen]
+
+    def code(self) -> Iterator[tuple[str, str, bytes]]:
+        """Name, Slang source and SPIR-V of every kernel, as they are numbered in the file."""
+        for (source, _), number in self.kernels.items():
+            yield self.program.kernels[number].name, source, bytes(self.codes[source].chunk)
 
     def method(
         self,

@@ -15,7 +15,7 @@ from lapilli.ir.node import Node, Reduce
 from lapilli.schedule.layout import estimate, is_word
 from lapilli.schedule.realize import READS, as_var, invert
 from lapilli.schedule.task import Task
-from lapilli.target import MAX_BINDINGS, Target
+from lapilli.target import Target
 
 LONGEST_ROW = 8192
 DEEPEST = 12  # values that are computed in the row through one another
@@ -154,7 +154,8 @@ class _Group:
             bad = {i for i in found.places if not self.readers.get(i, set()) <= inside} | found.clashes
             if not bad and len(found.reads()) > READS:
                 bad = set(found.producers)
-            if not bad and found.steps and sum(map(self.target.parts, (self.end.out, *found.reads()))) > MAX_BINDINGS:
+            bindings = sum(map(self.target.parts, (self.end.out, *found.reads())))
+            if not bad and found.steps and bindings > self.target.bindings:
                 bad = {found.greediest()}
             if not bad:
                 break

@@ -12,7 +12,7 @@ from lapilli.ir.integer import Atom, Int, Symbol, Var, as_int, of
 from lapilli.ir.node import Map, Node, Reduce
 from lapilli.ir.recurrence import Recurrence
 from lapilli.schedule.realize import Realized, invert
-from lapilli.target import MAX_BINDINGS, Target
+from lapilli.target import Target
 
 if TYPE_CHECKING:
     from lapilli.schedule.fuse_reductions import RowFusion
@@ -162,7 +162,7 @@ def _too_many(n: Node, reduction: Reduce, realized: Realized, target: Target) ->
     texel = target.texel and reduction.contraction is not None  # templates read their operands so: never in parts
     others = {ld.node.id: ld.node for ld in loads(realized.bodies[n.id]) if ld.node is not reduction} | {n.id: n}
     count = sum(1 if texel else target.parts(v) for i, v in operands.items() if i not in others)
-    return max(0, count + sum(map(target.parts, others.values())) - MAX_BINDINGS)
+    return max(0, count + sum(map(target.parts, others.values())) - target.bindings)
 
 
 def _axis(a: Var) -> Int:

@@ -12,7 +12,7 @@ from lapilli.target.device import (
     taken_by,
     with_records,
 )
-from lapilli.target.known import KNOWN
+from lapilli.target.known import KNOWN, METAL, usual_precision
 from lapilli.target.portable import (
     ANY,
     CPU,
@@ -75,6 +75,7 @@ __all__ = [
     "MATRIX_SUBGROUP",
     "MATRIX_UNITS",
     "MAX_BINDINGS",
+    "METAL",
     "NOTHING",
     "PARTS",
     "QUADS",
@@ -99,5 +100,6 @@ __all__ = [
     "plans_here",
     "portable",
     "taken_by",
+    "usual_precision",
     "with_records",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from lapilli.ir.dtype import DType
 from lapilli.runtime.devices import Device, device_named
 from lapilli.target.known import units_of
 from lapilli.target.portable import ANY, CPU, CPU_HALF, GPU, GPU_BFLOAT, GPU_HALF, GPU_MATRIX, plans_for
-from lapilli.target.record import DOT, MAX_BINDINGS, TEXELS, Target
+from lapilli.target.record import DOT, TEXELS, Target
 from lapilli.target.records import Records
 from lapilli.target.requirements import BFLOAT16_UNITS, BFLOATS, DOT_PRODUCTS, HALF, MATRIX_UNITS, Requirements
 from lapilli.target.tuned import has_own, records_of
@@ -99,6 +99,10 @@ def kernels_for(type: str, limits: Mapping[str, Any]) -> str:
 
 
 def on_device(target: Target, limits: Mapping[str, Any]) -> Target:
-    """The target for one device, by its limits: values are bound in parts where it must be, and share buffers."""
-    bindings = min(MAX_BINDINGS, limits.get("storage_buffers", MAX_BINDINGS))  # devices that are not there do not say
-    return replace(target, storage=limits["storage_buffer_range"] // 256 * 256, bindings=bindings)
+    """The target for one device, by its limits: values are bound in parts where it must be, and share buffers beyond those that a
+    kernel may bind."""
+    return replace(
+        target,
+        storage=limits["storage_buffer_range"] // 256 * 256,
+        bindings=min(target.bindings, limits["storage_buffers"]),
+    )

@@ -6,7 +6,10 @@ and from public reports of drivers, and may differ by driver and version."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 from lapilli.runtime.devices import Device
+from lapilli.target.record import MAX_BINDINGS
 
 _ALL = 0xFFFFFFFF
 _NVIDIA, _AMD, _INTEL, _QUALCOMM, _ARM, _APPLE, _MESA, _GOOGLE = (
@@ -16,12 +19,13 @@ _NVIDIA, _AMD, _INTEL, _QUALCOMM, _ARM, _APPLE, _MESA, _GOOGLE = (
 
 def _device(
     name: str, type: str, vendor: int, units: int, subgroup: tuple[int, int], *, shared: int = 32768, invocations: int = 1024,
-    storage: int = _ALL, texels: int = 1 << 27, half: bool = True, matrix: bool = False, bfloat: bool = False, dot: bool = True,
-    size_control: bool = True,
+    storage: int = _ALL, texels: int = 1 << 27, buffers: int = MAX_BINDINGS, half: bool = True, matrix: bool = False,
+    bfloat: bool = False, dot: bool = True, size_control: bool = True,
 ) -> Device:  # fmt: skip
     limits = {
         "max_workgroup_invocations": invocations, "shared_memory": shared, "storage_buffer_range": storage,
-        "texel_elements": texels, "min_subgroup_size": subgroup[0], "max_subgroup_size": subgroup[1], "compute_units": units,
+        "storage_buffers": buffers, "texel_elements": texels, "min_subgroup_size": subgroup[0],
+        "max_subgroup_size": subgroup[1], "compute_units": units,
     }  # fmt: skip
     features = {
         "float16": half, "storage_16bit": half, "int16": half, "cooperative_matrix": matrix, "bfloat16_matrix": bfloat,
@@ -29,6 +33,11 @@ def _device(
     }  # fmt: skip
     return Device(0, name, type, "", "1.3.0", 0, vendor, 0, limits, features)
 
+
+METAL = "metal"
+"""What MoltenVK (1.4.2) says of Apple's GPUs, and of a value that differs among them, from A11 and M1 on, the least. A kernel of
+Metal has 31 buffers, of which push constants and the sizes of buffers take one each. Subgroups have 32 invocations, but no kernel
+may ask for that; there are no matrix units, and dot products of words are no faster."""
 
 KNOWN: dict[str, Device] = {
     "h100": _device("NVIDIA H100", "discrete", _NVIDIA, 132, (32, 32), shared=49152, matrix=True, bfloat=True),
@@ -41,12 +50,19 @@ KNOWN: dict[str, Device] = {
     "arc": _device("Intel(R) Arc(TM) A770", "discrete", _INTEL, 32, (8, 32), shared=65536),
     "xe": _device("Intel(R) Iris(R) Xe Graphics", "integrated", _INTEL, 12, (8, 32), shared=65536),
     "adreno-6xx": _device(
-        "Adreno (TM) 640", "integrated", _QUALCOMM, 2, (64, 128), storage=1 << 27, texels=1 << 16, half=False, dot=False
+        "Adreno (TM) 640", "integrated", _QUALCOMM, 2, (64, 128), storage=1 << 27, texels=1 << 16, buffers=24, half=False,
+        dot=False,
     ),
     "adreno-7xx": _device("Adreno (TM) 740", "integrated", _QUALCOMM, 3, (64, 128), storage=1 << 27),
     "adreno-8xx": _device("Adreno (TM) 830", "integrated", _QUALCOMM, 3, (64, 128), storage=1 << 27),
     "mali-g7x": _device("Mali-G78", "integrated", _ARM, 20, (16, 16), invocations=512, texels=1 << 16),
-    "apple-m": _device("Apple M1", "integrated", _APPLE, 8, (32, 32), dot=False, size_control=False),
+    "apple-m": _device(
+        "Apple M1", "integrated", _APPLE, 8, (32, 32), texels=1 << 26, buffers=29, dot=False, size_control=False
+    ),
+    METAL: _device(
+        "Apple GPU", "integrated", _APPLE, 4, (32, 32), storage=1 << 28, texels=1 << 26, buffers=29, dot=False,
+        size_control=False,
+    ),
     "lavapipe": _device("llvmpipe", "cpu", _MESA, 1, (8, 8), storage=1 << 27, dot=False),
     "swiftshader": _device(
         "SwiftShader Device",
@@ -60,8 +76,13 @@ KNOWN: dict[str, Device] = {
         half=False,
         dot=False,
     ),
-}
+}  # fmt: skip
 """By the names that `lapilli.compile(target=…)` takes."""
+
+
+def usual_precision(target: str | None) -> Literal["fp32", "fp16"]:
+    """That of programs for a target where the caller asks for none: half for Apple's GPUs, as PyTorch's Metal backend computes."""
+    return "fp16" if target == METAL else "fp32"
 
 
 def units_of(name: str) -> int:

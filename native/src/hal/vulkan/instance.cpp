@@ -31,7 +31,12 @@ PFN_vkGetInstanceProcAddr open_loader() {
 #if defined(_WIN32)
   constexpr std::array names{"vulkan-1.dll"};
 #elif defined(__APPLE__)
-  constexpr std::array names{"libvulkan.1.dylib", "libvulkan.dylib", "libMoltenVK.dylib"};
+  constexpr std::array names{"libvulkan.1.dylib",
+                             "libvulkan.dylib",
+                             "libMoltenVK.dylib",
+                             "@rpath/MoltenVK.framework/MoltenVK", // in an application
+                             "/opt/homebrew/lib/libvulkan.1.dylib",
+                             "/opt/homebrew/lib/libMoltenVK.dylib"};
 #else
   constexpr std::array names{"libvulkan.so.1", "libvulkan.so"};
 #endif
@@ -39,9 +44,14 @@ PFN_vkGetInstanceProcAddr open_loader() {
     if (void* library = open_library(name))
       if (void* symbol = find_symbol(library, "vkGetInstanceProcAddr"))
         return reinterpret_cast<PFN_vkGetInstanceProcAddr>(symbol);
+#if defined(__APPLE__)
+  constexpr const char* advice = "on macOS: brew install molten-vk; for an application: embed MoltenVK.xcframework.";
+#else
+  constexpr const char* advice =
+      "on Debian: apt install libvulkan1 mesa-vulkan-drivers (which also has a software driver).";
+#endif
   fail(LAPILLI_NO_DRIVER, "No Vulkan loader was found on this machine (", names[0],
-       "). Install it together with a driver for your GPU; on Debian: apt install libvulkan1 mesa-vulkan-drivers "
-       "(which also has a software driver).");
+       "). Install it together with a driver for your GPU; ", advice);
 #endif
 }
 

@@ -97,9 +97,9 @@ std::unique_ptr<Buffer> Buffer::create_shared(const Device& device, uint64_t byt
          " are imported, or exported from any buffer.");
   need(device, kind);
   auto of_buffer = made<VkExternalMemoryBufferCreateInfo>(VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO);
-  of_buffer.handleTypes = kind_of(kind).type;
+  of_buffer.handleTypes = static_cast<VkExternalMemoryHandleTypeFlags>(kind_of(kind).type);
   auto of_memory = made<VkExportMemoryAllocateInfo>(VK_STRUCTURE_TYPE_EXPORT_MEMORY_ALLOCATE_INFO);
-  of_memory.handleTypes = kind_of(kind).type;
+  of_memory.handleTypes = static_cast<VkExternalMemoryHandleTypeFlags>(kind_of(kind).type);
   std::unique_ptr<Buffer> buffer(new Buffer(device, bytes));
   buffer->shared_ = kind;
   uint64_t most = 0;
@@ -121,7 +121,7 @@ std::unique_ptr<Buffer> Buffer::import(const Device& device, const hal::SharedMe
     return buffer;
   }
   auto of_buffer = made<VkExternalMemoryBufferCreateInfo>(VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO);
-  of_buffer.handleTypes = kind_of(memory.kind).type;
+  of_buffer.handleTypes = static_cast<VkExternalMemoryHandleTypeFlags>(kind_of(memory.kind).type);
   auto pointer = made<VkImportMemoryHostPointerInfoEXT>(VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT);
   auto file = made<VkImportMemoryFdInfoKHR>(VK_STRUCTURE_TYPE_IMPORT_MEMORY_FD_INFO_KHR);
   auto android =

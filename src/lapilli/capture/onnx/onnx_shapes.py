@@ -141,7 +141,13 @@ def constant_of_shape(call: OnnxCall, _: Tensor) -> Tensor:
 
 
 @operator("Range")
-def range_(call: OnnxCall, start: Tensor, *_: Tensor) -> Tensor:
+def range_(call: OnnxCall, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+    if start.is_floating_point() and any(isinstance(call.value(k), Tensor) for k in range(3)):
+        start, limit, delta = (x.reshape(()) for x in (start, limit, delta))
+        length = (
+            torch.ceil((limit - start).double() / delta.double()).clamp(min=0).long()
+        )  # known when the program runs
+        return torch.arange(length.item(), dtype=torch.int32).to(start.dtype) * delta + start
     begin, end, step = (call.number(k) for k in range(3))
     if not start.is_floating_point() or not all(isinstance(n, int | float) for n in (begin, end, step)):
         return torch.arange(begin, end, step, dtype=start.dtype)
