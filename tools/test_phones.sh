@@ -9,7 +9,7 @@ cmake --build build/package --target limits_layer >/dev/null || exit 1
 failed=0
 for phone in $(python tests/support/phones.py); do
   echo "» $phone"
-  tools/test_python.sh phone "$phone" tests/conformance/test_{operators,row_results,dynamic,dtypes,conversions,int64,special_values}.py \
+  tools/test_python.sh phone "$phone" tests/conformance/test_{operators,row_results,dynamic,dtypes,conversions,int64,special_values,few_bindings}.py \
     tests/runtime/test_{requirements,state,runtime}.py tests/integration/test_{models,dynamic_models}.py "$@" || failed=1
 done
 exit $failed

@@ -445,6 +445,14 @@ TEST(private_files) {
       fs::remove(entry.path());
   CHECK(replace_private_file(beside, parts));
   CHECK(!fs::exists(left) && fs::exists(young) && fs::exists(other));
+  // Paths of any form.
+  const std::string long_way = path_in(path_in((folder / "c").string() + "//", "d"), "cache.bin"),
+                    here = "units-cache.bin";
+  CHECK(long_way == (folder / "c").string() + "//d/cache.bin" && path_in("/", "x") == "/x");
+  for (const std::string& file : {long_way, here})
+    CHECK(replace_private_file(file, parts) && read_private_file(file, 5) == whole);
+  CHECK(!replace_private_file("", parts) && !replace_private_file("/proc/no/such/cache.bin", parts));
+  fs::remove(here);
   umask(mask);
   fs::remove_all(folder);
 }

@@ -36,6 +36,13 @@ def product_with_much_after(*v: torch.Tensor) -> torch.Tensor:
     return torch.sigmoid(a @ b.T @ c * d + e) * f + torch.where(b > 0, c, d)
 
 
+def product_with_both_types_after(*v: torch.Tensor) -> torch.Tensor:
+    """Its own kernel reads two operands, and would bind floats and integers besides: it becomes loops."""
+    a, b, c, d, e, f = v
+    chosen = (e * 9).int()
+    return torch.stack([(a @ b.T) * c[:, :6] + chosen[:, :6] * d[:, :6], chosen[:, :6] - f[:, :6]])
+
+
 def rows_of_many(*v: torch.Tensor) -> torch.Tensor:
     a, b, c, d, e, f = v
     return F.layer_norm(a + b * c, (K,), d[0], e[0]) + (a * f).softmax(-1)
@@ -48,7 +55,8 @@ def indices(*v: torch.Tensor) -> torch.Tensor:
 
 
 CASES: list[Callable[..., torch.Tensor]] = [
-    integers_and_bools, views_and_windows, product_with_much_after, rows_of_many, indices,
+    integers_and_bools, views_and_windows, product_with_much_after, product_with_both_types_after,
+    rows_of_many, indices,
 ]  # fmt: skip
 
 
