@@ -36,7 +36,8 @@ class Target:
     which are fast. compute_units: what tiles are chosen for. shared_memory: bytes of a work group. invocations: of a work
     group, at most. storage: bytes of a storage buffer that a kernel binds at once (0: all), a multiple of 256. open_parts:
     parts in which values are bound whose size has no bound. records: what was measured; where there is none, cost models
-    decide. bindings: of a kernel, at most."""
+    decide. bindings: of a kernel, at most. between_groups: a work group that counts itself the last one of a dispatch sees what
+    the others wrote."""
 
     name: str
     kind: str
@@ -51,6 +52,7 @@ class Target:
     storage: int = 0
     open_parts: int = 1
     bindings: int = MAX_BINDINGS
+    between_groups: bool = True
     records: Records = NONE
 
     def multiplies(self, dtype: DType | None) -> bool:
