@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import language_models
 import metal_language
 import pytest
 import torch
@@ -14,6 +17,7 @@ from torch import nn
 from lapilli import sampling
 from lapilli.codegen import slang
 from lapilli.compiler import compile_to_bytes
+from lapilli.llm import from_source
 
 Given = tuple[Any, tuple[torch.Tensor, ...]]
 
@@ -61,18 +65,36 @@ MODELS: dict[str, Callable[[], Given]] = {
 }
 
 
+class Kernels:
+    """What a program is made of, once each."""
+
+    def __init__(self) -> None:
+        self.noted: dict[str, tuple[str, str, bytes]] = {}
+
+    def note(self, name: str, source: str, spirv: bytes) -> None:
+        self.noted[source] = name, slang.to_metal(source), spirv
+
+    def check(self) -> None:
+        found = metal_language.problems(self.noted.values())
+        assert self.noted and not found, f"{len(found)} of {len(self.noted)}:\n" + "\n".join(found[:5])
+
+
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
 @pytest.mark.parametrize("name", MODELS)
 def test_kernels_are_in_the_language(name: str, precision: str) -> None:
     model, inputs = MODELS[name]()
-    kernels: dict[str, tuple[str, str, bytes]] = {}
+    kernels = Kernels()
+    compile_to_bytes(model, inputs, target="metal", precision=precision, each_kernel=kernels.note)
+    kernels.check()
 
-    def note(kernel: str, source: str, spirv: bytes) -> None:
-        kernels[source] = kernel, slang.to_metal(source), spirv
 
-    compile_to_bytes(model, inputs, target="metal", precision=precision, each_kernel=note)
-    found = metal_language.problems(kernels.values())
-    assert kernels and not found, f"{len(found)} of {len(kernels)}:\n" + "\n".join(found[:5])
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+def test_those_of_language_models_too(quantize: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = Kernels()
+    monkeypatch.setattr(from_source, "compile_to_bytes", partial(compile_to_bytes, each_kernel=kernels.note))
+    folder = language_models.save_folder(language_models.made("llama"), tmp_path)
+    from_source.compile_source(folder, precision="fp16", quantize=quantize, target="metal", say=lambda text: None)
+    kernels.check()
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def test_every_kernel_is_written_in_metals_language() -> None:
         assert entry.count("[[buffer(") == len(w.bindings) + bool(w.params) <= BUFFERS, w.name
         assert "#line" not in text
         assert w.needs.subgroup_size == 0, "nobody may ask MoltenVK for one"
+        assert "globallycoherent" not in w.source, "Metal orders no writes for other work groups"
 
 
 def test_moltenvk_translates_every_kernel() -> None:

@@ -136,7 +136,7 @@ def _few_queries(scores: Task, note: Attention, ctx: Context, units: int) -> _Fe
     rows = batch * queries * made.most_parts
     parts = Node((rows, as_int(made.columns + 4)), DType.float32, f"{note.scores.name}_parts", note.scores.origin)
     ctx.dense(parts)
-    if made.group_count is not None:
+    if made.group_count is not None and ctx.target.between_groups:
         return replace(made, joined=parts)
     step = simple_task(parts, [*scores.origins[:1]], "attention, shared out")
     step.template = made

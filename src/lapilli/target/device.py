@@ -9,7 +9,7 @@ from typing import Any
 from lapilli.errors import LapilliError
 from lapilli.ir.dtype import DType
 from lapilli.runtime.devices import Device, device_named
-from lapilli.target.known import units_of
+from lapilli.target.known import UNORDERED, units_of
 from lapilli.target.portable import ANY, CPU, CPU_HALF, GPU, GPU_BFLOAT, GPU_HALF, GPU_MATRIX, plans_for
 from lapilli.target.record import DOT, TEXELS, Target
 from lapilli.target.records import Records
@@ -43,7 +43,8 @@ def of_device(device: Device, *, half: bool, matrix: bool) -> Target:
         target = CPU_HALF if half else CPU
     else:
         target = ANY
-    return replace(on_device(target, limits), records=records_of(device))
+    target = replace(on_device(target, limits), between_groups=device.vendor_id not in UNORDERED)
+    return replace(target, records=records_of(device))
 
 
 def plans_here(stored: Collection[DType]) -> list[Target]:

@@ -38,6 +38,9 @@ METAL = "metal"
 """What MoltenVK (1.4.2) says of Apple's GPUs, and of a value that differs among them, from A11 and M1 on, the least. A kernel of
 Metal has 31 buffers, of which push constants and the sizes of buffers take one each. Subgroups have 32 invocations, but no kernel
 may ask for that; there are no matrix units, and dot products of words are no faster."""
+UNORDERED = {_APPLE}
+"""Makers of GPUs on which work groups of a dispatch need not see each other's writes in order: Metal's atomics order nothing but
+themselves."""
 
 KNOWN: dict[str, Device] = {
     "h100": _device("NVIDIA H100", "discrete", _NVIDIA, 132, (32, 32), shared=49152, matrix=True, bfloat=True),

@@ -39,8 +39,9 @@ class Target:
     bfloat16_matrix: they multiply bfloat16, too. dot: kernels may use dot products of words, of four numbers of 8 bits each,
     which are fast. compute_units: what tiles are chosen for. shared_memory: bytes of a work group. invocations: of a work
     group, at most. storage: bytes of a storage buffer that a kernel binds at once (0: all), a multiple of 256. open_parts:
-    parts in which values are bound whose size has no bound. bindings: of a kernel, at most. records: what was measured; where
-    there is none, cost models decide."""
+    parts in which values are bound whose size has no bound. bindings: of a kernel, at most. between_groups: a work group that
+    counts itself the last one of a dispatch sees what the others wrote. records: what was measured; where there is none, cost
+    models decide."""
 
     name: str
     kind: str
@@ -55,6 +56,7 @@ class Target:
     storage: int = 0
     open_parts: int = 1
     bindings: int = MAX_BINDINGS
+    between_groups: bool = True
     records: Records = NONE
 
     def multiplies(self, dtype: DType | None) -> bool:
