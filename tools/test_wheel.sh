@@ -20,7 +20,8 @@ rm -rf "$work/environment"
 if [ "$name" = "manylinux-$(uname -m | sed s/aarch64/arm64/)" ]; then
   python -m venv --without-pip "$work/environment"
   python -m pip --python "$work/environment/bin/python" install -q "$wheel"
-  say "$(VK_DRIVER_FILES=$here VK_ICD_FILENAMES=$here "$work/environment/bin/python" tools/check_wheel.py)"
+  printed=$(VK_DRIVER_FILES=$here VK_ICD_FILENAMES=$here "$work/environment/bin/python" tools/check_wheel.py)
+  say "$printed"
   exit
 fi
 
@@ -66,8 +67,9 @@ probe() {
 case $name in
 manylinux-arm64)
   driver=/usr/share/vulkan/icd.d/lvp_icd.aarch64.json
-  say "$(PYTHONPATH=$work/environment qemu-aarch64-static -L "$root" -E VK_DRIVER_FILES=$driver -E VK_ICD_FILENAMES=$driver \
-    "$interpreter" tools/check_wheel.py)"
+  printed=$(PYTHONPATH=$work/environment qemu-aarch64-static -L "$root" -E VK_DRIVER_FILES=$driver -E VK_ICD_FILENAMES=$driver \
+    "$interpreter" tools/check_wheel.py)
+  say "$printed"
   ;;
 musllinux-*)
   tools/foreign_packages.sh $debian ".cache/musl-$debian" musl
