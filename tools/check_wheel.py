@@ -9,6 +9,7 @@ Needs what the wheel asks for and nothing else; `tool.cibuildwheel` and tools/te
 from __future__ import annotations
 
 import io
+import sys
 import zipfile
 from pathlib import Path
 
@@ -58,8 +59,14 @@ def main() -> None:
             assert program.methods and program.kernels, file
             check_refusal(data)
             if lapilli.is_available():
-                check_results(archive, half="half" in file.stem)
-                ran += 1
+                try:
+                    check_results(archive, half="half" in file.stem)
+                    ran += 1
+                except (
+                    lapilli.NoDeviceError
+                ) as error:  # none of its plans is for this device: halves on an old lavapipe
+                    print(f"{file.stem}: {error}", file=sys.stderr)
+    assert ran or not lapilli.is_available()
     print(f"lapilli {lapilli.__version__} reads {len(files)} programs, and ran {ran} of them")
 
 

@@ -20,7 +20,8 @@ rm -rf "$work/environment"
 if [ "$name" = "manylinux-$(uname -m | sed s/aarch64/arm64/)" ]; then
   python -m venv --without-pip "$work/environment"
   python -m pip --python "$work/environment/bin/python" install -q "$wheel"
-  say "$(VK_DRIVER_FILES=$here VK_ICD_FILENAMES=$here "$work/environment/bin/python" tools/check_wheel.py)"
+  printed=$(VK_DRIVER_FILES=$here VK_ICD_FILENAMES=$here "$work/environment/bin/python" tools/check_wheel.py)
+  say "$printed"
   exit
 fi
 
@@ -31,12 +32,19 @@ musllinux-*) platforms=$(echo musllinux_1_{2,1}_ARCH) ;;
 windows-*) platforms=win_amd64 ;;
 macos-*) platforms=$(echo macosx_{14,13,12,11}_0_arm64) ;;
 esac
+version=3.11
+if [ "$name" = manylinux-arm64 ]; then # Debian's Python for arm64
+  tools/foreign_packages.sh arm64 .cache/arm64 mesa-vulkan-drivers libvulkan1 libstdc++6 python3 # as tools/test_arm64.sh
+  root=$PWD/.cache/arm64/root
+  interpreter=$(echo "$root"/usr/bin/python3.[0-9]*)
+  version=${interpreter##*/python}
+fi
 case $name in *-arm64) arch=aarch64 debian=arm64 ;; *) arch=x86_64 debian=amd64 ;; esac
 options=()
 for platform in $platforms; do
   options+=(--platform "${platform/ARCH/$arch}")
 done
-python -m pip install -q --only-binary :all: --implementation cp --python-version 3.11 "${options[@]}" --target "$work/environment" "$wheel"
+python -m pip install -q --only-binary :all: --implementation cp --python-version "$version" "${options[@]}" --target "$work/environment" "$wheel"
 say "$(du -sm "$work/environment" | cut -f1) MB installed: $(cd "$work/environment" && echo *.dist-info)"
 
 tests=$work/files
@@ -58,11 +66,10 @@ probe() {
 
 case $name in
 manylinux-arm64)
-  tools/foreign_packages.sh arm64 .cache/arm64 mesa-vulkan-drivers libvulkan1 libstdc++6 python3 # as tools/test_arm64.sh
-  root=$PWD/.cache/arm64/root
   driver=/usr/share/vulkan/icd.d/lvp_icd.aarch64.json
-  say "$(PYTHONPATH=$work/environment qemu-aarch64-static -L "$root" -E VK_DRIVER_FILES=$driver -E VK_ICD_FILENAMES=$driver \
-    "$(echo "$root"/usr/bin/python3.[0-9]*)" tools/check_wheel.py)"
+  printed=$(PYTHONPATH=$work/environment qemu-aarch64-static -L "$root" -E VK_DRIVER_FILES=$driver -E VK_ICD_FILENAMES=$driver \
+    "$interpreter" tools/check_wheel.py)
+  say "$printed"
   ;;
 musllinux-*)
   tools/foreign_packages.sh $debian ".cache/musl-$debian" musl

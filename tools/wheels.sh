@@ -31,9 +31,12 @@ for name in "$@"; do
     --config-settings "cmake.define.CMAKE_TOOLCHAIN_FILE=$PWD/native/cmake/zig.cmake" \
     --config-settings "cmake.define.LAPILLI_ZIG=$zig" --config-settings "cmake.define.LAPILLI_ZIG_TARGET=$target" .
   python -m wheel tags --remove --platform-tag "$first" "$out/$name"/made/*.whl >/dev/null
-  if [ -n "$tag" ]; then # auditwheel refuses what needs symbols or libraries that the tag does not promise
-    python -m auditwheel repair --plat "$tag" --only-plat -w "$out/$name" "$out/$name"/made/*.whl 2>"$out/$name/auditwheel.log" ||
+  if [ -n "$tag" ]; then # auditwheel says which tag the symbols and libraries allow that it needs, and takes no other system's by name
+    python -m auditwheel repair --plat auto --only-plat -w "$out/$name" "$out/$name"/made/*.whl 2>"$out/$name/auditwheel.log" ||
       { cat "$out/$name/auditwheel.log" >&2; exit 1; }
+    allowed=$(basename "$out/$name"/*.whl .whl | sed 's/.*-none-//')
+    [ "$(printf '%s\n' "$allowed" "$tag" | sort -V | tail -1)" = "$tag" ] || { echo "It needs $allowed, not $tag" >&2; exit 1; }
+    python -m wheel tags --remove --platform-tag "$tag" "$out/$name"/*.whl >/dev/null
   else
     mv "$out/$name"/made/*.whl "$out/$name/"
   fi
