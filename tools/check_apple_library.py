@@ -77,6 +77,11 @@ class Library:
                     at = next_at
         return found
 
+    def own_exports(self) -> set[str]:
+        """The names in C, without those of zig."""
+        names = {name.removeprefix("_") for name in self.exported()}
+        return {name for name in names if not OF_ZIG.fullmatch(name)}
+
     def _number(self, at: int) -> tuple[int, int]:
         """A number of 7 bits a byte, and where it ends."""
         value = shift = 0
@@ -129,7 +134,7 @@ def problems(library: Library, functions: set[str]) -> list[str]:
     if not list(library.of(CODE_SIGNATURE)):
         found.append("it has no signature, without which arm64 loads nothing")
     found += [f"segment {name} begins at {at:#x}, within a page" for name, at, _ in library.segments() if at % PAGE]
-    exported = {short for name in library.exported() if not OF_ZIG.fullmatch(short := name.removeprefix("_"))}
+    exported = library.own_exports()
     found += [f"it does not export {name}, which is promised" for name in sorted(functions - exported)]
     found += [f"it exports {name}, which is not promised" for name in sorted(exported - functions)]
     return found

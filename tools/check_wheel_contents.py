@@ -16,6 +16,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import check_apple_library
 from check_android_library import DT_NEEDED, Library
 
 ROOT = Path(__file__).parents[1]
@@ -88,24 +89,11 @@ def pe(data: bytes) -> Player:
 
 def mach_o(data: bytes) -> Player:
     """A dylib of 64 bits. Without a code signature arm64 would not load it."""
-    machine, n_commands = struct.unpack_from("<I8xI", data, 4)
-    needs: set[str] = set()
-    exports: set[str] = set()
-    signed, at = False, 32
-    for _ in range(n_commands):
-        command, size = struct.unpack_from("<II", data, at)
-        if command == 0xC:  # LC_LOAD_DYLIB
-            needs.add(text(data, at + struct.unpack_from("<I", data, at + 8)[0]))
-        elif command == 0x2:  # LC_SYMTAB: external and defined ones
-            symbols, n, strings = struct.unpack_from("<III", data, at + 8)
-            for name, kind in struct.iter_unpack("<IB11x", data[symbols : symbols + 16 * n]):
-                if kind & 0x01 and kind & 0x0E:
-                    exports.add(text(data, strings + name).removeprefix("_"))
-        signed = signed or command == 0x1D  # LC_CODE_SIGNATURE
-        at += size
-    if not signed:
+    library = check_apple_library.Library(data)
+    if not list(library.of(check_apple_library.CODE_SIGNATURE)):
         raise ValueError("no code signature")
-    return Player(MACHINES.get(machine, "?"), frozenset(needs), frozenset(exports))
+    needs = library.libraries(check_apple_library.LOAD_DYLIB)
+    return Player(MACHINES.get(library.processor, "?"), frozenset(needs), frozenset(library.own_exports()))
 
 
 def read_player(data: bytes) -> Player:
@@ -118,8 +106,7 @@ def read_player(data: bytes) -> Player:
 
 def functions() -> set[str]:
     """Those that docs/versions.md promises of the C interface."""
-    promised = (ROOT / "tests" / "kept" / "abi.txt").read_text(encoding="utf-8")
-    return set(re.findall(r"^function .*?\b(lapilli_\w+)\(", promised, re.M))
+    return check_apple_library.promised((ROOT / "tests" / "kept" / "abi.txt").read_text(encoding="utf-8"))
 
 
 def player_problems(data: bytes, platform: str, system: System) -> list[str]:
