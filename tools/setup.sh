@@ -35,7 +35,10 @@ site="mkdocs-material==9.8.2 mkdocstrings[python]==1.0.8"
 
 say() { printf '\033[1m» %s\033[0m\n' "$*" >&2; }
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
-pip_install() { "$python" -m pip install -q --no-compile "$@"; } # Python compiles what is imported: a third of the time of all files
+installed=
+pip_install() { "$python" -m pip install -q --no-compile "$@" && installed=1; }
+# Of what was installed: with all processors, where pip takes one. Some packages have files for other Pythons, which fail.
+bytecode() { [ -z "$installed" ] || "$python" -m compileall -qq -j 0 "$venv/lib" || true; }
 
 updated=
 apt_update() { [ -n "$updated" ] || as_root apt-get update -qq && updated=1; }
@@ -244,6 +247,7 @@ fi
 if [ "$goal" = docs ]; then
   environment
   step site "$site"
+  bytecode
   exit
 fi
 vulkan
@@ -297,3 +301,4 @@ if [ "$goal" = test ] || [ "$goal" = apple ]; then
   step speech "6.2.3 $whisper"
   step bare_environment "$(sources pyproject.toml native src)"
 fi
+bytecode

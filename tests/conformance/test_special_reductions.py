@@ -140,6 +140,7 @@ def test_products_of_nothing_and_of_special_values() -> None:
         torch.testing.assert_close(ours[3], x.half().double().prod(0).half(), equal_nan=True)
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("dimensions", [1, 2])
 def test_transposed_convolutions_with_infinite_weights(dimensions: int, dtype: torch.dtype) -> None:

@@ -86,6 +86,7 @@ def test_gguf_files_hold_the_same_models(kind: str, blocks: str, tmp_path: Path)
         assert stored < 1.1 * matrices * (2 if blocks == "F16" else 4)
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("target", ["cpu-fp16", "gpu-fp16", "gpu-fp16-matrix"])
 def test_half_precision_keeps_halves_in_the_cache(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention of prompts is then computed by matrix units, where there are some."""

@@ -8,6 +8,7 @@ from agreement import FLOAT_BOUND, relative_error
 from image_models import SIDES, image, model_of
 
 import lapilli
+from lapilli.target import FEW
 
 POOR = ("mobilenet_v2", "shufflenet_v2_x0_5", "regnet_y_400mf")  # on SwiftShader too
 
@@ -35,7 +36,8 @@ def test_kernels_for_gpus_agree_with_torch(name: str, gpu_plans: None) -> None:
 
 
 def test_mobilenet_at_its_own_size() -> None:
-    """224 pixels: at most 60 dispatches a run, in every plan; the shipped file takes the same road as a program in memory."""
+    """224 pixels: at most 60 dispatches a run, and copies where few buffers are bound; the shipped file takes the same road as a
+    program in memory."""
     model = model_of("mobilenet_v2")
     x = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(22))
     with torch.no_grad():
@@ -43,7 +45,7 @@ def test_mobilenet_at_its_own_size() -> None:
     with lapilli.compile(model, (x,)) as program:
         assert relative_error(program(x), want) <= FLOAT_BOUND
         for plan in program.description.methods[0].plans:
-            assert len(plan.run) <= 60, plan.name
+            assert len(plan.run) <= (66 if plan.name == FEW.name else 60), plan.name
 
 
 @pytest.mark.parametrize("batch", [2, 7])

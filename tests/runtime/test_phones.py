@@ -80,6 +80,7 @@ def test_validation_sees_the_limits_of_the_layer(tmp_path: Path) -> None:
     assert 0 < stack.index("VK_LAYER_KHRONOS_validation") < stack.index("VK_LAYER_LAPILLI_limits"), stack
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("phone", ["adreno", "powervr", "minimum", "tiny"])
 def test_a_model_runs_on_each(phone: str, tmp_path: Path, cache: Path) -> None:
     assert run(phone, "print(error(lapilli.compile(model, inputs)) < 1e-5)", tmp_path, cache) == "True\n"
