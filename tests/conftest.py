@@ -50,6 +50,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         print(sentence)
 
 
+@pytest.hookimpl(trylast=True)  # a part of what `-m` leaves
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = [] if os.environ.get("LAPILLI_TEST_ALL") else in_parts.left_out(items)
     if config.getoption("markexpr") == "poor_device":

@@ -82,6 +82,7 @@ def eager(model: nn.Module, *args: object) -> Callable[..., Sequence[Tensor]]:
 WAYS = pytest.mark.parametrize("way", [compiled, scripted, eager])
 
 
+@pytest.mark.part(2)
 @WAYS
 @pytest.mark.parametrize("batch, length, channels, heads", [(2, 5, 6, 2), (1, 13, 15, 5)])
 def test_masks(

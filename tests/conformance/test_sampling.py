@@ -201,6 +201,7 @@ def test_a_seed_repeats_its_draws() -> None:
         assert not torch.equal(first[0], program(*args))
 
 
+@pytest.mark.long
 def test_few_numbers_in_large_vocabularies() -> None:
     """Of 151,936 equal logits each is as likely: the mean of draws is in the middle, within five standard errors."""
     size = 151936

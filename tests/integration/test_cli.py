@@ -114,6 +114,7 @@ def test_bench(cli: Cli, scaled: Path) -> None:
     assert result["inputs"] == [[1, 3]] and result["peak_rss"] > result["peak_rss_before_load"] > 1e6
 
 
+@pytest.mark.part(2)
 def test_profile(cli: Cli, scaled: Path, tmp_path: Path) -> None:
     text = cli("profile", scaled, "--repeat", "2").stdout
     assert "aten.scale" in text and "2 dispatches" in text and text.startswith("▏a run: ")

@@ -75,6 +75,7 @@ def test_positional_parameters_may_be_given_as_keywords() -> None:
         torch.testing.assert_close(program(shift=torch.ones(3), image=x), x + 1)
 
 
+@pytest.mark.long
 def test_compile_command(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.ReLU())
     x = torch.rand(2, 6)

@@ -228,6 +228,7 @@ def test_inputs_that_the_model_changes(name: str, view: Callable[[torch.Tensor],
     torch.testing.assert_close(there.cpu(), wanted)
 
 
+@pytest.mark.part(2)
 @THERE
 def test_memory_that_is_not_there(name: str) -> None:
     """PyTorch's exception, whether it is a result or something between that does not fit; afterwards all is as before."""

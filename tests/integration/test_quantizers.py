@@ -153,6 +153,7 @@ def test_layers_stay_in_integers() -> None:
         assert "quantized: 5 in integers, 0 in floats" in str(program.report())
 
 
+@pytest.mark.long
 def test_training_and_back() -> None:
     torch.manual_seed(1)
     x = torch.randn(2, 3, 24, 20)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,6 @@ ray = pytest.importorskip("ray")
 if len(several_devices.drivers()) < 2:
     pytest.skip("tools/setup.sh test fetches SwiftShader", allow_module_level=True)
 
-ALL = pytest.mark.skipif(not os.environ.get("LAPILLI_TEST_ALL"), reason="make test-all runs it")
 FAULTS = pytest.mark.skipif(not several_devices.LOADER.exists(), reason="make native builds the loader")
 WEIGHTS = np.array([1, 2, 3], np.float32)
 ROWS = 1000
@@ -83,7 +81,7 @@ def test_a_data_set_on_two_nodes(cluster: Any, program: Path, values: NDArray[np
     assert all(row["shared"] for row in rows)
 
 
-@ALL
+@pytest.mark.long
 def test_poisoned_rows_are_reported(cluster: Any, program: Path, values: NDArray[np.float32]) -> None:
     from lapilli import InvalidInputError
     from lapilli.ray import predict as predict_
@@ -105,7 +103,7 @@ def test_poisoned_rows_are_reported(cluster: Any, program: Path, values: NDArray
         predict_(poisoned, program, batch_size=50).take_all()
 
 
-@ALL
+@pytest.mark.long
 def test_an_actor_is_killed(cluster: Any, program: Path, values: NDArray[np.float32], tmp_path: Path) -> None:
     from ray_actors import Dying
 
@@ -115,7 +113,7 @@ def test_an_actor_is_killed(cluster: Any, program: Path, values: NDArray[np.floa
     whole(rows, values)
 
 
-@ALL
+@pytest.mark.long
 @FAULTS
 def test_a_device_is_lost(cluster: Any, program: Path, values: NDArray[np.float32], tmp_path: Path) -> None:
     from ray_actors import Losing
@@ -126,7 +124,7 @@ def test_a_device_is_lost(cluster: Any, program: Path, values: NDArray[np.float3
     whole(rows, values)
 
 
-@ALL
+@pytest.mark.long
 @FAULTS
 def test_a_lost_device_fails_the_health_check(cluster: Any, program: Path, values: NDArray[np.float32]) -> None:
     """And is opened anew by the next batch."""
@@ -146,7 +144,7 @@ def test_a_lost_device_fails_the_health_check(cluster: Any, program: Path, value
     ray.kill(actor)
 
 
-@ALL
+@pytest.mark.long
 def test_a_device_has_one_process(cluster: Any, program: Path) -> None:
     """Whatever resources are said: the third of two devices is refused with what to do, and a process that ends gives its own."""
     from lapilli.ray import Predictor, ship
@@ -171,7 +169,7 @@ def test_a_device_has_one_process(cluster: Any, program: Path) -> None:
         ray.kill(one)
 
 
-@ALL
+@pytest.mark.long
 def test_a_node_goes(cluster: Any, program: Path, values: NDArray[np.float32], tmp_path: Path) -> None:
     """Last, as the second node does not come back."""
     import threading

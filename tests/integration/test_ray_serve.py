@@ -22,8 +22,7 @@ import several_devices
 import tiny
 from numpy.typing import NDArray
 
-if not os.environ.get("LAPILLI_TEST_ALL"):
-    pytest.skip("make test-all runs it", allow_module_level=True)
+pytestmark = pytest.mark.long
 ray = pytest.importorskip("ray")
 
 FAULTS = pytest.mark.skipif(not several_devices.LOADER.exists(), reason="make native builds the loader")

@@ -365,6 +365,7 @@ def test_tiny_en_writes_what_transformers_writes(tmp_path: Path) -> None:
     assert END not in again.text.ends
 
 
+@pytest.mark.long
 def test_the_pages_programs_run_as_they_stand_there(tmp_path: Path) -> None:
     """docs/speech.md, with the packaged Whisper, a T5 of random weights, and the recording."""
     page = (ROOT / "docs" / "speech.md").read_text(encoding="utf-8")

@@ -141,6 +141,7 @@ assert (ours, replaced) == ({expected}, listed if {expected} else [])
 USE, IMPORT = 'torch.ones(2, device="vulkan")', "import transformers.generation.utils"
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("first, second, expected", [(USE, IMPORT, True), (IMPORT, USE, True), (IMPORT, "pass", False)])
 def test_nothing_is_replaced_before_the_device_is_used(first: str, second: str, expected: bool, tmp_path: Path) -> None:
     script = ORDER.format(first=first, second=second, expected=expected, tools=str(ROOT / "tools"))

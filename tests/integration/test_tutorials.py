@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import fresh
+import pytest
 
 VULKAN_MODEL = """
 import torch
@@ -148,6 +149,7 @@ def test_vulkan_workflow_without_automatic_transfer(tmp_path: Path) -> None:
     assert device == "vulkan" and float(error) < 1e-4
 
 
+@pytest.mark.long
 def test_metal_workflow(tmp_path: Path) -> None:
     """In training mode, as the tutorial leaves the model: the optimized one is in eval mode. It computes in half precision."""
     printed = fresh.run(tmp_path, METAL, 'model.eval(); torch.jit.save(torch.jit.script(model), "model.pt")')

@@ -39,6 +39,7 @@ def in_process(*command: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_operators_agree() -> None:
     """Operators of the eager device, programs and torch.compile: none runs on the CPU instead, and all results are right."""
     found = [json.loads(line) for line in in_process(str(SUPPORT / "large_process.py")).splitlines()]

@@ -9,9 +9,9 @@ import in_parts
 import pytest
 
 
-def case(name: str, of: int | None) -> Any:
-    mark = None if of is None else SimpleNamespace(args=(of,))
-    return SimpleNamespace(nodeid=name, get_closest_marker=lambda _: mark)
+def case(name: str, of: int | None, long: bool = False) -> Any:
+    marks = {"part": None if of is None else SimpleNamespace(args=(of,)), "long": SimpleNamespace() if long else None}
+    return SimpleNamespace(nodeid=name, get_closest_marker=marks.get)
 
 
 def test_a_part_of_the_cases_and_at_least_one() -> None:
@@ -34,3 +34,10 @@ def test_part_of_one_is_all_and_quick_tests_run_whole() -> None:
     whole = [case(f"tests/conformance/test_x.py::test_x[{k}]", 1) for k in range(40)]
     quick = [case(f"tests/runtime/test_x.py::test_x[{k}]", None) for k in range(40)]
     assert in_parts.left_out(whole + quick) == []
+
+
+def test_long_ones_are_left_out_and_count_for_no_part() -> None:
+    long = case("tests/runtime/test_x.py::test_x[0]", 2, long=True)
+    others = [case(f"tests/runtime/test_x.py::test_x[{k}]", 2) for k in range(1, 5)]
+    left = in_parts.left_out([long, *others])
+    assert left[0] is long and len(left) == 3
