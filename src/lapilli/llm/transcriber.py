@@ -204,8 +204,9 @@ class Transcriber(EncodingModel):
         beams: int | Beams | None = None,
         **choices: Unpack[Choices],
     ) -> Iterator[Passage]:
-        """The same, while it is written: a part at a time, or as many as the model has `sequences`. Raises what
-        `transcribe` does, before the first part.
+        """The same, while it is written: a part at a time, or as many as the model has `sequences`.
+
+        What `transcribe` raises comes before the first part.
         """
         options = AnswerOptions.of(choices)
         self._check(language, task)
