@@ -9,6 +9,8 @@ import pytest
 import torch
 import tutorial
 
+from lapilli.eager.fallback import reset_fallbacks
+
 LONG = {"chat", "many-gpus", "photo", "compile"}
 """tests/integration/test_smollm.py, test_ray.py, test_cli_files.py and test_backend.py do these things for `make test`, smaller."""
 PAGES = [
@@ -20,6 +22,8 @@ PAGES = [
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    torch._dynamo.reset()
+    reset_fallbacks()  # a page begins in a process of its own, which counted nothing yet
     tutorial.run(page)
 
 
