@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The player and its tests for arm64, run on this machine under qemu: cross-compiled by Debian's g++, with arm64's C library, Vulkan
-# loader and lavapipe from Debian's packages in .cache/arm64/root. Then programs that this machine compiles, against torch.
+# loader and lavapipe from Debian's packages in .cache/arm64/system. Then programs that this machine compiles, against torch.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 PATH=$(realpath -ms "${VENV:-.venv}")/bin:$PATH
 folder=$PWD/.cache/arm64
-root=$folder/root
+root=$folder/system
 driver=/usr/share/vulkan/icd.d/lvp_icd.aarch64.json
 here=$(find {/usr,/usr/local}/share/vulkan/icd.d /etc/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/null | head -1 || true)
 

@@ -35,7 +35,7 @@ esac
 version=3.11
 if [ "$name" = manylinux-arm64 ]; then # Debian's Python for arm64
   tools/foreign_packages.sh arm64 .cache/arm64 mesa-vulkan-drivers libvulkan1 libstdc++6 python3 # as tools/test_arm64.sh
-  root=$PWD/.cache/arm64/root
+  root=$PWD/.cache/arm64/system
   interpreter=$(echo "$root"/usr/bin/python3.[0-9]*)
   version=${interpreter##*/python}
 fi
@@ -74,7 +74,7 @@ manylinux-arm64)
 musllinux-*)
   tools/foreign_packages.sh $debian ".cache/musl-$debian" musl
   probe "$arch-linux-musl" "$work/environment/lapilli/liblapilli.so"
-  loader=$PWD/.cache/musl-$debian/root/lib/ld-musl-$arch.so.1
+  loader=$PWD/.cache/musl-$debian/system/lib/ld-musl-$arch.so.1
   emulator=()
   [ "$arch" = "$(uname -m)" ] || emulator=(qemu-$arch-static)
   run_probe "${emulator[@]}" "$loader" --library-path "$work/environment/lapilli" "$work/probe"

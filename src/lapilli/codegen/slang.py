@@ -29,7 +29,7 @@ _PROFILES = {_SPIRV: b"", _METAL: b"metallib_2_4"}
 code."""
 _OPTION = {"MacroDefine": 0, "EmitSpirvDirectly": 58, "SkipSPIRVValidation": 29}
 _RELEASE = 2  # of everything
-_CREATE_SESSION, _FIND_PROFILE, _BUILD_TAG, _FIND_CAPABILITY = 3, 4, 8, 22  # of the global session
+_CREATE_SESSION, _FIND_PROFILE, _BUILD_TAG = 3, 4, 8  # of the global session
 _COMPOSE = 6  # of a session
 _FIND_ENTRY = 17  # of a module
 _CODE, _LINK = 6, 10  # of a component
