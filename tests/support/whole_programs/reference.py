@@ -8,7 +8,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,9 @@ FACTOR = 4.0
 MISSED = 1 / 32
 """Where torch itself, in a program's types, is beyond the bounds at so many elements of a result, its others may be as far off:
 a second derivative that is 0 is the difference of two rounded products there, and another formula under a dispatch mode."""
+ROUNDS = 8
+"""As many draws again, so many times over, before a result is called wrong: where an exponential decides, eight draws may all miss
+how far a value can go."""
 LOUD = 3
 """Further runs, disturbed FACTOR times as much: what jumps there (a comparison, a rounding, a sign) has no definite value."""
 
@@ -100,10 +103,15 @@ def widened(values: Values) -> Values:
     return {name: made[id(t)] for name, t in values.items()}
 
 
-def expected(program: Program, n: int, half: bool = False) -> list[Expected]:
-    """Of the outputs, then of the arguments after the run. half: everything may be stored in float16."""
+def expected(program: Program, n: int, half: bool = False, turn: int = 0) -> list[Expected]:
+    """Of the outputs, then of the arguments after the run. half: everything may be stored in float16. turn: other draws."""
     run, values, types, plain = forward(program, n)
-    return _spread(run, values, types, plain, half, program, torch.float32)
+    return _spread(run, values, types, plain, half, program, torch.float32, turn)
+
+
+def widest(turns: Iterable[list[Expected]]) -> list[Expected]:
+    """The same results by several turns: their bounds are the largest of each."""
+    return [replace(same[0], bound=torch.stack([e.bound for e in same]).amax(0)) for same in zip(*turns, strict=True)]
 
 
 def _spread(
@@ -114,6 +122,7 @@ def _spread(
     half: bool,
     program: Program,
     least: torch.dtype,
+    turn: int = 0,
 ) -> list[Expected]:
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -134,7 +143,7 @@ def _spread(
             # In bfloat16 numbers are far apart: few draws may all miss a jump.
             for k in range(quiet + LOUD * (4 if torch.bfloat16 in types else 1)):
                 place = (0, 1, RUNS - 1)[(k - few) % 3] if k in rounding else k
-                mode = Disturbed(1000 * k + 7, min(place, RUNS - 1))
+                mode = Disturbed(1000 * k + 7 + 1_000_003 * turn, min(place, RUNS - 1))
                 mode.signs = signs
                 mode.rounded = 0.0 if k not in rounding else 1.0 if k < few + 3 else 0.5
                 mode.loudness = 1 if k < quiet else FACTOR
@@ -355,8 +364,8 @@ def with_derivatives(program: Program, order: int) -> Program | None:
     return part if part.outputs and has(part) else None
 
 
-def expected_gradients(program: Program, n: int, order: int) -> list[Expected] | None:
-    """None where torch has none."""
+def expected_gradients(program: Program, n: int, order: int, turn: int = 0) -> list[Expected] | None:
+    """None where torch has none. turn: other draws."""
     names = differentiable(program)
     if not names:
         return None
@@ -390,6 +399,6 @@ def expected_gradients(program: Program, n: int, order: int) -> list[Expected] |
         return gradients(f, [env[name] for name in all_names], places, order)
 
     try:
-        return _spread(differentiated, values, [t.dtype for t in plain], plain, False, program, least)
+        return _spread(differentiated, values, [t.dtype for t in plain], plain, False, program, least, turn)
     except (RuntimeError, NotImplementedError):
         return None
