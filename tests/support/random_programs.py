@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from whole_programs.generate import STRANGE
+from whole_programs.generate import STRANGE, WIDE
 from whole_programs.process import Worker
 from whole_programs.program import Program
 from whole_programs.shrink import closed, smallest
@@ -41,6 +41,9 @@ def main() -> int:
     parser.add_argument(
         "--strange", action="store_true", help="with --new: short programs of NaN, infinity and small sizes"
     )
+    parser.add_argument(
+        "--wide", action="store_true", help="with --new: calls that hardly read each other, of NaN and infinity too"
+    )
     parser.add_argument("--ways", default=",".join(ALL))
     parser.add_argument("--each", type=int, default=0, help="how many of the ways a program takes, by its seed; 0: all")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no program is begun after this time")
@@ -56,7 +59,7 @@ def main() -> int:
     first, _, end = given.seeds.partition(":")
     seeds = range(int(first), int(end) if end else int(first) + 1)
     if given.new:
-        start = random.SystemRandom().randrange(10**6, 10**9) + STRANGE * given.strange
+        start = random.SystemRandom().randrange(10**6, 10**9) + STRANGE * given.strange + WIDE * given.wide
         seeds = range(start, start + 10**6)
         print(f"seeds from {start} on: --seeds {start}:{start + 100} has them again", flush=True)
     ways = given.ways.split(",")

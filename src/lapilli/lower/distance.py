@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, binary, cast_to, const, indirect, load, unary
+from lapilli.ir.expr import Expr, binary, cast_to, const, indirect, is_finite, load, select, unary, where
 from lapilli.ir.integer import Int, as_int
 from lapilli.ir.node import Constant, Node
 from lapilli.lower.registry import Call, broadcast, lowering
@@ -42,12 +42,31 @@ def _norm(call: Call, difference: Callable[[Sequence[Int], Int], Expr], p: float
     return call.map(lambda *at: root(load(total, at)))
 
 
+def _exceeds(product: Expr) -> Expr:
+    """Whether a product is infinity or NaN, by its bits: compilers may assume that it is neither."""
+    return binary("and", unary("not", is_finite(product)), binary("ne", unary("as_int", product), -(2**23)))
+
+
 @lowering(aten._cdist_forward.default, aten.cdist.default)
 def cdist(call: Call, a: Node, b: Node, p: float = 2.0, compute_mode: int | None = None) -> Node:
-    """a [*, P, M] and b [*, R, M] -> [*, P, R]: the p-norm of the difference of every row of a and every row of b."""
+    """a [*, P, M] and b [*, R, M] -> [*, P, R]: the p-norm of the difference of every row of a and every row of b.
+
+    compute_mode, for p = 2: 1 is torch's |a|^2 - 2 a b + |b|^2, 2 the sum of squares, None or 0 the first where P or R is
+    more than 25. Here both are the sum of squares, which keeps all digits; but where a coordinate is infinite, the first
+    may be infinity minus infinity, and is NaN here too.
+    """
 
     def difference(at: Sequence[Int], r: Int) -> Expr:
-        return load(a, broadcast(a, [*at[:-1], r])) - load(b, broadcast(b, [*at[:-2], at[-1], r]))
+        x, y = load(a, broadcast(a, [*at[:-1], r])), load(b, broadcast(b, [*at[:-2], at[-1], r]))
+        if p == float("inf"):  # torch leaves out coordinates that are NaN here, though not in pdist
+            return where(unary("isnan", x - y), const(0.0), x - y)
+        if p != 2 or compute_mode == 2:
+            return x - y
+        of_products = where(_exceeds(x * y), const(float("nan")), x - y)
+        if compute_mode == 1:
+            return of_products
+        few = select([b.shape[-2] - 26], of_products, x - y)
+        return select([a.shape[-2] - 26], of_products, few)
 
     return _norm(call, difference, p, a.shape[-1])
 

@@ -21,6 +21,9 @@ BOUND = {"float16": 1000.0, "bfloat16": 1e4, "float32": 1e5}
 SIZES = [2, 3, 4, 5, 7, 8, 11, 13, 16, 17, 31]
 STRANGE = 10**10
 """Seeds from here on are short programs of small tensors and unusual numbers, to find faults of NaN, infinity and size 1."""
+WIDE = 2 * 10**10
+"""Seeds from here on are programs whose calls hardly read each other: each has arguments of its own, some with infinities, NaN and
+zeros of both signs, of the usual sizes. In other programs what is not finite soon spoils everything after it."""
 
 
 class Generator:
@@ -31,7 +34,8 @@ class Generator:
         r = self.random
         self.seed = seed
         self.zero = r.random() < 0.05
-        self.strange = seed >= STRANGE
+        self.strange = STRANGE <= seed < WIDE
+        self.wide = seed >= WIDE
         self.special = r.random() < 0.08 or self.strange
         self.narrow = r.random() < 0.6  # types other than float32, int64 and bool
         self.open = r.random() < 0.4
@@ -74,6 +78,8 @@ class Generator:
 
     def pick(self, condition: Callable[[torch.Tensor], bool] = lambda t: True) -> str | None:
         """A value, rather a recent one."""
+        if self.wide and self.random.random() < 0.85:
+            return None
         names = [name for name, t in self.env.items() if condition(t)]
         if not names:
             return None
@@ -162,6 +168,8 @@ class Generator:
             kind = r.choice(["normal", "normal", "normal", "unit", "ties"])
             if self.special and r.random() < 0.5:
                 kind = "special"
+            if self.wide:
+                kind = r.choice(["rare", "rare", "special", "normal"])
         sizes = tuple(1 if s is None else s for s in shape)
         if parameter is None:
             parameter = r.random() < 0.15
@@ -202,7 +210,7 @@ class Generator:
                 if any(not isinstance(g, torch.Tensor) for g in given):
                     return None
                 touched = list(given) if results else list(env.values())
-                if not all(_tame(t) for t in touched):
+                if not all(_tame(t, self.wide) for t in touched):
                     return None
                 made.append(given)
         except (
@@ -256,7 +264,7 @@ def run_step(step: Step, env: Values, space: dict[str, Any] | None = None, text:
     return tuple(result)
 
 
-def _tame(t: torch.Tensor) -> bool:
+def _tame(t: torch.Tensor, infinite: bool) -> bool:
     if t.is_complex() or t.dtype == torch.float64 or t.numel() > LARGEST or t.ndim > 6 or t.layout != torch.strided:
         return False
     if t.dtype in (torch.int64, torch.int32) and t.numel():
@@ -264,7 +272,11 @@ def _tame(t: torch.Tensor) -> bool:
     if not t.is_floating_point() or not t.numel():
         return True
     finite = t[t.isfinite()]
-    return finite.numel() * 2 > t.numel() and bool(finite.abs().max() < BOUND[str(t.dtype).removeprefix("torch.")])
+    if infinite and not finite.numel():
+        return True
+    return (infinite or finite.numel() * 2 > t.numel()) and bool(
+        finite.abs().max() < BOUND[str(t.dtype).removeprefix("torch.")]
+    )
 
 
 def program(seed: int) -> Program:

@@ -82,10 +82,10 @@ def _numbers(leaf: Leaf, sizes: tuple[int, ...]) -> torch.Tensor:
             many *= s
         return torch.randn(sizes, generator=random, dtype=torch.float64) / max(many, 1) ** 0.5
     numbers = torch.randn(sizes, generator=random, dtype=torch.float64)
-    if leaf.kind == "special":
-        place = torch.rand(sizes, generator=random)
+    if leaf.kind in ("special", "rare"):
+        place, part = torch.rand(sizes, generator=random), 0.05 if leaf.kind == "special" else 0.01
         for k, value in enumerate((float("inf"), -float("inf"), float("nan"), -0.0, 0.0)):
-            numbers[(place > k * 0.05) & (place < k * 0.05 + 0.05)] = value
+            numbers[(place > k * part) & (place < k * part + part)] = value
     return numbers
 
 
