@@ -1,4 +1,4 @@
-"""Distances between points with infinite coordinates: of many points torch computes |a|^2 - 2 a b + |b|^2, which may be NaN there."""
+"""Distances between points with infinite coordinates: of many points, torch computes |a|^2 - 2 a b + |b|^2, maybe NaN there."""
 
 from __future__ import annotations
 
