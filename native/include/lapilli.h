@@ -87,9 +87,9 @@ typedef struct lapilli_tensor {
 /* Limits on the resources of a file and its runs, for files from untrusted sources. 0: the default. New fields are added at the
  * end.
  *
- * Fixed limits: 1,024 methods; per method 64 plans, 32 symbols, 4,096 inputs and 4,096 outputs with at most 16 dimensions; per
- * plan 32,768 buffers, 65,536 commands in a run and as many at load; 65,536 kernels with at most 32 bindings and 128 bytes of push
- * constants; 16,384 states; names of 65,536 bytes, those of symbols 256. A buffer is at most 4,096 bytes larger than the constant,
+ * Fixed limits: 1,024 methods; per method 64 plans, 1,024 symbols, 4,096 inputs and 4,096 outputs with at most 16 dimensions;
+ * per plan 32,768 buffers, 65,536 commands in a run and as many at load; 65,536 kernels with at most 32 bindings and 128 bytes of
+ * push constants; 16,384 states; names of 65,536 bytes, those of symbols 256. A buffer is at most 4,096 bytes larger than the constant,
  * state, input or output in it. Parsed structure takes at most four times its size in the file, plus 1 MiB. */
 typedef struct lapilli_limits {
   uint64_t struct_size;       /* sizeof(lapilli_limits) */

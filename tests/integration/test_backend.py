@@ -159,6 +159,17 @@ def test_dynamic_shapes(device: str) -> None:
     agree(f, *((torch.rand(n, m),) for n, m in ((3, 4), (7, 6), (13, 2), (300, 400))), device=device, dynamic=True)
 
 
+def test_many_sizes() -> None:
+    """Optimizers and losses over lists of tensors have a size for each; kernels take 32 numbers."""
+
+    def f(*given: torch.Tensor) -> list[torch.Tensor]:
+        joined, outer = torch.cat([x * 2 for x in given]), [torch.outer(x, given[0]) for x in given]
+        sums = torch.stack([x.sum() * x.shape[0] for x in given])
+        return [joined, joined.softmax(0), sums, torch.cat([x.T.flatten() for x in outer]) * 2, torch.cat(outer).sum(1)]
+
+    agree(f, *(tuple(torch.rand(n + k) for k in range(40)) for n in (2, 5)), dynamic=True)
+
+
 @CPU_OR_DEVICE
 def test_marked_dimensions_are_compiled_once(device: str) -> None:
     model, counting = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, stride=2)).eval(), Counting()

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/run.h"
+#include "format/file_limits.h"
 
 #include <functional>
 

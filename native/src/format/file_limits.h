@@ -26,6 +26,7 @@ inline constexpr size_t longest_name = 64 << 10;
 inline constexpr size_t longest_symbol = 256;
 inline constexpr size_t max_methods = 1024;
 inline constexpr size_t max_plans = 64;     // of a method
+inline constexpr size_t max_symbols = 1024; // of a method
 inline constexpr size_t max_tensors = 4096; // inputs of a method, and outputs
 inline constexpr size_t max_states = 16384;
 inline constexpr size_t max_kernels = 65536;

@@ -158,7 +158,7 @@ struct Model {
 inline constexpr uint32_t max_rank = LAPILLI_MAX_RANK;
 inline constexpr uint32_t max_bindings = 32; // bits of Dispatch::written
 inline constexpr uint32_t max_push_size = 128;
-inline constexpr size_t max_symbols = 32;
+
 
 uint32_t size_of(DType dtype);
 uint32_t texel_size(BindingType type); // bytes of an element of a texel buffer; 0 for a storage buffer

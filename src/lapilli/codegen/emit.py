@@ -120,6 +120,9 @@ class KernelBuilder:
     half: bool  # 16-bit types may be used
     texel: bool = False  # vectors are read through texel buffers
     sizes_as_params: bool = False  # sizes become parameters, so that one kernel serves many shapes
+    whole_sizes: bool = (
+        False  # what is computed of sizes alone becomes a parameter, not every size: then there may be fewer
+    )
     special: bool = False  # functions of lapilli_special.slang are used
     bindings: list[BufferBinding] = field(default_factory=list)
     params: list[tuple[str, Int]] = field(default_factory=list)
@@ -330,6 +333,8 @@ class Emitter:
     # -- integers
     def integer(self, value: IntLike) -> str:
         v = as_int(value)
+        if self.kernel.whole_sizes:
+            return self._by_strides(v)
         if v.weight < _HEAVY:
             return self._sum(v, self._atom)
         return self._once(v.key, lambda: self._by_strides(v))
@@ -362,13 +367,15 @@ class Emitter:
         parts = []
         for place, stride in strides.items():
             factors = [self._named_atom(a) for a in place]
-            if place and stride.weight > 1:
+            if self.kernel.whole_sizes and stride.value is None:
+                factors.insert(0, self.kernel.param(stride))
+            elif place and stride.weight > 1:
                 factors.insert(0, self._once(stride.key, partial(self._sum, stride, self._named_atom)))
             elif stride != (1 if place else 0):
                 factors.insert(0, self._sum(stride, self._named_atom))
             if factors:
                 parts.append(" * ".join(factors))
-        return "(" + " + ".join(parts) + ")"
+        return "(" + " + ".join(parts or ["0"]) + ")"
 
     def _once(self, key: str, code: Callable[[], str]) -> str:
         """The name of an integer, which is computed where it is first asked for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import permutations
 
 from lapilli.codegen.emit import (
@@ -18,7 +19,7 @@ from lapilli.codegen.emit import (
     stored_as,
     vector_of,
 )
-from lapilli.codegen.kernel import MAX_PARAMS, KernelSource, finish, linear_groups
+from lapilli.codegen.kernel import KernelSource, finish, first_that_fits, linear_groups
 from lapilli.errors import CompileError
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Const, Expr, Load, Select, cost, ints_of, loads, reads, rewrite, select, substitute, walk
@@ -34,16 +35,12 @@ _CHUNK = 256  # terms that are summed before they join the total: rounding error
 
 def write(task: Task, layouts: Mapping[int, Layout], target: Target, sizes_as_params: bool = False) -> KernelSource:
     """The kernel of a task, four elements an invocation where that is possible. sizes_as_params: sizes become parameters."""
-    for as_params in (True, False) if sizes_as_params else (False,):
-        for lanes in (LANES, 1):
-            try:
-                written = _Writer(task, dict(layouts), target, lanes, as_params).write()
-            except NotVectorizable:
-                continue
-            # Values that are read by fours and one by one have two bindings.
-            if len(written.params) <= MAX_PARAMS and (lanes == 1 or len(written.bindings) <= target.bindings):
-                return written
-    raise AssertionError("a scalar kernel can always be written")
+    forms = [(True, False), (False, False), (False, True)][not sizes_as_params :]
+    return first_that_fits(
+        partial(_Writer, task, dict(layouts), target, lanes, as_params, whole)
+        for as_params, whole in forms
+        for lanes in (LANES, 1)
+    )
 
 
 _FULL, _UNIT = 64 * 128, 512
@@ -56,10 +53,16 @@ _ROW, _SHARING = 256, 32
 
 class _Writer:
     def __init__(
-        self, task: Task, layouts: dict[int, Layout], target: Target, lanes: int, sizes_as_params: bool
+        self,
+        task: Task,
+        layouts: dict[int, Layout],
+        target: Target,
+        lanes: int,
+        sizes_as_params: bool,
+        whole_sizes: bool,
     ) -> None:
         self.task, self.target, self.lanes = task, target, lanes
-        self.kernel = KernelBuilder(layouts, target.half, target.texel, sizes_as_params)
+        self.kernel = KernelBuilder(layouts, target.half, target.texel, sizes_as_params, whole_sizes)
         self.layout = layouts[task.out.id]
         self.count = product([a.extent for a in task.axes])
         self.per_word = _per_word(task.out.dtype, target.half)

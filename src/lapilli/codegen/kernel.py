@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from lapilli.codegen.emit import BFLOAT, BufferBinding, KernelBuilder
+from lapilli.codegen.emit import BFLOAT, BufferBinding, KernelBuilder, NotVectorizable
+from lapilli.errors import CompileError
 from lapilli.ir.integer import Int, as_int, ceildiv, minimum
 from lapilli.schedule.task import Task
-from lapilli.target import BFLOATS, HALF, NOTHING, TEXELS, Requirements
+from lapilli.target import BFLOATS, HALF, NOTHING, TEXELS, Requirements, Target
 
 MAX_GROUPS = 65535  # per dimension, on every device
 MAX_PARAMS = 32
@@ -62,4 +65,31 @@ def finish(
     entry = kernel.entry(local, body)
     return KernelSource(
         task, kernel.header() + entry, kernel.bindings, [i for _, i in kernel.params], groups, local, name
+    )
+
+
+class KernelWriter(Protocol):
+    """Writes the kernel of a task, `lanes` elements an invocation."""
+
+    task: Task
+    target: Target
+    lanes: int
+
+    def write(self) -> KernelSource: ...
+
+
+def first_that_fits(writers: Iterable[Callable[[], KernelWriter]]) -> KernelSource:
+    """The first kernel that can be written and has no more parameters and bindings than devices take. With one element an
+    invocation, bindings are not counted: values that are read by fours and one by one have two."""
+    for make in writers:
+        try:
+            writer = make()
+            written = writer.write()
+        except NotVectorizable:
+            continue
+        if len(written.params) <= MAX_PARAMS and (writer.lanes == 1 or len(written.bindings) <= writer.target.bindings):
+            return written
+    raise CompileError(
+        f"{writer.task.out.name}: its kernel needs {len(written.params)} values that are computed of sizes that vary; at most "
+        f"{MAX_PARAMS} are possible: fix some sizes"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from lapilli.codegen import choices, generic
 from lapilli.codegen.emit import (
@@ -20,7 +21,7 @@ from lapilli.codegen.emit import (
     stored_as,
     vector_of,
 )
-from lapilli.codegen.kernel import KernelSource, finish, linear_groups
+from lapilli.codegen.kernel import KernelSource, finish, first_that_fits, linear_groups
 from lapilli.codegen.template import Context
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import cost, loads, rewrite
@@ -38,15 +39,11 @@ _CHUNK = 256  # terms that are summed before they join the total, where one invo
 
 def write(task: Task, layouts: Mapping[int, Layout], target: Target) -> KernelSource:
     assert task.row is not None
-    for lanes in (LANES, 1):
-        try:
-            written = _Writer(task, task.row, dict(layouts), target, lanes).write()
-        except NotVectorizable:
-            continue
-        # Values that are read by fours and one by one have two bindings.
-        if lanes == 1 or len(written.bindings) <= target.bindings:
-            return written
-    raise AssertionError("a scalar kernel can always be written")
+    return first_that_fits(
+        partial(_Writer, task, task.row, dict(layouts), target, lanes, whole)
+        for whole in (False, True)
+        for lanes in (LANES, 1)
+    )
 
 
 _TEAMS = {
@@ -86,9 +83,11 @@ class _Shape:
 
 
 class _Writer:
-    def __init__(self, task: Task, row: RowFusion, layouts: dict[int, Layout], target: Target, lanes: int) -> None:
+    def __init__(
+        self, task: Task, row: RowFusion, layouts: dict[int, Layout], target: Target, lanes: int, whole_sizes: bool
+    ) -> None:
         self.task, self.row, self.target, self.layouts, self.lanes = task, row, target, layouts, lanes
-        self.kernel = KernelBuilder(layouts, target.half, target.texel)
+        self.kernel = KernelBuilder(layouts, target.half, target.texel, whole_sizes=whole_sizes)
         self.outer, self.inner, across = self._axes_in_memory()
         wide = lanes > 1
         if wide and across and target.kind == "gpu":

@@ -14,6 +14,7 @@ import lapilli.program.schema as fb
 from lapilli.codegen.emit import CODES, BufferBinding
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.parts import place
+from lapilli.errors import CompileError
 from lapilli.format.container import aligned, to_bytes
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import (
@@ -36,6 +37,8 @@ _FEATURE: dict[str, int] = {name: bit for name, bit in vars(fb.Feature).items() 
 _OPERATION: dict[str, int] = {n: bit for n, bit in vars(fb.SubgroupOperation).items() if not n.startswith("_")}
 
 _SAMPLE = 61  # evenly spread bytes of a constant that are compared before all of it
+_MOST_SYMBOLS, _MOST_TENSORS = 1024, 4096
+"""Of a method, in a file (docs/format.md)."""
 _MOST_RANGE = 1 << 31
 """A cap on the bytes that a device must bind at once for a plan that binds values of dynamic size whole, if another plan binds
 them in parts: their bounds may be far larger than the sizes that occur.
@@ -242,6 +245,12 @@ class Writer:
         dims: Mapping[str, str] | None = None,
     ) -> None:
         """Writes a method. dims: names for size symbols, if they differ from those in the graph."""
+        if len(graph.symbols) > _MOST_SYMBOLS or max(len(graph.inputs), len(graph.written)) > _MOST_TENSORS:
+            raise CompileError(
+                f"it has {len(graph.symbols)} sizes that may vary, {len(graph.inputs)} inputs and {len(graph.written)} "
+                f"outputs; at most {_MOST_SYMBOLS:,} such sizes, {_MOST_TENSORS:,} inputs and {_MOST_TENSORS:,} outputs "
+                "are possible: fix some sizes, or join tensors"
+            )
         m = fb.MethodT()
         m.name = name
         pool = _Pool()

@@ -57,10 +57,16 @@ _APPROXIMATED = _REAL | {
 """Functions that drivers compute by polynomials, with a few units of error."""
 _FRACTIONS = {"linspace", "logspace"}
 """Operators that round what they make of nothing."""
-_AT_NAN = {"hardtanh": (1, 0.0), "softshrink": (1, 0.0), "hardshrink": (1, 0.0)}
-_AT_NAN |= {"hardswish": (1, math.nan), "elu": (5, math.nan)}
-"""Which argument of an operator's gradient is where it is taken, and what torch's vectors have at NaN. What these leave over has
-what it has at infinity."""
+_AT_NAN: dict[str, tuple[int, float, float | None]] = {
+    "hardtanh": (1, 0.0, None),
+    "softshrink": (1, 0.0, None),
+    "hardshrink": (1, 0.0, None),
+    "hardswish": (1, math.nan, None),
+    "elu": (5, math.nan, None),
+    "logit": (1, 0.0, math.nan),
+}
+"""Which argument of an operator's gradient is where it is taken, what torch's vectors have at NaN, and what elements have that they
+leave over (None: what they have at infinity)."""
 _TRUTHS = {"logical_and", "logical_or", "logical_xor", "any", "all", "count_nonzero"}
 """Operators that only ask whether a number is 0."""
 _UNORDERED = {"topk", "sort", "kthvalue", "median", "nanmedian"}
@@ -261,11 +267,12 @@ class Disturbed(TorchDispatchMode):
                 self.sign(t, name)
         return result
 
-    def at_nan(self, func: Any, args: Any, place: int, vectors: float) -> torch.Tensor:
+    def at_nan(self, func: Any, args: Any, place: int, vectors: float, left: float | None) -> torch.Tensor:
         """The gradient of a function in pieces, whose piece for NaN depends in torch on where the element lies."""
         x = args[place]
         result = func(*args)
-        rest = func(*args[:place], torch.full_like(x, math.inf), *args[place + 1 :])
+        far = func(*args[:place], torch.full_like(x, math.inf), *args[place + 1 :])
+        rest = far if left is None else torch.full_like(far, left)
         either = torch.where(torch.rand(result.shape, generator=self.random) < 0.5, rest, vectors)
         result.copy_(torch.where(x.isnan(), either, result))
         if func._schema.name.endswith(("hardswish_backward", "elu_backward")):  # the others copy
