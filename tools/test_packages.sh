@@ -28,7 +28,7 @@ source=$(echo "$work"/lapilli-*/)
 alone=(env -i PATH=/usr/bin:/bin VK_DRIVER_FILES="$driver" LAPILLI_CACHE_DIR="$LAPILLI_CACHE_DIR" HOME="$work")
 for kind in ON OFF; do
   say "BUILD_SHARED_LIBS=$kind"
-  "${alone[@]}" "$(command -v "$cmake")" -S "$source" -B "$work/build" -DBUILD_SHARED_LIBS=$kind -DCMAKE_BUILD_TYPE=Debug \
+  "${alone[@]}" "$(command -v "$cmake")" -S "$source" -B "$work/build" -DBUILD_SHARED_LIBS=$kind -DCMAKE_BUILD_TYPE=Debug -DCMAKE_UNITY_BUILD=ON \
     -DCMAKE_INSTALL_PREFIX="$work/installed-$kind" -DCMAKE_INSTALL_LIBDIR=lib >/dev/null
   "${alone[@]}" "$(command -v "$cmake")" --build "$work/build" -j 2 >/dev/null
   "${alone[@]}" "$(command -v "$cmake")" --install "$work/build" >/dev/null

@@ -24,10 +24,10 @@ std::string described(const Method& method, size_t index) {
 }
 
 void collect_symbols(const Method& method, ExprIndex index, std::vector<bool>& visited, std::vector<bool>& symbols) {
-  std::vector<ExprIndex> open{index};
-  while (!open.empty()) {
-    const ExprIndex next = open.back();
-    open.pop_back();
+  std::vector<ExprIndex> pending{index};
+  while (!pending.empty()) {
+    const ExprIndex next = pending.back();
+    pending.pop_back();
     if (visited[next])
       continue;
     visited[next] = true;
@@ -35,8 +35,8 @@ void collect_symbols(const Method& method, ExprIndex index, std::vector<bool>& v
     if (expr.op == ExprOp::symbol)
       symbols[static_cast<size_t>(expr.value)] = true;
     else if (expr.op != ExprOp::constant) {
-      open.push_back(expr.a);
-      open.push_back(expr.b);
+      pending.push_back(expr.a);
+      pending.push_back(expr.b);
     }
   }
 }

@@ -11,12 +11,12 @@ namespace lapilli {
 
 namespace {
 
-struct Placed {
+struct Occupied {
   uint64_t offset, end;
   uint32_t first, last;
 };
 
-using Block = std::vector<Placed>; // by offset
+using Block = std::vector<Occupied>; // by offset
 
 // What a buffer takes. Where a texel view of it (whole elements of 4, 8 or 16 bytes) would have a size with zeros in bits
 // 8 to 15, there is one step more, so that the view can be made longer: lavapipe's compiler takes those bits for a
@@ -34,7 +34,7 @@ constexpr size_t many_buffers = 8192;
 // then.
 uint64_t best_offset(const Block& block, uint64_t size, uint32_t first, uint32_t last) {
   uint64_t best = none, best_gap = none, end = 0;
-  for (const Placed& other : block) {
+  for (const Occupied& other : block) {
     if (other.last < first || last < other.first)
       continue;
     if (other.offset > end) {
@@ -70,8 +70,8 @@ MemoryPlan place(std::span<const Lifetime> buffers, std::span<const uint32_t> or
       if (offset + size <= limit)
         break;
     }
-    const Placed placed{offset, offset + size, buffer.first, buffer.last};
-    const auto at = std::ranges::upper_bound(blocks[block], offset, {}, &Placed::offset);
+    const Occupied placed{offset, offset + size, buffer.first, buffer.last};
+    const auto at = std::ranges::upper_bound(blocks[block], offset, {}, &Occupied::offset);
     blocks[block].insert(at, placed);
     plan.blocks[block] = std::max(plan.blocks[block], offset + size);
     plan.places[index] = {block, offset};

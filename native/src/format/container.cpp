@@ -25,7 +25,6 @@ struct Header {
 };
 static_assert(sizeof(Header) == header_size);
 
-constexpr std::array<char, 8> magic{'L', 'A', 'P', 'I', 'L', 'L', 'I', '\0'};
 constexpr uint64_t piece = uint64_t{1} << 20;
 constexpr uint64_t large = uint64_t{1} << 20; // a thread costs less than the checksum of so many bytes
 
@@ -75,7 +74,7 @@ Container::Container(const Source& source, const Limits& most, bool verify_check
              header_size, ".");
   Header header;
   source.read(0, std::as_writable_bytes(std::span(&header, 1)));
-  check_file(header.magic == magic, "This is not a Lapilli program: it does not begin with \"LAPILLI\".");
+  check_file(header.magic == file_magic, "This is not a Lapilli program: it does not begin with \"LAPILLI\".");
   check_file(header.version == format_version, "The program has format version ", header.version,
              ", and this player reads version ", format_version,
              ". Compile the model again, or use the Lapilli that wrote it.");

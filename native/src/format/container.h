@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/platform.h"
 #include "format/file_limits.h"
+#include "format/header.h"
 #include "format/zip.h"
 
 #include <future>
@@ -24,7 +25,6 @@
 
 namespace lapilli {
 
-inline constexpr size_t header_size = 64;
 inline constexpr uint32_t format_version = 2;
 
 // Where a program comes from: memory of the caller, or a file; where that is a zip archive (PyTorch's .pt files are), the program in it.

@@ -159,7 +159,6 @@ inline constexpr uint32_t max_rank = LAPILLI_MAX_RANK;
 inline constexpr uint32_t max_bindings = 32; // bits of Dispatch::written
 inline constexpr uint32_t max_push_size = 128;
 
-
 uint32_t size_of(DType dtype);
 uint32_t texel_size(BindingType type); // bytes of an element of a texel buffer; 0 for a storage buffer
 const char* name_of(DType dtype);

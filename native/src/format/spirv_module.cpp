@@ -8,7 +8,7 @@ namespace lapilli::spirv {
 
 namespace {
 
-constexpr uint32_t magic = 0x07230203;
+constexpr uint32_t spirv_magic = 0x07230203;
 constexpr size_t most_words = size_t{1} << 20;
 constexpr uint32_t deepest_type = 32;
 constexpr uint64_t most_bytes = uint64_t{1} << 40; // where sums and products stop
@@ -118,7 +118,7 @@ Module::Module(const Kernel& given) : kernel(given), words(given.code) {
 void Module::header() {
   check(words.size() >= 5, "has ", words.size() * 4, " bytes");
   check(words.size() <= most_words, "has ", words.size() * 4, " bytes; at most ", most_words * 4, " are possible");
-  check(words[0] == magic, "does not begin with SPIR-V's magic number");
+  check(words[0] == spirv_magic, "does not begin with SPIR-V's magic number");
   check(words[1] >= 0x00010000 && words[1] <= 0x00010600 && (words[1] & 0xff) == 0, "has unknown version ", words[1]);
   check(words[3] > 0 && words[3] <= words.size() * 4 + 1024 && words[4] == 0, "has bound ", words[3]);
   ids.resize(words[3]);

@@ -1,6 +1,7 @@
 #include "format/zip.h"
 
 #include "base/error.h"
+#include "format/header.h"
 
 #include <algorithm>
 #include <array>
@@ -16,8 +17,6 @@ constexpr uint32_t local_signature = 0x04034b50, entry_signature = 0x02014b50, e
                    end64_signature = 0x06064b50, locator_signature = 0x07064b50;
 constexpr uint64_t local_size = 30, entry_size = 46, end_size = 22, end64_size = 56, locator_size = 20;
 constexpr uint64_t most_directory = uint64_t{64} << 20, most_entries = 262'144, longest_comment = 65'535;
-constexpr uint64_t program_header = 64;
-constexpr std::array<char, 8> magic{'L', 'A', 'P', 'I', 'L', 'L', 'I', '\0'};
 
 // Little-endian numbers in bytes whose length was checked.
 template <class T> T number(std::span<const std::byte> bytes, size_t at) {
@@ -132,7 +131,7 @@ FilePart program_in_zip(uint64_t size, const ReadFile& read) {
   size_t at = 0;
   for (uint64_t index = 0; index < directory.entries; ++index) {
     const Entry entry = read_entry(bytes, at);
-    if (!entry.stored || entry.size < program_header)
+    if (!entry.stored || entry.size < header_size)
       continue;
     std::array<std::byte, local_size> local{};
     if (!fits(entry.offset, local_size, directory.offset))
@@ -141,9 +140,9 @@ FilePart program_in_zip(uint64_t size, const ReadFile& read) {
     const uint64_t start = entry.offset + local_size + number<uint16_t>(local, 26) + number<uint16_t>(local, 28);
     if (number<uint32_t>(local, 0) != local_signature || !fits(start, entry.size, directory.offset))
       damaged("an entry is not where its directory says");
-    std::array<std::byte, magic.size()> begins{};
+    std::array<std::byte, file_magic.size()> begins{};
     read(start, begins);
-    if (std::memcmp(begins.data(), magic.data(), magic.size()) != 0)
+    if (std::memcmp(begins.data(), file_magic.data(), file_magic.size()) != 0)
       continue;
     check_file(
         !found,
