@@ -22,7 +22,7 @@ from lapilli.lower import lower
 from lapilli.lower.random import STATE
 from lapilli.sampling import next_token
 
-PLANS = ["cpu-fp32", "gpu-fp32", pytest.param("any-fp32", marks=pytest.mark.poor_device)]
+PLANS = ["cpu-fp32", "gpu-fp32", pytest.param("any-fp32", marks=pytest.mark.poor_device), "any-fp32-few"]
 NAN, INF = math.nan, math.inf
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -112,6 +113,27 @@ def test_half_precision_keeps_halves_in_the_cache(target: str, tmp_path: Path, m
             # roundings of halves, 2 ** -11, in two layers of some ten values each
             assert float((found - wanted).norm() / wanted.norm()) < 1e-2
             place += len(new)
+
+
+@pytest.mark.long
+def test_devices_that_bind_four_buffers_draw_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_gpu.on_any_device(monkeypatch.setattr)
+    path = save_folder(made("llama"), tmp_path / "llama")
+    found = []
+    for target in ("cpu-fp32", "any-fp32-few"):
+        file = path.parent / f"{target}.lap"
+        file.write_bytes(build(read(path), 64, target=target))
+        with LLM(file) as lm:
+            lm.text = dataclasses.replace(lm.text, ends=())
+            options: list[dict[str, Any]] = [
+                {"temperature": 0.8, "seed": 3},
+                {"temperature": 1.2, "top_k": 20, "top_p": 0.8, "seed": 4},
+                {"temperature": 1.0, "top_p": 0.5, "repetition_penalty": 1.3, "seed": 5},
+            ]
+            found.append([[t.id for t in lm.generate(PROMPT, max_tokens=24, **o).tokens] for o in options])
+            if target == "any-fp32-few":
+                assert all(k.bindings <= 4 and math.prod(k.local) <= 128 for k in lm.program.description.kernels)
+    assert found[0] == found[1]
 
 
 def _read(lm: LLM, tokens: list[int], place: int) -> None:

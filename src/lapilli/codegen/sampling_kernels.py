@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from lapilli.codegen.emit import Emitter
 from lapilli.codegen.kernel import KernelSource
@@ -12,17 +12,19 @@ from lapilli.codegen.wrapper import Wrapper, with_sizes
 from lapilli.ir.axes import split
 from lapilli.ir.draw import Sampling
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, Load, const, loads, rewrite
-from lapilli.ir.integer import Var, as_int, ceildiv, of, product
+from lapilli.ir.expr import Expr, Load, const, load, loads, rewrite, select, unary
+from lapilli.ir.integer import Int, Var, as_int, ceildiv, of, product, total
 from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Node
 from lapilli.schedule.task import Task
+from lapilli.target import MAX_BINDINGS
 
-_INVOCATIONS = 256
+_INVOCATIONS, _TEAM = 256, 128  # of a work group: of a piece, and of a whole row
 _PIECES = {"gpu": 4096, "any": 8192}
 """Elements of a work group, by kind of target. Their probabilities are added as integers of 32 bits, in units of 2^-31 for each
 element and of that squared: an element's is off by less than 2^-37 or 2^-35 of the largest. Software devices have few cores, and
 every work group reads the histograms of all."""
+_FLOPS = {"drawn": 60, "row": 240}  # of an element, about
 _DRAWS = {"gpu": 4, "any": 1}  # of an invocation that are written out
 _SLOT = 3 * _INVOCATIONS + 8  # words of a histogram, as in sampling.slang
 
@@ -36,6 +38,9 @@ def choose(task: Task, note: Sampling, ctx: Context) -> None:
     seen = _Seen(
         note, ctx.seen(note.logit), known(note.temperature), known(note.top_k), known(note.top_p), known(note.word)
     )  # fmt: skip
+    if ctx.target.invocations < _INVOCATIONS or ctx.target.bindings < MAX_BINDINGS:
+        task.template = _of_row(task, seen, ctx)
+        return
     size = _PIECES[ctx.target.kind]
     rows, pieces = product([a.extent for a in note.rows]), ceildiv(note.element.extent, size)
     steps: list[Task] = []
@@ -69,6 +74,50 @@ def choose(task: Task, note: Sampling, ctx: Context) -> None:
         )  # fmt: skip
     call = f"choose<C, W0, W1, T, {int(drawn is not None)}>"
     task.template = _Choice(seen, (best, drawn), "C", call, "choice", tuple(steps))
+
+
+def _of_row(task: Task, seen: _Seen, ctx: Context) -> _Choice:
+    """The template of a row in one work group. What it reads lies together where it would bind too many buffers."""
+    kind, digits = _key_of(seen.logit)
+    axes, steps = seen.note.rows, list[Task]()
+    rows = product([a.extent for a in axes])
+    row = total([of(a) * product([b.extent for b in axes[k + 1 :]]) for k, a in enumerate(axes)])
+
+    def in_memory(name: str, width: Int, words: Callable[[Int], Expr]) -> Node:
+        """What is computed for each row and place, in memory."""
+        i, j = Var("row", rows), Var("place", width)
+        value = rewrite(words(of(j)), split(of(i), axes))
+        node = Node((rows, width), value.dtype, f"{task.out.name}_{name}", task.out.origin)
+        ctx.dense(node)
+        steps.append(
+            Task(node, (i, j), (of(i), of(j)), value, origins=task.origins[:1], reason="what a draw reads, together")
+        )
+        return node
+
+    def reads(*read: Expr | None) -> int:
+        return len({ld.node.id for e in read if e is not None for ld in loads(e)})
+
+    given = seen.temperature, seen.top_k, seen.top_p
+    if reads(*given) > 1:
+        words = [const(0) if e is None else e if e.dtype is DType.int32 else unary("as_int", e) for e in given]
+        node = in_memory("given", as_int(3), lambda j: select([-j], words[0], select([1 - j], words[1], words[2])))
+        word = [load(node, [row, as_int(k)]) for k in range(3)]
+        kept = [
+            None if e is None else w if e.dtype is DType.int32 else unary("as_float", w)
+            for e, w in zip(given, word, strict=True)
+        ]
+        seen = replace(seen, temperature=kept[0], top_k=kept[1], top_p=kept[2])
+    element = seen.note.element
+
+    def in_one(name: str, e: Expr) -> Expr:
+        if reads(e) <= 1:
+            return e
+        return load(in_memory(name, element.extent, lambda j: rewrite(e, {element: j})), [row, of(element)])
+
+    word_of = None if seen.word is None else in_one("word", seen.word)
+    seen = replace(seen, logit=in_one("logit", seen.logit), word=word_of)
+    call = f"draw_of_row<L, N, C, T, {digits}, {kind}, {int(seen.temperature is not None)}>"
+    return _Choice(seen, (), "LNC", call, "row", tuple(steps))
 
 
 def _key_of(logit: Expr) -> tuple[str, int]:
@@ -126,20 +175,20 @@ class _Step(KernelTemplate):
         w.params(n=note.element.extent, pieces=pieces)
         if "L" in self.reads:
             w.structs.append(self._function(w, "L : ILogits", "float at(uint row, uint i)", self.seen.logit))
-        if "N" in self.reads and self.seen.word is not None:
-            w.structs.append(self._function(w, "N : IRandom", "int word(uint row, uint i)", self.seen.word))
+        if "N" in self.reads:
+            word = const(0) if self.seen.word is None else self.seen.word
+            w.structs.append(self._function(w, "N : IRandom", "int word(uint row, uint i)", word))
         if "C" in self.reads:
             self._choices(w)
         for k, node in enumerate(self.inputs):
             text = "0" if node is None else f"uint({w.kernel.bind(node, 'int')}[i])"
             w.structs.append(f"struct W{k} : IWords\n{{\n    static uint load(uint i) {{ return {text}; }}\n}};\n")
         self._results(w)
-        groups = (pieces if self.name != "choice" else as_int(1), as_int(1), rows)
-        written = w.finish(
-            f"{self.call}(P.t, gid, li);", groups, (_INVOCATIONS, 1, 1), f"sample_{self.name}", "SamplingParams"
-        )
-        written.shared = 4 * _INVOCATIONS * (7 if "bins" in self.name else 4) + 32
-        written.flops = rows * note.element.extent * (20 if "bins" in self.name else 60 if self.name == "drawn" else 1)
+        groups = (pieces if self.name not in ("choice", "row") else as_int(1), as_int(1), rows)
+        size = _TEAM if self.name == "row" else _INVOCATIONS
+        written = w.finish(f"{self.call}(P.t, gid, li);", groups, (size, 1, 1), f"sample_{self.name}", "SamplingParams")
+        written.shared = 4 * _INVOCATIONS * (5 if self.name == "row" else 7 if "bins" in self.name else 4) + 32
+        written.flops = rows * note.element.extent * _FLOPS.get(self.name, 20 if "bins" in self.name else 1)
         return written
 
     def _function(self, w: Wrapper, struct: str, signature: str, e: Expr) -> str:
