@@ -54,9 +54,10 @@ uint16_t to_half(float value) {
 
 double from_half(uint16_t bits) {
   const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  const uint32_t normal = (bits & 0x7fffu) << 13;
   double value = exponent == 31 ? (mantissa != 0 ? NAN : HUGE_VAL)
-                 : exponent > 0 ? std::ldexp(1024 + mantissa, exponent - 25)
-                                : std::ldexp(mantissa, -24);
+                 : exponent > 0 ? std::bit_cast<float>(normal + (112u << 23))
+                                : mantissa * 0x1p-24;
   return (bits & 0x8000) != 0 ? -value : value;
 }
 

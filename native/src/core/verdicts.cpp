@@ -34,7 +34,7 @@ std::string hex(uint64_t number) {
   return text;
 }
 
-uint64_t checksum(uint64_t key, char finding, std::string_view why) {
+uint64_t checksum(uint64_t key, uint8_t finding, std::string_view why) {
   Xxh64 hash(key);
   hash.update(&finding, 1);
   hash.update(why.data(), why.size());
@@ -59,9 +59,9 @@ std::optional<Verdict> VerdictFile::read() const {
     return std::nullopt;
   uint64_t sum = 0;
   std::memcpy(&sum, bytes.data(), sizeof sum);
-  const char finding = static_cast<char>(bytes[sizeof sum]);
+  const auto finding = static_cast<uint8_t>(bytes[sizeof sum]);
   std::string why(reinterpret_cast<const char*>(bytes.data()) + head, bytes.size() - head);
-  if (sum != checksum(key_, finding, why) || finding < 0 || finding > static_cast<char>(Finding::refused))
+  if (sum != checksum(key_, finding, why) || finding > static_cast<uint8_t>(Finding::refused))
     return std::nullopt;
   return Verdict{static_cast<Finding>(finding), std::move(why)};
 }
@@ -69,7 +69,7 @@ std::optional<Verdict> VerdictFile::read() const {
 void VerdictFile::write(const Verdict& verdict) const {
   if (path_.empty())
     return;
-  const char finding = static_cast<char>(verdict.finding);
+  const auto finding = static_cast<uint8_t>(verdict.finding);
   const uint64_t sum = checksum(key_, finding, verdict.why);
   const std::array<Bytes, 3> parts{std::as_bytes(std::span(&sum, 1)), std::as_bytes(std::span(&finding, 1)),
                                    std::as_bytes(std::span(verdict.why))};
