@@ -120,9 +120,7 @@ class KernelBuilder:
     half: bool  # 16-bit types may be used
     texel: bool = False  # vectors are read through texel buffers
     sizes_as_params: bool = False  # sizes become parameters, so that one kernel serves many shapes
-    whole_sizes: bool = (
-        False  # what is computed of sizes alone becomes a parameter, not every size: then there may be fewer
-    )
+    whole_sizes: bool = False  # what is made of sizes alone is one parameter, for there may be fewer of these
     special: bool = False  # functions of lapilli_special.slang are used
     bindings: list[BufferBinding] = field(default_factory=list)
     params: list[tuple[str, Int]] = field(default_factory=list)

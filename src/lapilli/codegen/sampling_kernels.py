@@ -17,13 +17,13 @@ from lapilli.ir.integer import Int, Var, as_int, ceildiv, of, product, total
 from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Node
 from lapilli.schedule.task import Task
-from lapilli.target import MAX_BINDINGS
 
 _INVOCATIONS, _TEAM = 256, 128  # of a work group: of a piece, and of a whole row
 _PIECES = {"gpu": 4096, "any": 8192}
 """Elements of a work group, by kind of target. Their probabilities are added as integers of 32 bits, in units of 2^-31 for each
 element and of that squared: an element's is off by less than 2^-37 or 2^-35 of the largest. Software devices have few cores, and
 every work group reads the histograms of all."""
+_BUFFERS = 12  # of a step at most: logits and random words, three parameters, results of steps before it, and its own
 _FLOPS = {"drawn": 60, "row": 240}  # of an element, about
 _DRAWS = {"gpu": 4, "any": 1}  # of an invocation that are written out
 _SLOT = 3 * _INVOCATIONS + 8  # words of a histogram, as in sampling.slang
@@ -38,7 +38,7 @@ def choose(task: Task, note: Sampling, ctx: Context) -> None:
     seen = _Seen(
         note, ctx.seen(note.logit), known(note.temperature), known(note.top_k), known(note.top_p), known(note.word)
     )  # fmt: skip
-    if ctx.target.invocations < _INVOCATIONS or ctx.target.bindings < MAX_BINDINGS:
+    if ctx.target.invocations < _INVOCATIONS or ctx.target.bindings < _BUFFERS:
         task.template = _of_row(task, seen, ctx)
         return
     size = _PIECES[ctx.target.kind]
