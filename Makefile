@@ -7,7 +7,7 @@ LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/nul
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
 
 .DEFAULT_GOAL := help
-.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs quantization comparison runtimes performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean aar android apple arm64 phones setup-aar setup-apple setup-arm64 setup-wheels wheels setup-docs setup-browser browser docs
+.PHONY: help archive packages sizes demo setup-demo setup-test setup-fuzz setup-tidy setup-zoo check lint types tidy native python poor test format bench cliffs quantization comparison runtimes performance random fuzz fuzz-native failures test-all opdb specials eager onnx zoo blockers clean aar android android-library apple arm64 phones setup-aar setup-apple setup-arm64 setup-wheels wheels setup-docs setup-browser browser docs
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
@@ -74,6 +74,9 @@ packages: setup-test ## Consumers of the player's packages (CMake, pkg-config, F
 
 android: setup-test ## The Java API on this machine's JVM: JUnit, lavapipe, the natives built for this machine
 	tools/test_android.sh
+
+android-library: setup-test aar ## The same tests by the library that is built for Android on x86-64
+	tools/test_android.sh library
 
 apple: setup-apple ## For Apple: a dylib for macOS by zig, kernels in Metal's language, the Objective-C++, Swift and Ruby files (docs/apple.md)
 	tools/test_apple.sh $(ARGS)
@@ -148,7 +151,7 @@ fuzz-native: setup-fuzz ## Damaged files by libFuzzer, SECONDS (120) for each of
 	tools/fuzz_native.sh $(or $(SECONDS),120)
 
 test-all: export LAPILLI_TEST_ALL=1
-test-all: setup-browser docs test tidy fuzz-native failures ## make test with all cases, clang-tidy, two minutes of each fuzz target, and every failure that can be had
+test-all: setup-browser docs test android-library tidy fuzz-native failures ## make test with all cases, clang-tidy, two minutes of each fuzz target, and every failure that can be had
 
 failures: setup-test ## Every call to Vulkan and every third allocation fails in turn; threads under ThreadSanitizer
 	tools/test_failures.sh
