@@ -10,12 +10,14 @@ from pathlib import Path
 import as_gpu
 import in_parts
 import numpy as np
+import one_plan
 import phones
 import pytest
 import tiny
 from budget import Budget
 from numpy.typing import NDArray
 
+from lapilli import compiler
 from lapilli.codegen import build
 
 BUDGET = pytest.StashKey[Budget]()
@@ -84,6 +86,12 @@ def _take_the_plainest(items: list[pytest.Item]) -> None:
         spec = getattr(item, "callspec", None)
         if phone is not None and spec is not None and spec.params.get("target") == "any-fp32":
             spec.params["target"] = phone.plainest
+
+
+@pytest.fixture(autouse=True)
+def _plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if one_plan.is_for(request.node):
+        monkeypatch.setattr(compiler, "plans_here", one_plan.plan_here)
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ CASES: list[Callable[[Values, Values], torch.Tensor]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(8)
 @pytest.mark.parametrize("target", [CPU, on_device(GPU, KNOWN[METAL].limits), ANY], ids=lambda t: t.name)
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_kernels_bind_what_devices_take(case: int, target: Target) -> None:

@@ -229,6 +229,7 @@ def said(w: KernelSource, place: Callable[[Node], Node]) -> tuple[object, ...]:
     return w.source, bindings, w.params, w.groups, w.local, w.name, w.flops, w.shared, w.needs
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 @pytest.mark.parametrize("case", CASES)
 def test_shared_kernels_are_those_that_each_task_would_have(

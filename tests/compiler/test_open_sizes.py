@@ -36,6 +36,7 @@ def sums(x: Tensor, weight: Tensor) -> Tensor:
     return torch.cat([y, y, y[:, :, :, 1:]], 3)
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("target", [ANY, CPU, GPU], ids=lambda t: t.name)
 @pytest.mark.parametrize("name", READERS)
 def test_sizes_that_are_sums_make_kernels_no_longer(name: str, target: Target) -> None:

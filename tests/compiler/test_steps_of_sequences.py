@@ -56,7 +56,7 @@ def cache_sized(s: Schedule, rows: int) -> int:
     )  # fmt: skip
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(8)
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("device", sorted(KNOWN.keys() - {METAL}))  # it gets the kernels of apple-m
 def test_products_read_a_matrix_once_for_all_rows(device: str, half: bool) -> None:

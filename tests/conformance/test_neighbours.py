@@ -94,7 +94,7 @@ BATCHES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
 }
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(4)
 @pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize("name", BATCHES)
 def test_more_batches_than_work_groups(

@@ -18,6 +18,8 @@ from lapilli.runtime.devices import device_named
 from lapilli.target import tuned
 from lapilli.tuning import Choice, Rejected, Tuned
 
+pytestmark = pytest.mark.all_plans
+
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

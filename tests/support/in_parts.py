@@ -12,10 +12,10 @@ from zlib import crc32
 
 import pytest
 
-MANY = 4
+MANY = 2
 """Cases that a run takes whole."""
 
-SHARE = 4
+SHARE = 6
 """Of more, a run takes one in so many."""
 
 COMPILING = ("tests/conformance/", "tests/integration/")
