@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lapilli.codegen.select import write_all
 from lapilli.sampling import next_token
-from lapilli.target import TARGETS
+from lapilli.target import KNOWN, TARGETS, of_device
 
 LIMITS = ["bins00", "bins11", "bins21"]  # of all; then a digit for top-k, and one for top-p
 MORE = ["bins00", "bins11", "bins12", "bins13", "bins21", "bins22", "bins23"]
@@ -37,10 +37,26 @@ def test_halves_take_two_digits(target: str) -> None:
     assert kernels(target, torch.zeros(1, 50000).half()) == ["best", *LIMITS, "drawn", "choice"]
 
 
-@pytest.mark.parametrize("target", ["gpu-fp32", "cpu-fp32", "any-fp32"])
+@pytest.mark.parametrize("target", ["gpu-fp32", "cpu-fp32"])
 def test_floats_take_four_digits(target: str) -> None:
     assert kernels(target, torch.zeros(1, 50000)) == ["best", *MORE, "drawn", "choice"]
     assert kernels(target, torch.zeros(1, 50000).bfloat16()) == ["best", *LIMITS, "drawn", "choice"]
+
+
+@pytest.mark.parametrize("target", ["any-fp32", "any-fp32-few"])
+def test_a_group_draws_a_row_where_devices_have_little(target: str) -> None:
+    """Logits, the three parameters together, the random key, and the result."""
+    given = torch.zeros(3, 9000), torch.zeros(3), torch.zeros(3, dtype=torch.int64), torch.zeros(3)
+    (kernel,) = (k for k in write_all(plan(Draw(), *given, target=TARGETS[target])).values() if k.name == "sample_row")
+    assert kernels(target, torch.zeros(1, 50000)) == ["row"]
+    assert len(kernel.bindings) == 4 and kernel.local == (128, 1, 1) and kernel.shared < 16384
+
+
+@pytest.mark.parametrize("device", sorted(KNOWN.keys() - {"swiftshader"}))
+def test_known_devices_share_rows_out(device: str) -> None:
+    target = of_device(KNOWN[device], half=False, matrix=True)
+    s = plan(Draw(), torch.zeros(1, 50000), torch.tensor(1.0), torch.tensor(0), torch.tensor(1.0), target=target)
+    assert "sample_choice" in {k.name for k in write_all(s).values()}
 
 
 @pytest.mark.parametrize(
