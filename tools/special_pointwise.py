@@ -182,7 +182,12 @@ def pointwise() -> Family:
         "x * 0": lambda v: v.x * 0,
         "x * -0.0": lambda v: v.x * -0.0,
         "x - x": lambda v: v.x - v.x,
+        "x + -x": lambda v: v.x + -v.x,
+        "-x + x": lambda v: -v.x + v.x,
+        "-x - -x": lambda v: -v.x - -v.x,
         "x / x": lambda v: v.x / v.x,
+        "-x / x": lambda v: -v.x / v.x,
+        "x / -x": lambda v: v.x / -v.x,
         "0 / x": lambda v: 0 / v.x,
         "1 / x": lambda v: 1 / v.x,
         "x / 0": lambda v: v.x / 0.0,
@@ -383,6 +388,15 @@ def binary() -> Family:
         ),
         "a * 0 + b": lambda v: v.a * 0 + v.b,
         "a / b * b": lambda v: torch.where(v.b == 0, v.a, v.a / v.b),
+        "a * b + -a * b": lambda v: v.a * v.b + -v.a * v.b,
+        "a / b + a / -b": lambda v: v.a / v.b + v.a / -v.b,
+        "a - b + (b - a)": lambda v: v.a - v.b + (v.b - v.a),
+        "nan of a + b - b": lambda v: (v.a + v.b - v.b).isnan(),
+        "nan of a - (a - b)": lambda v: (v.a - (v.a - v.b)).isnan(),
+        "nan of a + b - a - b": lambda v: (v.a + v.b - v.a - v.b).isnan(),
+        "nan of a * b / b": lambda v: (v.a * v.b / v.b).isnan(),
+        "nan of a / b * b": lambda v: (v.a / v.b * v.b).isnan(),
+        "nan of a * b - b * a": lambda v: (v.a * v.b - v.b * v.a).isnan(),
     }
     for name, f in more.items():
         flat = name in (
@@ -393,13 +407,13 @@ def binary() -> Family:
             "scatter copysign",
             "prelu",
             "clamp tensors",
-        )
+        ) or name.startswith("nan of")
         family.cases.append(
             Case(
                 name,
                 f,
                 exact=name not in ("nextafter", "lerp"),
-                half=name not in ("nextafter", "scatter copysign", "prelu"),
+                half=name not in ("nextafter", "scatter copysign", "prelu") and not name.startswith("nan of"),
                 differentiable=not flat,
             )
         )

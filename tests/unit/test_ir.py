@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 
 import numpy as np
@@ -65,6 +66,21 @@ def test_identities_that_hold_for_every_value() -> None:
     assert e * 0.0 is not const(0.0)  # NaN
     assert cast_to(e, DType.float32) is e
     assert cast_to(const(2), DType.float32) is const(2.0)
+
+
+def test_what_drivers_take_for_zero_or_one_is_decided_by_bits() -> None:
+    """Also behind a sign: NVIDIA's driver takes x + -x for 0, whatever x is."""
+    x = vector()
+    e, other = (load(x, [var(name, 6)]) for name in "ij")
+    zero, one, neg = e - e, e / e, operator.neg
+    for same in (e + -e, -e + e, -e - -e, e - neg(-e)):
+        assert same is zero
+    assert neg(-e) is e and -e / -e is one and -e / e is -one and e / -e is -one
+    product = e * other
+    assert product + -e * other is product - product and e * -other + product is product - product
+    assert -e * -other is product and e + -other is e - other and e - -other is e + other
+    assert unary("abs", e) - unary("abs", -e) is unary("abs", e) - unary("abs", e)
+    assert -e - other is not -(e + other)  # of zeros
 
 
 def test_types_must_meet() -> None:

@@ -186,6 +186,8 @@ def _op(name: str, dtype: DType, *args: Expr) -> Expr:
 
 def unary(name: str, x: Expr) -> Expr:
     assert OPS[name].arity == 1, name
+    if name in ("neg", "abs") and (positive := _negated(x)) is not None:
+        return positive if name == "neg" else unary("abs", positive)
     return _op(name, OPS[name].result or x.dtype, x)
 
 
@@ -205,6 +207,8 @@ def binary(name: str, a: Scalar, b: Scalar) -> Expr:
 def _fold(name: str, x: Expr, y: Expr) -> Expr | None:
     """Identities that hold for every value, including NaN and signed zeros."""
     real = x.dtype is DType.float32
+    if real and (with_sign := _sign_outside(name, x, y)) is not None:
+        return with_sign
     if (
         real
         and isinstance(x, Const)
@@ -248,6 +252,25 @@ def _fold(name: str, x: Expr, y: Expr) -> Expr | None:
     if name == "sub" and real and x is y:
         return where(is_finite(x), const(0.0), const(math.nan))
     return None
+
+
+def _sign_outside(name: str, x: Expr, y: Expr) -> Expr | None:
+    """Signs out of products and into sums, so that x + -x, x * y + -x * y and -x / x are found to be of one value, as drivers
+    find them."""
+    minus_x, minus_y = _negated(x), _negated(y)
+    if minus_x is None and minus_y is None:
+        return None
+    if name in ("mul", "div"):
+        e = binary(name, x if minus_x is None else minus_x, y if minus_y is None else minus_y)
+        return unary("neg", e) if (minus_x is None) != (minus_y is None) else e
+    if minus_y is not None and name in ("add", "sub"):
+        return binary("sub" if name == "add" else "add", x, minus_y)
+    return binary("sub", y, minus_x) if minus_x is not None and name == "add" else None
+
+
+def _negated(e: Expr) -> Expr | None:
+    """x of -x."""
+    return e.args[0] if isinstance(e, Op) and e.op == "neg" else None
 
 
 def _of_constants(name: str, x: float, y: float) -> float | None:

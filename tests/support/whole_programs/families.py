@@ -44,7 +44,8 @@ torch.exp2({0}.clamp(max=6))|torch.nan_to_num({0})|torch.nan_to_num({0}, nan=1.0
 torch.special.xlog1py({0}, {0}.abs())|torch.special.bessel_j0({0})|F.dropout({0}, 0.5, training=False)
 torch.log_softmax({0}.flatten(), 0).exp()|torch.clamp({0}, 0.2, -0.2)|torch.positive({0})
 F.prelu({0}, torch.full((), 0.3, dtype={0}.dtype, device={0}.device))|torch.where({0} > 0, {0}, {0} * 0.1)
-torch.where({0} > 0, {0}, 0.0)|torch.heaviside({0}, {0}.abs())|torch.polygamma(1, {0}.abs() + 1)"""
+torch.where({0} > 0, {0}, 0.0)|torch.heaviside({0}, {0}.abs())|torch.polygamma(1, {0}.abs() + 1)
+{0} + -{0}|-{0} / {0}|{0} / {0}.abs()"""
 BINARY = """\
 {0} + {1}|{0} - {1}|{0} * {1}|{0} / ({1}.abs() + 0.5)|torch.add({0}, {1}, alpha=0.3)
 torch.sub({0}, {1}, alpha=2)|torch.maximum({0}, {1})|torch.minimum({0}, {1})|torch.fmax({0}, {1})
@@ -57,7 +58,7 @@ torch.div({0}, {1}.abs() + 0.5, rounding_mode="floor")|torch.div({0}, {1}.abs() 
 torch.dist({0}, {1}) + {0}|torch.true_divide({0}, {1}.abs() + 1)|torch.heaviside({0}, {1})
 {0}.addcmul({0}, {1}, value=0.5)|{0}.addcdiv({1}, {0}.abs() + 0.5, value=0.5)|({0} - {1}).abs()
 torch.ldexp({0}, ({1} * 2).int().clamp(-3, 3))|torch.where({0} == {0}, {1}, {0})
-torch.special.xlog1py({0}, {1}.abs())"""
+torch.special.xlog1py({0}, {1}.abs())|{0} * {1} + -{0} * {1}|{0} + {1} - {1}|{0} - ({0} - {1})|{0} * {1} / {1}"""
 COMPARE = """\
 {0} > {1}|{0} < {1}|{0} >= {1}|{0} <= {1}|{0} == {1}|{0} != {1}|{0} > 0.1|{0} < -0.2|torch.isnan({0})
 torch.isfinite({0})|torch.isinf({0})|torch.signbit({0})|{0}.bool()|torch.logical_and({0}, {1})
