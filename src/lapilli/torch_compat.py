@@ -238,6 +238,7 @@ PRIVATE: dict[str, str] = {
     "torch._tensor_str": "see PATCHES",
     "torch._utils": "named in a comparison: the caller of torch.vulkan.is_available()",
     "torch.autograd.graph._engine_run_backward": "named in a comparison: the caller of the guard",
+    "torch.fx.experimental.symbolic_shapes.ShapeEnv._rename_unbacked_to": "sizes from data keep their names in a second trace",
     "torch.jit._recursive": "a scripted module around its C++ part",
     "torch.jit._trace": "see PATCHES",
     "torch.nn.Module._apply": "see PATCHES",

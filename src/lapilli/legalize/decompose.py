@@ -15,6 +15,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram, default_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from lapilli.errors import CompileError
@@ -187,6 +188,19 @@ def _traced(node: fx.Node) -> fx.Graph | None:
             traced = make_fx(call, decomposition_table=dict(tables()[0]))(*given)
             if any(getattr(n.target, "_schema", None) and n.target._schema.is_mutable for n in traced.graph.nodes):
                 traced = make_fx(torch.func.functionalize(traced), decomposition_table=dict(tables()[0]))(*given)
+            _keep_sizes(node.meta.get("val"), traced.graph)
     except (AssertionError, RuntimeError, TypeError):
         return None
     return None if any(n.op == "get_attr" for n in traced.graph.nodes) else traced.graph
+
+
+def _keep_sizes(known: Any, traced: fx.Graph) -> None:
+    """Gives sizes that depend on data, new in every trace, the names by which the rest of the graph knows them."""
+    output = next(n for n in traced.nodes if n.op == "output")
+    results = [n.meta.get("val") for n in tree_leaves(output.args) if isinstance(n, fx.Node)]
+    for new, old in zip(results, tree_leaves(known), strict=False):
+        for a, b in zip(getattr(new, "shape", ()), getattr(old, "shape", ()), strict=False):
+            if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
+                fresh, name = a.node.expr, b.node.expr
+                if fresh != name and fresh.is_Symbol and name.is_Symbol and free_unbacked_symbols((fresh, name)):
+                    a.node.shape_env._rename_unbacked_to(fresh, name)

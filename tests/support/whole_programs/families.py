@@ -45,7 +45,8 @@ torch.special.xlog1py({0}, {0}.abs())|torch.special.bessel_j0({0})|F.dropout({0}
 torch.log_softmax({0}.flatten(), 0).exp()|torch.clamp({0}, 0.2, -0.2)|torch.positive({0})
 F.prelu({0}, torch.full((), 0.3, dtype={0}.dtype, device={0}.device))|torch.where({0} > 0, {0}, {0} * 0.1)
 torch.where({0} > 0, {0}, 0.0)|torch.heaviside({0}, {0}.abs())|torch.polygamma(1, {0}.abs() + 1)
-{0} + -{0}|-{0} / {0}|{0} / {0}.abs()"""
+{0} + -{0}|-{0} / {0}|{0} / {0}.abs()|{0}.masked_scatter({0} > 0, {0} * 2)
+{0}.index_put(torch.nonzero({0} > 0.5, as_tuple=True), {0}.detach().amax())"""
 BINARY = """\
 {0} + {1}|{0} - {1}|{0} * {1}|{0} / ({1}.abs() + 0.5)|torch.add({0}, {1}, alpha=0.3)
 torch.sub({0}, {1}, alpha=2)|torch.maximum({0}, {1})|torch.minimum({0}, {1})|torch.fmax({0}, {1})
@@ -91,7 +92,8 @@ torch.nanmean({0}, {d})|{0}.clamp(-1.5, 1.5).prod({d})|{0}.argmax({d})|{0}.argmi
 REDUCE_ALL = """\
 {0}.sum()|{0}.mean()|{0}.max()|{0}.min()|{0}.std()|{0}.var()|{0}.norm()|{0}.amax()|{0}.argmax()|({0} > 0).any()
 ({0} > 0).sum()|torch.median({0})|torch.logsumexp({0}.flatten(), 0)|{0}.clamp(-1.1, 1.1).flatten()[:99].prod()
-torch.aminmax({0})[0]|torch.count_nonzero({0})|{0}.square().sum().sqrt()"""
+torch.aminmax({0})[0]|torch.count_nonzero({0})|{0}.square().sum().sqrt()|{0}[{0} > 0.3].sum()
+torch.masked_select({0}, {0} < 0.2).square().sum()|torch.nonzero({0} > 0.4).float().sum()"""
 INTEGER_REDUCE = """\
 {0}.sum({d})|{0}.amax({d})|{0}.amin({d}, keepdim=True)|{0}.argmax({d})|{0}.cumsum({d})|{0}.sort({d}).values
 ({0} % 3).prod({d})|{0}.float().mean({d})|{0}.any({d})|{0}.flip({d})|{0}.max({d}).values|{0}.sum()
