@@ -17,7 +17,8 @@ demo: setup-demo ## Compile EfficientNet-Lite0, save it, run it on two photos
 
 test: setup-test ## Lint, types, native tests, Python tests on two software devices
 	$(MAKE) --no-print-directory -j2 lint types native
-	$(MAKE) --no-print-directory packages android python poor random
+	$(MAKE) --no-print-directory -j2 packages android
+	$(MAKE) --no-print-directory python poor random
 
 setup-demo:
 	@tools/setup.sh demo

@@ -3,6 +3,7 @@
 # natives that `make aar` has built for Android on x86-64, with names of Android's C library that this machine's lacks (android/tests/bionic.c).
 set -euo pipefail
 cd "$(dirname "$0")/.."
+unset MAKEFLAGS # as tools/test_native.sh
 
 venv=$(realpath -ms "${VENV:-.venv}")
 PATH=$venv/bin:$PATH
@@ -12,8 +13,11 @@ export XDG_CACHE_HOME=$PWD/.cache/test OMP_NUM_THREADS=1
 build=build/package # as tools/test_native.sh
 out=build/android/host
 
-cmake -S native -B $build -G Ninja -DLAPILLI_JNI=ON -DCMAKE_BUILD_TYPE=Release >/dev/null
-cmake --build $build --target lapilli_jni >/dev/null
+(
+  flock 9 # of the folder that tools/test_packages.sh builds in, too
+  cmake -S native -B $build -G Ninja -DLAPILLI_JNI=ON -DCMAKE_BUILD_TYPE=Release >/dev/null
+  cmake --build $build --target lapilli_jni >/dev/null
+) 9>build/package.lock
 tools/java_classes.sh $out
 junit=/usr/share/java/junit4.jar:/usr/share/java/hamcrest-core.jar
 classes=$out/lapilli:$out/pytorch:$out/stubs:$junit

@@ -3,6 +3,7 @@
 # with parts left out, and the Debian package. Each consumer is built and run on lavapipe. KEEP names a folder to work in and keep.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+unset MAKEFLAGS # as tools/test_native.sh
 
 PATH=$(realpath -ms "${VENV:-.venv}")/bin:$PATH
 cmake=${CMAKE:-cmake}
@@ -15,8 +16,11 @@ export LAPILLI_CACHE_DIR=$work/cache
 
 say() { printf '» %s\n' "$*"; }
 
-cmake -S native -B build/package -G Ninja -DLAPILLI_TESTS=ON -DLAPILLI_TOOLS=ON -DCMAKE_BUILD_TYPE=Release >/dev/null # as test_native.sh
-cmake --build build/package --target lapilli_archive make_sample >/dev/null
+(
+  flock 9 # of the folder that tools/test_android.sh builds in, too
+  cmake -S native -B build/package -G Ninja -DLAPILLI_TESTS=ON -DLAPILLI_TOOLS=ON -DCMAKE_BUILD_TYPE=Release >/dev/null # as test_native.sh
+  cmake --build build/package --target lapilli_archive make_sample >/dev/null
+) 9>build/package.lock
 archive=$(realpath build/package/lapilli-*.tar.gz)
 build/package/tests/make_sample "$work/sample.lap"
 say "$(basename "$archive"), $(stat -c %s "$archive") bytes"
@@ -53,7 +57,7 @@ linked=(-DLAPILLI_LOADER=OFF)
 found=$(PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep -m1 -o '/.*libvulkan\.so\.1$' || true)
 [ -z "$found" ] || linked+=(-DLAPILLI_VULKAN_LIBRARY="$found")
 "$cmake" -S native/examples/cpp -B "$work/fetch" -DLAPILLI_ARCHIVE="$archive" -DBUILD_SHARED_LIBS=OFF "${linked[@]}" \
-  -DLAPILLI_PROFILER=OFF -DLAPILLI_JSON=OFF -DCMAKE_BUILD_TYPE=Debug >/dev/null 2>"$work/fetch.log" || { cat "$work/fetch.log"; exit 1; }
+  -DLAPILLI_PROFILER=OFF -DLAPILLI_JSON=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_UNITY_BUILD=ON >/dev/null 2>"$work/fetch.log" || { cat "$work/fetch.log"; exit 1; }
 "$cmake" --build "$work/fetch" -j 2 >/dev/null
 "$work/fetch/tutorial" "$work/sample.lap"
 

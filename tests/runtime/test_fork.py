@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 HEAD = """
-import os, signal, sys
+import os, signal, sys, time
 import numpy as np, tiny, torch
 from lapilli import errors
 from lapilli.player import NativeProgram, describe, devices
@@ -96,7 +96,9 @@ def test_workers_of_a_data_loader() -> None:
                 loader = torch.utils.data.DataLoader(Rows(), batch_size=4, num_workers=workers, multiprocessing_context="fork")
                 total = sum(float((batch.to("vulkan") + y[0]).sum()) for batch in loader)
                 assert total == 2 * 28 + 16 * 2, total
+            start = time.monotonic()
             assert child(lambda: refuses(lambda: torch.ones(2, device="vulkan")) and refuses(y.cpu)) == 0
+            assert time.monotonic() - start < 8  # PyTorch waits ten seconds for threads that a child does not have
             assert program.run([X])[0][0, 1] == 4
         """,
         dict(os.environ),

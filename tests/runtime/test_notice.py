@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -132,6 +133,25 @@ def test_the_cache_is_shown_and_cleared(cache: Path, tmp_path: Path) -> None:
     assert stranger.read_text() == "not ours"
     unknown = CliRunner().invoke(main, ["cache", "clear", "cookies"])
     assert unknown.exit_code == 1 and "There is no part 'cookies' of the cache; there are kernels" in unknown.output
+
+
+def test_files_that_another_process_removes_meanwhile_are_no_error(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cache / "kernels").mkdir(parents=True)
+    (cache / "kernels" / "kept").write_bytes(b"abc")
+    (cache / "kernels" / ".gone").write_bytes(b"being written")
+
+    def scan_and_remove(path: Path) -> list[os.DirEntry[str]]:
+        with os.scandir(path) as entries:
+            found = list(entries)
+        (cache / "kernels" / ".gone").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(sys.modules["lapilli.cli.cache"], "os", SimpleNamespace(scandir=scan_and_remove))
+    kernels = json.loads(command("info", "--json"))["parts"][0]
+    assert (kernels["name"], kernels["files"], kernels["bytes"]) == ("kernels", 1, 3)
+    assert json.loads(command("clear", "--json")) == {"files": 1, "bytes": 3}
 
 
 def test_usual_operators_are_made_once() -> None:

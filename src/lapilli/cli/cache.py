@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +52,10 @@ def clear(parts: tuple[str, ...], as_json: bool) -> None:
         raise InvalidInputError(f"There is no part {unknown[0]!r} of the cache; there are {', '.join(KINDS)}.")
     removed = {"files": 0, "bytes": 0}
     for name in parts or [k for k in KINDS if k != "tuned"]:
-        for file in _files(name):
-            info = file.stat(follow_symlinks=False)
+        for file, count in _files(name):
             file.unlink(missing_ok=True)
             removed["files"] += 1
-            removed["bytes"] += info.st_size
+            removed["bytes"] += count
     if as_json:
         return print_json(removed)
     console().print(f"{removed['files']:,} files removed, {size(removed['bytes'])}")
@@ -83,16 +84,23 @@ def warm(programs: tuple[Path, ...], device: str | None) -> None:
     console().print(f"{count:,} operators were run on vulkan, forward and backward; their programs are in the cache")
 
 
-def _files(name: str) -> list[Path]:
-    """The files of a part, without symbolic links. Pipelines are files beside the folders of the other parts."""
+def _files(name: str) -> list[tuple[Path, int]]:
+    """The files of a part and their bytes, without symbolic links. Pipelines are files beside the folders of the other parts."""
     if name == "pipelines":
-        return [p for p in base().glob("pipelines-*.bin") if p.is_file() and not p.is_symlink()]
-    folder = base() / name
-    if folder.is_symlink() or not folder.is_dir():
-        return []
-    return [Path(e.path) for e in os.scandir(folder) if e.is_file(follow_symlinks=False)]
+        found = list(base().glob("pipelines-*.bin"))
+    elif (folder := base() / name).is_symlink() or not folder.is_dir():
+        found = []
+    else:
+        found = [Path(entry.path) for entry in os.scandir(folder)]
+    files = []
+    for path in found:
+        with suppress(FileNotFoundError):  # another process writes and trims meanwhile
+            info = path.stat(follow_symlinks=False)
+            if stat.S_ISREG(info.st_mode):
+                files.append((path, info.st_size))
+    return files
 
 
 def usage(name: str) -> dict[str, Any]:
     files = _files(name)
-    return {"name": name, "files": len(files), "bytes": sum(f.stat(follow_symlinks=False).st_size for f in files)}
+    return {"name": name, "files": len(files), "bytes": sum(count for _, count in files)}

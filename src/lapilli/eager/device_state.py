@@ -184,6 +184,8 @@ def _after_fork() -> None:
     if streams:
         _forked = True
         streams.clear()
+        # Autograd's threads are not here, and PyTorch would wait ten seconds for their end at exit.
+        os.environ.setdefault("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "0")
 
 
 os.register_at_fork(after_in_child=_after_fork)
