@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
@@ -35,7 +34,6 @@ def fresh() -> Iterator[None]:
     executable._warned.clear()
     yield
     torch._dynamo.reset()
-    gc.collect()  # compiled graphs are parts of cycles
 
 
 def compiled(model: Any, **options: Any) -> Callable[..., Any]:

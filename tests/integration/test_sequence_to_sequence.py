@@ -219,6 +219,7 @@ def test_files_with_other_metadata_are_refused_or_write(model: SequenceToSequenc
     assert 0 < well < 10
 
 
+@pytest.mark.long
 def test_half_precision_and_codes_stay_near(folder: Path) -> None:
     """By the logits after the first token: roundings of halves 2 ** -11, of codes of 8 bits 2 ** -8."""
     exact = made_t5("t5-1.1")

@@ -154,6 +154,7 @@ def test_files_that_another_process_removes_meanwhile_are_no_error(
     assert json.loads(command("clear", "--json")) == {"files": 1, "bytes": 3}
 
 
+@pytest.mark.long
 def test_usual_operators_are_made_once() -> None:
     from lapilli.eager.programs import programs_of, target_of
     from lapilli.eager.usual import train_usual_models
