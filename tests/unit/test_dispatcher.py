@@ -194,6 +194,34 @@ def test_a_job_takes_two_workers_at_most() -> None:
     assert isinstance(results[10], DeviceLostError)
 
 
+def test_what_runs_beside_a_poisoned_job_is_not_lost_twice() -> None:
+    """Both are on the first worker when it is lost, and the second one is by far the faster of those that are left."""
+    both = threading.Barrier(2)
+
+    class Dying:
+        lost = False
+
+        def __call__(self, x: str) -> str:
+            if self is targets[0]:
+                both.wait(10)
+            time.sleep(0.05)
+            self.lost |= x == "poison"
+            time.sleep(0.05)
+            if self.lost:
+                raise DeviceLostError("the test says so")
+            return x
+
+    targets = [Dying() for _ in range(3)]
+    dispatcher = Dispatcher([(str(k), target) for k, target in enumerate(targets)])
+    for known, seconds in zip(dispatcher.workers, (1e-6, 1e-3, 10.0), strict=True):
+        known.seconds, known.ended = seconds, time.monotonic() + 100
+    with pytest.warns(RuntimeWarning):
+        poison, innocent = submit(dispatcher, "poison"), submit(dispatcher, "innocent")
+        dispatcher.close()
+    assert isinstance(poison.exception(0), DeviceLostError) and innocent.result(0) == "innocent"
+    assert targets[0].lost and sum(target.lost for target in targets) == 2
+
+
 def test_all_are_lost() -> None:
     dispatcher = Dispatcher([(str(k), Losing(3)) for k in range(2)])
     with pytest.warns(RuntimeWarning):

@@ -86,6 +86,7 @@ class Worker(Generic[T]):
         name: for messages.
         lost: what was raised where its device was lost.
         running: jobs that it has.
+        again: of these, the one that is done a second time, if there is one.
         seconds: mean time of a job; 0 while it is not known.
     """
 
@@ -93,6 +94,7 @@ class Worker(Generic[T]):
         self.target, self.name = target, name
         self.lost: DeviceLostError | None = None
         self.running = 0
+        self.again: Job[T] | None = None
         self.seconds = 0.0
         self.ended = 0.0
         self.count = 0
@@ -145,7 +147,8 @@ class Dispatcher(Generic[T]):
     """Runs jobs on several targets. Thread-safe.
 
     A target whose job raises DeviceLostError gets no more jobs, with a warning; the job is done once more by another one, and
-    fails if that is lost, too: work that makes devices fail takes two of them at most.
+    fails if that is lost, too: work that makes devices fail takes two of them at most. What was running beside it is done
+    once more apart from it, so that it does not share its fate twice.
     """
 
     def __init__(self, targets: Sequence[tuple[str, T]]) -> None:
@@ -207,9 +210,12 @@ class Dispatcher(Generic[T]):
         now = time.monotonic()
         alive = [worker for worker in self.workers if worker.lost is None]
         while self._line and alive:
-            worker = choose(alive, len(self._line), now)
+            job = self._line[0]
+            worker = choose([w for w in alive if w.again is None] if job.losses else alive, len(self._line), now)
             if worker is None:
                 return
+            if job.losses:
+                worker.again = job
             worker.assigned.append(self._line.popleft())
             worker.running += 1
             worker.ready.notify()
@@ -231,6 +237,8 @@ class Dispatcher(Generic[T]):
                 now = time.monotonic()
                 with self._lock:
                     worker.running -= 1
+                    if worker.again is job:
+                        worker.again = None
                     worker.measured(now - start, now)
                     self._dispatch()
                     self._idle.notify_all()

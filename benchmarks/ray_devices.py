@@ -1,0 +1,135 @@
+"""Rows a second through Ray on one, two and more devices of this machine: ResNet50 on pictures, and sentence embeddings.
+
+    python benchmarks/ray_devices.py [--devices 1 2 4] [--pictures 16384] [--texts 100000]
+
+From Arrow blocks of the object store to Arrow blocks there. Weights are random; pictures are bytes, normalized in the program; a
+text has 64 tokens. A run begins with its actors; so the time of a short run is taken off that of a long one. Beside it, the same
+batches in this process: a program on one device, a pool on several. Prints a table; docs/scaling.md has it."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import ray.data
+import torch
+from performance.models import Sentence, classifier
+from torch import Tensor, nn
+from torch.export import Dim
+
+import lapilli
+from lapilli.ray import predict, ship
+
+TOKENS = 64
+
+
+class Pictures(nn.Module):
+    """ResNet50 on bytes [batch, 3, 224, 224]; the result is [batch, 1000]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = classifier("resnet50")
+        self.register_buffer("mean", torch.tensor([0.485, 0.456, 0.406]).reshape(3, 1, 1))
+        self.register_buffer("deviation", torch.tensor([0.229, 0.224, 0.225]).reshape(3, 1, 1))
+
+    def forward(self, data: Tensor) -> Tensor:
+        result: Tensor = self.network((data / 255 - self.mean) / self.deviation)
+        return result
+
+
+class Texts(nn.Module):
+    """Embeddings [batch, 384] of length 1 of tokens [batch, 64], int32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Sentence(TOKENS)
+
+    def forward(self, data: Tensor) -> Tensor:
+        return nn.functional.normalize(self.encoder(data.long()).mean(1), dim=1)
+
+
+def file(model: nn.Module, example: Tensor, most: int, path: Path) -> Path:
+    batch = Dim("batch", min=1, max=most)
+    with lapilli.compile(model, (example,), precision="fp16", dynamic_shapes=({0: batch},)) as program:
+        program.save(path)
+    return path
+
+
+def took(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def alone(path: Path, block: Any, most: int, runs: int, devices: int) -> float:
+    """Rows a second in this process."""
+    with lapilli.load(path, device=0 if devices == 1 else list(range(devices))) as program:
+        for _ in program.map([(block,)] * 2 * devices):
+            pass
+        seconds = took(lambda: list(program.map([(block,)] * runs)))
+    return most * runs / seconds
+
+
+def through_ray(path: Path, data: Any, rows: int, devices: int) -> tuple[float, Any]:
+    """Rows a second, and the last result."""
+    shipped, at_once = ship(path), data.shape[0]
+    few, many = (ray.data.from_numpy([data] * max(n, 1)).materialize() for n in (devices, rows // at_once))
+    done: list[Any] = []
+
+    def run(blocks: Any) -> None:
+        done[:] = [predict(blocks, shipped, batch_size=at_once, actors=devices, inputs={"data": "data"}).materialize()]
+
+    seconds = took(lambda: run(few)), took(lambda: run(few)), took(lambda: run(many))
+    assert done[0].count() == many.count()
+    return (many.count() - few.count()) / (seconds[2] - min(seconds[:2])), done[0]
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", type=int, nargs="*", default=[1, 2, 4])
+    parser.add_argument("--pictures", type=int, default=16384)
+    parser.add_argument("--texts", type=int, default=100_000)
+    parser.add_argument("--rows", type=int, nargs=2, default=[64, 256], help="of a run: pictures and texts")
+    parser.add_argument(
+        "--runs", type=int, default=16, help="of a batch: the driver needs some milliseconds for each batch"
+    )
+    given = parser.parse_args()
+    found = lapilli.devices()
+    numbers = [n for n in given.devices if n <= len(found)]
+    print(f"{found[0].name}, {len(found)} of them")
+    random = np.random.default_rng(0)
+    pictures = random.integers(0, 256, (given.rows[0] * given.runs, 3, 224, 224), np.uint8)
+    texts = random.integers(1, 2000, (given.rows[1] * given.runs, TOKENS), np.int32)
+    ray.init(resources={"vulkan": len(found)}, include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    print("| | devices | in this process, rows/s | of one | through Ray, rows/s | of one |\n|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, model, data, most, rows in (
+            ("texts", Texts(), texts, given.rows[1], given.texts),
+            ("pictures", Pictures(), pictures, given.rows[0], given.pictures),
+        ):
+            path = file(model, torch.from_numpy(data[:2]), most, Path(folder) / f"{name}.lap")
+            with lapilli.load(path, device=0) as program:
+                wanted = program(data[:most])[:4]
+            first: tuple[float, float] | None = None
+            for n in numbers:
+                here = alone(path, data[:most], most, max(2 * n, rows // most), n)
+                ray_, done = through_ray(path, data, rows, n)
+                column = next(c for c in done.columns() if c != "data")
+                got = np.stack([row[column] for row in done.take(len(wanted))])
+                assert np.allclose(got, wanted, atol=1e-2 * np.abs(wanted).max()), "Ray's rows are others"
+                first = first or (here, ray_)
+                shown = f"{here:,.0f} | {here / first[0]:.2f} | {ray_:,.0f} | {ray_ / first[1]:.2f}"
+                print(f"| {name} | {n} | {shown} |", flush=True)
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
