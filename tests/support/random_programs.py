@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import queue
 import random
 import re
@@ -51,11 +52,14 @@ def main() -> int:
     parser.add_argument("--life", type=int, default=60, help="programs that one process takes")
     parser.add_argument("--device", help="part of a device's name, or its index")
     parser.add_argument("--gpu-plans", action="store_true", help="what a GPU would run, whatever the device is")
+    parser.add_argument("--folding", action="store_true", help="as by a driver that takes every number for finite")
     parser.add_argument("--report", type=Path, help="file of JSON lines, one a failure")
     parser.add_argument("--limit", type=float, default=120, help="seconds that one program may take one way")
     parser.add_argument("--shrink", type=float, default=60, help="seconds to make a failure small in")
     parser.add_argument("--show", action="store_true", help="print the programs instead")
     given = parser.parse_args()
+    if given.folding:
+        os.environ["LAPILLI_TEST_FOLDING"] = "1"  # its processes have it, too
     first, _, end = given.seeds.partition(":")
     seeds = range(int(first), int(end) if end else int(first) + 1)
     if given.new:

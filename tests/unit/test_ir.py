@@ -14,6 +14,7 @@ from lapilli.ir.expr import (
     Const,
     Expr,
     Load,
+    Op,
     Select,
     binary,
     cast_to,
@@ -69,18 +70,28 @@ def test_identities_that_hold_for_every_value() -> None:
 
 
 def test_what_drivers_take_for_zero_or_one_is_decided_by_bits() -> None:
-    """Also behind a sign: NVIDIA's driver takes x + -x for 0, whatever x is."""
+    """Behind signs and in any order, too: NVIDIA's driver takes x + -x for 0, whatever x is."""
     x = vector()
     e, other = (load(x, [var(name, 6)]) for name in "ij")
     zero, one, neg = e - e, e / e, operator.neg
     for same in (e + -e, -e + e, -e - -e, e - neg(-e)):
         assert same is zero
-    assert neg(-e) is e and -e / -e is one and -e / e is -one and e / -e is -one
+    assert neg(-e) is e and -e / -e is one and -e / e is e / -e is not one
     product = e * other
-    assert product + -e * other is product - product and e * -other + product is product - product
-    assert -e * -other is product and e + -other is e - other and e - -other is e + other
+    for same in (product + -e * other, e * -other + product, other * e - product, -e * -other - product):
+        assert same is product - product
+    assert (e - other) + (other - e) is -(other - e) - (e - other)
+    assert unary("exp", product) - unary("exp", other * e) is unary("exp", product) - unary("exp", product)
     assert unary("abs", e) - unary("abs", -e) is unary("abs", e) - unary("abs", e)
-    assert -e - other is not -(e + other)  # of zeros
+    assert isinstance(made := other + e, Op) and made.op == "add"
+    assert binary("lt", product, other * e) is const(False) and binary("le", product, -product) is not const(False)
+
+
+def test_long_chains_of_operators_have_values() -> None:
+    e = load(vector(), [var("i", 6)])
+    for _ in range(5000):
+        e = unary("exp", -e)
+    assert e - e is e + -e
 
 
 def test_types_must_meet() -> None:

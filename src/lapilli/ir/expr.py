@@ -105,9 +105,10 @@ class Index(Expr):
 
 
 class Op(Expr):
-    __slots__ = ("_args", "op")
+    __slots__ = ("_args", "_canonical", "op")
     op: str
     _args: tuple[Expr, ...]
+    _canonical: tuple[bool, Expr | None]  # computed on demand; see the function
 
     @property
     def args(self) -> tuple[Expr, ...]:
@@ -207,8 +208,6 @@ def binary(name: str, a: Scalar, b: Scalar) -> Expr:
 def _fold(name: str, x: Expr, y: Expr) -> Expr | None:
     """Identities that hold for every value, including NaN and signed zeros."""
     real = x.dtype is DType.float32
-    if real and (with_sign := _sign_outside(name, x, y)) is not None:
-        return with_sign
     if (
         real
         and isinstance(x, Const)
@@ -243,29 +242,69 @@ def _fold(name: str, x: Expr, y: Expr) -> Expr | None:
             if math.copysign(1, x.value) > 0
             else unary("neg", y)
         )
-    if name in ("eq", "ne", "le", "ge", "lt", "gt") and real and x is y and not isinstance(x, Const):
-        return const(False) if name in ("lt", "gt") else _is_nan(x, name == "ne")
     if name == "div" and real and isinstance(x, Const) and x.value == 0:
         return where(binary("gt", unary("abs", y), 0.0), _zero_like(y, x.value), const(math.nan))
-    if name == "div" and real and x is y and not isinstance(x, Const):
-        return where(binary("and", is_finite(x), binary("ne", x, 0.0)), const(1.0), const(math.nan))
-    if name == "sub" and real and x is y:
-        return where(is_finite(x), const(0.0), const(math.nan))
-    return None
+    return _of_one_value(name, x, y) if real and not isinstance(x, Const) and not isinstance(y, Const) else None
 
 
-def _sign_outside(name: str, x: Expr, y: Expr) -> Expr | None:
-    """Signs out of products and into sums, so that x + -x, x * y + -x * y and -x / x are found to be of one value, as drivers
-    find them."""
-    minus_x, minus_y = _negated(x), _negated(y)
-    if minus_x is None and minus_y is None:
+_OF_ONE_VALUE = frozenset({"add", "sub", "div", "eq", "ne", "le", "ge", "lt", "gt"})
+
+
+def _of_one_value(name: str, x: Expr, y: Expr) -> Expr | None:
+    """What is 0, 1 or -1, or known, where it is a number: of x and x, x and -x, x * y and y * -x. Drivers take that for its result,
+    whatever x is.
+    """
+    if name not in _OF_ONE_VALUE:
         return None
-    if name in ("mul", "div"):
-        e = binary(name, x if minus_x is None else minus_x, y if minus_y is None else minus_y)
-        return unary("neg", e) if (minus_x is None) != (minus_y is None) else e
-    if minus_y is not None and name in ("add", "sub"):
-        return binary("sub" if name == "add" else "add", x, minus_y)
-    return binary("sub", y, minus_x) if minus_x is not None and name == "add" else None
+    (minus_x, x), (minus_y, y) = _canonical(x), _canonical(y)
+    if x is not y:
+        return None
+    same = minus_x == minus_y
+    if name == "div":
+        finite = binary("and", is_finite(x), binary("ne", x, 0.0))
+        return where(finite, const(1.0 if same else -1.0), const(math.nan))
+    if name in ("add", "sub"):
+        return where(is_finite(x), const(0.0), const(math.nan)) if same == (name == "sub") else None
+    if not same:
+        return None
+    return const(False) if name in ("lt", "gt") else _is_nan(x, name == "ne")
+
+
+def _canonical(e: Expr) -> tuple[bool, Expr]:
+    """Whether e is the negative of the other result, which is one object for all that differ in signs and in the order of operands
+    alone.
+    """
+    if not isinstance(e, Op):
+        return False, e
+    waiting = [] if hasattr(e, "_canonical") else [e]
+    while waiting:  # not recursive: a chain of operators may be long
+        last = waiting[-1]
+        before = [a for a in last._args if isinstance(a, Op) and not hasattr(a, "_canonical")]
+        waiting += before
+        if not before:
+            minus, found = _without_signs(last)
+            last._canonical = minus, None if found is last else found  # not itself, which would be a reference cycle
+            waiting.pop()
+    minus, other = e._canonical
+    return minus, e if other is None else other
+
+
+def _without_signs(e: Op) -> tuple[bool, Expr]:
+    given = [_canonical(a) for a in e.args]
+    if e.dtype is DType.float32 and e.op in ("neg", "mul", "div", "add", "sub"):
+        minus, x = given[0]
+        if e.op == "neg":
+            return not minus, x
+        other, y = given[1]
+        if e.op == "div":
+            return minus != other, _op("div", e.dtype, x, y)
+        if e.op == "mul":
+            return minus != other, _op("mul", e.dtype, *((x, y) if x.id <= y.id else (y, x)))
+        other ^= e.op == "sub"
+        if x.id > y.id:
+            minus, x, other, y = other, y, minus, x
+        return minus, _op("add" if minus == other else "sub", e.dtype, x, y)
+    return False, _op(e.op, e.dtype, *(_op("neg", x.dtype, x) if minus else x for minus, x in given))
 
 
 def _negated(e: Expr) -> Expr | None:

@@ -115,6 +115,10 @@ def _main(connection: Connection, device: str | None, gpu_plans: bool, share: tu
 
         as_gpu.on_any_device()
         ways.TARGETS.update(fp32="gpu-fp32", fp16="gpu-fp16-matrix")
+    if os.environ.get("LAPILLI_TEST_FOLDING"):
+        import folding
+
+        folding.install()
     torch.set_num_threads(1)
     ways.stage = stage
     left: list[Any] = []

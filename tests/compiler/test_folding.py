@@ -1,0 +1,61 @@
+"""No kernel has what a driver may take for 0, 1 or true whatever the numbers are, as NVIDIA's does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import folding
+import pytest
+import torch
+from torch import Tensor
+
+from lapilli.codegen import build
+from lapilli.compiler import compile_to_bytes
+from lapilli.ir import expr
+
+FORMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "x + -x": lambda x, y: x + -x,
+    "-x / x": lambda x, y: -x / x,
+    "xy + -xy": lambda x, y: x * y + -x * y,
+    "xy - yx": lambda x, y: x * y - y * x,
+    "x/y + x/-y": lambda x, y: x / y + x / -y,
+    "x - y + (y - x)": lambda x, y: x - y + (y - x),
+    "of functions": lambda x, y: (x * y).exp() - (y * x).exp(),
+    "of choices": lambda x, y: torch.where(x > 0, x, y) - torch.where(x > 0, x, y),
+    "0x": lambda x, y: (x + y) * 0.0 + 0.0 / x,
+    "x == x": lambda x, y: (x + y == y + x, x < x, x * y != y * x),
+    "second derivative of a norm": lambda x, y: x / y.norm() + -(x / y.norm()),
+}
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The SPIR-V of what is compiled."""
+    found: list[bytes] = []
+    finish = build.Builder.finish
+
+    def kept(self: build.Builder, progress: Any = None) -> dict[str, bytes]:
+        made = finish(self, progress)
+        found.extend(made.values())
+        return made
+
+    monkeypatch.setattr(build.Builder, "finish", kept)
+    return found
+
+
+@pytest.mark.parametrize("target", ["cpu-fp32", "gpu-fp32"])
+def test_kernels_have_nothing_to_fold(target: str, kernels: list[bytes]) -> None:
+    for name, form in FORMS.items():
+        kernels.clear()
+        compile_to_bytes(form, (torch.rand(3, 5), torch.rand(3, 5)), target=target)
+        assert kernels and not sum(folding.fold(code)[1] for code in kernels), name
+
+
+def test_such_a_driver_would_fold_them(kernels: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the test above has something to find."""
+    monkeypatch.setattr(expr, "_of_one_value", lambda name, x, y: None)
+    for name in ("x + -x", "xy + -xy", "xy - yx", "x - y + (y - x)"):
+        kernels.clear()
+        compile_to_bytes(FORMS[name], (torch.rand(3, 5), torch.rand(3, 5)), target="cpu-fp32")
+        assert sum(folding.fold(code)[1] for code in kernels), name
