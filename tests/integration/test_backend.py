@@ -30,6 +30,7 @@ CPU_OR_DEVICE = pytest.mark.parametrize("device", ["cpu", "vulkan"])
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     torch._dynamo.reset()
+    backend._live.clear()  # graphs of tests before this one wait for the garbage collector
     torch.manual_seed(0)
     executable._warned.clear()
     yield

@@ -21,6 +21,7 @@ autoload.register()
 @pytest.fixture(autouse=True)
 def anew() -> None:
     torch._dynamo.reset()
+    backend._live.clear()  # graphs of tests before this one wait for the garbage collector
 
 
 def in_place() -> list[int]:

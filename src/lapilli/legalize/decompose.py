@@ -195,7 +195,9 @@ def _traced(node: fx.Node) -> fx.Graph | None:
 
 
 def _keep_sizes(known: Any, traced: fx.Graph) -> None:
-    """Gives sizes that depend on data, new in every trace, the names by which the rest of the graph knows them."""
+    """Gives sizes that depend on data, new in every trace, the names by which the rest of the graph knows them, as PyTorch does in
+    a second trace (torch.fx.experimental.symbolic_shapes.ShapeEnv._rename_unbacked_to).
+    """
     output = next(n for n in traced.nodes if n.op == "output")
     results = [n.meta.get("val") for n in tree_leaves(output.args) if isinstance(n, fx.Node)]
     for new, old in zip(results, tree_leaves(known), strict=False):
