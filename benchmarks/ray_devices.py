@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ import ray
 import ray.data
 import torch
 from performance.models import Sentence, classifier
+from ray_batches import seconds
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -61,19 +60,12 @@ def file(model: nn.Module, example: Tensor, most: int, path: Path) -> Path:
     return path
 
 
-def took(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
 def alone(path: Path, block: Any, most: int, runs: int, devices: int) -> float:
     """Rows a second in this process."""
     with lapilli.load(path, device=0 if devices == 1 else list(range(devices))) as program:
         for _ in program.map([(block,)] * 2 * devices):
             pass
-        seconds = took(lambda: list(program.map([(block,)] * runs)))
-    return most * runs / seconds
+        return most * runs / seconds(lambda: list(program.map([(block,)] * runs)), 1)
 
 
 def through_ray(path: Path, data: Any, rows: int, devices: int) -> tuple[float, Any]:
@@ -85,9 +77,9 @@ def through_ray(path: Path, data: Any, rows: int, devices: int) -> tuple[float, 
     def run(blocks: Any) -> None:
         done[:] = [predict(blocks, shipped, batch_size=at_once, actors=devices, inputs={"data": "data"}).materialize()]
 
-    seconds = took(lambda: run(few)), took(lambda: run(few)), took(lambda: run(many))
+    short, long = seconds(lambda: run(few), 2), seconds(lambda: run(many), 1)
     assert done[0].count() == many.count()
-    return (many.count() - few.count()) / (seconds[2] - min(seconds[:2])), done[0]
+    return (many.count() - few.count()) / (long - short), done[0]
 
 
 def main() -> None:

@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -142,13 +142,15 @@ def test_files_that_another_process_removes_meanwhile_are_no_error(
     (cache / "kernels" / "kept").write_bytes(b"abc")
     (cache / "kernels" / ".gone").write_bytes(b"being written")
 
-    def scan_and_remove(path: Path) -> list[os.DirEntry[str]]:
-        with os.scandir(path) as entries:
+    scan = os.scandir
+
+    def scan_and_remove(path: Path) -> AbstractContextManager[list[os.DirEntry[str]]]:
+        with scan(path) as entries:
             found = list(entries)
         (cache / "kernels" / ".gone").unlink(missing_ok=True)
-        return found
+        return nullcontext(found)
 
-    monkeypatch.setattr(sys.modules["lapilli.cli.cache"], "os", SimpleNamespace(scandir=scan_and_remove))
+    monkeypatch.setattr(os, "scandir", scan_and_remove)
     kernels = json.loads(command("info", "--json"))["parts"][0]
     assert (kernels["name"], kernels["files"], kernels["bytes"]) == ("kernels", 1, 3)
     assert json.loads(command("clear", "--json")) == {"files": 1, "bytes": 3}

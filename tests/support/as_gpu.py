@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
+
+import kept_kernels
 
 
 def accept_gpu_plans(put: Callable[[Any, str, Any], None] = setattr) -> None:
@@ -21,18 +21,12 @@ def on_any_device(put: Callable[[Any, str, Any], None] = setattr) -> None:
 
     put: what sets an attribute, such as `monkeypatch.setattr`. Programs made so are for this process: give it a cache of its own
     (LAPILLI_CACHE_DIR). Kernels are kept in the user's all the same: what they are called depends on all that they are made of."""
-    from lapilli.codegen import build, flash_attention, gpu_matvec, gpu_tiles, slang, tiles
+    from lapilli.codegen import flash_attention, gpu_matvec, gpu_tiles, slang, tiles
     from lapilli.program import writer
-    from lapilli.runtime.cache import Cache
     from lapilli.target import KNOWN, SUBGROUP_SUMS, UNITS, device
 
-    class Kernels(Cache):
-        @property
-        def folder(self) -> Path:
-            return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lapilli" / self.name
-
     accept_gpu_plans(put)
-    put(build, "CACHE", Kernels(build.CACHE.name, build.CACHE.most))
+    kept_kernels.keep_kernels(put)
     put(slang, "DEFINES", ("LAPILLI_EMULATE_COOPMAT",))
     put(tiles, "OPERANDS_STAY", 1)
     for module in (gpu_tiles, flash_attention):

@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
+
+import kept_kernels
+
+from lapilli.codegen.spirv import instructions
 
 _EXTENDED, _BOOL, _FLOAT, _VECTOR = 12, 20, 22, 23
 _TRUE, _FALSE, _CONSTANT, _COMPOSITE, _FUNCTION, _COPY = 41, 42, 43, 44, 54, 83
@@ -26,21 +29,13 @@ Signed = tuple[bool, Any]
 """Whether there is a minus, and the value without it, as something that is equal for equal values."""
 
 
-def _instructions(words: list[int]) -> Iterator[list[int]]:
-    at = 5
-    while at < len(words):
-        length = words[at] >> 16
-        yield words[at : at + length]
-        at += length
-
-
 def fold(code: bytes) -> tuple[bytes, int]:
     """The module, changed, and how often it was."""
     words = list(struct.unpack(f"<{len(code) // 4}I", code))
     kernel = _Kernel(words[3])
     head: list[list[int]] = []
     body: list[list[int]] = []
-    for instruction in _instructions(words):
+    for instruction in instructions(words):
         if instruction[0] & 0xFFFF == _FUNCTION or body:
             body.append(kernel.folded(instruction))
         else:
@@ -142,12 +137,5 @@ def install(put: Callable[[Any, str, Any], None] = setattr) -> None:
 
     finish = build.Builder.finish
     put(build.Builder, "finish", lambda self, progress=None: {s: fold(c)[0] for s, c in finish(self, progress).items()})
-    kernels = build.CACHE.folder  # which are kept as they are
-
-    class Kernels(type(build.CACHE)):
-        @property
-        def folder(self) -> Path:
-            return kernels
-
-    put(build, "CACHE", Kernels(build.CACHE.name, build.CACHE.most))
+    kept_kernels.keep_kernels(put)
     os.environ["LAPILLI_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), "lapilli-folded")

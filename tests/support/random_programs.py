@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import queue
 import random
 import re
@@ -58,8 +57,6 @@ def main() -> int:
     parser.add_argument("--shrink", type=float, default=60, help="seconds to make a failure small in")
     parser.add_argument("--show", action="store_true", help="print the programs instead")
     given = parser.parse_args()
-    if given.folding:
-        os.environ["LAPILLI_TEST_FOLDING"] = "1"  # its processes have it, too
     first, _, end = given.seeds.partition(":")
     seeds = range(int(first), int(end) if end else int(first) + 1)
     if given.new:
@@ -70,7 +67,7 @@ def main() -> int:
     if unknown := set(ways) - set(ALL):
         parser.error(f"no way {', '.join(sorted(unknown))}: there are {', '.join(ALL)}")
     if given.show:
-        worker = Worker(given.device, given.limit, gpu_plans=given.gpu_plans)
+        worker = Worker(given.device, given.limit, gpu_plans=given.gpu_plans, folding=given.folding)
         for seed in seeds:
             print(repro(Program.of_json(worker.ask(("make", seed))["program"]), ways[0]))
         worker.stop()
@@ -113,7 +110,13 @@ class Campaign:
         return int(any(self.counts[way, s] for way in self.ways for s in BAD))
 
     def serve(self, place: int) -> None:
-        worker = Worker(self.given.device, self.given.limit, self.given.life, gpu_plans=self.given.gpu_plans)
+        worker = Worker(
+            self.given.device,
+            self.given.limit,
+            self.given.life,
+            gpu_plans=self.given.gpu_plans,
+            folding=self.given.folding,
+        )
         worker.share = place, self.given.jobs
         while time.monotonic() < self.until:
             try:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import stat
-from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import click
 
 from lapilli.cli.common import PROGRAM, console, device_option, json_option, print_json, size, table
 from lapilli.errors import InvalidInputError
-from lapilli.runtime.cache import base
+from lapilli.runtime.cache import base, files
 
 KINDS = {
     "kernels": "kernels of compiled models, as SPIR-V",
@@ -86,19 +84,11 @@ def warm(programs: tuple[Path, ...], device: str | None) -> None:
 
 def _files(name: str) -> list[tuple[Path, int]]:
     """The files of a part and their bytes, without symbolic links. Pipelines are files beside the folders of the other parts."""
-    if name == "pipelines":
-        found = list(base().glob("pipelines-*.bin"))
-    elif (folder := base() / name).is_symlink() or not folder.is_dir():
-        found = []
-    else:
-        found = [Path(entry.path) for entry in os.scandir(folder)]
-    files = []
-    for path in found:
-        with suppress(FileNotFoundError):  # another process writes and trims meanwhile
-            info = path.stat(follow_symlinks=False)
-            if stat.S_ISREG(info.st_mode):
-                files.append((path, info.st_size))
-    return files
+    folder = base() if name == "pipelines" else base() / name
+    if folder != base() and folder.is_symlink():
+        return []
+    wanted = "pipelines-*.bin" if name == "pipelines" else "*"
+    return [(path, info.st_size) for path, info in files(folder) if fnmatchcase(path.name, wanted)]
 
 
 def usage(name: str) -> dict[str, Any]:

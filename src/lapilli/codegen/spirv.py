@@ -52,7 +52,8 @@ def strip(code: bytes) -> bytes:
     return struct.pack(f"<{len(kept)}I", *kept)
 
 
-def _instructions(words: list[int]) -> Iterator[list[int]]:
+def instructions(words: list[int]) -> Iterator[list[int]]:
+    """Those of a module, each with its first word: its length and what it is."""
     at = 5
     while at < len(words):
         length = words[at] >> 16
@@ -68,7 +69,7 @@ def _as_1_3(words: list[int]) -> list[int]:
     type_of: dict[int, int] = {}  # of values of those types
     classes: dict[int, int] = {}  # storage classes of variables
     lengths: dict[int, int] = {}
-    for i in _instructions(words):
+    for i in instructions(words):
         op = i[0] & 0xFFFF
         if op == _CAPABILITY and i[1] == _COOPERATIVE_MATRIX:
             return words
@@ -100,7 +101,7 @@ def _as_1_3(words: list[int]) -> list[int]:
         result.extend(((3 + len(parts)) << 16 | _CONSTRUCT, target, made, *parts))
         return made
 
-    for i in _instructions(words):
+    for i in instructions(words):
         op = i[0] & 0xFFFF
         if op == _ENTRY_POINT:
             name = next(n for n in range(3, len(i)) if not i[n] >> 24) + 1  # the word after the name

@@ -30,6 +30,18 @@ def base() -> Path:
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lapilli"
 
 
+def files(folder: Path) -> list[tuple[Path, os.stat_result]]:
+    """The files in a folder, without symbolic links; none if it cannot be read."""
+    found = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):  # another process was faster
+                info = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(info.st_mode):
+                    found.append((Path(entry.path), info))
+    return found
+
+
 class Cache:
     """One folder of the cache. most: the number of bytes that it may hold."""
 
@@ -76,19 +88,12 @@ class Cache:
     def trim(self) -> None:
         """Removes the least recently used files until the others fit, and temporary files of writers that were killed."""
         found = []
-        with suppress(OSError), os.scandir(self.folder) as entries:
-            for entry in entries:
-                try:
-                    info = entry.stat(follow_symlinks=False)
-                except OSError:  # another process was faster
-                    continue
-                if not stat.S_ISREG(info.st_mode):
-                    continue
-                if entry.name.startswith("."):  # a temporary file of `replace`
-                    if time.time() - info.st_mtime > _DAY:
-                        _remove(entry.path)
-                else:
-                    found.append((info.st_mtime, info.st_size, entry.path))
+        for path, info in files(self.folder):
+            if path.name.startswith("."):  # a temporary file of `replace`
+                if time.time() - info.st_mtime > _DAY:
+                    _remove(path)
+            else:
+                found.append((info.st_mtime, info.st_size, path))
         excess = sum(size for _, size, _ in found) - self.most
         for _, size, path in sorted(found)[:-1]:
             if excess <= 0:
@@ -179,6 +184,6 @@ def _read(path: Path) -> bytes:
         return file.read()
 
 
-def _remove(path: str) -> None:
+def _remove(path: Path) -> None:
     with suppress(OSError):
         os.unlink(path)

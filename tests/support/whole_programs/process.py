@@ -19,8 +19,10 @@ Answer = dict[str, Any]
 class Worker:
     """Takes questions (seed or program, way), gives answers; begins anew after a death, and after `life` programs."""
 
-    def __init__(self, device: str | None, limit: float, life: int = 60, gpu_plans: bool = False) -> None:
-        self.device, self.limit, self.life, self.gpu_plans = device, limit, life, gpu_plans
+    def __init__(
+        self, device: str | None, limit: float, life: int = 60, gpu_plans: bool = False, folding: bool = False
+    ) -> None:
+        self.device, self.limit, self.life, self.gpu_plans, self.folding = device, limit, life, gpu_plans, folding
         self.share = 0, 1  # this worker's place among others: each has its part of the processors
         self.process: Any = None
         self.count = 0
@@ -76,7 +78,7 @@ class Worker:
         self.connection, theirs = context.Pipe()
         self.stage = context.Value("b", 0, lock=False)  # 1 while Lapilli is asked
         self.process = context.Process(
-            target=_main, args=(theirs, self.device, self.gpu_plans, self.share, self.stage), daemon=True
+            target=_main, args=(theirs, self.device, self.gpu_plans, self.folding, self.share, self.stage), daemon=True
         )
         self.process.start()
         theirs.close()
@@ -92,7 +94,9 @@ class Worker:
             self.process = None
 
 
-def _main(connection: Connection, device: str | None, gpu_plans: bool, share: tuple[int, int], stage: Any) -> None:
+def _main(
+    connection: Connection, device: str | None, gpu_plans: bool, folding: bool, share: tuple[int, int], stage: Any
+) -> None:
     place, jobs = share
     if hasattr(os, "sched_setaffinity") and jobs > 1:  # or each would start as many compilers as there are processors
         processors = sorted(os.sched_getaffinity(0))
@@ -115,10 +119,10 @@ def _main(connection: Connection, device: str | None, gpu_plans: bool, share: tu
 
         as_gpu.on_any_device()
         ways.TARGETS.update(fp32="gpu-fp32", fp16="gpu-fp16-matrix")
-    if os.environ.get("LAPILLI_TEST_FOLDING"):
-        import folding
+    if folding:
+        from folding import install
 
-        folding.install()
+        install()
     torch.set_num_threads(1)
     ways.stage = stage
     left: list[Any] = []
