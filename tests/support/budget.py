@@ -15,8 +15,11 @@ import pytest
 SHARE = 0.15
 """Of the CPU time of all tests of a run: twice that of the largest file, some ten times that of the mean one."""
 
-LARGE = {"tests/conformance/test_operators.py": 0.5}
-"""Files that may take more: every operator in six configurations."""
+LARGE = {
+    "tests/conformance/test_operators.py": 0.5,  # every operator in six configurations
+    "tests/compiler/test_lowering.py": 0.25,  # every operator again, among the few files that need no device
+}
+"""Files that may take more."""
 
 MOST = 50
 """Files that a run must have for their shares to say anything."""
