@@ -46,7 +46,7 @@ from lapilli.schedule.layout import Layout, estimate
 from lapilli.schedule.order import order
 from lapilli.schedule.plan import Schedule, realize_graph
 from lapilli.schedule.task import Task
-from lapilli.target import ANY, DOT, KNOWN, METAL, TARGETS, Target, bound_in_parts, of_device, plans_for, plans_here
+from lapilli.target import ANY, KNOWN, METAL, TARGETS, Target, bound_in_parts, of_device, plans_for, plans_here
 from lapilli.version import __version__
 
 Progress = Callable[[str, int, int], None]
@@ -343,8 +343,8 @@ def _size(method: PlayerMethod) -> int:
 
 
 def _has_use_for(target: Target, methods: Sequence[PlayerMethod], targets: Sequence[Target]) -> bool:
-    """Whether a plan can differ from the next one: dot products need codes."""
-    is_another = target.name.endswith(DOT) and len(targets) > 1
+    """Whether a plan can differ from the next one: some are for codes alone."""
+    is_another = target.without_codes != target.name and len(targets) > 1
     return not is_another or any(n.dtype is DType.code for m in methods for n in m.graphs[target.half].nodes())
 
 

@@ -1,8 +1,10 @@
-"""Products and convolutions of codes by dot products of words: with scales of 1 the results are the sums, to the last unit."""
+"""Products and convolutions of codes by dot products of words, and on matrix units for bytes, which are emulated: with scales of 1
+the results are the sums, to the last unit."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch.nn.functional as F
 
 import lapilli
 from lapilli.codegen import tiles
+from lapilli.target import TARGETS
 
 pytestmark = pytest.mark.usefixtures("on_any_device")
 
@@ -66,7 +69,10 @@ def any_codes(model: Sums, *shape: int) -> torch.Tensor:
     return torch.randint(low - 3, high + 4, shape).float() - model.zero
 
 
-def check(model: Sums, *given: torch.Tensor, plan: str = "gpu-fp32-dot", dot: bool = True) -> None:
+def check(
+    model: Sums, *given: torch.Tensor, plan: str = "gpu-fp32-dot", kernel: str = "_dot", there: bool = True
+) -> None:
+    """kernel: how the name of one ends, if there is one."""
     precision: Any = "fp16" if "fp16" in plan else "fp32"
     with lapilli.compile(model, given, target=plan, precision=precision, fallback="error") as program:
         got = program(*given)
@@ -75,7 +81,7 @@ def check(model: Sums, *given: torch.Tensor, plan: str = "gpu-fp32-dot", dot: bo
     assert got.shape == wanted.shape
     # Integers up to 2^24 are floats; beyond, the conversion rounds once.
     assert torch.equal(got, wanted.float())
-    assert any("_dot" in name for name in names) is dot, names
+    assert any(name.endswith(kernel) for name in names) is there, names
 
 
 LINEAR = {
@@ -91,7 +97,7 @@ def test_linear(name: str, plan: str) -> None:
     m, k, n = LINEAR[name]
     for kind, zero in ((torch.uint8, 0), (torch.int8, 0), (torch.int8, -77), (torch.uint8, 255)):
         model = Sums((n, k), kind, zero)
-        check(model, any_codes(model, m, k), plan=plan, dot=k < 16384)  # longer sums have 32-bit integers as operands
+        check(model, any_codes(model, m, k), plan=plan, there=k < 16384)  # longer sums have 32-bit integers as operands
 
 
 CONVOLUTIONS = {
@@ -112,7 +118,7 @@ def test_convolution(name: str) -> None:
     shape, image, geometry = CONVOLUTIONS[name]
     for kind, zero in ((torch.uint8, 0), (torch.int8, 31)):
         model = Sums(shape, kind, zero, geometry)
-        check(model, any_codes(model, *image), dot=image[1] % 4 == 0)
+        check(model, any_codes(model, *image), there=image[1] % 4 == 0)
 
 
 @pytest.mark.part(2)
@@ -134,18 +140,19 @@ def test_two_activations() -> None:
     check(model, any_codes(model, 3, 20, 36), any_codes(model, 3, 36, 24))
 
 
-def any_sums(seed: int) -> tuple[Sums, torch.Tensor]:
+def any_sums(seed: int, unit: int = 4) -> tuple[Sums, torch.Tensor]:
+    """With multiples of a unit along the sum, as kernels read them."""
     r = random.Random(seed)
     torch.manual_seed(seed)
     kind = r.choice((torch.int8, torch.uint8))
     low = 0 if kind is torch.uint8 else -128
     zero = r.choice((low, low + 255, low + r.randrange(256)))
     if r.random() < 0.4:
-        k, n, m = 4 * r.randrange(1, 80), r.randrange(1, 150), r.randrange(9, 150)
+        k, n, m = unit * r.randrange(1, 320 // unit), r.randrange(1, 150), r.randrange(9, 150)
         model = Sums((n, k), kind, zero)
         return model, any_codes(model, m, k)
     groups = r.choice((1, 1, 1, 2, 3))
-    channels, out = groups * 4 * r.randrange(1, 6), groups * r.randrange(8, 40)
+    channels, out = groups * unit * r.randrange(1, max(24 // unit, 4)), groups * r.randrange(8, 40)
     kernel = r.choice(((1, 1), (1, 3), (2, 2), (3, 3), (5, 4)))
     geometry = (r.choice((1, 1, 2, 3)), r.choice((0, 1, 2)), r.choice((1, 1, 2)), groups)
     model = Sums((out, channels // groups, *kernel), kind, zero, geometry)
@@ -157,3 +164,77 @@ def any_sums(seed: int) -> tuple[Sums, torch.Tensor]:
 def test_any_sums(seed: int) -> None:
     model, x = any_sums(seed)
     check(model, x)
+
+
+LEAST = 1 << 15
+"""Bytes of shared memory that every device has on which this runs."""
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles on matrix units take no more shared memory than a software device has."""
+    for name in ("gpu-fp32-int8", "gpu-fp16-matrix-int8"):
+        monkeypatch.setitem(TARGETS, name, replace(TARGETS[name], shared_memory=LEAST))
+
+
+LINEAR_ON_UNITS = {
+    "one column": (9, 16, 1), "odd rows and columns": (131, 48, 67), "several chunks": (40, 1008, 36),
+    "a sum of two parts": (20, 2048, 24), "a tile": (128, 64, 128), "large tiles": (1030, 144, 600),
+}  # fmt: skip
+SIGNS = ((torch.uint8, 0), (torch.int8, 0), (torch.int8, -77), (torch.uint8, 255))
+
+
+@pytest.mark.parametrize("plan", ["gpu-fp32-int8", "gpu-fp16-matrix-int8"])
+@pytest.mark.parametrize("name", LINEAR_ON_UNITS)
+def test_linear_on_units(small: None, name: str, plan: str) -> None:
+    torch.manual_seed(0)
+    m, k, n = LINEAR_ON_UNITS[name]
+    for kind, zero in SIGNS:
+        model = Sums((n, k), kind, zero)
+        check(model, any_codes(model, m, k), plan=plan, kernel="_bytes")
+
+
+CONVOLUTIONS_ON_UNITS = {
+    "3x3 with padding": ((12, 16, 3, 3), (2, 16, 9, 7), (1, 1, 1, 1)),
+    "strides": ((5, 32, 3, 3), (1, 32, 13, 11), (2, 1, 1, 1)),
+    "dilation": ((8, 16, 3, 2), (1, 16, 10, 9), (1, 2, 2, 1)),
+    "1x1": ((36, 48, 1, 1), (2, 48, 6, 7), (1, 0, 1, 1)),
+    "channels that are no multiple of sixteen": ((8, 20, 3, 3), (1, 20, 8, 8), (1, 1, 1, 1)),
+    "groups": ((32, 16, 3, 3), (2, 32, 6, 6), (1, 1, 1, 2)),
+    "small images": ((16, 64, 3, 3), (3, 64, 5, 5), (1, 1, 1, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS_ON_UNITS)
+def test_convolution_on_units(small: None, name: str) -> None:
+    torch.manual_seed(0)
+    shape, image, geometry = CONVOLUTIONS_ON_UNITS[name]
+    for kind, zero in SIGNS:
+        model = Sums(shape, kind, zero, geometry)
+        check(model, any_codes(model, *image), plan="gpu-fp32-int8", kernel="_bytes", there=image[1] % 16 == 0)
+
+
+FITTING = [t for t in (*tiles._MENU, *tiles._LARGE, *tiles._OTHERS) if tiles.byte_memory(t, True) <= LEAST]
+
+
+@pytest.mark.part(3)
+@pytest.mark.parametrize("tile", FITTING, ids=str)
+def test_every_tile_on_units(tile: tiles.MatrixTile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "byte_tiles", lambda *given: [tile])
+    torch.manual_seed(0)
+    model = Sums((70, 112), torch.uint8, 3)
+    check(model, any_codes(model, 130, 112), plan="gpu-fp32-int8", kernel="_bytes")
+    model = Sums((68, 16, 3, 3), torch.int8, -128, (1, 1, 1, 1))
+    check(model, any_codes(model, 1, 16, 12, 11), plan="gpu-fp32-int8", kernel="_bytes")
+
+
+def test_two_activations_on_units(small: None) -> None:
+    torch.manual_seed(0)
+    model = Sums(None, torch.int8, 0)
+    check(model, any_codes(model, 3, 20, 48), any_codes(model, 3, 48, 24), plan="gpu-fp32-int8", kernel="_bytes")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_sums_on_units(small: None, seed: int) -> None:
+    model, x = any_sums(seed, 16)
+    check(model, x, plan="gpu-fp32-int8", kernel="_bytes")

@@ -132,7 +132,7 @@ def test_operands_that_lie_transposed(
 def test_columns_are_read_whole(m: int, whole: bool) -> None:
     """Eight rows of a single column at once only where there are eight: reads beyond a buffer are the driver's choice."""
     x = Input((as_int(m), as_int(1)), DType.float16, "x", "input")
-    rows = gpu.matmul_rows(Operand(x, as_int(0), (as_int(0), as_int(1), as_int(0))), as_int(m), as_int(1), True)
+    rows = gpu.matmul_rows(Operand(x, as_int(0), (as_int(0), as_int(1), as_int(0))), as_int(m), as_int(1), gpu.SHORTS)
     assert (rows is not None) == whole
 
 

@@ -77,6 +77,20 @@ def test_the_player_and_the_compiler_judge_alike(file: bytes) -> None:
     assert seen == {True, False}
 
 
+def test_matrices_of_bytes_are_found_in_the_kernels() -> None:
+    """No capability of SPIR-V says that a kernel has them, and a plan may not."""
+
+    class Sums(torch.nn.Module):
+        def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return torch._int_mm(x, w)
+
+    given = (torch.ones(32, 16, dtype=torch.int8), torch.ones(16, 24, dtype=torch.int8))
+    tables, data = parts_of(compile_to_bytes(Sums(), given, target="gpu-fp32-int8"))
+    tables.methods[0].plans[0].requirements = stated(NOTHING)
+    with pytest.raises(LapilliError, match="the device lacks cooperative matrices of int8 16x16x32"):
+        player.NativeProgram.load(file_from(tables, data))
+
+
 def test_together_they_need_what_each_needs() -> None:
     a = Requirements(frozenset({"float16"}), invocations=64, workgroup=(64, 1, 1), shared_memory=100)
     b = Requirements(frozenset({"int8"}), frozenset({"vote"}), 32, (4, 8, 1), 200, 8, 3, 5, 7)

@@ -21,9 +21,9 @@ def on_any_device(put: Callable[[Any, str, Any], None] = setattr) -> None:
 
     put: what sets an attribute, such as `monkeypatch.setattr`. Programs made so are for this process: give it a cache of its own
     (LAPILLI_CACHE_DIR). Kernels are kept in the user's all the same: what they are called depends on all that they are made of."""
-    from lapilli.codegen import flash_attention, gpu_matvec, gpu_tiles, slang, tiles
+    from lapilli.codegen import flash_attention, gpu_dot, gpu_matvec, gpu_tiles, slang, tiles
     from lapilli.program import writer
-    from lapilli.target import KNOWN, SUBGROUP_SUMS, UNITS, device
+    from lapilli.target import BYTE_UNITS, KNOWN, SUBGROUP_SUMS, UNITS, device
 
     accept_gpu_plans(put)
     kept_kernels.keep_kernels(put)
@@ -31,11 +31,9 @@ def on_any_device(put: Callable[[Any, str, Any], None] = setattr) -> None:
     put(tiles, "OPERANDS_STAY", 1)
     for module in (gpu_tiles, flash_attention):
         put(module, "UNITS", {dtype: replace(needs, subgroup_size=0) for dtype, needs in UNITS.items()})
+    put(gpu_dot, "BYTE_UNITS", replace(BYTE_UNITS, subgroup_size=0))
     put(gpu_matvec, "SUBGROUP_SUMS", replace(SUBGROUP_SUMS, subgroup_size=0))
     put(device, "units_of", lambda name: KNOWN["h100"].limits["compute_units"])
-    put(
-        writer,
-        "_FEATURE",
-        {**writer._FEATURE, "cooperative_matrix": 0, "bfloat16_matrix": 0, "memory_model": 0, "packed_dot_product": 0},
-    )
+    left_out = ("cooperative_matrix", "bfloat16_matrix", "int8_matrix", "int8", "memory_model", "packed_dot_product")
+    put(writer, "_FEATURE", {**writer._FEATURE, **dict.fromkeys(left_out, 0)})
     put(device, "kernels_for", lambda type, limits: "gpu")

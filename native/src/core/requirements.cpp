@@ -35,6 +35,7 @@ constexpr Needed needed[] = {
 };
 
 constexpr Needed size_control{0, bit(Feature::subgroup_size_control), "control of the subgroup size"};
+constexpr Needed byte_matrices{0, bit(Feature::int8_matrix), "cooperative matrices of int8 16x16x32"};
 constexpr Needed packed_dot{0, bit(Feature::packed_dot_product), "dot products of 8-bit integers in hardware"};
 
 // SPIR-V capabilities of subgroup operations: GroupNonUniform (61) is basic, and the rest follow in the order of ours.
@@ -80,6 +81,8 @@ public:
     subgroup_size(kernel.subgroup_size);
     if (kernel.converts_halves && device_.no_half_conversions)
       add("its kernels convert 16-bit floats, which ends the process with this driver; update it");
+    if (kernel.multiplies_bytes && (device_.features & byte_matrices.feature) == 0)
+      feature(byte_matrices.words);
     const uint32_t spirv_minor = kernel.spirv_version >> 8 & 0xff;
     if (spirv_minor > device_.spirv_minor)
       add(cat("its kernels are SPIR-V 1.", spirv_minor, ", and the device takes 1.", device_.spirv_minor, " at most"));
@@ -125,6 +128,7 @@ private:
       take(item);
     take(size_control);
     take(packed_dot);
+    take(byte_matrices);
     for (const std::string& name : feature_names(lacking & ~named))
       feature(name); // a newer compiler knows more than this player
   }

@@ -78,6 +78,7 @@ struct Kernel {
   uint32_t spirv_version;             // 0x00010300: 1.3
   std::vector<uint32_t> capabilities; // SPIR-V numbers, sorted
   bool converts_halves = false;       // it packs or unpacks 16-bit floats
+  bool multiplies_bytes = false;      // it has matrices of integers of 8 bits
   uint32_t stored = 0;                // bit i: its code may store through binding i
 };
 

@@ -206,6 +206,10 @@ private:
     kernel_.converts_halves = std::ranges::any_of(m_.instructions, [&](const Instruction& i) {
       return i.op == op_ext_inst && (m_.operands(i)[3] == pack_half || m_.operands(i)[3] == unpack_half);
     });
+    kernel_.multiplies_bytes = std::ranges::any_of(m_.types, [&](const Type& type) {
+      return type.op == op_type_matrix_khr && m_.type(type.element).op == op_type_int &&
+             m_.type(type.element).width == 8;
+    });
   }
 
   const Module& m_;

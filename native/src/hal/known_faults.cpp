@@ -11,7 +11,7 @@ namespace {
 template <class... F> constexpr uint64_t bits(F... features) { return (static_cast<uint64_t>(features) | ...); }
 
 constexpr uint32_t qualcomm = 0x5143, amd = 0x1002, mesa = 0x10005;
-constexpr uint64_t matrices = bits(Feature::cooperative_matrix, Feature::bfloat16_matrix);
+constexpr uint64_t matrices = bits(Feature::cooperative_matrix, Feature::bfloat16_matrix, Feature::int8_matrix);
 
 constexpr std::array faults{
     KnownFault{"llvmpipe-arm64-halves", mesa, "llvmpipe", "Mesa 22.", 0, Architecture::arm64,

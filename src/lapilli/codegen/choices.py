@@ -23,7 +23,7 @@ from lapilli.schedule.encoding import Blocks
 from lapilli.schedule.fuse_reductions import RowFusion
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
-from lapilli.target import DOT, PARTS
+from lapilli.target import PARTS
 from lapilli.target.records import Question, Size
 
 _MOST_VARIANTS = 8
@@ -130,7 +130,7 @@ def of_rows(task: Task, row: RowFusion, ctx: Context) -> Question:
 
 
 def _plan(ctx: Context) -> str:
-    return ctx.target.name.removesuffix(PARTS).removesuffix(DOT)
+    return ctx.target.without_codes.removesuffix(PARTS)
 
 
 def _size(i: Int) -> Size:

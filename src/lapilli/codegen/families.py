@@ -41,8 +41,12 @@ def _matrix(target: Target) -> bool:
 
 
 def _dot(target: Target) -> bool:
-    """Matrix units are faster than dot products."""
+    """Matrix units are faster than dot products, those of halves too."""
     return target.dot and not target.cooperative_matrix
+
+
+def _bytes(target: Target) -> bool:
+    return target.int8_matrix
 
 
 def _any(target: Target) -> bool:
@@ -53,6 +57,7 @@ FAMILIES: Mapping[type, Sequence[Family]] = {
     Matmul: (
         Family("a few rows of codes", _gpu, gpu_matvec.few_rows_of_codes),
         Family("one row by subgroups", _matrix, gpu_matvec.matvec),
+        Family("bytes on matrix units", _bytes, gpu_dot.product_on_units),
         Family("tiles on matrix units", _matrix, gpu.matrix_product),
         Family("a few more rows of codes", _gpu, gpu_matvec.many_rows_of_codes),
         Family("tiles on matrix units, weights as they lie", _matrix, gpu.lying_product),
@@ -66,6 +71,7 @@ FAMILIES: Mapping[type, Sequence[Family]] = {
         Family("tiles of turned windows", _gpu, gpu_turned.turned),
         Family("depthwise", _gpu, lambda v, task, ctx: gpu.depthwise(v, ctx)),
         Family("few channels on matrix units", _matrix, lambda v, task, ctx: gpu.first_layer(v, ctx)),
+        Family("bytes of windows on matrix units", _bytes, lambda v, task, ctx: gpu_dot.convolution_on_units(v, ctx)),
         Family("dot products of windows", _dot, lambda v, task, ctx: gpu_dot.convolution(v, ctx)),
         Family("few channels", _gpu, lambda v, task, ctx: gpu.direct(v, ctx)),
         Family("tiles of windows", _gpu, lambda v, task, ctx: gpu.convolution(v, ctx)),

@@ -33,6 +33,8 @@ from lapilli.target import WORTH_PACKING
 
 _FEW_CHANNELS = 8
 """Results of a group of channels below which a tile is mostly empty."""
+SHORTS, BYTES = 8, 16
+"""Elements in 16 bytes, which matrix units read at once."""
 _SMALL_IMAGE = 256
 """Places of an image below which a tile of its own would be partly empty."""
 
@@ -60,16 +62,17 @@ def convolution_operands(task: Task, ctx: Context) -> ConvolutionView | None:
 # -- the left operand of a tile kernel: how rows are read
 
 
-def matmul_rows(x: Operand, m: Int, k: Int, matrix: bool) -> Rows | None:
+def matmul_rows(x: Operand, m: Int, k: Int, units: int) -> Rows | None:
+    """units: elements in 16 bytes, as matrix units read them; 0 without these."""
     batch, row, step = x.strides
-    if matrix:
-        # Eight rows are read at once: beyond the last there may be no memory. (Of a single column, any step is a multiple.)
-        transposed = row == 1 and all_multiples(8, m, batch, step, x.offset)
-        if not transposed and (step != 1 or not all_multiples(8, k, batch, row, x.offset)):
+    if units:
+        # So many rows are read at once: beyond the last there may be no memory. (Of a single column, any step is a multiple.)
+        transposed = units == SHORTS and row == 1 and all_multiples(units, m, batch, step, x.offset)
+        if not transposed and (step != 1 or not all_multiples(units, k, batch, row, x.offset)):
             return None
         line = step if transposed else row
-        words: dict[str, IntLike] = {"lda8": line // 8, "batchA8": batch // 8, "offset8": x.offset // 8}
-        return Rows("MatmulA<X>", "MatmulParams", words, x.node, 8, (), transposed)
+        words: dict[str, IntLike] = {"lda8": line // units, "batchA8": batch // units, "offset8": x.offset // units}
+        return Rows("MatmulA<X>", "MatmulParams", words, x.node, units, (), transposed)
     wide = step == 1 and all_multiples(4, k, batch, row, x.offset)
     unit = 4 if wide else 1
     words = {"K": k, "lda": row // unit, "columnA": step, "batchA": batch // unit, "offset": x.offset // unit}
@@ -78,24 +81,24 @@ def matmul_rows(x: Operand, m: Int, k: Int, matrix: bool) -> Rows | None:
     return Rows("ScalarA<X>", "MatmulParams4", words, x.node, 1, ())
 
 
-def _conv_rows(v: ConvolutionView, x: Operand, matrix: bool, batch: Int, flat_rows: bool) -> Rows | None:
-    """batch: the stride between images, or between groups. flat_rows: rows run over all images."""
+def _conv_rows(v: ConvolutionView, x: Operand, units: int, batch: Int, flat_rows: bool) -> Rows | None:
+    """units: as for `matmul_rows`. batch: the stride between images, or between groups. flat_rows: rows run over all images."""
     c = v.channels // v.groups
     common: dict[str, IntLike] = {
         "strideH": v.stride[0], "strideW": v.stride[1], "padH": v.padding[0], "padW": v.padding[1],
     }  # fmt: skip
     image, positions = (x.strides[0], v.out_h * v.out_w) if flat_rows else (as_int(0), as_int(0))
-    if matrix:
+    if units:
         line = x.strides[3] * v.w
-        aligned = all_multiples(8, c, batch, x.strides[3], x.offset, image)
+        aligned = all_multiples(units, c, batch, x.strides[3], x.offset, image)
         if x.strides[1] != 1 or not aligned or (v.h != 1 and x.strides[2] != line):
             return None
         words = {
-            "H": v.h, "W": v.w, "C8": c // 8, "OW": v.out_w, "KW": v.kernel[1], **common, "dilationH": v.dilation[0],
-            "dilationW": v.dilation[1], "pixel8": x.strides[3] // 8, "batchA8": batch // 8, "offset8": x.offset // 8,
-            "image8": image // 8, "positions": positions,
+            "H": v.h, "W": v.w, "C8": c // units, "OW": v.out_w, "KW": v.kernel[1], **common, "dilationH": v.dilation[0],
+            "dilationW": v.dilation[1], "pixel8": x.strides[3] // units, "batchA8": batch // units, "offset8": x.offset // units,
+            "image8": image // units, "positions": positions,
         }  # fmt: skip
-        return Rows("ConvA<X>", "ConvParams", words, x.node, 8, ("gpu_conv_coopmat",))
+        return Rows("ConvA<X>", "ConvParams", words, x.node, units, ("gpu_conv_coopmat",))
     wide = x.strides[1] == 1 and all_multiples(4, c, batch, x.strides[2], x.strides[3], x.offset, image)
     unit = 4 if wide else 1
     words = {
@@ -128,7 +131,7 @@ def _first_layer_rows(v: ConvolutionView) -> Rows | None:
 
 def product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
     """A matrix product without matrix units."""
-    rows = matmul_rows(v.lhs, v.m, v.k, False)
+    rows = matmul_rows(v.lhs, v.m, v.k, 0)
     if rows is None:
         return None
     if (coded := lines_of_codes(v, task, ctx)) is not None:
@@ -151,7 +154,7 @@ def matrix_product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
     if dtype is None or not can_be_stored_as(dtype, v.lhs.node):
         return None
     rhs = v.rhs
-    rows = matmul_rows(v.lhs, v.m, v.k, True) if v.lhs.node.dtype in (dtype, DType.code) else None
+    rows = matmul_rows(v.lhs, v.m, v.k, SHORTS) if v.lhs.node.dtype in (dtype, DType.code) else None
     if rows is None:
         if estimate(v.batch * v.n * v.k) * likely_rows(v.m) < WORTH_PACKING:
             return None
@@ -196,7 +199,7 @@ def _packed_rows(v: MatmulView, dtype: DType, ctx: Context) -> Rows:
 
     shared = batch == 0
     node = ctx.packed("rows", lhs.node, [as_int(1) if shared else v.batch, v.m, k], body, dtype)
-    found = matmul_rows(Operand(node, as_int(0), (as_int(0) if shared else v.m * k, k, as_int(1))), v.m, k, True)
+    found = matmul_rows(Operand(node, as_int(0), (as_int(0) if shared else v.m * k, k, as_int(1))), v.m, k, SHORTS)
     assert found is not None
     return found
 
@@ -218,71 +221,91 @@ def _with_packed_columns(v: MatmulView, rows: Rows, matrix: bool, ctx: Context) 
 def first_layer(v: ConvolutionView, ctx: Context) -> Tiles | None:
     """A convolution of an image with few channels, on matrix units."""
     rows = _first_layer_rows(v) if on_units(ctx.target, v.weight) is not None else None
-    return None if rows is None else _tiles_of_convolution(v, rows, True, "channels first", ctx)
+    found = None if rows is None else Windows(v, rows, v.channels, False)
+    return None if found is None else _tiles_of_convolution(found, True, ctx, "channels first")
 
 
-def convolution(v: ConvolutionView, ctx: Context, units: bool = True) -> Tiles | None:
-    """An implicit matrix product whose rows are windows; on matrix units where they can read it, if units."""
+@dataclass(frozen=True)
+class Windows:
+    """The left operand of a convolution as an implicit product. real: channels of a group that the weights have, if others of `v`
+    are padding. flat_rows: the rows run over all images.
+    """
+
+    v: ConvolutionView
+    rows: Rows
+    real: Int
+    flat_rows: bool
+
+    @property
+    def batch(self) -> Int:
+        return as_int(self.v.groups) if self.v.groups > 1 else as_int(1) if self.flat_rows else self.v.n
+
+    @property
+    def m(self) -> Int:
+        return self.v.rows if self.flat_rows else self.v.out_h * self.v.out_w
+
+
+def convolution(v: ConvolutionView, ctx: Context) -> Tiles | None:
+    """An implicit matrix product whose rows are windows; on matrix units where they can read it."""
+    dtype = on_units(ctx.target, v.weight)
+    found = None
+    if dtype is not None and can_be_stored_as(dtype, v.x.node):
+        found = windows(v, ctx, SHORTS, dtype)
+    if found is not None:
+        return _tiles_of_convolution(found, True, ctx)
+    found = windows(v, ctx)
+    return None if found is None else _tiles_of_convolution(found, False, ctx)
+
+
+def windows(v: ConvolutionView, ctx: Context, units: int = 0, dtype: DType | None = None) -> Windows | None:
+    """units: as for `matmul_rows`. dtype: the type that x must have, if it is no code."""
     if v.groups > 1 and estimate(v.out_channels // v.groups) < _FEW_CHANNELS:
         return None  # most columns of a tile would be empty: an invocation for each element is faster
-    order = "channels last"
     real = v.channels // v.groups
-    dtype = on_units(ctx.target, v.weight) if units else None
-    matrix = dtype is not None and can_be_stored_as(dtype, v.x.node)
     padded = v.groups == 1 and real % 4 != 0 and estimate(real) > 4  # with channels of zeros
-    unit = 8 if matrix and (padded or real % 8 == 0) else 4
-    matrix = matrix and unit == 8
-    x = channels_last(v, ctx, unit, dtype=dtype if matrix else None) if padded or real % 4 == 0 else v.x
+    unit = units or 4
+    if units and not (padded or real % units == 0):
+        return None
+    x = channels_last(v, ctx, unit, dtype=dtype) if padded or real % 4 == 0 else v.x
     if padded:
         v = replace(v, channels=ceildiv(v.channels, unit) * unit)
     per_group = v.channels // v.groups
     batch = per_group * x.strides[1] if v.groups > 1 else x.strides[0]
     if v.is_pointwise and is_nested(x, v):
         operand = Operand(x.node, x.offset, (as_int(0), x.strides[3], x.strides[1]))
-        rows = matmul_rows(operand, v.rows, v.channels, matrix)
+        rows = matmul_rows(operand, v.rows, v.channels, units)
         if rows is not None:
-            return _tiles_of_convolution(v, rows, matrix, order, ctx, flat_rows=True, real=real)
+            return Windows(v, rows, real, True)
     # The batch runs over groups; or the images are too small for the rows of a tile.
     most = v.rows.bounds[1]
     small = most is not None and most <= 16 * MAX_GROUPS and estimate(v.out_h * v.out_w) < _SMALL_IMAGE
     flat_rows = v.n != 1 and (v.groups > 1 or small)
-    rows = _conv_rows(v, x, matrix, batch, flat_rows)
-    if rows is None and matrix:
-        matrix = False
-        rows = _conv_rows(v, x, False, batch, flat_rows)
-    return None if rows is None else _tiles_of_convolution(v, rows, matrix, order, ctx, flat_rows, real)
+    rows = _conv_rows(v, x, units, batch, flat_rows)
+    return None if rows is None else Windows(v, rows, real, flat_rows)
 
 
-def _tiles_of_convolution(
-    v: ConvolutionView,
-    rows: Rows,
-    matrix: bool,
-    order: str,
-    ctx: Context,
-    flat_rows: bool = False,
-    real: Int | None = None,
-) -> Tiles:
-    """Weights packed as [groups, K, N], with K in the order in which rows are read. flat_rows: images are folded into rows. real:
-    channels of a group that the weights have, if others are padding.
-    """
+def _tiles_of_convolution(found: Windows, matrix: bool, ctx: Context, order: str = "channels last") -> Tiles:
+    """Weights packed as [groups, K, N], with K in the order in which rows are read."""
+    v, rows = found.v, found.rows
     c, o = v.channels // v.groups, v.out_channels // v.groups
     unit = 8 if matrix else 4
     k = c * (v.kernel[0] * v.kernel[1])
     k_padded, o_padded = (ceildiv(k, 8) * 8 if matrix else k), ceildiv(o, unit) * unit
 
-    packed = ctx.packed("filter", v.weight, [as_int(v.groups), k_padded, o_padded], window_weights(v, order, real, ctx))
-    batch = as_int(v.groups) if v.groups > 1 else as_int(1) if flat_rows else v.n
-    m = v.rows if flat_rows else v.out_h * v.out_w
+    packed = ctx.packed("filter", v.weight, [as_int(v.groups), k_padded, o_padded], window_weights(found, ctx, order))
     batch_w = k_padded * o_padded if v.groups > 1 else as_int(0)
-    return Tiles(rows, packed, batch, m, o, k, matrix, batch_w, o_padded, flat_rows=flat_rows, groups=v.groups)
+    return Tiles(
+        rows, packed, found.batch, found.m, o, k, matrix, batch_w, o_padded, flat_rows=found.flat_rows, groups=v.groups
+    )
 
 
 def window_weights(
-    v: ConvolutionView, order: str, real: Int | None, ctx: Context
+    found: Windows, ctx: Context, order: str = "channels last"
 ) -> Callable[[Int, Int, Int], tuple[list[Int], Expr]]:
     """For a group, a place in a window and an output channel of the group: guards, and the weight. order: of places, "channels
-    last" or "channels first". real: channels of a group that the weights have, if others are padding.
+    last" or "channels first".
     """
+    v, real = found.v, found.real
     c, o = v.channels // v.groups, v.out_channels // v.groups
     kh, kw = v.kernel
     k = c * (kh * kw)
@@ -293,7 +316,7 @@ def window_weights(
         else:
             index = (at // (kh * kw), at // kw % kh, at % kw)
         channel, y, x = index
-        guards = [k - 1 - at, o - 1 - n] if real is None or real == c else [k - 1 - at, o - 1 - n, real - 1 - channel]
+        guards = [k - 1 - at, o - 1 - n] if real == c else [k - 1 - at, o - 1 - n, real - 1 - channel]
         return guards, ctx.read(v.weight, filter_index(v, g * o + n, channel, y, x))
 
     return weight

@@ -1,18 +1,18 @@
-"""Contractions of codes on GPUs that multiply four numbers of 8 bits at once (kernels/gpu_dot.slang): activations are read as the
-words in which they lie, and weights are packed in fours along the sum, or lie so in the file."""
+"""Contractions of codes on GPUs that multiply numbers of 8 bits: four at once (kernels/gpu_dot.slang), or on matrix units
+(kernels/gpu_matmul_coopmat.slang). Activations are read as the words in which they lie, and weights are packed in fours along the
+sum, or lie so in the file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lapilli.codegen import tiles
-from lapilli.codegen.gpu import convolution as tiles_of_convolution
-from lapilli.codegen.gpu import matmul_rows, window_weights
+from lapilli.codegen.gpu import BYTES, matmul_rows, window_weights, windows
 from lapilli.codegen.gpu_tiles import Rows, likely_rows
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.template import Context, KernelTemplate
-from lapilli.codegen.tiles import DotTile
+from lapilli.codegen.tiles import DotTile, MatrixTile
 from lapilli.codegen.wrapper import Wrapper, batched, with_sizes
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
@@ -23,7 +23,7 @@ from lapilli.ir.ranges import is_signed_byte
 from lapilli.schedule.contraction import ConvolutionView, MatmulView
 from lapilli.schedule.layout import Layout, estimate
 from lapilli.schedule.task import Task
-from lapilli.target import DOT_PRODUCTS
+from lapilli.target import BYTE_UNITS, DOT_PRODUCTS
 
 _FOUR = 4
 _MIDDLE = 128
@@ -35,7 +35,7 @@ Element = Callable[[Int, Int, Int], tuple[list[Int], Expr]]
 
 @dataclass(frozen=True)
 class DotTiles(KernelTemplate):
-    """out[b, m, n], with rows of codes in fours, and columns in words [batch, n, k / 4]."""
+    """out[b, m, n], with rows of codes, and columns in words [batch, n, k / 4]. On matrix units if rows are read in so many."""
 
     rows: Rows
     w: Node
@@ -46,14 +46,30 @@ class DotTiles(KernelTemplate):
     batch_w: Int  # words between batches of w, 0 for weights
     flat_rows: bool = False
     groups: int = 1
-    tile: DotTile | None = None  # None: not chosen yet
+    tile: DotTile | MatrixTile | None = None  # None: not chosen yet
 
     @property
     def operands(self) -> list[Node]:
         return [self.rows.node, self.w]
 
+    @property
+    def matrix(self) -> bool:
+        return self.rows.width == BYTES
+
+    @property
+    def _shift(self) -> int:
+        """What an element of the left operand stands for beyond its byte with the highest bit inverted."""
+        return self.rows.node.least + _MIDDLE
+
     def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
-        for tile in tiles.dot_tiles(estimate(self.batch), likely_rows(self.m), estimate(self.n), ctx.target):
+        batch, m, n = estimate(self.batch), likely_rows(self.m), estimate(self.n)
+        found: Sequence[DotTile | MatrixTile]
+        if self.matrix:
+            windows = self.rows.struct == "ConvParams"
+            found = tiles.byte_tiles(batch, m, n, estimate(self.k4) * _FOUR, ctx.target, windows)
+        else:
+            found = tiles.dot_tiles(batch, m, n, ctx.target)
+        for tile in found:
             yield replace(self, tile=tile)
 
     @property
@@ -61,14 +77,50 @@ class DotTiles(KernelTemplate):
         return str(self.tile)
 
     def write(self, task: Task, ctx: Context) -> KernelSource:
-        written = with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
+        make = self._on_units if self.matrix else self._write
+        written = with_sizes(ctx, lambda sizes_as_params: make(task, ctx, sizes_as_params))
         written.flops = self.batch * self.m * self.n * self.k4 * (2 * _FOUR)
-        written.needs = DOT_PRODUCTS
+        written.needs = BYTE_UNITS if self.matrix else DOT_PRODUCTS
         return written
+
+    def _on_units(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
+        t = self.tile
+        assert isinstance(t, MatrixTile)
+        w = Wrapper(task, ctx, "gpu_matmul_coopmat", sizes_as_params=sizes_as_params)
+        w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups))
+        for name, node, interface, read in (
+            ("X", self.rows.node, "ISource8", "load8(uint i)"),
+            ("W", self.w, "ILine8", "line8(uint i, uint line, uint step)"),
+        ):
+            buffer = w.kernel.bind(node, "uint4")
+            w.structs.append(
+                f"struct {name} : {interface}\n{{\n    static uint4 {read} {{ return {buffer}[i]; }}\n}};\n"
+            )
+        tm, tn, k16 = ceildiv(self.m, t.bm), ceildiv(self.n, t.bn), self.k4 // _FOUR
+        w.params(
+            M=self.m, N=self.n, K=k16 * (BYTES // 2), K8=k16, ldb8=k16, batchB8=self.batch_w // _FOUR, tilesM=tm, tilesN=tn,
+            offsetB8=0,
+        )  # fmt: skip
+        w.params("a", **self.rows.words)
+        groups = (tm * tn, as_int(1), self.batch) if t.swizzle else (tn, tm, self.batch)
+        call = (
+            f"coopmat_tile<Bytes<{int(self._shift != 0)}>, {self.rows.policy}, W, E, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, "
+            f"{t.sk}, {t.ep}, {int(t.swizzle)}, 0, 1>(P.a, P.t, {self._shift}, gid, li);"
+        )
+        written = w.finish(
+            call, groups, (t.invocations, 1, 1), f"{self._kind}_bytes", f"TileParams t; {self.rows.struct} a;",
+            self.rows.modules, plain=True,
+        )  # fmt: skip
+        written.shared = tiles.byte_memory(t, self._shift != 0)
+        return written
+
+    @property
+    def _kind(self) -> str:
+        return "matmul" if self.rows.struct.startswith("MatmulParams") else "convolution"
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         t = self.tile
-        assert t is not None
+        assert isinstance(t, DotTile)
         w = Wrapper(task, ctx, "gpu_dot", sizes_as_params=sizes_as_params)
         w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups))
         for name, node in (("X", self.rows.node), ("W", self.w)):
@@ -77,17 +129,15 @@ class DotTiles(KernelTemplate):
                 f"struct {name} : IWords\n{{\n"
                 f"    static uint word(uint i) {{ return uint({w.kernel.bind(node, kind)}[i]); }}\n}};\n"
             )
-        shift = self.rows.node.least + _MIDDLE
-        w.params(M=self.m, N=self.n, K4=self.k4, batchB=self.batch_w, shift=shift)
+        w.params(M=self.m, N=self.n, K4=self.k4, batchB=self.batch_w, shift=self._shift)
         w.params("a", **self.rows.words)
         call = (
-            f"dot_tile<{self.rows.places}, X, W, E, {t.bm}, {t.bn}, {t.bk}, {t.tm}, {t.tn}, {int(shift != 0)}>"
+            f"dot_tile<{self.rows.places}, X, W, E, {t.bm}, {t.bn}, {t.bk}, {t.tm}, {t.tn}, {int(self._shift != 0)}>"
             "(P.a, P.t, gid, li);"
         )
-        kind = "matmul" if self.rows.struct == "MatmulParams4" else "convolution"
         groups = (ceildiv(self.n, t.bn), ceildiv(self.m, t.bm), self.batch)
         written = w.finish(
-            call, groups, (t.invocations, 1, 1), f"{kind}_dot", f"DotParams t; {self.rows.struct} a;",
+            call, groups, (t.invocations, 1, 1), f"{self._kind}_dot", f"DotParams t; {self.rows.struct} a;",
             ("gpu_matmul", *self.rows.modules), plain=True,
         )  # fmt: skip
         written.shared = t.shared
@@ -95,10 +145,19 @@ class DotTiles(KernelTemplate):
 
 
 def product(v: MatmulView, task: Task, ctx: Context) -> DotTiles | None:
-    """A product of codes."""
+    """A product of codes by dot products."""
+    return _product(v, 0, task, ctx)
+
+
+def product_on_units(v: MatmulView, task: Task, ctx: Context) -> DotTiles | None:
+    """A product of codes on matrix units."""
+    return _product(v, BYTES, task, ctx)
+
+
+def _product(v: MatmulView, units: int, task: Task, ctx: Context) -> DotTiles | None:
     reduction = task.reduction
     assert reduction is not None
-    rows = matmul_rows(v.lhs, v.m, v.k, False) if v.lhs.node.dtype is DType.code else None
+    rows = matmul_rows(v.lhs, v.m, v.k, units) if v.lhs.node.dtype is DType.code else None
     if rows is None or not _in_words(rows):
         return None
     note = reduction.contraction
@@ -122,23 +181,33 @@ def product(v: MatmulView, task: Task, ctx: Context) -> DotTiles | None:
 
 
 def convolution(v: ConvolutionView, ctx: Context) -> DotTiles | None:
-    """A convolution of codes as an implicit product whose rows are windows."""
-    found = tiles_of_convolution(v, ctx, units=False) if v.x.node.dtype is DType.code else None
+    """A convolution of codes by dot products, as an implicit product whose rows are windows."""
+    return _convolution(v, 0, ctx)
+
+
+def convolution_on_units(v: ConvolutionView, ctx: Context) -> DotTiles | None:
+    """The same on matrix units."""
+    return _convolution(v, BYTES, ctx)
+
+
+def _convolution(v: ConvolutionView, units: int, ctx: Context) -> DotTiles | None:
+    found = windows(v, ctx, units) if v.x.node.dtype is DType.code else None
     if found is None or not _in_words(found.rows):
         return None
-    channels = found.k // (v.kernel[0] * v.kernel[1])
-    element = window_weights(replace(v, channels=channels * v.groups), "channels last", v.channels // v.groups, ctx)
-    w = _packed(v.weight, as_int(v.groups), found.n, found.k, element, ctx)
+    v = found.v  # with channels of padding
+    n, k = v.out_channels // v.groups, v.channels // v.groups * (v.kernel[0] * v.kernel[1])
+    w = _packed(v.weight, as_int(v.groups), n, k, window_weights(found, ctx), ctx)
     if w is None:
         return None
-    k4 = found.k // _FOUR
-    batch = found.n * k4 if v.groups > 1 else as_int(0)
-    return DotTiles(found.rows, w, found.batch, found.m, found.n, k4, batch, found.flat_rows, found.groups)
+    k4 = k // _FOUR
+    batch = n * k4 if v.groups > 1 else as_int(0)
+    return DotTiles(found.rows, w, found.batch, found.m, n, k4, batch, found.flat_rows, v.groups)
 
 
 def _in_words(rows: Rows) -> bool:
     """Whether fours of a row are words."""
-    return rows.width == _FOUR and bool(rows.places) and rows.node.dtype is DType.code
+    wide = rows.width == BYTES or (rows.width == _FOUR and bool(rows.places))
+    return wide and rows.node.dtype is DType.code
 
 
 def _uncast(e: Expr) -> Expr:

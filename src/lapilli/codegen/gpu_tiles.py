@@ -122,7 +122,7 @@ class Tiles(KernelTemplate):
         groups = (tm * tn, as_int(1), self.batch) if swizzle else (tn, tm, self.batch)
         call = (
             f"coopmat_tile<{SHORT[self.w.dtype]}, {self.rows.policy}, W, E, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, {t.sk}, "
-            f"{t.ep}, {int(swizzle)}, {int(self.rows.transposed)}, {int(self.transposed_w)}>(P.a, P.t, gid, li);"
+            f"{t.ep}, {int(swizzle)}, {int(self.rows.transposed)}, {int(self.transposed_w)}>(P.a, P.t, 0, gid, li);"
         )
         written = w.finish(
             call, groups, (t.invocations, 1, 1), "matmul_matrix" if self.rows.struct == "MatmulParams" else "convolution_matrix",

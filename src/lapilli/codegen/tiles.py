@@ -97,6 +97,17 @@ def matrix_tiles(
     return [*large, *best[:1], *(t for pair in zip_longest(best[1:], others) for t in pair if t is not None)]
 
 
+def byte_tiles(batch: int, m: int, n: int, k: int, target: Target, convolution: bool) -> list[MatrixTile]:
+    """For codes of 8 bits, k of them: what takes as long as half as many halves."""
+    found = matrix_tiles(batch, m, n, -(-k // 2), target, convolution, (False, True))
+    return [t for t in found if byte_memory(t, True) <= target.shared_memory]
+
+
+def byte_memory(t: MatrixTile, shifted: bool) -> int:
+    """Bytes of shared memory of a tile of codes. shifted: whether sums of the right operand's lines are added."""
+    return t.shared(right=True) + 4 * (t.bn if shifted else 4)
+
+
 def first_layer_tiles(k: int) -> list[MatrixTile]:
     """For an image with few channels, gathered element by element."""
     wide, small = MatrixTile(32, 64, 32, 32, 16, 1, 2), MatrixTile(32, 32, 32, 16, 16, 1, 1)

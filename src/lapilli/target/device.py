@@ -11,9 +11,17 @@ from lapilli.ir.dtype import DType
 from lapilli.runtime.devices import Device, device_named
 from lapilli.target.known import UNORDERED, units_of
 from lapilli.target.portable import ANY, CPU, CPU_HALF, GPU, GPU_BFLOAT, GPU_HALF, GPU_MATRIX, plans_for
-from lapilli.target.record import DOT, TEXELS, Target
+from lapilli.target.record import BYTES, DOT, TEXELS, Target
 from lapilli.target.records import Records
-from lapilli.target.requirements import BFLOAT16_UNITS, BFLOATS, DOT_PRODUCTS, HALF, MATRIX_UNITS, Requirements
+from lapilli.target.requirements import (
+    BFLOAT16_UNITS,
+    BFLOATS,
+    BYTE_UNITS,
+    DOT_PRODUCTS,
+    HALF,
+    MATRIX_UNITS,
+    Requirements,
+)
 from lapilli.target.tuned import has_own, records_of
 
 _TYPICAL_UNITS = {"discrete": 64, "integrated": 8}
@@ -38,6 +46,7 @@ def of_device(device: Device, *, half: bool, matrix: bool) -> Target:
             invocations=limits["max_workgroup_invocations"],
             bfloat16_matrix=target.cooperative_matrix and _has_units(BFLOAT16_UNITS, device),
             dot=DOT_PRODUCTS.are_met_by(device),
+            int8_matrix=matrix and _has_units(BYTE_UNITS, device),
         )
     elif kind == "cpu":
         target = CPU_HALF if half else CPU
@@ -67,14 +76,15 @@ def with_records(targets: Sequence[Target], device: Device, records: Records) ->
     has.
     """
     taken = taken_by(device, targets)
-    name = taken.name.removesuffix(DOT) if taken is not None else None
-    return [replace(t, records=records) if t.name.removesuffix(DOT) == name else t for t in targets]
+    name = taken.without_codes if taken is not None else None
+    return [replace(t, records=records) if t.without_codes == name else t for t in targets]
 
 
 def taken_by(device: Device, targets: Sequence[Target]) -> Target | None:
     """Of a portable program's targets, best first, the one that a device takes."""
     own = of_device(device, half=any(t.half for t in targets), matrix=True)
-    names = {own.name, *([own.name + DOT] if own.dot else []), *([GPU_BFLOAT.name] if own.bfloat16_matrix else [])}
+    names = {own.name, *([own.name + DOT] if own.dot else []), *([own.name + BYTES] if own.int8_matrix else [])}
+    names |= {GPU_BFLOAT.name} if own.bfloat16_matrix else set()
     return next((t for t in targets if t.name in names), None)
 
 

@@ -20,7 +20,7 @@ _NVIDIA, _AMD, _INTEL, _QUALCOMM, _ARM, _APPLE, _MESA, _GOOGLE = (
 def _device(
     name: str, type: str, vendor: int, units: int, subgroup: tuple[int, int], *, shared: int = 32768, invocations: int = 1024,
     storage: int = _ALL, texels: int = 1 << 27, buffers: int = MAX_BINDINGS, half: bool = True, matrix: bool = False,
-    bfloat: bool = False, dot: bool = True, size_control: bool = True,
+    bfloat: bool = False, bytes: bool = False, dot: bool = True, size_control: bool = True,
 ) -> Device:  # fmt: skip
     limits = {
         "max_workgroup_invocations": invocations, "shared_memory": shared, "storage_buffer_range": storage,
@@ -29,6 +29,7 @@ def _device(
     }  # fmt: skip
     features = {
         "float16": half, "storage_16bit": half, "int16": half, "cooperative_matrix": matrix, "bfloat16_matrix": bfloat,
+        "int8_matrix": bytes, "int8": True,
         "memory_model": matrix, "integer_dot_product": True, "packed_dot_product": dot, "subgroup_size_control": size_control,
     }  # fmt: skip
     return Device(0, name, type, "", "1.3.0", 0, vendor, 0, limits, features)
@@ -43,10 +44,10 @@ UNORDERED = {_APPLE}
 themselves."""
 
 KNOWN: dict[str, Device] = {
-    "h100": _device("NVIDIA H100", "discrete", _NVIDIA, 132, (32, 32), shared=49152, matrix=True, bfloat=True),
-    "a100": _device("NVIDIA A100", "discrete", _NVIDIA, 108, (32, 32), shared=49152, matrix=True, bfloat=True),
+    "h100": _device("NVIDIA H100", "discrete", _NVIDIA, 132, (32, 32), shared=49152, matrix=True, bfloat=True, bytes=True),
+    "a100": _device("NVIDIA A100", "discrete", _NVIDIA, 108, (32, 32), shared=49152, matrix=True, bfloat=True, bytes=True),
     "rtx-4090": _device(
-        "NVIDIA GeForce RTX 4090", "discrete", _NVIDIA, 128, (32, 32), shared=49152, matrix=True, bfloat=True
+        "NVIDIA GeForce RTX 4090", "discrete", _NVIDIA, 128, (32, 32), shared=49152, matrix=True, bfloat=True, bytes=True
     ),
     "rdna2": _device("AMD Radeon RX 6800 XT", "discrete", _AMD, 72, (32, 64), shared=65536),
     "rdna3": _device("AMD Radeon RX 7900 XTX", "discrete", _AMD, 96, (32, 64), shared=65536, matrix=True),

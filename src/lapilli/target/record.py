@@ -14,8 +14,8 @@ PARTS = "-parts"
 """How the names of plans end that bind large values in parts."""
 FEW_BINDINGS = "-few"
 """How the names of plans end that bind no more buffers than every device can. The player knows it, too (core/program.cpp)."""
-DOT = "-dot"
-"""How the names of plans end, before PARTS, that use dot products of words."""
+DOT, BYTES = "-dot", "-int8"
+"""How the names of plans end, before PARTS, that are for codes: that use dot products of words, or matrix units for bytes."""
 FEWEST_BINDINGS = 4
 """Storage buffers that every device lets a kernel bind."""
 STORAGE = 1 << 27
@@ -36,12 +36,12 @@ class Target:
     name: of the plan. kind: "gpu" (subgroup operations and shared memory) or "any" (no barriers, no subgroup operations: drivers
     of type CPU run these best, and every device can). half: 16-bit storage is there. texel: vectors are read through uniform texel
     buffers, which software drivers do best, and subgroups have quads. cooperative_matrix: fp16 matrix units, 16 x 16 x 16;
-    bfloat16_matrix: they multiply bfloat16, too. dot: kernels may use dot products of words, of four numbers of 8 bits each,
-    which are fast. compute_units: what tiles are chosen for. shared_memory: bytes of a work group. invocations: of a work
-    group, at most. storage: bytes of a storage buffer that a kernel binds at once (0: all), a multiple of 256. open_parts:
-    parts in which values are bound whose size has no bound. bindings: of a kernel, at most. between_groups: a work group that
-    counts itself the last one of a dispatch sees what the others wrote. records: what was measured; where there is none, cost
-    models decide."""
+    bfloat16_matrix: they multiply bfloat16, too. dot: kernels may use dot products of words, of four numbers of 8 bits each, which
+    are fast; int8_matrix: matrix units multiply such numbers, too, 16 x 16 x 32 (with dot alone). compute_units: what tiles are
+    chosen for. shared_memory: bytes of a work group. invocations: of a work group, at most. storage: bytes of a storage buffer
+    that a kernel binds at once (0: all), a multiple of 256. open_parts: parts in which values are bound whose size has no bound.
+    bindings: of a kernel, at most. between_groups: a work group that counts itself the last one of a dispatch sees what the others
+    wrote. records: what was measured; where there is none, cost models decide."""
 
     name: str
     kind: str
@@ -50,6 +50,7 @@ class Target:
     cooperative_matrix: bool = False
     bfloat16_matrix: bool = False
     dot: bool = False
+    int8_matrix: bool = False
     compute_units: int = 1
     shared_memory: int = 1 << 14
     invocations: int = 128
@@ -58,6 +59,11 @@ class Target:
     bindings: int = MAX_BINDINGS
     between_groups: bool = True
     records: Records = NONE
+
+    @property
+    def without_codes(self) -> str:
+        """The name of the plan that differs for programs with codes alone."""
+        return self.name.replace(DOT, "").replace(BYTES, "")
 
     def multiplies(self, dtype: DType | None) -> bool:
         """Whether matrix units multiply values that are stored as this type."""

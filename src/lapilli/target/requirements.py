@@ -78,10 +78,12 @@ MATRIX_UNITS = Requirements(
 """Of kernels on matrix units, beside the memory of their tiles."""
 BFLOAT16_UNITS = MATRIX_UNITS | Requirements(frozenset({"bfloat16_matrix"}))
 """Of those that multiply bfloat16."""
-UNITS = {DType.float16: MATRIX_UNITS, DType.bfloat16: BFLOAT16_UNITS}
-"""By the type of the operands."""
 DOT_PRODUCTS = Requirements(frozenset({"integer_dot_product", "packed_dot_product"}))
 """Of kernels that multiply four numbers of 8 bits at once, which pays only where a device is made for it."""
+BYTE_UNITS = MATRIX_UNITS | DOT_PRODUCTS | Requirements(frozenset({"int8_matrix", "int8"}))
+"""Of those on matrix units that multiply numbers of 8 bits."""
+UNITS = {DType.float16: MATRIX_UNITS, DType.bfloat16: BFLOAT16_UNITS}
+"""By the type of the operands."""
 QUADS = Requirements(subgroup_operations=frozenset({"basic", "quad"}))
 """Of kernels in which four neighbours exchange values."""
 VOTES = Requirements(subgroup_operations=frozenset({"basic", "vote"}))

@@ -144,7 +144,22 @@ const char* component_name(VkComponentTypeKHR type) {
   }
 }
 
-// The shapes at subgroup scope. Returns the features whose shape is among them: 16x16x16, accumulating in fp32.
+// The feature that a shape at subgroup scope stands for, or 0.
+uint64_t feature_of(const VkCooperativeMatrixPropertiesKHR& shape) {
+  const auto is = [&](VkComponentTypeKHR factor, VkComponentTypeKHR sum, uint32_t depth) {
+    return shape.AType == factor && shape.BType == factor && shape.CType == sum && shape.ResultType == sum &&
+           shape.MSize == 16 && shape.NSize == 16 && shape.KSize == depth;
+  };
+  if (is(VK_COMPONENT_TYPE_FLOAT16_KHR, VK_COMPONENT_TYPE_FLOAT32_KHR, 16))
+    return static_cast<uint64_t>(Feature::cooperative_matrix);
+  if (is(VK_COMPONENT_TYPE_BFLOAT16_KHR, VK_COMPONENT_TYPE_FLOAT32_KHR, 16))
+    return static_cast<uint64_t>(Feature::bfloat16_matrix);
+  if (is(VK_COMPONENT_TYPE_SINT8_KHR, VK_COMPONENT_TYPE_SINT32_KHR, 32))
+    return static_cast<uint64_t>(Feature::int8_matrix);
+  return 0;
+}
+
+// The shapes at subgroup scope. Returns the features whose shape is among them.
 uint64_t query_cooperative_matrices(const InstanceFunctions& vk, PhysicalDevice& result) {
   uint32_t count = 0;
   if (vk.GetPhysicalDeviceCooperativeMatrixPropertiesKHR(result.handle, &count, nullptr) != VK_SUCCESS)
@@ -161,14 +176,7 @@ uint64_t query_cooperative_matrices(const InstanceFunctions& vk, PhysicalDevice&
     result.capabilities.cooperative_matrices.push_back(cat(component_name(shape.AType), " ", shape.MSize, "x",
                                                            shape.NSize, "x", shape.KSize, " -> ",
                                                            component_name(shape.ResultType)));
-    if (shape.AType != shape.BType || shape.CType != VK_COMPONENT_TYPE_FLOAT32_KHR ||
-        shape.ResultType != VK_COMPONENT_TYPE_FLOAT32_KHR || shape.MSize != 16 || shape.NSize != 16 ||
-        shape.KSize != 16)
-      continue;
-    if (shape.AType == VK_COMPONENT_TYPE_FLOAT16_KHR)
-      found |= static_cast<uint64_t>(Feature::cooperative_matrix);
-    if (shape.AType == VK_COMPONENT_TYPE_BFLOAT16_KHR)
-      found |= static_cast<uint64_t>(Feature::bfloat16_matrix);
+    found |= feature_of(shape);
   }
   return found;
 }
@@ -389,6 +397,7 @@ void query_features(const InstanceFunctions& vk, PhysicalDevice& result, const T
     const VkBool32 bfloat16 = chain.bfloat16.shaderBFloat16Type & chain.bfloat16.shaderBFloat16CooperativeMatrix;
     add(Feature::cooperative_matrix, (shapes & static_cast<uint64_t>(Feature::cooperative_matrix)) != 0 ? 1 : 0);
     add(Feature::bfloat16_matrix, (shapes & static_cast<uint64_t>(Feature::bfloat16_matrix)) != 0 ? bfloat16 : 0);
+    add(Feature::int8_matrix, (shapes & static_cast<uint64_t>(Feature::int8_matrix)) != 0 ? 1 : 0);
   }
   result.capabilities.uniform_storage_16bit = chain.storage16.uniformAndStorageBuffer16BitAccess != 0;
   result.capabilities.uniform_storage_8bit = chain.storage8.uniformAndStorageBuffer8BitAccess != 0;
