@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from decision_cases import QUANTIZED
 from hostile_files import file_from, parts_of
 
 import lapilli
@@ -79,13 +80,7 @@ def test_the_player_and_the_compiler_judge_alike(file: bytes) -> None:
 
 def test_matrices_of_bytes_are_found_in_the_kernels() -> None:
     """No capability of SPIR-V says that a kernel has them, and a plan may not."""
-
-    class Sums(torch.nn.Module):
-        def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-            return torch._int_mm(x, w)
-
-    given = (torch.ones(32, 16, dtype=torch.int8), torch.ones(16, 24, dtype=torch.int8))
-    tables, data = parts_of(compile_to_bytes(Sums(), given, target="gpu-fp32-int8"))
+    tables, data = parts_of(compile_to_bytes(*QUANTIZED["int8 linear, 128 rows"], target="gpu-fp32-int8"))
     tables.methods[0].plans[0].requirements = stated(NOTHING)
     with pytest.raises(LapilliError, match="the device lacks cooperative matrices of int8 16x16x32"):
         player.NativeProgram.load(file_from(tables, data))
