@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import as_gpu
@@ -122,3 +123,12 @@ def on_any_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every device takes plans for GPUs, kept in a cache of the test's own; matrix units are emulated."""
     monkeypatch.setenv("LAPILLI_CACHE_DIR", str(tmp_path))
     as_gpu.on_any_device(monkeypatch.setattr)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of files for any device need no more shared memory than software devices have."""
+    from lapilli.target import TARGETS
+
+    for name, target in list(TARGETS.items()):
+        monkeypatch.setitem(TARGETS, name, replace(target, shared_memory=min(target.shared_memory, as_gpu.SHARED)))

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 
 import lapilli
 
-pytestmark = pytest.mark.usefixtures("on_any_device")
+pytestmark = pytest.mark.usefixtures("on_any_device", "small_tiles")
 
 decomposed = torch.ops.quantized_decomposed
-PLANS = ("cpu-fp32", "any-fp32", "gpu-fp32", "gpu-fp16")
+PLANS = ("cpu-fp32", "any-fp32", "gpu-fp32", "gpu-fp16", "gpu-fp32-int8", "gpu-fp16-matrix-int8")
 
 
 class Step(torch.nn.Module):
@@ -92,7 +92,7 @@ def any_net(seed: int) -> tuple[Net, torch.Tensor]:
         kernel = r.choice((1, 1, 3, 3, 5))
         form = r.choice(("full", "full", "depthwise", "groups", "same"))
         groups = channels if form == "depthwise" else 2 if form == "groups" and channels % 2 == 0 else 1
-        out = channels if form in ("depthwise", "same") else groups * r.choice((1, 3, 4, 5, 8, 12, 16, 17))
+        out = channels if form in ("depthwise", "same") else groups * r.choice((1, 3, 4, 5, 8, 12, 16, 16, 17, 32))
         geometry = (
             1 if form == "same" else r.choice((1, 1, 2)),
             kernel // 2,
@@ -110,7 +110,7 @@ def any_net(seed: int) -> tuple[Net, torch.Tensor]:
 def test_any_network(seed: int) -> None:
     model, x = any_net(seed)
     plan = PLANS[seed % len(PLANS)]
-    precision: Literal["fp16", "fp32"] = "fp16" if plan == "gpu-fp16" else "fp32"
+    precision: Literal["fp16", "fp32"] = "fp16" if "fp16" in plan else "fp32"
     opened = {"x": {0: torch.export.Dim("n", min=1, max=8)}} if seed % 3 == 0 and len(x) > 1 else None
     with lapilli.compile(
         model, (x,), dynamic_shapes=opened, target=plan, precision=precision, fallback="error"

@@ -4,9 +4,9 @@ the results are the sums, to the last unit."""
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
+import as_gpu
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed
@@ -14,9 +14,8 @@ import torch.nn.functional as F
 
 import lapilli
 from lapilli.codegen import tiles
-from lapilli.target import TARGETS
 
-pytestmark = pytest.mark.usefixtures("on_any_device")
+pytestmark = pytest.mark.usefixtures("on_any_device", "small_tiles")
 
 decomposed = torch.ops.quantized_decomposed
 
@@ -166,17 +165,6 @@ def test_any_sums(seed: int) -> None:
     check(model, x)
 
 
-LEAST = 1 << 15
-"""Bytes of shared memory that every device has on which this runs."""
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles on matrix units take no more shared memory than a software device has."""
-    for name in ("gpu-fp32-int8", "gpu-fp16-matrix-int8"):
-        monkeypatch.setitem(TARGETS, name, replace(TARGETS[name], shared_memory=LEAST))
-
-
 LINEAR_ON_UNITS = {
     "one column": (9, 16, 1), "odd rows and columns": (131, 48, 67), "several chunks": (40, 1008, 36),
     "a sum of two parts": (20, 2048, 24), "a tile": (128, 64, 128), "large tiles": (1030, 144, 600),
@@ -186,7 +174,7 @@ SIGNS = ((torch.uint8, 0), (torch.int8, 0), (torch.int8, -77), (torch.uint8, 255
 
 @pytest.mark.parametrize("plan", ["gpu-fp32-int8", "gpu-fp16-matrix-int8"])
 @pytest.mark.parametrize("name", LINEAR_ON_UNITS)
-def test_linear_on_units(small: None, name: str, plan: str) -> None:
+def test_linear_on_units(name: str, plan: str) -> None:
     torch.manual_seed(0)
     m, k, n = LINEAR_ON_UNITS[name]
     for kind, zero in SIGNS:
@@ -206,7 +194,7 @@ CONVOLUTIONS_ON_UNITS = {
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS_ON_UNITS)
-def test_convolution_on_units(small: None, name: str) -> None:
+def test_convolution_on_units(name: str) -> None:
     torch.manual_seed(0)
     shape, image, geometry = CONVOLUTIONS_ON_UNITS[name]
     for kind, zero in SIGNS:
@@ -214,7 +202,7 @@ def test_convolution_on_units(small: None, name: str) -> None:
         check(model, any_codes(model, *image), plan="gpu-fp32-int8", kernel="_bytes", there=image[1] % 16 == 0)
 
 
-FITTING = [t for t in (*tiles._MENU, *tiles._LARGE, *tiles._OTHERS) if tiles.byte_memory(t, True) <= LEAST]
+FITTING = [t for t in (*tiles._MENU, *tiles._LARGE, *tiles._OTHERS) if tiles.byte_memory(t, True) <= as_gpu.SHARED]
 
 
 @pytest.mark.part(3)
@@ -228,13 +216,13 @@ def test_every_tile_on_units(tile: tiles.MatrixTile, monkeypatch: pytest.MonkeyP
     check(model, any_codes(model, 1, 16, 12, 11), plan="gpu-fp32-int8", kernel="_bytes")
 
 
-def test_two_activations_on_units(small: None) -> None:
+def test_two_activations_on_units() -> None:
     torch.manual_seed(0)
     model = Sums(None, torch.int8, 0)
     check(model, any_codes(model, 3, 20, 48), any_codes(model, 3, 48, 24), plan="gpu-fp32-int8", kernel="_bytes")
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_sums_on_units(small: None, seed: int) -> None:
+def test_any_sums_on_units(seed: int) -> None:
     model, x = any_sums(seed, 16)
     check(model, x, plan="gpu-fp32-int8", kernel="_bytes")

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 
 import lapilli
 
-pytestmark = pytest.mark.usefixtures("on_any_device")
+pytestmark = pytest.mark.usefixtures("on_any_device", "small_tiles")
 
 decomposed = torch.ops.quantized_decomposed
-PLANS = ("cpu-fp32", "gpu-fp32", "gpu-fp16", "gpu-fp32-dot", "gpu-fp16-dot")
+PLANS = ("cpu-fp32", "gpu-fp32", "gpu-fp16", "gpu-fp32-dot", "gpu-fp16-dot", "gpu-fp32-int8", "gpu-fp16-matrix-int8")
 
 
 class Layer(torch.nn.Module):
@@ -116,7 +116,7 @@ CASES: dict[str, tuple[Any, tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("plan", ("cpu-fp32", "gpu-fp32", "gpu-fp32-dot"))
+@pytest.mark.parametrize("plan", ("cpu-fp32", "gpu-fp32", "gpu-fp32-dot", "gpu-fp32-int8"))
 @pytest.mark.parametrize("name", CASES)
 def test_layers(name: str, plan: str) -> None:
     torch.manual_seed(0)
@@ -130,7 +130,7 @@ def any_layer(seed: int) -> tuple[Layer, torch.Tensor, str]:
     torch.manual_seed(seed)
     dims = r.choice((0, 0, 1, 2, 2, 2, 3))
     groups = r.choice((1, 1, 1, 2, 4)) if dims else 1
-    channels, out = (groups * r.choice((1, 3, 4, 8, 17)) for _ in range(2))
+    channels, out = (groups * r.choice((1, 3, 4, 8, 16, 17, 48)) for _ in range(2))
     if dims == 2 and r.random() < 0.3:
         groups = out = channels
     kernel = r.choice((1, 2, 3, 5)) if dims else 1

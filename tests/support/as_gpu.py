@@ -8,6 +8,9 @@ from typing import Any
 
 import kept_kernels
 
+SHARED = 1 << 15
+"""Bytes of shared memory of a work group that software devices have."""
+
 
 def accept_gpu_plans(put: Callable[[Any, str, Any], None] = setattr) -> None:
     """From now on plans for GPUs are written so that every device takes them. put: as below."""
