@@ -20,7 +20,7 @@ from lapilli.capture.examples import Arguments
 from lapilli.capture.sources import Source
 from lapilli.codegen.build import Builder, build
 from lapilli.codegen.kernel import KernelSource
-from lapilli.codegen.parts import largest
+from lapilli.codegen.parts import largest, split_bindings
 from lapilli.codegen.select import schedule_of, write_all
 from lapilli.codegen.template import Kept
 from lapilli.errors import CompileError, UnsupportedOperatorError
@@ -376,8 +376,8 @@ def kernels_of(s: Schedule) -> list[Planned]:
     most = max((largest(w, s.memory) for w in kernels.values()), default=0)
     if s.target.storage or most <= parts.storage:
         return [Planned(s, kernels)]
-    split = replace(s, target=parts)
-    return [Planned(s, kernels, most), Planned(split, write_all(split))]
+    split = {i: split_bindings(w, s.memory, parts) for i, w in kernels.items()}
+    return [Planned(s, kernels, most), Planned(replace(s, target=parts), split)]
 
 
 def assemble(module: Module, precision: str, targets: Sequence[Target]) -> tuple[bytes, list[Schedule]]:

@@ -77,16 +77,18 @@ class DotTiles(KernelTemplate):
         return str(self.tile)
 
     def write(self, task: Task, ctx: Context) -> KernelSource:
-        make = self._on_units if self.matrix else self._write
-        written = with_sizes(ctx, lambda sizes_as_params: make(task, ctx, sizes_as_params))
+        if self.matrix:
+            written = self._on_units(task, ctx)
+        else:
+            written = with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
         written.flops = self.batch * self.m * self.n * self.k4 * (2 * _FOUR)
         written.needs = BYTE_UNITS if self.matrix else DOT_PRODUCTS
         return written
 
-    def _on_units(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
+    def _on_units(self, task: Task, ctx: Context) -> KernelSource:
         t = self.tile
         assert isinstance(t, MatrixTile)
-        w = Wrapper(task, ctx, "gpu_matmul_coopmat", sizes_as_params=sizes_as_params)
+        w = Wrapper(task, ctx, "gpu_matmul_coopmat", sizes_as_params=False)
         w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups))
         for name, node, interface, read in (
             ("X", self.rows.node, "ISource8", "load8(uint i)"),
