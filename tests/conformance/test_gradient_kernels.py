@@ -104,6 +104,23 @@ def test_gradient_of_a_convolution_whose_sizes_are_all_open() -> None:
     assert relative_error(torch.autograd.grad(found, v, g), wanted) < FLOAT_BOUND
 
 
+@pytest.mark.parametrize(("length", "stride", "dilation"), [(7, 3, 3), (5, 3, 2), (9, 4, 4), (11, 3, 3)])
+def test_weights_whose_result_has_few_places(length: int, stride: int, dilation: int) -> None:
+    """How many there are is computed of sizes that are open, usual values of which would give none. Nothing but what is fast may
+    depend on usual values."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return torch.conv1d(x, w, None, stride, 1, dilation)
+
+    torch.manual_seed(0)
+    x, w = torch.randn(1, 3, length), torch.randn(1, 3, 3, requires_grad=True)
+    found = torch.compile(f, backend="vulkan", dynamic=True)(x, w)
+    g = torch.randn(found.shape)
+    wide = w.detach().double().requires_grad_()
+    wanted = torch.autograd.grad(f(x.double(), wide), wide, g.double())
+    assert relative_error(torch.autograd.grad(found, w, g), wanted) < FLOAT_BOUND
+
+
 WEIGHTS = [  # batch, channels, filters, image, kernel, stride, padding, dilation, groups
     (8, 16, 32, (14, 14), (3, 3), 1, 1, 1, 1),
     (4, 8, 16, (9, 11), (3, 3), 2, 1, 1, 1),

@@ -399,7 +399,8 @@ def _readable(v: ConvolutionView, ctx: Context) -> ConvolutionView | None:
         return None
     if v.weight.id not in ctx.layouts and v.weight.id not in ctx.views:
         return None
-    return _repeated(v, ctx) if v.channels == v.groups and v.out_channels != v.channels else v
+    c = v.out_channels.value  # the number of groups, which must be known
+    return _repeated(v, c, ctx) if c is not None and v.channels == v.groups and c != v.groups else v
 
 
 def depthwise(given: ConvolutionView, task: Task, ctx: Context) -> CpuConvolution | None:
@@ -462,9 +463,9 @@ def direct(given: ConvolutionView, task: Task, ctx: Context) -> CpuConvolution |
     return made if made.is_countable(ctx.target) else None
 
 
-def _repeated(v: ConvolutionView, ctx: Context) -> ConvolutionView:
+def _repeated(v: ConvolutionView, groups: int, ctx: Context) -> ConvolutionView:
     """With several results of a channel: with as many copies of it, so that there is one of each."""
-    x, element, c = v.x, flat(v.x.node, ctx), v.out_channels
+    x, element, c = v.x, flat(v.x.node, ctx), as_int(groups)
     per_channel = v.out_channels // v.channels
 
     def body(n: Int, h: Int, w: Int, o: Int) -> tuple[list[Int], Expr]:
@@ -473,7 +474,7 @@ def _repeated(v: ConvolutionView, ctx: Context) -> ConvolutionView:
 
     copy = ctx.packed("repeated", x.node, [v.n, v.h, v.w, c], body)
     made = Operand(copy, as_int(0), (v.h * v.w * c, as_int(1), v.w * c, c))
-    return replace(v, channels=c, groups=estimate(c), x=made)
+    return replace(v, channels=c, groups=groups, x=made)
 
 
 def _pack_filter(v: ConvolutionView, ctx: Context) -> Node:
