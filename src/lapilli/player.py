@@ -258,10 +258,15 @@ def _tensors(inputs: Sequence[Array]) -> tuple[Any, list[Any]]:
         array = np.asarray(given, order="C")
         code = _DTYPE_CODES.get(array.dtype)
         if code is None:
+            if array.dtype.newbyteorder("=") in _DTYPE_CODES:
+                raise errors.InvalidInputError(
+                    f"Input {index} has dtype {array.dtype.str}, whose bytes are in another order than this machine's: give "
+                    f"array.astype({array.dtype.name!r})."
+                )
             if array.dtype.name != "bfloat16":
                 raise errors.InvalidInputError(
-                    f"Input {index} has dtype {array.dtype}; accepted are bool, uint8, int8, int16, int32, int64, "
-                    "float16, float32, float64 and the bits of bfloat16 as uint16."
+                    f"Input {index} has dtype {array.dtype}, which no input has: there are bool, uint8, int8, int16, int32, "
+                    "int64, float16, float32, float64 and the bits of bfloat16 as uint16."
                 )
             array, code = array.view(np.uint16), _BFLOAT16
         if array.ndim > MAX_RANK:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -145,7 +147,7 @@ def test_wrong_structure_in_the_file_is_refused() -> None:
         (np.zeros(3, np.float32), ["2", "1"]),
         (np.zeros((2, 3), np.float64), ["float32", "float64"]),
         (np.zeros((2, 3), np.int64), ["float32", "int64"]),
-        (np.zeros((2, 3), ">f4"), ["float32"]),
+        (np.zeros((2, 3), ">f4"), [">f4", "another order", "astype('float32')"]),
         (np.zeros((2, 3), np.complex64), ["complex64"]),
         (np.zeros((1,) * 12, np.float32), ["12"]),
         ([[1.0, 2.0, 3.0]], ["list", "NumPy array or a torch tensor"]),
@@ -160,6 +162,29 @@ def test_wrong_inputs_say_what_is_accepted(scaled: Path, x: object, words: list[
             for word in words:
                 assert word in str(error.value)
         assert program(np.ones((1, 3), np.float32)).shape == (1, 3)  # still usable
+
+
+def test_programs_are_not_pickled(scaled: Path) -> None:
+    with lapilli.load(scaled) as program:
+        for take in (pickle.dumps, copy.deepcopy):
+            with pytest.raises(TypeError, match="cannot be pickled or copied. Save it"):
+                take(program)
+
+
+def test_what_is_no_file_is_written_to(tmp_path: Path, scaled: Path) -> None:
+    """A device or a pipe takes the bytes, and stays what it is."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    with lapilli.load(scaled) as program:
+        program.save(pipe)
+        reader.join(timeout=30)
+        program.save(os.devnull)
+    assert read == [scaled.read_bytes()]
+    assert pipe.is_fifo()
+    assert Path(os.devnull).is_char_device()
 
 
 def test_wrong_torch_inputs(scaled: Path) -> None:

@@ -43,9 +43,14 @@ def replace(path: str | os.PathLike[str], private: bool = False) -> Iterator[IO[
     """Opens a temporary file next to `path` for writing, and renames it to that when the block ends without an exception.
 
     private: only for this user, and not flushed to disk at once; for caches, whose entries carry digests. Raises OSError if
-    it cannot be written; then nothing is left behind, and an older file is unchanged.
+    it cannot be written; then nothing is left behind, and an older file is unchanged. What is there and no file (/dev/null, a
+    pipe) is not replaced: it is written to.
     """
     target = Path(path)
+    if _takes_bytes(target):
+        with target.open("wb") as file:
+            yield file
+        return
     handle, name = tempfile.mkstemp(prefix=f".{target.name[:64]}.", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -63,6 +68,15 @@ def replace(path: str | os.PathLike[str], private: bool = False) -> Iterator[IO[
         raise
     if not private:
         _sync(target.parent)
+
+
+def _takes_bytes(target: Path) -> bool:
+    """Whether a path is that of a device, a pipe or a socket."""
+    try:
+        mode = target.stat().st_mode
+    except OSError:  # nothing is there, or it shows when it is written
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
 def _sync(folder: Path) -> None:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -311,6 +311,12 @@ class Program(Closing):
     def close(self) -> None:
         """Frees the device memory. Waits for runs in flight; their futures keep their results."""
         self._loaded.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "A program holds memory of its device, so it cannot be pickled or copied. Save it with save(path), and load it with "
+            "lapilli.load(path) where it is needed; its file's bytes can be pickled."
+        )
 
     def _repr_html_(self) -> str:
         """What notebooks show."""
