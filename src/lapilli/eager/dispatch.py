@@ -22,6 +22,7 @@ from lapilli.eager.host_call import on_cpu
 from lapilli.eager.jit_trace import is_recorded, untraced
 from lapilli.eager.operator_launch import OperatorLaunch, is_runtime, places
 from lapilli.eager.operator_schema import schema_of
+from lapilli.eager.refused_types import refused_types
 from lapilli.graph.coded_layers import LAYERS
 from lapilli.lower import lowerings
 
@@ -159,6 +160,9 @@ class Operator:
         constant = bool(numbers)
         with _lock:
             try:
+                reason = refused_types(self.schema.op, leaves)
+                if reason is not None:
+                    raise CannotRun(reason)
                 launch = OperatorLaunch(self.schema, leaves, places(self.schema, args, kwargs), tensors, numbers, index)
                 constant = constant and launch.constant
                 made = launch.fast(tensors)
