@@ -44,10 +44,10 @@ def replace(path: str | os.PathLike[str], private: bool = False) -> Iterator[IO[
 
     private: only for this user, and not flushed to disk at once; for caches, whose entries carry digests. Raises OSError if
     it cannot be written; then nothing is left behind, and an older file is unchanged. What is there and no file (/dev/null, a
-    pipe) is not replaced: it is written to.
+    pipe) is not replaced unless private: it is written to.
     """
     target = Path(path)
-    if _takes_bytes(target):
+    if not private and _takes_bytes(target):
         with target.open("wb") as file:
             yield file
         return
