@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from lapilli.codegen import tiles
 from lapilli.codegen.gpu import BYTES, matmul_rows, window_weights, windows
-from lapilli.codegen.gpu_tiles import Rows, likely_rows
+from lapilli.codegen.gpu_tiles import Rows, finish_on_units, likely_rows
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.template import Context, KernelTemplate
 from lapilli.codegen.tiles import DotTile, MatrixTile
@@ -98,27 +98,13 @@ class DotTiles(KernelTemplate):
             w.structs.append(
                 f"struct {name} : {interface}\n{{\n    static uint4 {read} {{ return {buffer}[i]; }}\n}};\n"
             )
-        tm, tn, k16 = ceildiv(self.m, t.bm), ceildiv(self.n, t.bn), self.k4 // _FOUR
-        w.params(
-            M=self.m, N=self.n, K=k16 * (BYTES // 2), K8=k16, ldb8=k16, batchB8=self.batch_w // _FOUR, tilesM=tm, tilesN=tn,
-            offsetB8=0,
-        )  # fmt: skip
-        w.params("a", **self.rows.words)
-        groups = (tm * tn, as_int(1), self.batch) if t.swizzle else (tn, tm, self.batch)
-        call = (
-            f"coopmat_tile<Bytes<{int(self._shift != 0)}>, {self.rows.policy}, W, E, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, "
-            f"{t.sk}, {t.ep}, {int(t.swizzle)}, 0, 1>(P.a, P.t, {self._shift}, gid, li);"
-        )
-        written = w.finish(
-            call, groups, (t.invocations, 1, 1), f"{self._kind}_bytes", f"TileParams t; {self.rows.struct} a;",
-            self.rows.modules, plain=True,
+        k16 = self.k4 // _FOUR
+        written = finish_on_units(
+            w, t, self.rows, f"Bytes<{int(self._shift != 0)}>", "bytes", True, batch=self.batch, M=self.m, N=self.n,
+            K=k16 * (BYTES // 2), K8=k16, ldb8=k16, batchB8=self.batch_w // _FOUR, offsetB8=0, shift=self._shift,
         )  # fmt: skip
         written.shared = tiles.byte_memory(t, self._shift != 0)
         return written
-
-    @property
-    def _kind(self) -> str:
-        return "matmul" if self.rows.struct.startswith("MatmulParams") else "convolution"
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         t = self.tile
@@ -137,9 +123,10 @@ class DotTiles(KernelTemplate):
             f"dot_tile<{self.rows.places}, X, W, E, {t.bm}, {t.bn}, {t.bk}, {t.tm}, {t.tn}, {int(self._shift != 0)}>"
             "(P.a, P.t, gid, li);"
         )
+        kind = "matmul" if self.rows.struct == "MatmulParams4" else "convolution"
         groups = (ceildiv(self.n, t.bn), ceildiv(self.m, t.bm), self.batch)
         written = w.finish(
-            call, groups, (t.invocations, 1, 1), f"{self._kind}_dot", f"DotParams t; {self.rows.struct} a;",
+            call, groups, (t.invocations, 1, 1), f"{kind}_dot", f"DotParams t; {self.rows.struct} a;",
             ("gpu_matmul", *self.rows.modules), plain=True,
         )  # fmt: skip
         written.shared = t.shared

@@ -43,6 +43,26 @@ class Rows:
     places: str = ""
 
 
+def finish_on_units(
+    w: Wrapper, t: MatrixTile, rows: Rows, factor: str, name: str, transposed_w: bool, *, batch: Int, M: Int, N: Int, K: Int,
+    K8: Int, ldb8: Int, batchB8: Int, offsetB8: IntLike, shift: int = 0,
+) -> KernelSource:  # fmt: skip
+    """The kernel of a tile on matrix units, whose sources are written. factor: Slang type of what is multiplied; name: how the
+    kernel's ends; M to offsetB8: of `TileParams` (gpu_matmul_coopmat).
+    """
+    tm, tn = ceildiv(M, t.bm), ceildiv(N, t.bn)
+    w.params(M=M, N=N, K=K, K8=K8, ldb8=ldb8, batchB8=batchB8, tilesM=tm, tilesN=tn, offsetB8=offsetB8)
+    w.params("a", **rows.words)
+    groups = (tm * tn, as_int(1), batch) if t.swizzle else (tn, tm, batch)
+    call = (
+        f"coopmat_tile<{factor}, {rows.policy}, W, E, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, {t.sk}, {t.ep}, "
+        f"{int(t.swizzle)}, {int(rows.transposed)}, {int(transposed_w)}>(P.a, P.t, {shift}, gid, li);"
+    )
+    kind = "matmul" if rows.struct == "MatmulParams" else "convolution"
+    struct = f"TileParams t; {rows.struct} a;"
+    return w.finish(call, groups, (t.invocations, 1, 1), f"{kind}_{name}", struct, rows.modules, plain=True)
+
+
 @dataclass(frozen=True)
 class Tiles(KernelTemplate):
     """out[b, m, n], with rows from `rows` and columns from the right operand, packed or plain."""
@@ -111,22 +131,9 @@ class Tiles(KernelTemplate):
         else:
             source(w, "X", self.rows.node, vector=False)
         matrix_source8(w, "W", self.w)
-        tm, tn = ceildiv(self.m, t.bm), ceildiv(self.n, t.bn)
-        k8 = ceildiv(self.k, 8)
-        w.params(
-            M=self.m, N=self.n, K=self.k, K8=k8, ldb8=self.row_w // 8, batchB8=self.batch_w // 8, tilesM=tm, tilesN=tn,
-            offsetB8=self.offset_w // 8,
-        )  # fmt: skip
-        w.params("a", **self.rows.words)
-        swizzle = t.swizzle
-        groups = (tm * tn, as_int(1), self.batch) if swizzle else (tn, tm, self.batch)
-        call = (
-            f"coopmat_tile<{SHORT[self.w.dtype]}, {self.rows.policy}, W, E, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, {t.sk}, "
-            f"{t.ep}, {int(swizzle)}, {int(self.rows.transposed)}, {int(self.transposed_w)}>(P.a, P.t, 0, gid, li);"
-        )
-        written = w.finish(
-            call, groups, (t.invocations, 1, 1), "matmul_matrix" if self.rows.struct == "MatmulParams" else "convolution_matrix",
-            f"TileParams t; {self.rows.struct} a;", self.rows.modules, plain=True,
+        written = finish_on_units(
+            w, t, self.rows, SHORT[self.w.dtype], "matrix", self.transposed_w, batch=self.batch, M=self.m, N=self.n, K=self.k,
+            K8=ceildiv(self.k, 8), ldb8=self.row_w // 8, batchB8=self.batch_w // 8, offsetB8=self.offset_w // 8,
         )  # fmt: skip
         written.shared = t.shared(*turned)
         written.needs = UNITS[self.w.dtype]
