@@ -43,6 +43,10 @@ def on_cpu(schema: Schema, leaves: Sequence[Any], index: int, reason: str) -> An
     for place in schema.written:
         for ours, theirs in zip(tree_leaves(leaves[place]), tree_leaves(given[place]), strict=True):
             if isinstance(ours, torch.Tensor):
+                if ours.layout is not torch.strided:
+                    transfer.set_sparse(ours, theirs)
+                    back[id(theirs)] = ours
+                    continue
                 if ours.shape != theirs.shape:
                     ours.resize_(theirs.shape)
                 if is_ours(ours):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._C import DispatchKey, DispatchKeySet
 
 from lapilli.eager import device_copy, fallback, storage
 from lapilli.eager.call_signature import CannotRun
@@ -95,27 +96,53 @@ def on_device(tensor: torch.Tensor, order: Sequence[int] | None, index: int) -> 
 
 def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """A copy on the CPU, with the same layout (strided or sparse)."""
-    return _rebuilt(tensor, storage.to_cpu, "cpu")
+    return rebuilt(tensor, storage.to_cpu, "cpu")
 
 
 def from_cpu(tensor: torch.Tensor, index: int) -> torch.Tensor:
     """A copy on a device, with the same layout (strided or sparse)."""
-    return _rebuilt(tensor, lambda part: storage.from_cpu(part, index), place(index))
+    return rebuilt(tensor, lambda part: storage.from_cpu(part, index), place(index))
 
 
-def _rebuilt(tensor: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor], device: Any) -> torch.Tensor:
+def set_sparse(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Gives a sparse tensor the content of another of the same layout on the CPU. Its values stay where they are if their number
+    does, so that tensors that share them see the change.
+    """
+    fits = target.shape == source.shape and all(
+        a.shape == b.shape for a, b in zip(parts(target), parts(source), strict=True)
+    )
+    if not fits and target.layout is torch.sparse_coo:
+        target.data = from_cpu(source, target.get_device())
+        return
+    if not fits:  # of these, `data` cannot be set
+        made = from_cpu(source, target.get_device())
+        aten.resize_as_sparse_.default.redispatch(DispatchKeySet(DispatchKey.SparseCsrCPU), target, made)
+    for mine, theirs in zip(parts(target), parts(source), strict=True):
+        mine.copy_(theirs)
+    if target.layout is torch.sparse_coo:
+        target._coalesced_(source.is_coalesced())
+
+
+def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The indices and the values of a sparse tensor."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    outer, inner = (getattr(tensor, name)() for name in _INDICES[tensor.layout])
+    return outer, inner, tensor.values()
+
+
+def rebuilt(tensor: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor], device: Any) -> torch.Tensor:
+    """A tensor with the same layout on a device, of parts that `move` makes of those of another."""
     options: Any = {"dtype": tensor.dtype, "device": device}
     if tensor.layout is torch.strided:
         return move(tensor)
+    moved = [move(part) for part in parts(tensor)]
     if tensor.layout is torch.sparse_coo:
-        parts = move(tensor._indices()), move(tensor._values())
         made: torch.Tensor = aten._sparse_coo_tensor_unsafe(
-            *parts, tensor.shape, **options, is_coalesced=tensor.is_coalesced()
+            *moved, tensor.shape, **options, is_coalesced=tensor.is_coalesced()
         )
         return made
-    outer, inner = (getattr(tensor, name)() for name in _INDICES[tensor.layout])
-    values = move(tensor.values())
     compressed: torch.Tensor = aten._sparse_compressed_tensor_unsafe(
-        move(outer), move(inner), values, tensor.shape, layout=tensor.layout, **options
+        *moved, tensor.shape, layout=tensor.layout, **options
     )
     return compressed
