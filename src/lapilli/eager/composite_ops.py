@@ -15,6 +15,7 @@ from lapilli.eager.call_signature import describe_operand, operand
 from lapilli.eager.dispatch import call, composite, run
 from lapilli.eager.jit_trace import is_tracing, untraced
 from lapilli.eager.launch import bits
+from lapilli.eager.refused_numbers import has
 from lapilli.eager.transfer import copy
 
 aten = torch.ops.aten
@@ -174,16 +175,25 @@ def _random(
     x: torch.Tensor, low: int, high: int | None = None, *, generator: torch.Generator | None = None
 ) -> torch.Tensor:
     """Integers from low to high - 1."""
-    if high is None or not 0 < high - low < 2**31:
+    if high is not None and not (has(x.dtype, low) and has(x.dtype, high - 1)):
+        run(getattr(aten.random_, "from")).on_cpu((x, low, high), {"generator": generator}, _UNBOUND)
+    elif high is None or not 0 < high - low < 2**31:
         run(getattr(aten.random_, "from"))(x, low, high, generator=generator)
     else:
         copy(x, torch.randint(low, high, x.shape, dtype=x.dtype, device=x.device, generator=generator))
     return x
 
 
+_UNBOUND = "its integers do not fit into the type of the result"
+
+
 @composite(aten.randperm.generator_out)
 def _randperm(n: int, *, generator: torch.Generator | None = None, out: torch.Tensor) -> torch.Tensor:
     """The order of random keys; see `lapilli.lower.random`."""
+    floats = out.dtype.is_floating_point
+    most = 2 / torch.finfo(out.dtype).eps if floats else 0 if out.dtype is torch.bool else torch.iinfo(out.dtype).max
+    if not 0 <= n <= most + 1:
+        return run(aten.randperm.generator_out).on_cpu((n,), {"generator": generator, "out": out}, _UNBOUND)  # type: ignore[no-any-return]
     keys = torch.randint(2**31 - 1, (n,), dtype=torch.int32, device=out.device, generator=generator)
     out.resize_(n)
     return out.copy_(keys.argsort())

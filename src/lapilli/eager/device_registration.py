@@ -194,6 +194,7 @@ def ready() -> None:
             fft,
             memory_ops,
             optimizers,
+            refused_numbers,
             resident,
             sparse,
             transformer,

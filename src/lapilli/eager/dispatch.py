@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lapilli.eager import device_state, storage
 from lapilli.eager.call_signature import CannotRun
@@ -99,8 +99,13 @@ class Operator:
                 return launch(args, kwargs, tensors, numbers)
             except CannotRun as error:
                 launch = str(error)
+        return self.on_cpu(args, kwargs, launch)
+
+    def on_cpu(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> Any:
+        """The call on the CPU; as `lapilli.eager.host_call.on_cpu`."""
         leaves = self._leaves(args, kwargs)
-        return on_cpu(self.schema, leaves, _index(leaves, tensors), launch)
+        tensors = [leaf for leaf in tree_leaves(leaves) if isinstance(leaf, torch.Tensor)]
+        return on_cpu(self.schema, leaves, _index(leaves, tensors), reason)
 
     def _exact(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[torch.Tensor], numbers: list[Any]

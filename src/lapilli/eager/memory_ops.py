@@ -77,6 +77,12 @@ def as_strided(
     """`aten.as_strided`. Raises RuntimeError if the view would exceed the storage."""
     start = tensor.storage_offset()
     offset = start if storage_offset is None else storage_offset
+    if len(size) != len(stride):
+        raise RuntimeError("mismatch in length of strides and shape")
+    if min(stride, default=0) < 0:
+        raise RuntimeError(f"as_strided: Negative strides are not supported at the moment, got strides: {list(stride)}")
+    if offset < 0:
+        raise RuntimeError(f"Tensor: invalid storage offset {offset}")
     end = offset + sum(map(mul, size, stride)) - sum(stride) + 1  # one past the last element
     if end * tensor.itemsize > tensor.untyped_storage()._lapilli.bytes and 0 not in size:  # type: ignore[attr-defined]
         raise RuntimeError(
@@ -125,6 +131,7 @@ def empty(
         order = (0, *range(2, rank), 1)
         dense = make_contiguous_strides_for([size[dim] for dim in order])
         stride = [dense[order.index(dim)] for dim in range(rank)]
+    _check_sizes(size)
     return storage.empty(size, dtype or torch.get_default_dtype(), _index(device), stride)
 
 
@@ -133,7 +140,16 @@ def empty_strided(
     size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, layout: torch.layout | None = None,
     device: torch.device | None = None, pin_memory: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
+    _check_sizes(size)
+    if min(stride, default=0) < 0:
+        raise RuntimeError(f"Storage size calculation overflowed with sizes={list(size)} and strides={list(stride)}")
     return storage.empty(size, dtype or torch.get_default_dtype(), _index(device), stride)
+
+
+def _check_sizes(size: Sequence[int]) -> None:
+    if min(size, default=0) < 0:
+        least = next(n for n in size if n < 0)
+        raise RuntimeError(f"Trying to create tensor with negative dimension {least}: {list(size)}")
 
 
 def _index(device: torch.device | None) -> int:
