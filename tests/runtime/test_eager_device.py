@@ -318,7 +318,9 @@ def test_memory_formats() -> None:
     ):
         assert tensor.stride() == (24, 1, 8, 2)
     assert torch.empty_strided((2, 2), (1, 2), device="vulkan").stride() == (1, 2)
-    with pytest.raises(NotImplementedError, match="quantized and nested tensors are not possible on vulkan devices"):
+    with pytest.raises(
+        NotImplementedError, match="quantized tensors, and nested ones in the layout torch.strided, are not"
+    ):
         torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8).to("vulkan")
 
 
@@ -455,6 +457,22 @@ def test_resize_and_set() -> None:
 # --- copies and values
 
 
+RESIZED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "add": lambda x: torch.add(x, x, out=torch.empty(0, device=x.device)),
+    "bmm": lambda x: torch.bmm(x, x.transpose(1, 2), out=torch.empty(0, device=x.device)),
+    "sum": lambda x: torch.sum(x, 0, out=torch.empty(0, device=x.device)),
+    "complex": lambda x: torch.complex(x, x),
+    "polar": lambda x: torch.polar(x, x),
+    "lstsq": lambda x: torch.linalg.lstsq(x[0, :3], x[0, :3]).solution,
+}
+
+
+@pytest.mark.parametrize("name", RESIZED)
+def test_results_that_are_resized_have_the_strides_of_torch(name: str) -> None:
+    x = torch.arange(24.0).view(2, 3, 4).transpose(1, 2)
+    assert RESIZED[name](x.to("vulkan")).stride() == RESIZED[name](x).stride()
+
+
 @pytest.mark.poor_device
 def test_copies_of_all_kinds() -> None:
     ours, theirs = both()
@@ -505,6 +523,24 @@ def test_what_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"send tensor.cpu\(\)"):
         torch.multiprocessing.reducer.ForkingPickler.dumps(ours)
     assert (ours + torch.tensor(1.0)).is_vulkan  # a number of the CPU is fine, as everywhere
+
+
+def test_nested_tensors() -> None:
+    """In the layout of which they are dense tensors with offsets; others are refused when they are made."""
+    rows = [torch.ones(2, 3), torch.ones(1, 3)]
+    on_device = [row.to("vulkan") for row in rows]
+    made = torch.nested.nested_tensor(on_device, layout=torch.jagged) * 2
+    assert made.values().device.type == "vulkan"
+    expected = torch.nested.nested_tensor(rows, layout=torch.jagged) * 2
+    assert torch.equal(made.to_padded_tensor(0.0).cpu(), expected.to_padded_tensor(0.0))
+    for make in (torch.nested.nested_tensor, torch.nested.as_nested_tensor):
+        with pytest.raises(NotImplementedError, match=r"give layout=torch\.jagged"):
+            make(on_device, layout=torch.strided)
+
+
+def test_quantized_tensors_are_refused_when_they_are_made() -> None:
+    with pytest.raises(NotImplementedError, match="compile the quantized model"):
+        torch.quantize_per_tensor(torch.ones(3, device="vulkan"), 0.1, 0, torch.quint8)
 
 
 def test_printing() -> None:

@@ -25,6 +25,10 @@ REFUSED: dict[str, Callable[[str], object]] = {
     "relu_": lambda d: _repeated(d).relu_(),
     "cumsum_": lambda d: _repeated(d).cumsum_(0),
     "clamp_": lambda d: _repeated(d).clamp_(0, 3),
+    "add, out=": lambda d: torch.add(torch.ones(4, 3, device=d), 1, out=_repeated(d)),
+    "mm, out=": lambda d: torch.mm(torch.ones(4, 2, device=d), torch.ones(2, 3, device=d), out=_repeated(d)),
+    "add_ of halves": lambda d: _repeated(d)[:1].half().expand(4, 3).add_(1),
+    "normal_": lambda d: _repeated(d).normal_(),
     "scatter_": lambda d: _repeated(d).scatter_(0, torch.zeros(1, 3, dtype=torch.int64, device=d), 3.0),
 }
 

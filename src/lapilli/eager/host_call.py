@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lapilli.eager import fallback, transfer
+from lapilli.eager import fallback, storage, transfer
 from lapilli.eager.device_state import is_ours
 from lapilli.eager.generators import default_generator
 from lapilli.eager.operator_schema import Schema, wrapped
@@ -49,6 +49,8 @@ def on_cpu(schema: Schema, leaves: Sequence[Any], index: int, reason: str) -> An
                     continue
                 if ours.shape != theirs.shape:
                     ours.resize_(theirs.shape)
+                    if storage.is_dense(theirs):
+                        ours.as_strided_(theirs.shape, theirs.stride())
                 if is_ours(ours):
                     transfer.copy_(ours, theirs)
                 back[id(theirs)] = ours

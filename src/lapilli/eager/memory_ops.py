@@ -160,7 +160,20 @@ def _index(device: torch.device | None) -> int:
 
 def refuse_layout(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
     """The kernel of all operators for layouts that the device does not support."""
-    raise NotImplementedError(f"{op}: quantized and nested tensors are not possible on vulkan devices; use dense ones.")
+    raise NotImplementedError(
+        f"{op}: quantized tensors, and nested ones in the layout torch.strided, are not possible on vulkan devices; "
+        "use dense ones, or nested ones with layout=torch.jagged."
+    )
+
+
+@_kernel(
+    "_nested_tensor_from_tensor_list", "_nested_tensor_from_mask", "_nested_from_padded", "_nested_view_from_buffer"
+)
+def refuse_nested(*args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError(
+        "Nested tensors in the layout torch.strided are not possible on vulkan devices; give layout=torch.jagged, or pad to a "
+        "dense one."
+    )
 
 
 @_kernel("copy_")

@@ -135,7 +135,7 @@ class OperatorLaunch:
         made: list[torch.Tensor] = []
         later: list[tuple[torch.Tensor, torch.Tensor]] = []
         for k, (shape, strides, dtype) in enumerate(self.results):
-            target = self._target(k, args, kwargs, shape)
+            target = self._target(k, args, kwargs, shape, strides)
             if target is not None and k in self.direct and self.launch.may_write(target, inputs, self.aligned[k]):
                 made.append(target)
                 continue
@@ -155,7 +155,7 @@ class OperatorLaunch:
         return args[position] if position < len(args) else kwargs.get(self.schema.names[position])
 
     def _target(
-        self, k: int, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Sequence[int]
+        self, k: int, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Sequence[int], strides: Sequence[int]
     ) -> torch.Tensor | None:
         """The argument to which a result is written; an out argument is resized."""
         position = self.stored.get(k)
@@ -163,7 +163,7 @@ class OperatorLaunch:
             return None
         target: torch.Tensor | None = self._argument(position, args, kwargs)
         if target is not None and position in self.schema.outs and tuple(target.shape) != shape:
-            _resize(target, shape)
+            resize_out(target, shape, strides)
         return target
 
     def _returned(self, made: list[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -308,7 +308,8 @@ def signature_of(schema: Schema, leaves: Sequence[Any], given: ArgumentPlaces) -
     return CallSignature(schema, tuple(argument(k, leaf) for k, leaf in enumerate(leaves)))
 
 
-def _resize(target: torch.Tensor, shape: Sequence[int]) -> None:
+def resize_out(target: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> None:
+    """Resizes an out argument, with the strides that the result has without it."""
     if target.numel():
         warnings.warn(
             f"An output with one or more elements was resized since it had shape {list(target.shape)}, which does not match the "
@@ -317,3 +318,5 @@ def _resize(target: torch.Tensor, shape: Sequence[int]) -> None:
             stacklevel=2,
         )
     target.resize_(shape)
+    if target.stride() != tuple(strides):
+        target.as_strided_(shape, strides)

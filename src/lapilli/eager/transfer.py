@@ -100,7 +100,11 @@ def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_cpu(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """A copy on a device, with the same layout (strided or sparse)."""
+    """A copy on a device, with the same layout (strided or sparse). Raises NotImplementedError for other kinds of tensors."""
+    if tensor.is_quantized:
+        raise NotImplementedError(
+            "Quantized tensors are not possible on vulkan devices: compute with dense ones, or compile the quantized model."
+        )
     return rebuilt(tensor, lambda part: storage.from_cpu(part, index), place(index))
 
 
