@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -179,6 +180,22 @@ def test_what_does_not_fit_is_refused() -> None:
     program.close()
     with pytest.raises(InvalidInputError, match="closed"):
         program(x, x)
+
+
+def test_an_input_has_the_name_of_its_argument() -> None:
+    """torch.export calls an argument `input` input_1. Calls with tensors of the device and of the host say the same."""
+    x = torch.rand(2, 3)
+    program = compiled(torch.nn.Linear(3, 2), (x,))
+    assert program.inputs[0].name == "input"
+    wrong: list[Callable[[], object]] = [
+        program, lambda: program(x.double()), lambda: program(x[:1]), lambda: program(x.bfloat16()), lambda: program([1]),
+        lambda: program.submit(x[:1]), lambda: program.bind(x.double()), lambda: program.profile([x[:1].numpy()]),
+        lambda: program(x[:1].to("vulkan")), lambda: program(x.double().to("vulkan")),
+    ]  # fmt: skip
+    for call in wrong:
+        with pytest.raises(InvalidInputError) as error:
+            call()
+        assert "'input'" in str(error.value) and "input_1" not in str(error.value)
 
 
 def test_an_exported_program_stays_on_the_device(monkeypatch: Any) -> None:

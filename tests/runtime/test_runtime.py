@@ -164,6 +164,13 @@ def test_wrong_inputs_say_what_is_accepted(scaled: Path, x: object, words: list[
         assert program(np.ones((1, 3), np.float32)).shape == (1, 3)  # still usable
 
 
+def test_a_method_that_there_is_not(scaled: Path) -> None:
+    with lapilli.load(scaled) as program:
+        with pytest.raises(KeyError, match=r"no method 'backward'; it has 'forward'\."):
+            program.methods["backward"]
+        assert "backward" not in program.methods and program.methods.get("backward") is None
+
+
 def test_programs_are_not_pickled(scaled: Path) -> None:
     with lapilli.load(scaled) as program:
         for take in (pickle.dumps, copy.deepcopy):

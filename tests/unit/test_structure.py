@@ -76,6 +76,15 @@ def test_wrong_calls_say_what_is_wrong(args: tuple[Any, ...], kwargs: dict[str, 
         wrong.flatten_call(args, kwargs)
 
 
+def test_arguments_that_are_tensors_have_names() -> None:
+    pair = Spec("tuple", (LEAF, LEAF))
+    assert structure(call_spec(LEAF, pair, LEAF, mask=LEAF), ("image", "pair")).argument_names() == {
+        0: "image",
+        4: "mask",
+    }
+    assert Structure.flat(2, 1).argument_names() == {}
+
+
 def test_dict_arguments() -> None:
     spec = structure(call_spec(Spec("dict", (LEAF, LEAF), ("a", "b"))), ("batch",))
     with pytest.raises(InvalidInputError, match=r"batch has no 'b'; it needs the keys 'a', 'b'"):

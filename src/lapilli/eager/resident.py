@@ -79,15 +79,15 @@ def _launched(method: Method, leaves: Sequence[Any], sizes: Mapping[str, int] | 
     if prepared.shapes is None:
         return None
     given = tensors.permuted(leaves, method.structure.inputs_last, method.inputs)
-    for tensor, spec in zip(given, described.inputs, strict=True):
+    for tensor, spec in zip(leaves, method.inputs, strict=True):
         if str(tensor.dtype) != f"torch.{spec.dtype}" or tensor.dim() != len(spec.shape):
             raise InvalidInputError(f"Input {spec} was given as {tensors.described(tensor)}.")
     symbols = described.symbol_values(given, sizes)
-    for tensor, spec, shape in zip(given, described.inputs, prepared.shapes(*symbols), strict=True):
-        if tuple(tensor.shape) != shape:
+    for k, shape in enumerate(prepared.shapes(*symbols)):
+        if tuple(given[k].shape) != shape:
             known = ", ".join(f"{s.name} = {n}" for s, n in zip(described.symbols, symbols, strict=True))
             says = f" (and the inputs say {known})" if known else ""
-            raise InvalidInputError(f"Input {spec} was given as {tensors.described(tensor)}{says}.")
+            raise InvalidInputError(f"Input {method.inputs[k]} was given as {tensors.described(leaves[k])}{says}.")
     made: list[Any] = list(prepared.launch(symbols, [on_device(t, None, index) for t in given]))
     for k in method.structure.outputs_last:
         made[k] = tensors.transposed(made[k], (0, 3, 1, 2))

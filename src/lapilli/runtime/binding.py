@@ -53,7 +53,10 @@ class Binding:
                 )
         native = loaded.native
         described = loaded.description.methods[player]
-        shapes = native.shapes(player, native.symbols(arrays, len(described.symbols), player))
+        try:
+            shapes = native.shapes(player, native.symbols(arrays, len(described.symbols), player))
+        except InvalidInputError as error:
+            raise convention.told(error) from None
         made = [
             np.empty(s, "uint16" if o.dtype == "bfloat16" else o.dtype)
             for s, o in zip(shapes, described.outputs, strict=True)
@@ -73,7 +76,10 @@ class Binding:
     def __call__(self) -> Any:
         """Runs on the current values of the inputs, waits, and returns `outputs`: the same tensors with new values."""
         with self._lock:
-            self._native.run()
+            try:
+                self._native.run()
+            except InvalidInputError as error:
+                raise self._convention.told(error) from None
             for number, value in zip(self._updates, self._new, strict=True):
                 tensors.update(self._inputs[number], value, self._convention.inputs[number])
         return self.outputs

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lapilli.errors import InvalidInputError
@@ -17,13 +19,16 @@ class Convention:
     """How one method is called.
 
     Attributes:
-        inputs, outputs: name, dtype and shape of every tensor, as the model has them (images: channels first).
+        inputs, outputs: name, dtype and shape of every tensor, as the model has them (images: channels first). An input that is
+            an argument has the argument's name; in the file it has the name that torch.export gave it.
         structure: how they nest.
     """
 
     def __init__(self, interface: Interface) -> None:
         self.interface, self.structure = interface, interface.structure
-        self.inputs = tensors.channels_first(interface.inputs, self.structure.inputs_last)
+        names = self.structure.argument_names()
+        self._specs = tuple(replace(s, name=names.get(k, s.name)) for k, s in enumerate(interface.inputs))
+        self.inputs = tensors.channels_first(self._specs, self.structure.inputs_last)
         self.outputs = tensors.channels_first(interface.outputs, self.structure.outputs_last)
 
     def leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], list[Any], bool]:
@@ -46,7 +51,7 @@ class Convention:
 
         Raises InvalidInputError if one does not fit.
         """
-        specs = self.interface.inputs
+        specs = self._specs
         if self.structure.inputs_last and len(leaves) == len(specs):
             leaves = tensors.permuted(leaves, self.structure.inputs_last, self.inputs)
         if self.interface.script is None or len(leaves) != len(specs):
@@ -61,6 +66,13 @@ class Convention:
             if spec.dtype == "int" and not isinstance(values[k], int):
                 raise InvalidInputError(f"Input {spec.name!r} was given as {type(values[k]).__name__}; give an int.")
         return values, torch
+
+    def told(self, error: InvalidInputError) -> InvalidInputError:
+        """What the player refused, with the input's name here: it knows the number, and the name in the file."""
+        found = re.match(r'Input (\d+) \(".*?"\) ', str(error))
+        if found is None:
+            return error
+        return InvalidInputError(f"Input {self.inputs[int(found[1])].name!r} {str(error)[found.end() :]}")
 
     def results(self, outputs: list[Any], torch: bool, bits: bool = False) -> list[Any]:
         """The flat list of outputs, as torch tensors or NumPy arrays."""

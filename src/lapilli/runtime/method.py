@@ -85,7 +85,10 @@ class Method:
         leaves, values, torch = self.convention.leaves(args, kwargs)
         run: NativeRun | ScriptRun
         if self._interface.script is None:
-            run = self.loaded.native.submit(values, self.single)
+            try:
+                run = self.loaded.native.submit(values, self.single)
+            except InvalidInputError as error:
+                raise self.convention.told(error) from None
         else:
             copies = [v.copy() if isinstance(v, np.ndarray) else v for v in values]
             run = ScriptRun(lambda: self.run_values(copies))
@@ -137,10 +140,20 @@ class Method:
         if script is None:
             given = self.loaded.description.methods[self.single].given
             known = sizes if given and sizes else {}
-            return native.run(values, self.single, [known[name] for name in given if name in known])
+            try:
+                return native.run(values, self.single, [known[name] for name in given if name in known])
+            except InvalidInputError as error:
+                raise self.convention.told(error) from None
         specs = self._interface.inputs
         given = [tensors.typed(v, s.dtype) if s.dtype != "int" else v for v, s in zip(values, specs, strict=True)]
         return self.loaded.interpreter.run(script, given)
+
+
+class Methods(dict[str, Method]):
+    """The methods of a program by name."""
+
+    def __missing__(self, name: object) -> Method:
+        raise KeyError(f"The program has no method {name!r}; it has {', '.join(map(repr, self))}.")
 
 
 Runner = Callable[["Method", Sequence[Any], "Mapping[str, int] | None"], list[Any]]

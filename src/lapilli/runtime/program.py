@@ -25,7 +25,7 @@ from lapilli.runtime.host import LISTED, Permission
 from lapilli.runtime.interpreter import as_array
 from lapilli.runtime.limits import Limits
 from lapilli.runtime.loaded import Loaded
-from lapilli.runtime.method import Method
+from lapilli.runtime.method import Method, Methods
 from lapilli.runtime.ordered import OnError, ordered
 from lapilli.runtime.report import Report
 
@@ -90,7 +90,7 @@ class Program(Closing):
             first_run: whether to check what the device computes, unless its verdict is known.
         """
         self._loaded = Loaded(source, device, permission, limits, first_run)
-        self._methods = {i.name: Method(self._loaded, i) for i in self._loaded.interfaces}
+        self._methods = Methods({i.name: Method(self._loaded, i) for i in self._loaded.interfaces})
         self._default = next(iter(self._methods.values()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -180,7 +180,7 @@ class Program(Closing):
 
     @property
     def methods(self) -> Mapping[str, Method]:
-        """The program's methods by name; calling the program calls the first."""
+        """The program's methods by name; calling the program calls the first. For another name, KeyError lists them."""
         return self._methods
 
     def report(self) -> Report:
@@ -299,7 +299,10 @@ class Program(Closing):
         """
         player = self._default.single
         arrays, _ = self._default.convention.values(inputs, bits=True)
-        times = self._loaded.native.profile(arrays, repeat, player)
+        try:
+            times = self._loaded.native.profile(arrays, repeat, player)
+        except InvalidInputError as error:
+            raise self._default.convention.told(error) from None
         method = self._loaded.description.methods[player]
         costs = self._loaded.description.memory(self._loaded.plan, method.symbol_values(arrays)).commands
         kernels = tuple(

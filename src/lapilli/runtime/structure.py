@@ -187,6 +187,20 @@ class Structure:
             raise InvalidInputError(f"Unknown keyword argument {unknown}; {self.signature()}.")
         return leaves
 
+    def argument_names(self) -> dict[int, str]:
+        """The names of the arguments that are a tensor each, by the index of the input."""
+        positional, keyword = self.inputs.children
+        found: dict[int, str] = {}
+        leaf = 0
+        names = [*self.names[: len(positional.children)], *[""] * (len(positional.children) - len(self.names))]
+        for name, spec in zip(
+            [*names, *map(str, keyword.keys)], [*positional.children, *keyword.children], strict=True
+        ):
+            if name and spec.kind == "leaf":
+                found[leaf] = name
+            leaf += spec.leaves
+        return found
+
     def unflatten_outputs(self, tensors: Sequence[Any]) -> Any:
         """The model's result, made of the program's output tensors."""
         if self.outputs.kind == "leaf":
