@@ -121,6 +121,7 @@ def test_profile(cli: Cli, scaled: Path, tmp_path: Path) -> None:
     assert ("of device" in text) == ("The device copies" in text) == cli.has_torch
     result = json.loads(cli("profile", scaled, "--json", "--trace", "t.json", "--input_dims", "16,3").stdout)
     assert [kernel["flops"] for kernel in result["kernels"]] == [48, 48] and result["seconds"] > 0
+    assert result["kernel_seconds"] == pytest.approx(sum(kernel["seconds"] for kernel in result["kernels"]))
     assert ("limits" in result) == cli.has_torch
     if cli.has_torch:
         assert (

@@ -55,6 +55,9 @@ class KernelTime:
 class Profile:
     """Times of a run, measured by the device's clock.
 
+    The kernels' times do not add up to that of a run, mostly to more: each is timed alone, between barriers and timestamps,
+    while those of a run overlap.
+
     Attributes:
         kernels: every dispatch, in order.
         seconds: time of a whole run, without host time and without the extra barriers that timing each kernel needs.
