@@ -127,7 +127,7 @@ typedef struct lapilli_load_options {
   const char *device;           /* index, part of a name, or UUID; NULL: the environment variable LAPILLI_DEVICE, or the best one */
   const char *plan;             /* name of the plan to use; NULL: the first that the device satisfies */
   const char *cache_dir;        /* pipeline cache; NULL: the user's cache folder; "": no cache on disk */
-  uint64_t staging_size;        /* bytes of the upload buffer; 0: 16 MiB */
+  uint64_t staging_size;        /* bytes of the upload buffer; 0: 16 to 64 MiB, by the constants */
   int32_t skip_checksum;        /* 1: do not verify the checksum (structure is always verified) */
   int32_t validation;           /* 1: enable VK_LAYER_KHRONOS_validation with synchronization validation */
   int32_t allow_host;           /* 1: accept programs with host operators, which the caller computes between its methods */

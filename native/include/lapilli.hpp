@@ -461,7 +461,7 @@ struct Options {
   bool validation = false; // the Vulkan validation layers
   bool skip_checksum = false;
   bool first_run = false;    // check once for each file and driver that the device computes right: Program::warning
-  uint64_t staging_size = 0; // bytes of the upload buffer; 0: 16 MiB
+  uint64_t staging_size = 0; // bytes of the upload buffer; 0: 16 to 64 MiB, by the constants
   const lapilli_limits *limits = nullptr;
   const lapilli_vulkan *vulkan = nullptr; // a device that the application has, instead of `device`
 

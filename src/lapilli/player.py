@@ -401,7 +401,7 @@ class NativeProgram:
             device: index, part of a name, or UUID; None: the environment variable ``LAPILLI_DEVICE``, else the best one.
             plan: name of the plan to run; None: the first that the device satisfies.
             cache_dir: folder of the pipeline cache; None: the user's cache folder; ``""``: none on disk.
-            staging_size: bytes of the upload buffer; 0: 16 MiB.
+            staging_size: bytes of the upload buffer; 0: 16 to 64 MiB, by the constants.
             verify: verify the checksum; the structure is always verified.
             validation: turn the Vulkan validation layer on.
             allow_host: load a program with host operators too, which the caller computes between its methods.

@@ -9,13 +9,21 @@ namespace lapilli {
 namespace {
 
 constexpr uint64_t smallest_staging = uint64_t{64} << 10;
+constexpr uint64_t default_staging = uint64_t{16} << 20, large_staging = uint64_t{64} << 20;
+constexpr uint64_t cpu_staging = uint64_t{2} << 20; // there the copy costs nothing, and memory is the host's
+constexpr uint64_t part_of_constants = 32;          // that the staging memory may be, where they are many
 constexpr size_t read_at_once = size_t{512} << 10;
 constexpr size_t worth_threads = size_t{2} << 20;
 
-uint64_t enough_staging(const Model& model, uint64_t alignment, uint64_t most) {
+// `wanted`: 0 for as much as pays.
+uint64_t enough_staging(const Model& model, const hal::Capabilities& device, uint64_t wanted) {
+  const uint64_t alignment = binding_alignment(device);
   uint64_t total = 0;
   for (const Constant& constant : model.constants)
-    total += std::min(align_up(constant.bytes, alignment), most);
+    total += std::min(align_up(constant.bytes, alignment), UINT64_MAX - total);
+  const uint64_t most = wanted != 0       ? wanted
+                        : device.is_cpu() ? cpu_staging
+                                          : std::clamp(total / part_of_constants, default_staging, large_staging);
   return std::clamp(total, smallest_staging, std::max(most, smallest_staging));
 }
 
@@ -25,7 +33,7 @@ ConstantLoader::ConstantLoader(hal::Device& device, const Model& model, const Co
                                MemoryCounter& counter)
     : device_(device), model_(model), file_(file), counter_(counter),
       alignment_(binding_alignment(device.capabilities)),
-      staging_(device, enough_staging(model, alignment_, staging_size), alignment_, counter),
+      staging_(device, enough_staging(model, device.capabilities, staging_size), alignment_, counter),
       batches_(device, hal::compute | hal::Stage::transfer_read) {}
 
 void ConstantLoader::read(const Constant& constant, uint64_t offset, std::span<std::byte> to) {
@@ -73,7 +81,7 @@ void ConstantLoader::upload(const Constant& constant, const Region& to) {
 void ConstantLoader::finish() {
   finish_reads();
   batches_.finish();
-  large_.clear();
+  large_used_ = 0;
 }
 
 void ConstantLoader::pack(const Shared& shared, const std::vector<bool>& done) {
@@ -116,6 +124,21 @@ std::vector<uint32_t> ConstantLoader::lacking(const Dispatch& command, const Pla
   return result;
 }
 
+// Memory that is kept until all is loaded: to allocate it takes as long as to fill it.
+Region ConstantLoader::outside_staging(uint64_t bytes) {
+  const auto unused = large_.begin() + static_cast<std::ptrdiff_t>(large_used_);
+  const auto found = std::ranges::find_if(unused, large_.end(), [&](const GpuBuffer& b) { return b.size() >= bytes; });
+  if (found != large_.end()) {
+    std::swap(*unused, *found);
+  } else {
+    if (unused != large_.end()) // it is too small
+      large_.erase(unused);
+    GpuBuffer made(device_, bytes, MemoryUse::upload, counter_, "a constant to be packed");
+    large_.insert(large_.begin() + static_cast<std::ptrdiff_t>(large_used_), std::move(made));
+  }
+  return large_[large_used_++].region(0, bytes);
+}
+
 // Makes the constants that a command reads available to it and places their slots. What is recorded so far is waited for where
 // there is no room.
 void ConstantLoader::hold(const Shared& shared, const Launch& launch, size_t index, std::span<Region> slots) {
@@ -131,7 +154,7 @@ void ConstantLoader::hold(const Shared& shared, const Launch& launch, size_t ind
   uint64_t bytes = 0;
   for (const uint32_t buffer : wanted)
     bytes += align_up(launch.buffers[buffer].region.size, alignment_);
-  if (!staging_.fits(batches_, bytes) || !large_.empty()) {
+  if (!staging_.fits(batches_, bytes) || large_used_ != 0) {
     finish();
     wanted = lacking(command, shared.plan);
   }
@@ -140,8 +163,7 @@ void ConstantLoader::hold(const Shared& shared, const Launch& launch, size_t ind
     if (staging_.fits(batches_, bound.size))
       slots[slot] = staging_.take(batches_, bound.size);
     else
-      slots[slot] = large_.emplace_back(device_, bound.size, MemoryUse::upload, counter_, "a constant to be packed")
-                        .region(0, bound.size);
+      slots[slot] = outside_staging(bound.size);
     read(model_.constants[shared.plan.buffers[buffer].index], 0,
          {mapped(slots[slot]), static_cast<size_t>(bound.size)});
     held_by_ = batches_.record().id();

@@ -12,7 +12,7 @@ namespace lapilli {
 // The memory that it writes must outlive it, for the device may still work on it.
 class ConstantLoader {
 public:
-  // Through `staging_size` bytes, or less where the constants are fewer.
+  // Through `staging_size` bytes (0: as many as pay), or less where the constants are fewer.
   ConstantLoader(hal::Device& device, const Model& model, const Container& file, uint64_t staging_size,
                  MemoryCounter& counter);
 
@@ -26,6 +26,7 @@ private:
   void read(const Constant& constant, uint64_t offset, std::span<std::byte> to); // before what is recorded is submitted
   void finish_reads();
   std::vector<uint32_t> lacking(const Dispatch& command, const Plan& plan);
+  Region outside_staging(uint64_t bytes);
   void hold(const Shared& shared, const Launch& launch, size_t index, std::span<Region> slots);
 
   hal::Device& device_;
@@ -37,6 +38,7 @@ private:
   std::unordered_set<uint32_t> held_; // buffers of a plan that are in staging memory for batch held_by_
   uint64_t held_by_ = 0;
   std::vector<GpuBuffer> large_; // for those that do not fit
+  size_t large_used_ = 0;        // of these, by what is recorded
   Recorder recorder_;
   Batches batches_;
   struct Read { // bytes of a constant that are still to be read

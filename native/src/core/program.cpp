@@ -14,13 +14,6 @@
 
 namespace lapilli {
 
-namespace {
-
-constexpr uint64_t default_staging = uint64_t{16} << 20;
-constexpr uint64_t cpu_staging = uint64_t{2} << 20; // there the copy costs nothing, and memory is the host's
-
-} // namespace
-
 std::shared_ptr<Program> Program::load(const Source& file, const lapilli_load_options& options, uint64_t started,
                                        const OpenDevice& open, const Choose& choose) {
   const Limits limits = Limits::of(options.limits);
@@ -107,12 +100,9 @@ void Program::prepare(const Container& file, const lapilli_load_options& options
   const uint64_t start = nanoseconds_now();
   pipelines_ = device_->compile(model_.kernels, used, cache_folder_of(options));
   const uint64_t compiling = nanoseconds_now();
-  const uint64_t staging = options.staging_size != 0        ? options.staging_size
-                           : device_->capabilities.is_cpu() ? cpu_staging
-                                                            : default_staging;
   constants_ = std::make_unique<Constants>(*device_, model_, plans_, counter_);
   states_ = std::make_unique<States>(*device_, model_, plans_, counter_);
-  ConstantLoader loader(*device_, model_, file, staging, counter_);
+  ConstantLoader loader(*device_, model_, file, options.staging_size, counter_);
   constants_->upload(loader); // while the driver compiles
   states_->load(loader);
   const uint64_t uploaded = nanoseconds_now();
