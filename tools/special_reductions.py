@@ -181,6 +181,34 @@ def reductions(width: int) -> Family:
     return family
 
 
+def undone(width: int) -> Family:
+    """Sums over a row beside sums of its negatives: 0 where all is finite. A compiler that knows the length may take them for 0
+    everywhere."""
+    x = rows(width)
+    # Products are exact, so that a multiply-add is no other number.
+    y = torch.where(x.isfinite(), 2 * x.sign(), x).flip(0)
+    family = Family(f"undone {width}", {"x": x, "y": y}, differentiable=True)
+    cases: dict[str, Callable[[Any], Any]] = {
+        "sum of x + sum of -x": lambda v: v.x.sum(1) + (-v.x).sum(1),
+        "sum of -x + sum of x": lambda v: (-v.x).sum(1) + v.x.sum(1),
+        "sum 0 of x + sum of -x": lambda v: v.x.sum(0) + (-v.x).sum(0),
+        "sum of xy + sum of -xy": lambda v: (v.x * v.y).sum(1) + (-v.x * v.y).sum(1),
+        "sum of xy - sum of yx": lambda v: (v.x * v.y).sum(1) - (v.y * v.x).sum(1),
+        "sum of x/y + sum of x/-y": lambda v: (v.x / v.y).sum(1) + (v.x / -v.y).sum(1),
+        "sum of x - y + sum of y - x": lambda v: (v.x - v.y).sum(1) + (v.y - v.x).sum(1),
+        "mean of x + mean of -x": lambda v: v.x.mean(1) + (-v.x).mean(1),
+        "sum of x / sum of -x": lambda v: v.x.sum(1) / (-v.x).sum(1),
+        "amax + amin of -x": lambda v: v.x.amax(1) + (-v.x).amin(1),
+        "x less its row": lambda v: v.x - v.x.sum(1, keepdim=True) - (-v.x).sum(1, keepdim=True),
+        "average pool": lambda v: F.avg_pool1d(v.x[None], 1) + F.avg_pool1d(-v.x[None], 1),
+        "product": lambda v: v.x @ v.y.t() + v.x @ (-v.y).t(),
+        "sum - sum and its negative": lambda v: v.x.sum(1) - (v.x.sum(1) + (-v.x).sum(1)),
+    }
+    for name, f in cases.items():
+        family.cases.append(Case(name, f, 4e-6 * width, half=False, differentiable=" of " in name and "/" not in name))
+    return family
+
+
 def losses() -> Family:
     g = torch.Generator().manual_seed(9)
     x = VALUES.reshape(16, 4).clone()

@@ -40,7 +40,7 @@ import as_gpu
 import special_cases
 from special_cases import Given
 from special_pointwise import binary, in_place, pointwise
-from special_reductions import losses, reductions
+from special_reductions import losses, reductions, undone
 from special_windows import convolutions, named, pooling
 
 SMALLEST = {torch.float32: 2.0**-126, torch.float16: 2.0**-14, torch.bfloat16: 2.0**-126}
@@ -383,7 +383,7 @@ def first_line(error: BaseException) -> str:
 
 
 def families() -> list[special_cases.Family]:
-    rows = [reductions(width) for width in (8, 300, 1100)]
+    rows = [*(reductions(width) for width in (8, 300, 1100)), *(undone(width) for width in (1, 2, 3, 7))]
     return [pointwise(), binary(), *rows, pooling(), convolutions(False), convolutions(True), losses(), named()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lapilli.codegen import build
+from lapilli.codegen import build, spirv
 from lapilli.compiler import compile_to_bytes
 from lapilli.ir import expr
 
+SUM, PRODUCT, DECORATE, NO_CONTRACTION = 129, 133, 71, 42
 FORMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "x + -x": lambda x, y: x + -x,
     "-x / x": lambda x, y: -x / x,
@@ -50,6 +52,31 @@ def test_kernels_have_nothing_to_fold(target: str, kernels: list[bytes]) -> None
         kernels.clear()
         compile_to_bytes(form, (torch.rand(3, 5), torch.rand(3, 5)), target=target)
         assert kernels and not sum(folding.fold(code)[1] for code in kernels), name
+
+
+def test_sums_that_are_no_multiply_add_are_exact(kernels: list[bytes]) -> None:
+    """NVIDIA's compiler takes a sum over two columns plus that of the negatives for 0, whatever these are, but where the sum may
+    not be contracted."""
+    x = torch.rand(33, 2)
+    for f in (lambda x: x.sum(1) + (-x).sum(1), lambda x: (x * x).sum(1) + (-x * x).sum(1), lambda x: x.sum(0) + x[0]):
+        compile_to_bytes(f, (x,), target="gpu-fp32")
+    found = 0
+    for code in kernels:
+        module = list(spirv.instructions(list(struct.unpack(f"<{len(code) // 4}I", code))))
+        exact = {i[1] for i in module if i[0] & 0xFFFF == DECORATE and i[2] == NO_CONTRACTION}
+        products = {i[2] for i in module if i[0] & 0xFFFF == PRODUCT}
+        sums = [i for i in module if i[0] & 0xFFFF == SUM and products.isdisjoint(i[3:])]
+        assert exact.issuperset(i[2] for i in sums)
+        found += len(sums)
+    assert found >= 6
+
+
+def test_quotients_of_constants_are_known() -> None:
+    """As torch has them: those of GPUs may be some units off, and whether a tap of a window counts depends on it."""
+    third = expr.const(5.0) / expr.const(3.0)
+    assert isinstance(third, expr.Const) and third.value == float(torch.tensor(5.0) / 3.0)
+    for x, y in ((1.0, 0.0), (1e-38, 1e10), (1e38, 1e-10)):
+        assert not isinstance(expr.binary("div", expr.const(x), expr.const(y)), expr.Const) or y == 0
 
 
 def test_such_a_driver_would_fold_them(kernels: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ count nonzero|norm inf""",
     "convolution": "transposed|transposed stride|transposed 1d grouped|transposed 1d grouped stride|depthwise|"
     "grid sample|addmm beta 0|attention all masked",
     "weights": "transposed|transposed stride|transposed 1d grouped|conv2d 32",
+    "undone 2": "sum of x + sum of -x|sum of xy + sum of -xy|sum of x / sum of -x|average pool|product|x less its row",
     "named": "std of 1e29|sin of large|cos of larger|count nonzero of denormals|layer norm of 20|linear of asin",
 }  # fmt: skip
 """Cases by family: words of one line are cases of one word, others stand between bars."""

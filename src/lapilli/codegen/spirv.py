@@ -1,4 +1,4 @@
-"""Post-processes SPIR-V: removes debug instructions and unused capabilities, keeps subtractions exact, and makes it SPIR-V
+"""Post-processes SPIR-V: removes debug instructions and unused capabilities, keeps sums exact, and makes it SPIR-V
 1.3, which every device takes: Slang writes 1.5 without a profile, and Vulkan 1.1 refuses that."""
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ _STRING = 7
 _CAPABILITY = 17
 _UNIFORM_AND_STORAGE_16BIT = 4434
 _STORAGE_16BIT = 4433
-_FLOAT_DIFFERENCE = 131  # OpFSub
+_FLOAT, _VECTOR = 22, 23  # types
+_SUM, _DIFFERENCE, _PRODUCT = 129, 131, 133  # of floats
 _DECORATE, _NO_CONTRACTION = 71, 42
 _ENTRY_POINT, _VARIABLE, _COPY_LOGICAL = 15, 59, 400
 _CONSTANT, _TYPE_ARRAY, _TYPE_STRUCT = 43, 28, 30
@@ -28,13 +29,16 @@ def strip(code: bytes) -> bytes:
     smaller.
 
     Subtractions are not contracted to multiply-add: x - m must be 0 where m is x rounded, as in a row of equal numbers minus
-    its mean. (The kernels of products only add.)
+    its mean. (The kernels of products only add.) Nor are sums that are no multiply-add anyway: NVIDIA's compiler takes the sum
+    of x over a row plus that of -x for 0, also where x is infinite or NaN, if it knows the length of the row.
     """
     words = struct.unpack(f"<{len(code) // 4}I", code)
     kept = list(words[:5])
     at = 5
     decorations = 0  # where they may begin
     exact: list[int] = []
+    floats: set[int] = set()  # types
+    products: set[int] = set()
     while at < len(words):
         length, op = words[at] >> 16, words[at] & 0xFFFF
         instruction = list(words[at : at + length])
@@ -44,7 +48,11 @@ def strip(code: bytes) -> bytes:
             kept += instruction
         if op in _BEFORE_DECORATIONS:
             decorations = len(kept)
-        elif op == _FLOAT_DIFFERENCE:
+        elif op == _FLOAT or (op == _VECTOR and instruction[2] in floats):
+            floats.add(instruction[1])
+        elif op == _PRODUCT:
+            products.add(instruction[2])
+        elif op == _DIFFERENCE or (op == _SUM and instruction[1] in floats and products.isdisjoint(instruction[3:])):
             exact += [3 << 16 | _DECORATE, instruction[2], _NO_CONTRACTION]
         at += length
     kept[decorations:decorations] = exact

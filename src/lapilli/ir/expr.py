@@ -314,12 +314,12 @@ def _negated(e: Expr) -> Expr | None:
 
 def _of_constants(name: str, x: float, y: float) -> float | None:
     """The float32 result. None if devices may give another one: for denormal, infinite and NaN results."""
-    if name not in ("add", "sub", "mul"):
+    if name not in ("add", "sub", "mul", "div") or (name == "div" and y == 0):
         return None
     with np.errstate(all="ignore"):
         a, b = np.float32(x), np.float32(y)
-        found = float(a + b if name == "add" else a - b if name == "sub" else a * b)
-    underflows = name == "mul" and x != 0 and y != 0 and found == 0
+        found = float(a + b if name == "add" else a - b if name == "sub" else a * b if name == "mul" else a / b)
+    underflows = name in ("mul", "div") and x != 0 and y != 0 and found == 0
     return found if (found == 0 and not underflows) or 2.0**-126 <= abs(found) < math.inf else None
 
 

@@ -201,6 +201,7 @@ class Disturbed(TorchDispatchMode):
         self.random = torch.Generator().manual_seed(seed)
         self.run, self.index = seed, amplitude
         self.precision = torch.float32
+        self.halves = False  # whether values are kept in float16, whatever a step computes in
         self.loudness = 1.0
         self.signs: dict[int, torch.Tensor] = {}  # of the differences that the run's comparisons are of, in their order
         self.compared = 0
@@ -317,7 +318,7 @@ class Disturbed(TorchDispatchMode):
     def store(self, copied: Any) -> None:
         """A copy of a number is stored in half precision, where the program keeps its values so, or is read where the number was:
         `x.triu() == x` may be false."""
-        for t in tree_leaves(copied) if self.precision is torch.float16 else ():
+        for t in tree_leaves(copied) if self.halves or self.precision is torch.float16 else ():
             if isinstance(t, torch.Tensor) and t.is_floating_point() and torch.rand((), generator=self.random) < 0.5:
                 t.copy_(t.to(torch.float16))
 

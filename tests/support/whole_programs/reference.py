@@ -148,6 +148,7 @@ def _spread(
                 mode.rounded = 0.0 if k not in rounding else 1.0 if k < few + 3 else 0.5
                 mode.loudness = 1 if k < quiet else FACTOR
                 mode.precision = torch.float16 if half and least is torch.float32 else least
+                mode.halves = mode.precision is torch.float16
                 given = widened(values)
                 done: set[int] = set()
                 for name, t in given.items():
