@@ -1,4 +1,5 @@
-"""Divisions of integers at which processors raise a signal: by 0, and of the least number by -1. No program ends the process."""
+"""Divisions of integers at which processors raise a signal: by 0, and of the least number by -1. No program ends the process.
+And divisions of floats by 0."""
 
 from __future__ import annotations
 
@@ -6,8 +7,12 @@ import itertools
 from collections.abc import Callable
 
 import torch
+from agreement import Function
 
 import lapilli
+from lapilli import autoload
+
+autoload.register()
 
 LEAST, MOST = -(2**31), 2**31 - 1
 NUMBERS = (LEAST, LEAST + 1, -7, -1, 0, 1, 3, MOST)
@@ -58,3 +63,28 @@ def test_every_division_has_a_result() -> None:
             check(name, [(x, y) for x, _ in pairs])
         for y in WRITTEN:
             check(name, [(LEAST, y)] * len(pairs))
+
+
+def test_floats_by_zero() -> None:
+    """Given, or in the program, where lavapipe's compiler left the result undefined."""
+    x = torch.tensor([1.0, -1, 0, -0.0, 2.5, torch.inf, -torch.inf, torch.nan, 3e38])
+    signs = torch.tensor([0.0, -0.0]).repeat(5)[:9]
+
+    def quotients(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (
+            x // 0,
+            x // 0.0,
+            x // -0.0,
+            x // y,
+            x % 0.0,
+            x % y,
+            torch.fmod(x, 0.0),
+            torch.div(x, 0, rounding_mode="trunc"),
+        )
+
+    expected = quotients(x, signs)
+    ours = lapilli.compile(Function(quotients), (x, signs))(x, signs)
+    eager = quotients(x.to("vulkan"), signs.to("vulkan"))
+    for want, found, other in zip(expected, ours, eager, strict=True):
+        torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(other.cpu(), want, rtol=0, atol=0, equal_nan=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lapilli import autoload
+from lapilli.eager import dispatch
 from lapilli.eager.dispatch import fallbacks, reset_fallbacks
 
 autoload.register()
@@ -179,3 +180,44 @@ def test_powers_of_bools(number: float) -> None:
     x = torch.tensor([True, False])
     assert torch.equal((x.to("vulkan") ** number).cpu(), x**number)
     assert (x.to("vulkan") ** number).dtype is (x**number).dtype
+
+
+SIGNED: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "mul": lambda x, s: x * s,
+    "copysign": torch.copysign,
+    "div": lambda x, s: x / s,
+    "floor divide": lambda x, s: x // s,
+    "full": lambda x, s: torch.full((3,), s, device=x.device),
+    "full like": torch.full_like,
+    "fill": lambda x, s: x.clone().fill_(s),
+    "fill some": lambda x, s: x.repeat(2)[::2].fill_(s),
+    "fill halves": lambda x, s: x.half().fill_(s),
+    "where": lambda x, s: torch.where(x > 0, x, s),
+    "clamp": lambda x, s: x.clamp(min=s),
+    "masked fill": lambda x, s: x.masked_fill(x > 0, s),
+    "pad": lambda x, s: torch.nn.functional.pad(x, (1, 1), value=s),
+    "add": lambda x, s: x * 0 + s,
+    "complex": lambda x, s: torch.view_as_real(torch.full((3,), complex(1, s), device=x.device)),
+}
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_zeros_of_both_signs(name: str) -> None:
+    """They are equal, but no call may take the program of the other."""
+    x = torch.tensor([1.0, -2.0, 0.0])
+    for number in (0.0, -0.0, 0.0):
+        want, found = SIGNED[name](x, number), SIGNED[name](x.to("vulkan"), number).cpu()
+        torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(found.signbit() | found.isnan(), want.signbit() | want.isnan())
+
+
+def test_calls_with_nan_are_known() -> None:
+    """NaN is not equal to itself: each call would get a launch of its own."""
+    x = torch.rand(3, device="vulkan")
+    operator = dispatch._all
+    for _ in range(3):
+        torch.nn.functional.pad(x, (1, 1), value=float("nan"))
+    before = sum(len(o.launches) for o in operator)
+    for _ in range(3):
+        torch.nn.functional.pad(x, (1, 1), value=float("nan"))
+    assert sum(len(o.launches) for o in operator) == before

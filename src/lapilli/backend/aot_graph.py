@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from lapilli.backend.output_views import View, base_of, is_whole, root_of, view_of
 from lapilli.backend.scalars import Scalars, take_out
@@ -84,18 +85,18 @@ class Prepared:
 
 def prepare(
     gm: fx.GraphModule, constants: Mapping[int, torch.Tensor], updates: Updates | None = None, views: bool = True,
-    changed: Sequence[int] = (),
+    changed: Sequence[int] = (), most: Mapping[str, int] | None = None,
 ) -> Prepared:  # fmt: skip
     """Prepares a graph for the compiler, and leaves gm unchanged.
 
     constants: values of arguments that are the same in every call, by position. views: whether to leave final views to the
     host. changed: positions of arguments whose new values are the first results; those of which only some entries change are
-    changed in place (`Prepared.in_place`).
+    changed in place (`Prepared.in_place`). most: upper bounds of sizes, by name.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-    module = Module(graph, {}, [], {}, {}, _ranges(placeholders), owner=gm)
+    module = Module(graph, {}, [], {}, {}, _bounded(_ranges(placeholders), most or {}), owner=gm)
     prepared = Prepared(module)
     _lift_attributes(module, gm)
     _forget_devices(graph)
@@ -129,6 +130,13 @@ def _ranges(placeholders: Sequence[fx.Node]) -> Mapping[Any, Any]:
                 ranges: Mapping[Any, Any] = size.node.shape_env.var_to_range
                 return ranges
     return {}
+
+
+def _bounded(ranges: Mapping[Any, Any], most: Mapping[str, int]) -> Mapping[Any, Any]:
+    if not most:
+        return ranges
+    bounds = {size.name: ValueRanges(ranges[size].lower, most[size.name]) for size in ranges if size.name in most}
+    return {size: bounds.get(size.name, found) for size, found in ranges.items()}
 
 
 def _lift_attributes(module: Module, gm: fx.GraphModule) -> None:

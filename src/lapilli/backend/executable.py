@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -54,15 +54,26 @@ class Kind:
     changed: tuple[int, ...] = ()
 
 
+class Beyond(Exception):
+    """Sizes that a program was not compiled for."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+
 class Executable:
     """The function that torch calls instead of a graph of AOTAutograd: it takes a list of arguments, which it empties, and
     returns a list.
 
     At inference, weights are constants of the program, and are preprocessed once. In training, and if they keep changing,
     they are arguments, with copies on the device that are updated whenever a weight has changed.
+
+    A size without a bound gets one where an algorithm needs it; calls with larger sizes have a program of their own. most: the
+    bounds of that one, by the names of the sizes.
     """
 
-    def __init__(self, gm: fx.GraphModule, kind: Kind, options: Options) -> None:
+    def __init__(self, gm: fx.GraphModule, kind: Kind, options: Options, most: Mapping[str, int] | None = None) -> None:
         self.kind, self.options = kind, options
         self.report: Report | None = None
         self._gm, self._weights = gm, list(kind.weights)
@@ -72,6 +83,8 @@ class Executable:
         self._compiled_in = kind.name == "inference"
         self._renewals = 0
         self._open_parts = 1
+        self._most = most or {}
+        self._larger: Executable | None = None
 
     def __call__(self, args: list[Any]) -> list[Any]:
         given = list(args)
@@ -84,6 +97,8 @@ class Executable:
             return run(given)
         except CannotRun as error:  # because of the values of this call
             return self._in_torch(error)(given)
+        except Beyond as error:
+            return self._for_larger(error.sizes)(given)
         except NoDeviceError:  # dynamic sizes, for which a value is larger than the device binds at once
             if self._open_parts > 1:
                 raise
@@ -92,6 +107,14 @@ class Executable:
                 self._open_parts, self._run, self._snapshot = _PARTS, None, None
             run = self._renewed(given)
         return run(given)
+
+    def _for_larger(self, sizes: Mapping[str, int]) -> Executable:
+        """For calls with these sizes and somewhat larger ones."""
+        with self._lock:
+            if self._larger is None:
+                most = {**self._most, **{name: 1 << n.bit_length() + 1 for name, n in sizes.items()}}
+                self._larger = Executable(self._gm, self.kind, self.options, most)
+            return self._larger
 
     def _in_torch(self, error: Exception) -> _Run:
         """Runs the graph operator by operator, for a call that the program does not support."""
@@ -128,11 +151,11 @@ class Executable:
                 changed = self.kind.changed if self.kind.name == "inference" else ()
                 program = None
                 try:
-                    prepared = prepare(self._gm, known, self.kind.updates, changed=changed)
+                    prepared = prepare(self._gm, known, self.kind.updates, changed=changed, most=self._most)
                     if prepared.outputs or prepared.in_place:
                         program = _program(prepared, self.options, index, self._open_parts, sizes)
                 except NotWhole:
-                    prepared = prepare(self._gm, known, self.kind.updates)
+                    prepared = prepare(self._gm, known, self.kind.updates, most=self._most)
                     program = _program(prepared, self.options, index, self._open_parts, sizes)
         except CompileError as error:
             if self.options.fallback == "error" or isinstance(error, UnsupportedOperatorError):
@@ -161,6 +184,7 @@ class _Run:
         self._inputs = [prepared.arguments[name] for name in program.inputs] if program is not None else []
         self._in_place = prepared.in_place
         self._sizes = program.sizes(sources, prepared.module.ranges) if program is not None else None
+        self._most = list(zip(program.symbols, program.most, strict=True)) if program is not None else []
         self._copies: dict[int, torch.Tensor] = {}  # copies of weights, by position
         self._is_saved = [kind.saved is not None and k >= kind.saved for k in range(len(prepared.results))]
         self._to_host = [o.val.device.type == "cpu" for o in prepared.outputs]
@@ -188,6 +212,9 @@ class _Run:
     def _call(self, given: Sequence[Any]) -> list[Any]:
         numbers = self._numbers(given) if self._numbers is not None else ()
         sizes = self._sizes(given) if self._sizes is not None else ()
+        beyond = {name: n for n, (name, most) in zip(sizes, self._most, strict=True) if most is not None and n > most}
+        if beyond:
+            raise Beyond(beyond)
         if self._scalars is not None:
             given = [*given, *self._scalars(given)]
         made: list[torch.Tensor] = []

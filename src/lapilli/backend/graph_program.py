@@ -49,6 +49,7 @@ class GraphProgram:
         native = NativeProgram.load(data, device=index, verify=False, allow_host=True)
         description = Description.from_json(data, native.describe())
         (interface,) = interfaces(description)
+        self._bounds = {s.name: s.max for m in description.methods for s in m.symbols if s.max is not None}
         self._lost = False
         self.report: Report = interface.report()
         self.symbols: list[str] = []
@@ -69,6 +70,11 @@ class GraphProgram:
         self.inputs = [spec.name for spec in method.inputs]
         call = MethodCall(native, interface.player, description, index)
         self.symbols, self._run = call.sizes, call
+
+    @property
+    def most(self) -> list[int | None]:
+        """The largest values of the symbols."""
+        return [self._bounds.get(name) for name in self.symbols]
 
     def sizes(self, sources: Sources, ranges: Mapping[Any, Any]) -> Sizes | None:
         """A function that computes the sizes of a call from the graph's arguments."""

@@ -51,7 +51,7 @@ def _zero(x: torch.Tensor) -> torch.Tensor:
 
 @composite(aten.fill_.Scalar)
 def _fill(x: torch.Tensor, value: Any) -> torch.Tensor:
-    """Fills a dense tensor by words; 0 has the same bits in every type."""
+    """Fills a dense tensor by words; 0, but not -0, has the same bits in every type."""
     if not x.numel():
         return x
     if 0 in x.stride():  # elements that share memory are filled once
@@ -60,9 +60,10 @@ def _fill(x: torch.Tensor, value: Any) -> torch.Tensor:
             _fill(x.as_strided(sizes, x.stride()), value)
             return x
     seen = operand(x)
-    if seen.strided or seen.expanded or (value != 0 and (x.dtype not in _WORDS or not _holds(x.dtype, value))):
+    zero = value == 0 and "-" not in repr(value)
+    if seen.strided or seen.expanded or (not zero and (x.dtype not in _WORDS or not _holds(x.dtype, value))):
         return _write(x, value)
-    pattern = 0 if value == 0 else _WORDS[x.dtype](value)
+    pattern = 0 if zero else _WORDS[x.dtype](value)
     place, size = device_copy.slice_of(x), x.numel() * x.itemsize
     if place[1] % 4 or size % 4:
         return _write(x, value)

@@ -91,7 +91,7 @@ class Operator:
             exact = self._exact(args, kwargs, tensors, numbers)
         launch = self.launches.get(exact)
         if type(launch) is dict:  # launches by their compiled-in numbers
-            launch = launch.get(tuple(numbers))
+            launch = launch.get(tuple(map(_told_apart, numbers)))
         if launch is None:
             launch = self._prepare(exact, args, kwargs, tensors, numbers)
         if not isinstance(launch, str):
@@ -135,7 +135,7 @@ class Operator:
                 numbers.append(leaf)
                 key.append(kind)
             else:
-                key += (kind, leaf)
+                key += (kind, _told_apart(leaf))
         elif isinstance(leaf, torch.Tensor):
             tensors.append(leaf)
             key += (leaf.dtype, leaf.shape, leaf.stride(), leaf.get_device())
@@ -144,7 +144,7 @@ class Operator:
             for x in leaf:
                 self._add(None, x, key, tensors, numbers)
         else:
-            key += (kind, leaf)
+            key += (kind, repr(leaf) if kind is complex else leaf)
 
     def _leaves(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The arguments in the schema's order, with defaults for those not given."""
@@ -178,7 +178,7 @@ class Operator:
             if len(self.launches) >= _MOST:
                 self.launches.clear()
             if constant:
-                self.launches.setdefault(key, {})[tuple(numbers)] = made
+                self.launches.setdefault(key, {})[tuple(map(_told_apart, numbers))] = made
             else:
                 self.launches[key] = made
         return made
@@ -190,6 +190,11 @@ class Operator:
                     "Expected all tensors to be on the same device, but found at least two devices, "
                     f"vulkan:{index} and {tensor.device}!"
                 )
+
+
+def _told_apart(number: float) -> Any:
+    """What a number is in a key: 0 and -0 are equal, and NaN is not equal to itself."""
+    return number if number and number == number else repr(number)
 
 
 _INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._unsafe_index.Tensor}
