@@ -87,7 +87,7 @@ _ACTIVATIONS: dict[Any, Any] = {
     aten.elu.default: lambda x, alpha=1.0, scale=1.0, input_scale=1.0: where(
         binary("gt", x, 0.0), x * float(scale), unary("expm1", x * float(input_scale)) * float(alpha * scale)
     ),
-    aten.log_sigmoid.default: lambda x: -softplus(-x, 1.0, 88.0),
+    aten.log_sigmoid.default: lambda x: 0.0 - softplus(-x, 1.0, 88.0),
     aten.logit.default: lambda x, eps=None: (lambda y: unary("log", y / (1.0 - y)))(
         x if eps is None else clamp(x, eps, 1 - eps)
     ),

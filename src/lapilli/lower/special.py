@@ -197,7 +197,7 @@ def lgamma(x: Expr) -> Expr:
     z = a - unary("round", a)
     reflected = log(math.pi / unary("abs", a * unary("sin", z * math.pi))) - positive
     pole = both(is_whole(x), binary("le", x, 0.0))
-    value = where(lt(x, 0.0), reflected, positive)
+    value = where(lt(x, 0.0), reflected, positive) + 0.0  # of 1, it is no -0
     about_zero = -log(a) - x * 0.57721566490153286
     return choose((unary("isinf", x), const(INF)), (pole, const(INF)), (lt(a, 1e-5), about_zero), otherwise=value)
 
