@@ -302,7 +302,12 @@ FileBytes sample_program(const SampleOptions& options) {
   }
   if (options.fast_first) {
     const uint32_t fast = builder.kernel("fast", kernels::add, 3);
-    m.method.plans.push_back(std::make_unique<schema::PlanT>(make_plan("fast", fast)->plan));
+    auto plan = make_plan("fast", fast);
+    if (options.fast_range > 0) {
+      plan->plan.requirements = std::make_unique<schema::RequirementsT>();
+      plan->plan.requirements->storage_range = options.fast_range;
+    }
+    m.method.plans.push_back(std::make_unique<schema::PlanT>(plan->plan));
   }
   if (!options.impossible_only)
     m.method.plans.push_back(std::make_unique<schema::PlanT>(make_plan("portable", add)->plan));

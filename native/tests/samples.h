@@ -72,6 +72,7 @@ struct SampleOptions {
   bool impossible_first = false; // a better plan that no device satisfies
   bool impossible_only = false;
   bool fast_first = false; // a better plan, "fast", that ends with a kernel of its own
+  uint64_t fast_range = 0; // bytes that it binds at once, and the other plan in parts
   int64_t factor = 1;
   int64_t offset = 0;
   uint8_t format = 0;               // of the last kernel

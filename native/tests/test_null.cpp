@@ -224,6 +224,17 @@ TEST(what_a_device_lacks_is_said) {
   CHECK(has(refusal([](C& c) { c.limits.texel_buffers = 0; }, sample_program({.texel = true})),
             "it needs 1 texel buffers in a kernel, and the device allows 0"));
   CHECK(has(refusal([](C& c) { c.limits.storage_range = 16; }), "it needs 28 bytes of a storage buffer at once"));
+  // With nothing lacking but room there is no advice to compile for this device.
+  const FileBytes parts = sample_program({.fast_first = true, .fast_range = 4096});
+  const std::string large = refusal([](C& c) { c.limits.storage_range = 16; }, parts);
+  CHECK(has(large, "a value takes 4.0 KiB; even in parts a kernel needs 28 bytes of a buffer at once, and the device "
+                   "allows 16 bytes. Compile the model for smaller inputs"));
+  CHECK(!has(large, "for this one"));
+  const auto little = [](C& c) { c.limits.storage_range = 16, c.device_memory = 2048; };
+  CHECK(has(refusal(little, parts), "a value takes 4.0 KiB, and the device has 2.0 KiB of memory. Compile"));
+  const std::string other = refusal([](C& c) { c.limits.storage_range = 16, c.spirv_minor = 0; }, parts);
+  CHECK(has(other, "Plans \"fast\" and \"portable\": its kernels are SPIR-V 1.3") && has(other, "for this one"));
+  CHECK(other.find("SPIR-V", other.find("SPIR-V") + 6) == std::string::npos);
   CHECK(has(refusal([](C&) {}, sample_program({.impossible_only = true})),
             "it needs 1073741824 invocations in a work group"));
   CHECK(has(refusal([](C& c) { c.subgroup_operations = 1; }, sample_program({.subgroup_operations = 1u | 1u << 7})),

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+import torch
 
 import lapilli
 from lapilli import InvalidFileError, Program
@@ -117,3 +118,12 @@ def test_no_compiler_model_is_refused_clearly(tmp_path: Path) -> None:
     (tmp_path / "model.pt2").write_bytes(b"not a model")
     with pytest.raises(lapilli.LapilliError):
         lapilli.compile(tmp_path / "model.pt2")
+
+
+def test_a_program_too_large_for_any_plan_says_so_once() -> None:
+    """Not once for each plan, nor that it should be compiled for the device that it is compiled for."""
+    with pytest.raises(lapilli.NoDeviceError) as error:
+        lapilli.compile(lambda x: torch.cat([x] * 40), (torch.zeros(2000, 20000),))
+    text = str(error.value)
+    assert "a value takes 6.0 GiB" in text and "Compile the model for smaller inputs" in text, text
+    assert len(text) < 320 and "Plan" not in text and "for this one" not in text, text

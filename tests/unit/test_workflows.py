@@ -36,6 +36,23 @@ def test_workflows(file: Path) -> None:
             assert command.startswith("python3") or set(command.split()) <= targets, command
 
 
+def test_what_takes_long_runs_every_week() -> None:
+    given = yaml.safe_load((ROOT / ".github" / "workflows" / "weekly.yml").read_text())
+    assert {"schedule", "workflow_dispatch"} <= set(given[True])
+    (job,) = given["jobs"].values()
+    targets = set(job["strategy"]["matrix"]["target"])
+    makefile = (ROOT / "Makefile").read_text()
+    assert targets <= set(re.findall(r"^([a-z-]+):", makefile, re.M))
+    assert {"fuzz", "failures"} <= targets  # fuzz runs fuzz-native, failures runs ThreadSanitizer
+    assert any(step.get("run") == "make ${{ matrix.target }}" for step in job["steps"])
+
+
+def test_a_new_seed_that_fails_fails_the_target() -> None:
+    recipe = (ROOT / "Makefile").read_text().partition("\nrandom:")[2].partition("\n\n")[0]
+    (new,) = [line for line in recipe.splitlines() if "--new" in line]
+    assert "||" not in new or new.endswith("exit 1; }"), new
+
+
 @pytest.mark.parametrize("file", FORMS, ids=lambda file: file.stem)
 def test_issue_forms(file: Path) -> None:
     form = yaml.safe_load(file.read_text())

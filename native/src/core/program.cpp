@@ -4,7 +4,6 @@
 #include "base/json.h"
 #include "core/constant_loader.h"
 #include "core/inputs.h"
-#include "core/requirements.h"
 #include "core/stream.h"
 #include "format/describe.h"
 #include "format/reader.h"
@@ -60,30 +59,62 @@ void Program::choose_plans(const char* wanted) {
       const Plan& plan = method.plans[i];
       names.push_back(plan.name);
       const bool may_be_taken = taken == UINT32_MAX && (!named || plan.name == wanted);
-      std::vector<std::string> reasons = missing(device, plan, model_.kernels, values, dynamic);
+      Missing lacking = missing(device, plan, model_.kernels, values, dynamic);
+      const bool possible = lacking.reasons.empty();
       // What is bound in parts where the plan before it binds it whole is slower, and no plainer.
-      const bool parts = i > 0 && plainest == i - 1 && method.plans[i - 1].requirements.storage_range > 0;
+      const bool parts = i > 0 && method.plans[i - 1].requirements.storage_range > 0;
       // Nor is what copies values so as to bind fewer buffers than the plan before it.
       const bool few = i > 0 && plainest == i - 1 && plan.name == method.plans[i - 1].name + "-few";
-      if (reasons.empty() && !parts && !few)
+      if (possible && !(parts && plainest == i - 1) && !few)
         plainest = i;
-      if (may_be_taken && reasons.empty())
+      if (may_be_taken && possible)
         taken = i;
       else if (may_be_taken)
-        rejected.push_back({plan.name, std::move(reasons)});
+        rejected.push_back({plan.name, std::move(lacking), parts});
     }
-    if (taken == UINT32_MAX) {
-      std::string text;
-      for (const Rejected& plan : rejected)
-        text += cat(" Plan \"", plan.plan, "\": ", listed(plan.reasons), ".");
-      fail(LAPILLI_NO_DEVICE, device.name, " cannot run method \"", method.name, "\" of this program.", text,
-           " Choose another device with LAPILLI_DEVICE, or compile the model for this one.");
-    }
+    if (taken == UINT32_MAX)
+      refuse(method, rejected);
     plans_.push_back(taken);
     plainest_.push_back(std::max(taken, plainest));
   }
   if (!found_wanted)
     fail(LAPILLI_INVALID_ARGUMENT, "The program has no plan \"", wanted, "\"; it has ", listed(names), ".");
+}
+
+// What no other plan would change is said alone: the program is compiled for such devices, and is too large for this one.
+void Program::refuse(const Method& method, const std::vector<Rejected>& rejected) const {
+  const hal::Capabilities& device = device_->capabilities;
+  const std::string begin = cat(device.name, " cannot run method \"", method.name, "\" of this program");
+  constexpr const char* smaller =
+      " Compile the model for smaller inputs, or choose another device with LAPILLI_DEVICE.";
+  uint64_t largest = 0, in_parts = UINT64_MAX;
+  for (const Rejected& plan : rejected) {
+    largest = std::max(largest, plan.missing.at_once);
+    if (plan.parts && plan.missing.only_sizes)
+      in_parts = std::min(in_parts, plan.missing.at_once);
+  }
+  if (device.device_memory > 0 && largest > device.device_memory)
+    fail(LAPILLI_NO_DEVICE, begin, ": a value takes ", human_size(largest), ", and the device has ",
+         human_size(device.device_memory), " of memory.", smaller);
+  if (in_parts != UINT64_MAX)
+    fail(LAPILLI_NO_DEVICE, begin, ": a value takes ", human_size(largest), "; even in parts a kernel needs ",
+         human_size(in_parts), " of a buffer at once, and the device allows ", human_size(device.limits.storage_range),
+         ".", smaller);
+  std::string text;
+  std::vector<std::string> said;
+  for (const Rejected& first : rejected)
+    for (const std::string& reason : first.missing.reasons) {
+      if (std::ranges::find(said, reason) != said.end())
+        continue;
+      said.push_back(reason);
+      std::vector<std::string> plans;
+      for (const Rejected& plan : rejected)
+        if (std::ranges::find(plan.missing.reasons, reason) != plan.missing.reasons.end())
+          plans.push_back(cat("\"", plan.plan, "\""));
+      text += cat(plans.size() > 1 ? " Plans " : " Plan ", listed(plans), ": ", reason, ".");
+    }
+  fail(LAPILLI_NO_DEVICE, begin, ".", text,
+       " Choose another device with LAPILLI_DEVICE, or compile the model for this one.");
 }
 
 std::string Program::cache_folder_of(const lapilli_load_options& options) {
@@ -426,7 +457,7 @@ std::string Program::info() const {
             for (const Rejected& rejected : rejected_[m])
               json.object([&] {
                 json.field("plan", rejected.plan);
-                json.list("reasons", rejected.reasons);
+                json.list("reasons", rejected.missing.reasons);
               });
           });
         });

@@ -3,6 +3,7 @@
 
 #include "core/inputs.h"
 #include "core/launch.h"
+#include "core/requirements.h"
 #include "format/container.h"
 
 #include <functional>
@@ -104,8 +105,10 @@ private:
 
   struct Rejected {
     std::string plan;
-    std::vector<std::string> reasons;
+    Missing missing;
+    bool parts; // it binds in parts what the plan before it binds whole
   };
+  [[noreturn]] void refuse(const Method& method, const std::vector<Rejected>& rejected) const;
 
   const Limits limits_;
   MemoryCounter counter_;

@@ -62,7 +62,7 @@ public:
     at_most("bytes of shared memory", wanted.shared_memory, limits.shared_memory);
     at_most("storage buffers in a kernel", wanted.max_bindings, limits.storage_buffers);
     at_most("elements in a texel buffer", wanted.max_texel_elements, limits.texel_elements);
-    at_most("bytes of a storage buffer at once", wanted.storage_range, limits.storage_range);
+    at_once(wanted.storage_range);
     subgroup_size(wanted.subgroup_size);
     subgroup_operations(wanted.subgroup_operations);
   }
@@ -99,19 +99,33 @@ public:
     }
   }
 
-  std::vector<std::string> reasons() && { return std::move(reasons_); }
+  Missing found() && { return std::move(found_); }
 
   void binding(BindingType type, uint64_t size) {
     if (const uint32_t texel = texel_size(type))
       at_most("elements in a texel buffer", size / texel, device_.limits.texel_elements);
     else
-      at_most("bytes of a storage buffer at once", size, device_.limits.storage_range);
+      at_once(size);
   }
 
 private:
   void add(const std::string& reason) {
-    if (reasons_.size() < most_reasons && std::ranges::find(reasons_, reason) == reasons_.end())
-      reasons_.push_back(reason);
+    found_.only_sizes = false;
+    note(reason);
+  }
+
+  void note(const std::string& reason) {
+    std::vector<std::string>& reasons = found_.reasons;
+    if (reasons.size() < most_reasons && std::ranges::find(reasons, reason) == reasons.end())
+      reasons.push_back(reason);
+  }
+
+  void at_once(uint64_t bytes) {
+    const uint64_t limit = device_.limits.storage_range;
+    if (bytes <= limit)
+      return;
+    found_.at_once = std::max(found_.at_once, bytes);
+    note(more_than("bytes of a storage buffer at once", bytes, limit));
   }
 
   void feature(std::string_view words) { add(cat("the device lacks ", words)); }
@@ -135,7 +149,11 @@ private:
 
   void at_most(const char* what, uint64_t wanted, uint64_t limit) {
     if (wanted > limit)
-      add(cat("it needs ", wanted, " ", what, ", and the device allows ", limit));
+      add(more_than(what, wanted, limit));
+  }
+
+  static std::string more_than(const char* what, uint64_t wanted, uint64_t limit) {
+    return cat("it needs ", wanted, " ", what, ", and the device allows ", limit);
   }
 
   void subgroup_size(uint32_t wanted) {
@@ -156,13 +174,13 @@ private:
   }
 
   const hal::Capabilities& device_;
-  std::vector<std::string> reasons_;
+  Missing found_;
 };
 
 } // namespace
 
-std::vector<std::string> missing(const hal::Capabilities& device, const Plan& plan, std::span<const Kernel> kernels,
-                                 const Values& values, const std::vector<bool>& dynamic) {
+Missing missing(const hal::Capabilities& device, const Plan& plan, std::span<const Kernel> kernels,
+                const Values& values, const std::vector<bool>& dynamic) {
   Judge judge(device);
   judge.plan(plan.requirements);
   std::vector<bool> seen(kernels.size());
@@ -176,7 +194,7 @@ std::vector<std::string> missing(const hal::Capabilities& device, const Plan& pl
         if (const Binding& binding = command.bindings[i]; !dynamic[binding.size]) // others: when a run is recorded
           judge.binding(kernels[command.kernel].types[i], values.size(binding.size, "the size of a binding"));
     }
-  return std::move(judge).reasons();
+  return std::move(judge).found();
 }
 
 } // namespace lapilli

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lapilli.cli.common import PROGRAM, console, device_option, json_option, print_json, size, table
+from lapilli.cli.common import PROGRAM, console, device_option, json_option, print_json, print_table, size
 from lapilli.errors import InvalidInputError
 from lapilli.runtime.cache import base, files
 
@@ -33,10 +33,8 @@ def info(as_json: bool) -> None:
     found = [usage(name) for name in KINDS]
     if as_json:
         return print_json({"folder": str(base()), "parts": found})
-    shown = table("part", "files", "size", "contents")
-    for f in found:
-        shown.add_row(f["name"], f"{f['files']:,}", size(f["bytes"]), KINDS[f["name"]])
-    console().print(shown)
+    rows = [(f["name"], f"{f['files']:,}", size(f["bytes"]), KINDS[f["name"]]) for f in found]
+    print_table(console(), ("part", "files", "size", "contents"), rows)
     console().print(f"{base()}; set LAPILLI_CACHE_DIR to use another folder", soft_wrap=True)
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import Console
     from rich.progress import Progress
-    from rich.table import Table
     from rich.text import Text
 
     from lapilli.runtime.program import Program
@@ -286,14 +285,42 @@ def from_bits(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
     return (array.astype(np.uint32) << 16).view(np.float32)
 
 
-def table(*names: str, **options: Any) -> Table:
-    """A table whose cells are wrapped in a narrow terminal, and never truncated."""
-    from rich.table import Table
+_WIDE = 72
+"""Columns of a terminal from which on tables of many columns can be read."""
 
-    made = Table(**options)
+
+def print_table(
+    out: Console,
+    names: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    *,
+    title: str = "",
+    numbers: Sequence[str] = (),
+) -> None:
+    """Rows under names; those in `numbers` on the right. Cells are wrapped, and never truncated.
+
+    Where a terminal is too narrow for the columns, each row is a few lines of names and values instead."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(title=title or None, title_justify="left")
     for name in names:
-        made.add_column(name, overflow="fold")
-    return made
+        shown.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
+    given = list(rows)
+    for row in given:
+        shown.add_row(*row)
+    unwrapped = out.measure(shown, options=out.options.update(max_width=1 << 16)).maximum
+    if out.width >= _WIDE or unwrapped <= out.width:
+        out.print(shown)
+        return
+    if title:
+        out.print(Text(title, "italic", overflow="fold"))
+    for row in given:
+        for k, (name, value) in enumerate(zip(names, row, strict=True)):
+            if len(value):
+                line = Text.assemble((name, "" if k else "bold"), ": ", value, overflow="fold")
+                out.print(Padding(line, (0, 0, 0, 2 if k else 0), expand=False))
 
 
 @contextmanager

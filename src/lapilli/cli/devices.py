@@ -6,7 +6,7 @@ import dataclasses
 
 import click
 
-from lapilli.cli.common import console, json_option, print_json, size, table
+from lapilli.cli.common import console, json_option, print_json, print_table, size
 
 
 @click.command()
@@ -19,16 +19,10 @@ def devices(as_json: bool) -> None:
     if as_json:
         print_json([dataclasses.asdict(device) for device in found])
         return
-    shown = table("#", "name", "type", "driver", "Vulkan", "memory", "features", title="Vulkan devices, best first")
+    rows = []
     for device in found:
         features = ", ".join(name for name, there in device.features.items() if there)
-        shown.add_row(
-            str(device.index),
-            device.name,
-            device.type,
-            device.driver,
-            device.api_version,
-            size(device.memory),
-            features,
-        )
-    console().print(shown)
+        about = (device.name, device.type, device.driver, device.api_version, size(device.memory), features)
+        rows.append((str(device.index), *about))
+    names = ("#", "name", "type", "driver", "Vulkan", "memory", "features")
+    print_table(console(), names, rows, title="Vulkan devices, best first")

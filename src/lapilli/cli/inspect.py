@@ -20,9 +20,9 @@ from lapilli.cli.common import (
     output_file,
     parse_sizes,
     print_json,
+    print_table,
     rows,
     size,
-    table,
 )
 from lapilli.errors import InvalidInputError
 
@@ -123,29 +123,30 @@ def _print(
         out.print(Text.assemble("\n", (f"plan {plan.name}", "bold"), f": needs {requirements(plan)}"))
         out.print(f"{len(plan.run)} dispatches, {barriers} barriers; {len(plan.load)} dispatches at load")
         out.print(arena(plan_memory))
-        found = table("#", "operators", "kernel", "work groups", "MFLOP", "MB", "barrier", "why realised")
+        dispatches = []
         reasons = description.reasons(plan)
         for i, (dispatch, cost, why) in enumerate(zip(plan.run, plan_memory.commands, reasons, strict=True)):
             if everything or i < 30:
                 mark = "●" if dispatch.barrier else ""
-                found.add_row(str(i), dispatch.label, name_of(dispatch.kernel), *_cost(cost), mark, why)
-        out.print(found)
+                dispatches.append((str(i), dispatch.label, name_of(dispatch.kernel), *_cost(cost), mark, why))
+        names = ("#", "operators", "kernel", "work groups", "MFLOP", "MB", "barrier", "why realised")
+        print_table(out, names, dispatches)
         if slow := about_generic(dispatch.kernel for dispatch in plan.run):
             out.print(slow)
         if not everything and len(plan.run) > 30:
             out.print(f"… {len(plan.run) - 30} more: --all")
-    found = table("kernel", "code", "work group", "subgroup", "shared memory", title="kernels", title_justify="left")
+    kernels = []
     for kernel in description.kernels:
         local = "×".join(map(str, kernel.local))
-        found.add_row(
-            kernel.name, size(kernel.code_size), local, str(kernel.subgroup_size or "any"), size(kernel.shared_size)
-        )
-    out.print(found)
+        subgroup = str(kernel.subgroup_size or "any")
+        kernels.append((kernel.name, size(kernel.code_size), local, subgroup, size(kernel.shared_size)))
+    print_table(out, ("kernel", "code", "work group", "subgroup", "shared memory"), kernels, title="kernels")
     constants = sorted(description.constants, key=lambda constant: -constant.size)
-    found = table("constant", "dtype", "shape", "size", title="constants, largest first", title_justify="left")
-    for constant in constants if everything else constants[:10]:
-        found.add_row(constant.name, constant.dtype, "×".join(map(str, constant.shape)), size(constant.size))
-    out.print(found)
+    largest = [
+        (constant.name, constant.dtype, "×".join(map(str, constant.shape)), size(constant.size))
+        for constant in (constants if everything else constants[:10])
+    ]
+    print_table(out, ("constant", "dtype", "shape", "size"), largest, title="constants, largest first")
     if not everything and len(constants) > 10:
         out.print(f"… {len(constants) - 10} more: --all")
 
@@ -170,12 +171,12 @@ def _print_sizes(program: Path, as_json: bool) -> None:
         ("rest", sizes.rest),
     ]
     rows([("file", size(sizes.total)), *((name, size(count)) for name, count in parts)])
-    found = table("plan", "kernels", "constants", "kernels of it alone", "constants of it alone")
-    for plan in sizes.plans:
-        found.add_row(
-            plan.name, size(plan.kernels), size(plan.constants), size(plan.only_kernels), size(plan.only_constants)
-        )
-    console().print(found)
+    plans = [
+        (plan.name, *map(size, (plan.kernels, plan.constants, plan.only_kernels, plan.only_constants)))
+        for plan in sizes.plans
+    ]
+    names = ("plan", "kernels", "constants", "kernels of it alone", "constants of it alone")
+    print_table(console(), names, plans)
 
 
 def _cost(cost: Any) -> tuple[str, str, str]:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import click
 
-from lapilli.cli.common import console, json_option, print_json, progress_bar, table
+from lapilli.cli.common import console, json_option, print_json, print_table, progress_bar
 from lapilli.errors import InvalidInputError
 from lapilli.runtime.compiler_packages import require_compiler
 
@@ -45,11 +45,11 @@ def ops(names: tuple[str, ...], everything: bool, as_json: bool) -> None:
     if as_json:
         print_json([asdict(e) for e in entries])
         return
-    shown = table("operator", "core", "runs", "by", "dtypes", "dynamic sizes")
+    rows = []
     for e in entries:
         dtypes = "not tested" if e.dtypes is None and e.where != "cpu" else " ".join(map(short, e.dtypes or ()))
         dynamic = {True: "yes", False: "no", None: ""}[e.dynamic]
-        shown.add_row(e.name.removeprefix("aten."), "●" if e.core else "", e.where, e.by, dtypes, dynamic)
-    console().print(shown)
+        rows.append((e.name.removeprefix("aten."), "●" if e.core else "", e.where, e.by, dtypes, dynamic))
+    print_table(console(), ("operator", "core", "runs", "by", "dtypes", "dynamic sizes"), rows)
     counted = Counter(e.where for e in entries)
     console().print(", ".join(f"{counted[where]} {where}" for where in ("gpu", "decomposed", "cpu")))

@@ -22,6 +22,7 @@ from lapilli.cli.common import (
     name_of,
     output_file,
     print_json,
+    print_table,
     random_inputs,
     shapes,
     trust_options,
@@ -31,6 +32,8 @@ from lapilli.cli.flame import bars
 from lapilli.errors import LapilliError
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from lapilli.runtime.program import KernelTime, Profile
     from lapilli.speed import Speed
 
@@ -118,20 +121,14 @@ def _sum(times: Profile) -> float:
 
 
 def _print(times: Profile, title: str, by_time: bool, speed: Speed | None) -> None:
-    from rich.table import Table
-
     total = _sum(times) or 1.0
-    table = Table(title=title, title_justify="left")
-    for name in ("#", "operators", "kernel"):
-        table.add_column(name, overflow="fold")
     of_device = ["of device"] if speed is not None else []
-    for name in ("time", "share", *of_device, "GFLOP/s", "GB/s", "work groups"):
-        table.add_column(name, justify="right", overflow="fold")
-    rows = list(enumerate(times.kernels))
+    numbers = ("time", "share", *of_device, "GFLOP/s", "GB/s", "work groups")
+    numbered = list(enumerate(times.kernels))
     if by_time:
-        rows.sort(key=lambda row: -row[1].seconds)
-    for i, kernel in rows:
-        table.add_row(
+        numbered.sort(key=lambda row: -row[1].seconds)
+    rows: list[list[str | Text]] = [
+        [
             str(i),
             kernel.label,
             name_of(kernel.kernel),
@@ -141,11 +138,13 @@ def _print(times: Profile, title: str, by_time: bool, speed: Speed | None) -> No
             _rate(kernel.flops, kernel.seconds),
             _rate(kernel.bytes, kernel.seconds),
             "×".join(map(str, kernel.groups)),
-        )
+        ]
+        for i, kernel in numbered
+    ]
     out = console()
     for bar in bars(times.kernels, f"a run: {duration(times.seconds)}", out.width):
         out.print(bar)
-    out.print(table)
+    print_table(out, ("#", "operators", "kernel", *numbers), rows, title=title, numbers=numbers)
     out.print(
         f"{len(times.kernels)} dispatches: {duration(total)} in total when timed separately, {duration(times.seconds)} in a run"
     )

@@ -211,8 +211,11 @@ def _print(out: Any, program: Program, name: str, array: NDArray[Any], k: int) -
         out.print(f"{name}: {array.dtype} {shape}{stats}")
         return
     table = Table.grid(padding=(0, 2))
+    for options in ({"no_wrap": True}, {"no_wrap": True}, {"overflow": "fold"}):
+        table.add_column(**options)
+    longest = min(30, out.width * 3 // 8)  # of a bar, beside which a label has room
     for label, probability in classes:
-        table.add_row(f"{probability:6.1%}", "█" * round(30 * probability), label)
+        table.add_row(f"{probability:6.1%}", "█" * round(longest * probability), label)
     out.print(table)
 
 

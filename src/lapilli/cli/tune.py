@@ -15,8 +15,8 @@ from lapilli.cli.common import (
     json_option,
     output_file,
     print_json,
+    print_table,
     progress_bar,
-    table,
 )
 from lapilli.errors import InvalidInputError
 from lapilli.runtime.compiler_packages import require_compiler
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from lapilli.tuning import Choice, Tuned
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_WIDE = 72  # columns of a terminal from which on tables can be read
 _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -129,19 +128,14 @@ def _tune(
 def _print(found: Tuned, output: Path) -> None:
     out = console()
     changed = [c for c in found.choices if c.best != c.default]
-    if changed and out.width >= _WIDE:
-        shown = table(
-            "task", "without tuning", "fastest", title=f"{found.device.name}, plan {found.plan}", title_justify="left"
+    if changed:
+        print_table(
+            out,
+            ("task", "without tuning", "fastest", "time", "of it"),
+            [(_title(c), c.default, c.best, duration(c.us * 1e-6), f"{c.ratio:.0%}") for c in changed],
+            title=f"{found.device.name}, plan {found.plan}",
+            numbers=("time", "of it"),
         )
-        for name in ("time", "of it"):
-            shown.add_column(name, justify="right", overflow="fold")
-        for c in changed:
-            shown.add_row(_title(c), c.default, c.best, duration(c.us * 1e-6), f"{c.ratio:.0%}")
-        out.print(shown)
-    elif changed:
-        out.print(f"{found.device.name}, plan {found.plan}")
-        for c in changed:
-            out.print(f"{_title(c)}, {duration(c.us * 1e-6)}:\n  {c.default}\n  -> {c.best}, {c.ratio:.0%} of it")
     tried = sum(c.tried - 1 for c in found.choices)
     out.print(
         f"Different tasks: {len(found.choices)}; candidates beside those that are taken without tuning: {tried}; "
