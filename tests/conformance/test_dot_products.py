@@ -120,7 +120,7 @@ def test_convolution(name: str) -> None:
         check(model, any_codes(model, *image), there=image[1] % 4 == 0)
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(4)
 @pytest.mark.poor_device
 @pytest.mark.parametrize("tile", [*tiles._DOT, *tiles._OTHER_DOT], ids=str)
 def test_every_tile(tile: tiles.DotTile, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,7 +249,7 @@ SHARED_WORDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.bool], ids=str)
-@pytest.mark.part(2)
+@pytest.mark.part(5)
 def test_results_that_share_words(dtype: torch.dtype) -> None:
     """Neighbours of a word must be neighbours in memory, whatever sizes the axes have that they are computed along."""
     for name, f in SHARED_WORDS.items():

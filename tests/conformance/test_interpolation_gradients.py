@@ -48,7 +48,7 @@ def calls(name: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.part(3)
+@pytest.mark.part(9)
 def test_gradients(name: str) -> None:
     """Of ordinary numbers, and of one that is not finite: torch multiplies it by the weights of its window, zeros among them.
 
@@ -174,7 +174,7 @@ def test_open_sizes() -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear"])
-@pytest.mark.part(3)
+@pytest.mark.part(12)
 def test_training_keeps_interpolation_whole(mode: str, dynamic: bool) -> None:
     """PyTorch's Python formulas take it apart: places in float32, and gradients scattered one by one, a thousand times slower."""
     rank = {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}.get(mode, 2)

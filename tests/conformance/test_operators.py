@@ -89,6 +89,7 @@ def test_kernels_of_other_plans(start: int, target: str, gpu_plans: None) -> Non
 
 
 @pytest.mark.parametrize("target", [pytest.param("any-fp32", marks=pytest.mark.poor_device), "cpu-fp32", "gpu-fp32"])
+@pytest.mark.part(3)
 def test_convolutions(target: str, gpu_plans: None) -> None:
     """Any dimension, stride, padding, dilation, groups, batch; transposed too."""
     cases = convolutions()

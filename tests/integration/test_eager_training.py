@@ -17,6 +17,7 @@ autoload.register()
 
 @pytest.mark.poor_device
 @pytest.mark.parametrize(("model", "optimizer", "steps"), [("cnn", "sgd", 6), ("transformer", "adamw", 5)])
+@pytest.mark.part(2)
 def test_losses_are_those_of_the_cpu(model: str, optimizer: str, steps: int) -> None:
     before = torch.vulkan.fallbacks()
     ours = training.train(model, optimizer, steps, "vulkan")

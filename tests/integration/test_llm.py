@@ -58,6 +58,7 @@ def of_one_plan(path: Path, context: int, half: bool = False, quantize: Any = No
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.part(6)
 def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     """For 128 tokens after 18: phi3's window and the scaled positions of others begin to count on the way."""
     model = made(kind)
@@ -73,6 +74,7 @@ def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "kind, blocks", [("llama", "F32"), ("phi3", "F32"), ("gemma", "F32"), ("qwen3", "F16"), ("qwen2", "BF16")]
 )
+@pytest.mark.part(5)
 def test_gguf_files_hold_the_same_models(kind: str, blocks: str, tmp_path: Path) -> None:
     model = made(kind)
     if blocks != "F32":
@@ -568,6 +570,7 @@ def test_wrong_files_and_prompts_are_refused_with_a_reason(lm: LLM, tmp_path: Pa
 
 
 @pytest.mark.parametrize("quantize, most", [("int8", 0.32), ("int4", 0.19)])
+@pytest.mark.part(2)
 def test_folders_can_be_quantized_on_the_way(quantize: Any, most: float, tmp_path: Path) -> None:
     """The size is that of codes and scales, and the tokens those of the numbers that they mean."""
     model = made("qwen2")
@@ -632,6 +635,7 @@ class Writer:
 
 
 @pytest.mark.parametrize("sequences", [1, 3])
+@pytest.mark.part(2)
 def test_the_player_writes_the_same_tokens(sequences: int, tmp_path: Path) -> None:
     """Greedily and drawn, at every length of a prompt, after any other text; it reads what it has not read, and no more."""
     context = 40

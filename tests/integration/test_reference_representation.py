@@ -37,7 +37,7 @@ MODELS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(8)
 @pytest.mark.parametrize("plan", ["cpu-fp32", "gpu-fp32-dot"])
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("name", MODELS)

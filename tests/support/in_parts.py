@@ -15,7 +15,7 @@ import pytest
 MANY = 2
 """Cases that a run takes whole."""
 
-SHARE = 6
+SHARE = 12
 """Of more, a run takes one in so many."""
 
 COMPILING = ("tests/conformance/", "tests/integration/")
