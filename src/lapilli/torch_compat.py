@@ -106,6 +106,9 @@ _SAVE = Patch(
 )
 
 PATCHES: dict[str, Patch] = {
+    "torch.autograd.variable.Variable._execution_engine": Patch(
+        "device", "errors of hooks are put aside while C++ leaves the guard of the device's stream", "a subclass, which works alike"
+    ),
     **{
         f"torch.accelerator.{name}": _ACCELERATOR
         for name in (
@@ -179,6 +182,11 @@ PATCHES: dict[str, Patch] = {
 
 PRIVATE: dict[str, str] = {
     "torch._C._current_graph_task_id": "whether an error is raised within a backward pass, where it must not cross C++",
+    "torch._C._ImperativeEngine": "see PATCHES",
+    "torch._C._get_obj_in_tls": "errors of hooks, by backward pass: PyTorch hands such objects on to its threads",
+    "torch._C._is_key_in_tls": "as _get_obj_in_tls",
+    "torch._C._remove_obj_from_tls": "as _get_obj_in_tls",
+    "torch._C._stash_obj_in_tls": "as _get_obj_in_tls",
     "torch._C.BoolType": "types of attributes that are added to scripted modules",
     "torch._C.TensorType": "types of attributes that are added to scripted modules",
     "torch._C.BufferDict": "what scripted modules hold is C++'s",

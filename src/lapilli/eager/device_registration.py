@@ -22,7 +22,7 @@ from torch import serialization
 
 from lapilli import torch_compat
 from lapilli.after_import import after_import
-from lapilli.eager import accelerator, device_state, generation, inductor, neighbours, threads, vulkan
+from lapilli.eager import accelerator, device_state, generation, hook_errors, inductor, neighbours, threads, vulkan
 from lapilli.runtime.compiler_packages import require_compiler
 
 _torch: Any = torch  # its registration functions have no types
@@ -53,6 +53,7 @@ class _Guard(torch._C._acc.DeviceGuard):
     """PyTorch's queries about the current device."""
 
     def type_(self) -> Any:
+        hook_errors.keep()
         if not _ready and _caller() == "torch.autograd.graph._engine_run_backward":
             # At its first backward pass, autograd asks for which devices it needs threads. With threads, a forked child
             # could not run a backward pass. A process that has not used the device needs none; `_start_threads` adds one.
@@ -249,7 +250,7 @@ def patch() -> None:
         from lapilli.eager import autocast, generators, modules, saving, storages, tensor_methods
 
         accelerator.patch(vulkan)
-        for part in (autocast, generators, modules, saving, storages, tensor_methods):
+        for part in (autocast, generators, hook_errors, modules, saving, storages, tensor_methods):
             part.patch()
         torch_compat.replace(torch.Tensor, "is_vulkan", _is_vulkan)
         if _other is None:
