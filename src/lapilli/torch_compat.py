@@ -187,6 +187,7 @@ PRIVATE: dict[str, str] = {
     "torch._C._is_key_in_tls": "as _get_obj_in_tls",
     "torch._C._remove_obj_from_tls": "as _get_obj_in_tls",
     "torch._C._stash_obj_in_tls": "as _get_obj_in_tls",
+    "torch._C._dispatch_get_registrations_for_dispatch_key": "the operators that the CPU has for sparse tensors",
     "torch._C.BoolType": "types of attributes that are added to scripted modules",
     "torch._C.TensorType": "types of attributes that are added to scripted modules",
     "torch._C.BufferDict": "what scripted modules hold is C++'s",
