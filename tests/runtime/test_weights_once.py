@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -129,3 +130,15 @@ def test_a_method_alone_packs_what_it_reads_on_matrix_units() -> None:
     ).methods
     kinds = Counter(b.kind for b in method.plans[0].buffers)
     assert kinds["packed"] == 2, "the layers; the embedding lies there for the lookup"
+
+
+def test_weights_larger_than_the_staging_memory_are_packed() -> None:
+    """They pass through one buffer, whatever their order: a larger one takes the place of one that is too small."""
+    torch.manual_seed(0)
+    widths = [64, 1500, 900, 1700, 300, 2100, 64]  # of 0.4 to 6 MB, more than what lies in staging memory at once
+    model = nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(widths)))
+    x = torch.rand(3, 64)
+    with lapilli.compile(model, (x,)) as program:
+        loads = [len(plan.load) for method in program.description.methods for plan in method.plans]
+        assert max(loads) == len(widths) - 1
+        torch.testing.assert_close(program(x), model(x), rtol=1e-5, atol=1e-6)
