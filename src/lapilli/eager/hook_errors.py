@@ -25,7 +25,7 @@ _call = partial(get_ident)
 
 
 def keep() -> None:
-    """Puts the error that pends in this thread aside, if there is one. Without one this takes 0.1 μs."""
+    """Puts the error that pends in this thread aside, if there is one."""
     try:
         _call()
     except SystemError as error:
