@@ -135,8 +135,7 @@ def _ranges(placeholders: Sequence[fx.Node]) -> Mapping[Any, Any]:
 def _bounded(ranges: Mapping[Any, Any], most: Mapping[str, int]) -> Mapping[Any, Any]:
     if not most:
         return ranges
-    bounds = {size.name: ValueRanges(ranges[size].lower, most[size.name]) for size in ranges if size.name in most}
-    return {size: bounds.get(size.name, found) for size, found in ranges.items()}
+    return {s: ValueRanges(r.lower, most[s.name]) if s.name in most else r for s, r in ranges.items()}
 
 
 def _lift_attributes(module: Module, gm: fx.GraphModule) -> None:
