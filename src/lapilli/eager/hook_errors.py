@@ -29,8 +29,15 @@ def keep() -> None:
     try:
         _call()
     except SystemError as error:
-        if error.__cause__ is not None and torch._C._is_key_in_tls(_KEY):
-            torch._C._get_obj_in_tls(_KEY).append(error.__cause__)
+        kept = _kept()
+        if error.__cause__ is None or kept is None:
+            raise
+        kept.append(error.__cause__)
+
+
+def _kept() -> list[BaseException] | None:
+    """What is put aside in the pass that this thread works for; None: it works for none of ours."""
+    return torch._C._get_obj_in_tls(_KEY) if torch._C._is_key_in_tls(_KEY) else None
 
 
 class _Engine(torch._C._ImperativeEngine):
@@ -38,8 +45,7 @@ class _Engine(torch._C._ImperativeEngine):
 
     def run_backward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         kept: list[BaseException] = []
-        # A hook may call a pass of its own.
-        outer = torch._C._get_obj_in_tls(_KEY) if torch._C._is_key_in_tls(_KEY) else None
+        outer = _kept()  # a hook may call a pass of its own
         torch._C._stash_obj_in_tls(_KEY, kept)
         try:
             return super().run_backward(*args, **kwargs)
@@ -55,5 +61,7 @@ class _Engine(torch._C._ImperativeEngine):
 
 
 def patch() -> None:
-    """Replaces the engine by one that works alike, and raises these errors."""
-    replace(torch.autograd.Variable, "_execution_engine", _Engine())
+    """Replaces the engine by one that works alike, and raises these errors. Not in PyTorch before 2.13, which does not count the
+    references of such objects, and where an error in a hook ends the process."""
+    if hasattr(torch._C, "_remove_obj_from_tls"):
+        replace(torch.autograd.Variable, "_execution_engine", _Engine())
