@@ -55,12 +55,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)  # a part of what `-m` leaves
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [] if os.environ.get("LAPILLI_TEST_ALL") else in_parts.left_out(items)
+    left_out: set[pytest.Item] = set()
     if config.getoption("markexpr") == "poor_device":
-        left_out += _too_much_for_the_poor(items)
+        left_out.update(_too_much_for_the_poor(items))
         _take_the_plainest(items)
+    if not os.environ.get("LAPILLI_TEST_ALL"):
+        left_out.update(in_parts.left_out([item for item in items if item not in left_out]))
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
+        config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
 
 

@@ -46,13 +46,13 @@ def check(case: Case, dtype: torch.dtype, target: str | None) -> None:
         assert error <= BOUND[dtype], f"the relative error is {error:.1e}"
 
 
-@pytest.mark.part(3)
+@pytest.mark.part(6)
 @pytest.mark.parametrize("name", CASES)
 def test_on_this_device(name: str) -> None:
     check(CASES[name], torch.float32, None)
 
 
-@pytest.mark.part(5)
+@pytest.mark.part(12)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["gpu-fp32", "gpu-fp16-matrix"])
 def test_by_kernels_of_gpus(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -94,7 +94,7 @@ BATCHES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
 }
 
 
-@pytest.mark.part(4)
+@pytest.mark.part(8)
 @pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize("name", BATCHES)
 def test_more_batches_than_work_groups(

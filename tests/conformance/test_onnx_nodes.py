@@ -54,7 +54,7 @@ def test_at_most_two_in_a_hundred_are_refused() -> None:
     assert refused[True] <= 0.02 * refused.total()
 
 
-@pytest.mark.part(6)
+@pytest.mark.part(10)
 @pytest.mark.parametrize("name", _smallest())
 def test_on_the_device(name: str) -> None:
     outcome: Any = onnx_cases.run(onnx_cases.cases()[name], "device")

@@ -292,7 +292,7 @@ class Mixed(nn.Module):
         return turn(q, angles), keys * 1, values + 1, (y.sum() + g.sum() if self.reads_twice else g)
 
 
-@pytest.mark.part(3)
+@pytest.mark.part(5)
 @pytest.mark.parametrize("seed", range(16))
 def test_layers_by_chance(seed: int) -> None:
     """Whatever is one kernel, results are those of the steps apart."""

@@ -410,7 +410,7 @@ PLACES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @CPU_OR_DEVICE
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.part(4)
+@pytest.mark.part(8)
 def test_views_of_what_is_changed_lie_where_they_do_in_torch(place: str, change: str, device: str) -> None:
     """An argument in the middle of other memory is changed, and a view of it is a result: at fixed and open sizes, in training
     too. Where PyTorch's own backends fail, ours is right (`x.mul_(2)`, then `x[n // 2 :]`: aot_eager begins elsewhere)."""

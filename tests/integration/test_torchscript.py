@@ -68,7 +68,7 @@ ON_THE_DEVICE = [("mobilenet_v2", "traced"), ("lraspp", "scripted"), ("vit", "sc
 
 
 @pytest.mark.parametrize(("name", "kind"), [(n, k) for n in ZOO for k in KINDS if (n, k) not in ON_THE_DEVICE])
-@pytest.mark.part(2)
+@pytest.mark.part(4)
 def test_torchvision_models_are_captured(name: str, kind: str) -> None:
     """With a dynamic batch and the parameters' names; every operator has a kernel."""
     model = zoo(name)
