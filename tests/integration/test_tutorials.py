@@ -131,14 +131,7 @@ assert error < {bound}, error
 
 
 def test_vulkan_workflow(tmp_path: Path) -> None:
-    version = fresh.run(tmp_path, "import torch\nprint(torch.__version__)", VULKAN_MODEL, VULKAN_OPTIMIZE)
-    assert version.startswith("2.")
-    reload = {"load": 'torch.jit.load("mobilenet2-vulkan.pt")', "want": 'torch.jit.load("mobilenet2.pt")'}
-    fresh.run(tmp_path, COMPARE.format(bound=1e-4, **reload))
-
-
-def test_vulkan_workflow_without_automatic_transfer(tmp_path: Path) -> None:
-    """With the Python API: tensors are moved to the device and back by hand."""
+    """From the top to the end, where tensors are moved to the device and back by hand; then what it saved, without those."""
     printed = fresh.run(
         tmp_path, VULKAN_MODEL, VULKAN_OPTIMIZE, VULKAN_BLOCKED, VULKAN_PYTHON,
         "print(tensor_output_vulkan.device.type, float((tensor_output - script_model(tensor)).norm() / tensor_output.norm()))",
@@ -147,6 +140,8 @@ def test_vulkan_workflow_without_automatic_transfer(tmp_path: Path) -> None:
     assert available == "True"
     device, error = result.split()
     assert device == "vulkan" and float(error) < 1e-4
+    reload = {"load": 'torch.jit.load("mobilenet2-vulkan.pt")', "want": 'torch.jit.load("mobilenet2.pt")'}
+    fresh.run(tmp_path, COMPARE.format(bound=1e-4, **reload))
 
 
 @pytest.mark.long

@@ -100,6 +100,7 @@ def _writes(model: nn.Module, target: str) -> list[tuple[Task, int | None]]:
     return [(t, torch.Size([n or 0 for n in size]).numel()) for t, size in zip(found, sizes, strict=True)]
 
 
+@pytest.mark.part(4)
 @pytest.mark.parametrize("target", ["any-fp32", "gpu-fp32", "cpu-fp32"])
 @pytest.mark.parametrize("name", [*AT_PLACE, *AT_THREE])
 def test_one_token_writes_one_row(name: str, target: str) -> None:

@@ -50,6 +50,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """A folder with the model's file, what goes in and what is to come out."""
+    folder = tmp_path_factory.mktemp("saved")
+    run("mali", SAVE.replace("{folder}", str(folder)), folder, cache)
+    return folder
+
+
 def run(phone: str, code: str, tmp_path: Path, cache: Path, more: str = "") -> str:
     done = run_command([sys.executable, "-c", MODEL + code], phone, tmp_path, cache, more)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -80,7 +88,7 @@ def test_validation_sees_the_limits_of_the_layer(tmp_path: Path) -> None:
     assert 0 < stack.index("VK_LAYER_KHRONOS_validation") < stack.index("VK_LAYER_LAPILLI_limits"), stack
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(4)
 @pytest.mark.parametrize("phone", ["adreno", "powervr", "minimum", "tiny"])
 def test_a_model_runs_on_each(phone: str, tmp_path: Path, cache: Path) -> None:
     assert run(phone, "print(error(lapilli.compile(model, inputs)) < 1e-5)", tmp_path, cache) == "True\n"
@@ -203,17 +211,16 @@ def test_a_driver_that_miscompiles_work_groups_is_found(tmp_path: Path, cache: P
 
 
 @pytest.mark.skipif(not (PLAYER / "apps" / "lapilli-run").exists(), reason="make native builds it")
-def test_it_is_found_from_cpp(tmp_path: Path, cache: Path) -> None:
+def test_it_is_found_from_cpp(saved: Path, tmp_path: Path, cache: Path) -> None:
     """With numbers of torch: wrong without the check, right with it, and right again when the verdict is known."""
-    run("mali", SAVE.replace("{folder}", str(tmp_path)), tmp_path, cache)
-    command = [str(PLAYER / "apps" / "lapilli-run"), str(tmp_path / "m.lap")]
-    command += [f"--input={tmp_path}/in{i}.npy" for i in range(2)] + [
+    command = [str(PLAYER / "apps" / "lapilli-run"), str(saved / "m.lap")]
+    command += [f"--input={saved}/in{i}.npy" for i in range(2)] + [
         f"--output={tmp_path}/out{i}.npy" for i in range(3)
     ]
     for verify in ([], ["--verify=first-run"], ["--verify=first-run"]):
         done = run_command(command + verify, "mali", tmp_path, cache, WRONG)
         assert done.returncode == 0, done.stderr
-        found, wanted = np.load(tmp_path / "out0.npy"), np.load(tmp_path / "want0.npy")
+        found, wanted = np.load(tmp_path / "out0.npy"), np.load(saved / "want0.npy")
         assert (np.linalg.norm(found - wanted) < 1e-5 * np.linalg.norm(wanted)) == bool(verify)
         assert ("the slower plan any-fp32 is used instead" in done.stderr) == bool(verify)
     refused = run_command([*command, "--verify=all"], "mali", tmp_path, cache, "")
@@ -221,11 +228,10 @@ def test_it_is_found_from_cpp(tmp_path: Path, cache: Path) -> None:
 
 
 @pytest.mark.skipif(not CLASSES.exists() or shutil.which("java") is None, reason="make android builds the classes")
-def test_it_is_found_from_java(tmp_path: Path, cache: Path) -> None:
-    run("mali", SAVE.replace("{folder}", str(tmp_path)), tmp_path, cache)
+def test_it_is_found_from_java(saved: Path, tmp_path: Path, cache: Path) -> None:
     (tmp_path / "Check.java").write_text(JAVA)
     library = f"-Dorg.lapilli.library={PLAYER / 'jni' / 'liblapilli.so'}"
-    command = ["java", library, "-cp", str(CLASSES), str(tmp_path / "Check.java"), str(tmp_path / "m.lap")]
+    command = ["java", library, "-cp", str(CLASSES), str(tmp_path / "Check.java"), str(saved / "m.lap")]
     done = run_command(command, "mali", tmp_path, cache, WRONG)
     assert done.returncode == 0, done.stderr
     unchecked, checked = done.stdout.splitlines()

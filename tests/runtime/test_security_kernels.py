@@ -111,6 +111,7 @@ _MODELS: dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]] = {
 _TARGETS = ("gpu-fp16-matrix", "gpu-fp16", "gpu-fp32", "cpu-fp16", "cpu-fp32", "any-fp32")
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("name", _MODELS)
 def test_our_own_kernels_are_taken(name: str) -> None:
     """Of every family and plan, whatever device is there: the reader verifies them."""

@@ -164,6 +164,7 @@ def check_state(program: lapilli.Program, model: nn.Module, tolerance: float = 1
         assert value.dtype == buffers[name].numpy().dtype
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("target", ["gpu-fp32", "cpu-fp32", "any-fp32"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_run_sees_what_the_last_one_left(name: str, target: str, gpu_plans: None) -> None:
@@ -394,6 +395,7 @@ class LastCache(SliceCache):
 CACHES = [SliceCache, SoftCache, CopyCache, PutCache, FixedCache, LastCache]
 
 
+@pytest.mark.part(4)
 @pytest.mark.parametrize("target", ["gpu-fp32", "cpu-fp32", "any-fp32"])
 @pytest.mark.parametrize("make", CACHES)
 @pytest.mark.parametrize("count", [1, 3])

@@ -256,6 +256,7 @@ def test_halves() -> None:
         torch.testing.assert_close(program(x), layer(x), rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_gpu_plans(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention, rows and products with the families that a GPU has."""

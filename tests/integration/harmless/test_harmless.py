@@ -44,13 +44,17 @@ def without(folder: Path, groups: str) -> Any:
     return _plain[groups]
 
 
+ALL = bool(os.environ.get("LAPILLI_TEST_ALL"))
+
+
+@pytest.mark.part(1)
 @pytest.mark.parametrize(
     ("groups", "mode"),
     [
         ("plain,compile", "plain"),
-        ("plain,compile", "device"),
-        ("plain,compile", "backend"),
-        ("processes,opdb", "plain"),
+        ("plain,compile" if ALL else "plain", "device"),
+        pytest.param("plain,compile", "backend", marks=pytest.mark.long),
+        pytest.param("processes,opdb", "plain", marks=pytest.mark.long),
     ],
 )
 def test_same_results(groups: str, mode: str, folder: Path) -> None:
