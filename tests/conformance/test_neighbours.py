@@ -52,7 +52,7 @@ def test_on_this_device(name: str) -> None:
     check(CASES[name], torch.float32, None)
 
 
-@pytest.mark.part(12)
+@pytest.mark.part(20)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["gpu-fp32", "gpu-fp16-matrix"])
 def test_by_kernels_of_gpus(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

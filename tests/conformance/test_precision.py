@@ -65,7 +65,7 @@ def test_models_in_half_precision_use_matrix_units() -> None:
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v2", "resnet18", "efficientnet_b0", "convnext_tiny"])
-@pytest.mark.part(4)
+@pytest.mark.long
 def test_classifiers(name: str) -> None:
     check(model_of(name), image(name), "cpu-fp16")  # what lavapipe takes
 

@@ -199,7 +199,7 @@ W = torch.randn(4, 5)
 
 @pytest.mark.parametrize("target, precision", PLANS)
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.part(4)
+@pytest.mark.part(6)
 def test_sizes_in_changing_order(name: str, target: str, precision: Any, gpu_plans: None) -> None:
     case = CASES[name]
     torch.manual_seed(1)

@@ -30,6 +30,7 @@ def test_agrees_with_torch(name: str) -> None:
     check(name, runs=10 if name == "mobilenet_v2" else 3)
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("name", ["mobilenet_v2", "regnet_y_400mf"])
 def test_kernels_for_gpus_agree_with_torch(name: str, gpu_plans: None) -> None:
     check(name, "gpu-fp32", runs=2)  # their barriers are slow on a software driver
@@ -48,6 +49,7 @@ def test_mobilenet_at_its_own_size() -> None:
             assert len(plan.run) <= (66 if plan.name == FEW.name else 60), plan.name
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("batch", [2, 7])
 def test_batches(batch: int) -> None:
     """Every image of a batch gets what torch gives it."""

@@ -84,7 +84,7 @@ def test_exported_models_give_torchs_numbers(tmp_path: Path) -> None:
         assert not program.report().on_cpu
 
 
-@pytest.mark.part(4)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "resnet18", "shufflenet_v2_x0_5", "convnext_tiny"])
 def test_exported_classifiers(name: str, tmp_path: Path) -> None:
     """Captured and run by torch: what differs from the model is the importer's."""

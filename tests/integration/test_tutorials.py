@@ -177,6 +177,7 @@ def test_benchmark_lines(scaled: Path) -> None:
     )
 
 
+@pytest.mark.long  # of two large files: the recipe above does the same with a small one
 def test_mobile_performance_recipe_for_ios(tmp_path: Path) -> None:
     fresh.run(tmp_path, RECIPE_IOS, 'torch.jit.save(traced_script_module, "traced.pt")')
     fresh.run(

@@ -12,6 +12,7 @@ HEAD = """
 import os, signal, sys, time
 import numpy as np, tiny, torch
 from lapilli import errors
+from lapilli.compiler import compile_to_bytes
 from lapilli.player import NativeProgram, describe, devices
 from lapilli.stream import Stream
 
@@ -48,10 +49,12 @@ def run(script: str, environment: dict[str, str]) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_programs_and_streams() -> None:
-    """As a server that loads its model and then forks its workers."""
+def test_programs_and_streams(tmp_path: Path) -> None:
+    """As a script that compiles, and whose workers run what it made; and a server that loads its model and then forks them."""
     run(
         """
+        made = compile_to_bytes(torch.nn.Linear(2, 2), (torch.ones(3, 2),))  # which leaves the device to children
+        assert child(lambda: NativeProgram.load(made, cache_dir="").run([X])[0].shape == (3, 2)) == 0
         before = child(lambda: NativeProgram.load(CODE, cache_dir="").run([X])[0][0, 1] == 4)  # not yet used: free to
         assert before == 0, before
         program = NativeProgram.load(CODE, cache_dir="")
@@ -77,7 +80,7 @@ def test_programs_and_streams() -> None:
         assert flight.outputs()[0][0, 1] == 4 and program.run([X])[0][0, 1] == 4
         assert np.array_equal(np.frombuffer(buffer.read(0, 24), np.float32), X.ravel())
         """,
-        dict(os.environ),
+        {**os.environ, "LAPILLI_CACHE_DIR": str(tmp_path)},
     )
 
 
@@ -102,18 +105,4 @@ def test_workers_of_a_data_loader() -> None:
             assert program.run([X])[0][0, 1] == 4
         """,
         dict(os.environ),
-    )
-
-
-def test_compiling_leaves_the_device_to_children(tmp_path: Path) -> None:
-    """As a script that compiles, and whose workers run what it made."""
-    run(
-        """
-        from lapilli.compiler import compile_to_bytes
-
-        model = torch.nn.Linear(2, 2)
-        data = compile_to_bytes(model, (torch.ones(3, 2),))
-        assert child(lambda: NativeProgram.load(data, cache_dir="").run([X])[0].shape == (3, 2)) == 0
-        """,
-        {**os.environ, "LAPILLI_CACHE_DIR": str(tmp_path)},
     )

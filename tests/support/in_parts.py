@@ -1,8 +1,8 @@
 """Tests that a run leaves out: those marked `long`, and a part of those with many like cases: `@pytest.mark.part(3)` takes a third
 of them, and at least one.
 
-Without that mark, of more than MANY cases of a function that compiles for a device one in SHARE is taken, and at least one;
-`part(1)` takes all. The cases are chosen by a hash of their names, so that they are the same in each run, and functions with the
+Without that mark, of the cases of a function that compiles for a device one in SHARE is taken, and at least one; `part(1)` takes
+all. The cases are chosen by a hash of their names, so that they are the same in each run, and functions with the
 same parameters take different ones. LAPILLI_TEST_ALL=1 takes all of them, and `make test-all` sets it."""
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ from zlib import crc32
 
 import pytest
 
-MANY = 2
-"""Cases that a run takes whole: two are mostly two things."""
-
 SHARE = 16
-"""Of more, a run takes one in so many."""
+"""Of like cases, a run takes one in so many."""
 
 COMPILING = ("tests/conformance/", "tests/integration/")
 
@@ -33,7 +30,6 @@ def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
     result = [item for item in items if item.get_closest_marker("long")]
     for (_, of), like in cases.items():
         like.sort(key=lambda item: (crc32(item.nodeid.encode()), item.nodeid))
-        of = of or (SHARE if len(like) > MANY else 1)
-        taken = -(-len(like) // of)
+        taken = -(-len(like) // (of or SHARE))
         result += like[taken:]
     return result
