@@ -62,7 +62,7 @@ def test_candidates_agree(name: str) -> None:
     agree(name, "cpu-fp32")
 
 
-@pytest.mark.part(6)
+@pytest.mark.part(12)
 @pytest.mark.parametrize("plan", ["gpu-fp32", "gpu-fp16-matrix"])
 @pytest.mark.parametrize("name", CASES)
 def test_candidates_of_gpus_agree(name: str, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:

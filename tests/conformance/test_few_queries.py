@@ -54,7 +54,7 @@ SHAPES = [  # batch, heads, heads of keys, queries, keys, width of queries, of v
 ]  # fmt: skip
 
 
-@pytest.mark.part(12)
+@pytest.mark.part(20)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("mask", ["none", "bool", "float"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "-".join(map(str, s)))

@@ -119,7 +119,7 @@ CHOICES = [  # temperature, top_k, top_p
 ]  # fmt: skip
 
 
-@pytest.mark.part(12)
+@pytest.mark.part(18)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size", [1, 2, 7, 256, 4097, 9001])

@@ -94,7 +94,7 @@ GENERATED = [(llama, "cpu"), (gpt2, "vulkan"), (t5, "cpu"), (whisper, "vulkan")]
 
 @pytest.mark.filterwarnings("ignore")  # of the package, about its own settings
 @pytest.mark.parametrize("kind, device", GENERATED)
-@pytest.mark.part(2)
+@pytest.mark.part(4)
 def test_generate(kind: Callable[[], Any], device: str) -> None:
     """Every step is compiled: a cache that grows, and sizes that turn dynamic."""
     model, given = made(kind)

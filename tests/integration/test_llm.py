@@ -537,6 +537,7 @@ def test_chats_use_the_models_template(lm: LLM) -> None:
         (dict(seed="x"), "seed"), (dict(logprobs=21), "logprobs"),
     ],
 )  # fmt: skip
+@pytest.mark.part(1)
 def test_options_outside_of_what_is_accepted_are_named(lm: LLM, given: dict[str, Any], what: str) -> None:
     with pytest.raises(lapilli.InvalidInputError, match=what):
         lm.generate(PROMPT, **given)

@@ -84,7 +84,7 @@ def test_perplexity_is_that_of_the_dequantized_model(lm: LLM, source: Source) ->
 
 
 def test_the_file_is_as_small_as_its_weights(lm: LLM, source: Source, tmp_path: Path) -> None:
-    """Weights to 0.2 %; with tokenizer, kernels and tables, 5 % more than the GGUF file, whose vocabulary and merges have 1.9 MB."""
+    """Weights to 0.2 %; with tokenizer, kernels and tables, 5 % more than the GGUF file, whose vocabulary has 1.9 MB."""
     weights = sum(t.n_bytes for t in gguf.GGUFReader(packaged()).tensors if _taken(t.name, source.shape.layers))
     assert sum(c.size for c in lm.program.description.constants) < 1.002 * weights
     lm.save(tmp_path / "again.lap")

@@ -231,9 +231,7 @@ def test_a_driver_that_miscompiles_work_groups_is_found(saved: Path, tmp_path: P
 def test_it_is_found_from_cpp(saved: Path, tmp_path: Path, cache: Path) -> None:
     """With numbers of torch: wrong without the check, right with it, and right again when the verdict is known."""
     command = [str(PLAYER / "apps" / "lapilli-run"), str(saved / "m.lap")]
-    command += [f"--input={saved}/in{i}.npy" for i in range(2)] + [
-        f"--output={tmp_path}/out{i}.npy" for i in range(3)
-    ]
+    command += [f"--input={saved}/in{i}.npy" for i in range(2)] + [f"--output={tmp_path}/out{i}.npy" for i in range(3)]
     for verify in ([], ["--verify=first-run"], ["--verify=first-run"]):
         done = run_command(command + verify, "mali", tmp_path, cache, WRONG)
         assert done.returncode == 0, done.stderr
