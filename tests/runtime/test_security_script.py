@@ -318,15 +318,17 @@ FUZZ = Path(hostile.__file__).with_name("hostile_process.py")
 
 
 def test_damaged_metadata_gives_errors_and_does_nothing(tmp_path: Path) -> None:
-    """A thousand damaged scripts, by a fixed seed and a new one, in a process that watches what Python is made to do."""
+    """Four hundred damaged scripts (`make test-all`: a thousand), by a fixed seed and a new one, in a process that watches what Python
+    is made to do."""
     seed = int.from_bytes(os.urandom(4), "big")
     print("seed", seed)
+    scripts = 500 if os.environ.get("LAPILLI_TEST_ALL") else 200
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(FUZZ.parent), *sys.path]), "LAPILLI_VALIDATION": "0"}
-    done = subprocess.run([sys.executable, str(FUZZ), "500", "1", str(seed)], cwd=tmp_path, capture_output=True, text=True,
+    done = subprocess.run([sys.executable, str(FUZZ), str(scripts), "1", str(seed)], cwd=tmp_path, capture_output=True, text=True,
                           timeout=400, env=environment)  # fmt: skip
     assert done.returncode == 0, (seed, done.stdout[-3000:], done.stderr[-3000:])
     counts = json.loads(done.stdout)
-    assert counts["refused"] > 500 and counts["ran"] > 20 and not os.listdir(tmp_path), counts
+    assert counts["refused"] > scripts and counts["ran"] > scripts / 25 and not os.listdir(tmp_path), counts
 
 
 def test_what_a_compiled_program_needs_the_callers_word_for() -> None:
