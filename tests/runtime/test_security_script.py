@@ -318,8 +318,8 @@ FUZZ = Path(hostile.__file__).with_name("hostile_process.py")
 
 
 def test_damaged_metadata_gives_errors_and_does_nothing(tmp_path: Path) -> None:
-    """Four hundred damaged scripts (`make test-all`: a thousand), by a fixed seed and a new one, in a process that watches what Python
-    is made to do."""
+    """Four hundred damaged scripts (`make test-all`: a thousand), by a fixed seed and a new one, in a process that watches what
+    Python is made to do."""
     seed = int.from_bytes(os.urandom(4), "big")
     print("seed", seed)
     scripts = 500 if os.environ.get("LAPILLI_TEST_ALL") else 200
