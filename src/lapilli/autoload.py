@@ -18,6 +18,8 @@ def register() -> None:
     wanted = os.environ.get("LAPILLI_EAGER", "")
     if wanted == "0":
         return
+    import torch  # noqa: F401  # first: it calls this, which would find the modules below half imported
+
     from lapilli import torch_compat  # only where it is needed: this is part of every `import torch`
 
     try:

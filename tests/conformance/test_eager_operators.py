@@ -546,3 +546,13 @@ def test_defaults_that_the_user_changes() -> None:
             1,
         ]
     assert (y / 2).dtype is torch.float32 and not fallbacks()
+
+
+def test_names_of_a_device_share_a_program() -> None:
+    names: tuple[Any, ...] = ("vulkan:0", "vulkan", torch.device("vulkan", 0))
+    before = compiled()
+    made = [torch.rand(3, 5, 7, 2, 1, 1, device=name) for name in names]
+    assert compiled() <= before + 1
+    shapes = {torch.rand_like(made[0], device=name).shape for name in names}
+    assert compiled() <= before + 2 and shapes == {made[0].shape}
+    assert all(((x.cpu() >= 0) & (x.cpu() < 1)).all() for x in made)

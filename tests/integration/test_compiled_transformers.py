@@ -77,34 +77,43 @@ def made(kind: Callable[[], Any]) -> tuple[Any, dict[str, Tensor]]:
     return kind().eval(), given
 
 
-@pytest.mark.parametrize("kind, device", [*((kind, "vulkan") for kind in MODELS), (llama, "cpu"), (bert, "cpu")])
+def on_gpu_alone(known: list[tuple[str, Any]]) -> bool:
+    """Whether graphs were compiled and called that were not `known`, and none of them has a part that runs in torch."""
+    made = [report for _, report in backend.reports() if all(report is not old for _, old in known)]
+    return bool(made) and all(report.segments == ("gpu",) for report in made)
+
+
+def cases(*short: tuple[Callable[[], Any], str], of: list[Callable[[], Any]]) -> list[Any]:
+    """Every model on both devices; those of `short` in every run."""
+    every = [(kind, device) for device in ("cpu", "vulkan") for kind in of]
+    return [pytest.param(*case, marks=[] if case in short else pytest.mark.long) for case in every]
+
+
+@pytest.mark.parametrize("kind, device", cases((gpt2, "cpu"), (llama, "vulkan"), of=MODELS))
 def test_forward(kind: Callable[[], Any], device: str) -> None:
     model, given = made(kind)
     if kind in (t5, whisper):
         given["decoder_input_ids"] = torch.randint(2, 64, (2, 3))
+    known = backend.reports()
     run = torch.compile(copy.deepcopy(model).to(device), backend=backend.vulkan)
     with torch.no_grad():
         want, got = model(**given), run(**{name: t.to(device) for name, t in given.items()})
-    assert got[0].device.type == device
+    assert on_gpu_alone(known) and got[0].device.type == device
     torch.testing.assert_close(got[0].cpu(), want[0], rtol=1e-4, atol=1e-5)
 
 
-GENERATED = [(llama, "cpu"), (gpt2, "vulkan"), (t5, "cpu"), (whisper, "vulkan")]
-
-
 @pytest.mark.filterwarnings("ignore")  # of the package, about its own settings
-@pytest.mark.parametrize("kind, device", GENERATED)
-@pytest.mark.part(4)
+@pytest.mark.parametrize("kind, device", cases((llama, "cpu"), (gpt2, "vulkan"), of=[llama, gpt2, t5, whisper]))
 def test_generate(kind: Callable[[], Any], device: str) -> None:
     """Every step is compiled: a cache that grows, and sizes that turn dynamic."""
     model, given = made(kind)
-    own = copy.deepcopy(model).to(device)
+    known, own = backend.reports(), copy.deepcopy(model).to(device)
     own.compile(backend=backend.vulkan)
     options = {"max_new_tokens": 3 if kind in (llama, gpt2) else 2, "do_sample": False}
     with torch.no_grad():
         want = model.generate(**given, **options)
         got = own.generate(**{name: t.to(device) for name, t in given.items()}, **options)
-    assert backend.reports() and got.cpu().equal(want)
+    assert on_gpu_alone(known) and got.cpu().equal(want)
 
 
 def constants(x: Tensor) -> list[Tensor]:

@@ -3,7 +3,6 @@ schedulers. As on the CPU, and nothing of it runs there."""
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 from collections.abc import Callable, Iterable
@@ -142,32 +141,3 @@ def test_schedulers() -> None:
     ]  # fmt: skip
     for schedule in every:
         agree(SGD, schedule=schedule)
-
-
-def test_layers_of_low_rank() -> None:
-    """As adapters of the package peft are: frozen weights with a product of two small ones beside them."""
-
-    class Adapter(nn.Module):
-        def __init__(self, base: nn.Linear) -> None:
-            super().__init__()
-            self.base = base.requires_grad_(False)
-            self.down, self.up = nn.Linear(6, 2, bias=False), nn.Linear(2, 3, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.base(x) + self.up(F.dropout(self.down(x), 0.0)) * 2.0
-
-    torch.manual_seed(0)
-    model, x = Adapter(nn.Linear(6, 3)), torch.rand(5, 6)
-    results = []
-    reset_fallbacks()
-    for device in ("cpu", "vulkan"):
-        own = copy.deepcopy(model).to(device)
-        optimizer = optim.AdamW([p for p in own.parameters() if p.requires_grad], lr=0.01)
-        for _ in range(2):
-            optimizer.zero_grad()
-            own(x.to(device)).square().sum().backward()
-            optimizer.step()
-        merged = own.base.weight + own.up.weight @ own.down.weight * 2.0
-        results.append([t.detach().cpu() for t in (*own.state_dict().values(), merged)])
-    assert not fallbacks()
-    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)

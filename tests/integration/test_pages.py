@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import browser
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -188,6 +189,33 @@ def test_names_of_a_file_are_text(tab: browser.Tab, tmp_path: Path) -> None:
     assert tab.problems == []
     tab.ask("document.body.append(Object.assign(document.createElement('script'), {text: 'document.title = 1'}))")
     assert tab.ask("document.title") == "hostile.lap" and "Content Security Policy" in "".join(tab.problems)
+
+
+@pytest.mark.parametrize("width", [320, 420, 1200])
+def test_the_page_is_no_wider_than_its_window(tab: browser.Tab, page: Path, tmp_path: Path, width: int) -> None:
+    """With its parts open, of a program with the longest names too; what is wider than its part is moved within it."""
+    made = tiny.Tiny()
+    name = "a_name_without_a_place_to_break_it_" * 6
+    x, y = made.input(name, "float32", (4,)), made.output(name + "y", "float32", (4,))
+    made.dispatch("copy", (x, y), made.number(4))
+    made.program.kernels[0].name = made.plan.run[0].label = name
+    made.constant(name, np.ones(4, np.float32))
+    (tmp_path / f"{name[:200]}.lap").write_bytes(made.bytes())
+    command("inspect", tmp_path / f"{name[:200]}.lap", "--html", tmp_path / "page.html")
+    tab.size(width, 800)
+    for path in (page, tmp_path / "page.html"):
+        tab.open(path)
+        tab.ask("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+        tab.ask("document.querySelectorAll('g[tabindex]')[1].focus()")
+        tab.press("Enter")
+        assert selected(tab)
+        assert tab.ask("document.documentElement.scrollWidth") <= width
+        beyond = tab.ask(f"""[...document.querySelectorAll('body *:not(svg *)')].filter(
+          (e) => e.getBoundingClientRect().right > {width} && !e.closest('div.wide')).map((e) => e.outerHTML.slice(0, 99))""")
+        assert beyond == [], path
+        narrowest = tab.ask("Math.min(...[...document.querySelectorAll('td:not(.n)')].map((e) => e.offsetWidth))")
+        assert narrowest >= (6 * 14 if width < 700 else 0), path  # words such as "convolution" stay whole
+        assert tab.problems == []
 
 
 @pytest.mark.parametrize("width", [360, 1200])

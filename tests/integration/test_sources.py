@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch import nn
 from torch.export import Dim
 
 import lapilli
+from lapilli.capture.sources import capture
 
 
 class Scaled(nn.Module):
@@ -56,6 +59,35 @@ def test_the_module_of_an_exported_program() -> None:
     model, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Dropout()).eval(), torch.randn(2, 4)
     exported = torch.export.export(model, (x,)).module()
     torch.testing.assert_close(lapilli.compile(exported, (x,))(x), model(x))
+
+
+class InTraining(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.dropout, self.recurrent = nn.BatchNorm1d(4), nn.Dropout(0.5), nn.GRU(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.scaled_dot_product_attention(x, x, x, dropout_p=0.1 if self.training else 0.0)
+        result: torch.Tensor = self.recurrent(self.dropout(self.norm(y)))[0]
+        return result
+
+
+def test_an_exported_program_in_training_mode(tmp_path: Path) -> None:
+    x = torch.randn(2, 4)
+    exported = torch.export.export(InTraining(), (x,))
+    said = "exported in training mode.*aten.batch_norm, aten.dropout, aten.scaled_dot_product_attention\\). Call model.eval"
+    torch.export.save(exported, tmp_path / "model.pt2")
+    sources: tuple[Any, ...] = (exported, exported.module(), tmp_path / "model.pt2")
+    for source in sources:
+        with pytest.warns(UserWarning, match=said):
+            capture(source, (x,))
+    with warnings.catch_warnings(record=True) as others:
+        warnings.simplefilter("always")
+        capture(InTraining(), (x,))  # in eval mode, as documented
+        capture(torch.export.export(InTraining().eval(), (x,)))
+        chosen = nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Dropout(0)).train()
+        capture(torch.export.export(chosen, (x,)))
+    assert not any("training mode" in str(w.message) for w in others)
 
 
 def test_what_is_no_model() -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import queue
 import random
 import re
+import signal
 import sys
 import threading
 import time
@@ -95,8 +97,24 @@ class Campaign:
         threads = [threading.Thread(target=self.serve, args=(k,), daemon=True) for k in range(self.given.jobs)]
         for thread in threads:
             thread.start()
+        signal.signal(signal.SIGTERM, self.stopped)
         for thread in threads:
-            thread.join()
+            while thread.is_alive():
+                thread.join(60)
+                if thread.is_alive():
+                    print(f"{self.programs} programs, {self.bad()} of their ways failed", file=sys.stderr, flush=True)
+        return self.summary()
+
+    def stopped(self, *_: Any) -> None:
+        """A run that is cut off says what it has found."""
+        self.summary()
+        sys.stdout.flush()
+        os._exit(1)
+
+    def bad(self) -> int:
+        return sum(self.counts[way, s] for way in self.ways for s in BAD)
+
+    def summary(self) -> int:
         print(
             f"\n{self.programs} programs, {self.elements} elements compared, of them {self.open} without a definite value"
         )
@@ -107,7 +125,7 @@ class Campaign:
         for title, counter in (("refused", self.refusals), ("failures", self.causes)):
             for cause, count in counter.most_common(25):
                 print(f"{title}: {count:4} {cause}")
-        return int(any(self.counts[way, s] for way in self.ways for s in BAD))
+        return int(self.bad() > 0)
 
     def serve(self, place: int) -> None:
         worker = Worker(

@@ -7,7 +7,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fix
 from torch.export.passes import move_to_device_pass
 from torch.utils._pytree import tree_map
 
-from lapilli.capture import inference, recurrent_layers, torchscript
+from lapilli.capture import inference, recurrent_layers, torchscript, training_mode
 from lapilli.capture.examples import Arguments
 from lapilli.capture.functions import FunctionModule
 from lapilli.capture.guards import unproven
@@ -41,6 +41,7 @@ def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = Non
     CompileError if the source is of another kind, or if torch.export refuses it, with the reason.
     """
     if isinstance(model, ExportedProgram):
+        training_mode.warn(model)
         return program_on_cpu(model)
     if isinstance(model, str | os.PathLike):
         return capture(*prepared(model, example_inputs, dynamic_shapes))
@@ -60,17 +61,23 @@ def capture(model: Source, example_inputs: Any = None, dynamic_shapes: Any = Non
     args, kwargs = _distinct(_arguments(example_inputs))
     model = module_on_cpu(model)
     training = [m for m in model.modules() if m.training]
-    with suppress(NotImplementedError):  # the module of an exported program cannot change its mode
+    fixed = False
+    try:
         model.eval()
+    except NotImplementedError:  # the module of an exported program cannot change its mode
+        fixed = True
     try:
         with _tracing(model), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its tree specs
-            return _exported(model, args, kwargs, dynamic_shapes)
+            exported = _exported(model, args, kwargs, dynamic_shapes)
     except Exception as error:
         raise CompileError(f"torch.export cannot capture {_name(model)}: {error}{_hint(error)}") from error
     finally:
         for m in training:
             m.training = True
+    if fixed:
+        training_mode.warn(exported)
+    return exported
 
 
 def prepared(model: Source, example_inputs: Any = None, dynamic_shapes: Any = None) -> tuple[Source, Any, Any]:

@@ -69,15 +69,24 @@ def warm(programs: tuple[Path, ...], device: str | None) -> None:
 
         for path in programs:
             lapilli.load(path, device).close()
-            console().print(f"{path}: ready")
+            console().print(f"{path}: ready", soft_wrap=True)
         return
     from lapilli.runtime.compiler_packages import require_compiler
+    from lapilli.runtime.devices import device_named
 
     require_compiler()
+    index = device_named(device).index
+    import torch
+
+    from lapilli.eager.device_registration import announce
     from lapilli.eager.usual import train_usual_models
 
-    count = train_usual_models()
-    console().print(f"{count:,} operators were run on vulkan, forward and backward; their programs are in the cache")
+    announce()  # beside another accelerator too: nothing else runs in this process
+    # The device is named "vulkan" there, as most programs name it: calls that make tensors are kept by that name.
+    with torch.get_device_module("vulkan").device(index):
+        count = train_usual_models()
+    text = f"{count:,} operators were run on vulkan:{index}, forward and backward; their programs are in the cache"
+    console().print(text, soft_wrap=True)
 
 
 def _files(name: str) -> list[tuple[Path, int]]:

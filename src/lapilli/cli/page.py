@@ -28,6 +28,7 @@ th { position: sticky; top: 0; background: Canvas; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 @media (min-width: 700px) { td:first-child { white-space: nowrap; } }
 @media (max-width: 700px) { body { margin: .5rem auto; padding: 0 .5rem; } td, th { padding: .2rem .3rem; } }
+@media (max-width: 700px) { td:not(.n) { min-width: 6rem; } th.n { white-space: normal; } }
 tr.barrier td:first-child { box-shadow: inset 3px 0 var(--accent); }
 details { margin: .6rem 0; } summary { cursor: pointer; }
 svg { width: 100%; height: auto; background: var(--soft); border-radius: 4px; }

@@ -14,6 +14,8 @@ PyTorch lets one out-of-tree kind of device register under the dispatch key Priv
 
 from __future__ import annotations
 
+import torch  # noqa: F401  # before the modules of this package: `import torch` imports them, and would find them half imported
+
 
 def enable() -> None:
     """Makes "vulkan" a device of PyTorch in this process.

@@ -240,7 +240,7 @@ class _Call:
             return [self._leaf(x, fixed) for x in leaf]
         if isinstance(leaf, torch.Generator):
             return None  # tracing would advance it
-        return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+        return leaf
 
     def _operand(self, leaf: TensorOperand, fixed: Sequence[int]) -> fx.Node:
         rank = len(leaf.shape)

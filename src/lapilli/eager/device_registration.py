@@ -22,7 +22,7 @@ from torch import serialization
 
 from lapilli import torch_compat
 from lapilli.after_import import after_import
-from lapilli.eager import accelerator, device_state, generation, hook_errors, inductor, neighbours, threads, vulkan
+from lapilli.eager import accelerator, device_state, hook_errors, neighbours, vulkan
 from lapilli.runtime.compiler_packages import require_compiler
 
 _torch: Any = torch  # its registration functions have no types
@@ -103,8 +103,7 @@ def announce() -> None:
         with warnings.catch_warnings():  # it warns that this replaces the old backend's answer
             warnings.simplefilter("ignore")
             library.impl("is_vulkan_available", vulkan.is_available, "CompositeImplicitAutograd", allow_override=True)
-        if _other is not None:
-            accelerator.pin(library, _other)
+        accelerator.pin(library, _other)
         if not _ready:
             for name in _FIRST:
                 library.impl(name, _FIRST[name], "PrivateUse1")
@@ -253,10 +252,6 @@ def patch() -> None:
         for part in (autocast, generators, hook_errors, modules, saving, storages, tensor_methods):
             part.patch()
         torch_compat.replace(torch.Tensor, "is_vulkan", _is_vulkan)
-        if _other is None:
-            library = _torch.library.Library("aten", "IMPL")
-            accelerator.pin(library, None)
-            _libraries.append(library)
 
 
 def begin() -> None:
@@ -272,6 +267,9 @@ def begin() -> None:
         ready()
         patch()
         _begun = True
+        # Not at import time: each file takes its share of a millisecond.
+        from lapilli.eager import generation, inductor, threads
+
         after_import("torch._inductor.codegen.common", inductor.refuse)
         after_import("transformers.generation.utils", generation.prefer_compiled_steps)
         from lapilli.eager import torchao_tensors  # imports the compiler: not at import time

@@ -286,6 +286,10 @@ def _is_number(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
+_TRACED = torch.device("cpu")
+"""The device for which operators are traced."""
+
+
 def signature_of(schema: Schema, leaves: Sequence[Any], given: ArgumentPlaces) -> CallSignature:
     """The signature of a call. Numbers that are defaults are fixed; those that were given may vary between calls."""
 
@@ -294,6 +298,8 @@ def signature_of(schema: Schema, leaves: Sequence[Any], given: ArgumentPlaces) -
             if _is_number(leaf):
                 return NumberOperand("float" if leaf.is_floating_point() else "int", leaf.dtype)
             return operand(leaf)
+        if isinstance(leaf, torch.device):
+            return _TRACED  # whatever name it was given by
         return tuple(map(one, leaf)) if isinstance(leaf, list | tuple) else leaf
 
     def argument(k: int, leaf: Any) -> Any:

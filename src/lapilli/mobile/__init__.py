@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import warnings
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from lapilli import torch_compat
 from lapilli.after_import import after_import
-from lapilli.mobile.fuse import in_any_mode
+
+if TYPE_CHECKING:  # not before there is `register`: where this module is imported first, `import torch` asks for it
+    import torch
 
 _library: Any = None
 
@@ -31,7 +30,9 @@ the CPU; `run_on_device` takes tensors on the device "vulkan" and returns tensor
 
 def install() -> None:
     """Registers the operators, and replaces torch's function once it is imported. Further calls do nothing."""
-    global _library
+    import torch
+
+    global _library  # by now `import torch` may have called this
     if _library is not None:
         return
     library: Any = torch.library.Library("lapilli_prepack", "DEF")  # type: ignore[no-untyped-call]
@@ -44,6 +45,11 @@ def install() -> None:
 
 
 def _replace(optimizer: Any) -> None:
+    import torch
+
+    from lapilli import torch_compat
+    from lapilli.mobile.fuse import in_any_mode
+
     theirs = optimizer.optimize_for_mobile
 
     @wraps(theirs)

@@ -245,6 +245,32 @@ def test_another_torch(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import lapilli.eager; lapilli.eager.enable()",
+        "from lapilli.eager import neighbours",
+        "from lapilli import autoload; autoload.register()",
+        "import lapilli.mobile; lapilli.mobile.install()",
+        "import lapilli.mobile.fuse",
+    ],
+)
+def test_modules_may_be_imported_before_torch(first: str, tmp_path: Path) -> None:
+    """`import torch` imports some of them, wherever it is met, and finds them whole."""
+    run_installed(
+        f"""
+        import warnings
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            {first}
+            import torch
+        assert torch.device("vulkan").type == "vulkan" and callable(torch.is_vulkan_available)
+        assert "vulkan" in torch.vulkan.__name__ and torch.ops.lapilli_prepack.run
+        """,
+        tmp_path,
+    )
+
+
 # --- optimize_for_mobile
 
 

@@ -208,6 +208,13 @@ FIRST_USES = {
         tied = Tied().to("vulkan")
         assert tied.a.weight is tied.b.weight and tied.b.bias.is_vulkan
     """,
+    "pinned": """
+        x = torch.ones(3)
+        pinned = x.pin_memory()  # a copy: nothing is used yet
+        assert pinned.tolist() == [1, 1, 1] and pinned.data_ptr() != x.data_ptr() and pinned.device.type == "cpu"
+        assert pinned.to("vulkan", non_blocking=True).tolist() == [1, 1, 1] == x.pin_memory().tolist()
+        assert torch.Stream(device="cpu").device_type == 0
+    """,
     "scripted": """
         scripted = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU())).to("vulkan")
         assert scripted(torch.ones(2, 3, device="vulkan")).is_vulkan and next(scripted.parameters()).requires_grad
