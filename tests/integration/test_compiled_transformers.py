@@ -89,6 +89,7 @@ def cases(*short: tuple[Callable[[], Any], str], of: list[Callable[[], Any]]) ->
     return [pytest.param(*case, marks=[] if case in short else pytest.mark.long) for case in every]
 
 
+@pytest.mark.part(1)
 @pytest.mark.parametrize("kind, device", cases((gpt2, "cpu"), (llama, "vulkan"), of=MODELS))
 def test_forward(kind: Callable[[], Any], device: str) -> None:
     model, given = made(kind)
@@ -103,6 +104,7 @@ def test_forward(kind: Callable[[], Any], device: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of the package, about its own settings
+@pytest.mark.part(1)
 @pytest.mark.parametrize("kind, device", cases((llama, "cpu"), (gpt2, "vulkan"), of=[llama, gpt2, t5, whisper]))
 def test_generate(kind: Callable[[], Any], device: str) -> None:
     """Every step is compiled: a cache that grows, and sizes that turn dynamic."""
