@@ -243,7 +243,7 @@ def test_the_native_writer_refuses_models_with_an_encoder(model: SequenceToSeque
         check(library.lapilli_writer_create(model.program._loaded.native._program(), ffi.new("lapilli_writer **")))
 
 
-@pytest.mark.long  # test_llm.py has the same of decoders
+@pytest.mark.part(6)
 @pytest.mark.parametrize("target", ["gpu-fp32", "gpu-fp16", "gpu-fp16-matrix"])
 @pytest.mark.parametrize("kind", ["t5-1.1", "whisper"])
 def test_plans_of_gpus_compute_the_same(
