@@ -87,8 +87,8 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, nargs="*", default=[1, 2, 4])
-    parser.add_argument("--pictures", type=int, default=65_536)
-    parser.add_argument("--texts", type=int, default=400_000)
+    parser.add_argument("--pictures", type=int, default=65_536, help="0: none")
+    parser.add_argument("--texts", type=int, default=400_000, help="0: none")
     parser.add_argument("--rows", type=int, nargs=2, default=[64, 256], help="of a run: pictures and texts")
     parser.add_argument(
         "--runs", type=int, default=16, help="of a batch: the driver needs some milliseconds for each batch"
@@ -108,6 +108,8 @@ def main() -> None:
             ("texts", Texts(), texts, given.rows[1], given.texts),
             ("pictures", Pictures(), pictures, given.rows[0], given.pictures),
         ):
+            if not rows:
+                continue
             path = file(model, torch.from_numpy(data[:2]), most, Path(folder) / f"{name}.lap")
             with lapilli.load(path, device=0) as program:
                 wanted = program(data[:most])[:4]
