@@ -55,6 +55,7 @@ def test_candidates_are_those_that_were_accepted() -> None:
     assert found == accepted, "\n".join(changed[:20])
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("device, half", DEVICES)
 def test_any_candidate_can_be_decided_for_and_fits_the_device(device: str, half: bool) -> None:
     """Every kernel that a record may name is within what the device has, and another kernel than the one without."""
@@ -85,6 +86,7 @@ def test_a_record_of_no_candidate_does_not_count() -> None:
         assert [w.source for w in write_all(schedule_of(graph, with_record)).values()] == plain
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("half", [False, True])
 def test_nothing_to_compute_has_candidates_too(half: bool) -> None:
     """Sizes of 0, 1 and more, in every place, on all devices that are known."""

@@ -324,6 +324,7 @@ BITS = {"bitnot", "bitand", "bitor", "bitxor", "shl", "shr", "to_uint8", "to_int
 """Operations on integers alone."""
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("count", [7, 8])
 def test_operations_on_constants_compile(count: int) -> None:
     """All of them, one element at a time and four: the negative of -0.5 was written as a decrement."""

@@ -57,6 +57,7 @@ def forget() -> None:
             f.cache_clear()
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("target", [ANY, GPU], ids=lambda t: t.name)
 def test_kernels_are_the_same_in_any_order(target: Target) -> None:
     cases = list(itertools.product(FUNCTIONS, BOUNDS))

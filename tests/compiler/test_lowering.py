@@ -49,6 +49,7 @@ def test_agrees_with_torch(overload: Any) -> None:
                 raise
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("overload", COMPARABLE, ids=str)
 def test_half_precision(overload: Any) -> None:
     cases = [] if overload in NOT_HALF else samples(overload, torch.float16, 4)
