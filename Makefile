@@ -2,6 +2,8 @@
 VENV ?= .venv
 PY := $(VENV)/bin/python
 export VENV
+# Each process would compile torch's Python again, for four seconds: pip leaves bytecode to the first import.
+export PYTHONDONTWRITEBYTECODE =
 # Measures on lavapipe, whatever GPU there is; ARGS are further arguments.
 LAVAPIPE = $(shell find /usr/share/vulkan/icd.d -name 'lvp_icd*.json' 2>/dev/null | head -1)
 MEASURE = VK_DRIVER_FILES=$(LAVAPIPE) $(PY)
