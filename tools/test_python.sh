@@ -20,8 +20,8 @@ export VK_DRIVER_FILES=$driver VK_ICD_FILENAMES=$driver
 export XDG_CACHE_HOME=$PWD/.cache/test # not the user's kernels and pipelines
 # Lavapipe compiles each kernel once and runs it a few times: without LLVM's passes that takes two thirds of the time. All cases have them.
 [ -n "${LAPILLI_TEST_ALL:-}" ] || export GALLIVM_PERF=nopt
-export LP_NUM_THREADS=1 # lavapipe's, too: a twentieth less of the processors' time
 export OMP_NUM_THREADS=1 # several processes share the cores, and threads of torch wait by turning round
+export LP_NUM_THREADS=1  # those of lavapipe take a twentieth of the processors' time
 export LAPILLI_VALIDATION=1 LAPILLI_VALIDATION_LOG=$PWD/build/validation-$kind.log
 if [ "$kind" = phone ]; then
   kind=phone-$1

@@ -57,10 +57,9 @@ def test_at_most_two_in_a_hundred_are_refused() -> None:
 
 
 @pytest.mark.part(10)
-@pytest.mark.parametrize(
-    "part", range(20)
-)  # and not over the names: every process that collects tests would have to make the cases
+@pytest.mark.parametrize("part", range(20))
 def test_on_the_device(part: int) -> None:
+    """A twentieth of the cases. A test for each would make every process that collects tests make the cases."""
     outcomes: dict[str, Any] = {
         name: onnx_cases.run(onnx_cases.cases()[name], "device") for name in _smallest()[part::20]
     }

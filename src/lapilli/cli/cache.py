@@ -82,7 +82,7 @@ def warm(programs: tuple[Path, ...], device: str | None) -> None:
     from lapilli.eager.usual import train_usual_models
 
     announce()  # beside another accelerator too: nothing else runs in this process
-    # The device is named "vulkan" there, as most programs name it: calls that make tensors are kept by that name.
+    # The usual models name the device "vulkan", which is the current one.
     with torch.get_device_module("vulkan").device(index):
         count = train_usual_models()
     text = f"{count:,} operators were run on vulkan:{index}, forward and backward; their programs are in the cache"

@@ -267,13 +267,11 @@ def begin() -> None:
         ready()
         patch()
         _begun = True
-        # Not at import time: each file takes its share of a millisecond.
-        from lapilli.eager import generation, inductor, threads
+        # Not at import time: each file takes its share of a millisecond, and torchao_tensors imports the compiler.
+        from lapilli.eager import generation, inductor, threads, torchao_tensors
 
         after_import("torch._inductor.codegen.common", inductor.refuse)
         after_import("transformers.generation.utils", generation.prefer_compiled_steps)
-        from lapilli.eager import torchao_tensors  # imports the compiler: not at import time
-
         for name in torchao_tensors.EXTENSIONS:
             after_import(name, torchao_tensors.extend)
         if _other is None or not torch.get_device_module(_other).is_available():
