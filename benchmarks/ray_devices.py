@@ -1,6 +1,6 @@
 """Rows a second through Ray on one, two and more devices of this machine: ResNet50 on pictures, and sentence embeddings.
 
-    python benchmarks/ray_devices.py [--devices 1 2 4] [--pictures 65536] [--texts 400000]
+    python benchmarks/ray_devices.py [--devices 1 2 4] [--pictures 98304] [--texts 200000]
 
 From Arrow blocks of the object store to Arrow blocks there. Weights are random; pictures are bytes, normalized in the program; a
 text has 64 tokens. A run begins with its actors, so the time of a short run is taken off that of a long one; that has to take many
@@ -78,7 +78,7 @@ def through_ray(path: Path, data: Any, rows: int, devices: int) -> tuple[float, 
     def run(blocks: Any) -> None:
         done[:] = [predict(blocks, shipped, batch_size=at_once, actors=devices, inputs={"data": "data"}).materialize()]
 
-    short, long = seconds(lambda: run(few), 2), seconds(lambda: run(many), 1)
+    short, long = seconds(lambda: run(few), 2), seconds(lambda: run(many), 2)
     assert done[0].count() == many.count()
     return (many.count() - few.count()) / (long - short), done[0]
 
@@ -87,8 +87,8 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, nargs="*", default=[1, 2, 4])
-    parser.add_argument("--pictures", type=int, default=65_536, help="0: none")
-    parser.add_argument("--texts", type=int, default=400_000, help="0: none")
+    parser.add_argument("--pictures", type=int, default=98_304, help="of each device; 0: none")
+    parser.add_argument("--texts", type=int, default=200_000, help="of each device; 0: none")
     parser.add_argument("--rows", type=int, nargs=2, default=[64, 256], help="of a run: pictures and texts")
     parser.add_argument(
         "--runs", type=int, default=16, help="of a batch: the driver needs some milliseconds for each batch"
@@ -115,8 +115,8 @@ def main() -> None:
                 wanted = program(data[:most])[:4]
             first: tuple[float, float] | None = None
             for n in numbers:
-                here = alone(path, data[:most], most, max(2 * n, rows // most), n)
-                ray_, done = through_ray(path, data, rows, n)
+                here = alone(path, data[:most], most, max(2, rows // most) * n, n)
+                ray_, done = through_ray(path, data, rows * n, n)
                 column = next(c for c in done.columns() if c != "data")
                 got = np.stack([row[column] for row in done.take(len(wanted))])
                 assert np.allclose(got, wanted, atol=1e-2 * np.abs(wanted).max()), "Ray's rows are others"

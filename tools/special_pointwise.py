@@ -44,6 +44,7 @@ _SIGNED_UNARY = [
     "rad2deg",
     "deg2rad",
     "sinc",
+    "special_bessel_j1",
 ]
 _UNARY = [
     "rsqrt",
@@ -72,7 +73,6 @@ _UNARY = [
     "special_erfcx",
     "special_log_ndtr",
     "special_bessel_j0",
-    "special_bessel_j1",
     "isnan",
     "isinf",
     "isfinite",

@@ -141,7 +141,7 @@ DIMS = ({0: 2 * Dim("half_n", min=2, max=32), 1: 2 * Dim("half_m", min=2, max=32
 
 
 def agree(got: Sequence[Any], want: Sequence[Tensor], what: str, views: dict[str, View]) -> None:
-    """Programs take values, not memory: what as_strided finds there is what it would find in a contiguous tensor."""
+    """Programs take values, not memory: what as_strided finds there is what lies there in a tensor like the example."""
     names = [f"{view} of {of} {what}" for of in ("given", "computed") for view in views]
     wrong = [name for name, a, b in zip(names, got, want, strict=True) if not torch.as_tensor(a).equal(b)]
     wrong = [name for name in wrong if what == "contiguous" or not name.startswith("strided")]

@@ -21,15 +21,13 @@ from lapilli.backend.scalars import Scalars, take_out
 from lapilli.backend.size_sources import Sources, expression
 from lapilli.errors import CompileError
 from lapilli.graph.coded_layers import mark_given_weights
+from lapilli.graph.memory import Order, inverse, memory_order, permuted
 from lapilli.graph.module import Module, ModuleState
 from lapilli.graph.quantized import recognize
 from lapilli.legalize.decompose import decompose_calls
 from lapilli.legalize.passes import optimize
 
 aten = torch.ops.aten
-
-Order = tuple[int, ...]
-
 
 Updates = Mapping[int, tuple[int, int]]
 """Results that are views of an argument that the graph changes, by position: of the result that is its new value, and of the
@@ -251,22 +249,22 @@ class _Results:
         If other results share its memory, that is their common base; otherwise the smallest value.
         """
         root = root_of(node)
-        is_shared = root in self.position or (self.readers[root] > 1 and _memory_order(root.meta["val"]) is not None)
+        is_shared = root in self.position or (self.readers[root] > 1 and memory_order(root.meta["val"]) is not None)
         views: list[View] = []
         at, base = node, base_of(node)
         while base is not None and (is_shared or is_whole(at)):
             views.append(view_of(at, self._number))
             at, base = base, base_of(base)
-        if not is_shared and _memory_order(at.meta["val"]) is None:
+        if not is_shared and memory_order(at.meta["val"]) is None:
             return node, ()
         return at, tuple(reversed(views))
 
     def _compute(self, node: fx.Node) -> None:
         val, module = node.meta["val"], self.prepared.module
-        order = _memory_order(val)
+        order = memory_order(val)
         if order is not None and order != tuple(range(val.dim())):
             with module.graph.inserting_before(next(n for n in module.graph.nodes if n.op == "output")):
-                node = _permuted(module, node, order)
+                node = permuted(module, node, order)
         else:
             order = None
         module.outputs.append(node)
@@ -279,39 +277,10 @@ _REPLACES = (
 """Operators whose result is their first argument but for some entries."""
 
 
-def _memory_order(val: torch.Tensor) -> Order | None:
-    """The order of the axes in memory, slowest first, of a dense tensor; None for others, and if data-dependent sizes leave
-    it open.
-    """
-    sizes, strides = _hints(val.shape), _hints(val.stride())
-    if sizes is None or strides is None:
-        return None
-    order = tuple(sorted(range(val.dim()), key=lambda d: (-strides[d], sizes[d] == 1, d)))
-    expected = 1
-    for d in reversed(order):
-        if sizes[d] != 1 and strides[d] != expected:
-            return None
-        expected *= sizes[d]
-    natural = tuple(range(val.dim()))
-    moved = [d for d in order if sizes[d] != 1]
-    return natural if moved == sorted(moved) else order
-
-
-def _hints(numbers: Sequence[Any]) -> list[int] | None:
-    found = [n.node.hint if isinstance(n, torch.SymInt) else n for n in numbers]
-    return None if None in found else [int(n) for n in found]
-
-
-def _permuted(module: Module, node: fx.Node, order: Sequence[int]) -> fx.Node:
-    made = module.graph.call_function(aten.permute.default, (node, list(order)))
-    made.meta["val"] = node.meta["val"].permute(*order)
-    return made
-
-
 def _as_in_memory(module: Module, node: fx.Node) -> Order | None:
     """Permutes a placeholder to the order of its axes in memory. Returns that order, or None if it is row-major already."""
     val = node.meta["val"]
-    order = _memory_order(val) if isinstance(val, torch.Tensor) else None
+    order = memory_order(val) if isinstance(val, torch.Tensor) else None
     if order is None or order == tuple(range(val.dim())):
         return None
     users = list(node.users)
@@ -323,10 +292,6 @@ def _as_in_memory(module: Module, node: fx.Node) -> Order | None:
     for user in users:
         user.replace_input_with(node, back)
     return order
-
-
-def inverse(order: Sequence[int]) -> list[int]:
-    return [order.index(d) for d in range(len(order))]
 
 
 def _drop_unread(module: Module, placeholders: Sequence[fx.Node]) -> None:

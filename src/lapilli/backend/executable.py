@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lapilli.backend.aot_graph import Prepared, Updates, inverse, prepare
+from lapilli.backend.aot_graph import Prepared, Updates, prepare
 from lapilli.backend.graph_program import GraphProgram, load
 from lapilli.backend.options import Options
 from lapilli.backend.placement import device_of, targets
@@ -25,6 +25,7 @@ from lapilli.eager.call_signature import CannotRun
 from lapilli.eager.device_state import is_ours
 from lapilli.eager.transfer import on_device
 from lapilli.errors import CompileError, NoDeviceError, UnsupportedOperatorError
+from lapilli.graph.memory import inverse
 from lapilli.legalize.partition import TOO_LITTLE
 from lapilli.runtime.notice import working
 from lapilli.runtime.report import Report
@@ -192,8 +193,11 @@ class _Run:
         self._times = Counter(
             (r.source, r.value) for r, is_saved in pairs if not is_saved and r.source in ("program", "given")
         )
-        # Of these, changes must be seen: a tensor and its views have one version.
-        self._kept = {r.value for r, is_saved in pairs if is_saved and r.source == "program"}
+        # Of values that are saved as well, changes must be seen: a tensor and its views have one version.
+        self._kept = {
+            r.value for r, is_saved in pairs if is_saved and r.source == "program" and not self._to_host[r.value]
+        }
+        self._kept &= {r.value for r, is_saved in pairs if not is_saved and r.source == "program"}
 
     def reads(self, position: int) -> bool:
         """Whether the program reads an argument."""
@@ -250,7 +254,7 @@ class _Run:
                 value = placed.get(r.value, given[r.value]) if copied else given[r.value]
                 if r.to_host and not is_saved:
                     value = _to_host(value)
-            elif is_saved or (r.value in self._kept and not self._to_host[r.value]):
+            elif is_saved and r.value not in self._kept:
                 value = self._ordered(on_device(made[r.value], None, self._index), r.value)
             else:
                 if r.value not in fresh:
@@ -264,7 +268,7 @@ class _Run:
             for view in r.views:
                 value = view(value, numbers)
             alone = self._times[r.source, r.value] == 1
-            if r.source == "program" and alone and r.value in fresh and not is_saved:
+            if r.source == "program" and alone and r.value not in self._kept and not is_saved:
                 value = _as_no_view(value)
             elif r.views and not alone and self._kind.name == "backward":
                 value = value.clone()  # a gradient: autograd adds to it in place

@@ -27,6 +27,15 @@ class StreamInterpreter(HostInterpreter):
         self._index = index
         self._launches: dict[int, MethodCall] = {}
 
+    def _guarded(self, call: HostCall, env: Any) -> list[Any]:
+        """Exceptions stay PyTorch's: whoever calls a compiled function expects those of the operators in it."""
+        try:
+            return self._call(call, env)
+        except Exception as error:
+            if "." in call.op:
+                error.add_note(f"{call.op} ran in torch on the CPU.")
+            raise
+
     def _call(self, call: HostCall, env: Any) -> list[Any]:
         if call.op != "gpu":
             for name in _values(call.args) | _values(list(call.kwargs.values())):

@@ -14,6 +14,7 @@ from lapilli.graph.fold import fold_batch_norm, fold_constants, fold_padding
 from lapilli.graph.functionalize import functionalize
 from lapilli.graph.inline import inline_regions
 from lapilli.graph.integers import absorb_limits, center, compute_in_integers, move, view_codes
+from lapilli.graph.memory import write_out_memory
 from lapilli.graph.merge import merge_linear
 from lapilli.graph.module import Module
 from lapilli.graph.packed import unpack
@@ -101,6 +102,7 @@ def clean_up(module: Module) -> None:
     """Removes shape assertions (the player checks sizes against their bounds itself) and calls without effect at inference,
     and gives operators ATen's names.
     """
+    write_out_memory(module)
     for node in reversed(list(module.graph.nodes)):
         if node.op != "call_function":
             continue

@@ -362,12 +362,12 @@ def j1(x: Expr) -> Expr:
     """The Bessel function of the first kind of order 1 (j1f)."""
     a = unary("abs", x)
     z = a * a
-    near = (z - 14.6819706421238932572) * a * polynomial(
+    near = (z - 14.6819706421238932572) * x * polynomial(
         z, -4.878788132172128e-9, 6.009061827883699e-7, -4.541343896997497e-5, 1.937383947804541e-3, -3.405537384615824e-2
     )  # fmt: skip
     size, angle = _phase1(a)
-    value = where(gt(a, 2.0), size * unary("cos", angle), near)
-    return where(lt(x, 0.0), -value, value)
+    far = size * unary("cos", angle)
+    return where(gt(a, 2.0), where(lt(x, 0.0), -far, far), near)
 
 
 def _second_kind(x: Expr, near: Expr, phase: tuple[Expr, Expr]) -> Expr:

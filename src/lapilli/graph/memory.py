@@ -1,0 +1,174 @@
+"""What operators that read a tensor's memory (as_strided and its kin) find there.
+
+A program's values have no strides: one that PyTorch keeps transposed is row-major on the device, and a part of another has memory
+of its own. So memory is written out here as a value: the tensor at the root of the views, its axes in the order in which PyTorch
+has them, copied. What the copy costs, as_strided reads from it wherever it runs.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from lapilli.errors import CompileError
+from lapilli.graph.module import Module
+
+aten = torch.ops.aten
+
+Order = tuple[int, ...]
+
+_READS = {aten.as_strided.default, aten.as_strided_copy.default}
+
+_VIEWS = {
+    aten.alias.default, aten.as_strided.default, aten.chunk.default, aten.detach.default, aten.diagonal.default,
+    aten.expand.default, aten.mT.default, aten.movedim.int, aten.movedim.intlist, aten.narrow.default, aten.permute.default,
+    aten.select.int, aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default, aten.squeeze.default,
+    aten.squeeze.dim, aten.squeeze.dims, aten.swapaxes.default, aten.t.default, aten.tensor_split.sections,
+    aten.transpose.int, aten.unbind.int, aten.unfold.default, aten.unsqueeze.default, aten.view.default,
+}  # fmt: skip
+"""Operators that never copy."""
+_SELDOM_COPY = {aten.contiguous.default, aten.flatten.using_ints, aten.reshape.default}
+"""Operators that do not copy if the tensor is row-major."""
+
+
+def write_out_memory(module: Module) -> None:
+    """Gives operators that read memory a value that is what PyTorch has there.
+
+    Raises:
+        CompileError: that memory has gaps or repeated elements, or begins before the tensor, or its order is not known.
+    """
+    for node in list(module.graph.nodes):
+        if node.target in _READS:
+            _read(module, node)
+        elif node.target is aten.as_strided_scatter.default:
+            _scatter(module, node)
+
+
+def _read(module: Module, node: fx.Node) -> None:
+    tensor, size, stride, *rest = node.args
+    offset: Any = rest[0] if rest else node.kwargs.get("storage_offset")
+    root = _root(tensor)  # type: ignore[arg-type]
+    if offset is None:
+        offset = tensor.meta["val"].storage_offset()  # type: ignore[union-attr]
+    begin = root.meta["val"].storage_offset()
+    if isinstance(begin, torch.SymInt) or (begin and not isinstance(offset, int)) or isinstance(offset, torch.SymInt):
+        raise CompileError(
+            f"{node.target} of memory whose beginning differs from call to call; read a copy, as of .clone()"
+        )
+    if begin:
+        offset -= begin
+        if offset < 0:
+            raise CompileError(f"{node.target} reads memory before its tensor; read the tensor that this is a part of")
+    with module.graph.inserting_before(node):
+        node.args = (_memory(module, root, _order(node, root)), size, stride, offset)
+    node.kwargs = {}
+
+
+def _scatter(module: Module, node: fx.Node) -> None:
+    tensor: Any = node.args[0]
+    if not _is_zero(tensor.meta["val"].storage_offset()):
+        raise CompileError(f"{node.target} of a part of a tensor; write to a copy, as of .clone()")
+    order = _order(node, tensor)
+    with module.graph.inserting_before(node):
+        written = _memory(module, tensor, order)
+        made = module.graph.call_function(aten.as_strided_scatter.default, (written, *node.args[1:]), node.kwargs)
+        made.meta["val"] = written.meta["val"]
+        natural = order == tuple(range(len(order)))
+        module.replace(node, made if natural else permuted(module, made, inverse(order)))
+    module.graph.erase_node(node)
+
+
+def _memory(module: Module, root: fx.Node, order: Order) -> fx.Node:
+    """A row-major value of the elements of `root` as they lie in memory."""
+    natural = order == tuple(range(len(order)))
+    if natural and root.target is aten.clone.default and root.kwargs.get("memory_format") is torch.contiguous_format:
+        return root
+    at = root if natural else permuted(module, root, order)
+    # As a copy, so that it lies so on the host too; and no pass that knows views takes it for what it was made from.
+    made = module.graph.call_function(aten.clone.default, (at,), {"memory_format": torch.contiguous_format})
+    made.meta["val"] = at.meta["val"].clone(memory_format=torch.contiguous_format)
+    return made
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """The tensor whose memory a view shows."""
+    while node.op == "call_function":
+        call = node
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+            call = node.args[0]
+        base = call.args[0] if call.args else None
+        shares = call.target in _VIEWS or (
+            call.target in _SELDOM_COPY and isinstance(base, fx.Node) and base.meta["val"].is_contiguous()
+        )
+        if not shares or not isinstance(base, fx.Node):
+            break
+        node = base
+    return node
+
+
+def _order(node: fx.Node, root: fx.Node) -> Order:
+    val = root.meta["val"]
+    order = memory_order(val)
+    if order is None and _is_row_major(val):  # of sizes that depend on data
+        order = tuple(range(val.dim()))
+    if order is None:
+        raise CompileError(
+            f"{node.target} of a tensor {tuple(val.shape)} with strides {val.stride()}: its memory has gaps or repeated elements, "
+            "or its order depends on data; call .contiguous() before"
+        )
+    if root.op == "call_function" and not _is_zero(root.meta["val"].storage_offset()):
+        raise CompileError(f"{node.target} of a part of another tensor's memory; read a copy, as of .clone()")
+    return order
+
+
+def _is_row_major(val: torch.Tensor) -> bool:
+    expected: Any = 1
+    for n, stride in zip(reversed(val.shape), reversed(val.stride()), strict=True):
+        if not statically_known_true(stride == expected):
+            return False
+        expected = expected * n
+    return True
+
+
+def _is_zero(number: Any) -> bool:
+    return isinstance(number, int) and number == 0
+
+
+def memory_order(val: torch.Tensor) -> Order | None:
+    """The order of the axes in memory, slowest first, of a dense tensor; None for others, and if data-dependent sizes leave
+    it open.
+    """
+    sizes, strides = _hints(val.shape), _hints(val.stride())
+    if sizes is None or strides is None:
+        return None
+    order = tuple(sorted(range(val.dim()), key=lambda d: (-strides[d], sizes[d] == 1, d)))
+    expected = 1
+    for d in reversed(order):
+        if sizes[d] != 1 and strides[d] != expected:
+            return None
+        expected *= sizes[d]
+    natural = tuple(range(val.dim()))
+    moved = [d for d in order if sizes[d] != 1]
+    return natural if moved == sorted(moved) else order
+
+
+def _hints(numbers: Sequence[Any]) -> list[int] | None:
+    found = [n.node.hint if isinstance(n, torch.SymInt) else n for n in numbers]
+    return None if None in found else [int(n) for n in found]
+
+
+def permuted(module: Module, node: fx.Node, order: Sequence[int]) -> fx.Node:
+    """A new node with the axes of another in this order."""
+    made = module.graph.call_function(aten.permute.default, (node, list(order)))
+    made.meta["val"] = node.meta["val"].permute(*order)
+    return made
+
+
+def inverse(order: Sequence[int]) -> list[int]:
+    """The order that undoes another."""
+    return [order.index(d) for d in range(len(order))]
