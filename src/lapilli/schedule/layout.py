@@ -42,12 +42,12 @@ def is_word(dtype: DType, half: bool) -> bool:
 
 
 def in_memory(index: Sequence[Int], layout: Layout) -> list[Var]:
-    """The axes that an index depends on, from the largest stride to the smallest."""
+    """The axes that an index depends on, from the largest stride to the smallest; of equal ones as they were made."""
     order: list[Var] = []
     for d in layout.order:
         at = index[d]
         found = [a for a in at.atoms() if isinstance(a, Var) and a not in order and a.extent != 1]
-        order += sorted(found, key=partial(_pace, at), reverse=True)
+        order += sorted(sorted(found, key=lambda a: a.key), key=partial(_pace, at), reverse=True)
     return order
 
 
