@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 PARTS: dict[str, str] = {
     "pointwise": """sin cos tan asin sinh tanh asinh atanh acosh log log2 log10 log1p lgamma special_entr reciprocal sign relu
-relu6 hardswish nan_to_num isfinite bool frexp frac digamma special_ndtr sinc special_erfcx special_bessel_j1|xlogy 2|x * 1e38 / 1e38|square sqrt
+relu6 hardswish nan_to_num isfinite bool frexp frac digamma special_ndtr sinc special_erfcx|xlogy 2|x * 1e38 / 1e38|square sqrt
 sqrt of gelu tanh|relu6 of hardswish|gelu tanh|clamp 0 1|clamp nan|x != x|x > 0|not x < 0|x == 0|x < inf|x * 0
-x - x|0 / x|x + 0|0 - x|pow 0.5|pow inf|-1 pow|fmod 3|remainder 3""",
+special_bessel_j1|x - x|0 / x|x + 0|0 - x|pow 0.5|pow inf|-1 pow|fmod 3|remainder 3""",
     "binary": "maximum fmin pow fmod remainder xlogy le ne logical_and hypot|clamp tensors|where not a < b|gather argmax|a / b * b",
     "reduce 8": """std var amax min argmax argmin softmax softmin logsumexp cummax nansum sort median prod cumprod mode
 std mean|cosine|amax 0|log softmax
