@@ -116,6 +116,7 @@ def test_a_size_is_a_stride_of_memory_as_well() -> None:
     [
         (torch.rand(6, 4)[:, ::2], lambda x: x.as_strided((3,), (2,)) * 2, "gaps or repeated elements"),
         (torch.rand(40)[5:29], lambda x: x.as_strided((3,), (2,), 1) * 2, "reads memory before its tensor"),
+        (torch.rand(40)[5:29], lambda x: x.as_strided((3,), (2,), 5 + len(x) // 24) * 2, None),
         (torch.rand(6), lambda x: torch.nonzero(x > 0).t().as_strided((3,), (2,)) * 2, None),
         (
             torch.rand(6, 4),

@@ -56,12 +56,12 @@ def _read(module: Module, node: fx.Node) -> None:
     if offset is None:
         offset = tensor.meta["val"].storage_offset()  # type: ignore[union-attr]
     begin = root.meta["val"].storage_offset()
-    if isinstance(begin, torch.SymInt) or (begin and not isinstance(offset, int)) or isinstance(offset, torch.SymInt):
-        raise CompileError(
-            f"{node.target} of memory whose beginning differs from call to call; read a copy, as of .clone()"
-        )
-    if begin:
-        offset -= begin
+    if not _is_zero(begin) or isinstance(offset, torch.SymInt):
+        offset = _known((offset.meta["val"] if isinstance(offset, fx.Node) else offset) - begin)
+        if offset is None:
+            raise CompileError(
+                f"{node.target} of memory whose beginning differs from call to call; read a copy, as of .clone()"
+            )
         if offset < 0:
             raise CompileError(f"{node.target} reads memory before its tensor; read the tensor that this is a part of")
     with module.graph.inserting_before(node):
@@ -133,6 +133,11 @@ def _is_row_major(val: torch.Tensor) -> bool:
             return False
         expected = expected * n
     return True
+
+
+def _known(number: Any) -> int | None:
+    found: int | None = number.node.maybe_as_int() if isinstance(number, torch.SymInt) else number
+    return found
 
 
 def _is_zero(number: Any) -> bool:
