@@ -237,6 +237,7 @@ PRIVATE: dict[str, str] = {
     "torch._functorch.partitioners": "which values the forward graph keeps for the backward graph",
     "torch._guards": "the fake mode and the metadata of the graph that is being compiled",
     "torch._has_compatible_shallow_copy_type": "moving scripted modules, as in Module._apply",
+    "torch._library.autograd": "register_autograd would take a millisecond of `import torch`",
     "torch._library.simple_registry": "register_fake would search all modules at `import torch`",
     "torch._neg_view": "PyTorch creates negated views when it copies to the CPU",
     "torch._opaque_base": "see PATCHES",
