@@ -50,6 +50,7 @@ def forms(seed: int, offset: int) -> dict[str, Callable[[Tensor], Tensor]]:
         "part of a value": lambda x: x.sin()[1:, :, 1:].as_strided(size, stride, at) * 2,
         "part of a value, where it begins": lambda x: x.sin()[1:].transpose(0, 1).as_strided(size, (1, 2)) * 2,
         "view of memory": lambda x: x.sin().as_strided((4, 5), (5, 1), at % 2).as_strided(size, stride) * 2,
+        "other views": lambda x: x.cos().swapdims(0, 2)[1:].unflatten(0, (1, -1)).as_strided(size, stride, at) * 2,
         "row-major copy": lambda x: x.transpose(0, 2).contiguous().as_strided(size, stride, at) * 2,
         "flat": lambda x: x.cos().reshape(-1).as_strided(size, stride, at) * 2,
         "scattered": lambda x: torch.as_strided_scatter(x.sin(), x.new_zeros(size), size, stride, at) + 1,
@@ -140,7 +141,7 @@ def test_memory_that_a_program_does_not_have(
 
 
 def test_a_result_that_is_saved_too_is_no_view() -> None:
-    """Or it could not be changed in place; and that it was is seen by the backward pass."""
+    """Autograd forbids changing such a view in place. The change itself is seen in the backward pass."""
 
     def model(x: Tensor) -> tuple[Tensor, Tensor]:
         copy = x.clone()
@@ -149,10 +150,12 @@ def test_a_result_that_is_saved_too_is_no_view() -> None:
     for x in (torch.rand(2, 3), torch.rand(3, 2).t()):
         torch._dynamo.reset()
         x = x.to("vulkan").clone().requires_grad_()
-        _, copy = torch.compile(model, backend="vulkan")(x)
+        first, copy = torch.compile(model, backend="vulkan")(x)
         assert not copy._is_view() and copy.stride() == x.stride()
         copy.mul_(2)
         torch.testing.assert_close(copy.cpu(), x.detach().cpu() * 2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            first.sum().backward()
 
 
 def test_bools_are_not_subtracted() -> None:

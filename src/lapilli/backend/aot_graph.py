@@ -16,10 +16,11 @@ import torch
 from torch import fx
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from lapilli.backend.output_views import View, base_of, is_whole, root_of, view_of
+from lapilli.backend.output_views import View, is_whole, view_of
 from lapilli.backend.scalars import Scalars, take_out
 from lapilli.backend.size_sources import Sources, expression
 from lapilli.errors import CompileError
+from lapilli.graph.aliasing import base_of, root_of
 from lapilli.graph.coded_layers import mark_given_weights
 from lapilli.graph.memory import Order, inverse, memory_order, permuted
 from lapilli.graph.module import Module, ModuleState
@@ -287,8 +288,7 @@ def _as_in_memory(module: Module, node: fx.Node) -> Order | None:
     node.meta["val"] = val.permute(*order)
     first = next(n for n in module.graph.nodes if n.op != "placeholder")
     with module.graph.inserting_before(first):
-        back = module.graph.call_function(aten.permute.default, (node, inverse(order)))
-    back.meta["val"] = val
+        back = permuted(module, node, inverse(order))
     for user in users:
         user.replace_input_with(node, back)
     return order

@@ -193,11 +193,11 @@ class _Run:
         self._times = Counter(
             (r.source, r.value) for r, is_saved in pairs if not is_saved and r.source in ("program", "given")
         )
-        # Of values that are saved as well, changes must be seen: a tensor and its views have one version.
-        self._kept = {
-            r.value for r, is_saved in pairs if is_saved and r.source == "program" and not self._to_host[r.value]
-        }
-        self._kept &= {r.value for r, is_saved in pairs if not is_saved and r.source == "program"}
+        # Of results that are saved as well, changes must be seen: a tensor and its views have one version.
+        saved, returned = (
+            {r.value for r, s in pairs if s == which and r.source == "program"} for which in (True, False)
+        )
+        self._kept = {value for value in saved & returned if not self._to_host[value]}
 
     def reads(self, position: int) -> bool:
         """Whether the program reads an argument."""

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lapilli.graph.aliasing import WHOLE_VIEWS, is_view
+from lapilli.graph.aliasing import WHOLE_VIEWS
 
 aten = torch.ops.aten
 
@@ -54,26 +54,9 @@ class View:
         return made if self.element is None else made[self.element]  # type: ignore[no-any-return]
 
 
-def base_of(node: fx.Node) -> fx.Node | None:
-    """The tensor that a call's result is a view of."""
-    target, source = node.target, node.args[0] if node.args else None
-    if target is operator.getitem and isinstance(source, fx.Node) and is_view(source.target):
-        source = source.args[0]
-    elif not is_view(target):
-        return None
-    return source if isinstance(source, fx.Node) else None
-
-
 def is_whole(node: fx.Node) -> bool:
     """Whether a view has all elements of its base."""
     return node.target in WHOLE_VIEWS
-
-
-def root_of(node: fx.Node) -> fx.Node:
-    """The tensor at the root of a chain of views."""
-    while (base := base_of(node)) is not None:
-        node = base
-    return node
 
 
 def view_of(node: fx.Node, number: Callable[[Any], int]) -> View:

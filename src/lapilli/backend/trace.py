@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 
-from lapilli.backend.output_views import root_of
+from lapilli.graph.aliasing import root_of
 from lapilli.legalize.decompose import tables
 from lapilli.lower import registry
 

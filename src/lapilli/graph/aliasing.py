@@ -4,10 +4,12 @@ that write in place.
 
 from __future__ import annotations
 
+import operator
 from functools import cache
 from typing import Any
 
 import torch
+from torch import fx
 
 aten = torch.ops.aten
 Overload = torch._ops.OpOverload
@@ -41,6 +43,23 @@ def is_view(target: Any) -> bool:
     first, *others = (r.alias_info for r in target._schema.returns) if target._schema.returns else (None,)
     given = target._schema.arguments[0].alias_info
     return not others and first is not None and given is not None and not given.is_write
+
+
+def base_of(node: fx.Node) -> fx.Node | None:
+    """The tensor that a call's result is a view of."""
+    target, source = node.target, node.args[0] if node.args else None
+    if target is operator.getitem and isinstance(source, fx.Node) and is_view(source.target):
+        source = source.args[0]
+    elif not is_view(target):
+        return None
+    return source if isinstance(source, fx.Node) else None
+
+
+def root_of(node: fx.Node) -> fx.Node:
+    """The tensor at the root of a chain of views."""
+    while (base := base_of(node)) is not None:
+        node = base
+    return node
 
 
 def may_alias(target: Overload) -> bool:

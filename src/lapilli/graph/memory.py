@@ -1,13 +1,12 @@
 """What operators that read a tensor's memory (as_strided and its kin) find there.
 
 A program's values have no strides: one that PyTorch keeps transposed is row-major on the device, and a part of another has memory
-of its own. So memory is written out here as a value: the tensor at the root of the views, its axes in the order in which PyTorch
-has them, copied. What the copy costs, as_strided reads from it wherever it runs.
+of its own. So memory becomes a value of its own here: a copy of the tensor at the root of the views, with its axes in the order in
+which PyTorch stores them. The GPU fuses the copy into its reader; on the host it is made.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from lapilli.errors import CompileError
+from lapilli.graph.aliasing import base_of
 from lapilli.graph.module import Module
 
 aten = torch.ops.aten
@@ -24,16 +24,8 @@ Order = tuple[int, ...]
 
 _READS = {aten.as_strided.default, aten.as_strided_copy.default}
 
-_VIEWS = {
-    aten.alias.default, aten.as_strided.default, aten.chunk.default, aten.detach.default, aten.diagonal.default,
-    aten.expand.default, aten.mT.default, aten.movedim.int, aten.movedim.intlist, aten.narrow.default, aten.permute.default,
-    aten.select.int, aten.slice.Tensor, aten.split.Tensor, aten.split_with_sizes.default, aten.squeeze.default,
-    aten.squeeze.dim, aten.squeeze.dims, aten.swapaxes.default, aten.t.default, aten.tensor_split.sections,
-    aten.transpose.int, aten.unbind.int, aten.unfold.default, aten.unsqueeze.default, aten.view.default,
-}  # fmt: skip
-"""Operators that never copy."""
-_SELDOM_COPY = {aten.contiguous.default, aten.flatten.using_ints, aten.reshape.default}
-"""Operators that do not copy if the tensor is row-major."""
+_MAY_COPY = {aten.contiguous, aten.flatten, aten.ravel, aten.reshape, aten.reshape_as, aten.to}
+"""Views by their schemas that are copies unless the tensor is row-major and of the same dtype."""
 
 
 def write_out_memory(module: Module) -> None:
@@ -56,7 +48,7 @@ def _read(module: Module, node: fx.Node) -> None:
     if offset is None:
         offset = tensor.meta["val"].storage_offset()  # type: ignore[union-attr]
     begin = root.meta["val"].storage_offset()
-    if not _is_zero(begin) or isinstance(offset, torch.SymInt):
+    if _known(begin) != 0 or isinstance(offset, torch.SymInt):
         offset = _known((offset.meta["val"] if isinstance(offset, fx.Node) else offset) - begin)
         if offset is None:
             raise CompileError(
@@ -71,25 +63,23 @@ def _read(module: Module, node: fx.Node) -> None:
 
 def _scatter(module: Module, node: fx.Node) -> None:
     tensor: Any = node.args[0]
-    if not _is_zero(tensor.meta["val"].storage_offset()):
+    if _known(tensor.meta["val"].storage_offset()) != 0:
         raise CompileError(f"{node.target} of a part of a tensor; write to a copy, as of .clone()")
     order = _order(node, tensor)
     with module.graph.inserting_before(node):
         written = _memory(module, tensor, order)
         made = module.graph.call_function(aten.as_strided_scatter.default, (written, *node.args[1:]), node.kwargs)
         made.meta["val"] = written.meta["val"]
-        natural = order == tuple(range(len(order)))
-        module.replace(node, made if natural else permuted(module, made, inverse(order)))
+        module.replace(node, permuted(module, made, inverse(order)))
     module.graph.erase_node(node)
 
 
 def _memory(module: Module, root: fx.Node, order: Order) -> fx.Node:
     """A row-major value of the elements of `root` as they lie in memory."""
-    natural = order == tuple(range(len(order)))
-    if natural and root.target is aten.clone.default and root.kwargs.get("memory_format") is torch.contiguous_format:
+    at = permuted(module, root, order)
+    if at is root and root.target is aten.clone.default and root.kwargs.get("memory_format") is torch.contiguous_format:
         return root
-    at = root if natural else permuted(module, root, order)
-    # As a copy, so that it lies so on the host too; and no pass that knows views takes it for what it was made from.
+    # A copy, so that the host has it in this order too, and no pass replaces it by what it is a view of.
     made = module.graph.call_function(aten.clone.default, (at,), {"memory_format": torch.contiguous_format})
     made.meta["val"] = at.meta["val"].clone(memory_format=torch.contiguous_format)
     return made
@@ -97,18 +87,16 @@ def _memory(module: Module, root: fx.Node, order: Order) -> fx.Node:
 
 def _root(node: fx.Node) -> fx.Node:
     """The tensor whose memory a view shows."""
-    while node.op == "call_function":
-        call = node
-        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
-            call = node.args[0]
-        base = call.args[0] if call.args else None
-        shares = call.target in _VIEWS or (
-            call.target in _SELDOM_COPY and isinstance(base, fx.Node) and base.meta["val"].is_contiguous()
-        )
-        if not shares or not isinstance(base, fx.Node):
-            break
+    while (base := base_of(node)) is not None and _shares(node, base):
         node = base
     return node
+
+
+def _shares(view: fx.Node, base: fx.Node) -> bool:
+    """Whether a view by its schema has its base's memory, in the same elements."""
+    val = base.meta["val"]
+    copies = getattr(view.target, "overloadpacket", None) in _MAY_COPY and not val.is_contiguous()
+    return not copies and val.dtype == view.meta["val"].dtype
 
 
 def _order(node: fx.Node, root: fx.Node) -> Order:
@@ -121,7 +109,7 @@ def _order(node: fx.Node, root: fx.Node) -> Order:
             f"{node.target} of a tensor {tuple(val.shape)} with strides {val.stride()}: its memory has gaps or repeated elements, "
             "or its order depends on data; call .contiguous() before"
         )
-    if root.op == "call_function" and not _is_zero(root.meta["val"].storage_offset()):
+    if root.op == "call_function" and _known(val.storage_offset()) != 0:
         raise CompileError(f"{node.target} of a part of another tensor's memory; read a copy, as of .clone()")
     return order
 
@@ -138,10 +126,6 @@ def _is_row_major(val: torch.Tensor) -> bool:
 def _known(number: Any) -> int | None:
     found: int | None = number.node.maybe_as_int() if isinstance(number, torch.SymInt) else number
     return found
-
-
-def _is_zero(number: Any) -> bool:
-    return isinstance(number, int) and number == 0
 
 
 def memory_order(val: torch.Tensor) -> Order | None:
@@ -168,7 +152,9 @@ def _hints(numbers: Sequence[Any]) -> list[int] | None:
 
 
 def permuted(module: Module, node: fx.Node, order: Sequence[int]) -> fx.Node:
-    """A new node with the axes of another in this order."""
+    """A value with the axes of another in this order: a new node, unless they are so."""
+    if list(order) == list(range(len(order))):
+        return node
     made = module.graph.call_function(aten.permute.default, (node, list(order)))
     made.meta["val"] = node.meta["val"].permute(*order)
     return made

@@ -102,7 +102,7 @@ def clean_up(module: Module) -> None:
     """Removes shape assertions (the player checks sizes against their bounds itself) and calls without effect at inference,
     and gives operators ATen's names.
     """
-    write_out_memory(module)
+    write_out_memory(module)  # while .contiguous(), which is an identity of values, is still there
     for node in reversed(list(module.graph.nodes)):
         if node.op != "call_function":
             continue

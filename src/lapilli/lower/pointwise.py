@@ -198,7 +198,7 @@ def add(call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Node:
 
 @lowering(aten.sub.Tensor, aten.sub.Scalar)
 def sub(call: Call, a: Operand, b: Operand, alpha: Number = 1) -> Node:
-    """a - alpha * b. Raises TypeError for bools, which PyTorch does not subtract either; but it writes such graphs."""
+    """a - alpha * b. PyTorch refuses bools, but writes graphs that subtract them: TypeError here too."""
     if call.dtype is DType.bool:
         raise TypeError(f"{call.op}: bools are not subtracted")
     return call.pointwise(lambda x, y: x - y * scalar(alpha, call.dtype), a, b, common=call.dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import Atom, Int, Symbol, Var, as_int, total
@@ -47,7 +46,7 @@ def in_memory(index: Sequence[Int], layout: Layout) -> list[Var]:
     for d in layout.order:
         at = index[d]
         found = [a for a in at.atoms() if isinstance(a, Var) and a not in order and a.extent != 1]
-        order += sorted(sorted(found, key=lambda a: a.key), key=partial(_pace, at), reverse=True)
+        order += sorted(found, key=lambda a: (-_pace(at, a), a.key))
     return order
 
 
