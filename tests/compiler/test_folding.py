@@ -71,6 +71,18 @@ def test_sums_that_are_no_multiply_add_are_exact(kernels: list[bytes]) -> None:
     assert found >= 6
 
 
+def test_products_of_sums_are_not_multiplied_out(kernels: list[bytes]) -> None:
+    """Where NVIDIA's compiler knows both constants it computes x * 0.0125 - 104857.6 instead, whose second number is rounded."""
+    for f in (lambda x: (x - 8388608.0) * 0.0125, lambda x: (x + 8388608.0) * 0.0125 + 1.0):
+        for x in (torch.rand(64), torch.rand(3, 5)):  # four elements an invocation, and one
+            kernels.clear()
+            compile_to_bytes(f, (x,), target="gpu-fp32")
+            module = [list(spirv.instructions(list(struct.unpack(f"<{len(c) // 4}I", c)))) for c in kernels]
+            found = [i for code in module for i in code if i[0] & 0xFFFF == PRODUCT]
+            exact = [i[1] for code in module for i in code if i[0] & 0xFFFF == DECORATE and i[2] == NO_CONTRACTION]
+            assert found and {i[2] for i in found} <= set(exact)
+
+
 def test_quotients_of_constants_are_known() -> None:
     """As torch has them: those of GPUs may be some units off, and whether a tap of a window counts depends on it."""
     third = expr.const(5.0) / expr.const(3.0)

@@ -104,6 +104,63 @@ def test_many_rows(name: str) -> None:
     check(Quantized(weights, matrix), torch.randn(37, K), bits)
 
 
+LONG: dict[str, tuple[int, int, int, int]] = {  # rows, columns, terms, those of a scale
+    "several chunks of a row": (1, 34, 9216, 64),
+    "whole vectors that no chunk divides": (2, 32, 9248, 32),
+    "rows that take the memory of one step": (8, 18, 4096, 128),
+    "scales of fewer than a vector": (1, 20, 4096, 8),
+    "lines of single words": (3, 96, 1032, 8),
+    "fewer terms than a team has vectors": (1, 300, 64, 16),
+}
+
+
+@pytest.mark.part(1)
+@pytest.mark.parametrize("case", LONG)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_lines_of_any_length(case: str, bits: int) -> None:
+    rows, n, k, group = LONG[case]
+    torch.manual_seed(n)
+    weights = {"q": codes(-(1 << bits - 1), 1 << bits - 1, torch.int8, n, k), "s": scales(n, k // group, 1)}
+    model = Quantized(weights, lambda q, s: (q.reshape(n, -1, group).float() * s).reshape(n, k))
+    check(model, torch.randn(rows, k), bits)
+
+
+@pytest.mark.part(1)
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("bits", [(4, 8), (8, 4), (4, 0), (4, 4)])
+def test_a_gate_of_other_codes(bits: tuple[int, int], rows: int) -> None:
+    """One kernel computes both products only if their lines are read in the same steps. 0: floats."""
+    torch.manual_seed(rows)
+    parts = [torch.randn(N, K) if b == 0 else codes(-(1 << b - 1), 1 << b - 1) for b in bits]
+    s = scales()
+
+    def f(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        gate, up = (w if w.is_floating_point() else (grouped(w).float() * s).reshape(N, K) for w in (gate, up))
+        return torch.sigmoid(F.linear(x, gate)) * F.linear(x, up)
+
+    model = Function(f, *parts, s)
+    x = torch.randn(rows, K)
+    with lapilli.compile(model, (x,), target="gpu-fp32", fallback="error") as program:
+        got = program(x)
+    wanted = f(x.double(), *(w.double() if w.is_floating_point() else w for w in parts), s.double()).float()
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_infinity_and_nan(rows: int) -> None:
+    """A code of 0 makes NaN of infinity, others keep it: what a code stands for is a number before it is multiplied."""
+    _, weights, matrix = FORMS["symmetric"]
+    model = Quantized(weights, matrix)
+    x = torch.randn(rows, K)
+    x[0, 5] = torch.inf
+    x[-1, 7] = -torch.inf if rows > 1 else x[-1, 7]
+    with lapilli.compile(model, (x,), target="gpu-fp32", fallback="error") as program:
+        got = program(x)
+    wanted = x.double() @ matrix(*weights.values()).double().mT
+    torch.testing.assert_close(got, wanted.float(), rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert got[0].isinf().any() and got[0].isnan().any()
+
+
 def test_codes_that_are_read_otherwise_as_well() -> None:
     """The floats stay for the operators that read them."""
     q, s = FORMS["symmetric"][1].values()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from lapilli.codegen.coded import elements_of_word
 from lapilli.codegen.gpu_matvec import RowProduct, product_of
 from lapilli.codegen.pairs import Pairs, step_of
 from lapilli.codegen.template import Context
@@ -96,6 +97,8 @@ def _with_second(task: Task, read: Task) -> Task | None:
         return None
     if (template.scaled is None) != (other.scaled is None):
         return None
+    if elements_of_word(template.w.node) != elements_of_word(other.w.node):
+        return None  # they are read in the same steps
     ours, theirs = product_of(task), product_of(read)
     if [a.extent for a in (*ours.batch, *ours.rows)] != [a.extent for a in (*theirs.batch, *theirs.rows)]:
         return None

@@ -1,5 +1,6 @@
 """Matrices that kernels decode as they read them: packed codes, and beside them what blocks of elements share. A template has such
-a matrix as its right operand, a `Coded`, which has no memory; its kernel asks for elements by line and step (`ILine4`, `ILine8`).
+a matrix as its right operand, a `Coded`, which has no memory; its kernel asks for elements by line and step (`ILine4`, `ILine8`),
+or by vectors of words (`ILines`).
 
 For GPUs a line is a column of the product along K, as torch's weights lie: codes of a constant are read from the file's own bytes.
 For drivers of type CPU a line is four columns, in which the four of each k follow each other.
@@ -15,7 +16,7 @@ from lapilli.codegen.emit import LANES, Emitter, KernelBuilder, NotVectorizable
 from lapilli.codegen.template import Context
 from lapilli.codegen.wrapper import SHORT, Wrapper, source, source8
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Expr, Load, Op, binary, cast_to, const, load, loads, reads, rewrite, walk
+from lapilli.ir.expr import Expr, Load, Op, binary, cast_to, const, ints_of, load, loads, reads, rewrite, walk
 from lapilli.ir.integer import Atom, Int, Quotient, Var, as_int, ceildiv, minimum, of
 from lapilli.ir.node import Matmul, Node
 from lapilli.schedule.contraction import MatmulView, Operand
@@ -23,8 +24,9 @@ from lapilli.schedule.encoding import Blocks
 from lapilli.schedule.task import Task
 
 _WORD = 32
-_OFFSET_BITS = 0x4B000000
-"""2^23 as a float."""
+_MANTISSA = 23
+"""Bits of a float's fraction."""
+_FIELDS = ("offset", "batch", "line")
 _TEXEL = 4
 """Words that a CPU kernel reads at once."""
 
@@ -219,16 +221,49 @@ def matrix_source(w: Wrapper, name: str, node: Node) -> None:
     w.structs.append(f"struct {name} : ILine4\n{{\n{_line4(w.kernel, node)}}};\n")
 
 
-def scaled_source(w: Wrapper, name: str, node: Node) -> None:
-    """struct `name`, which reads four numbers of a line and what they are multiplied by."""
+def lines_source(w: Wrapper, name: str, node: Node, words: int) -> None:
+    """struct `name` : ILines, which reads lines by vectors of so many words. Words of P say where a matrix of numbers lies
+    (`line_fields`).
+    """
+    text = (
+        _coded_lines(w.kernel, node, words)
+        if isinstance(node, Coded)
+        else _lines_of_numbers(w.kernel, name, node, words)
+    )
+    w.structs.append(f"struct {name} : ILines\n{{\n{text}}};\n")
+
+
+def line_fields(name: str, x: Operand, words: int) -> list[tuple[str, Int]]:
+    """The words of P that say where a matrix of numbers lies, in vectors: it begins, its batches and its lines."""
+    if isinstance(x.node, Coded):
+        return []
+    count = elements_of_word(x.node) * words
+    return [
+        (f"{field}{name}", as_int(v) // count)
+        for field, v in zip(_FIELDS, (x.offset, x.strides[0], x.strides[2]), strict=True)
+    ]
+
+
+def elements_of_word(node: Node) -> int:
+    return _WORD // node.bits if isinstance(node, Coded) else _WORD // (8 * node.dtype.size)
+
+
+def words_of_vector(x: Operand, k: Int, team: int) -> int:
+    """How many words of a line an invocation loads at once: the most of which a team has enough, and whose elements share what they
+    are decoded with, if such a number does.
+    """
+    node, count = x.node, elements_of_word(x.node)
     if not isinstance(node, Coded):
-        source(w, name, node, vector=True)
-        return
-    w.structs.append(f"struct {name} : IScaled4\n{{\n{_scaled4(w.kernel, node)}}};\n")
+        return next(
+            v for v in (4, 2, 1) if all(as_int(n) % (v * count) == 0 for n in (k, x.offset, x.strides[0], x.strides[2]))
+        )
+    fitting = [v for v in (4, 2, 1) if node.per_line % v == 0 and (v == 1 or node.per_line >= v * team // 2)]
+    alike = [v for v in fitting if not _apart(_hoisted(node, v * count)[0], node.code)]
+    return (alike or fitting)[0]
 
 
 def matrix_source8(w: Wrapper, name: str, node: Node) -> None:
-    """struct `name`, which reads eight numbers of 16 bits of a line."""
+    """struct `name` : ILine8, which reads eight numbers of 16 bits of a line."""
     if not isinstance(node, Coded):
         source8(w, name, node)
         return
@@ -269,55 +304,170 @@ def _line4(kernel: KernelBuilder, m: Coded) -> str:
     return f"    static float4 line4(uint i, uint line, uint step, uint part)\n    {{\n{text}    }}\n"
 
 
-def _scaled4(kernel: KernelBuilder, m: Coded) -> str:
-    step, part = Var("step", as_int(max(m.per_line, 1))), Var("part", as_int(m.parts))
-    line = Var("line", m.column.extent)
-    names = _named(line, step, part)
-    first = of(step) * (m.parts * LANES) + of(part) * LANES
-    at: list[dict[Atom, Int]] = [{m.inner: first + k, m.column: of(line)} for k in range(LANES)]
-    numbers, scale = _factored(m.value, m.code, at)
-    shift = f" >> (part * {LANES * m.bits})" if m.parts > 1 else ""
+def _coded_lines(kernel: KernelBuilder, m: Coded, words: int) -> str:
+    count = words * elements_of_word(m)
+    line, at = Var("line", m.column.extent), Var("at", as_int(max(m.per_line // words, 1)))
+    names = _named(line, at)
+    value, shared = _hoisted(m, count)
+    four = Var("four", ceildiv(m.inner.extent, LANES))
+    numbers, scale = _factored(value, m.code)
+    word = f"words.x >> (part * {LANES * m.bits})" if m.parts > 1 else "words.x"
     with _literal_sizes(kernel):
-        word = _lines_word(kernel, m, f"line * {m.per_line} + step")
-        text = _decoded(kernel, replace(m, value=numbers), f"word{shift}", names, first, line)
-        e = Emitter(kernel, names, None, indent="        ")
-        e.line(f"return {e.value(rewrite(scale, at[0]))};")
+        vector = _lines_vector(kernel, m, words, f"line * {m.per_line // words} + at")
+        text = _decoded(
+            kernel,
+            replace(m, value=numbers),
+            word,
+            _named(line, four),
+            of(four) * LANES,
+            line,
+            "shared",
+            "powers",
+        )
+        bits, statements = _shared_bits(kernel, shared, names, {m.inner: of(at) * count, m.column: of(line)})
+        e = Emitter(kernel, {}, None, _placed("shared"), "        ")
+        e.line(f"return {e.value(scale)};")
     return (
-        f"    static uint word(uint line, uint step) {{ return {word}; }}\n"
-        f"    static float4 numbers4(uint word, uint i, uint line, uint step, uint part)\n    {{\n{text}    }}\n"
-        f"    static float scale(uint line, uint step, uint part)\n    {{\n{e.text()}    }}\n"
+        f"    static uint4 words(uint b, uint line, uint at) {{ return {vector}; }}\n"
+        f"    static uint2 shared(uint line, uint at)\n    {{\n{statements}"
+        f"        return uint2({bits});\n    }}\n    static uint4 powers() {{ return {_powers(m.bits)}; }}\n"
+        "    static float4 numbers4(uint4 words, uint part, uint4 powers, uint2 shared, uint line, uint four)\n"
+        f"    {{\n{text}    }}\n"
+        f"    static float scale(uint2 shared)\n    {{\n{e.text()}    }}\n"
     )
 
 
-def _factored(value: Expr, code: Expr, at: Sequence[Mapping[Atom, Int]]) -> tuple[Expr, Expr]:
-    """An element as a product with what it shares with its neighbours, whose indices are given; 1 if there is nothing."""
+def _lines_of_numbers(kernel: KernelBuilder, name: str, node: Node, words: int) -> str:
+    kind = "uint4" if words == 4 else "uint2" if words == 2 else "uint"
+    offset, batch, line = (f"P.{field}{name}" for field in _FIELDS)
+    loaded = _widened(f"{kernel.bind(node, kind)}[{offset} + b * {batch} + line * {line} + at]", words)
+    numbers = "asfloat(words)"
+    if node.dtype in SHORT:
+        short = SHORT[node.dtype]
+        numbers = f"float4({short}.unpack(words.x), {short}.unpack(words.y))"
+    return (
+        f"    static uint4 words(uint b, uint line, uint at) {{ return {loaded}; }}\n"
+        "    static uint2 shared(uint line, uint at) { return uint2(0); }\n"
+        "    static uint4 powers() { return uint4(0); }\n"
+        "    static float4 numbers4(uint4 words, uint part, uint4 powers, uint2 shared, uint line, uint four)\n    {\n"
+        f"        return {numbers};\n    }}\n"
+        "    static float scale(uint2 shared) { return 1.0f; }\n"
+    )
+
+
+def _widened(text: str, words: int) -> str:
+    return text if words == 4 else f"uint4({text}, 0, 0)" if words == 2 else f"uint4({text}, 0, 0, 0)"
+
+
+def _lines_vector(kernel: KernelBuilder, m: Coded, words: int, at: str) -> str:
+    if words == 1:
+        return _widened(_lines_word(kernel, m, at), 1)
+    flipped = f" ^ {m.flip:#x}u" if m.flip else ""
+    return _widened(f"({kernel.bind(m.words, f'uint{words}')}[{at}]{flipped})", words)
+
+
+# What neighbours share is loaded before they are decoded, with their words: up to two numbers of an element's expression.
+
+_PLACES = 2
+_HOISTED = {(k, d): Node((), d, f"shared{k}") for k in range(_PLACES) for d in (DType.float32, DType.int32)}
+
+
+def _hoisted(m: Coded, count: int) -> tuple[Expr, list[Load]]:
+    """An element whose loads that so many neighbours share are those of `_HOISTED`, and what these stand for."""
+    inside = set(loads(m.code))
+    found: list[Load] = []
+
+    def place(ld: Expr) -> Expr | None:
+        assert isinstance(ld, Load)
+        if ld in inside or ld.dtype not in (DType.float32, DType.int32):
+            return None
+        if reads_any(ld, m.inner):
+            size = _block(ld, m.inner)
+            if size is None or size % count != 0:
+                return None
+        if ld not in found:
+            if len(found) == _PLACES:
+                return None
+            found.append(ld)
+        return load(_HOISTED[found.index(ld), ld.dtype], ())
+
+    return rewrite(m.value, {}, place), found
+
+
+def _apart(value: Expr, code: Expr) -> bool:
+    """Whether an element has loads of its own."""
+    inside = set(loads(code))
+    return any(ld not in inside and ld.node not in _HOISTED.values() for ld in loads(value))
+
+
+def _placed(shared: str) -> dict[int, str]:
+    """The texts of what was loaded before, as numbers. shared: the text of its bits."""
+    return {n.id: f"{'asfloat' if d is DType.float32 else 'int'}({shared}[{k}])" for (k, d), n in _HOISTED.items()}
+
+
+def _shared_bits(
+    kernel: KernelBuilder, shared: Sequence[Load], names: dict[Atom, str], at: Mapping[Atom, Int]
+) -> tuple[str, str]:
+    """The texts of two words with what neighbours share, and the statements before them."""
+    e = Emitter(kernel, names, None, indent="        ")
+    texts = [
+        f"asuint({e.value(rewrite(ld, at))})" if ld.dtype is DType.float32 else f"uint({e.value(rewrite(ld, at))})"
+        for ld in shared
+    ]
+    return ", ".join([*texts, *["0"] * (_PLACES - len(texts))]), e.text()
+
+
+def _factored(value: Expr, code: Expr) -> tuple[Expr, Expr]:
+    """An element as a product with what it shares with its neighbours; 1 if there is nothing."""
     if isinstance(value, Op) and value.op == "mul":
         for number, scale in (value.args, value.args[::-1]):
-            shared = [rewrite(scale, place) for place in at]
-            if code not in walk(scale) and all(s is shared[0] for s in shared):
+            places = any(ints_of(e) for e in walk(scale) if not isinstance(e, Load))
+            if code not in walk(scale) and not places and not _apart(scale, code):
                 return number, scale
     return value, const(1.0)
 
 
 def _line8(kernel: KernelBuilder, m: Coded) -> str:
-    step, line = Var("step", ceildiv(m.inner.extent, 2 * LANES)), Var("line", m.column.extent)
-    names: dict[Atom, str] = {line: "int(line)", step: "int(step)"}
+    count = 2 * LANES
+    words = count // elements_of_word(m)
+    step, line = Var("step", ceildiv(m.inner.extent, count)), Var("line", m.column.extent)
+    names = _named(line, step)
+    value, shared = _hoisted(m, count)
     texts = []
     with _literal_sizes(kernel):
+        first = [_lines_word(kernel, m, f"line * {m.per_line} + {words} * step + {k}") for k in range(words)]
+        bits, loads_text = _shared_bits(kernel, shared, names, {m.inner: of(step) * count, m.column: of(line)})
         for part in range(2):
-            if m.parts == 2:
-                word = f"{_lines_word(kernel, m, f'line * {m.per_line} + step')} >> {part * LANES * m.bits}"
-            else:
-                word = _lines_word(kernel, m, f"line * {m.per_line} + 2 * step + {part}")
-            texts.append(_decoded(kernel, m, word, names, of(step) * (2 * LANES) + part * LANES, line))
+            word = f"fetched.x >> {part * LANES * m.bits}" if m.parts == 2 else f"fetched[{part}]"
+            texts.append(
+                _decoded(
+                    kernel, replace(m, value=value), word, names, of(step) * count + part * LANES, line, "fetched.zw"
+                )
+            )
     functions = "".join(
-        f"    static float4 four{k}(uint line, uint step)\n    {{\n{text}    }}\n" for k, text in enumerate(texts)
+        f"    static float4 four{k}(uint4 fetched, uint line, uint step)\n    {{\n{text}    }}\n"
+        for k, text in enumerate(texts)
     )
+    packed = ", ".join(f"{SHORT[m.dtype]}.pack({x})" for x in ("a.xy", "a.zw", "b.xy", "b.zw"))
+    made = f"float4 a = four0(fetched, line, step), b = four1(fetched, line, step);\n        return uint4({packed});"
+    if (scale := _half_scale(m, value, shared)) is not None:
+        of_word = [f"halves_of_codes{m.bits}(fetched[{k}], {m.low}.0f, {scale})" for k in range(words)]
+        functions, made = "", f"return uint4({', '.join(of_word)});" if words > 1 else f"return {of_word[0]};"
     return (
-        functions + "    static uint4 line8(uint i, uint line, uint step)\n    {\n"
-        "        float4 a = four0(line, step), b = four1(line, step);\n"
-        f"        return uint4({', '.join(f'{SHORT[m.dtype]}.pack({x})' for x in ('a.xy', 'a.zw', 'b.xy', 'b.zw'))});\n    }}\n"
+        functions + "    static uint4 fetch8(uint i, uint line, uint step)\n    {\n"
+        f"{loads_text}        return uint4({', '.join([*first, *['0'] * (2 - words)])}, {bits});\n    }}\n"
+        f"    static uint4 line8(uint4 fetched, uint line, uint step)\n    {{\n        {made}\n    }}\n"
     )
+
+
+def _half_scale(m: Coded, value: Expr, shared: Sequence[Load]) -> str | None:
+    """The text of what eight neighbours' codes are multiplied by, if that is all, in half precision, and results are halves."""
+    numbers, scale = _factored(value, m.code)
+    found = next((n for n in _HOISTED.values() if scale is load(n, ())), None)
+    if found is None or numbers is not cast_to(m.code, DType.float32) or m.dtype is not DType.float16:
+        return None
+    is_half = shared[next(k for (k, _), n in _HOISTED.items() if n is found)].node.dtype is DType.float16
+    return _placed("fetched.zw")[found.id] if is_half else None
 
 
 def _lines_word(kernel: KernelBuilder, m: Coded, at: str) -> str:
@@ -341,28 +491,60 @@ def _word_of_columns(kernel: KernelBuilder, m: Coded) -> str:
     return f"one_of({words}, {which}){shift}"
 
 
-def _decoded(kernel: KernelBuilder, m: Coded, word: str, names: dict[Atom, str], inner: Int, line: Var) -> str:
-    """Statements that return four elements: neighbours along K, or columns. Raises NotVectorizable."""
+def _places(bits: int) -> list[int]:
+    """Where the bits of four codes are in a word when they become numbers: the first ones are where they lie."""
+    return [i * bits if (i + 1) * bits <= _MANTISSA else i * bits - _WORD // 2 for i in range(LANES)]
+
+
+def _powers(bits: int) -> str:
+    """The text of the powers of two in which four codes become last bits."""
+    return f"uint4({', '.join(f'{127 + _MANTISSA - p << _MANTISSA:#x}u' for p in _places(bits))})"
+
+
+def _decoded(
+    kernel: KernelBuilder,
+    m: Coded,
+    word: str,
+    names: dict[Atom, str],
+    inner: Int,
+    line: Var,
+    shared: str = "",
+    powers: str = "",
+) -> str:
+    """Statements that return four elements: neighbours along K, or columns. shared: the text of what they share, if it was loaded
+    before; powers: of `_powers`. Raises NotVectorizable.
+    """
     lane = Var("lane", as_int(LANES))
     if m.by_columns:
         column, padded = of(line) * LANES + of(lane), inner
     else:
         column, padded = of(line), _below(inner + of(lane), m.inner.extent)
     at: dict[Atom, Int] = {m.inner: padded, m.column: column}
-    e = Emitter(kernel, names, of(lane), indent="        ")
+    e = Emitter(kernel, names, of(lane), _placed(shared) if shared else None, indent="        ")
+    e.uniform = {n.id for n in _HOISTED.values()}
     low = f" + {m.low}" if m.low > 0 else f" - {-m.low}" if m.low else ""
-    shifts = ", ".join(str(i * m.bits) for i in range(LANES))
     code = rewrite(m.code, at)
-    e.line(f"uint4 bits = (uint4({word}) >> uint4({shifts})) & {(1 << m.bits) - 1};")
-    e.line(f"int4 code = int4(bits){low};")
+    e.line(f"uint word = {word};")
+    # As numbers, with neither shifts nor conversions: a code is among the last bits of a power of two.
+    shifts = [i * m.bits for i in range(LANES)]
+    turned = [s - p for s, p in zip(shifts, _places(m.bits), strict=True)]
+    words = ", ".join(f"word >> {t}" if t else "word" for t in turned)
+    masks = ", ".join(f"{(1 << m.bits) - 1 << p:#x}u" for p in _places(m.bits))
+    numbers = ", ".join(f"{2 ** (_MANTISSA - p) - m.low}.0f" for p in _places(m.bits))
+    e.line(f"uint4 bits = uint4({words}) & uint4({masks});")
+    e.line(f"int4 code = int4(bits >> uint4({', '.join(map(str, _places(m.bits)))})){low};")
     e.name(code, "code")
-    # As numbers without a conversion, which is slow on GPUs: the bits are the last ones of 2^23 and more.
-    e.line(f"float4 number = asfloat(bits | {_OFFSET_BITS:#x}u) - {2**23 - m.low}.0f;")
+    e.line(f"float4 number = asfloat(bits | {powers or _powers(m.bits)}) - float4({numbers});")
     e.name(cast_to(code, DType.float32), "number")
     e.line(f"return {e.value(rewrite(m.value, at))};")
     return e.text()
 
 
 def parts_of(node: Node) -> int:
-    """Fours of a step of a matrix, as `ILine4` counts."""
+    """Fours of a step of a matrix, as `ILine4` counts; of a unit of `ILines`."""
     return node.parts if isinstance(node, Coded) else 1
+
+
+def unit_of(node: Node) -> int:
+    """Words that are whole fours."""
+    return 1 if isinstance(node, Coded) else node.dtype.size

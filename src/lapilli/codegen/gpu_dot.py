@@ -90,14 +90,12 @@ class DotTiles(KernelTemplate):
         assert isinstance(t, MatrixTile)
         w = Wrapper(task, ctx, "gpu_matmul_coopmat", sizes_as_params=False)
         w.epilogue(self.m, self.n, batched(task, self.flat_rows, self.groups))
-        for name, node, interface, read in (
-            ("X", self.rows.node, "ISource8", "load8(uint i)"),
-            ("W", self.w, "ILine8", "line8(uint i, uint line, uint step)"),
-        ):
-            buffer = w.kernel.bind(node, "uint4")
-            w.structs.append(
-                f"struct {name} : {interface}\n{{\n    static uint4 {read} {{ return {buffer}[i]; }}\n}};\n"
-            )
+        x, weights = (w.kernel.bind(node, "uint4") for node in (self.rows.node, self.w))
+        w.structs += [
+            f"struct X : ISource8\n{{\n    static uint4 load8(uint i) {{ return {x}[i]; }}\n}};\n",
+            f"struct W : ILine8\n{{\n    static uint4 fetch8(uint i, uint line, uint step) {{ return {weights}[i]; }}\n"
+            "    static uint4 line8(uint4 fetched, uint line, uint step) { return fetched; }\n};\n",
+        ]
         k16 = self.k4 // _FOUR
         written = finish_on_units(
             w, t, self.rows, f"Bytes<{int(self._shift != 0)}>", "bytes", True, batch=self.batch, M=self.m, N=self.n,

@@ -9,7 +9,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from lapilli.codegen.coded import Coded, in_memory, lines_of_codes, parts_of, scaled_source
+from lapilli.codegen.coded import (
+    elements_of_word,
+    in_memory,
+    line_fields,
+    lines_of_codes,
+    lines_source,
+    parts_of,
+    unit_of,
+    words_of_vector,
+)
+from lapilli.codegen.emit import LANES
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import flat
 from lapilli.codegen.pairs import Pairs
@@ -35,13 +45,20 @@ from lapilli.target import MATRIX_SUBGROUP, SUBGROUP_SUMS
 
 MOST_ROWS = 8
 """Rows up to which a matrix is read once for all of them; more are for tiles."""
-TEAM, INVOCATIONS = 32, 128
+INVOCATIONS = 128
 _LOADS = 4
 """Loads of an invocation that are under way at once; half as many of each of two lines."""
 _OTHER_LOADS, _OTHER_SIZES = (2, 8, 1), (64, 256)
 """Which only measuring can choose."""
-_CODED_COLUMNS, _CODED_LOADS = 2, 4
-"""Of codes, which are few bytes: columns of a row that a team computes, and words of each that are under way at once."""
+TEAM, _OTHER_TEAMS = 32, (64, 128)
+"""Invocations that share a line of the matrix. More are slower on an H100, also where lines are few."""
+_SIZES = (256, 128, 64)
+"""Invocations of a work group. The largest is taken with which most compute units have one: each work group reads all rows."""
+_COLUMNS, _OTHER_COLUMNS = 2, (1, 4)
+_DEPTH, _OTHER_DEPTHS = 1, (2, 4)
+"""Vectors of a line that an invocation has under way beside those that it multiplies."""
+_ROWS_MEMORY = 20480
+"""Bytes of shared memory that rows take at most, if one step of them does not need more: several work groups share a unit's."""
 _MOST_ROWS_OF_CODES, _MANY_COLUMNS = 6, 4096
 """Up to which tiles on matrix units are no better, and from which on there are enough tiles. An H100 took 0.47 + 0.144 * rows ps
 for a code, and 1.39 ps by tiles, for up to 16 rows (an 8B model).
@@ -181,12 +198,78 @@ def matvec(v: MatmulView, task: Task, ctx: Context) -> Matvec | None:
 
 @dataclass(frozen=True)
 class FewRows(RowProduct):
-    """out[b, m, n]; rows of x and lines of w are contiguous along K, a multiple of four."""
+    """out[b, m, n]; rows of x and lines of w are contiguous along K, a multiple of four. team: invocations that share lines;
+    columns: how many; words: of a vector, at most; depth: vectors of a line that each has under way. 0: not chosen yet.
+    """
+
+    team: int = field(default=0, kw_only=True)
+    columns: int = field(default=_COLUMNS, kw_only=True)
+    words: int = field(default=0, kw_only=True)
+    depth: int = field(default=_DEPTH, kw_only=True)
+
+    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
+        first = self._chosen(ctx)
+        yield first
+        for size in _SIZES:
+            sized = replace(first, invocations=size)
+            others = [replace(sized, team=t) for t in _OTHER_TEAMS]
+            others += [replace(sized, columns=c) for c in _OTHER_COLUMNS] + [
+                replace(sized, depth=d) for d in _OTHER_DEPTHS
+            ]
+            yield from (t for t in (sized, *others) if t != first and t._fits(ctx))
+
+    def _chosen(self, ctx: Context) -> FewRows:
+        """What is taken without measuring."""
+        columns, most = estimate(self.n * self.batch), words_of_vector(self.w, self.k, TEAM)
+        found = replace(self, words=most, team=TEAM, invocations=_SIZES[-1])
+        while found.words > unit_of(self.w.node) and not found._fits(ctx):
+            found = replace(found, words=found.words // 2)
+        sized = [t for t in (replace(found, invocations=s) for s in _SIZES) if t._fits(ctx)] or [found]
+        lines = [s // TEAM * found.columns for s in (t.invocations for t in sized)]
+        busy = [t for t, n in zip(sized, lines, strict=True) if 4 * columns >= 3 * n * ctx.target.compute_units]
+        if not busy and self.m == 1:
+            return replace(sized[-1], columns=1)
+        return (busy or sized[-1:])[0]
+
+    @property
+    def variant(self) -> str:
+        return f"{super().variant}, {self.columns} columns by {self.team}, {self.depth} loads"
+
+    @property
+    def _matrices(self) -> list[Operand]:
+        return [self.w] if self.pairs is None else [self.w, self.pairs.w]
+
+    @property
+    def _lines(self) -> int:
+        """Of a team."""
+        return self.columns if self.pairs is None else max(self.columns, 2)
+
+    def _vector(self) -> int:
+        """Words of a vector."""
+        return min(self.words, *(words_of_vector(x, self.k, TEAM) for x in self._matrices))
+
+    def _shared(self, steps: int) -> int:
+        """Bytes of shared memory: the rows, or the parts of sums; those of terms; and four constants."""
+        norm = int(self.scaled is not None)
+        rows = self.m * steps * self._vector() * elements_of_word(self.w.node) // LANES * (self.team + 1)
+        added = self.invocations // self.team * self.m * (self._lines + norm) * (self.team // LANES + 1)
+        return 16 * max(rows, added) + 4 * max(norm * self.m * self.invocations, 1) + 16
+
+    def _fits(self, ctx: Context) -> bool:
+        fits = self._shared(1) <= ctx.target.shared_memory and self.team <= self.invocations <= ctx.target.invocations
+        return fits and self.m * self._lines <= self.team
+
+    def _steps(self, ctx: Context) -> int:
+        """Of a chunk: the sum in as few as have room, of equal length."""
+        steps = max(-(-estimate(self.k) // (self._vector() * elements_of_word(self.w.node) * self.team)), 1)
+        most = steps
+        while most > 1 and self._shared(most) > min(_ROWS_MEMORY, ctx.target.shared_memory):
+            most -= 1
+        chunks = -(-steps // most)
+        return -(-steps // chunks)
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
-        coded, size = isinstance(self.w.node, Coded), self.invocations
-        columns = 2 if self.m > 1 or self.pairs is not None else _CODED_COLUMNS if coded else 1
-        steps = _CODED_LOADS if coded and self.m <= 2 else 1
+        size, words, steps = self.invocations, self._vector(), self._steps(ctx)
         w = Wrapper(task, ctx, "gpu_few_rows", sizes_as_params=sizes_as_params)
         count = self._epilogue(w)
         if self.scaled is not None:
@@ -199,26 +282,21 @@ class FewRows(RowProduct):
             )
             batch_x, row, _ = self.x.strides
             w.fields += [("offsetX4", self.x.offset // 4), ("batchX4", batch_x // 4), ("ldx4", row // 4)]
-        second = self.pairs.w if self.pairs is not None else self.w
-        scaled_source(w, "W", self.w.node)
-        if self.pairs is not None:
-            scaled_source(w, "V", second.node)
-        w.params(
-            N=count, K4=self.k // 4, ldw4=self.w.strides[2] // 4, batchW4=self.w.strides[0] // 4, offsetW4=self.w.offset // 4,
-            ldv4=second.strides[2] // 4, batchV4=second.strides[0] // 4, offsetV4=second.offset // 4,
-        )  # fmt: skip
-        norm, parts = int(self.scaled is not None), parts_of(self.w.node)
-        if self.pairs is None:
-            groups = (ceildiv(count, size // TEAM * columns), as_int(1), self.batch)
-            call = f"few_rows<X, W, E, {self.m}, {columns}, {TEAM}, {size}, {norm}, {parts}, {steps}>(P.t, gid, li);"
-        else:
-            groups = (ceildiv(count, size // TEAM), as_int(1), self.batch)
-            call = f"few_rows_pairs<X, W, V, L, E, {self.m}, {TEAM}, {size}, {norm}, {parts}, {steps}>(P.t, gid, li);"
-        rows = "" if self.scaled is not None else "uint offsetX4; uint batchX4; uint ldx4; "
+        for name, matrix in zip("WV", self._matrices, strict=False):
+            lines_source(w, name, matrix.node, words)
+            w.fields += line_fields(name, matrix, words)
+        members = "".join(f"uint {name}; " for name, _ in w.fields)
+        w.params(N=count, K4=self.k // 4)
+        norm, columns = int(self.scaled is not None), self._lines // len(self._matrices)
+        unit, parts = unit_of(self.w.node), parts_of(self.w.node)
+        sizes = f"{self.m}, {columns}, {self.team}, {size}, {norm}, {words}, {unit}, {parts}, {steps}, {min(self.depth, steps)}"
+        name, matrices = ("few_rows", "W") if self.pairs is None else ("few_rows_pairs", "W, V, L")
+        groups = (ceildiv(count, size // self.team * columns), as_int(1), self.batch)
         written = w.finish(
-            call, groups, (size, 1, 1), "few_rows", f"{rows}FewRowsParams t;", ["row_operands"], plain=True
-        )
-        written.shared = 4 * size * self.m * (columns + norm)
+            f"{name}<X, {matrices}, E, {sizes}>(P.t, gid, li);", groups, (size, 1, 1), "few_rows",
+            f"{members}FewRowsParams t;", ["row_operands"], plain=True,
+        )  # fmt: skip
+        written.shared = self._shared(steps)
         written.flops = self._flops()
         return written
 
@@ -240,7 +318,7 @@ def _are_many(v: MatmulView, ctx: Context) -> bool:
 
 def _rows_of_codes(v: MatmulView, task: Task, ctx: Context) -> FewRows | None:
     w = lines_of_codes(v, task, ctx) if _has_few_rows(v) else None
-    if w is None or v.k % (4 * parts_of(w.node)) != 0:
+    if w is None or v.k % elements_of_word(w.node) != 0:
         return None
     return FewRows(v.lhs, w, v.batch, v.m.value or 0, v.n, v.k, _scaled(task, ctx, 1))
 

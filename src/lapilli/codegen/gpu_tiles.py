@@ -103,9 +103,9 @@ class Tiles(KernelTemplate):
         if self.rows.struct == "ConvFirstParams":
             return tiles.first_layer_tiles(k)
         turned = self.rows.transposed, self.transposed_w
-        return tiles.matrix_tiles(
-            batch, m, n, k, ctx.target, self.rows.struct in ("ConvParams", "TurnedParams"), turned
-        )
+        windows = self.rows.struct in ("ConvParams", "TurnedParams")
+        found = tiles.matrix_tiles(batch, m, n, k, ctx.target, windows, turned)
+        return tiles.for_codes(found, batch, m, n, ctx.target) if isinstance(self.w, Coded) else found
 
     def _is_divisible(self, task: Task) -> bool:
         """Whether the sum can be divided: `split_k.py` does it."""

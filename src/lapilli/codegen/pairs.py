@@ -35,7 +35,7 @@ class Pairs:
         return columns if self.second is not None else columns // 2
 
     def write(self, w: Wrapper, columns: Int, mapping: BatchMapping) -> None:
-        """struct E : IPairs, and struct L : ILines."""
+        """struct E : IPairs, and struct L : IPairsOfLines."""
         task = w.task
         assert task.reduction is not None
         e = Emitter(w.kernel, {mapping.var: "int(b)"}, None, {_FIRST.id: "first", _SECOND.id: "second"}, "        ")
@@ -64,7 +64,7 @@ class Pairs:
             f"struct E : IPairs\n{{\n    static void store({SIGNATURE}, float first, float second)\n    {{\n{e.text()}    }}\n}};\n"
         )
         w.structs.append(
-            "struct L : ILines\n{\n"
+            "struct L : IPairsOfLines\n{\n"
             f"    static uint first(uint n) {{ return {lines[0]}; }}\n"
             f"    static uint second(uint n) {{ return {lines[1]}; }}\n}};\n"
         )

@@ -12,12 +12,12 @@ _CAPABILITY = 17
 _UNIFORM_AND_STORAGE_16BIT = 4434
 _STORAGE_16BIT = 4433
 _FLOAT, _VECTOR = 22, 23  # types
-_SUM, _DIFFERENCE, _PRODUCT = 129, 131, 133  # of floats
+_SUM, _DIFFERENCE, _PRODUCT, _SCALED = 129, 131, 133, 142  # of floats; a vector by a number
 _DECORATE, _NO_CONTRACTION = 71, 42
 _ENTRY_POINT, _VARIABLE, _COPY_LOGICAL = 15, 59, 400
 _CONSTANT, _TYPE_ARRAY, _TYPE_STRUCT = 43, 28, 30
 _ANNOTATIONS = {71, 72}  # OpDecorate, OpMemberDecorate
-_CONSTRUCT, _EXTRACT = 80, 81
+_SHUFFLE, _CONSTRUCT, _EXTRACT = 79, 80, 81
 _COOPERATIVE_MATRIX = 6022
 _INPUT_OR_OUTPUT = {1, 3}
 _VERSION_1_3 = 0x00010300
@@ -30,7 +30,8 @@ def strip(code: bytes) -> bytes:
 
     Subtractions are not contracted to multiply-add: x - m must be 0 where m is x rounded, as in a row of equal numbers minus
     its mean. (The kernels of products only add.) Nor are sums that are no multiply-add anyway: NVIDIA's compiler takes the sum
-    of x over a row plus that of -x for 0, also where x is infinite or NaN, if it knows the length of the row.
+    of x over a row plus that of -x for 0, also where x is infinite or NaN, if it knows the length of the row. Nor are products
+    of these: where it knows both numbers it multiplies out, and (x - 2^23) * 0.1 is another number then.
     """
     words = struct.unpack(f"<{len(code) // 4}I", code)
     kept = list(words[:5])
@@ -39,6 +40,7 @@ def strip(code: bytes) -> bytes:
     exact: list[int] = []
     floats: set[int] = set()  # types
     products: set[int] = set()
+    kept_apart: set[int] = set()  # sums and differences
     while at < len(words):
         length, op = words[at] >> 16, words[at] & 0xFFFF
         instruction = list(words[at : at + length])
@@ -50,10 +52,15 @@ def strip(code: bytes) -> bytes:
             decorations = len(kept)
         elif op == _FLOAT or (op == _VECTOR and instruction[2] in floats):
             floats.add(instruction[1])
-        elif op == _PRODUCT:
+        elif op in (_PRODUCT, _SCALED):
             products.add(instruction[2])
+            if not kept_apart.isdisjoint(instruction[3:]):
+                exact += [3 << 16 | _DECORATE, instruction[2], _NO_CONTRACTION]
         elif op == _DIFFERENCE or (op == _SUM and instruction[1] in floats and products.isdisjoint(instruction[3:])):
             exact += [3 << 16 | _DECORATE, instruction[2], _NO_CONTRACTION]
+            kept_apart.add(instruction[2])
+        elif op in (_SHUFFLE, _CONSTRUCT, _EXTRACT) and not kept_apart.isdisjoint(instruction[3:4]):
+            kept_apart.add(instruction[2])
         at += length
     kept[decorations:decorations] = exact
     kept = _as_1_3(kept)

@@ -220,7 +220,8 @@ def source8(w: Wrapper, name: str, node: Node, codes_as: DType = DType.float16) 
         read = f"return {w.kernel.bind(node, 'uint4')}[i];"
     w.structs.append(
         f"struct {name} : ISource8, ILine8\n{{\n    static uint4 load8(uint i) {{ {read} }}\n"
-        f"    static uint4 line8(uint i, uint line, uint step) {{ return load8(i); }}\n}};\n"
+        "    static uint4 fetch8(uint i, uint line, uint step) { return load8(i); }\n"
+        "    static uint4 line8(uint4 fetched, uint line, uint step) { return fetched; }\n};\n"
     )
 
 
@@ -229,11 +230,8 @@ def source(w: Wrapper, name: str, node: Node, vector: bool) -> None:
     four = vector_load(w, node) if vector else "float4(0.0f)"
     one = "0.0f" if vector else scalar_load(w, node, "int(i)")
     w.structs.append(
-        f"struct {name} : ISource, ILine4, IScaled4\n{{\n    static float4 load4(uint i) {{ return {four}; }}\n"
+        f"struct {name} : ISource, ILine4\n{{\n    static float4 load4(uint i) {{ return {four}; }}\n"
         f"    static float4 line4(uint i, uint line, uint step, uint part) {{ return load4(i); }}\n"
-        f"    static uint word(uint line, uint step) {{ return 0; }}\n"
-        f"    static float4 numbers4(uint word, uint i, uint line, uint step, uint part) {{ return load4(i); }}\n"
-        f"    static float scale(uint line, uint step, uint part) {{ return 1.0f; }}\n"
         f"    static float load(uint i) {{ return {one}; }}\n}};\n"
     )
 
