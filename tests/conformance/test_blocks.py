@@ -134,13 +134,12 @@ def test_a_gate_of_other_codes(bits: tuple[int, int], rows: int) -> None:
     parts = [torch.randn(N, K) if b == 0 else codes(-(1 << b - 1), 1 << b - 1) for b in bits]
     s = scales()
 
-    def f(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-        gate, up = (w if w.is_floating_point() else (grouped(w).float() * s).reshape(N, K) for w in (gate, up))
-        return torch.sigmoid(F.linear(x, gate)) * F.linear(x, up)
+    def f(x: torch.Tensor, *w: torch.Tensor) -> torch.Tensor:
+        first, second = (p if p.is_floating_point() else (grouped(p).to(x.dtype) * w[2]).reshape(N, K) for p in w[:2])
+        return torch.sigmoid(F.linear(x, first)) * F.linear(x, second)
 
-    model = Function(f, *parts, s)
     x = torch.randn(rows, K)
-    with lapilli.compile(model, (x,), target="gpu-fp32", fallback="error") as program:
+    with lapilli.compile(Function(f, *parts, s), (x,), target="gpu-fp32", fallback="error") as program:
         got = program(x)
     wanted = f(x.double(), *(w.double() if w.is_floating_point() else w for w in parts), s.double()).float()
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
