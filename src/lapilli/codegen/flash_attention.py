@@ -14,7 +14,7 @@ from lapilli.codegen.gpu_tiles import likely_rows
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.packing import gathered
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
-from lapilli.codegen.tiles import AttentionTile, attention_tiles
+from lapilli.codegen.tiles import SEEN, AttentionTile, attention_tiles
 from lapilli.codegen.wrapper import (
     SHORT,
     SIGNATURE,
@@ -247,6 +247,21 @@ class _Attention(KernelTemplate):
             "    }\n};\n"
         )
 
+    def _keep(self, w: Wrapper) -> bool:
+        """struct M: whether a mask leaves a key. Others are not read if they are entries of a cache: it may not be filled yet. What
+        excludes other keys adds -inf to their scores, which NaN and infinities outlast, and so it is with their values. Returns
+        whether there is such a mask.
+        """
+        assert self.scores.reduction is not None
+        cached = all(in_state(t.operand.node) for t in (self.k, self.v))
+        conditions = _conditions(self.scores.value, self.scores.reduction) if cached else ()
+        e, texts = self._of_scores(w, [*conditions], {})
+        w.structs.append(
+            "struct M : IKeep\n{\n    static bool keeps(uint b, uint m, uint n)\n    {\n"
+            f"{e.text()}        return {' && '.join(texts) or 'true'};\n    }}\n}};\n"
+        )
+        return bool(texts)
+
     def _of_scores(self, w: Wrapper, values: Sequence[Expr], names: dict[int, str]) -> tuple[Emitter, list[str]]:
         """Expressions of the scores' task in terms of b, m and n. names: of what the kernel has computed."""
         mapping = batched(self.scores)
@@ -287,8 +302,8 @@ class _Flash(_Attention):
         target = ctx.target
         many = estimate(groups) * -(-count // 32) >= target.compute_units
         usual = (4,) if count <= 4 else (32, 16) if many else (16,)
-        fitting = [q for q in usual if self.shared(q) <= min(_SHARED, target.shared_memory)]
-        others = [q for q in (32, 16, 4) if q not in fitting and self.shared(q) <= target.shared_memory]
+        fitting = [q for q in usual if self.shared(q) + SEEN <= min(_SHARED, target.shared_memory)]
+        others = [q for q in (32, 16, 4) if q not in fitting and self.shared(q) + SEEN <= target.shared_memory]
         return [*fitting, *others] if fitting else []
 
     def shared(self, queries: int) -> int:
@@ -300,16 +315,16 @@ class _Flash(_Attention):
         for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
             source(w, name.upper(), t.operand.node, vector=t.wide)
             _place(w, name, t, 4 if t.wide else 1)
-        queries = self.queries
+        queries, masked = self.queries, self._keep(w)
         wide = ", ".join(str(int(t.wide)) for t in (self.q, self.k, self.v))
         call = (
-            f"attention<Q, K, V, F, E, {self.size}, {self.width}, {wide}, {queries}, {_KEYS}, {_INVOCATIONS}, "
-            f"{int(self.causal)}>(P.t, gid, li);"
+            f"attention<Q, K, V, F, M, E, {self.size}, {self.width}, {wide}, {queries}, {_KEYS}, {_INVOCATIONS}, "
+            f"{int(self.causal)}, {int(masked)}>(P.t, gid, li);"
         )
         note = attention_of(task)
         groups = (ceildiv(note.rows[0].extent, queries), as_int(1), product([a.extent for a in note.batch]))
         written = w.finish(call, groups, (_INVOCATIONS, 1, 1), "attention", "AttentionParams")
-        written.shared = self.shared(queries)
+        written.shared = self.shared(queries) + SEEN * masked
         written.flops = self._flops(task)
         return written
 
@@ -345,18 +360,18 @@ class _MatrixFlash(_Attention):
             source8(w, name.upper(), t.operand.node)
             outer, head, row, _ = t.operand.strides
             w.params(f"t.{name}", offset=t.operand.offset // 8, batch=outer // 8, head=head // 8, row=row // 8)
-        tile, dtype = self.tile, self.q.operand.node.dtype
+        tile, dtype, masked = self.tile, self.q.operand.node.dtype, self._keep(w)
         assert tile is not None
         call = (
-            f"attention_matrix<{SHORT[dtype]}, Q, K, V, F, E, {_padded(self.size)}, {_padded(self.width)}, {self.width}, "
-            f"{tile.subgroups}, {tile.bands}, {tile.keys}, {int(self.causal)}>(P.t, gid, li);"
+            f"attention_matrix<{SHORT[dtype]}, Q, K, V, F, M, E, {_padded(self.size)}, {_padded(self.width)}, {self.width}, "
+            f"{tile.subgroups}, {tile.bands}, {tile.keys}, {int(self.causal)}, {int(masked)}>(P.t, gid, li);"
         )
         note = attention_of(task)
         groups = (ceildiv(note.rows[0].extent, tile.queries), as_int(1), product([a.extent for a in note.batch]))
         written = w.finish(
             call, groups, (tile.invocations, 1, 1), "attention_matrix", "MatrixAttentionParams", ["gpu_attention"]
         )
-        written.shared = tile.shared(_padded(self.size), _padded(self.width))
+        written.shared = tile.shared(_padded(self.size), _padded(self.width)) + SEEN * masked
         written.needs = UNITS[dtype] | QUADS | VOTES
         written.flops = self._flops(task)
         return written
@@ -469,19 +484,6 @@ class _FewQueries(_Attention):
             f"        InterlockedAdd({counters}[head], 1u, before);\n        return before;\n    }}\n}};\n"
         )
         return "J"
-
-    def _keep(self, w: Wrapper) -> None:
-        """struct M: whether a mask leaves a key. Others are not read if they are entries of a cache: it may not be filled yet.
-        What excludes other keys adds -inf to their scores, which NaN and infinities outlast, and so it is with their values.
-        """
-        assert self.scores.reduction is not None
-        cached = all(in_state(t.operand.node) for t in (self.k, self.v))
-        conditions = _conditions(self.scores.value, self.scores.reduction) if cached else ()
-        e, texts = self._of_scores(w, [*conditions], {})
-        w.structs.append(
-            "struct M : IKeep\n{\n    static bool keeps(uint b, uint m, uint n)\n    {\n"
-            f"{e.text()}        return {' && '.join(texts) or 'true'};\n    }}\n}};\n"
-        )
 
 
 def _conditions(score: Expr, reduction: Node) -> Iterator[Expr]:

@@ -280,6 +280,8 @@ def dot_tiles(batch: int, m: int, n: int, target: Target) -> list[DotTile]:
     return [first, *(t for t in (*fitting, *filter(fits, _OTHER_DOT)) if t != first)]
 
 
+SEEN = 16
+"""Bytes of shared memory for whether a mask leaves any key."""
 OPERANDS_STAY = 0
 """1 where matrix units are emulated: an operand's fragments are in memory then while they are used."""
 
@@ -329,7 +331,7 @@ def attention_tiles(batch: int, rows: int, size: int, width: int, target: Target
     def fits(t: AttentionTile) -> bool:
         return (
             t.divides(size, width)
-            and t.shared(size, width) <= target.shared_memory
+            and t.shared(size, width) + SEEN <= target.shared_memory
             and t.invocations <= target.invocations
         )
 
