@@ -11,6 +11,8 @@ driver=$(find {/usr,/usr/local}/share/vulkan/icd.d /etc/vulkan/icd.d -name 'lvp_
 export VK_DRIVER_FILES=$driver VK_ICD_FILENAMES=$driver
 
 build=build/package # where tools/setup.sh has built the player already
+exec 9>$build.lock
+flock 9 # others build in that folder, too
 cmake -S native -B $build -G Ninja -DLAPILLI_TESTS=ON -DLAPILLI_TOOLS=ON -DCMAKE_BUILD_TYPE=Release >/dev/null
 cmake --build $build
 rm -f $build/tests/validation-*.log
@@ -21,6 +23,7 @@ if [ -n "$reports" ]; then
   echo "$reports" >&2
   exit 1
 fi
+exec 9>&-
 
 cmake -S native -B build/asan -G Ninja -DLAPILLI_TESTS=ON -DLAPILLI_ASAN=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS="-Og -funsigned-char" -DCMAKE_UNITY_BUILD=ON >/dev/null
 cmake --build build/asan --target test_units test_reader test_null test_null_stream test_stream test_faults test_cpp test_cpp_null make_corpus fuzz_reader fuzz_planner fuzz_spirv

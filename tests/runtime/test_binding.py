@@ -82,15 +82,22 @@ def test_bound_runs_allocate_nothing(model: nn.Module, image: torch.Tensor, prog
     run = program.bind(x, outputs=y)
     assert run() is y
     device = program.memory()
-    tracemalloc.start()
-    run()
-    tracemalloc.reset_peak()
-    before, _ = tracemalloc.get_traced_memory()
-    for _ in range(100):
+
+    def growth() -> tuple[int, int]:
+        """Of what is allocated, and of its most."""
+        tracemalloc.start()
         run()
-    after, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert after - before < 200 and peak - before < 1000 < y.nbytes
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(100):
+            run()
+        after, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return after - before, peak - before
+
+    # Other threads of the process (the test runner's) only add: the least of three counts.
+    kept, most = (min(of) for of in zip(*(growth() for _ in range(3)), strict=True))
+    assert kept < 200 and most < 1000 < y.nbytes
     assert program.memory() == device
     x.mul_(2)
     run()
