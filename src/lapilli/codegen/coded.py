@@ -27,6 +27,7 @@ _WORD = 32
 _MANTISSA = 23
 """Bits of a float's fraction."""
 _FIELDS = ("offset", "batch", "line")
+"""Words of P that say where a matrix of numbers lies, before the name of its struct."""
 _TEXEL = 4
 """Words that a CPU kernel reads at once."""
 
@@ -313,7 +314,7 @@ def _coded_lines(kernel: KernelBuilder, m: Coded, words: int) -> str:
     numbers, scale = _factored(value, m.code)
     word = f"words.x >> (part * {LANES * m.bits})" if m.parts > 1 else "words.x"
     with _literal_sizes(kernel):
-        vector = _lines_vector(kernel, m, words, f"line * {m.per_line // words} + at")
+        vector = _widened(_lines_word(kernel, m, f"line * {m.per_line // words} + at", words), words)
         text = _decoded(
             kernel,
             replace(m, value=numbers),
@@ -357,13 +358,6 @@ def _lines_of_numbers(kernel: KernelBuilder, name: str, node: Node, words: int) 
 
 def _widened(text: str, words: int) -> str:
     return text if words == 4 else f"uint4({text}, 0, 0)" if words == 2 else f"uint4({text}, 0, 0, 0)"
-
-
-def _lines_vector(kernel: KernelBuilder, m: Coded, words: int, at: str) -> str:
-    if words == 1:
-        return _widened(_lines_word(kernel, m, at), 1)
-    flipped = f" ^ {m.flip:#x}u" if m.flip else ""
-    return _widened(f"({kernel.bind(m.words, f'uint{words}')}[{at}]{flipped})", words)
 
 
 # What neighbours share is loaded before they are decoded, with their words: up to two numbers of an element's expression.
@@ -470,10 +464,12 @@ def _half_scale(m: Coded, value: Expr, shared: Sequence[Load]) -> str | None:
     return _placed("fetched.zw")[found.id] if is_half else None
 
 
-def _lines_word(kernel: KernelBuilder, m: Coded, at: str) -> str:
+def _lines_word(kernel: KernelBuilder, m: Coded, at: str, words: int = 1) -> str:
+    """The text of a word of codes, or of a vector of 2 or 4 words."""
+    kind = f"uint{words}" if words > 1 else "int" if m.words.dtype is DType.int32 else "uint"
     flipped = f" ^ {m.flip:#x}u" if m.flip else ""
-    kind = "int" if m.words.dtype is DType.int32 else "uint"
-    return f"(uint({kernel.bind(m.words, kind)}[{at}]){flipped})"
+    text = f"{kernel.bind(m.words, kind)}[{at}]"
+    return f"({text if words > 1 else f'uint({text})'}{flipped})"
 
 
 def _word_of_columns(kernel: KernelBuilder, m: Coded) -> str:

@@ -243,8 +243,8 @@ class FewRows(RowProduct):
         return self.columns if self.pairs is None else max(self.columns, 2)
 
     def _vector(self) -> int:
-        """Words of a vector."""
-        return min(self.words, *(words_of_vector(x, self.k, TEAM) for x in self._matrices))
+        """Words of a vector, of which a second matrix may have fewer."""
+        return self.words if self.pairs is None else min(self.words, words_of_vector(self.pairs.w, self.k, TEAM))
 
     def _shared(self, steps: int) -> int:
         """Bytes of shared memory: the rows, or the parts of sums; those of terms; and four constants."""
