@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,12 @@ from lapilli.runtime.program import Program
 Array = NDArray[Any]
 ERROR = "error"
 """The column that says which rows failed."""
+_IN_ACTOR = 2
+"""Batches in an actor at once: one comes from or goes to the object store while another one is computed. Ray calls the predictor
+for one at a time."""
+_QUEUED = 2 * _IN_ACTOR
+"""Batches that wait for an actor or are there. Ray's driver sees what is done every tenth of a second or so, and a device should
+have work until then. No more: an actor beside the data is given all of these first, and another one that waits has none."""
 
 
 class Predictor:
@@ -231,10 +238,19 @@ def predict(
         batch_format=batch_format,
         fn_constructor_args=(shipped,),
         fn_constructor_kwargs={**options, "share": share},
-        compute=ray.data.ActorPoolStrategy(size=actors),
         num_cpus=0,  # an actor waits for its device; what decodes and writes has the processors
         resources={RESOURCE: 1 / share},
+        **_pool(actors),
     )
+
+
+def _pool(actors: int) -> dict[str, Any]:
+    """Options of `map_batches`: actors that always have a batch to go on with."""
+    of_pool: dict[str, Any] = {"size": actors, "max_tasks_in_flight_per_actor": _QUEUED}
+    name = "max_concurrent_calls_per_actor"
+    if name in inspect.signature(ray.data.ActorPoolStrategy).parameters:
+        return {"compute": ray.data.ActorPoolStrategy(**of_pool, **{name: _IN_ACTOR})}
+    return {"compute": ray.data.ActorPoolStrategy(**of_pool), "max_concurrency": _IN_ACTOR}  # an older Ray
 
 
 def _names(kind: str, known: Sequence[str], given: Mapping[str, str] | None) -> list[str]:
