@@ -25,6 +25,7 @@ if [ -n "$reports" ]; then
 fi
 exec 9>&-
 
-cmake -S native -B build/asan -G Ninja -DLAPILLI_TESTS=ON -DLAPILLI_ASAN=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS="-Og -funsigned-char" -DCMAKE_UNITY_BUILD=ON >/dev/null
+cmake -S native -B build/asan -G Ninja -DLAPILLI_TESTS=ON -DLAPILLI_ASAN=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS="-Og -funsigned-char" -DCMAKE_UNITY_BUILD=ON \
+  -DCMAKE_UNITY_BUILD_BATCH_SIZE=25 >/dev/null
 cmake --build build/asan --target test_units test_reader test_null test_null_stream test_stream test_faults test_cpp test_cpp_null make_corpus fuzz_reader fuzz_planner fuzz_spirv
 ctest --test-dir build/asan -j 2 --output-on-failure -R 'units|reader|null|stream|faults|corpus|planner|spirv|cpp$'

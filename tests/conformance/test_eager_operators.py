@@ -491,6 +491,7 @@ def test_training_tracks_the_cpu(make: Callable[[], nn.Module]) -> None:
 # --- the cache on disk
 
 
+@pytest.mark.long
 def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     program = """
         import torch

@@ -106,6 +106,7 @@ def test_attention_reads_its_own_rows() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_convolution_of_many_open_sizes(tmp_path: Path) -> None:
     """A template has not room for all of them: then the filter is read as it is, and lives until then. On the device, whose
     programs leave strides open too, in a process whose device takes GPU plans from the start."""

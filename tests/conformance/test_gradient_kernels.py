@@ -88,6 +88,7 @@ def test_reductions_of_open_sizes_end_where_the_size_does() -> None:
     assert sorted(extent.evaluate(given) for extent in extents) == [1, 16]
 
 
+@pytest.mark.long
 def test_gradient_of_a_convolution_whose_sizes_are_all_open() -> None:
     """Its sums are as long as products of quotients of sizes. Written out wherever they come, they made kernels of nine megabytes,
     which the player refuses."""

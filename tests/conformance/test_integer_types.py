@@ -77,7 +77,7 @@ def batch(
 
 
 @pytest.mark.parametrize("dtype, run", [*WAYS, way(torch.uint8, compiled), way(torch.bool, program)])
-@pytest.mark.part(3)
+@pytest.mark.part(6)
 def test_operators(dtype: torch.dtype, run: Run) -> None:
     a, b = values(dtype)
     cases = {n: f for n, f in OPERATORS.items() if accepted(lambda f=f: f(a, b))}
@@ -92,7 +92,7 @@ def test_operators(dtype: torch.dtype, run: Run) -> None:
 @pytest.mark.parametrize(
     "dtype, run", [way(torch.uint8, program), way(torch.int32, program), way(torch.int8, interpreted)]
 )
-@pytest.mark.part(3)
+@pytest.mark.part(6)
 def test_numbers(dtype: torch.dtype, run: Run) -> None:
     """Python numbers that do not fit are converted first, where torch does so."""
     a = values(dtype)[0][::5]

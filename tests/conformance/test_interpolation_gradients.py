@@ -162,6 +162,7 @@ def test_gradients_of_16_bits_are_added_in_32(dtype: torch.dtype) -> None:
     assert relative_error(found.float(), _gradient(up, x, torch.float64)) < 2 * torch.finfo(dtype).eps
 
 
+@pytest.mark.long
 def test_open_sizes() -> None:
     def up(x: Tensor) -> Tensor:
         return F.interpolate(x, scale_factor=1.5, mode="bilinear").square()
@@ -204,6 +205,7 @@ def test_training_keeps_interpolation_whole(mode: str, dynamic: bool) -> None:
         assert any("upsample" in o for o in operators) and not any("index_put" in o for o in operators), operators
 
 
+@pytest.mark.long
 def test_pytorchs_own_formulas_of_interpolation_are_back_afterwards() -> None:
     def keys() -> dict[str, list[Any]]:
         packets = [aten.upsample_bilinear2d, aten.upsample_nearest2d, aten.upsample_bicubic2d]

@@ -94,7 +94,6 @@ BATCHES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
 }
 
 
-@pytest.mark.part(8)
 @pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize("name", BATCHES)
 def test_more_batches_than_work_groups(

@@ -158,6 +158,7 @@ def test_dynamic_shapes(device: str) -> None:
     agree(f, *((torch.rand(n, m),) for n, m in ((3, 4), (7, 6), (13, 2), (300, 400))), device=device, dynamic=True)
 
 
+@pytest.mark.long
 def test_many_sizes() -> None:
     """Optimizers and losses over lists of tensors have a size for each; kernels take 32 numbers."""
 

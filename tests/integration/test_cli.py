@@ -18,7 +18,8 @@ from PIL import Image
 import lapilli
 from lapilli import Preprocess
 
-pytestmark = pytest.mark.poor_device
+ON_DEVICES = pytest.mark.poor_device
+"""Of commands that use one; the others do the same on each."""
 
 
 def pythons() -> list[str]:
@@ -50,12 +51,14 @@ def test_bare_environment_has_no_torch() -> None:
     assert subprocess.run([bare, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
+@ON_DEVICES
 def test_devices(cli: Cli) -> None:
     found = json.loads(cli("devices", "--json").stdout)
     assert found and {"index", "name", "type", "driver", "memory", "features", "limits"} <= found[0].keys()
     assert found[0]["name"].split()[0] in cli("devices").stdout
 
 
+@ON_DEVICES
 def test_run_photo(cli: Cli, classes: Path, tmp_path: Path) -> None:
     Image.new("RGB", (40, 30), (20, 200, 20)).save(tmp_path / "leaf.png")
     Image.new("RGB", (30, 40), (0, 0, 255)).save(tmp_path / "sky.jpg")
@@ -66,6 +69,7 @@ def test_run_photo(cli: Cli, classes: Path, tmp_path: Path) -> None:
     assert runs[0]["outputs"][0]["shape"] == [1, 3] and runs[0]["seconds"] > 0
 
 
+@ON_DEVICES
 def test_run_arrays(cli: Cli, scaled: Path, tmp_path: Path) -> None:
     x = np.ones((2, 3), np.float32)
     np.save(tmp_path / "x.npy", x)
@@ -104,6 +108,7 @@ def test_report(cli: Cli, tmp_path: Path) -> None:
     assert "## program" not in cli("report").stdout
 
 
+@ON_DEVICES
 def test_bench(cli: Cli, scaled: Path) -> None:
     text = cli("bench", scaled, "--input_dims", "4,3", "--input_type", "float", "--warmup", "1", "--iter", "5").stdout
     for word in ("median", "p95", "min", "load", "Microseconds per iter: ", "Iters per second: ", "peak RSS", "arena"):
@@ -114,6 +119,7 @@ def test_bench(cli: Cli, scaled: Path) -> None:
     assert result["inputs"] == [[1, 3]] and result["peak_rss"] > result["peak_rss_before_load"] > 1e6
 
 
+@ON_DEVICES
 @pytest.mark.part(2)
 def test_profile(cli: Cli, scaled: Path, tmp_path: Path) -> None:
     text = cli("profile", scaled, "--repeat", "2").stdout

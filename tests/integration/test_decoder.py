@@ -128,6 +128,7 @@ class Chosen(nn.Module):
         return next_token(self.model(token, place), *drawn)[None], place + 1
 
 
+@pytest.mark.long
 def test_steps_take_their_input_from_the_step_before() -> None:
     """Greedy, a writer writes what torch finds likeliest after each token, however many steps are queued; drawn tokens depend on
     the seed, and not on whether the host is between two steps, or tensors of the device are.

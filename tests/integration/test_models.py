@@ -25,7 +25,7 @@ def check(name: str, target: str | None = None, runs: int = 3) -> None:
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.poor_device] if n in POOR else []) for n in SIDES])
-@pytest.mark.part(4)
+@pytest.mark.part(8)
 def test_agrees_with_torch(name: str) -> None:
     check(name, runs=10 if name == "mobilenet_v2" else 3)
 

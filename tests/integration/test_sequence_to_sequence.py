@@ -79,6 +79,7 @@ def model(folder: Path) -> Any:
         yield found
 
 
+@pytest.mark.long
 def test_texts_in_turn_do_not_disturb_each_other(model: SequenceToSequence) -> None:
     """Streams that are read in turn, a list, and one at a time: the same answers."""
     alone = [model.generate(text, max_tokens=20).text for text in TEXTS[:2]]
@@ -243,6 +244,7 @@ def test_the_native_writer_refuses_models_with_an_encoder(model: SequenceToSeque
         check(library.lapilli_writer_create(model.program._loaded.native._program(), ffi.new("lapilli_writer **")))
 
 
+@pytest.mark.long
 @pytest.mark.part(6)
 @pytest.mark.parametrize("target", ["gpu-fp32", "gpu-fp16", "gpu-fp16-matrix"])
 @pytest.mark.parametrize("kind", ["t5-1.1", "whisper"])

@@ -139,6 +139,7 @@ def segments(model: Any, features: torch.Tensor, count: int, **options: Any) -> 
     return found["segments"][0]
 
 
+@pytest.mark.long
 def test_times_are_those_of_transformers(timed: tuple[Any, Transcriber]) -> None:
     """Tokens, and segments that two times end; and without times, the same model's tokens. Two parts are written at a time."""
     exact, model = timed

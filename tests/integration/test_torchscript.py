@@ -511,6 +511,7 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
         lapilli.compile(tmp_path / "missing.pt", (torch.ones(2),))
 
 
+@pytest.mark.long
 def test_command_line(tmp_path: Path) -> None:
     torch.jit.save(torch.jit.script(Branches()), tmp_path / "model.pt")
 

@@ -119,6 +119,7 @@ def small_llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
+@pytest.mark.long
 def test_prefill_and_decode_of_llama() -> None:
     model = small_llama()
     tokens = torch.randint(99, (1, 12))

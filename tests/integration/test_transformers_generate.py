@@ -68,6 +68,7 @@ def test_tokens_are_the_same(kind: str) -> None:
     assert 1 <= seen[0] <= few and seen[1] <= few, breaks()
 
 
+@pytest.mark.long
 def test_padded_rows_and_beams() -> None:
     model, own = pair("llama")
     tokens = prompt(3, 7)
@@ -120,6 +121,7 @@ def test_what_the_caller_chooses_stays() -> None:
     assert got.cpu().equal(want)
 
 
+@pytest.mark.long
 def test_samples_follow_the_device_and_its_seed() -> None:
     _, own = pair("llama")
     there = prompt(2, 5).to("vulkan")

@@ -8,6 +8,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 HEAD = """
 import os, signal, sys, time
 import numpy as np, tiny, torch
@@ -49,6 +51,7 @@ def run(script: str, environment: dict[str, str]) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.long
 def test_programs_and_streams(tmp_path: Path) -> None:
     """As a script that compiles, and whose workers run what it made; and a server that loads its model and then forks them."""
     run(

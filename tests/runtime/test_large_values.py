@@ -47,6 +47,7 @@ def test_operators_agree() -> None:
     assert {name: wrong for name, wrong in found if wrong} == {}
 
 
+@pytest.mark.long
 def test_operators_agree_with_kernels_of_gpus(tmp_path: Path) -> None:
     """They bind in parts what those of software drivers read through texel buffers."""
     printed = in_process(str(SUPPORT / "large_process.py"), "--gpu-plans", LAPILLI_CACHE_DIR=str(tmp_path))

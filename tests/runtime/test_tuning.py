@@ -248,6 +248,7 @@ def test_methods_on_the_host_and_several_methods() -> None:
     assert {c.title for c in found.choices} == {"product 40x32", "product 40x40x32"}
 
 
+@pytest.mark.long
 def test_halves() -> None:
     layer, x = Layer().half().eval(), torch.randn(1, 20, 32).half()
     data, found = tuning.tune(layer, (x,), seconds=10)

@@ -54,7 +54,7 @@ ALL = bool(os.environ.get("LAPILLI_TEST_ALL"))
         ("plain,compile", "plain"),
         ("plain,compile" if ALL else "plain", "device"),
         pytest.param("plain,compile", "backend", marks=pytest.mark.long),
-        ("processes,opdb", "plain"),
+        ("processes,opdb" if ALL else "processes", "plain"),
     ],
 )
 def test_same_results(groups: str, mode: str, folder: Path) -> None:
