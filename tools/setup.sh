@@ -38,8 +38,8 @@ say() { printf '\033[1m» %s\033[0m\n' "$*" >&2; }
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 installed=
 pip_install() { "$python" -m pip install -q --no-compile "$@" && installed=1; }
-# Of what was installed: with all processors, where pip takes one. Some packages have files for other Pythons, which fail.
-bytecode() { [ -z "$installed" ] || "$python" -m compileall -qq -j 0 "$venv/lib" || true; }
+# Of what each process imports, with all processors, where pip takes one; the first import of others writes theirs.
+bytecode() { [ -z "$installed" ] || "$python" -m compileall -qq -j 0 "$venv"/lib/python*/site-packages/{numpy,sympy,torch} || true; }
 
 updated=
 apt_update() { [ -n "$updated" ] || as_root apt-get update -qq && updated=1; }
@@ -235,9 +235,9 @@ bare_environment() {
   rm -rf build/wheel "$venv-bare" "$venv-player"
   "$python" -m pip wheel -q "${build[@]}" --no-deps -w build/wheel .
   "$python" -m venv "$venv-bare"
-  "$venv-bare/bin/python" -m pip install -q "$(echo build/wheel/*.whl)[cli,image]"
+  "$venv-bare/bin/python" -m pip install -q --no-compile "$(echo build/wheel/*.whl)[cli,image]"
   "$python" -m venv --without-pip "$venv-player"
-  "$venv-bare/bin/python" -m pip --python "$venv-player/bin/python" install -q build/wheel/*.whl
+  "$venv-bare/bin/python" -m pip --python "$venv-player/bin/python" install -q --no-compile build/wheel/*.whl
 }
 
 sources() { find "$@" -type f -not -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum | sha256sum; }

@@ -35,6 +35,27 @@ def test_views_make_no_kernel() -> None:
     assert s.views
 
 
+def test_several_readers_compute_what_is_quicker_computed_than_read() -> None:
+    """As a mask that positions make, which each layer reads: few operations, and far fewer elements than it has."""
+    rows, columns, x = torch.arange(16), torch.arange(64), torch.randn(16, 64)
+
+    def two(mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.where(mask, x, 0.0).cumsum(0), torch.where(mask, x * 2, 1.0).cumsum(1)
+
+    def masked(r: torch.Tensor, c: torch.Tensor, x: torch.Tensor) -> Any:
+        return two(c <= r[:, None])
+
+    def costly(r: torch.Tensor, c: torch.Tensor, x: torch.Tensor) -> Any:
+        return two((c.float().exp() + r[:, None].float().exp()).sin().exp() > 1)
+
+    def large(r: torch.Tensor, c: torch.Tensor, x: torch.Tensor) -> Any:
+        return two(c <= x)
+
+    for f, once in ((masked, False), (costly, True), (large, True)):
+        found = labels(plan(f, rows, columns, x))
+        assert any(label.split(" + ")[-1] in ("le", "gt") for label in found) == once, (f.__name__, found)
+
+
 @pytest.mark.parametrize("target", [ANY, CPU, GPU])
 @pytest.mark.parametrize(
     "activation", [nn.ReLU(), nn.ReLU6(), nn.Hardswish(), nn.Hardsigmoid(), nn.SiLU(), nn.GELU(), nn.Sigmoid(), nn.Tanh()]

@@ -1,7 +1,8 @@
 """Decides which values get memory of their own, and which are recomputed in their readers.
 
-Views are always folded into their readers. A pointwise value is folded into its only reader if that repeats no costly work. The
-rest - outputs, reductions, operands of contractions, values with several readers - is realised; `reasons` says why.
+Views are always folded into their readers. A pointwise value is folded into its only reader if that repeats no costly work, and
+into several if it is quicker computed than read, as a mask is that positions make. The rest - outputs, reductions, operands of
+contractions, other values with several readers - is realised; `reasons` says why.
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ class Realized:
 
 READS = 12  # the most buffers that a value and its reader may read together as one kernel, ...
 MOST_READS = 24  # ... and the reader with all that vanishes into it
+_FEW_STEPS = 8
+"""Operations up to which each of several readers computes a value that is made of ..."""
+_FEWER = 4
+"""... so many times fewer elements than it has."""
 _FEW_PARTS = 4
 """Parts up to which a concatenation computes them; of more, each is computed in its place of the result by a kernel of its own
 (`schedule/concatenate.py`)."""
@@ -144,7 +149,7 @@ def _reason(
     if not reads:
         return None
     if len(readers) > 1:
-        return f"read by {len(readers)}"
+        return None if _is_quick(n, body, readers, together) else f"read by {len(readers)}"
     if not readers:
         return "output"
     reader = readers[0]
@@ -170,6 +175,17 @@ def _reason(
     if grows and len(at) == 1 and parts <= _FEW_PARTS and _is_part(next(iter(at)), over):
         return None
     return None if not grows or work <= 2 else "would be computed repeatedly by a broadcast"
+
+
+def _is_quick(n: Map, body: Expr, readers: Sequence[Node], together: dict[int, set[int]]) -> bool:
+    """Whether a value, broadcast from few elements by few operations, is sooner computed by each of its readers than read."""
+    reads = {ld.node.id: ld.node for ld in loads(body)}
+    given = sum(estimate(product(r.shape)) for r in reads.values())
+    if given * _FEWER > estimate(product(n.shape)) or cost(body) + _guards(body) > _FEW_STEPS:
+        return False
+    if any(isinstance(r, Reduce) for r in readers):  # which may read an element many times
+        return False
+    return all(len(together[n.id] | together[r.id]) <= READS for r in readers)
 
 
 def _is_contraction(n: Node) -> bool:
