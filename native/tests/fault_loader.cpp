@@ -16,6 +16,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <type_traits>
 
 namespace {
@@ -28,6 +29,7 @@ std::mutex& mutex() {
 struct State {
   long n = 0, count = 0, calls = 0;
   int kind = 0;
+  std::thread::id armed_by;
   const char* fired = nullptr;
   std::map<std::string, long> live;
   std::map<VkQueue, VkDevice> devices; // of queues
@@ -61,14 +63,16 @@ VkResult memory_result(std::string_view name) {
 bool inject(const char* name, VkResult& result) {
   State& s = state();
   const std::lock_guard lock(mutex());
-  if (s.n == 0 || (s.kind == fault_device_lost && !may_lose_device(name)))
+  if (s.n == 0 || (s.kind != fault_out_of_memory && !may_lose_device(name)))
+    return false;
+  if (s.kind == fault_device_lost_here && std::this_thread::get_id() != s.armed_by)
     return false;
   ++s.calls;
   if (s.calls < s.n || s.calls >= s.n + s.count)
     return false;
   if (s.fired == nullptr)
     s.fired = name;
-  result = s.kind == fault_device_lost ? VK_ERROR_DEVICE_LOST : memory_result(name);
+  result = s.kind == fault_out_of_memory ? memory_result(name) : VK_ERROR_DEVICE_LOST;
   return true;
 }
 
@@ -309,6 +313,7 @@ void arm(long n, int kind, long count) {
   State& s = state();
   s.n = n;
   s.kind = kind;
+  s.armed_by = std::this_thread::get_id();
   s.count = count;
   s.calls = 0;
   if (n != 0) {

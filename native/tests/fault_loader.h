@@ -11,4 +11,5 @@ struct FaultControl {
 };
 }
 
-enum FaultKind { fault_out_of_memory = 0, fault_device_lost = 1 };
+// The last: in calls of the thread that arms alone, for others may use another device meanwhile.
+enum FaultKind { fault_out_of_memory = 0, fault_device_lost = 1, fault_device_lost_here = 2 };

@@ -110,7 +110,6 @@ def trained(model: nn.Module, run: Any, batches: list[Tensor], device: str) -> l
 @CPU_OR_DEVICE
 @pytest.mark.parametrize("compiled", [False, True])
 @ALL
-@pytest.mark.part(8)
 def test_training(name: str, compiled: bool, device: str) -> None:
     """Without what draws random numbers and what refuses empty batches in training (batch norm)."""
     if not compiled and device == "cpu":

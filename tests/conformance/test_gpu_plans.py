@@ -78,6 +78,7 @@ def test_products_of_a_few_rows(precision: Any, weights: bool) -> None:
     assert sum(shown) >= (9 if weights else 6)
 
 
+@pytest.mark.long
 def test_attention_reads_its_own_rows() -> None:
     """Of one row, whose stride says nothing about fours. Drivers give zeros, or nothing, for what is read beyond a value; here it
     is NaN, in a process that asks for that."""
