@@ -26,8 +26,7 @@ if [ -n "$reports" ]; then
 fi
 exec 9>&-
 
-cmake -S native -B build/asan -G Ninja -DLAPILLI_TESTS=ON -DLAPILLI_ASAN=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS="-Og -funsigned-char" -DCMAKE_UNITY_BUILD=ON \
-  -DCMAKE_UNITY_BUILD_BATCH_SIZE=25 >/dev/null
+cmake -S native -B build/asan -G Ninja -DLAPILLI_TESTS=ON -DLAPILLI_ASAN=ON -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS="-Og -funsigned-char" -DCMAKE_UNITY_BUILD=ON >/dev/null
 sanitized="units reader null null_stream faults"
 [ -z "${LAPILLI_TEST_ALL:-}" ] || sanitized+=" stream cpp cpp_null"
 # shellcheck disable=SC2046,SC2086 # names are words

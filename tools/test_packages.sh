@@ -32,7 +32,7 @@ source=$(echo "$work"/lapilli-*/)
 alone=(env -i PATH=/usr/bin:/bin VK_DRIVER_FILES="$driver" LAPILLI_CACHE_DIR="$LAPILLI_CACHE_DIR" HOME="$work")
 for kind in ON OFF; do
   say "BUILD_SHARED_LIBS=$kind"
-  "${alone[@]}" "$(command -v "$cmake")" -S "$source" -B "$work/build" -DBUILD_SHARED_LIBS=$kind -DCMAKE_BUILD_TYPE=Debug -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=100 \
+  "${alone[@]}" "$(command -v "$cmake")" -S "$source" -B "$work/build" -DBUILD_SHARED_LIBS=$kind -DCMAKE_BUILD_TYPE=Debug -DCMAKE_UNITY_BUILD=ON \
     -DCMAKE_INSTALL_PREFIX="$work/installed-$kind" -DCMAKE_INSTALL_LIBDIR=lib >/dev/null
   "${alone[@]}" "$(command -v "$cmake")" --build "$work/build" -j 2 >/dev/null
   "${alone[@]}" "$(command -v "$cmake")" --install "$work/build" >/dev/null
@@ -57,7 +57,7 @@ linked=(-DLAPILLI_LOADER=OFF)
 found=$(PATH=$PATH:/sbin:/usr/sbin ldconfig -p | grep -m1 -o '/.*libvulkan\.so\.1$' || true)
 [ -z "$found" ] || linked+=(-DLAPILLI_VULKAN_LIBRARY="$found")
 "$cmake" -S native/examples/cpp -B "$work/fetch" -DLAPILLI_ARCHIVE="$archive" -DBUILD_SHARED_LIBS=OFF "${linked[@]}" \
-  -DLAPILLI_PROFILER=OFF -DLAPILLI_JSON=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=100 >/dev/null 2>"$work/fetch.log" || { cat "$work/fetch.log"; exit 1; }
+  -DLAPILLI_PROFILER=OFF -DLAPILLI_JSON=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_UNITY_BUILD=ON >/dev/null 2>"$work/fetch.log" || { cat "$work/fetch.log"; exit 1; }
 "$cmake" --build "$work/fetch" -j 2 >/dev/null
 "$work/fetch/tutorial" "$work/sample.lap"
 
