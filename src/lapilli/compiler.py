@@ -316,7 +316,7 @@ def _write(
                     continue
                 schedule = schedule_of(realized[t.half], t, layout, kept[t.name])
                 planned = kernels_of(schedule)
-                builder.add(w.source for p in planned for w in p.kernels.values())
+                builder.add(source for p in planned for source in p.sources())
                 kept[t.name].add(r for task in schedule.order.run for r in task.reads())
                 done[k] += planned
         codes = builder.finish(
@@ -333,7 +333,7 @@ def _is_there(target: Target, planned: Sequence[Planned]) -> bool:
     for p in planned:
         own = p.schedule.target
         if own.bindings > target.bindings and replace(own, name=target.name, bindings=target.bindings) == target:
-            return all(len(w.bindings) <= target.bindings for w in p.kernels.values())
+            return all(len(w.bindings) <= target.bindings for written in p.kernels.values() for w in written.every)
     return False
 
 
@@ -355,6 +355,10 @@ class Planned:
     schedule: Schedule
     kernels: Mapping[int, KernelSource]
     largest: int = 0
+
+    def sources(self) -> Iterator[str]:
+        """Of all kernels, in Slang."""
+        return (w.source for written in self.kernels.values() for w in written.every)
 
     @property
     def plan(self) -> PlanSource:
@@ -397,14 +401,14 @@ def assemble_tasks(graph: Graph, tasks: Sequence[Task], target: Target) -> bytes
     made = Schedule(target, graph, list(tasks), layouts, {}, order(tasks, graph.outputs, {}, {}), {}, {})
     kernels = write_all(made)
     writer = Writer()
-    codes = build(w.source for w in kernels.values())
+    codes = build(Planned(made, kernels).sources())
     writer.method("forward", graph, [PlanSource(target, made.order, kernels, graph.outputs)], codes)
     return writer.bytes(f"lapilli {__version__}", {})
 
 
 def assemble_planned(planned: Sequence[Planned], dims: Mapping[str, str]) -> bytes:
     """The program file of a schedule with its kernels, without metadata. dims: names for size symbols."""
-    codes = build(w.source for p in planned for w in p.kernels.values())
+    codes = build(source for p in planned for source in p.sources())
     writer = Writer()
     writer.method("forward", planned[0].schedule.graph, [p.plan for p in planned], codes, dims)
     return writer.bytes(f"lapilli {__version__}", {})

@@ -39,6 +39,7 @@ from lapilli.ir.node import Graph, Input, Map, Reduce, reading
 from lapilli.player import NativeProgram
 from lapilli.runtime.devices import Device, device_named
 from lapilli.schedule.copies import Packed
+from lapilli.schedule.order import commands
 from lapilli.schedule.plan import Schedule, realize_graph
 from lapilli.schedule.task import Task
 from lapilli.target import Target, taken_by, with_records
@@ -282,7 +283,7 @@ class _Session:
             batch = [{key: names[k] for key, names in left.items() if k < len(names)} for k in range(_TOGETHER)]
             planned = [self._planned(tried) for tried in batch if tried]
             with suppress(CompileError):  # which one it is, is found out below
-                build(w.source for plans in planned for p in plans for w in p.kernels.values())
+                build(source for plans in planned for p in plans for source in p.sources())
             for tried, plans in zip(batch, planned, strict=False):
                 if self.deadline is not None and time.monotonic() > self.deadline:
                     break
@@ -407,7 +408,8 @@ class _Session:
                 for read in t.reads():
                     owners[t.out.id] |= owners[read.id] if read.id in writers else set()
         spent: dict[Key, float] = {}
-        for t, ns in zip(tasks, times, strict=True):
+        for t, numbers in zip(tasks, commands(tasks), strict=True):
+            ns = sum(times[k] for k in numbers)
             for key in owners[t.out.id]:
                 spent[key] = spent.get(key, 0.0) + ns / len(owners[t.out.id])
         return spent
@@ -425,7 +427,8 @@ class _Session:
         allowed, worst = _ROUNDING[self._least()], 0.0
         seen: set[Key] = set()
         last: Key | None = None
-        for k, task in enumerate(made.schedule.order.run):
+        tasks = made.schedule.order.run
+        for task, numbers in zip(tasks, commands(tasks), strict=True):
             for key in sorted(self._own(task) - seen, key=str):
                 if key not in tried or task.partial:
                     continue
@@ -434,7 +437,7 @@ class _Session:
                 want = self._reference(task.out.id)
                 if want is None:  # a value that the base does not store
                     continue
-                error = difference(_read(made, task, k), want)
+                error = difference(_read(made, task, numbers[-1]), want)
                 if not error <= min(_MOST, max(allowed, _GROWS * worst)):
                     return key, error
                 worst = max(worst, error)
@@ -452,9 +455,10 @@ class _Session:
 
     def _reference(self, value: int) -> Array | None:
         if value not in self._read:
-            for k, task in enumerate(self.base.schedule.order.run):
+            tasks = self.base.schedule.order.run
+            for task, numbers in zip(tasks, commands(tasks), strict=True):
                 if task.out.id == value:
-                    self._read[value] = _read(self.base, task, k)
+                    self._read[value] = _read(self.base, task, numbers[-1])
         return self._read.get(value)
 
     # -- what is told

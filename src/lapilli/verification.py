@@ -27,6 +27,7 @@ from lapilli.legalize.passes import prepare
 from lapilli.player import NativeProgram
 from lapilli.runtime.description import Description
 from lapilli.schedule.layout import Layout
+from lapilli.schedule.order import commands
 from lapilli.schedule.plan import Schedule
 from lapilli.schedule.task import Task
 from lapilli.target import PARTS, TARGETS, plans_for
@@ -135,7 +136,8 @@ class CheckedRun:
         found: list[Check] = []
         order = self.schedule.order
         for tasks, dispatches, loading in ((order.load, self.plan.load, True), (order.run, self.plan.run, False)):
-            for k, (task, dispatch) in enumerate(zip(tasks, dispatches, strict=True)):
+            for task, numbers in zip(tasks, commands(tasks), strict=True):
+                k, dispatch = numbers[-1], dispatches[numbers[-1]]
                 buffer = dispatch.buffers[dispatch.written.index(True)]
                 got = self.read(task.out, buffer, 0 if loading else k)
                 self.values[task.out.id] = got

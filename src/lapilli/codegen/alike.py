@@ -30,7 +30,7 @@ class Kernels:
         """write: may depend on the task, the layouts, views and target of the context, and on what `of` is given."""
         self.ctx, self.write = ctx, write
         self.written = 0  # times that `write` was called
-        self._known: dict[Any, tuple[KernelSource, list[int]]] = {}
+        self._known: dict[Any, tuple[KernelSource, dict[int, int]]] = {}  # and the numbers of its values, by id
         self._memory: dict[int, tuple[Any, ...]] = {}
 
     def of(self, task: Task, *given: object) -> KernelSource:
@@ -45,12 +45,17 @@ class Kernels:
             self.written += 1
             made = self.write(task)
             place = {node.id: k for k, node in enumerate(reader.values)}
-            if all(b.node.id in place for b in made.bindings):
-                self._known[form] = made, [place[b.node.id] for b in made.bindings]
+            if all(b.node.id in place for w in made.every for b in w.bindings):
+                self._known[form] = made, place
             return made
-        made, places = self._known[form]
-        bindings = [b.to(reader.values[k]) for b, k in zip(made.bindings, places, strict=True)]
-        return replace(made, task=task, bindings=bindings)
+        made, place = self._known[form]
+        return _bound(made, task, lambda node: reader.values[place[node.id]])
+
+
+def _bound(made: KernelSource, task: Task, instead: Callable[[Node], Node]) -> KernelSource:
+    """A kernel with the values of another task."""
+    others = tuple(_bound(w, task, instead) for w in made.others)
+    return replace(made, task=task, bindings=[b.to(instead(b.node)) for b in made.bindings], others=others)
 
 
 class _Unknown(Exception):

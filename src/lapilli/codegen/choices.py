@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Generic, TypeVar
 
-from lapilli.codegen.gpu_tiles import likely_rows
+from lapilli.codegen.open_rows import likely_rows
 from lapilli.codegen.template import Asked, Context, KernelTemplate
 from lapilli.codegen.wrapper import all_multiples
 from lapilli.ir.expr import loads

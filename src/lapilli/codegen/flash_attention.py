@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
-from lapilli.codegen import choices
+from lapilli.codegen import choices, masks
 from lapilli.codegen.emit import Emitter
-from lapilli.codegen.gpu_tiles import likely_rows
 from lapilli.codegen.kernel import KernelSource
+from lapilli.codegen.open_rows import RowTemplate
 from lapilli.codegen.packing import gathered
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
 from lapilli.codegen.tiles import SEEN, AttentionTile, attention_tiles
@@ -27,8 +26,8 @@ from lapilli.codegen.wrapper import (
     with_sizes,
 )
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Const, Expr, Op, loads, rewrite
-from lapilli.ir.integer import Int, IntLike, Var, as_int, ceildiv, maximum, of, product
+from lapilli.ir.expr import Expr, loads, rewrite
+from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, ceildiv, maximum, of, product
 from lapilli.ir.node import Attention, Matmul, Node, in_state
 from lapilli.schedule.contraction import Operand, merged, operand
 from lapilli.schedule.layout import estimate
@@ -200,7 +199,7 @@ def _place(w: Wrapper, name: str, t: _Tensor, unit: int) -> None:
 
 
 @dataclass(frozen=True)
-class _Attention(KernelTemplate):
+class _Attention(RowTemplate):
     """softmax(scores) v. scores: the task of the scores. size: of a row of q and k; width: of a row of v. unit: elements that the
     kernel reads at a time.
     """
@@ -221,7 +220,10 @@ class _Attention(KernelTemplate):
         read = [ld.node for ld in loads(self.scores.value) if ld.node is not self.scores.reduction]
         return [self.q.operand.node, self.k.operand.node, self.v.operand.node, *read]
 
-    def write(self, task: Task, ctx: Context) -> KernelSource:
+    def row_count(self, task: Task) -> Int:
+        return attention_of(task).rows[0].extent
+
+    def write_tile(self, task: Task, ctx: Context) -> KernelSource:
         return with_sizes(ctx, lambda sizes_as_params: self._write(task, ctx, sizes_as_params))
 
     @abstractmethod
@@ -241,7 +243,9 @@ class _Attention(KernelTemplate):
     def _score(self, w: Wrapper) -> None:
         """struct F: the pointwise operations that the scores' task applies to a product."""
         assert self.scores.reduction is not None
-        e, (text,) = self._of_scores(w, [self.scores.value], {self.scores.reduction.id: "s"})
+        _, _, mapping, places = self._places()
+        e = Emitter(w.kernel, places, None, {self.scores.reduction.id: "s"}, "        ")
+        text = e.value(rewrite(self.scores.value, mapping))
         w.structs.append(
             f"struct F : IScore\n{{\n    static float apply({SIGNATURE}, float s)\n    {{\n{e.text()}        return {text};\n"
             "    }\n};\n"
@@ -254,20 +258,35 @@ class _Attention(KernelTemplate):
         """
         assert self.scores.reduction is not None
         cached = all(in_state(t.operand.node) for t in (self.k, self.v))
-        conditions = _conditions(self.scores.value, self.scores.reduction) if cached else ()
-        e, texts = self._of_scores(w, [*conditions], {})
-        w.structs.append(
-            "struct M : IKeep\n{\n    static bool keeps(uint b, uint m, uint n)\n    {\n"
-            f"{e.text()}        return {' && '.join(texts) or 'true'};\n    }}\n}};\n"
-        )
-        return bool(texts)
+        m, n, mapping, places = self._places()
+        found = masks.conditions(self.scores.value, self.scores.reduction) if cached else ()
+        conditions = [rewrite(condition, mapping) for condition in found]
+        bounds = masks.bounds(conditions, m, n) or masks.Bounds()
 
-    def _of_scores(self, w: Wrapper, values: Sequence[Expr], names: dict[int, str]) -> tuple[Emitter, list[str]]:
-        """Expressions of the scores' task in terms of b, m and n. names: of what the kernel has computed."""
+        def function(head: str, values: Sequence[Expr], result: Callable[[list[str]], str]) -> str:
+            e = Emitter(w.kernel, places, None, {}, "        ")
+            texts = [e.value(value) for value in values]
+            return f"    static {head}\n    {{\n{e.text()}        return {result(texts)};\n    }}\n"
+
+        def within(texts: list[str]) -> str:
+            count = len(bounds.keys)
+            compared = [f"{key} <= bounds[{k}]" for k, key in enumerate(texts[:count])]
+            return " && ".join([*compared, *texts[count:]]) or "true"
+
+        w.structs.append(
+            f"struct M : IKeep\n{{\n    static const int BOUNDS = {len(bounds.rows)};\n"
+            + function(f"bool keeps({SIGNATURE})", conditions, lambda texts: " && ".join(texts) or "true")
+            + function("int4 bounds(uint b, uint m)", bounds.rows, lambda x: f"int4({', '.join([*x, *'0000'][:4])})")
+            + function("bool is_within(uint b, uint n, int4 bounds)", [*bounds.keys, *bounds.others], within)
+            + "};\n"
+        )
+        return bool(conditions)
+
+    def _places(self) -> tuple[Var, Var, dict[Atom, Int], dict[Atom, str]]:
+        """Query and key, the axes of the scores' task in these terms, and how kernels call them."""
         mapping = batched(self.scores)
         m, n = Var("m", mapping.rows[0].extent), Var("n", mapping.column.extent)
-        e = Emitter(w.kernel, {m: "int(m)", n: "int(n)", mapping.var: "int(b)"}, None, names, "        ")
-        return e, [e.value(rewrite(value, mapping(of(m), of(n)))) for value in values]
+        return m, n, mapping(of(m), of(n)), {m: "int(m)", n: "int(n)", mapping.var: "int(b)"}
 
     def _flops(self, task: Task) -> Int:
         note = attention_of(task)
@@ -288,17 +307,16 @@ class _Flash(_Attention):
 
     queries: int = 0
 
-    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
-        yield from (replace(self, queries=queries) for queries in self.menu(task, ctx))
+    def with_tile(self, tile: int) -> _Flash:
+        return replace(self, queries=tile)
 
     @property
     def variant(self) -> str:
         return f"{self.queries} queries"
 
-    def menu(self, task: Task, ctx: Context) -> list[int]:
+    def for_rows(self, count: int, task: Task, ctx: Context) -> list[int]:
         """Queries of a work group: those that fit its shared memory, the one first that is taken without measuring."""
         groups = product([a.extent for a in task.axes[:-2]])
-        count = estimate(attention_of(task).rows[0].extent)
         target = ctx.target
         many = estimate(groups) * -(-count // 32) >= target.compute_units
         usual = (4,) if count <= 4 else (32, 16) if many else (16,)
@@ -343,12 +361,12 @@ class _MatrixFlash(_Attention):
 
     tile: AttentionTile | None = None  # None: not chosen yet
 
-    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
-        note = attention_of(task)
-        batch = estimate(product([a.extent for a in note.batch]))
-        rows = likely_rows(note.rows[0].extent)
-        menu = attention_tiles(batch, rows, _padded(self.size), _padded(self.width), ctx.target)
-        yield from (replace(self, tile=tile) for tile in menu)
+    def with_tile(self, tile: AttentionTile) -> _MatrixFlash:
+        return replace(self, tile=tile)
+
+    def for_rows(self, count: int, task: Task, ctx: Context) -> list[AttentionTile]:
+        batch = estimate(product([a.extent for a in attention_of(task).batch]))
+        return attention_tiles(batch, count, _padded(self.size), _padded(self.width), ctx.target)
 
     @property
     def variant(self) -> str:
@@ -388,6 +406,12 @@ class _FewQueries(_Attention):
     joined: Node | None = None  # parts that its work groups put together themselves, ...
     counters: Node | None = None  # ... and where they count them
     counter: int = 0  # the first of its own, in bytes
+
+    def with_tile(self, tile: None) -> _FewQueries:
+        return self
+
+    def for_rows(self, count: int, task: Task, ctx: Context) -> list[None]:
+        return [None]  # the number of queries is fixed
 
     @property
     def operands(self) -> list[Node]:
@@ -484,33 +508,6 @@ class _FewQueries(_Attention):
             f"        InterlockedAdd({counters}[head], 1u, before);\n        return before;\n    }}\n}};\n"
         )
         return "J"
-
-
-def _conditions(score: Expr, reduction: Node) -> Iterator[Expr]:
-    """Without which a finite score becomes -inf."""
-    while (found := _masked(score)) is not None and not reads_node(found[0], reduction):
-        yield found[0]
-        score = found[1]
-
-
-def _masked(score: Expr) -> tuple[Expr, Expr] | None:
-    """condition and rest, if this is where(condition, rest, -inf) or rest + where(condition, 0, -inf)."""
-    if not isinstance(score, Op):
-        return None
-    if score.op == "where":
-        return (score.args[0], score.args[1]) if _is(score.args[2], -math.inf) else None
-    for mask, rest in (score.args, score.args[::-1]) if score.op == "add" else ():
-        if isinstance(mask, Op) and mask.op == "where" and _is(mask.args[1], 0) and _is(mask.args[2], -math.inf):
-            return mask.args[0], rest
-    return None
-
-
-def _is(e: Expr, value: float) -> bool:
-    return isinstance(e, Const) and e.value == value
-
-
-def reads_node(e: Expr, node: Node) -> bool:
-    return any(ld.node is node for ld in loads(e))
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from lapilli.codegen.coded import lines_of_codes
-from lapilli.codegen.gpu_tiles import Rows, Tiles, likely_rows
+from lapilli.codegen.gpu_tiles import Rows, Tiles
 from lapilli.codegen.kernel import MAX_GROUPS, KernelSource
+from lapilli.codegen.open_rows import likely_rows
 from lapilli.codegen.packing import (
     as_words,
     can_be_stored_as,

@@ -4,14 +4,15 @@ sum, or lie so in the file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from lapilli.codegen import tiles
 from lapilli.codegen.gpu import BYTES, matmul_rows, window_weights, windows
-from lapilli.codegen.gpu_tiles import Rows, finish_on_units, likely_rows
+from lapilli.codegen.gpu_tiles import Rows, finish_on_units
 from lapilli.codegen.kernel import KernelSource
-from lapilli.codegen.template import Context, KernelTemplate
+from lapilli.codegen.open_rows import RowTemplate
+from lapilli.codegen.template import Context
 from lapilli.codegen.tiles import DotTile, MatrixTile
 from lapilli.codegen.wrapper import Wrapper, batched, with_sizes
 from lapilli.ir.axes import fresh_axes
@@ -34,7 +35,7 @@ Element = Callable[[Int, Int, Int], tuple[list[Int], Expr]]
 
 
 @dataclass(frozen=True)
-class DotTiles(KernelTemplate):
+class DotTiles(RowTemplate):
     """out[b, m, n], with rows of codes, and columns in words [batch, n, k / 4]. On matrix units if rows are read in so many."""
 
     rows: Rows
@@ -61,22 +62,24 @@ class DotTiles(KernelTemplate):
         """What an element of the left operand stands for beyond its byte with the highest bit inverted."""
         return self.rows.node.least + _MIDDLE
 
-    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
-        batch, m, n = estimate(self.batch), likely_rows(self.m), estimate(self.n)
-        found: Sequence[DotTile | MatrixTile]
+    def row_count(self, task: Task) -> Int:
+        return self.m
+
+    def with_tile(self, tile: DotTile | MatrixTile) -> DotTiles:
+        return replace(self, tile=tile)
+
+    def for_rows(self, count: int, task: Task, ctx: Context) -> Sequence[DotTile | MatrixTile]:
+        batch, m, n = estimate(self.batch), count, estimate(self.n)
         if self.matrix:
             windows = self.rows.struct == "ConvParams"
-            found = tiles.byte_tiles(batch, m, n, estimate(self.k4) * _FOUR, ctx.target, windows)
-        else:
-            found = tiles.dot_tiles(batch, m, n, ctx.target)
-        for tile in found:
-            yield replace(self, tile=tile)
+            return tiles.byte_tiles(batch, m, n, estimate(self.k4) * _FOUR, ctx.target, windows)
+        return tiles.dot_tiles(batch, m, n, ctx.target)
 
     @property
     def variant(self) -> str:
         return str(self.tile)
 
-    def write(self, task: Task, ctx: Context) -> KernelSource:
+    def write_tile(self, task: Task, ctx: Context) -> KernelSource:
         if self.matrix:
             written = self._on_units(task, ctx)
         else:

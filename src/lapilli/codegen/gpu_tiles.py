@@ -3,13 +3,14 @@ kernels/gpu_conv*.slang)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lapilli.codegen import tiles
 from lapilli.codegen.coded import Coded, in_memory, matrix_source, matrix_source8, parts_of
 from lapilli.codegen.kernel import KernelSource
-from lapilli.codegen.template import Context, KernelTemplate
+from lapilli.codegen.open_rows import RowTemplate
+from lapilli.codegen.template import Context
 from lapilli.codegen.tiles import MatrixTile, SimtTile
 from lapilli.codegen.wrapper import SHORT, BatchMapping, Wrapper, batched, source, source8, with_sizes
 from lapilli.ir.dtype import DType
@@ -18,13 +19,6 @@ from lapilli.ir.node import Matmul, Node
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
 from lapilli.target import UNITS
-
-_OPEN_ROWS = 256
-
-
-def likely_rows(m: Int) -> int:
-    """What tiles are chosen for. An open size counts as a large one: for few rows a kernel takes little time with any tile."""
-    return estimate(m) if m.value is not None else max(estimate(m), _OPEN_ROWS)
 
 
 @dataclass(frozen=True)
@@ -64,7 +58,7 @@ def finish_on_units(
 
 
 @dataclass(frozen=True)
-class Tiles(KernelTemplate):
+class Tiles(RowTemplate):
     """out[b, m, n], with rows from `rows` and columns from the right operand, packed or plain."""
 
     rows: Rows
@@ -87,17 +81,18 @@ class Tiles(KernelTemplate):
     def operands(self) -> list[Node]:
         return [self.rows.node, *in_memory(self.w)]
 
-    def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
-        for tile in self._tiles(task, ctx):
-            yield replace(self, tile=tile)
-
     @property
     def variant(self) -> str:
         return str(self.tile)
 
-    def _tiles(self, task: Task, ctx: Context) -> Sequence[MatrixTile | SimtTile]:
-        """All that fit, the one that the cost model prefers first."""
-        batch, m, n, k = estimate(self.batch), likely_rows(self.m), estimate(self.n), estimate(self.k)
+    def row_count(self, task: Task) -> Int:
+        return self.m
+
+    def with_tile(self, tile: MatrixTile | SimtTile) -> Tiles:
+        return replace(self, tile=tile)
+
+    def for_rows(self, count: int, task: Task, ctx: Context) -> Sequence[MatrixTile | SimtTile]:
+        batch, m, n, k = estimate(self.batch), count, estimate(self.n), estimate(self.k)
         if not self.matrix:
             return tiles.simt_tiles(batch, m, n, k, ctx.target, self._is_divisible(task))
         if self.rows.struct == "ConvFirstParams":
@@ -114,7 +109,7 @@ class Tiles(KernelTemplate):
         fixed = fixed and not isinstance(self.w, Coded)  # whose lines are read as a whole
         return fixed and r is not None and type(r.contraction) is Matmul and r.dtype.compute is DType.float32
 
-    def write(self, task: Task, ctx: Context) -> KernelSource:
+    def write_tile(self, task: Task, ctx: Context) -> KernelSource:
         make = self._matrix if self.matrix else self._simt
         written = with_sizes(ctx, lambda sizes_as_params: make(task, ctx, sizes_as_params))
         written.flops = self.batch * self.m * self.n * self.k * 2

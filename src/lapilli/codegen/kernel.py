@@ -20,7 +20,8 @@ MAX_PARAMS = 32
 @dataclass
 class KernelSource:
     """groups: work groups in x, y, z; params: the 32-bit words of the parameter block, in order; shared: bytes of a work group's
-    memory; needs: what it requires beyond that."""
+    memory; needs: what it requires beyond that; others: kernels that do the same for other sizes, for which it has no work groups.
+    """
 
     task: Task
     source: str
@@ -32,6 +33,12 @@ class KernelSource:
     flops: Int = field(default_factory=lambda: as_int(0))
     shared: int = 0
     needs: Requirements = NOTHING
+    others: tuple[KernelSource, ...] = ()
+
+    @property
+    def every(self) -> tuple[KernelSource, ...]:
+        """It and the others."""
+        return (self, *self.others)
 
     def requirements(self, half: bool) -> Requirements:
         """All that it requires of a device. half: 16-bit floats are stored as such."""

@@ -32,6 +32,9 @@ def split_bindings(written: KernelSource, memory: Callable[[Node], Node], target
     memory: the value whose memory holds a value. If there are more parts than a kernel may have bindings, the last part holds
     the rest, and the player refuses what exceeds the device's limit.
     """
+    if written.others:
+        made = [split_bindings(replace(w, others=()), memory, target) for w in written.every]
+        return replace(made[0], others=tuple(made[1:]))
     counts = [1 if b.texel else target.parts(memory(b.node)) for b in written.bindings]
     if all(n == 1 for n in counts):
         return written

@@ -280,8 +280,8 @@ def dot_tiles(batch: int, m: int, n: int, target: Target) -> list[DotTile]:
     return [first, *(t for t in (*fitting, *filter(fits, _OTHER_DOT)) if t != first)]
 
 
-SEEN = 16
-"""Bytes of shared memory for whether a mask leaves any key."""
+SEEN = 32
+"""Bytes of shared memory for which keys a mask leaves."""
 OPERANDS_STAY = 0
 """1 where matrix units are emulated: an operand's fragments are in memory then while they are used."""
 

@@ -28,8 +28,9 @@ from lapilli.ir.integer import (
 )
 from lapilli.ir.node import Constant, Graph, Input, Node, State, nbytes, reading
 from lapilli.schedule.concatenate import Window
-from lapilli.schedule.order import Order
+from lapilli.schedule.order import Order, commands
 from lapilli.schedule.plan import memory_of
+from lapilli.schedule.task import Task
 from lapilli.target import Target, joined
 
 Array = npt.NDArray[Any]
@@ -317,17 +318,18 @@ class _PlanWriter:
         self.buffers: list[Any] = []
         self.index: dict[tuple[int, bool], int] = {}
         self.packed = {t.out.id for t in plan.order.load}
+        self.commands = commands(plan.order.run)
         self.read_at_run = {r.id for t in plan.order.run for r in self._nodes(t)}
 
     def _nodes(self, task: Any) -> list[Node]:
-        return [b.node for b in self.plan.kernels[task.out.id].bindings]
+        return [b.node for w in self.plan.kernels[task.out.id].every for b in w.bindings]
 
     def write(self) -> Any:
         p = fb.PlanT()
         p.name = self.plan.target.name
         order = self.plan.order
-        p.load = [self._dispatch(t, b, True) for t, b in zip(order.load, order.load_barriers, strict=True)]
-        p.run = [self._dispatch(t, b, False) for t, b in zip(order.run, order.run_barriers, strict=True)]
+        p.load = [d for t, b in zip(order.load, order.load_barriers, strict=True) for d in self._dispatches(t, b, True)]
+        p.run = [d for t, b in zip(order.run, order.run_barriers, strict=True) for d in self._dispatches(t, b, False)]
         p.buffers = self.buffers
         p.requirements = self._requirements()
         return p
@@ -355,13 +357,19 @@ class _PlanWriter:
                 b.kind = fb.BufferKind.packed
             else:
                 b.kind = fb.BufferKind.arena
-                b.first, b.last = self.plan.order.lifetimes[n.id]
+                first, last = self.plan.order.lifetimes[n.id]
+                b.first, b.last = self.commands[first][0], self.commands[last][-1]
             self.index[key] = len(self.buffers)
             self.buffers.append(b)
         return self.index[key]
 
-    def _dispatch(self, task: Any, barrier: bool, at_load: bool) -> Any:
-        w = self.plan.kernels[task.out.id]
+    def _dispatches(self, task: Task, barrier: bool, at_load: bool) -> Iterator[Any]:
+        written = self.plan.kernels[task.out.id].every
+        assert len(written) == task.commands
+        for k, w in enumerate(written):
+            yield self._dispatch(task, w, barrier and k == 0, at_load)
+
+    def _dispatch(self, task: Task, w: KernelSource, barrier: bool, at_load: bool) -> Any:
         d = fb.DispatchT()
         d.kernel = self.writer.kernel(w, self.codes[w.source])
         d.bindings, d.written = [], 0
@@ -385,7 +393,8 @@ class _PlanWriter:
     def _requirements(self) -> Any:
         """The record of what all kernels need, as a table of the file."""
         target = self.plan.target
-        kernels = {(w.source, len(w.bindings)): w for w in self.plan.kernels.values()}  # many tasks have the same one
+        every = (w for written in self.plan.kernels.values() for w in written.every)
+        kernels = {(w.source, len(w.bindings)): w for w in every}  # many tasks have the same one
         needs = joined(w.requirements(target.half) for w in kernels.values())
         r = fb.RequirementsT()
         r.device = fb.DeviceKind.gpu if target.kind == "gpu" else fb.DeviceKind.any

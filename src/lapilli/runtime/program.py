@@ -311,6 +311,7 @@ class Program(Closing):
         kernels = tuple(
             KernelTime(dispatch.label, dispatch.kernel, ns * 1e-9, cost.groups, cost.flops, cost.bytes)
             for dispatch, cost, ns in zip(self._loaded.plan.run, costs, times.commands, strict=True)
+            if all(cost.groups)  # others have no work for these sizes, and are left out
         )
         return Profile(kernels, times.total * 1e-9)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from lapilli.ir.node import Constant, Node, State
 from lapilli.schedule.concatenate import Window
@@ -16,8 +17,8 @@ from lapilli.schedule.task import Task
 
 @dataclass(frozen=True)
 class Order:
-    """Tasks in the order of their commands. barrier[i]: whether a barrier precedes command i. first, last: the commands that
-    bound the lifetime of a value.
+    """Tasks in the order of their commands. barriers[i]: whether a barrier precedes task i. lifetimes: first and last task that
+    bound the lifetime of a value, by id.
     """
 
     load: list[Task]
@@ -25,6 +26,12 @@ class Order:
     run: list[Task]
     run_barriers: list[bool]
     lifetimes: dict[int, tuple[int, int]]
+
+
+def commands(tasks: Sequence[Task]) -> list[range]:
+    """The numbers of the commands of each task."""
+    ends = [*accumulate(t.commands for t in tasks)]
+    return [range(end - t.commands, end) for t, end in zip(tasks, ends, strict=True)]
 
 
 def order(

@@ -41,6 +41,11 @@ class Template(ABC):
         return ()
 
     @property
+    def commands(self) -> int:
+        """How many kernels it has, of which the sizes of a run choose one."""
+        return 1
+
+    @property
     def scratch(self) -> Sequence[Node]:
         """Memory that its work groups share while it runs."""
         return ()
@@ -76,6 +81,11 @@ class Task:
         """The operators it computes, in order, each once: "conv2d + relu"."""
         names = (o.removeprefix("aten.").split(".")[0] for o in self.origins if o not in ("output", "constant"))
         return " + ".join(dict.fromkeys(names))
+
+    @property
+    def commands(self) -> int:
+        """How many dispatches of a plan are for it: those with no work for the sizes of a run are left out."""
+        return self.template.commands if self.template is not None else 1
 
     def reads(self) -> list[Node]:
         if self.row is not None:

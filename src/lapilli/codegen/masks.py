@@ -1,0 +1,98 @@
+"""What attention's mask excludes: conditions, without which a score is -inf, and bounds, by which a kernel finds the keys that any
+of many queries may leave without trying each pair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Const, Expr, Op, binary, const, ints_of, loads, unary, walk
+from lapilli.ir.integer import Var
+from lapilli.ir.node import Node
+
+_MOST = 4
+"""Bounds that a kernel compares."""
+
+
+def conditions(score: Expr, reduction: Node) -> Iterator[Expr]:
+    """Without which a finite score becomes -inf."""
+    while (found := _masked(score)) is not None and not _reads_node(found[0], reduction):
+        yield found[0]
+        score = found[1]
+
+
+def _masked(score: Expr) -> tuple[Expr, Expr] | None:
+    """condition and rest, if this is where(condition, rest, -inf) or rest + where(condition, 0, -inf)."""
+    if not isinstance(score, Op):
+        return None
+    if score.op == "where":
+        return (score.args[0], score.args[1]) if _is(score.args[2], -math.inf) else None
+    for mask, rest in (score.args, score.args[::-1]) if score.op == "add" else ():
+        if isinstance(mask, Op) and mask.op == "where" and _is(mask.args[1], 0) and _is(mask.args[2], -math.inf):
+            return mask.args[0], rest
+    return None
+
+
+def _is(e: Expr, value: float) -> bool:
+    return isinstance(e, Const) and e.value == value
+
+
+def _reads_node(e: Expr, node: Node) -> bool:
+    return any(ld.node is node for ld in loads(e))
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """A query may leave a key only if each of `keys` is at most that of `rows`, and `others` are true."""
+
+    rows: tuple[Expr, ...] = ()
+    keys: tuple[Expr, ...] = ()
+    others: tuple[Expr, ...] = ()
+
+
+def bounds(conditions: Sequence[Expr], m: Var, n: Var) -> Bounds | None:
+    """The conditions of queries m and keys n as integers that are compared; None if they are anything else."""
+    rows: list[Expr] = []
+    keys: list[Expr] = []
+    others: list[Expr] = []
+    for part in _parts(conditions):
+        if not _reads(part, m):
+            others.append(part)
+        elif _reads(part, n):
+            found = _compared(part, m, n)
+            if found is None:
+                return None
+            rows += (row for _, row in found)
+            keys += (key for key, _ in found)
+    if not rows:
+        rows, keys = [const(0, DType.int32)], [const(0, DType.int32)]
+    return Bounds(tuple(rows), tuple(keys), tuple(others)) if len(rows) <= _MOST else None
+
+
+def _parts(conditions: Sequence[Expr]) -> Iterator[Expr]:
+    """What must all be true."""
+    for e in conditions:
+        if isinstance(e, Op) and e.op == "and" and e.dtype is DType.bool:
+            yield from _parts(e.args)
+        else:
+            yield e
+
+
+def _reads(e: Expr, var: Var) -> bool:
+    return any(var in i.atoms() for x in walk(e) for i in ints_of(x))
+
+
+def _compared(e: Expr, m: Var, n: Var) -> list[tuple[Expr, Expr]] | None:
+    """Pairs of something of a key and something of a query, of which the former is at most the latter."""
+    if not isinstance(e, Op) or e.op not in ("le", "lt", "ge", "gt", "eq"):
+        return None
+    a, b = e.args if e.op in ("le", "lt", "eq") else e.args[::-1]
+    if any(x.dtype not in (DType.int32, DType.int64) or (_reads(x, m) and _reads(x, n)) for x in (a, b)):
+        return None
+    if e.op in ("lt", "gt"):  # the least integer becomes the largest, which excludes nothing
+        a, b = (a, binary("sub", b, 1)) if _reads(b, m) else (binary("add", a, 1), b)
+    found = [(a, b)] if e.op != "eq" else [(a, b), (b, a)]
+    return [(x, y) if _reads(y, m) else (unary("bitnot", y), unary("bitnot", x)) for x, y in found]
