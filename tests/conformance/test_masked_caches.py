@@ -4,6 +4,7 @@ they are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -85,3 +86,52 @@ def test_the_mask_is_used(plan: str) -> None:
     args = (torch.randn(1, HEADS, 40, SIZE).half(), torch.arange(40), torch.randn(1, GROUPS, 1, SIZE).half())
     with lapilli.compile(model, args, target=plan, fallback="error") as program:
         assert program(*args).isfinite().all()
+
+
+Mask = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of places [keys], positions [queries, 1] and integers of places."""
+
+MASKS: dict[str, Mask] = {
+    "less than": lambda n, m, x: n < m,
+    "greater than": lambda n, m, x: m > n,
+    "from a place on": lambda n, m, x: n >= m,
+    "behind a place": lambda n, m, x: m < n,
+    "one place": lambda n, m, x: n == m,
+    "of integers that are in no order": lambda n, m, x: x <= m,
+    "and a property of keys": lambda n, m, x: (n <= m) & (x % 3 != 0),
+    "and a property of queries": lambda n, m, x: (n <= m) & (m % 2 == 0),
+    "a property of keys alone": lambda n, m, x: (x % 5 == 0).expand(m.shape[0], -1),
+    "either of two": lambda n, m, x: (n <= m) & ((n > m - 20) | (n < 3)),
+    "of both at once": lambda n, m, x: (n + m) % 7 == 0,
+    "four comparisons": lambda n, m, x: (n <= m) & (n > m - 300) & (x <= m + 50) & (x > m - 400),
+    "five comparisons": lambda n, m, x: (n <= m) & (n > m - 300) & (x <= m + 50) & (x > m - 400) & (2 * n != m),
+    "the least integer": lambda n, m, x: n < torch.where(m > 0, m, -(2**31)),
+}
+
+
+class Masked(Cached):
+    def __init__(self, context: int, mask: Mask) -> None:
+        super().__init__(context, 0)
+        self.integers = nn.Buffer(torch.randperm(context), persistent=False)
+        self.mask = mask
+
+    def forward(self, q: Tensor, positions: Tensor, new: Tensor) -> Tensor:
+        self.keys[:, :, positions[:1]] = new
+        self.values[:, :, positions[:1]] = new
+        mask = self.mask(self.places, positions[:, None], self.integers)
+        return F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=mask, enable_gqa=True)
+
+
+@pytest.mark.part(1)
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_of_any_comparisons(name: str, plan: str) -> None:
+    torch.manual_seed(len(name))
+    model = Masked(700, MASKS[name])
+    positions = torch.tensor([*range(330, 360), 0, 650])
+    args = (torch.randn(1, HEADS, len(positions), SIZE).half(), positions, torch.randn(1, GROUPS, 1, SIZE).half())
+    with lapilli.compile(model, args, target=plan, fallback="error") as program:
+        got = program(*args)
+    with torch.no_grad():
+        wanted = model.double()(args[0].double(), positions, args[2].double())
+    bound = 2**-9 * float(model.values.abs().max())
+    torch.testing.assert_close(got.double(), wanted, rtol=2**-10, atol=bound, equal_nan=True)

@@ -16,7 +16,7 @@ from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
 
 _LIKELY = 256
-_RANGES = ((64, 64), (_LIKELY, _LIKELY), (1024, 512), (None, 4096))
+_RANGES = ((64, 64), (128, 128), (_LIKELY, _LIKELY), (1024, 512), (None, 4096))
 """Up to how many rows, and for how many the kernel of this range is chosen."""
 
 T = TypeVar("T")

@@ -52,13 +52,49 @@ _MENU = tuple(
     )
 )  # fmt: skip
 _LARGE = (MatrixTile(128, 256, 32, 64, 64, 1, 1, True), MatrixTile(128, 128, 64, 64, 32, 1, 1, True))
-_DECODING = _LARGE[1]
-"""The best of those that were tried for 512 rows and codes of 4 bits: 178 TFLOP/s, where 64 rows reach 130."""
+_DECODING = MatrixTile(128, 128, 64, 64, 64, 2, 1, True)
+"""The best of sixteen for 512 and 2,048 rows and codes of 4 bits, wherever most compute units have one."""
+
+
+@dataclass(frozen=True)
+class _Rate:
+    """How fast a tile is. held: by a compute unit at once. start: microseconds that a round of tiles takes beside its products;
+    full: operations in a picosecond when all units hold as many as they can, alone: when each has one.
+    """
+
+    tile: MatrixTile
+    held: int
+    start: float
+    full: float
+    alone: float
+
+    def time(self, batch: int, m: int, n: int, k: int, units: int) -> float:
+        """In microseconds, if all units were those that were measured."""
+        t = self.tile
+        work = 2e-6 * t.bm * t.bn * -(-k // t.bk) * t.bk * _UNITS
+        alone, full = self.start + work / self.alone, self.start + work * self.held / self.full
+        rounds, rest = divmod(_tiles(batch, m, n, t.bm, t.bn), units * self.held)
+        return rounds * full + (alone if 0 < rest <= units else full if rest else 0)
+
+
+_UNITS = 132
+"""Compute units of the GPU whose rates these are."""
+_RATES_OF_LARGE = (
+    _Rate(_LARGE[0], 1, 4.5, 320, 320),
+    _Rate(_DECODING, 1, 3.3, 310, 310),
+    _Rate(MatrixTile(128, 128, 32, 64, 64, 1, 1, True), 2, 3.0, 280, 189),
+    _Rate(MatrixTile(64, 64, 64, 64, 32, 2, 2), 2, 0.5, 188, 87),
+    _Rate(MatrixTile(64, 64, 128, 64, 64, 8, 1), 1, 0.0, 137, 137),
+)
+_MUCH, _LONG = 1 << 31, 512
+"""Terms of a product, and sizes, from which on these are compared."""
+
 _OTHERS = tuple(
     MatrixTile(*t)
     for t in (
         (128, 128, 32, 64, 64, 1, 1, True), (64, 128, 64, 32, 64, 1, 1), (128, 64, 64, 64, 32, 1, 1), (64, 64, 64, 32, 32, 1, 1),
-        (64, 64, 64, 64, 32, 2, 2), (32, 64, 64, 32, 32, 2, 1), (16, 64, 128, 16, 32, 4, 1), (16, 32, 128, 16, 16, 4, 1),
+        (128, 128, 64, 64, 64, 2, 1, True), (64, 64, 128, 64, 64, 8, 1), (64, 64, 64, 64, 32, 2, 2), (32, 64, 64, 32, 32, 2, 1),
+        (16, 64, 128, 16, 32, 4, 1), (16, 32, 128, 16, 16, 4, 1),
     )
 )  # fmt: skip
 """Tiles that the cost model was not fitted to, which only measuring can choose."""
@@ -89,12 +125,16 @@ def matrix_tiles(
     def time(t: MatrixTile) -> float:
         return matrix_time(t, batch, m, n, k, target.compute_units, convolution)
 
-    large = [
-        t
-        for t in _LARGE
-        if m >= 1024 and n >= 512 and _tiles(batch, m, n, t.bm, t.bn) >= target.compute_units and fits(t)
-    ]
-    best = sorted(filter(fits, _MENU), key=time)
+    if convolution or min(n, k) < _LONG or batch * m * n * k < _MUCH:
+        large = [
+            t
+            for t in _LARGE
+            if m >= 1024 and n >= 512 and _tiles(batch, m, n, t.bm, t.bn) >= target.compute_units and fits(t)
+        ]
+    else:
+        fitting = [r for r in _RATES_OF_LARGE if fits(r.tile)]
+        large = [r.tile for r in sorted(fitting, key=lambda r: r.time(batch, m, n, k, target.compute_units))]
+    best = sorted((t for t in _MENU if fits(t) and t not in large), key=time)
     others = sorted((t for t in (*_LARGE, *_OTHERS) if fits(t) and t not in large), key=time)
     return [*large, *best[:1], *(t for pair in zip_longest(best[1:], others) for t in pair if t is not None)]
 

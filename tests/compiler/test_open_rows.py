@@ -1,0 +1,99 @@
+"""Kernels for an open number of rows, and bounds of masks: what is decided, without a device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from plans import plan
+from torch import nn
+
+from lapilli.codegen import masks
+from lapilli.codegen.open_rows import ranges
+from lapilli.codegen.select import write_all
+from lapilli.ir.dtype import DType
+from lapilli.ir.expr import Expr, binary, load
+from lapilli.ir.integer import Int, Symbol, Var, as_int, of
+from lapilli.ir.node import Input
+from lapilli.schedule.order import commands
+from lapilli.target import TARGETS
+
+LIKELY = -1
+H100 = replace(TARGETS["gpu-fp16-matrix"], compute_units=132)
+
+
+def rows(least: int, most: int | None) -> Int:
+    return of(Symbol("rows", least, most))
+
+
+@pytest.mark.parametrize(
+    ("m", "wanted"),
+    [
+        (as_int(100), []),
+        (rows(1, 60), []),
+        (rows(1, 64), []),
+        (rows(1, 65), [(64, 64), (128, LIKELY)]),
+        (rows(1, 200), [(64, 64), (128, 128), (256, LIKELY)]),
+        (rows(1, 1024), [(64, 64), (128, 128), (256, LIKELY), (1024, 512)]),
+        (rows(1, None), [(64, 64), (128, 128), (256, LIKELY), (1024, 512), (None, 4096)]),
+        (rows(129, 2000), [(256, LIKELY), (1024, 512), (None, 2000)]),
+        (rows(300, None), [(1024, LIKELY), (None, 4096)]),
+        (rows(5000, None), []),
+    ],
+)
+def test_ranges_cover_what_may_be(m: Int, wanted: list[Any]) -> None:
+    assert ranges(m, LIKELY, lambda count: count) == wanted
+
+
+def test_neighbours_with_one_tile_are_one_range() -> None:
+    assert ranges(rows(1, None), 1, lambda count: 1) == []
+    assert ranges(rows(1, None), 1, lambda count: int(count < 1000)) == [(1024, 1), (None, 0)]
+
+
+def test_one_kernel_has_work_for_each_number_of_rows() -> None:
+    schedule = plan(nn.Linear(4096, 1024), torch.randn(3, 4096), dynamic=({0: torch.export.Dim("rows")},), target=H100)
+    (task,) = schedule.order.run
+    kernels = write_all(schedule)[task.out.id].every
+    assert len(kernels) == task.commands == len(commands([task])[0]) > 2
+    (symbol,) = (s for s in task.out.shape[0].atoms() if isinstance(s, Symbol))
+    seen = set()
+    for count in (0, 1, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025, 100_000):
+        groups = [[int(g.evaluate({symbol: count})) for g in w.groups] for w in kernels]
+        busy = [k for k, (x, y, z) in enumerate(groups) if x * y * z > 0]
+        assert len(busy) == min(count, 1), count
+        seen.update(busy)
+    assert seen == set(range(len(kernels)))
+
+
+# -- bounds of masks
+
+
+M, N = Var("m", as_int(100)), Var("n", as_int(1000))
+PLACES, POSITIONS = (Input((as_int(size),), DType.int64, name) for name, size in (("places", 1000), ("positions", 100)))
+N_, M_ = load(PLACES, [of(N)]), load(POSITIONS, [of(M)])
+
+
+@pytest.mark.parametrize(
+    ("conditions", "count", "others"),
+    [
+        ([binary("le", N_, M_)], 1, 0),
+        ([binary("lt", N_, M_), binary("ge", N_, M_)], 2, 0),
+        ([binary("and", binary("gt", M_, N_), binary("ne", N_, 3))], 1, 1),
+        ([binary("eq", N_, M_)], 2, 0),
+        ([binary("ne", N_, 3)], 1, 1),
+        ([binary("ne", M_, 3)], 1, 0),
+        ([binary("ne", N_, M_)], None, 0),
+        ([binary("or", binary("le", N_, M_), binary("ne", N_, 3))], None, 0),
+        ([binary("le", binary("add", N_, M_), 3)], None, 0),
+        ([binary("le", N_, M_)] * 5, None, 0),
+    ],
+)
+def test_bounds(conditions: list[Expr], count: int | None, others: int) -> None:
+    found = masks.bounds(conditions, M, N)
+    if count is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert (len(found.rows), len(found.keys), len(found.others)) == (count, count, others)
