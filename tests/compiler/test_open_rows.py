@@ -16,9 +16,9 @@ from lapilli.codegen.select import write_all
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, binary, load
 from lapilli.ir.integer import Int, Symbol, Var, as_int, of
-from lapilli.ir.node import Input
+from lapilli.ir.node import Constant, Input
 from lapilli.schedule.order import commands
-from lapilli.target import TARGETS
+from lapilli.target import TARGETS, Target
 
 LIKELY = -1
 H100 = replace(TARGETS["gpu-fp16-matrix"], compute_units=132)
@@ -32,12 +32,12 @@ def rows(least: int, most: int | None) -> Int:
     ("m", "wanted"),
     [
         (as_int(100), []),
-        (rows(1, 60), []),
-        (rows(1, 64), []),
-        (rows(1, 65), [(64, 64), (128, LIKELY)]),
-        (rows(1, 200), [(64, 64), (128, 128), (256, LIKELY)]),
-        (rows(1, 1024), [(64, 64), (128, 128), (256, LIKELY), (1024, 512)]),
-        (rows(1, None), [(64, 64), (128, 128), (256, LIKELY), (1024, 512), (None, 4096)]),
+        (rows(1, 10), []),
+        (rows(1, 16), []),
+        (rows(1, 17), [(16, 16), (64, LIKELY)]),
+        (rows(1, 200), [(16, 16), (64, 64), (128, 128), (256, LIKELY)]),
+        (rows(1, 1024), [(16, 16), (64, 64), (128, 128), (256, LIKELY), (1024, 512)]),
+        (rows(1, None), [(16, 16), (64, 64), (128, 128), (256, LIKELY), (1024, 512), (None, 4096)]),
         (rows(129, 2000), [(256, LIKELY), (1024, 512), (None, 2000)]),
         (rows(300, None), [(1024, LIKELY), (None, 4096)]),
         (rows(5000, None), []),
@@ -52,19 +52,32 @@ def test_neighbours_with_one_tile_are_one_range() -> None:
     assert ranges(rows(1, None), 1, lambda count: int(count < 1000)) == [(1024, 1), (None, 0)]
 
 
-def test_one_kernel_has_work_for_each_number_of_rows() -> None:
-    schedule = plan(nn.Linear(4096, 1024), torch.randn(3, 4096), dynamic=({0: torch.export.Dim("rows")},), target=H100)
+@pytest.mark.parametrize("target", [H100, TARGETS["gpu-fp32"]], ids=lambda t: t.name)
+def test_one_kernel_has_work_for_each_number_of_rows(target: Target) -> None:
+    model, x = nn.Linear(4096, 1024), torch.randn(3, 4096)
+    schedule = plan(model, x, dynamic=({0: torch.export.Dim("rows")},), target=target)
     (task,) = schedule.order.run
     kernels = write_all(schedule)[task.out.id].every
     assert len(kernels) == task.commands == len(commands([task])[0]) > 2
     (symbol,) = (s for s in task.out.shape[0].atoms() if isinstance(s, Symbol))
     seen = set()
-    for count in (0, 1, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025, 100_000):
+    for count in (0, 1, 2, 8, 9, 16, 17, 63, 64, 128, 129, 255, 256, 257, 1023, 1024, 1025, 100_000):
         groups = [[int(g.evaluate({symbol: count})) for g in w.groups] for w in kernels]
         busy = [k for k, (x, y, z) in enumerate(groups) if x * y * z > 0]
         assert len(busy) == min(count, 1), count
         seen.update(busy)
     assert seen == set(range(len(kernels)))
+    assert any(w.name in ("matvec", "few_rows") for w in kernels)
+
+
+def test_a_matrix_has_one_layout_for_few_rows_and_many() -> None:
+    for target in (H100, TARGETS["gpu-fp32"], TARGETS["gpu-fp16"]):
+        model, x = nn.Linear(256, 512), torch.randn(3, 256)
+        schedule = plan(model, x, dynamic=({0: torch.export.Dim("rows")},), target=target)
+        (task,) = (t for t in schedule.order.run if t.template is not None)
+        assert task.commands > 2
+        read = [n for n in task.reads() if isinstance(n, Constant) and n.value.ndim == 2]
+        assert len(read) == 1
 
 
 # -- bounds of masks

@@ -56,7 +56,8 @@ MODELS: dict[
     "images": (Images, lambda rows: torch.randn(-(-rows // 49), 16, 7, 7), 0),
     "attention": (Attention, lambda rows: torch.randn(1, 2, rows, 32), 2),
 }
-COUNTS = (1, 2, 63, 64, 65, 256, 257, 300, 1024, 1025)
+PRODUCTS = ("matmul", "few_rows", "matvec")
+COUNTS = (1, 2, 7, 8, 9, 16, 17, 128, 129, 256, 257, 300, 1024, 1025)
 
 
 @pytest.fixture(params=PLANS)
@@ -100,13 +101,13 @@ def test_what_has_no_work_is_left_out(plan: str) -> None:
     x = torch.randn(300, 64)
     with program_of(model, x, 0, plan) as program:
         run = program.description.methods[0].plans[0].run
-        products = [d for d in run if d.kernel.startswith("matmul")]
-        for rows in (5, 2000):
+        products = [d for d in run if d.kernel.startswith(PRODUCTS)]
+        for rows in (1, 5, 2000):
             given = torch.randn(rows, 64).numpy()
             given = given if plan == "gpu-fp32" else given.astype(np.float16)
             times = program.profile((given,), 1)
-            assert sum(k.kernel.startswith("matmul") for k in times.kernels) == 4
-        assert len(products) >= 4
+            assert sum(k.kernel.startswith(PRODUCTS) for k in times.kernels) == 4
+        assert len(products) > 4
         written = [d.buffers[d.written.index(True)] for d in run]
         buffers = program.description.methods[0].plans[0].buffers
         for command, buffer in enumerate(written):

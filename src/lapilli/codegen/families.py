@@ -106,7 +106,11 @@ def template(task: Task, ctx: Context) -> KernelTemplate | None:
     operands = _OPERANDS[kind, ctx.target.kind](task, ctx)
     if operands is None:
         return None
-    return choices.choose(task, _QUESTIONS[kind](operands, task, ctx), _candidates(kind, operands, task, ctx), ctx)
+    question = _QUESTIONS[kind](operands, task, ctx)
+    found = choices.choose(task, question, _candidates(kind, operands, task, ctx), ctx)
+    if found is None or kind is not Matmul or ctx.target.kind != "gpu":
+        return found
+    return gpu_matvec.beside_tiles(found, operands, task, ctx)
 
 
 def _candidates(kind: type, operands: Any, task: Task, ctx: Context) -> Iterator[choices.Candidate[KernelTemplate]]:

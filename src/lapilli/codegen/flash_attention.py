@@ -216,7 +216,7 @@ class _Attention(RowTemplate):
     width: int
 
     @property
-    def operands(self) -> list[Node]:
+    def own_operands(self) -> list[Node]:
         read = [ld.node for ld in loads(self.scores.value) if ld.node is not self.scores.reduction]
         return [self.q.operand.node, self.k.operand.node, self.v.operand.node, *read]
 
@@ -415,7 +415,7 @@ class _FewQueries(_Attention):
 
     @property
     def operands(self) -> list[Node]:
-        return [*super().operands, *([self.counters] if self.counters is not None else [])]
+        return [*self.own_operands, *([self.counters] if self.counters is not None else [])]
 
     @property
     def scratch(self) -> list[Node]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from lapilli.codegen.coded import lines_of_codes
 from lapilli.codegen.gpu_tiles import Rows, Tiles
 from lapilli.codegen.kernel import MAX_GROUPS, KernelSource
-from lapilli.codegen.open_rows import likely_rows
+from lapilli.codegen.open_rows import likely_rows, may_be_few
 from lapilli.codegen.packing import (
     as_words,
     can_be_stored_as,
@@ -140,6 +140,15 @@ def product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
     rhs = v.rhs
     if ctx.is_whole(rhs.node) and rhs.strides[2] == 1 and all_multiples(4, v.n, rhs.offset, *rhs.strides[:2]):
         return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, False, rhs.strides[0], rhs.strides[1], rhs.offset)
+    lies = (
+        ctx.is_whole(rhs.node)
+        and rhs.strides[1] == 1
+        and all_multiples(4, v.k, rhs.offset, rhs.strides[0], rhs.strides[2])
+    )
+    if lies and may_be_few(v.m):  # kernels for a few rows read it so, too
+        return Tiles(
+            rows, rhs.node, v.batch, v.m, v.n, v.k, False, rhs.strides[0], rhs.strides[2], rhs.offset, transposed_w=True
+        )
     return _with_packed_columns(v, rows, False, ctx)
 
 
@@ -165,7 +174,7 @@ def matrix_product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
     # A chunk of the left operand has zeros where the last eight k are not full, if it does not lie across K as well.
     if rhs.strides[2] == 1 and all_multiples(8, v.n, rhs.offset, *rhs.strides[:2]):
         return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[1], rhs.offset)
-    packs = isinstance(rhs.node, Constant) and rhs.node not in ctx.kept  # once
+    packs = isinstance(rhs.node, Constant) and rhs.node not in ctx.kept and not may_be_few(v.m)  # once
     across = rhs.strides[1] == 1 and not packs
     if across and all_multiples(8, v.k, rhs.offset, rhs.strides[0], rhs.strides[2]):
         return Tiles(

@@ -50,7 +50,7 @@ class DotTiles(RowTemplate):
     tile: DotTile | MatrixTile | None = None  # None: not chosen yet
 
     @property
-    def operands(self) -> list[Node]:
+    def own_operands(self) -> list[Node]:
         return [self.rows.node, self.w]
 
     @property

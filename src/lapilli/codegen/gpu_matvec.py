@@ -20,7 +20,9 @@ from lapilli.codegen.coded import (
     words_of_vector,
 )
 from lapilli.codegen.emit import LANES
+from lapilli.codegen.gpu_tiles import Tiles
 from lapilli.codegen.kernel import KernelSource
+from lapilli.codegen.open_rows import may_be_few
 from lapilli.codegen.packing import flat
 from lapilli.codegen.pairs import Pairs
 from lapilli.codegen.scaled_rows import ScaledRows, scaled_rows
@@ -206,6 +208,7 @@ class FewRows(RowProduct):
     columns: int = field(default=_COLUMNS, kw_only=True)
     words: int = field(default=0, kw_only=True)
     depth: int = field(default=_DEPTH, kw_only=True)
+    rows: Int | None = field(default=None, kw_only=True)  # if the number of rows is open, and m only the most
 
     def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
         first = self._chosen(ctx)
@@ -273,13 +276,23 @@ class FewRows(RowProduct):
         if self.scaled is not None:
             self.scaled.source(w, product_of(task), batched(task), 1)
         else:
+            row = "m" if self.rows is None else "min(m, P.rows - 1)"
             w.structs.append(
                 "struct X : IRows4\n{\n    static void load(uint b, uint m, uint k, out float4 lo, inout float sum)\n    {\n"
-                f"        uint i = P.offsetX4 + b * P.batchX4 + m * P.ldx4 + k;\n        lo = {vector_load(w, self.x.node)};\n"
+                f"        uint i = P.offsetX4 + b * P.batchX4 + {row} * P.ldx4 + k;\n        lo = {vector_load(w, self.x.node)};\n"
                 "    }\n    static float factor(uint b, uint m, float sum) { return 1.0f; }\n};\n"
             )
-            batch_x, row, _ = self.x.strides
-            w.fields += [("offsetX4", self.x.offset // 4), ("batchX4", batch_x // 4), ("ldx4", row // 4)]
+            batch_x, step, _ = self.x.strides
+            w.fields += [("offsetX4", self.x.offset // 4), ("batchX4", batch_x // 4), ("ldx4", step // 4)]
+        epilogue = "E"
+        if self.rows is not None:
+            epilogue = "OfRows"
+            w.fields.append(("rows", self.rows))
+            w.structs.append(
+                "struct OfRows : IEpilogue\n{\n"
+                "    static void store(uint b, uint m, uint n, float v) { if (m < P.rows) E.store(b, m, n, v); }\n"
+                "    static void store4(uint b, uint m, uint n, float4 v) { if (m < P.rows) E.store4(b, m, n, v); }\n};\n"
+            )
         for name, matrix in zip("WV", self._matrices, strict=False):
             lines_source(w, name, matrix.node, words)
             w.fields += line_fields(name, matrix, words)
@@ -291,7 +304,7 @@ class FewRows(RowProduct):
         name, matrices = ("few_rows", "W") if self.pairs is None else ("few_rows_pairs", "W, V, L")
         groups = (ceildiv(count, size // self.team * columns), as_int(1), self.batch)
         written = w.finish(
-            f"{name}<X, {matrices}, E, {sizes}>(P.t, gid, li);", groups, (size, 1, 1), "few_rows",
+            f"{name}<X, {matrices}, {epilogue}, {sizes}>(P.t, gid, li);", groups, (size, 1, 1), "few_rows",
             f"{members}FewRowsParams t;", ["row_operands"], plain=True,
         )  # fmt: skip
         written.shared = self._shared(steps)
@@ -343,6 +356,26 @@ def few_rows(v: MatmulView, task: Task, ctx: Context) -> FewRows | None:
             return None
         w = _packed_lines(v, ctx)
     return FewRows(x, w, v.batch, v.m.value or 0, v.n, v.k, _scaled(task, ctx, 1))
+
+
+def beside_tiles(tiles: KernelTemplate, v: MatmulView, task: Task, ctx: Context) -> KernelTemplate:
+    """The tiles of a product with an open number of rows, and kernels for a few of them that read the same matrix."""
+    if not isinstance(tiles, Tiles) or not may_be_few(v.m):
+        return tiles
+    few: list[tuple[int, KernelTemplate]] = []
+    for count in (1,) if ctx.target.cooperative_matrix else (1, MOST_ROWS):
+        fixed = replace(v, m=as_int(count))
+        makers = (
+            (few_rows_of_codes, matvec, few_rows) if ctx.target.cooperative_matrix else (few_rows_of_codes, few_rows)
+        )
+        made = next((found for make in makers if (found := make(fixed, task, ctx)) is not None), None)
+        if made is None or {n.id for n in in_memory(made.w.node)} != {n.id for n in in_memory(tiles.w)}:
+            continue
+        made = replace(made, scaled=None)  # what the rows are made of is computed for the tiles anyway
+        if isinstance(made, FewRows) and count > 1:
+            made = replace(made, rows=v.m)
+        few.append((count, next(made.variants(task, ctx))))
+    return tiles.with_few(few)
 
 
 def _packed_lines(v: MatmulView, ctx: Context) -> Operand:

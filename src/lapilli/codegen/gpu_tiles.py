@@ -78,7 +78,7 @@ class Tiles(RowTemplate):
     tile: MatrixTile | SimtTile | None = None  # None: not chosen yet
 
     @property
-    def operands(self) -> list[Node]:
+    def own_operands(self) -> list[Node]:
         return [self.rows.node, *in_memory(self.w)]
 
     @property
@@ -141,7 +141,9 @@ class Tiles(RowTemplate):
         w.epilogue(self.m, self.n, self.mapping or batched(task, self.flat_rows, self.groups))
         source(w, "X", self.rows.node, vector=self.rows.width == 4)
         matrix_source(w, "W", self.w)
-        right = f"LinesB<W, {parts_of(self.w)}>" if self.transposed_w else "VectorB<W>"
+        right = "VectorB<W>"
+        if self.transposed_w:
+            right = f"LinesB<W, {parts_of(self.w)}>" if isinstance(self.w, Coded) else "NumbersB<W>"
         w.params(
             M=self.m, N=self.n, K=self.k, ldb=self.row_w // 4, batchB=self.batch_w // 4, offsetB=self.offset_w // 4
         )

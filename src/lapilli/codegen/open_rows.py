@@ -11,13 +11,17 @@ from typing import Any, TypeVar
 
 from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.template import Context, KernelTemplate
-from lapilli.ir.integer import Int, as_int, maximum, minimum
+from lapilli.ir.integer import Int, maximum, minimum
+from lapilli.ir.node import Node
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
 
 _LIKELY = 256
-_RANGES = ((64, 64), (128, 128), (_LIKELY, _LIKELY), (1024, 512), (None, 4096))
+_RANGES = ((16, 16), (64, 64), (128, 128), (_LIKELY, _LIKELY), (1024, 512), (None, 4096))
 """Up to how many rows, and for how many the kernel of this range is chosen."""
+
+_FEW = 8
+"""Rows for which a matrix is read once, by other kernels than tiles."""
 
 T = TypeVar("T")
 
@@ -28,12 +32,27 @@ def likely_rows(m: Int) -> int:
     return estimate(m) if m.value is not None or most == 0 else max(estimate(m), min(_LIKELY, most or _LIKELY))
 
 
+def may_be_few(m: Int) -> bool:
+    """Whether an open number of rows may be so small that tiles are slow."""
+    return m.value is None and (m.bounds[0] or 0) <= _FEW
+
+
 @dataclass(frozen=True)
 class RowTemplate(KernelTemplate):
     """A template whose tile suits a number of rows."""
 
-    by_rows: tuple[tuple[int | None, RowTemplate], ...] = field(default=(), kw_only=True)
+    by_rows: tuple[tuple[int | None, KernelTemplate], ...] = field(default=(), kw_only=True)
     """Of an open number: up to how many rows (None: any number), and the template for them."""
+
+    @property
+    @abstractmethod
+    def own_operands(self) -> list[Node]:
+        """Those of the tile."""
+
+    @property
+    def operands(self) -> list[Node]:
+        others = (n for _, made in self.by_rows if not isinstance(made, RowTemplate) for n in made.operands)
+        return list({n.id: n for n in (*self.own_operands, *others)}.values())
 
     @abstractmethod
     def row_count(self, task: Task) -> Int: ...
@@ -55,6 +74,13 @@ class RowTemplate(KernelTemplate):
             found = ranges(m, tile, lambda count: self.for_rows(count, task, ctx)[0])
             by_rows = tuple((most, self.with_tile(other)) for most, other in found)
             yield replace(self.with_tile(tile), by_rows=by_rows)
+
+    def with_few(self, few: Sequence[tuple[int, KernelTemplate]]) -> RowTemplate:
+        """With other kernels for up to so many rows."""
+        if not few:
+            return self
+        tiles = self.by_rows or ((None, self),)
+        return replace(self, by_rows=(*few, *(pair for pair in tiles if pair[0] is None or pair[0] > few[-1][0])))
 
     @property
     def commands(self) -> int:
@@ -88,7 +114,7 @@ def ranges(m: Int, taken: T, choose: Callable[[int], T]) -> list[tuple[int | Non
 
 
 def _joined(m: Int, kernels: Iterable[tuple[int | None, KernelSource]]) -> KernelSource:
-    least = 0
+    least = 1  # no rows are no work
     made: list[KernelSource] = []
     for most, written in kernels:
         x, y, z = written.groups
@@ -103,5 +129,5 @@ def _is_in(m: Int, least: int, most: int | None) -> Int:
     def positive(i: Int) -> Int:
         return minimum(maximum(i, 0), 1)
 
-    above = positive(m - (least - 1)) if least > 0 else as_int(1)
+    above = positive(m - (least - 1))
     return above * positive(most + 1 - m) if most is not None else above
