@@ -145,7 +145,7 @@ def product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
         and rhs.strides[1] == 1
         and all_multiples(4, v.k, rhs.offset, rhs.strides[0], rhs.strides[2])
     )
-    if lies and may_be_few(v.m):  # kernels for a few rows read it so, too
+    if lies and may_be_few(v.m, ctx.target):  # kernels for a few rows read it so, too
         return Tiles(
             rows, rhs.node, v.batch, v.m, v.n, v.k, False, rhs.strides[0], rhs.strides[2], rhs.offset, transposed_w=True
         )
@@ -174,7 +174,7 @@ def matrix_product(v: MatmulView, task: Task, ctx: Context) -> Tiles | None:
     # A chunk of the left operand has zeros where the last eight k are not full, if it does not lie across K as well.
     if rhs.strides[2] == 1 and all_multiples(8, v.n, rhs.offset, *rhs.strides[:2]):
         return Tiles(rows, rhs.node, v.batch, v.m, v.n, v.k, True, rhs.strides[0], rhs.strides[1], rhs.offset)
-    packs = isinstance(rhs.node, Constant) and rhs.node not in ctx.kept and not may_be_few(v.m)  # once
+    packs = isinstance(rhs.node, Constant) and rhs.node not in ctx.kept and not may_be_few(v.m, ctx.target)  # once
     across = rhs.strides[1] == 1 and not packs
     if across and all_multiples(8, v.k, rhs.offset, rhs.strides[0], rhs.strides[2]):
         return Tiles(

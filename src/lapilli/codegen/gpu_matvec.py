@@ -360,7 +360,7 @@ def few_rows(v: MatmulView, task: Task, ctx: Context) -> FewRows | None:
 
 def beside_tiles(tiles: KernelTemplate, v: MatmulView, task: Task, ctx: Context) -> KernelTemplate:
     """The tiles of a product with an open number of rows, and kernels for a few of them that read the same matrix."""
-    if not isinstance(tiles, Tiles) or not may_be_few(v.m):
+    if not isinstance(tiles, Tiles) or not may_be_few(v.m, ctx.target):
         return tiles
     few: list[tuple[int, KernelTemplate]] = []
     for count in (1,) if ctx.target.cooperative_matrix else (1, MOST_ROWS):

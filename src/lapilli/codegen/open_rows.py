@@ -15,6 +15,7 @@ from lapilli.ir.integer import Int, maximum, minimum
 from lapilli.ir.node import Node
 from lapilli.schedule.layout import estimate
 from lapilli.schedule.task import Task
+from lapilli.target import Target
 
 _LIKELY = 256
 _RANGES = ((16, 16), (64, 64), (128, 128), (_LIKELY, _LIKELY), (1024, 512), (None, 4096))
@@ -32,9 +33,9 @@ def likely_rows(m: Int) -> int:
     return estimate(m) if m.value is not None or most == 0 else max(estimate(m), min(_LIKELY, most or _LIKELY))
 
 
-def may_be_few(m: Int) -> bool:
-    """Whether an open number of rows may be so small that tiles are slow."""
-    return m.value is None and (m.bounds[0] or 0) <= _FEW
+def may_be_few(m: Int, target: Target) -> bool:
+    """Whether an open number of rows may be so small that tiles are slow, and gets other kernels then."""
+    return target.ranges and m.value is None and (m.bounds[0] or 0) <= _FEW
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class RowTemplate(KernelTemplate):
     def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
         m = self.row_count(task)
         for tile in self.for_rows(likely_rows(m), task, ctx):
-            found = ranges(m, tile, lambda count: self.for_rows(count, task, ctx)[0])
+            found = ranges(m, tile, lambda count: self.for_rows(count, task, ctx)[0]) if ctx.target.ranges else []
             by_rows = tuple((most, self.with_tile(other)) for most, other in found)
             yield replace(self.with_tile(tile), by_rows=by_rows)
 

@@ -176,7 +176,7 @@ class _Call:
         if missing:
             raise CannotRun(f"there is no GPU lowering of {', '.join(missing)}")
         lowered = lower(module, "fp32", target.half, keyed=True)
-        data, schedule = assemble_graph(lowered, target)
+        data, schedule = assemble_graph(lowered, replace(target, ranges=False))  # a call waits for it
         known = {name: ("size", *place) for name, place in self.sizes.items()}
         known.update({f"number{k}": ("number", k, 0, 1) for k in range(self.numbers)})
         known.update({name: ("random", k, 0, 1) for k, name in enumerate(RANDOM_KEY)})

@@ -41,7 +41,8 @@ class Target:
     chosen for. shared_memory: bytes of a work group. invocations: of a work group, at most. storage: bytes of a storage buffer
     that a kernel binds at once (0: all), a multiple of 256. open_parts: parts in which values are bound whose size has no bound.
     bindings: of a kernel, at most. between_groups: a work group that counts itself the last one of a dispatch sees what the others
-    wrote. records: what was measured; where there is none, cost models decide."""
+    wrote. ranges: whether an open number of rows has several kernels, not one that somebody waits for. records: what was measured;
+    where there is none, cost models decide."""
 
     name: str
     kind: str
@@ -58,6 +59,7 @@ class Target:
     open_parts: int = 1
     bindings: int = MAX_BINDINGS
     between_groups: bool = True
+    ranges: bool = True
     records: Records = NONE
 
     @property
