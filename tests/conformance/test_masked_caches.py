@@ -122,7 +122,7 @@ class Masked(Cached):
         return F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=mask, enable_gqa=True)
 
 
-@pytest.mark.part(1)
+@pytest.mark.part(4)
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_of_any_comparisons(name: str, plan: str) -> None:
     torch.manual_seed(len(name))
