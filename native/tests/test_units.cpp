@@ -119,6 +119,17 @@ TEST(the_first_error_of_shared_work_is_thrown) {
   }
 }
 
+TEST(many_bytes_are_copied_as_few_are) {
+  constexpr size_t piece = size_t{4} << 20;
+  for (const size_t size : {size_t{0}, size_t{1}, piece - 1, 2 * piece - 1, 2 * piece, 3 * piece + 5}) {
+    std::vector<unsigned char> from(size + 1), to(size + 1, 7);
+    for (size_t i = 0; i <= size; ++i)
+      from[i] = static_cast<unsigned char>(i * 31 + i / 4099);
+    copy_bytes(to.data(), from.data(), size);
+    CHECK(std::equal(from.begin(), from.end() - 1, to.begin()) && to[size] == 7);
+  }
+}
+
 TEST(checksum_has_the_published_values) {
   CHECK(xxh64("", 0, 0) == 0xef46db3751d8e999u);
   CHECK(xxh64("a", 1, 0) == 0xd24ec4f1a98c6e5bu);

@@ -4,6 +4,7 @@
 #include "api/devices.h"
 #include "base/fork.h"
 #include "base/json.h"
+#include "base/parallel.h"
 #include "core/describe_memory.h"
 #include "core/first_run.h"
 #include "core/inputs.h"
@@ -240,7 +241,7 @@ void run_sync(Program& program, uint32_t index, const Given& given, std::span<la
     for (uint32_t i = 0; i < outputs.size(); ++i) {
       fill_output(run, method, i, outputs[i]);
       if (outputs[i].size > 0)
-        std::memcpy(outputs[i].data, run.outputs()[i].mapped, static_cast<size_t>(outputs[i].size));
+        copy_bytes(outputs[i].data, run.outputs()[i].mapped, static_cast<size_t>(outputs[i].size));
     }
   } catch (...) {
     if (finished)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <exception>
 #include <thread>
 #include <vector>
@@ -11,6 +12,7 @@ namespace lapilli {
 namespace {
 
 constexpr size_t most_threads = 8;
+constexpr size_t copied_piece = size_t{4} << 20; // takes longer than to start a thread
 
 } // namespace
 
@@ -39,6 +41,18 @@ void parallel(size_t count, const std::function<void(size_t)>& work) {
   for (const std::exception_ptr& error : errors)
     if (error)
       std::rethrow_exception(error);
+}
+
+void copy_bytes(void* to, const void* from, size_t size) {
+  const size_t pieces = std::max<size_t>(size / copied_piece, 1);
+  const auto part = [&](size_t i) {
+    const size_t begin = i * copied_piece, bytes = i + 1 == pieces ? size - begin : copied_piece;
+    std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin, bytes);
+  };
+  if (pieces == 1)
+    part(0);
+  else
+    parallel(pieces, part);
 }
 
 } // namespace lapilli

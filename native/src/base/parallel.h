@@ -10,4 +10,8 @@ namespace lapilli {
 // index threw.
 void parallel(size_t count, const std::function<void(size_t)>& work);
 
+// Copies bytes that do not overlap. Many of them are shared among threads: one does not reach the memory's speed, and less so
+// that of a device's memory behind a bus.
+void copy_bytes(void* to, const void* from, size_t size);
+
 } // namespace lapilli

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/parallel.h"
 #include "core/constant_loader.h"
 #include "core/inputs.h"
 #include "core/stream.h"
@@ -9,7 +10,6 @@
 #include "format/reader.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace lapilli {
 
@@ -228,13 +228,13 @@ Run& Program::acquire_with(uint32_t index, const Given& given) {
   Run& run = acquire(index, symbols.used());
   try {
     check_tensors(wanted, given.inputs, run.inputs(), symbols.used());
+    for (size_t i = 0; i < given.inputs.size(); ++i)
+      if (const lapilli_tensor& input = given.inputs[i]; input.size > 0)
+        copy_bytes(run.inputs()[i].mapped, input.data, static_cast<size_t>(input.size));
   } catch (...) {
     release(run);
     throw;
   }
-  for (size_t i = 0; i < given.inputs.size(); ++i)
-    if (const lapilli_tensor& input = given.inputs[i]; input.size > 0)
-      std::memcpy(run.inputs()[i].mapped, input.data, static_cast<size_t>(input.size));
   return run;
 }
 

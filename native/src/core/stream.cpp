@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/parallel.h"
 
 #include <algorithm>
 #include <cstring>
@@ -207,11 +208,11 @@ void Stream::write(const lapilli_buffer& buffer, uint64_t offset, Bytes data) {
     std::byte* const visible = mapped(target);
     if (visible != nullptr && paths_.input != InputPath::staging && batches_.in_flight() == 0 &&
         !batches_.recording()) {
-      std::memcpy(visible, data.data(), data.size()); // nothing else uses the memory
+      copy_bytes(visible, data.data(), data.size()); // nothing else uses the memory
       return;
     }
     staging_.upload(batches_, target, [&](std::span<std::byte> to, uint64_t done) {
-      std::memcpy(to.data(), data.data() + done, to.size());
+      copy_bytes(to.data(), data.data() + done, to.size());
     });
   });
 }
@@ -223,7 +224,7 @@ void Stream::read(const lapilli_buffer& buffer, uint64_t offset, std::span<std::
       return;
     if (buffer.block->is_readable() && paths_.output != OutputPath::staging) {
       batches_.finish();
-      std::memcpy(data.data(), mapped(source), data.size());
+      copy_bytes(data.data(), mapped(source), data.size());
       return;
     }
     if (readback_.size() == 0)

@@ -34,8 +34,10 @@ def likely_rows(m: Int) -> int:
 
 
 def may_be_few(m: Int, target: Target) -> bool:
-    """Whether an open number of rows may be so small that tiles are slow, and gets other kernels then."""
-    return target.ranges and m.value is None and (m.bounds[0] or 0) <= _FEW
+    """Whether an open number of rows may be so small that tiles are slow, and gets other kernels then: one row, or a few where
+    there are no matrix units.
+    """
+    return target.ranges and m.value is None and (m.bounds[0] or 0) <= (1 if target.cooperative_matrix else _FEW)
 
 
 @dataclass(frozen=True)
