@@ -343,6 +343,7 @@ def test_batch_norm_folds_into_a_convolution(kind: str, bias: bool, affine: bool
     n = int(kind[-2]) if kind[-1] == "d" else 2
     groups = 2 if kind.endswith("groups") else 1
     layer = getattr(nn, f"Conv{'Transpose' if kind.startswith('trans') else ''}{n}d")
+    torch.manual_seed(n)  # ReLU may leave next to nothing of a result, and that has the errors of the rest
     conv = layer(4, 6, 3, groups=groups, bias=bias, stride=2)
     norm = _with_statistics(getattr(nn, f"BatchNorm{n}d")(6, affine=affine, eps=1e-2))
     model = nn.Sequential(conv, norm, nn.ReLU()).eval()
