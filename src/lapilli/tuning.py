@@ -408,6 +408,7 @@ class _Session:
                 for read in t.reads():
                     owners[t.out.id] |= owners[read.id] if read.id in writers else set()
         spent: dict[Key, float] = {}
+        assert len(times) == sum(t.commands for t in tasks)
         for t, numbers in zip(tasks, commands(tasks), strict=True):
             ns = sum(times[k] for k in numbers)
             for key in owners[t.out.id]:

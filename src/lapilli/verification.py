@@ -136,6 +136,7 @@ class CheckedRun:
         found: list[Check] = []
         order = self.schedule.order
         for tasks, dispatches, loading in ((order.load, self.plan.load, True), (order.run, self.plan.run, False)):
+            assert len(dispatches) == sum(t.commands for t in tasks)
             for task, numbers in zip(tasks, commands(tasks), strict=True):
                 k, dispatch = numbers[-1], dispatches[numbers[-1]]
                 buffer = dispatch.buffers[dispatch.written.index(True)]

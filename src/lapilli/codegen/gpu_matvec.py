@@ -363,11 +363,10 @@ def beside_tiles(tiles: KernelTemplate, v: MatmulView, task: Task, ctx: Context)
     if not isinstance(tiles, Tiles) or not may_be_few(v.m, ctx.target):
         return tiles
     few: list[tuple[int, KernelTemplate]] = []
-    for count in (1,) if ctx.target.cooperative_matrix else (1, MOST_ROWS):
+    units = ctx.target.cooperative_matrix
+    makers = (few_rows_of_codes, matvec, few_rows) if units else (few_rows_of_codes, few_rows)
+    for count in (1,) if units else (1, MOST_ROWS):
         fixed = replace(v, m=as_int(count))
-        makers = (
-            (few_rows_of_codes, matvec, few_rows) if ctx.target.cooperative_matrix else (few_rows_of_codes, few_rows)
-        )
         made = next((found for make in makers if (found := make(fixed, task, ctx)) is not None), None)
         if made is None or {n.id for n in in_memory(made.w.node)} != {n.id for n in in_memory(tiles.w)}:
             continue

@@ -29,8 +29,10 @@ T = TypeVar("T")
 
 def likely_rows(m: Int) -> int:
     """How many rows an open number counts as, where one kernel is for all of them."""
+    if m.value is not None:
+        return estimate(m)
     most = m.bounds[1]
-    return estimate(m) if m.value is not None or most == 0 else max(estimate(m), min(_LIKELY, most or _LIKELY))
+    return max(estimate(m), _LIKELY if most is None else min(_LIKELY, most))
 
 
 def may_be_few(m: Int, target: Target) -> bool:
