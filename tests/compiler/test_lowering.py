@@ -15,6 +15,7 @@ from agreement import (
     ONLY_FLOAT,
     SPECIAL,
     Case,
+    Function,
     assert_agree,
     check_half,
     expected,
@@ -25,7 +26,10 @@ from agreement import (
 )
 from operator_cases import CASES
 
+from lapilli.capture import capture
 from lapilli.ir import interpret
+from lapilli.ir.node import Constant
+from lapilli.legalize.passes import prepare
 from lapilli.lower import lower
 
 DTYPES = (torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool)
@@ -110,3 +114,35 @@ def test_interpolation_of_integers_is_refused() -> None:
     case = Case(torch.ops.aten.upsample_bilinear2d.default, (torch.ones(1, 1, 2, 2, dtype=torch.uint8), [4, 4], False))
     with pytest.raises(TypeError, match="convert the tensor to float first"):
         lower(module_of([case]))
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        torch.arange(7), torch.arange(3, 40, 5), torch.arange(9).flip(0), torch.arange(6).reshape(2, 3), torch.tensor([[4], [1]]),
+        torch.arange(4)[:, None] * 3 - 2 * torch.arange(5), torch.zeros(3, 2, dtype=torch.int64), torch.tensor(5),
+        torch.tensor([2**31 - 1, 0, -(2**31) + 1]), torch.tensor([-(2**31), -1]), torch.arange(3, dtype=torch.int32),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_regular_integers_are_computed(numbers: torch.Tensor) -> None:
+    assert not reads_constants(numbers)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [torch.tensor([0, 1, 2, 4]), torch.tensor([-(2**31), 2**31 - 1]), torch.tensor([[0, 1], [1, 3]]),
+     torch.zeros(0, dtype=torch.int64), torch.arange(3).float(), torch.arange(3, dtype=torch.uint8), torch.tensor([True, True])],
+    ids=str,
+)  # fmt: skip
+def test_other_constants_are_read(numbers: torch.Tensor) -> None:
+    assert reads_constants(numbers)
+
+
+def reads_constants(numbers: torch.Tensor) -> bool:
+    """Whether a graph that adds these numbers to others has them as data. What it computes must be right."""
+    module = prepare(capture(Function(torch.add, numbers).eval(), (torch.zeros_like(numbers),)))
+    graph = lower(module)
+    (found,) = interpret.run(graph, [np.zeros(numbers.shape, np.asarray(numbers).dtype)])
+    np.testing.assert_array_equal(found, numbers.numpy())
+    return any(isinstance(n, Constant) for n in graph.nodes())

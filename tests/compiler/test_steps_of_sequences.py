@@ -71,6 +71,10 @@ def test_products_read_a_matrix_once_for_all_rows(device: str, half: bool) -> No
             assert "lying" in products and len(products) >= 8
             continue
         assert names.count("attention_few") == 1, names
+        source = next(k.source for k in write_all(s).values() if k.name == "attention_few")
+        assert (
+            "SPANS = 1" in source and "SEARCH = 0" in source
+        )  # which keys there are follows from a position, without a search
         few = [n for n in products if n in ("few_rows", "matvec")]
         # q, k, v, out, gate with up, down, and the head
         assert len(few) == (7 if rows <= 8 else 0), (rows, names)

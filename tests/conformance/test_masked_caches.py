@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import random_masks
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -135,3 +136,10 @@ def test_masks_of_any_comparisons(name: str, plan: str) -> None:
         wanted = model.double()(args[0].double(), positions, args[2].double())
     bound = 2**-9 * float(model.values.abs().max())
     torch.testing.assert_close(got.double(), wanted, rtol=2**-10, atol=bound, equal_nan=True)
+
+
+@pytest.mark.part(4)
+@pytest.mark.parametrize("seed", range(24))
+def test_random_masks(seed: int, plan: str) -> None:
+    """Of few queries and of many."""
+    random_masks.check(seed, plan)

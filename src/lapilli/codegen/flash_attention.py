@@ -27,7 +27,7 @@ from lapilli.codegen.wrapper import (
 )
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, loads, rewrite
-from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, ceildiv, maximum, of, product
+from lapilli.ir.integer import Atom, Int, IntLike, Var, as_int, ceildiv, maximum, minimum, of, product
 from lapilli.ir.node import Attention, Matmul, Node, in_state
 from lapilli.schedule.contraction import Operand, merged, operand
 from lapilli.schedule.layout import estimate
@@ -37,11 +37,14 @@ from lapilli.target import QUADS, UNITS, VOTES
 
 _KEYS = 32  # of a tile
 _INVOCATIONS = 128
+_FEW_INVOCATIONS = (256, 128)  # for a few queries; the first that fits
+_TEAM = 4  # of them, for a key
 _LOADS = 8  # of an invocation, for a few queries, at once
 _FEW_ROWS = 8  # queries, of heads that are done together
-_OTHER_UNITS = (0.5, 2, 0.25)  # parts of what the device has, which only measuring can choose
+_OTHER_UNITS = (2, 0.5, 4)  # parts of what the device has, which only measuring can choose
 _PARTS = 64  # into which keys are shared out at most
-_GROUPS = 4  # work groups for each compute unit that are enough
+_PASS = 4  # rows whose sums are in shared memory at once
+_GROUPS = 1  # work groups for each compute unit that are enough
 MATRIX = 16  # rows of a fragment
 _SHARED = 32768  # bytes of a work group at most: with more, too few of them are on a compute unit at once
 
@@ -124,12 +127,13 @@ def _few_queries(scores: Task, note: Attention, ctx: Context, units: int) -> _Fe
     queries = note.rows[0].extent.value
     if not queries or queries > _FEW_ROWS or (queries > 1 and note.causal):
         return None
-    made = _template(_FewQueries, scores, note, ctx, note, units)
+    sizes = (size for size in _FEW_INVOCATIONS if size <= ctx.target.invocations)
+    found = (_template(_FewQueries, scores, note, ctx, note, units, size) for size in sizes)
+    limit = min(_SHARED, ctx.target.shared_memory)
+    made = next((x for x in found if x is not None and x.shared <= limit), None)
     if made is None or max(-(-d // 4) for d in (made.size, made.width)) > _INVOCATIONS:
         return None
-    if made.shared > min(_SHARED, ctx.target.shared_memory) or ctx.target.invocations < _INVOCATIONS:
-        return None
-    if made.parts == 1:
+    if made.most_parts == 1:
         return made
     batch = product([a.extent for a in note.batch])
     rows = batch * queries * made.most_parts
@@ -262,6 +266,8 @@ class _Attention(RowTemplate):
         found = masks.conditions(self.scores.value, self.scores.reduction) if cached else ()
         conditions = [rewrite(condition, mapping) for condition in found]
         bounds = masks.bounds(conditions, m, n) or masks.Bounds()
+        spans = bounds.spans(n) if conditions else ()
+        searched = bool(conditions) and (len(spans) < len(bounds.keys) or bool(bounds.others) or not bounds.keys)
 
         def function(head: str, values: Sequence[Expr], result: Callable[[list[str]], str]) -> str:
             e = Emitter(w.kernel, places, None, {}, "        ")
@@ -274,10 +280,14 @@ class _Attention(RowTemplate):
             return " && ".join([*compared, *texts[count:]]) or "true"
 
         w.structs.append(
-            f"struct M : IKeep\n{{\n    static const int BOUNDS = {len(bounds.rows)};\n"
+            "struct M : IKeep\n{\n"
+            f"    static const int BOUNDS = {len(bounds.rows)};\n"
+            f"    static const int SPANS = {len(spans)};\n"
+            f"    static const int SEARCH = {int(searched)};\n"
             + function(f"bool keeps({SIGNATURE})", conditions, lambda texts: " && ".join(texts) or "true")
             + function("int4 bounds(uint b, uint m)", bounds.rows, lambda x: f"int4({', '.join([*x, *'0000'][:4])})")
             + function("bool is_within(uint b, uint n, int4 bounds)", [*bounds.keys, *bounds.others], within)
+            + _span(spans)
             + "};\n"
         )
         return bool(conditions)
@@ -292,6 +302,25 @@ class _Attention(RowTemplate):
         note = attention_of(task)
         batch = product([a.extent for a in note.batch])
         return batch * note.rows[0].extent * note.inner.extent * (2 * (self.size + self.width))
+
+
+def _span(spans: Sequence[masks.Span]) -> str:
+    """A function: the first key that bounds leave, and the one behind the last."""
+    first, end = ["0"], ["count"]
+    for s in spans:  # of n + offset
+        if s.is_first:
+            first.append(f"clamp(~bounds[{s.bound}], {s.offset}, count + ({s.offset})) - ({s.offset})")
+        else:
+            before = s.offset - 1
+            end.append(f"clamp(bounds[{s.bound}], {before}, count + ({before})) - ({before})")
+
+    def reduced(function: str, texts: list[str]) -> str:
+        return texts[0] if len(texts) == 1 else f"{function}({texts[0]}, {reduced(function, texts[1:])})"
+
+    return (
+        "    static uint2 span(int4 bounds, uint keys)\n    {\n        int count = int(keys);\n"
+        f"        return uint2({reduced('max', first)}, {reduced('min', end)});\n    }}\n"
+    )
 
 
 def attention_of(task: Task) -> Attention:
@@ -403,6 +432,7 @@ class _FewQueries(_Attention):
 
     note: Attention
     units: int  # for which keys are shared out
+    invocations: int
     joined: Node | None = None  # parts that its work groups put together themselves, ...
     counters: Node | None = None  # ... and where they count them
     counter: int = 0  # the first of its own, in bytes
@@ -442,32 +472,33 @@ class _FewQueries(_Attention):
         return (product([a.extent for a in self.note.batch]) // self.group).value
 
     @property
+    def keys(self) -> int:
+        """Of a tile."""
+        return self.invocations // _TEAM
+
+    @property
     def most_parts(self) -> int:
         bound = self.note.inner.extent.bounds[1]
         groups = estimate(product([a.extent for a in self.note.batch])) // self.group
         busy = -(-_GROUPS * self.units // max(groups, 1))
-        return min(_PARTS, busy, max(1, -(-bound // _INVOCATIONS)) if bound is not None else _PARTS)
-
-    @property
-    def per(self) -> Int:
-        """Keys of a part."""
-        tiles = ceildiv(self.note.inner.extent, self.most_parts * _INVOCATIONS)
-        return maximum(tiles, 1) * _INVOCATIONS
+        return min(_PARTS, busy, max(1, -(-bound // self.keys)) if bound is not None else _PARTS)
 
     @property
     def parts(self) -> Int:
-        return maximum(ceildiv(self.note.inner.extent, self.per), 1) if self.most_parts > 1 else as_int(1)
+        """Work groups of a head; those that are left without keys, since a mask takes them out, have nothing to do."""
+        return minimum(maximum(ceildiv(self.note.inner.extent, self.keys), 1), self.most_parts)
 
     @property
     def shared(self) -> int:
         rows = self.group * self.queries
-        numbers = _INVOCATIONS * (rows + 1) + 2 * rows + 2
+        numbers = rows * self.invocations + 2 * rows * self.keys + 2 * rows + 2
+        sums = 4 * min(rows, _PASS) * self.invocations
         parts = rows * self.most_parts if self.most_parts > 1 else 0
         joining = 16 * -(-2 * parts // 4) + 16 * -(-parts // 4)
-        return 16 * rows * (-(-self.size // 4) + _INVOCATIONS) + 16 * -(-numbers // 4) + joining
+        return 16 * rows * -(-self.size // 4) + 16 * -(-numbers // 4) + 4 * sums + joining
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
-        note, whole = self.note, self.parts == 1
+        note, whole = self.note, self.most_parts == 1
         w = Wrapper(task, ctx, "gpu_attention_few", sizes_as_params=sizes_as_params)
         if whole or self.joined is not None:
             w.epilogue(note.rows[0].extent, as_int(self.width), batched(task))
@@ -476,7 +507,7 @@ class _FewQueries(_Attention):
         self._score(w)
         self._keep(w)
         heads: IntLike = note.batch[-1].extent if note.batch else 1
-        w.params(S=note.inner.extent, heads=heads, share=max(self.k.share, self.v.share), per=self.per)
+        w.params(S=note.inner.extent, heads=heads, share=max(self.k.share, self.v.share), parts=self.parts)
         for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
             source(w, name.upper(), t.operand.node, vector=t.wide)
             _place(w, name, t, 4 if t.wide else 1)
@@ -485,10 +516,12 @@ class _FewQueries(_Attention):
         mode = 1 if whole else 2 if self.joined is not None else 0
         call = (
             f"attention_few<Q, K, V, F, M, E, {parts}, {self.size}, {self.width}, {wide}, {self.queries}, {self.group}, "
-            f"{self.most_parts}, {_INVOCATIONS}, {mode}, {_LOADS}>(P.t, gid, li);"
+            f"{self.most_parts}, {self.invocations}, {_TEAM}, {mode}, {_LOADS}>(P.t, gid, li);"
         )
         groups = (self.parts, as_int(1), product([a.extent for a in note.batch]) // self.group)
-        written = w.finish(call, groups, (_INVOCATIONS, 1, 1), "attention_few", "FewQueriesParams", ["gpu_attention"])
+        written = w.finish(
+            call, groups, (self.invocations, 1, 1), "attention_few", "FewQueriesParams", ["gpu_attention"]
+        )
         written.shared = self.shared
         batch = product([a.extent for a in note.batch])
         written.flops = batch * note.inner.extent * (2 * self.queries * (self.size + self.width))

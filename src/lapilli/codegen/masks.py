@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Const, Expr, Op, binary, const, ints_of, loads, unary, walk
-from lapilli.ir.integer import Var
+from lapilli.ir.expr import Const, Expr, Index, Op, binary, const, ints_of, loads, unary, walk
+from lapilli.ir.integer import Var, of
 from lapilli.ir.node import Node
 
 _MOST = 4
 """Bounds that a kernel compares."""
+_FAR = 1 << 30
+"""Offsets of places below which sums with them do not leave 32 bits."""
 
 
 def conditions(score: Expr, reduction: Node) -> Iterator[Expr]:
@@ -45,12 +47,26 @@ def _reads_node(e: Expr, node: Node) -> bool:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Bound number `bound` leaves the keys n + offset <= bound; is_first: n + offset >= ~bound."""
+
+    bound: int
+    is_first: bool
+    offset: int
+
+
+@dataclass(frozen=True)
 class Bounds:
     """A query may leave a key only if each of `keys` is at most that of `rows`, and `others` are true."""
 
     rows: tuple[Expr, ...] = ()
     keys: tuple[Expr, ...] = ()
     others: tuple[Expr, ...] = ()
+
+    def spans(self, n: Var) -> tuple[Span, ...]:
+        """Those that compare the place of key n itself."""
+        found = ((k, _place(key, n)) for k, key in enumerate(self.keys))
+        return tuple(Span(k, *place) for k, place in found if place is not None)
 
 
 def bounds(conditions: Sequence[Expr], m: Var, n: Var) -> Bounds | None:
@@ -59,17 +75,27 @@ def bounds(conditions: Sequence[Expr], m: Var, n: Var) -> Bounds | None:
     keys: list[Expr] = []
     others: list[Expr] = []
     for part in _parts(conditions):
-        if not _reads(part, m):
-            others.append(part)
-        elif _reads(part, n):
-            found = _compared(part, m, n)
-            if found is None:
-                return None
+        per_query = _reads(part, m)
+        found = _compared(part, m, n) if _reads(part, n) else []
+        if found is None and per_query:
+            return None
+        # What all queries have in common is tried as it is, unless it leaves a span of keys.
+        if found and (per_query or all(_place(key, n) is not None for key, _ in found)):
             rows += (row for _, row in found)
             keys += (key for key, _ in found)
+        elif not per_query:
+            others.append(part)
     if not rows:
         rows, keys = [const(0, DType.int32)], [const(0, DType.int32)]
     return Bounds(tuple(rows), tuple(keys), tuple(others)) if len(rows) <= _MOST else None
+
+
+def _place(key: Expr, n: Var) -> tuple[bool, int] | None:
+    """(False, c) for n + c, (True, c) for ~(n + c)."""
+    turned = isinstance(key, Op) and key.op == "bitnot"
+    inner = key.args[0] if turned else key
+    offset = (inner.value - of(n)).value if isinstance(inner, Index) else None
+    return (turned, offset) if offset is not None and abs(offset) < _FAR else None
 
 
 def _parts(conditions: Sequence[Expr]) -> Iterator[Expr]:
@@ -90,9 +116,11 @@ def _compared(e: Expr, m: Var, n: Var) -> list[tuple[Expr, Expr]] | None:
     if not isinstance(e, Op) or e.op not in ("le", "lt", "ge", "gt", "eq"):
         return None
     a, b = e.args if e.op in ("le", "lt", "eq") else e.args[::-1]
-    if any(x.dtype not in (DType.int32, DType.int64) or (_reads(x, m) and _reads(x, n)) for x in (a, b)):
+    if any(x.dtype not in (DType.int32, DType.int64) for x in (a, b)) or _reads(a, n) == _reads(b, n):
+        return None
+    if any(_reads(x, m) and _reads(x, n) for x in (a, b)):
         return None
     if e.op in ("lt", "gt"):  # the least integer becomes the largest, which excludes nothing
-        a, b = (a, binary("sub", b, 1)) if _reads(b, m) else (binary("add", a, 1), b)
+        a, b = (a, binary("sub", b, 1)) if _reads(a, n) else (binary("add", a, 1), b)
     found = [(a, b)] if e.op != "eq" else [(a, b), (b, a)]
-    return [(x, y) if _reads(y, m) else (unary("bitnot", y), unary("bitnot", x)) for x, y in found]
+    return [(x, y) if _reads(x, n) else (unary("bitnot", y), unary("bitnot", x)) for x, y in found]

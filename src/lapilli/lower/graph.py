@@ -15,7 +15,7 @@ from lapilli.graph.integers import is_exact
 from lapilli.graph.module import Module
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Load, cast_to, load, narrow, unary
+from lapilli.ir.expr import Load, cast_to, index, load, narrow, unary
 from lapilli.ir.integer import as_int
 from lapilli.ir.narrow import OPERATIONS as NARROW
 from lapilli.ir.node import Constant, Graph, Input, Map, Node, Reduce, State, next_id
@@ -160,6 +160,30 @@ def _is_large(constant: torch.Tensor) -> bool:
     return int(low) < -(2**31) or int(high) >= 2**31
 
 
+def _places(constant: torch.Tensor) -> tuple[int, tuple[int, ...]] | None:
+    """The first element and the step along each dimension, if integers are as regular as the numbers of places are: kernels then
+    compute them instead of reading them, and know which places a mask leaves.
+    """
+    if constant.dtype not in (torch.int32, torch.int64) or not constant.numel():
+        return None
+    first, steps = int(constant.flatten()[0]), []
+    for d, size in enumerate(constant.shape):
+        line = constant
+        for other in reversed(range(constant.dim())):
+            line = line if other == d else line.select(other, 0)
+        steps.append(int(line[1]) - first if size > 1 else 0)
+        if abs(steps[-1]) >= 2**31 or not torch.equal(line, _progression(first, steps[-1], size, constant.dtype)):
+            return None
+    whole = torch.full_like(constant, first)
+    for d, (size, step) in enumerate(zip(constant.shape, steps, strict=True)):
+        whole += _progression(0, step, size, constant.dtype).reshape(-1, *(1,) * (constant.dim() - d - 1))
+    return (first, tuple(steps)) if torch.equal(whole, constant) else None
+
+
+def _progression(first: int, step: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.arange(count) * step + first).to(dtype)
+
+
 def _unbacked(val: Any) -> set[str]:
     """Names of the data-dependent sizes in a value; torch calls them `u0`, `u1`, ..."""
     listed = val if isinstance(val, list | tuple) else [val]
@@ -225,15 +249,21 @@ def _is_dense(value: Any) -> bool:
 def _placeholder(module: Module, node: fx.Node, symbols: Symbols, half: bool, inputs: list[Input]) -> Any:
     constant = module.constants.get(node)
     if constant is not None:
+        if _is_large(constant):
+            raise TypeError(_LARGE.format(node.name))
         dtype = from_torch(constant.dtype)
-        rounded = half and dtype is DType.float32 and constant.dim() > 1
         shape = tuple(as_int(s) for s in constant.shape)
+        places = _places(constant)
+        if places is not None:
+            axes, at = fresh_axes(shape)
+            first, steps = places
+            place = sum((i * step for i, step in zip(at, steps, strict=True)), as_int(first))
+            return Map(shape, dtype, node.name, "constant", axes=axes, body=index(place))
+        rounded = half and dtype is DType.float32 and constant.dim() > 1
         value = module.array(node, rounded)
         # A float64 constant does not promote its readers; operators that compute in float64 declare it.
         if dtype is DType.float64:
             dtype, value = DType.float32, value.astype(np.float32)
-        if _is_large(constant):
-            raise TypeError(_LARGE.format(node.name))
         kept = DType.float16 if rounded else dtype
         return Constant(shape, kept, node.name, "constant", value=value)
     val = node.meta["val"]
