@@ -161,3 +161,18 @@ def test_squares_under_a_root_are_not_rounded_to_half_precision(scale: float) ->
     x = torch.rand(2, 4, 3, 3) * scale
     made = lapilli.compile(NormOfPooled(), (x,), precision="fp16")(x)
     torch.testing.assert_close(made, NormOfPooled()(x), rtol=2**-10, atol=0)
+
+
+@pytest.mark.parametrize("target", ["gpu-fp16", "cpu-fp16"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_gelu_of_every_number_of_16_bits(dtype: torch.dtype, target: str, gpu_plans: None) -> None:
+    """Less precise than for float32, but rounded once: to the nearest number, or the next one if they are about as near."""
+    x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
+    got = lapilli.compile(nn.GELU(), (x,), target=target)(x)
+    exact = x.double() * torch.special.erfc(x.double() * -(0.5**0.5)) / 2
+    nearest, limits = exact.to(dtype), torch.finfo(dtype)
+    torch.testing.assert_close(got[~exact.isfinite()], nearest[~exact.isfinite()], rtol=0, atol=0, equal_nan=True)
+    unit = (exact.abs().log2().floor().exp2() * limits.eps).clamp(min=limits.smallest_normal * limits.eps)
+    if dtype is torch.bfloat16:  # whose least numbers are those of float32: drivers need not keep denormals there
+        unit = unit.clamp(min=16 * limits.smallest_normal)
+    assert ((got.double() - exact).abs() <= 0.6 * unit)[exact.isfinite()].all()

@@ -93,6 +93,12 @@ def _unsigned_shift(x: Any, y: Any) -> Any:
 
 
 _OF_UNIT = within(-1, 1)
+
+
+def _normal_cdf(x: float) -> float:
+    return 0.5 * math.erfc(-x * math.sqrt(0.5))
+
+
 _ROWS = [
     # arithmetic
     _unary("neg", np.negative, "-({0})", **_both(interval.negated)),
@@ -143,6 +149,7 @@ _ROWS = [
     _function("acosh", np.arccosh),
     _function("atanh", np.arctanh),
     _function("erf", np.vectorize(math.erf, otypes=[float]), cost=_HEAVY, on_floats=_OF_UNIT),
+    _function("normal_cdf", np.vectorize(_normal_cdf, otypes=[float]), cost=_HEAVY, on_floats=within(0, 1)),
     # special functions
     *(
         ScalarOp(
