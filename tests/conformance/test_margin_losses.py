@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from agreement import Function
 
 import lapilli
 
@@ -48,6 +49,12 @@ def test_losses_with_nan(reduction: str, rows: int | None) -> None:
         for got, want in zip(results, wanted, strict=True):
             # the sum of seven numbers: 8 roundings of 2^-24
             torch.testing.assert_close(got.cpu(), want, rtol=8 * 2.0**-24, atol=1e-6, equal_nan=True)
+
+
+def test_one_number_is_a_row() -> None:
+    x, labels = torch.tensor(0.5), torch.tensor(0)
+    model = Function(F.multilabel_margin_loss)
+    torch.testing.assert_close(lapilli.compile(model, (x, labels), fallback="error")(x, labels), model(x, labels))
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 7), (2, 7, 3), (2, 7, 3, 1)], ids=len)

@@ -98,3 +98,13 @@ def test_gradients_of_group_norm(shape: tuple[int, ...]) -> None:
         found.append(torch.autograd.grad(f(x, 3, weight).sum(), (x, weight)))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0, 3)], ids=str)
+def test_nothing_has_torchs_strides(shape: tuple[int, ...]) -> None:
+    """NumPy's are zeros, which operators that look at strides refuse, in programs and on their results."""
+    x = torch.randn(*shape, 2)
+    model = Function(lambda x: (x + 1, torch.complex(x[..., 0] + 1, x[..., 1])))
+    found, pairs = lapilli.compile(model, (x,))(x)
+    assert found.stride() == x.stride() and pairs.shape == shape
+    assert torch.view_as_complex(found).shape == shape

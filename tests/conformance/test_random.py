@@ -86,6 +86,22 @@ def test_dropout_keeps_the_mean() -> None:
     assert abs(kept.mean() - 0.75) < BOUND * math.sqrt(3 / 16)
 
 
+@pytest.mark.parametrize("rate", [0.2, 0.5])
+def test_alpha_dropout_keeps_the_mean_and_the_variance(rate: float) -> None:
+    """torch's Python reference of it moves the mean the wrong way, and ended the process."""
+
+    class Dropped(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.alpha_dropout(x, rate, training=True)
+
+    ones = torch.ones(N)
+    torch.manual_seed(0)
+    wanted = torch.nn.functional.alpha_dropout(ones, rate, training=True).unique()
+    got = torch.from_numpy(interpret.run(lower(prepare(torch.export.export(Dropped(), (ones,)))), [ones.numpy()])[0])
+    torch.testing.assert_close(got.unique(), wanted)
+    assert abs((got == got.max()).double().mean() - (1 - rate)) < BOUND * math.sqrt(rate * (1 - rate))
+
+
 def test_leaky_slopes() -> None:
     case = Case(aten.rrelu_with_noise_functional.default, (-torch.ones(N), torch.ones(N), 0.1, 0.3, True))
     values, slopes = through_interpreter([case])

@@ -28,6 +28,10 @@ from lapilli.torch_compat import without_stack_traces
 
 _WHOLE = (torch.ops.aten.complex.default, torch.ops.aten.polar.default)
 """Their decompositions write into complex memory; `lapilli.graph.complex` handles them as pairs."""
+_WRONG = (torch.ops.aten.alpha_dropout.default, torch.ops.aten.uniform_.default)
+"""torch's Python references of these are left out: that of alpha_dropout moves the mean the wrong way, and that of uniform_, which
+it reaches, calls itself until the stack ends.
+"""
 
 
 @lru_cache(maxsize=1)
@@ -38,7 +42,11 @@ def tables() -> tuple[dict[Any, Any], ...]:
     table: dict[Any, Any] = dict(default_decompositions())
     least = dict(table)
     for overload, function in decomposition_table.items():
-        if isinstance(overload, torch._ops.OpOverload) and torch.Tag.core not in overload.tags:
+        if (
+            isinstance(overload, torch._ops.OpOverload)
+            and torch.Tag.core not in overload.tags
+            and overload not in _WRONG
+        ):
             table.setdefault(overload, function)
     return tuple(
         {o: f for o, f in t.items() if not is_supported(o) and o not in _WHOLE} | decompositions for t in (table, least)

@@ -99,8 +99,8 @@ def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[T
     Returns the loss ([N] or [] for reduction 0, else []) and, in the shape of x, which classes are labels. NaN counts as 0,
     as above.
     """
-    shape, classes = target.shape, x.shape[-1]
-    x, target = _in_rows(x), _in_rows(target)
+    shape, x, target = target.shape, _in_rows(x), _in_rows(target)
+    classes = x.shape[-1]
     places = torch.arange(classes, device=x.device)
     count = torch.where(target == -1, places, classes).amin(-1, keepdim=True)
     is_given = places < count

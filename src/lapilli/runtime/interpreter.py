@@ -236,7 +236,7 @@ def _number(value: Any) -> Any:
 
 def _tensors(value: Any, torch: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
-        return torch.from_numpy(np.ascontiguousarray(value).reshape(np.shape(value)))
+        return tensors.tensor_of(np.ascontiguousarray(value).reshape(np.shape(value)), torch)
     return [_tensors(v, torch) for v in value] if isinstance(value, list | tuple) else value
 
 

@@ -57,14 +57,18 @@ def from_arrays(arrays: list[NDArray[Any]], specs: Sequence[TensorSpec], torch: 
     """
     if torch:
         module = sys.modules["torch"]
-        return [
-            module.from_numpy(array).view(module.bfloat16) if spec.dtype == "bfloat16" else module.from_numpy(array)
-            for array, spec in zip(arrays, specs, strict=True)
-        ]
+        made = [tensor_of(array, module) for array in arrays]
+        return [x.view(module.bfloat16) if spec.dtype == "bfloat16" else x for x, spec in zip(made, specs, strict=True)]
     return [
         array.view(spec.numpy_dtype()) if spec.dtype == "bfloat16" and not bits else array
         for array, spec in zip(arrays, specs, strict=True)
     ]
+
+
+def tensor_of(array: Any, torch: Any) -> Any:
+    """A tensor in an array's memory. Nothing has strides as torch has them, not NumPy's zeros, which some operators refuse."""
+    made = torch.from_numpy(array)
+    return made if made.numel() else made.new_empty(made.shape)
 
 
 def typed(array: Any, dtype: str) -> Any:
