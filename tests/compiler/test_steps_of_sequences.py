@@ -12,6 +12,7 @@ import torch
 from quantized_tokens import weights
 
 from lapilli.capture import capture
+from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.select import schedule_of, write_all
 from lapilli.legalize.passes import prepare
 from lapilli.llm.blocks import BlockedMatrix, Parameter
@@ -35,14 +36,14 @@ class Step(torch.nn.Module):
         return self.model.step(tokens, positions)
 
 
-def scheduled(target: Target, rows: int) -> tuple[Schedule, list[str]]:
-    """The schedule of a step, and the names of its kernels."""
+def scheduled(target: Target, rows: int) -> tuple[Schedule, list[KernelSource]]:
+    """The schedule of a step, and its kernels."""
     with torch.no_grad():
         given = torch.zeros(rows, dtype=torch.int64)
         module = prepare(capture(Step(target.half).eval(), (given, given)))
     s = schedule_of(lower(module, "fp16" if target.half else "fp32", target.half), target)
     kernels = write_all(s)
-    return s, [kernels[t.out.id].name for t in s.order.run]
+    return s, [kernels[t.out.id] for t in s.order.run]
 
 
 def cache_sized(s: Schedule, rows: int) -> int:
@@ -63,7 +64,8 @@ def test_products_read_a_matrix_once_for_all_rows(device: str, half: bool) -> No
     target = replace(of_device(KNOWN[device], half=half, matrix=True), records=Records())
     counts = {}
     for rows in (1, 2, 4, 8, 16, 32):
-        s, names = scheduled(target, rows)
+        s, kernels = scheduled(target, rows)
+        names = [k.name for k in kernels]
         assert cache_sized(s, rows) == 0, (rows, names)
         counts[rows] = len(names)
         products = [n for n in names if n in ("few_rows", "matvec", "matmul", "matmul_matrix", "lying")]
@@ -71,7 +73,7 @@ def test_products_read_a_matrix_once_for_all_rows(device: str, half: bool) -> No
             assert "lying" in products and len(products) >= 8
             continue
         assert names.count("attention_few") == 1, names
-        source = next(k.source for k in write_all(s).values() if k.name == "attention_few")
+        source = next(k.source for k in kernels if k.name == "attention_few")
         assert (
             "SPANS = 1" in source and "SEARCH = 0" in source
         )  # which keys there are follows from a position, without a search
@@ -115,5 +117,6 @@ def test_a_large_matrix_is_decoded_once_for_eight_rows(columns: int, matrix: boo
 
 def test_plans_for_any_cpu_read_caches_where_they_lie() -> None:
     for rows in (1, 2, 8, 32):
-        s, names = scheduled(replace(TARGETS["cpu-fp32"], records=Records()), rows)
+        s, kernels = scheduled(replace(TARGETS["cpu-fp32"], records=Records()), rows)
+        names = [k.name for k in kernels]
         assert names.count("lying") == 2 and cache_sized(s, rows) == 0, (rows, names)

@@ -127,11 +127,13 @@ def _few_queries(scores: Task, note: Attention, ctx: Context, units: int) -> _Fe
     queries = note.rows[0].extent.value
     if not queries or queries > _FEW_ROWS or (queries > 1 and note.causal):
         return None
-    sizes = (size for size in _FEW_INVOCATIONS if size <= ctx.target.invocations)
-    found = (_template(_FewQueries, scores, note, ctx, note, units, size) for size in sizes)
-    limit = min(_SHARED, ctx.target.shared_memory)
-    made = next((x for x in found if x is not None and x.shared <= limit), None)
+    made = _template(_FewQueries, scores, note, ctx, note, units, _FEW_INVOCATIONS[0])
     if made is None or max(-(-d // 4) for d in (made.size, made.width)) > _INVOCATIONS:
+        return None
+    limit = min(_SHARED, ctx.target.shared_memory)
+    sized = (replace(made, invocations=size) for size in _FEW_INVOCATIONS if size <= ctx.target.invocations)
+    made = next((x for x in sized if x.shared <= limit), None)
+    if made is None:
         return None
     if made.most_parts == 1:
         return made
@@ -266,7 +268,7 @@ class _Attention(RowTemplate):
         found = masks.conditions(self.scores.value, self.scores.reduction) if cached else ()
         conditions = [rewrite(condition, mapping) for condition in found]
         bounds = masks.bounds(conditions, m, n) or masks.Bounds()
-        spans = bounds.spans(n) if conditions else ()
+        spans = bounds.spans(n)
         searched = bool(conditions) and (len(spans) < len(bounds.keys) or bool(bounds.others) or not bounds.keys)
 
         def function(head: str, values: Sequence[Expr], result: Callable[[list[str]], str]) -> str:
