@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select, reads, substitute, walk
+from lapilli.ir.expr import Const, Expr, Index, Load, Op, Select, loads, reads, substitute, walk
 from lapilli.ir.integer import (
     Atom,
     Extremum,
@@ -30,6 +30,7 @@ from lapilli.ir.integer import (
     product,
     weight,
 )
+from lapilli.ir.narrow import OPERATIONS
 from lapilli.ir.node import Node
 from lapilli.ir.scalar import OPS, VectorFunction
 from lapilli.schedule.layout import Layout
@@ -434,6 +435,23 @@ class Emitter:
         """The text of a value, for all lanes."""
         return self._emit(e, 1 if self.lane is None else LANES)
 
+    def ahead(self, e: Expr) -> None:
+        """Statements for those parts of a value that read memory, and wait for none of `values`: the value's own will find them."""
+        if isinstance(e, Const | Index | Select):  # what a select reads may be there only where it reads it
+            return
+        read = loads(e)
+        if not any(ld.node.id in self.values for ld in read):
+            if read:
+                self.value(e)
+        else:
+            for a in e.args:
+                self.ahead(a)
+
+    def ahead_of(self, i: Int) -> None:
+        """The same for an integer."""
+        if i.computed and not any(ld.node.id in self.values for a in i.computed for ld in loads(a.expr)):
+            self.integer(i)
+
     def _type(self, dtype: DType, lanes: int) -> str:
         return _TYPES[dtype] + ("" if lanes == 1 else str(lanes))
 
@@ -516,10 +534,19 @@ class Emitter:
     def _op(self, e: Expr, lanes: int) -> str:
         assert isinstance(e, Op)
         args = [self._emit(a, lanes) for a in e.args]
+        if self._is_narrow_already(e):
+            return args[0]
         if e.op in _WRITERS:
             return _WRITERS[e.op](self, e, args, lanes)
         slang = OPS[e.op].slang
         return slang.format(*args) if isinstance(slang, str) else self._function(slang, e, args, lanes)
+
+    def _is_narrow_already(self, e: Op) -> bool:
+        """Whether it rounds a value to the 16-bit type in which that lies in memory: 14 instructions for nothing."""
+        x = e.args[0]
+        if not isinstance(x, Load) or x.node.id in self.values or not x.node.dtype.is_short_float:
+            return False
+        return e.op == OPERATIONS[x.node.dtype]
 
     def _function(self, f: VectorFunction, e: Op, args: Sequence[str], lanes: int) -> str:
         """A call of a vector function."""

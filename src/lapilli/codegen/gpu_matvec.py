@@ -25,6 +25,7 @@ from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.open_rows import may_be_few
 from lapilli.codegen.packing import flat
 from lapilli.codegen.pairs import Pairs
+from lapilli.codegen.row_ends import end_of_column
 from lapilli.codegen.scaled_rows import ScaledRows, scaled_rows
 from lapilli.codegen.template import Context, KernelTemplate
 from lapilli.codegen.wrapper import (
@@ -48,9 +49,9 @@ from lapilli.target import MATRIX_SUBGROUP, SUBGROUP_SUMS
 MOST_ROWS = 8
 """Rows up to which a matrix is read once for all of them; more are for tiles."""
 INVOCATIONS = 128
-_LOADS = 4
-"""Loads of an invocation that are under way at once; half as many of each of two lines."""
-_OTHER_LOADS, _OTHER_SIZES = (2, 8, 1), (64, 256)
+_LOADS, _LOADS_OF_TWO = 6, 4
+"""Loads of an invocation that are under way at once, of a line; of two lines, of each."""
+_OTHER_LOADS, _OTHER_SIZES = (2, 4, 8, 1), (64, 256)
 """Which only measuring can choose."""
 TEAM, _OTHER_TEAMS = 32, (64, 128)
 """Invocations that share a line of the matrix. More are slower on an H100, also where lines are few."""
@@ -113,7 +114,7 @@ class RowProduct(KernelTemplate):
     def _epilogue(self, w: Wrapper) -> Int:
         """struct E, and how often it is called for a row."""
         if self.pairs is None:
-            w.epilogue(as_int(self.m), self.n, batched(w.task), vector=False)
+            end_of_column(w, as_int(self.m), self.n, batched(w.task))
             return self.n
         self.pairs.write(w, self.n, batched(w.task))
         return self.pairs.count(self.n)
@@ -136,6 +137,12 @@ class Matvec(RowProduct):
     @property
     def variant(self) -> str:
         return f"{super().variant}, {self.loads} loads"
+
+    def _loads(self) -> int:
+        """Under way at once, so that no turn of the loop has few of them."""
+        most = self.loads if self.pairs is None else max(1, self.loads * _LOADS_OF_TWO // _LOADS)
+        needed = max(1, -(-estimate(self.k) // (8 * MATRIX_SUBGROUP)))
+        return -(-needed // -(-needed // most))
 
     def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
         w = Wrapper(task, ctx, "gpu_matvec", sizes_as_params=sizes_as_params)
@@ -162,11 +169,10 @@ class Matvec(RowProduct):
         )  # fmt: skip
         size = self.invocations
         groups = (ceildiv(count, size // MATRIX_SUBGROUP), as_int(1), as_int(1))
-        loads = max(1, min(self.loads, -(-estimate(self.k) // (8 * MATRIX_SUBGROUP))))
+        loads = self._loads()
         if self.pairs is None:
             call = f"matvec<{short}, X, W, E, {size}, {loads}>(P.t, gid, li);"
         else:
-            loads = min(loads, max(1, self.loads // 2))
             call = f"matvec_pairs<{short}, X, W, V, L, E, {size}, {loads}>(P.t, gid, li);"
         offset = "" if self.scaled is not None else "uint offsetX8; "
         written = w.finish(
@@ -289,9 +295,11 @@ class FewRows(RowProduct):
             epilogue = "OfRows"
             w.fields.append(("rows", self.rows))
             w.structs.append(
-                "struct OfRows : IEpilogue\n{\n"
-                "    static void store(uint b, uint m, uint n, float v) { if (m < P.rows) E.store(b, m, n, v); }\n"
-                "    static void store4(uint b, uint m, uint n, float4 v) { if (m < P.rows) E.store4(b, m, n, v); }\n};\n"
+                "struct OfRows : IEnds\n{\n    typedef E.Known Known;\n"
+                "    static Known read(uint b, uint m, uint n) { return E.read(b, min(m, P.rows - 1), n); }\n"
+                "    static uint words(Known known) { return E.words(known); }\n"
+                "    static void store(uint b, uint m, uint n, float first, float second, Known known)\n    {\n"
+                "        if (m < P.rows) E.store(b, m, n, first, second, known);\n    }\n};\n"
             )
         for name, matrix in zip("WV", self._matrices, strict=False):
             lines_source(w, name, matrix.node, words)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lapilli.codegen.emit import Emitter
-from lapilli.codegen.wrapper import SIGNATURE, BatchMapping, Wrapper
+from lapilli.codegen.row_ends import FIRST, SECOND, Part, write_end
+from lapilli.codegen.wrapper import BatchMapping, Wrapper
 from lapilli.ir.dtype import DType
 from lapilli.ir.expr import Expr, Load, load, loads, rewrite
 from lapilli.ir.integer import Atom, Int, Var, as_int, of
@@ -35,34 +35,30 @@ class Pairs:
         return columns if self.second is not None else columns // 2
 
     def write(self, w: Wrapper, columns: Int, mapping: BatchMapping) -> None:
-        """struct E : IPairs, and struct L : IPairsOfLines."""
+        """struct E : IEnds, and struct L : IPairsOfLines."""
         task = w.task
         assert task.reduction is not None
-        e = Emitter(w.kernel, {mapping.var: "int(b)"}, None, {_FIRST.id: "first", _SECOND.id: "second"}, "        ")
         m = Var("m", as_int(1 << 16))
-        e.names[m] = "int(m)"
+        names: dict[Atom, str] = {mapping.var: "int(b)", m: "int(m)"}
+        parts: list[Part]
         if self.second is not None:
             n = Var("n", columns)
-            e.names[n] = "int(n)"
-            names = {task.reduction.id: _FIRST, self.second.id: _SECOND}
+            names[n] = "int(n)"
+            made = {task.reduction.id: _FIRST, self.second.id: _SECOND}
 
             def sums(ld: Expr) -> Expr | None:
                 assert isinstance(ld, Load)
-                return load(names[ld.node.id], ()) if ld.node.id in names else None
+                return load(made[ld.node.id], ()) if ld.node.id in made else None
 
-            w.store(e, mapping(of(m), of(n)), sums)
+            parts = [(mapping(of(m), of(n)), sums)]
             lines = ["n", "n"]
         else:
             outer, inner = _pair_axes(columns, self.step)
-            e.names |= {outer: f"int(n / {self.step})", inner: f"int(n % {self.step})"}
-            for first in (True, False):
-                axes, found = half(task, mapping, of(m), columns, self.step, (outer, inner), first)
-                w.store(e, axes, found)
+            names |= {outer: f"int(n / {self.step})", inner: f"int(n % {self.step})"}
+            parts = [half(task, mapping, of(m), columns, self.step, (outer, inner), first) for first in (True, False)]
             line = f"n / {self.step} * {2 * self.step} + n % {self.step}"
             lines = [line, f"{line} + {self.step}"]
-        w.structs.append(
-            f"struct E : IPairs\n{{\n    static void store({SIGNATURE}, float first, float second)\n    {{\n{e.text()}    }}\n}};\n"
-        )
+        write_end(w, names, {_FIRST.id: FIRST, _SECOND.id: SECOND}, parts)
         w.structs.append(
             "struct L : IPairsOfLines\n{\n"
             f"    static uint first(uint n) {{ return {lines[0]}; }}\n"

@@ -160,6 +160,14 @@ class Wrapper:
         for k in range(LANES):
             e.line(f"{guard}{buffer}[{e.integer(substitute(offset, {lane: k}))}] = {converted(kind, f'{text}[{k}]')};")
 
+    def ahead(self, e: Emitter, axes: Mapping[Atom, Int], on_load: Callable[[Load], Expr | None] | None = None) -> None:
+        """What `store` reads that does not wait for sums."""
+        task = self.task
+        for place, _ in task.within:
+            e.ahead_of(substitute(place, axes))
+        e.ahead_of(self.ctx.layouts[task.out.id].offset([substitute(i, axes) for i in task.store]))
+        e.ahead(rewrite(rewrite(task.value, axes), {}, on_load))
+
     def _guard(self, e: Emitter, axes: Mapping[Atom, Int]) -> str:
         """Of a statement that stores at a computed place, which may be out of range."""
         texts = [f"{place} >= 0 && {place} < {size}" for place, size in e.places(self.task.within, axes)]
