@@ -19,7 +19,7 @@ from torch import nn
 
 from lapilli.codegen import build as building
 from lapilli.codegen import slang
-from lapilli.codegen.emit import literal, stored_as
+from lapilli.codegen.emit import Emitter, KernelBuilder, literal, stored_as
 from lapilli.codegen.kernel import MAX_GROUPS, KernelSource, linear_groups
 from lapilli.codegen.select import schedule_of, write_all
 from lapilli.codegen.spirv import strip
@@ -27,10 +27,12 @@ from lapilli.errors import CompileError
 from lapilli.ir import expr
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
-from lapilli.ir.expr import const
+from lapilli.ir.expr import const, load, unary
 from lapilli.ir.integer import as_int, symbol
-from lapilli.ir.node import Graph, Map
+from lapilli.ir.narrow import OPERATIONS
+from lapilli.ir.node import Graph, Input, Map, Node
 from lapilli.ir.scalar import OPS
+from lapilli.schedule.layout import Layout
 from lapilli.target import ANY, CPU, CPU_HALF, GPU, Target
 
 KERNEL = """[[vk::binding(0, 0)]] RWStructuredBuffer<float> b;
@@ -80,6 +82,37 @@ def test_a_device_without_16_bit_types_packs_halves_into_words() -> None:
     assert "uint" in poor.source and "half" not in poor.source.replace("half_", "")
     (rich,) = written(lambda x: x + 1, torch.randn(8).half(), target=CPU_HALF)
     assert "half" in rich.source
+
+
+@pytest.mark.parametrize("dtype", [DType.float16, DType.bfloat16])
+def test_what_lies_in_16_bits_is_not_rounded_to_them(dtype: DType) -> None:
+    x, sums = Node((as_int(8),), dtype, "x"), Node((as_int(8),), dtype, "sums")
+    (axis,), (i,) = fresh_axes(x.shape)
+    layouts = {n.id: Layout.of(n.shape, range(1)) for n in (x, sums)}
+    e = Emitter(KernelBuilder(layouts, half=True), {axis: "i"}, None, {sums.id: "sum"})
+    narrowing = OPERATIONS[dtype]
+    for loaded, is_rounded in ((load(x, (i,)), False), (load(sums, (i,)), True), (load(x, (i,)) + const(1.0), True)):
+        before = len(e.lines)
+        e.value(unary(narrowing, loaded))
+        assert any(narrowing in line for line in e.lines[before:]) == is_rounded, loaded
+
+
+def test_what_follows_a_product_of_a_few_rows_is_read_before_it() -> None:
+    w, angles = torch.randn(16, 64), torch.randn(7, 16)
+
+    def f(x: torch.Tensor, residual: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, w) * angles[position] + residual
+
+    (kernel,) = written(f, torch.randn(1, 64), torch.randn(1, 16), torch.tensor([3]), target=GPU)
+    assert kernel.name == "few_rows"
+    end = kernel.source.split("struct E : IEnds")[1].split("};")
+    read, store = (
+        "".join(end).split("static uint words")[0],
+        "".join(end).split("static void store")[1].split("struct ")[0],
+    )
+    buffers = {f"b{k}" for k, b in enumerate(kernel.bindings) if isinstance(b.node, Input) and b.node.index > 0}
+    assert len(buffers) == 2 and all(f"{b}[" in read and f"{b}[" not in store for b in buffers)
+    assert store.count("known.v") == 2  # an angle and the residual: the position is no longer needed
 
 
 def test_texel_buffers_are_for_reading_on_drivers_of_type_cpu() -> None:
