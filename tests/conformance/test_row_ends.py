@@ -12,7 +12,7 @@ from lapilli.target import TARGETS
 pytestmark = pytest.mark.usefixtures("on_any_device")
 
 
-@pytest.mark.part(8)
+@pytest.mark.part(16)
 @pytest.mark.parametrize("seed", range(48))
 @pytest.mark.parametrize("plan", random_ends.PLANS)
 def test_random_ends(seed: int, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
