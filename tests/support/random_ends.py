@@ -8,18 +8,15 @@ An upper bound of the error is carried through the expression, beside its value 
 
 from __future__ import annotations
 
-import argparse
 import random
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import as_gpu
+import random_cases
 import torch
 from torch import Tensor, nn
 
 import lapilli
-from lapilli.target import TARGETS
 
 PLANS = ("gpu-fp32", "gpu-fp16", "gpu-fp16-matrix")
 _LEAVES = ("y", "gate", "bias", "residual", "angles", "table", "scalar")
@@ -190,29 +187,5 @@ def check(seed: int, plan: str) -> list[str]:
     return [n for n in names if n in ("matvec", "few_rows")]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plan", choices=PLANS, help="one of the plans instead of all in turn")
-    parser.add_argument("--gpu-plans", action="store_true", help="what a GPU would run, whatever the device is")
-    options = parser.parse_args()
-    if options.gpu_plans:
-        as_gpu.on_any_device()
-        for plan in PLANS:
-            TARGETS[plan] = replace(TARGETS[plan], shared_memory=as_gpu.SHARED)
-    end, seed, kernels, wrong = time.monotonic() + options.seconds, options.seed, dict[str, int](), 0
-    while time.monotonic() < end:
-        plan = options.plan or PLANS[seed % len(PLANS)]
-        try:
-            for name in check(seed, plan):
-                kernels[name] = kernels.get(name, 0) + 1
-        except Exception as error:
-            wrong += 1
-            print(f"seed {seed}, {plan}: {type(error).__name__}: {error}", flush=True)
-        seed += 1
-    print(f"{seed - options.seed} ends from seed {options.seed} on, {wrong} wrong; kernels: {kernels}")
-
-
 if __name__ == "__main__":
-    main()
+    random_cases.main(__doc__, "ends", PLANS, check)

@@ -6,20 +6,17 @@ because of a mask must not show.
 
 from __future__ import annotations
 
-import argparse
 import operator
 import random
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import as_gpu
+import random_cases
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lapilli
-from lapilli.target import TARGETS
 
 COMPARISONS: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     operator.le, operator.lt, operator.ge, operator.gt, operator.eq,
@@ -87,7 +84,7 @@ class Masked(nn.Module):
         return F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=mask, enable_gqa=True)
 
 
-def check(seed: int, plan: str) -> str:
+def check(seed: int, plan: str) -> list[str]:
     """Compares a case with torch in float64; the name of its kernel. Raises AssertionError."""
     given = case(seed)
     torch.manual_seed(seed)
@@ -105,30 +102,8 @@ def check(seed: int, plan: str) -> str:
     torch.testing.assert_close(
         got.double(), wanted, rtol=2**-10, atol=bound, equal_nan=True, msg=lambda found: f"{given}: {found}"
     )
-    return next(name for name in names if name.startswith("attention"))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plan", default="gpu-fp16-matrix")
-    parser.add_argument("--gpu-plans", action="store_true", help="what a GPU would run, whatever the device is")
-    options = parser.parse_args()
-    if options.gpu_plans:
-        as_gpu.on_any_device()
-        TARGETS[options.plan] = replace(TARGETS[options.plan], shared_memory=as_gpu.SHARED)
-    end, seed, kernels, wrong = time.monotonic() + options.seconds, options.seed, dict[str, int](), 0
-    while time.monotonic() < end:
-        try:
-            name = check(seed, options.plan)
-            kernels[name] = kernels.get(name, 0) + 1
-        except Exception as error:
-            wrong += 1
-            print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)
-        seed += 1
-    print(f"{seed - options.seed} masks from seed {options.seed} on, {wrong} wrong; kernels: {kernels}")
+    return [next(name for name in names if name.startswith("attention"))]
 
 
 if __name__ == "__main__":
-    main()
+    random_cases.main(__doc__, "masks", ("gpu-fp16-matrix",), check)

@@ -436,21 +436,23 @@ class Emitter:
         return self._emit(e, 1 if self.lane is None else LANES)
 
     def ahead(self, e: Expr) -> None:
-        """Statements for those parts of a value that read memory, and wait for none of `values`: the value's own will find them."""
+        """Computes the parts of a value that read memory and depend on none of `values`; the value itself finds them later."""
         if isinstance(e, Const | Index | Select):  # what a select reads may be there only where it reads it
             return
-        read = loads(e)
-        if not any(ld.node.id in self.values for ld in read):
-            if read:
-                self.value(e)
-        else:
+        if self._waits(e):
             for a in e.args:
                 self.ahead(a)
+        elif loads(e):
+            self.value(e)
 
     def ahead_of(self, i: Int) -> None:
         """The same for an integer."""
-        if i.computed and not any(ld.node.id in self.values for a in i.computed for ld in loads(a.expr)):
+        if i.computed and not any(self._waits(a.expr) for a in i.computed):
             self.integer(i)
+
+    def _waits(self, e: Expr) -> bool:
+        """Whether a value depends on one of `values`."""
+        return any(ld.node.id in self.values for ld in loads(e))
 
     def _type(self, dtype: DType, lanes: int) -> str:
         return _TYPES[dtype] + ("" if lanes == 1 else str(lanes))
@@ -542,7 +544,7 @@ class Emitter:
         return slang.format(*args) if isinstance(slang, str) else self._function(slang, e, args, lanes)
 
     def _is_narrow_already(self, e: Op) -> bool:
-        """Whether it rounds a value to the 16-bit type in which that lies in memory: 14 instructions for nothing."""
+        """Whether an operation rounds a value to the 16-bit type that it is stored in: 14 instructions that change nothing."""
         x = e.args[0]
         if not isinstance(x, Load) or x.node.id in self.values or not x.node.dtype.is_short_float:
             return False

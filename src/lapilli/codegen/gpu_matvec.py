@@ -139,7 +139,7 @@ class Matvec(RowProduct):
         return f"{super().variant}, {self.loads} loads"
 
     def _loads(self) -> int:
-        """Under way at once, so that no turn of the loop has few of them."""
+        """How many loads of each line are under way at once, the same number in every turn of the loop."""
         most = self.loads if self.pairs is None else max(1, self.loads * _LOADS_OF_TWO // _LOADS)
         needed = max(1, -(-estimate(self.k) // (8 * MATRIX_SUBGROUP)))
         return -(-needed // -(-needed // most))

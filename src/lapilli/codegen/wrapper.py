@@ -138,8 +138,8 @@ class Wrapper:
         """Statements that store the task's value at some axes. on_load: what loads in it become. Raises NotVectorizable."""
         task = self.task
         kind = stored_as(task.out.dtype, self.kernel.half)
-        offset = self.ctx.layouts[task.out.id].offset([substitute(i, axes) for i in task.store])
-        text = e.value(rewrite(rewrite(task.value, axes), {}, on_load))  # what is not computed there is not asked for
+        offset, value = self._stored(axes, on_load)
+        text = e.value(value)
         guard = self._guard(e, axes)
         if e.lane is None:
             if kind == CODE:
@@ -161,12 +161,19 @@ class Wrapper:
             e.line(f"{guard}{buffer}[{e.integer(substitute(offset, {lane: k}))}] = {converted(kind, f'{text}[{k}]')};")
 
     def ahead(self, e: Emitter, axes: Mapping[Atom, Int], on_load: Callable[[Load], Expr | None] | None = None) -> None:
-        """What `store` reads that does not wait for sums."""
+        """Statements for what `store` reads that does not depend on sums."""
         task = self.task
         for place, _ in task.within:
             e.ahead_of(substitute(place, axes))
-        e.ahead_of(self.ctx.layouts[task.out.id].offset([substitute(i, axes) for i in task.store]))
-        e.ahead(rewrite(rewrite(task.value, axes), {}, on_load))
+        offset, value = self._stored(axes, on_load)
+        e.ahead_of(offset)
+        e.ahead(value)
+
+    def _stored(self, axes: Mapping[Atom, Int], on_load: Callable[[Load], Expr | None] | None) -> tuple[Int, Expr]:
+        """Where the task's value is stored, and the value."""
+        task = self.task
+        offset = self.ctx.layouts[task.out.id].offset([substitute(i, axes) for i in task.store])
+        return offset, rewrite(rewrite(task.value, axes), {}, on_load)  # what is not computed there is not asked for
 
     def _guard(self, e: Emitter, axes: Mapping[Atom, Int]) -> str:
         """Of a statement that stores at a computed place, which may be out of range."""
