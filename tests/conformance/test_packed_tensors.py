@@ -25,6 +25,7 @@ from torchao.quantization.granularity import PerAxis, PerGroup
 from torchao.quantization.quant_primitives import MappingType
 
 from lapilli import autoload
+from lapilli.eager import packed_codes
 from lapilli.player import NativeProgram
 
 autoload.register()
@@ -208,7 +209,8 @@ def test_bytes_on_the_device(name: str) -> None:
         assert took <= 1.05 * ideal + 3 * n * k // 32 + rows * (n + k) * 8 + 4096 < n * k * 4, took
 
 
-def test_refuses_and_warns_in_words() -> None:
+def test_refuses_and_warns_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_codes, "_warned", set())  # another test of this process may have warned already
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         conv = nn.Sequential(nn.Conv2d(32, 4, 3))
