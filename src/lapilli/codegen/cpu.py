@@ -84,9 +84,9 @@ class Tile:
         return f"{self.rows}x{self.columns}{groups}{', turned' if self.turned else ''}"
 
 
-_OTHERS = ((4, 16), (6, 8), (2, 16), (4, 4), (2, 8), (4, 8), (6, 4), (1, 8), (1, 16))
+_OTHERS = ((8, 16), (4, 16), (8, 8), (2, 16), (4, 4), (2, 8), (4, 8), (1, 8), (1, 16))
 """Rows and columns that only measuring can choose."""
-_SIZES = (32, 128)
+_SIZES = (16, 32, 64, 128)
 
 
 def _other_tiles(first: Tile, most_rows: int, vectors: Callable[[int], bool]) -> Iterator[Tile]:
@@ -95,10 +95,11 @@ def _other_tiles(first: Tile, most_rows: int, vectors: Callable[[int], bool]) ->
     if most_rows > 0:
         yield replace(first, turned=True)
     for size in _SIZES:
-        yield replace(first, invocations=size)
+        if size != first.invocations:
+            yield replace(first, invocations=size)
     for rows, columns in _OTHERS:
         if rows <= most_rows and vectors(columns // 4) and (rows, columns) != (first.rows, first.columns):
-            yield Tile(rows, columns)
+            yield replace(first, rows=rows, columns=columns)
 
 
 def is_aligned(x: Int) -> bool:
@@ -157,9 +158,9 @@ class CpuMatmul(KernelTemplate):
         w.params(
             M=self.m, N=self.n, K4=k4, B=self.batch, xOff4=self.x.offset // 4, xRow4=self.x.strides[1] // 4,
             xBatch4=self.x.strides[0] // 4, wBatch4=0 if self.shared_w else ceildiv(self.n, 4) * k4 * 4,
-            mFast=int((estimate(self.m) < 128) != self.tile.turned),
+            mFast=int(_rows_first(self.m, self.x.strides[1]) != self.tile.turned),
         )  # fmt: skip
-        n4, size = ceildiv(self.n, 4), self.tile.invocations
+        n4, size, depth = ceildiv(self.n, 4), self.tile.invocations, _depth(self.k, ctx.target)
         if few and self.m.value is None:  # rows of open size: fewer than a block has, or many
             tm, tn = 4, self.tile.columns
             blocks = ceildiv(self.m, 4 * tm) * ceildiv(n4, tn // 4)
@@ -167,7 +168,7 @@ class CpuMatmul(KernelTemplate):
             lane = f"uint({group}) * {size} + li"
             call = (
                 f"if (P.t.M < {tm}) matvec<X, W, E, 1, {int(vec)}, {whole}>(P.t, {lane}, gid.x);\n"
-                f"    else matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}, {quads}>(P.t, {lane}, gid.x);"
+                f"    else matmul<X, W, E, {tm}, {tn}, {depth}, {_stores(vec, self.n, tn)}, {whole}, {quads}>(P.t, {lane}, gid.x);"
             )
             written = w.finish(call, groups, (size, 1, 1), "matmul", "MatmulParams")
             written.needs = _quads(ctx.target)
@@ -181,7 +182,8 @@ class CpuMatmul(KernelTemplate):
             blocks = self.batch * ceildiv(self.m, 4 * tm) * ceildiv(n4, tn // 4)
             groups, group = linear_groups(blocks * 4, size)
             call = (
-                f"matmul<X, W, E, {tm}, {tn}, {int(vec)}, {whole}, {quads}>(P.t, uint({group}) * {size} + li, gid.x);"
+                f"matmul<X, W, E, {tm}, {tn}, {depth}, {_stores(vec, self.n, tn)}, {whole}, {quads}>"
+                f"(P.t, uint({group}) * {size} + li, gid.x);"
             )
             written = w.finish(call, groups, (size, 1, 1), "matmul", "MatmulParams")
             written.needs = _quads(ctx.target)
@@ -189,9 +191,55 @@ class CpuMatmul(KernelTemplate):
         return written
 
 
-def matmul_tile(m: Int, n: Int) -> Tile:
-    """What is taken without measuring. 4 x 16 is 14 % faster, but takes the driver twice as long to compile."""
-    return Tile((4 if (m.bounds[0] or 1) >= 16 else 1), (8 if estimate(n) > 4 else 4))
+def _depth(k: Int, target: Target) -> int:
+    """Vectors of four along k that a step of the kernels' loop takes."""
+    return 2 if target.texel and k % 8 == 0 else 1
+
+
+_WORTH_COMPILING = 1 << 22
+"""Multiplications from which on the fastest tile pays: the driver takes 60 ms longer to compile it, a run a quarter less."""
+_FASTEST = Tile(4, 16, 16)
+_BLOCK = 4 * _FASTEST.rows  # rows of a quad
+
+
+def _tile(m: Int, n: Int, multiplications: Int, least_rows: int, target: Target) -> Tile:
+    """What is taken without measuring for m rows of n columns. least_rows: from which on there are several in a tile. Devices
+    without texel buffers may be GPUs, whose subgroups and registers a large tile does not suit.
+    """
+    is_long = m.value is None or m.value >= _BLOCK
+    rows = 4 if (m.bounds[0] or 1) >= (4 if m.value is None else least_rows) else 1
+    count = estimate(n)
+    worth = target.texel and is_long and estimate(multiplications) >= _WORTH_COMPILING
+    if worth and _fits(count, _FASTEST.columns):
+        return replace(_FASTEST, rows=rows)
+    return Tile(rows, 8 if count > 4 else 4)
+
+
+def _fits(n: int, columns: int) -> bool:
+    """Whether tiles of so many columns compute less than a fifth of them twice."""
+    return -(-n // columns) * columns * 5 < n * 6
+
+
+def matmul_tile(batch: Int, m: Int, n: Int, k: Int, target: Target) -> Tile:
+    return _tile(m, n, batch * m * n * k, _BLOCK, target)
+
+
+_SAME_LINES = 512
+"""Rows of a multiple of so many elements (2 KiB) start in two of the 64 sets of 8 lines that a core's first cache often has."""
+
+
+def _rows_first(m: Int, k: Int | None) -> bool:
+    """Whether neighbouring invocations take neighbouring rows, rather than columns: where rows are few, so that weights stay in the
+    cache, and do not drive each other out of it. k: elements from one row to the next.
+    """
+    return estimate(m) < 128 and (k is None or k % _SAME_LINES != 0)
+
+
+def _stores(vectors: bool, n: Int, columns: int) -> int:
+    """How tiles of so many columns store rows of n, as `storeRow` of cpu_common.slang counts it."""
+    if not vectors:
+        return 0
+    return 1 if (n.bounds[0] or 0) > columns - 4 else 2
 
 
 def _matmul(v: MatmulView, task: Task, ctx: Context) -> CpuMatmul | None:
@@ -203,7 +251,7 @@ def _matmul(v: MatmulView, task: Task, ctx: Context) -> CpuMatmul | None:
         if estimate(v.n) < _COLUMNS:
             return None
         x = _rows(v, ctx)
-    tile = matmul_tile(v.m, v.n)
+    tile = matmul_tile(v.batch, v.m, v.n, v.k, ctx.target)
     coded = columns_of_codes(v, task, ctx)
     if coded is not None:
         return CpuMatmul(v.batch, v.m, v.n, v.k, x, coded.node, True, tile)
@@ -324,7 +372,9 @@ class CpuConvolution(KernelTemplate):
         if self.depthwise:
             narrow = (t for t in _STRIPS if t <= (v.out_w.bounds[0] or 1) and t != first.columns)
             menu: Iterator[Tile] = chain(
-                [first], (Tile(1, t) for t in narrow), (replace(first, invocations=size) for size in _SIZES)
+                [first],
+                (Tile(1, t) for t in narrow),
+                (replace(first, invocations=size) for size in _SIZES if size != first.invocations),
             )
         else:
             per_group, least = v.out_channels // v.groups, -(-(v.out_channels.bounds[0] or 1) // 4)
@@ -355,7 +405,7 @@ class CpuConvolution(KernelTemplate):
             M=v.rows, N=v.out_channels, C4=ceildiv(per_group, 4), OH=v.out_h, OW=v.out_w, H=v.h, W=v.w, KH=v.kernel[0],
             KW=v.kernel[1], SH=v.stride[0], SW=v.stride[1], PH=v.padding[0], PW=v.padding[1], DH=v.dilation[0],
             DW=v.dilation[1], xOff=self.x.offset // 4, xN=self.x.strides[0] // 4, xH=self.x.strides[2] // 4,
-            xW=self.x.strides[3] // 4, mFast=int((estimate(v.rows) < 128) != self.tile.turned),
+            xW=self.x.strides[3] // 4, mFast=int(_rows_first(v.rows, None) != self.tile.turned),
             groupN4=out4 if v.groups == 1 else v.out_channels // v.groups // 4,
             lanes=strips if self.depthwise else 0,
         )  # fmt: skip
@@ -371,7 +421,11 @@ class CpuConvolution(KernelTemplate):
         q = (per_group.value or 4) if (per_group.value or 4) < 4 else 4
         blocks = ceildiv(v.rows, 4 * tm) * ceildiv(out4, tn // 4)
         groups, group = linear_groups(blocks * 4, size)
-        call = f"convDirect<X, W, E, {tm}, {tn}, {q}, {int(vec)}, {whole}, {quads}>(P.t, uint({group}) * {size} + li, gid.x);"
+        depth, stores = _depth(per_group, ctx.target), _stores(vec, v.out_channels, tn)
+        call = (
+            f"convDirect<X, W, E, {tm}, {tn}, {depth}, {q}, {stores}, {whole}, {quads}>"
+            f"(P.t, uint({group}) * {size} + li, gid.x);"
+        )
         written = w.finish(call, groups, (size, 1, 1), "convolution", "ConvParams")
         written.needs = _quads(ctx.target)
         written.flops = v.rows * v.out_channels * per_group * (2 * v.kernel[0] * v.kernel[1])
@@ -387,10 +441,12 @@ def _strip(v: ConvolutionView) -> Tile:
     return Tile(1, 4 if lo >= 4 else 2 if lo >= 2 else 1)
 
 
-def _direct_tile(v: ConvolutionView) -> Tile:
-    tm = 4 if (v.rows.bounds[0] or 1) >= 4 else 1
-    per_group = v.out_channels // v.groups
-    return Tile(tm, 8 if (per_group % 8 == 0 if v.groups > 1 else estimate(per_group) > 4) else 4)
+def _direct_tile(v: ConvolutionView, target: Target) -> Tile:
+    per_group, terms = v.out_channels // v.groups, v.channels // v.groups * (v.kernel[0] * v.kernel[1])
+    tile = _tile(v.rows, per_group, v.rows * v.out_channels * terms, 4, target)
+    if v.groups == 1 or per_group % tile.columns == 0:
+        return tile
+    return replace(tile, columns=8 if per_group % 8 == 0 else 4)
 
 
 def _readable(v: ConvolutionView, ctx: Context) -> ConvolutionView | None:
@@ -442,7 +498,7 @@ def pointwise(given: ConvolutionView, task: Task, ctx: Context) -> CpuMatmul | N
         operand,
         _pack_filter(v, ctx),
         True,
-        matmul_tile(v.rows, v.out_channels),
+        matmul_tile(as_int(1), v.rows, v.out_channels, v.channels, ctx.target),
     )
     return made if made.is_countable(ctx.target) else None
 
@@ -459,7 +515,7 @@ def direct(given: ConvolutionView, task: Task, ctx: Context) -> CpuConvolution |
     if found is None:
         return None
     v, x = found
-    made = CpuConvolution(v, x, _pack_filter(v, ctx), False, _direct_tile(v))
+    made = CpuConvolution(v, x, _pack_filter(v, ctx), False, _direct_tile(v, ctx.target))
     return made if made.is_countable(ctx.target) else None
 
 
@@ -629,7 +685,7 @@ def _winograd(task: Task, v: ConvolutionView, x: Operand, t: int, ctx: Context) 
                 Operand(inputs, as_int(0), (tiles * c, c, as_int(1))),
                 weight,
                 False,
-                matmul_tile(tiles, o),
+                matmul_tile(points, tiles, o, c, ctx.target),
             ),
             "winograd product",
         ),
