@@ -50,7 +50,7 @@ ROWS: dict[str, tuple[int, int, list[int]]] = {  # context, window; positions
 }
 
 
-KERNELS = {"gpu-fp16-matrix": "attention_matrix", "gpu-fp16": "attention"}
+KERNELS = {"gpu-fp16-matrix": "attention_matrix", "gpu-fp16": "attention", "cpu-fp16": "attention"}
 
 
 @pytest.fixture(params=KERNELS)

@@ -1,4 +1,4 @@
-"""Attention as one kernel on GPUs: the tasks that it replaces, and the wrappers around kernels/gpu_attention*.slang."""
+"""Attention as one kernel: the tasks that it replaces, and the wrappers around kernels/{gpu_attention*,cpu_attention}.slang."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from lapilli.codegen import choices, masks
 from lapilli.codegen.emit import Emitter
-from lapilli.codegen.kernel import KernelSource
+from lapilli.codegen.kernel import KernelSource, linear_groups
 from lapilli.codegen.open_rows import RowTemplate
 from lapilli.codegen.packing import gathered
 from lapilli.codegen.template import Context, KernelTemplate, simple_task
@@ -89,11 +89,13 @@ def _candidates(task: Task, scores: Task, note: Attention, ctx: Context) -> Iter
                 seen.add(found.most_parts)
                 yield choices.Candidate(f"{_FewQueries.family}: {found.most_parts} parts", found)
 
-    def many(kind: type[_MatrixFlash] | type[_Flash]) -> Iterator[choices.Candidate[KernelTemplate]]:
+    def many(kind: type[_MatrixFlash] | type[_Flash] | type[_CpuFlash]) -> Iterator[choices.Candidate[KernelTemplate]]:
         template = _template(kind, scores, note, ctx)
         if template is not None:
             yield from choices.named(kind.family, template.variants(task, ctx))
 
+    if ctx.target.kind != "gpu":
+        return many(_CpuFlash) if ctx.target.texel else iter(())
     kinds: tuple[type[_MatrixFlash] | type[_Flash], ...] = (
         (_MatrixFlash, _Flash) if _suits_matrix_units(note, ctx) else (_Flash,)
     )
@@ -374,6 +376,61 @@ class _Flash(_Attention):
         groups = (ceildiv(note.rows[0].extent, queries), as_int(1), product([a.extent for a in note.batch]))
         written = w.finish(call, groups, (_INVOCATIONS, 1, 1), "attention", "AttentionParams")
         written.shared = self.shared(queries) + SEEN * masked
+        written.flops = self._flops(task)
+        return written
+
+
+_REGISTERS = 128
+"""Sums of an invocation on a CPU: rows times columns. With more, the driver takes long to compile it."""
+_WIDEST = 128  # row on a CPU
+_CPU_INVOCATIONS = 16
+
+
+@dataclass(frozen=True)
+class _CpuFlash(_Attention):
+    """On drivers of type CPU (kernels/cpu_attention.slang). rows: of an invocation."""
+
+    unit: ClassVar[int] = 4
+    family: ClassVar[str] = "attention on CPUs"
+
+    rows: int = 0
+
+    def with_tile(self, tile: int) -> _CpuFlash:
+        return replace(self, rows=tile)
+
+    @property
+    def variant(self) -> str:
+        return f"{self.rows} rows"
+
+    @property
+    def share(self) -> int:
+        """Heads that read the same keys."""
+        return max(self.k.share, self.v.share)
+
+    def for_rows(self, count: int, task: Task, ctx: Context) -> list[int]:
+        """Rows of an invocation, of which a quad has four."""
+        widest = max(self.size, self.width)
+        if widest > _WIDEST or self.size % 4 != 0 or self.width % 4 != 0:
+            return []
+        fitting = [rows for rows in (4, 2, 1) if rows * widest <= _REGISTERS]
+        few = [rows for rows in fitting if 4 * rows <= max(count * self.share, 4)]
+        return [*few, *(rows for rows in fitting if rows not in few)]
+
+    def _write(self, task: Task, ctx: Context, sizes_as_params: bool) -> KernelSource:
+        w = self._wrapper("cpu_attention", task, ctx, sizes_as_params)
+        for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
+            source(w, name.upper(), t.operand.node, vector=True)
+            _place(w, name, t, 4)
+        masked, note = self._keep(w), attention_of(task)
+        batches = product([a.extent for a in note.batch])
+        blocks = ceildiv(note.rows[0].extent * self.share, 4 * self.rows)
+        groups, group = linear_groups(blocks * (batches // self.share) * 4, _CPU_INVOCATIONS)
+        call = (
+            f"attention<Q, K, V, F, M, E, {self.size}, {self.width}, {self.rows}, {int(self.causal)}, {int(masked)}>"
+            f"(P.t, {w.kernel.param(batches)}, uint({group}) * {_CPU_INVOCATIONS} + li, gid.x);"
+        )
+        written = w.finish(call, groups, (_CPU_INVOCATIONS, 1, 1), "attention", "AttentionParams", ["gpu_attention"])
+        written.needs = QUADS
         written.flops = self._flops(task)
         return written
 

@@ -56,7 +56,7 @@ def select(made: Draft, kept: Kept | None = None, asked: list[Asked] | None = No
     for task in made.tasks:
         if task.row is not None:
             rows.choose(task, ctx)
-        if target.kind == "gpu" and task.reduction is not None and flash_attention.choose(task, ctx):
+        if task.reduction is not None and flash_attention.choose(task, ctx):
             pass
         elif task.reduction is not None and isinstance(task.reduction.contraction, Recurrence):
             recurrent_kernels.choose(task, task.reduction.contraction, ctx)
