@@ -364,16 +364,15 @@ class CpuConvolution(KernelTemplate):
     def is_countable(self, target: Target) -> bool:
         v, tile = self.v, self.tile
         if self.depthwise:
-            return _are_countable([v.n * v.out_h * ceildiv(v.out_w, tile.columns)], target)
+            return _are_countable([v.n * ceildiv(v.out_h, tile.rows) * ceildiv(v.out_w, tile.columns)], target)
         return _are_countable([v.n * v.out_h, ceildiv(v.rows, 4 * tile.rows)], target)
 
     def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
         v, first = self.v, self.tile
         if self.depthwise:
-            narrow = (t for t in _STRIPS if t <= (v.out_w.bounds[0] or 1) and t != first.columns)
             menu: Iterator[Tile] = chain(
                 [first],
-                (Tile(1, t) for t in narrow),
+                (t for t in _strips(v, ctx.target) if t != first),
                 (replace(first, invocations=size) for size in _SIZES if size != first.invocations),
             )
         else:
@@ -400,7 +399,7 @@ class CpuConvolution(KernelTemplate):
         per_group, whole = v.channels // v.groups, int(not v.weight.dtype.is_float)
         out4 = ceildiv(v.out_channels, 4)
         tw, size = self.tile.columns, self.tile.invocations
-        strips = v.n * v.out_h * ceildiv(v.out_w, tw) * (v.out_channels // 4)
+        strips = v.n * ceildiv(v.out_h, self.tile.rows) * ceildiv(v.out_w, tw) * (v.out_channels // 4)
         w.params(
             M=v.rows, N=v.out_channels, C4=ceildiv(per_group, 4), OH=v.out_h, OW=v.out_w, H=v.h, W=v.w, KH=v.kernel[0],
             KW=v.kernel[1], SH=v.stride[0], SW=v.stride[1], PH=v.padding[0], PW=v.padding[1], DH=v.dilation[0],
@@ -414,6 +413,9 @@ class CpuConvolution(KernelTemplate):
             share = int(v.dilation[1] == 1)
             lane = f"uint({group}) * {size} + li"
             call = f"convDepthwise<X, W, E, {tw}, {v.kernel[1]}, {v.stride[1]}, {share}, {whole}>(P.t, {lane}, gid.x);"
+            if self.tile.rows > 1:
+                taps = f"{v.kernel[0]}, {v.kernel[1]}, {v.stride[1]}"
+                call = f"convDepthwiseTile<X, W, E, {self.tile.rows}, {tw}, {taps}, {whole}>(P.t, {lane}, gid.x);"
             written = w.finish(call, groups, (size, 1, 1), "depthwise", "ConvParams")
             written.flops = v.rows * v.out_channels * (2 * v.kernel[0] * v.kernel[1])
             return written
@@ -432,13 +434,29 @@ class CpuConvolution(KernelTemplate):
         return written
 
 
-_STRIPS = (7, 8, 2, 1)
-"""Neighbouring outputs of an invocation of the depthwise kernel, which only measuring can choose."""
+_MOST_TAPS = 25
+_WORTH_ROWS = 1 << 20
+"""Multiplications from which on two rows at once pay, which the driver takes longer to compile: all taps are written out."""
 
 
-def _strip(v: ConvolutionView) -> Tile:
-    lo = v.out_w.bounds[0] or 1
-    return Tile(1, 4 if lo >= 4 else 2 if lo >= 2 else 1)
+def _strips(v: ConvolutionView, target: Target) -> list[Tile]:
+    """Neighbouring outputs of an invocation of the depthwise kernel, which only measuring can choose."""
+    taps = v.kernel[0] * v.kernel[1]
+    is_plain = v.dilation == (1, 1) and v.stride[0] == v.stride[1] and taps <= _MOST_TAPS
+    menu = [(1, 4), (1, 7), (1, 8), (1, 2), (1, 1)]
+    if target.texel and is_plain:
+        menu += [(2, 4), (2, 7)]
+    height, width = v.out_h.bounds[0] or 1, v.out_w.bounds[0] or 1
+    return [Tile(rows, columns) for rows, columns in menu if rows <= height and columns <= width]
+
+
+def _strip(v: ConvolutionView, target: Target) -> Tile:
+    """What is taken without measuring."""
+    possible = _strips(v, target)
+    two_rows = Tile(2, 7 if v.out_w in (7, 14) else 4)
+    if two_rows in possible and estimate(v.rows * v.out_channels * (v.kernel[0] * v.kernel[1])) >= _WORTH_ROWS:
+        return two_rows
+    return next(t for t in (Tile(1, 4), Tile(1, 2), Tile(1, 1)) if t in possible)
 
 
 def _direct_tile(v: ConvolutionView, target: Target) -> Tile:
@@ -463,7 +481,7 @@ def depthwise(given: ConvolutionView, task: Task, ctx: Context) -> CpuConvolutio
     v = _readable(given, ctx)
     if v is None or not _is_depthwise(v):
         return None
-    found = CpuConvolution(v, channels_last(v, ctx), pack_depthwise(v, ctx), True, _strip(v))
+    found = CpuConvolution(v, channels_last(v, ctx), pack_depthwise(v, ctx), True, _strip(v, ctx.target))
     return found if found.is_countable(ctx.target) else None
 
 
