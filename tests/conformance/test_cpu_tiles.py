@@ -1,4 +1,4 @@
-"""The large tiles of kernels for CPUs at sizes that fill none of them. They are taken for much work alone, and tests have little."""
+"""The large tiles of kernels for CPUs at sizes that fill none of them. They are taken for much work alone; tests have little."""
 
 from __future__ import annotations
 
