@@ -60,7 +60,7 @@ def product(v: MatmulView, task: Task, ctx: Context) -> CpuMatmul | None:
     return found if found is not None and found.is_countable(ctx.target) else None
 
 
-def _are_countable(rows: Sequence[Int], target: Target) -> bool:
+def are_countable(rows: Sequence[Int], target: Target) -> bool:
     """Whether there are few enough rows for `divmod` of cpu_common.slang. It is exact for quotients below 2^21 with the division
     that Vulkan requires, and below 2^23 with one that is correctly rounded, as on CPUs.
     """
@@ -132,7 +132,7 @@ class CpuMatmul(KernelTemplate):
         return [self.x.node, *in_memory(self.w)]
 
     def is_countable(self, target: Target) -> bool:
-        return _are_countable([self.batch, ceildiv(self.m, 4 * self.tile.rows)], target)
+        return are_countable([self.batch, ceildiv(self.m, 4 * self.tile.rows)], target)
 
     def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
         rows, vectors = self.m.bounds[0] or 1, -(-(self.n.bounds[0] or 1) // 4)
@@ -167,7 +167,7 @@ class CpuMatmul(KernelTemplate):
             groups, group = linear_groups(self.batch * maximum(blocks * 4, minimum(self.m, tm - 1) * n4), size)
             lane = f"uint({group}) * {size} + li"
             call = (
-                f"if (P.t.M < {tm}) matvec<X, W, E, 1, {int(vec)}, {whole}>(P.t, {lane}, gid.x);\n"
+                f"if (P.t.M < {tm}) matvec<X, W, E, 1, {depth}, {int(vec)}, {whole}>(P.t, {lane}, gid.x);\n"
                 f"    else matmul<X, W, E, {tm}, {tn}, {depth}, {_stores(vec, self.n, tn)}, {whole}, {quads}>(P.t, {lane}, gid.x);"
             )
             written = w.finish(call, groups, (size, 1, 1), "matmul", "MatmulParams")
@@ -175,7 +175,7 @@ class CpuMatmul(KernelTemplate):
         elif few:
             rows = self.m.value or 1
             groups, group = linear_groups(self.batch * n4, size)
-            call = f"matvec<X, W, E, {rows}, {int(vec)}, {whole}>(P.t, uint({group}) * {size} + li, gid.x);"
+            call = f"matvec<X, W, E, {rows}, {depth}, {int(vec)}, {whole}>(P.t, uint({group}) * {size} + li, gid.x);"
             written = w.finish(call, groups, (size, 1, 1), "matvec", "MatmulParams")
         else:
             tm, tn = self.tile.rows, self.tile.columns
@@ -314,7 +314,7 @@ def lying(v: MatmulView, task: Task, ctx: Context) -> CpuLying | None:
     if x.strides[2] != 1 or not all(is_aligned(i) for i in (x.offset, *x.strides[:2])):
         x = _rows(replace(v, lhs=x), ctx)
     made = CpuLying(v.batch, m, v.n, v.k, x, w, turned)
-    return made if _are_countable([v.batch], ctx.target) else None
+    return made if are_countable([v.batch], ctx.target) else None
 
 
 def _rows(v: MatmulView, ctx: Context) -> Operand:
@@ -364,8 +364,8 @@ class CpuConvolution(KernelTemplate):
     def is_countable(self, target: Target) -> bool:
         v, tile = self.v, self.tile
         if self.depthwise:
-            return _are_countable([v.n * ceildiv(v.out_h, tile.rows) * ceildiv(v.out_w, tile.columns)], target)
-        return _are_countable([v.n * v.out_h, ceildiv(v.rows, 4 * tile.rows)], target)
+            return are_countable([v.n * ceildiv(v.out_h, tile.rows) * ceildiv(v.out_w, tile.columns)], target)
+        return are_countable([v.n * v.out_h, ceildiv(v.rows, 4 * tile.rows)], target)
 
     def variants(self, task: Task, ctx: Context) -> Iterator[KernelTemplate]:
         v, first = self.v, self.tile

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 from lapilli.codegen import choices, masks
+from lapilli.codegen.cpu import are_countable
 from lapilli.codegen.emit import Emitter
 from lapilli.codegen.kernel import KernelSource, linear_groups
 from lapilli.codegen.open_rows import RowTemplate
@@ -409,8 +410,8 @@ class _CpuFlash(_Attention):
 
     def for_rows(self, count: int, task: Task, ctx: Context) -> list[int]:
         """Rows of an invocation, of which a quad has four."""
-        widest = max(self.size, self.width)
-        if widest > _WIDEST or self.size % 4 != 0 or self.width % 4 != 0:
+        widest, batches = max(self.size, self.width), product([a.extent for a in attention_of(task).batch])
+        if widest > _WIDEST or self.size % 4 != 0 or self.width % 4 != 0 or not are_countable([batches], ctx.target):
             return []
         fitting = [rows for rows in (4, 2, 1) if rows * widest <= _REGISTERS]
         few = [rows for rows in fitting if 4 * rows <= max(count * self.share, 4)]
