@@ -384,7 +384,9 @@ class _Flash(_Attention):
 _REGISTERS = 128
 """Sums of an invocation on a CPU: rows times columns. With more, the driver takes long to compile it."""
 _WIDEST = 128  # row on a CPU
-_CPU_INVOCATIONS = 16
+_OWN_ROWS = 96  # up to which width many queries and keys are faster so, too; with more, invocations have too few rows
+_MANY = 512
+_CPU_INVOCATIONS = 8
 
 
 @dataclass(frozen=True)
@@ -410,9 +412,12 @@ class _CpuFlash(_Attention):
 
     def for_rows(self, count: int, task: Task, ctx: Context) -> list[int]:
         """Rows of an invocation, of which a quad has four."""
-        widest, batches = max(self.size, self.width), product([a.extent for a in attention_of(task).batch])
+        note, widest = attention_of(task), max(self.size, self.width)
+        batches = product([a.extent for a in note.batch])
         if widest > _WIDEST or self.size % 4 != 0 or self.width % 4 != 0 or not are_countable([batches], ctx.target):
             return []
+        if widest > _OWN_ROWS and not self.causal and min(count, estimate(note.inner.extent)) >= _MANY:
+            return []  # 1,024 queries and keys of 128 numbers, 8 heads: two products take 75 ms, this takes 104
         fitting = [rows for rows in (4, 2, 1) if rows * widest <= _REGISTERS]
         few = [rows for rows in fitting if 4 * rows <= max(count * self.share, 4)]
         return [*few, *(rows for rows in fitting if rows not in few)]
