@@ -69,6 +69,9 @@ def test_products_read_a_matrix_once_for_all_rows(device: str, half: bool) -> No
         assert cache_sized(s, rows) == 0, (rows, names)
         counts[rows] = len(names)
         products = [n for n in names if n in ("few_rows", "matvec", "matmul", "matmul_matrix", "lying")]
+        if target.kind != "gpu" and not target.texel:
+            assert "lying" in products and len(products) >= 8
+            continue
         attention = "attention_few" if target.kind == "gpu" else "attention"
         assert names.count(attention) == 1, names
         source = next(k.source for k in kernels if k.name == attention)

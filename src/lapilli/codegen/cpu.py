@@ -89,14 +89,17 @@ _OTHERS = ((8, 16), (4, 16), (8, 8), (2, 16), (4, 4), (2, 8), (4, 8), (1, 8), (1
 _SIZES = (16, 32, 64, 128)
 
 
+def _other_sizes(tile: Tile) -> Iterator[Tile]:
+    """The tile in work groups of other sizes."""
+    return (replace(tile, invocations=size) for size in _SIZES if size != tile.invocations)
+
+
 def _other_tiles(first: Tile, most_rows: int, vectors: Callable[[int], bool]) -> Iterator[Tile]:
     """First the one that the cost model takes. most_rows: that a tile may have. vectors: whether it may have so many of columns."""
     yield first
     if most_rows > 0:
         yield replace(first, turned=True)
-    for size in _SIZES:
-        if size != first.invocations:
-            yield replace(first, invocations=size)
+    yield from _other_sizes(first)
     for rows, columns in _OTHERS:
         if rows <= most_rows and vectors(columns // 4) and (rows, columns) != (first.rows, first.columns):
             yield replace(first, rows=rows, columns=columns)
@@ -373,7 +376,7 @@ class CpuConvolution(KernelTemplate):
             menu: Iterator[Tile] = chain(
                 [first],
                 (t for t in _strips(v, ctx.target) if t != first),
-                (replace(first, invocations=size) for size in _SIZES if size != first.invocations),
+                _other_sizes(first),
             )
         else:
             per_group, least = v.out_channels // v.groups, -(-(v.out_channels.bounds[0] or 1) // 4)

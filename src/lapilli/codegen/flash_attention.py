@@ -385,7 +385,7 @@ _REGISTERS = 128
 """Sums of an invocation on a CPU: rows times columns. With more, the driver takes long to compile it."""
 _WIDEST = 128  # row on a CPU
 _OWN_ROWS = 96  # up to which width many queries and keys are faster so, too; with more, invocations have too few rows
-_MANY = 512
+_MANY = 512  # queries and keys
 _CPU_INVOCATIONS = 8
 
 
@@ -428,9 +428,9 @@ class _CpuFlash(_Attention):
             source(w, name.upper(), t.operand.node, vector=True)
             _place(w, name, t, 4)
         masked, note = self._keep(w), attention_of(task)
-        batches = product([a.extent for a in note.batch])
+        batches = product([a.extent for a in note.batch]) // self.share
         blocks = ceildiv(note.rows[0].extent * self.share, 4 * self.rows)
-        groups, group = linear_groups(blocks * (batches // self.share) * 4, _CPU_INVOCATIONS)
+        groups, group = linear_groups(blocks * batches * 4, _CPU_INVOCATIONS)
         call = (
             f"attention<Q, K, V, F, M, E, {self.size}, {self.width}, {self.rows}, {int(self.causal)}, {int(masked)}>"
             f"(P.t, {w.kernel.param(batches)}, uint({group}) * {_CPU_INVOCATIONS} + li, gid.x);"
