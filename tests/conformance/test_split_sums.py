@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import as_gpu
 import pytest
@@ -75,3 +77,71 @@ def test_infinities_and_nan_in_one_part() -> None:
     with lapilli.compile(Function(lambda x, y: x.t() @ y), (x, y), target="gpu-fp32") as program:
         found = program(x, y)
     torch.testing.assert_close(found, (x.double().t() @ y.double()).float(), rtol=1e-5, atol=1e-3, equal_nan=True)
+
+
+UNITS = tiles.MatrixTile(32, 32, 64, 16, 16, 1, 1)
+
+
+@pytest.fixture
+def _in_parts(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Products on matrix units have tiles of 32 x 32 in so many parts."""
+    found = tiles.matrix_tiles
+    tile = replace(UNITS, parts=request.param)
+
+    def matrix_tiles(*args: Any) -> list[tiles.MatrixTile]:
+        return [tile, *found(*args)] if args[-1] else found(*args)
+
+    monkeypatch.setattr(tiles, "matrix_tiles", matrix_tiles)
+
+
+ON_UNITS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "linear": (lambda x, w, b: F.linear(x, w, b).relu(), (rows(37, 320), rows(72, 320), rows(72))),
+    "with a residual": (lambda x, w, y: F.linear(x, w) + y, (rows(33, 256), rows(40, 256), rows(33, 40))),
+    "a chunk for few of the parts": (lambda x, w: F.linear(x, w), (rows(17, 136), rows(24, 136))),
+    "a sum of no whole chunks": (lambda x, w: x @ w, (rows(40, 200), rows(200, 48))),
+    "both across": (lambda x, y: x.t() @ y, (rows(264, 40), rows(264, 24))),
+    "rows of two axes": (lambda x, w: F.linear(x, w) * 2, (rows(3, 15, 192), rows(24, 192))),
+    "one after the other": (lambda x, w: F.linear(F.linear(x, w), w), (rows(33, 160), rows(160, 160))),
+    "a third and a fourth": (lambda x, w, v: F.linear(x, w) * F.linear(x, v), (rows(40, 256), rows(48, 256), rows(48, 256))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("_in_parts", [2, 3, 4], indirect=True)
+@pytest.mark.parametrize("name", ON_UNITS)
+@pytest.mark.usefixtures("_in_parts")
+def test_work_groups_share_a_sum(name: str) -> None:
+    """Several runs, for in each the parts are counted from zero on."""
+    f, args = ON_UNITS[name]
+    halves = tuple((x / x.shape[-1] ** 0.25).half() for x in args)
+    with lapilli.compile(Function(f), halves, target="gpu-fp16-matrix") as program:
+        plan = next(p for p in program.description.methods[0].plans if p.name == program.plan)
+        products = [d for d in plan.run if d.kernel == "matmul_matrix"]
+        assert products and all(int(str(d.groups[2])) > 1 for d in products), [(d.kernel, d.groups) for d in plan.run]
+        assert "zero" in {d.label for d in plan.run}, "the counters"
+        found = [program(*halves) for _ in range(3)]
+    exact = f(*(x.double() for x in halves))
+    # What is stored, and what a second product reads, is rounded to halves.
+    torch.testing.assert_close(found[0].double(), exact, rtol=2e-3, atol=2e-3 * float(exact.abs().max()))
+    assert all(torch.equal(found[0], x) for x in found), "the parts are added in their order, whoever is last"
+
+
+def test_infinities_in_a_shared_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "matrix_tiles", lambda *args: [replace(UNITS, parts=3)])
+    x, w = rows(40, 384).half(), rows(48, 384).half()
+    x[5, 0], x[7, 200], x[9, 3], x[9, 380], x[11, 1] = torch.inf, torch.nan, torch.inf, -torch.inf, -torch.inf
+    w[3, 0] = 0.0
+    with lapilli.compile(Function(lambda x, w: F.linear(x, w)), (x, w), target="gpu-fp16-matrix") as program:
+        found = program(x, w)
+    exact = (x.double() @ w.double().t()).half()
+    torch.testing.assert_close(found, exact, rtol=2e-3, atol=0.05, equal_nan=True)
+
+
+def test_when_work_groups_share_a_sum() -> None:
+    """Where tiles are few and the sum is long: ViT-B/16's last product of a layer, not its first."""
+    target = TARGETS["gpu-fp16-matrix"]
+
+    def parts(m: int, n: int, k: int, divisible: bool = True) -> int:
+        return tiles.matrix_tiles(1, m, n, k, target, False, (False, False), divisible)[0].parts
+
+    assert parts(197, 768, 3072) > 1 and parts(100, 2048, 8192) > 1
+    assert parts(197, 3072, 768) == parts(4096, 4096, 4096) == parts(197, 768, 3072, divisible=False) == 1

@@ -22,6 +22,7 @@ from lapilli.codegen.wrapper import (
     all_multiples,
     batched,
     on_units,
+    parts_source,
     source,
     source8,
     with_sizes,
@@ -577,7 +578,7 @@ class _FewQueries(_Attention):
             source(w, name.upper(), t.operand.node, vector=t.wide)
             _place(w, name, t, 4 if t.wide else 1)
         wide = ", ".join(str(int(t.wide)) for t in (self.q, self.k, self.v))
-        parts = self._parts(w)
+        parts = parts_source(w, self.joined, self.counters, self.counter)
         mode = 1 if whole else 2 if self.joined is not None else 0
         call = (
             f"attention_few<Q, K, V, F, M, E, {parts}, {self.size}, {self.width}, {wide}, {self.queries}, {self.group}, "
@@ -585,27 +586,12 @@ class _FewQueries(_Attention):
         )
         groups = (self.parts, as_int(1), product([a.extent for a in note.batch]) // self.group)
         written = w.finish(
-            call, groups, (self.invocations, 1, 1), "attention_few", "FewQueriesParams", ["gpu_attention"]
+            call, groups, (self.invocations, 1, 1), "attention_few", "FewQueriesParams", ["gpu_attention", "parts"]
         )
         written.shared = self.shared
         batch = product([a.extent for a in note.batch])
         written.flops = batch * note.inner.extent * (2 * self.queries * (self.size + self.width))
         return written
-
-    def _parts(self, w: Wrapper) -> str:
-        """struct J: parts, and counters. Returns the name of the type."""
-        if self.joined is None or self.counters is None:
-            return "NoParts"
-        parts = w.kernel.bind(self.joined, "float4", written=True, coherent=True)
-        counters = w.kernel.bind(self.counters, "uint", written=True, coherent=True, start=self.counter)
-        w.structs.append(
-            "struct J : IParts\n{\n"
-            f"    static void store(uint i, float4 v) {{ {parts}[i] = v; }}\n"
-            f"    static float4 load(uint i) {{ return {parts}[i]; }}\n"
-            "    static uint arrive(uint head)\n    {\n        uint before;\n"
-            f"        InterlockedAdd({counters}[head], 1u, before);\n        return before;\n    }}\n}};\n"
-        )
-        return "J"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from lapilli.codegen.kernel import KernelSource
 from lapilli.codegen.open_rows import RowTemplate
 from lapilli.codegen.template import Context
 from lapilli.codegen.tiles import MatrixTile, SimtTile
-from lapilli.codegen.wrapper import SHORT, BatchMapping, Wrapper, batched, source, source8, with_sizes
+from lapilli.codegen.wrapper import SHORT, BatchMapping, Wrapper, batched, parts_source, source, source8, with_sizes
 from lapilli.ir.dtype import DType
 from lapilli.ir.integer import Int, IntLike, as_int, ceildiv
 from lapilli.ir.node import Matmul, Node
@@ -39,22 +39,23 @@ class Rows:
 
 def finish_on_units(
     w: Wrapper, t: MatrixTile, rows: Rows, factor: str, name: str, transposed_w: bool, *, batch: Int, M: Int, N: Int, K: Int,
-    K8: Int, ldb8: Int, batchB8: Int, offsetB8: IntLike, shift: int = 0,
+    K8: Int, ldb8: Int, batchB8: Int, offsetB8: IntLike, shift: int = 0, parts: str = "NoParts",
 ) -> KernelSource:  # fmt: skip
     """The kernel of a tile on matrix units, whose sources are written. factor: Slang type of what is multiplied; name: how the
-    kernel's ends; M to offsetB8: of `TileParams` (gpu_matmul_coopmat).
+    kernel's ends; M to offsetB8: of `TileParams` (gpu_matmul_coopmat); parts: Slang type of where the tile's parts are.
     """
     tm, tn = ceildiv(M, t.bm), ceildiv(N, t.bn)
     w.params(M=M, N=N, K=K, K8=K8, ldb8=ldb8, batchB8=batchB8, tilesM=tm, tilesN=tn, offsetB8=offsetB8)
     w.params("a", **rows.words)
-    groups = (tm * tn, as_int(1), batch) if t.swizzle else (tn, tm, batch)
+    groups = (tm * tn, as_int(1), batch * t.parts) if t.swizzle else (tn, tm, batch * t.parts)
     call = (
-        f"coopmat_tile<{factor}, {rows.policy}, W, E, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, {t.sk}, {t.ep}, "
-        f"{int(t.swizzle)}, {int(rows.transposed)}, {int(transposed_w)}>(P.a, P.t, {shift}, gid, li);"
+        f"coopmat_tile<{factor}, {rows.policy}, W, E, {parts}, {t.bm}, {t.bn}, {t.bk}, {t.wm}, {t.wn}, {t.sk}, {t.ep}, "
+        f"{int(t.swizzle)}, {int(rows.transposed)}, {int(transposed_w)}, {t.parts}>(P.a, P.t, {shift}, gid, li);"
     )
     kind = "matmul" if rows.struct == "MatmulParams" else "convolution"
     struct = f"TileParams t; {rows.struct} a;"
-    return w.finish(call, groups, (t.invocations, 1, 1), f"{kind}_{name}", struct, rows.modules, plain=True)
+    modules = (*rows.modules, "parts")
+    return w.finish(call, groups, (t.invocations, 1, 1), f"{kind}_{name}", struct, modules, plain=True)
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,22 @@ class Tiles(RowTemplate):
     transposed_w: bool = False  # w is [N, K]
     mapping: BatchMapping | None = None  # of rows in another order than the contraction's
     tile: MatrixTile | SimtTile | None = None  # None: not chosen yet
+    joined: Node | None = None  # parts of a tile on matrix units, ...
+    counters: Node | None = None  # ... and where they are counted, ...
+    counter: int = 0  # ... from which byte on
 
     @property
     def own_operands(self) -> list[Node]:
-        return [self.rows.node, *in_memory(self.w)]
+        return [self.rows.node, *in_memory(self.w), *([self.counters] if self.counters is not None else [])]
+
+    @property
+    def scratch(self) -> list[Node]:
+        return [self.joined] if self.joined is not None else []
+
+    @property
+    def tile_count(self) -> Int:
+        assert self.tile is not None
+        return self.batch * ceildiv(self.m, self.tile.bm) * ceildiv(self.n, self.tile.bn)
 
     @property
     def variant(self) -> str:
@@ -94,15 +107,16 @@ class Tiles(RowTemplate):
     def for_rows(self, count: int, task: Task, ctx: Context) -> Sequence[MatrixTile | SimtTile]:
         batch, m, n, k = estimate(self.batch), count, estimate(self.n), estimate(self.k)
         if not self.matrix:
-            return tiles.simt_tiles(batch, m, n, k, ctx.target, self._is_divisible(task))
+            return tiles.simt_tiles(batch, m, n, k, ctx.target, self.is_divisible(task))
         if self.rows.struct == "ConvFirstParams":
             return tiles.first_layer_tiles(k)
         turned = self.rows.transposed, self.transposed_w
         windows = self.rows.struct in ("ConvParams", "TurnedParams")
-        found = tiles.matrix_tiles(batch, m, n, k, ctx.target, windows, turned)
+        divisible = ctx.target.between_groups and self.is_divisible(task)
+        found = tiles.matrix_tiles(batch, m, n, k, ctx.target, windows, turned, divisible)
         return tiles.for_codes(found, batch, m, n, ctx.target) if isinstance(self.w, Coded) else found
 
-    def _is_divisible(self, task: Task) -> bool:
+    def is_divisible(self, task: Task) -> bool:
         """Whether the sum can be divided: `split_k.py` does it."""
         r = task.reduction
         fixed = self.batch == 1 and None not in (self.m.value, self.n.value, self.k.value)
@@ -126,9 +140,10 @@ class Tiles(RowTemplate):
         else:
             source(w, "X", self.rows.node, vector=False)
         matrix_source8(w, "W", self.w)
+        parts = parts_source(w, self.joined, self.counters, self.counter)
         written = finish_on_units(
             w, t, self.rows, SHORT[self.w.dtype], "matrix", self.transposed_w, batch=self.batch, M=self.m, N=self.n, K=self.k,
-            K8=ceildiv(self.k, 8), ldb8=self.row_w // 8, batchB8=self.batch_w // 8, offsetB8=self.offset_w // 8,
+            K8=ceildiv(self.k, 8), ldb8=self.row_w // 8, batchB8=self.batch_w // 8, offsetB8=self.offset_w // 8, parts=parts,
         )  # fmt: skip
         written.shared = t.shared(*turned)
         written.needs = UNITS[self.w.dtype]

@@ -1,5 +1,6 @@
 """Products with few results and long sums, as of a weight's gradient: the sum is divided into parts, each a product of its own in a
-batch, and a second kernel adds them. Otherwise a large device has fewer tiles than compute units."""
+batch, and a second kernel adds them. Otherwise a large device has fewer tiles than compute units. On matrix units the work groups
+of a tile do that themselves."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from dataclasses import replace
 from lapilli.codegen import gpu
 from lapilli.codegen.gpu_tiles import Tiles
 from lapilli.codegen.template import Context, simple_task
-from lapilli.codegen.tiles import SimtTile
+from lapilli.codegen.tiles import MatrixTile, SimtTile
 from lapilli.codegen.wrapper import BatchMapping
 from lapilli.ir.axes import fresh_axes
 from lapilli.ir.dtype import DType
@@ -20,8 +21,13 @@ from lapilli.schedule.task import Task
 
 
 def in_parts(task: Task, ctx: Context) -> list[Task] | None:
-    """Two tasks for a product whose tile has several parts: its parts, and their sum with what follows it. None for others."""
+    """Two tasks for a product whose tile has several parts: its parts, and their sum with what follows it. One on matrix
+    units: the last work group of a tile puts its parts together. None for others.
+    """
     reduction, tiles = task.reduction, task.template
+    if isinstance(tiles, Tiles) and isinstance(tiles.tile, MatrixTile) and tiles.tile.parts > 1:
+        task.template = _joined(tiles, task, ctx)
+        return [task]
     if (
         reduction is None
         or not isinstance(tiles, Tiles)
@@ -41,6 +47,17 @@ def in_parts(task: Task, ctx: Context) -> list[Task] | None:
     part, row, column = step.reduction.axes
     step.template = replace(divided, tile=tiles.tile, mapping=BatchMapping([part], [row], column, 1))
     return [step, _sum(task, reduction, parts, count)]
+
+
+def _joined(tiles: Tiles, task: Task, ctx: Context) -> Tiles:
+    """With memory for the parts, and a counter for each tile."""
+    t, count = tiles.tile, tiles.tile_count.value
+    assert isinstance(t, MatrixTile) and count is not None
+    shape = (as_int(count * t.parts), as_int(t.bm), as_int(t.bn))
+    parts = Node(shape, DType.float32, f"{task.out.name}_parts", task.out.origin)
+    ctx.dense(parts)
+    counter = ctx.counters.take(count)
+    return replace(tiles, joined=parts, counters=ctx.counters.node, counter=counter)
 
 
 def _divided(v: MatmulView, count: int) -> MatmulView:

@@ -11,7 +11,7 @@ from lapilli.target import MATRIX_SUBGROUP, Target
 @dataclass(frozen=True)
 class MatrixTile:
     """Work-group tile bm x bn, chunks of bk, subgroup tile wm x wn, sk subgroups that share a chunk along k, ep bands of
-    accumulators staged at once.
+    accumulators staged at once; parts: work groups that share the sum of a tile.
     """
 
     bm: int
@@ -22,10 +22,12 @@ class MatrixTile:
     sk: int
     ep: int
     swizzle: bool = False
+    parts: int = 1
 
     def __str__(self) -> str:
         split = f" of {self.wm}x{self.wn}" + (f" by {self.sk}" if self.sk > 1 else "")
-        return f"{self.bm}x{self.bn}x{self.bk}{split}{', in bands' if self.swizzle else ''}"
+        parts = f", sum in {self.parts} parts" if self.parts > 1 else ""
+        return f"{self.bm}x{self.bn}x{self.bk}{split}{', in bands' if self.swizzle else ''}{parts}"
 
     @property
     def invocations(self) -> int:
@@ -40,7 +42,7 @@ class MatrixTile:
         )
         operands = sum(lines * (line // 8 + 1) for lines, line in (rows, columns))
         staged = self.invocations // MATRIX_SUBGROUP * self.ep * 16 * (self.wn // 4 + 1)
-        return 16 * max(operands, staged)
+        return 16 * max(operands, staged) + (4 if self.parts > 1 else 0)
 
 
 _MENU = tuple(
@@ -51,6 +53,10 @@ _MENU = tuple(
         (16, 32, 256, 16, 32, 8, 1), (16, 16, 256, 16, 16, 8, 1), (64, 64, 128, 32, 32, 2, 2), (16, 32, 64, 16, 16, 2, 1),
     )
 )  # fmt: skip
+_WIDE, _SLOWER = MatrixTile(64, 96, 96, 32, 32, 1, 2), 1.25
+"""For products alone, and what it takes longer than the model says."""
+_DIVIDED = MatrixTile(64, 64, 128, 32, 32, 2, 2)
+"""Whose sums work groups may share: the best of seven tiles in 2 to 4 parts, and the one that the model is right for."""
 _LARGE = (MatrixTile(128, 256, 32, 64, 64, 1, 1, True), MatrixTile(128, 128, 64, 64, 32, 1, 1, True))
 _DECODING = MatrixTile(128, 128, 64, 64, 64, 2, 1, True)
 """The best of sixteen for 512 and 2,048 rows and codes of 4 bits, wherever most compute units have one."""
@@ -118,9 +124,12 @@ def matrix_tile(
 
 
 def matrix_tiles(
-    batch: int, m: int, n: int, k: int, target: Target, convolution: bool, turned: tuple[bool, bool] = (False, False)
-) -> list[MatrixTile]:
-    """All tiles that fit, the one that the model prefers first; arguments as for `matrix_tile`."""
+    batch: int, m: int, n: int, k: int, target: Target, convolution: bool, turned: tuple[bool, bool] = (False, False),
+    divisible: bool = False,
+) -> list[MatrixTile]:  # fmt: skip
+    """All tiles that fit, the one that the model prefers first; arguments as for `matrix_tile`. divisible: whether work groups may
+    share the sum of a tile.
+    """
 
     def fits(t: MatrixTile) -> bool:
         return t.shared(*turned) <= target.shared_memory and t.invocations <= target.invocations
@@ -137,9 +146,27 @@ def matrix_tiles(
     else:
         fitting = [r for r in _RATES_OF_LARGE if fits(r.tile)]
         large = [r.tile for r in sorted(fitting, key=lambda r: r.time(batch, m, n, k, target.compute_units, turned[1]))]
-    best = sorted((t for t in _MENU if fits(t) and t not in large), key=time)
+    menu = _MENU if convolution else (*_MENU, _WIDE)
+    best = sorted((t for t in menu if fits(t) and t not in large), key=time)
     others = sorted((t for t in (*_LARGE, *_OTHERS) if fits(t) and t not in large), key=time)
+    if divisible and best and not large:
+        divided = sorted(filter(fits, _divided_tiles(m, n, k)), key=time)
+        worth = [t for t in divided[:1] if time(t) < _WORTH_PARTS * time(best[0])]
+        best, others = [*worth, *best], [*others, *(t for t in divided if t not in worth)]
     return [*large, *best[:1], *(t for pair in zip_longest(best[1:], others) for t in pair if t is not None)]
+
+
+_MOST_PARTS = 4
+_JOIN, _SUM_OF_PART = 1.5, 1.95e-4
+"""Microseconds that the last work group of a tile takes to put its parts together, and for each sum of a part."""
+_WORTH_PARTS = 0.92
+"""With what part of the time a divided sum is worth it: in each run counters are set to zero first, for all products together."""
+
+
+def _divided_tiles(m: int, n: int, k: int) -> list[MatrixTile]:
+    """In parts of at least two chunks that take no more memory than the operands."""
+    counts = range(2, min(_MOST_PARTS, -(-k // _DIVIDED.bk) // 2) + 1)
+    return [replace(_DIVIDED, parts=p) for p in counts if 2 * p * m * n <= (m + n) * k]
 
 
 def for_codes(found: list[MatrixTile], batch: int, m: int, n: int, target: Target) -> list[MatrixTile]:
@@ -172,12 +199,15 @@ def first_layer_tiles(k: int) -> list[MatrixTile]:
 
 def matrix_time(t: MatrixTile, batch: int, m: int, n: int, k: int, units: int, convolution: bool) -> float:
     """The model's estimate, in microseconds."""
-    groups = _tiles(batch, m, n, t.bm, t.bn)
-    chunks = -(-k // t.bk)
+    groups = _tiles(batch, m, n, t.bm, t.bn) * t.parts
+    whole = -(-k // t.bk)
+    chunks = -(-whole // t.parts)
     rounds = -(-groups // units)
     area = t.bm * t.bn / 1024
     loads = (t.bm + t.bn) * t.bk * 2 / 1024
     time = 3.33 + 0.113 * chunks + 0.0187 * rounds * chunks * loads + 0.188 * rounds * area + 0.10 * rounds
+    time *= _SLOWER if t == _WIDE else 1
+    time += _JOIN + _SUM_OF_PART * t.parts * t.bm * t.bn if t.parts > 1 else 0
     return time + (1.04 - 0.017 * chunks if convolution else 0)
 
 

@@ -251,6 +251,24 @@ def source(w: Wrapper, name: str, node: Node, vector: bool) -> None:
     )
 
 
+def parts_source(w: Wrapper, parts: Node | None, counters: Node | None, first: int) -> str:
+    """struct J, of results in parts (kernels/parts.slang), which lie in `parts`, by fours, and are counted from byte `first` of
+    `counters` on. Returns the name of the type, which without parts is that of none.
+    """
+    if parts is None or counters is None:
+        return "NoParts"
+    memory = w.kernel.bind(parts, "float4", written=True, coherent=True)
+    counted = w.kernel.bind(counters, "uint", written=True, coherent=True, start=first)
+    w.structs.append(
+        "struct J : IParts\n{\n"
+        f"    static void store(uint i, float4 v) {{ {memory}[i] = v; }}\n"
+        f"    static float4 load(uint i) {{ return {memory}[i]; }}\n"
+        "    static uint arrive(uint result)\n    {\n        uint before;\n"
+        f"        InterlockedAdd({counted}[result], 1u, before);\n        return before;\n    }}\n}};\n"
+    )
+    return "J"
+
+
 def scalar_load(w: Wrapper, node: Node, index: str) -> str:
     """One element of a buffer as a float, or an integer's bits, at an offset given as text."""
     i = Var("i", as_int(1 << 30))
