@@ -287,22 +287,60 @@ def _named(*variables: Var) -> dict[Atom, str]:
 
 
 def _line4(kernel: KernelBuilder, m: Coded) -> str:
-    step, part = Var("step", as_int(max(m.per_line, 1))), Var("part", as_int(LANES if m.by_columns else m.parts))
+    """line4 and block4."""
+    line, step, part = "uint line", "uint step", "uint part"
     with _literal_sizes(kernel):
-        if m.by_columns:
-            line = Var("line", ceildiv(m.column.extent, LANES))
-            step = Var("step", ceildiv(m.inner.extent, LANES))
-            word = _word_of_columns(kernel, m)
-            inner: Int = _below(of(step) * LANES + of(part), m.inner.extent)
-            text = _decoded(kernel, m, word, _named(line, step, part), inner, line)
-        else:
-            line = Var("line", m.column.extent)
-            shift = f" >> (part * {LANES * m.bits})" if m.parts > 1 else ""
-            word = f"{_lines_word(kernel, m, f'line * {m.per_line} + step')}{shift}"
-            text = _decoded(
-                kernel, m, word, _named(line, step, part), of(step) * (m.parts * LANES) + of(part) * LANES, line
-            )
-    return f"    static float4 line4(uint i, uint line, uint step, uint part)\n    {{\n{text}    }}\n"
+        one, other = (_columns4 if m.by_columns else _lines4)(kernel, m)
+    return (
+        f"    static float4 line4(uint i, {line}, {step}, {part})\n    {{\n{one}    }}\n"
+        f"    static float4 block4(uint i, {line}, uint block, {step}, {part})\n    {{\n{other}    }}\n"
+    )
+
+
+def _lines4(kernel: KernelBuilder, m: Coded) -> tuple[str, str]:
+    line, step, part = (
+        Var("line", m.column.extent),
+        Var("step", as_int(max(m.per_line, 1))),
+        Var("part", as_int(m.parts)),
+    )
+    shift = f" >> (part * {LANES * m.bits})" if m.parts > 1 else ""
+    word = f"{_lines_word(kernel, m, f'line * {m.per_line} + step')}{shift}"
+    inner = of(step) * (m.parts * LANES) + of(part) * LANES
+    text = _decoded(kernel, m, word, _named(line, step, part), inner, line)
+    return text, f"        return line4(i, line, block * {block_of(m)} + step, part);\n"
+
+
+def _columns4(kernel: KernelBuilder, m: Coded) -> tuple[str, str]:
+    size, first = block_of(m), f"line * {m.per_line // _TEXEL}"
+    line, part = Var("line", ceildiv(m.column.extent, LANES)), Var("part", as_int(LANES))
+    step = Var("step", ceildiv(m.inner.extent, LANES))
+    inner = _below(of(step) * LANES + of(part), m.inner.extent)
+    word = _word_of_columns(kernel, m, f"{first} + step / {m.parts}", "step")
+    one = _decoded(kernel, m, word, _named(line, step, part), inner, line)
+    block, step = Var("block", ceildiv(m.inner.extent, LANES * size)), Var("step", as_int(size))
+    inner = _below(of(block) * (LANES * size) + of(step) * LANES + of(part), m.inner.extent)
+    if size % m.parts == 0:
+        word = _word_of_columns(kernel, m, f"{first} + block * {size // m.parts} + step / {m.parts}", "step")
+    else:
+        word = _word_of_columns(kernel, m, f"{first} + (block * {size} + step) / {m.parts}", f"(block * {size} + step)")
+    return one, _decoded(kernel, m, word, _named(line, block, step, part), inner, line)
+
+
+_BLOCK = 8
+"""Steps of a block at most: 32 elements share a scale in most formats."""
+
+
+def block_of(node: Node) -> int:
+    """How many steps of four elements along K a block of `block4` has: as many as share what they are decoded with, up to _BLOCK.
+    They divide K, and are even if they can be. 1 of numbers.
+    """
+    if not isinstance(node, Coded) or not node.by_columns:
+        return 1
+    inside, k = set(loads(node.code)), node.inner.extent
+    sizes = [_block(ld, node.inner) or 1 for ld in loads(node.value) if ld not in inside and reads_any(ld, node.inner)]
+    least = 2 if k % (2 * LANES) == 0 else 1
+    fitting = (s for s in range(_BLOCK, least, -1) if s % least == 0 and s % node.parts == 0 and k % (s * LANES) == 0)
+    return next((s for s in fitting if all(size % (s * LANES) == 0 for size in sizes)), least)
 
 
 def _coded_lines(kernel: KernelBuilder, m: Coded, words: int) -> str:
@@ -472,12 +510,11 @@ def _lines_word(kernel: KernelBuilder, m: Coded, at: str, words: int = 1) -> str
     return f"({text if words > 1 else f'uint({text})'}{flipped})"
 
 
-def _word_of_columns(kernel: KernelBuilder, m: Coded) -> str:
-    """The word with the codes of four columns at k = 4 * step + part. Texels have four words."""
-    per_texel = _TEXEL * m.parts  # values of k
-    texels = m.per_line // _TEXEL
-    at = f"line * {texels} + step / {per_texel // LANES}" if m.parts > 1 else f"line * {texels} + step"
-    which = f"(step % {m.parts} * {LANES // m.parts} + part / {m.parts})" if m.parts > 1 else "part"
+def _word_of_columns(kernel: KernelBuilder, m: Coded, at: str, step: str) -> str:
+    """The word with the codes of four columns for a part of a step. Texels have four words. at, step: the texts of which texel and
+    which step.
+    """
+    which = f"({step} % {m.parts} * {LANES // m.parts} + part / {m.parts})" if m.parts > 1 else "part"
     shift = f" >> (part % {m.parts} * {LANES * m.bits})" if m.parts > 1 else ""
     words = (
         f"asuint({kernel.bind(m.words, 'float4', texel=True)}[{at}])"

@@ -8,7 +8,7 @@ from itertools import chain
 
 import numpy as np
 
-from lapilli.codegen.coded import columns_of_codes, in_memory, matrix_source
+from lapilli.codegen.coded import block_of, columns_of_codes, in_memory, matrix_source
 from lapilli.codegen.kernel import KernelSource, linear_groups
 from lapilli.codegen.packing import (
     as_words,
@@ -164,13 +164,14 @@ class CpuMatmul(KernelTemplate):
             mFast=int(_rows_first(self.m, self.x.strides[1]) != self.tile.turned),
         )  # fmt: skip
         n4, size, depth = ceildiv(self.n, 4), self.tile.invocations, _depth(self.k, ctx.target)
+        block = max(block_of(self.w), depth)
         if few and self.m.value is None:  # rows of open size: fewer than a block has, or many
             tm, tn = 4, self.tile.columns
             blocks = ceildiv(self.m, 4 * tm) * ceildiv(n4, tn // 4)
             groups, group = linear_groups(self.batch * maximum(blocks * 4, minimum(self.m, tm - 1) * n4), size)
             lane = f"uint({group}) * {size} + li"
             call = (
-                f"if (P.t.M < {tm}) matvec<X, W, E, 1, {depth}, {int(vec)}, {whole}>(P.t, {lane}, gid.x);\n"
+                f"if (P.t.M < {tm}) matvec<X, W, E, 1, {depth}, {block}, {int(vec)}, {whole}>(P.t, {lane}, gid.x);\n"
                 f"    else matmul<X, W, E, {tm}, {tn}, {depth}, {_stores(vec, self.n, tn)}, {whole}, {quads}>(P.t, {lane}, gid.x);"
             )
             written = w.finish(call, groups, (size, 1, 1), "matmul", "MatmulParams")
@@ -178,7 +179,7 @@ class CpuMatmul(KernelTemplate):
         elif few:
             rows = self.m.value or 1
             groups, group = linear_groups(self.batch * n4, size)
-            call = f"matvec<X, W, E, {rows}, {depth}, {int(vec)}, {whole}>(P.t, uint({group}) * {size} + li, gid.x);"
+            call = f"matvec<X, W, E, {rows}, {depth}, {block}, {int(vec)}, {whole}>(P.t, uint({group}) * {size} + li, gid.x);"
             written = w.finish(call, groups, (size, 1, 1), "matvec", "MatmulParams")
         else:
             tm, tn = self.tile.rows, self.tile.columns
@@ -203,6 +204,7 @@ _WORTH_COMPILING = 1 << 22
 """Multiplications from which on the fastest tile pays: the driver takes 60 ms longer to compile it, a run a quarter less."""
 _FASTEST = Tile(4, 16, 16)
 _BLOCK = 4 * _FASTEST.rows  # rows of a quad
+_LINE = 16  # invocations of a work group for a row: 576 columns of 64 are three work groups, of which two cores do two at a time
 
 
 def _tile(m: Int, n: Int, multiplications: Int, least_rows: int, target: Target) -> Tile:
@@ -212,6 +214,8 @@ def _tile(m: Int, n: Int, multiplications: Int, least_rows: int, target: Target)
     is_long = m.value is None or m.value >= _BLOCK
     rows = 4 if (m.bounds[0] or 1) >= (4 if m.value is None else least_rows) else 1
     count = estimate(n)
+    if target.texel and m.value is not None and m.value < 4:
+        return Tile(rows, 8 if count > 4 else 4, _LINE)
     worth = target.texel and is_long and estimate(multiplications) >= _WORTH_COMPILING
     if worth and _fits(count, _FASTEST.columns):
         return replace(_FASTEST, rows=rows)

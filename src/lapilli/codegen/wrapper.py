@@ -247,6 +247,7 @@ def source(w: Wrapper, name: str, node: Node, vector: bool) -> None:
     w.structs.append(
         f"struct {name} : ISource, ILine4\n{{\n    static float4 load4(uint i) {{ return {four}; }}\n"
         f"    static float4 line4(uint i, uint line, uint step, uint part) {{ return load4(i); }}\n"
+        f"    static float4 block4(uint i, uint line, uint block, uint step, uint part) {{ return load4(i); }}\n"
         f"    static float load(uint i) {{ return {one}; }}\n}};\n"
     )
 
