@@ -94,10 +94,10 @@ def _contraction(task: Task, ctx: Context, kernels: Kernels) -> list[Task]:
     if task.out.dtype is DType.code:
         with suppress(NotVectorizable):
             _choose(task, ctx, kernels)
-            parts = split_k.in_parts(task, ctx)
-            if parts is None and task.template is not None:
+            made = split_k.in_parts(task, ctx) or [task]
+            if made[0] is task and task.template is not None:
                 kernels.of(task)
-            return parts or [task]
+            return made
         task = replace(task, template=None)
     wide, copy = _in_words(task, ctx)
     _choose(wide, ctx, kernels)
