@@ -8,6 +8,7 @@ from typing import Any
 
 import as_gpu
 import pytest
+import random_sums
 import torch
 from agreement import Function
 from torch import Tensor
@@ -134,6 +135,12 @@ def test_infinities_in_a_shared_sum(monkeypatch: pytest.MonkeyPatch) -> None:
         found = program(x, w)
     exact = (x.double() @ w.double().t()).half()
     torch.testing.assert_close(found, exact, rtol=2e-3, atol=0.05, equal_nan=True)
+
+
+@pytest.mark.part(8)
+@pytest.mark.parametrize("seed", range(40))
+def test_random_sums(seed: int) -> None:
+    random_sums.check(seed, "gpu-fp16-matrix")
 
 
 def test_when_work_groups_share_a_sum() -> None:

@@ -1,0 +1,134 @@
+"""Random products on matrix units whose sums work groups share: sizes, layouts, numbers of parts, what follows, infinities. Who is
+the last to finish must not show, and a run begins to count at zero.
+
+    python tests/support/random_sums.py [--seconds 60] [--seed 0] [--plan gpu-fp16-matrix] [--gpu-plans]
+
+An upper bound of the error is carried through what follows, beside the value in float64.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import random_cases
+import torch
+from torch import Tensor, nn
+
+import lapilli
+from lapilli.codegen import gpu, tiles
+
+_TILES = (
+    (32, 32, 64, 16, 16, 1, 1),
+    (32, 32, 32, 16, 16, 1, 1),
+    (16, 32, 64, 16, 16, 2, 1),
+    (32, 64, 64, 32, 32, 1, 2),
+)
+_RUNS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """left, right: whether the operand lies across the sum. after: operations on the product; second: whether another product reads
+    the result. strange: where the left operand is infinite or NaN.
+    """
+
+    tile: tiles.MatrixTile
+    m: int
+    n: int
+    k: int
+    left: bool
+    right: bool
+    after: tuple[str, ...]
+    second: bool
+    strange: tuple[tuple[int, int, float], ...]
+
+
+def case(seed: int) -> Case:
+    r = random.Random(seed)
+    tile = replace(tiles.MatrixTile(*r.choice(_TILES)), parts=r.choice((2, 2, 3, 4, 7)))
+    left, right = r.random() < 0.2, r.random() < 0.3
+    m = 8 * r.randint(1, 12) if left else r.choice((1, 15, 16, 17, 33, 64, 97))
+    k = r.choice((24, 64, 120, 200, 256, 328, 512, 1000)) + (r.randrange(8) if left and not right else 0)
+    after = tuple(r.choice(("bias", "residual", "relu", "twice", "columns")) for _ in range(r.randint(0, 3)))
+    strange = tuple(
+        (r.randrange(m), r.randrange(k), r.choice((float("inf"), float("-inf"), float("nan"))))
+        for _ in range(r.choice((0, 0, 1, 3)))
+    )
+    return Case(tile, m, 8 * r.randint(1, 14), k, left, right, after, r.random() < 0.3, strange)
+
+
+class Sums(nn.Module):
+    def __init__(self, given: Case) -> None:
+        super().__init__()
+        self.given = given
+        n, k = given.n, given.k
+        self.w = nn.Buffer(torch.randn((k, n) if given.right else (n, k)).half())
+        self.bias, self.residual = nn.Buffer(torch.randn(n).half()), nn.Buffer(torch.randn(given.m, n).half())
+        self.v = nn.Buffer((torch.randn(n, n) / n**0.5).half())
+
+    def product(self, x: Tensor, w: Tensor) -> Tensor:
+        return (x.t() if self.given.left else x) @ (w if self.given.right else w.t())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.product(x, self.w)
+        for name in self.given.after:
+            if name == "bias":
+                y = y + self.bias
+            elif name == "residual":
+                y = y + self.residual
+            elif name == "relu":
+                y = y.relu()
+            elif name == "twice":
+                y = y * 2
+            else:
+                y = y * self.bias[:, None].t()
+        return (y, y @ self.v.t()) if self.given.second else (y,)
+
+
+def _force(tile: tiles.MatrixTile, patch: pytest.MonkeyPatch) -> None:
+    """Every product whose sum may be shared is divided so, however small it is."""
+    found = tiles.matrix_tiles
+
+    def matrix_tiles(*args: Any) -> list[tiles.MatrixTile]:
+        return [tile, *found(*args)] if args[-1] is True else found(*args)
+
+    patch.setattr(tiles, "matrix_tiles", matrix_tiles)
+    patch.setattr(gpu, "WORTH_PACKING", 0)
+
+
+def check(seed: int, plan: str) -> list[str]:
+    """Compares a case with torch in float64, and runs with each other; the name of its kernel. Raises AssertionError."""
+    given = case(seed)
+    torch.manual_seed(seed)
+    model = Sums(given)
+    x = (torch.randn((given.k, given.m) if given.left else (given.m, given.k)) / given.k**0.5).half()
+    for row, column, value in given.strange:
+        x[(column, row) if given.left else (row, column)] = value
+    with pytest.MonkeyPatch.context() as patch:
+        _force(given.tile, patch)
+        program = lapilli.compile(model, (x,), target=plan, fallback="error")
+    with program:
+        runs = [program(x) for _ in range(_RUNS)]
+        chosen = next(p for p in program.description.methods[0].plans if p.name == program.plan)
+        names = [d.kernel for d in chosen.run if int(str(d.groups[2])) == given.tile.parts]
+    for run in runs:
+        for a, b in zip(run, runs[0], strict=True):
+            assert torch.equal(a.nan_to_num(), b.nan_to_num()), f"{given}: runs differ"
+    with torch.no_grad():
+        wanted = model.double()(x.double())
+    # Sums of numbers whose squares add up to about n, kept in float32; results, and what a second product reads, are halves.
+    for got, exact in zip(runs[0], wanted, strict=True):
+        size = float(exact[exact.isfinite()].abs().max()) if bool(exact.isfinite().any()) else 1.0
+        torch.testing.assert_close(
+            got.double(), exact.half().double(), rtol=2**-9, atol=2**-9 * size, equal_nan=True,
+            msg=lambda found: f"{given}: {found}",
+        )  # fmt: skip
+    assert names, f"{given}: no product is divided"
+    return names
+
+
+if __name__ == "__main__":
+    random_cases.main(__doc__, "sums", ("gpu-fp16-matrix",), check)
